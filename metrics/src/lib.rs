@@ -1,0 +1,1 @@
+//! One typed handle for each metric of a Shoal peer.

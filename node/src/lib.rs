@@ -1,0 +1,1 @@
+//! The Shoal process: command line, configuration and the driver loop.

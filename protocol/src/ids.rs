@@ -1,0 +1,393 @@
+//! Names of things: peers and their lives, runs, stages, steps, microbatches.
+//!
+//! Every id is a newtype, so that a step is never taken for a microbatch, and every id is ordered,
+//! so that collections of them have one iteration order on every machine.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+macro_rules! counter {
+    ($(#[$meta:meta])* $name:ident($inner:ty)) => {
+        $(#[$meta])*
+        #[derive(
+            Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize,
+            Deserialize, bincode::Encode, bincode::Decode,
+        )]
+        #[serde(transparent)]
+        pub struct $name(pub $inner);
+
+        impl $name {
+            /// The one after this.
+            ///
+            /// # Panics
+            /// When the counter is exhausted, which no run can reach.
+            #[must_use]
+            pub fn next(self) -> Self {
+                Self(self.0.checked_add(1).expect("counter exhausted"))
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    };
+}
+
+counter! {
+    /// One life of a peer in a run: every process start and every rejoin takes a higher one.
+    Incarnation(u64)
+}
+counter! {
+    /// Grows with each rewind of the run to a checkpoint.
+    Era(u32)
+}
+counter! {
+    /// A coordinator's term of office.
+    Term(u64)
+}
+counter! {
+    /// One optimizer update. Step `s` reads version `s` of the weights and makes version `s + 1`.
+    Step(u64)
+}
+counter! {
+    /// A contiguous range of layers, counted from the embedding.
+    Stage(u16)
+}
+counter! {
+    /// Position of a microbatch within its step. Those at and above the step's count of training
+    /// microbatches are held-out ones, which are evaluated and train nothing.
+    Microbatch(u32)
+}
+counter! {
+    /// One try at a step's all-reduce of one stage.
+    Attempt(u32)
+}
+counter! {
+    /// Number of a grant within a coordinator's term.
+    GrantNumber(u64)
+}
+
+/// A network identity: the ed25519 public key whose holder proved it during the handshake.
+#[derive(
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    bincode::Encode,
+    bincode::Decode,
+)]
+#[serde(try_from = "String", into = "String")]
+pub struct PeerId(pub [u8; 32]);
+
+/// The identity multihash of a protobuf-encoded ed25519 key, up to the key itself
+/// (libp2p's peer id specification).
+const PEER_ID_PREFIX: [u8; 6] = [0x00, 0x24, 0x08, 0x01, 0x12, 0x20];
+
+impl PeerId {
+    /// The bytes that libp2p calls a peer id.
+    #[must_use]
+    pub fn to_multihash(self) -> Vec<u8> {
+        [PEER_ID_PREFIX.as_slice(), &self.0].concat()
+    }
+
+    /// Reads libp2p's bytes; only ed25519 identities exist in a swarm.
+    ///
+    /// # Errors
+    /// When the bytes are not the identity multihash of an ed25519 key.
+    pub fn from_multihash(bytes: &[u8]) -> Result<Self, ParseIdError> {
+        bytes
+            .strip_prefix(&PEER_ID_PREFIX)
+            .and_then(|key| key.try_into().ok())
+            .map(Self)
+            .ok_or(ParseIdError::Peer)
+    }
+
+    /// The last six characters: enough to tell peers apart in a log line.
+    #[must_use]
+    pub fn short(&self) -> String {
+        let text = self.to_string();
+        text[text.len() - 6..].to_owned()
+    }
+}
+
+impl fmt::Display for PeerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&bs58::encode(self.to_multihash()).into_string())
+    }
+}
+
+impl fmt::Debug for PeerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PeerId(..{})", self.short())
+    }
+}
+
+impl FromStr for PeerId {
+    type Err = ParseIdError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        // A peer id has 52 characters; the cap keeps a long line from being decoded.
+        if text.len() > 64 {
+            return Err(ParseIdError::Peer);
+        }
+        let bytes = bs58::decode(text).into_vec().map_err(|_| ParseIdError::Peer)?;
+        Self::from_multihash(&bytes)
+    }
+}
+
+impl TryFrom<String> for PeerId {
+    type Error = ParseIdError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<PeerId> for String {
+    fn from(id: PeerId) -> Self {
+        id.to_string()
+    }
+}
+
+/// A BLAKE3 hash: of a file, a piece of weights, a manifest.
+#[derive(
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    bincode::Encode,
+    bincode::Decode,
+)]
+#[serde(try_from = "String", into = "String")]
+pub struct ContentHash(pub [u8; 32]);
+
+impl ContentHash {
+    /// Hash of these bytes.
+    #[must_use]
+    pub fn of(bytes: &[u8]) -> Self {
+        Self(*blake3::hash(bytes).as_bytes())
+    }
+}
+
+impl From<blake3::Hash> for ContentHash {
+    fn from(hash: blake3::Hash) -> Self {
+        Self(*hash.as_bytes())
+    }
+}
+
+impl fmt::Display for ContentHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(blake3::Hash::from_bytes(self.0).to_hex().as_str())
+    }
+}
+
+impl fmt::Debug for ContentHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ContentHash({:.8}..)", self.to_string())
+    }
+}
+
+impl FromStr for ContentHash {
+    type Err = ParseIdError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        blake3::Hash::from_hex(text).map(Self::from).map_err(|_| ParseIdError::Hash)
+    }
+}
+
+impl TryFrom<String> for ContentHash {
+    type Error = ParseIdError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<ContentHash> for String {
+    fn from(hash: ContentHash) -> Self {
+        hash.to_string()
+    }
+}
+
+/// Name of a run: the hash of its manifest.
+pub type RunId = ContentHash;
+
+/// An id that is not one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ParseIdError {
+    /// Not base58, or not an ed25519 identity.
+    #[error("not a peer id: it must be 52 characters starting with 12D3KooW")]
+    Peer,
+    /// Not 64 hexadecimal digits.
+    #[error("not a hash: it must be 64 hexadecimal digits")]
+    Hash,
+}
+
+/// One life of a peer in a run.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    bincode::Encode,
+    bincode::Decode,
+)]
+pub struct Member {
+    /// Who.
+    pub peer: PeerId,
+    /// In which life.
+    pub incarnation: Incarnation,
+}
+
+impl fmt::Display for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}#{}", self.peer.short(), self.incarnation)
+    }
+}
+
+/// What is counted exactly once: the work of one stage on one microbatch of one step.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    bincode::Encode,
+    bincode::Decode,
+)]
+pub struct ClaimKey {
+    /// The optimizer update it belongs to.
+    pub step: Step,
+    /// The layers that work on it.
+    pub stage: Stage,
+    /// The samples.
+    pub microbatch: Microbatch,
+}
+
+impl ClaimKey {
+    /// The same microbatch one stage further on.
+    #[must_use]
+    pub fn downstream(self) -> Self {
+        Self { stage: self.stage.next(), ..self }
+    }
+
+    /// The same microbatch one stage back; none before the first stage.
+    #[must_use]
+    pub fn upstream(self) -> Option<Self> {
+        Some(Self { stage: Stage(self.stage.0.checked_sub(1)?), ..self })
+    }
+}
+
+impl fmt::Display for ClaimKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "step {} stage {} microbatch {}", self.step, self.stage, self.microbatch)
+    }
+}
+
+/// The contiguous stages that one peer hosts, `first..=last`.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    bincode::Encode,
+    bincode::Decode,
+)]
+pub struct StageSpan {
+    /// The first stage hosted.
+    pub first: Stage,
+    /// The last stage hosted.
+    pub last: Stage,
+}
+
+impl StageSpan {
+    /// A span of one stage.
+    #[must_use]
+    pub fn one(stage: Stage) -> Self {
+        Self { first: stage, last: stage }
+    }
+
+    /// A span of every stage of a run with `stages` of them.
+    #[must_use]
+    pub fn all(stages: u16) -> Self {
+        Self { first: Stage(0), last: Stage(stages.saturating_sub(1)) }
+    }
+
+    /// Whether the span hosts this stage.
+    #[must_use]
+    pub fn contains(self, stage: Stage) -> bool {
+        (self.first..=self.last).contains(&stage)
+    }
+
+    /// The hosted stages in order.
+    pub fn stages(self) -> impl Iterator<Item = Stage> {
+        (self.first.0..=self.last.0).map(Stage)
+    }
+}
+
+impl fmt::Display for StageSpan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.first == self.last {
+            write!(f, "{}", self.first)
+        } else {
+            write!(f, "{}-{}", self.first, self.last)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn peer_id_reads_what_it_prints() {
+        let id = PeerId([7; 32]);
+        let text = id.to_string();
+        assert!(text.starts_with("12D3KooW"), "{text}");
+        assert_eq!(text.parse(), Ok(id));
+    }
+
+    #[test]
+    fn foreign_ids_are_refused() {
+        for text in ["", "0", "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N", &"1".repeat(1000)] {
+            assert_eq!(text.parse::<PeerId>(), Err(ParseIdError::Peer));
+        }
+    }
+
+    #[test]
+    fn the_first_stage_has_nothing_upstream() {
+        let key = ClaimKey { step: Step(3), stage: Stage(0), microbatch: Microbatch(1) };
+        assert_eq!(key.upstream(), None);
+        assert_eq!(key.downstream().upstream(), Some(key));
+    }
+}

@@ -1,0 +1,50 @@
+//! The caps. Whatever a peer or a file says, nothing larger is allocated for it.
+
+use std::time::Duration;
+
+use crate::units::Bytes;
+
+/// Version of everything that peers say to each other; peers of different versions do not talk.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+/// One encoded control message.
+pub const CONTROL_MESSAGE: Bytes = Bytes(256 << 10);
+
+/// One tensor on the wire, header not counted. Larger ones travel in pieces.
+pub const TENSOR: Bytes = Bytes::mebi(256);
+
+/// What one peer may have on the way to another before sending waits.
+pub const SEND_QUEUE: Bytes = Bytes::mebi(64);
+
+/// Control messages waiting for one peer before the connection counts as stuck and is closed.
+pub const CONTROL_QUEUE: usize = 4096;
+
+/// Dimensions of a tensor on the wire.
+pub const TENSOR_RANK: usize = 4;
+
+/// Microbatches of one step, held-out ones included.
+pub const MICROBATCHES: u32 = 1 << 16;
+
+/// Stages of one run.
+pub const STAGES: u16 = 1024;
+
+/// Members of one run.
+pub const MEMBERS: usize = 1024;
+
+/// A run's manifest as TOML or on the wire.
+pub const MANIFEST: Bytes = Bytes(64 << 10);
+
+/// Elements of one piece of an all-reduce: 8 MiB of sums.
+pub const ROUND_PIECE_ELEMENTS: usize = 1 << 20;
+
+/// One piece of a file fetched by its hash.
+pub const BLOB_PIECE: Bytes = Bytes::mebi(1);
+
+/// One file fetched by its hash.
+pub const BLOB: Bytes = Bytes::mebi(64 << 10);
+
+/// Reaching a peer and agreeing on version and run.
+pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A connection that stays silent for this long is broken; keep-alives go out three times as often.
+pub const CONNECTION_TIMEOUT: Duration = Duration::from_secs(15);

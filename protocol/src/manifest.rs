@@ -1,0 +1,539 @@
+//! What a run is: everything that decides the bits of the model, and nothing else.
+//!
+//! Two peers train together only when their manifests have the same hash; that hash names the run.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{ContentHash, RunId, Stage};
+use crate::limits;
+use crate::wire;
+
+/// One training job.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, bincode::Encode, bincode::Decode)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// Shape of the transformer.
+    pub model: Model,
+    /// How it is cut, fed and computed.
+    pub training: Training,
+    /// How weight gradients become weights.
+    pub optimizer: Optimizer,
+    /// How often the held-out text is looked at.
+    pub evaluation: Evaluation,
+    /// How often the state is saved.
+    pub checkpoint: Checkpoint,
+    /// The tokens trained on.
+    pub tokens: Tokens,
+}
+
+/// A Llama-shaped decoder.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, bincode::Encode, bincode::Decode)]
+#[serde(deny_unknown_fields)]
+pub struct Model {
+    /// Different tokens.
+    pub vocabulary: u32,
+    /// Width of the residual stream.
+    pub hidden: u32,
+    /// Decoder layers.
+    pub layers: u32,
+    /// Query heads; they divide `hidden` into even parts.
+    pub heads: u32,
+    /// Key and value heads; they divide `heads`.
+    pub key_value_heads: u32,
+    /// Width inside the feed-forward block.
+    pub intermediate: u32,
+    /// Tokens of one sample.
+    pub context: u32,
+    /// Base of the rotary embedding's wavelengths.
+    pub rope_theta: f64,
+    /// Added to the mean square before its root.
+    pub norm_epsilon: f64,
+    /// Standard deviation of the initial weights.
+    pub initializer_range: f64,
+}
+
+/// Kind of number that the forward and backward passes compute in. Weights are f32 in any case.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, bincode::Encode, bincode::Decode,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Dtype {
+    /// 32-bit IEEE.
+    F32,
+    /// 16-bit with the exponent of f32.
+    Bf16,
+}
+
+impl Dtype {
+    /// Bytes of one element.
+    #[must_use]
+    pub const fn size(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 => 2,
+        }
+    }
+}
+
+/// How a run is cut, fed and computed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, bincode::Encode, bincode::Decode)]
+#[serde(deny_unknown_fields)]
+pub struct Training {
+    /// Decides initial weights and the order of samples.
+    pub seed: u64,
+    /// Optimizer updates in the run; with 0 it only writes the initial checkpoint.
+    pub steps: u64,
+    /// Pipeline stages; at most one per layer.
+    pub stages: u16,
+    /// Microbatches of one step.
+    pub microbatches: u32,
+    /// Samples of one microbatch.
+    pub microbatch_size: u32,
+    /// What passes are computed in.
+    pub dtype: Dtype,
+    /// What activations and their gradients are rounded to at every stage boundary.
+    pub boundary: Dtype,
+    /// Drop a forward pass's graph and run it again before the backward pass.
+    pub recompute: bool,
+    /// Weight gradients are rounded to multiples of 2^-gradient_fraction_bits.
+    pub gradient_fraction_bits: u8,
+}
+
+/// AdamW with decoupled decay, linear warm-up and a cosine schedule.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, bincode::Encode, bincode::Decode)]
+#[serde(deny_unknown_fields)]
+pub struct Optimizer {
+    /// Learning rate after the warm-up.
+    pub learning_rate: f64,
+    /// Learning rate at the last step.
+    pub final_learning_rate: f64,
+    /// Steps of linear warm-up.
+    pub warmup_steps: u64,
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub epsilon: f64,
+    /// Decoupled weight decay; vectors (the norms' weights) have none.
+    pub weight_decay: f64,
+    /// The largest global gradient norm that is not scaled down; 0 clips nothing.
+    pub gradient_clip: f64,
+}
+
+/// How often the held-out text is looked at.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, bincode::Encode, bincode::Decode)]
+#[serde(deny_unknown_fields)]
+pub struct Evaluation {
+    /// Share of the text, from its end, that is never trained on.
+    pub held_out: f64,
+    /// Steps from one evaluation to the next; 0 evaluates never.
+    pub every: u64,
+    /// Held-out microbatches of one evaluation.
+    pub microbatches: u32,
+}
+
+/// How often the state is saved.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, bincode::Encode, bincode::Decode)]
+#[serde(deny_unknown_fields)]
+pub struct Checkpoint {
+    /// Commits from one checkpoint to the next; 0 saves only the end of the run.
+    pub every: u64,
+}
+
+/// The tokens trained on, by content.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, bincode::Encode, bincode::Decode)]
+#[serde(deny_unknown_fields)]
+pub struct Tokens {
+    /// Hash of the token file.
+    pub hash: ContentHash,
+    /// Tokens in it.
+    pub count: u64,
+    /// How each is stored, little-endian.
+    pub width: TokenWidth,
+    /// What made tokens of the text.
+    pub tokenizer: Tokenizer,
+}
+
+/// Bytes of one stored token.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, bincode::Encode, bincode::Decode,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum TokenWidth {
+    /// Vocabularies of up to 2^8.
+    U8,
+    /// Vocabularies of up to 2^16.
+    U16,
+    /// All others.
+    U32,
+}
+
+impl TokenWidth {
+    /// Bytes of one token.
+    #[must_use]
+    pub const fn size(self) -> usize {
+        match self {
+            Self::U8 => 1,
+            Self::U16 => 2,
+            Self::U32 => 4,
+        }
+    }
+}
+
+/// What made tokens of the text.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, bincode::Encode, bincode::Decode,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Tokenizer {
+    /// Token `b` is the byte `b`: a vocabulary of 256.
+    Bytes,
+}
+
+impl Tokenizer {
+    /// Different tokens it makes.
+    #[must_use]
+    pub const fn vocabulary(self) -> u32 {
+        match self {
+            Self::Bytes => 256,
+        }
+    }
+}
+
+/// A value that no run can have.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ManifestError {
+    /// A number outside its range.
+    #[error("{key} = {value} is out of range: it must be {range}")]
+    OutOfRange {
+        /// Where it stands, as `section.key`.
+        key: &'static str,
+        /// What was given.
+        value: String,
+        /// What would do.
+        range: String,
+    },
+    /// The model cannot be cut as asked.
+    #[error("training.stages = {stages} is more than model.layers = {layers}: a stage needs a layer")]
+    MoreStagesThanLayers {
+        /// Stages asked for.
+        stages: u16,
+        /// Layers there are.
+        layers: u32,
+    },
+    /// The text does not hold one sample to train on and, where asked for, one to evaluate.
+    #[error(
+        "the text has {count} tokens; training on samples of {context} needs at least {needed}: \
+         give more text, a smaller model.context or a smaller evaluation.held_out"
+    )]
+    TextTooShort {
+        /// Tokens in the text.
+        count: u64,
+        /// Tokens of a sample.
+        context: u32,
+        /// Tokens that would do.
+        needed: u64,
+    },
+    /// Not a manifest's encoding.
+    #[error("not a run manifest: {0}")]
+    Wire(#[from] wire::WireError),
+}
+
+impl Manifest {
+    /// Name of the run.
+    #[must_use]
+    pub fn run_id(&self) -> RunId {
+        let mut hasher = blake3::Hasher::new_derive_key("shoal run manifest v1");
+        hasher.update(&self.to_bytes());
+        hasher.finalize().into()
+    }
+
+    /// The encoding that is hashed and sent.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        wire::encode(self).expect("a manifest is far smaller than a control message")
+    }
+
+    /// Reads and checks what a peer sent.
+    ///
+    /// # Errors
+    /// When the bytes are no manifest, or one with values that no run can have.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, ManifestError> {
+        let manifest: Self = wire::decode(bytes)?;
+        manifest.check()?;
+        Ok(manifest)
+    }
+
+    /// The layers of a stage: equal shares, the first stages take what is left over (the last one
+    /// has the head).
+    ///
+    /// # Panics
+    /// When the run has no such stage.
+    #[must_use]
+    pub fn layers_of(&self, stage: Stage) -> Range<u32> {
+        let stages = u32::from(self.training.stages);
+        let index = u32::from(stage.0);
+        assert!(index < stages, "the run has no stage {stage}");
+        let start = |index: u32| (index * self.model.layers).div_ceil(stages);
+        start(index)..start(index + 1)
+    }
+
+    /// Every stage in order.
+    pub fn stages(&self) -> impl Iterator<Item = Stage> + use<> {
+        (0..self.training.stages).map(Stage)
+    }
+
+    /// The stage with norm, head and loss.
+    #[must_use]
+    pub fn last_stage(&self) -> Stage {
+        Stage(self.training.stages - 1)
+    }
+
+    /// Tokens that one step trains on.
+    #[must_use]
+    pub fn tokens_per_step(&self) -> u64 {
+        u64::from(self.training.microbatches)
+            * u64::from(self.training.microbatch_size)
+            * u64::from(self.model.context)
+    }
+
+    /// Whether step `step` also evaluates the held-out text.
+    #[must_use]
+    pub fn evaluates(&self, step: u64) -> bool {
+        self.evaluation.every > 0 && step.is_multiple_of(self.evaluation.every)
+    }
+
+    /// Microbatches of step `step`, held-out ones included; those come last.
+    #[must_use]
+    pub fn microbatches_of(&self, step: u64) -> u32 {
+        let held_out = if self.evaluates(step) { self.evaluation.microbatches } else { 0 };
+        self.training.microbatches + held_out
+    }
+
+    /// Tokens at the end of the text that are never trained on.
+    #[must_use]
+    pub fn held_out_tokens(&self) -> u64 {
+        if self.evaluation.every == 0 {
+            return 0;
+        }
+        (self.tokens.count as f64 * self.evaluation.held_out) as u64
+    }
+
+    /// Checks every value against its range.
+    ///
+    /// # Errors
+    /// The first value that no run can have.
+    pub fn check(&self) -> Result<(), ManifestError> {
+        self.check_model()?;
+        self.check_training()?;
+        self.check_optimizer()?;
+        self.check_evaluation()?;
+        self.check_tokens()
+    }
+
+    fn check_model(&self) -> Result<(), ManifestError> {
+        let model = &self.model;
+        within("model.vocabulary", model.vocabulary, 2..=1 << 20)?;
+        within("model.hidden", model.hidden, 2..=1 << 16)?;
+        within("model.layers", model.layers, 1..=1024)?;
+        within("model.heads", model.heads, 1..=1024)?;
+        within("model.key_value_heads", model.key_value_heads, 1..=model.heads)?;
+        within("model.intermediate", model.intermediate, 1..=1 << 18)?;
+        within("model.context", model.context, 1..=1 << 20)?;
+        within("model.rope_theta", model.rope_theta, 1.0..=1e12)?;
+        within("model.norm_epsilon", model.norm_epsilon, 1e-12..=1.0)?;
+        within("model.initializer_range", model.initializer_range, 1e-6..=1.0)?;
+        if !model.hidden.is_multiple_of(2 * model.heads) {
+            return Err(ManifestError::OutOfRange {
+                key: "model.heads",
+                value: model.heads.to_string(),
+                range: format!("such that hidden / heads is even (hidden = {})", model.hidden),
+            });
+        }
+        if !model.heads.is_multiple_of(model.key_value_heads) {
+            return Err(ManifestError::OutOfRange {
+                key: "model.key_value_heads",
+                value: model.key_value_heads.to_string(),
+                range: format!("a divisor of heads = {}", model.heads),
+            });
+        }
+        Ok(())
+    }
+
+    fn check_training(&self) -> Result<(), ManifestError> {
+        let training = &self.training;
+        within("training.steps", training.steps, 0..=1 << 40)?;
+        within("training.stages", training.stages, 1..=limits::STAGES)?;
+        within("training.microbatches", training.microbatches, 1..=limits::MICROBATCHES / 2)?;
+        within("training.microbatch_size", training.microbatch_size, 1..=1 << 16)?;
+        within("training.gradient_fraction_bits", training.gradient_fraction_bits, 16..=56)?;
+        if u32::from(training.stages) > self.model.layers {
+            return Err(ManifestError::MoreStagesThanLayers {
+                stages: training.stages,
+                layers: self.model.layers,
+            });
+        }
+        let activation = u64::from(training.microbatch_size)
+            * u64::from(self.model.context)
+            * u64::from(self.model.hidden)
+            * training.boundary.size() as u64;
+        within("bytes of one activation", activation, 1..=limits::TENSOR.0)
+    }
+
+    fn check_optimizer(&self) -> Result<(), ManifestError> {
+        let optimizer = &self.optimizer;
+        within("optimizer.learning_rate", optimizer.learning_rate, 0.0..=10.0)?;
+        within(
+            "optimizer.final_learning_rate",
+            optimizer.final_learning_rate,
+            0.0..=optimizer.learning_rate,
+        )?;
+        within("optimizer.warmup_steps", optimizer.warmup_steps, 0..=1 << 40)?;
+        within("optimizer.beta1", optimizer.beta1, 0.0..=0.999_999)?;
+        within("optimizer.beta2", optimizer.beta2, 0.0..=0.999_999_9)?;
+        within("optimizer.epsilon", optimizer.epsilon, 1e-20..=1.0)?;
+        within("optimizer.weight_decay", optimizer.weight_decay, 0.0..=10.0)?;
+        within("optimizer.gradient_clip", optimizer.gradient_clip, 0.0..=1e9)
+    }
+
+    fn check_evaluation(&self) -> Result<(), ManifestError> {
+        let evaluation = &self.evaluation;
+        within("evaluation.every", evaluation.every, 0..=1 << 40)?;
+        within("checkpoint.every", self.checkpoint.every, 0..=1 << 40)?;
+        if evaluation.every > 0 {
+            within("evaluation.held_out", evaluation.held_out, 1e-6..=0.9)?;
+            within("evaluation.microbatches", evaluation.microbatches, 1..=4096)?;
+        }
+        Ok(())
+    }
+
+    fn check_tokens(&self) -> Result<(), ManifestError> {
+        let vocabulary = self.tokens.tokenizer.vocabulary();
+        within("model.vocabulary", self.model.vocabulary, vocabulary..=1 << 20)?;
+        // A sample is context tokens and the token after the last.
+        let sample = u64::from(self.model.context) + 1;
+        let held_out = self.held_out_tokens();
+        let evaluable = self.evaluation.every == 0 || held_out >= sample;
+        if self.tokens.count - held_out < sample || !evaluable {
+            let share = if self.evaluation.every == 0 { 1.0 } else { self.evaluation.held_out };
+            let smaller = if self.evaluation.every == 0 { 1.0 } else { share.min(1.0 - share) };
+            return Err(ManifestError::TextTooShort {
+                count: self.tokens.count,
+                context: self.model.context,
+                needed: (sample as f64 / smaller).ceil() as u64,
+            });
+        }
+        Ok(())
+    }
+}
+
+fn within<T: PartialOrd + std::fmt::Display>(
+    key: &'static str,
+    value: T,
+    range: std::ops::RangeInclusive<T>,
+) -> Result<(), ManifestError> {
+    if range.contains(&value) {
+        return Ok(());
+    }
+    let range = format!("from {} to {}", range.start(), range.end());
+    Err(ManifestError::OutOfRange { key, value: value.to_string(), range })
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A small run for the tests of this crate.
+    pub(crate) fn small() -> Manifest {
+        Manifest {
+            model: Model {
+                vocabulary: 256,
+                hidden: 32,
+                layers: 5,
+                heads: 4,
+                key_value_heads: 2,
+                intermediate: 64,
+                context: 16,
+                rope_theta: 10_000.0,
+                norm_epsilon: 1e-5,
+                initializer_range: 0.02,
+            },
+            training: Training {
+                seed: 1,
+                steps: 10,
+                stages: 2,
+                microbatches: 8,
+                microbatch_size: 2,
+                dtype: Dtype::F32,
+                boundary: Dtype::F32,
+                recompute: false,
+                gradient_fraction_bits: 44,
+            },
+            optimizer: Optimizer {
+                learning_rate: 1e-3,
+                final_learning_rate: 1e-4,
+                warmup_steps: 2,
+                beta1: 0.9,
+                beta2: 0.95,
+                epsilon: 1e-8,
+                weight_decay: 0.1,
+                gradient_clip: 1.0,
+            },
+            evaluation: Evaluation { held_out: 0.1, every: 5, microbatches: 2 },
+            checkpoint: Checkpoint { every: 0 },
+            tokens: Tokens {
+                hash: ContentHash([0; 32]),
+                count: 1000,
+                width: TokenWidth::U8,
+                tokenizer: Tokenizer::Bytes,
+            },
+        }
+    }
+
+    #[test]
+    fn reads_what_it_writes_under_the_same_name() {
+        let manifest = small();
+        let read = Manifest::from_bytes(&manifest.to_bytes()).expect("valid");
+        assert_eq!(read, manifest);
+        assert_eq!(read.run_id(), manifest.run_id());
+    }
+
+    #[test]
+    fn every_value_is_part_of_the_name() {
+        let mut other = small();
+        other.optimizer.beta2 += 1e-9;
+        assert_ne!(other.run_id(), small().run_id());
+    }
+
+    #[test]
+    fn stages_share_all_layers_in_order() {
+        for (layers, stages) in [(5, 2), (8, 8), (7, 3), (1, 1), (64, 7)] {
+            let mut manifest = small();
+            manifest.model.layers = layers;
+            manifest.training.stages = stages;
+            let cut: Vec<u32> = manifest.stages().flat_map(|s| manifest.layers_of(s)).collect();
+            assert_eq!(cut, (0..layers).collect::<Vec<_>>());
+            assert!(manifest.stages().all(|s| !manifest.layers_of(s).is_empty()));
+        }
+    }
+
+    #[test]
+    fn impossible_values_name_their_key() {
+        let mut manifest = small();
+        manifest.training.stages = 6;
+        assert_eq!(
+            manifest.check(),
+            Err(ManifestError::MoreStagesThanLayers { stages: 6, layers: 5 })
+        );
+        let mut manifest = small();
+        manifest.optimizer.beta1 = f64::NAN;
+        let error = manifest.check().expect_err("not a number is in no range").to_string();
+        assert!(error.starts_with("optimizer.beta1 = NaN"), "{error}");
+        let mut manifest = small();
+        manifest.tokens.count = 16;
+        assert!(matches!(manifest.check(), Err(ManifestError::TextTooShort { .. })));
+    }
+}

@@ -1,0 +1,1 @@
+//! What a Shoal peer does next: pure decisions, and the simulator that drives them.

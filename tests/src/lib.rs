@@ -1,0 +1,1 @@
+//! Tests of whole Shoal swarms: real processes, real sockets.
