@@ -1,0 +1,469 @@
+//! What is said: control messages between peers and the coordinator, and the tags that say what a
+//! tensor on its way is.
+//!
+//! Every control message travels in an [`Envelope`] that names both ends' incarnations, the era and
+//! the term, so that a word from or to an earlier life is recognised. Nothing here assumes
+//! that it arrives once: each message states something that may be stated again.
+
+use std::net::SocketAddr;
+
+use crate::ids::{
+    Attempt, ClaimKey, ContentHash, Era, GrantNumber, Incarnation, Member, Microbatch, PeerId,
+    Stage, StageSpan, Step, Term,
+};
+use crate::units::Bytes;
+
+/// A control message and the lives it is between.
+#[derive(Debug, Clone, PartialEq, bincode::Encode, bincode::Decode)]
+pub struct Envelope {
+    /// The sender's life.
+    pub from: Incarnation,
+    /// The life that is meant.
+    pub to: Incarnation,
+    /// The era the sender is in.
+    pub era: Era,
+    /// The coordinator's term that the sender obeys.
+    pub term: Term,
+    /// What is said.
+    pub message: Message,
+}
+
+/// Everything said on a control stream.
+#[derive(Debug, Clone, PartialEq, bincode::Encode, bincode::Decode)]
+pub enum Message {
+    /// A member, or who wants to be one, to the coordinator.
+    ToCoordinator(ToCoordinator),
+    /// The coordinator to a member.
+    FromCoordinator(FromCoordinator),
+    /// A member to a member.
+    Between(Between),
+}
+
+/// Which stages a newcomer wants to host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub enum StageChoice {
+    /// The stage that lacks replicas most.
+    Auto,
+    /// This one.
+    One(Stage),
+    /// Every stage.
+    All,
+}
+
+/// The loss of one microbatch, or a sum of them, in units of 2^-32 nats per token: integers, so that
+/// a sum is the same in any order.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, bincode::Encode, bincode::Decode,
+)]
+pub struct FixedLoss(pub i64);
+
+impl FixedLoss {
+    const UNIT: f64 = (1u64 << 32) as f64;
+
+    /// Rounds a mean loss per token; saturates far outside of what a loss can be.
+    #[must_use]
+    pub fn from_nats(loss: f64) -> Self {
+        Self((loss * Self::UNIT).round_ties_even().clamp(-1e15, 1e15) as i64)
+    }
+
+    /// The mean of `count` losses that were summed into this one; zero of none.
+    #[must_use]
+    pub fn mean(self, count: u32) -> f64 {
+        if count == 0 { 0.0 } else { self.0 as f64 / Self::UNIT / f64::from(count) }
+    }
+}
+
+impl std::iter::Sum for FixedLoss {
+    /// # Panics
+    /// When the sum leaves the range, which 2^16 microbatches cannot do.
+    fn sum<I: Iterator<Item = Self>>(losses: I) -> Self {
+        Self(losses.fold(0i64, |sum, loss| sum.checked_add(loss.0).expect("losses are clamped")))
+    }
+}
+
+/// A member, or who wants to be one, to the coordinator.
+#[derive(Debug, Clone, PartialEq, bincode::Encode, bincode::Decode)]
+pub enum ToCoordinator {
+    /// Asks to be admitted.
+    Register {
+        /// The stages wanted.
+        choice: StageChoice,
+        /// Where the data plane of this peer listens.
+        addresses: Vec<SocketAddr>,
+        /// Hash of a known-answer forward and backward pass, the build, instruction set and threads:
+        /// equal fingerprints compute equal bits.
+        fingerprint: ContentHash,
+    },
+    /// A replica of the first stage has room for `room` microbatches beyond the grants numbered up
+    /// to `through`.
+    WorkWanted {
+        /// How many.
+        room: u32,
+        /// The newest grant it has seen.
+        through: GrantNumber,
+    },
+    /// Asks for the claim of a microbatch that was accepted.
+    Claim {
+        /// The work.
+        key: ClaimKey,
+    },
+    /// The work is in the sender's accumulator (or, held out, evaluated). Repeated until answered.
+    Done {
+        /// The work.
+        key: ClaimKey,
+        /// The grant it was done under.
+        grant: GrantNumber,
+        /// The mean loss per token, from the last stage.
+        loss: Option<FixedLoss>,
+    },
+    /// The sender holds the result of a round.
+    Reduced {
+        /// Which.
+        round: RoundId,
+        /// What came out.
+        outcome: RoundOutcome,
+    },
+    /// The weights or gradients left the numbers that a run can go on with: a verdict on the run.
+    Diverged {
+        /// Where.
+        key: ClaimKey,
+        /// Which tensor and what about it, in words.
+        reason: String,
+    },
+    /// A stage's part of a checkpoint is on the sender's disk and can be fetched from it.
+    Stored {
+        /// The version of the weights.
+        version: Step,
+        /// The stage.
+        stage: Stage,
+        /// The files, by content.
+        files: Vec<StoredFile>,
+    },
+    /// The sender leaves.
+    Leave,
+}
+
+/// The coordinator to a member.
+#[derive(Debug, Clone, PartialEq, bincode::Encode, bincode::Decode)]
+pub enum FromCoordinator {
+    /// The newcomer is a member.
+    Admitted {
+        /// The stages it hosts.
+        span: StageSpan,
+        /// The version of the weights that it starts with.
+        version: Step,
+    },
+    /// The newcomer is not admitted.
+    Refused {
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// Who is a member now.
+    View(View),
+    /// Microbatches of the first stage, given out with their claims.
+    Work {
+        /// The step they belong to.
+        step: Step,
+        /// Which, and under which grants.
+        grants: Vec<(Microbatch, GrantNumber)>,
+    },
+    /// The claim is the receiver's.
+    Granted {
+        /// The work.
+        key: ClaimKey,
+        /// Number of the grant.
+        grant: GrantNumber,
+        /// Who holds the claim of the next stage already, if anybody does.
+        next_holder: Option<Member>,
+    },
+    /// The claim is somebody else's.
+    Held {
+        /// The work.
+        key: ClaimKey,
+        /// Whose.
+        holder: Member,
+    },
+    /// The step that the claim is for is closed or not open yet.
+    NotOpen {
+        /// The work.
+        key: ClaimKey,
+    },
+    /// A done report arrived.
+    Noted {
+        /// The work.
+        key: ClaimKey,
+        /// The grant.
+        grant: GrantNumber,
+    },
+    /// Every microbatch of the step is done: all-reduce.
+    Close(Round),
+    /// The step's results: apply them.
+    Commit(CommitRecord),
+    /// Write your stage's part of a checkpoint as soon as you are at that version.
+    Store {
+        /// The version of the weights.
+        version: Step,
+        /// The stage.
+        stage: Stage,
+    },
+    /// The run is over: its last checkpoint is complete.
+    Finished,
+    /// The run cannot go on.
+    Stopped {
+        /// Why, and what to do.
+        reason: String,
+    },
+}
+
+/// A member to a member.
+#[derive(Debug, Clone, PartialEq, bincode::Encode, bincode::Decode)]
+pub enum Between {
+    /// The sender has an activation for the receiver's stage.
+    Offer {
+        /// The receiver's work.
+        key: ClaimKey,
+        /// Size of the activation with its labels.
+        size: Bytes,
+    },
+    /// The receiver of an offer has room: send it.
+    Accepted {
+        /// As offered.
+        key: ClaimKey,
+        /// Nanoseconds that the receiver needs for one microbatch, forward and backward; 0 while it
+        /// has not measured any.
+        pace: u64,
+    },
+    /// The receiver of an offer has neither room nor a place to wait: offer it elsewhere.
+    Busy {
+        /// As offered.
+        key: ClaimKey,
+        /// As in `Accepted`.
+        pace: u64,
+    },
+    /// The work is another's: send it there.
+    HeldBy {
+        /// As offered.
+        key: ClaimKey,
+        /// Whose.
+        holder: Member,
+    },
+    /// The sender, which was busy, has room again.
+    Free {
+        /// At this stage.
+        stage: Stage,
+    },
+    /// A held-out microbatch came to the end of the pipeline: what flows back in place of an
+    /// activation gradient.
+    Evaluated {
+        /// The receiver's work.
+        key: ClaimKey,
+    },
+}
+
+/// One try at the all-reduce of one stage.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, bincode::Encode, bincode::Decode,
+)]
+pub struct RoundId {
+    /// In which era.
+    pub era: Era,
+    /// Ordered by the coordinator of which term.
+    pub term: Term,
+    /// The step whose gradients are summed.
+    pub step: Step,
+    /// The stage.
+    pub stage: Stage,
+    /// The try.
+    pub attempt: Attempt,
+}
+
+/// Who reduces with whom.
+#[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct Round {
+    /// Which round.
+    pub id: RoundId,
+    /// Every replica, what its accumulator must hold, and its weight in sharing out the work.
+    pub members: Vec<RoundMember>,
+}
+
+/// One replica in a round.
+#[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct RoundMember {
+    /// Who.
+    pub member: Member,
+    /// The training microbatches that its accumulator must hold, in order.
+    pub counted: Vec<Microbatch>,
+    /// Its part of the vector is in proportion to this.
+    pub weight: u32,
+}
+
+/// What a round came to; equal at all its members.
+#[derive(Debug, Clone, Copy, PartialEq, bincode::Encode, bincode::Decode)]
+pub struct RoundOutcome {
+    /// Hash of the mean gradient's bytes.
+    pub hash: ContentHash,
+    /// Sum of its squares, added in an order that depends on nothing.
+    pub square_norm: f64,
+    /// Sum modulo 2^64 of the tags of the microbatches that were counted.
+    pub proof: u64,
+}
+
+/// The results of one step: its last word.
+#[derive(Debug, Clone, PartialEq, bincode::Encode, bincode::Decode)]
+pub struct CommitRecord {
+    /// In which era.
+    pub era: Era,
+    /// The step; the weights become version `step + 1`.
+    pub step: Step,
+    /// Each stage's attempt and outcome, in order of stages.
+    pub stages: Vec<(Attempt, RoundOutcome)>,
+    /// Norm of the gradient over all stages.
+    pub gradient_norm: f64,
+    /// Sum of the training microbatches' losses.
+    pub loss: FixedLoss,
+    /// Sum of the held-out microbatches' losses, where the step has any.
+    pub held_out_loss: Option<FixedLoss>,
+}
+
+/// Who is a member.
+#[derive(Debug, Clone, PartialEq, Eq, Default, bincode::Encode, bincode::Decode)]
+pub struct View {
+    /// Grows with every change.
+    pub number: u64,
+    /// In order of members.
+    pub members: Vec<MemberRecord>,
+}
+
+/// One member.
+#[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct MemberRecord {
+    /// Who.
+    pub member: Member,
+    /// The stages it hosts.
+    pub span: StageSpan,
+    /// Where its data plane listens.
+    pub addresses: Vec<SocketAddr>,
+}
+
+/// A file that can be fetched by its hash.
+#[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct StoredFile {
+    /// Its name in the checkpoint's folder.
+    pub name: String,
+    /// Its content.
+    pub hash: ContentHash,
+    /// Its size.
+    pub size: Bytes,
+}
+
+/// What the coordinator writes down before it says it.
+#[derive(Debug, Clone, PartialEq, bincode::Encode, bincode::Decode)]
+pub enum LogRecord {
+    /// A term of office began.
+    Term(Term),
+    /// Who is a member from now on.
+    View(View),
+    /// A step's results.
+    Commit(CommitRecord),
+    /// Every stage of this version is stored, by these peers.
+    Checkpoint {
+        /// The version of the weights.
+        version: Step,
+        /// Each stage's holder and files, in order of stages.
+        stages: Vec<(PeerId, Vec<StoredFile>)>,
+    },
+}
+
+/// What a tensor on its way is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub enum TensorTag {
+    /// An activation, `[samples, tokens, hidden]`, then its labels, `[samples, tokens]`.
+    Activation {
+        /// The receiver's work.
+        key: ClaimKey,
+    },
+    /// The gradient of an activation, in its shape.
+    ActivationGradient {
+        /// The receiver's work.
+        key: ClaimKey,
+    },
+    /// One member's integers for the receiver's part of a round.
+    RoundPart {
+        /// Which round.
+        round: RoundId,
+        /// The sender's place in it.
+        from: u16,
+        /// Which piece of the receiver's part.
+        piece: u32,
+        /// The sum of the sender's tags.
+        proof: u64,
+    },
+    /// The reduced gradient of the sender's part of a round.
+    RoundResult {
+        /// Which round.
+        round: RoundId,
+        /// The sender's place in it.
+        from: u16,
+        /// Which piece of the sender's part.
+        piece: u32,
+        /// The sum of all members' tags.
+        proof: u64,
+    },
+}
+
+/// The pseudo-random word that stands for one counted microbatch in the proof that travels with
+/// every round. The sum modulo 2^64 of a batch's tags is equal to that of another multiset of the
+/// same keys only by a chance of 2^-64.
+#[must_use]
+pub fn proof_tag(key: ClaimKey) -> u64 {
+    let mut hasher = blake3::Hasher::new_derive_key("shoal proof tag v1");
+    hasher.update(&key.step.0.to_le_bytes());
+    hasher.update(&key.stage.0.to_le_bytes());
+    hasher.update(&key.microbatch.0.to_le_bytes());
+    let mut tag = [0; 8];
+    hasher.finalize_xof().fill(&mut tag);
+    u64::from_le_bytes(tag)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire;
+
+    #[test]
+    fn an_envelope_reads_back() {
+        let envelope = Envelope {
+            from: Incarnation(3),
+            to: Incarnation(4),
+            era: Era(0),
+            term: Term(1),
+            message: Message::FromCoordinator(FromCoordinator::Work {
+                step: Step(7),
+                grants: vec![(Microbatch(1), GrantNumber(9))],
+            }),
+        };
+        let bytes = wire::encode(&envelope).expect("small");
+        assert_eq!(wire::decode::<Envelope>(&bytes), Ok(envelope));
+    }
+
+    #[test]
+    fn losses_sum_to_the_same_in_any_order() {
+        let losses: Vec<FixedLoss> =
+            [5.545_177, 0.1, 3.75e-3].map(FixedLoss::from_nats).to_vec();
+        let forward: FixedLoss = losses.iter().copied().sum();
+        let backward: FixedLoss = losses.iter().rev().copied().sum();
+        assert_eq!(forward, backward);
+        assert!((forward.mean(3) - (5.545_177 + 0.1 + 3.75e-3) / 3.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn tags_differ_in_every_part_of_the_key() {
+        let key = ClaimKey { step: Step(1), stage: Stage(2), microbatch: Microbatch(3) };
+        let others = [
+            ClaimKey { step: Step(2), ..key },
+            ClaimKey { stage: Stage(3), ..key },
+            ClaimKey { microbatch: Microbatch(4), ..key },
+        ];
+        assert!(others.into_iter().all(|other| proof_tag(other) != proof_tag(key)));
+    }
+}
