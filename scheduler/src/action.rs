@@ -1,0 +1,415 @@
+//! What goes into the state machines and what comes out of them.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::time::Duration;
+
+use shoal_protocol::ids::{ClaimKey, ContentHash, Member, Stage, StageSpan, Step};
+use shoal_protocol::message::{
+    Between, CommitRecord, FixedLoss, FromCoordinator, LogRecord, RoundId, StoredFile, TensorTag,
+    ToCoordinator, View,
+};
+use shoal_protocol::units::Bytes;
+
+/// Handle of tensors that the driver keeps: what came over a link or out of the engine. The
+/// scheduler says when it is no longer needed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PayloadId(pub u64);
+
+/// A payload and what it weighs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Payload {
+    /// The handle.
+    pub id: PayloadId,
+    /// Its bytes in memory.
+    pub size: Bytes,
+}
+
+/// Tensor work. Tasks are carried out one at a time in the order in which they were given.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Task {
+    /// Run a stage forward. Without an activation it is the first stage, which reads its samples.
+    /// A held-out microbatch keeps no graph.
+    Forward {
+        /// The work.
+        key: ClaimKey,
+        /// The input with its labels.
+        activation: Option<PayloadId>,
+        /// Whether there will be no backward pass.
+        held_out: bool,
+    },
+    /// Run a stage backward, from its own loss where there is no gradient. The weight gradient
+    /// waits for `Accumulate` or `Discard`.
+    Backward {
+        /// The work.
+        key: ClaimKey,
+        /// Gradient of the stage's output.
+        gradient: Option<PayloadId>,
+    },
+    /// Add the waiting weight gradient to the accumulator.
+    Accumulate {
+        /// The work.
+        key: ClaimKey,
+    },
+    /// Drop whatever the engine keeps of this work.
+    Discard {
+        /// The work.
+        key: ClaimKey,
+    },
+    /// Read integers of the accumulator, for another member of the round.
+    Export {
+        /// Which round.
+        round: RoundId,
+        /// The member's place in it.
+        to: u16,
+        /// Which piece of that member's part.
+        piece: u32,
+        /// Which elements of the stage's vector.
+        range: Range<usize>,
+    },
+    /// Sum the accumulator's and the others' integers, convert the exact sum to the mean gradient
+    /// and keep it as this piece of the round's result.
+    Reduce {
+        /// Which round.
+        round: RoundId,
+        /// Which piece of this member's part.
+        piece: u32,
+        /// Which elements of the stage's vector.
+        range: Range<usize>,
+        /// What the others sent.
+        parts: Vec<PayloadId>,
+    },
+    /// Keep a piece that another member reduced.
+    Install {
+        /// Which round.
+        round: RoundId,
+        /// Which elements of the stage's vector.
+        range: Range<usize>,
+        /// Mean gradient, f32.
+        payload: PayloadId,
+    },
+    /// Hash and measure the round's whole result.
+    Summarise {
+        /// Which round.
+        round: RoundId,
+    },
+    /// Update the weights with the result of this round and empty the accumulator.
+    Apply {
+        /// Which round.
+        round: RoundId,
+        /// Norm of the gradient over all stages.
+        gradient_norm: f64,
+    },
+    /// Write the stage's part of a checkpoint.
+    Store {
+        /// The version of the weights.
+        version: Step,
+        /// The stage.
+        stage: Stage,
+    },
+}
+
+/// How a task ended.
+#[derive(Debug, Clone, PartialEq)]
+pub enum TaskResult {
+    /// `Forward`: the activation with its labels or, at the last stage, the loss.
+    Forwarded {
+        /// The work.
+        key: ClaimKey,
+        /// The output.
+        output: Option<Payload>,
+        /// The mean loss per token.
+        loss: Option<FixedLoss>,
+    },
+    /// `Backward`: the gradient of the input; none at the first stage.
+    Returned {
+        /// The work.
+        key: ClaimKey,
+        /// Gradient of the stage's input.
+        gradient: Option<Payload>,
+    },
+    /// `Accumulate`.
+    Accumulated {
+        /// The work.
+        key: ClaimKey,
+    },
+    /// `Discard`.
+    Discarded {
+        /// The work.
+        key: ClaimKey,
+    },
+    /// `Export`.
+    Exported {
+        /// Which round.
+        round: RoundId,
+        /// The receiver's place in it.
+        to: u16,
+        /// Which piece.
+        piece: u32,
+        /// The integers.
+        payload: Payload,
+    },
+    /// `Reduce`.
+    Reduced {
+        /// Which round.
+        round: RoundId,
+        /// Which piece.
+        piece: u32,
+        /// The mean gradient, for the others.
+        payload: Payload,
+    },
+    /// `Install`.
+    Installed {
+        /// Which round.
+        round: RoundId,
+        /// Which elements.
+        range: Range<usize>,
+    },
+    /// `Summarise`.
+    Summarised {
+        /// Which round.
+        round: RoundId,
+        /// Hash of the mean gradient's bytes.
+        hash: ContentHash,
+        /// Sum of its squares.
+        square_norm: f64,
+    },
+    /// `Apply`.
+    Applied {
+        /// Which round.
+        round: RoundId,
+    },
+    /// `Store`.
+    Stored {
+        /// The version of the weights.
+        version: Step,
+        /// The stage.
+        stage: Stage,
+        /// What was written.
+        files: Vec<StoredFile>,
+    },
+    /// The numbers of this work are not finite or out of range: a verdict on the run.
+    Diverged {
+        /// The work.
+        key: ClaimKey,
+        /// Which tensor and what about it.
+        reason: String,
+    },
+}
+
+/// What a peer is told.
+#[derive(Debug, Clone, PartialEq)]
+pub enum PeerInput {
+    /// A word of the coordinator.
+    FromCoordinator {
+        /// Who speaks.
+        from: Member,
+        /// The word.
+        message: FromCoordinator,
+    },
+    /// A word of another member.
+    Between {
+        /// Who speaks.
+        from: Member,
+        /// The word.
+        message: Between,
+    },
+    /// A tensor arrived.
+    Tensor {
+        /// From whom.
+        from: Member,
+        /// What it is.
+        tag: TensorTag,
+        /// The tensor.
+        payload: Payload,
+    },
+    /// A task ended.
+    Done {
+        /// How.
+        result: TaskResult,
+        /// How long the engine worked on it.
+        busy: Duration,
+    },
+    /// The connection to a member broke.
+    Disconnected {
+        /// The member.
+        member: Member,
+    },
+    /// It is later.
+    Tick,
+}
+
+/// What a peer wants done, in order.
+#[derive(Debug, Clone, PartialEq)]
+pub enum PeerAction {
+    /// Tell the coordinator.
+    ToCoordinator(ToCoordinator),
+    /// Tell a member; it may be this one.
+    Send {
+        /// Whom.
+        to: Member,
+        /// What.
+        message: Between,
+    },
+    /// Send a tensor to a member; it may be this one. The payload stays this peer's until released.
+    SendTensor {
+        /// To whom.
+        to: Member,
+        /// What it is.
+        tag: TensorTag,
+        /// The tensor.
+        payload: PayloadId,
+    },
+    /// Give the engine a task.
+    Compute(Task),
+    /// Nothing needs this payload any more (sends already given are carried out all the same).
+    Release(PayloadId),
+    /// Something that people and metrics want to know.
+    Event(PeerEvent),
+}
+
+/// What people and metrics want to know of a peer.
+#[derive(Debug, Clone, PartialEq)]
+pub enum PeerEvent {
+    /// It is a member.
+    Admitted {
+        /// The stages it hosts.
+        span: StageSpan,
+    },
+    /// It is not.
+    Refused {
+        /// Why.
+        reason: String,
+    },
+    /// A new membership.
+    View(View),
+    /// It applied a step.
+    Applied {
+        /// The step's last word.
+        record: CommitRecord,
+    },
+    /// A microbatch's work was counted here.
+    Counted {
+        /// The work.
+        key: ClaimKey,
+    },
+    /// The run is over.
+    Finished,
+    /// The run cannot go on.
+    Stopped {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// How much a peer holds, for metrics and the simulator's oracles.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PeerLoad {
+    /// Microbatches accepted at each stage and not yet given back.
+    pub accepted: BTreeMap<Stage, usize>,
+    /// Offers waiting for room at each stage.
+    pub waiting: BTreeMap<Stage, usize>,
+    /// Tasks given to the engine and not yet done.
+    pub computing: usize,
+    /// Bytes of activations and gradients waiting or in use.
+    pub in_flight: Bytes,
+    /// Bytes of the output logs.
+    pub logged: Bytes,
+}
+
+/// What the coordinator is told.
+#[derive(Debug, Clone, PartialEq)]
+pub enum CoordinatorInput {
+    /// A member, or who wants to be one, says.
+    Message {
+        /// Who.
+        from: Member,
+        /// What.
+        message: ToCoordinator,
+    },
+    /// The connection to a member broke.
+    Disconnected {
+        /// The member.
+        member: Member,
+    },
+    /// A record that was to be written down is down for good.
+    Appended(LogRecord),
+    /// The files of this version's checkpoint are where the run's keeper wants them.
+    Collected {
+        /// The version.
+        version: Step,
+    },
+    /// It is later.
+    Tick,
+}
+
+/// What the coordinator wants done, in order.
+#[derive(Debug, Clone, PartialEq)]
+pub enum CoordinatorAction {
+    /// Tell a member, or who wanted to be one; it may be this peer.
+    Send {
+        /// Whom.
+        to: Member,
+        /// What.
+        message: FromCoordinator,
+    },
+    /// Write this down for good, then say so by `CoordinatorInput::Appended`. Records are
+    /// written in the order in which they were given.
+    Append(LogRecord),
+    /// Something that people and metrics want to know.
+    Event(CoordinatorEvent),
+}
+
+/// What people and metrics want to know of the coordinator.
+#[derive(Debug, Clone, PartialEq)]
+pub enum CoordinatorEvent {
+    /// A peer was admitted.
+    Admitted {
+        /// Who.
+        member: Member,
+        /// The stages it hosts.
+        span: StageSpan,
+    },
+    /// The run waits for more peers.
+    Waiting {
+        /// Stages that nobody hosts yet.
+        stages: Vec<Stage>,
+        /// Further members that were asked for.
+        members: usize,
+    },
+    /// A step began.
+    Opened {
+        /// Which.
+        step: Step,
+    },
+    /// A step is committed.
+    Committed {
+        /// Its last word.
+        record: CommitRecord,
+        /// Done reports that came again.
+        repeated: u64,
+    },
+    /// Every stage of this version is stored, by these peers: time to collect it.
+    CheckpointStored {
+        /// The version.
+        version: Step,
+        /// Each stage's holder and files, in order of stages.
+        stages: Vec<(Member, Vec<StoredFile>)>,
+        /// Whether the run ends with it.
+        last: bool,
+    },
+    /// A member is gone.
+    Lost {
+        /// Who.
+        member: Member,
+        /// What it hosted.
+        span: StageSpan,
+    },
+    /// The run is over.
+    Finished,
+    /// The run cannot go on.
+    Stopped {
+        /// Why, and what to do.
+        reason: String,
+    },
+}
