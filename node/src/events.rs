@@ -1,0 +1,115 @@
+//! What happens in a run, as typed events: the progress view, the report, the metrics and the tests
+//! all read these, and nothing reads a log.
+
+use serde::{Deserialize, Serialize};
+use shoal_protocol::ids::{ContentHash, PeerId, RunId, StageSpan};
+
+/// Something that happened, as this process saw it. With `--events` each is one line of JSON.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum RunEvent {
+    /// The process takes part in a run.
+    Started {
+        /// Name of the run.
+        run: RunId,
+        /// Decides initial weights and the order of samples.
+        seed: u64,
+        /// Pipeline stages.
+        stages: u16,
+        /// Optimizer updates in the run.
+        steps: u64,
+        /// Tokens that one step trains on.
+        tokens_per_step: u64,
+        /// Microbatches that one step trains on.
+        microbatches: u32,
+    },
+    /// Others can join at this address.
+    Listening {
+        /// What they type after `shoal join`.
+        address: String,
+    },
+    /// The run waits for more peers.
+    Waiting {
+        /// Stages that nobody hosts yet.
+        stages: Vec<u16>,
+        /// Further members that were asked for.
+        members: usize,
+    },
+    /// A peer became a member.
+    Admitted {
+        /// Who.
+        peer: PeerId,
+        /// The stages it hosts.
+        span: StageSpan,
+    },
+    /// This process became a member.
+    Joined {
+        /// The stages it hosts.
+        span: StageSpan,
+    },
+    /// A step is committed.
+    Committed(StepReport),
+    /// A checkpoint is complete.
+    Checkpoint {
+        /// The version of the weights.
+        version: u64,
+        /// Its folder.
+        directory: String,
+        /// Hash of its weights.
+        hash: ContentHash,
+    },
+    /// A member is gone.
+    Lost {
+        /// Who.
+        peer: PeerId,
+        /// What it hosted.
+        span: StageSpan,
+    },
+    /// The run is over.
+    Finished {
+        /// What this peer's data plane sent, in bytes.
+        sent: Traffic,
+    },
+    /// The run cannot go on.
+    Stopped {
+        /// Why, and what to do.
+        reason: String,
+    },
+}
+
+/// One committed step.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StepReport {
+    /// Which.
+    pub step: u64,
+    /// Mean training loss, in nats per token.
+    pub loss: f64,
+    /// Mean loss on the held-out text, of the weights that the step read, where it was looked at.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub held_out_loss: Option<f64>,
+    /// Norm of the gradient over all stages, before clipping.
+    pub gradient_norm: f64,
+    /// Tokens trained on.
+    pub tokens: u64,
+    /// From the commit before (or the start of the first step) to this one.
+    pub seconds: f64,
+    /// Training microbatches that the commit's proof covers, over all stages.
+    pub counted: u64,
+    /// Microbatches of a stage that were computed more than once.
+    pub replayed: u64,
+    /// Done reports that came again and were counted once.
+    pub duplicated: u64,
+    /// Members when it was committed.
+    pub peers: usize,
+}
+
+/// Bytes sent by kind.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Traffic {
+    /// Control messages.
+    pub control: u64,
+    /// Activations, gradients and pieces of rounds.
+    pub tensor: u64,
+    /// Files.
+    pub blob: u64,
+}
