@@ -1,0 +1,196 @@
+//! How the bytes of a tensor are packed for a link, without loss.
+//!
+//! Rounding to fewer bits is no packing: it is the manifest's, happens in the engine, and is the
+//! same on every link. What is chosen here may differ from link to link, since it always gives
+//! back the bytes that went in.
+
+use bytes::Bytes;
+
+/// How a tensor's bytes are packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Packing {
+    /// As they are.
+    #[default]
+    Raw,
+    /// Byte planes (all first bytes of the elements, then all second bytes, and so on), then zstd
+    /// at level 1. Planes set the exponents, which repeat, apart from the mantissas, which are
+    /// noise: random bf16 shrinks by 1.46 with them and by 1.29 without.
+    Zstd,
+}
+
+/// Level 3 is never smaller on noise, and slower.
+const LEVEL: i32 = 1;
+
+/// Why packed bytes do not give back a tensor.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CodecError {
+    /// Not zstd, cut short, or larger than announced.
+    #[error("the packed tensor is damaged: {reason}")]
+    Damaged {
+        /// What the decompressor stumbled over.
+        reason: String,
+    },
+    /// Other than what the header announced.
+    #[error("the packed tensor gives {given} bytes where {announced} were announced")]
+    Length {
+        /// Bytes announced.
+        announced: usize,
+        /// Bytes found.
+        given: usize,
+    },
+}
+
+/// Packs `raw`, elements of `width` bytes each, and says how: bytes that zstd would not make
+/// smaller stay as they are.
+///
+/// # Panics
+/// When `raw` is no whole number of elements.
+#[must_use]
+pub fn pack(packing: Packing, width: usize, raw: Bytes) -> (Packing, Bytes) {
+    if packing == Packing::Raw {
+        return (Packing::Raw, raw);
+    }
+    let planes = to_planes(width, &raw);
+    // Into a buffer of the raw size: what does not fit has not shrunk.
+    let mut packed = vec![0; raw.len()];
+    match zstd::bulk::compress_to_buffer(&planes, packed.as_mut_slice(), LEVEL) {
+        Ok(length) if length < raw.len() => {
+            packed.truncate(length);
+            (Packing::Zstd, packed.into())
+        }
+        Ok(_) | Err(_) => (Packing::Raw, raw),
+    }
+}
+
+/// Gives back the `length` bytes that were packed, elements of `width` bytes each. Allocates no
+/// more than `length` bytes twice, whatever the packed bytes hold; raw bytes are not copied.
+///
+/// # Errors
+/// When the packed bytes are damaged or hold another number of bytes.
+///
+/// # Panics
+/// When `length` is no whole number of elements.
+pub fn unpack(
+    packing: Packing,
+    width: usize,
+    packed: Bytes,
+    length: usize,
+) -> Result<Bytes, CodecError> {
+    if packing == Packing::Raw {
+        if packed.len() != length {
+            return Err(CodecError::Length { announced: length, given: packed.len() });
+        }
+        return Ok(packed);
+    }
+    // In one piece into a buffer of the announced length: unlike a stream's, its window is that
+    // buffer, so a frame that asks for a large one gets nothing.
+    let mut planes = vec![0; length];
+    let given = zstd::bulk::decompress_to_buffer(&packed, planes.as_mut_slice())
+        .map_err(|error| CodecError::Damaged { reason: error.to_string() })?;
+    if given != length {
+        return Err(CodecError::Length { announced: length, given });
+    }
+    Ok(from_planes(width, planes).into())
+}
+
+/// All first bytes, all second bytes, and so on.
+fn to_planes(width: usize, raw: &[u8]) -> Vec<u8> {
+    assert!(raw.len().is_multiple_of(width), "half an element");
+    if width == 1 {
+        return raw.to_vec();
+    }
+    let count = raw.len() / width;
+    let mut planes = vec![0; raw.len()];
+    for (byte, plane) in planes.chunks_exact_mut(count.max(1)).enumerate() {
+        for (to, element) in plane.iter_mut().zip(raw.chunks_exact(width)) {
+            *to = element[byte];
+        }
+    }
+    planes
+}
+
+fn from_planes(width: usize, planes: Vec<u8>) -> Vec<u8> {
+    assert!(planes.len().is_multiple_of(width), "half an element");
+    if width == 1 {
+        return planes;
+    }
+    let count = planes.len() / width;
+    let mut raw = vec![0; planes.len()];
+    for (byte, plane) in planes.chunks_exact(count.max(1)).enumerate() {
+        for (from, element) in plane.iter().zip(raw.chunks_exact_mut(width)) {
+            element[byte] = *from;
+        }
+    }
+    raw
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn planes_set_equal_bytes_of_elements_side_by_side() {
+        assert_eq!(to_planes(2, &[1, 2, 3, 4, 5, 6]), [1, 3, 5, 2, 4, 6]);
+        assert_eq!(to_planes(4, &[1, 2, 3, 4]), [1, 2, 3, 4]);
+        assert_eq!(from_planes(2, vec![1, 3, 5, 2, 4, 6]), [1, 2, 3, 4, 5, 6]);
+    }
+
+    #[test]
+    fn what_does_not_shrink_stays_raw() {
+        // The bytes of a hash are noise.
+        let noise = Bytes::copy_from_slice(blake3::hash(b"noise").as_bytes());
+        assert_eq!(pack(Packing::Zstd, 2, noise.clone()), (Packing::Raw, noise));
+        assert_eq!(pack(Packing::Zstd, 4, Bytes::new()), (Packing::Raw, Bytes::new()));
+    }
+
+    #[test]
+    fn another_length_than_announced_is_refused() {
+        let (packing, bomb) = pack(Packing::Zstd, 1, vec![0; 1 << 24].into());
+        assert_eq!(packing, Packing::Zstd);
+        assert!(matches!(
+            unpack(Packing::Zstd, 1, bomb.clone(), 1000),
+            Err(CodecError::Damaged { .. })
+        ));
+        assert_eq!(
+            unpack(Packing::Zstd, 1, bomb, (1 << 24) + 1),
+            Err(CodecError::Length { announced: (1 << 24) + 1, given: 1 << 24 })
+        );
+    }
+
+    #[test]
+    fn bytes_after_the_end_are_refused() {
+        let (_, packed) = pack(Packing::Zstd, 1, vec![7; 100].into());
+        let mut longer = packed.to_vec();
+        longer.push(0);
+        assert!(matches!(
+            unpack(Packing::Zstd, 1, longer.into(), 100),
+            Err(CodecError::Damaged { .. })
+        ));
+    }
+
+    proptest! {
+        #[test]
+        fn unpacking_gives_back_what_was_packed(
+            width in prop::sample::select(vec![1usize, 2, 4, 8]),
+            elements in prop::collection::vec(0u8..4, 0..600),
+        ) {
+            let raw: Bytes = elements.iter().flat_map(|&e| vec![e; width]).collect();
+            let (packing, packed) = pack(Packing::Zstd, width, raw.clone());
+            prop_assert_eq!(unpack(packing, width, packed, raw.len()), Ok(raw));
+        }
+
+        #[test]
+        fn noise_and_torn_frames_are_errors(
+            noise in prop::collection::vec(any::<u8>(), 0..200),
+            cut in 0usize..40,
+        ) {
+            prop_assert!(unpack(Packing::Zstd, 2, noise.into(), 128).is_err());
+            let (packing, packed) = pack(Packing::Zstd, 2, vec![1; 4096].into());
+            prop_assert_eq!(packing, Packing::Zstd);
+            let torn = packed.slice(..cut.min(packed.len() - 1));
+            prop_assert!(unpack(Packing::Zstd, 2, torn, 4096).is_err());
+        }
+    }
+}

@@ -1,0 +1,576 @@
+//! One tensor on the wire: a header of fixed size, then the packed elements.
+//!
+//! The header is read and checked on its own. Only a header whose element type, shape and lengths
+//! agree and stay under the caps lets anything be allocated for the body, and only a body with the
+//! announced checksum becomes a [`Frame`].
+
+use std::fmt;
+
+use bytes::Bytes;
+
+use crate::codec::{self, CodecError, Packing};
+use crate::limits;
+use crate::manifest::Dtype;
+
+/// Kind of number that a tensor on the wire is made of. Numbers are little-endian.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Element {
+    /// 32-bit IEEE: activations, activation gradients, reduced weight gradients.
+    F32,
+    /// 16-bit with the exponent of f32: activations and their gradients.
+    Bf16,
+    /// Fixed-point weight-gradient sums.
+    I64,
+    /// Token ids.
+    U32,
+    /// Anything else, as bytes.
+    U8,
+}
+
+impl Element {
+    /// Bytes of one.
+    #[must_use]
+    pub const fn size(self) -> usize {
+        match self {
+            Self::I64 => 8,
+            Self::F32 | Self::U32 => 4,
+            Self::Bf16 => 2,
+            Self::U8 => 1,
+        }
+    }
+
+    const fn code(self) -> u8 {
+        match self {
+            Self::F32 => 0,
+            Self::Bf16 => 1,
+            Self::I64 => 2,
+            Self::U32 => 3,
+            Self::U8 => 4,
+        }
+    }
+
+    fn from_code(code: u8) -> Result<Self, FrameError> {
+        [Self::F32, Self::Bf16, Self::I64, Self::U32, Self::U8]
+            .into_iter()
+            .find(|element| element.code() == code)
+            .ok_or(FrameError::UnknownElement { code })
+    }
+}
+
+impl From<Dtype> for Element {
+    fn from(dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::F32 => Self::F32,
+            Dtype::Bf16 => Self::Bf16,
+        }
+    }
+}
+
+/// Sizes of a tensor's dimensions, outermost first; a scalar has none.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    dimensions: [u32; limits::TENSOR_RANK],
+    rank: usize,
+}
+
+impl Shape {
+    /// A shape of these dimensions.
+    ///
+    /// # Errors
+    /// When there are more than [`limits::TENSOR_RANK`].
+    pub fn new(dimensions: &[u32]) -> Result<Self, FrameError> {
+        let rank = dimensions.len();
+        let mut all = [0; limits::TENSOR_RANK];
+        all.get_mut(..rank).ok_or(FrameError::Rank { rank })?.copy_from_slice(dimensions);
+        Ok(Self { dimensions: all, rank })
+    }
+
+    /// The dimensions, outermost first.
+    #[must_use]
+    pub fn dimensions(&self) -> &[u32] {
+        &self.dimensions[..self.rank]
+    }
+
+    /// Bytes of a tensor of this shape; `None` when they do not fit a u64.
+    fn bytes(&self, element: Element) -> Option<u64> {
+        self.dimensions()
+            .iter()
+            .try_fold(element.size() as u64, |bytes, &size| bytes.checked_mul(u64::from(size)))
+    }
+}
+
+impl fmt::Debug for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.dimensions().fmt(f)
+    }
+}
+
+/// Bytes of an encoded [`Header`].
+pub const HEADER: usize = 52;
+
+const DIMENSIONS_AT: usize = 4;
+const RAW_LENGTH_AT: usize = DIMENSIONS_AT + 4 * limits::TENSOR_RANK;
+const PACKED_LENGTH_AT: usize = RAW_LENGTH_AT + 8;
+const CHECKSUM_AT: usize = PACKED_LENGTH_AT + 8;
+const _: () = assert!(CHECKSUM_AT + 16 == HEADER);
+
+const VERSION: u8 = 1;
+
+/// What is known of a tensor before its elements: agreeing and under the caps, once it exists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    element: Element,
+    shape: Shape,
+    packing: Packing,
+    raw_length: u64,
+    packed_length: u64,
+    checksum: [u8; 16],
+}
+
+impl Header {
+    /// Kind of number.
+    #[must_use]
+    pub fn element(&self) -> Element {
+        self.element
+    }
+
+    /// Sizes of the dimensions.
+    #[must_use]
+    pub fn shape(&self) -> &[u32] {
+        self.shape.dimensions()
+    }
+
+    /// Bytes of the elements themselves.
+    #[must_use]
+    pub fn raw_length(&self) -> usize {
+        self.raw_length as usize
+    }
+
+    /// Bytes that follow on the wire.
+    #[must_use]
+    pub fn packed_length(&self) -> usize {
+        self.packed_length as usize
+    }
+
+    /// Version, element, packing and rank, a byte each; the dimensions, unused ones zero, as u32;
+    /// raw length and packed length as u64; the checksum. All little-endian.
+    #[must_use]
+    pub fn encode(&self) -> [u8; HEADER] {
+        let mut bytes = self.encode_without_checksum();
+        bytes[CHECKSUM_AT..].copy_from_slice(&self.checksum);
+        bytes
+    }
+
+    fn encode_without_checksum(&self) -> [u8; HEADER] {
+        let mut bytes = [0; HEADER];
+        let packing = match self.packing {
+            Packing::Raw => 0,
+            Packing::Zstd => 1,
+        };
+        bytes[..DIMENSIONS_AT].copy_from_slice(&[
+            VERSION,
+            self.element.code(),
+            packing,
+            self.shape.rank as u8,
+        ]);
+        let dimensions = bytes[DIMENSIONS_AT..RAW_LENGTH_AT].chunks_exact_mut(4);
+        for (to, size) in dimensions.zip(self.shape.dimensions) {
+            to.copy_from_slice(&size.to_le_bytes());
+        }
+        bytes[RAW_LENGTH_AT..PACKED_LENGTH_AT].copy_from_slice(&self.raw_length.to_le_bytes());
+        bytes[PACKED_LENGTH_AT..CHECKSUM_AT].copy_from_slice(&self.packed_length.to_le_bytes());
+        bytes
+    }
+
+    /// Reads and checks a header; allocates nothing.
+    ///
+    /// # Errors
+    /// The first thing in it that is unknown, over a cap, or disagrees with the rest.
+    pub fn decode(bytes: &[u8; HEADER]) -> Result<Self, FrameError> {
+        if bytes[0] != VERSION {
+            return Err(FrameError::Version { version: bytes[0] });
+        }
+        let element = Element::from_code(bytes[1])?;
+        let packing = match bytes[2] {
+            0 => Packing::Raw,
+            1 => Packing::Zstd,
+            code => return Err(FrameError::UnknownPacking { code }),
+        };
+        let rank = usize::from(bytes[3]);
+        let mut dimensions = [0; limits::TENSOR_RANK];
+        let encoded = bytes[DIMENSIONS_AT..RAW_LENGTH_AT].chunks_exact(4);
+        for (size, encoded) in dimensions.iter_mut().zip(encoded) {
+            *size = u32::from_le_bytes(encoded.try_into().expect("chunks of four"));
+        }
+        let unused = dimensions.get(rank..).ok_or(FrameError::Rank { rank })?;
+        if unused.iter().any(|&size| size != 0) {
+            return Err(FrameError::UnusedDimension { rank });
+        }
+        let length =
+            |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("a slice of eight"));
+        let header = Self {
+            element,
+            shape: Shape { dimensions, rank },
+            packing,
+            raw_length: length(RAW_LENGTH_AT),
+            packed_length: length(PACKED_LENGTH_AT),
+            checksum: bytes[CHECKSUM_AT..].try_into().expect("the last sixteen"),
+        };
+        header.check()?;
+        Ok(header)
+    }
+
+    fn check(&self) -> Result<(), FrameError> {
+        let Self { raw_length, packed_length, .. } = *self;
+        let expected =
+            self.shape.bytes(self.element).ok_or(FrameError::TooLarge { bytes: None })?;
+        if expected != raw_length {
+            return Err(FrameError::RawLength { announced: raw_length, expected });
+        }
+        if raw_length > limits::TENSOR.0 {
+            return Err(FrameError::TooLarge { bytes: Some(raw_length) });
+        }
+        let fits = match self.packing {
+            Packing::Raw => packed_length == raw_length,
+            Packing::Zstd => packed_length < raw_length,
+        };
+        if !fits {
+            return Err(FrameError::PackedLength { announced: packed_length, raw: raw_length });
+        }
+        Ok(())
+    }
+
+    /// The first half of the BLAKE3 hash of the rest of the header and the packed bytes.
+    fn checksum_of(&self, body: &[u8]) -> [u8; 16] {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&self.encode_without_checksum()[..CHECKSUM_AT]);
+        hasher.update(body);
+        let hash = hasher.finalize();
+        *hash.as_bytes().first_chunk().expect("a hash has 32 bytes")
+    }
+}
+
+/// A tensor as it travels: a checked header and the packed body that it describes.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Frame {
+    header: Header,
+    body: Bytes,
+}
+
+impl Frame {
+    /// Packs our own tensor, given as the bytes of its elements. With [`Packing::Raw`] nothing is
+    /// copied; with [`Packing::Zstd`] it still travels raw where that does not make it smaller.
+    ///
+    /// # Errors
+    /// When the bytes are not of this shape, or over the cap.
+    pub fn pack(
+        element: Element,
+        shape: &[u32],
+        raw: Bytes,
+        packing: Packing,
+    ) -> Result<Self, FrameError> {
+        let length = raw.len() as u64;
+        let mut header = Header {
+            element,
+            shape: Shape::new(shape)?,
+            packing: Packing::Raw,
+            raw_length: length,
+            packed_length: length,
+            checksum: [0; 16],
+        };
+        header.check()?;
+        let (packing, body) = codec::pack(packing, element.size(), raw);
+        header.packing = packing;
+        header.packed_length = body.len() as u64;
+        header.checksum = header.checksum_of(&body);
+        Ok(Self { header, body })
+    }
+
+    /// Joins a header with the body that followed it.
+    ///
+    /// # Errors
+    /// When the body has another length or checksum.
+    pub fn new(header: Header, body: Bytes) -> Result<Self, FrameError> {
+        if body.len() as u64 != header.packed_length {
+            return Err(FrameError::BodyLength {
+                announced: header.packed_length,
+                given: body.len() as u64,
+            });
+        }
+        if header.checksum_of(&body) != header.checksum {
+            return Err(FrameError::Checksum);
+        }
+        Ok(Self { header, body })
+    }
+
+    /// The bytes of the elements; not copied if they travelled raw.
+    ///
+    /// # Errors
+    /// When what a peer packed is damaged or of another length than announced.
+    pub fn unpack(&self) -> Result<Bytes, FrameError> {
+        let Header { packing, element, .. } = self.header;
+        let raw_length = self.header.raw_length();
+        Ok(codec::unpack(packing, element.size(), self.body.clone(), raw_length)?)
+    }
+
+    /// What describes the body.
+    #[must_use]
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// Kind of number.
+    #[must_use]
+    pub fn element(&self) -> Element {
+        self.header.element
+    }
+
+    /// Sizes of the dimensions, outermost first.
+    #[must_use]
+    pub fn shape(&self) -> &[u32] {
+        self.header.shape.dimensions()
+    }
+
+    /// The packed bytes.
+    #[must_use]
+    pub fn body(&self) -> &Bytes {
+        &self.body
+    }
+
+    /// Bytes on the wire, header included.
+    #[must_use]
+    pub fn wire_length(&self) -> usize {
+        HEADER + self.body.len()
+    }
+}
+
+impl fmt::Debug for Frame {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Frame({:?} {:?})", self.header.element, self.header.shape)
+    }
+}
+
+/// What is wrong with a tensor on the wire.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    /// A layout that we do not know.
+    #[error("tensor frame of version {version}; this build reads version {VERSION}")]
+    Version {
+        /// What it says it is.
+        version: u8,
+    },
+    /// No such kind of number.
+    #[error("tensor frame with unknown element type {code}")]
+    UnknownElement {
+        /// Its code.
+        code: u8,
+    },
+    /// No such packing.
+    #[error("tensor frame with unknown packing {code}")]
+    UnknownPacking {
+        /// Its code.
+        code: u8,
+    },
+    /// Too many dimensions.
+    #[error("a tensor of {rank} dimensions is over the cap of {}", limits::TENSOR_RANK)]
+    Rank {
+        /// How many.
+        rank: usize,
+    },
+    /// A size beyond the last dimension.
+    #[error("tensor frame of {rank} dimensions gives a size to one more")]
+    UnusedDimension {
+        /// How many it says it has.
+        rank: usize,
+    },
+    /// Over the cap.
+    #[error("{} over the cap of {}", Size(*.bytes), limits::TENSOR)]
+    TooLarge {
+        /// Its bytes; `None` when they do not even fit a u64.
+        bytes: Option<u64>,
+    },
+    /// Length, shape and element type disagree.
+    #[error("a tensor of {announced} bytes where its shape makes {expected}")]
+    RawLength {
+        /// Bytes announced, or given.
+        announced: u64,
+        /// What element type and shape make.
+        expected: u64,
+    },
+    /// Packed bytes that are not fewer than raw ones, or raw ones of another count.
+    #[error("{announced} packed bytes for a tensor of {raw} bytes")]
+    PackedLength {
+        /// Packed bytes announced.
+        announced: u64,
+        /// Raw bytes.
+        raw: u64,
+    },
+    /// The body does not have the announced length.
+    #[error("tensor body of {given} bytes where {announced} were announced")]
+    BodyLength {
+        /// Bytes announced.
+        announced: u64,
+        /// Bytes that came.
+        given: u64,
+    },
+    /// Changed on the way.
+    #[error("tensor frame with a wrong checksum")]
+    Checksum,
+    /// The checksum is right and the packed bytes are not.
+    #[error(transparent)]
+    Codec(#[from] CodecError),
+}
+
+struct Size(Option<u64>);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(bytes) => write!(f, "a tensor of {bytes} bytes is"),
+            None => f.write_str("a tensor of more than 2^64 bytes is"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn frame(packing: Packing) -> Frame {
+        Frame::pack(Element::Bf16, &[2, 3], Bytes::from_static(&[7; 12]), packing).expect("agrees")
+    }
+
+    fn header_with(change: impl FnOnce(&mut [u8; HEADER])) -> Result<Header, FrameError> {
+        let mut bytes = frame(Packing::Raw).header().encode();
+        change(&mut bytes);
+        Header::decode(&bytes)
+    }
+
+    #[test]
+    fn the_layout_is_fixed() {
+        let bytes = frame(Packing::Raw).header().encode();
+        let mut expected = vec![1, 1, 0, 2, 2, 0, 0, 0, 3, 0, 0, 0];
+        expected.extend([0; 8]);
+        expected.extend([12, 0, 0, 0, 0, 0, 0, 0, 12, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(bytes[..CHECKSUM_AT], expected);
+        let mut hashed = expected;
+        hashed.extend([7; 12]);
+        assert_eq!(bytes[CHECKSUM_AT..], blake3::hash(&hashed).as_bytes()[..16]);
+    }
+
+    #[test]
+    fn every_defect_has_its_own_error() {
+        let error = |change: fn(&mut [u8; HEADER])| header_with(change).expect_err("a defect");
+        assert_eq!(error(|b| b[0] = 2), FrameError::Version { version: 2 });
+        assert_eq!(error(|b| b[1] = 9), FrameError::UnknownElement { code: 9 });
+        assert_eq!(error(|b| b[2] = 9), FrameError::UnknownPacking { code: 9 });
+        assert_eq!(error(|b| b[3] = 5), FrameError::Rank { rank: 5 });
+        assert_eq!(error(|b| b[3] = 1), FrameError::UnusedDimension { rank: 1 });
+        let shape = error(|b| b[DIMENSIONS_AT] = 4);
+        assert_eq!(shape, FrameError::RawLength { announced: 12, expected: 24 });
+        let packed = error(|b| b[PACKED_LENGTH_AT] = 13);
+        assert_eq!(packed, FrameError::PackedLength { announced: 13, raw: 12 });
+        // Zstd is only used where it makes a tensor smaller.
+        assert_eq!(error(|b| b[2] = 1), FrameError::PackedLength { announced: 12, raw: 12 });
+    }
+
+    #[test]
+    fn a_tensor_over_the_cap_is_refused_by_its_header() {
+        let huge = header_with(|b| {
+            b[3] = 4;
+            b[DIMENSIONS_AT..RAW_LENGTH_AT].fill(0xff);
+        });
+        assert_eq!(huge, Err(FrameError::TooLarge { bytes: None }));
+        let bytes = limits::TENSOR.0 + 8;
+        let over = header_with(|b| {
+            b[1] = Element::I64.code();
+            b[3] = 1;
+            b[DIMENSIONS_AT..RAW_LENGTH_AT].fill(0);
+            b[DIMENSIONS_AT..][..4].copy_from_slice(&((bytes / 8) as u32).to_le_bytes());
+            b[RAW_LENGTH_AT..][..8].copy_from_slice(&bytes.to_le_bytes());
+            b[PACKED_LENGTH_AT..][..8].copy_from_slice(&bytes.to_le_bytes());
+        });
+        assert_eq!(over, Err(FrameError::TooLarge { bytes: Some(bytes) }));
+    }
+
+    #[test]
+    fn raw_bytes_are_not_copied() {
+        let raw = Bytes::from(vec![1; 64]);
+        let frame = Frame::pack(Element::F32, &[16], raw.clone(), Packing::Raw).expect("agrees");
+        assert_eq!(frame.unpack().expect("raw").as_ptr(), raw.as_ptr());
+    }
+
+    #[test]
+    fn our_own_tensor_must_have_its_shape() {
+        let error = Frame::pack(Element::F32, &[3], Bytes::from_static(&[0; 16]), Packing::Raw);
+        assert_eq!(error, Err(FrameError::RawLength { announced: 16, expected: 12 }));
+        let error = Frame::pack(Element::U8, &[1; 5], Bytes::from_static(&[0]), Packing::Raw);
+        assert_eq!(error, Err(FrameError::Rank { rank: 5 }));
+    }
+
+    fn elements() -> impl Strategy<Value = (Element, Vec<u32>, Bytes)> {
+        let element = prop::sample::select(vec![
+            Element::F32,
+            Element::Bf16,
+            Element::I64,
+            Element::U32,
+            Element::U8,
+        ]);
+        (element, prop::collection::vec(0u32..6, 0..=limits::TENSOR_RANK)).prop_flat_map(
+            |(element, shape)| {
+                let bytes = element.size() * shape.iter().product::<u32>() as usize;
+                (Just(element), Just(shape), prop::collection::vec(0u8..3, bytes))
+                    .prop_map(|(element, shape, raw)| (element, shape, raw.into()))
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn a_frame_reads_back((element, shape, raw) in elements(), zstd in any::<bool>()) {
+            let packing = if zstd { Packing::Zstd } else { Packing::Raw };
+            let sent = Frame::pack(element, &shape, raw.clone(), packing).expect("agrees");
+            let header = Header::decode(&sent.header().encode()).expect("valid");
+            let received = Frame::new(header, sent.body().clone()).expect("unchanged");
+            prop_assert_eq!(received.element(), element);
+            prop_assert_eq!(received.shape(), &shape[..]);
+            prop_assert_eq!(received.unpack(), Ok(raw));
+        }
+
+        #[test]
+        fn a_flipped_bit_is_always_found(
+            (element, shape, raw) in elements(),
+            at in any::<prop::sample::Index>(),
+            bit in 0u8..8,
+        ) {
+            let sent = Frame::pack(element, &shape, raw, Packing::Zstd).expect("agrees");
+            let mut wire = [&sent.header().encode()[..], sent.body()].concat();
+            wire[at.index(sent.wire_length())] ^= 1 << bit;
+            let (header, body) = wire.split_first_chunk::<HEADER>().expect("long enough");
+            let body = Bytes::copy_from_slice(body);
+            prop_assert!(Header::decode(header).and_then(|h| Frame::new(h, body)).is_err());
+        }
+
+        #[test]
+        fn a_torn_body_is_refused((element, shape, raw) in elements()) {
+            let sent = Frame::pack(element, &shape, raw, Packing::Zstd).expect("agrees");
+            let length = sent.body().len();
+            if length > 0 {
+                let torn = sent.body().slice(..length - 1);
+                prop_assert!(Frame::new(*sent.header(), torn).is_err());
+            }
+        }
+
+        #[test]
+        fn noise_is_never_more_than_refused(bytes in any::<[u8; 32]>(), rest in any::<[u8; 20]>()) {
+            let noise: Vec<u8> = bytes.into_iter().chain(rest).collect();
+            let noise: [u8; HEADER] = noise.try_into().expect("52 bytes");
+            if let Ok(header) = Header::decode(&noise) {
+                prop_assert!(header.raw_length() as u64 <= limits::TENSOR.0);
+                prop_assert!(header.packed_length() <= header.raw_length());
+            }
+        }
+    }
+}
