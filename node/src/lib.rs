@@ -1,1 +1,10 @@
 //! The Shoal process: command line, configuration and the driver loop.
+//!
+//! A command line ([`cli`]) becomes the options of one command ([`commands`]). Those that train read
+//! a run configuration ([`config`]) and tell what happens as typed events ([`events`]), from which
+//! the progress view ([`progress`]), the report ([`report`]) and the loss curve ([`plot`]) are made.
+
+pub mod address;
+pub mod cli;
+pub mod events;
+pub mod exit;

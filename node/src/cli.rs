@@ -1,0 +1,570 @@
+//! The command line: flags as they are typed, and what they mean once they are checked.
+//!
+//! Each command's flags are a `...Args` struct that clap fills; those of the commands that take
+//! part in a run turn into a plain `...Options` struct, which is all that the command sees.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use shoal_protocol::ids::Stage;
+use shoal_protocol::manifest::Dtype;
+
+use crate::address::JoinAddress;
+use crate::exit::Exit;
+
+/// Where a first peer listens unless told otherwise.
+const DEFAULT_PORT: u16 = 7410;
+
+/// Trains one transformer over many machines that come and go.
+#[derive(Debug, Parser)]
+#[command(name = "shoal", version, after_help = Exit::HELP, max_term_width = 100)]
+pub struct Cli {
+    /// How log lines look.
+    #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+    /// Which log lines are written to stderr, as `level` or `target=level,...`; else `SHOAL_LOG` says it.
+    #[arg(long, global = true, value_name = "FILTER")]
+    pub log: Option<String>,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Train a small model with a swarm of processes on this machine, and show what came of it.
+    Demo(DemoArgs),
+    /// Write a commented run configuration that trains as it is.
+    Init(InitArgs),
+    /// Start a run as its first peer.
+    Start(StartArgs),
+    /// Join a run.
+    Join(JoinArgs),
+    /// Train the same run in one process, without a network: the reference.
+    Local(LocalArgs),
+    /// Look at what a run trains on.
+    #[command(subcommand)]
+    Data(DataCommand),
+    /// Look at a saved model.
+    #[command(subcommand)]
+    Checkpoint(CheckpointCommand),
+    /// Continue a text with a saved model.
+    Generate(GenerateArgs),
+    /// Print this peer's id; makes one where there is none.
+    Id(IdArgs),
+    /// Print a completion script for a shell.
+    Completion(CompletionArgs),
+}
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// What steers how fast a connection sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Congestion {
+    /// Fair beside other traffic; slow on lines that lose packets.
+    Cubic,
+    /// Fast on lines that lose packets.
+    Bbr,
+}
+
+/// Which stages a peer hosts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StageChoice {
+    /// The stage that lacks replicas most.
+    Auto,
+    /// This one.
+    One(Stage),
+    /// Every stage.
+    All,
+}
+
+impl FromStr for StageChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "all" => Ok(Self::All),
+            number => number
+                .parse()
+                .map(|stage| Self::One(Stage(stage)))
+                .map_err(|_| "a stage is `auto`, `all` or a number from 0".to_owned()),
+        }
+    }
+}
+
+/// What a peer computes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// The first GPU, or the processor where there is none.
+    Auto,
+    /// The processor.
+    Cpu,
+    /// The GPU of this number.
+    Cuda(usize),
+}
+
+impl FromStr for DeviceChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match (text, text.strip_prefix("cuda:").map(str::parse)) {
+            ("auto", _) => Ok(Self::Auto),
+            ("cpu", _) => Ok(Self::Cpu),
+            (_, Some(Ok(index))) => Ok(Self::Cuda(index)),
+            _ => Err("a device is `auto`, `cpu` or `cuda:N`".to_owned()),
+        }
+    }
+}
+
+/// Where the typed events of a run go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EventSink {
+    /// To stdout.
+    Stdout,
+    /// Into this file.
+    File(PathBuf),
+}
+
+impl From<&str> for EventSink {
+    fn from(text: &str) -> Self {
+        if text == "-" { Self::Stdout } else { Self::File(text.into()) }
+    }
+}
+
+/// What the process computes with.
+#[derive(Debug, Clone, PartialEq, Eq, Args)]
+pub struct ComputeArgs {
+    /// What to compute on: `auto`, `cpu` or `cuda:N`.
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    device: DeviceChoice,
+    /// Processor threads to compute with; all of them unless given.
+    #[arg(long, value_name = "N")]
+    threads: Option<NonZeroUsize>,
+    /// Write the typed events of the run to this file as lines of JSON; `-` is stdout.
+    #[arg(long, value_name = "PATH")]
+    events: Option<EventSink>,
+}
+
+/// What the process computes with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ComputeOptions {
+    /// What to compute on.
+    pub device: DeviceChoice,
+    /// Processor threads.
+    pub threads: NonZeroUsize,
+    /// Where the typed events go, if anywhere.
+    pub events: Option<EventSink>,
+}
+
+impl From<ComputeArgs> for ComputeOptions {
+    fn from(args: ComputeArgs) -> Self {
+        let all = || std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        Self { device: args.device, threads: args.threads.unwrap_or_else(all), events: args.events }
+    }
+}
+
+/// What `start` and `join` have in common.
+#[derive(Debug, Clone, Args)]
+pub struct PeerArgs {
+    /// Where this peer keeps its identity and its files; one process at a time.
+    #[arg(long, value_name = "D", default_value_os_t = default_data_dir())]
+    data_dir: PathBuf,
+    /// Serve Prometheus metrics over HTTP at this IP:PORT.
+    #[arg(long, value_name = "ADDR")]
+    metrics: Option<SocketAddr>,
+    /// The stage to host: `auto` takes the one that lacks replicas most.
+    #[arg(long, value_name = "auto|N|all", default_value = "auto")]
+    stage: StageChoice,
+    #[command(flatten)]
+    compute: ComputeArgs,
+    /// What steers how fast connections send.
+    #[arg(long, value_enum, default_value_t = Congestion::Cubic)]
+    congestion: Congestion,
+    /// Do not look for peers, nor be found, by multicast on the local network.
+    #[arg(long)]
+    no_mdns: bool,
+    /// Milliseconds to wait in each pass over a microbatch, to model a slow peer.
+    #[arg(long, value_name = "MS", default_value_t = 0, hide = true)]
+    slow_down: u64,
+}
+
+/// What `start` and `join` have in common.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerOptions {
+    /// Where the peer keeps its identity and its files; the peer locks it.
+    pub data_dir: PathBuf,
+    /// Where to listen; never empty.
+    pub listen: Vec<SocketAddr>,
+    /// Where metrics are served, if anywhere.
+    pub metrics: Option<SocketAddr>,
+    /// Which stages to host.
+    pub stage: StageChoice,
+    /// What to compute with, and where events go.
+    pub compute: ComputeOptions,
+    /// What steers how fast connections send.
+    pub congestion: Congestion,
+    /// Whether to look for peers by multicast.
+    pub mdns: bool,
+    /// Waited in each pass (a forward or a backward) over a microbatch, to model a slow peer.
+    pub slow_down: Duration,
+}
+
+impl PeerArgs {
+    fn options(self, listen: Vec<SocketAddr>) -> PeerOptions {
+        PeerOptions {
+            data_dir: self.data_dir,
+            listen,
+            metrics: self.metrics,
+            stage: self.stage,
+            compute: self.compute.into(),
+            congestion: self.congestion,
+            mdns: !self.no_mdns,
+            slow_down: Duration::from_millis(self.slow_down),
+        }
+    }
+}
+
+/// `shoal start`
+#[derive(Debug, Clone, Args)]
+pub struct StartArgs {
+    /// The run's configuration; `shoal init` writes one.
+    #[arg(value_name = "run.toml")]
+    config: PathBuf,
+    #[command(flatten)]
+    peer: PeerArgs,
+    /// Listen at this IP:PORT (port 0: any free one); may be given several times.
+    #[arg(long, value_name = "ADDR",
+          default_values_t = [SocketAddr::from((Ipv4Addr::UNSPECIFIED, DEFAULT_PORT))])]
+    listen: Vec<SocketAddr>,
+    /// Write the address that others join at into this file, once they can.
+    #[arg(long, value_name = "PATH")]
+    address_file: Option<PathBuf>,
+    /// Members (this peer too) to wait for before the first step; else until every stage is hosted.
+    #[arg(long, value_name = "N")]
+    wait_for: Option<NonZeroUsize>,
+    /// Folder for `checkpoint/` and `report.json`; else a folder of the run in the data directory.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+}
+
+/// What `shoal start` was asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StartOptions {
+    /// The run's configuration.
+    pub config: PathBuf,
+    /// What it has in common with `join`.
+    pub peer: PeerOptions,
+    /// Gets the address that others join at (nothing else, and a newline), once they can.
+    pub address_file: Option<PathBuf>,
+    /// Members, this peer too, to wait for before the first step; else until every stage is hosted.
+    pub wait_for: Option<NonZeroUsize>,
+    /// Gets `checkpoint/` and `report.json`; else a folder of the run in the data directory.
+    pub out: Option<PathBuf>,
+}
+
+impl From<StartArgs> for StartOptions {
+    fn from(args: StartArgs) -> Self {
+        Self {
+            config: args.config,
+            peer: args.peer.options(args.listen),
+            address_file: args.address_file,
+            wait_for: args.wait_for,
+            out: args.out,
+        }
+    }
+}
+
+/// `shoal join`
+#[derive(Debug, Clone, Args)]
+pub struct JoinArgs {
+    /// What `shoal start` printed, or `@PATH` of a file with it (waited for if need be).
+    #[arg(value_name = "ADDRESS")]
+    address: JoinAddress,
+    #[command(flatten)]
+    peer: PeerArgs,
+    /// Listen at this IP:PORT (port 0: any free one); may be given several times.
+    #[arg(long, value_name = "ADDR",
+          default_values_t = [SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))])]
+    listen: Vec<SocketAddr>,
+}
+
+/// What `shoal join` was asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JoinOptions {
+    /// The address that the first peer printed; not yet taken apart.
+    pub address: String,
+    /// What it has in common with `start`.
+    pub peer: PeerOptions,
+}
+
+impl JoinArgs {
+    /// Finds out the address, waiting for its file if there is one.
+    ///
+    /// # Errors
+    /// When the file does not appear or holds no address.
+    pub fn options(self) -> anyhow::Result<JoinOptions> {
+        let address = self.address.resolve()?;
+        Ok(JoinOptions { address, peer: self.peer.options(self.listen) })
+    }
+}
+
+/// `shoal local`
+#[derive(Debug, Clone, Args)]
+pub struct LocalArgs {
+    /// The run's configuration.
+    #[arg(value_name = "run.toml")]
+    config: PathBuf,
+    /// Folder for `checkpoint/` and `report.json`.
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    #[command(flatten)]
+    compute: ComputeArgs,
+}
+
+/// What `shoal local` was asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LocalOptions {
+    /// The run's configuration.
+    pub config: PathBuf,
+    /// Gets `checkpoint/` and `report.json`.
+    pub out: PathBuf,
+    /// What to compute with, and where events go.
+    pub compute: ComputeOptions,
+}
+
+impl From<LocalArgs> for LocalOptions {
+    fn from(args: LocalArgs) -> Self {
+        Self { config: args.config, out: args.out, compute: args.compute.into() }
+    }
+}
+
+/// Kind of number to compute in, as typed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DtypeChoice {
+    /// 32-bit.
+    F32,
+    /// 16-bit.
+    Bf16,
+}
+
+impl From<DtypeChoice> for Dtype {
+    fn from(choice: DtypeChoice) -> Self {
+        match choice {
+            DtypeChoice::F32 => Self::F32,
+            DtypeChoice::Bf16 => Self::Bf16,
+        }
+    }
+}
+
+/// `shoal demo`
+#[derive(Debug, Clone, Args)]
+pub struct DemoArgs {
+    /// Processes in the swarm.
+    #[arg(long, value_name = "N", default_value = "4")]
+    pub peers: NonZeroUsize,
+    /// Pipeline stages.
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub stages: u16,
+    /// Optimizer updates; 0 writes the initial checkpoint.
+    #[arg(long, value_name = "N")]
+    pub steps: Option<u64>,
+    /// A text file or a folder of them; else Shoal's own sources and documents.
+    #[arg(long, value_name = "PATH")]
+    pub data: Option<PathBuf>,
+    /// Decides initial weights and the order of samples.
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Kind of number to compute in.
+    #[arg(long, value_enum)]
+    pub dtype: Option<DtypeChoice>,
+    /// Folder for everything that comes of it; one of an earlier demo is replaced.
+    #[arg(long, value_name = "DIR", default_value = "demo")]
+    pub out: PathBuf,
+    /// Do not train the reference that the swarm is compared with.
+    #[arg(long)]
+    pub no_reference: bool,
+    /// Slow peer INDEX (from 0) down by MS milliseconds a pass.
+    #[arg(long, value_name = "INDEX=MS", hide = true)]
+    pub slow_peer: Vec<SlowPeer>,
+}
+
+/// A peer of the demo that is slowed artificially.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SlowPeer {
+    /// Which, from 0.
+    pub index: usize,
+    /// Milliseconds waited in each pass.
+    pub milliseconds: u64,
+}
+
+impl FromStr for SlowPeer {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.split_once('=')
+            .and_then(|(index, milliseconds)| {
+                Some(Self { index: index.parse().ok()?, milliseconds: milliseconds.parse().ok()? })
+            })
+            .ok_or_else(|| "a slow peer is INDEX=MS, two whole numbers".to_owned())
+    }
+}
+
+/// `shoal init`
+#[derive(Debug, Clone, Args)]
+pub struct InitArgs {
+    /// File to write; never one that is there.
+    #[arg(short, long, value_name = "PATH", default_value = "run.toml")]
+    pub output: PathBuf,
+}
+
+/// `shoal data`
+#[derive(Debug, Clone, Subcommand)]
+pub enum DataCommand {
+    /// Print the token ids of one microbatch as JSON.
+    Show(DataShowArgs),
+}
+
+/// `shoal data show`
+#[derive(Debug, Clone, Args)]
+pub struct DataShowArgs {
+    /// The run's configuration.
+    #[arg(value_name = "run.toml")]
+    pub config: PathBuf,
+    /// Which optimizer update.
+    #[arg(long, value_name = "S")]
+    pub step: u64,
+    /// Which microbatch of it; held-out ones come after those trained on.
+    #[arg(long, value_name = "M")]
+    pub microbatch: u32,
+}
+
+/// `shoal checkpoint`
+#[derive(Debug, Clone, Subcommand)]
+pub enum CheckpointCommand {
+    /// Print the hash over names, shapes, dtypes and bytes of the weights.
+    Hash(CheckpointArgs),
+    /// Check that every file and every weight is there and whole.
+    Verify(CheckpointArgs),
+}
+
+/// `shoal checkpoint hash` and `verify`
+#[derive(Debug, Clone, Args)]
+pub struct CheckpointArgs {
+    /// The checkpoint's folder.
+    #[arg(value_name = "DIR")]
+    pub directory: PathBuf,
+}
+
+/// `shoal generate`
+#[derive(Debug, Clone, Args)]
+pub struct GenerateArgs {
+    /// The checkpoint's folder.
+    #[arg(value_name = "DIR")]
+    pub directory: PathBuf,
+    /// The text to continue.
+    #[arg(long, value_name = "TEXT")]
+    pub prompt: String,
+    /// Tokens to add.
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    pub tokens: usize,
+    /// Decides what is drawn.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// Below 1 keeps to likely tokens, at 0 always takes the likeliest.
+    #[arg(long, value_name = "T", default_value_t = 0.8)]
+    pub temperature: f64,
+}
+
+/// `shoal id`
+#[derive(Debug, Clone, Args)]
+pub struct IdArgs {
+    /// Where the peer keeps its identity.
+    #[arg(long, value_name = "D", default_value_os_t = default_data_dir())]
+    pub data_dir: PathBuf,
+}
+
+/// `shoal completion`
+#[derive(Debug, Clone, Args)]
+pub struct CompletionArgs {
+    /// Which shell.
+    #[arg(value_name = "SHELL")]
+    pub shell: clap_complete::Shell,
+}
+
+/// `$XDG_DATA_HOME/shoal`, `~/.local/share/shoal`, or `.shoal` here.
+fn default_data_dir() -> PathBuf {
+    let directory = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+    directory("XDG_DATA_HOME")
+        .map(PathBuf::from)
+        .or_else(|| directory("HOME").map(|home| PathBuf::from(home).join(".local/share")))
+        .map_or_else(|| PathBuf::from(".shoal"), |base| base.join("shoal"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn parse(line: &str) -> Command {
+        Cli::try_parse_from(line.split(' ')).expect(line).command
+    }
+
+    #[test]
+    fn definitions_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn start_flags_become_options() {
+        let Command::Start(args) = parse(
+            "shoal start run.toml --stage all --listen 127.0.0.1:0 --listen [::1]:0 --threads 1 \
+             --events - --no-mdns --slow-down 5 --wait-for 3 --device cuda:1",
+        ) else {
+            panic!("another command")
+        };
+        let options = StartOptions::from(args);
+        assert_eq!(options.peer.stage, StageChoice::All);
+        assert_eq!(options.peer.listen.len(), 2);
+        assert_eq!(options.peer.compute.threads.get(), 1);
+        assert_eq!(options.peer.compute.device, DeviceChoice::Cuda(1));
+        assert_eq!(options.peer.compute.events, Some(EventSink::Stdout));
+        assert!(!options.peer.mdns);
+        assert_eq!(options.peer.slow_down, Duration::from_millis(5));
+        assert_eq!(options.wait_for.map(NonZeroUsize::get), Some(3));
+    }
+
+    #[test]
+    fn flags_that_mean_nothing_are_refused() {
+        for line in [
+            "shoal",
+            "shoal train",
+            "shoal start",
+            "shoal start run.toml --stage last",
+            "shoal start run.toml --device gpu",
+            "shoal start run.toml --threads 0",
+            "shoal start run.toml --listen localhost",
+            "shoal join",
+            "shoal local run.toml",
+            "shoal demo --peers 0",
+            "shoal demo --dtype f16",
+            "shoal demo --slow-peer 1",
+            "shoal data show run.toml --step -1 --microbatch 0",
+        ] {
+            assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! How the process ends: exit codes, and the error that carries one.
+
+use std::fmt;
+use std::process::ExitCode;
+
+/// Why the process failed, as its exit code says it. Success is 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    /// 1: the run failed, was stopped, or did not give the reference's bits.
+    Failed = 1,
+    /// 2: a flag, a run configuration or a text that cannot be used.
+    Usage = 2,
+    /// 3: the swarm cannot be reached, or did not admit this peer.
+    NotAdmitted = 3,
+    /// 4: a checkpoint is truncated, corrupt or incomplete.
+    Corrupt = 4,
+}
+
+impl Exit {
+    /// The exit codes as `shoal --help` lists them.
+    pub const HELP: &'static str = "\
+Exit codes:
+  0  fine
+  1  the run failed, was stopped, or differs from its reference
+  2  a flag, a run configuration or a text that cannot be used
+  3  the swarm cannot be reached, or did not admit this peer
+  4  a checkpoint is truncated, corrupt or incomplete";
+
+    /// The code that an error asks for, wherever in its chain: `Failed` if none does.
+    #[must_use]
+    pub fn of(error: &anyhow::Error) -> Self {
+        let wanted = |cause: &(dyn std::error::Error + 'static)| {
+            cause.downcast_ref::<Failure>().map(|failure| failure.exit)
+        };
+        error
+            .downcast_ref::<Failure>()
+            .map(|failure| failure.exit)
+            .or_else(|| error.chain().find_map(wanted))
+            .unwrap_or(Self::Failed)
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+/// An error together with the exit code that it asks for. It prints as the error alone.
+#[derive(Debug)]
+struct Failure {
+    exit: Exit,
+    error: anyhow::Error,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#}", self.error)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// Attaches an exit code to what went wrong.
+pub trait ExitWith<T> {
+    /// Should this be an error, the process ends with `exit`, unless a cause of it asked for
+    /// another code already.
+    ///
+    /// # Errors
+    /// Exactly when `self` is an error.
+    fn exit_with(self, exit: Exit) -> anyhow::Result<T>;
+}
+
+impl<T, E: Into<anyhow::Error>> ExitWith<T> for Result<T, E> {
+    fn exit_with(self, exit: Exit) -> anyhow::Result<T> {
+        self.map_err(|error| {
+            let error = error.into();
+            let exit = match Exit::of(&error) {
+                Exit::Failed => exit,
+                asked => asked,
+            };
+            Failure { exit, error }.into()
+        })
+    }
+}
+
+/// What went wrong and its causes, on one line.
+#[must_use]
+pub fn one_line(error: &anyhow::Error) -> String {
+    let text = format!("{error:#}");
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    lines.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::{Context, anyhow};
+
+    use super::*;
+
+    #[test]
+    fn the_innermost_wish_decides() {
+        let inner: anyhow::Result<()> = Err(anyhow!("bad")).exit_with(Exit::Corrupt);
+        let outer = inner.context("reading").exit_with(Exit::Usage).context("running");
+        let error = outer.expect_err("still an error");
+        assert_eq!(Exit::of(&error), Exit::Corrupt);
+        assert_eq!(one_line(&error), "running: reading: bad");
+    }
+
+    #[test]
+    fn errors_without_a_wish_are_failures() {
+        assert_eq!(Exit::of(&anyhow!("oh")), Exit::Failed);
+    }
+
+    #[test]
+    fn many_lines_become_one() {
+        assert_eq!(one_line(&anyhow!("a\n\n  b\n")), "a b");
+    }
+
+    #[test]
+    fn every_code_is_documented() {
+        for exit in [Exit::Failed, Exit::Usage, Exit::NotAdmitted, Exit::Corrupt] {
+            assert!(Exit::HELP.contains(&format!("\n  {}  ", exit as u8)));
+        }
+    }
+}
