@@ -8,3 +8,5 @@ pub mod address;
 pub mod cli;
 pub mod events;
 pub mod exit;
+pub mod config;
+pub mod report;

@@ -1,0 +1,337 @@
+//! `run.toml`: what a user writes to describe a run, and how it becomes a manifest.
+//!
+//! The sections are the manifest's own, so a value has one name everywhere; only `[data]` differs: a
+//! user names a text, a manifest names tokens by their hash.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use shoal_protocol::ids::ContentHash;
+use shoal_protocol::limits;
+use shoal_protocol::manifest::{
+    Checkpoint, Dtype, Evaluation, Manifest, ManifestError, Model, Optimizer, TokenWidth,
+    Tokenizer, Tokens, Training,
+};
+
+/// A run as its user describes it.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunConfig {
+    /// Shape of the transformer.
+    pub model: Model,
+    /// How it is cut, fed and computed.
+    pub training: Training,
+    /// How weight gradients become weights.
+    pub optimizer: Optimizer,
+    /// How often the held-out text is looked at.
+    pub evaluation: Evaluation,
+    /// How often the state is saved.
+    pub checkpoint: Checkpoint,
+    /// The text trained on.
+    pub data: Data,
+}
+
+/// The text trained on.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Data {
+    /// A text file or a folder of them; without one, the text that is built in.
+    #[serde(default)]
+    pub path: Option<PathBuf>,
+    /// What makes tokens of it.
+    pub tokenizer: Tokenizer,
+}
+
+/// A run configuration that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// It cannot be read.
+    #[error("{path}: {error}; `shoal init` writes a run configuration", path = path.display())]
+    Unreadable {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// It is far larger than a run configuration.
+    #[error("{path} is larger than {cap}: not a run configuration", path = path.display(),
+            cap = limits::MANIFEST)]
+    TooLarge {
+        /// Which file.
+        path: PathBuf,
+    },
+    /// It is no TOML, or has keys that mean nothing, or lacks some.
+    #[error("{path}:{line}: {reason}", path = path.display())]
+    Malformed {
+        /// Which file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// It has a value that no run can have.
+    #[error("{path}: {error}", path = path.display())]
+    Value {
+        /// Which file.
+        path: PathBuf,
+        /// Which value, and what would do.
+        error: ManifestError,
+    },
+}
+
+impl RunConfig {
+    /// Reads a run configuration and checks what can be checked without its text. A relative path in
+    /// it counts from the file's folder.
+    ///
+    /// # Errors
+    /// When it cannot be read, has unknown keys, or values that no run can have.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let text = read_capped(path)?;
+        let mut config: Self = toml::from_str(&text).map_err(|error| {
+            let start = error.span().map_or(0, |span| span.start);
+            let line = 1 + text[..start.min(text.len())].matches('\n').count();
+            let reason = error.message().replace("unknown field", "unknown key");
+            let reason = reason.replace("missing field", "missing key");
+            ConfigError::Malformed { path: path.to_owned(), line, reason }
+        })?;
+        if let (Some(text), Some(folder)) = (&mut config.data.path, path.parent()) {
+            *text = folder.join(&*text);
+        }
+        config
+            .with_enough_tokens()
+            .check()
+            .map_err(|error| ConfigError::Value { path: path.to_owned(), error })?;
+        Ok(config)
+    }
+
+    /// The run, given the tokens of its text.
+    ///
+    /// # Errors
+    /// When the values are not those of a run on these tokens.
+    pub fn resolve(&self, tokens: Tokens) -> Result<Manifest, ManifestError> {
+        let manifest = self.with_tokens(tokens);
+        manifest.check()?;
+        Ok(manifest)
+    }
+
+    /// The run on more tokens than any asks for.
+    fn with_enough_tokens(&self) -> Manifest {
+        let tokenizer = self.data.tokenizer;
+        let (hash, width) = (ContentHash([0; 32]), TokenWidth::U8);
+        self.with_tokens(Tokens { hash, count: 1 << 50, width, tokenizer })
+    }
+
+    fn with_tokens(&self, tokens: Tokens) -> Manifest {
+        Manifest {
+            model: self.model.clone(),
+            training: self.training.clone(),
+            optimizer: self.optimizer.clone(),
+            evaluation: self.evaluation.clone(),
+            checkpoint: self.checkpoint.clone(),
+            tokens,
+        }
+    }
+
+    /// The configuration as a commented file that reads back as the same.
+    #[must_use]
+    pub fn to_toml(&self) -> String {
+        let Self { model, training, optimizer, evaluation, checkpoint, data } = self;
+        let path = data.path.as_ref().map_or_else(
+            || "# path = \"text.txt\"".to_owned(),
+            |path| format!("path = {}", toml::Value::from(path.to_string_lossy().as_ref())),
+        );
+        format!(
+            include_str!("run_template.toml"),
+            vocabulary = model.vocabulary,
+            hidden = model.hidden,
+            layers = model.layers,
+            heads = model.heads,
+            key_value_heads = model.key_value_heads,
+            intermediate = model.intermediate,
+            context = model.context,
+            rope_theta = model.rope_theta,
+            norm_epsilon = model.norm_epsilon,
+            initializer_range = model.initializer_range,
+            seed = training.seed,
+            steps = training.steps,
+            stages = training.stages,
+            microbatches = training.microbatches,
+            microbatch_size = training.microbatch_size,
+            dtype = name_of(training.dtype),
+            boundary = name_of(training.boundary),
+            recompute = training.recompute,
+            gradient_fraction_bits = training.gradient_fraction_bits,
+            learning_rate = optimizer.learning_rate,
+            final_learning_rate = optimizer.final_learning_rate,
+            warmup_steps = optimizer.warmup_steps,
+            beta1 = optimizer.beta1,
+            beta2 = optimizer.beta2,
+            epsilon = optimizer.epsilon,
+            weight_decay = optimizer.weight_decay,
+            gradient_clip = optimizer.gradient_clip,
+            held_out = evaluation.held_out,
+            evaluate_every = evaluation.every,
+            evaluation_microbatches = evaluation.microbatches,
+            checkpoint_every = checkpoint.every,
+            path = path,
+            tokenizer = match data.tokenizer {
+                Tokenizer::Bytes => "\"bytes\"",
+            },
+        )
+    }
+}
+
+/// A run that learns visibly within a minute or two on two processor cores.
+impl Default for RunConfig {
+    fn default() -> Self {
+        Self {
+            model: Model {
+                vocabulary: Tokenizer::Bytes.vocabulary(),
+                hidden: 128,
+                layers: 4,
+                heads: 4,
+                key_value_heads: 2,
+                intermediate: 352,
+                context: 128,
+                rope_theta: 10_000.0,
+                norm_epsilon: 1e-5,
+                initializer_range: 0.02,
+            },
+            training: Training {
+                seed: 1,
+                steps: 150,
+                stages: 2,
+                microbatches: 8,
+                microbatch_size: 4,
+                dtype: Dtype::F32,
+                boundary: Dtype::F32,
+                recompute: false,
+                gradient_fraction_bits: 44,
+            },
+            optimizer: Optimizer {
+                learning_rate: 3e-3,
+                final_learning_rate: 3e-4,
+                warmup_steps: 10,
+                beta1: 0.9,
+                beta2: 0.95,
+                epsilon: 1e-8,
+                weight_decay: 0.1,
+                gradient_clip: 1.0,
+            },
+            evaluation: Evaluation { held_out: 0.1, every: 25, microbatches: 4 },
+            checkpoint: Checkpoint { every: 0 },
+            data: Data { path: None, tokenizer: Tokenizer::Bytes },
+        }
+    }
+}
+
+/// As TOML has it.
+fn name_of(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::F32 => "\"f32\"",
+        Dtype::Bf16 => "\"bf16\"",
+    }
+}
+
+fn read_capped(path: &Path) -> Result<String, ConfigError> {
+    let unreadable = |error| ConfigError::Unreadable { path: path.to_owned(), error };
+    let mut text = String::new();
+    std::fs::File::open(path)
+        .and_then(|file| file.take(limits::MANIFEST.0 + 1).read_to_string(&mut text))
+        .map_err(unreadable)?;
+    if text.len() as u64 > limits::MANIFEST.0 {
+        return Err(ConfigError::TooLarge { path: path.to_owned() });
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(text: &str) -> Result<RunConfig, ConfigError> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("run.toml");
+        std::fs::write(&path, text).expect("written");
+        RunConfig::load(&path)
+    }
+
+    fn refusal(text: &str) -> String {
+        load(text).expect_err("refused").to_string()
+    }
+
+    #[test]
+    fn what_is_written_reads_back() {
+        let default = RunConfig::default();
+        assert_eq!(load(&default.to_toml()).expect("valid"), default);
+
+        let mut other = default;
+        other.training.dtype = Dtype::Bf16;
+        other.training.recompute = true;
+        other.optimizer.learning_rate = 1e-5;
+        other.optimizer.final_learning_rate = 0.0;
+        other.data.path = Some("/a \"quoted\" \\ folder/text.txt".into());
+        assert_eq!(load(&other.to_toml()).expect("valid"), other);
+    }
+
+    #[test]
+    fn a_relative_text_counts_from_the_files_folder() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("run.toml");
+        let mut config = RunConfig::default();
+        config.data.path = Some("text.txt".into());
+        std::fs::write(&path, config.to_toml()).expect("written");
+        let loaded = RunConfig::load(&path).expect("valid");
+        assert_eq!(loaded.data.path, Some(folder.path().join("text.txt")));
+    }
+
+    #[test]
+    fn an_unknown_key_is_named_with_its_line() {
+        let text = RunConfig::default().to_toml().replace("\nhidden =", "\nhiden =");
+        let line = 1 + text.lines().position(|line| line.starts_with("hiden")).expect("there");
+        let error = refusal(&text);
+        assert!(error.contains(&format!("run.toml:{line}: unknown key `hiden`")), "{error}");
+        assert!(!error.contains('\n'), "{error}");
+    }
+
+    #[test]
+    fn a_missing_key_is_named() {
+        let error = refusal(&RunConfig::default().to_toml().replace("\nlayers =", "\n# layers ="));
+        assert!(error.contains("missing key `layers`"), "{error}");
+    }
+
+    #[test]
+    fn values_out_of_range_are_refused_before_the_text_is_read() {
+        let mut config = RunConfig::default();
+        config.training.stages = 5;
+        let error = refusal(&config.to_toml());
+        assert!(error.contains("training.stages = 5 is more than model.layers = 4"), "{error}");
+        config.training.stages = 2;
+        config.optimizer.beta1 = 1.0;
+        assert!(refusal(&config.to_toml()).contains("optimizer.beta1 = 1 is out of range"));
+    }
+
+    #[test]
+    fn what_is_no_configuration_is_refused() {
+        assert!(refusal("model = ").contains("run.toml:1: "));
+        assert!(refusal(&"# long\n".repeat(20_000)).contains("not a run configuration"));
+        assert!(matches!(
+            RunConfig::load(Path::new("/no/such/file")),
+            Err(ConfigError::Unreadable { .. })
+        ));
+    }
+
+    #[test]
+    fn a_short_text_is_refused() {
+        let config = RunConfig::default();
+        let tokens = Tokens {
+            hash: ContentHash([0; 32]),
+            count: 100,
+            width: TokenWidth::U8,
+            tokenizer: Tokenizer::Bytes,
+        };
+        assert!(matches!(config.resolve(tokens), Err(ManifestError::TextTooShort { .. })));
+    }
+}

@@ -1,0 +1,251 @@
+//! `report.json`: a run in numbers, made from its events.
+
+use std::collections::BTreeSet;
+use std::fs::Permissions;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use shoal_protocol::ids::{ContentHash, PeerId, RunId};
+
+use crate::events::{RunEvent, StepReport};
+
+/// A run in numbers.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// Name of the run; none before it started.
+    pub run_hash: Option<RunId>,
+    /// Decides initial weights and the order of samples.
+    pub seed: u64,
+    /// Committed steps in order.
+    pub steps: Vec<StepNumbers>,
+    /// Tokens trained on over the seconds that all steps took.
+    pub tokens_per_second: f64,
+    /// The most peers that took part at one time.
+    pub peers: usize,
+    /// Pipeline stages.
+    pub stages: u16,
+    /// Peers that were killed on purpose.
+    pub kills: u64,
+    /// What became of the microbatches of the committed steps.
+    pub microbatches: MicrobatchNumbers,
+    /// Hash of the weights of the newest complete checkpoint.
+    pub checkpoint_hash: Option<ContentHash>,
+    /// The same of a single process that trained alone, where one did.
+    pub reference_hash: Option<ContentHash>,
+    #[serde(skip)]
+    microbatches_per_step: u64,
+    #[serde(skip)]
+    admitted: BTreeSet<PeerId>,
+}
+
+/// One committed step in numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct StepNumbers {
+    /// Which.
+    pub step: u64,
+    /// Mean training loss, in nats per token.
+    pub loss: f64,
+    /// Norm of the gradient over all stages, before clipping.
+    pub gradient_norm: f64,
+    /// Tokens trained on.
+    pub tokens: u64,
+    /// Time that it took.
+    pub seconds: f64,
+    /// Mean loss on the held-out text before this step, where it was looked at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_out_loss: Option<f64>,
+}
+
+/// What became of the microbatches of the committed steps, counted once for each stage.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MicrobatchNumbers {
+    /// Those whose weight gradient is in the committed sums, as the proofs in the commits show.
+    pub counted: u64,
+    /// Those computed again, because a peer was lost or late.
+    pub replayed: u64,
+    /// Reports that came twice and were counted once.
+    pub duplicated: u64,
+    /// Those that should have been counted and were not.
+    pub missing: i64,
+}
+
+impl Report {
+    /// The report of a run that has not started.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes in the next event.
+    pub fn note(&mut self, event: &RunEvent) {
+        match event {
+            RunEvent::Started { run, seed, stages, microbatches, .. } => {
+                self.run_hash = Some(*run);
+                self.seed = *seed;
+                self.stages = *stages;
+                self.microbatches_per_step = u64::from(*microbatches) * u64::from(*stages);
+                self.peers = self.peers.max(1);
+            }
+            RunEvent::Admitted { peer, .. } => {
+                self.admitted.insert(*peer);
+                self.peers = self.peers.max(self.admitted.len());
+            }
+            RunEvent::Lost { peer, .. } => {
+                self.admitted.remove(peer);
+            }
+            RunEvent::Committed(step) => self.note_step(step),
+            RunEvent::Checkpoint { hash, .. } => self.checkpoint_hash = Some(*hash),
+            RunEvent::Listening { .. }
+            | RunEvent::Waiting { .. }
+            | RunEvent::Joined { .. }
+            | RunEvent::Finished { .. }
+            | RunEvent::Stopped { .. } => {}
+        }
+    }
+
+    fn note_step(&mut self, step: &StepReport) {
+        self.steps.push(StepNumbers {
+            step: step.step,
+            loss: step.loss,
+            gradient_norm: step.gradient_norm,
+            tokens: step.tokens,
+            seconds: step.seconds,
+            held_out_loss: step.held_out_loss,
+        });
+        self.peers = self.peers.max(step.peers);
+        let numbers = &mut self.microbatches;
+        numbers.counted += step.counted;
+        numbers.replayed += step.replayed;
+        numbers.duplicated += step.duplicated;
+        numbers.missing += self.microbatches_per_step as i64 - step.counted as i64;
+
+        let tokens: u64 = self.steps.iter().map(|step| step.tokens).sum();
+        let seconds: f64 = self.steps.iter().map(|step| step.seconds).sum();
+        self.tokens_per_second = if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
+    }
+
+    /// Reads what [`Report::write`] wrote.
+    ///
+    /// # Errors
+    /// When it cannot be read or is no report.
+    pub fn read(path: &Path) -> io::Result<Self> {
+        Ok(serde_json::from_slice(&std::fs::read(path)?)?)
+    }
+
+    /// Writes the report as JSON, whole or not at all.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn write(&self, path: &Path) -> io::Result<()> {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let file = tempfile::Builder::new()
+            .permissions(Permissions::from_mode(0o644))
+            .tempfile_in(folder.unwrap_or(Path::new(".")))?;
+        serde_json::to_writer_pretty(&file, self)?;
+        file.persist(path)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use shoal_protocol::ids::{Stage, StageSpan};
+
+    use super::*;
+
+    fn started() -> RunEvent {
+        RunEvent::Started {
+            run: ContentHash([7; 32]),
+            seed: 3,
+            stages: 2,
+            steps: 10,
+            tokens_per_step: 1000,
+            microbatches: 4,
+        }
+    }
+
+    fn step(step: u64, counted: u64) -> StepReport {
+        StepReport {
+            step,
+            loss: 2.5,
+            held_out_loss: (step == 0).then_some(5.5),
+            gradient_norm: 1.0,
+            tokens: 1000,
+            seconds: 0.5,
+            counted,
+            replayed: 1,
+            duplicated: 2,
+            peers: 3,
+        }
+    }
+
+    #[test]
+    fn a_report_has_exactly_these_fields() {
+        let mut report = Report::new();
+        for event in [
+            started(),
+            RunEvent::Committed(step(0, 8)),
+            RunEvent::Committed(step(1, 8)),
+            RunEvent::Checkpoint {
+                version: 2,
+                directory: "checkpoint".into(),
+                hash: ContentHash([9; 32]),
+            },
+        ] {
+            report.note(&event);
+        }
+        let numbers = |step| json!({"step": step, "loss": 2.5, "gradient_norm": 1.0, "tokens": 1000, "seconds": 0.5});
+        let mut first = numbers(0);
+        first["held_out_loss"] = json!(5.5);
+        assert_eq!(
+            serde_json::to_value(&report).expect("serializes"),
+            json!({
+                "run_hash": ContentHash([7; 32]),
+                "seed": 3,
+                "steps": [first, numbers(1)],
+                "tokens_per_second": 2000.0,
+                "peers": 3,
+                "stages": 2,
+                "kills": 0,
+                "microbatches": {"counted": 16, "replayed": 2, "duplicated": 4, "missing": 0},
+                "checkpoint_hash": ContentHash([9; 32]),
+                "reference_hash": null,
+            })
+        );
+    }
+
+    #[test]
+    fn what_was_not_counted_is_missing() {
+        let mut report = Report::new();
+        report.note(&started());
+        report.note(&RunEvent::Committed(step(0, 5)));
+        assert_eq!(report.microbatches.missing, 3);
+    }
+
+    #[test]
+    fn peers_are_counted_at_their_most() {
+        let mut report = Report::new();
+        report.note(&started());
+        let span = StageSpan::one(Stage(0));
+        for peer in [1, 2, 2, 3, 4] {
+            report.note(&RunEvent::Admitted { peer: PeerId([peer; 32]), span });
+        }
+        report.note(&RunEvent::Lost { peer: PeerId([4; 32]), span });
+        report.note(&RunEvent::Admitted { peer: PeerId([5; 32]), span });
+        assert_eq!(report.peers, 4);
+    }
+
+    #[test]
+    fn reads_what_it_writes() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("report.json");
+        let mut report = Report::new();
+        report.note(&started());
+        report.write(&path).expect("written");
+        report.microbatches_per_step = 0;
+        assert_eq!(Report::read(&path).expect("read"), report);
+    }
+}
