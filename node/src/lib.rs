@@ -6,7 +6,10 @@
 
 pub mod address;
 pub mod cli;
+pub mod config;
 pub mod events;
 pub mod exit;
-pub mod config;
+pub mod logging;
+pub mod plot;
+pub mod progress;
 pub mod report;
