@@ -101,6 +101,8 @@ pub enum ToCoordinator {
         room: u32,
         /// The newest grant it has seen.
         through: GrantNumber,
+        /// Nanoseconds that it needs for one microbatch, as in `Accepted`.
+        pace: u64,
     },
     /// Asks for the claim of a microbatch that was accepted.
     Claim {
@@ -122,6 +124,13 @@ pub enum ToCoordinator {
         round: RoundId,
         /// What came out.
         outcome: RoundOutcome,
+    },
+    /// The sender does not take a round's result.
+    RoundRefused {
+        /// Which.
+        round: RoundId,
+        /// Why not, in words.
+        reason: String,
     },
     /// The weights or gradients left the numbers that a run can go on with: a verdict on the run.
     Diverged {
@@ -261,9 +270,7 @@ pub enum Between {
 }
 
 /// One try at the all-reduce of one stage.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, bincode::Encode, bincode::Decode,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, bincode::Encode, bincode::Decode)]
 pub struct RoundId {
     /// In which era.
     pub era: Era,
@@ -448,8 +455,7 @@ mod tests {
 
     #[test]
     fn losses_sum_to_the_same_in_any_order() {
-        let losses: Vec<FixedLoss> =
-            [5.545_177, 0.1, 3.75e-3].map(FixedLoss::from_nats).to_vec();
+        let losses: Vec<FixedLoss> = [5.545_177, 0.1, 3.75e-3].map(FixedLoss::from_nats).to_vec();
         let forward: FixedLoss = losses.iter().copied().sum();
         let backward: FixedLoss = losses.iter().rev().copied().sum();
         assert_eq!(forward, backward);

@@ -268,6 +268,66 @@ pub enum PeerAction {
     Event(PeerEvent),
 }
 
+/// What a peer found that must not be, and what it did about it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// The accumulator does not hold what the coordinator counts on: the peer leaves.
+    #[error(
+        "the accumulator lacks {missing} microbatches of step {}, stage {} and holds {surplus} \
+         that it should not: leaving the run",
+        round.step,
+        round.stage
+    )]
+    AccumulatorDiffers {
+        /// For which round.
+        round: RoundId,
+        /// Counted on, but not there.
+        missing: usize,
+        /// There, but not counted on.
+        surplus: usize,
+    },
+    /// A round did not count every microbatch once: its result is refused.
+    #[error(
+        "the all-reduce of step {}, stage {} proves {found:#018x} instead of {expected:#018x}: \
+         some microbatch was lost or counted twice, the result is refused",
+        round.step,
+        round.stage
+    )]
+    ProofDiffers {
+        /// Which round.
+        round: RoundId,
+        /// The sum of the whole batch's tags.
+        expected: u64,
+        /// What was there.
+        found: u64,
+    },
+    /// The commit names another result than the one held here: the peer leaves.
+    #[error("the commit of step {step} names a result that is not the one held here: leaving")]
+    ResultDiffers {
+        /// Which step.
+        step: Step,
+    },
+    /// The output log has no room for more microbatches of this step.
+    #[error(
+        "the output log of stage {stage} is full with {microbatches} microbatches: \
+         raise the limit on logged bytes or add replicas"
+    )]
+    LogFull {
+        /// Which stage.
+        stage: Stage,
+        /// How many it holds.
+        microbatches: usize,
+    },
+    /// Something came that no member would send; it was dropped.
+    #[error("{from} sent {what}, which makes no sense here: dropped")]
+    Nonsense {
+        /// Who.
+        from: Member,
+        /// What.
+        what: &'static str,
+    },
+}
+
 /// What people and metrics want to know of a peer.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PeerEvent {
@@ -293,6 +353,8 @@ pub enum PeerEvent {
         /// The work.
         key: ClaimKey,
     },
+    /// Something that must not be.
+    Fault(Fault),
     /// The run is over.
     Finished,
     /// The run cannot go on.
@@ -369,6 +431,12 @@ pub enum CoordinatorEvent {
         member: Member,
         /// The stages it hosts.
         span: StageSpan,
+    },
+    /// A member's known answers differ from the first member's: the model's bits may differ from
+    /// those of one process.
+    Unlike {
+        /// Who.
+        member: Member,
     },
     /// The run waits for more peers.
     Waiting {

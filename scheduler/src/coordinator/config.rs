@@ -1,0 +1,19 @@
+//! What a coordinator is told once, when its term begins.
+
+use std::sync::Arc;
+
+use shoal_protocol::ids::{Era, Term};
+use shoal_protocol::manifest::Manifest;
+
+/// Everything that a coordinator starts with.
+#[derive(Debug, Clone)]
+pub struct CoordinatorConfig {
+    /// The run.
+    pub manifest: Arc<Manifest>,
+    /// Its term of office.
+    pub term: Term,
+    /// The era of the run.
+    pub era: Era,
+    /// Members that the first step waits for, besides a replica of every stage.
+    pub wait_for: usize,
+}

@@ -1,0 +1,90 @@
+//! What a peer is told once, when it starts.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use shoal_protocol::ids::{ContentHash, Member, Stage};
+use shoal_protocol::limits;
+use shoal_protocol::manifest::Manifest;
+use shoal_protocol::message::StageChoice;
+use shoal_protocol::units::Bytes;
+
+/// Everything that a peer starts with.
+#[derive(Debug, Clone)]
+pub struct PeerConfig {
+    /// This peer in this life.
+    pub me: Member,
+    /// The run.
+    pub manifest: Arc<Manifest>,
+    /// Which stages it wants to host.
+    pub choice: StageChoice,
+    /// Where its data plane listens.
+    pub addresses: Vec<SocketAddr>,
+    /// Hash of its known answers.
+    pub fingerprint: ContentHash,
+    /// Elements of each stage's flat vector of parameters, for every stage of the run.
+    pub parameters: BTreeMap<Stage, usize>,
+    /// How much it takes on.
+    pub limits: PeerLimits,
+    /// Decides between replicas that are equally good, so that peers do not all choose the same.
+    pub seed: u64,
+}
+
+/// How much a peer takes on.
+#[derive(Debug, Clone)]
+pub struct PeerLimits {
+    /// Microbatches in flight at one stage, at least at first. A stage that is `k` stages from the
+    /// end needs `2k + 1` for the engine to stay busy over links of no latency.
+    pub first_window: usize,
+    /// Microbatches in flight at one stage, at most.
+    pub largest_window: usize,
+    /// Offers that wait for room at one stage.
+    pub offers: usize,
+    /// Senders remembered at one stage, to be told when there is room again, and senders of one
+    /// microbatch beyond the first.
+    pub askers: usize,
+    /// Activations and gradients that wait or are in use, all hosted stages together.
+    pub in_flight: Bytes,
+    /// Output logs of all hosted stages together.
+    pub logged: Bytes,
+    /// Integers of a round on their way to the other members. At least one piece per member goes
+    /// out in any case.
+    pub round_bytes: Bytes,
+    /// How a stage's vector is cut in a round; equal at all members.
+    pub cut: RoundCut,
+    /// After how long an unanswered word to the coordinator, or a vain offer, is repeated.
+    pub retry: Duration,
+}
+
+/// How a stage's vector is cut in a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RoundCut {
+    /// Members' parts start at multiples of this.
+    pub block_elements: usize,
+    /// Elements of one piece at most; a multiple of the block.
+    pub piece_elements: usize,
+}
+
+impl Default for RoundCut {
+    fn default() -> Self {
+        Self { block_elements: 1 << 10, piece_elements: limits::ROUND_PIECE_ELEMENTS }
+    }
+}
+
+impl Default for PeerLimits {
+    fn default() -> Self {
+        Self {
+            first_window: 1,
+            largest_window: 1 << 10,
+            offers: 64,
+            askers: 64,
+            in_flight: Bytes::mebi(4 << 10),
+            logged: Bytes::mebi(8 << 10),
+            round_bytes: Bytes::mebi(256),
+            cut: RoundCut::default(),
+            retry: Duration::from_secs(2),
+        }
+    }
+}
