@@ -1,0 +1,1 @@
+//! How peers find one another.

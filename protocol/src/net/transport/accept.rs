@@ -1,0 +1,158 @@
+//! Answering peers that dial us.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use quinn::{Connection, Endpoint, Incoming, SendStream};
+use tokio::sync::{Mutex, Semaphore};
+use tokio::time::timeout;
+
+use super::Shared;
+use super::error::Refusal;
+use super::handshake::{self, Hello, Reply, Unreadable};
+use super::link::CloseCode;
+use super::peer::{CROSSING, Session, Verdict};
+use super::tls;
+use super::traffic::Kind;
+use crate::ids::Member;
+use crate::limits;
+
+/// Handshakes under way at once.
+const HANDSHAKES: usize = 64;
+
+/// How long a refused peer may take to read why.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// Accepts connections on one socket until we close.
+pub(super) async fn run(shared: Arc<Shared>, endpoint: Endpoint) {
+    let handshakes = Arc::new(Semaphore::new(HANDSHAKES));
+    loop {
+        let incoming = tokio::select! {
+            () = shared.closed.cancelled() => break,
+            incoming = endpoint.accept() => incoming,
+        };
+        let Some(incoming) = incoming else { break };
+        let Ok(permit) = handshakes.clone().try_acquire_owned() else {
+            incoming.refuse();
+            continue;
+        };
+        let for_task = shared.clone();
+        shared.tracker.spawn(async move {
+            let _permit = permit;
+            let handshake = handle(&for_task, incoming);
+            tokio::select! {
+                () = for_task.closed.cancelled() => {}
+                // A peer that takes longer is dropped, and its connection with it.
+                _ = timeout(limits::HANDSHAKE_TIMEOUT, handshake) => {}
+            }
+        });
+    }
+}
+
+async fn handle(shared: &Arc<Shared>, incoming: Incoming) {
+    let address = incoming.remote_address();
+    let connection = match incoming.await {
+        Ok(connection) => connection,
+        Err(error) => {
+            tracing::debug!(%address, %error, "a handshake failed");
+            return;
+        }
+    };
+    let Some(peer) = tls::peer_behind(connection.peer_identity()) else {
+        // The verifier has let only peers pass.
+        connection.close(CloseCode::Refused.into(), b"no identity");
+        return;
+    };
+    let Ok((mut send, mut recv)) = connection.accept_bi().await else { return };
+    let hello = match handshake::hear(&mut recv).await {
+        Ok((hello, received)) => {
+            shared.counters.received(Kind::Control, received);
+            hello
+        }
+        Err(Unreadable::Version(theirs)) => {
+            tracing::warn!(
+                %peer, %address, theirs, ours = limits::PROTOCOL_VERSION,
+                "refused a peer of another protocol version"
+            );
+            return refuse(shared, None, &connection, send).await;
+        }
+        Err(Unreadable::Malformed(reason)) => {
+            tracing::warn!(%peer, %address, reason, "refused a malformed hello");
+            connection.close(CloseCode::Violation.into(), reason.as_bytes());
+            return;
+        }
+        Err(Unreadable::Lost) => return,
+    };
+    let control = Arc::new(Mutex::new(None));
+    // Held until the answer is written: only then may the link write anything.
+    let mut slot = control.clone().lock_owned().await;
+    let session = Arc::new(Session {
+        connection: connection.clone(),
+        control,
+        member: Member { peer, incarnation: hello.incarnation },
+        address,
+        run: hello.run.clone(),
+        number: hello.number,
+        dialled: false,
+    });
+    match settle(shared, &hello, &session).await {
+        Ok(()) => {
+            let sent = handshake::answer(Some(&shared.welcome()), &mut send).await;
+            shared.counters.sent(Kind::Control, sent.unwrap_or_default());
+            *slot = Some((send, recv));
+        }
+        Err(refusal) => {
+            tracing::info!(%peer, %address, %refusal, "refused a peer");
+            refuse(shared, Some(&Reply::Refused(refusal)), &connection, send).await;
+        }
+    }
+}
+
+/// Decides about a hello; once accepted, its connection is the one that counts.
+async fn settle(
+    shared: &Arc<Shared>,
+    hello: &Hello,
+    session: &Arc<Session>,
+) -> Result<(), Refusal> {
+    let id = session.member.peer;
+    if id == shared.peer {
+        return Err(Refusal::OwnIdentity);
+    }
+    if shared.closing.is_cancelled() {
+        return Err(Refusal::Closing);
+    }
+    if let (Some(theirs), Some(ours)) = (shared.run(), &hello.run)
+        && theirs.id != ours.id
+    {
+        return Err(Refusal::OtherRun { ours: ours.id, theirs: theirs.id });
+    }
+    let peer = shared.peer(id).ok_or(Refusal::Full)?;
+    let mut state = peer.state.subscribe();
+    let mut crossing_over = false;
+    loop {
+        match peer.decide(shared.peer, hello, session, crossing_over) {
+            Verdict::Accepted => return Ok(()),
+            Verdict::Refused(refusal) => return Err(refusal),
+            Verdict::Wait => {
+                let decided = state.wait_for(|state| !state.dialling || state.open().is_some());
+                crossing_over = timeout(CROSSING, decided).await.is_err();
+            }
+        }
+    }
+}
+
+/// Says no and leaves the peer a moment to read it.
+async fn refuse(
+    shared: &Shared,
+    reply: Option<&Reply>,
+    connection: &Connection,
+    mut send: SendStream,
+) {
+    if let Some(sent) = handshake::answer(reply, &mut send).await {
+        shared.counters.sent(Kind::Control, sent);
+        // The peer closes once it has read the answer.
+        let _ = send.finish();
+        let _ = timeout(FAREWELL, connection.closed()).await;
+    }
+    connection.close(CloseCode::Refused.into(), b"refused");
+}

@@ -1,0 +1,242 @@
+//! Reaching a peer: all its addresses at once, the first that answers is greeted.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use quinn::{ClientConfig, Connection};
+use tokio::sync::Mutex;
+use tokio::time::timeout;
+
+use super::Shared;
+use super::endpoint;
+use super::error::{ConnectError, Refusal};
+use super::handshake::{self, Hello, Reply};
+use super::link::CloseCode;
+use super::peer::{Peer, Session, State};
+use super::traffic::Kind;
+use crate::ids::Member;
+use crate::limits;
+
+/// TLS wants a name; who is at the other end is decided by its certificate alone.
+const SERVER_NAME: &str = "shoal";
+
+/// Gives the connection to a peer, and dials if there is none. Only one dial of a peer is under
+/// way at a time; who comes second waits for it and tries itself if that failed.
+pub(super) async fn reach(
+    shared: &Shared,
+    peer: &Peer,
+    addresses: &[SocketAddr],
+) -> Result<Arc<Session>, ConnectError> {
+    let mut state = peer.state.subscribe();
+    let Some(_turn) = turn(peer, &mut state).await else {
+        return peer.session().ok_or(ConnectError::Refused(Refusal::AlreadyConnected));
+    };
+    tokio::select! {
+        // A connection from the peer ends our own dial.
+        Ok(state) = state.wait_for(|state| state.open().is_some()) => {
+            let session = state.open().cloned();
+            session.ok_or(ConnectError::Refused(Refusal::AlreadyConnected))
+        }
+        () = shared.closing.cancelled() => Err(ConnectError::Closing),
+        dialled = timeout(limits::HANDSHAKE_TIMEOUT, dial(shared, peer, addresses)) => {
+            dialled.unwrap_or(Err(ConnectError::TimedOut))
+        }
+    }
+}
+
+/// The right to dial; `None` when there is a connection.
+async fn turn<'a>(
+    peer: &'a Peer,
+    state: &mut tokio::sync::watch::Receiver<State>,
+) -> Option<Turn<'a>> {
+    loop {
+        let mut connected = false;
+        let mine = peer.state.send_if_modified(|state| {
+            connected = state.open().is_some();
+            let mine = !connected && !state.dialling;
+            state.dialling |= mine;
+            mine
+        });
+        if mine {
+            return Some(Turn(peer));
+        }
+        if connected {
+            return None;
+        }
+        // The sender lives in `peer`.
+        let _ = state.wait_for(|state| state.open().is_some() || !state.dialling).await;
+    }
+}
+
+/// Dialling ends with it, however it ends.
+struct Turn<'a>(&'a Peer);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.state.send_modify(|state| state.dialling = false);
+    }
+}
+
+async fn dial(
+    shared: &Shared,
+    peer: &Peer,
+    addresses: &[SocketAddr],
+) -> Result<Arc<Session>, ConnectError> {
+    if addresses.is_empty() {
+        return Err(ConnectError::NoAddress { peer: peer.id });
+    }
+    let mut attempts: FuturesUnordered<_> =
+        addresses.iter().map(|&address| open(shared, peer, address)).collect();
+    let mut failure = ConnectError::NoAddress { peer: peer.id };
+    while let Some(attempt) = attempts.next().await {
+        match attempt {
+            Ok((connection, address)) => {
+                drop(attempts);
+                return greet(shared, peer, connection, address).await;
+            }
+            // Among several failures a stranger's answer tells most.
+            Err(error) if !failure.is_final() => failure = error,
+            Err(_) => {}
+        }
+    }
+    Err(failure)
+}
+
+async fn open(
+    shared: &Shared,
+    peer: &Peer,
+    address: SocketAddr,
+) -> Result<(Connection, SocketAddr), ConnectError> {
+    let endpoint =
+        endpoint::route(&shared.endpoints, address).ok_or(ConnectError::NoSocket { address })?;
+    let (tls, verifier) = shared.tls.client(peer.id);
+    let mut config = ClientConfig::new(tls);
+    config.transport_config(shared.quic.clone());
+    let unreachable = |reason: String| match verifier.stranger() {
+        Some(found) => ConnectError::WrongPeer { address, expected: peer.id, found },
+        None => ConnectError::Unreachable { address, reason },
+    };
+    let connecting = endpoint
+        .connect_with(config, address, SERVER_NAME)
+        .map_err(|error| unreachable(error.to_string()))?;
+    let connection = connecting.await.map_err(|error| unreachable(error.to_string()))?;
+    Ok((connection, address))
+}
+
+async fn greet(
+    shared: &Shared,
+    peer: &Peer,
+    connection: Connection,
+    address: SocketAddr,
+) -> Result<Arc<Session>, ConnectError> {
+    let guard = CloseUnlessKept(Some(connection.clone()));
+    let number = shared.next_number();
+    let hello =
+        Hello { incarnation: shared.incarnation, run: shared.run(), number, lost: peer.lost() };
+    let lost = |error: quinn::ConnectionError| ConnectError::Unreachable {
+        address,
+        reason: error.to_string(),
+    };
+    let (mut send, mut recv) = connection.open_bi().await.map_err(lost)?;
+    let (reply, sent, received) = handshake::greet(&hello, &mut send, &mut recv).await?;
+    shared.counters.sent(Kind::Control, sent);
+    shared.counters.received(Kind::Control, received);
+    let (incarnation, run) = match reply {
+        Reply::Welcome { incarnation, run } => (incarnation, run),
+        Reply::Refused(refusal) => return Err(refusal.into()),
+    };
+    let session = Arc::new(Session {
+        connection,
+        control: Arc::new(Mutex::new(Some((send, recv)))),
+        member: Member { peer: peer.id, incarnation },
+        address,
+        run,
+        number,
+        dialled: true,
+    });
+    let kept = peer.adopt(session.clone())?;
+    if Arc::ptr_eq(&kept, &session) {
+        guard.keep();
+    }
+    Ok(kept)
+}
+
+/// A connection that is closed unless it turns out to be the one that counts.
+struct CloseUnlessKept(Option<Connection>);
+
+impl CloseUnlessKept {
+    fn keep(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for CloseUnlessKept {
+    fn drop(&mut self) {
+        if let Some(connection) = &self.0 {
+            connection.close(CloseCode::Unused.into(), b"another connection is used");
+        }
+    }
+}
+
+/// How long to wait before the next dial: longer each time, and not in step with others.
+pub(super) struct Backoff {
+    delay: Duration,
+    spent: Duration,
+    seed: blake3::Hasher,
+}
+
+/// First delay between two dials.
+const FIRST: Duration = Duration::from_millis(50);
+
+/// The longest delay between two dials.
+const LONGEST: Duration = Duration::from_secs(2);
+
+/// After delays of this much in all, a peer counts as unreachable.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+impl Backoff {
+    /// `seed` makes the delays of different pairs of peers differ.
+    pub(super) fn new(seed: &[u8]) -> Self {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(seed);
+        Self { delay: FIRST, spent: Duration::ZERO, seed: hasher }
+    }
+
+    /// The next delay: between half and all of an exponentially growing one. `None` when it is
+    /// time to give up.
+    pub(super) fn next(&mut self) -> Option<Duration> {
+        if self.spent >= PATIENCE {
+            return None;
+        }
+        self.seed.update(b"next");
+        let share = 0.5 + f64::from(self.seed.finalize().as_bytes()[0]) / 512.0;
+        let delay = self.delay.mul_f64(share);
+        self.delay = (self.delay * 2).min(LONGEST);
+        self.spent += delay;
+        Some(delay)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_grow_to_a_cap_and_end() {
+        let delays: Vec<Duration> = {
+            let mut backoff = Backoff::new(b"pair");
+            std::iter::from_fn(|| backoff.next()).collect()
+        };
+        assert!(delays[0] >= FIRST / 2 && delays[0] <= FIRST);
+        assert!(delays.iter().all(|&delay| delay <= LONGEST));
+        let last = delays[delays.len() - 1];
+        assert!(last >= LONGEST / 2);
+        let spent: Duration = delays.iter().sum();
+        assert!(spent >= PATIENCE && spent - last < PATIENCE);
+        let mut other = Backoff::new(b"other pair");
+        assert_ne!(other.next(), Some(delays[0]));
+    }
+}

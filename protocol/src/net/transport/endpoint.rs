@@ -1,0 +1,174 @@
+//! Sockets, and how QUIC is tuned on them.
+
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::Arc;
+
+use quinn::congestion::{BbrConfig, ControllerFactory, CubicConfig};
+use quinn::crypto::{CryptoError, HmacKey};
+use quinn::{
+    Endpoint, EndpointConfig, MtuDiscoveryConfig, ServerConfig, TokioRuntime, TransportConfig,
+    VarInt,
+};
+use quinn_proto::HashedConnectionIdGenerator;
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::error::TransportError;
+use super::tls::Tls;
+use crate::limits;
+use crate::net::identity::Identity;
+use crate::units::Bytes;
+
+/// What decides how fast a connection sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Congestion {
+    /// Backs off on loss: right for most links.
+    #[default]
+    Cubic,
+    /// Follows the measured bandwidth: far faster on long links that lose packets at random, and
+    /// wasteful elsewhere.
+    Bbr,
+}
+
+/// Packets are what QUIC costs. Segmentation offload hands ten of them to the kernel at once, and
+/// ten of this size still fit the 64 KiB of one call.
+const LARGEST_PACKET: u16 = 6500;
+
+/// Bytes of the kernel's buffers that are asked for.
+const SOCKET_BUFFER: usize = 4 << 20;
+
+/// A stream with more than 2.75 MiB under way breaks the connection at a bottleneck: the receiver
+/// keeps at most 1024 gaps.
+const STREAM_WINDOW: u32 = 5 << 19;
+
+const CONNECTION_WINDOW: u32 = 64 << 20;
+
+/// Bytes sent before the first acknowledgement.
+const INITIAL_WINDOW: u64 = 1 << 20;
+
+/// Tensor messages on their way at once.
+pub(super) const TENSOR_STREAMS: usize = 32;
+
+/// The control stream and requests for files.
+const REQUEST_STREAMS: u32 = 16;
+
+/// Handshakes that wait to be looked at.
+const INCOMING: usize = 256;
+
+/// Opens one socket and QUIC on it.
+pub(super) fn bind(
+    address: SocketAddr,
+    identity: &Identity,
+    tls: &Tls,
+    quic: &Arc<TransportConfig>,
+) -> Result<Endpoint, TransportError> {
+    let failed = |source: io::Error| match source.kind() {
+        io::ErrorKind::AddrInUse => TransportError::AddressInUse { address },
+        _ => TransportError::Bind { address, source },
+    };
+    let socket = open_socket(address).map_err(failed)?;
+    let mut server = ServerConfig::with_crypto(tls.server());
+    server.transport_config(quic.clone()).max_incoming(INCOMING);
+    Endpoint::new(endpoint_config(identity), Some(server), socket, Arc::new(TokioRuntime))
+        .map_err(failed)
+}
+
+fn open_socket(address: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+    if address.is_ipv6() {
+        // IPv4 has a socket of its own.
+        socket.set_only_v6(true)?;
+    }
+    // The kernel may grant less, and then a burst loses packets.
+    socket.set_recv_buffer_size(SOCKET_BUFFER)?;
+    socket.set_send_buffer_size(SOCKET_BUFFER)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    tracing::info!(
+        %address,
+        asked = %Bytes(SOCKET_BUFFER as u64),
+        receive = %Bytes(socket.recv_buffer_size()? as u64),
+        send = %Bytes(socket.send_buffer_size()? as u64),
+        "UDP socket buffers"
+    );
+    Ok(socket.into())
+}
+
+/// A process that starts again on the same socket still recognises the connections of its former
+/// life by their ids, and can tell the other ends at once that they are gone.
+fn endpoint_config(identity: &Identity) -> EndpointConfig {
+    let mut config = EndpointConfig::new(Arc::new(ResetKey(identity.derive_secret("quic reset"))));
+    let secret = identity.derive_secret("quic connection id");
+    let key = u64::from_le_bytes(*secret.first_chunk().expect("32 bytes"));
+    config.cid_generator(move || Box::new(HashedConnectionIdGenerator::from_key(key)));
+    config.max_udp_payload_size(LARGEST_PACKET).expect("more than the smallest allowed");
+    config
+}
+
+/// Signs the tokens by which a lost connection is reset.
+struct ResetKey([u8; 32]);
+
+impl HmacKey for ResetKey {
+    fn sign(&self, data: &[u8], signature_out: &mut [u8]) {
+        signature_out.copy_from_slice(blake3::keyed_hash(&self.0, data).as_bytes());
+    }
+
+    fn signature_len(&self) -> usize {
+        blake3::OUT_LEN
+    }
+
+    fn verify(&self, data: &[u8], signature: &[u8]) -> Result<(), CryptoError> {
+        // This comparison takes the same time for all hashes.
+        let signature = blake3::Hash::from_slice(signature).map_err(|_| CryptoError)?;
+        if blake3::keyed_hash(&self.0, data) == signature { Ok(()) } else { Err(CryptoError) }
+    }
+}
+
+/// How every connection behaves.
+pub(super) fn quic(congestion: Congestion) -> TransportConfig {
+    let mut mtu = MtuDiscoveryConfig::default();
+    // Found within a few round trips on loopback and networks with jumbo frames; elsewhere it costs
+    // a handful of lost probes.
+    mtu.upper_bound(LARGEST_PACKET);
+    let mut config = TransportConfig::default();
+    config
+        .stream_receive_window(VarInt::from_u32(STREAM_WINDOW))
+        .receive_window(VarInt::from_u32(CONNECTION_WINDOW))
+        .send_window(u64::from(CONNECTION_WINDOW))
+        .max_concurrent_uni_streams(VarInt::from_u32(TENSOR_STREAMS as u32))
+        .max_concurrent_bidi_streams(VarInt::from_u32(REQUEST_STREAMS))
+        .datagram_receive_buffer_size(None)
+        .max_idle_timeout(Some(
+            limits::CONNECTION_TIMEOUT.try_into().expect("a timeout of seconds"),
+        ))
+        .keep_alive_interval(Some(limits::CONNECTION_TIMEOUT / 3))
+        .mtu_discovery_config(Some(mtu))
+        .congestion_controller_factory(controller(congestion));
+    config
+}
+
+fn controller(congestion: Congestion) -> Arc<dyn ControllerFactory + Send + Sync> {
+    match congestion {
+        Congestion::Cubic => {
+            let mut config = CubicConfig::default();
+            config.initial_window(INITIAL_WINDOW);
+            Arc::new(config)
+        }
+        Congestion::Bbr => {
+            let mut config = BbrConfig::default();
+            config.initial_window(INITIAL_WINDOW);
+            Arc::new(config)
+        }
+    }
+}
+
+/// The socket to dial `address` from: of its family, and on loopback only if the address is.
+pub(super) fn route(endpoints: &[Endpoint], address: SocketAddr) -> Option<&Endpoint> {
+    let suits = |endpoint: &&Endpoint| {
+        endpoint.local_addr().is_ok_and(|local| {
+            local.is_ipv4() == address.is_ipv4()
+                && (!local.ip().is_loopback() || address.ip().is_loopback())
+        })
+    };
+    endpoints.iter().find(suits)
+}

@@ -1,0 +1,386 @@
+//! The task that looks after one peer: connects when there is something to send, serves one
+//! connection after the other, and tells the owner what happens.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use quinn::{ConnectionError, RecvStream, SendStream, VarInt};
+use tokio::sync::Semaphore;
+use tokio::task::{JoinError, JoinSet};
+use tokio::time::timeout;
+
+use super::dial::{self, Backoff};
+use super::error::{ConnectError, DisconnectReason, Violation};
+use super::event::{TensorMessage, TransportEvent};
+use super::outbox::{Priority, TensorJob, Ticket};
+use super::peer::{Peer, Session};
+use super::traffic::Kind;
+use super::{Shared, blob, control, endpoint, tensor};
+use crate::limits;
+
+/// How long closing waits for the other end to take what is queued.
+const FLUSH: Duration = Duration::from_secs(5);
+
+/// Why we close a connection, as the other end learns it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum CloseCode {
+    /// We leave.
+    Done = 0,
+    /// The hello was refused.
+    Refused = 1,
+    /// Another connection to the same peer is used.
+    Unused = 2,
+    /// The other end broke the protocol.
+    Violation = 3,
+    /// The other end takes too little.
+    Stuck = 4,
+}
+
+impl From<CloseCode> for VarInt {
+    fn from(code: CloseCode) -> Self {
+        Self::from_u32(code as u32)
+    }
+}
+
+/// Looks after `peer` until we close.
+pub(super) async fn run(shared: Arc<Shared>, peer: Arc<Peer>) {
+    while let Some(session) = next_session(&shared, &peer).await {
+        let member = session.member;
+        let connected = TransportEvent::Connected {
+            member,
+            address: session.address,
+            run: session.run.as_ref().map(|run| run.id),
+        };
+        if emit(&shared, connected).await.is_break() {
+            close(&session, &DisconnectReason::Closing);
+            break;
+        }
+        let reason = serve(&shared, &peer, &session).await;
+        if reason == DisconnectReason::QueueFull {
+            peer.outbox.clear();
+        } else {
+            peer.outbox.take_back();
+        }
+        peer.ended(&session);
+        tracing::debug!(%member, %reason, "disconnected");
+        if emit(&shared, TransportEvent::Disconnected { member, reason }).await.is_break() {
+            break;
+        }
+    }
+    peer.outbox.clear();
+    peer.link_ended();
+}
+
+/// Tells the owner; breaks when nobody listens any more.
+async fn emit(shared: &Shared, event: TransportEvent) -> ControlFlow<()> {
+    tokio::select! {
+        biased;
+        sent = shared.events.send(event) => match sent {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(_) => ControlFlow::Break(()),
+        },
+        () = shared.closed.cancelled() => ControlFlow::Break(()),
+    }
+}
+
+/// The next connection to serve; `None` when we close.
+async fn next_session(shared: &Shared, peer: &Peer) -> Option<Arc<Session>> {
+    let pair = [shared.peer.0, peer.id.0].concat();
+    let mut backoff = Backoff::new(&pair);
+    let mut state = peer.state.subscribe();
+    loop {
+        if let Some(session) = peer.current() {
+            return Some(session);
+        }
+        state.mark_unchanged();
+        tokio::select! {
+            () = shared.closing.cancelled() => return None,
+            _ = state.wait_for(|state| state.current.is_some()) => continue,
+            () = peer.outbox.filled() => {}
+        }
+        let addresses = peer.state.borrow().addresses.clone();
+        let error = match dial::reach(shared, peer, &addresses).await {
+            Ok(_) => continue,
+            Err(error) => error,
+        };
+        let delay = if error.is_final() { None } else { backoff.next() };
+        let Some(delay) = delay else {
+            backoff = Backoff::new(&pair);
+            give_up(shared, peer, error).await;
+            continue;
+        };
+        tracing::debug!(peer = %peer.id, %error, ?delay, "cannot connect");
+        tokio::select! {
+            () = shared.closing.cancelled() => return None,
+            () = tokio::time::sleep(delay) => {}
+            // A new address, or a connection from the peer.
+            _ = state.wait_for(|state| state.open().is_some() || state.addresses != addresses) => {}
+        }
+    }
+}
+
+async fn give_up(shared: &Shared, peer: &Peer, error: ConnectError) {
+    if error == ConnectError::Closing {
+        return;
+    }
+    peer.outbox.clear();
+    tracing::info!(peer = %peer.id, %error, "unreachable");
+    // If nobody listens, the link ends at its next event.
+    let _ = emit(shared, TransportEvent::Unreachable { peer: peer.id, error }).await;
+}
+
+/// What the tasks of one connection share.
+#[derive(Clone)]
+struct Context {
+    shared: Arc<Shared>,
+    peer: Arc<Peer>,
+    session: Arc<Session>,
+}
+
+/// Serves one connection until it ends, and says why it did.
+async fn serve(shared: &Arc<Shared>, peer: &Arc<Peer>, session: &Arc<Session>) -> DisconnectReason {
+    let connection = &session.connection;
+    let Some((send, recv)) = session.control.lock().await.take() else {
+        return DisconnectReason::Lost("the answer to the hello could not be sent".to_owned());
+    };
+    let context = Context { shared: shared.clone(), peer: peer.clone(), session: session.clone() };
+    let mut writers = JoinSet::new();
+    writers.spawn(write_control(context.clone(), send));
+    writers.spawn(write_tensors(context.clone()));
+    let mut readers = JoinSet::new();
+    readers.spawn(read_control(context.clone(), recv));
+    readers.spawn(read_tensors(context.clone()));
+    readers.spawn(serve_blobs(context.clone()));
+
+    let reason = tokio::select! {
+        Some(ended) = writers.join_next() => ended.unwrap_or_else(failed),
+        Some(ended) = readers.join_next() => ended.unwrap_or_else(failed),
+        () = peer.replaced(session) => DisconnectReason::Replaced,
+        () = peer.outbox.stuck() => DisconnectReason::QueueFull,
+        () = shared.closing.cancelled() => {
+            // Whatever is not taken by then is lost.
+            let _ = timeout(FLUSH, peer.outbox.emptied()).await;
+            DisconnectReason::Closing
+        }
+    };
+    close(session, &reason);
+    writers.shutdown().await;
+    let left_by_peer = matches!(
+        reason,
+        DisconnectReason::Left | DisconnectReason::Lost(_) | DisconnectReason::ClosedByPeer(_)
+    );
+    if left_by_peer {
+        // What arrived before the end still counts.
+        tokio::select! {
+            () = async { while readers.join_next().await.is_some() {} } => {}
+            () = shared.closed.cancelled() => {}
+        }
+    }
+    readers.shutdown().await;
+    // A violation by which we closed may have been noticed as a lost connection elsewhere first.
+    match (&reason, connection.close_reason()) {
+        (DisconnectReason::Lost(_), Some(error)) => reason_of(&error),
+        _ => reason,
+    }
+}
+
+/// A task of ours that panicked takes its connection with it, and nothing else.
+fn failed(error: JoinError) -> DisconnectReason {
+    tracing::error!(%error, "a task of a connection failed");
+    DisconnectReason::Lost(format!("internal error: {error}"))
+}
+
+fn close(session: &Session, reason: &DisconnectReason) {
+    let code = match reason {
+        DisconnectReason::Violation(_) => CloseCode::Violation,
+        DisconnectReason::QueueFull => CloseCode::Stuck,
+        DisconnectReason::Replaced => CloseCode::Unused,
+        DisconnectReason::Closing
+        | DisconnectReason::Left
+        | DisconnectReason::Lost(_)
+        | DisconnectReason::ClosedByPeer(_) => CloseCode::Done,
+    };
+    let text = match reason {
+        DisconnectReason::Violation(violation) => violation.to_string(),
+        other => other.to_string(),
+    };
+    session.connection.close(code.into(), text.as_bytes());
+}
+
+/// What the end of a connection means.
+fn reason_of(error: &ConnectionError) -> DisconnectReason {
+    let ConnectionError::ApplicationClosed(close) = error else {
+        return DisconnectReason::Lost(error.to_string());
+    };
+    match close.error_code {
+        code if code == CloseCode::Done.into() => DisconnectReason::Left,
+        code if code == CloseCode::Unused.into() => DisconnectReason::Replaced,
+        // The other end's words, made harmless for a log.
+        _ => DisconnectReason::ClosedByPeer(
+            String::from_utf8_lossy(&close.reason).escape_debug().take(200).collect(),
+        ),
+    }
+}
+
+impl Context {
+    /// Waits for the reason behind a failure of one stream.
+    async fn end(&self) -> DisconnectReason {
+        reason_of(&self.session.connection.closed().await)
+    }
+}
+
+async fn write_control(context: Context, mut stream: SendStream) -> DisconnectReason {
+    // A stream starts at 0, where nothing is more urgent; what is finished cannot fail otherwise.
+    let _ = stream.set_priority(Priority::Gradient as i32 + 1);
+    let Context { shared, peer, .. } = &context;
+    loop {
+        let batch = peer.outbox.control().await;
+        let mut chunks = Vec::with_capacity(2 * batch.len());
+        for message in batch {
+            chunks.push(Bytes::copy_from_slice(&control::prefix(&message)));
+            chunks.push(message);
+        }
+        let total = chunks.len();
+        let mut rest = &mut chunks[..];
+        let mut whole_messages = 0;
+        while !rest.is_empty() {
+            let Ok(written) = stream.write_chunks(rest).await else {
+                return context.end().await;
+            };
+            shared.counters.sent(Kind::Control, written.bytes);
+            // Chunks are emptied as they are written; empty messages are so from the start.
+            let whole = rest.iter().take_while(|chunk| chunk.is_empty()).count();
+            rest = &mut rest[whole..];
+            let messages = (total - rest.len()) / 2;
+            peer.outbox.control_written(messages - whole_messages);
+            whole_messages = messages;
+        }
+    }
+}
+
+async fn write_tensors(context: Context) -> DisconnectReason {
+    let mut under_way = FuturesUnordered::new();
+    loop {
+        tokio::select! {
+            (ticket, job) = context.peer.outbox.tensor(),
+                if under_way.len() < endpoint::TENSOR_STREAMS => {
+                under_way.push(write_tensor(&context, ticket, job));
+            }
+            Some(written) = under_way.next() => if let ControlFlow::Break(()) = written {
+                return context.end().await;
+            }
+        }
+    }
+}
+
+/// Breaks when the connection is gone.
+async fn write_tensor(context: &Context, ticket: Ticket, job: TensorJob) -> ControlFlow<()> {
+    let Ok(mut stream) = context.session.connection.open_uni().await else {
+        return ControlFlow::Break(());
+    };
+    // Fails only for a stream that is already finished.
+    let _ = stream.set_priority(job.priority as i32);
+    match tensor::write(&mut stream, &job).await {
+        Ok(bytes) => context.shared.counters.sent(Kind::Tensor, bytes),
+        Err(error) if tensor::is_lost(&error) => return ControlFlow::Break(()),
+        // The peer does not want it.
+        Err(_) => {}
+    }
+    drop(job);
+    context.peer.outbox.tensor_done(ticket);
+    ControlFlow::Continue(())
+}
+
+async fn read_control(context: Context, mut stream: RecvStream) -> DisconnectReason {
+    let member = context.session.member;
+    loop {
+        let bytes = match control::read(&mut stream).await {
+            Ok(bytes) => bytes,
+            Err(control::ReadFailure::End) => return Violation::ControlEnded.into(),
+            Err(control::ReadFailure::Violation(violation)) => return violation.into(),
+            Err(control::ReadFailure::Lost) => return context.end().await,
+        };
+        context.shared.counters.received(Kind::Control, control::PREFIX + bytes.len());
+        if context.shared.events.send(TransportEvent::Control { member, bytes }).await.is_err() {
+            return DisconnectReason::Closing;
+        }
+    }
+}
+
+async fn read_tensors(context: Context) -> DisconnectReason {
+    let room = Arc::new(Semaphore::new(limits::SEND_QUEUE.0 as usize));
+    let mut streams = JoinSet::new();
+    loop {
+        tokio::select! {
+            // First what is done, so that it does not pile up.
+            biased;
+            Some(read) = streams.join_next() => if let Ok(ControlFlow::Break(reason)) = read {
+                return reason;
+            },
+            stream = context.session.connection.accept_uni() => match stream {
+                Ok(stream) => {
+                    streams.spawn(read_tensor(context.clone(), stream, room.clone()));
+                }
+                Err(error) => {
+                    while let Some(read) = streams.join_next().await {
+                        if let Ok(ControlFlow::Break(reason)) = read {
+                            return reason;
+                        }
+                    }
+                    return reason_of(&error);
+                }
+            },
+        }
+    }
+}
+
+/// Breaks when the sender broke the protocol or nobody listens any more.
+async fn read_tensor(
+    context: Context,
+    mut stream: RecvStream,
+    room: Arc<Semaphore>,
+) -> ControlFlow<DisconnectReason> {
+    let received = match tensor::read(&mut stream, room).await {
+        Ok(received) => received,
+        Err(tensor::ReadFailure::Violation(violation)) => {
+            return ControlFlow::Break(violation.into());
+        }
+        Err(tensor::ReadFailure::Lost) => return ControlFlow::Continue(()),
+    };
+    context.shared.counters.received(Kind::Tensor, received.bytes);
+    let message = TensorMessage {
+        member: context.session.member,
+        tag: received.tag,
+        frames: received.frames,
+        _room: received.room,
+    };
+    match context.shared.events.send(TransportEvent::Tensor(message)).await {
+        Ok(()) => ControlFlow::Continue(()),
+        Err(_) => ControlFlow::Break(DisconnectReason::Closing),
+    }
+}
+
+async fn serve_blobs(context: Context) -> DisconnectReason {
+    // As many at once as the connection lets the peer open streams.
+    let mut requests = JoinSet::new();
+    loop {
+        tokio::select! {
+            biased;
+            Some(_) = requests.join_next() => {}
+            stream = context.session.connection.accept_bi() => match stream {
+                Ok((send, recv)) => {
+                    let context = context.clone();
+                    requests.spawn(async move {
+                        let source = context.shared.blobs.clone();
+                        blob::serve(source, send, recv, &context.shared.counters).await;
+                    });
+                }
+                Err(error) => return reason_of(&error),
+            },
+        }
+    }
+}

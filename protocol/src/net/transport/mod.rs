@@ -1,0 +1,355 @@
+//! What carries control messages, tensors and files between peers: QUIC connections on which both
+//! ends have proved their ids.
+//!
+//! Each peer has an outbox and a link, a task that connects when there is something to send. On a
+//! connection, the control stream keeps the order of control messages; each message with tensors
+//! has a stream of its own; files are fetched by requests, a stream each.
+//!
+//! What is promised: control messages arrive in order, each at most once; those on their way when
+//! a connection breaks may be lost, those still queued are not. Tensors arrive in any order, and
+//! may arrive twice when a connection breaks. [`TransportEvent::Unreachable`] says that everything
+//! queued is gone.
+//!
+//! Nothing grows without bound: a full control queue closes the connection, a full tensor queue
+//! makes the sender wait, and an owner who does not take events makes the other end's streams wait.
+//! An owner must therefore never wait for [`Transport::send_tensor`] where it takes events, or two
+//! owners could wait for each other.
+
+mod accept;
+mod blob;
+mod control;
+mod dial;
+mod endpoint;
+mod error;
+mod event;
+mod handshake;
+mod link;
+mod outbox;
+mod peer;
+mod tensor;
+#[cfg(test)]
+mod tests;
+mod tls;
+mod traffic;
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
+
+use bytes::Bytes;
+use quinn::Endpoint;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
+
+pub use blob::{Blob, BlobSource, NoBlobs};
+pub use endpoint::Congestion;
+pub use error::{
+    ConnectError, DisconnectReason, FetchError, Refusal, SendError, TransportError, Violation,
+};
+pub use event::{Run, TensorMessage, TransportEvent, Welcome};
+pub use outbox::Priority;
+pub use traffic::{Flow, Traffic};
+
+use crate::frame::Frame;
+use crate::ids::{ContentHash, Incarnation, PeerId};
+use crate::limits;
+use crate::net::identity::Identity;
+use crate::units;
+use handshake::Reply;
+use peer::Peer;
+use traffic::Counters;
+
+/// Events that wait for the owner.
+const EVENTS: usize = 256;
+
+/// Peers that are known at once, connected or not.
+const PEERS: usize = 4 * limits::MEMBERS;
+
+/// How long closing waits in all.
+const CLOSE: Duration = Duration::from_secs(8);
+
+/// What a transport is made with.
+#[derive(Clone)]
+pub struct TransportConfig {
+    /// This life of the peer.
+    pub incarnation: Incarnation,
+    /// The run it takes part in; a newcomer learns it from the peer it joins through.
+    pub run: Option<Run>,
+    /// What decides how fast connections send.
+    pub congestion: Congestion,
+    /// The files that other peers may fetch.
+    pub blobs: Arc<dyn BlobSource>,
+}
+
+/// A handle on the transport; all clones are the same one. When the last is dropped, connections
+/// break; [`Transport::close`] ends them in order.
+#[derive(Clone)]
+pub struct Transport {
+    shared: Arc<Shared>,
+    _guard: Arc<DropGuard>,
+}
+
+/// What tasks share.
+pub(crate) struct Shared {
+    peer: PeerId,
+    incarnation: Incarnation,
+    run: RwLock<Option<Run>>,
+    blobs: Arc<dyn BlobSource>,
+    tls: tls::Tls,
+    quic: Arc<quinn::TransportConfig>,
+    endpoints: Vec<Endpoint>,
+    counters: Counters,
+    events: mpsc::Sender<TransportEvent>,
+    peers: Mutex<BTreeMap<PeerId, Arc<Peer>>>,
+    numbers: AtomicU64,
+    tracker: TaskTracker,
+    /// Nothing new is begun.
+    closing: CancellationToken,
+    /// Everything stops.
+    closed: CancellationToken,
+}
+
+impl Shared {
+    fn run(&self) -> Option<Run> {
+        self.run.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn welcome(&self) -> Reply {
+        Reply::Welcome { incarnation: self.incarnation, run: self.run() }
+    }
+
+    fn next_number(&self) -> u64 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The peer of this id, with its link running; `None` when there are too many.
+    fn peer(self: &Arc<Self>, id: PeerId) -> Option<Arc<Peer>> {
+        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(peer) = peers.get(&id) {
+            return Some(peer.clone());
+        }
+        if peers.len() >= PEERS {
+            return None;
+        }
+        let peer = Arc::new(Peer::new(id));
+        peers.insert(id, peer.clone());
+        self.tracker.spawn(link::run(self.clone(), peer.clone()));
+        Some(peer)
+    }
+}
+
+impl Transport {
+    /// Listens on every address given (port 0 takes a free one) and begins to accept peers.
+    ///
+    /// # Errors
+    /// When an address is in use or cannot be listened on, or no certificate can be made.
+    pub fn bind(
+        identity: &Identity,
+        listen: &[SocketAddr],
+        config: TransportConfig,
+    ) -> Result<(Self, mpsc::Receiver<TransportEvent>), TransportError> {
+        if listen.is_empty() {
+            return Err(TransportError::NoListenAddress);
+        }
+        let tls = tls::Tls::new(identity)?;
+        let quic = Arc::new(endpoint::quic(config.congestion));
+        let endpoints = listen
+            .iter()
+            .map(|&address| endpoint::bind(address, identity, &tls, &quic))
+            .collect::<Result<Vec<_>, _>>()?;
+        let (events, receiver) = mpsc::channel(EVENTS);
+        let closed = CancellationToken::new();
+        let shared = Arc::new(Shared {
+            peer: identity.peer_id(),
+            incarnation: config.incarnation,
+            run: RwLock::new(config.run),
+            blobs: config.blobs,
+            tls,
+            quic,
+            endpoints,
+            counters: Counters::default(),
+            events,
+            peers: Mutex::default(),
+            numbers: AtomicU64::new(0),
+            tracker: TaskTracker::new(),
+            closing: closed.child_token(),
+            closed: closed.clone(),
+        });
+        for endpoint in &shared.endpoints {
+            shared.tracker.spawn(accept::run(shared.clone(), endpoint.clone()));
+        }
+        Ok((Self { shared, _guard: Arc::new(closed.drop_guard()) }, receiver))
+    }
+
+    /// Who we are.
+    #[must_use]
+    pub fn peer_id(&self) -> PeerId {
+        self.shared.peer
+    }
+
+    /// Where we listen, with the ports that were free.
+    #[must_use]
+    pub fn local_addresses(&self) -> Vec<SocketAddr> {
+        self.shared.endpoints.iter().filter_map(|endpoint| endpoint.local_addr().ok()).collect()
+    }
+
+    /// Takes part in a run from now on: hellos name it, and peers of other runs are refused.
+    /// Connections that exist already stay.
+    pub fn set_run(&self, run: Run) {
+        *self.shared.run.write().unwrap_or_else(PoisonError::into_inner) = Some(run);
+    }
+
+    /// Connects to a peer at one of these addresses, once and now, and gives its greeting; a
+    /// connection that exists already will do.
+    ///
+    /// # Errors
+    /// When no address answers in time, somebody else answers, or the peer refuses.
+    pub async fn connect(
+        &self,
+        peer: PeerId,
+        addresses: &[SocketAddr],
+    ) -> Result<Welcome, ConnectError> {
+        if peer == self.shared.peer {
+            return Err(ConnectError::Myself);
+        }
+        let peer = self.shared.peer(peer).ok_or(ConnectError::TooManyPeers)?;
+        let session = dial::reach(&self.shared, &peer, addresses).await?;
+        peer.remember(&[session.address]);
+        Ok(session.welcome())
+    }
+
+    /// Notes where a peer may be found, for when something is to be sent to it. Nothing happens
+    /// with our own addresses, nor once too many peers are known.
+    pub fn remember(&self, peer: PeerId, addresses: &[SocketAddr]) {
+        if peer != self.shared.peer
+            && let Some(peer) = self.shared.peer(peer)
+        {
+            peer.remember(addresses);
+        }
+    }
+
+    /// Queues a control message; it goes out in order, and if need be a connection is made for it.
+    ///
+    /// # Errors
+    /// When it is over the cap or the queue is full, which also closes the connection.
+    pub fn send_control(&self, peer: PeerId, message: Vec<u8>) -> Result<(), SendError> {
+        check_size("a control message", message.len(), limits::CONTROL_MESSAGE)?;
+        let peer = self.recipient(peer)?;
+        if peer.outbox.push_control(message.into()) {
+            Ok(())
+        } else {
+            Err(SendError::QueueFull { peer: peer.id })
+        }
+    }
+
+    /// Queues tensors. The future resolves once there is room for them in the queue; delivery
+    /// follows in the background. The future owns all it needs.
+    ///
+    /// # Errors
+    /// At once, when tag or number of frames is over its cap.
+    pub fn send_tensor(
+        &self,
+        peer: PeerId,
+        tag: Vec<u8>,
+        frames: Vec<Frame>,
+        priority: Priority,
+    ) -> Result<impl Future<Output = ()> + Send + use<>, SendError> {
+        check_size("a tag", tag.len(), units::Bytes(tensor::TAG as u64))?;
+        if !(1..=tensor::FRAMES).contains(&frames.len()) {
+            return Err(SendError::FrameCount { count: frames.len() });
+        }
+        let peer = self.recipient(peer)?;
+        Ok(async move { peer.outbox.push_tensor(Bytes::from(tag), frames, priority).await })
+    }
+
+    fn recipient(&self, peer: PeerId) -> Result<Arc<Peer>, SendError> {
+        if peer == self.shared.peer {
+            return Err(SendError::Myself);
+        }
+        if self.shared.closing.is_cancelled() {
+            return Err(SendError::Closing);
+        }
+        self.shared.peer(peer).ok_or(SendError::TooManyPeers)
+    }
+
+    /// Fetches a file of `length` bytes from a peer into `destination`, which appears only once
+    /// its hash is right.
+    ///
+    /// # Errors
+    /// When the peer cannot be reached or does not have that file, or what came is another one.
+    pub async fn fetch_blob(
+        &self,
+        peer: PeerId,
+        hash: ContentHash,
+        length: u64,
+        destination: &Path,
+    ) -> Result<(), FetchError> {
+        if peer == self.shared.peer {
+            return Err(ConnectError::Myself.into());
+        }
+        let peer = self.shared.peer(peer).ok_or(ConnectError::TooManyPeers)?;
+        let addresses = peer.state.borrow().addresses.clone();
+        let session = dial::reach(&self.shared, &peer, &addresses).await?;
+        blob::fetch(&session.connection, hash, length, destination, &self.shared.counters).await
+    }
+
+    /// Closes the connection to a peer that said something senseless.
+    pub fn reject(&self, peer: PeerId, reason: &str) {
+        let peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(session) = peers.get(&peer).and_then(|peer| peer.session()) {
+            session.connection.close(link::CloseCode::Violation.into(), reason.as_bytes());
+        }
+    }
+
+    /// Bytes sent and received so far.
+    #[must_use]
+    pub fn traffic(&self) -> Traffic {
+        self.shared.counters.read()
+    }
+
+    /// What waits to be sent to a peer: messages with tensors, those on their way included, and
+    /// control messages.
+    #[must_use]
+    pub fn queued(&self, peer: PeerId) -> (usize, usize) {
+        let peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        peers.get(&peer).map_or((0, 0), |peer| peer.outbox.lengths())
+    }
+
+    /// Sends what is queued to connected peers, as far as they take it within seconds, tells them
+    /// that we leave, and frees the sockets. Events may be left untaken.
+    pub async fn close(&self) {
+        let shared = &self.shared;
+        shared.closing.cancel();
+        shared.tracker.close();
+        let links = async {
+            // The accept loops go on refusing until the links are done.
+            let peers: Vec<Arc<Peer>> = {
+                let peers = shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
+                peers.values().cloned().collect()
+            };
+            for peer in peers {
+                peer.gone().await;
+            }
+        };
+        let _ = timeout(CLOSE, links).await;
+        shared.closed.cancel();
+        for endpoint in &shared.endpoints {
+            endpoint.close(link::CloseCode::Done.into(), b"");
+        }
+        shared.tracker.wait().await;
+        for endpoint in &shared.endpoints {
+            // The other ends hear of it even if one packet is lost.
+            let _ = timeout(Duration::from_secs(1), endpoint.wait_idle()).await;
+        }
+    }
+}
+
+fn check_size(what: &'static str, size: usize, cap: units::Bytes) -> Result<(), SendError> {
+    if size as u64 > cap.0 { Err(SendError::TooLarge { what, size, cap }) } else { Ok(()) }
+}

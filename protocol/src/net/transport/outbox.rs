@@ -1,0 +1,324 @@
+//! What waits to be sent to one peer, connected or not.
+//!
+//! Something leaves the box only when it has been handed over, so a broken connection loses no
+//! queued message: the next connection goes on where the last one stopped.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+
+use crate::frame::Frame;
+use crate::limits;
+
+/// What goes first when the link is the bottleneck. Control messages go before all of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Priority {
+    /// Whatever nobody waits for.
+    Bulk,
+    /// What starts new work.
+    Activation,
+    /// What ends work under way and frees its room: activation gradients, all-reduces.
+    Gradient,
+}
+
+/// A message with tensors, on its way. Clones share their bytes.
+#[derive(Debug, Clone)]
+pub(super) struct TensorJob {
+    pub(super) tag: Bytes,
+    pub(super) frames: Vec<Frame>,
+    pub(super) priority: Priority,
+    /// Its bytes within the cap.
+    _room: Arc<OwnedSemaphorePermit>,
+}
+
+/// Names a tensor message within its box; earlier ones are lower.
+pub(super) type Ticket = u64;
+
+/// The most that is written to the control stream in one go.
+const BATCH: usize = 64 << 10;
+
+/// Every message counts at least this much, so that there are never too many.
+const SMALLEST: usize = 1024;
+
+#[derive(Debug, Default)]
+struct Contents {
+    control: VecDeque<Bytes>,
+    control_bytes: usize,
+    /// The control queue was full: the connection counts as stuck.
+    stuck: bool,
+    queued: BTreeMap<(std::cmp::Reverse<Priority>, Ticket), TensorJob>,
+    in_flight: BTreeMap<Ticket, TensorJob>,
+    next: Ticket,
+}
+
+/// The queues towards one peer. Many may fill it; one link empties it.
+#[derive(Debug)]
+pub(super) struct Outbox {
+    contents: Mutex<Contents>,
+    room: Arc<Semaphore>,
+    control_ready: Notify,
+    tensor_ready: Notify,
+    /// Woken by whatever the link itself watches: work while unconnected, a stuck queue.
+    link: Notify,
+    /// Woken when something has been handed over.
+    handed_over: Notify,
+}
+
+impl Outbox {
+    pub(super) fn new() -> Self {
+        Self {
+            contents: Mutex::default(),
+            room: Arc::new(Semaphore::new(limits::SEND_QUEUE.0 as usize)),
+            control_ready: Notify::new(),
+            tensor_ready: Notify::new(),
+            link: Notify::new(),
+            handed_over: Notify::new(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Contents> {
+        // No code panics while it holds the lock half-way through a change.
+        self.contents.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Queues a control message; `false` when the queue is full, and then it counts as stuck.
+    pub(super) fn push_control(&self, message: Bytes) -> bool {
+        let mut contents = self.lock();
+        let bytes = contents.control_bytes + message.len();
+        let full =
+            contents.control.len() >= limits::CONTROL_QUEUE || bytes as u64 > limits::SEND_QUEUE.0;
+        if full {
+            contents.stuck = true;
+        } else {
+            contents.control_bytes = bytes;
+            contents.control.push_back(message);
+        }
+        drop(contents);
+        self.control_ready.notify_one();
+        self.link.notify_one();
+        !full
+    }
+
+    /// Waits for room and queues tensors. What is larger than all the room waits until nothing
+    /// else is on its way.
+    pub(super) async fn push_tensor(&self, tag: Bytes, frames: Vec<Frame>, priority: Priority) {
+        let bytes = tag.len() + frames.iter().map(Frame::wire_length).sum::<usize>();
+        let bytes = bytes.clamp(SMALLEST, limits::SEND_QUEUE.0 as usize) as u32;
+        let room = self.room.clone().acquire_many_owned(bytes).await;
+        let room = Arc::new(room.expect("the semaphore is never closed"));
+        {
+            let mut contents = self.lock();
+            let ticket = contents.next;
+            contents.next += 1;
+            let job = TensorJob { tag, frames, priority, _room: room };
+            contents.queued.insert((std::cmp::Reverse(priority), ticket), job);
+        }
+        self.tensor_ready.notify_one();
+        self.link.notify_one();
+    }
+
+    /// The control messages to write next, at least one. They stay in the box.
+    pub(super) async fn control(&self) -> Vec<Bytes> {
+        loop {
+            let batch = self.control_batch();
+            if !batch.is_empty() {
+                return batch;
+            }
+            self.control_ready.notified().await;
+        }
+    }
+
+    fn control_batch(&self) -> Vec<Bytes> {
+        let mut bytes = 0;
+        let fits = |message: &&Bytes| {
+            let first = bytes == 0;
+            bytes += message.len();
+            first || bytes <= BATCH
+        };
+        self.lock().control.iter().take_while(fits).cloned().collect()
+    }
+
+    /// The first `count` control messages are written.
+    pub(super) fn control_written(&self, count: usize) {
+        let mut contents = self.lock();
+        let written: usize = contents.control.drain(..count).map(|message| message.len()).sum();
+        contents.control_bytes -= written;
+        drop(contents);
+        self.handed_over.notify_one();
+    }
+
+    /// The tensors to send next. They stay in the box until [`Self::tensor_done`].
+    pub(super) async fn tensor(&self) -> (Ticket, TensorJob) {
+        loop {
+            {
+                let mut contents = self.lock();
+                if let Some(((_, ticket), job)) = contents.queued.pop_first() {
+                    contents.in_flight.insert(ticket, job.clone());
+                    return (ticket, job);
+                }
+            }
+            self.tensor_ready.notified().await;
+        }
+    }
+
+    /// The peer has them.
+    pub(super) fn tensor_done(&self, ticket: Ticket) {
+        self.lock().in_flight.remove(&ticket);
+        self.handed_over.notify_one();
+    }
+
+    /// The connection is gone: what it did not deliver goes out on the next one.
+    pub(super) fn take_back(&self) {
+        let mut contents = self.lock();
+        let undelivered = std::mem::take(&mut contents.in_flight);
+        let queued = undelivered
+            .into_iter()
+            .map(|(ticket, job)| ((std::cmp::Reverse(job.priority), ticket), job));
+        contents.queued.extend(queued);
+    }
+
+    /// Forgets everything.
+    pub(super) fn clear(&self) {
+        let mut contents = self.lock();
+        let next = contents.next;
+        // Dropped outside the lock: there may be much of it.
+        let forgotten = std::mem::replace(&mut *contents, Contents { next, ..Contents::default() });
+        drop(contents);
+        drop(forgotten);
+    }
+
+    /// Whether nothing waits and nothing is on its way.
+    pub(super) fn is_empty(&self) -> bool {
+        let contents = self.lock();
+        contents.control.is_empty() && contents.queued.is_empty() && contents.in_flight.is_empty()
+    }
+
+    /// Waits until something is to be sent.
+    pub(super) async fn filled(&self) {
+        while self.is_empty() {
+            self.link.notified().await;
+        }
+    }
+
+    /// Waits until the control queue has been full.
+    pub(super) async fn stuck(&self) {
+        while !self.lock().stuck {
+            self.link.notified().await;
+        }
+    }
+
+    /// Waits until everything has been handed over.
+    pub(super) async fn emptied(&self) {
+        while !self.is_empty() {
+            self.handed_over.notified().await;
+        }
+    }
+
+    /// Tensor messages that wait or are on their way, and control messages that wait.
+    pub(super) fn lengths(&self) -> (usize, usize) {
+        let contents = self.lock();
+        (contents.queued.len() + contents.in_flight.len(), contents.control.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+
+    use super::*;
+    use crate::codec::Packing;
+    use crate::frame::Element;
+
+    fn tensor(bytes: usize) -> Vec<Frame> {
+        let raw = Bytes::from(vec![0; bytes]);
+        vec![Frame::pack(Element::U8, &[bytes as u32], raw, Packing::Raw).expect("agrees")]
+    }
+
+    fn push(outbox: &Outbox, name: &'static str, bytes: usize, priority: Priority) -> bool {
+        outbox
+            .push_tensor(Bytes::from_static(name.as_bytes()), tensor(bytes), priority)
+            .now_or_never()
+            .is_some()
+    }
+
+    fn next(outbox: &Outbox) -> (Ticket, Bytes) {
+        let (ticket, job) = outbox.tensor().now_or_never().expect("something is queued");
+        (ticket, job.tag)
+    }
+
+    #[test]
+    fn urgent_tensors_go_first_and_equals_in_order() {
+        let outbox = Outbox::new();
+        for (name, priority) in [
+            ("bulk", Priority::Bulk),
+            ("first", Priority::Activation),
+            ("second", Priority::Activation),
+            ("gradient", Priority::Gradient),
+        ] {
+            assert!(push(&outbox, name, 10, priority));
+        }
+        let order: Vec<Bytes> = (0..4).map(|_| next(&outbox).1).collect();
+        assert_eq!(order, ["gradient", "first", "second", "bulk"]);
+        assert!(outbox.tensor().now_or_never().is_none());
+    }
+
+    #[test]
+    fn undelivered_tensors_go_out_again_in_order() {
+        let outbox = Outbox::new();
+        for name in ["a", "b", "c"] {
+            assert!(push(&outbox, name, 10, Priority::Bulk));
+        }
+        let (delivered, _) = next(&outbox);
+        let (_, lost) = next(&outbox);
+        assert_eq!(lost, "b");
+        outbox.tensor_done(delivered);
+        outbox.take_back();
+        assert_eq!([next(&outbox).1, next(&outbox).1], ["b", "c"]);
+    }
+
+    #[test]
+    fn bytes_under_way_are_bounded() {
+        let cap = limits::SEND_QUEUE.0 as usize;
+        let outbox = Outbox::new();
+        assert!(push(&outbox, "small", 10, Priority::Bulk));
+        assert!(!push(&outbox, "as large as the cap", cap, Priority::Bulk));
+        let (ticket, job) = outbox.tensor().now_or_never().expect("queued");
+        drop(job);
+        assert!(!push(&outbox, "still on its way", cap, Priority::Bulk));
+        outbox.tensor_done(ticket);
+        assert!(push(&outbox, "larger than the cap", cap + 1, Priority::Bulk));
+        assert!(!push(&outbox, "no room beside it", 1, Priority::Bulk));
+    }
+
+    #[test]
+    fn a_full_control_queue_counts_as_stuck() {
+        let outbox = Outbox::new();
+        for _ in 0..limits::CONTROL_QUEUE {
+            assert!(outbox.push_control(Bytes::from_static(b"x")));
+        }
+        assert!(outbox.stuck().now_or_never().is_none());
+        assert!(!outbox.push_control(Bytes::from_static(b"x")));
+        assert!(outbox.stuck().now_or_never().is_some());
+        outbox.clear();
+        assert!(outbox.is_empty());
+        assert!(outbox.stuck().now_or_never().is_none());
+        assert!(outbox.push_control(Bytes::from_static(b"x")));
+    }
+
+    #[test]
+    fn control_messages_stay_until_written() {
+        let outbox = Outbox::new();
+        let large = Bytes::from(vec![0; BATCH]);
+        for message in [&large, &large, &Bytes::from_static(b"end")] {
+            assert!(outbox.push_control(message.clone()));
+        }
+        assert_eq!(outbox.control().now_or_never(), Some(vec![large.clone()]));
+        assert_eq!(outbox.control().now_or_never().map(|batch| batch.len()), Some(1));
+        outbox.control_written(2);
+        assert_eq!(outbox.control().now_or_never(), Some(vec![Bytes::from_static(b"end")]));
+        outbox.control_written(1);
+        assert!(outbox.emptied().now_or_never().is_some());
+    }
+}

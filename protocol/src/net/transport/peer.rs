@@ -1,0 +1,297 @@
+//! What is known of one peer, and which of several connections to it counts.
+//!
+//! Both ends may dial at the same time. Exactly one connection survives, by rules that both ends
+//! apply alike:
+//!
+//! - While both dial, the dial of the smaller peer id is preferred: its owner keeps the other's
+//!   hello waiting until it knows how its own dial ends, and the other end accepts at once and
+//!   gives up its own.
+//! - Once connected, another hello of the same life is believed when it can only mean that the
+//!   peer has lost the connection: when the peer had dialled that one too, or says that it saw it
+//!   end. Otherwise it crossed with our dial and is refused.
+//! - A hello of a later life replaces whatever there is; one of a former life is refused.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use quinn::{Connection, RecvStream, SendStream};
+use tokio::sync::{Mutex, watch};
+
+use super::error::{ConnectError, Refusal};
+use super::event::{Run, Welcome};
+use super::handshake::Hello;
+use super::outbox::Outbox;
+use crate::ids::{Incarnation, Member, PeerId};
+
+/// Addresses kept of one peer; the latest heard of come first.
+const ADDRESSES: usize = 16;
+
+/// How long a hello waits for our own dial of the same peer, which is preferred.
+pub(super) const CROSSING: Duration = Duration::from_secs(2);
+
+/// One established connection.
+pub(super) struct Session {
+    pub(super) connection: Connection,
+    /// The control stream, until the link takes it. Whoever answers the hello holds the lock
+    /// until the answer is written.
+    pub(super) control: Arc<Mutex<Option<(SendStream, RecvStream)>>>,
+    pub(super) member: Member,
+    pub(super) address: SocketAddr,
+    pub(super) run: Option<Run>,
+    /// The dialler's number for it.
+    pub(super) number: u64,
+    /// Whether we are the dialler.
+    pub(super) dialled: bool,
+}
+
+impl Session {
+    pub(super) fn welcome(&self) -> Welcome {
+        Welcome {
+            incarnation: self.member.incarnation,
+            address: self.address,
+            run: self.run.clone(),
+        }
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.connection.close_reason().is_none()
+    }
+}
+
+/// What is decided about a hello.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Its connection is the one now.
+    Accepted,
+    /// Our own dial of that peer is preferred; ask again when it is decided.
+    Wait,
+    /// No.
+    Refused(Refusal),
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) addresses: Vec<SocketAddr>,
+    newest: Option<Incarnation>,
+    pub(super) dialling: bool,
+    pub(super) current: Option<Arc<Session>>,
+    /// The number of the last connection dialled by the peer that has ended here.
+    lost: Option<u64>,
+    /// Nobody serves connections any more.
+    linkless: bool,
+}
+
+impl State {
+    /// The connection that counts, if it has not ended.
+    pub(super) fn open(&self) -> Option<&Arc<Session>> {
+        self.current.as_ref().filter(|session| session.is_open())
+    }
+}
+
+/// One other peer.
+pub(super) struct Peer {
+    pub(super) id: PeerId,
+    pub(super) outbox: Outbox,
+    pub(super) state: watch::Sender<State>,
+}
+
+impl Peer {
+    pub(super) fn new(id: PeerId) -> Self {
+        Self { id, outbox: Outbox::new(), state: watch::Sender::default() }
+    }
+
+    /// Adds where the peer may be found.
+    pub(super) fn remember(&self, addresses: &[SocketAddr]) {
+        self.state.send_if_modified(|state| {
+            let new = addresses.iter().take(ADDRESSES).any(|a| !state.addresses.contains(a));
+            if new {
+                state.addresses.retain(|known| !addresses.contains(known));
+                state.addresses.splice(0..0, addresses.iter().copied());
+                state.addresses.truncate(ADDRESSES);
+            }
+            new
+        });
+    }
+
+    /// The connection that counts and has not ended.
+    pub(super) fn session(&self) -> Option<Arc<Session>> {
+        self.state.borrow().open().cloned()
+    }
+
+    /// The connection that the link is to serve, ended or not: what came before its end counts.
+    pub(super) fn current(&self) -> Option<Arc<Session>> {
+        self.state.borrow().current.clone()
+    }
+
+    pub(super) fn lost(&self) -> Option<u64> {
+        self.state.borrow().lost
+    }
+
+    /// Decides about a hello that came with `session`, by the rules above. With `crossing` over,
+    /// it no longer waits for our own dial.
+    pub(super) fn decide(
+        &self,
+        own: PeerId,
+        hello: &Hello,
+        session: &Arc<Session>,
+        crossing_over: bool,
+    ) -> Verdict {
+        let mut verdict = Verdict::Accepted;
+        self.state.send_if_modified(|state| {
+            let current = state.open().map(|current| (current.dialled, current.number));
+            verdict = judge(
+                &Situation {
+                    ours_preferred: own < self.id,
+                    newest: state.newest,
+                    dialling: state.dialling && !crossing_over,
+                    current,
+                },
+                hello,
+            );
+            if verdict == Verdict::Accepted {
+                state.newest = Some(hello.incarnation);
+                state.current = Some(session.clone());
+            }
+            verdict == Verdict::Accepted
+        });
+        verdict
+    }
+
+    /// Ends our own dial with a connection, and gives the one that counts now.
+    pub(super) fn adopt(&self, session: Arc<Session>) -> Result<Arc<Session>, ConnectError> {
+        let mut result = Ok(session.clone());
+        self.state.send_if_modified(|state| {
+            let found = session.member.incarnation;
+            if let Some(newest) = state.newest.filter(|newest| found < *newest) {
+                result = Err(ConnectError::FormerLife { found, newest });
+                return false;
+            }
+            let known_life = state.newest == Some(found);
+            if let Some(current) = state.open().filter(|_| known_life) {
+                result = Ok(current.clone());
+                return false;
+            }
+            state.newest = Some(found);
+            state.current = Some(session.clone());
+            true
+        });
+        result
+    }
+
+    /// The link is done with `session`.
+    pub(super) fn ended(&self, session: &Arc<Session>) {
+        self.state.send_modify(|state| {
+            if !session.dialled {
+                state.lost = Some(session.number);
+            }
+            if is_current(state, session) {
+                state.current = None;
+            }
+        });
+    }
+
+    /// The link has ended.
+    pub(super) fn link_ended(&self) {
+        self.state.send_modify(|state| state.linkless = true);
+    }
+
+    /// Waits until the link has ended.
+    pub(super) async fn gone(&self) {
+        // The sender lives in `self`.
+        let _ = self.state.subscribe().wait_for(|state| state.linkless).await;
+    }
+
+    /// Waits until another connection takes the place of `session`.
+    pub(super) async fn replaced(&self, session: &Arc<Session>) {
+        let mut state = self.state.subscribe();
+        // The sender lives in `self`.
+        let _ = state.wait_for(|state| !is_current(state, session)).await;
+    }
+}
+
+fn is_current(state: &State, session: &Arc<Session>) -> bool {
+    state.current.as_ref().is_some_and(|current| Arc::ptr_eq(current, session))
+}
+
+struct Situation {
+    ours_preferred: bool,
+    newest: Option<Incarnation>,
+    dialling: bool,
+    /// Whether we dialled it, and its number.
+    current: Option<(bool, u64)>,
+}
+
+fn judge(situation: &Situation, hello: &Hello) -> Verdict {
+    if let Some(newest) = situation.newest {
+        if hello.incarnation < newest {
+            return Verdict::Refused(Refusal::Displaced { newest });
+        }
+        if hello.incarnation > newest {
+            return Verdict::Accepted;
+        }
+    }
+    match situation.current {
+        Some((dialled, number)) if dialled && hello.lost != Some(number) => {
+            Verdict::Refused(Refusal::AlreadyConnected)
+        }
+        Some(_) => Verdict::Accepted,
+        None if situation.dialling && situation.ours_preferred => Verdict::Wait,
+        None => Verdict::Accepted,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hello(incarnation: u64, lost: Option<u64>) -> Hello {
+        Hello { incarnation: Incarnation(incarnation), run: None, number: 7, lost }
+    }
+
+    fn situation(dialling: bool, current: Option<(bool, u64)>) -> Situation {
+        Situation { ours_preferred: true, newest: Some(Incarnation(5)), dialling, current }
+    }
+
+    #[test]
+    fn lives_only_follow_each_other() {
+        let displaced = Verdict::Refused(Refusal::Displaced { newest: Incarnation(5) });
+        assert_eq!(judge(&situation(false, None), &hello(4, None)), displaced);
+        for current in [None, Some((true, 1)), Some((false, 1))] {
+            assert_eq!(judge(&situation(true, current), &hello(6, None)), Verdict::Accepted);
+        }
+    }
+
+    #[test]
+    fn of_two_crossing_dials_the_smaller_ids_one_is_kept() {
+        let ours = situation(true, None);
+        assert_eq!(judge(&ours, &hello(5, None)), Verdict::Wait);
+        let theirs = Situation { ours_preferred: false, ..ours };
+        assert_eq!(judge(&theirs, &hello(5, None)), Verdict::Accepted);
+        let established = situation(false, Some((true, 1)));
+        let refused = Verdict::Refused(Refusal::AlreadyConnected);
+        assert_eq!(judge(&established, &hello(5, None)), refused);
+        assert_eq!(judge(&established, &hello(5, Some(0))), refused);
+    }
+
+    #[test]
+    fn a_peer_that_lost_its_connection_gets_another() {
+        assert_eq!(
+            judge(&situation(false, Some((true, 1))), &hello(5, Some(1))),
+            Verdict::Accepted
+        );
+        assert_eq!(judge(&situation(false, Some((false, 1))), &hello(5, None)), Verdict::Accepted);
+    }
+
+    #[test]
+    fn addresses_are_few_and_the_latest_come_first() {
+        let peer = Peer::new(PeerId([0; 32]));
+        let address = |port: u16| SocketAddr::from(([127, 0, 0, 1], port));
+        let many: Vec<SocketAddr> = (0..100).map(address).collect();
+        peer.remember(&many);
+        peer.remember(&[address(3), address(200)]);
+        let known = peer.state.borrow().addresses.clone();
+        assert_eq!(known[..3], [address(3), address(200), address(0)]);
+        assert_eq!(known.len(), ADDRESSES);
+    }
+}

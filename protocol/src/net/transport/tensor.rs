@@ -1,0 +1,140 @@
+//! A message with tensors: one stream of its own, then gone.
+//!
+//! Bytes of the tag (u16, little-endian), number of tensors (u8), a zero, the tag, the tensors'
+//! headers, their bodies. All lengths are known before any body is read, so room for the whole
+//! message is taken at once and no two messages wait for each other half-way.
+
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use quinn::{ReadExactError, RecvStream, SendStream, StoppedError, WriteError};
+use tokio::io::AsyncReadExt;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::error::Violation;
+use super::outbox::TensorJob;
+use crate::frame::{Frame, HEADER, Header};
+use crate::limits;
+
+/// Bytes of a tag.
+pub(super) const TAG: usize = 4 << 10;
+
+/// Tensors of one message.
+pub(super) const FRAMES: usize = 4;
+
+const PREFIX: usize = 4;
+
+/// Why no tensors were read.
+#[derive(Debug)]
+pub(super) enum ReadFailure {
+    /// The sender's fault.
+    Violation(Violation),
+    /// The sender gave the message up, or the connection broke.
+    Lost,
+}
+
+impl<V: Into<Violation>> From<V> for ReadFailure {
+    fn from(violation: V) -> Self {
+        Self::Violation(violation.into())
+    }
+}
+
+/// A message as it was read.
+pub(super) struct Received {
+    pub(super) tag: Vec<u8>,
+    pub(super) frames: Vec<Frame>,
+    pub(super) bytes: usize,
+    pub(super) room: OwnedSemaphorePermit,
+}
+
+/// The message as pieces to write; bodies are not copied.
+fn encode(job: &TensorJob) -> Vec<Bytes> {
+    let mut head = BytesMut::with_capacity(PREFIX + job.tag.len() + job.frames.len() * HEADER);
+    let tag = u16::try_from(job.tag.len()).expect("a tag is checked when it is queued");
+    head.extend_from_slice(&tag.to_le_bytes());
+    head.extend_from_slice(&[job.frames.len() as u8, 0]);
+    head.extend_from_slice(&job.tag);
+    for frame in &job.frames {
+        head.extend_from_slice(&frame.header().encode());
+    }
+    let bodies = job.frames.iter().map(|frame| frame.body().clone());
+    std::iter::once(head.freeze()).chain(bodies).collect()
+}
+
+/// Writes a message and waits until the peer's machine has all of it; gives its bytes.
+pub(super) async fn write(stream: &mut SendStream, job: &TensorJob) -> Result<usize, WriteError> {
+    let mut pieces = encode(job);
+    let bytes = pieces.iter().map(Bytes::len).sum();
+    stream.write_all_chunks(&mut pieces).await?;
+    stream.finish().map_err(|_| WriteError::ClosedStream)?;
+    match stream.stopped().await {
+        Ok(None) => Ok(bytes),
+        Ok(Some(code)) => Err(WriteError::Stopped(code)),
+        Err(StoppedError::ConnectionLost(error)) => Err(WriteError::ConnectionLost(error)),
+        Err(StoppedError::ZeroRttRejected) => Err(WriteError::ZeroRttRejected),
+    }
+}
+
+/// Reads a message. Its bodies are read only once there is room for all of them, which goes back
+/// when the result is dropped; a message larger than all the room takes all of it.
+pub(super) async fn read(
+    stream: &mut RecvStream,
+    room: Arc<Semaphore>,
+) -> Result<Received, ReadFailure> {
+    let mut prefix = [0; PREFIX];
+    exact(stream, &mut prefix).await?;
+    let [low, high, frames, zero] = prefix;
+    let tag = usize::from(u16::from_le_bytes([low, high]));
+    let frames = usize::from(frames);
+    if tag > TAG || !(1..=FRAMES).contains(&frames) || zero != 0 {
+        return Err(Violation::TensorHeader { tag, frames }.into());
+    }
+    let mut head = vec![0; tag + frames * HEADER];
+    exact(stream, &mut head).await?;
+    let headers = head.split_off(tag);
+    let headers: Vec<Header> =
+        headers.as_chunks::<HEADER>().0.iter().map(Header::decode).collect::<Result<_, _>>()?;
+
+    let bodies: usize = headers.iter().map(Header::packed_length).sum();
+    let needed = bodies.min(limits::SEND_QUEUE.0 as usize) as u32;
+    let room = room.acquire_many_owned(needed).await.map_err(|_| ReadFailure::Lost)?;
+    let mut frames = Vec::with_capacity(headers.len());
+    for header in headers {
+        let body = body(stream, header.packed_length()).await?;
+        frames.push(Frame::new(header, body)?);
+    }
+    match stream.read(&mut [0]).await {
+        Ok(None) => {}
+        Ok(Some(_)) => return Err(Violation::TensorTrailing.into()),
+        Err(_) => return Err(ReadFailure::Lost),
+    }
+    let bytes = PREFIX + tag + frames.iter().map(Frame::wire_length).sum::<usize>();
+    Ok(Received { tag: head, frames, bytes, room })
+}
+
+async fn exact(stream: &mut RecvStream, buffer: &mut [u8]) -> Result<(), ReadFailure> {
+    match stream.read_exact(buffer).await {
+        Ok(()) => Ok(()),
+        Err(ReadExactError::FinishedEarly(_)) => Err(Violation::TensorCutShort.into()),
+        Err(ReadExactError::ReadError(_)) => Err(ReadFailure::Lost),
+    }
+}
+
+async fn body(stream: &mut RecvStream, length: usize) -> Result<Bytes, ReadFailure> {
+    // Reserves addresses; memory is taken as bytes arrive.
+    let mut body = BytesMut::with_capacity(length);
+    let mut stream = stream.take(length as u64);
+    while body.len() < length {
+        match stream.read_buf(&mut body).await {
+            Ok(0) => return Err(Violation::TensorCutShort.into()),
+            Ok(_) => {}
+            Err(_) => return Err(ReadFailure::Lost),
+        }
+    }
+    Ok(body.freeze())
+}
+
+/// Whether a failed write means that the connection is gone, rather than this one message refused.
+pub(super) fn is_lost(error: &WriteError) -> bool {
+    !matches!(error, WriteError::Stopped(_))
+}

@@ -1,0 +1,225 @@
+//! TLS in which a certificate proves a peer id.
+//!
+//! Each process signs a throw-away certificate with its identity, as libp2p's TLS specification
+//! has it, and each end demands the other's. The order of ciphers is our own: AES in hardware is
+//! faster than the ChaCha20 that libp2p prefers.
+
+use std::any::Any;
+use std::sync::{Arc, OnceLock};
+
+use libp2p_tls::certificate;
+use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use rustls::client::Resumption;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::CryptoProvider;
+use rustls::crypto::aws_lc_rs::{self, cipher_suite};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use rustls::{
+    CertificateError, DigitallySignedStruct, DistinguishedName, Error, NoKeyLog, SignatureScheme,
+};
+
+use super::error::TransportError;
+use crate::ids::PeerId;
+use crate::net::identity::{Identity, peer_of};
+
+/// Names the handshake, not the protocol version: builds of different versions must get as far as
+/// telling each other so.
+const ALPN: &[u8] = b"shoal/1";
+
+/// Our certificate and everything else that all connections share.
+pub(super) struct Tls {
+    provider: Arc<CryptoProvider>,
+    certificate: Arc<CertifiedKey>,
+}
+
+impl Tls {
+    pub(super) fn new(identity: &Identity) -> Result<Self, TransportError> {
+        let failed = |error: &dyn std::fmt::Display| TransportError::Certificate {
+            reason: error.to_string(),
+        };
+        let mut provider = aws_lc_rs::default_provider();
+        provider.cipher_suites = vec![
+            cipher_suite::TLS13_AES_128_GCM_SHA256,
+            cipher_suite::TLS13_AES_256_GCM_SHA384,
+            cipher_suite::TLS13_CHACHA20_POLY1305_SHA256,
+        ];
+        let (certificate, key) =
+            certificate::generate(identity.keypair()).map_err(|error| failed(&error))?;
+        let key = aws_lc_rs::sign::any_ecdsa_type(&key).map_err(|error| failed(&error))?;
+        let certificate = Arc::new(CertifiedKey::new(vec![certificate], key));
+        Ok(Self { provider: Arc::new(provider), certificate })
+    }
+
+    /// For connections from anybody who proves an identity.
+    pub(super) fn server(&self) -> Arc<QuicServerConfig> {
+        let mut config = rustls::ServerConfig::builder_with_provider(self.provider.clone())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .expect("the suites are of TLS 1.3")
+            .with_client_cert_verifier(Arc::new(Verifier::default()))
+            // `with_single_cert` would refuse libp2p's critical extension.
+            .with_cert_resolver(Arc::new(SingleCertAndKey::from(self.certificate.clone())));
+        config.alpn_protocols = vec![ALPN.to_vec()];
+        config.key_log = Arc::new(NoKeyLog);
+        // Each dial is a new handshake: nobody would use a ticket.
+        config.send_tls13_tickets = 0;
+        Arc::new(QuicServerConfig::try_from(config).expect("AES-128-GCM is among the suites"))
+    }
+
+    /// For one dial of one peer. The verifier knows afterwards who answered.
+    pub(super) fn client(&self, expected: PeerId) -> (Arc<QuicClientConfig>, Arc<Verifier>) {
+        let verifier = Arc::new(Verifier { expected: Some(expected), found: OnceLock::new() });
+        let mut config = rustls::ClientConfig::builder_with_provider(self.provider.clone())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .expect("the suites are of TLS 1.3")
+            .dangerous()
+            .with_custom_certificate_verifier(verifier.clone())
+            .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(self.certificate.clone())));
+        config.alpn_protocols = vec![ALPN.to_vec()];
+        config.key_log = Arc::new(NoKeyLog);
+        config.resumption = Resumption::disabled();
+        let config = QuicClientConfig::try_from(config).expect("AES-128-GCM is among the suites");
+        (Arc::new(config), verifier)
+    }
+}
+
+/// Who is at the other end of an established connection; `None` for a key that is not ed25519.
+pub(super) fn peer_behind(identity: Option<Box<dyn Any>>) -> Option<PeerId> {
+    let chain = identity?.downcast::<Vec<CertificateDer<'static>>>().ok()?;
+    identify(chain.first()?, &chain[1..]).ok()
+}
+
+fn identify(
+    certificate: &CertificateDer<'_>,
+    intermediates: &[CertificateDer<'_>],
+) -> Result<PeerId, Error> {
+    if !intermediates.is_empty() {
+        return Err(Error::General("a peer shows exactly one certificate".to_owned()));
+    }
+    let certificate = certificate::parse(certificate)?;
+    peer_of(&certificate.peer_id())
+        .ok_or_else(|| Error::General("a peer's key is an ed25519 key".to_owned()))
+}
+
+/// Accepts certificates that prove a peer id: any, or an expected one.
+#[derive(Debug, Default)]
+pub(super) struct Verifier {
+    expected: Option<PeerId>,
+    found: OnceLock<PeerId>,
+}
+
+impl Verifier {
+    /// Who answered, if that was somebody else than expected.
+    pub(super) fn stranger(&self) -> Option<PeerId> {
+        self.found.get().copied().filter(|found| Some(*found) != self.expected)
+    }
+
+    fn verify(
+        &self,
+        certificate: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+    ) -> Result<(), Error> {
+        let peer = identify(certificate, intermediates)?;
+        if self.expected.is_some_and(|expected| expected != peer) {
+            // A handshake verifies once.
+            let _ = self.found.set(peer);
+            return Err(CertificateError::ApplicationVerificationFailure.into());
+        }
+        Ok(())
+    }
+}
+
+fn verify_signature(
+    message: &[u8],
+    certificate: &CertificateDer<'_>,
+    signed: &DigitallySignedStruct,
+) -> Result<HandshakeSignatureValid, Error> {
+    certificate::parse(certificate)?.verify_signature(
+        signed.scheme,
+        message,
+        signed.signature(),
+    )?;
+    Ok(HandshakeSignatureValid::assertion())
+}
+
+fn no_tls12() -> Result<HandshakeSignatureValid, Error> {
+    Err(Error::General("only TLS 1.3 is spoken".to_owned()))
+}
+
+/// What certificates of ours are signed with.
+fn schemes() -> Vec<SignatureScheme> {
+    vec![SignatureScheme::ECDSA_NISTP256_SHA256]
+}
+
+impl ServerCertVerifier for Verifier {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        self.verify(end_entity, intermediates).map(|()| ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        no_tls12()
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_signature(message, cert, dss)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        schemes()
+    }
+}
+
+impl ClientCertVerifier for Verifier {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        _now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        self.verify(end_entity, intermediates).map(|()| ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        no_tls12()
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_signature(message, cert, dss)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        schemes()
+    }
+}

@@ -1,0 +1,61 @@
+//! How many bytes went which way.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::units::Bytes;
+
+/// What bytes were for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Control messages and handshakes.
+    Control,
+    /// Tensors with their tags and headers.
+    Tensor,
+    /// Files fetched by their hash.
+    Blob,
+}
+
+/// Bytes since the transport was bound, by kind. What QUIC adds is not counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Traffic {
+    /// Control messages and handshakes.
+    pub control: Flow,
+    /// Tensors with their tags and headers.
+    pub tensor: Flow,
+    /// Files fetched by their hash.
+    pub blob: Flow,
+}
+
+/// Bytes in both directions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Flow {
+    /// Handed to the connection.
+    pub sent: Bytes,
+    /// Taken from it.
+    pub received: Bytes,
+}
+
+/// The running counts.
+#[derive(Debug, Default)]
+pub(super) struct Counters([[AtomicU64; 2]; 3]);
+
+impl Counters {
+    pub(super) fn sent(&self, kind: Kind, bytes: usize) {
+        self.0[kind as usize][0].fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(super) fn received(&self, kind: Kind, bytes: usize) {
+        self.0[kind as usize][1].fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(super) fn read(&self) -> Traffic {
+        let flow = |kind: Kind| {
+            let [sent, received] = &self.0[kind as usize];
+            Flow {
+                sent: Bytes(sent.load(Ordering::Relaxed)),
+                received: Bytes(received.load(Ordering::Relaxed)),
+            }
+        };
+        Traffic { control: flow(Kind::Control), tensor: flow(Kind::Tensor), blob: flow(Kind::Blob) }
+    }
+}
