@@ -1,0 +1,124 @@
+use super::*;
+
+#[tokio::test]
+async fn peers_greet_and_exchange_messages_both_ways() {
+    let mut host_config = config(7);
+    host_config.run = Some(run(1));
+    let mut host = Node::with(&Identity::ephemeral(), loopback(), host_config);
+    let mut guest = Node::new();
+
+    let welcome = guest.connect(&host).await.expect("reached");
+    assert_eq!(welcome.incarnation, Incarnation(7));
+    assert_eq!(welcome.run, Some(run(1)));
+    assert_eq!([welcome.address], host.addresses()[..]);
+    match guest.event().await {
+        TransportEvent::Connected { member, run: theirs, .. } => {
+            assert_eq!((member, theirs), (host.member, Some(run(1).id)));
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(host.connected().await, guest.member);
+
+    for count in 0u32..100 {
+        let message = count.to_le_bytes().repeat(count as usize);
+        guest.transport.send_control(host.id(), message.clone()).expect("queued");
+        host.transport.send_control(guest.id(), message).expect("queued");
+    }
+    for count in 0u32..100 {
+        let message = count.to_le_bytes().repeat(count as usize);
+        assert_eq!(host.control().await, (guest.member, message.clone()));
+        assert_eq!(guest.control().await, (host.member, message));
+    }
+
+    let frames = vec![frame(1, 3 << 20), frame(2, 0), frame(3, 5)];
+    guest.send_tensor(host.id(), b"there", frames.clone()).await;
+    host.send_tensor(guest.id(), b"", vec![frames[0].clone()]).await;
+    let there = host.tensor().await;
+    assert_eq!(
+        (there.member, &there.tag[..], &there.frames),
+        (guest.member, &b"there"[..], &frames)
+    );
+    let back = guest.tensor().await;
+    assert_eq!((back.member, back.tag.len(), &back.frames[..]), (host.member, 0, &frames[..1]));
+}
+
+#[tokio::test]
+async fn what_one_end_sends_the_other_receives_by_kind() {
+    let (left, mut right) = pair().await;
+    let before = (left.transport.traffic(), right.transport.traffic());
+    assert_eq!(before.0.control.sent, before.1.control.received);
+    left.transport.send_control(right.id(), vec![0; 10]).expect("queued");
+    right.control().await;
+    left.send_tensor(right.id(), b"tag", vec![frame(1, 1000)]).await;
+    right.tensor().await;
+    let after = right.transport.traffic();
+    assert_eq!((after.control.received - before.1.control.received).0, 4 + 10);
+    assert_eq!(after.tensor.received.0, (4 + 3 + crate::frame::HEADER + 1000) as u64);
+    assert_eq!(after.tensor.sent.0, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_crossing_dials_one_connection_is_left() {
+    for _ in 0..20 {
+        let (mut left, mut right) = (Node::new(), Node::new());
+        let (there, back) = tokio::join!(left.connect(&right), right.connect(&left));
+        there.expect("reached");
+        back.expect("reached");
+        left.transport.send_control(right.id(), b"there".to_vec()).expect("queued");
+        right.transport.send_control(left.id(), b"back".to_vec()).expect("queued");
+        assert_eq!(left.connected().await, right.member);
+        assert_eq!(left.control().await, (right.member, b"back".to_vec()));
+        assert_eq!(right.connected().await, left.member);
+        assert_eq!(right.control().await, (left.member, b"there".to_vec()));
+        tokio::join!(left.transport.close(), right.transport.close());
+        // One connection, so one end of it.
+        assert!(matches!(left.event().await, TransportEvent::Disconnected { .. }));
+        assert!(matches!(right.event().await, TransportEvent::Disconnected { .. }));
+        assert!(left.events.try_recv().is_err());
+        assert!(right.events.try_recv().is_err());
+    }
+}
+
+#[tokio::test]
+async fn closing_delivers_what_is_queued() {
+    let (left, mut right) = pair().await;
+    for count in 0..50u8 {
+        left.transport.send_control(right.id(), vec![count]).expect("queued");
+    }
+    left.send_tensor(right.id(), b"last", vec![frame(1, 4 << 20)]).await;
+    soon(left.transport.close()).await;
+    let mut controls = Vec::new();
+    let mut tensors = 0;
+    let reason = loop {
+        match right.event().await {
+            TransportEvent::Control { bytes, .. } => controls.extend(bytes),
+            TransportEvent::Tensor(message) => tensors += message.frames.len(),
+            TransportEvent::Disconnected { reason, .. } => break reason,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(controls, (0..50).collect::<Vec<u8>>());
+    assert_eq!((tensors, reason), (1, DisconnectReason::Left));
+    let after = left.transport.send_control(right.id(), vec![0]);
+    assert_eq!(after, Err(SendError::Closing));
+}
+
+#[tokio::test]
+async fn what_is_over_a_cap_is_not_sent() {
+    let node = Node::new();
+    let other = Identity::ephemeral().peer_id();
+    let size = limits::CONTROL_MESSAGE.0 as usize + 1;
+    assert!(matches!(
+        node.transport.send_control(other, vec![0; size]),
+        Err(SendError::TooLarge { size: found, .. }) if found == size
+    ));
+    let tag = vec![0; tensor::TAG + 1];
+    let sent = node.transport.send_tensor(other, tag, vec![frame(0, 1)], Priority::Bulk);
+    assert!(matches!(sent.err(), Some(SendError::TooLarge { .. })));
+    for count in [0, tensor::FRAMES + 1] {
+        let frames = vec![frame(0, 1); count];
+        let sent = node.transport.send_tensor(other, Vec::new(), frames, Priority::Bulk);
+        assert_eq!(sent.err(), Some(SendError::FrameCount { count }));
+    }
+    assert_eq!(node.transport.send_control(node.id(), Vec::new()), Err(SendError::Myself));
+}

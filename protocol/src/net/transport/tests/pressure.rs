@@ -1,0 +1,71 @@
+use std::sync::atomic::AtomicUsize;
+
+use super::*;
+
+const FRAME: usize = 4 << 20;
+const MESSAGES: usize = 100;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_owner_makes_the_sender_wait() {
+    let (left, mut right) = pair().await;
+    let target = right.id();
+    let accepted = Arc::new(AtomicUsize::new(0));
+    let (started, start) = tokio::sync::oneshot::channel();
+    let count = accepted.clone();
+    let sender = tokio::task::spawn(async move {
+        let mut started = Some(started);
+        for number in 0..MESSAGES {
+            left.send_tensor(target, &[number as u8], vec![frame(1, FRAME)]).await;
+            count.fetch_add(FRAME, Ordering::SeqCst);
+            // By now the queue has been full, and somebody has taken from it.
+            if number * FRAME > limits::SEND_QUEUE.0 as usize
+                && let Some(started) = started.take()
+            {
+                started.send(()).expect("the test waits");
+            }
+        }
+        left
+    });
+    soon(start).await.expect("the sender lives");
+    // The sender's queue, what the receiver has room for, and what is under way in streams.
+    let bound = 3 * limits::SEND_QUEUE.0 as usize + FRAME;
+    let mut consumed = 0;
+    let mut numbers = Vec::new();
+    while numbers.len() < MESSAGES {
+        let ahead = accepted.load(Ordering::SeqCst) - consumed;
+        assert!(ahead <= bound, "{ahead} bytes accepted and not consumed");
+        let message = right.tensor().await;
+        consumed += FRAME;
+        numbers.push(message.tag[0]);
+    }
+    numbers.sort_unstable();
+    assert_eq!(numbers, (0..MESSAGES as u8).collect::<Vec<_>>());
+    soon(sender).await.expect("all was sent");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_that_takes_no_control_messages_is_cut_off() {
+    let (mut left, mut right) = pair().await;
+    let message = vec![0; limits::CONTROL_MESSAGE.0 as usize];
+    let error = soon(async {
+        loop {
+            if let Err(error) = left.transport.send_control(right.id(), message.clone()) {
+                break error;
+            }
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    assert_eq!(error, SendError::QueueFull { peer: right.id() });
+    assert_eq!(left.disconnected().await, (right.member, DisconnectReason::QueueFull));
+    assert_eq!(left.transport.queued(right.id()), (0, 0));
+    // What it takes now came before the end.
+    let reason = loop {
+        match right.event().await {
+            TransportEvent::Control { .. } => {}
+            TransportEvent::Disconnected { reason, .. } => break reason,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(reason, DisconnectReason::ClosedByPeer("too much waited to be sent".to_owned()));
+}

@@ -1,0 +1,91 @@
+use super::*;
+
+/// A transport on the port that a former life has just left.
+async fn rebind(identity: &Identity, address: SocketAddr, config: TransportConfig) -> Node {
+    let bound = async {
+        loop {
+            match Transport::bind(identity, &[address], config.clone()) {
+                Ok((transport, events)) => break (transport, events),
+                // The former socket is freed by a task that still has to run.
+                Err(TransportError::AddressInUse { .. }) => tokio::task::yield_now().await,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    };
+    let (transport, events) = soon(bound).await;
+    let member = Member { peer: identity.peer_id(), incarnation: config.incarnation };
+    Node { transport, events, member }
+}
+
+#[tokio::test]
+async fn a_new_life_of_a_peer_takes_the_place_of_the_former() {
+    let mut node = Node::new();
+    let identity = Identity::ephemeral();
+    let former = Node::with(&identity, loopback(), config(1));
+    former.connect(&node).await.expect("reached");
+    assert_eq!(node.connected().await, former.member);
+
+    // The former life has not said a word yet.
+    let mut next = Node::with(&identity, loopback(), config(2));
+    next.connect(&node).await.expect("reached");
+    assert_eq!(node.disconnected().await, (former.member, DisconnectReason::Replaced));
+    assert_eq!(node.connected().await, next.member);
+    assert_eq!(next.connected().await, node.member);
+    node.transport.send_control(identity.peer_id(), b"hello again".to_vec()).expect("queued");
+    assert_eq!(next.control().await, (node.member, b"hello again".to_vec()));
+}
+
+#[tokio::test]
+async fn messages_wait_for_a_peer_that_starts_again() {
+    let mut node = Node::new();
+    let identity = Identity::ephemeral();
+    let former = Node::with(&identity, loopback(), config(1));
+    let address = former.addresses()[0];
+    node.connect(&former).await.expect("reached");
+    assert_eq!(node.connected().await, former.member);
+    soon(former.transport.close()).await;
+    drop(former);
+    let (_, reason) = node.disconnected().await;
+    assert_eq!(reason, DisconnectReason::Left);
+
+    for count in 0..20 {
+        node.transport.send_control(identity.peer_id(), vec![count]).expect("queued");
+    }
+    node.send_tensor(identity.peer_id(), b"kept", vec![frame(1, 100)]).await;
+    let mut next = rebind(&identity, address, config(2)).await;
+    assert_eq!(next.connected().await, node.member);
+    assert_eq!(node.connected().await, next.member);
+    let mut controls = Vec::new();
+    let mut tags = Vec::new();
+    while controls.len() < 20 || tags.is_empty() {
+        match next.event().await {
+            TransportEvent::Control { bytes, .. } => controls.extend(bytes),
+            TransportEvent::Tensor(message) => tags.push(message.tag),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(controls, (0..20).collect::<Vec<u8>>());
+    assert_eq!(tags, [b"kept"]);
+}
+
+#[tokio::test]
+async fn an_address_learnt_late_is_used_at_once() {
+    let (node, mut target) = (Node::new(), Node::new());
+    node.transport.send_control(target.id(), b"found you".to_vec()).expect("queued");
+    node.transport.remember(target.id(), &target.addresses());
+    assert_eq!(target.connected().await, node.member);
+    assert_eq!(target.control().await, (node.member, b"found you".to_vec()));
+}
+
+#[tokio::test]
+async fn a_broken_connection_is_made_anew_when_it_is_needed() {
+    let (mut left, mut right) = pair().await;
+    right.transport.reject(left.id(), "test");
+    let (_, reason) = left.disconnected().await;
+    assert_eq!(reason, DisconnectReason::ClosedByPeer("test".to_owned()));
+    right.disconnected().await;
+    // The end that dialled knows where the other is.
+    left.transport.send_control(right.id(), b"again".to_vec()).expect("queued");
+    assert_eq!(right.connected().await, left.member);
+    assert_eq!(right.control().await, (left.member, b"again".to_vec()));
+}

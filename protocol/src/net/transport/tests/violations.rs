@@ -1,0 +1,106 @@
+//! Bytes that no good peer sends: the connection is closed with the reason, and nothing else
+//! happens.
+
+use super::*;
+use crate::frame::{FrameError, HEADER};
+use crate::net::transport::link::CloseCode;
+
+/// A message with one tensor as it should be.
+fn message() -> Vec<u8> {
+    let frame = frame(1, 1000);
+    [&[3, 0, 1, 0], &b"tag"[..], &frame.header().encode(), frame.body()].concat()
+}
+
+async fn refused(target: &mut Node, raw: &Raw, expected: Violation) {
+    let (member, reason) = target.disconnected().await;
+    assert_eq!(member.peer, raw.identity.peer_id());
+    assert_eq!(reason, DisconnectReason::Violation(expected.clone()));
+    assert_eq!(raw.closed().await, (CloseCode::Violation.into(), expected.to_string()));
+}
+
+async fn tensor_is_refused(message: &[u8], expected: Violation) {
+    let mut target = Node::new();
+    let raw = Raw::greeted(&mut target).await;
+    let mut stream = raw.connection.open_uni().await.expect("open");
+    // The other end may close before all is written.
+    let _ = stream.write_all(message).await;
+    let _ = stream.finish();
+    refused(&mut target, &raw, expected).await;
+}
+
+#[tokio::test]
+async fn a_good_message_by_hand_is_taken() {
+    let mut target = Node::new();
+    let raw = Raw::greeted(&mut target).await;
+    let mut stream = raw.connection.open_uni().await.expect("open");
+    stream.write_all(&message()).await.expect("open");
+    stream.finish().expect("open");
+    let received = target.tensor().await;
+    assert_eq!((&received.tag[..], &received.frames[..]), (&b"tag"[..], &[frame(1, 1000)][..]));
+}
+
+#[tokio::test]
+async fn damaged_tensors_are_refused() {
+    let whole = message();
+    let mut flipped = whole.clone();
+    flipped[4 + 3 + HEADER + 500] ^= 1;
+    tensor_is_refused(&flipped, FrameError::Checksum.into()).await;
+    let torn = &whole[..whole.len() - 1];
+    tensor_is_refused(torn, Violation::TensorCutShort).await;
+    tensor_is_refused(&whole[..20], Violation::TensorCutShort).await;
+    let longer = [&whole[..], b"x"].concat();
+    tensor_is_refused(&longer, Violation::TensorTrailing).await;
+    let mut unknown = whole.clone();
+    unknown[4 + 3 + 1] = 77;
+    tensor_is_refused(&unknown, FrameError::UnknownElement { code: 77 }.into()).await;
+}
+
+#[tokio::test]
+async fn claims_over_the_caps_are_refused() {
+    let tag = tensor::TAG + 1;
+    let [low, high] = (tag as u16).to_le_bytes();
+    tensor_is_refused(&[low, high, 1, 0], Violation::TensorHeader { tag, frames: 1 }).await;
+    tensor_is_refused(&[0, 0, 0, 0], Violation::TensorHeader { tag: 0, frames: 0 }).await;
+    tensor_is_refused(&[0, 0, 5, 0], Violation::TensorHeader { tag: 0, frames: 5 }).await;
+    // One byte more than the largest tensor.
+    let bytes = limits::TENSOR.0 + 1;
+    let mut header = frame(1, 1).header().encode();
+    header[4..8].copy_from_slice(&(bytes as u32).to_le_bytes());
+    header[20..28].copy_from_slice(&bytes.to_le_bytes());
+    header[28..36].copy_from_slice(&bytes.to_le_bytes());
+    let message = [&[0, 0, 1, 0], &header[..]].concat();
+    tensor_is_refused(&message, FrameError::TooLarge { bytes: Some(bytes) }.into()).await;
+}
+
+#[tokio::test]
+async fn a_control_message_over_the_cap_is_refused() {
+    let mut target = Node::new();
+    let mut raw = Raw::greeted(&mut target).await;
+    let size = limits::CONTROL_MESSAGE.0 as u32 + 1;
+    raw.send.write_all(&size.to_le_bytes()).await.expect("open");
+    refused(&mut target, &raw, Violation::ControlTooLarge { size: size.into() }).await;
+}
+
+#[tokio::test]
+async fn a_control_stream_that_ends_is_refused() {
+    let mut target = Node::new();
+    let mut raw = Raw::greeted(&mut target).await;
+    raw.send.write_all(&[9, 0, 0, 0, 1, 2]).await.expect("open");
+    raw.send.finish().expect("open");
+    refused(&mut target, &raw, Violation::ControlEnded).await;
+}
+
+#[tokio::test]
+async fn a_hello_that_is_none_is_refused() {
+    let target = Node::new();
+    for hello in [
+        &[0, 0, 0, 0][..],
+        &[3, 0, 0, 0, 1, 0, 0],
+        &[0xff, 0xff, 0xff, 0xff],
+        &[8, 0, 0, 0, 1, 0, 0, 0, 0xff, 0xff, 0xff, 0xff],
+    ] {
+        let mut raw = Raw::dial(Identity::ephemeral(), &target).await;
+        raw.send.write_all(hello).await.expect("open");
+        assert_eq!(raw.closed().await.0, CloseCode::Violation.into());
+    }
+}
