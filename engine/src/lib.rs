@@ -1,1 +1,50 @@
 //! The tensor work of a Shoal peer; the only crate that knows libtorch.
+//!
+//! A peer opens a [`Device`], builds an [`Engine`] for its span of stages, and calls it from one
+//! thread of its own. Tensors go in and come out as little-endian bytes; no type of libtorch is
+//! public. The way of a step:
+//!
+//! 1. [`Samples::batch`] gives a microbatch's tokens and labels.
+//! 2. [`Engine::forward`] and [`Engine::backward`] run one stage on it.
+//! 3. [`Engine::accumulate`] counts its weight gradients in fixed point, or [`Engine::discard`]
+//!    drops them; which one is decided elsewhere.
+//! 4. [`Engine::export`] reads the sums, [`FixedPoint::reduce`] makes the mean gradient of those of
+//!    all replicas, and [`square_norm`] gives its part of the global norm.
+//! 5. [`Engine::apply`] makes the next version of the weights.
+//!
+//! ```text
+//! samples (data, tokenizer) ─► stage (model) ─► accumulator ─► optimizer ─► checkpoint ─► generate
+//! ```
+
+mod accumulator;
+pub mod checkpoint;
+pub mod data;
+mod device;
+mod engine;
+mod error;
+mod generate;
+mod init;
+mod kernel;
+#[cfg(feature = "mkl-avx512")]
+mod mkl;
+mod model;
+mod optimizer;
+mod parameters;
+mod samples;
+mod shim;
+mod stage;
+mod tensor;
+pub mod tokenizer;
+
+pub use accumulator::{FixedPoint, square_norm};
+pub use checkpoint::{Checkpoint, CheckpointError, CheckpointFile, StageState};
+pub use data::{DataError, TokenFile};
+pub use device::{Device, DeviceChoice};
+pub use engine::Engine;
+pub use error::{EngineError, GradientProblem, Result};
+pub use generate::{Generator, Prompt};
+pub use init::initial_weights;
+pub use optimizer::{clip_scale, learning_rate};
+pub use parameters::{Parameter, parameter_count, parameters};
+pub use samples::{Batch, Samples};
+pub use stage::ForwardOutput;

@@ -1,0 +1,67 @@
+// What tch does not offer of libtorch. No exception leaves this file: a function that can fail
+// returns its message, to be freed with shoal_free, or null.
+
+#include <ATen/Context.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+
+namespace {
+
+// Runs `work` and turns what it throws into a message.
+template <typename Work>
+char* guarded(Work work) {
+  try {
+    work();
+    return nullptr;
+  } catch (const std::exception& error) {
+    return strdup(error.what());
+  } catch (...) {
+    return strdup("unknown C++ exception");
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+void shoal_free(char* message) { std::free(message); }
+
+// Gradients of `output` with respect to each of `inputs`, where `output_gradient` (null for a
+// scalar output) is the gradient of the loss with respect to `output`. Writes one new tensor per
+// input to `gradients`. The graph is freed.
+char* shoal_gradients(
+    at::Tensor* output,
+    at::Tensor* output_gradient,
+    at::Tensor** inputs,
+    size_t count,
+    at::Tensor** gradients) {
+  return guarded([&] {
+    torch::autograd::variable_list inputs_list;
+    inputs_list.reserve(count);
+    for (size_t i = 0; i < count; ++i) inputs_list.push_back(*inputs[i]);
+    torch::autograd::variable_list output_gradients;
+    if (output_gradient != nullptr) output_gradients.push_back(*output_gradient);
+    auto results = torch::autograd::grad({*output}, inputs_list, output_gradients);
+    for (size_t i = 0; i < count; ++i) gradients[i] = new at::Tensor(std::move(results[i]));
+  });
+}
+
+// The same bits whenever the same program runs on the same machine.
+char* shoal_be_deterministic() {
+  return guarded([] {
+    auto& context = at::globalContext();
+    context.setDeterministicAlgorithms(true, /*warn_only=*/false);
+    // New memory is never read before it is written, so it need not be filled.
+    context.setDeterministicFillUninitializedMemory(false);
+    context.setDeterministicCuDNN(true);
+    context.setBenchmarkCuDNN(false);
+    context.setAllowTF32CuBLAS(false);
+    context.setAllowTF32CuDNN(false);
+    context.setAllowBF16ReductionCuBLAS(false);
+  });
+}
+
+}  // extern "C"

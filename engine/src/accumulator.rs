@@ -1,0 +1,282 @@
+//! Sums of weight gradients that do not depend on the order or the split.
+//!
+//! A gradient `g` is counted as the integer `q = round(g · 2^bits)`, ties to even, where `bits` is
+//! the manifest's `training.gradient_fraction_bits`: the resolution is `2^-bits`. Integers add
+//! associatively, so any replicas may count any microbatches in any order. Each `|q|` must be at
+//! most `(2^63 - 1) / M` for the run's `M` microbatches per step, so the sum of a whole step fits
+//! in an i64 whoever adds it: with 44 bits and 32 microbatches gradients may reach about 16 000.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+use shoal_protocol::ids::ClaimKey;
+use shoal_protocol::manifest::Manifest;
+use tch::{Device, Kind, Tensor};
+
+use crate::error::{EngineError, GradientProblem, Result};
+use crate::kernel::widest;
+use crate::parameters::Parameter;
+use crate::tensor::{bytes_of, elements, elements_mut};
+
+/// How gradients become integers and back.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct FixedPoint {
+    /// Integer steps per unit: `2^bits`.
+    scale: f64,
+    /// Largest magnitude of one microbatch's integer.
+    limit: i64,
+    /// Microbatches of a step.
+    microbatches: u32,
+}
+
+impl FixedPoint {
+    /// The fixed point of a run.
+    #[must_use]
+    pub fn of(manifest: &Manifest) -> Self {
+        let microbatches = manifest.training.microbatches;
+        Self {
+            scale: f64::from(manifest.training.gradient_fraction_bits).exp2(),
+            limit: i64::MAX / i64::from(microbatches),
+            microbatches,
+        }
+    }
+
+    /// Adds the whole sums of all replicas of a stage and converts the exact result to the mean
+    /// gradient of the step.
+    ///
+    /// `parts` are i64, little-endian, of the same range of elements; the result is f32,
+    /// little-endian. The exact sum is rounded to f64, divided by `2^bits · M` (rounded once more
+    /// unless `M` is a power of two) and rounded to f32.
+    ///
+    /// # Errors
+    /// When the parts have different lengths or are no whole integers.
+    pub fn reduce(&self, parts: &[Bytes]) -> Result<Bytes> {
+        let first = parts.first().map_or(0, Bytes::len);
+        for part in parts {
+            if part.len() != first || !part.len().is_multiple_of(8) {
+                return Err(EngineError::UnequalParts { first, other: part.len() });
+            }
+        }
+        let divisor = self.scale * f64::from(self.microbatches);
+        let mut means = vec![0f32; first / 8];
+        let mut sums = [0i64; 1024];
+        for (index, block) in means.chunks_mut(sums.len()).enumerate() {
+            let start = index * 8 * sums.len();
+            sums.fill(0);
+            for part in parts {
+                add_words(&mut sums[..block.len()], &part[start..start + 8 * block.len()]);
+            }
+            means_of(block, &sums, divisor);
+        }
+        Ok(Bytes::from_owner(Floats(means)))
+    }
+}
+
+/// Lets a vector of f32 be read as bytes without a copy.
+struct Floats(Vec<f32>);
+
+impl AsRef<[u8]> for Floats {
+    fn as_ref(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.0)
+    }
+}
+
+widest! {
+    /// The part of the gradient norm that one stage's mean gradient (f32, little-endian) adds: its
+    /// sum of squares, in f64.
+    ///
+    /// The order is fixed, so the bits do not depend on shares or threads: blocks of 4096
+    /// elements from the stage's first; within a block, 16 running sums, of every sixteenth
+    /// element each, added up in pairs; then the blocks in order. Bytes after the last whole f32
+    /// are ignored.
+    pub fn square_norm(gradient: &[u8]) -> f64 {
+        let mut total = 0.0;
+        for block in gradient.chunks(4 * 4096) {
+            let mut lanes = [0f64; 16];
+            let mut rows = block.chunks_exact(4 * 16);
+            for row in rows.by_ref() {
+                for (lane, bytes) in lanes.iter_mut().zip(row.as_chunks::<4>().0) {
+                    let value = f64::from(f32::from_le_bytes(*bytes));
+                    *lane += value * value;
+                }
+            }
+            for (lane, bytes) in lanes.iter_mut().zip(rows.remainder().as_chunks::<4>().0) {
+                let value = f64::from(f32::from_le_bytes(*bytes));
+                *lane += value * value;
+            }
+            for width in [8, 4, 2, 1] {
+                for lane in 0..width {
+                    lanes[lane] += lanes[lane + width];
+                }
+            }
+            total += lanes[0];
+        }
+        total
+    }
+}
+
+/// The sum of one stage's weight gradients over the microbatches counted so far.
+#[derive(Debug)]
+pub(crate) struct Accumulator {
+    fixed_point: FixedPoint,
+    /// i64, flat, on the device.
+    sums: Tensor,
+}
+
+impl Accumulator {
+    pub(crate) fn new(manifest: &Manifest, elements: usize, device: Device) -> Result<Self> {
+        Ok(Self {
+            fixed_point: FixedPoint::of(manifest),
+            sums: Tensor::f_zeros([elements as i64], (Kind::Int64, device))?,
+        })
+    }
+
+    /// Adds the gradient of one microbatch: `gradients` are the stage's flat vector in pieces. All
+    /// of it is checked before any is added, so after an error nothing has changed.
+    pub(crate) fn add(
+        &mut self,
+        key: ClaimKey,
+        gradients: &[Tensor],
+        parameters: &[Parameter],
+    ) -> Result<()> {
+        let mut offset = 0;
+        for gradient in gradients {
+            self.check(gradient).map_err(|problem| {
+                let at = offset + self.first_bad(gradient);
+                let parameter = parameters.iter().find(|parameter| parameter.range().contains(&at));
+                let tensor = parameter.map_or_else(String::new, |found| found.name.clone());
+                EngineError::BadGradient { tensor, key, problem }
+            })?;
+            offset += gradient.numel();
+        }
+        assert!(offset == self.sums.numel(), "the gradients are not those of this stage");
+        offset = 0;
+        for gradient in gradients {
+            self.add_piece(offset, gradient)?;
+            offset += gradient.numel();
+        }
+        Ok(())
+    }
+
+    /// Whether every element is in range.
+    fn check(&self, gradient: &Tensor) -> Result<(), GradientProblem> {
+        let largest = match (gradient.device(), gradient.kind()) {
+            (Device::Cpu, Kind::BFloat16) => widen(largest_bf16(elements(gradient))),
+            (Device::Cpu, Kind::Float) => f32::from_bits(largest_f32(elements(gradient))),
+            // The maximum of anything and NaN is NaN.
+            _ => gradient.abs().max().double_value(&[]) as f32,
+        };
+        self.check_value(largest)
+    }
+
+    fn check_value(&self, value: f32) -> Result<(), GradientProblem> {
+        if !value.is_finite() {
+            return Err(GradientProblem::NotFinite);
+        }
+        let rounded = (f64::from(value.abs()) * self.fixed_point.scale).round_ties_even();
+        // 2^63 itself is no i64, and the cast would hide it.
+        if rounded < i64::MAX as f64 && rounded as i64 <= self.fixed_point.limit {
+            return Ok(());
+        }
+        Err(GradientProblem::OutOfRange {
+            largest: f64::from(value.abs()),
+            limit: self.fixed_point.limit as f64 / self.fixed_point.scale,
+        })
+    }
+
+    /// Index of the first element out of range.
+    fn first_bad(&self, gradient: &Tensor) -> usize {
+        let values = gradient.to_kind(Kind::Float).to(Device::Cpu).contiguous();
+        let bad = |value: &f32| self.check_value(*value).is_err();
+        elements::<f32>(&values).iter().position(bad).unwrap_or(0)
+    }
+
+    fn add_piece(&mut self, offset: usize, gradient: &Tensor) -> Result<()> {
+        let scale = self.fixed_point.scale;
+        if self.sums.device() != Device::Cpu {
+            let rounded = gradient.f_to_kind(Kind::Double)?.f_mul_scalar(scale)?.f_round()?;
+            let mut piece = self.sums.f_narrow(0, offset as i64, gradient.numel() as i64)?;
+            let _ = piece.f_add_(&rounded.f_to_kind(Kind::Int64)?.f_flatten(0, -1)?)?;
+            return Ok(());
+        }
+        let sums = &mut elements_mut::<i64>(&mut self.sums)[offset..offset + gradient.numel()];
+        match gradient.kind() {
+            Kind::BFloat16 => add_bf16(sums, elements(gradient), scale),
+            _ => add_f32(sums, elements(gradient), scale),
+        }
+        Ok(())
+    }
+
+    /// Sums of a range of the flat vector as i64, little-endian.
+    pub(crate) fn export(&self, range: Range<usize>) -> Result<Bytes> {
+        let piece = self.sums.f_narrow(0, range.start as i64, range.len() as i64)?;
+        let piece = piece.f_to(Device::Cpu)?;
+        Ok(Bytes::copy_from_slice(bytes_of(&piece)))
+    }
+
+    /// Starts the next step.
+    pub(crate) fn clear(&mut self) -> Result<()> {
+        let _ = self.sums.f_zero_()?;
+        Ok(())
+    }
+}
+
+fn widen(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+widest! {
+    /// Bits of the largest magnitude; those of infinity and NaN are above all finite ones.
+    fn largest_f32(values: &[u32]) -> u32 {
+        values.iter().fold(0, |largest, bits| largest.max(bits & 0x7fff_ffff))
+    }
+}
+
+widest! {
+    /// As [`largest_f32`].
+    fn largest_bf16(values: &[u16]) -> u16 {
+        values.iter().fold(0, |largest, bits| largest.max(bits & 0x7fff))
+    }
+}
+
+widest! {
+    /// Adds `round(value · scale)` to each sum; the values were checked to be in range.
+    fn add_f32(sums: &mut [i64], values: &[f32], scale: f64) {
+        for (sum, value) in sums.iter_mut().zip(values) {
+            *sum = sum.wrapping_add(quantize(*value, scale));
+        }
+    }
+}
+
+widest! {
+    /// As [`add_f32`], from the bits of bf16.
+    fn add_bf16(sums: &mut [i64], values: &[u16], scale: f64) {
+        for (sum, value) in sums.iter_mut().zip(values) {
+            *sum = sum.wrapping_add(quantize(widen(*value), scale));
+        }
+    }
+}
+
+#[inline(always)]
+fn quantize(value: f32, scale: f64) -> i64 {
+    let rounded = (f64::from(value) * scale).round_ties_even();
+    // SAFETY: `Accumulator::check` has seen that the value is finite and below 2^63 in magnitude.
+    unsafe { rounded.to_int_unchecked() }
+}
+
+widest! {
+    /// Adds little-endian i64 to sums that cannot overflow: each part counts other microbatches.
+    fn add_words(sums: &mut [i64], words: &[u8]) {
+        for (sum, word) in sums.iter_mut().zip(words.as_chunks::<8>().0) {
+            *sum = sum.wrapping_add(i64::from_le_bytes(*word));
+        }
+    }
+}
+
+widest! {
+    fn means_of(means: &mut [f32], sums: &[i64], divisor: f64) {
+        for (mean, sum) in means.iter_mut().zip(sums) {
+            *mean = (*sum as f64 / divisor) as f32;
+        }
+    }
+}

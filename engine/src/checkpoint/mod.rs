@@ -1,0 +1,181 @@
+//! Saved state: a folder that `transformers` loads as it is.
+//!
+//! ```text
+//! model-00001-of-0000S.safetensors      weights of each stage, f32, Hugging Face's names
+//! optimizer-00001-of-0000S.safetensors  its moments: first_moment.NAME and second_moment.NAME
+//! model.safetensors.index.json          which file holds which weight
+//! config.json, generation_config.json, tokenizer.json, tokenizer_config.json
+//! shoal.json                            run, version, manifest, and every file's size and hash
+//! ```
+//!
+//! Each stage's files may be written by another peer ([`write_stage`]); who has all of them writes
+//! the rest ([`write_index`]) and renames the folder into place ([`publish`]).
+
+mod read;
+mod write;
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use shoal_protocol::ids::{ContentHash, RunId, Stage, Step};
+use shoal_protocol::manifest::Manifest;
+
+pub use read::Checkpoint;
+pub use write::{publish, write_index, write_stage};
+
+use crate::parameters::Parameter;
+
+/// Version of the folder's layout.
+const FORMAT: u32 = 1;
+
+/// A file that says what the folder is.
+const DESCRIPTION: &str = "shoal.json";
+
+/// Largest header of a safetensors file, and largest JSON file, that is read.
+const HEADER_CAP: u64 = 16 << 20;
+
+/// Why a checkpoint cannot be written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// The file system refused.
+    #[error("{path}: {source}", path = path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the file system said.
+        source: std::io::Error,
+    },
+    /// The folder is no checkpoint.
+    #[error("{path} is no checkpoint: it has no {DESCRIPTION}", path = path.display())]
+    NotACheckpoint {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A file that is not what was written.
+    #[error("{path} is damaged: {reason}; take another checkpoint", path = path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What shows it.
+        reason: String,
+    },
+    /// Weights that do not fit the manifest.
+    #[error("{path} does not fit its manifest: {reason}", path = path.display())]
+    Mismatch {
+        /// The file.
+        path: PathBuf,
+        /// What does not fit.
+        reason: String,
+    },
+}
+
+impl CheckpointError {
+    fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::Io { path, source }
+    }
+
+    fn damaged(path: &Path, reason: impl ToString) -> Self {
+        Self::Damaged { path: path.to_owned(), reason: reason.to_string() }
+    }
+}
+
+/// Weights and moments of one stage, each in the order of its flat vector.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StageState {
+    /// The weights.
+    pub weights: Vec<f32>,
+    /// AdamW's mean of gradients.
+    pub first_moment: Vec<f32>,
+    /// AdamW's mean of squared gradients.
+    pub second_moment: Vec<f32>,
+}
+
+/// One file of a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CheckpointFile {
+    /// Its name in the folder.
+    pub name: String,
+    /// Its length.
+    pub bytes: u64,
+    /// Hash of its bytes.
+    pub hash: ContentHash,
+}
+
+/// What `shoal.json` says.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Description {
+    format: u32,
+    run: RunId,
+    /// Version of the weights: the optimizer updates applied.
+    step: Step,
+    manifest: Manifest,
+    files: Vec<CheckpointFile>,
+}
+
+/// Name of a stage's weights file, counted from 1 as Hugging Face does.
+#[must_use]
+pub fn weights_file(manifest: &Manifest, stage: Stage) -> String {
+    stage_file("model", manifest, stage)
+}
+
+/// Name of a stage's optimizer file.
+#[must_use]
+pub fn optimizer_file(manifest: &Manifest, stage: Stage) -> String {
+    stage_file("optimizer", manifest, stage)
+}
+
+fn stage_file(kind: &str, manifest: &Manifest, stage: Stage) -> String {
+    format!("{kind}-{:05}-of-{:05}.safetensors", stage.0 + 1, manifest.training.stages)
+}
+
+/// Hash of named tensors of f32.
+///
+/// BLAKE3 in key derivation mode, over, for each tensor in the byte order of names: the name's
+/// length as u32 and the name; `3` as u32 and `F32`; the rank as u32 and each extent as u64; the
+/// data's length in bytes as u64 and the data. All integers and the data are little-endian. The
+/// context of a checkpoint's weights is `shoal checkpoint v1`.
+struct TensorHasher(blake3::Hasher);
+
+impl TensorHasher {
+    fn new(context: &str) -> Self {
+        Self(blake3::Hasher::new_derive_key(context))
+    }
+
+    fn add(&mut self, name: &str, shape: &[usize], data: &[u8]) {
+        self.0.update(&(name.len() as u32).to_le_bytes());
+        self.0.update(name.as_bytes());
+        self.0.update(&3u32.to_le_bytes());
+        self.0.update(b"F32");
+        self.0.update(&(shape.len() as u32).to_le_bytes());
+        for extent in shape {
+            self.0.update(&(*extent as u64).to_le_bytes());
+        }
+        self.0.update(&(data.len() as u64).to_le_bytes());
+        self.0.update(data);
+    }
+
+    fn finish(&self) -> ContentHash {
+        self.0.finalize().into()
+    }
+}
+
+/// Hash of several vectors with the same parameters, one vector after the other.
+pub(crate) fn hash_tensors(
+    context: &str,
+    parameters: &[Parameter],
+    vectors: &[&[f32]],
+) -> ContentHash {
+    let mut sorted: Vec<&Parameter> = parameters.iter().collect();
+    sorted.sort_by(|one, other| one.name.cmp(&other.name));
+    let mut hasher = TensorHasher::new(context);
+    for vector in vectors {
+        for parameter in &sorted {
+            let data = bytemuck::cast_slice(&vector[parameter.range()]);
+            hasher.add(&parameter.name, &parameter.shape, data);
+        }
+    }
+    hasher.finish()
+}

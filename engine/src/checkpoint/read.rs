@@ -1,0 +1,239 @@
+//! Reading and checking a checkpoint.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use memmap2::Mmap;
+use safetensors::SafeTensors;
+use safetensors::tensor::Dtype;
+use shoal_protocol::ids::{ContentHash, RunId, Stage, Step};
+use shoal_protocol::manifest::Manifest;
+
+use super::{
+    CheckpointError, CheckpointFile, DESCRIPTION, Description, FORMAT, HEADER_CAP, StageState,
+    TensorHasher, optimizer_file, weights_file,
+};
+use crate::parameters::{Parameter, parameters};
+
+type Result<T> = std::result::Result<T, CheckpointError>;
+
+/// A checkpoint folder whose description has been read.
+#[derive(Debug, Clone)]
+pub struct Checkpoint {
+    folder: PathBuf,
+    description: Description,
+}
+
+impl Checkpoint {
+    /// Reads what the folder says about itself.
+    ///
+    /// # Errors
+    /// When there is no checkpoint, or its description is damaged.
+    pub fn open(folder: &Path) -> Result<Self> {
+        let path = folder.join(DESCRIPTION);
+        let length = match fs::metadata(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                return Err(CheckpointError::NotACheckpoint { path: folder.to_owned() });
+            }
+            other => other.map_err(CheckpointError::io(&path))?.len(),
+        };
+        if length > HEADER_CAP {
+            return Err(CheckpointError::damaged(&path, format!("it has {length} bytes")));
+        }
+        let text = fs::read(&path).map_err(CheckpointError::io(&path))?;
+        let description: Description = serde_json::from_slice(&text)
+            .map_err(|error| CheckpointError::damaged(&path, error))?;
+        if description.format != FORMAT {
+            let reason = format!("its format is {} and not {FORMAT}", description.format);
+            return Err(CheckpointError::damaged(&path, reason));
+        }
+        let manifest = &description.manifest;
+        manifest.check().map_err(|error| CheckpointError::damaged(&path, error))?;
+        if manifest.run_id() != description.run {
+            return Err(CheckpointError::damaged(&path, "its manifest is not that of its run"));
+        }
+        Ok(Self { folder: folder.to_owned(), description })
+    }
+
+    /// The run it belongs to.
+    #[must_use]
+    pub fn run(&self) -> RunId {
+        self.description.run
+    }
+
+    /// Version of the weights: the optimizer updates applied.
+    #[must_use]
+    pub fn step(&self) -> Step {
+        self.description.step
+    }
+
+    /// The run's manifest.
+    #[must_use]
+    pub fn manifest(&self) -> &Manifest {
+        &self.description.manifest
+    }
+
+    /// Every file but the description.
+    #[must_use]
+    pub fn files(&self) -> &[CheckpointFile] {
+        &self.description.files
+    }
+
+    /// Checks that every file is whole and that each weight is there once, in its shape.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn verify(&self) -> Result<()> {
+        for stage in self.manifest().stages() {
+            for name in
+                [weights_file(self.manifest(), stage), optimizer_file(self.manifest(), stage)]
+            {
+                if !self.files().iter().any(|file| file.name == name) {
+                    let reason = format!("it does not list {name}");
+                    return Err(CheckpointError::damaged(&self.folder.join(DESCRIPTION), reason));
+                }
+            }
+        }
+        for file in self.files() {
+            self.verify_file(file)?;
+        }
+        for stage in self.manifest().stages() {
+            TensorFile::open(&self.folder.join(weights_file(self.manifest(), stage)))?
+                .tensors(&parameters(self.manifest(), stage), &[""])?;
+            TensorFile::open(&self.folder.join(optimizer_file(self.manifest(), stage)))?
+                .tensors(&parameters(self.manifest(), stage), &MOMENTS)?;
+        }
+        Ok(())
+    }
+
+    fn verify_file(&self, file: &CheckpointFile) -> Result<()> {
+        // The name comes from a file and must not lead out of the folder.
+        if Path::new(&file.name).file_name() != Some(file.name.as_ref()) {
+            let reason = format!("it lists {:?}", file.name);
+            return Err(CheckpointError::damaged(&self.folder.join(DESCRIPTION), reason));
+        }
+        let path = self.folder.join(&file.name);
+        let found = fs::metadata(&path).map_err(CheckpointError::io(&path))?.len();
+        if found != file.bytes {
+            let reason = format!("it has {found} bytes instead of {}", file.bytes);
+            return Err(CheckpointError::damaged(&path, reason));
+        }
+        let mut hasher = blake3::Hasher::new();
+        hasher.update_mmap(&path).map_err(CheckpointError::io(&path))?;
+        if ContentHash::from(hasher.finalize()) != file.hash {
+            return Err(CheckpointError::damaged(&path, "its bytes have another hash"));
+        }
+        Ok(())
+    }
+
+    /// The checkpoint hash: that of names, shapes, dtypes and bytes of all weights in the byte
+    /// order of names, which does not depend on the cut into stages (the encoding is that of
+    /// `TensorHasher`).
+    ///
+    /// # Errors
+    /// When a file is damaged or does not fit the manifest.
+    pub fn hash(&self) -> Result<ContentHash> {
+        let manifest = self.manifest();
+        let files = manifest
+            .stages()
+            .map(|stage| TensorFile::open(&self.folder.join(weights_file(manifest, stage))))
+            .collect::<Result<Vec<_>>>()?;
+        let mut all = BTreeMap::new();
+        for (stage, file) in manifest.stages().zip(&files) {
+            let parameters = parameters(manifest, stage);
+            let data = file.tensors(&parameters, &[""])?;
+            for (parameter, data) in parameters.into_iter().zip(data) {
+                all.insert(parameter.name, (parameter.shape, data));
+            }
+        }
+        let mut hasher = TensorHasher::new("shoal checkpoint v1");
+        for (name, (shape, data)) in &all {
+            hasher.add(name, shape, data);
+        }
+        Ok(hasher.finish())
+    }
+
+    /// Weights and moments of one stage.
+    ///
+    /// # Errors
+    /// When a file is missing, damaged or does not fit the manifest.
+    pub fn stage(&self, stage: Stage) -> Result<StageState> {
+        let manifest = self.manifest();
+        let parameters = parameters(manifest, stage);
+        let weights = TensorFile::open(&self.folder.join(weights_file(manifest, stage)))?;
+        let moments = TensorFile::open(&self.folder.join(optimizer_file(manifest, stage)))?;
+        let moments = moments.tensors(&parameters, &MOMENTS)?;
+        let (first, second) = moments.split_at(parameters.len());
+        Ok(StageState {
+            weights: flat(&weights.tensors(&parameters, &[""])?),
+            first_moment: flat(first),
+            second_moment: flat(second),
+        })
+    }
+}
+
+/// Prefixes of the names in an optimizer file.
+const MOMENTS: [&str; 2] = ["first_moment.", "second_moment."];
+
+fn flat(pieces: &[&[u8]]) -> Vec<f32> {
+    let words = pieces.iter().flat_map(|piece| piece.as_chunks::<4>().0);
+    words.map(|word| f32::from_le_bytes(*word)).collect()
+}
+
+/// A safetensors file in memory.
+struct TensorFile {
+    path: PathBuf,
+    map: Mmap,
+}
+
+impl TensorFile {
+    fn open(path: &Path) -> Result<Self> {
+        let file = File::open(path).map_err(CheckpointError::io(path))?;
+        let length = file.metadata().map_err(CheckpointError::io(path))?.len();
+        if length < 8 {
+            return Err(CheckpointError::damaged(path, format!("it has {length} bytes")));
+        }
+        // SAFETY: checkpoints are written elsewhere and renamed into place, never changed.
+        let map = unsafe { Mmap::map(&file) }.map_err(CheckpointError::io(path))?;
+        let header = u64::from_le_bytes(*map.first_chunk().expect("eight bytes are there"));
+        if header > HEADER_CAP {
+            let reason = format!("it announces a header of {header} bytes");
+            return Err(CheckpointError::damaged(path, reason));
+        }
+        Ok(Self { path: path.to_owned(), map })
+    }
+
+    /// Data of exactly these tensors: each prefix with each parameter, in that order.
+    fn tensors(&self, parameters: &[Parameter], prefixes: &[&str]) -> Result<Vec<&[u8]>> {
+        let mismatch = |reason| CheckpointError::Mismatch { path: self.path.clone(), reason };
+        let file = SafeTensors::deserialize(&self.map)
+            .map_err(|error| CheckpointError::damaged(&self.path, error))?;
+        let mut found = Vec::new();
+        for prefix in prefixes {
+            for parameter in parameters {
+                let name = format!("{prefix}{}", parameter.name);
+                let view =
+                    file.tensor(&name).map_err(|_| mismatch(format!("{name} is missing")))?;
+                if view.dtype() != Dtype::F32 || view.shape() != parameter.shape {
+                    return Err(mismatch(format!(
+                        "{name} is {:?} {:?} instead of F32 {:?}",
+                        view.dtype(),
+                        view.shape(),
+                        parameter.shape
+                    )));
+                }
+                found.push(view.data());
+            }
+        }
+        if file.len() != found.len() {
+            return Err(mismatch(format!(
+                "it has {} tensors instead of {}",
+                file.len(),
+                found.len()
+            )));
+        }
+        Ok(found)
+    }
+}

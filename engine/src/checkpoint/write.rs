@@ -1,0 +1,196 @@
+//! Writing a checkpoint.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+
+use safetensors::tensor::{Dtype, TensorView};
+use serde_json::{Value, json};
+use shoal_protocol::ids::{ContentHash, Stage, Step};
+use shoal_protocol::manifest::Manifest;
+
+use super::{
+    CheckpointError, CheckpointFile, DESCRIPTION, Description, FORMAT, StageState, optimizer_file,
+    weights_file,
+};
+use crate::parameters::{Parameter, parameters};
+use crate::tokenizer;
+
+type Result<T> = std::result::Result<T, CheckpointError>;
+
+/// Writes one stage's two files into `folder`, which exists, and waits until they are on the disk.
+///
+/// # Errors
+/// When the file system refuses.
+///
+/// # Panics
+/// When the state is not that of this stage.
+pub fn write_stage(
+    folder: &Path,
+    manifest: &Manifest,
+    stage: Stage,
+    state: &StageState,
+) -> Result<Vec<CheckpointFile>> {
+    let parameters = parameters(manifest, stage);
+    let weights = named(&parameters, "", &state.weights);
+    let mut moments = named(&parameters, "first_moment.", &state.first_moment);
+    moments.extend(named(&parameters, "second_moment.", &state.second_moment));
+    Ok(vec![
+        write_tensors(folder, weights_file(manifest, stage), &weights)?,
+        write_tensors(folder, optimizer_file(manifest, stage), &moments)?,
+    ])
+}
+
+/// The pieces of a flat vector under their names.
+fn named<'a>(
+    parameters: &[Parameter],
+    prefix: &str,
+    flat: &'a [f32],
+) -> Vec<(String, TensorView<'a>)> {
+    let view = |parameter: &Parameter| {
+        let data = bytemuck::cast_slice(&flat[parameter.range()]);
+        let view = TensorView::new(Dtype::F32, parameter.shape.clone(), data)
+            .expect("the data has the length of its shape");
+        (format!("{prefix}{}", parameter.name), view)
+    };
+    parameters.iter().map(view).collect()
+}
+
+fn write_tensors(
+    folder: &Path,
+    name: String,
+    tensors: &[(String, TensorView<'_>)],
+) -> Result<CheckpointFile> {
+    let path = folder.join(&name);
+    // One key, so that the map has one order; the type is what safetensors takes.
+    #[allow(clippy::disallowed_types)]
+    let metadata = std::collections::HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    let tensors = tensors.iter().map(|(name, view)| (name, view));
+    safetensors::serialize_to_file(tensors, Some(metadata), &path)
+        .map_err(|error| CheckpointError::io(&path)(std::io::Error::other(error)))?;
+    let file = File::open(&path).map_err(CheckpointError::io(&path))?;
+    file.sync_all().map_err(CheckpointError::io(&path))?;
+    let mut hasher = blake3::Hasher::new();
+    hasher.update_mmap(&path).map_err(CheckpointError::io(&path))?;
+    let bytes = file.metadata().map_err(CheckpointError::io(&path))?.len();
+    Ok(CheckpointFile { name, bytes, hash: hasher.finalize().into() })
+}
+
+/// Writes everything that is not a stage's into `folder`, whose stage files are `stage_files`.
+/// `step` is the version of the weights: the optimizer updates applied.
+///
+/// # Errors
+/// When the file system refuses.
+pub fn write_index(
+    folder: &Path,
+    manifest: &Manifest,
+    step: Step,
+    stage_files: &[CheckpointFile],
+) -> Result<()> {
+    let mut files = stage_files.to_vec();
+    files.sort_by(|one, other| one.name.cmp(&other.name));
+    for (name, value) in [
+        ("model.safetensors.index.json", index(manifest)),
+        ("config.json", config(manifest)),
+        ("generation_config.json", generation_config(manifest)),
+        ("tokenizer.json", tokenizer::tokenizer_json(manifest.tokens.tokenizer)),
+        ("tokenizer_config.json", tokenizer::tokenizer_config_json(manifest.model.context)),
+    ] {
+        files.push(write_json(folder, name, &value)?);
+    }
+    let description = Description {
+        format: FORMAT,
+        run: manifest.run_id(),
+        step,
+        manifest: manifest.clone(),
+        files,
+    };
+    let value = serde_json::to_value(description).expect("it has only string keys");
+    write_json(folder, DESCRIPTION, &value)?;
+    sync_folder(folder)
+}
+
+fn write_json(folder: &Path, name: &str, value: &Value) -> Result<CheckpointFile> {
+    let path = folder.join(name);
+    let text = format!("{value:#}\n");
+    let mut file = File::create(&path).map_err(CheckpointError::io(&path))?;
+    file.write_all(text.as_bytes()).map_err(CheckpointError::io(&path))?;
+    file.sync_all().map_err(CheckpointError::io(&path))?;
+    let hash = ContentHash::of(text.as_bytes());
+    Ok(CheckpointFile { name: name.to_owned(), bytes: text.len() as u64, hash })
+}
+
+fn sync_folder(folder: &Path) -> Result<()> {
+    File::open(folder).and_then(|file| file.sync_all()).map_err(CheckpointError::io(folder))
+}
+
+/// Renames a finished folder into place, replacing a checkpoint that is there.
+///
+/// # Errors
+/// When the file system refuses, or `destination` holds something other than a checkpoint.
+pub fn publish(folder: &Path, destination: &Path) -> Result<()> {
+    sync_folder(folder)?;
+    let occupied = fs::read_dir(destination).is_ok_and(|mut entries| entries.next().is_some());
+    if occupied {
+        if !destination.join(DESCRIPTION).exists() {
+            return Err(CheckpointError::NotACheckpoint { path: destination.to_owned() });
+        }
+        let old = destination.with_extension("replaced");
+        fs::rename(destination, &old).map_err(CheckpointError::io(destination))?;
+        fs::rename(folder, destination).map_err(CheckpointError::io(destination))?;
+        fs::remove_dir_all(&old).map_err(CheckpointError::io(&old))?;
+    } else {
+        fs::rename(folder, destination).map_err(CheckpointError::io(destination))?;
+    }
+    match destination.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => sync_folder(parent),
+        _ => Ok(()),
+    }
+}
+
+fn index(manifest: &Manifest) -> Value {
+    let mut files = BTreeMap::new();
+    let mut elements = 0;
+    for stage in manifest.stages() {
+        for parameter in parameters(manifest, stage) {
+            elements += parameter.len();
+            files.insert(parameter.name, weights_file(manifest, stage));
+        }
+    }
+    json!({ "metadata": { "total_size": 4 * elements }, "weight_map": files })
+}
+
+fn config(manifest: &Manifest) -> Value {
+    let model = &manifest.model;
+    json!({
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "attention_bias": false,
+        "attention_dropout": 0.0,
+        "bos_token_id": null,
+        "dtype": "float32",
+        "eos_token_id": null,
+        "head_dim": model.hidden / model.heads,
+        "hidden_act": "silu",
+        "hidden_size": model.hidden,
+        "initializer_range": model.initializer_range,
+        "intermediate_size": model.intermediate,
+        "max_position_embeddings": model.context,
+        "mlp_bias": false,
+        "num_attention_heads": model.heads,
+        "num_hidden_layers": model.layers,
+        "num_key_value_heads": model.key_value_heads,
+        "pretraining_tp": 1,
+        "rms_norm_eps": model.norm_epsilon,
+        "rope_parameters": { "rope_theta": model.rope_theta, "rope_type": "default" },
+        "rope_theta": model.rope_theta,
+        "tie_word_embeddings": false,
+        "use_cache": true,
+        "vocab_size": model.vocabulary,
+    })
+}
+
+fn generation_config(manifest: &Manifest) -> Value {
+    json!({ "do_sample": true, "max_length": manifest.model.context, "temperature": 0.8 })
+}

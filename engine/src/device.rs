@@ -1,0 +1,141 @@
+//! Where tensors live, and how libtorch is set up before the first of them.
+
+use std::ffi::CStr;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Once;
+
+use tch::{Cuda, Tensor};
+
+use crate::error::{EngineError, Result};
+use crate::shim;
+
+/// The device asked for: `auto`, `cpu` or `cuda:N`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DeviceChoice {
+    /// The first CUDA device that works, else the CPU.
+    #[default]
+    Auto,
+    /// The processor.
+    Cpu,
+    /// The CUDA device of this number.
+    Cuda(usize),
+}
+
+impl FromStr for DeviceChoice {
+    type Err = EngineError;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let number = || text.strip_prefix("cuda:")?.parse().ok();
+        match text {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            "cuda" => Ok(Self::Cuda(0)),
+            _ => {
+                number().map(Self::Cuda).ok_or_else(|| EngineError::UnknownDevice(text.to_owned()))
+            }
+        }
+    }
+}
+
+impl fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(index) => write!(f, "cuda:{index}"),
+        }
+    }
+}
+
+/// A device that works, with libtorch set up for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Device {
+    pub(crate) torch: tch::Device,
+    pub(crate) threads: usize,
+}
+
+impl Device {
+    /// Sets libtorch up and picks the device. Call it first thing in `main`, before other threads:
+    /// libtorch reads its thread count and environment once.
+    ///
+    /// `threads` is how many the processor's tensor work uses; bits depend on it.
+    ///
+    /// # Errors
+    /// When a CUDA device was asked for by number and does not work.
+    pub fn open(choice: DeviceChoice, threads: usize) -> Result<Self> {
+        let torch = match choice {
+            DeviceChoice::Cpu => tch::Device::Cpu,
+            DeviceChoice::Cuda(index) => open_cuda(index)?,
+            DeviceChoice::Auto => open_cuda(0).unwrap_or(tch::Device::Cpu),
+        };
+        #[cfg(feature = "mkl-avx512")]
+        crate::mkl::keep();
+        let count = i32::try_from(threads.max(1)).unwrap_or(i32::MAX);
+        tch::set_num_threads(count);
+        // libtorch refuses to set this a second time.
+        static INTEROP: Once = Once::new();
+        INTEROP.call_once(|| tch::set_num_interop_threads(1));
+        shim::be_deterministic()?;
+        Ok(Self { torch, threads: threads.max(1) })
+    }
+
+    /// Whether it is a GPU.
+    #[must_use]
+    pub fn is_cuda(self) -> bool {
+        self.torch.is_cuda()
+    }
+
+    /// Threads of the processor's tensor work.
+    #[must_use]
+    pub fn threads(self) -> usize {
+        self.threads
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.torch {
+            tch::Device::Cuda(index) => write!(f, "cuda:{index}"),
+            _ => f.write_str("cpu"),
+        }
+    }
+}
+
+/// Loads libtorch's CUDA half and tries the device.
+fn open_cuda(index: usize) -> Result<tch::Device> {
+    let missing = |reason: String| EngineError::NoCuda { index, reason };
+    // cuBLAS gives the same bits each time only with a fixed workspace.
+    if std::env::var_os("CUBLAS_WORKSPACE_CONFIG").is_none() {
+        // SAFETY: `Device::open` runs before there are other threads.
+        unsafe { std::env::set_var("CUBLAS_WORKSPACE_CONFIG", ":4096:8") };
+    }
+    load_library(c"libtorch_cuda.so").map_err(missing)?;
+    if !Cuda::is_available() {
+        return Err(missing("no NVIDIA driver answers".to_owned()));
+    }
+    let count = Cuda::device_count();
+    if i64::try_from(index).is_ok_and(|index| index >= count) {
+        return Err(missing(format!("there are {count}")));
+    }
+    let device = tch::Device::Cuda(index);
+    let _ = Tensor::f_zeros([1], (tch::Kind::Float, device))
+        .map_err(|error| missing(EngineError::from(error).to_string()))?;
+    Ok(device)
+}
+
+/// Registers libtorch_cuda's operators. Linking would make every machine need it.
+fn load_library(name: &CStr) -> Result<(), String> {
+    // SAFETY: the library's initialisers are libtorch's own; the handle is kept for good.
+    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
+    if !handle.is_null() {
+        return Ok(());
+    }
+    // SAFETY: after a failed dlopen it is a message, or null.
+    let message = unsafe { libc::dlerror() };
+    if message.is_null() {
+        return Err("libtorch_cuda cannot be loaded".to_owned());
+    }
+    // SAFETY: not null, ends with a zero, and is read before the next call.
+    Err(unsafe { CStr::from_ptr(message) }.to_string_lossy().into_owned())
+}

@@ -1,0 +1,174 @@
+//! What the driver calls: the stages of one peer's span.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+
+use bytes::Bytes;
+use shoal_protocol::ids::{ClaimKey, ContentHash, Stage, StageSpan, Step};
+use shoal_protocol::manifest::Manifest;
+
+use crate::checkpoint::{self, CheckpointFile, StageState};
+use crate::device::Device;
+use crate::error::{EngineError, Result};
+use crate::stage::{ForwardOutput, StageModel};
+
+/// The tensor work of one peer. It belongs to one thread; nothing in it waits for anything.
+#[derive(Debug)]
+pub struct Engine {
+    manifest: Manifest,
+    stages: BTreeMap<Stage, StageModel>,
+}
+
+impl Engine {
+    /// The span's stages with their initial weights, which follow from the manifest alone.
+    ///
+    /// # Errors
+    /// When the device has no room.
+    ///
+    /// # Panics
+    /// When the run has no such stage.
+    pub fn new(manifest: &Manifest, span: StageSpan, device: Device) -> Result<Self> {
+        let mut stages = BTreeMap::new();
+        for stage in span.stages() {
+            stages.insert(stage, StageModel::new(manifest, stage, device)?);
+        }
+        Ok(Self { manifest: manifest.clone(), stages })
+    }
+
+    /// Runs one stage on one microbatch.
+    ///
+    /// `input` is, in the first stage, token ids `[B, T]` as u32, little-endian, and in every
+    /// other stage the activation that the stage before gave. The last stage also needs `labels`,
+    /// encoded as tokens are. A held-out microbatch (its number is at least
+    /// `training.microbatches`) leaves nothing behind; any other is then in flight until it is
+    /// accumulated or discarded, or the step is applied.
+    ///
+    /// # Errors
+    /// When the bytes have the wrong length or name unknown tokens, when the stage is not hosted,
+    /// or when the microbatch is already in flight here.
+    pub fn forward(
+        &mut self,
+        key: ClaimKey,
+        input: &Bytes,
+        labels: Option<&Bytes>,
+    ) -> Result<ForwardOutput> {
+        self.stage_mut(key.stage)?.forward(key, input, labels)
+    }
+
+    /// Runs the backward pass of a microbatch whose forward pass has been.
+    ///
+    /// `gradient` is that of the activation sent, in the same shape and dtype; the last stage
+    /// needs none. Returns the gradient of the stage's input, which the first stage has not. The
+    /// weight gradients stay pending until [`Engine::accumulate`] or [`Engine::discard`].
+    ///
+    /// # Errors
+    /// When no forward pass has been, or the gradient is missing or has the wrong length; the
+    /// microbatch then stays in flight.
+    pub fn backward(&mut self, key: ClaimKey, gradient: Option<&Bytes>) -> Result<Option<Bytes>> {
+        self.stage_mut(key.stage)?.backward(key, gradient)
+    }
+
+    /// Counts a microbatch: adds its pending weight gradients to the stage's accumulator.
+    ///
+    /// # Errors
+    /// [`EngineError::BadGradient`] when fixed point cannot hold them; nothing is added then, and
+    /// they stay pending.
+    pub fn accumulate(&mut self, key: ClaimKey) -> Result<()> {
+        self.stage_mut(key.stage)?.accumulate(key)
+    }
+
+    /// Drops whatever is held of a microbatch: graph, input or pending weight gradients.
+    pub fn discard(&mut self, key: ClaimKey) {
+        if let Some(stage) = self.stages.get_mut(&key.stage) {
+            stage.discard(key);
+        }
+    }
+
+    /// The accumulator's sums of a range of the stage's flat vector: i64, little-endian.
+    ///
+    /// # Errors
+    /// When the stage is not hosted or has no such range.
+    pub fn export(&self, stage: Stage, range: Range<usize>) -> Result<Bytes> {
+        self.stage(stage)?.export(range)
+    }
+
+    /// Makes version `step + 1` of a stage's weights from the step's whole mean gradient (f32,
+    /// little-endian, as [`crate::FixedPoint::reduce`] gives it) and its norm over all stages. Then
+    /// empties the accumulator and drops everything in flight.
+    ///
+    /// # Errors
+    /// When the stage is not hosted or the gradient has the wrong length.
+    pub fn apply(
+        &mut self,
+        stage: Stage,
+        step: Step,
+        gradient: &[u8],
+        global_norm: f64,
+    ) -> Result<()> {
+        self.stage_mut(stage)?.apply(step, gradient, global_norm)
+    }
+
+    /// Empties a stage's accumulator and drops everything in flight in it.
+    ///
+    /// # Errors
+    /// When the stage is not hosted.
+    pub fn reset(&mut self, stage: Stage) -> Result<()> {
+        self.stage_mut(stage)?.reset()
+    }
+
+    /// Elements of a stage's flat vector.
+    ///
+    /// # Errors
+    /// When the stage is not hosted.
+    pub fn parameters(&self, stage: Stage) -> Result<usize> {
+        Ok(self.stage(stage)?.parameter_count())
+    }
+
+    /// Hash of a stage's weights and moments: equal on all replicas of a version.
+    ///
+    /// # Errors
+    /// When the stage is not hosted.
+    pub fn state_hash(&self, stage: Stage) -> Result<ContentHash> {
+        self.stage(stage)?.state_hash()
+    }
+
+    /// A copy of a stage's weights and moments.
+    ///
+    /// # Errors
+    /// When the stage is not hosted.
+    pub fn state(&self, stage: Stage) -> Result<StageState> {
+        self.stage(stage)?.state()
+    }
+
+    /// Takes over a stage's weights and moments, and drops everything in flight in it.
+    ///
+    /// # Errors
+    /// When the stage is not hosted, or the state is not that of this stage.
+    pub fn set_state(&mut self, stage: Stage, state: &StageState) -> Result<()> {
+        self.stage_mut(stage)?.set_state(state)
+    }
+
+    /// Writes a stage's part of a checkpoint into `folder`, which exists.
+    ///
+    /// # Errors
+    /// When the stage is not hosted or the file system refuses.
+    pub fn write_stage(&self, stage: Stage, folder: &Path) -> Result<Vec<CheckpointFile>> {
+        let state = self.stage(stage)?.state()?;
+        Ok(checkpoint::write_stage(folder, &self.manifest, stage, &state)?)
+    }
+
+    /// Logits `[T, vocabulary]` of one sample of at most `context` tokens, where the span is a run
+    /// of one stage.
+    pub(crate) fn logits(&self, tokens: &[u32]) -> Result<Vec<f32>> {
+        self.stage(Stage(0))?.whole_logits(tokens)
+    }
+
+    fn stage(&self, stage: Stage) -> Result<&StageModel> {
+        self.stages.get(&stage).ok_or(EngineError::NotHosted(stage))
+    }
+
+    fn stage_mut(&mut self, stage: Stage) -> Result<&mut StageModel> {
+        self.stages.get_mut(&stage).ok_or(EngineError::NotHosted(stage))
+    }
+}

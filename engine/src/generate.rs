@@ -1,0 +1,108 @@
+//! Text from a checkpoint.
+
+use std::path::Path;
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
+use shoal_protocol::ids::{Stage, StageSpan};
+use shoal_protocol::manifest::Manifest;
+
+use crate::checkpoint::{Checkpoint, StageState};
+use crate::device::Device;
+use crate::engine::Engine;
+use crate::error::Result;
+use crate::init::unit;
+use crate::tokenizer;
+
+/// What to write.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Prompt {
+    /// The beginning; an empty one counts as a new line.
+    pub text: String,
+    /// Tokens to add.
+    pub tokens: usize,
+    /// Decides among likely tokens.
+    pub seed: u64,
+    /// Logits are divided by it; 0 always takes the likeliest token.
+    pub temperature: f64,
+}
+
+/// A model to write with.
+#[derive(Debug)]
+pub struct Generator {
+    engine: Engine,
+    manifest: Manifest,
+}
+
+impl Generator {
+    /// Loads a checkpoint's weights.
+    ///
+    /// # Errors
+    /// When the checkpoint is damaged or the device has no room.
+    pub fn open(folder: &Path, device: Device) -> Result<Self> {
+        let checkpoint = Checkpoint::open(folder)?;
+        let mut whole = StageState { weights: vec![], first_moment: vec![], second_moment: vec![] };
+        for stage in checkpoint.manifest().stages() {
+            let part = checkpoint.stage(stage)?;
+            whole.weights.extend(part.weights);
+            whole.first_moment.extend(part.first_moment);
+            whole.second_moment.extend(part.second_moment);
+        }
+        // The stages' flat vectors one after the other are that of the uncut model.
+        let mut manifest = checkpoint.manifest().clone();
+        manifest.training.stages = 1;
+        let mut engine = Engine::new(&manifest, StageSpan::one(Stage(0)), device)?;
+        engine.set_state(Stage(0), &whole)?;
+        Ok(Self { engine, manifest })
+    }
+
+    /// Logits `[T, vocabulary]` that follow each of at most `context` tokens.
+    ///
+    /// # Errors
+    /// When libtorch refuses.
+    pub fn logits(&self, tokens: &[u32]) -> Result<Vec<f32>> {
+        self.engine.logits(tokens)
+    }
+
+    /// Continues the prompt; the result does not repeat it. Bytes that are no UTF-8 are replaced.
+    ///
+    /// # Errors
+    /// When libtorch refuses.
+    pub fn generate(&self, prompt: &Prompt) -> Result<String> {
+        let kind = self.manifest.tokens.tokenizer;
+        let text = if prompt.text.is_empty() { "\n" } else { &prompt.text };
+        let mut tokens = tokenizer::encode(kind, text.as_bytes());
+        let start = tokens.len();
+        let mut random = ChaCha8Rng::seed_from_u64(prompt.seed);
+        let context = self.manifest.model.context as usize;
+        let vocabulary = self.manifest.model.vocabulary as usize;
+        for _ in 0..prompt.tokens {
+            let window = &tokens[tokens.len().saturating_sub(context)..];
+            let logits = self.engine.logits(window)?;
+            let last = &logits[logits.len() - vocabulary..];
+            // The model may have more tokens than the tokenizer.
+            let last = &last[..kind.vocabulary() as usize];
+            tokens.push(choose(last, prompt.temperature, random.next_u64()));
+        }
+        Ok(String::from_utf8_lossy(&tokenizer::decode(kind, &tokens[start..])).into_owned())
+    }
+}
+
+/// The likeliest token, or one drawn by softmax of `logits / temperature`.
+fn choose(logits: &[f32], temperature: f64, random: u64) -> u32 {
+    let best = (0..logits.len()).max_by(|one, other| logits[*one].total_cmp(&logits[*other]));
+    let best = best.expect("a vocabulary is not empty");
+    if temperature <= 0.0 {
+        return best as u32;
+    }
+    let largest = f64::from(logits[best]);
+    let weight = |logit: &f32| libm::exp((f64::from(*logit) - largest) / temperature);
+    let mut left = unit(random) * logits.iter().map(weight).sum::<f64>();
+    for (token, logit) in logits.iter().enumerate() {
+        left -= weight(logit);
+        if left < 0.0 {
+            return token as u32;
+        }
+    }
+    best as u32
+}

@@ -1,0 +1,170 @@
+//! AdamW (Loshchilov and Hutter, arXiv 1711.05101) on a stage's flat vector.
+//!
+//! Each element is updated by IEEE operations of f32 in a fixed order, those of
+//! `torch.optim.AdamW` unfused, so replicas on any processor get the same bits. Scalars (learning
+//! rate, bias corrections, clip scale) are computed in f64 in Rust and rounded once to f32.
+
+use shoal_protocol::ids::Step;
+use shoal_protocol::manifest::{Manifest, Optimizer};
+use tch::{Device, Kind, Tensor};
+
+use crate::error::Result;
+use crate::kernel::widest;
+use crate::parameters::Parameter;
+use crate::tensor::{elements, elements_mut};
+
+/// Learning rate of a step: linear warm-up from `learning_rate / warmup_steps`, then half a cosine
+/// down to `final_learning_rate` at the run's last step.
+#[must_use]
+pub fn learning_rate(manifest: &Manifest, step: Step) -> f64 {
+    let optimizer = &manifest.optimizer;
+    if step.0 < optimizer.warmup_steps {
+        return optimizer.learning_rate * (step.0 + 1) as f64 / optimizer.warmup_steps as f64;
+    }
+    let last = manifest.training.steps.saturating_sub(1);
+    let length = last.saturating_sub(optimizer.warmup_steps);
+    if length == 0 {
+        return optimizer.learning_rate;
+    }
+    let progress = ((step.0 - optimizer.warmup_steps) as f64 / length as f64).min(1.0);
+    let share = 0.5 * (1.0 + libm::cos(std::f64::consts::PI * progress));
+    optimizer.final_learning_rate
+        + (optimizer.learning_rate - optimizer.final_learning_rate) * share
+}
+
+/// What the gradient is multiplied by so that its global norm is at most `gradient_clip`:
+/// `min(1, clip / (norm + 1e-6))`, as `torch.nn.utils.clip_grad_norm_` does.
+#[must_use]
+pub fn clip_scale(optimizer: &Optimizer, global_norm: f64) -> f64 {
+    if optimizer.gradient_clip == 0.0 {
+        return 1.0;
+    }
+    (optimizer.gradient_clip / (global_norm + 1e-6)).min(1.0)
+}
+
+/// The scalars of one update.
+#[derive(Debug, Clone, Copy)]
+struct Scalars {
+    clip: f32,
+    keep: f32,
+    one_minus_beta1: f32,
+    beta2: f32,
+    one_minus_beta2: f32,
+    root_correction2: f32,
+    step_size: f32,
+    epsilon: f32,
+}
+
+impl Scalars {
+    fn new(manifest: &Manifest, step: Step, global_norm: f64, decays: bool) -> Self {
+        let optimizer = &manifest.optimizer;
+        let rate = learning_rate(manifest, step);
+        let count = (step.0 + 1) as f64;
+        let correction1 = 1.0 - libm::pow(optimizer.beta1, count);
+        let correction2 = 1.0 - libm::pow(optimizer.beta2, count);
+        let decay = if decays { optimizer.weight_decay } else { 0.0 };
+        Self {
+            clip: clip_scale(optimizer, global_norm) as f32,
+            keep: (1.0 - rate * decay) as f32,
+            one_minus_beta1: (1.0 - optimizer.beta1) as f32,
+            beta2: optimizer.beta2 as f32,
+            one_minus_beta2: (1.0 - optimizer.beta2) as f32,
+            root_correction2: libm::sqrt(correction2) as f32,
+            step_size: (rate / correction1) as f32,
+            epsilon: optimizer.epsilon as f32,
+        }
+    }
+}
+
+/// The two moments of a stage's gradient, flat f32 on the device.
+#[derive(Debug)]
+pub(crate) struct Moments {
+    pub(crate) first: Tensor,
+    pub(crate) second: Tensor,
+}
+
+impl Moments {
+    pub(crate) fn new(elements: usize, device: Device) -> Result<Self> {
+        let options = (Kind::Float, device);
+        let size = [elements as i64];
+        Ok(Self { first: Tensor::f_zeros(size, options)?, second: Tensor::f_zeros(size, options)? })
+    }
+
+    /// One update of `weights` by the mean gradient of a step; all are flat and on one device.
+    pub(crate) fn apply(
+        &mut self,
+        weights: &mut Tensor,
+        gradient: &Tensor,
+        parameters: &[Parameter],
+        manifest: &Manifest,
+        step: Step,
+        global_norm: f64,
+    ) -> Result<()> {
+        let _guard = tch::no_grad_guard();
+        for decays in [true, false] {
+            let scalars = Scalars::new(manifest, step, global_norm, decays);
+            for parameter in parameters.iter().filter(|parameter| parameter.decays() == decays) {
+                if weights.device() == Device::Cpu {
+                    let range = parameter.range();
+                    update(
+                        &mut elements_mut(weights)[range.clone()],
+                        &elements(gradient)[range.clone()],
+                        &mut elements_mut(&mut self.first)[range.clone()],
+                        &mut elements_mut(&mut self.second)[range],
+                        scalars,
+                    );
+                } else {
+                    self.update_on_device(weights, gradient, parameter, scalars)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The same operations in the same order as [`update`], one kernel each.
+    fn update_on_device(
+        &mut self,
+        weights: &Tensor,
+        gradient: &Tensor,
+        parameter: &Parameter,
+        scalars: Scalars,
+    ) -> Result<()> {
+        let (start, length) = (parameter.offset as i64, parameter.len() as i64);
+        let narrow = |tensor: &Tensor| tensor.f_narrow(0, start, length);
+        let mut weight = narrow(weights)?;
+        let mut first = narrow(&self.first)?;
+        let mut second = narrow(&self.second)?;
+        let gradient = narrow(gradient)?.f_mul_scalar(f64::from(scalars.clip))?;
+        let _ = weight.f_mul_scalar_(f64::from(scalars.keep))?;
+        let change = gradient.f_sub(&first)?.f_mul_scalar(f64::from(scalars.one_minus_beta1))?;
+        let _ = first.f_add_(&change)?;
+        let square = gradient.f_mul(&gradient)?.f_mul_scalar(f64::from(scalars.one_minus_beta2))?;
+        let _ = second.f_mul_scalar_(f64::from(scalars.beta2))?.f_add_(&square)?;
+        let root = second.f_sqrt()?.f_div_scalar(f64::from(scalars.root_correction2))?;
+        let denominator = root.f_add_scalar(f64::from(scalars.epsilon))?;
+        let change = first.f_div(&denominator)?.f_mul_scalar(f64::from(scalars.step_size))?;
+        let _ = weight.f_sub_(&change)?;
+        Ok(())
+    }
+}
+
+widest! {
+    /// One pass over weights, gradient and moments of equal length.
+    fn update(
+        weights: &mut [f32],
+        gradient: &[f32],
+        first: &mut [f32],
+        second: &mut [f32],
+        scalars: Scalars,
+    ) {
+        let moments = first.iter_mut().zip(second);
+        for ((weight, gradient), (first, second)) in weights.iter_mut().zip(gradient).zip(moments) {
+            let gradient = gradient * scalars.clip;
+            let kept = *weight * scalars.keep;
+            *first += (gradient - *first) * scalars.one_minus_beta1;
+            *second = *second * scalars.beta2 + gradient * gradient * scalars.one_minus_beta2;
+            let denominator = second.sqrt() / scalars.root_correction2 + scalars.epsilon;
+            *weight = kept - *first / denominator * scalars.step_size;
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Which tokens make up which microbatch: a pure function of the manifest, the step and the
+//! microbatch's number.
+//!
+//! The text is cut into windows of `context` tokens, one after the other; a sample is a window's
+//! tokens as input, and the same shifted by one as labels. The last
+//! [`Manifest::held_out_tokens`] tokens are never trained on. Training samples are numbered
+//! through the run, `(step · M + microbatch) · B + row`; sample `i` is in epoch `i / windows`, and
+//! within each epoch a permutation keyed by seed and epoch takes every window once. Held-out
+//! microbatches (numbers from M on) read the held-out windows in order, the same at every
+//! evaluation.
+
+use bytes::Bytes;
+use shoal_protocol::ids::{Microbatch, Step};
+use shoal_protocol::manifest::Manifest;
+
+use crate::data::TokenFile;
+
+/// The samples of one microbatch, `[B, T]` token ids each, u32, little-endian.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Batch {
+    /// What the first stage reads.
+    pub inputs: Bytes,
+    /// What the last stage must predict: the token after each input.
+    pub labels: Bytes,
+}
+
+/// The samples of a run.
+#[derive(Debug)]
+pub struct Samples {
+    file: TokenFile,
+    seed: u64,
+    context: u64,
+    rows: u64,
+    microbatches: u64,
+    /// Windows that are trained on.
+    windows: u64,
+    /// First held-out token.
+    held_out_start: u64,
+    held_out_windows: u64,
+}
+
+impl Samples {
+    /// The samples of a run from its token file.
+    ///
+    /// # Panics
+    /// When the file is not the manifest's, or the manifest has not been checked.
+    #[must_use]
+    pub fn new(manifest: &Manifest, file: TokenFile) -> Self {
+        assert!(*file.tokens() == manifest.tokens, "the token file of another run");
+        let context = u64::from(manifest.model.context);
+        let held_out = manifest.held_out_tokens();
+        let trained = manifest.tokens.count - held_out;
+        // Every window is followed by one more token.
+        let windows = |tokens: u64| tokens.saturating_sub(1) / context;
+        assert!(windows(trained) > 0, "the manifest has been checked");
+        Self {
+            file,
+            seed: manifest.training.seed,
+            context,
+            rows: u64::from(manifest.training.microbatch_size),
+            microbatches: u64::from(manifest.training.microbatches),
+            windows: windows(trained),
+            held_out_start: trained,
+            held_out_windows: windows(held_out),
+        }
+    }
+
+    /// The token file.
+    #[must_use]
+    pub fn file(&self) -> &TokenFile {
+        &self.file
+    }
+
+    /// Position in the text of the first input token of one row.
+    ///
+    /// # Panics
+    /// When a held-out microbatch is asked of a run that holds nothing out.
+    #[must_use]
+    pub fn start(&self, step: Step, microbatch: Microbatch, row: u64) -> u64 {
+        let number = u64::from(microbatch.0);
+        if number >= self.microbatches {
+            assert!(self.held_out_windows > 0, "the run holds nothing out");
+            let window = ((number - self.microbatches) * self.rows + row) % self.held_out_windows;
+            return self.held_out_start + window * self.context;
+        }
+        let sample = (step.0 * self.microbatches + number) * self.rows + row;
+        let (epoch, place) = (sample / self.windows, sample % self.windows);
+        Permutation::new(self.seed, epoch, self.windows).at(place) * self.context
+    }
+
+    /// Inputs and labels of one microbatch.
+    ///
+    /// # Panics
+    /// As [`Samples::start`].
+    #[must_use]
+    pub fn batch(&self, step: Step, microbatch: Microbatch) -> Batch {
+        let size = (4 * self.rows * self.context) as usize;
+        let mut inputs = Vec::with_capacity(size);
+        let mut labels = Vec::with_capacity(size);
+        for row in 0..self.rows {
+            let start = self.start(step, microbatch, row);
+            inputs.extend(self.file.read(start, self.context).flat_map(u32::to_le_bytes));
+            labels.extend(self.file.read(start + 1, self.context).flat_map(u32::to_le_bytes));
+        }
+        Batch { inputs: inputs.into(), labels: labels.into() }
+    }
+}
+
+/// A keyed permutation of `0..size` that needs no memory: a Feistel network (Luby and Rackoff,
+/// 1988) over the next larger power of four, walked along its cycles until it falls below `size`
+/// (Black and Rogaway, 2002).
+#[derive(Debug)]
+struct Permutation {
+    key: [u8; 32],
+    size: u64,
+    half_bits: u32,
+}
+
+impl Permutation {
+    const ROUNDS: u8 = 6;
+
+    fn new(seed: u64, epoch: u64, size: u64) -> Self {
+        let mut hasher = blake3::Hasher::new_derive_key("shoal order of samples v1");
+        hasher.update(&seed.to_le_bytes());
+        hasher.update(&epoch.to_le_bytes());
+        let bits = u64::BITS - (size - 1).leading_zeros();
+        Self { key: *hasher.finalize().as_bytes(), size, half_bits: bits.div_ceil(2).max(1) }
+    }
+
+    fn at(&self, place: u64) -> u64 {
+        let mut value = self.encipher(place);
+        while value >= self.size {
+            value = self.encipher(value);
+        }
+        value
+    }
+
+    fn encipher(&self, value: u64) -> u64 {
+        let mask = (1 << self.half_bits) - 1;
+        let (mut left, mut right) = (value >> self.half_bits, value & mask);
+        for round in 0..Self::ROUNDS {
+            let mut message = [round; 9];
+            message[1..].copy_from_slice(&right.to_le_bytes());
+            let hash = blake3::keyed_hash(&self.key, &message);
+            let word = *hash.as_bytes().first_chunk().expect("a hash has 32 bytes");
+            (left, right) = (right, (left ^ u64::from_le_bytes(word)) & mask);
+        }
+        (left << self.half_bits) | right
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Permutation;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn every_place_is_taken_once(seed: u64, epoch in 0u64..1000, size in 1u64..2000) {
+            let permutation = Permutation::new(seed, epoch, size);
+            let mut places: Vec<u64> = (0..size).map(|place| permutation.at(place)).collect();
+            places.sort_unstable();
+            prop_assert!(places.into_iter().eq(0..size));
+        }
+    }
+
+    #[test]
+    fn epochs_have_different_orders() {
+        let order = |epoch| {
+            let permutation = Permutation::new(1, epoch, 100);
+            (0..100).map(|place| permutation.at(place)).collect::<Vec<_>>()
+        };
+        assert_ne!(order(0), order(1));
+        assert_ne!(order(0), (0..100).collect::<Vec<_>>());
+    }
+}

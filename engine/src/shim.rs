@@ -1,0 +1,73 @@
+//! The C++ functions that tch lacks (`csrc/shim.cpp`).
+
+use std::ffi::{CStr, c_char};
+use std::ptr;
+
+use tch::Tensor;
+use torch_sys::C_tensor;
+
+use crate::error::{EngineError, Result};
+
+unsafe extern "C" {
+    fn shoal_free(message: *mut c_char);
+    fn shoal_gradients(
+        output: *mut C_tensor,
+        output_gradient: *mut C_tensor,
+        inputs: *const *mut C_tensor,
+        count: usize,
+        gradients: *mut *mut C_tensor,
+    ) -> *mut c_char;
+    fn shoal_be_deterministic() -> *mut c_char;
+}
+
+/// Takes what a shim function returned: null, or a message to be freed.
+fn check(message: *mut c_char) -> Result<()> {
+    if message.is_null() {
+        return Ok(());
+    }
+    // SAFETY: the shim returns null or a string of its own that ends with a zero.
+    let text = unsafe { CStr::from_ptr(message) }.to_string_lossy();
+    let line = text.lines().next().unwrap_or_default().to_owned();
+    // SAFETY: it is freed once, and `text` is not used again.
+    unsafe { shoal_free(message) };
+    Err(EngineError::Torch(line))
+}
+
+fn pointer(tensor: &Tensor) -> *mut C_tensor {
+    tensor.as_ptr().cast_mut()
+}
+
+/// Gradients of `output` with respect to each of `inputs`, and frees the graph.
+///
+/// `output_gradient` has the shape of `output`; without it `output` must be a scalar.
+///
+/// # Errors
+/// When libtorch refuses, for instance because an input is not part of the graph.
+pub(crate) fn gradients(
+    output: &Tensor,
+    output_gradient: Option<&Tensor>,
+    inputs: &[&Tensor],
+) -> Result<Vec<Tensor>> {
+    let inputs: Vec<*mut C_tensor> = inputs.iter().map(|input| pointer(input)).collect();
+    let mut results: Vec<*mut C_tensor> = vec![ptr::null_mut(); inputs.len()];
+    let output_gradient = output_gradient.map_or(ptr::null_mut(), pointer);
+    // SAFETY: all pointers are of live tensors, and both arrays have `inputs.len()` elements.
+    check(unsafe {
+        shoal_gradients(
+            pointer(output),
+            output_gradient,
+            inputs.as_ptr(),
+            inputs.len(),
+            results.as_mut_ptr(),
+        )
+    })?;
+    // SAFETY: on success each element is a new tensor that nobody else frees.
+    Ok(results.into_iter().map(|result| unsafe { Tensor::from_ptr(result) }).collect())
+}
+
+/// Makes libtorch give the same bits each time: deterministic kernels, no TF32, no reductions in
+/// reduced precision.
+pub(crate) fn be_deterministic() -> Result<()> {
+    // SAFETY: it only sets libtorch's global switches.
+    check(unsafe { shoal_be_deterministic() })
+}

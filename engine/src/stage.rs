@@ -1,0 +1,395 @@
+//! One stage of the model: its weights, and the microbatches in flight in it.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use bytes::Bytes;
+use shoal_protocol::ids::{ClaimKey, ContentHash, Stage, Step};
+use shoal_protocol::manifest::{Dtype, Manifest};
+use tch::{Kind, Tensor};
+
+use crate::accumulator::Accumulator;
+use crate::checkpoint::{StageState, hash_tensors};
+use crate::device::Device;
+use crate::error::{EngineError, Result};
+use crate::init::initial_weights;
+use crate::model::{self, Layer, Shape};
+use crate::optimizer::Moments;
+use crate::parameters::{Parameter, parameters};
+use crate::shim;
+use crate::tensor::{elements, from_bytes, into_bytes, kind};
+
+/// What a forward pass gives.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ForwardOutput {
+    /// What the next stage reads: `[B, T, H]` in the manifest's boundary dtype, little-endian.
+    Activation(Bytes),
+    /// From the last stage: mean cross-entropy over the microbatch's tokens, in nats.
+    Loss(f32),
+}
+
+/// One stage: weights, moments, accumulator, and what is in flight.
+#[derive(Debug)]
+pub(crate) struct StageModel {
+    stage: Stage,
+    last: bool,
+    manifest: Manifest,
+    device: tch::Device,
+    parameters: Vec<Parameter>,
+    /// All weights, f32.
+    weights: Tensor,
+    /// The same in bf16, when passes are computed in it.
+    narrow: Option<Tensor>,
+    blocks: Blocks,
+    moments: Moments,
+    accumulator: Accumulator,
+    /// Forward passes whose backward pass is to come.
+    forwards: BTreeMap<ClaimKey, Kept>,
+    /// Weight gradients whose counting is to be decided, in pieces of the flat vector.
+    pending: BTreeMap<ClaimKey, Vec<Tensor>>,
+}
+
+/// The weights as the layers use them: views into the flat vector.
+#[derive(Debug)]
+struct Blocks {
+    shape: Shape,
+    embedding: Option<Tensor>,
+    layers: Vec<Layer>,
+    head: Option<(Tensor, Tensor)>,
+    /// Every view once, in the order of the flat vector.
+    all: Vec<Tensor>,
+}
+
+/// What is kept of a forward pass.
+#[derive(Debug)]
+enum Kept {
+    /// The graph from `leaf` (none in the first stage) to `output`.
+    Graph { leaf: Option<Tensor>, output: Tensor },
+    /// The input, to run the pass again.
+    Input(Bytes),
+}
+
+impl StageModel {
+    /// The stage with its initial weights.
+    pub(crate) fn new(manifest: &Manifest, stage: Stage, device: Device) -> Result<Self> {
+        let flat = initial_weights(manifest, stage);
+        let weights = Tensor::f_from_slice(&flat)?.f_to(device.torch)?;
+        let narrow = match manifest.training.dtype {
+            Dtype::F32 => None,
+            Dtype::Bf16 => Some(weights.f_to_kind(Kind::BFloat16)?),
+        };
+        let blocks = Blocks::new(manifest, stage, &weights, narrow.as_ref())?;
+        Ok(Self {
+            stage,
+            last: stage == manifest.last_stage(),
+            manifest: manifest.clone(),
+            device: device.torch,
+            parameters: parameters(manifest, stage),
+            moments: Moments::new(flat.len(), device.torch)?,
+            accumulator: Accumulator::new(manifest, flat.len(), device.torch)?,
+            weights,
+            narrow,
+            blocks,
+            forwards: BTreeMap::new(),
+            pending: BTreeMap::new(),
+        })
+    }
+
+    /// Runs the stage on one microbatch; see [`crate::Engine::forward`].
+    pub(crate) fn forward(
+        &mut self,
+        key: ClaimKey,
+        input: &Bytes,
+        labels: Option<&Bytes>,
+    ) -> Result<ForwardOutput> {
+        if self.forwards.contains_key(&key) || self.pending.contains_key(&key) {
+            return Err(EngineError::AlreadyInFlight(key));
+        }
+        let trains = key.microbatch.0 < self.manifest.training.microbatches;
+        // The last stage turns round at once, so there a second forward pass would save nothing.
+        let keeps_graph = trains && (self.last || !self.manifest.training.recompute);
+        let (leaf, output) = self.run(key, input, labels, keeps_graph)?;
+        let result = if self.last {
+            ForwardOutput::Loss(output.f_double_value(&[])? as f32)
+        } else {
+            ForwardOutput::Activation(into_bytes(&output.f_to_kind(self.boundary())?)?)
+        };
+        if keeps_graph {
+            self.forwards.insert(key, Kept::Graph { leaf, output });
+        } else if trains {
+            self.forwards.insert(key, Kept::Input(input.clone()));
+        }
+        Ok(result)
+    }
+
+    /// The pass itself: the leaf that gets the input's gradient, and the output or loss.
+    fn run(
+        &self,
+        key: ClaimKey,
+        input: &[u8],
+        labels: Option<&Bytes>,
+        keeps_graph: bool,
+    ) -> Result<(Option<Tensor>, Tensor)> {
+        let _guard = (!keeps_graph).then(tch::no_grad_guard);
+        let training = &self.manifest.training;
+        let (leaf, mut x) = match &self.blocks.embedding {
+            Some(embedding) => {
+                let tokens = self.tokens(input, "tokens")?;
+                (None, model::embed(&tokens, embedding, training.dtype)?)
+            }
+            None => {
+                let leaf = self
+                    .boundary_tensor(input, "an activation")?
+                    .f_to_kind(kind(training.dtype))?
+                    .set_requires_grad(keeps_graph);
+                (Some(leaf.shallow_clone()), leaf)
+            }
+        };
+        for layer in &self.blocks.layers {
+            x = model::decoder_layer(&x, layer, &self.blocks.shape)?;
+        }
+        if let Some((norm, head)) = &self.blocks.head {
+            let labels = labels.ok_or(EngineError::MissingLabels(key))?;
+            let labels = self.tokens(labels, "labels")?.f_flatten(0, -1)?;
+            x = model::loss(&model::logits(&x, norm, head, &self.blocks.shape)?, &labels)?;
+        }
+        Ok((leaf, x))
+    }
+
+    /// Runs the backward pass of one microbatch; see [`crate::Engine::backward`].
+    pub(crate) fn backward(
+        &mut self,
+        key: ClaimKey,
+        gradient: Option<&Bytes>,
+    ) -> Result<Option<Bytes>> {
+        let kept = self.forwards.get(&key).ok_or(EngineError::NotInFlight(key))?;
+        let gradient = match (self.last, gradient) {
+            (true, _) => None,
+            (false, None) => return Err(EngineError::MissingGradient(key)),
+            (false, Some(bytes)) => Some(
+                self.boundary_tensor(bytes, "an activation gradient")?
+                    .f_to_kind(kind(self.manifest.training.dtype))?,
+            ),
+        };
+        let rerun;
+        let (leaf, output) = match kept {
+            Kept::Graph { leaf, output } => (leaf, output),
+            Kept::Input(input) => {
+                rerun = self.run(key, input, None, true)?;
+                (&rerun.0, &rerun.1)
+            }
+        };
+        let inputs: Vec<&Tensor> = self.blocks.all.iter().chain(leaf).collect();
+        let mut gradients = shim::gradients(output, gradient.as_ref(), &inputs)?;
+        let boundary = self.boundary();
+        let input_gradient = match leaf {
+            None => None,
+            Some(_) => {
+                let last = gradients.pop().expect("one gradient per input");
+                Some(into_bytes(&last.f_to_kind(boundary)?)?)
+            }
+        };
+        for gradient in &mut gradients {
+            *gradient = gradient.f_contiguous()?;
+        }
+        self.forwards.remove(&key);
+        self.pending.insert(key, gradients);
+        Ok(input_gradient)
+    }
+
+    /// Adds the pending weight gradients of one microbatch to the accumulator.
+    pub(crate) fn accumulate(&mut self, key: ClaimKey) -> Result<()> {
+        let gradients = self.pending.get(&key).ok_or(EngineError::NotInFlight(key))?;
+        self.accumulator.add(key, gradients, &self.parameters)?;
+        self.pending.remove(&key);
+        Ok(())
+    }
+
+    /// Drops whatever is held of one microbatch.
+    pub(crate) fn discard(&mut self, key: ClaimKey) {
+        self.forwards.remove(&key);
+        self.pending.remove(&key);
+    }
+
+    /// Accumulated sums of a range of the flat vector.
+    pub(crate) fn export(&self, range: Range<usize>) -> Result<Bytes> {
+        self.accumulator.export(range)
+    }
+
+    /// One optimizer update; see [`crate::Engine::apply`].
+    pub(crate) fn apply(&mut self, step: Step, gradient: &[u8], global_norm: f64) -> Result<()> {
+        let _guard = tch::no_grad_guard();
+        let shape = [self.weights.numel() as i64];
+        let what = "a stage's mean gradient";
+        let gradient = from_bytes(gradient, &shape, Dtype::F32, self.device, what)?;
+        self.moments.apply(
+            &mut self.weights,
+            &gradient,
+            &self.parameters,
+            &self.manifest,
+            step,
+            global_norm,
+        )?;
+        if let Some(narrow) = &mut self.narrow {
+            narrow.f_copy_(&self.weights)?;
+        }
+        // What is left in flight read the old weights.
+        self.reset()
+    }
+
+    /// Empties the accumulator and drops everything in flight.
+    pub(crate) fn reset(&mut self) -> Result<()> {
+        self.forwards.clear();
+        self.pending.clear();
+        self.accumulator.clear()
+    }
+
+    /// Elements of the flat vector.
+    pub(crate) fn parameter_count(&self) -> usize {
+        self.weights.numel()
+    }
+
+    /// A copy of weights and moments.
+    pub(crate) fn state(&self) -> Result<StageState> {
+        let copy = |tensor: &Tensor| -> Result<Vec<f32>> {
+            Ok(elements(&tensor.f_to(tch::Device::Cpu)?).to_vec())
+        };
+        Ok(StageState {
+            weights: copy(&self.weights)?,
+            first_moment: copy(&self.moments.first)?,
+            second_moment: copy(&self.moments.second)?,
+        })
+    }
+
+    /// Takes over weights and moments, and drops everything in flight.
+    pub(crate) fn set_state(&mut self, state: &StageState) -> Result<()> {
+        let _guard = tch::no_grad_guard();
+        self.weights.f_copy_(&Tensor::f_from_slice(&state.weights)?)?;
+        self.moments.first.f_copy_(&Tensor::f_from_slice(&state.first_moment)?)?;
+        self.moments.second.f_copy_(&Tensor::f_from_slice(&state.second_moment)?)?;
+        if let Some(narrow) = &mut self.narrow {
+            narrow.f_copy_(&self.weights)?;
+        }
+        self.reset()
+    }
+
+    /// Hash of weights and moments.
+    pub(crate) fn state_hash(&self) -> Result<ContentHash> {
+        let host = |tensor: &Tensor| tensor.f_to(tch::Device::Cpu);
+        let flat = [host(&self.weights)?, host(&self.moments.first)?, host(&self.moments.second)?];
+        let [weights, first, second] = [&flat[0], &flat[1], &flat[2]].map(elements::<f32>);
+        Ok(hash_tensors("shoal stage state v1", &self.parameters, &[weights, first, second]))
+    }
+
+    /// Logits `[T, vocabulary]` for one sample, without a graph; only where the stage is the whole
+    /// model.
+    pub(crate) fn whole_logits(&self, tokens: &[u32]) -> Result<Vec<f32>> {
+        let _guard = tch::no_grad_guard();
+        let (Some(embedding), Some((norm, head))) = (&self.blocks.embedding, &self.blocks.head)
+        else {
+            return Err(EngineError::NotHosted(self.stage.next()));
+        };
+        let wide: Vec<i64> = tokens.iter().map(|token| i64::from(*token)).collect();
+        let tokens = Tensor::f_from_slice(&wide)?.f_unsqueeze(0)?.f_to(self.device)?;
+        let mut x = model::embed(&tokens, embedding, self.manifest.training.dtype)?;
+        for layer in &self.blocks.layers {
+            x = model::decoder_layer(&x, layer, &self.blocks.shape)?;
+        }
+        let logits = model::logits(&x, norm, head, &self.blocks.shape)?;
+        let logits = logits.f_to_kind(Kind::Float)?.f_to(tch::Device::Cpu)?.f_contiguous()?;
+        Ok(elements(&logits).to_vec())
+    }
+
+    fn boundary(&self) -> Kind {
+        kind(self.manifest.training.boundary)
+    }
+
+    /// `[B, T, H]` as it crosses a stage boundary.
+    fn boundary_tensor(&self, bytes: &[u8], what: &'static str) -> Result<Tensor> {
+        let training = &self.manifest.training;
+        let shape = [
+            i64::from(training.microbatch_size),
+            i64::from(self.manifest.model.context),
+            i64::from(self.manifest.model.hidden),
+        ];
+        from_bytes(bytes, &shape, training.boundary, self.device, what)
+    }
+
+    /// Token ids `[B, T]` from u32, little-endian.
+    fn tokens(&self, bytes: &[u8], what: &'static str) -> Result<Tensor> {
+        let samples = i64::from(self.manifest.training.microbatch_size);
+        let context = i64::from(self.manifest.model.context);
+        let expected = 4 * (samples * context) as usize;
+        if bytes.len() != expected {
+            return Err(EngineError::WrongLength { what, expected, found: bytes.len() });
+        }
+        let vocabulary = self.manifest.model.vocabulary;
+        let mut ids = Vec::with_capacity(expected / 4);
+        for word in bytes.as_chunks::<4>().0 {
+            let token = u32::from_le_bytes(*word);
+            if token >= vocabulary {
+                return Err(EngineError::UnknownToken { token, vocabulary });
+            }
+            ids.push(i64::from(token));
+        }
+        Ok(Tensor::f_from_slice(&ids)?.f_view([samples, context])?.f_to(self.device)?)
+    }
+}
+
+impl Blocks {
+    /// Cuts the flat vectors. `narrow` holds the weights in what passes are computed in, where
+    /// that is not f32; the embedding is always read in f32, whose gradient then adds up in f32.
+    fn new(
+        manifest: &Manifest,
+        stage: Stage,
+        weights: &Tensor,
+        narrow: Option<&Tensor>,
+    ) -> Result<Self> {
+        let model = &manifest.model;
+        let size = |value: u32| i64::from(value);
+        let hidden = size(model.hidden);
+        let keys = hidden / size(model.heads) * size(model.key_value_heads);
+        let computed = narrow.unwrap_or(weights);
+        let mut cutter = Cutter { offset: 0, all: Vec::new() };
+        let matrix = [size(model.vocabulary), hidden];
+        let embedding = match stage {
+            Stage(0) => Some(cutter.cut(weights, &matrix)?),
+            _ => None,
+        };
+        let mut layers = Vec::new();
+        for _ in manifest.layers_of(stage) {
+            layers.push(Layer {
+                attention_norm: cutter.cut(computed, &[hidden])?,
+                query_key_value: cutter.cut(computed, &[hidden + 2 * keys, hidden])?,
+                attention_output: cutter.cut(computed, &[hidden, hidden])?,
+                feed_forward_norm: cutter.cut(computed, &[hidden])?,
+                gate_up: cutter.cut(computed, &[2 * size(model.intermediate), hidden])?,
+                down: cutter.cut(computed, &[hidden, size(model.intermediate)])?,
+            });
+        }
+        let head = match stage == manifest.last_stage() {
+            true => Some((cutter.cut(computed, &[hidden])?, cutter.cut(computed, &matrix)?)),
+            false => None,
+        };
+        assert!(cutter.offset as usize == weights.numel(), "the blocks fill the flat vector");
+        let shape = Shape::new(model, manifest.training.dtype, weights.device())?;
+        Ok(Self { shape, embedding, layers, head, all: cutter.all })
+    }
+}
+
+/// Takes one block after the other from the flat vectors.
+struct Cutter {
+    offset: i64,
+    all: Vec<Tensor>,
+}
+
+impl Cutter {
+    fn cut(&mut self, flat: &Tensor, shape: &[i64]) -> Result<Tensor> {
+        let length = shape.iter().product();
+        let view = flat.f_narrow(0, self.offset, length)?.f_view(shape)?;
+        let leaf = view.f_detach()?.set_requires_grad(true);
+        self.offset += length;
+        self.all.push(leaf.shallow_clone());
+        Ok(leaf)
+    }
+}

@@ -1,0 +1,77 @@
+//! Between libtorch's tensors and plain bytes.
+
+use bytemuck::Pod;
+use bytes::Bytes;
+use shoal_protocol::manifest::Dtype;
+use tch::{Device, Kind, Tensor};
+
+use crate::error::{EngineError, Result};
+
+/// libtorch's name for a dtype.
+pub(crate) fn kind(dtype: Dtype) -> Kind {
+    match dtype {
+        Dtype::F32 => Kind::Float,
+        Dtype::Bf16 => Kind::BFloat16,
+    }
+}
+
+/// A tensor on `device` from little-endian bytes, which may lie at any address.
+pub(crate) fn from_bytes(
+    bytes: &[u8],
+    shape: &[i64],
+    dtype: Dtype,
+    device: Device,
+    what: &'static str,
+) -> Result<Tensor> {
+    let mut tensor = Tensor::f_empty(shape, (kind(dtype), Device::Cpu))?;
+    let expected = tensor.numel() * dtype.size();
+    if bytes.len() != expected {
+        return Err(EngineError::WrongLength { what, expected, found: bytes.len() });
+    }
+    bytes_mut(&mut tensor).copy_from_slice(bytes);
+    Ok(tensor.f_to(device)?)
+}
+
+/// The elements as little-endian bytes. On the CPU they stay where they are, and the result keeps
+/// the tensor's memory alive.
+pub(crate) fn into_bytes(tensor: &Tensor) -> Result<Bytes> {
+    struct Owner(Tensor);
+    impl AsRef<[u8]> for Owner {
+        fn as_ref(&self) -> &[u8] {
+            bytes_of(&self.0)
+        }
+    }
+    let tensor = tensor.f_detach()?.f_to(Device::Cpu)?.f_contiguous()?;
+    Ok(Bytes::from_owner(Owner(tensor)))
+}
+
+/// Bytes of a contiguous tensor on the CPU.
+pub(crate) fn bytes_of(tensor: &Tensor) -> &[u8] {
+    let length = host_length(tensor);
+    // SAFETY: libtorch's allocation has that many initialised bytes and lives as long as `tensor`.
+    unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast::<u8>().cast_const(), length) }
+}
+
+/// Bytes of a contiguous tensor on the CPU, to be written.
+fn bytes_mut(tensor: &mut Tensor) -> &mut [u8] {
+    let length = host_length(tensor);
+    // SAFETY: as above, and the exclusive borrow is of the only handle that Rust reads through.
+    unsafe { std::slice::from_raw_parts_mut(tensor.data_ptr().cast::<u8>(), length) }
+}
+
+/// Elements of a contiguous tensor on the CPU.
+pub(crate) fn elements<T: Pod>(tensor: &Tensor) -> &[T] {
+    bytemuck::cast_slice(bytes_of(tensor))
+}
+
+/// Elements of a contiguous tensor on the CPU, to be written.
+pub(crate) fn elements_mut<T: Pod>(tensor: &mut Tensor) -> &mut [T] {
+    bytemuck::cast_slice_mut(bytes_mut(tensor))
+}
+
+fn host_length(tensor: &Tensor) -> usize {
+    assert!(tensor.device() == Device::Cpu && tensor.is_contiguous(), "not plain memory");
+    // An empty tensor may have no allocation; none of ours is empty.
+    assert!(!tensor.data_ptr().is_null(), "a tensor without memory");
+    tensor.numel() * tensor.kind().elt_size_in_bytes()
+}
