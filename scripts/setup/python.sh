@@ -8,11 +8,11 @@ readonly TEST_REQUIREMENTS=scripts/test-requirements.txt
 check_python() {
     if libtorch_is_ready && test_python_is_ready; then return; fi
     if ! command -v "$PYTHON" >/dev/null; then
-        say "$PYTHON is missing: $(as_root) apt install python3 python3-pip python3-venv"
+        say "$PYTHON is missing: $(as_root)apt install python3 python3-pip python3-venv"
         return 1
     fi
     "$PYTHON" -m pip --version >/dev/null 2>&1 && return
-    say "$PYTHON has no pip: $(as_root) apt install python3-pip"
+    say "$PYTHON has no pip: $(as_root)apt install python3-pip"
     return 1
 }
 
@@ -47,7 +47,7 @@ install_test_python() {
     # An unfinished one is of no use; a finished one only takes what has changed.
     if [[ ! -x .venv/bin/python || -e .venv/unfinished ]]; then make_virtual_environment; fi
     if ! torch_folder .venv/bin/python >/dev/null; then
-        say "downloading PyTorch $TORCH_VERSION and transformers for the tests into .venv: 2.7 GB, 4.9 GB on disk"
+        say "downloading PyTorch $TORCH_VERSION and transformers for the tests into .venv: 2.8 GB, 4.9 GB on disk"
         need_space 8000 "the tests' Python"
     fi
     pip_install .venv/bin/python "$ROOT/.venv/scratch" -r "$TEST_REQUIREMENTS"
@@ -73,7 +73,7 @@ make_virtual_environment() {
     mkdir .venv
     touch .venv/unfinished
     "$PYTHON" -m venv .venv >/dev/null 2>&1 \
-        || fail "$PYTHON cannot make virtual environments: $(as_root) apt install python3-venv"
+        || fail "$PYTHON cannot make virtual environments: $(as_root)apt install python3-venv"
     # A torch that is there already, perhaps built for this machine's GPU, is used as it is.
     if torch=$(torch_folder "$PYTHON"); then
         say ".venv uses the PyTorch in $torch"

@@ -41,7 +41,7 @@ check_tools() {
 # need COMMAND PACKAGE
 need() {
     command -v "$1" >/dev/null && return
-    say "$1 is missing: $(as_root) apt install $2"
+    say "$1 is missing: $(as_root)apt install $2"
     return 1
 }
 
@@ -72,7 +72,8 @@ install_lint_tools() {
     fi
 }
 
-as_root() { if ((EUID != 0)); then printf sudo; else printf ''; fi; }
+# The prefix that lets this user install packages.
+as_root() { if ((EUID != 0)); then printf "sudo "; fi; }
 
 # at_least FOUND WANTED compares version numbers.
 at_least() { [[ $(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1) == "$2" ]]; }

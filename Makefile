@@ -1,0 +1,41 @@
+# Everything starts with the set-up, which does nothing where it is done.
+# rustup puts cargo here; a shell that was open before does not know yet.
+export PATH := $(PATH):$(HOME)/.cargo/bin
+
+help:
+	@echo 'make demo       train a small model with a swarm of processes on this machine, and show it'
+	@echo 'make test       run every test'
+	@echo 'make build      build target/release/shoal'
+	@echo 'make bench      measure Shoal beside PyTorch (at most 15 minutes)'
+	@echo 'make lint       formatting, clippy, and what we depend on'
+	@echo 'make check-gpu  the checks that need an NVIDIA GPU'
+
+setup:
+	@scripts/setup.sh
+
+build: setup
+	cargo build --release -p shoal-node
+
+demo: build
+	target/release/shoal demo --out demo
+
+# The whole-swarm tests start the binary that the first line builds.
+test:
+	@scripts/setup.sh --tests
+	cargo build --workspace
+	cargo test --workspace
+
+bench:
+	@scripts/setup.sh --tests
+	bench/run.sh
+
+lint:
+	@scripts/setup.sh --lint
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	scripts/check-dependencies.sh
+
+check-gpu:
+	scripts/check-gpu.sh
+
+.PHONY: help setup build demo test bench lint check-gpu
