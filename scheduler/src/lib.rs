@@ -8,4 +8,8 @@
 
 pub mod action;
 pub mod coordinator;
+mod ledger;
+mod membership;
 pub mod peer;
+pub mod placement;
+pub mod router;

@@ -1,0 +1,308 @@
+//! Who may count what: the claims of one step.
+//!
+//! A claim is first come. It stays its holder's until the step is committed or the holder's claims
+//! are revoked, so that every (step, stage, microbatch) is in at most one accumulator that counts.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use shoal_protocol::ids::{ClaimKey, GrantNumber, Member, Microbatch, Stage, Step};
+use shoal_protocol::message::FixedLoss;
+
+/// The claims of one step.
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    step: Step,
+    stages: u16,
+    /// Microbatches that are trained on; those from here on are held out.
+    training: u32,
+    microbatches: u32,
+    claims: BTreeMap<(Stage, Microbatch), Claim>,
+    /// Microbatches of the first stage that nobody holds.
+    free: BTreeSet<Microbatch>,
+    done: usize,
+    next_grant: GrantNumber,
+}
+
+#[derive(Debug)]
+struct Claim {
+    holder: Member,
+    grant: GrantNumber,
+    done: bool,
+    loss: Option<FixedLoss>,
+}
+
+/// The answer to a claim.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum ClaimAnswer {
+    /// It is the asker's, perhaps for long.
+    Granted { grant: GrantNumber, next_holder: Option<Member> },
+    /// It is another's.
+    Held { holder: Member },
+    /// It is of no step that is open, or there is no such work.
+    NotOpen,
+}
+
+/// The answer to a report.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum DoneAnswer {
+    /// Written down.
+    Noted,
+    /// It had been written down.
+    Repeated,
+    /// Not under a grant that holds.
+    Refused,
+}
+
+impl Ledger {
+    /// The ledger of a step whose `microbatches` are all unheld; grants are numbered from
+    /// `next_grant` on.
+    pub(crate) fn open(
+        step: Step,
+        stages: u16,
+        training: u32,
+        microbatches: u32,
+        next_grant: GrantNumber,
+    ) -> Self {
+        assert!((1..=microbatches).contains(&training), "a step trains on something");
+        let free = (0..microbatches).map(Microbatch).collect();
+        let claims = BTreeMap::new();
+        Self { step, stages, training, microbatches, claims, free, done: 0, next_grant }
+    }
+
+    pub(crate) fn step(&self) -> Step {
+        self.step
+    }
+
+    /// The number of the next grant.
+    pub(crate) fn next_grant(&self) -> GrantNumber {
+        self.next_grant
+    }
+
+    /// The lowest microbatch of the first stage that nobody holds.
+    pub(crate) fn lowest_free(&self) -> Option<Microbatch> {
+        self.free.first().copied()
+    }
+
+    /// Gives the claim to who asks first, and again to who holds it.
+    pub(crate) fn claim(&mut self, key: ClaimKey, member: Member) -> ClaimAnswer {
+        let exists = key.stage.0 < self.stages && key.microbatch.0 < self.microbatches;
+        if key.step != self.step || !exists {
+            return ClaimAnswer::NotOpen;
+        }
+        let next_holder =
+            self.claims.get(&(key.stage.next(), key.microbatch)).map(|claim| claim.holder);
+        if let Some(claim) = self.claims.get(&(key.stage, key.microbatch)) {
+            return if claim.holder == member {
+                ClaimAnswer::Granted { grant: claim.grant, next_holder }
+            } else {
+                ClaimAnswer::Held { holder: claim.holder }
+            };
+        }
+        let grant = self.next_grant;
+        self.next_grant = grant.next();
+        let claim = Claim { holder: member, grant, done: false, loss: None };
+        self.claims.insert((key.stage, key.microbatch), claim);
+        if key.stage == Stage(0) {
+            self.free.remove(&key.microbatch);
+        }
+        ClaimAnswer::Granted { grant, next_holder }
+    }
+
+    /// Notes that the work is in its holder's accumulator.
+    pub(crate) fn done(
+        &mut self,
+        key: ClaimKey,
+        member: Member,
+        grant: GrantNumber,
+        loss: Option<FixedLoss>,
+    ) -> DoneAnswer {
+        if key.step != self.step {
+            return DoneAnswer::Refused;
+        }
+        let last = key.stage.0 + 1 == self.stages;
+        match self.claims.get_mut(&(key.stage, key.microbatch)) {
+            Some(claim) if claim.holder == member && claim.grant == grant => {
+                if claim.done {
+                    return DoneAnswer::Repeated;
+                }
+                if last != loss.is_some() {
+                    return DoneAnswer::Refused;
+                }
+                claim.done = true;
+                claim.loss = loss;
+                self.done += 1;
+                DoneAnswer::Noted
+            }
+            _ => DoneAnswer::Refused,
+        }
+    }
+
+    /// Whether every stage of every microbatch is done.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.done == usize::from(self.stages) * self.microbatches as usize
+    }
+
+    /// The training microbatches that a member's accumulator of a stage must hold, in order.
+    pub(crate) fn counted_by(&self, stage: Stage, member: Member) -> Vec<Microbatch> {
+        self.claims
+            .range((stage, Microbatch(0))..(stage, Microbatch(self.training)))
+            .filter(|(_, claim)| claim.done && claim.holder == member)
+            .map(|((_, microbatch), _)| *microbatch)
+            .collect()
+    }
+
+    /// Sum of the training microbatches' losses and, where the step has any, of the held-out ones'.
+    pub(crate) fn losses(&self) -> (FixedLoss, Option<FixedLoss>) {
+        let last = Stage(self.stages - 1);
+        let losses = |from: u32, to: u32| {
+            self.claims
+                .range((last, Microbatch(from))..(last, Microbatch(to)))
+                .filter_map(|(_, claim)| claim.loss)
+                .sum()
+        };
+        let held_out = (self.training < self.microbatches)
+            .then(|| losses(self.training, self.microbatches));
+        (losses(0, self.training), held_out)
+    }
+
+    /// Takes back every claim of a member, done or not: what it accumulated counts nowhere.
+    /// Returns the work that nobody holds now.
+    #[cfg_attr(not(test), expect(dead_code, reason = "only a run that goes on after a loss needs it"))]
+    pub(crate) fn revoke(&mut self, member: Member) -> Vec<ClaimKey> {
+        let gone: Vec<(Stage, Microbatch)> = self
+            .claims
+            .iter()
+            .filter(|(_, claim)| claim.holder == member)
+            .map(|(key, _)| *key)
+            .collect();
+        for key in &gone {
+            let claim = self.claims.remove(key).expect("it was just found");
+            self.done -= usize::from(claim.done);
+            if key.0 == Stage(0) {
+                self.free.insert(key.1);
+            }
+        }
+        let step = self.step;
+        gone.into_iter().map(|(stage, microbatch)| ClaimKey { step, stage, microbatch }).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shoal_protocol::ids::{Incarnation, PeerId};
+
+    use super::*;
+
+    fn member(number: u8) -> Member {
+        Member { peer: PeerId([number; 32]), incarnation: Incarnation(1) }
+    }
+
+    fn key(stage: u16, microbatch: u32) -> ClaimKey {
+        ClaimKey { step: Step(4), stage: Stage(stage), microbatch: Microbatch(microbatch) }
+    }
+
+    /// Two stages, two training microbatches and a held-out one.
+    fn ledger() -> Ledger {
+        Ledger::open(Step(4), 2, 2, 3, GrantNumber(10))
+    }
+
+    fn granted(grant: u64) -> ClaimAnswer {
+        ClaimAnswer::Granted { grant: GrantNumber(grant), next_holder: None }
+    }
+
+    #[test]
+    fn a_claim_is_first_come_and_its_answer_repeats() {
+        let mut ledger = ledger();
+        assert_eq!(ledger.claim(key(1, 0), member(1)), granted(10));
+        assert_eq!(ledger.claim(key(1, 0), member(2)), ClaimAnswer::Held { holder: member(1) });
+        assert_eq!(ledger.claim(key(1, 0), member(1)), granted(10));
+        assert_eq!(ledger.claim(key(1, 1), member(2)), granted(11));
+        assert_eq!(ledger.next_grant(), GrantNumber(12));
+    }
+
+    #[test]
+    fn a_grant_names_the_holder_of_the_next_stage() {
+        let mut ledger = ledger();
+        ledger.claim(key(1, 0), member(1));
+        let answer = ledger.claim(key(0, 0), member(2));
+        let next_holder = Some(member(1));
+        assert_eq!(answer, ClaimAnswer::Granted { grant: GrantNumber(11), next_holder });
+    }
+
+    #[test]
+    fn what_is_not_of_this_step_is_not_open() {
+        let mut ledger = ledger();
+        for wrong in [ClaimKey { step: Step(5), ..key(0, 0) }, key(2, 0), key(0, 3)] {
+            assert_eq!(ledger.claim(wrong, member(1)), ClaimAnswer::NotOpen);
+        }
+    }
+
+    #[test]
+    fn microbatches_of_the_first_stage_are_given_out_lowest_first() {
+        let mut ledger = ledger();
+        assert_eq!(ledger.lowest_free(), Some(Microbatch(0)));
+        ledger.claim(key(0, 0), member(1));
+        assert_eq!(ledger.lowest_free(), Some(Microbatch(1)));
+        ledger.claim(key(0, 1), member(1));
+        ledger.claim(key(0, 2), member(1));
+        assert_eq!(ledger.lowest_free(), None);
+    }
+
+    #[test]
+    fn only_the_holder_under_its_grant_is_done_and_only_once() {
+        let mut ledger = ledger();
+        ledger.claim(key(0, 0), member(1));
+        let mut done = |who, grant| ledger.done(key(0, 0), member(who), GrantNumber(grant), None);
+        assert_eq!(done(2, 10), DoneAnswer::Refused);
+        assert_eq!(done(1, 11), DoneAnswer::Refused);
+        assert_eq!(done(1, 10), DoneAnswer::Noted);
+        assert_eq!(done(1, 10), DoneAnswer::Repeated);
+    }
+
+    #[test]
+    fn a_loss_comes_from_the_last_stage_and_from_no_other() {
+        let mut ledger = ledger();
+        ledger.claim(key(0, 0), member(1));
+        ledger.claim(key(1, 0), member(1));
+        let loss = Some(FixedLoss(5));
+        assert_eq!(ledger.done(key(0, 0), member(1), GrantNumber(10), loss), DoneAnswer::Refused);
+        assert_eq!(ledger.done(key(1, 0), member(1), GrantNumber(11), None), DoneAnswer::Refused);
+    }
+
+    fn finish(ledger: &mut Ledger) {
+        for microbatch in 0..3 {
+            for stage in 0..2 {
+                let key = key(stage, microbatch);
+                let who = member((microbatch % 2) as u8);
+                let ClaimAnswer::Granted { grant, .. } = ledger.claim(key, who) else {
+                    panic!("nobody else asks");
+                };
+                assert!(!ledger.is_complete());
+                let loss = (stage == 1).then_some(FixedLoss(1 << microbatch));
+                assert_eq!(ledger.done(key, who, grant, loss), DoneAnswer::Noted);
+            }
+        }
+    }
+
+    #[test]
+    fn a_complete_step_says_who_counted_what_and_the_losses() {
+        let mut ledger = ledger();
+        finish(&mut ledger);
+        assert!(ledger.is_complete());
+        assert_eq!(ledger.counted_by(Stage(1), member(0)), [Microbatch(0)]);
+        assert_eq!(ledger.counted_by(Stage(0), member(1)), [Microbatch(1)]);
+        assert_eq!(ledger.losses(), (FixedLoss(3), Some(FixedLoss(4))));
+    }
+
+    #[test]
+    fn a_revoked_claim_is_undone_and_granted_anew_under_a_higher_number() {
+        let mut ledger = ledger();
+        finish(&mut ledger);
+        assert_eq!(ledger.revoke(member(1)), [key(0, 1), key(1, 1)]);
+        assert!(!ledger.is_complete());
+        assert_eq!(ledger.lowest_free(), Some(Microbatch(1)));
+        let answer = ledger.claim(key(0, 1), member(0));
+        assert_eq!(answer, granted(16));
+        assert_eq!(ledger.counted_by(Stage(0), member(1)), []);
+    }
+}

@@ -1,0 +1,220 @@
+//! To which of several equals the next piece of work goes.
+//!
+//! Interleaved weighted round robin (Katevenis et al. 1991; SWARM, arXiv 2301.11913, section 3.2):
+//! every candidate has a virtual time that grows by its pace with each piece of work it gets, and
+//! the smallest virtual time is next. Over any while, candidates that always have room get work in
+//! proportion to their speed.
+
+use std::collections::BTreeMap;
+
+use shoal_protocol::ids::Member;
+
+/// What an unmeasured candidate is taken to need while nobody is measured.
+const UNKNOWN_PACE: u64 = 1_000_000;
+
+/// One choice among members, again and again.
+#[derive(Debug, Clone)]
+pub struct Router {
+    seed: u64,
+    /// The largest virtual time that was ever chosen as the smallest. Who comes back after a while
+    /// without work starts here, so that it does not get everything at once.
+    floor: u64,
+    candidates: BTreeMap<Member, Candidate>,
+}
+
+#[derive(Debug, Clone)]
+struct Candidate {
+    virtual_time: u64,
+    /// Nanoseconds for one microbatch; none while it is not measured.
+    pace: Option<u64>,
+    /// It said so, and has not taken that back.
+    busy: bool,
+}
+
+impl Router {
+    /// A router without candidates. The seed orders candidates that are equally good.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self { seed, floor: 0, candidates: BTreeMap::new() }
+    }
+
+    /// Makes these members the candidates. Who was one keeps its time; newcomers start at the
+    /// minimum, so that they are tried early.
+    pub fn set_candidates(&mut self, members: impl IntoIterator<Item = Member>) {
+        let mut old = std::mem::take(&mut self.candidates);
+        let start = old.values().map(|candidate| candidate.virtual_time).min().unwrap_or(self.floor);
+        let new = || Candidate { virtual_time: start, pace: None, busy: false };
+        self.candidates = members
+            .into_iter()
+            .map(|member| (member, old.remove(&member).unwrap_or_else(new)))
+            .collect();
+    }
+
+    /// The measured pace of a candidate in nanoseconds per microbatch; 0 says nothing.
+    pub fn measured(&mut self, member: Member, pace: u64) {
+        if let Some(candidate) = self.candidates.get_mut(&member).filter(|_| pace > 0) {
+            candidate.pace = Some(pace);
+        }
+    }
+
+    /// Takes a candidate out of the choice until it is free.
+    pub fn set_busy(&mut self, member: Member) {
+        if let Some(candidate) = self.candidates.get_mut(&member) {
+            candidate.busy = true;
+        }
+    }
+
+    /// Takes a candidate back into the choice. Returns whether it had been out of it.
+    pub fn set_free(&mut self, member: Member) -> bool {
+        let floor = self.floor;
+        let Some(candidate) = self.candidates.get_mut(&member) else { return false };
+        candidate.virtual_time = candidate.virtual_time.max(floor);
+        std::mem::take(&mut candidate.busy)
+    }
+
+    /// Takes all candidates back into the choice.
+    pub fn set_all_free(&mut self) {
+        let members: Vec<Member> = self.candidates.keys().copied().collect();
+        for member in members {
+            self.set_free(member);
+        }
+    }
+
+    /// Chooses the next candidate among those that are not busy, and charges it.
+    pub fn choose(&mut self) -> Option<Member> {
+        self.choose_where(|_| true)
+    }
+
+    /// Chooses the next candidate among those that are not busy and eligible, and charges it.
+    pub fn choose_where(&mut self, eligible: impl Fn(&Member) -> bool) -> Option<Member> {
+        let member = self
+            .candidates
+            .iter()
+            .filter(|(member, candidate)| !candidate.busy && eligible(member))
+            .min_by_key(|(member, candidate)| (candidate.virtual_time, self.tie_break(member)))
+            .map(|(member, _)| *member)?;
+        let time = self.candidates[&member].virtual_time;
+        self.floor = self.floor.max(time);
+        self.charge(member);
+        Some(member)
+    }
+
+    /// Charges a candidate for a piece of work that it got without being chosen.
+    pub fn charge(&mut self, member: Member) {
+        let typical = self.typical_pace();
+        if let Some(candidate) = self.candidates.get_mut(&member) {
+            candidate.virtual_time += candidate.pace.unwrap_or(typical).max(1);
+        }
+    }
+
+    /// Takes the charge back from a candidate that did not take the work.
+    pub fn refund(&mut self, member: Member) {
+        let typical = self.typical_pace();
+        if let Some(candidate) = self.candidates.get_mut(&member) {
+            let pace = candidate.pace.unwrap_or(typical).max(1);
+            candidate.virtual_time = candidate.virtual_time.saturating_sub(pace);
+        }
+    }
+
+    /// Mean pace of those that are measured.
+    fn typical_pace(&self) -> u64 {
+        let paces = || self.candidates.values().filter_map(|candidate| candidate.pace);
+        match paces().count() as u64 {
+            0 => UNKNOWN_PACE,
+            count => (paces().map(u128::from).sum::<u128>() / u128::from(count)) as u64,
+        }
+    }
+
+    /// A fixed order that differs from router to router.
+    fn tie_break(&self, member: &Member) -> u64 {
+        let bytes = member.peer.0.first_chunk::<8>().expect("a peer id has 32 bytes");
+        let mixed = (u64::from_le_bytes(*bytes) ^ self.seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use shoal_protocol::ids::{Incarnation, PeerId};
+
+    use super::*;
+
+    fn member(number: u8) -> Member {
+        Member { peer: PeerId([number; 32]), incarnation: Incarnation(1) }
+    }
+
+    fn router(paces: &[u64]) -> Router {
+        let mut router = Router::new(7);
+        router.set_candidates((0..paces.len()).map(|number| member(number as u8)));
+        for (number, pace) in paces.iter().enumerate() {
+            router.measured(member(number as u8), *pace);
+        }
+        router
+    }
+
+    fn chosen(router: &mut Router, times: usize, of: usize) -> Vec<usize> {
+        let mut counts = vec![0; of];
+        for _ in 0..times {
+            counts[usize::from(router.choose().expect("somebody is free").peer.0[0])] += 1;
+        }
+        counts
+    }
+
+    #[test]
+    fn work_is_in_proportion_to_speed_and_interleaved() {
+        let mut router = router(&[1000, 2000, 4000]);
+        assert_eq!(chosen(&mut router, 7, 3), [4, 2, 1]);
+        let fast: Vec<bool> =
+            (0..14).map(|_| router.choose() == Some(member(0))).collect();
+        assert!(fast.windows(3).all(|three| three.contains(&true)), "{fast:?}");
+    }
+
+    #[test]
+    fn newcomers_are_tried_early_and_take_no_more_than_their_part_after() {
+        let mut router = router(&[1000, 1000]);
+        chosen(&mut router, 100, 2);
+        router.set_candidates((0..3).map(member));
+        router.measured(member(2), 1000);
+        assert_eq!(chosen(&mut router, 30, 3), [10, 10, 10]);
+    }
+
+    #[test]
+    fn the_busy_are_left_out_and_do_not_catch_up() {
+        let mut router = router(&[1000, 1000]);
+        router.set_busy(member(0));
+        assert_eq!(chosen(&mut router, 50, 2), [0, 50]);
+        assert!(router.set_free(member(0)));
+        assert!(!router.set_free(member(0)));
+        let counts = chosen(&mut router, 20, 2);
+        assert!(counts[0] <= 11, "{counts:?}");
+        router.set_busy(member(0));
+        router.set_busy(member(1));
+        assert_eq!(router.choose(), None);
+    }
+
+    #[test]
+    fn a_refund_undoes_a_choice() {
+        let mut router = router(&[1000, 3000]);
+        let first = router.choose().expect("somebody is free");
+        router.refund(first);
+        assert_eq!(router.choose(), Some(first));
+    }
+
+    proptest! {
+        #[test]
+        fn counts_are_proportional_to_speed(
+            paces in prop::collection::vec(1_000u64..100_000, 1..12),
+            rounds in 200usize..2000,
+        ) {
+            let mut router = router(&paces);
+            let counts = chosen(&mut router, rounds, paces.len());
+            let speed: f64 = paces.iter().map(|pace| 1.0 / *pace as f64).sum();
+            for (count, pace) in counts.iter().zip(&paces) {
+                let expected = rounds as f64 / *pace as f64 / speed;
+                // No candidate is ever more than one piece of work ahead of its virtual time.
+                prop_assert!((*count as f64 - expected).abs() <= paces.len() as f64 + 1.0);
+            }
+        }
+    }
+}
