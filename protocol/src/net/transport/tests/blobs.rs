@@ -54,7 +54,7 @@ impl Library {
 }
 
 fn text(length: usize) -> Vec<u8> {
-    (0..length).map(|position| (position * position >> 7) as u8).collect()
+    (0..length).map(|position| ((position * position) >> 7) as u8).collect()
 }
 
 #[tokio::test]

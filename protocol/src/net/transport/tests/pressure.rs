@@ -12,7 +12,7 @@ async fn a_slow_owner_makes_the_sender_wait() {
     let accepted = Arc::new(AtomicUsize::new(0));
     let (started, start) = tokio::sync::oneshot::channel();
     let count = accepted.clone();
-    let sender = tokio::task::spawn(async move {
+    let sender = TaskTracker::new().spawn(async move {
         let mut started = Some(started);
         for number in 0..MESSAGES {
             left.send_tensor(target, &[number as u8], vec![frame(1, FRAME)]).await;

@@ -1,0 +1,399 @@
+//! The task that owns the libp2p node.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::pending;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use futures::StreamExt;
+use libp2p::core::ConnectedPoint;
+use libp2p::swarm::dial_opts::{DialOpts, PeerCondition};
+use libp2p::swarm::{ConnectionId, DialError, SwarmEvent};
+use libp2p::{Swarm, identify, kad, mdns};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::DiscoveryEvent;
+use super::address::{PeerAddress, multiaddr, socket_address};
+use super::behaviour::{Behaviour, BehaviourEvent, IDENTIFY, KAD};
+use crate::ids::RunId;
+use crate::limits;
+use crate::net::identity::{libp2p_peer_of, peer_of};
+
+/// From one look for the others of a run to the next. We publish every other time.
+const ROUND: Duration = Duration::from_secs(30);
+
+/// A new peer brings the next round forward to this long after the last one.
+const EARLY: Duration = Duration::from_millis(500);
+
+/// Peers of a run dialled in one round.
+const DIALS: usize = 64;
+
+/// Addresses taken from one peer.
+const ADDRESSES: usize = 8;
+
+/// Addresses by which we join the network.
+const ENTRANCES: usize = 64;
+
+/// What the handle asks for.
+pub(super) enum Command {
+    /// Enter the network through this peer.
+    Bootstrap(PeerAddress),
+    /// Look for the others of this run from now on.
+    Join(RunId),
+}
+
+/// A name that was looked up.
+type Resolved = (PeerAddress, std::io::Result<Vec<SocketAddr>>);
+
+/// The libp2p node and what is known.
+pub(super) struct Actor {
+    swarm: Swarm<Behaviour>,
+    events: mpsc::Sender<DiscoveryEvent>,
+    run: Option<RunId>,
+    entrances: BTreeSet<PeerAddress>,
+    /// Dials of given addresses under way, and which one it was.
+    dials: BTreeMap<ConnectionId, PeerAddress>,
+    lookups: JoinSet<Resolved>,
+    /// Peers that the owner is to hear of.
+    wanted: BTreeSet<libp2p::PeerId>,
+    /// Where connections to peers lead: dialled, or come from.
+    remote: BTreeMap<libp2p::PeerId, SocketAddr>,
+    /// What the owner has heard.
+    found: BTreeMap<libp2p::PeerId, Vec<SocketAddr>>,
+    /// What identified peers say of themselves.
+    identified: BTreeMap<libp2p::PeerId, Vec<SocketAddr>>,
+    rounds: u64,
+    last_round: Option<Instant>,
+    next_round: Option<Instant>,
+}
+
+impl Actor {
+    pub(super) fn new(swarm: Swarm<Behaviour>, events: mpsc::Sender<DiscoveryEvent>) -> Self {
+        Self {
+            swarm,
+            events,
+            run: None,
+            entrances: BTreeSet::new(),
+            dials: BTreeMap::new(),
+            lookups: JoinSet::new(),
+            wanted: BTreeSet::new(),
+            remote: BTreeMap::new(),
+            found: BTreeMap::new(),
+            identified: BTreeMap::new(),
+            rounds: 0,
+            last_round: None,
+            next_round: None,
+        }
+    }
+
+    /// Runs until it is stopped or nobody listens any more.
+    pub(super) async fn run(mut self, mut inbox: mpsc::Receiver<Command>, stop: CancellationToken) {
+        loop {
+            let next_round = self.next_round;
+            let round = async {
+                match next_round {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => pending().await,
+                }
+            };
+            let news = tokio::select! {
+                () = stop.cancelled() => break,
+                command = inbox.recv() => match command {
+                    Some(command) => self.obey(command),
+                    None => break,
+                },
+                Some(resolved) = self.lookups.join_next() => match resolved {
+                    Ok(resolved) => self.dial_resolved(resolved),
+                    Err(error) => {
+                        tracing::error!(%error, "a name lookup failed");
+                        Vec::new()
+                    }
+                },
+                () = round => { self.start_round(); Vec::new() }
+                event = self.swarm.select_next_some() => self.handle(event),
+            };
+            for event in news {
+                tokio::select! {
+                    () = stop.cancelled() => return,
+                    told = self.events.send(event) => if told.is_err() { return },
+                }
+            }
+        }
+    }
+
+    fn obey(&mut self, command: Command) -> Vec<DiscoveryEvent> {
+        match command {
+            Command::Bootstrap(address) => {
+                if self.entrances.len() < ENTRANCES {
+                    self.entrances.insert(address.clone());
+                }
+                self.enter(address);
+            }
+            Command::Join(run) => {
+                self.run = Some(run);
+                self.next_round = Some(Instant::now());
+            }
+        }
+        Vec::new()
+    }
+
+    fn enter(&mut self, address: PeerAddress) {
+        if let Some(peer) = libp2p_peer_of(address.peer) {
+            self.wanted.insert(peer);
+        }
+        self.next_round.get_or_insert_with(|| Instant::now() + ROUND);
+        self.lookups.spawn(async move {
+            let resolved = address.resolve().await;
+            (address, resolved)
+        });
+    }
+
+    fn dial_resolved(&mut self, (address, resolved): Resolved) -> Vec<DiscoveryEvent> {
+        let unreachable =
+            |reason: String| vec![DiscoveryEvent::Unreachable { address: address.clone(), reason }];
+        let Some(peer) = libp2p_peer_of(address.peer) else {
+            return unreachable("its peer id is malformed".to_owned());
+        };
+        if peer == *self.swarm.local_peer_id() {
+            return unreachable("it is this process's own address".to_owned());
+        }
+        let addresses = match resolved {
+            Ok(resolved) => resolved.into_iter().map(multiaddr).collect(),
+            Err(error) => return unreachable(error.to_string()),
+        };
+        let dial =
+            DialOpts::peer_id(peer).condition(PeerCondition::Always).addresses(addresses).build();
+        let connection = dial.connection_id();
+        match self.swarm.dial(dial) {
+            Ok(()) => {
+                self.dials.insert(connection, address);
+                Vec::new()
+            }
+            Err(error) => unreachable(error.to_string()),
+        }
+    }
+
+    /// Publishes and asks, or enters the network again when it has lost everybody.
+    fn start_round(&mut self) {
+        let now = Instant::now();
+        self.last_round = Some(now);
+        self.next_round = Some(now + ROUND);
+        if self.swarm.connected_peers().next().is_none() && self.dials.is_empty() {
+            for address in self.entrances.clone() {
+                self.enter(address);
+            }
+        }
+        if let Some(run) = self.run {
+            let key = kad::RecordKey::new(&run.0);
+            let kad = &mut self.swarm.behaviour_mut().kad;
+            if self.rounds.is_multiple_of(2)
+                && let Err(error) = kad.start_providing(key.clone())
+            {
+                tracing::warn!(%error, "cannot tell the network of this run");
+            }
+            kad.get_providers(key);
+            self.rounds += 1;
+        }
+    }
+
+    /// Somebody new may know more: the next round comes early, and publishes.
+    fn hasten(&mut self) {
+        let earliest = self.last_round.map_or_else(Instant::now, |last| last + EARLY);
+        self.next_round = Some(self.next_round.map_or(earliest, |next| next.min(earliest)));
+        self.rounds = 0;
+    }
+
+    fn handle(&mut self, event: SwarmEvent<BehaviourEvent>) -> Vec<DiscoveryEvent> {
+        match event {
+            SwarmEvent::ConnectionEstablished { peer_id, connection_id, endpoint, .. } => {
+                self.dials.remove(&connection_id);
+                self.note_remote(peer_id, &endpoint);
+                self.tell(peer_id)
+            }
+            SwarmEvent::ConnectionClosed { peer_id, num_established: 0, .. } => {
+                self.remote.remove(&peer_id);
+                self.identified.remove(&peer_id);
+                Vec::new()
+            }
+            SwarmEvent::OutgoingConnectionError { connection_id, error, .. } => {
+                let address = self.dials.remove(&connection_id);
+                address.map(|address| failure(address, &error)).into_iter().collect()
+            }
+            SwarmEvent::ListenerError { error, .. } => {
+                tracing::warn!(%error, "a listening socket of the search for peers failed");
+                Vec::new()
+            }
+            SwarmEvent::Behaviour(BehaviourEvent::Identify(identify::Event::Received {
+                peer_id,
+                info,
+                ..
+            })) => self.identify(peer_id, &info),
+            SwarmEvent::Behaviour(BehaviourEvent::Mdns(mdns::Event::Discovered(peers))) => {
+                for (peer, address) in peers {
+                    self.dial_if_new(peer, vec![address]);
+                }
+                Vec::new()
+            }
+            SwarmEvent::Behaviour(BehaviourEvent::Kad(event)) => self.hear(event),
+            _ => Vec::new(),
+        }
+    }
+
+    fn note_remote(&mut self, peer: libp2p::PeerId, endpoint: &ConnectedPoint) {
+        let remote = match endpoint {
+            ConnectedPoint::Dialer { address, .. } => address,
+            ConnectedPoint::Listener { send_back_addr, .. } => send_back_addr,
+        };
+        if let Some(remote) = socket_address(remote) {
+            self.remote.insert(peer, remote);
+        }
+    }
+
+    /// A peer says where it listens.
+    fn identify(&mut self, peer: libp2p::PeerId, info: &identify::Info) -> Vec<DiscoveryEvent> {
+        if info.protocol_version != IDENTIFY || !info.protocols.contains(&KAD) {
+            // Another libp2p program on the same network.
+            let _ = self.swarm.disconnect_peer_id(peer);
+            return Vec::new();
+        }
+        let Some(&remote) = self.remote.get(&peer) else { return Vec::new() };
+        let listens = info.listen_addrs.iter().filter_map(socket_address);
+        let addresses = likely(remote, listens);
+        let kad = &mut self.swarm.behaviour_mut().kad;
+        for &address in &addresses {
+            kad.add_address(&peer, multiaddr(address));
+        }
+        self.identified.insert(peer, addresses);
+        self.tell(peer)
+    }
+
+    fn hear(&mut self, event: kad::Event) -> Vec<DiscoveryEvent> {
+        match event {
+            kad::Event::RoutingUpdated { is_new_peer: true, .. } => {
+                self.hasten();
+                Vec::new()
+            }
+            kad::Event::OutboundQueryProgressed {
+                result:
+                    kad::QueryResult::GetProviders(Ok(kad::GetProvidersOk::FoundProviders {
+                        providers,
+                        ..
+                    })),
+                ..
+            } => {
+                // In one order, whatever the library's collection has.
+                let providers: BTreeSet<libp2p::PeerId> = providers.into_iter().collect();
+                let own = *self.swarm.local_peer_id();
+                let mut news = Vec::new();
+                for peer in providers.into_iter().filter(|peer| *peer != own).take(DIALS) {
+                    if self.wanted.len() < limits::MEMBERS {
+                        self.wanted.insert(peer);
+                    }
+                    self.dial_if_new(peer, Vec::new());
+                    news.extend(self.tell(peer));
+                }
+                news
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Dials a peer that we have never heard of itself; addresses may be known to Kademlia.
+    fn dial_if_new(&mut self, peer: libp2p::PeerId, addresses: Vec<libp2p::Multiaddr>) {
+        if self.found.contains_key(&peer) || self.identified.contains_key(&peer) {
+            return;
+        }
+        let dial = DialOpts::peer_id(peer)
+            .condition(PeerCondition::DisconnectedAndNotDialing)
+            .addresses(addresses)
+            .extend_addresses_through_behaviour()
+            .build();
+        if let Err(error) = self.swarm.dial(dial) {
+            tracing::debug!(%peer, %error, "not dialled");
+        }
+    }
+
+    /// The owner hears of a peer that it wants, once it is identified, and again when its addresses
+    /// change.
+    fn tell(&mut self, peer: libp2p::PeerId) -> Vec<DiscoveryEvent> {
+        let (Some(addresses), Some(id)) = (self.identified.get(&peer), peer_of(&peer)) else {
+            return Vec::new();
+        };
+        let known = self.found.get(&peer) == Some(addresses);
+        let room = self.found.len() < limits::MEMBERS || self.found.contains_key(&peer);
+        if known || !room || !self.wanted.contains(&peer) {
+            return Vec::new();
+        }
+        self.found.insert(peer, addresses.clone());
+        vec![DiscoveryEvent::Found { peer: id, addresses: addresses.clone() }]
+    }
+}
+
+/// Why a given address led nowhere.
+fn failure(address: PeerAddress, error: &DialError) -> DiscoveryEvent {
+    let reason = match error {
+        DialError::WrongPeerId { obtained, .. } => match peer_of(obtained) {
+            Some(found) => return DiscoveryEvent::WrongPeer { address, found },
+            None => "somebody with another kind of identity answers".to_owned(),
+        },
+        DialError::Transport(failures) => {
+            // The innermost reasons: what the system or the other end said.
+            let reasons: BTreeSet<String> =
+                failures.iter().map(|(_, error)| innermost(error)).collect();
+            reasons.into_iter().collect::<Vec<_>>().join("; ")
+        }
+        other => other.to_string(),
+    };
+    DiscoveryEvent::Unreachable { address, reason }
+}
+
+fn innermost(error: &dyn std::error::Error) -> String {
+    let mut error = error;
+    while let Some(source) = error.source() {
+        error = source;
+    }
+    error.to_string()
+}
+
+/// Where a peer's transport probably answers, the likeliest first: at the IP address that we see
+/// it at, on the ports that it listens on, and then wherever else it says. Loopback addresses mean
+/// something only on one machine.
+fn likely(remote: SocketAddr, listens: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
+    let listens: Vec<SocketAddr> = listens.take(4 * ADDRESSES).collect();
+    let seen = listens
+        .iter()
+        .filter(|listen| listen.is_ipv4() == remote.is_ipv4())
+        .map(|listen| SocketAddr::new(remote.ip(), listen.port()));
+    let said = listens.iter().copied().filter(|listen| {
+        !listen.ip().is_unspecified() && (!listen.ip().is_loopback() || remote.ip().is_loopback())
+    });
+    let mut addresses = Vec::new();
+    for address in seen.chain(said) {
+        if !addresses.contains(&address) && addresses.len() < ADDRESSES {
+            addresses.push(address);
+        }
+    }
+    addresses
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_address_that_we_see_comes_first() {
+        let address = |text: &str| text.parse::<SocketAddr>().expect("an address");
+        let said = ["127.0.0.1:7", "10.0.0.5:7", "[::1]:7", "0.0.0.0:7"].map(address);
+        assert_eq!(
+            likely(address("192.0.2.1:50000"), said.into_iter()),
+            [address("192.0.2.1:7"), address("10.0.0.5:7")]
+        );
+        let local = likely(address("127.0.0.1:50000"), said.into_iter());
+        assert_eq!(local, ["127.0.0.1:7", "10.0.0.5:7", "[::1]:7"].map(address));
+        let many = (1..100).map(|port| SocketAddr::from(([10, 0, 0, 1], port)));
+        assert_eq!(likely(address("10.0.0.1:1"), many).len(), ADDRESSES);
+    }
+}

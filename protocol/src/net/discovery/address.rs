@@ -1,0 +1,181 @@
+//! Where a peer can be dialled, as people pass it on: `/ip4/192.0.2.7/tcp/4242/p2p/12D3Koo…`.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+
+use libp2p::Multiaddr;
+use libp2p::multiaddr::Protocol;
+
+use crate::ids::PeerId;
+use crate::net::identity::peer_of;
+
+/// A host, a port that is the same for TCP and UDP, and who is to be found there.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PeerAddress {
+    /// Where.
+    pub host: Host,
+    /// On which port.
+    pub port: u16,
+    /// Who.
+    pub peer: PeerId,
+}
+
+/// An IP address or a name.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Host {
+    /// `/ip4` or `/ip6`.
+    Ip(IpAddr),
+    /// `/dns4`: looked up each time it is dialled, for IPv4 addresses.
+    Name(String),
+}
+
+/// What is wrong with an address.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{text:?} is no address of a peer: it must look like /ip4/192.0.2.7/tcp/4242/p2p/12D3KooW... \
+     (or begin with /ip6 or /dns4): {reason}"
+)]
+pub struct AddressError {
+    /// What was given, cut where it is long.
+    pub text: String,
+    /// What is wrong with it.
+    pub reason: String,
+}
+
+impl PeerAddress {
+    /// A peer at an IP address.
+    #[must_use]
+    pub fn new(address: SocketAddr, peer: PeerId) -> Self {
+        Self { host: Host::Ip(address.ip()), port: address.port(), peer }
+    }
+
+    /// The socket addresses behind it: one, or whatever a name stands for now.
+    ///
+    /// # Errors
+    /// When the name cannot be looked up or stands for no IPv4 address.
+    pub async fn resolve(&self) -> std::io::Result<Vec<SocketAddr>> {
+        let name = match &self.host {
+            Host::Ip(ip) => return Ok(vec![SocketAddr::new(*ip, self.port)]),
+            Host::Name(name) => name,
+        };
+        let found = tokio::net::lookup_host((name.as_str(), self.port)).await?;
+        let found: Vec<SocketAddr> = found.filter(SocketAddr::is_ipv4).collect();
+        if found.is_empty() {
+            let reason = format!("{name} has no IPv4 address");
+            return Err(std::io::Error::new(std::io::ErrorKind::NotFound, reason));
+        }
+        Ok(found)
+    }
+}
+
+impl fmt::Display for PeerAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.host {
+            Host::Ip(IpAddr::V4(ip)) => write!(f, "/ip4/{ip}")?,
+            Host::Ip(IpAddr::V6(ip)) => write!(f, "/ip6/{ip}")?,
+            Host::Name(name) => write!(f, "/dns4/{name}")?,
+        }
+        write!(f, "/tcp/{}/p2p/{}", self.port, self.peer)
+    }
+}
+
+impl FromStr for PeerAddress {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Self, AddressError> {
+        let wrong = |reason: &str| AddressError {
+            text: text.chars().take(120).collect(),
+            reason: reason.to_owned(),
+        };
+        if text.len() > 512 {
+            return Err(wrong("it is too long"));
+        }
+        let parsed: Multiaddr = text.parse().map_err(|error| wrong(&format!("{error}")))?;
+        let mut parts = parsed.iter();
+        let host = match parts.next() {
+            Some(Protocol::Ip4(ip)) => Host::Ip(ip.into()),
+            Some(Protocol::Ip6(ip)) => Host::Ip(ip.into()),
+            Some(Protocol::Dns4(name)) => Host::Name(name.into_owned()),
+            _ => return Err(wrong("it begins with neither /ip4, /ip6 nor /dns4")),
+        };
+        let Some(Protocol::Tcp(port)) = parts.next() else {
+            return Err(wrong("after the host comes /tcp and a port"));
+        };
+        let Some(Protocol::P2p(peer)) = parts.next() else {
+            return Err(wrong("it ends without /p2p and the peer's id"));
+        };
+        if parts.next().is_some() {
+            return Err(wrong("something follows the peer's id"));
+        }
+        let peer = peer_of(&peer).ok_or_else(|| wrong("the peer's id is not an ed25519 one"))?;
+        Ok(Self { host, port, peer })
+    }
+}
+
+/// The TCP address of a socket address.
+pub(super) fn multiaddr(address: SocketAddr) -> Multiaddr {
+    Multiaddr::from(address.ip()).with(Protocol::Tcp(address.port()))
+}
+
+/// IP address and TCP port of a multiaddr that has just these, perhaps with a peer id.
+pub(super) fn socket_address(address: &Multiaddr) -> Option<SocketAddr> {
+    let mut parts = address.iter();
+    let ip: IpAddr = match parts.next()? {
+        Protocol::Ip4(ip) => ip.into(),
+        Protocol::Ip6(ip) => ip.into(),
+        _ => return None,
+    };
+    let Protocol::Tcp(port) = parts.next()? else { return None };
+    matches!(parts.next(), None | Some(Protocol::P2p(_))).then(|| SocketAddr::new(ip, port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::Identity;
+
+    #[test]
+    fn an_address_reads_what_it_prints() {
+        let peer = Identity::ephemeral().peer_id();
+        for host in ["/ip4/192.0.2.7", "/ip6/2001:db8::1", "/dns4/seed.example.org"] {
+            let text = format!("{host}/tcp/4242/p2p/{peer}");
+            let address: PeerAddress = text.parse().expect("valid");
+            assert_eq!((address.peer, address.port), (peer, 4242));
+            assert_eq!(address.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        let peer = Identity::ephemeral().peer_id();
+        for (text, reason) in [
+            ("127.0.0.1:4242".to_owned(), "invalid"),
+            (format!("/ip4/127.0.0.1/udp/4242/p2p/{peer}"), "/tcp"),
+            ("/ip4/127.0.0.1/tcp/4242".to_owned(), "/p2p"),
+            (format!("/tcp/4242/p2p/{peer}"), "/ip4"),
+            (format!("/ip4/127.0.0.1/tcp/4242/p2p/{peer}/p2p-circuit"), "follows"),
+            (format!("/ip4/127.0.0.1/tcp/99999/p2p/{peer}"), "too large"),
+            (
+                "/ip4/127.0.0.1/tcp/1/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+                    .to_owned(),
+                "ed25519",
+            ),
+            ("/".repeat(600), "long"),
+        ] {
+            let error = text.parse::<PeerAddress>().expect_err("wrong");
+            assert!(error.reason.contains(reason), "{error}");
+            assert!(error.to_string().len() < 500);
+        }
+    }
+
+    #[tokio::test]
+    async fn names_are_looked_up() {
+        let peer = Identity::ephemeral().peer_id();
+        let local = PeerAddress { host: Host::Name("localhost".to_owned()), port: 7, peer };
+        let found = local.resolve().await.expect("every machine knows itself");
+        assert_eq!(found, [SocketAddr::from(([127, 0, 0, 1], 7))]);
+        let nowhere = PeerAddress { host: Host::Name("nowhere.invalid".to_owned()), ..local };
+        assert!(nowhere.resolve().await.is_err());
+    }
+}
