@@ -1,0 +1,142 @@
+//! The metrics and their registry.
+
+use prometheus::{
+    Counter, Gauge, Histogram, IntCounter, IntGauge, IntGaugeVec, Registry, TextEncoder,
+};
+
+use crate::family::Family;
+use crate::labels::{Direction, Queue, TrafficKind};
+use crate::registrar::Registrar;
+
+/// Why there are no metrics.
+#[derive(Debug, thiserror::Error)]
+pub enum MetricsError {
+    /// A metric's name or label is taken or misspelt.
+    #[error("a metric cannot be registered: {0}; this is a bug, please report it")]
+    Register(#[source] prometheus::Error),
+    /// The metrics cannot be written as text.
+    #[error("the metrics cannot be written as text: {0}; this is a bug, please report it")]
+    Encode(#[source] prometheus::Error),
+}
+
+/// Every metric of a peer. All handles are cheap to clone and safe to use from any thread.
+#[derive(Debug, Clone)]
+pub struct Metrics {
+    registry: Registry,
+    /// The step that this peer works on.
+    pub step: IntGauge,
+    /// Steps that this peer saw committed.
+    pub steps: IntCounter,
+    /// Tokens that those steps trained on, in the whole swarm.
+    pub tokens: IntCounter,
+    /// From one commit to the next, in seconds.
+    pub step_duration: Histogram,
+    /// Mean training loss of the newest step, in nats per token; not a number before the first.
+    pub training_loss: Gauge,
+    /// Mean loss on the held-out text, in nats per token; not a number before the first.
+    pub held_out_loss: Gauge,
+    /// Norm of the newest step's gradient over all stages, before clipping; not a number before.
+    pub gradient_norm: Gauge,
+    /// Learning rate of the newest step.
+    pub learning_rate: Gauge,
+    /// Bytes that this peer sent.
+    pub sent_bytes: Family<TrafficKind, IntCounter>,
+    /// Bytes that this peer received.
+    pub received_bytes: Family<TrafficKind, IntCounter>,
+    /// Things that wait at this peer.
+    pub queue_length: Family<Queue, IntGauge>,
+    /// Activations and gradients that wait here or are in use, in bytes.
+    pub in_flight_bytes: IntGauge,
+    /// The output logs of this peer, in bytes.
+    pub output_log_bytes: IntGauge,
+    /// Microbatches that this peer computed, once for each stage and direction.
+    pub microbatches: Family<Direction, IntCounter>,
+    /// Microbatches of a stage that were computed more than once, in the whole swarm.
+    pub microbatches_replayed: IntCounter,
+    /// Done reports that came again and were counted once, in the whole swarm.
+    pub microbatches_duplicated: IntCounter,
+    /// Time that this peer's engine was at work, in seconds.
+    pub compute_busy: Counter,
+    peers: IntGaugeVec,
+}
+
+impl Metrics {
+    /// Every metric at its start, in a registry of their own.
+    ///
+    /// # Errors
+    /// [`MetricsError::Register`] where two metrics clash, which is a bug.
+    pub fn new() -> Result<Self, MetricsError> {
+        Self::register().map_err(MetricsError::Register)
+    }
+
+    fn register() -> prometheus::Result<Self> {
+        let r = Registrar::new()?;
+        Ok(Self {
+            step: r.gauge("shoal_step", "Step that this peer works on.")?,
+            steps: r.counter("shoal_steps_total", "Committed steps.")?,
+            tokens: r.counter("shoal_tokens_total", "Tokens that committed steps trained on.")?,
+            step_duration: r
+                .duration("shoal_step_duration_seconds", "Time from one commit to the next.")?,
+            training_loss: r.unknown(
+                "shoal_training_loss",
+                "Mean training loss of the newest step, in nats per token.",
+            )?,
+            held_out_loss: r.unknown(
+                "shoal_held_out_loss",
+                "Newest mean loss on the held-out text, in nats per token.",
+            )?,
+            gradient_norm: r.unknown(
+                "shoal_gradient_norm",
+                "Norm of the newest step's gradient over all stages, before clipping.",
+            )?,
+            learning_rate: r.unknown("shoal_learning_rate", "Learning rate of the newest step.")?,
+            sent_bytes: r.counters("shoal_sent_bytes_total", "Bytes sent to other peers.")?,
+            received_bytes: r
+                .counters("shoal_received_bytes_total", "Bytes received from other peers.")?,
+            queue_length: r.gauges("shoal_queue_length", "Things that wait at this peer.")?,
+            in_flight_bytes: r.gauge(
+                "shoal_in_flight_bytes",
+                "Activations and gradients that wait or are in use.",
+            )?,
+            output_log_bytes: r
+                .gauge("shoal_output_log_bytes", "Output logs of the open steps.")?,
+            microbatches: r.counters(
+                "shoal_microbatches_computed_total",
+                "Microbatches that this peer computed, once for each of its stages.",
+            )?,
+            microbatches_replayed: r.counter(
+                "shoal_microbatches_replayed_total",
+                "Microbatches of a stage that were computed more than once in the swarm.",
+            )?,
+            microbatches_duplicated: r.counter(
+                "shoal_microbatches_duplicated_total",
+                "Done reports that came again in the swarm and were counted once.",
+            )?,
+            compute_busy: r.seconds(
+                "shoal_compute_busy_seconds_total",
+                "Time that this peer's engine was at work.",
+            )?,
+            peers: r.by_stage("shoal_peers", "Members that host a pipeline stage.")?,
+            registry: r.into_registry(),
+        })
+    }
+
+    /// Says how many members host each stage; the first number is that of stage 0.
+    pub fn set_peers(&self, by_stage: impl IntoIterator<Item = usize>) {
+        for (stage, peers) in by_stage.into_iter().enumerate() {
+            let peers = i64::try_from(peers).unwrap_or(i64::MAX);
+            self.peers.with_label_values(&[&stage.to_string()]).set(peers);
+        }
+    }
+
+    /// Everything in Prometheus' text format, to be served as [`Self::CONTENT_TYPE`].
+    ///
+    /// # Errors
+    /// [`MetricsError::Encode`] where a metric has no name or type, which is a bug.
+    pub fn encode(&self) -> Result<String, MetricsError> {
+        TextEncoder::new().encode_to_string(&self.registry.gather()).map_err(MetricsError::Encode)
+    }
+
+    /// The content type of what [`Self::encode`] gives.
+    pub const CONTENT_TYPE: &'static str = prometheus::TEXT_FORMAT;
+}
