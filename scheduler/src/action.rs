@@ -371,12 +371,16 @@ pub struct PeerLoad {
     pub accepted: BTreeMap<Stage, usize>,
     /// Offers waiting for room at each stage.
     pub waiting: BTreeMap<Stage, usize>,
+    /// Microbatches that may be accepted at each stage.
+    pub window: BTreeMap<Stage, usize>,
     /// Tasks given to the engine and not yet done.
     pub computing: usize,
     /// Bytes of activations and gradients waiting or in use.
     pub in_flight: Bytes,
     /// Bytes of the output logs.
     pub logged: Bytes,
+    /// Bytes of other members' pieces of rounds, waiting or in use.
+    pub rounds: Bytes,
 }
 
 /// What the coordinator is told.

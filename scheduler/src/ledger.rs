@@ -160,14 +160,17 @@ impl Ledger {
                 .filter_map(|(_, claim)| claim.loss)
                 .sum()
         };
-        let held_out = (self.training < self.microbatches)
-            .then(|| losses(self.training, self.microbatches));
+        let held_out =
+            (self.training < self.microbatches).then(|| losses(self.training, self.microbatches));
         (losses(0, self.training), held_out)
     }
 
     /// Takes back every claim of a member, done or not: what it accumulated counts nowhere.
     /// Returns the work that nobody holds now.
-    #[cfg_attr(not(test), expect(dead_code, reason = "only a run that goes on after a loss needs it"))]
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "only a run that goes on after a loss needs it")
+    )]
     pub(crate) fn revoke(&mut self, member: Member) -> Vec<ClaimKey> {
         let gone: Vec<(Stage, Microbatch)> = self
             .claims

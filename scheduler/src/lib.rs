@@ -12,4 +12,5 @@ mod ledger;
 mod membership;
 pub mod peer;
 pub mod placement;
+pub mod round;
 pub mod router;

@@ -36,9 +36,7 @@ pub fn place(
     let last = Stage(stages - 1);
     match choice {
         StageChoice::All => Ok(StageSpan::all(stages)),
-        StageChoice::One(stage) if stage > last => {
-            Err(PlacementError::NoSuchStage { stage, last })
-        }
+        StageChoice::One(stage) if stage > last => Err(PlacementError::NoSuchStage { stage, last }),
         StageChoice::One(stage) => Ok(StageSpan::one(stage)),
         StageChoice::Auto => {
             let count = |stage: &Stage| replicas.get(stage).copied().unwrap_or(0);
@@ -58,9 +56,14 @@ mod tests {
 
     #[test]
     fn auto_takes_the_stage_with_fewest_replicas_and_the_lowest_of_several() {
-        for (replicas, stage) in
-            [(&[][..], 0), (&[1], 1), (&[1, 1], 2), (&[2, 1, 1], 1), (&[1, 1, 1], 0), (&[3, 2, 1], 2)]
-        {
+        for (replicas, stage) in [
+            (&[][..], 0),
+            (&[1], 1),
+            (&[1, 1], 2),
+            (&[2, 1, 1], 1),
+            (&[1, 1, 1], 0),
+            (&[3, 2, 1], 2),
+        ] {
             let span = place(StageChoice::Auto, 3, &counts(replicas));
             assert_eq!(span, Ok(StageSpan::one(Stage(stage))), "{replicas:?}");
         }

@@ -42,7 +42,8 @@ impl Router {
     /// minimum, so that they are tried early.
     pub fn set_candidates(&mut self, members: impl IntoIterator<Item = Member>) {
         let mut old = std::mem::take(&mut self.candidates);
-        let start = old.values().map(|candidate| candidate.virtual_time).min().unwrap_or(self.floor);
+        let start =
+            old.values().map(|candidate| candidate.virtual_time).min().unwrap_or(self.floor);
         let new = || Candidate { virtual_time: start, pace: None, busy: false };
         self.candidates = members
             .into_iter()
@@ -165,8 +166,7 @@ mod tests {
     fn work_is_in_proportion_to_speed_and_interleaved() {
         let mut router = router(&[1000, 2000, 4000]);
         assert_eq!(chosen(&mut router, 7, 3), [4, 2, 1]);
-        let fast: Vec<bool> =
-            (0..14).map(|_| router.choose() == Some(member(0))).collect();
+        let fast: Vec<bool> = (0..14).map(|_| router.choose() == Some(member(0))).collect();
         assert!(fast.windows(3).all(|three| three.contains(&true)), "{fast:?}");
     }
 

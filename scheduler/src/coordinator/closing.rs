@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use shoal_protocol::ids::{Attempt, ClaimKey, Member, Microbatch, Stage, Step};
+use shoal_protocol::ids::{Attempt, Era, Member, Microbatch, Stage, Step};
 use shoal_protocol::message::{
     CommitRecord, FixedLoss, FromCoordinator, LogRecord, Round, RoundId, RoundMember, RoundOutcome,
-    proof_tag,
 };
 
 use super::{Coordinator, Out, Phase, event};
 use crate::action::{CoordinatorAction, CoordinatorEvent};
+use crate::round::proof_of;
 
 /// The rounds of a closed step.
 #[derive(Debug)]
@@ -26,13 +26,6 @@ struct OpenRound {
     proof: u64,
     /// What its members came to.
     outcomes: BTreeMap<Member, RoundOutcome>,
-}
-
-/// The sum of the tags of all training microbatches of a step at a stage.
-pub(crate) fn batch_proof(step: Step, stage: Stage, microbatches: u32) -> u64 {
-    (0..microbatches)
-        .map(|microbatch| proof_tag(ClaimKey { step, stage, microbatch: Microbatch(microbatch) }))
-        .fold(0, u64::wrapping_add)
 }
 
 impl Coordinator {
@@ -61,7 +54,8 @@ impl Coordinator {
                 let message = FromCoordinator::Close(round.clone());
                 out.push(CoordinatorAction::Send { to: part.member, message });
             }
-            let proof = batch_proof(step, stage, self.config.manifest.training.microbatches);
+            let batch = (0..self.config.manifest.training.microbatches).map(Microbatch);
+            let proof = proof_of(step, stage, batch);
             rounds.insert(stage, OpenRound { round, proof, outcomes: BTreeMap::new() });
         }
         let (loss, held_out_loss) = ledger.losses();
@@ -134,7 +128,7 @@ fn equal_bits(one: &RoundOutcome, other: &RoundOutcome) -> bool {
 }
 
 /// The norm over all stages is the root of the sum of their squares, added in order of stages.
-fn commit_record(closing: &Closing, era: shoal_protocol::ids::Era, step: Step) -> CommitRecord {
+fn commit_record(closing: &Closing, era: Era, step: Step) -> CommitRecord {
     let stages: Vec<(Attempt, RoundOutcome)> = closing
         .rounds
         .values()

@@ -10,7 +10,7 @@ mod work;
 use std::collections::BTreeMap;
 
 pub use config::CoordinatorConfig;
-use shoal_protocol::ids::{Member, StageSpan, Step};
+use shoal_protocol::ids::{Member, Stage, StageSpan, Step};
 use shoal_protocol::message::{FromCoordinator, LogRecord, ToCoordinator, View};
 use shoal_protocol::units::Moment;
 
@@ -32,7 +32,7 @@ pub struct Coordinator {
     view_pending: bool,
     view_outdated: bool,
     /// What the run last said that it waits for.
-    waiting_said: Option<(Vec<shoal_protocol::ids::Stage>, usize)>,
+    waiting_said: Option<(Vec<Stage>, usize)>,
     phase: Phase,
     /// The version of the weights: steps committed.
     version: Step,
@@ -206,7 +206,7 @@ impl Coordinator {
     }
 
     /// The replicas of every stage, in order of stages.
-    fn replicas(&self) -> BTreeMap<shoal_protocol::ids::Stage, Vec<Member>> {
+    fn replicas(&self) -> BTreeMap<Stage, Vec<Member>> {
         let stages = self.config.manifest.stages();
         stages.map(|stage| (stage, self.membership.replicas(stage).collect())).collect()
     }

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use shoal_protocol::ids::{ContentHash, Member};
+use shoal_protocol::ids::{ContentHash, Member, Stage};
 use shoal_protocol::message::{FromCoordinator, LogRecord, StageChoice, View};
 
 use super::{Coordinator, Out, Phase, event, send};
@@ -106,7 +106,7 @@ impl Coordinator {
             }
             return;
         }
-        self.work.set_givers(self.membership.replicas(shoal_protocol::ids::Stage(0)));
+        self.work.set_givers(self.membership.replicas(Stage(0)));
         if self.is_last_version() {
             self.phase = Phase::Saving;
             self.start_checkpoint(out);

@@ -1,45 +1,253 @@
 //! One peer's decisions.
+//!
+//! A microbatch's life at one stage is a [`job::Job`]: taken in ([`admission`]), computed
+//! ([`compute`]), sent on ([`routing`]), answered and reported. Words of the coordinator come in
+//! through [`control`]; the end of a step is [`closing`].
 
+mod admission;
+mod closing;
+mod compute;
 mod config;
+mod control;
+mod job;
+mod routing;
+mod stage;
+
+use std::collections::{BTreeMap, BTreeSet};
 
 pub use config::{PeerConfig, PeerLimits, RoundCut};
-use shoal_protocol::units::Moment;
+use shoal_protocol::ids::{ClaimKey, GrantNumber, Member, Stage, StageSpan, Step};
+use shoal_protocol::message::{Between, TensorTag, ToCoordinator, View};
+use shoal_protocol::units::{Bytes, Moment};
 
-use crate::action::{PeerAction, PeerInput, PeerLoad};
+use self::closing::{Applying, EarlyPieces, Stores};
+use self::compute::Compute;
+use self::job::Job;
+use self::stage::Hosted;
+use crate::action::{Fault, Payload, PeerAction, PeerEvent, PeerInput, PeerLoad};
+use crate::round::Reduction;
 
 /// One peer's decisions: the life of every microbatch that passes through it, and its part in
 /// rounds and commits.
 #[derive(Debug)]
 pub struct Peer {
     config: PeerConfig,
+    status: Status,
+    coordinator: Option<Member>,
+    span: Option<StageSpan>,
+    view: View,
+    /// Steps whose commit was taken in: the version of the weights that later tasks read.
+    version: Step,
+    /// The newest grant that came with work.
+    through: GrantNumber,
+    /// What the coordinator was last told of room at the first stage.
+    wish: Option<(u32, GrantNumber)>,
+    stages: BTreeMap<Stage, Hosted>,
+    jobs: BTreeMap<ClaimKey, Job>,
+    compute: Compute,
+    rounds: BTreeMap<Stage, Reduction>,
+    early: EarlyPieces,
+    applying: Applying,
+    stores: Stores,
+    /// Who offered something before this peer knew what it hosts.
+    early_askers: BTreeSet<(Stage, Member)>,
+    in_flight: Bytes,
+    logged: Bytes,
+    /// Tasks given to the engine and not yet done.
+    tasks: usize,
+    /// When words without an answer are said again.
+    sweep_at: Moment,
 }
+
+/// Whether the peer takes part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Status {
+    /// It asked to be admitted.
+    Joining,
+    /// It is a member.
+    Member,
+    /// The run is over, or over for this peer.
+    Over,
+}
+
+/// What one input makes the peer do.
+type Out = Vec<PeerAction>;
 
 impl Peer {
     /// A peer that is not a member yet.
     #[must_use]
     pub fn new(config: PeerConfig) -> Self {
-        Self { config }
+        Self {
+            config,
+            status: Status::Joining,
+            coordinator: None,
+            span: None,
+            view: View::default(),
+            version: Step(0),
+            through: GrantNumber(0),
+            wish: None,
+            stages: BTreeMap::new(),
+            jobs: BTreeMap::new(),
+            compute: Compute::default(),
+            rounds: BTreeMap::new(),
+            early: EarlyPieces::default(),
+            applying: Applying::default(),
+            stores: Stores::default(),
+            early_askers: BTreeSet::new(),
+            in_flight: Bytes(0),
+            logged: Bytes(0),
+            tasks: 0,
+            sweep_at: Moment::default(),
+        }
     }
 
     /// Asks to be admitted. Called once, before any input.
     pub fn start(&mut self, now: Moment, out: &mut Vec<PeerAction>) {
-        let _ = (now, out, &self.config);
+        self.sweep_at = now + self.config.limits.retry;
+        self.register(out);
     }
 
     /// Takes in what happened and adds what is to be done, in order, to `out`.
     pub fn handle(&mut self, now: Moment, input: PeerInput, out: &mut Vec<PeerAction>) {
-        let _ = (now, input, out);
+        let given_before = out.len();
+        if matches!(input, PeerInput::Done { .. }) {
+            self.tasks -= 1;
+        }
+        if self.status == Status::Over {
+            return self.let_go(input, out);
+        }
+        match input {
+            PeerInput::FromCoordinator { from, message } => {
+                self.coordinator = Some(from);
+                self.told(now, message, out);
+            }
+            PeerInput::Between { from, message } => self.heard(now, from, message, out),
+            PeerInput::Tensor { from, tag, payload } => self.received(from, tag, payload, out),
+            PeerInput::Done { result, busy } => self.computed(now, result, busy, out),
+            PeerInput::Disconnected { member } => {
+                if self.coordinator == Some(member) {
+                    let reason = "the connection to the coordinator broke: start the run again";
+                    self.end(PeerEvent::Stopped { reason: reason.to_owned() }, out);
+                }
+            }
+            PeerInput::Tick => {}
+        }
+        if self.status == Status::Member {
+            self.dispatch(out);
+            self.widen_when_idle(now, out);
+            self.wish_for_work(out);
+        }
+        self.sweep(now, out);
+        let new = &out[given_before..];
+        self.tasks += new.iter().filter(|action| matches!(action, PeerAction::Compute(_))).count();
     }
 
     /// When a `Tick` is due, if nothing else happens before.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Moment> {
-        None
+        (self.status != Status::Over).then_some(self.sweep_at)
     }
 
     /// What the peer holds now.
     #[must_use]
     pub fn load(&self) -> PeerLoad {
-        PeerLoad::default()
+        let by_stage = |count: fn(&Hosted) -> usize| {
+            self.stages.iter().map(|(stage, hosted)| (*stage, count(hosted))).collect()
+        };
+        PeerLoad {
+            accepted: by_stage(|hosted| hosted.accepted),
+            waiting: by_stage(|hosted| hosted.offers.len()),
+            window: by_stage(|hosted| hosted.window),
+            computing: self.tasks,
+            in_flight: self.in_flight,
+            logged: self.logged,
+            rounds: self.rounds.values().map(Reduction::held).sum::<Bytes>() + self.early.held(),
+        }
+    }
+
+    fn heard(&mut self, now: Moment, from: Member, message: Between, out: &mut Out) {
+        match message {
+            Between::Offer { key, .. } => self.offered(now, from, key, out),
+            Between::Accepted { key, pace } => self.accepted(now, from, key, pace, out),
+            Between::Busy { key, pace } => self.turned_away(now, from, key, pace, out),
+            Between::HeldBy { key, holder } => self.redirected(from, key, holder, out),
+            Between::Free { stage } => self.freed(now, from, stage, out),
+            Between::Evaluated { key } => self.answered_evaluated(now, key, out),
+        }
+    }
+
+    fn received(&mut self, from: Member, tag: TensorTag, payload: Payload, out: &mut Out) {
+        match tag {
+            TensorTag::Activation { key } => self.activation(key, payload, out),
+            TensorTag::ActivationGradient { key } => self.gradient(key, payload, out),
+            TensorTag::RoundPart { .. } | TensorTag::RoundResult { .. } => {
+                self.round_piece(from, tag, payload, out);
+            }
+        }
+    }
+
+    /// Says again what has gone without an answer for too long.
+    fn sweep(&mut self, now: Moment, out: &mut Out) {
+        if self.status == Status::Over || now < self.sweep_at {
+            return;
+        }
+        self.sweep_at = now + self.config.limits.retry;
+        match self.status {
+            Status::Joining => self.register(out),
+            Status::Member => {
+                self.repeat_reports(now, out);
+                self.retry_blocked(now, out);
+                self.repeat_outcomes(out);
+                self.wish = None;
+                self.wish_for_work(out);
+            }
+            Status::Over => {}
+        }
+    }
+
+    fn register(&self, out: &mut Out) {
+        let PeerConfig { choice, addresses, fingerprint, .. } = &self.config;
+        out.push(PeerAction::ToCoordinator(ToCoordinator::Register {
+            choice: *choice,
+            addresses: addresses.clone(),
+            fingerprint: *fingerprint,
+        }));
+    }
+
+    /// Takes no further part, and lets go of everything.
+    fn end(&mut self, event: PeerEvent, out: &mut Out) {
+        self.drop_jobs_through(Step(u64::MAX), out);
+        self.early.drop_through(Step(u64::MAX), out);
+        self.status = Status::Over;
+        out.push(PeerAction::Event(event));
+    }
+
+    /// Something is wrong with this peer's own state: it leaves rather than spoil the run.
+    fn leave(&mut self, fault: Fault, out: &mut Out) {
+        let reason = fault.to_string();
+        out.push(PeerAction::Event(PeerEvent::Fault(fault)));
+        out.push(PeerAction::ToCoordinator(ToCoordinator::Leave));
+        self.end(PeerEvent::Stopped { reason }, out);
+    }
+
+    fn nonsense(from: Member, what: &'static str, out: &mut Out) {
+        out.push(PeerAction::Event(PeerEvent::Fault(Fault::Nonsense { from, what })));
+    }
+
+    /// Whether this peer hosts the last stage of the run at `key`.
+    fn is_last(&self, key: ClaimKey) -> bool {
+        key.stage == self.config.manifest.last_stage()
+    }
+
+    /// Whether there will be no backward pass.
+    fn is_held_out(&self, key: ClaimKey) -> bool {
+        key.microbatch.0 >= self.config.manifest.training.microbatches
+    }
+
+    /// Nanoseconds that the engine needs for one microbatch of each hosted stage, which it works on
+    /// in turn; 0 while one is not measured.
+    fn pace(&self) -> u64 {
+        let paces = self.stages.values().map(|hosted| hosted.pace.nanoseconds());
+        paces.sum::<Option<u64>>().unwrap_or(0)
     }
 }

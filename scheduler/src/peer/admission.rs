@@ -1,0 +1,274 @@
+//! Taking microbatches in: room, offers, and letting go.
+
+use shoal_protocol::ids::{ClaimKey, Member, Stage, Step};
+use shoal_protocol::message::{Between, ToCoordinator};
+use shoal_protocol::units::{Bytes, Moment};
+
+use super::job::{Answer, Claim, Input, Job, Progress};
+use super::{Out, Peer};
+use crate::action::{Fault, Payload, PeerAction, PeerEvent, PeerInput, Task, TaskResult};
+
+/// Bytes of one label beside an activation.
+const LABEL_BYTES: u64 = 8;
+
+impl Peer {
+    /// Another member has an activation for a stage of this one.
+    pub(super) fn offered(&mut self, now: Moment, from: Member, key: ClaimKey, out: &mut Out) {
+        let Some(span) = self.span else {
+            let known = self.early_askers.contains(&(key.stage, from));
+            if known || self.early_askers.len() < self.config.limits.askers {
+                self.early_askers.insert((key.stage, from));
+            }
+            return self.say_busy(from, key, out);
+        };
+        if key.step < self.version {
+            return;
+        }
+        let exists = key.microbatch.0 < self.config.manifest.microbatches_of(key.step.0);
+        if key.stage == Stage(0) || !span.contains(key.stage) || !self.is_open(key.step) || !exists
+        {
+            return Self::nonsense(from, "an offer for work that is not there", out);
+        }
+        if self.jobs.contains_key(&key) {
+            return self.offered_again(from, key, out);
+        }
+        let hosted = self.stages.get_mut(&key.stage).expect("hosted stages are known");
+        hosted.turned_away.remove(&from);
+        let dropping = self.compute.is_dropping(key);
+        if !dropping && hosted.room() > 0 && hosted.offers.is_empty() {
+            return self.take(now, key, Some(from), Claim::Asked { at: now }, out);
+        }
+        if dropping {
+            // It is told when the engine has dropped what it had of this work.
+            return self.turn_away(from, key, out);
+        }
+        self.queue_offer(from, key, out);
+        self.admit(now, key.stage, out);
+    }
+
+    /// Queues an offer, ahead of a newer one if need be; who finds no place is told.
+    fn queue_offer(&mut self, from: Member, key: ClaimKey, out: &mut Out) {
+        let places = self.config.limits.offers;
+        let hosted = self.stages.get_mut(&key.stage).expect("hosted stages are known");
+        let place = (key.step, key.microbatch);
+        if let Some(other) = hosted.offers.get(&place) {
+            if *other != from {
+                self.turn_away(from, key, out);
+            }
+            return;
+        }
+        hosted.offers.insert(place, from);
+        if hosted.offers.len() > places {
+            let ((step, microbatch), from) = hosted.offers.pop_last().expect("one was put in");
+            self.turn_away(from, ClaimKey { step, stage: key.stage, microbatch }, out);
+        }
+    }
+
+    /// An offer of work that is here already: perhaps said twice, perhaps from somebody else.
+    fn offered_again(&mut self, from: Member, key: ClaimKey, out: &mut Out) {
+        let pace = self.pace();
+        let askers = self.config.limits.askers;
+        let job = self.jobs.get_mut(&key).expect("the caller has looked");
+        if !job.askers.contains(&from) {
+            // The first asker is not one of those beyond the first.
+            if job.askers.len() > askers {
+                return self.turn_away(from, key, out);
+            }
+            job.askers.push(from);
+        }
+        if job.answered {
+            let gradient = job.returned.map(|gradient| gradient.id);
+            Self::answer(from, key, gradient, out);
+        } else if job.input == Input::Expected {
+            out.push(PeerAction::Send { to: from, message: Between::Accepted { key, pace } });
+        }
+    }
+
+    fn turn_away(&mut self, from: Member, key: ClaimKey, out: &mut Out) {
+        let askers = self.config.limits.askers;
+        let hosted = self.stages.get_mut(&key.stage).expect("hosted stages are known");
+        if hosted.turned_away.len() < askers {
+            hosted.turned_away.insert(from);
+        }
+        self.say_busy(from, key, out);
+    }
+
+    fn say_busy(&self, to: Member, key: ClaimKey, out: &mut Out) {
+        let pace = self.pace();
+        out.push(PeerAction::Send { to, message: Between::Busy { key, pace } });
+    }
+
+    /// Takes offers in while there is room, and tells those turned away when there is a place.
+    pub(super) fn admit(&mut self, now: Moment, stage: Stage, out: &mut Out) {
+        let places = self.config.limits.offers;
+        loop {
+            let hosted = self.stages.get_mut(&stage).expect("hosted stages are known");
+            if hosted.room() == 0 {
+                break;
+            }
+            let Some(((step, microbatch), from)) = hosted.offers.pop_first() else { break };
+            let key = ClaimKey { step, stage, microbatch };
+            if step >= self.version && !self.jobs.contains_key(&key) {
+                self.take(now, key, Some(from), Claim::Asked { at: now }, out);
+            }
+        }
+        let hosted = self.stages.get_mut(&stage).expect("hosted stages are known");
+        if hosted.room() > 0 || hosted.offers.len() < places {
+            for to in std::mem::take(&mut hosted.turned_away) {
+                out.push(PeerAction::Send { to, message: Between::Free { stage } });
+            }
+        } else if hosted.is_log_full() && !hosted.log_full_said {
+            hosted.log_full_said = true;
+            let fault = Fault::LogFull { stage, microbatches: hosted.jobs };
+            out.push(PeerAction::Event(PeerEvent::Fault(fault)));
+        }
+    }
+
+    /// Takes a microbatch in: it has room from here on, its claim is asked for, and its activation
+    /// is offered onward, so that neither answer is waited for later.
+    pub(super) fn take(
+        &mut self,
+        now: Moment,
+        key: ClaimKey,
+        from: Option<Member>,
+        claim: Claim,
+        out: &mut Out,
+    ) {
+        let hosted = self.stages.get_mut(&key.stage).expect("hosted stages are known");
+        hosted.accepted += 1;
+        hosted.jobs += 1;
+        let last = self.is_last(key);
+        self.jobs.insert(key, Job::new(key, from, claim, last));
+        if let Some(to) = from {
+            let pace = self.pace();
+            out.push(PeerAction::Send { to, message: Between::Accepted { key, pace } });
+        }
+        if matches!(claim, Claim::Asked { .. }) {
+            out.push(PeerAction::ToCoordinator(ToCoordinator::Claim { key }));
+        }
+        if !last {
+            self.offer(now, key, out);
+        }
+        self.advance(now, key, out);
+    }
+
+    /// Releases a microbatch's room, if it has not been released.
+    pub(super) fn release_room(&mut self, now: Moment, key: ClaimKey, out: &mut Out) {
+        let job = self.jobs.get_mut(&key).expect("only jobs have room");
+        if std::mem::take(&mut job.holds_room) {
+            let hosted = self.stages.get_mut(&key.stage).expect("hosted stages are known");
+            hosted.accepted -= 1;
+            self.admit(now, key.stage, out);
+        }
+    }
+
+    /// An activation came.
+    pub(super) fn activation(&mut self, key: ClaimKey, payload: Payload, out: &mut Out) {
+        match self.jobs.get_mut(&key) {
+            Some(job) if job.input == Input::Expected => {
+                job.input = Input::Here(payload);
+                self.in_flight += payload.size;
+                self.queue_passes(key);
+            }
+            _ => out.push(PeerAction::Release(payload.id)),
+        }
+    }
+
+    /// Forgets the work of every step up to this one, and its output logs.
+    pub(super) fn drop_jobs_through(&mut self, step: Step, out: &mut Out) {
+        let old: Vec<ClaimKey> =
+            self.jobs.keys().take_while(|key| key.step <= step).copied().collect();
+        for key in old {
+            self.drop_job(key, out);
+        }
+    }
+
+    /// Lets go of one microbatch and everything kept for it. What the engine is using now is
+    /// released when it is done.
+    pub(super) fn drop_job(&mut self, key: ClaimKey, out: &mut Out) {
+        let job = self.jobs.remove(&key).expect("only jobs are dropped");
+        let hosted = self.stages.get_mut(&key.stage).expect("hosted stages are known");
+        hosted.jobs -= 1;
+        hosted.accepted -= usize::from(job.holds_room);
+        hosted.blocked.remove(&key);
+        self.compute.forget(key);
+        for payload in [job.output, job.returned].into_iter().flatten() {
+            self.logged = self.logged - payload.size;
+            out.push(PeerAction::Release(payload.id));
+        }
+        let mut in_use = Vec::new();
+        let mut incoming = |payload: Payload, used: bool| {
+            if used {
+                in_use.push(payload);
+            } else {
+                self.in_flight = self.in_flight - payload.size;
+                out.push(PeerAction::Release(payload.id));
+            }
+        };
+        if let Input::Here(payload) = job.input {
+            incoming(payload, job.forward == Progress::Running);
+        }
+        if let Answer::Here(payload) = job.answer {
+            incoming(payload, job.backward == Progress::Running);
+        }
+        let running = job.forward == Progress::Running || job.backward == Progress::Running;
+        let has_graph = job.forward == Progress::Done
+            && job.backward != Progress::Done
+            && !self.is_held_out(key);
+        if running || has_graph {
+            self.compute.drop_later(key, in_use);
+            out.push(PeerAction::Compute(Task::Discard { key }));
+        }
+    }
+
+    /// Whether a step is the one that the weights here are for, or the one after, which the
+    /// coordinator may have opened already.
+    pub(super) fn is_open(&self, step: Step) -> bool {
+        (self.version..=self.version.next()).contains(&step)
+    }
+
+    /// What an activation with its labels and its gradient weigh together.
+    pub(super) fn round_trip_bytes(&self) -> Bytes {
+        let gradient = self.activation_bytes().0 - self.label_bytes();
+        self.activation_bytes() + Bytes(gradient)
+    }
+
+    /// What an activation with its labels weighs.
+    pub(super) fn activation_bytes(&self) -> Bytes {
+        let training = &self.config.manifest.training;
+        let tokens =
+            u64::from(training.microbatch_size) * u64::from(self.config.manifest.model.context);
+        let hidden = u64::from(self.config.manifest.model.hidden);
+        Bytes(tokens * hidden * training.boundary.size() as u64 + self.label_bytes())
+    }
+
+    fn label_bytes(&self) -> u64 {
+        let training = &self.config.manifest.training;
+        u64::from(training.microbatch_size)
+            * u64::from(self.config.manifest.model.context)
+            * LABEL_BYTES
+    }
+
+    /// Lets go of what an input brings to a peer that takes no further part.
+    pub(super) fn let_go(&mut self, input: PeerInput, out: &mut Out) {
+        let payload = match input {
+            PeerInput::Tensor { payload, .. } => Some(payload),
+            PeerInput::Done { result, .. } => match result {
+                TaskResult::Forwarded { key, output: result, .. }
+                | TaskResult::Returned { key, gradient: result }
+                    if self.compute.is_dropping(key) =>
+                {
+                    return self.drop_result(key, result, out);
+                }
+                TaskResult::Forwarded { output, .. } => output,
+                TaskResult::Returned { gradient, .. } => gradient,
+                TaskResult::Exported { payload, .. } | TaskResult::Reduced { payload, .. } => {
+                    Some(payload)
+                }
+                _ => None,
+            },
+            _ => None,
+        };
+        out.extend(payload.map(|payload| PeerAction::Release(payload.id)));
+    }
+}

@@ -1,0 +1,274 @@
+//! What the engine does next, and what its results lead to.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use shoal_protocol::ids::{ClaimKey, Microbatch, Stage, Step};
+use shoal_protocol::message::{FixedLoss, ToCoordinator, proof_tag};
+use shoal_protocol::units::Moment;
+
+use super::job::{Answer, Input, Progress, Report};
+use super::{Out, Peer};
+use crate::action::{Payload, PeerAction, PeerEvent, Task, TaskResult};
+
+/// Passes that could run now, and the one that runs. Backward passes go first, since they end
+/// microbatches; then the oldest step; among forward passes the latest stage, which is nearest to its
+/// backward pass.
+#[derive(Debug, Default)]
+pub(super) struct Compute {
+    running: bool,
+    forward: BTreeSet<(Step, Reverse<Stage>, Microbatch)>,
+    backward: BTreeSet<(Step, Stage, Microbatch)>,
+    /// Work that was dropped while the engine had some of it, with what it is using.
+    dropping: BTreeMap<ClaimKey, Vec<Payload>>,
+}
+
+impl Compute {
+    fn next_backward(&mut self) -> Option<ClaimKey> {
+        let (step, stage, microbatch) = self.backward.pop_first()?;
+        Some(ClaimKey { step, stage, microbatch })
+    }
+
+    /// The next forward pass that reads this version of the weights.
+    fn next_forward(&mut self, version: Step) -> Option<ClaimKey> {
+        let (step, Reverse(stage), microbatch) = *self.forward.first()?;
+        if step != version {
+            return None;
+        }
+        self.forward.pop_first();
+        Some(ClaimKey { step, stage, microbatch })
+    }
+
+    /// Whether the engine has nothing to do, and no pass waits for it.
+    pub(super) fn is_idle(&self) -> bool {
+        !self.running && self.forward.is_empty() && self.backward.is_empty()
+    }
+
+    pub(super) fn is_dropping(&self, key: ClaimKey) -> bool {
+        self.dropping.contains_key(&key)
+    }
+
+    /// Takes the passes of a microbatch out of the queue.
+    pub(super) fn forget(&mut self, key: ClaimKey) {
+        self.forward.remove(&(key.step, Reverse(key.stage), key.microbatch));
+        self.backward.remove(&(key.step, key.stage, key.microbatch));
+    }
+
+    /// Remembers that the engine is to drop a microbatch, and what it uses until then.
+    pub(super) fn drop_later(&mut self, key: ClaimKey, in_use: Vec<Payload>) {
+        let again = self.dropping.insert(key, in_use);
+        assert!(again.is_none(), "no work is taken again before its drop is done");
+    }
+}
+
+impl Peer {
+    /// Puts the passes of this microbatch that can run into the queue.
+    pub(super) fn queue_passes(&mut self, key: ClaimKey) {
+        let job = &self.jobs[&key];
+        if job.can_run_forward() {
+            self.compute.forward.insert((key.step, Reverse(key.stage), key.microbatch));
+        }
+        if job.can_run_backward() && !self.is_held_out(key) {
+            self.compute.backward.insert((key.step, key.stage, key.microbatch));
+        }
+    }
+
+    /// Does what has become possible for this microbatch.
+    pub(super) fn advance(&mut self, now: Moment, key: ClaimKey, out: &mut Out) {
+        self.queue_passes(key);
+        if self.is_held_out(key) && self.jobs[&key].can_be_evaluated() {
+            self.answer_all(now, key, out);
+            self.report(now, key, out);
+        }
+    }
+
+    /// Gives the engine the next pass if it has none.
+    pub(super) fn dispatch(&mut self, out: &mut Out) {
+        if self.compute.running {
+            return;
+        }
+        if let Some(key) = self.compute.next_backward() {
+            let job = self.jobs.get_mut(&key).expect("only jobs are queued");
+            assert!(job.can_run_backward(), "no backward pass without its claim");
+            job.backward = Progress::Running;
+            let gradient = match job.answer {
+                Answer::Here(payload) => Some(payload.id),
+                _ => None,
+            };
+            self.compute.running = true;
+            out.push(PeerAction::Compute(Task::Backward { key, gradient }));
+        } else if let Some(key) = self.compute.next_forward(self.version) {
+            let held_out = self.is_held_out(key);
+            let job = self.jobs.get_mut(&key).expect("only jobs are queued");
+            job.forward = Progress::Running;
+            let activation = match job.input {
+                Input::Here(payload) => Some(payload.id),
+                _ => None,
+            };
+            self.compute.running = true;
+            out.push(PeerAction::Compute(Task::Forward { key, activation, held_out }));
+        }
+    }
+
+    /// Widens the window of a stage by one when the engine has nothing to do and everything that
+    /// was let in waits for its answer: over a slow link more must be in flight.
+    pub(super) fn widen_when_idle(&mut self, now: Moment, out: &mut Out) {
+        let ahead = self.jobs.last_key_value().is_some_and(|(key, _)| key.step > self.version);
+        if ahead || !self.compute.is_idle() {
+            return;
+        }
+        let stages: Vec<Stage> = self.stages.keys().copied().collect();
+        for stage in stages {
+            let hosted = &self.stages[&stage];
+            let kept_out =
+                stage == Stage(0) || !hosted.offers.is_empty() || !hosted.turned_away.is_empty();
+            let full = hosted.accepted >= hosted.window && hosted.window < hosted.largest_window;
+            if kept_out && full && self.all_wait_for_answers(stage) {
+                self.stages.get_mut(&stage).expect("it was just listed").window += 1;
+                self.admit(now, stage, out);
+            }
+        }
+    }
+
+    fn all_wait_for_answers(&self, stage: Stage) -> bool {
+        let of_stage = |microbatch| ClaimKey { step: self.version, stage, microbatch };
+        self.jobs
+            .range(of_stage(Microbatch(0))..=of_stage(Microbatch(u32::MAX)))
+            .all(|(_, job)| job.forward == Progress::Done)
+    }
+
+    /// A task ended.
+    pub(super) fn computed(
+        &mut self,
+        now: Moment,
+        result: TaskResult,
+        busy: Duration,
+        out: &mut Out,
+    ) {
+        match result {
+            TaskResult::Forwarded { key, output, loss } => {
+                self.compute.running = false;
+                if self.compute.is_dropping(key) {
+                    return self.drop_result(key, output, out);
+                }
+                if let Some(hosted) = self.stages.get_mut(&key.stage) {
+                    hosted.pace.ran_forward(busy);
+                }
+                self.forwarded(now, key, output, loss, out);
+            }
+            TaskResult::Returned { key, gradient } => {
+                self.compute.running = false;
+                if self.compute.is_dropping(key) {
+                    return self.drop_result(key, gradient, out);
+                }
+                if let Some(hosted) = self.stages.get_mut(&key.stage) {
+                    hosted.pace.ran_backward(busy);
+                }
+                self.returned(now, key, gradient, out);
+            }
+            TaskResult::Accumulated { key } => self.accumulated(now, key, out),
+            TaskResult::Discarded { key } => {
+                let in_use = self.compute.dropping.remove(&key);
+                assert_eq!(in_use, Some(Vec::new()), "what is dropped is dropped once");
+                if self.stages.contains_key(&key.stage) {
+                    self.admit(now, key.stage, out);
+                }
+            }
+            TaskResult::Diverged { key, reason } => {
+                let message = ToCoordinator::Diverged { key, reason };
+                out.push(PeerAction::ToCoordinator(message));
+            }
+            TaskResult::Applied { .. } => self.applied(out),
+            TaskResult::Stored { version, stage, files } => {
+                self.stored(version, stage, files, out);
+            }
+            TaskResult::Exported { .. }
+            | TaskResult::Reduced { .. }
+            | TaskResult::Installed { .. }
+            | TaskResult::Summarised { .. } => self.round_computed(result, out),
+        }
+    }
+
+    /// Lets go of the result of work that was dropped meanwhile, and of what it used.
+    pub(super) fn drop_result(&mut self, key: ClaimKey, result: Option<Payload>, out: &mut Out) {
+        out.extend(result.map(|payload| PeerAction::Release(payload.id)));
+        let in_use = self.compute.dropping.get_mut(&key).expect("the caller has looked");
+        for payload in std::mem::take(in_use) {
+            self.in_flight = self.in_flight - payload.size;
+            out.push(PeerAction::Release(payload.id));
+        }
+    }
+
+    fn forwarded(
+        &mut self,
+        now: Moment,
+        key: ClaimKey,
+        output: Option<Payload>,
+        loss: Option<FixedLoss>,
+        out: &mut Out,
+    ) {
+        let last = self.is_last(key);
+        let job = self.jobs.get_mut(&key).expect("dropped work is known as such");
+        assert_eq!(last, loss.is_some(), "a loss comes from the last stage");
+        assert_eq!(last, output.is_none(), "an activation comes from every other stage");
+        job.forward = Progress::Done;
+        job.loss = loss;
+        if let Input::Here(payload) = std::mem::replace(&mut job.input, Input::Used) {
+            self.in_flight = self.in_flight - payload.size;
+            out.push(PeerAction::Release(payload.id));
+        }
+        if let Some(output) = output {
+            job.output = Some(output);
+            self.logged += output.size;
+            self.send_on(key, out);
+        }
+        self.advance(now, key, out);
+    }
+
+    fn returned(&mut self, now: Moment, key: ClaimKey, gradient: Option<Payload>, out: &mut Out) {
+        let job = self.jobs.get_mut(&key).expect("dropped work is known as such");
+        assert!(job.grant().is_some(), "nothing is added without its claim");
+        assert_eq!(gradient.is_none(), key.stage == Stage(0), "the first stage has no upstream");
+        job.backward = Progress::Done;
+        if let Answer::Here(payload) = std::mem::replace(&mut job.answer, Answer::Used) {
+            self.in_flight = self.in_flight - payload.size;
+            out.push(PeerAction::Release(payload.id));
+        }
+        out.push(PeerAction::Compute(Task::Accumulate { key }));
+        if let Some(gradient) = gradient {
+            job.returned = Some(gradient);
+            self.logged += gradient.size;
+            self.answer_all(now, key, out);
+        }
+    }
+
+    /// Answers everybody who asked, and releases the room.
+    fn answer_all(&mut self, now: Moment, key: ClaimKey, out: &mut Out) {
+        let job = self.jobs.get_mut(&key).expect("only jobs are answered");
+        job.answered = true;
+        let gradient = job.returned.map(|gradient| gradient.id);
+        for to in &job.askers {
+            Self::answer(*to, key, gradient, out);
+        }
+        self.release_room(now, key, out);
+    }
+
+    fn accumulated(&mut self, now: Moment, key: ClaimKey, out: &mut Out) {
+        let hosted = self.stages.get_mut(&key.stage).expect("a job's stage is hosted");
+        hosted.counted.insert(key.microbatch);
+        hosted.proof = hosted.proof.wrapping_add(proof_tag(key));
+        out.push(PeerAction::Event(PeerEvent::Counted { key }));
+        self.release_room(now, key, out);
+        self.report(now, key, out);
+    }
+
+    /// Reports that the work is done.
+    fn report(&mut self, now: Moment, key: ClaimKey, out: &mut Out) {
+        let job = self.jobs.get_mut(&key).expect("only jobs are reported");
+        let grant = job.grant().expect("work is done under its claim");
+        job.report = Report::Sent { at: now };
+        let loss = job.loss;
+        out.push(PeerAction::ToCoordinator(ToCoordinator::Done { key, grant, loss }));
+    }
+}

@@ -1,0 +1,185 @@
+//! Words of the coordinator.
+
+use shoal_protocol::ids::{ClaimKey, GrantNumber, Member, Microbatch, Stage, StageSpan, Step};
+use shoal_protocol::message::{Between, FromCoordinator, ToCoordinator, View};
+use shoal_protocol::units::Moment;
+
+use super::job::{Claim, Report, Route};
+use super::stage::Hosted;
+use super::{Out, Peer, Status};
+use crate::action::{PeerAction, PeerEvent};
+use crate::router::Router;
+
+impl Peer {
+    pub(super) fn told(&mut self, now: Moment, message: FromCoordinator, out: &mut Out) {
+        match message {
+            FromCoordinator::Admitted { span, version } => self.admitted(span, version, out),
+            FromCoordinator::Refused { reason } => {
+                if self.status == Status::Joining {
+                    self.end(PeerEvent::Refused { reason }, out);
+                }
+            }
+            FromCoordinator::View(view) => self.viewed(view, out),
+            FromCoordinator::Work { step, grants } => self.work(now, step, &grants, out),
+            FromCoordinator::Granted { key, grant, next_holder } => {
+                self.granted(now, key, grant, next_holder, out);
+            }
+            FromCoordinator::Held { key, holder } => self.held(now, key, holder, out),
+            // The step is over for this work, and its commit will take it away.
+            FromCoordinator::NotOpen { .. } => {}
+            FromCoordinator::Noted { key, grant } => {
+                if let Some(job) = self.jobs.get_mut(&key)
+                    && job.grant() == Some(grant)
+                    && matches!(job.report, Report::Sent { .. })
+                {
+                    job.report = Report::Noted;
+                }
+            }
+            FromCoordinator::Close(round) => self.close(round, out),
+            FromCoordinator::Commit(record) => self.commit(now, record, out),
+            FromCoordinator::Store { version, stage } => self.store(version, stage, out),
+            FromCoordinator::Finished => self.end(PeerEvent::Finished, out),
+            FromCoordinator::Stopped { reason } => self.end(PeerEvent::Stopped { reason }, out),
+        }
+    }
+
+    fn admitted(&mut self, span: StageSpan, version: Step, out: &mut Out) {
+        if self.status != Status::Joining {
+            return;
+        }
+        self.status = Status::Member;
+        self.span = Some(span);
+        self.version = version;
+        let hosted: Vec<Stage> = span.stages().collect();
+        for stage in &hosted {
+            self.stages.insert(*stage, self.hosted(*stage, hosted.len()));
+        }
+        self.route_by_view();
+        out.push(PeerAction::Event(PeerEvent::Admitted { span }));
+        for (stage, to) in std::mem::take(&mut self.early_askers) {
+            if span.contains(stage) {
+                out.push(PeerAction::Send { to, message: Between::Free { stage } });
+            }
+        }
+    }
+
+    /// A stage that this peer hosts beside others, each with its own share of the limits.
+    fn hosted(&self, stage: Stage, hosted: usize) -> Hosted {
+        let limits = &self.config.limits;
+        let training = &self.config.manifest.training;
+        let share = |bytes: u64| bytes / hosted as u64 / self.round_trip_bytes().0;
+        let largest = (limits.largest_window as u64).min(share(limits.in_flight.0)).max(1) as usize;
+        let behind = usize::from(training.stages - 1 - stage.0);
+        let window = limits.first_window.max(2 * (behind + 1) + 1).min(largest);
+        let log_room = usize::try_from(share(limits.logged.0)).unwrap_or(usize::MAX).max(1);
+        // Each stage has a router of its own, and they need not agree.
+        let onward = Router::new(self.config.seed ^ u64::from(stage.0) << 48);
+        Hosted::new(window, largest, log_room, onward)
+    }
+
+    fn viewed(&mut self, view: View, out: &mut Out) {
+        if view.number > self.view.number {
+            self.view = view;
+            self.route_by_view();
+            out.push(PeerAction::Event(PeerEvent::View(self.view.clone())));
+        }
+    }
+
+    fn route_by_view(&mut self) {
+        let Self { stages, view, .. } = self;
+        for (stage, hosted) in stages {
+            let next = view.members.iter().filter(|record| record.span.contains(stage.next()));
+            hosted.onward.set_candidates(next.map(|record| record.member));
+        }
+    }
+
+    /// Microbatches of the first stage, with their claims.
+    fn work(
+        &mut self,
+        now: Moment,
+        step: Step,
+        grants: &[(Microbatch, GrantNumber)],
+        out: &mut Out,
+    ) {
+        let first = Stage(0);
+        if !self.stages.contains_key(&first) || !self.is_open(step) {
+            return;
+        }
+        for (microbatch, grant) in grants {
+            self.through = self.through.max(*grant);
+            let key = ClaimKey { step, stage: first, microbatch: *microbatch };
+            if !self.jobs.contains_key(&key) {
+                self.take(now, key, None, Claim::Granted(*grant), out);
+            }
+        }
+    }
+
+    /// Tells the coordinator of room at the first stage that it does not know of.
+    pub(super) fn wish_for_work(&mut self, out: &mut Out) {
+        let Some(hosted) = self.stages.get(&Stage(0)) else { return };
+        let room = u32::try_from(hosted.room()).unwrap_or(u32::MAX);
+        let wish = Some((room, self.through));
+        if room > 0 && self.wish != wish {
+            self.wish = wish;
+            let (through, pace) = (self.through, self.pace());
+            let message = ToCoordinator::WorkWanted { room, through, pace };
+            out.push(PeerAction::ToCoordinator(message));
+        }
+    }
+
+    fn granted(
+        &mut self,
+        now: Moment,
+        key: ClaimKey,
+        grant: GrantNumber,
+        next_holder: Option<Member>,
+        out: &mut Out,
+    ) {
+        let Some(job) = self.jobs.get_mut(&key) else { return };
+        if job.grant().is_some() {
+            return;
+        }
+        job.claim = Claim::Granted(grant);
+        if job.holder.is_none() {
+            job.holder = next_holder;
+        }
+        if job.holder.is_some() && matches!(job.route, Route::Unrouted | Route::Blocked { .. }) {
+            self.offer(now, key, out);
+        }
+        self.advance(now, key, out);
+    }
+
+    /// The claim is another's: the work is dropped, and who sent it hears where it belongs.
+    fn held(&mut self, now: Moment, key: ClaimKey, holder: Member, out: &mut Out) {
+        let Some(job) = self.jobs.get(&key).filter(|job| job.grant().is_none()) else { return };
+        if holder == self.config.me {
+            return;
+        }
+        for to in job.askers.clone() {
+            let message = Between::HeldBy { key, holder };
+            out.push(PeerAction::Send { to, message });
+        }
+        self.drop_job(key, out);
+        self.admit(now, key.stage, out);
+    }
+
+    /// Repeats claims and reports that nobody answered.
+    pub(super) fn repeat_reports(&mut self, now: Moment, out: &mut Out) {
+        let retry = self.config.limits.retry;
+        for (key, job) in &mut self.jobs {
+            if let Claim::Asked { at } = &mut job.claim
+                && now.since(*at) >= retry
+            {
+                *at = now;
+                out.push(PeerAction::ToCoordinator(ToCoordinator::Claim { key: *key }));
+            }
+            if let (Claim::Granted(grant), Report::Sent { at }) = (job.claim, &mut job.report)
+                && now.since(*at) >= retry
+            {
+                *at = now;
+                let (key, loss) = (*key, job.loss);
+                out.push(PeerAction::ToCoordinator(ToCoordinator::Done { key, grant, loss }));
+            }
+        }
+    }
+}

@@ -1,0 +1,356 @@
+//! The all-reduce of one stage's replicas: a butterfly.
+//!
+//! Every member owns a part of the stage's vector in proportion to its weight. It sends each other
+//! member that one's part of its integers, adds up what it gets for its own part, and sends the
+//! result back to all. Parts travel in pieces, a bounded number at a time, so that a large stage
+//! needs little memory beside it. With every piece goes the sum of the tags of what its sender
+//! counted: if a piece's sums are not the whole batch's, it is refused.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use shoal_protocol::ids::ClaimKey;
+use shoal_protocol::ids::{ContentHash, Member, Microbatch, Stage, Step};
+use shoal_protocol::message::{Round, RoundOutcome, TensorTag, proof_tag};
+use shoal_protocol::units::Bytes;
+
+use crate::action::{Fault, Payload, PayloadId, PeerAction, Task};
+use crate::peer::RoundCut;
+
+/// Bytes of one integer of the accumulator.
+const SUM_BYTES: u64 = 8;
+
+/// Each member's part of a vector of so many elements: whole blocks in proportion to the weights,
+/// in order. A part may be empty. Equal weights are given out where all are zero.
+///
+/// # Panics
+/// When there are no members or the block is empty.
+#[must_use]
+pub fn shares(elements: usize, weights: &[u32], block_elements: usize) -> Vec<Range<usize>> {
+    assert!(!weights.is_empty(), "a round has members");
+    assert!(block_elements > 0, "a block has elements");
+    let blocks = elements.div_ceil(block_elements) as u128;
+    let even = weights.iter().all(|weight| *weight == 0);
+    let weight = |index: usize| if even { 1 } else { u128::from(weights[index]) };
+    let total: u128 = (0..weights.len()).map(weight).sum();
+    let mut start = 0;
+    let mut sum = 0;
+    let mut shares = Vec::with_capacity(weights.len());
+    for index in 0..weights.len() {
+        sum += weight(index);
+        let end = ((blocks * sum / total) as usize * block_elements).min(elements);
+        shares.push(start..end);
+        start = end;
+    }
+    shares
+}
+
+/// The sum of the tags of these microbatches of a step at a stage.
+pub(crate) fn proof_of(
+    step: Step,
+    stage: Stage,
+    microbatches: impl IntoIterator<Item = Microbatch>,
+) -> u64 {
+    microbatches
+        .into_iter()
+        .map(|microbatch| proof_tag(ClaimKey { step, stage, microbatch }))
+        .fold(0, u64::wrapping_add)
+}
+
+/// One member's side of one round.
+#[derive(Debug)]
+pub(crate) struct Reduction {
+    round: Round,
+    /// This member's place.
+    place: usize,
+    cut: RoundCut,
+    /// Each member's part.
+    shares: Vec<Range<usize>>,
+    /// Pieces that may be on their way to one member before its results come back.
+    window: u32,
+    /// Sums of the tags of what this member counted and of the whole batch.
+    own_proof: u64,
+    whole_proof: u64,
+    others: Vec<Other>,
+    own: Vec<OwnPiece>,
+    /// Results that the engine is keeping, by their first element.
+    installing: BTreeMap<usize, Payload>,
+    /// Pieces of the whole vector that are not in this member's result.
+    missing: usize,
+    outcome: Option<RoundOutcome>,
+    held: Bytes,
+}
+
+/// Another member's part, as this one sees it.
+#[derive(Debug, Default)]
+struct Other {
+    /// Pieces handed to the engine for sending.
+    exported: u32,
+    /// Pieces whose result came.
+    results: BTreeSet<u32>,
+}
+
+/// One piece of this member's part.
+#[derive(Debug, Default)]
+struct OwnPiece {
+    /// What the others sent, by their places.
+    parts: BTreeMap<u16, Payload>,
+    /// Sum of the others' proofs.
+    proof: u64,
+    given: bool,
+}
+
+impl Reduction {
+    /// The round as `me` sees it, which must be a member of it; none otherwise. `outgoing` bounds
+    /// the bytes on their way to the others.
+    pub(crate) fn new(
+        round: Round,
+        me: Member,
+        elements: usize,
+        cut: RoundCut,
+        outgoing: Bytes,
+        own_proof: u64,
+        whole_proof: u64,
+    ) -> Option<Self> {
+        let place = round.members.iter().position(|part| part.member == me)?;
+        let weights: Vec<u32> = round.members.iter().map(|part| part.weight).collect();
+        let shares = shares(elements, &weights, cut.block_elements);
+        let window = window(cut, outgoing, round.members.len());
+        let others = round.members.iter().map(|_| Other::default()).collect();
+        let pieces = |share: &Range<usize>| share.len().div_ceil(cut.piece_elements);
+        let own = (0..pieces(&shares[place])).map(|_| OwnPiece::default()).collect();
+        let missing = shares.iter().map(pieces).sum();
+        Some(Self {
+            round,
+            place,
+            cut,
+            shares,
+            window,
+            own_proof,
+            whole_proof,
+            others,
+            own,
+            installing: BTreeMap::new(),
+            missing,
+            outcome: None,
+            held: Bytes(0),
+        })
+    }
+
+    pub(crate) fn round(&self) -> &Round {
+        &self.round
+    }
+
+    /// What the round came to, once this member holds its result.
+    pub(crate) fn outcome(&self) -> Option<RoundOutcome> {
+        self.outcome
+    }
+
+    /// Bytes of the others' pieces that wait or are in use.
+    pub(crate) fn held(&self) -> Bytes {
+        self.held
+    }
+
+    /// Sends the first pieces.
+    pub(crate) fn start(&mut self, out: &mut Vec<PeerAction>) -> Result<(), Fault> {
+        for to in 0..self.others.len() {
+            self.export(to, out);
+        }
+        for piece in 0..self.own.len() {
+            self.reduce_when_whole(piece, out)?;
+        }
+        self.summarise_when_whole(out);
+        Ok(())
+    }
+
+    /// The engine read integers for another member.
+    pub(crate) fn exported(
+        &mut self,
+        to: u16,
+        piece: u32,
+        payload: Payload,
+        out: &mut Vec<PeerAction>,
+    ) {
+        let tag = TensorTag::RoundPart {
+            round: self.round.id,
+            from: self.place as u16,
+            piece,
+            proof: self.own_proof,
+        };
+        let to = self.round.members[usize::from(to)].member;
+        out.push(PeerAction::SendTensor { to, tag, payload: payload.id });
+        out.push(PeerAction::Release(payload.id));
+    }
+
+    /// Another member's integers for this one's part. What does not fit is released.
+    pub(crate) fn part(
+        &mut self,
+        (from, place): (Member, u16),
+        piece: u32,
+        proof: u64,
+        payload: Payload,
+        out: &mut Vec<PeerAction>,
+    ) -> Result<(), Fault> {
+        let fits = self.is_other(from, place)
+            && self
+                .own
+                .get(piece as usize)
+                .is_some_and(|own| !own.given && !own.parts.contains_key(&place));
+        if !fits {
+            out.push(PeerAction::Release(payload.id));
+            return Ok(());
+        }
+        self.held += payload.size;
+        let own = &mut self.own[piece as usize];
+        own.parts.insert(place, payload);
+        own.proof = own.proof.wrapping_add(proof);
+        self.reduce_when_whole(piece as usize, out)
+    }
+
+    /// The engine summed a piece of this member's part: the others get it.
+    pub(crate) fn reduced(&mut self, piece: u32, payload: Payload, out: &mut Vec<PeerAction>) {
+        let parts = std::mem::take(&mut self.own[piece as usize].parts);
+        self.release(parts.into_values(), out);
+        let tag = TensorTag::RoundResult {
+            round: self.round.id,
+            from: self.place as u16,
+            piece,
+            proof: self.whole_proof,
+        };
+        for (place, part) in self.round.members.iter().enumerate() {
+            if place != self.place {
+                let to = part.member;
+                out.push(PeerAction::SendTensor { to, tag, payload: payload.id });
+            }
+        }
+        out.push(PeerAction::Release(payload.id));
+        self.missing -= 1;
+        self.summarise_when_whole(out);
+    }
+
+    /// A piece that another member reduced. What does not fit is released.
+    pub(crate) fn result(
+        &mut self,
+        (from, place): (Member, u16),
+        piece: u32,
+        proof: u64,
+        payload: Payload,
+        out: &mut Vec<PeerAction>,
+    ) -> Result<(), Fault> {
+        let other = usize::from(place);
+        let fits = self.is_other(from, place)
+            && (piece as usize) < self.pieces(other)
+            && !self.others[other].results.contains(&piece);
+        if !fits {
+            out.push(PeerAction::Release(payload.id));
+            return Ok(());
+        }
+        if proof != self.whole_proof {
+            out.push(PeerAction::Release(payload.id));
+            return Err(self.proof_differs(proof));
+        }
+        self.others[other].results.insert(piece);
+        let range = self.range(other, piece as usize);
+        self.installing.insert(range.start, payload);
+        self.held += payload.size;
+        let round = self.round.id;
+        out.push(PeerAction::Compute(Task::Install { round, range, payload: payload.id }));
+        self.export(other, out);
+        Ok(())
+    }
+
+    /// The engine keeps a piece that another member reduced.
+    pub(crate) fn installed(&mut self, range: &Range<usize>, out: &mut Vec<PeerAction>) {
+        let payload = self.installing.remove(&range.start).expect("it was being installed");
+        self.release(std::iter::once(payload), out);
+        self.missing -= 1;
+        self.summarise_when_whole(out);
+    }
+
+    /// The engine measured the whole result.
+    pub(crate) fn summarised(&mut self, hash: ContentHash, square_norm: f64) -> RoundOutcome {
+        let outcome = RoundOutcome { hash, square_norm, proof: self.whole_proof };
+        self.outcome = Some(outcome);
+        outcome
+    }
+
+    /// Gives out the next pieces of another member's part, as far as the window allows.
+    fn export(&mut self, to: usize, out: &mut Vec<PeerAction>) {
+        if to == self.place {
+            return;
+        }
+        let pieces = self.pieces(to) as u32;
+        let allowed = pieces.min(self.others[to].results.len() as u32 + self.window);
+        while self.others[to].exported < allowed {
+            let piece = self.others[to].exported;
+            self.others[to].exported += 1;
+            let range = self.range(to, piece as usize);
+            let (round, to) = (self.round.id, to as u16);
+            out.push(PeerAction::Compute(Task::Export { round, to, piece, range }));
+        }
+    }
+
+    /// Has a piece of this member's part summed once every other member's integers are there and
+    /// the tags are those of the whole batch.
+    fn reduce_when_whole(&mut self, piece: usize, out: &mut Vec<PeerAction>) -> Result<(), Fault> {
+        let own = &self.own[piece];
+        if own.given || own.parts.len() + 1 < self.round.members.len() {
+            return Ok(());
+        }
+        let proof = own.proof.wrapping_add(self.own_proof);
+        if proof != self.whole_proof {
+            return Err(self.proof_differs(proof));
+        }
+        let parts: Vec<PayloadId> = own.parts.values().map(|payload| payload.id).collect();
+        self.own[piece].given = true;
+        let range = self.range(self.place, piece);
+        let (round, piece) = (self.round.id, piece as u32);
+        out.push(PeerAction::Compute(Task::Reduce { round, piece, range, parts }));
+        Ok(())
+    }
+
+    fn summarise_when_whole(&self, out: &mut Vec<PeerAction>) {
+        if self.missing == 0 {
+            out.push(PeerAction::Compute(Task::Summarise { round: self.round.id }));
+        }
+    }
+
+    fn release(&mut self, payloads: impl Iterator<Item = Payload>, out: &mut Vec<PeerAction>) {
+        for payload in payloads {
+            self.held = self.held - payload.size;
+            out.push(PeerAction::Release(payload.id));
+        }
+    }
+
+    /// Whether the member stands at this place, and it is not this one.
+    fn is_other(&self, member: Member, place: u16) -> bool {
+        let place = usize::from(place);
+        place != self.place
+            && self.round.members.get(place).is_some_and(|part| part.member == member)
+    }
+
+    fn pieces(&self, place: usize) -> usize {
+        self.shares[place].len().div_ceil(self.cut.piece_elements)
+    }
+
+    fn range(&self, place: usize, piece: usize) -> Range<usize> {
+        let share = &self.shares[place];
+        let start = share.start + piece * self.cut.piece_elements;
+        start..share.end.min(start + self.cut.piece_elements)
+    }
+
+    fn proof_differs(&self, found: u64) -> Fault {
+        Fault::ProofDiffers { round: self.round.id, expected: self.whole_proof, found }
+    }
+}
+
+/// Pieces that one member of a round may have on their way to another before results come back.
+pub(crate) fn window(cut: RoundCut, outgoing: Bytes, members: usize) -> u32 {
+    let piece = cut.piece_elements as u64 * SUM_BYTES;
+    let others = members.saturating_sub(1).max(1) as u64;
+    u32::try_from(outgoing.0 / piece / others).unwrap_or(u32::MAX).max(1)
+}
+
+#[cfg(test)]
+#[path = "round_tests.rs"]
+mod tests;
