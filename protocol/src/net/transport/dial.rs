@@ -32,19 +32,19 @@ pub(super) async fn reach(
 ) -> Result<Arc<Session>, ConnectError> {
     let mut state = peer.state.subscribe();
     let Some(_turn) = turn(peer, &mut state).await else {
-        return peer.session().ok_or(ConnectError::Refused(Refusal::AlreadyConnected));
+        return peer.session().ok_or(Refusal::AlreadyConnected.into());
     };
-    tokio::select! {
+    let dialled = tokio::select! {
+        biased;
         // A connection from the peer ends our own dial.
-        Ok(state) = state.wait_for(|state| state.open().is_some()) => {
-            let session = state.open().cloned();
-            session.ok_or(ConnectError::Refused(Refusal::AlreadyConnected))
-        }
+        _ = state.wait_for(|state| state.open().is_some()) => Err(Refusal::AlreadyConnected.into()),
         () = shared.closing.cancelled() => Err(ConnectError::Closing),
         dialled = timeout(limits::HANDSHAKE_TIMEOUT, dial(shared, peer, addresses)) => {
             dialled.unwrap_or(Err(ConnectError::TimedOut))
         }
-    }
+    };
+    // However our own dial ended: a connection is a connection.
+    dialled.or_else(|error| peer.session().ok_or(error))
 }
 
 /// The right to dial; `None` when there is a connection.
