@@ -10,8 +10,10 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+pub use shoal_engine::DeviceChoice;
 use shoal_protocol::ids::Stage;
 use shoal_protocol::manifest::Dtype;
+pub use shoal_protocol::message::StageChoice;
 
 use crate::address::JoinAddress;
 use crate::exit::Exit;
@@ -79,53 +81,15 @@ pub enum Congestion {
     Bbr,
 }
 
-/// Which stages a peer hosts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StageChoice {
-    /// The stage that lacks replicas most.
-    Auto,
-    /// This one.
-    One(Stage),
-    /// Every stage.
-    All,
-}
-
-impl FromStr for StageChoice {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "all" => Ok(Self::All),
-            number => number
-                .parse()
-                .map(|stage| Self::One(Stage(stage)))
-                .map_err(|_| "a stage is `auto`, `all` or a number from 0".to_owned()),
-        }
-    }
-}
-
-/// What a peer computes on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DeviceChoice {
-    /// The first GPU, or the processor where there is none.
-    Auto,
-    /// The processor.
-    Cpu,
-    /// The GPU of this number.
-    Cuda(usize),
-}
-
-impl FromStr for DeviceChoice {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match (text, text.strip_prefix("cuda:").map(str::parse)) {
-            ("auto", _) => Ok(Self::Auto),
-            ("cpu", _) => Ok(Self::Cpu),
-            (_, Some(Ok(index))) => Ok(Self::Cuda(index)),
-            _ => Err("a device is `auto`, `cpu` or `cuda:N`".to_owned()),
-        }
+/// Reads which stages a peer wants to host.
+fn parse_stage(text: &str) -> Result<StageChoice, &'static str> {
+    match text {
+        "auto" => Ok(StageChoice::Auto),
+        "all" => Ok(StageChoice::All),
+        number => number
+            .parse()
+            .map(|stage| StageChoice::One(Stage(stage)))
+            .map_err(|_| "a stage is `auto`, `all` or a number from 0"),
     }
 }
 
@@ -186,7 +150,7 @@ pub struct PeerArgs {
     #[arg(long, value_name = "ADDR")]
     metrics: Option<SocketAddr>,
     /// The stage to host: `auto` takes the one that lacks replicas most.
-    #[arg(long, value_name = "auto|N|all", default_value = "auto")]
+    #[arg(long, value_name = "auto|N|all", default_value = "auto", value_parser = parse_stage)]
     stage: StageChoice,
     #[command(flatten)]
     compute: ComputeArgs,
@@ -393,6 +357,9 @@ pub struct DemoArgs {
     /// Folder for everything that comes of it; one of an earlier demo is replaced.
     #[arg(long, value_name = "DIR", default_value = "demo")]
     pub out: PathBuf,
+    /// What each peer computes on: `auto`, `cpu` or `cuda:N`.
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    pub device: DeviceChoice,
     /// Do not train the reference that the swarm is compared with.
     #[arg(long)]
     pub no_reference: bool,

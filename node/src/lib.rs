@@ -6,10 +6,14 @@
 
 pub mod address;
 pub mod cli;
+pub mod commands;
 pub mod config;
+pub mod dataset;
+pub mod driver;
 pub mod events;
 pub mod exit;
 pub mod logging;
+pub mod network;
 pub mod plot;
 pub mod progress;
 pub mod report;

@@ -1,4 +1,7 @@
-//! Log lines on stderr, as text or as JSON.
+//! What goes to stderr: log lines, as text or as JSON, and the one line about a failure.
+
+use std::io::IsTerminal;
+use std::sync::OnceLock;
 
 use anyhow::anyhow;
 use tracing_subscriber::EnvFilter;
@@ -11,6 +14,8 @@ use crate::progress::AboveBars;
 /// What is logged unless told otherwise: what an operator should know, and no more.
 const DEFAULT_FILTER: &str = "warn,shoal=info,shoal_node=info,shoal_protocol=info";
 
+static FORMAT: OnceLock<LogFormat> = OnceLock::new();
+
 impl MakeWriter<'_> for AboveBars {
     type Writer = Self;
 
@@ -19,17 +24,19 @@ impl MakeWriter<'_> for AboveBars {
     }
 }
 
-/// Starts logging. `filter` is what the user typed, if anything; then `SHOAL_LOG` counts.
+/// Starts logging, once in a process. `filter` is what the user typed, if anything; then
+/// `SHOAL_LOG` counts.
 ///
 /// # Errors
 /// When the filter is none.
 pub fn start(format: LogFormat, filter: Option<&str>) -> anyhow::Result<()> {
+    FORMAT.get_or_init(|| format);
     let from_environment = std::env::var("SHOAL_LOG").ok();
     let filter = filter.or(from_environment.as_deref()).unwrap_or(DEFAULT_FILTER);
     let filter = EnvFilter::try_new(filter)
-        .map_err(|error| anyhow!("`{filter}` says not what to log: {error}"))
+        .map_err(|error| anyhow!("`{filter}` does not say what to log: {error}"))
         .exit_with(Exit::Usage)?;
-    let colours = console_has_colours();
+    let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     let lines =
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(AboveBars).with_ansi(colours);
     match format {
@@ -39,7 +46,34 @@ pub fn start(format: LogFormat, filter: Option<&str>) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn console_has_colours() -> bool {
-    use std::io::IsTerminal;
-    std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none()
+/// Whether stderr has nothing but JSON.
+#[must_use]
+pub fn is_json() -> bool {
+    FORMAT.get() == Some(&LogFormat::Json)
+}
+
+/// Says why the process failed.
+pub fn report_failure(reason: &str) {
+    if is_json() {
+        tracing::error!(target: "shoal", "{reason}");
+    } else {
+        crate::progress::say(&format!("shoal: {reason}"));
+    }
+}
+
+/// Has a panic, which is a mistake of ours, reported in one line, and end the process: whatever the
+/// other threads wait for may never come.
+pub fn report_panics() {
+    std::panic::set_hook(Box::new(|panic| {
+        let payload = panic.payload();
+        let text = payload
+            .downcast_ref::<&str>()
+            .copied()
+            .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+            .unwrap_or("no reason given");
+        let reason = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let place = panic.location().map_or_else(String::new, |place| format!(" at {place}"));
+        report_failure(&format!("a mistake in shoal itself{place}: {reason}"));
+        std::process::exit(Exit::Failed as i32);
+    }));
 }

@@ -1,1 +1,25 @@
-fn main() {}
+//! The program `shoal`.
+//!
+//! Its exit codes are those of [`shoal_node::exit::Exit`], and 0 for success. Whatever goes wrong is
+//! one line on stderr.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use shoal_node::cli::Cli;
+use shoal_node::exit::{Exit, one_line};
+use shoal_node::{commands, logging};
+
+fn main() -> ExitCode {
+    logging::report_panics();
+    let cli = Cli::parse();
+    let outcome = logging::start(cli.log_format, cli.log.as_deref())
+        .and_then(|()| commands::run(cli.command, cli.log_format));
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            logging::report_failure(&one_line(&error));
+            Exit::of(&error).into()
+        }
+    }
+}

@@ -9,6 +9,7 @@ use std::time::Duration;
 use indicatif::{HumanDuration, MultiProgress, ProgressBar, ProgressStyle};
 
 use crate::events::{RunEvent, StepReport};
+use crate::logging;
 
 /// The bars on stderr. There is one stderr, so there is one of these.
 static TERMINAL: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
@@ -33,8 +34,13 @@ impl Write for AboveBars {
     }
 }
 
-/// Prints a line to stderr, above the bars. A stderr that is closed is no reason to fail.
+/// Prints a line to stderr, above the bars; where logs are JSON, as one of them. A stderr that is
+/// closed is no reason to fail.
 pub fn say(line: &str) {
+    if logging::is_json() {
+        tracing::info!(target: "shoal", "{}", line.trim());
+        return;
+    }
     let mut text = line.to_owned();
     text.push('\n');
     let _ = AboveBars.write_all(text.as_bytes());

@@ -1,0 +1,10 @@
+//! `shoal completion`: what a shell needs to complete a command line.
+
+use clap::CommandFactory;
+
+use crate::cli::{Cli, CompletionArgs};
+
+/// Prints the script.
+pub fn run(args: &CompletionArgs) {
+    clap_complete::generate(args.shell, &mut Cli::command(), "shoal", &mut std::io::stdout());
+}

@@ -1,0 +1,215 @@
+//! `shoal demo`: a swarm of processes on this machine trains a small model, one process trains the
+//! same alone, and what came of both is shown and left in a folder.
+
+mod entropy;
+mod folder;
+mod process;
+mod summary;
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, anyhow};
+use shoal_engine::{data, tokenizer};
+use shoal_protocol::ids::ContentHash;
+use shoal_protocol::manifest::Manifest;
+
+use crate::cli::{DemoArgs, LogFormat};
+use crate::config::RunConfig;
+use crate::dataset;
+use crate::exit::{Exit, ExitWith};
+use crate::plot::LossCurve;
+use crate::progress::Progress;
+use crate::report::Report;
+use folder::Folder;
+use process::{Process, watch};
+use summary::Summary;
+
+/// Trains, compares and shows.
+///
+/// # Errors
+/// When the arguments do not make a run, a process fails, or swarm and reference differ.
+pub fn run(args: &DemoArgs, log_format: LogFormat) -> anyhow::Result<()> {
+    check(args)?;
+    let config = configure(args)?;
+    let folder = Folder::prepare(&args.out)?;
+    let (manifest, tokens) = lay_out(config, &folder)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+
+    runtime.block_on(train_swarm(args, &manifest, &folder, log_format))?;
+    let mut report = read_report(folder.path())?;
+    let mut reference = None;
+    if !args.no_reference {
+        runtime.block_on(train_reference(args, &folder, log_format))?;
+        let alone = read_report(&folder.join("reference"))?;
+        report.reference_hash = alone.checkpoint_hash;
+        report.write(&folder.join("report.json")).context("report.json cannot be written")?;
+        reference = Some(alone);
+    }
+
+    let unigram_entropy = entropy::unigram_entropy(&tokens);
+    let title = format!("{} peers, {} stages", report.peers, report.stages);
+    LossCurve { steps: &report.steps, unigram_entropy, title: &title }
+        .write(&folder.join("loss.svg"))?;
+    let sample = summary::sample(&folder.join("checkpoint"), &manifest, &tokens)?;
+    let summary = Summary {
+        folder: folder.path(),
+        report: &report,
+        reference: reference.as_ref(),
+        unigram_entropy,
+        sample,
+    };
+    print!("{summary}");
+    compare(report.checkpoint_hash, reference.as_ref())
+}
+
+/// Whether swarm and reference ended with the same bits.
+fn compare(swarm: Option<ContentHash>, reference: Option<&Report>) -> anyhow::Result<()> {
+    let swarm = swarm.context("the swarm left no checkpoint")?;
+    match reference.map(|report| report.checkpoint_hash) {
+        None => Ok(()),
+        Some(alone) if alone == Some(swarm) => Ok(()),
+        Some(_) => Err(anyhow!("the swarm's checkpoint differs from that of one process alone")),
+    }
+}
+
+fn check(args: &DemoArgs) -> anyhow::Result<()> {
+    match args.slow_peer.iter().find(|slow| slow.index >= args.peers.get()) {
+        None => Ok(()),
+        Some(slow) => {
+            Err(anyhow!("there is no peer {} to slow down: peers count from 0", slow.index))
+                .exit_with(Exit::Usage)
+        }
+    }
+}
+
+/// The default run with what was asked for in its place.
+fn configure(args: &DemoArgs) -> anyhow::Result<RunConfig> {
+    let mut config = RunConfig::default();
+    let training = &mut config.training;
+    training.stages = args.stages;
+    training.steps = args.steps.unwrap_or(training.steps);
+    training.seed = args.seed.unwrap_or(training.seed);
+    if let Some(dtype) = args.dtype {
+        training.dtype = dtype.into();
+        training.boundary = dtype.into();
+    }
+    if let Some(path) = &args.data {
+        let path = path
+            .canonicalize()
+            .with_context(|| format!("no text at {}", path.display()))
+            .exit_with(Exit::Usage)?;
+        config.data.path = Some(path);
+    }
+    Ok(config)
+}
+
+/// Writes the run down, so that it can be repeated, and checks it. Gives the run and its tokens.
+fn lay_out(mut config: RunConfig, folder: &Folder) -> anyhow::Result<(Manifest, Vec<u32>)> {
+    if config.data.path.is_none() {
+        // The built-in text changes with the program; the folder's run must not.
+        fs::write(folder.join("text.txt"), dataset::BUILT_IN_TEXT)?;
+        config.data.path = Some("text.txt".into());
+    }
+    let path = folder.join("run.toml");
+    fs::write(&path, config.to_toml())?;
+    let config = RunConfig::load(&path).exit_with(Exit::Usage)?;
+    let text = dataset::text_of(&config)?;
+    let scratch = tempfile::tempdir()?;
+    let tokenizer = config.data.tokenizer;
+    let tokens = data::write_tokens(&text, tokenizer, &scratch.path().join("tokens"))?;
+    let manifest = config.resolve(tokens).exit_with(Exit::Usage)?;
+    Ok((manifest, tokenizer::encode(tokenizer, &text)))
+}
+
+async fn train_swarm(
+    args: &DemoArgs,
+    manifest: &Manifest,
+    folder: &Folder,
+    log_format: LogFormat,
+) -> anyhow::Result<()> {
+    let mut processes = Vec::new();
+    for index in 0..args.peers.get() {
+        let name = format!("peer-{index}");
+        let log = folder.join("logs").join(format!("{name}.log"));
+        let arguments = peer_arguments(index, args, manifest, folder);
+        processes.push(Process::start(&name, &arguments, &log, log_format)?);
+    }
+    let mut progress = Progress::new("swarm");
+    watch(processes, |event| progress.note(event)).await
+}
+
+/// The first peer starts the run; the others join it.
+fn peer_arguments(
+    index: usize,
+    args: &DemoArgs,
+    manifest: &Manifest,
+    folder: &Folder,
+) -> Vec<OsString> {
+    let address = folder.join("peers/address");
+    let data_dir = folder.join("peers").join(index.to_string());
+    let slow = args.slow_peer.iter().find(|slow| slow.index == index);
+    let too_few = args.peers.get() < usize::from(manifest.training.stages);
+    let stage = if index == 0 && too_few { "all" } else { "auto" };
+
+    let mut arguments = Arguments::default();
+    if index == 0 {
+        arguments = arguments
+            .with("start", folder.join("run.toml"))
+            .with("--address-file", &address)
+            .with("--wait-for", args.peers.to_string())
+            .with("--events", "-")
+            .with("--out", folder.path());
+    } else {
+        let mut file = OsString::from("@");
+        file.push(address);
+        arguments = arguments.with("join", file);
+    }
+    arguments
+        .with("--listen", "127.0.0.1:0")
+        .with("--data-dir", data_dir)
+        .with("--stage", stage)
+        .with("--threads", "1")
+        .with("--device", args.device.to_string())
+        .with("--slow-down", slow.map_or(0, |slow| slow.milliseconds).to_string())
+        .with_flag("--no-mdns")
+}
+
+async fn train_reference(
+    args: &DemoArgs,
+    folder: &Folder,
+    log_format: LogFormat,
+) -> anyhow::Result<()> {
+    let arguments = Arguments::default()
+        .with("local", folder.join("run.toml"))
+        .with("--out", folder.join("reference"))
+        .with("--events", "-")
+        .with("--device", args.device.to_string())
+        .with("--threads", "1");
+    let log = folder.join("logs/reference.log");
+    let process = Process::start("reference", &arguments.0, &log, log_format)?;
+    let mut progress = Progress::new("reference");
+    watch(vec![process], |event| progress.note(event)).await
+}
+
+fn read_report(folder: &Path) -> anyhow::Result<Report> {
+    let path = folder.join("report.json");
+    Report::read(&path).with_context(|| format!("no report in {}", path.display()))
+}
+
+/// A command line in the making.
+#[derive(Debug, Default)]
+struct Arguments(Vec<OsString>);
+
+impl Arguments {
+    fn with(mut self, flag: &str, value: impl Into<OsString>) -> Self {
+        self.0.extend([flag.into(), value.into()]);
+        self
+    }
+
+    fn with_flag(mut self, flag: &str) -> Vec<OsString> {
+        self.0.push(flag.into());
+        self.0
+    }
+}

@@ -1,0 +1,149 @@
+//! What a demo prints at its end.
+
+use std::fmt;
+use std::path::Path;
+
+use shoal_engine::{Device, DeviceChoice, Generator, Prompt, tokenizer};
+use shoal_protocol::manifest::Manifest;
+
+use crate::progress::with_prefix;
+use crate::report::Report;
+
+/// Tokens of the sample.
+const SAMPLE: usize = 320;
+
+/// Most tokens of the prompt.
+const PROMPT: usize = 48;
+
+/// What came of a demo.
+#[derive(Debug)]
+pub(super) struct Summary<'a> {
+    pub(super) folder: &'a Path,
+    pub(super) report: &'a Report,
+    /// Of one process alone, where there was one.
+    pub(super) reference: Option<&'a Report>,
+    pub(super) unigram_entropy: f64,
+    pub(super) sample: Sample,
+}
+
+/// A text that the model continued.
+#[derive(Debug)]
+pub(super) struct Sample {
+    prompt: String,
+    continuation: String,
+}
+
+/// Has the model continue a line of the text that it was never trained on.
+///
+/// # Errors
+/// When the checkpoint cannot be read.
+pub(super) fn sample(
+    checkpoint: &Path,
+    manifest: &Manifest,
+    tokens: &[u32],
+) -> anyhow::Result<Sample> {
+    let held_out = &tokens[tokens.len() - manifest.held_out_tokens() as usize..];
+    let text = tokenizer::decode(manifest.tokens.tokenizer, held_out);
+    let prompt = first_line(&String::from_utf8_lossy(&text));
+    let generator = Generator::open(checkpoint, Device::open(DeviceChoice::Cpu, 1)?)?;
+    let continuation = generator.generate(&Prompt {
+        text: prompt.clone(),
+        tokens: SAMPLE,
+        seed: manifest.training.seed,
+        temperature: 0.7,
+    })?;
+    Ok(Sample { prompt, continuation })
+}
+
+/// The beginning of the first whole line that says something.
+fn first_line(text: &str) -> String {
+    let lines = text.lines().skip(1).map(str::trim_end);
+    let line = lines.clone().find(|line| line.trim().len() >= PROMPT / 2);
+    line.or_else(|| text.lines().next()).unwrap_or_default().chars().take(PROMPT).collect()
+}
+
+impl fmt::Display for Summary<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let report = self.report;
+        writeln!(f, "\nA sample, continuing a line of the held-out text:\n")?;
+        for line in format!("{}⟶{}", self.sample.prompt, self.sample.continuation).lines() {
+            writeln!(f, "    {line}")?;
+        }
+        writeln!(f)?;
+        if let (Some(first), Some(last)) = (report.steps.first(), report.steps.last()) {
+            writeln!(
+                f,
+                "loss        {:.3} to {:.3} nats per token; knowing only how frequent each is: {:.3}",
+                first.loss, last.loss, self.unigram_entropy
+            )?;
+        }
+        writeln!(f, "loss curve  {}", self.folder.join("loss.svg").display())?;
+        write!(
+            f,
+            "speed       {} tokens/s with {} peers in {} stages",
+            with_prefix(report.tokens_per_second),
+            report.peers,
+            report.stages
+        )?;
+        if let Some(alone) = self.reference {
+            let speed = with_prefix(alone.tokens_per_second);
+            write!(f, "; {speed} tokens/s with one alone, one thread each")?;
+        }
+        writeln!(f, "\nfolder      {}", self.folder.display())?;
+        self.fmt_hashes(f)
+    }
+}
+
+impl Summary<'_> {
+    fn fmt_hashes(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = |hash: Option<_>| hash.map_or("none".to_owned(), |hash| format!("{hash:.16}"));
+        let swarm = self.report.checkpoint_hash;
+        match self.reference.map(|report| report.checkpoint_hash) {
+            None => writeln!(f, "checkpoint  {} (not compared)", name(swarm)),
+            Some(alone) => {
+                let verdict = if alone == swarm { "identical" } else { "DIFFERENT" };
+                writeln!(
+                    f,
+                    "checkpoint  {verdict}: swarm {}, one process alone {}",
+                    name(swarm),
+                    name(alone)
+                )
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prompt_is_the_beginning_of_a_whole_line() {
+        let text =
+            "of a line\n\nshort\n    a line that is long enough to be continued by a model\n";
+        assert_eq!(first_line(text), "    a line that is long enough to be continued b");
+        assert_eq!(first_line("only this"), "only this");
+        assert_eq!(first_line(""), "");
+    }
+
+    fn summary(reference: Option<&Report>, report: &Report) -> String {
+        let sample = Sample { prompt: "To be".into(), continuation: " or not\nto be".into() };
+        let folder = Path::new("demo");
+        Summary { folder, report, reference, unigram_entropy: 3.3, sample }.to_string()
+    }
+
+    #[test]
+    fn hashes_are_compared_in_one_line() {
+        let report = |byte| Report {
+            checkpoint_hash: Some(shoal_protocol::ids::ContentHash([byte; 32])),
+            ..Report::default()
+        };
+        let text = summary(Some(&report(1)), &report(1));
+        assert!(text.ends_with(
+            "checkpoint  identical: swarm 0101010101010101, one process alone 0101010101010101\n"
+        ), "{text}");
+        assert!(summary(Some(&report(2)), &report(1)).contains("checkpoint  DIFFERENT: "));
+        assert!(summary(None, &report(1)).contains("(not compared)"));
+        assert!(text.contains("    To be⟶ or not\n    to be\n"), "{text}");
+    }
+}

@@ -1,0 +1,35 @@
+//! `shoal generate`: a saved model continues a text.
+
+use std::num::NonZeroUsize;
+
+use anyhow::anyhow;
+use shoal_engine::{Device, DeviceChoice, EngineError, Generator, Prompt};
+
+use crate::cli::GenerateArgs;
+use crate::exit::{Exit, ExitWith};
+
+/// Prints the prompt and what follows.
+///
+/// # Errors
+/// When the checkpoint is damaged.
+pub fn run(args: &GenerateArgs) -> anyhow::Result<()> {
+    if !(args.temperature >= 0.0 && args.temperature.is_finite()) {
+        let problem =
+            anyhow!("--temperature {} is out of range: it must be 0 or more", args.temperature);
+        return Err(problem).exit_with(Exit::Usage);
+    }
+    let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let device = Device::open(DeviceChoice::Auto, threads)?;
+    let generator = match Generator::open(&args.directory, device) {
+        Err(error @ EngineError::Checkpoint(_)) => Err(error).exit_with(Exit::Corrupt)?,
+        other => other?,
+    };
+    let prompt = Prompt {
+        text: args.prompt.clone(),
+        tokens: args.tokens,
+        seed: args.seed,
+        temperature: args.temperature,
+    };
+    println!("{}{}", args.prompt, generator.generate(&prompt)?);
+    Ok(())
+}

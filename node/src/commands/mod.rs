@@ -1,0 +1,37 @@
+//! What each command does.
+
+mod checkpoint;
+mod completion;
+mod data;
+mod demo;
+mod generate;
+mod id;
+mod init;
+pub mod join;
+pub mod local;
+pub mod start;
+mod training;
+
+use crate::cli::{Command, LogFormat};
+
+/// Does what was asked for.
+///
+/// # Errors
+/// When it cannot be done. The error carries the exit code.
+pub fn run(command: Command, log_format: LogFormat) -> anyhow::Result<()> {
+    match command {
+        Command::Demo(args) => demo::run(&args, log_format),
+        Command::Init(args) => init::run(&args),
+        Command::Start(args) => start::run(args.into()),
+        Command::Join(args) => join::run(args.options()?),
+        Command::Local(args) => local::run(args.into()),
+        Command::Data(command) => data::run(command),
+        Command::Checkpoint(command) => checkpoint::run(command),
+        Command::Generate(args) => generate::run(&args),
+        Command::Id(args) => id::run(&args),
+        Command::Completion(args) => {
+            completion::run(&args);
+            Ok(())
+        }
+    }
+}
