@@ -13,6 +13,7 @@ pub mod driver;
 pub mod events;
 pub mod exit;
 pub mod logging;
+pub mod metrics_server;
 pub mod network;
 pub mod plot;
 pub mod progress;

@@ -1,0 +1,69 @@
+//! What decides the bits that this process computes, in one hash.
+
+use bytes::Bytes;
+use shoal_protocol::ids::{ClaimKey, ContentHash, Microbatch, Stage, StageSpan, Step};
+use shoal_protocol::manifest::{Manifest, Model};
+
+use crate::device::Device;
+use crate::engine::Engine;
+use crate::error::Result;
+use crate::kernel;
+use crate::stage::ForwardOutput;
+
+/// Hash of a known-answer forward and backward pass, this build, the instruction set, the kind of
+/// device and the threads. Peers with equal fingerprints compute equal bits; others may not.
+///
+/// The passes are over a model of a fixed small shape in the run's dtype.
+///
+/// # Errors
+/// When the device does not work.
+pub fn fingerprint(manifest: &Manifest, device: Device) -> Result<ContentHash> {
+    let manifest = known_model(manifest);
+    let mut engine = Engine::new(&manifest, StageSpan::all(1), device)?;
+    let tokens = manifest.training.microbatch_size * manifest.model.context;
+    let words = |start: u32| -> Bytes {
+        (start..start + tokens).flat_map(|token| (token % 251).to_le_bytes()).collect()
+    };
+    let key = ClaimKey { step: Step(0), stage: Stage(0), microbatch: Microbatch(0) };
+    let output = engine.forward(key, &words(0), Some(&words(1)))?;
+    let loss = match output {
+        ForwardOutput::Loss(loss) => loss,
+        ForwardOutput::Activation(_) => unreachable!("the only stage is the last"),
+    };
+    engine.backward(key, None)?;
+    engine.accumulate(key)?;
+    let mut hasher = blake3::Hasher::new_derive_key("shoal fingerprint v1");
+    hasher.update(&loss.to_le_bytes());
+    hasher.update(&engine.export(Stage(0), 0..engine.parameters(Stage(0))?)?);
+    for part in [
+        env!("CARGO_PKG_VERSION"),
+        kernel::instruction_set(),
+        &device.to_string(),
+        &device.threads().to_string(),
+    ] {
+        hasher.update(part.as_bytes());
+        hasher.update(&[0]);
+    }
+    Ok(hasher.finalize().into())
+}
+
+/// A model of a few thousand weights with every kind of layer.
+fn known_model(manifest: &Manifest) -> Manifest {
+    let mut known = manifest.clone();
+    known.model = Model {
+        vocabulary: 256,
+        hidden: 64,
+        layers: 1,
+        heads: 4,
+        key_value_heads: 2,
+        intermediate: 128,
+        context: 32,
+        ..known.model
+    };
+    known.training.seed = 0;
+    known.training.stages = 1;
+    known.training.microbatch_size = 2;
+    known.training.microbatches = 1;
+    known.training.recompute = false;
+    known
+}

@@ -1,0 +1,80 @@
+//! `shoal join`: one more peer for a run that somebody started.
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use shoal_protocol::ids::Member;
+use shoal_protocol::manifest::Manifest;
+use shoal_protocol::net::transport::Run;
+
+use super::training;
+use crate::cli::JoinOptions;
+use crate::driver::home::{Files, Home};
+use crate::driver::observer::Observer;
+use crate::driver::{self, Network, Office, Setup};
+use crate::exit::{Exit, ExitWith};
+use crate::network::{self, Links};
+
+/// Joins a run through the peer at an address, learns what the run is, and hosts stages.
+///
+/// # Errors
+/// When nobody answers there, the peer is another one or does not admit this one, or the run fails.
+pub fn run(options: JoinOptions) -> anyhow::Result<()> {
+    training::runtime()?.block_on(join(options))
+}
+
+async fn join(options: JoinOptions) -> anyhow::Result<()> {
+    let JoinOptions { address, peer: options } = options;
+    let (through, resolved) = network::resolve(&address).await?;
+    let home = Home::open(&options.data_dir).exit_with(Exit::Usage)?;
+    let identity = home.identity()?;
+    let me = Member { peer: identity.peer_id(), incarnation: home.next_incarnation()? };
+    let files = Files::default();
+    let links = Links::open(&identity, me.incarnation, None, &options, &files)?;
+    let Links { transport, events, search } = links;
+    let welcome = transport
+        .connect(through.peer, &resolved)
+        .await
+        .with_context(|| format!("cannot join at {through}"))
+        .exit_with(Exit::NotAdmitted)?;
+    let coordinator = Member { peer: through.peer, incarnation: welcome.incarnation };
+    let run = welcome
+        .run
+        .with_context(|| format!("the peer at {through} takes part in no run"))
+        .exit_with(Exit::NotAdmitted)?;
+    let manifest = Arc::new(read_manifest(&run).exit_with(Exit::NotAdmitted)?);
+    let id = run.id;
+    transport.set_run(run);
+    search.discovery.bootstrap(through).await;
+    search.discovery.join(id).await;
+    let mut observer = Observer::new(options.compute.events.as_ref(), "training")?;
+    let addresses = transport.local_addresses();
+    let setup = Setup {
+        manifest,
+        me,
+        choice: options.stage,
+        device: options.compute.device,
+        threads: options.compute.threads.get(),
+        slow_down: options.slow_down,
+        data_dir: home.path().to_owned(),
+        files,
+        network: Some(Network { transport, events, addresses }),
+        office: Office::Member { coordinator },
+    };
+    let _serving = training::serve_metrics(options.metrics).await?;
+    let outcome = driver::run(setup, &mut observer).await;
+    search.close().await;
+    outcome
+}
+
+/// What a peer said the run is, which must be what the run's name says.
+fn read_manifest(run: &Run) -> anyhow::Result<Manifest> {
+    let manifest = Manifest::from_bytes(&run.manifest)?;
+    anyhow::ensure!(
+        manifest.run_id() == run.id,
+        "the peer named run {} and sent the manifest of {}",
+        run.id,
+        manifest.run_id()
+    );
+    Ok(manifest)
+}

@@ -1,0 +1,49 @@
+//! `shoal local`: the whole run in one process, without a network: the reference.
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use shoal_protocol::ids::{Incarnation, Member, Term};
+use shoal_protocol::message::StageChoice;
+use shoal_protocol::net::identity::Identity;
+
+use super::training;
+use crate::cli::LocalOptions;
+use crate::config::RunConfig;
+use crate::dataset;
+use crate::driver::home::Files;
+use crate::driver::observer::Observer;
+use crate::driver::{self, Office, Setup};
+use crate::exit::{Exit, ExitWith};
+
+/// Trains alone: one peer whose span is every stage, which says everything to itself.
+///
+/// # Errors
+/// When the configuration or text cannot be used, or the run fails.
+pub fn run(options: LocalOptions) -> anyhow::Result<()> {
+    let LocalOptions { config, out, compute } = options;
+    let config = RunConfig::load(&config).exit_with(Exit::Usage)?;
+    std::fs::create_dir_all(&out).with_context(|| format!("{} cannot be made", out.display()))?;
+    let scratch = tempfile::Builder::new()
+        .prefix(".local-")
+        .tempdir_in(&out)
+        .with_context(|| format!("{} cannot be written", out.display()))?;
+    let dataset = dataset::prepare(&config, scratch.path())?;
+    let files = Files::default();
+    files.offer(dataset.manifest.tokens.hash, dataset.token_file);
+    let mut observer = Observer::new(compute.events.as_ref(), "local")?;
+    let setup = Setup {
+        manifest: Arc::new(dataset.manifest),
+        me: Member { peer: Identity::ephemeral().peer_id(), incarnation: Incarnation(1) },
+        choice: StageChoice::All,
+        device: compute.device,
+        threads: compute.threads.get(),
+        slow_down: std::time::Duration::ZERO,
+        data_dir: scratch.path().to_owned(),
+        files,
+        network: None,
+        office: Office::Coordinator { term: Term(1), wait_for: 1, out: out.clone() },
+    };
+    training::runtime()?.block_on(driver::run(setup, &mut observer))?;
+    training::write_report(&observer, &out)
+}

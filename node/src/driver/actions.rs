@@ -1,0 +1,251 @@
+//! What the state machines want done.
+
+use std::sync::Arc;
+
+use shoal_protocol::ids::{ClaimKey, Member, Microbatch, Stage, Step};
+use shoal_protocol::message::{
+    Between, CommitRecord, Message, StoredFile, TensorTag, ToCoordinator, View, proof_tag,
+};
+use shoal_scheduler::action::{
+    CoordinatorAction, CoordinatorEvent, CoordinatorInput, PayloadId, PeerAction, PeerEvent,
+    PeerInput, Task,
+};
+
+use super::collect::{Scattered, collect};
+use super::{Driver, Ending, Job, Own};
+use crate::events::{RunEvent, StepReport, Traffic};
+
+impl Driver<'_> {
+    pub(super) fn obey_peer(&mut self, actions: Vec<PeerAction>) {
+        for action in actions {
+            match action {
+                PeerAction::ToCoordinator(message) => self.tell_coordinator(message),
+                PeerAction::Send { to, message } => self.tell(to, message),
+                PeerAction::SendTensor { to, tag, payload } => self.send_tensor(to, tag, payload),
+                PeerAction::Compute(task) => self.compute(task),
+                PeerAction::Release(payload) => self.payloads.release(payload),
+                PeerAction::Event(event) => self.peer_event(event),
+            }
+        }
+    }
+
+    pub(super) fn obey_coordinator(&mut self, actions: Vec<CoordinatorAction>) {
+        for action in actions {
+            match action {
+                CoordinatorAction::Send { to, message } => {
+                    if to == self.me {
+                        let input = PeerInput::FromCoordinator { from: self.me, message };
+                        self.own.push_back(Own::Peer(input));
+                    } else {
+                        self.send(to, Message::FromCoordinator(message));
+                    }
+                }
+                CoordinatorAction::Append(record) => {
+                    self.log.as_ref().expect("a coordinator has a log").append(record);
+                }
+                CoordinatorAction::Event(event) => self.coordinator_event(event),
+            }
+        }
+    }
+
+    pub(super) fn tell_coordinator(&mut self, message: ToCoordinator) {
+        if self.coordinator.is_some() {
+            let from = self.me;
+            self.own.push_back(Own::Coordinator(CoordinatorInput::Message { from, message }));
+        } else {
+            self.send(self.obeys, Message::ToCoordinator(message));
+        }
+    }
+
+    fn tell(&mut self, to: Member, message: Between) {
+        if to == self.me {
+            let from = self.me;
+            self.own.push_back(Own::Peer(PeerInput::Between { from, message }));
+        } else {
+            self.send(to, Message::Between(message));
+        }
+    }
+
+    pub(super) fn send(&self, to: Member, message: Message) {
+        let links = self.links.as_ref().expect("a peer that is alone speaks to itself only");
+        links.send(self.me, to, self.era, self.term, message);
+    }
+
+    fn send_tensor(&mut self, to: Member, tag: TensorTag, payload: PayloadId) {
+        let tensors = self.payloads.get(payload);
+        if to == self.me {
+            let payload = self.payloads.keep(tensors);
+            let from = self.me;
+            self.own.push_back(Own::Peer(PeerInput::Tensor { from, tag, payload }));
+        } else {
+            let links = self.links.as_ref().expect("a peer that is alone sends to itself only");
+            links.send_tensors(to, tag, tensors);
+        }
+    }
+
+    fn compute(&mut self, task: Task) {
+        let ids: Vec<PayloadId> = match &task {
+            Task::Forward { activation, .. } => activation.iter().copied().collect(),
+            Task::Backward { gradient, .. } => gradient.iter().copied().collect(),
+            Task::Reduce { parts, .. } => parts.clone(),
+            Task::Install { payload, .. } => vec![*payload],
+            Task::Accumulate { .. }
+            | Task::Discard { .. }
+            | Task::Export { .. }
+            | Task::Summarise { .. }
+            | Task::Apply { .. }
+            | Task::Store { .. } => Vec::new(),
+        };
+        let inputs = ids.into_iter().map(|id| self.payloads.get(id)).collect();
+        self.engine.as_ref().expect("a member has an engine").give(Job { task, inputs });
+    }
+
+    fn peer_event(&mut self, event: PeerEvent) {
+        match event {
+            PeerEvent::Admitted { span } => {
+                if let Err(error) = self.open_workshop(span) {
+                    self.ending.get_or_insert(Ending::Stopped(format!("{error:#}")));
+                }
+                self.note(&RunEvent::Joined { span });
+            }
+            PeerEvent::Refused { reason } => {
+                self.ending.get_or_insert(Ending::Refused(reason));
+            }
+            PeerEvent::View(view) => self.meet(&view),
+            PeerEvent::Applied { record } => {
+                if self.coordinator.is_none() {
+                    self.report_step(&record, 0);
+                }
+            }
+            PeerEvent::Counted { .. } => {}
+            PeerEvent::Fault(fault) => tracing::error!(%fault, "fault"),
+            PeerEvent::Finished => {
+                let sent = self.links.as_ref().map(|links| links.transport.traffic());
+                let sent = sent.map_or_else(Traffic::default, |traffic| Traffic {
+                    control: traffic.control.sent.0,
+                    tensor: traffic.tensor.sent.0,
+                    blob: traffic.blob.sent.0,
+                });
+                self.note(&RunEvent::Finished { sent });
+                self.ending.get_or_insert(Ending::Finished);
+            }
+            PeerEvent::Stopped { reason } => {
+                self.note(&RunEvent::Stopped { reason: reason.clone() });
+                self.ending.get_or_insert(Ending::Stopped(reason));
+            }
+        }
+    }
+
+    /// Notes where the other members are.
+    fn meet(&mut self, view: &View) {
+        self.members = view.members.len();
+        let Some(links) = &self.links else { return };
+        for record in &view.members {
+            let reachable: Vec<_> = record
+                .addresses
+                .iter()
+                .copied()
+                .filter(|address| !address.ip().is_unspecified())
+                .collect();
+            links.transport.remember(record.member.peer, &reachable);
+        }
+    }
+
+    fn coordinator_event(&mut self, event: CoordinatorEvent) {
+        match event {
+            CoordinatorEvent::Admitted { member, span } => {
+                self.note(&RunEvent::Admitted { peer: member.peer, span });
+            }
+            CoordinatorEvent::Waiting { stages, members } => {
+                let stages = stages.into_iter().map(|stage| stage.0).collect();
+                self.note(&RunEvent::Waiting { stages, members });
+            }
+            CoordinatorEvent::Opened { step } => {
+                // Later steps begin with the commit before.
+                if step == Step(0) {
+                    self.step_began = self.now();
+                }
+            }
+            CoordinatorEvent::Committed { record, repeated } => {
+                self.report_step(&record, repeated);
+            }
+            CoordinatorEvent::CheckpointStored { version, stages, last } => {
+                self.bring_together(version, stages, last);
+            }
+            CoordinatorEvent::Unlike { member } => tracing::warn!(
+                peer = %member,
+                "its known answers differ from the first member's: exactly-once holds, \
+                 the reference's bits may not"
+            ),
+            CoordinatorEvent::Lost { member, span } => {
+                self.note(&RunEvent::Lost { peer: member.peer, span });
+            }
+            // The same word comes to this process's peer, which ends it.
+            CoordinatorEvent::Finished | CoordinatorEvent::Stopped { .. } => {}
+        }
+    }
+
+    fn bring_together(
+        &mut self,
+        version: Step,
+        stages: Vec<(Member, Vec<StoredFile>)>,
+        last: bool,
+    ) {
+        let out = self.out.clone().expect("a coordinator has a place for checkpoints");
+        let destination = if last {
+            out.join("checkpoint")
+        } else {
+            out.join("checkpoints").join(format!("version-{version}"))
+        };
+        let stages = stages.into_iter().map(|(member, files)| (member.peer, files)).collect();
+        let scattered = Scattered { version, stages, destination };
+        let transport = self.links.as_ref().map(|links| links.transport.clone());
+        let collecting =
+            collect(scattered, Arc::clone(&self.manifest), self.files.clone(), transport);
+        let done = self.collections.0.clone();
+        self.tracker.spawn(async move {
+            // The driver that no longer listens is closing.
+            let _ = done.send(collecting.await).await;
+        });
+    }
+
+    fn report_step(&mut self, record: &CommitRecord, repeated: u64) {
+        let now = self.now();
+        let seconds = now.since(self.step_began).as_secs_f64();
+        self.step_began = now;
+        let training = &self.manifest.training;
+        let report = StepReport {
+            step: record.step.0,
+            loss: record.loss.mean(training.microbatches),
+            held_out_loss: record
+                .held_out_loss
+                .map(|loss| loss.mean(self.manifest.evaluation.microbatches)),
+            gradient_norm: record.gradient_norm,
+            tokens: self.manifest.tokens_per_step(),
+            seconds,
+            counted: proven(record, training.stages, training.microbatches),
+            replayed: 0,
+            duplicated: repeated,
+            peers: self.members,
+        };
+        self.note(&RunEvent::Committed(report));
+    }
+}
+
+/// How many microbatches the record's proofs cover, over all stages: a stage whose proof is the
+/// whole batch's counted each of them once.
+fn proven(record: &CommitRecord, stages: u16, microbatches: u32) -> u64 {
+    let whole = |stage: u16| -> u64 {
+        (0..microbatches)
+            .map(|index| {
+                let (stage, microbatch) = (Stage(stage), Microbatch(index));
+                proof_tag(ClaimKey { step: record.step, stage, microbatch })
+            })
+            .fold(0, u64::wrapping_add)
+    };
+    let right = (0..stages)
+        .zip(&record.stages)
+        .filter(|(stage, (_, outcome))| outcome.proof == whole(*stage))
+        .count();
+    right as u64 * u64::from(microbatches)
+}

@@ -1,0 +1,105 @@
+//! Brings the parts of a checkpoint together: each stage's files come from the peer that wrote them.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Context;
+use shoal_engine::{Checkpoint, CheckpointFile, EngineError, checkpoint};
+use shoal_protocol::ids::{ContentHash, PeerId, Step};
+use shoal_protocol::manifest::Manifest;
+use shoal_protocol::message::StoredFile;
+use shoal_protocol::net::transport::Transport;
+
+use super::home::Files;
+
+/// A checkpoint whose stages are stored here and there.
+#[derive(Debug)]
+pub(crate) struct Scattered {
+    pub(crate) version: Step,
+    /// Each stage's holder and files, in order of stages.
+    pub(crate) stages: Vec<(PeerId, Vec<StoredFile>)>,
+    /// The folder that it becomes.
+    pub(crate) destination: PathBuf,
+}
+
+/// A whole checkpoint.
+#[derive(Debug)]
+pub(crate) struct Collected {
+    pub(crate) version: Step,
+    pub(crate) directory: PathBuf,
+    pub(crate) hash: ContentHash,
+}
+
+/// Fetches what is not here, adds the index, checks the whole and puts it in its place.
+pub(crate) async fn collect(
+    scattered: Scattered,
+    manifest: Arc<Manifest>,
+    files: Files,
+    transport: Option<Transport>,
+) -> anyhow::Result<Collected> {
+    let Scattered { version, stages, destination } = scattered;
+    let parent = destination.parent().unwrap_or_else(|| Path::new("."));
+    std::fs::create_dir_all(parent)
+        .with_context(|| format!("{} cannot be made", parent.display()))?;
+    let staging = tempfile::Builder::new()
+        .prefix(".checkpoint-")
+        .tempdir_in(parent)
+        .with_context(|| format!("a checkpoint cannot be written to {}", parent.display()))?;
+    for (holder, stored) in &stages {
+        for file in stored {
+            let to = staging.path().join(checked_name(&file.name)?);
+            match (files.path(&file.hash), &transport) {
+                (Some(path), _) => {
+                    std::fs::hard_link(&path, &to)
+                        .or_else(|_| std::fs::copy(&path, &to).map(|_| ()))
+                        .with_context(|| format!("{} cannot be copied", path.display()))?;
+                }
+                (None, Some(transport)) => {
+                    transport.fetch_blob(*holder, file.hash, file.size.0, &to).await?;
+                }
+                (None, None) => anyhow::bail!("{} is nowhere", file.name),
+            }
+        }
+    }
+    let all: Vec<CheckpointFile> = stages
+        .into_iter()
+        .flat_map(|(_, stored)| stored)
+        .map(|StoredFile { name, hash, size }| CheckpointFile { name, bytes: size.0, hash })
+        .collect();
+    let staging = staging.keep();
+    let published = tokio::task::spawn_blocking({
+        let (manifest, destination) = (manifest.clone(), destination.clone());
+        move || {
+            checkpoint::write_index(&staging, &manifest, version, &all)?;
+            let whole = Checkpoint::open(&staging)?;
+            whole.verify()?;
+            let hash = whole.hash()?;
+            checkpoint::publish(&staging, &destination)?;
+            Ok::<_, EngineError>(hash)
+        }
+    });
+    let hash = published.await.context("the checkpoint's writer panicked")??;
+    Ok(Collected { version, directory: destination, hash })
+}
+
+/// A name that a peer gave must stay in the folder.
+fn checked_name(name: &str) -> anyhow::Result<&str> {
+    let plain = !name.is_empty()
+        && !name.starts_with('.')
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'));
+    anyhow::ensure!(plain, "a peer named a file {name:?}: no plain file name");
+    Ok(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_leave_the_folder_are_refused() {
+        for name in ["", ".", "..", "../x", "a/b", "/etc/passwd", ".hidden", "a\0"] {
+            assert!(checked_name(name).is_err(), "{name:?}");
+        }
+        assert!(checked_name("model-00001-of-00002.safetensors").is_ok());
+    }
+}

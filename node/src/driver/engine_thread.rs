@@ -1,0 +1,299 @@
+//! The one thread that computes.
+//!
+//! libtorch wants its calls from one thread, and a pass takes long: tasks go in over a bounded
+//! channel, are carried out in order, and their results come back over another.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use shoal_engine::{
+    CheckpointError, CheckpointFile, Engine, EngineError, FixedPoint, ForwardOutput, Samples,
+    square_norm,
+};
+use shoal_protocol::frame::Element;
+use shoal_protocol::ids::{ClaimKey, ContentHash, Stage, Step};
+use shoal_protocol::manifest::Manifest;
+use shoal_protocol::message::{FixedLoss, RoundId, StoredFile};
+use shoal_protocol::units;
+use shoal_scheduler::action::{Payload, Task, TaskResult};
+use tokio::sync::mpsc;
+
+use super::home::Files;
+use super::payload::{Payloads, Tensor, Tensors};
+
+/// Tasks given and not yet begun. The scheduler gives one pass at a time and a handful of short
+/// tasks with it; a round has one task for each piece.
+const QUEUE: usize = 1 << 16;
+
+/// A task with the tensors that it reads.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) task: Task,
+    pub(crate) inputs: Vec<Tensors>,
+}
+
+/// How a job ended, and how long it took.
+#[derive(Debug)]
+pub(crate) struct JobDone {
+    pub(crate) result: anyhow::Result<TaskResult>,
+    pub(crate) busy: Duration,
+}
+
+/// What the thread works with.
+#[derive(Debug)]
+pub(crate) struct Workshop {
+    /// The run.
+    pub(crate) manifest: Arc<Manifest>,
+    /// The hosted stages.
+    pub(crate) engine: Engine,
+    /// The text; only who hosts the first stage needs it.
+    pub(crate) samples: Option<Samples>,
+    /// Where outputs are kept.
+    pub(crate) payloads: Payloads,
+    /// Where parts of checkpoints are written.
+    pub(crate) stored: PathBuf,
+    /// Where they are offered to others.
+    pub(crate) files: Files,
+    /// Waited in each pass, to model a slow peer.
+    pub(crate) slow_down: Duration,
+}
+
+impl Workshop {
+    /// `[samples, tokens]`.
+    fn token_shape(&self) -> Vec<u32> {
+        vec![self.manifest.training.microbatch_size, self.manifest.model.context]
+    }
+
+    /// What crosses a stage boundary: `[samples, tokens, hidden]`.
+    fn boundary_tensor(&self, bytes: Bytes) -> Tensor {
+        let mut shape = self.token_shape();
+        shape.push(self.manifest.model.hidden);
+        Tensor { element: self.manifest.training.boundary.into(), shape, bytes }
+    }
+}
+
+/// The thread's two ends.
+#[derive(Debug)]
+pub(crate) struct EngineThread {
+    jobs: mpsc::Sender<Job>,
+    done: mpsc::Receiver<JobDone>,
+}
+
+impl EngineThread {
+    /// Makes the engine on a new thread, which ends when this handle is dropped.
+    pub(crate) fn start(
+        make: impl FnOnce() -> anyhow::Result<Workshop> + Send + 'static,
+    ) -> std::io::Result<Self> {
+        let (jobs, mut queue) = mpsc::channel::<Job>(QUEUE);
+        let (results, done) = mpsc::channel(QUEUE);
+        std::thread::Builder::new().name("engine".into()).spawn(move || {
+            let mut bench = match make() {
+                Ok(workshop) => Bench { workshop, rounds: BTreeMap::new() },
+                Err(error) => {
+                    let failed = JobDone { result: Err(error), busy: Duration::ZERO };
+                    // Nobody listens any more when the process is about to end.
+                    let _ = results.blocking_send(failed);
+                    return;
+                }
+            };
+            while let Some(job) = queue.blocking_recv() {
+                let start = Instant::now();
+                let result = bench.carry_out(job).map_err(anyhow::Error::from);
+                if results.blocking_send(JobDone { result, busy: start.elapsed() }).is_err() {
+                    return;
+                }
+            }
+        })?;
+        Ok(Self { jobs, done })
+    }
+
+    /// Queues a job.
+    ///
+    /// # Panics
+    /// When the scheduler gives more tasks than it ever may, or the thread is gone, which ends only
+    /// after this handle.
+    pub(crate) fn give(&self, job: Job) {
+        self.jobs.try_send(job).expect("the engine's thread takes every task");
+    }
+
+    /// The next result; `None` after the thread failed to start or panicked.
+    pub(crate) async fn done(&mut self) -> Option<JobDone> {
+        self.done.recv().await
+    }
+}
+
+/// The mean gradient of a round, as it comes together.
+#[derive(Debug)]
+struct Reduction {
+    round: RoundId,
+    mean: Vec<u8>,
+}
+
+struct Bench {
+    workshop: Workshop,
+    rounds: BTreeMap<Stage, Reduction>,
+}
+
+impl Bench {
+    fn carry_out(&mut self, job: Job) -> Result<TaskResult, EngineError> {
+        let Job { task, inputs } = job;
+        match task {
+            Task::Forward { key, .. } => self.forward(key, inputs.first()),
+            Task::Backward { key, .. } => self.backward(key, inputs.first()),
+            Task::Accumulate { key } => match self.workshop.engine.accumulate(key) {
+                Ok(()) => Ok(TaskResult::Accumulated { key }),
+                Err(error @ EngineError::BadGradient { .. }) => {
+                    Ok(TaskResult::Diverged { key, reason: error.to_string() })
+                }
+                Err(error) => Err(error),
+            },
+            Task::Discard { key } => {
+                self.workshop.engine.discard(key);
+                Ok(TaskResult::Discarded { key })
+            }
+            Task::Export { round, to, piece, range } => {
+                let sums = self.workshop.engine.export(round.stage, range)?;
+                let payload = self.workshop.payloads.keep([Tensor::flat(Element::I64, sums)]);
+                Ok(TaskResult::Exported { round, to, piece, payload })
+            }
+            Task::Reduce { round, piece, range, .. } => self.reduce(round, piece, range, &inputs),
+            Task::Install { round, range, .. } => {
+                self.install(round, &range, &inputs[0][0].bytes)?;
+                Ok(TaskResult::Installed { round, range })
+            }
+            Task::Summarise { round } => {
+                let mean = &newest(&self.rounds, round).mean;
+                let hash = ContentHash::of(mean);
+                let square_norm = square_norm(mean);
+                Ok(TaskResult::Summarised { round, hash, square_norm })
+            }
+            Task::Apply { round, gradient_norm } => self.apply(round, gradient_norm),
+            Task::Store { version, stage } => self.store(version, stage),
+        }
+    }
+
+    fn forward(
+        &mut self,
+        key: ClaimKey,
+        activation: Option<&Tensors>,
+    ) -> Result<TaskResult, EngineError> {
+        std::thread::sleep(self.workshop.slow_down);
+        let (input, labels) = match activation {
+            Some(tensors) => (tensors[0].clone(), tensors.get(1).cloned()),
+            None => {
+                let samples = self.workshop.samples.as_ref().expect("the first stage has the text");
+                let batch = samples.batch(key.step, key.microbatch);
+                let shape = self.workshop.token_shape();
+                let tokens =
+                    |bytes: Bytes| Tensor { element: Element::U32, shape: shape.clone(), bytes };
+                (tokens(batch.inputs), Some(tokens(batch.labels)))
+            }
+        };
+        let engine = &mut self.workshop.engine;
+        let label_bytes = labels.as_ref().map(|labels| &labels.bytes);
+        match engine.forward(key, &input.bytes, label_bytes)? {
+            ForwardOutput::Loss(loss) if !loss.is_finite() => {
+                engine.discard(key);
+                Ok(TaskResult::Diverged { key, reason: format!("its loss is {loss}") })
+            }
+            ForwardOutput::Loss(loss) => Ok(TaskResult::Forwarded {
+                key,
+                output: None,
+                loss: Some(FixedLoss::from_nats(loss.into())),
+            }),
+            ForwardOutput::Activation(bytes) => {
+                let mut tensors = vec![self.workshop.boundary_tensor(bytes)];
+                tensors.extend(labels);
+                let output = self.workshop.payloads.keep(tensors);
+                Ok(TaskResult::Forwarded { key, output: Some(output), loss: None })
+            }
+        }
+    }
+
+    fn backward(
+        &mut self,
+        key: ClaimKey,
+        gradient: Option<&Tensors>,
+    ) -> Result<TaskResult, EngineError> {
+        std::thread::sleep(self.workshop.slow_down);
+        let engine = &mut self.workshop.engine;
+        let input_gradient = engine.backward(key, gradient.map(|tensors| &tensors[0].bytes))?;
+        let keep = |bytes| -> Payload {
+            self.workshop.payloads.keep([self.workshop.boundary_tensor(bytes)])
+        };
+        let gradient = input_gradient.map(keep);
+        Ok(TaskResult::Returned { key, gradient })
+    }
+
+    fn reduce(
+        &mut self,
+        round: RoundId,
+        piece: u32,
+        range: Range<usize>,
+        others: &[Tensors],
+    ) -> Result<TaskResult, EngineError> {
+        let engine = &self.workshop.engine;
+        let mut parts = vec![engine.export(round.stage, range.clone())?];
+        parts.extend(others.iter().map(|tensors| tensors[0].bytes.clone()));
+        let mean = FixedPoint::of(&self.workshop.manifest).reduce(&parts)?;
+        self.install(round, &range, &mean)?;
+        let payload = self.workshop.payloads.keep([Tensor::flat(Element::F32, mean)]);
+        Ok(TaskResult::Reduced { round, piece, payload })
+    }
+
+    /// Puts a piece of the mean gradient where it belongs. A new round begins from nothing.
+    fn install(
+        &mut self,
+        round: RoundId,
+        range: &Range<usize>,
+        mean: &[u8],
+    ) -> Result<(), EngineError> {
+        let expected = 4 * range.len();
+        if mean.len() != expected {
+            let what = "a piece of a mean gradient";
+            return Err(EngineError::WrongLength { what, expected, found: mean.len() });
+        }
+        let bytes = 4 * self.workshop.engine.parameters(round.stage)?;
+        let reduction = self
+            .rounds
+            .entry(round.stage)
+            .or_insert_with(|| Reduction { round, mean: vec![0; bytes] });
+        reduction.round = round;
+        reduction.mean[4 * range.start..4 * range.end].copy_from_slice(mean);
+        Ok(())
+    }
+
+    fn apply(&mut self, round: RoundId, gradient_norm: f64) -> Result<TaskResult, EngineError> {
+        let mean = &newest(&self.rounds, round).mean;
+        self.workshop.engine.apply(round.stage, round.step, mean, gradient_norm)?;
+        Ok(TaskResult::Applied { round })
+    }
+
+    fn store(&mut self, version: Step, stage: Stage) -> Result<TaskResult, EngineError> {
+        let folder = self.workshop.stored.join(version.to_string());
+        std::fs::create_dir_all(&folder)
+            .map_err(|source| CheckpointError::Io { path: folder.clone(), source })?;
+        let written = self.workshop.engine.write_stage(stage, &folder)?;
+        let files = written
+            .into_iter()
+            .map(|CheckpointFile { name, bytes, hash }| {
+                self.workshop.files.offer(hash, folder.join(&name));
+                StoredFile { name, hash, size: units::Bytes(bytes) }
+            })
+            .collect();
+        Ok(TaskResult::Stored { version, stage, files })
+    }
+}
+
+/// What has come together of a round.
+///
+/// # Panics
+/// When the scheduler asks for another round than its stage's newest.
+fn newest(rounds: &BTreeMap<Stage, Reduction>, round: RoundId) -> &Reduction {
+    let reduction = rounds.get(&round.stage);
+    reduction.filter(|kept| kept.round == round).expect("the newest round is asked for")
+}

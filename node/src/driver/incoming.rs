@@ -1,0 +1,120 @@
+//! What comes over the links, checked before anything acts on it.
+
+use shoal_protocol::frame::{Element, Frame, FrameError};
+use shoal_protocol::ids::{Era, Incarnation, Member, Term};
+use shoal_protocol::limits;
+use shoal_protocol::manifest::Manifest;
+use shoal_protocol::message::{Envelope, Message, TensorTag};
+use shoal_protocol::wire::{self, WireError};
+
+use super::payload::Tensor;
+
+/// Why something that a peer sent is not used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unusable {
+    /// Not the encoding of a message.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    /// A tensor that cannot be unpacked.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    /// From or to an earlier life.
+    #[error("a message between lives {from} and {to}, which are not the ones connected")]
+    OtherLife {
+        /// The sender's.
+        from: Incarnation,
+        /// The life that was meant.
+        to: Incarnation,
+    },
+    /// From another era, or a coordinator of the past.
+    #[error("a message of era {era}, term {term}, which are not the present ones")]
+    OtherTime {
+        /// Its era.
+        era: Era,
+        /// Its term.
+        term: Term,
+    },
+    /// Tensors that do not have the run's shapes.
+    #[error("tensors of another kind or shape than {what} has")]
+    Shape {
+        /// What they were said to be.
+        what: &'static str,
+    },
+    /// A label that is no token.
+    #[error("labels outside of the vocabulary")]
+    Label,
+}
+
+impl Unusable {
+    /// Whether no correct peer can have sent it; otherwise it is merely late.
+    pub(crate) fn is_violation(&self) -> bool {
+        !matches!(self, Self::OtherLife { .. } | Self::OtherTime { .. })
+    }
+}
+
+/// Opens an envelope and checks whom it is between.
+pub(crate) fn open(
+    bytes: &[u8],
+    from: Member,
+    me: Member,
+    era: Era,
+    term: Term,
+) -> Result<(Term, Message), Unusable> {
+    let envelope: Envelope = wire::decode(bytes)?;
+    if envelope.from != from.incarnation || envelope.to != me.incarnation {
+        return Err(Unusable::OtherLife { from: envelope.from, to: envelope.to });
+    }
+    if envelope.era != era || envelope.term < term {
+        return Err(Unusable::OtherTime { era: envelope.era, term: envelope.term });
+    }
+    Ok((envelope.term, envelope.message))
+}
+
+/// Unpacks the tensors of a message and checks that they are what its tag says.
+pub(crate) fn unpack(
+    tag: &[u8],
+    frames: &[Frame],
+    manifest: &Manifest,
+) -> Result<(TensorTag, Vec<Tensor>), Unusable> {
+    let tag: TensorTag = wire::decode(tag)?;
+    check_shapes(&tag, frames, manifest)?;
+    let tensors = frames.iter().map(Tensor::from_frame).collect::<Result<Vec<_>, FrameError>>()?;
+    if let (TensorTag::Activation { .. }, [_, labels]) = (&tag, tensors.as_slice()) {
+        let vocabulary = manifest.model.vocabulary;
+        let words = labels.bytes.as_chunks::<4>().0;
+        if words.iter().any(|word| u32::from_le_bytes(*word) >= vocabulary) {
+            return Err(Unusable::Label);
+        }
+    }
+    Ok((tag, tensors))
+}
+
+/// Shapes are looked at before anything is unpacked, so that nothing larger is allocated.
+fn check_shapes(tag: &TensorTag, frames: &[Frame], manifest: &Manifest) -> Result<(), Unusable> {
+    let samples = manifest.training.microbatch_size;
+    let (tokens, hidden) = (manifest.model.context, manifest.model.hidden);
+    let is = |frame: &Frame, element: Element, shape: &[u32]| {
+        frame.element() == element && frame.shape() == shape
+    };
+    let boundary = Element::from(manifest.training.boundary);
+    let piece = |frame: &Frame, element: Element| {
+        let length = frame.shape().iter().map(|size| *size as usize).product::<usize>();
+        frame.element() == element
+            && frame.shape().len() == 1
+            && length <= limits::ROUND_PIECE_ELEMENTS
+    };
+    let (fits, what) = match (tag, frames) {
+        (TensorTag::Activation { .. }, [activation, labels]) => (
+            is(activation, boundary, &[samples, tokens, hidden])
+                && is(labels, Element::U32, &[samples, tokens]),
+            "an activation",
+        ),
+        (TensorTag::ActivationGradient { .. }, [gradient]) => {
+            (is(gradient, boundary, &[samples, tokens, hidden]), "an activation gradient")
+        }
+        (TensorTag::RoundPart { .. }, [part]) => (piece(part, Element::I64), "a round's part"),
+        (TensorTag::RoundResult { .. }, [part]) => (piece(part, Element::F32), "a round's result"),
+        _ => (false, "its tag"),
+    };
+    if fits { Ok(()) } else { Err(Unusable::Shape { what }) }
+}

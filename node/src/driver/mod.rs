@@ -1,0 +1,523 @@
+//! The driver: tells the scheduler what happened and does what it answers.
+//!
+//! One task owns the state machines and runs until the run is over. Around it: the engine's thread
+//! ([`engine_thread`]), the links ([`incoming`], [`outgoing`]), the commit log's thread
+//! ([`commit_log`]) and, while one is brought together, a checkpoint ([`collect`]). What a peer says
+//! to itself goes through the same inputs as what others say, so a run alone is a swarm of one.
+
+mod actions;
+mod collect;
+mod commit_log;
+mod engine_thread;
+pub mod home;
+mod incoming;
+pub mod observer;
+mod outgoing;
+mod payload;
+mod text;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use shoal_engine::{Device, DeviceChoice};
+use shoal_protocol::ids::{Era, Member, PeerId, StageSpan, Term};
+use shoal_protocol::manifest::Manifest;
+use shoal_protocol::message::{FromCoordinator, LogRecord, Message, StageChoice, ToCoordinator};
+use shoal_protocol::net::transport::{Transport, TransportEvent};
+use shoal_protocol::units::Moment;
+use shoal_scheduler::action::{CoordinatorInput, PeerInput};
+use shoal_scheduler::coordinator::{Coordinator, CoordinatorConfig};
+use shoal_scheduler::peer::{Peer, PeerConfig, PeerLimits};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio_util::task::TaskTracker;
+
+use crate::events::RunEvent;
+use crate::exit::{Exit, ExitWith};
+use collect::Collected;
+use commit_log::CommitLog;
+use engine_thread::{EngineThread, Job, JobDone, Workshop};
+use home::Files;
+use incoming::Unusable;
+use observer::Observer;
+use outgoing::Links;
+use payload::Payloads;
+
+/// Checkpoints that are brought together at once.
+const COLLECTIONS: usize = 8;
+
+/// What one peer needs to take part in a run.
+pub struct Setup {
+    /// The run.
+    pub manifest: Arc<Manifest>,
+    /// This peer in this life.
+    pub me: Member,
+    /// The stages it wants to host.
+    pub choice: StageChoice,
+    /// What to compute on.
+    pub device: DeviceChoice,
+    /// Processor threads.
+    pub threads: usize,
+    /// Waited in each pass, to model a slow peer.
+    pub slow_down: Duration,
+    /// Where its files go.
+    pub data_dir: PathBuf,
+    /// What it offers to others; the token file too, if it has it.
+    pub files: Files,
+    /// The links; none when it is alone.
+    pub network: Option<Network>,
+    /// What it does for the run beyond hosting stages.
+    pub office: Office,
+}
+
+/// The links of a peer that is not alone.
+pub struct Network {
+    /// The data plane.
+    pub transport: Transport,
+    /// What happens on it.
+    pub events: mpsc::Receiver<TransportEvent>,
+    /// Where others reach it.
+    pub addresses: Vec<SocketAddr>,
+}
+
+/// A peer's part in the agreement.
+pub enum Office {
+    /// It keeps the ledger and the commit log, and brings checkpoints together.
+    Coordinator {
+        /// Its term.
+        term: Term,
+        /// Members to wait for before the first step.
+        wait_for: usize,
+        /// Gets `checkpoint/` and, along the way, `checkpoints/`.
+        out: PathBuf,
+    },
+    /// It obeys this coordinator.
+    Member {
+        /// Who.
+        coordinator: Member,
+    },
+}
+
+/// Takes part in a run until it is over.
+///
+/// # Errors
+/// When the run cannot go on, or this process cannot.
+pub async fn run(setup: Setup, observer: &mut Observer) -> anyhow::Result<()> {
+    let mut driver = Driver::new(setup, observer).await?;
+    let outcome = driver.drive().await;
+    driver.close().await;
+    outcome
+}
+
+/// How a run ends for this process.
+enum Ending {
+    Finished,
+    Stopped(String),
+    Refused(String),
+}
+
+/// Something for one of this process's own state machines.
+enum Own {
+    Peer(PeerInput),
+    Coordinator(CoordinatorInput),
+}
+
+struct Driver<'a> {
+    manifest: Arc<Manifest>,
+    me: Member,
+    era: Era,
+    term: Term,
+    clock: Instant,
+    peer: Peer,
+    coordinator: Option<Coordinator>,
+    /// Who keeps the ledger; perhaps this peer.
+    obeys: Member,
+    own: VecDeque<Own>,
+    payloads: Payloads,
+    workshop: WorkshopPlan,
+    engine: Option<EngineThread>,
+    log: Option<CommitLog>,
+    out: Option<PathBuf>,
+    files: Files,
+    links: Option<Links>,
+    network: Option<mpsc::Receiver<TransportEvent>>,
+    /// Where peers were reached: their own word does not know how others see them.
+    seen_at: BTreeMap<PeerId, SocketAddr>,
+    tracker: TaskTracker,
+    collections:
+        (mpsc::Sender<anyhow::Result<Collected>>, mpsc::Receiver<anyhow::Result<Collected>>),
+    observer: &'a mut Observer,
+    members: usize,
+    step_began: Moment,
+    ending: Option<Ending>,
+}
+
+/// What the engine is made of once the hosted stages are known.
+struct WorkshopPlan {
+    device: DeviceChoice,
+    threads: usize,
+    slow_down: Duration,
+    data_dir: PathBuf,
+}
+
+impl<'a> Driver<'a> {
+    async fn new(setup: Setup, observer: &'a mut Observer) -> anyhow::Result<Self> {
+        let Setup { manifest, me, choice, device, threads, network, office, .. } = setup;
+        let fingerprint = {
+            let manifest = manifest.clone();
+            tokio::task::spawn_blocking(move || {
+                shoal_engine::fingerprint(&manifest, Device::open(device, threads)?)
+            })
+            .await
+            .context("the known-answer pass panicked")??
+        };
+        let parameters = manifest
+            .stages()
+            .map(|stage| (stage, shoal_engine::parameter_count(&manifest, stage)))
+            .collect();
+        let addresses = network.as_ref().map_or_else(Vec::new, |net| net.addresses.clone());
+        let peer = Peer::new(PeerConfig {
+            me,
+            manifest: manifest.clone(),
+            choice,
+            addresses,
+            fingerprint,
+            parameters,
+            limits: PeerLimits::default(),
+            seed: u64::from_le_bytes(*me.peer.0.first_chunk().expect("32 bytes")),
+        });
+        let (term, obeys, coordinator, log, out) = match office {
+            Office::Member { coordinator } => (Term(0), coordinator, None, None, None),
+            Office::Coordinator { term, wait_for, out } => {
+                let config =
+                    CoordinatorConfig { manifest: manifest.clone(), term, era: Era(0), wait_for };
+                let log = CommitLog::open(&setup.data_dir.join("commits"))?;
+                (term, me, Some(Coordinator::new(config)), Some(log), Some(out))
+            }
+        };
+        let tracker = TaskTracker::new();
+        let (links, events) = match network {
+            None => (None, None),
+            Some(Network { transport, events, .. }) => {
+                (Some(Links { transport, tracker: tracker.clone() }), Some(events))
+            }
+        };
+        Ok(Self {
+            manifest,
+            me,
+            era: Era(0),
+            term,
+            clock: Instant::now(),
+            peer,
+            coordinator,
+            obeys,
+            own: VecDeque::new(),
+            payloads: Payloads::default(),
+            workshop: WorkshopPlan {
+                device,
+                threads,
+                slow_down: setup.slow_down,
+                data_dir: setup.data_dir,
+            },
+            engine: None,
+            log,
+            out,
+            files: setup.files,
+            links,
+            network: events,
+            seen_at: BTreeMap::new(),
+            tracker,
+            collections: mpsc::channel(COLLECTIONS),
+            observer,
+            members: 0,
+            step_began: Moment::default(),
+            ending: None,
+        })
+    }
+
+    fn now(&self) -> Moment {
+        Moment(self.clock.elapsed())
+    }
+
+    fn note(&mut self, event: &RunEvent) {
+        self.observer.note(event);
+    }
+
+    /// Runs until the run is over.
+    async fn drive(&mut self) -> anyhow::Result<()> {
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        self.note(&RunEvent::Started {
+            run: self.manifest.run_id(),
+            seed: self.manifest.training.seed,
+            stages: self.manifest.training.stages,
+            steps: self.manifest.training.steps,
+            tokens_per_step: self.manifest.tokens_per_step(),
+            microbatches: self.manifest.training.microbatches,
+        });
+        self.begin();
+        loop {
+            self.settle();
+            match self.ending.take() {
+                None => {}
+                Some(Ending::Finished) => return Ok(()),
+                Some(Ending::Stopped(reason)) => bail!("the run stopped: {reason}"),
+                Some(Ending::Refused(reason)) => {
+                    return Err(anyhow::anyhow!("not admitted: {reason}"))
+                        .exit_with(Exit::NotAdmitted);
+                }
+            }
+            self.wait(&mut interrupt, &mut terminate).await?;
+        }
+    }
+
+    fn begin(&mut self) {
+        let now = self.now();
+        if let Some(coordinator) = &mut self.coordinator {
+            let mut out = Vec::new();
+            coordinator.start(now, &mut out);
+            self.obey_coordinator(out);
+        }
+        let mut out = Vec::new();
+        self.peer.start(now, &mut out);
+        self.obey_peer(out);
+    }
+
+    /// Hands the state machines what they have said to each other, until they are quiet.
+    fn settle(&mut self) {
+        while let Some(own) = self.own.pop_front() {
+            let now = self.now();
+            match own {
+                Own::Peer(input) => {
+                    let mut out = Vec::new();
+                    self.peer.handle(now, input, &mut out);
+                    self.obey_peer(out);
+                }
+                Own::Coordinator(input) => {
+                    let mut out = Vec::new();
+                    let coordinator =
+                        self.coordinator.as_mut().expect("only a coordinator's own inputs");
+                    coordinator.handle(now, input, &mut out);
+                    self.obey_coordinator(out);
+                }
+            }
+        }
+    }
+
+    /// Waits for the next thing to happen.
+    async fn wait(&mut self, interrupt: &mut Signal, terminate: &mut Signal) -> anyhow::Result<()> {
+        let timeouts = [
+            self.peer.next_timeout(),
+            self.coordinator.as_ref().and_then(Coordinator::next_timeout),
+        ];
+        let timeout = timeouts.into_iter().flatten().min();
+        let clock = self.clock;
+        tokio::select! {
+            done = next_done(&mut self.engine) => self.engine_done(done)?,
+            event = next_event(&mut self.network) => self.network_event(event),
+            record = next_record(&mut self.log) => self.record_written(record?),
+            Some(collected) = self.collections.1.recv() => self.collected(collected?),
+            () = sleep_until(clock, timeout) => {
+                self.own.push_back(Own::Peer(PeerInput::Tick));
+                if self.coordinator.is_some() {
+                    self.own.push_back(Own::Coordinator(CoordinatorInput::Tick));
+                }
+            }
+            _ = interrupt.recv() => self.interrupted("SIGINT")?,
+            _ = terminate.recv() => self.interrupted("SIGTERM")?,
+        }
+        Ok(())
+    }
+
+    fn engine_done(&mut self, done: Option<JobDone>) -> anyhow::Result<()> {
+        let JobDone { result, busy } = done.context("the engine's thread panicked")?;
+        self.own.push_back(Own::Peer(PeerInput::Done { result: result?, busy }));
+        Ok(())
+    }
+
+    fn record_written(&mut self, record: LogRecord) {
+        self.own.push_back(Own::Coordinator(CoordinatorInput::Appended(record)));
+    }
+
+    fn collected(&mut self, collected: Collected) {
+        let Collected { version, directory, hash } = collected;
+        self.note(&RunEvent::Checkpoint {
+            version: version.0,
+            directory: directory.display().to_string(),
+            hash,
+        });
+        self.own.push_back(Own::Coordinator(CoordinatorInput::Collected { version }));
+    }
+
+    fn interrupted(&mut self, signal: &str) -> anyhow::Result<()> {
+        self.tell_coordinator(ToCoordinator::Leave);
+        bail!("interrupted by {signal}")
+    }
+
+    fn network_event(&mut self, event: Option<TransportEvent>) {
+        match event {
+            // The transport outlives the driver.
+            None => self.network = None,
+            Some(TransportEvent::Connected { member, address, .. }) => {
+                tracing::info!(peer = %member, %address, "connected");
+                self.seen_at.insert(member.peer, address);
+            }
+            Some(TransportEvent::Disconnected { member, reason }) => {
+                tracing::info!(peer = %member, %reason, "disconnected");
+                self.gone(member, &reason.to_string());
+            }
+            Some(TransportEvent::Unreachable { peer, error }) => {
+                tracing::warn!(peer = %peer.short(), %error, "unreachable");
+                if peer == self.obeys.peer {
+                    self.gone(self.obeys, &error.to_string());
+                }
+            }
+            Some(TransportEvent::Control { member, bytes }) => {
+                match incoming::open(&bytes, member, self.me, self.era, self.term) {
+                    Ok((term, message)) => self.hear(member, term, message),
+                    Err(error) => self.refuse(member, &error),
+                }
+            }
+            Some(TransportEvent::Tensor(message)) => {
+                match incoming::unpack(&message.tag, &message.frames, &self.manifest) {
+                    Ok((tag, tensors)) => {
+                        let payload = self.payloads.keep(tensors);
+                        let from = message.member;
+                        self.own.push_back(Own::Peer(PeerInput::Tensor { from, tag, payload }));
+                    }
+                    Err(error) => self.refuse(message.member, &error),
+                }
+            }
+        }
+    }
+
+    fn hear(&mut self, from: Member, term: Term, message: Message) {
+        match message {
+            Message::ToCoordinator(message) if self.coordinator.is_some() => {
+                let message = self.seen_from_here(from, message);
+                self.own.push_back(Own::Coordinator(CoordinatorInput::Message { from, message }));
+            }
+            Message::ToCoordinator(ToCoordinator::Register { .. }) => {
+                let reason = format!("this peer does not keep the run: ask {}", self.obeys.peer);
+                let refused = Message::FromCoordinator(FromCoordinator::Refused { reason });
+                self.send(from, refused);
+            }
+            Message::FromCoordinator(message) if from == self.obeys => {
+                self.term = term;
+                self.own.push_back(Own::Peer(PeerInput::FromCoordinator { from, message }));
+            }
+            Message::Between(message) => {
+                self.own.push_back(Own::Peer(PeerInput::Between { from, message }));
+            }
+            Message::ToCoordinator(_) | Message::FromCoordinator(_) => {
+                tracing::warn!(peer = %from, "a word for or from a coordinator that is none");
+            }
+        }
+    }
+
+    /// A newcomer that listens on every address does not know which one others reach it at.
+    fn seen_from_here(&self, from: Member, message: ToCoordinator) -> ToCoordinator {
+        match (message, self.seen_at.get(&from.peer)) {
+            (ToCoordinator::Register { choice, mut addresses, fingerprint }, Some(seen)) => {
+                for address in &mut addresses {
+                    if address.ip().is_unspecified() {
+                        address.set_ip(seen.ip());
+                    }
+                }
+                ToCoordinator::Register { choice, addresses, fingerprint }
+            }
+            (message, _) => message,
+        }
+    }
+
+    fn refuse(&self, from: Member, error: &Unusable) {
+        tracing::warn!(peer = %from, %error, "refused");
+        if let (true, Some(links)) = (error.is_violation(), &self.links) {
+            links.transport.reject(from.peer, &error.to_string());
+        }
+    }
+
+    fn gone(&mut self, member: Member, reason: &str) {
+        self.own.push_back(Own::Peer(PeerInput::Disconnected { member }));
+        if self.coordinator.is_some() {
+            self.own.push_back(Own::Coordinator(CoordinatorInput::Disconnected { member }));
+        } else if member == self.obeys {
+            let reason = format!(
+                "the coordinator {} is gone ({reason}): its run has to be started again",
+                member.peer
+            );
+            self.ending.get_or_insert(Ending::Stopped(reason));
+        }
+    }
+
+    /// Starts the engine for these stages. A peer of the first stage fetches the text if need be.
+    fn open_workshop(&mut self, span: StageSpan) -> anyhow::Result<()> {
+        let plan = &self.workshop;
+        let (device, threads, slow_down) = (plan.device, plan.threads, plan.slow_down);
+        let data_dir = plan.data_dir.clone();
+        let (manifest, payloads, files) =
+            (self.manifest.clone(), self.payloads.clone(), self.files.clone());
+        let transport = self.links.as_ref().map(|links| links.transport.clone());
+        let holder = self.obeys.peer;
+        let runtime = tokio::runtime::Handle::current();
+        let make = move || {
+            let needs_text = span.contains(shoal_protocol::ids::Stage(0));
+            let samples = if needs_text {
+                let fetch = text::obtain(&manifest, &data_dir, &files, transport, holder);
+                Some(runtime.block_on(fetch)?)
+            } else {
+                None
+            };
+            let engine =
+                shoal_engine::Engine::new(&manifest, span, Device::open(device, threads)?)?;
+            let stored = data_dir.join("stored");
+            Ok(Workshop { manifest, engine, samples, payloads, stored, files, slow_down })
+        };
+        self.engine = Some(EngineThread::start(make).context("no thread for the engine")?);
+        Ok(())
+    }
+
+    async fn close(&mut self) {
+        if let Some(links) = &self.links {
+            self.tracker.close();
+            let sent = links.transport.traffic();
+            tracing::info!(tensor = %sent.tensor.sent, control = %sent.control.sent, "sent");
+            self.network = None;
+            links.transport.close().await;
+        }
+    }
+}
+
+async fn next_done(engine: &mut Option<EngineThread>) -> Option<JobDone> {
+    match engine {
+        Some(engine) => engine.done().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn next_event(
+    network: &mut Option<mpsc::Receiver<TransportEvent>>,
+) -> Option<TransportEvent> {
+    match network {
+        Some(events) => events.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn next_record(log: &mut Option<CommitLog>) -> Result<LogRecord, commit_log::LogError> {
+    match log {
+        Some(log) => log.written().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn sleep_until(clock: Instant, timeout: Option<Moment>) {
+    match timeout {
+        Some(moment) => tokio::time::sleep_until((clock + moment.0).into()).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,58 @@
+//! What goes out over the links.
+
+use shoal_protocol::codec::Packing;
+use shoal_protocol::ids::{Era, Member, Term};
+use shoal_protocol::message::{Envelope, Message, TensorTag};
+use shoal_protocol::net::transport::{Priority, Transport};
+use shoal_protocol::wire;
+use tokio_util::task::TaskTracker;
+
+use super::payload::Tensors;
+
+/// The links to other peers.
+#[derive(Clone)]
+pub(crate) struct Links {
+    pub(crate) transport: Transport,
+    /// Owns sends that wait for room in a peer's queue. What may be on its way is bounded by what
+    /// the scheduler lets be in flight.
+    pub(crate) tracker: TaskTracker,
+}
+
+impl Links {
+    /// Queues a control message.
+    pub(crate) fn send(&self, me: Member, to: Member, era: Era, term: Term, message: Message) {
+        let envelope = Envelope { from: me.incarnation, to: to.incarnation, era, term, message };
+        let bytes = wire::encode(&envelope).expect("control messages are kept under their cap");
+        if let Err(error) = self.transport.send_control(to.peer, bytes) {
+            // A full queue breaks the connection, which is reported as an event of its own.
+            tracing::warn!(peer = %to, %error, "a control message was not sent");
+        }
+    }
+
+    /// Queues tensors.
+    pub(crate) fn send_tensors(&self, to: Member, tag: TensorTag, tensors: Tensors) {
+        let transport = self.transport.clone();
+        self.tracker.spawn(async move {
+            if let Err(error) = deliver(&transport, to, tag, &tensors).await {
+                tracing::warn!(peer = %to, %error, "a tensor was not sent");
+            }
+        });
+    }
+}
+
+async fn deliver(
+    transport: &Transport,
+    to: Member,
+    tag: TensorTag,
+    tensors: &Tensors,
+) -> anyhow::Result<()> {
+    let frames =
+        tensors.iter().map(|tensor| tensor.to_frame(Packing::Raw)).collect::<Result<_, _>>()?;
+    let priority = match tag {
+        TensorTag::Activation { .. } => Priority::Activation,
+        TensorTag::ActivationGradient { .. } => Priority::Gradient,
+        TensorTag::RoundPart { .. } | TensorTag::RoundResult { .. } => Priority::Gradient,
+    };
+    transport.send_tensor(to.peer, wire::encode(&tag)?, frames, priority)?.await;
+    Ok(())
+}

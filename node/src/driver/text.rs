@@ -1,0 +1,40 @@
+//! Gets the text to the peers that read it: those of the first stage.
+
+use std::path::Path;
+
+use anyhow::Context;
+use shoal_engine::{Samples, TokenFile};
+use shoal_protocol::ids::PeerId;
+use shoal_protocol::manifest::{Manifest, Tokens};
+use shoal_protocol::net::transport::Transport;
+
+use super::home::Files;
+
+/// Opens the token file of a run; where it is not here yet, fetches it by its hash from `holder`.
+///
+/// # Errors
+/// When it is neither here nor to be had, or is another file.
+pub(crate) async fn obtain(
+    manifest: &Manifest,
+    folder: &Path,
+    files: &Files,
+    transport: Option<Transport>,
+    holder: PeerId,
+) -> anyhow::Result<Samples> {
+    let Tokens { hash, count, width, .. } = manifest.tokens;
+    let folder = folder.join("tokens");
+    let path = files.path(&hash).unwrap_or_else(|| folder.join(format!("{hash}.tokens")));
+    if let (false, Some(transport)) = (path.exists(), transport) {
+        let length = count.saturating_mul(width.size() as u64);
+        tracing::info!(%hash, length, "fetching the text");
+        std::fs::create_dir_all(&folder)
+            .with_context(|| format!("{} cannot be made", folder.display()))?;
+        transport
+            .fetch_blob(holder, hash, length, &path)
+            .await
+            .context("the text cannot be fetched")?;
+    }
+    let file = TokenFile::open(&path, &manifest.tokens)?;
+    files.offer(hash, path);
+    Ok(Samples::new(manifest, file))
+}
