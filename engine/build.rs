@@ -17,6 +17,7 @@ fn main() {
         .flag(include.join("torch/csrc/api/include").display().to_string())
         .flag_if_supported("-Wno-unused-parameter")
         .opt_level(3)
+        .file("csrc/fused.cpp")
         .file("csrc/shim.cpp")
         .compile("shoal_engine_shim");
 }

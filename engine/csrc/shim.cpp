@@ -1,29 +1,11 @@
-// What tch does not offer of libtorch. No exception leaves this file: a function that can fail
-// returns its message, to be freed with shoal_free, or null.
+// What tch does not offer of libtorch.
 
 #include <ATen/Context.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <cstdlib>
-#include <cstring>
-#include <exception>
 
-namespace {
-
-// Runs `work` and turns what it throws into a message.
-template <typename Work>
-char* guarded(Work work) {
-  try {
-    work();
-    return nullptr;
-  } catch (const std::exception& error) {
-    return strdup(error.what());
-  } catch (...) {
-    return strdup("unknown C++ exception");
-  }
-}
-
-}  // namespace
+#include "guard.h"
 
 extern "C" {
 

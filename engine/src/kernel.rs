@@ -4,22 +4,22 @@
 //! an addition into one, so every width gives the same bits.
 
 /// Defines a function whose body is compiled several times, for processors with AVX-512, with AVX2
-/// and with neither, and picks one when called.
+/// and with neither, and picks one when called. It may have one type parameter.
 macro_rules! widest {
-    ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident $(<$kind:ident: $bound:ident>)? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
         $(#[$meta])*
-        $vis fn $name($($arg: $ty),*) $(-> $ret)? {
+        $vis fn $name $(<$kind: $bound>)? ($($arg: $ty),*) $(-> $ret)? {
             #[inline(always)]
-            fn body($($arg: $ty),*) $(-> $ret)? $body
+            fn body $(<$kind: $bound>)? ($($arg: $ty),*) $(-> $ret)? $body
 
             #[cfg(target_arch = "x86_64")]
             {
                 #[target_feature(enable = "avx512f,avx512dq,avx512vl,avx512bw")]
-                fn avx512($($arg: $ty),*) $(-> $ret)? {
+                fn avx512 $(<$kind: $bound>)? ($($arg: $ty),*) $(-> $ret)? {
                     body($($arg),*)
                 }
                 #[target_feature(enable = "avx2")]
-                fn avx2($($arg: $ty),*) $(-> $ret)? {
+                fn avx2 $(<$kind: $bound>)? ($($arg: $ty),*) $(-> $ret)? {
                     body($($arg),*)
                 }
                 if $crate::kernel::has_avx512() {

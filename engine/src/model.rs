@@ -1,12 +1,13 @@
 //! The layers of a Llama-shaped decoder, as functions over weights.
 //!
-//! The arithmetic and its rounding follow `transformers`' `LlamaForCausalLM`. Shapes: B samples of
+//! The arithmetic is that of `transformers`' `LlamaForCausalLM`, whose bf16 rounds more often. Shapes: B samples of
 //! T tokens, H the width of the residual stream, D the width of a head.
 
 use shoal_protocol::manifest::{Dtype, Model};
 use tch::{Device, Kind, Reduction, Tensor};
 
 use crate::error::Result;
+use crate::shim;
 use crate::tensor::kind;
 
 /// Weights of one decoder layer. Matrices are `[outputs, inputs]`; those that read the same input
@@ -34,13 +35,14 @@ pub(crate) struct Shape {
     key_value_heads: i64,
     head_size: i64,
     epsilon: f64,
+    /// Of each position's angles, f32 `[T, D / 2]`.
     cosine: Tensor,
     sine: Tensor,
 }
 
 impl Shape {
     /// For samples of at most `model.context` tokens.
-    pub(crate) fn new(model: &Model, dtype: Dtype, device: Device) -> Result<Self> {
+    pub(crate) fn new(model: &Model, device: Device) -> Result<Self> {
         let head_size = i64::from(model.hidden / model.heads);
         let options = (Kind::Float, device);
         // Rotary embedding (Su et al., arXiv 2104.09864): a wavelength per pair of channels.
@@ -50,75 +52,86 @@ impl Shape {
             Tensor::f_pow_scalar(model.rope_theta, &exponents)?.f_reciprocal()?.f_unsqueeze(0)?;
         let positions = Tensor::f_arange(i64::from(model.context), options)?.f_unsqueeze(1)?;
         let angles = positions.f_mul(&frequencies)?;
-        // The halves of a head turn by the same angles: Hugging Face's layout.
-        let angles = Tensor::f_cat(&[&angles, &angles], 1)?.f_unsqueeze(1)?;
         Ok(Self {
             heads: i64::from(model.heads),
             key_value_heads: i64::from(model.key_value_heads),
             head_size,
             epsilon: model.norm_epsilon,
-            cosine: angles.f_cos()?.f_to_kind(kind(dtype))?,
-            sine: angles.f_sin()?.f_to_kind(kind(dtype))?,
+            cosine: angles.f_cos()?,
+            sine: angles.f_sin()?,
         })
     }
 }
 
 /// Root mean square normalisation (Zhang and Sennrich, arXiv 1910.07467), in f32.
-pub(crate) fn rms_norm(x: &Tensor, weight: &Tensor, epsilon: f64) -> Result<Tensor> {
+fn rms_norm(x: &Tensor, weight: &Tensor, epsilon: f64) -> Result<Tensor> {
+    if x.device() == Device::Cpu {
+        return shim::rms_norm(x, weight, epsilon);
+    }
     let wide = x.f_to_kind(Kind::Float)?;
     let mean_square = wide.f_square()?.f_mean_dim(Some(&[-1i64][..]), true, Kind::Float)?;
     let scale = mean_square.f_add_scalar(epsilon)?.f_rsqrt()?;
-    Ok(wide.f_mul(&scale)?.f_to_kind(x.kind())?.f_mul(weight)?)
+    Ok(wide.f_mul(&scale)?.f_mul(weight)?.f_to_kind(x.kind())?)
 }
 
-/// Turns each pair of channels `(c, c + D/2)` of `[B, T, heads, D]` by its position's angle.
-fn rotate(x: &Tensor, shape: &Shape, tokens: i64) -> Result<Tensor> {
-    let half = shape.head_size / 2;
-    let low = x.f_narrow(-1, 0, half)?;
-    let high = x.f_narrow(-1, half, half)?;
-    let turned = Tensor::f_cat(&[&high.f_neg()?, &low], -1)?;
+/// Cuts `[B, T, (heads + 2 · key_value_heads) · D]` into queries, keys and values `[B, T, heads,
+/// D]`, and turns each pair of channels `(c, c + D / 2)` of queries and keys by its position's
+/// angle.
+fn rotate(mixed: &Tensor, shape: &Shape) -> Result<[Tensor; 3]> {
+    let (samples, tokens, _) = mixed.size3()?;
     let cosine = shape.cosine.f_narrow(0, 0, tokens)?;
     let sine = shape.sine.f_narrow(0, 0, tokens)?;
-    Ok(x.f_mul(&cosine)?.f_add(&turned.f_mul(&sine)?)?)
+    if mixed.device() == Device::Cpu {
+        return shim::rotate(mixed, [&cosine, &sine], shape.heads, shape.key_value_heads);
+    }
+    let turned = shape.heads + shape.key_value_heads;
+    let heads = turned + shape.key_value_heads;
+    let mixed = mixed.f_view([samples, tokens, heads, shape.head_size])?;
+    let (cosine, sine) = (cosine.f_unsqueeze(1)?, sine.f_unsqueeze(1)?);
+    let half = shape.head_size / 2;
+    let straight = mixed.f_narrow(2, 0, turned)?;
+    let low = straight.f_narrow(-1, 0, half)?;
+    let high = straight.f_narrow(-1, half, half)?;
+    let new_low = low.f_mul(&cosine)?.f_sub(&high.f_mul(&sine)?)?;
+    let new_high = high.f_mul(&cosine)?.f_add(&low.f_mul(&sine)?)?;
+    let rotated = Tensor::f_cat(&[new_low, new_high], -1)?.f_to_kind(mixed.kind())?;
+    Ok([
+        rotated.f_narrow(2, 0, shape.heads)?,
+        rotated.f_narrow(2, shape.heads, shape.key_value_heads)?,
+        mixed.f_narrow(2, turned, shape.key_value_heads)?,
+    ])
 }
 
 /// Causal self-attention with grouped queries (Ainslie et al., arXiv 2305.13245) of `[B, T, H]`.
 fn attention(x: &Tensor, layer: &Layer, shape: &Shape) -> Result<Tensor> {
-    let (samples, tokens, hidden) = x.size3()?;
-    let turned = shape.heads + shape.key_value_heads;
-    let heads = turned + shape.key_value_heads;
-    let mixed = x.f_linear(&layer.query_key_value, None::<Tensor>)?.f_view([
-        samples,
-        tokens,
-        heads,
-        shape.head_size,
-    ])?;
-    let rotated = rotate(&mixed.f_narrow(2, 0, turned)?, shape, tokens)?;
-    let queries = rotated.f_narrow(2, 0, shape.heads)?.f_transpose(1, 2)?;
-    let keys = rotated.f_narrow(2, shape.heads, shape.key_value_heads)?.f_transpose(1, 2)?;
-    let values = mixed.f_narrow(2, turned, shape.key_value_heads)?.f_transpose(1, 2)?;
+    let mixed = x.f_linear(&layer.query_key_value, None::<Tensor>)?;
+    let [queries, keys, values] = rotate(&mixed, shape)?;
     let grouped = shape.heads != shape.key_value_heads;
     let mixed = Tensor::f_scaled_dot_product_attention(
-        &queries,
-        &keys,
-        &values,
+        &queries.f_transpose(1, 2)?,
+        &keys.f_transpose(1, 2)?,
+        &values.f_transpose(1, 2)?,
         None::<Tensor>,
         0.0,
         true,
         None,
         grouped,
     )?;
-    let joined = mixed.f_transpose(1, 2)?.f_reshape([samples, tokens, hidden])?;
+    let joined = mixed.f_transpose(1, 2)?.f_reshape(x.size())?;
     Ok(joined.f_linear(&layer.attention_output, None::<Tensor>)?)
 }
 
 /// SwiGLU (Shazeer, arXiv 2002.05202).
 fn feed_forward(x: &Tensor, layer: &Layer) -> Result<Tensor> {
     let both = x.f_linear(&layer.gate_up, None::<Tensor>)?;
-    let inner = both.size3()?.2 / 2;
-    let gate = both.f_narrow(-1, 0, inner)?.f_silu()?;
-    let up = both.f_narrow(-1, inner, inner)?;
-    Ok(gate.f_mul(&up)?.f_linear(&layer.down, None::<Tensor>)?)
+    let inner = if both.device() == Device::Cpu {
+        shim::swiglu(&both)?
+    } else {
+        let width = both.size3()?.2 / 2;
+        let gate = both.f_narrow(-1, 0, width)?.f_to_kind(Kind::Float)?.f_silu()?;
+        gate.f_mul(&both.f_narrow(-1, width, width)?)?.f_to_kind(both.kind())?
+    };
+    Ok(inner.f_linear(&layer.down, None::<Tensor>)?)
 }
 
 /// One decoder layer, `[B, T, H]` to `[B, T, H]`.

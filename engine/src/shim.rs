@@ -18,6 +18,21 @@ unsafe extern "C" {
         gradients: *mut *mut C_tensor,
     ) -> *mut c_char;
     fn shoal_be_deterministic() -> *mut c_char;
+    fn shoal_rms_norm(
+        x: *mut C_tensor,
+        weight: *mut C_tensor,
+        epsilon: f64,
+        result: *mut *mut C_tensor,
+    ) -> *mut c_char;
+    fn shoal_rotate(
+        mixed: *mut C_tensor,
+        cosine: *mut C_tensor,
+        sine: *mut C_tensor,
+        heads: i64,
+        key_value_heads: i64,
+        results: *mut *mut C_tensor,
+    ) -> *mut c_char;
+    fn shoal_swiglu(both: *mut C_tensor, result: *mut *mut C_tensor) -> *mut c_char;
 }
 
 /// Takes what a shim function returned: null, or a message to be freed.
@@ -70,4 +85,48 @@ pub(crate) fn gradients(
 pub(crate) fn be_deterministic() -> Result<()> {
     // SAFETY: it only sets libtorch's global switches.
     check(unsafe { shoal_be_deterministic() })
+}
+
+/// On the CPU: `x`, f32 or bf16, divided by its root mean square over the last dimension and
+/// multiplied by `weight`.
+pub(crate) fn rms_norm(x: &Tensor, weight: &Tensor, epsilon: f64) -> Result<Tensor> {
+    let mut result = ptr::null_mut();
+    // SAFETY: all pointers are of live tensors or of `result`.
+    check(unsafe { shoal_rms_norm(pointer(x), pointer(weight), epsilon, &raw mut result) })?;
+    // SAFETY: on success it is a new tensor that nobody else frees.
+    Ok(unsafe { Tensor::from_ptr(result) })
+}
+
+/// On the CPU: cuts `[B, T, (heads + 2 · key_value_heads) · D]` into queries, keys and values of
+/// `[B, T, heads, D]` and turns the first two by the angles, whose cosines and sines are f32
+/// `[at least T, D / 2]`.
+pub(crate) fn rotate(
+    mixed: &Tensor,
+    [cosine, sine]: [&Tensor; 2],
+    heads: i64,
+    key_value_heads: i64,
+) -> Result<[Tensor; 3]> {
+    let mut results = [ptr::null_mut(); 3];
+    // SAFETY: all pointers are of live tensors or of `results`.
+    check(unsafe {
+        shoal_rotate(
+            pointer(mixed),
+            pointer(cosine),
+            pointer(sine),
+            heads,
+            key_value_heads,
+            results.as_mut_ptr(),
+        )
+    })?;
+    // SAFETY: on success each element is a new tensor that nobody else frees.
+    Ok(results.map(|result| unsafe { Tensor::from_ptr(result) }))
+}
+
+/// On the CPU: silu of the first half of the last dimension, times the second half.
+pub(crate) fn swiglu(both: &Tensor) -> Result<Tensor> {
+    let mut result = ptr::null_mut();
+    // SAFETY: all pointers are of live tensors or of `result`.
+    check(unsafe { shoal_swiglu(pointer(both), &raw mut result) })?;
+    // SAFETY: on success it is a new tensor that nobody else frees.
+    Ok(unsafe { Tensor::from_ptr(result) })
 }

@@ -372,7 +372,7 @@ impl Blocks {
             false => None,
         };
         assert!(cutter.offset as usize == weights.numel(), "the blocks fill the flat vector");
-        let shape = Shape::new(model, manifest.training.dtype, weights.device())?;
+        let shape = Shape::new(model, weights.device())?;
         Ok(Self { shape, embedding, layers, head, all: cutter.all })
     }
 }

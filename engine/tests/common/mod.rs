@@ -1,0 +1,152 @@
+//! A training run in one thread: what the driver does, without a network.
+
+#![allow(dead_code, reason = "each test uses its part")]
+
+use std::path::Path;
+
+use bytes::Bytes;
+use shoal_engine::{
+    Device, DeviceChoice, Engine, FixedPoint, ForwardOutput, Samples, TokenFile, data, square_norm,
+};
+use shoal_protocol::ids::{ClaimKey, ContentHash, Microbatch, Stage, StageSpan, Step};
+use shoal_protocol::manifest::{
+    Checkpoint, Dtype, Evaluation, Manifest, Model, Optimizer, TokenWidth, Tokenizer, Tokens,
+    Training,
+};
+
+/// A small run.
+pub fn manifest() -> Manifest {
+    Manifest {
+        model: Model {
+            vocabulary: 256,
+            hidden: 32,
+            layers: 4,
+            heads: 4,
+            key_value_heads: 2,
+            intermediate: 48,
+            context: 16,
+            rope_theta: 10_000.0,
+            norm_epsilon: 1e-5,
+            initializer_range: 0.02,
+        },
+        training: Training {
+            seed: 7,
+            steps: 20,
+            stages: 1,
+            microbatches: 3,
+            microbatch_size: 2,
+            dtype: Dtype::F32,
+            boundary: Dtype::F32,
+            recompute: false,
+            gradient_fraction_bits: 44,
+        },
+        optimizer: Optimizer {
+            learning_rate: 3e-3,
+            final_learning_rate: 3e-4,
+            warmup_steps: 4,
+            beta1: 0.9,
+            beta2: 0.95,
+            epsilon: 1e-8,
+            weight_decay: 0.1,
+            gradient_clip: 1.0,
+        },
+        evaluation: Evaluation { held_out: 0.1, every: 5, microbatches: 2 },
+        checkpoint: Checkpoint { every: 0 },
+        tokens: Tokens {
+            hash: ContentHash([0; 32]),
+            count: 0,
+            width: TokenWidth::U8,
+            tokenizer: Tokenizer::Bytes,
+        },
+    }
+}
+
+/// Writes a text's token file into `folder`, enters it into the manifest and gives the samples.
+pub fn samples(manifest: &mut Manifest, folder: &Path, text: &[u8]) -> Samples {
+    let path = folder.join("tokens.bin");
+    manifest.tokens = data::write_tokens(text, Tokenizer::Bytes, &path).expect("writable");
+    manifest.check().expect("a valid manifest");
+    Samples::new(manifest, TokenFile::open(&path, &manifest.tokens).expect("just written"))
+}
+
+/// Some text, long enough for the small run.
+pub fn text() -> Vec<u8> {
+    include_bytes!("../../src/stage.rs").to_vec()
+}
+
+/// One run and its state.
+pub struct Trainer {
+    pub manifest: Manifest,
+    pub engine: Engine,
+    pub samples: Samples,
+}
+
+impl Trainer {
+    pub fn new(manifest: &Manifest, samples: Samples) -> Self {
+        let device = Device::open(DeviceChoice::Cpu, 1).expect("a CPU");
+        let span = StageSpan::all(manifest.training.stages);
+        let engine = Engine::new(manifest, span, device).expect("room for a small model");
+        Self { manifest: manifest.clone(), engine, samples }
+    }
+
+    /// Forward through all stages: the loss.
+    pub fn forward(&mut self, step: u64, microbatch: u32) -> f32 {
+        let batch = self.samples.batch(Step(step), Microbatch(microbatch));
+        let mut input = batch.inputs;
+        for stage in self.manifest.stages() {
+            match self.engine.forward(key(step, stage, microbatch), &input, Some(&batch.labels)) {
+                Ok(ForwardOutput::Activation(activation)) => input = activation,
+                Ok(ForwardOutput::Loss(loss)) => return loss,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        panic!("the last stage gives a loss")
+    }
+
+    /// Backward through all stages, and counts the microbatch.
+    pub fn backward(&mut self, step: u64, microbatch: u32) {
+        let mut gradient: Option<Bytes> = None;
+        for stage in self.manifest.stages().collect::<Vec<_>>().into_iter().rev() {
+            let key = key(step, stage, microbatch);
+            gradient = self.engine.backward(key, gradient.as_ref()).expect("a backward pass");
+            self.engine.accumulate(key).expect("gradients in range");
+        }
+    }
+
+    /// Reduces and applies; the global norm.
+    pub fn finish(&mut self, step: u64) -> f64 {
+        let fixed_point = FixedPoint::of(&self.manifest);
+        let mut gradients = Vec::new();
+        for stage in self.manifest.stages() {
+            let all = 0..self.engine.parameters(stage).expect("hosted");
+            let part = self.engine.export(stage, all).expect("hosted");
+            gradients.push(fixed_point.reduce(&[part]).expect("one part"));
+        }
+        let norm = gradients.iter().map(|gradient| square_norm(gradient)).sum::<f64>().sqrt();
+        for (stage, gradient) in self.manifest.stages().zip(&gradients) {
+            self.engine.apply(stage, Step(step), gradient, norm).expect("a whole gradient");
+        }
+        norm
+    }
+
+    /// One whole step: its mean loss and the gradient's norm.
+    pub fn step(&mut self, step: u64) -> (f64, f64) {
+        let microbatches = self.manifest.training.microbatches;
+        let mut loss = 0.0;
+        for microbatch in 0..microbatches {
+            loss += f64::from(self.forward(step, microbatch));
+            self.backward(step, microbatch);
+        }
+        (loss / f64::from(microbatches), self.finish(step))
+    }
+
+    /// All weights in the order of an uncut model, as bits.
+    pub fn weights(&self) -> Vec<u32> {
+        let state = |stage| self.engine.state(stage).expect("hosted").weights;
+        self.manifest.stages().flat_map(state).map(f32::to_bits).collect()
+    }
+}
+
+pub fn key(step: u64, stage: Stage, microbatch: u32) -> ClaimKey {
+    ClaimKey { step: Step(step), stage, microbatch: Microbatch(microbatch) }
+}
