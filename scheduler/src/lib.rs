@@ -4,7 +4,7 @@
 //! the peer that keeps the ledger, a [`coordinator::Coordinator`] are told what happened and when
 //! ([`action::PeerInput`], [`action::CoordinatorInput`]) and answer with what to do
 //! ([`action::PeerAction`], [`action::CoordinatorAction`]). Tensors are opaque handles. The node
-//! drives these types over real links, the simulator drives the same types over modelled ones.
+//! drives these types over real links, [`sim`] drives the same types over modelled ones.
 
 pub mod action;
 pub mod coordinator;
@@ -14,3 +14,4 @@ pub mod peer;
 pub mod placement;
 pub mod round;
 pub mod router;
+pub mod sim;

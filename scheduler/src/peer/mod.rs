@@ -111,7 +111,7 @@ impl Peer {
     pub fn handle(&mut self, now: Moment, input: PeerInput, out: &mut Vec<PeerAction>) {
         let given_before = out.len();
         if matches!(input, PeerInput::Done { .. }) {
-            self.tasks -= 1;
+            self.tasks = self.tasks.saturating_sub(1);
         }
         if self.status == Status::Over {
             return self.let_go(input, out);

@@ -1,0 +1,40 @@
+//! Randomness from a seed.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
+
+/// Numbers that follow from a seed alone.
+#[derive(Debug, Clone)]
+pub(super) struct Dice(ChaCha8Rng);
+
+impl Dice {
+    pub(super) fn new(seed: u64) -> Self {
+        Self(ChaCha8Rng::seed_from_u64(seed))
+    }
+
+    pub(super) fn number(&mut self) -> u64 {
+        self.0.next_u64()
+    }
+
+    /// One of these.
+    pub(super) fn within(&mut self, range: RangeInclusive<u64>) -> u64 {
+        let (start, end) = range.into_inner();
+        start + self.number() % (end - start + 1)
+    }
+
+    /// True in so many of a thousand cases.
+    pub(super) fn chance(&mut self, per_mille: u64) -> bool {
+        self.number() % 1000 < per_mille
+    }
+
+    pub(super) fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.within(0..=choices.len() as u64 - 1) as usize]
+    }
+
+    pub(super) fn microseconds(&mut self, range: RangeInclusive<u64>) -> Duration {
+        Duration::from_micros(self.within(range))
+    }
+}

@@ -1,0 +1,316 @@
+//! A peer's engine, with integers for tensors: one task at a time, in the order given.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use shoal_protocol::ids::{ClaimKey, Stage, Step};
+use shoal_protocol::message::{RoundId, StoredFile};
+use shoal_protocol::units::{Bytes, Moment};
+
+use super::dice::Dice;
+use super::numbers;
+use super::payloads::{Content, Payloads};
+use super::scenario::{ComputeScenario, Scenario};
+use crate::action::{PayloadId, Task, TaskResult};
+
+/// A peer's engine.
+#[derive(Debug)]
+pub(super) struct Engine {
+    seed: u64,
+    last: Stage,
+    compute: ComputeScenario,
+    dice: Dice,
+    sizes: Sizes,
+    stages: BTreeMap<Stage, StageState>,
+    queue: VecDeque<Task>,
+    /// What runs, and for how long in all.
+    running: Option<(Task, Duration)>,
+    /// How long passes ran.
+    pub(super) busy: Duration,
+}
+
+/// What tensors weigh.
+#[derive(Debug, Clone, Copy)]
+struct Sizes {
+    activation: Bytes,
+    gradient: Bytes,
+}
+
+/// One stage's weights and what is added up for them.
+#[derive(Debug)]
+struct StageState {
+    version: Step,
+    weights: u64,
+    sums: Vec<i64>,
+    /// Inputs of microbatches between forward and backward.
+    graphs: BTreeMap<ClaimKey, u64>,
+    /// Weight gradients that wait for their claim to be used.
+    waiting: BTreeMap<ClaimKey, Vec<i64>>,
+    /// The round's result so far.
+    result: Vec<Option<i64>>,
+}
+
+/// What a task did that an oracle looks at.
+#[derive(Debug)]
+pub(super) enum Observed {
+    Nothing,
+    Accumulated(ClaimKey),
+    Applied { step: Step, stage: Stage, sums: Vec<i64>, weights: u64 },
+}
+
+impl Engine {
+    pub(super) fn new(scenario: &Scenario, index: usize) -> Self {
+        let manifest = &scenario.manifest;
+        let tokens = u64::from(manifest.training.microbatch_size * manifest.model.context);
+        let gradient = tokens * u64::from(manifest.model.hidden) * 4;
+        let seed = manifest.training.seed;
+        let state = |(stage, elements): (&Stage, &usize)| {
+            let state = StageState {
+                version: Step(0),
+                weights: numbers::initial_weights(seed, *stage),
+                sums: vec![0; *elements],
+                graphs: BTreeMap::new(),
+                waiting: BTreeMap::new(),
+                result: vec![None; *elements],
+            };
+            (*stage, state)
+        };
+        Self {
+            seed,
+            last: manifest.last_stage(),
+            compute: scenario.peers[index].compute.clone(),
+            dice: Dice::new(scenario.seed ^ (index as u64 + 1) << 32),
+            sizes: Sizes { activation: Bytes(gradient + tokens * 8), gradient: Bytes(gradient) },
+            stages: scenario.parameters.iter().map(state).collect(),
+            queue: VecDeque::new(),
+            running: None,
+            busy: Duration::ZERO,
+        }
+    }
+
+    /// Takes a task. Returns when the engine ends one, if it was idle.
+    pub(super) fn give(&mut self, now: Moment, task: Task) -> Option<Moment> {
+        self.queue.push_back(task);
+        if self.running.is_some() { None } else { self.begin(now) }
+    }
+
+    /// Begins the next task; returns when it ends.
+    pub(super) fn begin(&mut self, now: Moment) -> Option<Moment> {
+        let task = self.queue.pop_front()?;
+        let time = match &task {
+            Task::Forward { .. } => self.compute.forward,
+            Task::Backward { .. } => self.compute.backward,
+            _ => self.compute.other,
+        };
+        let longer = self.dice.within(0..=self.compute.jitter_per_mille) as u32;
+        let time = time + time * longer / 1000;
+        if is_pass(&task) {
+            self.busy += time;
+        }
+        self.running = Some((task, time));
+        Some(now + time)
+    }
+
+    /// What runs now.
+    pub(super) fn running(&self) -> Option<&Task> {
+        self.running.as_ref().map(|(task, _)| task)
+    }
+
+    /// Loses the weight gradient that the running task is about to add.
+    pub(super) fn forget_gradient(&mut self) {
+        if let Some((Task::Accumulate { key }, _)) = self.running {
+            let part = self.stage(key.stage).waiting.get_mut(&key);
+            part.into_iter().flatten().for_each(|value| *value = 0);
+        }
+    }
+
+    /// Whether nothing runs or waits, and nothing is kept for microbatches.
+    pub(super) fn is_empty(&self) -> bool {
+        let clean = |state: &StageState| state.graphs.is_empty() && state.waiting.is_empty();
+        self.running.is_none() && self.queue.is_empty() && self.stages.values().all(clean)
+    }
+
+    /// Carries out the running task.
+    pub(super) fn finish(
+        &mut self,
+        payloads: &mut Payloads,
+    ) -> Result<(TaskResult, Duration, Observed), String> {
+        let (task, busy) = self.running.take().ok_or("the engine ended a task that did not run")?;
+        let mut observed = Observed::Nothing;
+        let result = match task {
+            Task::Forward { key, activation, held_out } => {
+                self.forward(key, activation, held_out, payloads)?
+            }
+            Task::Backward { key, gradient } => self.backward(key, gradient, payloads)?,
+            Task::Accumulate { key } => {
+                let state = self.stage(key.stage);
+                let part = state.waiting.remove(&key).ok_or("nothing waits to be added")?;
+                numbers::add(&mut state.sums, 0..part.len(), &part);
+                observed = Observed::Accumulated(key);
+                TaskResult::Accumulated { key }
+            }
+            Task::Discard { key } => {
+                let state = self.stage(key.stage);
+                state.graphs.remove(&key);
+                state.waiting.remove(&key);
+                TaskResult::Discarded { key }
+            }
+            Task::Apply { round, gradient_norm } => {
+                observed = self.apply(round, gradient_norm)?;
+                TaskResult::Applied { round }
+            }
+            Task::Store { version, stage } => self.store(version, stage)?,
+            task => self.round_task(task, payloads)?,
+        };
+        Ok((result, busy, observed))
+    }
+
+    fn stage(&mut self, stage: Stage) -> &mut StageState {
+        self.stages.get_mut(&stage).expect("the run has the stage")
+    }
+
+    fn forward(
+        &mut self,
+        key: ClaimKey,
+        activation: Option<PayloadId>,
+        held_out: bool,
+        payloads: &mut Payloads,
+    ) -> Result<TaskResult, String> {
+        let input = match activation {
+            Some(id) => word(payloads, id)?,
+            None => numbers::samples(self.seed, key),
+        };
+        let last = self.last;
+        let size = self.sizes.activation;
+        let state = self.stage(key.stage);
+        if state.version != key.step {
+            return Err(format!("{key} ran on version {}", state.version));
+        }
+        if !held_out && state.graphs.insert(key, input).is_some() {
+            return Err(format!("{key} ran forward twice"));
+        }
+        let word = numbers::forward(state.weights, input);
+        let is_last = key.stage == last;
+        let loss = is_last.then(|| numbers::loss(word));
+        let output = (!is_last).then(|| payloads.keep(Content::Word(word), size));
+        Ok(TaskResult::Forwarded { key, output, loss })
+    }
+
+    fn backward(
+        &mut self,
+        key: ClaimKey,
+        gradient: Option<PayloadId>,
+        payloads: &mut Payloads,
+    ) -> Result<TaskResult, String> {
+        let size = self.sizes.gradient;
+        let state = self.stage(key.stage);
+        let input = state.graphs.remove(&key).ok_or("a backward pass without its forward pass")?;
+        let gradient = match gradient {
+            Some(id) => word(payloads, id)?,
+            None => numbers::loss_gradient(numbers::forward(state.weights, input)),
+        };
+        let elements = state.sums.len();
+        let part = numbers::weight_gradient(state.weights, input, gradient, elements);
+        state.waiting.insert(key, part);
+        let returned = numbers::backward(state.weights, input, gradient);
+        let upstream = key.stage > Stage(0);
+        let gradient = upstream.then(|| payloads.keep(Content::Word(returned), size));
+        Ok(TaskResult::Returned { key, gradient })
+    }
+
+    fn round_task(&mut self, task: Task, payloads: &mut Payloads) -> Result<TaskResult, String> {
+        match task {
+            Task::Export { round, to, piece, range } => {
+                let sums = self.stage(round.stage).sums[range].to_vec();
+                Ok(TaskResult::Exported { round, to, piece, payload: keep_sums(payloads, sums) })
+            }
+            Task::Reduce { round, piece, range, parts } => {
+                let state = self.stage(round.stage);
+                let mut sums = state.sums[range.clone()].to_vec();
+                for part in parts {
+                    let part = content_sums(payloads, part)?;
+                    numbers::add(&mut sums, 0..part.len(), &part);
+                }
+                state.install(range.start, &sums)?;
+                Ok(TaskResult::Reduced { round, piece, payload: keep_sums(payloads, sums) })
+            }
+            Task::Install { round, range, payload } => {
+                let sums = content_sums(payloads, payload)?;
+                if sums.len() != range.len() {
+                    return Err("a piece of a wrong size".to_owned());
+                }
+                self.stage(round.stage).install(range.start, &sums)?;
+                Ok(TaskResult::Installed { round, range })
+            }
+            Task::Summarise { round } => {
+                let (hash, square_norm) = numbers::summary(&self.stage(round.stage).whole()?);
+                Ok(TaskResult::Summarised { round, hash, square_norm })
+            }
+            other => Err(format!("not a task of a round: {other:?}")),
+        }
+    }
+
+    fn apply(&mut self, round: RoundId, gradient_norm: f64) -> Result<Observed, String> {
+        let state = self.stage(round.stage);
+        let sums = state.whole()?;
+        state.result.fill(None);
+        state.sums.fill(0);
+        if state.version != round.step || !state.waiting.is_empty() {
+            return Err(format!("step {} is applied to version {}", round.step, state.version));
+        }
+        state.weights = numbers::updated(state.weights, &sums, gradient_norm);
+        state.version = round.step.next();
+        let (step, stage, weights) = (round.step, round.stage, state.weights);
+        Ok(Observed::Applied { step, stage, sums, weights })
+    }
+
+    fn store(&mut self, version: Step, stage: Stage) -> Result<TaskResult, String> {
+        let state = self.stage(stage);
+        if state.version != version {
+            return Err(format!("version {version} is saved at version {}", state.version));
+        }
+        let hash = numbers::file_hash(version, stage, state.weights);
+        let files = vec![StoredFile { name: format!("stage-{stage}"), hash, size: Bytes(8) }];
+        Ok(TaskResult::Stored { version, stage, files })
+    }
+}
+
+impl StageState {
+    fn install(&mut self, start: usize, sums: &[i64]) -> Result<(), String> {
+        for (place, sum) in self.result[start..].iter_mut().zip(sums) {
+            if place.replace(*sum).is_some() {
+                return Err("an element of a result is written twice".to_owned());
+            }
+        }
+        Ok(())
+    }
+
+    fn whole(&self) -> Result<Vec<i64>, String> {
+        let whole: Option<Vec<i64>> = self.result.iter().copied().collect();
+        whole.ok_or_else(|| "a result with holes is used".to_owned())
+    }
+}
+
+/// Whether the task is a forward or backward pass.
+pub(super) fn is_pass(task: &Task) -> bool {
+    matches!(task, Task::Forward { .. } | Task::Backward { .. })
+}
+
+fn word(payloads: &Payloads, id: PayloadId) -> Result<u64, String> {
+    match payloads.get(id)? {
+        (Content::Word(word), _) => Ok(*word),
+        (Content::Sums(_), _) => Err(format!("{id:?} is no activation")),
+    }
+}
+
+fn content_sums(payloads: &Payloads, id: PayloadId) -> Result<Vec<i64>, String> {
+    match payloads.get(id)? {
+        (Content::Sums(sums), _) => Ok(sums.clone()),
+        (Content::Word(_), _) => Err(format!("{id:?} holds no integers")),
+    }
+}
+
+fn keep_sums(payloads: &mut Payloads, sums: Vec<i64>) -> crate::action::Payload {
+    let size = Bytes(sums.len() as u64 * 8);
+    payloads.keep(Content::Sums(sums), size)
+}

@@ -1,0 +1,33 @@
+//! The simulator: the state machines of this crate in a modelled world.
+//!
+//! One seed makes a swarm, its machines and its network ([`Scenario::from_seed`]), and everything
+//! that happens follows from it, event for event. A model of small integers stands for the
+//! transformer, so that whether every microbatch is counted exactly once is checked on real values.
+
+mod dice;
+mod engine;
+mod network;
+mod numbers;
+mod oracle;
+mod payloads;
+mod reference;
+mod report;
+mod scenario;
+mod tamper;
+#[cfg(test)]
+mod tests;
+mod world;
+
+pub use self::oracle::Violation;
+pub use self::report::{Report, StepTime};
+pub use self::scenario::{ComputeScenario, NetworkScenario, PeerScenario, Scenario};
+use self::tamper::Tamper;
+use self::world::World;
+
+/// Runs a swarm to its end.
+///
+/// # Errors
+/// The first thing that did not hold though it must.
+pub fn run(scenario: &Scenario) -> Result<Report, Violation> {
+    World::new(scenario, Tamper::Nothing, true).run()
+}

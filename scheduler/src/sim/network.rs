@@ -1,0 +1,88 @@
+//! Links between peers: one ordered control stream each way, and tensors beside it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use shoal_protocol::units::{Bytes, Moment};
+
+use super::dice::Dice;
+use super::scenario::{NetworkScenario, Scenario};
+
+/// The network: when what is sent arrives.
+#[derive(Debug)]
+pub(super) struct Network {
+    scenario: NetworkScenario,
+    regions: Vec<usize>,
+    dice: Dice,
+    /// When the last control message from one to another arrives.
+    control: BTreeMap<(usize, usize), Moment>,
+    /// When the last byte of tensors leaves for another.
+    bulk: BTreeMap<(usize, usize), Moment>,
+}
+
+impl Network {
+    pub(super) fn new(scenario: &Scenario) -> Self {
+        Self {
+            scenario: scenario.network.clone(),
+            regions: scenario.peers.iter().map(|peer| peer.region).collect(),
+            dice: Dice::new(scenario.seed ^ 0x6e65_7477_6f72_6b00),
+            control: BTreeMap::new(),
+            bulk: BTreeMap::new(),
+        }
+    }
+
+    /// When a control message arrives, and perhaps once more; never before one that was sent
+    /// earlier.
+    pub(super) fn control(&mut self, now: Moment, from: usize, to: usize) -> Vec<Moment> {
+        if from == to {
+            return self.twice(now, |_| now);
+        }
+        let flight = self.flight(from, to);
+        let last = self.control.entry((from, to)).or_default();
+        *last = (*last).max(now + flight);
+        let arrival = *last;
+        self.twice(arrival, |network| {
+            let arrival = arrival + network.flight(from, to);
+            let last = network.control.get_mut(&(from, to)).expect("something was sent");
+            *last = (*last).max(arrival);
+            *last
+        })
+    }
+
+    /// When a tensor arrives, and perhaps once more. Each travels on a stream of its own, all share
+    /// the link.
+    pub(super) fn tensor(
+        &mut self,
+        now: Moment,
+        from: usize,
+        to: usize,
+        size: Bytes,
+    ) -> Vec<Moment> {
+        if from == to {
+            return self.twice(now, |_| now);
+        }
+        let transfer = match self.scenario.bandwidth {
+            Some(bandwidth) => Duration::from_micros(size.0 * 1_000_000 / bandwidth),
+            None => Duration::ZERO,
+        };
+        let free = self.bulk.entry((from, to)).or_default();
+        *free = (*free).max(now) + transfer;
+        let sent = *free;
+        let arrival = sent + self.flight(from, to);
+        self.twice(arrival, |network| arrival + network.flight(from, to))
+    }
+
+    fn twice(&mut self, first: Moment, second: impl FnOnce(&mut Self) -> Moment) -> Vec<Moment> {
+        if self.dice.chance(self.scenario.duplicates_per_mille) {
+            vec![first, second(self)]
+        } else {
+            vec![first]
+        }
+    }
+
+    fn flight(&mut self, from: usize, to: usize) -> Duration {
+        let latency = self.scenario.latency[self.regions[from]][self.regions[to]];
+        let jitter = u64::try_from(self.scenario.jitter.as_micros()).expect("jitter is short");
+        latency + self.dice.microseconds(0..=jitter)
+    }
+}

@@ -1,0 +1,90 @@
+//! A model made of integers: what the real one computes in floating point, this one computes
+//! exactly, so that a microbatch lost or counted twice shows in the weights.
+//!
+//! A word stands for a tensor. Every word depends on the weights and on all that it was made from.
+
+use std::ops::Range;
+
+use shoal_protocol::ids::{ClaimKey, ContentHash, Stage, Step};
+use shoal_protocol::message::FixedLoss;
+
+/// Mixes words into one (the finaliser of MurmurHash3, word by word).
+pub(super) fn mix(words: &[u64]) -> u64 {
+    words.iter().fold(0x9e37_79b9_7f4a_7c15, |state, word| {
+        let mut mixed = (state ^ word).wrapping_mul(0xff51_afd7_ed55_8ccd);
+        mixed ^= mixed >> 33;
+        mixed = mixed.wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+        mixed ^ (mixed >> 29)
+    })
+}
+
+/// Weights of a stage before the first step.
+pub(super) fn initial_weights(seed: u64, stage: Stage) -> u64 {
+    mix(&[seed, 1, u64::from(stage.0)])
+}
+
+/// The samples of a microbatch.
+pub(super) fn samples(seed: u64, key: ClaimKey) -> u64 {
+    mix(&[seed, 2, key.step.0, u64::from(key.microbatch.0)])
+}
+
+/// A stage's output.
+pub(super) fn forward(weights: u64, input: u64) -> u64 {
+    mix(&[3, weights, input])
+}
+
+/// The loss that the last stage's output means.
+pub(super) fn loss(output: u64) -> FixedLoss {
+    FixedLoss((mix(&[4, output]) % (1 << 34)) as i64)
+}
+
+/// The gradient that the last stage starts from.
+pub(super) fn loss_gradient(output: u64) -> u64 {
+    mix(&[5, output])
+}
+
+/// Gradient of a stage's input.
+pub(super) fn backward(weights: u64, input: u64, gradient: u64) -> u64 {
+    mix(&[6, weights, input, gradient])
+}
+
+/// A stage's weight gradient, in small integers.
+pub(super) fn weight_gradient(
+    weights: u64,
+    input: u64,
+    gradient: u64,
+    elements: usize,
+) -> Vec<i64> {
+    let state = mix(&[7, weights, input, gradient]);
+    (0..elements as u64).map(|index| (mix(&[state, index]) % 2001) as i64 - 1000).collect()
+}
+
+/// Hash of a reduced gradient, and the sum of its squares in the order of its elements.
+pub(super) fn summary(sums: &[i64]) -> (ContentHash, f64) {
+    let mut hasher = blake3::Hasher::new();
+    let mut square_norm = 0.0;
+    for sum in sums {
+        hasher.update(&sum.to_le_bytes());
+        square_norm += (*sum as f64) * (*sum as f64);
+    }
+    (hasher.finalize().into(), square_norm)
+}
+
+/// Weights after an update.
+pub(super) fn updated(weights: u64, sums: &[i64], gradient_norm: f64) -> u64 {
+    sums.iter().fold(mix(&[8, weights, gradient_norm.to_bits()]), |weights, sum| {
+        mix(&[weights, *sum as u64])
+    })
+}
+
+/// The content of a stage's file in a checkpoint.
+pub(super) fn file_hash(version: Step, stage: Stage, weights: u64) -> ContentHash {
+    ContentHash::of(&mix(&[9, version.0, u64::from(stage.0), weights]).to_le_bytes())
+}
+
+/// Adds integers to a range of a vector.
+pub(super) fn add(sums: &mut [i64], range: Range<usize>, parts: &[i64]) {
+    for (sum, part) in sums[range].iter_mut().zip(parts) {
+        *sum += part;
+    }
+}

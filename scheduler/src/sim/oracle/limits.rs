@@ -1,0 +1,66 @@
+//! In flight, queued and logged bytes and counts stay under their limits.
+
+use shoal_protocol::units::Bytes;
+
+use crate::action::PeerLoad;
+use crate::round::window;
+use crate::sim::scenario::Scenario;
+
+/// The limits of every peer.
+#[derive(Debug)]
+pub(in crate::sim) struct Limits {
+    peers: Vec<PeerLimit>,
+}
+
+#[derive(Debug)]
+struct PeerLimit {
+    largest_window: usize,
+    offers: usize,
+    in_flight: Bytes,
+    logged: Bytes,
+    rounds: Bytes,
+}
+
+impl Limits {
+    pub(super) fn new(scenario: &Scenario) -> Self {
+        let members = scenario.peers.len();
+        let stages = scenario.parameters.len() as u64;
+        let limit = |peer: &crate::sim::scenario::PeerScenario| {
+            let limits = &peer.limits;
+            // What the others may have on their way here: each as many pieces as its own limit
+            // allows, and as many results.
+            let piece = 8 * limits.cut.piece_elements as u64;
+            let pieces = scenario
+                .peers
+                .iter()
+                .map(|other| u64::from(window(limits.cut, other.limits.round_bytes, members)))
+                .sum::<u64>()
+                + members as u64 * u64::from(window(limits.cut, limits.round_bytes, members));
+            PeerLimit {
+                largest_window: limits.largest_window,
+                offers: limits.offers,
+                in_flight: limits.in_flight,
+                logged: limits.logged,
+                rounds: Bytes(stages * pieces * piece),
+            }
+        };
+        Self { peers: scenario.peers.iter().map(limit).collect() }
+    }
+
+    pub(in crate::sim) fn check(&self, index: usize, load: &PeerLoad) -> Result<(), String> {
+        let limit = &self.peers[index];
+        let counts = load.accepted.iter().all(|(stage, accepted)| {
+            let window = load.window[stage];
+            *accepted <= window && window <= limit.largest_window
+        });
+        let queued = load.waiting.values().all(|waiting| *waiting <= limit.offers);
+        let bytes = load.in_flight <= limit.in_flight
+            && load.logged <= limit.logged
+            && load.rounds <= limit.rounds;
+        if counts && queued && bytes {
+            Ok(())
+        } else {
+            Err(format!("peer {index} holds {load:?}, its limits are {limit:?}"))
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! What must hold in every run, each checked on its own.
+
+mod exactly_once;
+mod limits;
+mod monotone;
+mod progress;
+mod replicas;
+
+use shoal_protocol::units::Moment;
+
+pub(super) use self::exactly_once::ExactlyOnce;
+pub(super) use self::limits::Limits;
+pub(super) use self::monotone::Monotone;
+pub(super) use self::progress::Progress;
+pub(super) use self::replicas::Replicas;
+use super::reference::Reference;
+use super::scenario::Scenario;
+
+/// Something that must hold did not.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("after {:?}, {oracle}: {detail}", at.0)]
+pub struct Violation {
+    /// When.
+    pub at: Moment,
+    /// What must hold.
+    pub oracle: &'static str,
+    /// What did not.
+    pub detail: String,
+}
+
+/// All oracles of one run.
+#[derive(Debug)]
+pub(super) struct Oracles {
+    pub(super) exactly_once: ExactlyOnce,
+    pub(super) replicas: Replicas,
+    pub(super) monotone: Monotone,
+    pub(super) limits: Limits,
+    pub(super) progress: Progress,
+}
+
+impl Oracles {
+    pub(super) fn new(scenario: &Scenario) -> Self {
+        Self {
+            exactly_once: ExactlyOnce::new(&scenario.manifest),
+            replicas: Replicas::new(Reference::of(scenario)),
+            monotone: Monotone::default(),
+            limits: Limits::new(scenario),
+            progress: Progress::new(scenario),
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! (era, step), version and term never go back; no two commits of one (era, step).
+
+use std::collections::BTreeMap;
+
+use shoal_protocol::ids::{Era, Member, Step, Term};
+use shoal_protocol::message::LogRecord;
+
+/// How far everybody is.
+#[derive(Debug, Default)]
+pub(in crate::sim) struct Monotone {
+    term: Option<Term>,
+    view: u64,
+    committed: Option<(Era, Step)>,
+    applied: BTreeMap<Member, Step>,
+}
+
+impl Monotone {
+    pub(in crate::sim) fn logged(&mut self, record: &LogRecord) -> Result<(), String> {
+        match record {
+            LogRecord::Term(term) => {
+                if self.term.replace(*term).is_some_and(|old| old >= *term) {
+                    return Err(format!("term {term} is not a later one"));
+                }
+            }
+            LogRecord::View(view) => {
+                if view.number <= self.view {
+                    return Err(format!("view {} follows view {}", view.number, self.view));
+                }
+                self.view = view.number;
+            }
+            LogRecord::Commit(record) => {
+                let this = (record.era, record.step);
+                if self.committed.replace(this).is_some_and(|old| old >= this) {
+                    return Err(format!("{this:?} is committed after a later step or again"));
+                }
+            }
+            LogRecord::Checkpoint { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// A peer said that it applied a step.
+    pub(in crate::sim) fn applied(&mut self, member: Member, step: Step) -> Result<(), String> {
+        let expected = self.applied.get(&member).map_or(Step(0), |last| last.next());
+        self.applied.insert(member, step);
+        if step == expected {
+            Ok(())
+        } else {
+            Err(format!("{member} applied step {step} instead of {expected}"))
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! A run without faults ends within a bound, and nobody says that something is wrong.
+
+use std::time::Duration;
+
+use shoal_protocol::units::Moment;
+
+use crate::sim::scenario::Scenario;
+
+/// How long a step may take.
+#[derive(Debug)]
+pub(in crate::sim) struct Progress {
+    bound: Duration,
+    last: Moment,
+}
+
+impl Progress {
+    pub(super) fn new(scenario: &Scenario) -> Self {
+        let manifest = &scenario.manifest;
+        let microbatches = manifest.training.microbatches + manifest.evaluation.microbatches;
+        let passes = microbatches * u32::from(manifest.training.stages) + 1;
+        let peers = || scenario.peers.iter();
+        // The slowest peer does everything, and everything waits for a retry that is answered over
+        // the slowest link.
+        let slowest = peers().map(|peer| peer.compute.forward + peer.compute.backward).max();
+        let retry = peers().map(|peer| peer.limits.retry).max();
+        let farthest = scenario.network.latency.iter().flatten().max();
+        let (Some(slowest), Some(retry), Some(farthest)) = (slowest, retry, farthest) else {
+            unreachable!("a swarm has peers")
+        };
+        let trip = retry + (*farthest + scenario.network.jitter) * 10;
+        let bound = (slowest * 2 + trip) * passes + Duration::from_secs(60);
+        Self { bound, last: Moment::default() }
+    }
+
+    /// A step was opened, committed or saved, or a peer was admitted.
+    pub(in crate::sim) fn advanced(&mut self, now: Moment) {
+        self.last = now;
+    }
+
+    pub(in crate::sim) fn check(&self, now: Moment) -> Result<(), String> {
+        if now.since(self.last) <= self.bound {
+            Ok(())
+        } else {
+            Err(format!("nothing came of the last {:?}", self.bound))
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! All replicas of a stage at the same version have the same weights, those of the run that one
+//! process does alone, and have them only once the log says so.
+
+use shoal_protocol::ids::{Stage, Step};
+use shoal_protocol::message::{CommitRecord, StoredFile};
+
+use crate::sim::reference::Reference;
+
+/// What the swarm comes to, against the reference.
+#[derive(Debug)]
+pub(in crate::sim) struct Replicas {
+    reference: Reference,
+    committed: usize,
+}
+
+impl Replicas {
+    pub(super) fn new(reference: Reference) -> Self {
+        Self { reference, committed: 0 }
+    }
+
+    pub(in crate::sim) fn committed(&mut self, record: &CommitRecord) -> Result<(), String> {
+        self.committed += 1;
+        let Some(expected) = self.reference.steps.get(record.step.0 as usize) else {
+            return Err(format!("step {} is not of this run", record.step));
+        };
+        let same = record.gradient_norm.to_bits() == expected.gradient_norm.to_bits()
+            && record.loss == expected.loss
+            && record.held_out_loss == expected.held_out_loss;
+        if same {
+            Ok(())
+        } else {
+            Err(format!("the commit of step {} is not the reference's: {record:?}", record.step))
+        }
+    }
+
+    pub(in crate::sim) fn applied(
+        &self,
+        step: Step,
+        stage: Stage,
+        sums: &[i64],
+        weights: u64,
+    ) -> Result<(), String> {
+        if step.0 as usize >= self.committed {
+            return Err(format!("step {step} is applied and not committed"));
+        }
+        let expected = &self.reference.steps[step.0 as usize];
+        let stage = usize::from(stage.0);
+        if expected.sums[stage] != sums {
+            return Err(format!("the gradient of step {step}, stage {stage} is not the batch's"));
+        }
+        if expected.weights[stage] != weights {
+            return Err(format!("the weights of stage {stage} after step {step} differ"));
+        }
+        Ok(())
+    }
+
+    pub(in crate::sim) fn saved(
+        &self,
+        version: Step,
+        stages: &[Vec<StoredFile>],
+    ) -> Result<(), String> {
+        let hashes: Vec<_> = stages.iter().flatten().map(|file| file.hash).collect();
+        if self.reference.files.get(version.0 as usize) == Some(&hashes) {
+            Ok(())
+        } else {
+            Err(format!("the checkpoint of version {version} is not the reference's"))
+        }
+    }
+}

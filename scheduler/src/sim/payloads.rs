@@ -1,0 +1,46 @@
+//! The tensors that a peer's driver keeps, by handle.
+
+use std::collections::BTreeMap;
+
+use shoal_protocol::units::Bytes;
+
+use crate::action::{Payload, PayloadId};
+
+/// What a tensor holds in the simulator.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Content {
+    /// An activation or a gradient.
+    Word(u64),
+    /// Integers of a round.
+    Sums(Vec<i64>),
+}
+
+/// One peer's tensors. Handles are never given twice.
+#[derive(Debug, Default)]
+pub(super) struct Payloads {
+    live: BTreeMap<PayloadId, (Content, Bytes)>,
+    next: u64,
+}
+
+impl Payloads {
+    pub(super) fn keep(&mut self, content: Content, size: Bytes) -> Payload {
+        let id = PayloadId(self.next);
+        self.next += 1;
+        self.live.insert(id, (content, size));
+        Payload { id, size }
+    }
+
+    /// A tensor that is kept; none is a use after its release.
+    pub(super) fn get(&self, id: PayloadId) -> Result<&(Content, Bytes), String> {
+        self.live.get(&id).ok_or_else(|| format!("{id:?} is used after its release"))
+    }
+
+    pub(super) fn release(&mut self, id: PayloadId) -> Result<(), String> {
+        let known = self.live.remove(&id);
+        known.map(|_| ()).ok_or_else(|| format!("{id:?} is released twice"))
+    }
+
+    pub(super) fn leaked(&self) -> usize {
+        self.live.len()
+    }
+}

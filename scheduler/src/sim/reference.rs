@@ -1,0 +1,89 @@
+//! The run that no swarm is needed for: one microbatch after the other, one stage after the other.
+
+use std::collections::BTreeMap;
+
+use shoal_protocol::ids::{ClaimKey, ContentHash, Microbatch, Stage, Step};
+use shoal_protocol::message::FixedLoss;
+
+use super::numbers;
+use super::scenario::Scenario;
+
+/// What every step must come to.
+#[derive(Debug)]
+pub(super) struct Reference {
+    pub(super) steps: Vec<ReferenceStep>,
+    /// Each stage's file of every version's checkpoint.
+    pub(super) files: Vec<Vec<ContentHash>>,
+}
+
+/// What one step must come to.
+#[derive(Debug)]
+pub(super) struct ReferenceStep {
+    /// Each stage's sums.
+    pub(super) sums: Vec<Vec<i64>>,
+    pub(super) gradient_norm: f64,
+    pub(super) loss: FixedLoss,
+    pub(super) held_out_loss: Option<FixedLoss>,
+    /// Each stage's weights after the step.
+    pub(super) weights: Vec<u64>,
+}
+
+impl Reference {
+    pub(super) fn of(scenario: &Scenario) -> Self {
+        let manifest = &scenario.manifest;
+        let seed = manifest.training.seed;
+        let initial = manifest.stages().map(|stage| numbers::initial_weights(seed, stage));
+        let mut weights: Vec<u64> = initial.collect();
+        let mut files = vec![file_hashes(Step(0), &weights)];
+        let mut steps = Vec::new();
+        for step in (0..manifest.training.steps).map(Step) {
+            let done = one_step(scenario, step, &weights);
+            weights.clone_from(&done.weights);
+            files.push(file_hashes(step.next(), &weights));
+            steps.push(done);
+        }
+        Self { steps, files }
+    }
+}
+
+fn file_hashes(version: Step, weights: &[u64]) -> Vec<ContentHash> {
+    let stages = (0..).map(Stage);
+    stages.zip(weights).map(|(stage, word)| numbers::file_hash(version, stage, *word)).collect()
+}
+
+fn one_step(scenario: &Scenario, step: Step, weights: &[u64]) -> ReferenceStep {
+    let manifest = &scenario.manifest;
+    let elements: Vec<usize> = scenario.parameters.values().copied().collect();
+    let mut sums: Vec<Vec<i64>> = elements.iter().map(|count| vec![0; *count]).collect();
+    let mut losses = BTreeMap::new();
+    for microbatch in (0..manifest.microbatches_of(step.0)).map(Microbatch) {
+        let key = ClaimKey { step, stage: Stage(0), microbatch };
+        let mut inputs = vec![numbers::samples(manifest.training.seed, key)];
+        for word in weights {
+            inputs.push(numbers::forward(*word, inputs[inputs.len() - 1]));
+        }
+        let output = inputs[weights.len()];
+        losses.insert(microbatch, numbers::loss(output));
+        if microbatch.0 >= manifest.training.microbatches {
+            continue;
+        }
+        let mut gradient = numbers::loss_gradient(output);
+        for stage in (0..weights.len()).rev() {
+            let (word, input) = (weights[stage], inputs[stage]);
+            let part = numbers::weight_gradient(word, input, gradient, elements[stage]);
+            numbers::add(&mut sums[stage], 0..part.len(), &part);
+            gradient = numbers::backward(word, input, gradient);
+        }
+    }
+    let held_out = losses.split_off(&Microbatch(manifest.training.microbatches));
+    let square_norm = sums.iter().fold(0.0, |sum, sums| sum + numbers::summary(sums).1);
+    let gradient_norm = square_norm.sqrt();
+    let update = |(word, sums): (&u64, &Vec<i64>)| numbers::updated(*word, sums, gradient_norm);
+    ReferenceStep {
+        weights: weights.iter().zip(&sums).map(update).collect(),
+        sums,
+        gradient_norm,
+        loss: losses.into_values().sum(),
+        held_out_loss: (!held_out.is_empty()).then(|| held_out.into_values().sum()),
+    }
+}

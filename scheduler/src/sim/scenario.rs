@@ -1,0 +1,255 @@
+//! One swarm and its circumstances: everything that a run of the simulator follows from.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use shoal_protocol::ids::{ContentHash, Stage};
+use shoal_protocol::manifest::{
+    Checkpoint, Dtype, Evaluation, Manifest, Model, Optimizer, TokenWidth, Tokenizer, Tokens,
+    Training,
+};
+use shoal_protocol::message::StageChoice;
+use shoal_protocol::units::Bytes;
+
+use super::dice::Dice;
+use crate::peer::{PeerLimits, RoundCut};
+
+/// Members of the largest swarm that a seed makes.
+const PEERS: u64 = 64;
+
+/// Stages of the longest pipeline that a seed makes.
+const STAGES: u64 = 8;
+
+/// One swarm and its circumstances.
+#[derive(Debug, Clone)]
+pub struct Scenario {
+    /// Decides everything that is still left to chance while the swarm runs.
+    pub seed: u64,
+    /// The run.
+    pub manifest: Arc<Manifest>,
+    /// Elements of each stage's vector.
+    pub parameters: BTreeMap<Stage, usize>,
+    /// The peers, the first of which is the coordinator's too.
+    pub peers: Vec<PeerScenario>,
+    /// The network.
+    pub network: NetworkScenario,
+    /// From a record's way into the log until it is down for good, at most.
+    pub log_delay: Duration,
+}
+
+/// One peer.
+#[derive(Debug, Clone)]
+pub struct PeerScenario {
+    /// The stages it wants.
+    pub choice: StageChoice,
+    /// How much it takes on.
+    pub limits: PeerLimits,
+    /// When it starts.
+    pub start: Duration,
+    /// What its tasks take.
+    pub compute: ComputeScenario,
+    /// Where it is.
+    pub region: usize,
+}
+
+/// What a peer's tasks take.
+#[derive(Debug, Clone)]
+pub struct ComputeScenario {
+    /// A forward pass of one stage.
+    pub forward: Duration,
+    /// A backward pass of one stage.
+    pub backward: Duration,
+    /// Any other task.
+    pub other: Duration,
+    /// Each pass takes up to so many thousandths longer.
+    pub jitter_per_mille: u64,
+}
+
+/// The network between peers.
+#[derive(Debug, Clone)]
+pub struct NetworkScenario {
+    /// One way, from each region to each.
+    pub latency: Vec<Vec<Duration>>,
+    /// Every message takes up to so much longer.
+    pub jitter: Duration,
+    /// Bytes per second from a peer to another; none is no limit.
+    pub bandwidth: Option<u64>,
+    /// Of a thousand messages and tensors, so many arrive twice.
+    pub duplicates_per_mille: u64,
+}
+
+impl Scenario {
+    /// The swarm of this seed.
+    #[must_use]
+    pub fn from_seed(seed: u64) -> Self {
+        let mut dice = Dice::new(seed);
+        let most = dice.pick(&[3, 8, 24, PEERS]);
+        let count = dice.within(1..=most);
+        let most = dice.pick(&[2, 4, STAGES]);
+        let stages = dice.within(1..=most);
+        let manifest = manifest(&mut dice, stages as u16);
+        let parameters = (0..stages as u16).map(|stage| (Stage(stage), 0));
+        let mut parameters: BTreeMap<Stage, usize> = parameters.collect();
+        for elements in parameters.values_mut() {
+            *elements = dice.within(1..=40) as usize;
+        }
+        let block = dice.within(1..=4) as usize;
+        let piece_elements = block * dice.within(1..=6) as usize;
+        let cut = RoundCut { block_elements: block, piece_elements };
+        let network = network(&mut dice);
+        let regions = network.latency.len() as u64;
+        let every_stage = count < stages || dice.chance(100);
+        let peers = (0..count)
+            .map(|index| {
+                let first = index == 0 && every_stage;
+                let region = dice.within(0..=regions - 1) as usize;
+                peer(&mut dice, &manifest, cut, first, region)
+            })
+            .collect();
+        let log_delay = dice.pick(&[Duration::ZERO, Duration::from_millis(8)]);
+        let manifest = Arc::new(manifest);
+        Self { seed, manifest, parameters, peers, network, log_delay }
+    }
+
+    /// The same run on one peer that hosts every stage.
+    #[must_use]
+    pub fn alone(&self) -> Self {
+        let mut alone = self.clone();
+        alone.peers.truncate(1);
+        alone.peers[0].choice = StageChoice::All;
+        alone
+    }
+
+    /// A run that only its shape matters of.
+    #[must_use]
+    pub fn small_manifest(stages: u16, microbatches: u32, steps: u64) -> Manifest {
+        Manifest {
+            model: Model {
+                vocabulary: 256,
+                hidden: 2,
+                layers: u32::from(stages),
+                heads: 1,
+                key_value_heads: 1,
+                intermediate: 2,
+                context: 4,
+                rope_theta: 10_000.0,
+                norm_epsilon: 1e-5,
+                initializer_range: 0.02,
+            },
+            training: Training {
+                seed: 0,
+                steps,
+                stages,
+                microbatches,
+                microbatch_size: 1,
+                dtype: Dtype::F32,
+                boundary: Dtype::F32,
+                recompute: false,
+                gradient_fraction_bits: 44,
+            },
+            optimizer: Optimizer {
+                learning_rate: 1e-3,
+                final_learning_rate: 1e-4,
+                warmup_steps: 2,
+                beta1: 0.9,
+                beta2: 0.95,
+                epsilon: 1e-8,
+                weight_decay: 0.1,
+                gradient_clip: 1.0,
+            },
+            evaluation: Evaluation { held_out: 0.1, every: 0, microbatches: 0 },
+            checkpoint: Checkpoint { every: 0 },
+            tokens: Tokens {
+                hash: ContentHash([0; 32]),
+                count: 1000,
+                width: TokenWidth::U8,
+                tokenizer: Tokenizer::Bytes,
+            },
+        }
+    }
+}
+
+fn manifest(dice: &mut Dice, stages: u16) -> Manifest {
+    let most = dice.pick(&[3, 12, 40]);
+    let microbatches = dice.within(1..=most) as u32;
+    let steps = dice.within(0..=4);
+    let mut manifest = Scenario::small_manifest(stages, microbatches, steps);
+    manifest.training.seed = dice.number();
+    manifest.evaluation.every = dice.within(0..=2);
+    if manifest.evaluation.every > 0 {
+        manifest.evaluation.microbatches = dice.within(1..=5) as u32;
+    }
+    manifest.checkpoint.every = dice.within(0..=3);
+    assert_eq!(manifest.check(), Ok(()), "scenarios are of runs that can be");
+    manifest
+}
+
+fn network(dice: &mut Dice) -> NetworkScenario {
+    let regions = dice.within(1..=4) as usize;
+    let far = dice.pick(&[500, 20_000, 150_000]);
+    let mut latency = vec![vec![Duration::ZERO; regions]; regions];
+    for (from, row) in latency.iter_mut().enumerate() {
+        for (to, latency) in row.iter_mut().enumerate() {
+            let most = if from == to { 500 } else { far };
+            *latency = dice.microseconds(0..=most);
+        }
+    }
+    let jitter = dice.pick(&[0, 200, 30_000]);
+    NetworkScenario {
+        latency,
+        jitter: Duration::from_micros(jitter),
+        bandwidth: dice.pick(&[None, Some(100_000), Some(10_000)]),
+        duplicates_per_mille: dice.pick(&[0, 0, 10, 200]),
+    }
+}
+
+fn peer(
+    dice: &mut Dice,
+    manifest: &Manifest,
+    cut: RoundCut,
+    every_stage: bool,
+    region: usize,
+) -> PeerScenario {
+    let stages = u64::from(manifest.training.stages);
+    let choice = if every_stage {
+        StageChoice::All
+    } else if dice.chance(50) {
+        dice.pick(&[StageChoice::All, StageChoice::One(Stage((stages / 2) as u16))])
+    } else {
+        StageChoice::Auto
+    };
+    let forward = dice.microseconds(200..=20_000) * dice.pick(&[1, 1, 1, 4]);
+    PeerScenario {
+        choice,
+        limits: limits(dice, manifest, cut),
+        start: dice.microseconds(0..=100_000),
+        compute: ComputeScenario {
+            forward,
+            backward: forward * 2,
+            other: dice.microseconds(1..=500),
+            jitter_per_mille: dice.pick(&[0, 100, 1000]),
+        },
+        region,
+    }
+}
+
+fn limits(dice: &mut Dice, manifest: &Manifest, cut: RoundCut) -> PeerLimits {
+    // What one microbatch weighs at one stage: activation with labels, and gradient.
+    let training = &manifest.training;
+    let elements = u64::from(training.microbatch_size * manifest.model.context);
+    let unit = elements * (2 * u64::from(manifest.model.hidden) * 4 + 8);
+    let stages = u64::from(training.stages);
+    let all = u64::from(training.microbatches + manifest.evaluation.microbatches);
+    PeerLimits {
+        first_window: dice.within(1..=4) as usize,
+        largest_window: dice.pick(&[1, 2, 4, 64]),
+        offers: dice.pick(&[0, 1, 3, 64]),
+        askers: dice.pick(&[1, 4, 64]),
+        in_flight: Bytes(unit * stages * dice.pick(&[1, 3, 64])),
+        logged: Bytes(unit * stages * all),
+        round_bytes: Bytes(8 * cut.piece_elements as u64 * dice.within(0..=8)),
+        cut,
+        retry: Duration::from_millis(dice.pick(&[100, 700, 2000])),
+    }
+}

@@ -1,0 +1,65 @@
+//! Errors put in on purpose: each must be caught by an oracle or by what travels with every round.
+
+use shoal_protocol::message::{Between, FromCoordinator, TensorTag};
+
+use crate::action::{CoordinatorAction, PeerAction};
+
+/// One error that a swarm is run with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(not(test), expect(dead_code, reason = "only tests put errors in"))]
+pub(super) enum Tamper {
+    /// None.
+    Nothing,
+    /// An addition to an accumulator is done and reported twice.
+    CountTwice,
+    /// An addition is reported and not done.
+    CountNever,
+    /// The coordinator's close leaves a microbatch out.
+    DropFromClose,
+    /// Peers apply a round's result before its commit.
+    ApplyWithoutCommit,
+    /// Who is refused a claim takes it all the same.
+    IgnoreHeld,
+    /// One piece of a round claims another proof.
+    WrongProof,
+    /// A tensor is never released.
+    KeepPayload,
+    /// Acceptances do not arrive.
+    LoseAcceptances,
+}
+
+impl Tamper {
+    /// Changes what the coordinator wants done.
+    pub(super) fn coordinator_action(self, action: &mut CoordinatorAction) {
+        let CoordinatorAction::Send { message, .. } = action else { return };
+        match (self, &mut *message) {
+            (Self::DropFromClose, FromCoordinator::Close(round)) => {
+                for member in &mut round.members {
+                    member.counted.pop();
+                }
+            }
+            (Self::IgnoreHeld, FromCoordinator::Held { key, .. }) => {
+                let grant = shoal_protocol::ids::GrantNumber(u64::MAX);
+                *message = FromCoordinator::Granted { key: *key, grant, next_holder: None };
+            }
+            _ => {}
+        }
+    }
+
+    /// Changes what a peer wants done; false is not to be done at all.
+    pub(super) fn peer_action(self, action: &mut PeerAction) -> bool {
+        match (self, action) {
+            (Self::WrongProof, PeerAction::SendTensor { tag, .. }) => {
+                if let TensorTag::RoundPart { proof, .. } = tag {
+                    *proof ^= 1;
+                }
+                true
+            }
+            (Self::KeepPayload, PeerAction::Release(id)) => id.0 != 1,
+            (Self::LoseAcceptances, PeerAction::Send { message: Between::Accepted { .. }, .. }) => {
+                false
+            }
+            _ => true,
+        }
+    }
+}
