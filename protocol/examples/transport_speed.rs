@@ -30,7 +30,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 async fn measure(total: usize, piece: usize) -> Result<(), Box<dyn std::error::Error>> {
     let (sender, _sender_events) = bind()?;
     let (receiver, mut events) = bind()?;
+    let start = Instant::now();
     sender.connect(receiver.peer_id(), &receiver.local_addresses()).await?;
+    println!("connected in {:.1} ms", start.elapsed().as_secs_f64() * 1e3);
 
     let bytes = piece << 20;
     let frame = Frame::pack(

@@ -143,7 +143,6 @@ struct Context {
 
 /// Serves one connection until it ends, and says why it did.
 async fn serve(shared: &Arc<Shared>, peer: &Arc<Peer>, session: &Arc<Session>) -> DisconnectReason {
-    let connection = &session.connection;
     let Some((send, recv)) = session.control.lock().await.take() else {
         return DisconnectReason::Lost("the answer to the hello could not be sent".to_owned());
     };
@@ -181,11 +180,7 @@ async fn serve(shared: &Arc<Shared>, peer: &Arc<Peer>, session: &Arc<Session>) -
         }
     }
     readers.shutdown().await;
-    // A violation by which we closed may have been noticed as a lost connection elsewhere first.
-    match (&reason, connection.close_reason()) {
-        (DisconnectReason::Lost(_), Some(error)) => reason_of(&error),
-        _ => reason,
-    }
+    reason
 }
 
 /// A task of ours that panicked takes its connection with it, and nothing else.

@@ -74,6 +74,9 @@ const PEERS: usize = 4 * limits::MEMBERS;
 /// How long closing waits in all.
 const CLOSE: Duration = Duration::from_secs(8);
 
+/// How long closing answers packets that are still on their way.
+const LINGER: Duration = Duration::from_millis(200);
+
 /// What a transport is made with.
 #[derive(Clone)]
 pub struct TransportConfig {
@@ -344,8 +347,8 @@ impl Transport {
         }
         shared.tracker.wait().await;
         for endpoint in &shared.endpoints {
-            // The other ends hear of it even if one packet is lost.
-            let _ = timeout(Duration::from_secs(1), endpoint.wait_idle()).await;
+            // Who missed the farewell and still sends is told again.
+            let _ = timeout(LINGER, endpoint.wait_idle()).await;
         }
     }
 }

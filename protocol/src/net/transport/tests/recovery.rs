@@ -36,6 +36,35 @@ async fn a_new_life_of_a_peer_takes_the_place_of_the_former() {
 }
 
 #[tokio::test]
+async fn a_peer_that_died_without_a_word_is_noticed_when_it_is_back() {
+    let mut node = Node::new();
+    let identity = Identity::ephemeral();
+    // With its runtime everything of a process that sends packets dies.
+    let process = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    let former = {
+        let _inside = process.enter();
+        Node::with(&identity, loopback(), config(1))
+    };
+    let address = former.addresses()[0];
+    node.connect(&former).await.expect("reached");
+    assert_eq!(node.connected().await, former.member);
+    process.shutdown_background();
+    drop(former);
+
+    let mut next = rebind(&identity, address, config(2)).await;
+    node.transport.send_control(identity.peer_id(), b"who are you?".to_vec()).expect("queued");
+    let (_, reason) = node.disconnected().await;
+    assert_eq!(reason, DisconnectReason::Lost("reset by peer".to_owned()));
+    node.transport.send_control(identity.peer_id(), b"hello".to_vec()).expect("queued");
+    assert_eq!(next.connected().await, node.member);
+    assert_eq!(next.control().await, (node.member, b"hello".to_vec()));
+}
+
+#[tokio::test]
 async fn messages_wait_for_a_peer_that_starts_again() {
     let mut node = Node::new();
     let identity = Identity::ephemeral();
