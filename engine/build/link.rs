@@ -7,7 +7,10 @@ use std::path::PathBuf;
 pub(crate) fn libtorch_folder() -> PathBuf {
     println!("cargo:rerun-if-env-changed=LIBTORCH");
     let given = std::env::var_os("DEP_TCH_LIBTORCH_LIB").expect("torch-sys is a dependency");
-    let library = PathBuf::from(given).join("libtorch_cpu.so");
+    let given = PathBuf::from(given);
+    // Written anew by each set-up, so a libtorch that has moved is noticed.
+    println!("cargo:rerun-if-changed={}", given.with_file_name("build-version").display());
+    let library = given.join("libtorch_cpu.so");
     let real = library.canonicalize().unwrap_or_else(|error| {
         panic!("{}: {error}: run scripts/setup.sh, which installs libtorch", library.display())
     });
