@@ -9,7 +9,7 @@ use crate::exit::{Exit, ExitWith};
 ///
 /// # Errors
 /// When there is no checkpoint, or a part of it is missing or damaged.
-pub fn run(command: CheckpointCommand) -> anyhow::Result<()> {
+pub(super) fn run(command: CheckpointCommand) -> anyhow::Result<()> {
     match command {
         CheckpointCommand::Hash(args) => {
             let hash = Checkpoint::open(&args.directory).and_then(|checkpoint| checkpoint.hash());

@@ -5,6 +5,6 @@ use clap::CommandFactory;
 use crate::cli::{Cli, CompletionArgs};
 
 /// Prints the script.
-pub fn run(args: &CompletionArgs) {
+pub(super) fn run(args: &CompletionArgs) {
     clap_complete::generate(args.shell, &mut Cli::command(), "shoal", &mut std::io::stdout());
 }

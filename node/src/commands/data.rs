@@ -25,7 +25,7 @@ struct Shown {
 ///
 /// # Errors
 /// When the run configuration or its text cannot be used, or the run has no such microbatch.
-pub fn run(command: DataCommand) -> anyhow::Result<()> {
+pub(super) fn run(command: DataCommand) -> anyhow::Result<()> {
     let DataCommand::Show(args) = command;
     println!("{}", serde_json::to_string(&show(&args)?)?);
     Ok(())

@@ -12,7 +12,7 @@ use crate::exit::{Exit, ExitWith};
 ///
 /// # Errors
 /// When the checkpoint is damaged.
-pub fn run(args: &GenerateArgs) -> anyhow::Result<()> {
+pub(super) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     if !(args.temperature >= 0.0 && args.temperature.is_finite()) {
         let problem =
             anyhow!("--temperature {} is out of range: it must be 0 or more", args.temperature);

@@ -10,7 +10,7 @@ use crate::exit::{Exit, ExitWith};
 ///
 /// # Errors
 /// When the identity can neither be read nor made.
-pub fn run(args: &IdArgs) -> anyhow::Result<()> {
+pub(super) fn run(args: &IdArgs) -> anyhow::Result<()> {
     std::fs::create_dir_all(&args.data_dir)
         .with_context(|| format!("no data directory {}", args.data_dir.display()))
         .exit_with(Exit::Usage)?;

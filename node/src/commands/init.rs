@@ -13,7 +13,7 @@ use crate::exit::{Exit, ExitWith};
 ///
 /// # Errors
 /// When the file is there already or cannot be written.
-pub fn run(args: &InitArgs) -> anyhow::Result<()> {
+pub(super) fn run(args: &InitArgs) -> anyhow::Result<()> {
     let path = args.output.display();
     let created = OpenOptions::new().write(true).create_new(true).open(&args.output);
     let mut file = match created {

@@ -30,7 +30,7 @@ use summary::Summary;
 ///
 /// # Errors
 /// When the arguments do not make a run, a process fails, or swarm and reference differ.
-pub fn run(args: &DemoArgs, log_format: LogFormat) -> anyhow::Result<()> {
+pub(super) fn run(args: &DemoArgs, log_format: LogFormat) -> anyhow::Result<()> {
     check(args)?;
     let config = configure(args)?;
     let folder = Folder::prepare(&args.out)?;
