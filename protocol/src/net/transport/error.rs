@@ -205,8 +205,8 @@ pub enum Violation {
         /// Announced bytes.
         size: u64,
     },
-    /// The control stream ended within a message, or at all.
-    #[error("the control stream ended")]
+    /// The control stream ended within a message.
+    #[error("the control stream ended within a message")]
     ControlEnded,
     /// The header of a tensor message makes no sense.
     #[error("a tensor message with a tag of {tag} bytes and {frames} tensors")]

@@ -14,7 +14,7 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::timeout;
 
 use super::dial::{self, Backoff};
-use super::error::{ConnectError, DisconnectReason, Violation};
+use super::error::{ConnectError, DisconnectReason};
 use super::event::{TensorMessage, TransportEvent};
 use super::outbox::{Priority, TensorJob, Ticket};
 use super::peer::{Peer, Session};
@@ -147,6 +147,7 @@ async fn serve(shared: &Arc<Shared>, peer: &Arc<Peer>, session: &Arc<Session>) -
         return DisconnectReason::Lost("the answer to the hello could not be sent".to_owned());
     };
     let context = Context { shared: shared.clone(), peer: peer.clone(), session: session.clone() };
+    peer.outbox.connected();
     let mut writers = JoinSet::new();
     writers.spawn(write_control(context.clone(), send));
     writers.spawn(write_tensors(context.clone()));
@@ -156,15 +157,17 @@ async fn serve(shared: &Arc<Shared>, peer: &Arc<Peer>, session: &Arc<Session>) -
     readers.spawn(serve_blobs(context.clone()));
 
     let reason = tokio::select! {
+        // Closing first: then the writers end by themselves.
+        biased;
+        () = shared.closing.cancelled() => {
+            // Whatever is not taken by then is lost.
+            let _ = timeout(FLUSH, flush(peer, &mut writers)).await;
+            DisconnectReason::Closing
+        }
         Some(ended) = writers.join_next() => ended.unwrap_or_else(failed),
         Some(ended) = readers.join_next() => ended.unwrap_or_else(failed),
         () = peer.replaced(session) => DisconnectReason::Replaced,
         () = peer.outbox.stuck() => DisconnectReason::QueueFull,
-        () = shared.closing.cancelled() => {
-            // Whatever is not taken by then is lost.
-            let _ = timeout(FLUSH, peer.outbox.emptied()).await;
-            DisconnectReason::Closing
-        }
     };
     close(session, &reason);
     writers.shutdown().await;
@@ -181,6 +184,13 @@ async fn serve(shared: &Arc<Shared>, peer: &Arc<Peer>, session: &Arc<Session>) -
     }
     readers.shutdown().await;
     reason
+}
+
+/// Waits until the peer has everything: tensors leave the box only then, and the control writer
+/// ends only then.
+async fn flush(peer: &Peer, writers: &mut JoinSet<DisconnectReason>) {
+    peer.outbox.emptied().await;
+    writers.join_next().await;
 }
 
 /// A task of ours that panicked takes its connection with it, and nothing else.
@@ -233,7 +243,12 @@ async fn write_control(context: Context, mut stream: SendStream) -> DisconnectRe
     let _ = stream.set_priority(Priority::Gradient as i32 + 1);
     let Context { shared, peer, .. } = &context;
     loop {
-        let batch = peer.outbox.control().await;
+        let batch = tokio::select! {
+            // What is queued goes out before we close.
+            biased;
+            batch = peer.outbox.control() => batch,
+            () = shared.closing.cancelled() => break,
+        };
         let mut chunks = Vec::with_capacity(2 * batch.len());
         for message in batch {
             chunks.push(Bytes::copy_from_slice(&control::prefix(&message)));
@@ -255,6 +270,10 @@ async fn write_control(context: Context, mut stream: SendStream) -> DisconnectRe
             whole_messages = messages;
         }
     }
+    // Neither fails on a stream that works; on one that does not, the connection is gone.
+    let _ = stream.finish();
+    let _ = stream.stopped().await;
+    DisconnectReason::Closing
 }
 
 async fn write_tensors(context: Context) -> DisconnectReason {
@@ -295,9 +314,11 @@ async fn read_control(context: Context, mut stream: RecvStream) -> DisconnectRea
     loop {
         let bytes = match control::read(&mut stream).await {
             Ok(bytes) => bytes,
-            Err(control::ReadFailure::End) => return Violation::ControlEnded.into(),
             Err(control::ReadFailure::Violation(violation)) => return violation.into(),
-            Err(control::ReadFailure::Lost) => return context.end().await,
+            // The peer leaves, and closes when it knows that we have read everything.
+            Err(control::ReadFailure::End | control::ReadFailure::Lost) => {
+                return context.end().await;
+            }
         };
         context.shared.counters.received(Kind::Control, control::PREFIX + bytes.len());
         if context.shared.events.send(TransportEvent::Control { member, bytes }).await.is_err() {

@@ -3,6 +3,7 @@
 //! Something leaves the box only when it has been handed over, so a broken connection loses no
 //! queued message: the next connection goes on where the last one stopped.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -46,9 +47,11 @@ const SMALLEST: usize = 1024;
 struct Contents {
     control: VecDeque<Bytes>,
     control_bytes: usize,
-    /// The control queue was full: the connection counts as stuck.
+    /// Whether the link serves a connection.
+    connected: bool,
+    /// The control queue was full while connected: the connection counts as stuck.
     stuck: bool,
-    queued: BTreeMap<(std::cmp::Reverse<Priority>, Ticket), TensorJob>,
+    queued: BTreeMap<(Reverse<Priority>, Ticket), TensorJob>,
     in_flight: BTreeMap<Ticket, TensorJob>,
     next: Ticket,
 }
@@ -83,21 +86,20 @@ impl Outbox {
         self.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues a control message; `false` when the queue is full, and then it counts as stuck.
+    /// Queues a control message; `false` when the queue is full, and then the connection counts as
+    /// stuck.
     pub(super) fn push_control(&self, message: Bytes) -> bool {
         let mut contents = self.lock();
         let bytes = contents.control_bytes + message.len();
         let full =
             contents.control.len() >= limits::CONTROL_QUEUE || bytes as u64 > limits::SEND_QUEUE.0;
         if full {
-            contents.stuck = true;
+            contents.stuck = contents.connected;
         } else {
             contents.control_bytes = bytes;
             contents.control.push_back(message);
         }
-        drop(contents);
-        self.control_ready.notify_one();
-        self.link.notify_one();
+        self.wake(contents, &self.control_ready);
         !full
     }
 
@@ -108,15 +110,29 @@ impl Outbox {
         let bytes = bytes.clamp(SMALLEST, limits::SEND_QUEUE.0 as usize) as u32;
         let room = self.room.clone().acquire_many_owned(bytes).await;
         let room = Arc::new(room.expect("the semaphore is never closed"));
-        {
-            let mut contents = self.lock();
-            let ticket = contents.next;
-            contents.next += 1;
-            let job = TensorJob { tag, frames, priority, _room: room };
-            contents.queued.insert((std::cmp::Reverse(priority), ticket), job);
+        let mut contents = self.lock();
+        let ticket = contents.next;
+        contents.next += 1;
+        let job = TensorJob { tag, frames, priority, _room: room };
+        contents.queued.insert((Reverse(priority), ticket), job);
+        self.wake(contents, &self.tensor_ready);
+    }
+
+    /// Wakes who writes, and the link only where it has something to do.
+    fn wake(&self, contents: MutexGuard<'_, Contents>, writer: &Notify) {
+        let link = contents.stuck || !contents.connected;
+        drop(contents);
+        writer.notify_one();
+        if link {
+            self.link.notify_one();
         }
-        self.tensor_ready.notify_one();
-        self.link.notify_one();
+    }
+
+    /// A connection is there.
+    pub(super) fn connected(&self) {
+        let mut contents = self.lock();
+        contents.connected = true;
+        contents.stuck = false;
     }
 
     /// The control messages to write next, at least one. They stay in the box.
@@ -172,10 +188,10 @@ impl Outbox {
     /// The connection is gone: what it did not deliver goes out on the next one.
     pub(super) fn take_back(&self) {
         let mut contents = self.lock();
+        contents.connected = false;
         let undelivered = std::mem::take(&mut contents.in_flight);
-        let queued = undelivered
-            .into_iter()
-            .map(|(ticket, job)| ((std::cmp::Reverse(job.priority), ticket), job));
+        let queued =
+            undelivered.into_iter().map(|(ticket, job)| ((Reverse(job.priority), ticket), job));
         contents.queued.extend(queued);
     }
 
@@ -202,7 +218,7 @@ impl Outbox {
         }
     }
 
-    /// Waits until the control queue has been full.
+    /// Waits until the control queue has been full while connected.
     pub(super) async fn stuck(&self) {
         while !self.lock().stuck {
             self.link.notified().await;
@@ -298,6 +314,9 @@ mod tests {
         for _ in 0..limits::CONTROL_QUEUE {
             assert!(outbox.push_control(Bytes::from_static(b"x")));
         }
+        // While there is no connection, nobody is to blame.
+        assert!(!outbox.push_control(Bytes::from_static(b"x")));
+        outbox.connected();
         assert!(outbox.stuck().now_or_never().is_none());
         assert!(!outbox.push_control(Bytes::from_static(b"x")));
         assert!(outbox.stuck().now_or_never().is_some());
