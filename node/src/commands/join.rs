@@ -7,7 +7,7 @@ use shoal_protocol::ids::Member;
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::net::transport::Run;
 
-use super::training;
+use super::training::{self, Serving};
 use crate::cli::JoinOptions;
 use crate::driver::home::{Files, Home};
 use crate::driver::observer::Observer;
@@ -49,7 +49,9 @@ async fn join(options: JoinOptions) -> anyhow::Result<()> {
     search.discovery.join(id).await;
     let mut observer = Observer::new(options.compute.events.as_ref(), "training")?;
     let addresses = transport.local_addresses();
+    let serving = Serving::start(options.metrics).await?;
     let setup = Setup {
+        metrics: serving.metrics.clone(),
         manifest,
         me,
         choice: options.stage,
@@ -61,9 +63,9 @@ async fn join(options: JoinOptions) -> anyhow::Result<()> {
         network: Some(Network { transport, events, addresses }),
         office: Office::Member { coordinator },
     };
-    let _serving = training::serve_metrics(options.metrics).await?;
     let outcome = driver::run(setup, &mut observer).await;
     search.close().await;
+    serving.close().await;
     outcome
 }
 

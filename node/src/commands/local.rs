@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::Context;
+use shoal_metrics::Metrics;
 use shoal_protocol::ids::{Incarnation, Member, Term};
 use shoal_protocol::message::StageChoice;
 use shoal_protocol::net::identity::Identity;
@@ -33,6 +34,7 @@ pub fn run(options: LocalOptions) -> anyhow::Result<()> {
     files.offer(dataset.manifest.tokens.hash, dataset.token_file);
     let mut observer = Observer::new(compute.events.as_ref(), "local")?;
     let setup = Setup {
+        metrics: Metrics::new()?,
         manifest: Arc::new(dataset.manifest),
         me: Member { peer: Identity::ephemeral().peer_id(), incarnation: Incarnation(1) },
         choice: StageChoice::All,

@@ -9,7 +9,7 @@ use anyhow::Context;
 use shoal_protocol::ids::Member;
 use shoal_protocol::net::transport::Run;
 
-use super::training;
+use super::training::{self, Serving};
 use crate::cli::StartOptions;
 use crate::config::RunConfig;
 use crate::dataset;
@@ -53,7 +53,9 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
     search.discovery.join(id).await;
     let out = out.unwrap_or_else(|| home.path().join("runs").join(id.to_string()));
     let addresses = transport.local_addresses();
+    let serving = Serving::start(options.metrics).await?;
     let setup = Setup {
+        metrics: serving.metrics.clone(),
         manifest,
         me,
         choice: options.stage,
@@ -69,9 +71,9 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
             out: out.clone(),
         },
     };
-    let _serving = training::serve_metrics(options.metrics).await?;
     let outcome = driver::run(setup, &mut observer).await;
     search.close().await;
+    serving.close().await;
     outcome?;
     training::write_report(&observer, &out)
 }

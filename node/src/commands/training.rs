@@ -2,11 +2,16 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::Context;
+use shoal_metrics::Metrics;
 use tokio::runtime::Runtime;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::driver::observer::Observer;
+use crate::metrics_server::MetricsServer;
 
 /// Threads for links and decisions; the tensor work has its own.
 const WORKERS: usize = 4;
@@ -27,8 +32,34 @@ pub(super) fn write_report(observer: &Observer, folder: &Path) -> anyhow::Result
     observer.report().write(&path).with_context(|| format!("{} cannot be written", path.display()))
 }
 
-/// Serves metrics at an address, if there is one.
-pub(super) async fn serve_metrics(address: Option<SocketAddr>) -> anyhow::Result<()> {
-    let _ = address;
-    Ok(())
+/// This process's metrics, served over HTTP for as long as it exists.
+pub(super) struct Serving {
+    pub(super) metrics: Metrics,
+    stop: CancellationToken,
+    tracker: TaskTracker,
+}
+
+impl Serving {
+    /// Serves metrics at an address, if there is one.
+    pub(super) async fn start(address: Option<SocketAddr>) -> anyhow::Result<Self> {
+        let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
+        let metrics = Metrics::new()?;
+        if let Some(address) = address {
+            let server = MetricsServer::bind(address).await?;
+            let serving = server.serve(Arc::new(metrics.clone()), stop.clone());
+            tracker.spawn(async move {
+                if let Err(error) = serving.await {
+                    tracing::warn!(error = format!("{error:#}"), "metrics are no longer served");
+                }
+            });
+        }
+        tracker.close();
+        Ok(Self { metrics, stop, tracker })
+    }
+
+    /// Answers what was asked and stops.
+    pub(super) async fn close(self) {
+        self.stop.cancel();
+        self.tracker.wait().await;
+    }
 }

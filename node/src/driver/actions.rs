@@ -139,6 +139,7 @@ impl Driver<'_> {
     /// Notes where the other members are.
     fn meet(&mut self, view: &View) {
         self.members = view.members.len();
+        self.meters.members(view, &self.manifest);
         let Some(links) = &self.links else { return };
         for record in &view.members {
             let reachable: Vec<_> = record
@@ -228,6 +229,7 @@ impl Driver<'_> {
             duplicated: repeated,
             peers: self.members,
         };
+        self.meters.committed(&report, &self.manifest);
         self.note(&RunEvent::Committed(report));
     }
 }

@@ -26,11 +26,15 @@ pub(crate) enum Unusable {
         /// The life that was meant.
         to: Incarnation,
     },
-    /// From another era, or a coordinator of the past.
-    #[error("a message of era {era}, term {term}, which are not the present ones")]
-    OtherTime {
+    /// From before or after a rewind.
+    #[error("a message of era {era}, which is not the present one")]
+    OtherEra {
         /// Its era.
         era: Era,
+    },
+    /// From a coordinator of the past.
+    #[error("a coordinator's word of term {term}, which is over")]
+    PastTerm {
         /// Its term.
         term: Term,
     },
@@ -48,7 +52,7 @@ pub(crate) enum Unusable {
 impl Unusable {
     /// Whether no correct peer can have sent it; otherwise it is merely late.
     pub(crate) fn is_violation(&self) -> bool {
-        !matches!(self, Self::OtherLife { .. } | Self::OtherTime { .. })
+        !matches!(self, Self::OtherLife { .. } | Self::OtherEra { .. } | Self::PastTerm { .. })
     }
 }
 
@@ -64,8 +68,12 @@ pub(crate) fn open(
     if envelope.from != from.incarnation || envelope.to != me.incarnation {
         return Err(Unusable::OtherLife { from: envelope.from, to: envelope.to });
     }
-    if envelope.era != era || envelope.term < term {
-        return Err(Unusable::OtherTime { era: envelope.era, term: envelope.term });
+    if envelope.era != era {
+        return Err(Unusable::OtherEra { era: envelope.era });
+    }
+    // A newcomer does not know the term yet; only a coordinator must not be of an earlier one.
+    if envelope.term < term && matches!(envelope.message, Message::FromCoordinator(_)) {
+        return Err(Unusable::PastTerm { term: envelope.term });
     }
     Ok((envelope.term, envelope.message))
 }

@@ -11,6 +11,7 @@ mod commit_log;
 mod engine_thread;
 pub mod home;
 mod incoming;
+mod meters;
 pub mod observer;
 mod outgoing;
 mod payload;
@@ -24,6 +25,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use shoal_engine::{Device, DeviceChoice};
+use shoal_metrics::Metrics;
 use shoal_protocol::ids::{Era, Member, PeerId, StageSpan, Term};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{FromCoordinator, LogRecord, Message, StageChoice, ToCoordinator};
@@ -43,6 +45,7 @@ use commit_log::CommitLog;
 use engine_thread::{EngineThread, Job, JobDone, Workshop};
 use home::Files;
 use incoming::Unusable;
+use meters::Meters;
 use observer::Observer;
 use outgoing::Links;
 use payload::Payloads;
@@ -72,6 +75,8 @@ pub struct Setup {
     pub network: Option<Network>,
     /// What it does for the run beyond hosting stages.
     pub office: Office,
+    /// What it tells Prometheus.
+    pub metrics: Metrics,
 }
 
 /// The links of a peer that is not alone.
@@ -151,6 +156,7 @@ struct Driver<'a> {
     collections:
         (mpsc::Sender<anyhow::Result<Collected>>, mpsc::Receiver<anyhow::Result<Collected>>),
     observer: &'a mut Observer,
+    meters: Meters,
     members: usize,
     step_began: Moment,
     ending: Option<Ending>,
@@ -233,6 +239,7 @@ impl<'a> Driver<'a> {
             tracker,
             collections: mpsc::channel(COLLECTIONS),
             observer,
+            meters: Meters::new(setup.metrics),
             members: 0,
             step_began: Moment::default(),
             ending: None,
@@ -262,6 +269,8 @@ impl<'a> Driver<'a> {
         self.begin();
         loop {
             self.settle();
+            let traffic = self.links.as_ref().map(|links| links.transport.traffic());
+            self.meters.load(&self.peer.load(), traffic);
             match self.ending.take() {
                 None => {}
                 Some(Ending::Finished) => return Ok(()),
@@ -335,7 +344,9 @@ impl<'a> Driver<'a> {
 
     fn engine_done(&mut self, done: Option<JobDone>) -> anyhow::Result<()> {
         let JobDone { result, busy } = done.context("the engine's thread panicked")?;
-        self.own.push_back(Own::Peer(PeerInput::Done { result: result?, busy }));
+        let result = result?;
+        self.meters.computed(&result, busy);
+        self.own.push_back(Own::Peer(PeerInput::Done { result, busy }));
         Ok(())
     }
 

@@ -1,0 +1,88 @@
+//! What the driver tells Prometheus.
+
+use std::time::Duration;
+
+use shoal_metrics::{Direction, Metrics, Queue, TrafficKind};
+use shoal_protocol::manifest::Manifest;
+use shoal_protocol::message::View;
+use shoal_protocol::net::transport::{Flow, Traffic};
+use shoal_scheduler::action::{PeerLoad, TaskResult};
+
+use crate::events::StepReport;
+
+/// The metrics of this process, and what was counted before.
+#[derive(Debug)]
+pub(crate) struct Meters {
+    metrics: Metrics,
+    traffic: Traffic,
+}
+
+impl Meters {
+    pub(crate) fn new(metrics: Metrics) -> Self {
+        Self { metrics, traffic: Traffic::default() }
+    }
+
+    /// The engine finished a task.
+    pub(crate) fn computed(&self, result: &TaskResult, busy: Duration) {
+        self.metrics.compute_busy.inc_by(busy.as_secs_f64());
+        let direction = match result {
+            TaskResult::Forwarded { .. } => Direction::Forward,
+            TaskResult::Returned { .. } => Direction::Backward,
+            _ => return,
+        };
+        self.metrics.microbatches.of(direction).inc();
+    }
+
+    /// A step is committed.
+    pub(crate) fn committed(&self, report: &StepReport, manifest: &Manifest) {
+        let metrics = &self.metrics;
+        metrics.step.set(gauge(report.step.saturating_add(1)));
+        metrics.steps.inc();
+        metrics.tokens.inc_by(report.tokens);
+        metrics.step_duration.observe(report.seconds);
+        metrics.training_loss.set(report.loss);
+        metrics.gradient_norm.set(report.gradient_norm);
+        let step = shoal_protocol::ids::Step(report.step);
+        metrics.learning_rate.set(shoal_engine::learning_rate(manifest, step));
+        metrics.microbatches_duplicated.inc_by(report.duplicated);
+        metrics.microbatches_replayed.inc_by(report.replayed);
+        if let Some(loss) = report.held_out_loss {
+            metrics.held_out_loss.set(loss);
+        }
+    }
+
+    /// The membership changed.
+    pub(crate) fn members(&self, view: &View, manifest: &Manifest) {
+        self.metrics.set_peers(
+            manifest.stages().map(|stage| {
+                view.members.iter().filter(|record| record.span.contains(stage)).count()
+            }),
+        );
+    }
+
+    /// What the peer holds now, and what went over its links so far.
+    pub(crate) fn load(&mut self, load: &PeerLoad, traffic: Option<Traffic>) {
+        let metrics = &self.metrics;
+        let queue = |queue: Queue, length: usize| {
+            metrics.queue_length.of(queue).set(gauge(length as u64));
+        };
+        queue(Queue::Accepted, load.accepted.values().sum());
+        queue(Queue::Offers, load.waiting.values().sum());
+        queue(Queue::Compute, load.computing);
+        metrics.in_flight_bytes.set(gauge(load.in_flight.0));
+        metrics.output_log_bytes.set(gauge(load.logged.0));
+        let Some(traffic) = traffic else { return };
+        let count = |kind: TrafficKind, now: Flow, before: Flow| {
+            metrics.sent_bytes.of(kind).inc_by((now.sent - before.sent).0);
+            metrics.received_bytes.of(kind).inc_by((now.received - before.received).0);
+        };
+        count(TrafficKind::Control, traffic.control, self.traffic.control);
+        count(TrafficKind::Tensor, traffic.tensor, self.traffic.tensor);
+        count(TrafficKind::Blob, traffic.blob, self.traffic.blob);
+        self.traffic = traffic;
+    }
+}
+
+fn gauge(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
