@@ -4,6 +4,7 @@
 //! replaceable). Decoding never allocates beyond the cap of a control message and accepts nothing
 //! after the value's end.
 
+pub use bincode::Encode;
 use bincode::config::{Configuration, Limit, LittleEndian, Varint};
 
 use crate::limits;

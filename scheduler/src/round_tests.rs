@@ -1,1 +1,200 @@
+use proptest::prelude::*;
+use shoal_protocol::ids::{Attempt, Era, Incarnation, PeerId, Term};
+use shoal_protocol::message::{RoundId, RoundMember};
 
+use super::*;
+
+const CUT: RoundCut = RoundCut { block_elements: 2, piece_elements: 4 };
+
+fn member(number: u8) -> Member {
+    Member { peer: PeerId([number; 32]), incarnation: Incarnation(1) }
+}
+
+fn id() -> RoundId {
+    RoundId { era: Era(0), term: Term(1), step: Step(3), stage: Stage(1), attempt: Attempt(0) }
+}
+
+/// A round of members 0, 1, ... with these weights.
+fn round(weights: &[u32]) -> Round {
+    let part = |(number, weight): (usize, &u32)| RoundMember {
+        member: member(number as u8),
+        counted: Vec::new(),
+        weight: *weight,
+    };
+    Round { id: id(), members: weights.iter().enumerate().map(part).collect() }
+}
+
+/// Member 0's side of a round of two over 12 elements: its part is 0..6, the other's 6..12. One piece
+/// may be on its way; both count tags of sum 5.
+fn of_two() -> Reduction {
+    let outgoing = Bytes(CUT.piece_elements as u64 * 8);
+    Reduction::new(round(&[1, 1]), member(0), 12, CUT, outgoing, 5, 10).expect("a member")
+}
+
+fn payload(number: u64) -> Payload {
+    Payload { id: PayloadId(number), size: Bytes(32) }
+}
+
+fn export(piece: u32, range: Range<usize>) -> PeerAction {
+    PeerAction::Compute(Task::Export { round: id(), to: 1, piece, range })
+}
+
+fn actions(act: impl FnOnce(&mut Vec<PeerAction>)) -> Vec<PeerAction> {
+    let mut out = Vec::new();
+    act(&mut out);
+    out
+}
+
+#[test]
+fn who_is_no_member_has_no_round() {
+    let none = Reduction::new(round(&[1, 1]), member(7), 12, CUT, Bytes(0), 0, 0);
+    assert!(none.is_none());
+}
+
+#[test]
+fn shares_follow_weights_in_whole_blocks() {
+    assert_eq!(shares(12, &[1, 1], 2), [0..6, 6..12]);
+    assert_eq!(shares(12, &[1, 2, 1], 1), [0..3, 3..9, 9..12]);
+    assert_eq!(shares(5, &[1, 1, 1], 4), [0..0, 0..4, 4..5]);
+    assert_eq!(shares(4, &[0, 0], 1), [0..2, 2..4]);
+    assert_eq!(shares(4, &[0, 3], 1), [0..0, 0..4]);
+    assert_eq!(shares(0, &[1, 1], 8), [0..0, 0..0]);
+}
+
+#[test]
+fn a_piece_goes_out_when_the_one_before_has_come_back() {
+    let mut reduction = of_two();
+    let started = actions(|out| assert_eq!(reduction.start(out), Ok(())));
+    assert_eq!(started, [export(0, 6..10)]);
+    let sent = actions(|out| reduction.exported(1, 0, payload(1), out));
+    let tag = TensorTag::RoundPart { round: id(), from: 0, piece: 0, proof: 5 };
+    let send = PeerAction::SendTensor { to: member(1), tag, payload: PayloadId(1) };
+    assert_eq!(sent, [send, PeerAction::Release(PayloadId(1))]);
+    let back = actions(|out| {
+        assert_eq!(reduction.result((member(1), 1), 0, 10, payload(2), out), Ok(()));
+    });
+    let install = Task::Install { round: id(), range: 6..10, payload: PayloadId(2) };
+    assert_eq!(back, [PeerAction::Compute(install), export(1, 10..12)]);
+    assert_eq!(reduction.held(), Bytes(32));
+    let installed = actions(|out| reduction.installed(&(6..10), out));
+    assert_eq!(installed, [PeerAction::Release(PayloadId(2))]);
+    assert_eq!(reduction.held(), Bytes(0));
+}
+
+#[test]
+fn an_own_piece_is_summed_when_all_parts_are_in_and_goes_to_the_others() {
+    let mut reduction = of_two();
+    let part = actions(|out| {
+        assert_eq!(reduction.part((member(1), 1), 1, 5, payload(3), out), Ok(()));
+    });
+    let (round, parts) = (id(), vec![PayloadId(3)]);
+    let reduce = Task::Reduce { round, piece: 1, range: 4..6, parts };
+    assert_eq!(part, [PeerAction::Compute(reduce)]);
+    let reduced = actions(|out| reduction.reduced(1, payload(4), out));
+    let tag = TensorTag::RoundResult { round: id(), from: 0, piece: 1, proof: 10 };
+    let expected = [
+        PeerAction::Release(PayloadId(3)),
+        PeerAction::SendTensor { to: member(1), tag, payload: PayloadId(4) },
+        PeerAction::Release(PayloadId(4)),
+    ];
+    assert_eq!(reduced, expected);
+}
+
+#[test]
+fn the_result_is_measured_when_it_is_whole() {
+    let mut reduction = of_two();
+    for (piece, range) in [(0, 6..10), (1, 10..12)] {
+        actions(|out| {
+            let id = 10 + u64::from(piece);
+            assert_eq!(reduction.result((member(1), 1), piece, 10, payload(id), out), Ok(()));
+            reduction.installed(&range, out);
+        });
+    }
+    for piece in [0, 1] {
+        let last = actions(|out| {
+            let id = 20 + u64::from(piece);
+            assert_eq!(reduction.part((member(1), 1), piece, 5, payload(id), out), Ok(()));
+            reduction.reduced(piece, payload(id + 10), out);
+        });
+        let measured = last.contains(&PeerAction::Compute(Task::Summarise { round: id() }));
+        assert_eq!(measured, piece == 1);
+    }
+    assert_eq!(reduction.outcome(), None);
+    let outcome = reduction.summarised(ContentHash([1; 32]), 2.5);
+    let expected = RoundOutcome { hash: ContentHash([1; 32]), square_norm: 2.5, proof: 10 };
+    assert_eq!(outcome, expected);
+    assert_eq!(reduction.outcome(), Some(expected));
+}
+
+#[test]
+fn a_member_alone_sums_its_own() {
+    let mut reduction =
+        Reduction::new(round(&[1]), member(0), 3, CUT, Bytes(0), 10, 10).expect("a member");
+    let started = actions(|out| assert_eq!(reduction.start(out), Ok(())));
+    let reduce = Task::Reduce { round: id(), piece: 0, range: 0..3, parts: Vec::new() };
+    assert_eq!(started, [PeerAction::Compute(reduce)]);
+    let reduced = actions(|out| reduction.reduced(0, payload(1), out));
+    let measure = PeerAction::Compute(Task::Summarise { round: id() });
+    assert_eq!(reduced, [PeerAction::Release(PayloadId(1)), measure]);
+}
+
+#[test]
+fn a_wrong_proof_is_refused() {
+    let differs = |found| Fault::ProofDiffers { round: id(), expected: 10, found };
+    let mut out = Vec::new();
+    let part = of_two().part((member(1), 1), 0, 6, payload(1), &mut out);
+    assert_eq!(part, Err(differs(11)));
+    let result = of_two().result((member(1), 1), 0, 9, payload(2), &mut out);
+    assert_eq!(result, Err(differs(9)));
+    let mut alone =
+        Reduction::new(round(&[1]), member(0), 3, CUT, Bytes(0), 9, 10).expect("a member");
+    assert_eq!(alone.start(&mut out), Err(differs(9)));
+    assert!(!out.iter().any(|action| matches!(action, PeerAction::Compute(_))));
+}
+
+#[test]
+fn what_does_not_fit_is_let_go() {
+    let mut reduction = of_two();
+    let mut out = Vec::new();
+    let release = |id| vec![PeerAction::Release(PayloadId(id))];
+    // No such piece, not its place, oneself.
+    for (number, (from, piece)) in
+        [((member(1), 1), 2), ((member(1), 0), 0), ((member(9), 1), 0), ((member(0), 0), 0)]
+            .into_iter()
+            .enumerate()
+    {
+        let number = number as u64;
+        assert_eq!(reduction.part(from, piece, 5, payload(number), &mut out), Ok(()));
+        assert_eq!(std::mem::take(&mut out), release(number));
+        assert_eq!(reduction.result(from, piece, 10, payload(number), &mut out), Ok(()));
+        assert_eq!(std::mem::take(&mut out), release(number));
+    }
+    // What came already.
+    assert_eq!(reduction.part((member(1), 1), 0, 5, payload(8), &mut out), Ok(()));
+    out.clear();
+    assert_eq!(reduction.part((member(1), 1), 0, 5, payload(9), &mut out), Ok(()));
+    assert_eq!(out, release(9));
+}
+
+proptest! {
+    #[test]
+    fn shares_cover_everything_once_in_order(
+        elements in 0usize..100_000,
+        weights in prop::collection::vec(0u32..1000, 1..20),
+        block in 1usize..3000,
+    ) {
+        let shares = shares(elements, &weights, block);
+        let mut end = 0;
+        for share in &shares {
+            prop_assert_eq!(share.start, end);
+            prop_assert!(share.start == elements || share.start.is_multiple_of(block));
+            end = share.end;
+        }
+        prop_assert_eq!(end, elements);
+        let total: u32 = weights.iter().sum();
+        for (share, weight) in shares.iter().zip(&weights).filter(|_| total > 0) {
+            let exact = elements as f64 * f64::from(*weight) / f64::from(total);
+            prop_assert!((share.len() as f64 - exact).abs() <= 2.0 * block as f64);
+        }
+    }
+}

@@ -18,6 +18,8 @@ use crate::action::{Payload, PeerAction, PeerEvent, Task, TaskResult};
 #[derive(Debug, Default)]
 pub(super) struct Compute {
     running: bool,
+    /// A pass ended since the window was last looked at.
+    ended: bool,
     forward: BTreeSet<(Step, Reverse<Stage>, Microbatch)>,
     backward: BTreeSet<(Step, Stage, Microbatch)>,
     /// Work that was dropped while the engine had some of it, with what it is using.
@@ -38,6 +40,11 @@ impl Compute {
         }
         self.forward.pop_first();
         Some(ClaimKey { step, stage, microbatch })
+    }
+
+    fn ended(&mut self) {
+        self.running = false;
+        self.ended = true;
     }
 
     /// Whether the engine has nothing to do, and no pass waits for it.
@@ -111,31 +118,23 @@ impl Peer {
         }
     }
 
-    /// Widens the window of a stage by one when the engine has nothing to do and everything that
-    /// was let in waits for its answer: over a slow link more must be in flight.
+    /// Widens the window of a stage by one when the engine has come to an end of what it could do
+    /// and the window keeps work out: over a slow link more must be in flight.
     pub(super) fn widen_when_idle(&mut self, now: Moment, out: &mut Out) {
-        let ahead = self.jobs.last_key_value().is_some_and(|(key, _)| key.step > self.version);
-        if ahead || !self.compute.is_idle() {
+        if !std::mem::take(&mut self.compute.ended) || !self.compute.is_idle() {
             return;
         }
         let stages: Vec<Stage> = self.stages.keys().copied().collect();
         for stage in stages {
-            let hosted = &self.stages[&stage];
+            let hosted = self.stages.get_mut(&stage).expect("it was just listed");
             let kept_out =
                 stage == Stage(0) || !hosted.offers.is_empty() || !hosted.turned_away.is_empty();
             let full = hosted.accepted >= hosted.window && hosted.window < hosted.largest_window;
-            if kept_out && full && self.all_wait_for_answers(stage) {
-                self.stages.get_mut(&stage).expect("it was just listed").window += 1;
+            if kept_out && full {
+                hosted.window += 1;
                 self.admit(now, stage, out);
             }
         }
-    }
-
-    fn all_wait_for_answers(&self, stage: Stage) -> bool {
-        let of_stage = |microbatch| ClaimKey { step: self.version, stage, microbatch };
-        self.jobs
-            .range(of_stage(Microbatch(0))..=of_stage(Microbatch(u32::MAX)))
-            .all(|(_, job)| job.forward == Progress::Done)
     }
 
     /// A task ended.
@@ -148,7 +147,7 @@ impl Peer {
     ) {
         match result {
             TaskResult::Forwarded { key, output, loss } => {
-                self.compute.running = false;
+                self.compute.ended();
                 if self.compute.is_dropping(key) {
                     return self.drop_result(key, output, out);
                 }
@@ -158,7 +157,7 @@ impl Peer {
                 self.forwarded(now, key, output, loss, out);
             }
             TaskResult::Returned { key, gradient } => {
-                self.compute.running = false;
+                self.compute.ended();
                 if self.compute.is_dropping(key) {
                     return self.drop_result(key, gradient, out);
                 }

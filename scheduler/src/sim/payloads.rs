@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use shoal_protocol::units::Bytes;
 
+use super::numbers::mix;
 use crate::action::{Payload, PayloadId};
 
 /// What a tensor holds in the simulator.
@@ -13,6 +14,16 @@ pub(super) enum Content {
     Word(u64),
     /// Integers of a round.
     Sums(Vec<i64>),
+}
+
+impl Content {
+    /// A word that depends on all of it.
+    pub(super) fn digest(&self) -> u64 {
+        match self {
+            Self::Word(word) => *word,
+            Self::Sums(sums) => sums.iter().fold(0, |digest, sum| mix(&[digest, *sum as u64])),
+        }
+    }
 }
 
 /// One peer's tensors. Handles are never given twice.

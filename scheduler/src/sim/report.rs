@@ -1,12 +1,13 @@
 //! What a run of the simulator came to.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::time::Duration;
 
 use shoal_protocol::ids::{ContentHash, Step};
 use shoal_protocol::units::Moment;
+use shoal_protocol::wire;
 
+use super::numbers::mix;
 use crate::action::Fault;
 
 /// What a run of the simulator came to.
@@ -61,7 +62,7 @@ impl Report {
     }
 }
 
-/// Hash of everything written to it (FNV-1a over words of eight bytes).
+/// Hash of everything noted in it, in order.
 #[derive(Debug, Default)]
 pub(super) struct Trace(u64);
 
@@ -69,16 +70,18 @@ impl Trace {
     pub(super) fn hash(&self) -> u64 {
         self.0
     }
-}
 
-impl fmt::Write for Trace {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        for bytes in text.as_bytes().chunks(8) {
+    pub(super) fn word(&mut self, word: u64) {
+        self.0 = mix(&[self.0, word]);
+    }
+
+    /// Notes a message as it would go over the wire.
+    pub(super) fn message(&mut self, message: &impl wire::Encode) {
+        let bytes = wire::encode(message).expect("messages are under their cap");
+        for chunk in bytes.chunks(8) {
             let mut word = [0; 8];
-            word[..bytes.len()].copy_from_slice(bytes);
-            self.0 = (self.0 ^ u64::from_le_bytes(word)).wrapping_mul(0x0000_0100_0000_01b3);
-            self.0 ^= self.0 >> 32;
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.word(u64::from_le_bytes(word));
         }
-        Ok(())
     }
 }

@@ -2,8 +2,6 @@
 //! real node has too.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
-use std::time::Duration;
 
 use shoal_protocol::ids::{ContentHash, Era, Incarnation, Member, PeerId, Step, Term};
 use shoal_protocol::message::{Between, FromCoordinator, LogRecord, TensorTag, ToCoordinator};
@@ -459,6 +457,35 @@ fn index_of(member: Member) -> usize {
 impl Trace {
     /// Takes an event into the trace.
     fn note(&mut self, at: Moment, event: &Event) {
-        write!(self, "{:?} {event:?}", at.0).expect("hashing never fails");
+        self.word(at.0.as_nanos() as u64);
+        let (kind, to, from) = match event {
+            Event::Start(index) => (0, *index, 0),
+            Event::Told { to, message } => {
+                self.message(message);
+                (1, *to, HOME)
+            }
+            Event::Heard { to, from, message } => {
+                self.message(message);
+                (2, *to, *from)
+            }
+            Event::Tensor { to, from, tag, content, size } => {
+                self.message(tag);
+                self.word(size.0);
+                self.word(content.digest());
+                (3, *to, *from)
+            }
+            Event::EngineDone(index) => (4, *index, 0),
+            Event::Tick(index) => (5, *index, 0),
+            Event::Reported { from, message } => {
+                self.message(message);
+                (6, HOME, *from)
+            }
+            Event::Appended(record) => {
+                self.message(record);
+                (7, HOME, HOME)
+            }
+            Event::Collected(version) => (8, HOME, version.0 as usize),
+        };
+        self.word(kind << 48 | (to as u64) << 24 | from as u64);
     }
 }
