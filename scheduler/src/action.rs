@@ -367,7 +367,7 @@ pub enum PeerEvent {
 /// How much a peer holds, for metrics and the simulator's oracles.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PeerLoad {
-    /// Microbatches accepted at each stage and not yet given back.
+    /// Microbatches of one step accepted at each stage and not yet given back, at most.
     pub accepted: BTreeMap<Stage, usize>,
     /// Offers waiting for room at each stage.
     pub waiting: BTreeMap<Stage, usize>,
@@ -449,7 +449,7 @@ pub enum CoordinatorEvent {
         /// Further members that were asked for.
         members: usize,
     },
-    /// A step began.
+    /// A step began: the weights that it reads are there. Its work was given out before.
     Opened {
         /// Which.
         step: Step,

@@ -20,7 +20,19 @@ pub(crate) struct Ledger {
     /// Microbatches of the first stage that nobody holds.
     free: BTreeSet<Microbatch>,
     done: usize,
-    next_grant: GrantNumber,
+}
+
+/// Numbers of one term's grants: each higher than all before.
+#[derive(Debug, Default)]
+pub(crate) struct Grants {
+    last: GrantNumber,
+}
+
+impl Grants {
+    fn next(&mut self) -> GrantNumber {
+        self.last = self.last.next();
+        self.last
+    }
 }
 
 #[derive(Debug)]
@@ -54,28 +66,12 @@ pub(crate) enum DoneAnswer {
 }
 
 impl Ledger {
-    /// The ledger of a step whose `microbatches` are all unheld; grants are numbered from
-    /// `next_grant` on.
-    pub(crate) fn open(
-        step: Step,
-        stages: u16,
-        training: u32,
-        microbatches: u32,
-        next_grant: GrantNumber,
-    ) -> Self {
+    /// The ledger of a step whose `microbatches` are all unheld.
+    pub(crate) fn open(step: Step, stages: u16, training: u32, microbatches: u32) -> Self {
         assert!((1..=microbatches).contains(&training), "a step trains on something");
         let free = (0..microbatches).map(Microbatch).collect();
         let claims = BTreeMap::new();
-        Self { step, stages, training, microbatches, claims, free, done: 0, next_grant }
-    }
-
-    pub(crate) fn step(&self) -> Step {
-        self.step
-    }
-
-    /// The number of the next grant.
-    pub(crate) fn next_grant(&self) -> GrantNumber {
-        self.next_grant
+        Self { step, stages, training, microbatches, claims, free, done: 0 }
     }
 
     /// The lowest microbatch of the first stage that nobody holds.
@@ -84,7 +80,12 @@ impl Ledger {
     }
 
     /// Gives the claim to who asks first, and again to who holds it.
-    pub(crate) fn claim(&mut self, key: ClaimKey, member: Member) -> ClaimAnswer {
+    pub(crate) fn claim(
+        &mut self,
+        key: ClaimKey,
+        member: Member,
+        grants: &mut Grants,
+    ) -> ClaimAnswer {
         let exists = key.stage.0 < self.stages && key.microbatch.0 < self.microbatches;
         if key.step != self.step || !exists {
             return ClaimAnswer::NotOpen;
@@ -98,8 +99,7 @@ impl Ledger {
                 ClaimAnswer::Held { holder: claim.holder }
             };
         }
-        let grant = self.next_grant;
-        self.next_grant = grant.next();
+        let grant = grants.next();
         let claim = Claim { holder: member, grant, done: false, loss: None };
         self.claims.insert((key.stage, key.microbatch), claim);
         if key.stage == Stage(0) {
@@ -204,9 +204,21 @@ mod tests {
         ClaimKey { step: Step(4), stage: Stage(stage), microbatch: Microbatch(microbatch) }
     }
 
-    /// Two stages, two training microbatches and a held-out one.
-    fn ledger() -> Ledger {
-        Ledger::open(Step(4), 2, 2, 3, GrantNumber(10))
+    /// The books of a step of two stages, two training microbatches and a held-out one.
+    struct Books {
+        ledger: Ledger,
+        grants: Grants,
+    }
+
+    impl Books {
+        fn claim(&mut self, key: ClaimKey, member: Member) -> ClaimAnswer {
+            self.ledger.claim(key, member, &mut self.grants)
+        }
+    }
+
+    fn books() -> Books {
+        let grants = Grants { last: GrantNumber(9) };
+        Books { ledger: Ledger::open(Step(4), 2, 2, 3), grants }
     }
 
     fn granted(grant: u64) -> ClaimAnswer {
@@ -215,47 +227,47 @@ mod tests {
 
     #[test]
     fn a_claim_is_first_come_and_its_answer_repeats() {
-        let mut ledger = ledger();
-        assert_eq!(ledger.claim(key(1, 0), member(1)), granted(10));
-        assert_eq!(ledger.claim(key(1, 0), member(2)), ClaimAnswer::Held { holder: member(1) });
-        assert_eq!(ledger.claim(key(1, 0), member(1)), granted(10));
-        assert_eq!(ledger.claim(key(1, 1), member(2)), granted(11));
-        assert_eq!(ledger.next_grant(), GrantNumber(12));
+        let mut books = books();
+        assert_eq!(books.claim(key(1, 0), member(1)), granted(10));
+        assert_eq!(books.claim(key(1, 0), member(2)), ClaimAnswer::Held { holder: member(1) });
+        assert_eq!(books.claim(key(1, 0), member(1)), granted(10));
+        assert_eq!(books.claim(key(1, 1), member(2)), granted(11));
     }
 
     #[test]
     fn a_grant_names_the_holder_of_the_next_stage() {
-        let mut ledger = ledger();
-        ledger.claim(key(1, 0), member(1));
-        let answer = ledger.claim(key(0, 0), member(2));
+        let mut books = books();
+        books.claim(key(1, 0), member(1));
+        let answer = books.claim(key(0, 0), member(2));
         let next_holder = Some(member(1));
         assert_eq!(answer, ClaimAnswer::Granted { grant: GrantNumber(11), next_holder });
     }
 
     #[test]
     fn what_is_not_of_this_step_is_not_open() {
-        let mut ledger = ledger();
+        let mut books = books();
         for wrong in [ClaimKey { step: Step(5), ..key(0, 0) }, key(2, 0), key(0, 3)] {
-            assert_eq!(ledger.claim(wrong, member(1)), ClaimAnswer::NotOpen);
+            assert_eq!(books.claim(wrong, member(1)), ClaimAnswer::NotOpen);
         }
     }
 
     #[test]
     fn microbatches_of_the_first_stage_are_given_out_lowest_first() {
-        let mut ledger = ledger();
-        assert_eq!(ledger.lowest_free(), Some(Microbatch(0)));
-        ledger.claim(key(0, 0), member(1));
-        assert_eq!(ledger.lowest_free(), Some(Microbatch(1)));
-        ledger.claim(key(0, 1), member(1));
-        ledger.claim(key(0, 2), member(1));
-        assert_eq!(ledger.lowest_free(), None);
+        let mut books = books();
+        assert_eq!(books.ledger.lowest_free(), Some(Microbatch(0)));
+        books.claim(key(0, 0), member(1));
+        assert_eq!(books.ledger.lowest_free(), Some(Microbatch(1)));
+        books.claim(key(0, 1), member(1));
+        books.claim(key(0, 2), member(1));
+        assert_eq!(books.ledger.lowest_free(), None);
     }
 
     #[test]
     fn only_the_holder_under_its_grant_is_done_and_only_once() {
-        let mut ledger = ledger();
-        ledger.claim(key(0, 0), member(1));
-        let mut done = |who, grant| ledger.done(key(0, 0), member(who), GrantNumber(grant), None);
+        let mut books = books();
+        books.claim(key(0, 0), member(1));
+        let mut done =
+            |who, grant| books.ledger.done(key(0, 0), member(who), GrantNumber(grant), None);
         assert_eq!(done(2, 10), DoneAnswer::Refused);
         assert_eq!(done(1, 11), DoneAnswer::Refused);
         assert_eq!(done(1, 10), DoneAnswer::Noted);
@@ -264,48 +276,54 @@ mod tests {
 
     #[test]
     fn a_loss_comes_from_the_last_stage_and_from_no_other() {
-        let mut ledger = ledger();
-        ledger.claim(key(0, 0), member(1));
-        ledger.claim(key(1, 0), member(1));
+        let mut books = books();
+        books.claim(key(0, 0), member(1));
+        books.claim(key(1, 0), member(1));
         let loss = Some(FixedLoss(5));
-        assert_eq!(ledger.done(key(0, 0), member(1), GrantNumber(10), loss), DoneAnswer::Refused);
-        assert_eq!(ledger.done(key(1, 0), member(1), GrantNumber(11), None), DoneAnswer::Refused);
+        assert_eq!(
+            books.ledger.done(key(0, 0), member(1), GrantNumber(10), loss),
+            DoneAnswer::Refused
+        );
+        assert_eq!(
+            books.ledger.done(key(1, 0), member(1), GrantNumber(11), None),
+            DoneAnswer::Refused
+        );
     }
 
-    fn finish(ledger: &mut Ledger) {
+    fn finish(books: &mut Books) {
         for microbatch in 0..3 {
             for stage in 0..2 {
                 let key = key(stage, microbatch);
                 let who = member((microbatch % 2) as u8);
-                let ClaimAnswer::Granted { grant, .. } = ledger.claim(key, who) else {
+                let ClaimAnswer::Granted { grant, .. } = books.claim(key, who) else {
                     panic!("nobody else asks");
                 };
-                assert!(!ledger.is_complete());
+                assert!(!books.ledger.is_complete());
                 let loss = (stage == 1).then_some(FixedLoss(1 << microbatch));
-                assert_eq!(ledger.done(key, who, grant, loss), DoneAnswer::Noted);
+                assert_eq!(books.ledger.done(key, who, grant, loss), DoneAnswer::Noted);
             }
         }
     }
 
     #[test]
     fn a_complete_step_says_who_counted_what_and_the_losses() {
-        let mut ledger = ledger();
-        finish(&mut ledger);
-        assert!(ledger.is_complete());
-        assert_eq!(ledger.counted_by(Stage(1), member(0)), [Microbatch(0)]);
-        assert_eq!(ledger.counted_by(Stage(0), member(1)), [Microbatch(1)]);
-        assert_eq!(ledger.losses(), (FixedLoss(3), Some(FixedLoss(4))));
+        let mut books = books();
+        finish(&mut books);
+        assert!(books.ledger.is_complete());
+        assert_eq!(books.ledger.counted_by(Stage(1), member(0)), [Microbatch(0)]);
+        assert_eq!(books.ledger.counted_by(Stage(0), member(1)), [Microbatch(1)]);
+        assert_eq!(books.ledger.losses(), (FixedLoss(3), Some(FixedLoss(4))));
     }
 
     #[test]
     fn a_revoked_claim_is_undone_and_granted_anew_under_a_higher_number() {
-        let mut ledger = ledger();
-        finish(&mut ledger);
-        assert_eq!(ledger.revoke(member(1)), [key(0, 1), key(1, 1)]);
-        assert!(!ledger.is_complete());
-        assert_eq!(ledger.lowest_free(), Some(Microbatch(1)));
-        let answer = ledger.claim(key(0, 1), member(0));
+        let mut books = books();
+        finish(&mut books);
+        assert_eq!(books.ledger.revoke(member(1)), [key(0, 1), key(1, 1)]);
+        assert!(!books.ledger.is_complete());
+        assert_eq!(books.ledger.lowest_free(), Some(Microbatch(1)));
+        let answer = books.claim(key(0, 1), member(0));
         assert_eq!(answer, granted(16));
-        assert_eq!(ledger.counted_by(Stage(0), member(1)), []);
+        assert_eq!(books.ledger.counted_by(Stage(0), member(1)), []);
     }
 }

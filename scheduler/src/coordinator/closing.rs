@@ -31,8 +31,8 @@ struct OpenRound {
 impl Coordinator {
     /// Everything is done: every replica hears what its accumulator must hold.
     pub(super) fn close_step(&mut self, out: &mut Out) {
-        let ledger = self.work.ledger.as_ref().expect("a step is open");
-        let step = ledger.step();
+        let step = self.version;
+        let ledger = &self.work.ledgers[&step];
         let mut rounds = BTreeMap::new();
         for (stage, members) in self.replicas() {
             let id = RoundId {
@@ -60,6 +60,7 @@ impl Coordinator {
         }
         let (loss, held_out_loss) = ledger.losses();
         self.phase = Phase::Closing(Closing { rounds, loss, held_out_loss });
+        self.announce_step(step.next(), out);
     }
 
     /// A member holds a result. When all do, and the same, the step's last word goes into the log.
@@ -106,7 +107,7 @@ impl Coordinator {
         assert_eq!(record.step, self.version, "steps are committed one after the other");
         self.version = self.version.next();
         self.tell_all(&FromCoordinator::Commit(record.clone()), out);
-        let repeated = self.work.close_books();
+        let repeated = self.work.close_books(record.step);
         event(CoordinatorEvent::Committed { record, repeated }, out);
         let every = self.config.manifest.checkpoint.every;
         if self.is_last_version() {

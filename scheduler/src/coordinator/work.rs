@@ -1,22 +1,27 @@
-//! An open step: giving out the first stage's microbatches, claims, reports.
+//! Open steps: giving out the first stage's microbatches, claims, reports.
+//!
+//! The work of a step is given out while the all-reduce of the one before is still on, so that
+//! offers, acceptances and claims have made their ways when the weights are there to be used.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use shoal_protocol::ids::{ClaimKey, GrantNumber, Member, Microbatch, Stage};
+use shoal_protocol::ids::{ClaimKey, GrantNumber, Member, Microbatch, Stage, Step};
 use shoal_protocol::message::{FixedLoss, FromCoordinator};
 
 use super::{Coordinator, Out, Phase, event, send};
 use crate::action::CoordinatorEvent;
-use crate::ledger::{ClaimAnswer, DoneAnswer, Ledger};
+use crate::ledger::{ClaimAnswer, DoneAnswer, Grants, Ledger};
 use crate::router::Router;
 
-/// The open step and who wants to work on it.
+/// The open steps and who wants to work on them.
 #[derive(Debug)]
 pub(super) struct Work {
-    pub(super) ledger: Option<Ledger>,
+    /// Of the step that is not committed yet and, once that is closed, of the one after.
+    pub(super) ledgers: BTreeMap<Step, Ledger>,
     wishes: BTreeMap<Member, Wish>,
     router: Router,
-    next_grant: GrantNumber,
+    /// Numbers of this term's grants.
+    grants: Grants,
     /// Done reports of this step that came again.
     repeated: u64,
 }
@@ -40,10 +45,10 @@ impl Wish {
 impl Work {
     pub(super) fn new() -> Self {
         Self {
-            ledger: None,
+            ledgers: BTreeMap::new(),
             wishes: BTreeMap::new(),
             router: Router::new(0),
-            next_grant: GrantNumber(1),
+            grants: Grants::default(),
             repeated: 0,
         }
     }
@@ -71,57 +76,62 @@ impl Work {
         }
     }
 
-    /// Takes the step's books away; returns how many reports came again.
-    pub(super) fn close_books(&mut self) -> u64 {
-        if let Some(ledger) = self.ledger.take() {
-            self.next_grant = ledger.next_grant();
-        }
+    /// Takes a committed step's books away; returns how many reports came again.
+    pub(super) fn close_books(&mut self, step: Step) -> u64 {
+        self.ledgers.remove(&step);
         std::mem::take(&mut self.repeated)
     }
 }
 
 impl Coordinator {
-    pub(super) fn open_step(&mut self, out: &mut Out) {
+    /// Gives out a step's work. Its passes wait for the weights of the step before.
+    pub(super) fn announce_step(&mut self, step: Step, out: &mut Out) {
         let manifest = &self.config.manifest;
-        let step = self.version;
-        let ledger = Ledger::open(
-            step,
-            manifest.training.stages,
-            manifest.training.microbatches,
-            manifest.microbatches_of(step.0),
-            self.work.next_grant,
-        );
-        self.work.ledger = Some(ledger);
-        self.phase = Phase::Open;
-        event(CoordinatorEvent::Opened { step }, out);
+        if step.0 >= manifest.training.steps || self.work.ledgers.contains_key(&step) {
+            return;
+        }
+        let microbatches = manifest.microbatches_of(step.0);
+        let training = &manifest.training;
+        let ledger = Ledger::open(step, training.stages, training.microbatches, microbatches);
+        self.work.ledgers.insert(step, ledger);
         self.give_out(out);
     }
 
+    /// The weights that a step reads are there.
+    pub(super) fn open_step(&mut self, out: &mut Out) {
+        self.announce_step(self.version, out);
+        self.phase = Phase::Open;
+        event(CoordinatorEvent::Opened { step: self.version }, out);
+    }
+
     /// Gives out the first stage's microbatches to those who want them, in proportion to their
-    /// speed.
+    /// speed, the oldest step's first.
     pub(super) fn give_out(&mut self, out: &mut Out) {
-        let Work { ledger: Some(ledger), wishes, router, .. } = &mut self.work else { return };
-        let mut given: BTreeMap<Member, Vec<(Microbatch, GrantNumber)>> = BTreeMap::new();
-        while let Some(microbatch) = ledger.lowest_free() {
-            let wants = |member: &Member| wishes.get(member).is_some_and(|wish| wish.unmet() > 0);
-            let Some(member) = router.choose_where(wants) else { break };
-            let key = ClaimKey { step: ledger.step(), stage: Stage(0), microbatch };
-            let ClaimAnswer::Granted { grant, .. } = ledger.claim(key, member) else {
-                unreachable!("the microbatch was free");
-            };
-            wishes.get_mut(&member).expect("it wants work").given.insert(grant);
-            given.entry(member).or_default().push((microbatch, grant));
-        }
-        let step = ledger.step();
-        for (member, grants) in given {
-            send(member, FromCoordinator::Work { step, grants }, out);
+        let Work { ledgers, wishes, router, grants, .. } = &mut self.work;
+        for (step, ledger) in ledgers {
+            let mut given: BTreeMap<Member, Vec<(Microbatch, GrantNumber)>> = BTreeMap::new();
+            while let Some(microbatch) = ledger.lowest_free() {
+                let unmet =
+                    |member: &Member| wishes.get(member).is_some_and(|wish| wish.unmet() > 0);
+                let Some(member) = router.choose_where(unmet) else { break };
+                let key = ClaimKey { step: *step, stage: Stage(0), microbatch };
+                let ClaimAnswer::Granted { grant, .. } = ledger.claim(key, member, grants) else {
+                    unreachable!("the microbatch was free");
+                };
+                wishes.get_mut(&member).expect("it wants work").given.insert(grant);
+                given.entry(member).or_default().push((microbatch, grant));
+            }
+            for (member, grants) in given {
+                send(member, FromCoordinator::Work { step: *step, grants }, out);
+            }
         }
     }
 
     pub(super) fn claim(&mut self, from: Member, key: ClaimKey, out: &mut Out) {
-        let answer = match &mut self.work.ledger {
+        let Work { ledgers, grants, .. } = &mut self.work;
+        let answer = match ledgers.get_mut(&key.step) {
             // The first stage's claims come with the work and are not asked for.
-            Some(ledger) if key.stage > Stage(0) => ledger.claim(key, from),
+            Some(ledger) if key.stage > Stage(0) => ledger.claim(key, from, grants),
             _ => ClaimAnswer::NotOpen,
         };
         let message = match answer {
@@ -142,7 +152,7 @@ impl Coordinator {
         loss: Option<FixedLoss>,
         out: &mut Out,
     ) {
-        let answer = match &mut self.work.ledger {
+        let answer = match self.work.ledgers.get_mut(&key.step) {
             Some(ledger) => ledger.done(key, from, grant, loss),
             None => DoneAnswer::Refused,
         };
@@ -154,8 +164,8 @@ impl Coordinator {
         if answer != DoneAnswer::Refused || committed {
             send(from, FromCoordinator::Noted { key, grant }, out);
         }
-        let complete = self.work.ledger.as_ref().is_some_and(Ledger::is_complete);
-        if answer == DoneAnswer::Noted && complete {
+        let complete = self.work.ledgers.get(&self.version).is_some_and(Ledger::is_complete);
+        if answer == DoneAnswer::Noted && complete && matches!(self.phase, Phase::Open) {
             self.close_step(out);
         }
     }

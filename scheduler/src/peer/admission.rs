@@ -24,7 +24,9 @@ impl Peer {
         if key.step < self.version {
             return;
         }
-        let exists = key.microbatch.0 < self.config.manifest.microbatches_of(key.step.0);
+        let manifest = &self.config.manifest;
+        let exists = key.step.0 < manifest.training.steps
+            && key.microbatch.0 < manifest.microbatches_of(key.step.0);
         if key.stage == Stage(0) || !span.contains(key.stage) || !self.is_open(key.step) || !exists
         {
             return Self::nonsense(from, "an offer for work that is not there", out);
@@ -35,7 +37,7 @@ impl Peer {
         let hosted = self.stages.get_mut(&key.stage).expect("hosted stages are known");
         hosted.turned_away.remove(&from);
         let dropping = self.compute.is_dropping(key);
-        if !dropping && hosted.room() > 0 && hosted.offers.is_empty() {
+        if !dropping && hosted.room(key.step) > 0 && hosted.offers.is_empty() {
             return self.take(now, key, Some(from), Claim::Asked { at: now }, out);
         }
         if dropping {
@@ -53,7 +55,8 @@ impl Peer {
         let place = (key.step, key.microbatch);
         if let Some(other) = hosted.offers.get(&place) {
             if *other != from {
-                self.turn_away(from, key, out);
+                // Who asked first is served first; the other asks again later.
+                self.say_busy(from, key, out);
             }
             return;
         }
@@ -87,8 +90,8 @@ impl Peer {
     fn turn_away(&mut self, from: Member, key: ClaimKey, out: &mut Out) {
         let askers = self.config.limits.askers;
         let hosted = self.stages.get_mut(&key.stage).expect("hosted stages are known");
-        if hosted.turned_away.len() < askers {
-            hosted.turned_away.insert(from);
+        if hosted.turned_away.len() < askers || hosted.turned_away.contains_key(&from) {
+            hosted.turned_away.insert(from, key.step);
         }
         self.say_busy(from, key, out);
     }
@@ -101,25 +104,35 @@ impl Peer {
     /// Takes offers in while there is room, and tells those turned away when there is a place.
     pub(super) fn admit(&mut self, now: Moment, stage: Stage, out: &mut Out) {
         let places = self.config.limits.offers;
-        loop {
+        let version = self.version;
+        let hosted = loop {
             let hosted = self.stages.get_mut(&stage).expect("hosted stages are known");
-            if hosted.room() == 0 {
-                break;
+            let Some(((step, microbatch), from)) = hosted.offers.first_key_value() else {
+                break hosted;
+            };
+            let (key, from) = (ClaimKey { step: *step, stage, microbatch: *microbatch }, *from);
+            if hosted.room(key.step) == 0 {
+                break hosted;
             }
-            let Some(((step, microbatch), from)) = hosted.offers.pop_first() else { break };
-            let key = ClaimKey { step, stage, microbatch };
-            if step >= self.version && !self.jobs.contains_key(&key) {
+            hosted.offers.pop_first();
+            if key.step >= version && !self.jobs.contains_key(&key) {
                 self.take(now, key, Some(from), Claim::Asked { at: now }, out);
             }
-        }
-        let hosted = self.stages.get_mut(&stage).expect("hosted stages are known");
-        if hosted.room() > 0 || hosted.offers.len() < places {
-            for to in std::mem::take(&mut hosted.turned_away) {
+        };
+        let queue_full = hosted.offers.len() >= places;
+        for (to, step) in std::mem::take(&mut hosted.turned_away) {
+            if queue_full && hosted.room(step.max(version)) == 0 {
+                hosted.turned_away.insert(to, step);
+            } else {
                 out.push(PeerAction::Send { to, message: Between::Free { stage } });
             }
-        } else if hosted.is_log_full() && !hosted.log_full_said {
+        }
+        let waiting = !hosted.offers.is_empty() || !hosted.turned_away.is_empty();
+        if let Some(microbatches) = hosted.log_full(version).filter(|_| waiting)
+            && !hosted.log_full_said
+        {
             hosted.log_full_said = true;
-            let fault = Fault::LogFull { stage, microbatches: hosted.jobs };
+            let fault = Fault::LogFull { stage, microbatches };
             out.push(PeerAction::Event(PeerEvent::Fault(fault)));
         }
     }
@@ -135,8 +148,7 @@ impl Peer {
         out: &mut Out,
     ) {
         let hosted = self.stages.get_mut(&key.stage).expect("hosted stages are known");
-        hosted.accepted += 1;
-        hosted.jobs += 1;
+        hosted.take(key.step);
         let last = self.is_last(key);
         self.jobs.insert(key, Job::new(key, from, claim, last));
         if let Some(to) = from {
@@ -157,7 +169,7 @@ impl Peer {
         let job = self.jobs.get_mut(&key).expect("only jobs have room");
         if std::mem::take(&mut job.holds_room) {
             let hosted = self.stages.get_mut(&key.stage).expect("hosted stages are known");
-            hosted.accepted -= 1;
+            hosted.give_room_back(key.step);
             self.admit(now, key.stage, out);
         }
     }
@@ -188,8 +200,10 @@ impl Peer {
     pub(super) fn drop_job(&mut self, key: ClaimKey, out: &mut Out) {
         let job = self.jobs.remove(&key).expect("only jobs are dropped");
         let hosted = self.stages.get_mut(&key.stage).expect("hosted stages are known");
-        hosted.jobs -= 1;
-        hosted.accepted -= usize::from(job.holds_room);
+        if job.holds_room {
+            hosted.give_room_back(key.step);
+        }
+        hosted.forget(key.step);
         hosted.blocked.remove(&key);
         self.compute.forget(key);
         for payload in [job.output, job.returned].into_iter().flatten() {
@@ -221,10 +235,10 @@ impl Peer {
         }
     }
 
-    /// Whether a step is the one that the weights here are for, or the one after, which the
-    /// coordinator may have opened already.
+    /// Whether there may be work of this step. A step's work is given out while the one before is
+    /// reduced, and the commit of the one before that may still be on its way here.
     pub(super) fn is_open(&self, step: Step) -> bool {
-        (self.version..=self.version.next()).contains(&step)
+        (self.version..=self.version.next().next()).contains(&step)
     }
 
     /// What an activation with its labels and its gradient weigh together.

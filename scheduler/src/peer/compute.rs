@@ -129,7 +129,7 @@ impl Peer {
             let hosted = self.stages.get_mut(&stage).expect("it was just listed");
             let kept_out =
                 stage == Stage(0) || !hosted.offers.is_empty() || !hosted.turned_away.is_empty();
-            let full = hosted.accepted >= hosted.window && hosted.window < hosted.largest_window;
+            let full = hosted.is_full(self.version) && hosted.window < hosted.largest_window;
             if kept_out && full {
                 hosted.window += 1;
                 self.admit(now, stage, out);

@@ -117,7 +117,9 @@ impl Peer {
     /// Tells the coordinator of room at the first stage that it does not know of.
     pub(super) fn wish_for_work(&mut self, out: &mut Out) {
         let Some(hosted) = self.stages.get(&Stage(0)) else { return };
-        let room = u32::try_from(hosted.room()).unwrap_or(u32::MAX);
+        // Work of the next step is given out when nothing of this one is left to do.
+        let newest = self.jobs.last_key_value().map_or(self.version, |(key, _)| key.step);
+        let room = u32::try_from(hosted.room(newest.max(self.version))).unwrap_or(u32::MAX);
         let wish = Some((room, self.through));
         if room > 0 && self.wish != wish {
             self.wish = wish;

@@ -155,7 +155,7 @@ impl Peer {
             self.stages.iter().map(|(stage, hosted)| (*stage, count(hosted))).collect()
         };
         PeerLoad {
-            accepted: by_stage(|hosted| hosted.accepted),
+            accepted: by_stage(Hosted::accepted),
             waiting: by_stage(|hosted| hosted.offers.len()),
             window: by_stage(|hosted| hosted.window),
             computing: self.tasks,

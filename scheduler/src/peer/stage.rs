@@ -16,14 +16,13 @@ pub(super) struct Hosted {
     pub(super) largest_window: usize,
     /// Microbatches that the output log has room for.
     pub(super) log_room: usize,
-    /// Microbatches that take up room.
-    pub(super) accepted: usize,
-    /// Microbatches whose step is not committed: those the output log is for.
-    pub(super) jobs: usize,
+    /// What is taken in of each step. A later step's microbatches weigh nothing before the older one
+    /// is committed, and must not keep it from ending, so each has room of its own.
+    taken: BTreeMap<Step, Taken>,
     /// Offers that wait for room, oldest step and lowest microbatch first.
     pub(super) offers: BTreeMap<(Step, Microbatch), Member>,
-    /// Who was told that this stage is busy.
-    pub(super) turned_away: BTreeSet<Member>,
+    /// Who was told that this stage is busy, and the step it asked about last.
+    pub(super) turned_away: BTreeMap<Member, Step>,
     /// Work of this stage whose activation nobody takes now.
     pub(super) blocked: BTreeSet<ClaimKey>,
     /// The replicas of the next stage.
@@ -48,10 +47,9 @@ impl Hosted {
             window,
             largest_window,
             log_room,
-            accepted: 0,
-            jobs: 0,
+            taken: BTreeMap::new(),
             offers: BTreeMap::new(),
-            turned_away: BTreeSet::new(),
+            turned_away: BTreeMap::new(),
             blocked: BTreeSet::new(),
             onward,
             pace: Pace::default(),
@@ -61,16 +59,63 @@ impl Hosted {
         }
     }
 
-    /// How many more microbatches it can take in.
-    pub(super) fn room(&self) -> usize {
-        let window = self.window.saturating_sub(self.accepted);
-        window.min(self.log_room.saturating_sub(self.jobs))
+    /// How many more microbatches of a step it can take in.
+    pub(super) fn room(&self, step: Step) -> usize {
+        let taken = self.taken(step);
+        let window = self.window.saturating_sub(taken.accepted);
+        window.min(self.log_room.saturating_sub(taken.jobs))
     }
 
-    /// Whether only the output log keeps work out.
-    pub(super) fn is_log_full(&self) -> bool {
-        self.jobs >= self.log_room && self.accepted < self.window
+    /// Whether a step's microbatches take up the whole window.
+    pub(super) fn is_full(&self, step: Step) -> bool {
+        self.taken(step).accepted >= self.window
     }
+
+    /// How many microbatches of a step the output log is for, if it can hold no more and nothing
+    /// else keeps work out.
+    pub(super) fn log_full(&self, step: Step) -> Option<usize> {
+        let taken = self.taken(step);
+        (taken.jobs >= self.log_room && taken.accepted < self.window).then_some(taken.jobs)
+    }
+
+    /// The most microbatches of one step that take up room.
+    pub(super) fn accepted(&self) -> usize {
+        self.taken.values().map(|taken| taken.accepted).max().unwrap_or(0)
+    }
+
+    /// A microbatch of this step is taken in.
+    pub(super) fn take(&mut self, step: Step) {
+        let taken = self.taken.entry(step).or_default();
+        taken.accepted += 1;
+        taken.jobs += 1;
+    }
+
+    /// A microbatch of this step takes up no more room.
+    pub(super) fn give_room_back(&mut self, step: Step) {
+        self.taken.get_mut(&step).expect("it was taken in").accepted -= 1;
+    }
+
+    /// A microbatch of this step, which takes up no more room, is forgotten.
+    pub(super) fn forget(&mut self, step: Step) {
+        let taken = self.taken.get_mut(&step).expect("it was taken in");
+        taken.jobs -= 1;
+        if taken.jobs == 0 {
+            self.taken.remove(&step);
+        }
+    }
+
+    fn taken(&self, step: Step) -> Taken {
+        self.taken.get(&step).copied().unwrap_or_default()
+    }
+}
+
+/// What a stage has taken in of one step.
+#[derive(Debug, Clone, Copy, Default)]
+struct Taken {
+    /// Microbatches that take up room.
+    accepted: usize,
+    /// Microbatches that the output log is for, until the step is committed.
+    jobs: usize,
 }
 
 /// How long the engine needs for one microbatch: exponential moving averages (weight 1/8, after

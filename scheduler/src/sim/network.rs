@@ -31,25 +31,19 @@ impl Network {
         }
     }
 
-    /// When a control message arrives, and perhaps once more; never before one that was sent
-    /// earlier.
+    /// When a control message arrives: never before one that was sent earlier.
     pub(super) fn control(&mut self, now: Moment, from: usize, to: usize) -> Vec<Moment> {
         if from == to {
-            return self.twice(now, |_| now);
+            return self.twice(now);
         }
         let flight = self.flight(from, to);
         let last = self.control.entry((from, to)).or_default();
         *last = (*last).max(now + flight);
         let arrival = *last;
-        self.twice(arrival, |network| {
-            let arrival = arrival + network.flight(from, to);
-            let last = network.control.get_mut(&(from, to)).expect("something was sent");
-            *last = (*last).max(arrival);
-            *last
-        })
+        self.twice(arrival)
     }
 
-    /// When a tensor arrives, and perhaps once more. Each travels on a stream of its own, all share
+    /// When a tensor arrives. Each travels on a stream of its own, all share
     /// the link.
     pub(super) fn tensor(
         &mut self,
@@ -59,7 +53,7 @@ impl Network {
         size: Bytes,
     ) -> Vec<Moment> {
         if from == to {
-            return self.twice(now, |_| now);
+            return self.twice(now);
         }
         let transfer = match self.scenario.bandwidth {
             Some(bandwidth) => Duration::from_micros(size.0 * 1_000_000 / bandwidth),
@@ -69,12 +63,14 @@ impl Network {
         *free = (*free).max(now) + transfer;
         let sent = *free;
         let arrival = sent + self.flight(from, to);
-        self.twice(arrival, |network| arrival + network.flight(from, to))
+        self.twice(arrival)
     }
 
-    fn twice(&mut self, first: Moment, second: impl FnOnce(&mut Self) -> Moment) -> Vec<Moment> {
+    /// What arrives, and perhaps arrives once more, long after and out of order.
+    fn twice(&mut self, first: Moment) -> Vec<Moment> {
         if self.dice.chance(self.scenario.duplicates_per_mille) {
-            vec![first, second(self)]
+            let most = self.dice.pick(&[2_000, 100_000, 1_000_000]);
+            vec![first, first + self.dice.microseconds(0..=most)]
         } else {
             vec![first]
         }

@@ -1,33 +1,222 @@
+//! Swarms without faults: every oracle holds, every run repeats, every model is the reference's.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use shoal_protocol::ids::Stage;
+use shoal_protocol::message::StageChoice;
+
+use super::tamper::Tamper;
+use super::world::World;
 use super::*;
+use crate::peer::PeerLimits;
+
+/// Swarms that are tried.
+const SEEDS: u64 = 600;
+
+/// Swarms that errors are put into.
+const SOME: u64 = 100;
+
+/// One seed, or all.
+fn seeds() -> std::ops::Range<u64> {
+    match std::env::var("SHOAL_SIM_SEED") {
+        Ok(seed) => {
+            let seed: u64 = seed.parse().expect("SHOAL_SIM_SEED is a number");
+            seed..seed + 1
+        }
+        Err(_) => 0..SEEDS,
+    }
+}
+
+/// Runs `check` on every seed, on as many threads as there are processors.
+fn on_all<T: Send>(seeds: std::ops::Range<u64>, check: impl Fn(u64) -> T + Sync) -> Vec<T> {
+    let next = AtomicU64::new(seeds.start);
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let work = || {
+        let mut results = Vec::new();
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if !seeds.contains(&seed) {
+                return results;
+            }
+            results.push(check(seed));
+        }
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().flat_map(|thread| thread.join().expect("no check panics")).collect()
+    })
+}
+
+/// What is wrong with a seed, if anything is, and how to see it again.
+fn check_seed(seed: u64) -> Result<Report, String> {
+    let failed = |what: String| {
+        format!(
+            "seed {seed}: {what}\n  again: SHOAL_SIM_SEED={seed} cargo test -p shoal-scheduler swarms"
+        )
+    };
+    let caught = std::panic::catch_unwind(|| {
+        let scenario = Scenario::from_seed(seed);
+        let report = run(&scenario).map_err(|violation| violation.to_string())?;
+        if run(&scenario).as_ref() != Ok(&report) {
+            return Err("the second run differs from the first".to_owned());
+        }
+        let alone = run(&scenario.alone()).map_err(|violation| format!("alone: {violation}"))?;
+        if alone.checkpoint != report.checkpoint {
+            return Err("the model is not the one that a peer alone makes".to_owned());
+        }
+        Ok(report)
+    });
+    match caught {
+        Ok(result) => result.map_err(failed),
+        Err(_) => Err(failed("an assertion failed (above)".to_owned())),
+    }
+}
 
 #[test]
-fn first_seeds() {
-    let from = std::env::var("SHOAL_SIM_SEED").ok().and_then(|s| s.parse().ok());
-    let seeds: Vec<u64> = from.map_or((0..200).collect(), |s| vec![s]);
-    let mut bad = 0;
-    for seed in seeds {
-        let scenario = Scenario::from_seed(seed);
-        match run(&scenario) {
-            Ok(report) => println!(
-                "{seed}: peers {} stages {} M {} steps {} events {} end {:?} busy {} redirect {}",
-                scenario.peers.len(),
-                scenario.manifest.training.stages,
-                scenario.manifest.training.microbatches,
-                scenario.manifest.training.steps,
-                report.events,
-                report.end,
-                report.turned_away,
-                report.redirected
-            ),
-            Err(v) => {
-                bad += 1;
-                println!(
-                    "{seed}: {v} peers {} stages {}",
-                    scenario.peers.len(),
-                    scenario.manifest.training.stages
-                )
-            }
-        }
+fn swarms_of_all_seeds_hold_every_promise_and_repeat() {
+    let results = on_all(seeds(), check_seed);
+    let failures: Vec<&String> =
+        results.iter().filter_map(|result| result.as_ref().err()).collect();
+    let first = failures.first().copied().cloned().unwrap_or_default();
+    assert!(failures.is_empty(), "{} of {} failed, first {first}", failures.len(), results.len());
+    if results.len() < SEEDS as usize {
+        return;
     }
-    assert_eq!(bad, 0);
+    // The seeds reach what they are drawn to reach.
+    let reached = |what: &str, count: fn(&Report) -> u64| {
+        let sum: u64 = results.iter().flatten().map(count).sum();
+        println!("{what}: {sum}");
+        assert!(sum > 0, "no seed reaches: {what}");
+    };
+    reached("commits", |report| report.commits);
+    reached("offers answered busy", |report| report.turned_away);
+    reached("work sent on to its holder", |report| report.redirected);
+    reached("reports that came again", |report| report.repeated);
+    reached("windows that grew", |report| u64::from(report.widest_window > 17));
+    let largest = (0..SEEDS).map(|seed| Scenario::from_seed(seed).peers.len()).max();
+    assert_eq!(largest, Some(64));
+}
+
+/// Runs the first seeds with an error put in; returns how many were caught, and by what.
+fn caught(tamper: Tamper, with_oracles: bool, seeds: u64) -> Vec<String> {
+    (0..seeds)
+        .map(Scenario::from_seed)
+        .filter_map(|scenario| match World::new(&scenario, tamper, with_oracles).run() {
+            Err(violation) => Some(violation.oracle.to_owned()),
+            Ok(report) => report.stopped,
+        })
+        .collect()
+}
+
+/// The first seeds with an error put in: what was caught, which must be something.
+fn must_be_caught(tamper: Tamper, with_oracles: bool) -> Vec<String> {
+    let caught = caught(tamper, with_oracles, SOME);
+    assert!(!caught.is_empty(), "{tamper:?} went unnoticed");
+    caught
+}
+
+#[test]
+fn oracles_catch_what_is_counted_twice_or_never() {
+    let twice = must_be_caught(Tamper::CountTwice, true);
+    assert!(twice.iter().all(|oracle| oracle == "exactly once"), "{twice:?}");
+    let never = must_be_caught(Tamper::CountNever, true);
+    assert!(never.iter().all(|oracle| oracle == "equal replicas"), "{never:?}");
+    // Refused claims are rare where nobody dies.
+    assert!(!caught(Tamper::IgnoreHeld, true, SEEDS).is_empty(), "a claim ignored is noticed");
+}
+
+#[test]
+fn oracles_catch_what_is_applied_without_a_commit() {
+    let caught = must_be_caught(Tamper::ApplyWithoutCommit, true);
+    assert!(caught.iter().all(|oracle| oracle == "equal replicas"), "{caught:?}");
+}
+
+#[test]
+fn oracles_catch_what_is_never_released_or_never_ends() {
+    let kept = must_be_caught(Tamper::KeepPayload, true);
+    assert!(kept.iter().all(|oracle| oracle == "payloads"), "{kept:?}");
+    let stuck = must_be_caught(Tamper::LoseAcceptances, true);
+    assert!(stuck.iter().all(|oracle| oracle == "progress"), "{stuck:?}");
+}
+
+#[test]
+fn the_proof_in_band_catches_double_counts_without_oracles() {
+    let caught = must_be_caught(Tamper::CountTwice, false);
+    assert!(caught.iter().all(|reason| reason.contains("proves")), "{caught:?}");
+    let training = |seed: &u64| Scenario::from_seed(*seed).manifest.training.steps > 0;
+    assert_eq!(
+        caught.len(),
+        (0..SOME).filter(training).count(),
+        "every run that trains is stopped"
+    );
+}
+
+#[test]
+fn a_changed_proof_is_refused() {
+    let caught = must_be_caught(Tamper::WrongProof, false);
+    assert!(caught.iter().all(|reason| reason.contains("refused")), "{caught:?}");
+}
+
+#[test]
+fn a_member_whose_accumulator_differs_leaves() {
+    let caught = must_be_caught(Tamper::DropFromClose, false);
+    assert!(caught.iter().all(|reason| reason.contains("is gone (it left)")), "{caught:?}");
+}
+
+/// A pipeline of equal peers, one per stage: forward 1, backward 2, and `latency` tenths of a
+/// forward pass between any two.
+fn pipeline(stages: u16, microbatches: u32, latency: u32) -> Scenario {
+    let forward = Duration::from_millis(100);
+    let mut scenario = Scenario::from_seed(0);
+    scenario.manifest = Scenario::small_manifest(stages, microbatches, 8).into();
+    scenario.parameters = (0..stages).map(|stage| (Stage(stage), 16)).collect();
+    let regions = usize::from(stages);
+    let away =
+        |from: usize, to: usize| if from == to { Duration::ZERO } else { forward * latency / 10 };
+    scenario.network = NetworkScenario {
+        latency: (0..regions).map(|from| (0..regions).map(|to| away(from, to)).collect()).collect(),
+        jitter: Duration::ZERO,
+        bandwidth: None,
+        duplicates_per_mille: 0,
+    };
+    scenario.peers = (0..stages)
+        .map(|stage| PeerScenario {
+            choice: StageChoice::One(Stage(stage)),
+            limits: PeerLimits::default(),
+            start: Duration::ZERO,
+            compute: ComputeScenario {
+                forward,
+                backward: forward * 2,
+                other: Duration::ZERO,
+                jitter_per_mille: 0,
+            },
+            region: usize::from(stage),
+        })
+        .collect();
+    scenario
+}
+
+/// The share of the time between a step's first and last pass that all peers compute, in the last
+/// step, when the windows have found their width.
+fn utilisation(scenario: &Scenario) -> f64 {
+    let report = run(scenario).expect("a pipeline without faults");
+    let (_, step) = report.steps.last_key_value().expect("it has steps");
+    let whole = step.last.since(step.first) * scenario.peers.len() as u32;
+    step.busy.as_secs_f64() / whole.as_secs_f64()
+}
+
+/// Against 1F1B and GPipe, p = 4, m = 16, F = 1, B = 2 (closed-form schedules: all three need
+/// (m + p - 1)(F + B) without latency; GPipe adds 2(p - 1) one-way latencies).
+#[test]
+fn the_windowed_schedule_keeps_a_pipeline_as_busy_as_1f1b_near_and_gpipe_far() {
+    let one_way = [0, 5, 10, 40];
+    let all = one_way.map(|latency| utilisation(&pipeline(4, 16, latency)));
+    println!("utilisation at one-way latencies 0, 0.5, 1, 4: {all:.3?}");
+    let one_f_one_b = [0.842, 0.676, 0.565, 0.284];
+    let gpipe = [0.842, 0.800, 0.762, 0.593];
+    assert!(all[0] >= 0.95 * one_f_one_b[0], "{all:?}");
+    for (ours, theirs) in all.iter().zip(gpipe) {
+        assert!(*ours >= 0.95 * theirs, "{all:?}");
+    }
 }
