@@ -44,7 +44,7 @@ fn main() {
         trainer.step(step);
         step += 1;
     }
-    let (start, first) = (Instant::now(), step);
+    let (start, busy, first) = (Instant::now(), processor_seconds(), step);
     let mut loss = 0.0;
     while start.elapsed().as_secs_f64() < seconds {
         loss = trainer.step(step).0;
@@ -52,5 +52,17 @@ fn main() {
     }
     let tokens = (step - first) * trainer.manifest.tokens_per_step();
     let rate = tokens as f64 / start.elapsed().as_secs_f64();
-    println!("engine {dtype:?} threads {threads}: {rate:.0} tokens/s, loss {loss:.4}");
+    let busy = tokens as f64 / (processor_seconds() - busy);
+    println!(
+        "engine {dtype:?} threads {threads}: {rate:.0} tokens/s, {busy:.0} per processor second, loss {loss:.4}"
+    );
+}
+
+/// Processor time that this process has used.
+fn processor_seconds() -> f64 {
+    let usage = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_SELF);
+    let usage = usage.expect("our own usage");
+    let seconds =
+        |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
+    seconds(usage.user_time()) + seconds(usage.system_time())
 }

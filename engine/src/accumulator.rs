@@ -280,3 +280,142 @@ widest! {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::testing::{key, manifest};
+
+    const COUNT: usize = 37;
+
+    fn parameters() -> Vec<Parameter> {
+        vec![
+            Parameter { name: "one".to_owned(), shape: vec![30], offset: 0 },
+            Parameter { name: "two".to_owned(), shape: vec![7], offset: 30 },
+        ]
+    }
+
+    fn empty() -> Accumulator {
+        Accumulator::new(&manifest(), COUNT, Device::Cpu).expect("small")
+    }
+
+    /// In two pieces, cut elsewhere than the parameters are.
+    fn pieces(values: &[f32]) -> Vec<Tensor> {
+        let (one, two) = values.split_at(10);
+        vec![Tensor::from_slice(one), Tensor::from_slice(two)]
+    }
+
+    fn sums(accumulator: &Accumulator) -> Bytes {
+        accumulator.export(0..COUNT).expect("the whole")
+    }
+
+    proptest! {
+        #[test]
+        fn order_and_split_change_nothing(
+            gradients in prop::collection::vec(
+                prop::collection::vec(-1e4f32..1e4, COUNT..=COUNT), 6..=6),
+            order in Just((0..6usize).collect::<Vec<_>>()).prop_shuffle(),
+            cut in 0usize..=6,
+        ) {
+            let fixed_point = FixedPoint::of(&manifest());
+            let mut one = empty();
+            for (index, gradient) in gradients.iter().enumerate() {
+                one.add(key(index as u32), &pieces(gradient), &parameters()).expect("in range");
+            }
+            let mut two = [empty(), empty()];
+            for (place, index) in order.into_iter().enumerate() {
+                let half = usize::from(place < cut);
+                let gradient = pieces(&gradients[index]);
+                two[half].add(key(index as u32), &gradient, &parameters()).expect("in range");
+            }
+            let whole = fixed_point.reduce(&[sums(&one)]).expect("one part");
+            let split = fixed_point.reduce(&[sums(&two[0]), sums(&two[1])]).expect("equal parts");
+            prop_assert_eq!(&whole, &split);
+            for (index, mean) in whole.as_chunks::<4>().0.iter().enumerate() {
+                let exact: f64 = gradients.iter().map(|g| f64::from(g[index])).sum::<f64>() / 6.0;
+                let error = (f64::from(f32::from_le_bytes(*mean)) - exact).abs();
+                prop_assert!(error <= exact.abs() * 1e-7 + 1e-12);
+            }
+        }
+
+        #[test]
+        fn every_processor_gives_the_same_integers(bits in prop::collection::vec(any::<u32>(), 1..100)) {
+            let values: Vec<f32> = bits.iter().map(|bits| f32::from_bits(*bits)).collect();
+            let values: Vec<f32> = values.into_iter().filter(|value| value.abs() < 1e5).collect();
+            let scale = 44f64.exp2();
+            let mut sums = vec![0; values.len()];
+            add_f32(&mut sums, &values, scale);
+            for (sum, value) in sums.into_iter().zip(values) {
+                prop_assert_eq!(sum, (f64::from(value) * scale).round_ties_even() as i64);
+            }
+        }
+    }
+
+    #[test]
+    fn halves_round_to_even() {
+        let mut sums = [0; 4];
+        add_f32(&mut sums, &[0.5, 1.5, 2.5, -0.5], 1.0);
+        assert_eq!(sums, [0, 2, 2, 0]);
+    }
+
+    #[test]
+    fn bf16_counts_as_the_f32_of_the_same_value() {
+        let values = [1.0f32, -2.5, 0.007_812_5];
+        let bits = values.map(|value| (value.to_bits() >> 16) as u16);
+        let (mut narrow, mut wide) = ([0; 3], [0; 3]);
+        add_bf16(&mut narrow, &bits, 1024.0);
+        add_f32(&mut wide, &values, 1024.0);
+        assert_eq!(narrow, wide);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_named_and_changes_nothing() {
+        let limit = (i64::MAX / 6) as f64 / 44f64.exp2();
+        for (value, finite) in [
+            (f32::NAN, false),
+            (f32::NEG_INFINITY, false),
+            (limit as f32 * 1.001, true),
+            (f32::MIN, true),
+        ] {
+            let mut accumulator = empty();
+            let mut gradient = vec![1.0; COUNT];
+            accumulator.add(key(0), &pieces(&gradient), &parameters()).expect("in range");
+            let before = sums(&accumulator);
+            gradient[31] = value;
+            let error = accumulator
+                .add(key(3), &pieces(&gradient), &parameters())
+                .expect_err("it does not fit");
+            let EngineError::BadGradient { tensor, key: named, problem } = error else {
+                panic!("{error}")
+            };
+            assert_eq!((tensor.as_str(), named), ("two", key(3)));
+            assert_eq!(matches!(problem, GradientProblem::OutOfRange { .. }), finite);
+            assert_eq!(sums(&accumulator), before);
+        }
+        let mut accumulator = empty();
+        let largest = vec![limit as f32 * 0.999; COUNT];
+        for index in 0..6 {
+            accumulator.add(key(index), &pieces(&largest), &parameters()).expect("in range");
+        }
+        let mean = FixedPoint::of(&manifest()).reduce(&[sums(&accumulator)]).expect("one part");
+        assert_eq!(mean[..4], largest[0].to_le_bytes());
+    }
+
+    #[test]
+    fn parts_of_different_lengths_are_refused() {
+        let fixed_point = FixedPoint::of(&manifest());
+        let part = |length| Bytes::from(vec![0; length]);
+        assert!(fixed_point.reduce(&[part(16), part(8)]).is_err());
+        assert!(fixed_point.reduce(&[part(12)]).is_err());
+    }
+
+    #[test]
+    fn the_norm_is_that_of_the_values() {
+        let values: Vec<f32> = (0..10_000).map(|index| (index as f32).sin()).collect();
+        let exact: f64 = values.iter().map(|value| f64::from(*value).powi(2)).sum();
+        let norm = square_norm(bytemuck::cast_slice(&values));
+        assert!((norm - exact).abs() < 1e-9 * exact);
+    }
+}

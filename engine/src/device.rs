@@ -76,6 +76,7 @@ impl Device {
         // libtorch refuses to set this a second time.
         static INTEROP: Once = Once::new();
         INTEROP.call_once(|| tch::set_num_interop_threads(1));
+        keep_freed_memory();
         shim::be_deterministic()?;
         Ok(Self { torch, threads: threads.max(1) })
     }
@@ -99,6 +100,17 @@ impl fmt::Display for Device {
             tch::Device::Cuda(index) => write!(f, "cuda:{index}"),
             _ => f.write_str("cpu"),
         }
+    }
+}
+
+/// Tensors come and go with every microbatch. By default glibc returns large ones to the system,
+/// and each next one then costs a page fault for every 4 KiB.
+fn keep_freed_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it only sets limits of the allocator; 32 MiB is the largest that glibc takes.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 32 << 20);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, 1 << 30);
     }
 }
 

@@ -49,3 +49,39 @@ fn fill(seed: u64, parameter: &Parameter, deviation: f64, weights: &mut [f32]) {
 pub(crate) fn unit(bits: u64) -> f64 {
     (bits >> 11) as f64 / (1u64 << 53) as f64
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::manifest;
+
+    #[test]
+    fn the_cut_changes_no_weight() {
+        let whole = initial_weights(&manifest(), Stage(0));
+        let mut cut = manifest();
+        cut.training.stages = 2;
+        let parts: Vec<f32> = cut.stages().flat_map(|stage| initial_weights(&cut, stage)).collect();
+        assert_eq!(whole, parts);
+    }
+
+    #[test]
+    fn the_bits_are_those_of_every_machine() {
+        let weights = initial_weights(&manifest(), Stage(0));
+        let hash = blake3::hash(bytemuck::cast_slice(&weights));
+        assert_eq!(hash.to_hex()[..16], *"d906111c71a3b0b8");
+    }
+
+    #[test]
+    fn weights_are_normal() {
+        let mut manifest = manifest();
+        manifest.model.hidden = 128;
+        let weights = &initial_weights(&manifest, Stage(0))[..256 * 128];
+        let moment = |power| {
+            let term = |weight: &f32| (f64::from(*weight) / 0.02).powi(power);
+            weights.iter().map(term).sum::<f64>() / weights.len() as f64
+        };
+        assert!(moment(1).abs() < 0.03, "{}", moment(1));
+        assert!((moment(2) - 1.0).abs() < 0.03, "{}", moment(2));
+        assert!((moment(4) - 3.0).abs() < 0.2, "{}", moment(4));
+    }
+}

@@ -36,6 +36,8 @@ mod samples;
 mod shim;
 mod stage;
 mod tensor;
+#[cfg(test)]
+mod testing;
 pub mod tokenizer;
 
 pub use accumulator::{FixedPoint, square_norm};
@@ -43,8 +45,8 @@ pub use checkpoint::{Checkpoint, CheckpointError, CheckpointFile, StageState};
 pub use data::{DataError, TokenFile};
 pub use device::{Device, DeviceChoice};
 pub use engine::Engine;
-pub use fingerprint::fingerprint;
 pub use error::{EngineError, GradientProblem, Result};
+pub use fingerprint::fingerprint;
 pub use generate::{Generator, Prompt};
 pub use init::initial_weights;
 pub use optimizer::{clip_scale, learning_rate};

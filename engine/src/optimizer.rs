@@ -168,3 +168,73 @@ widest! {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::manifest;
+
+    /// What `torch.optim.AdamW` 2.11 makes of the same weights, gradients, clipping and rates in
+    /// six steps; the last two weights have no decay.
+    const GOLDEN: [f64; 8] = [
+        4.925125241e-1,
+        -1.252880573,
+        4.006404430e-2,
+        2.001066685,
+        -7.576274276e-1,
+        -1.135982340e-3,
+        1.007524014,
+        1.000661731,
+    ];
+
+    #[test]
+    fn six_steps_are_those_of_pytorch() {
+        let manifest = manifest();
+        let parameters = [
+            Parameter { name: "matrix".to_owned(), shape: vec![2, 3], offset: 0 },
+            Parameter { name: "vector".to_owned(), shape: vec![2], offset: 6 },
+        ];
+        let mut weights = Tensor::from_slice(&[0.5f32, -1.25, 0.031, 2.0, -0.75, 1e-3, 1.0, 1.0]);
+        let mut moments = Moments::new(8, Device::Cpu).expect("small");
+        for step in 0..6u32 {
+            let value = |index: u32| {
+                let size = if index % 2 == 1 { 0.3 } else { 2.0 };
+                ((1.7 * f64::from(index) + f64::from(step)).sin() * size) as f32
+            };
+            let gradient: Vec<f32> = (0..8).map(value).collect();
+            let norm = gradient.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
+            moments
+                .apply(
+                    &mut weights,
+                    &Tensor::from_slice(&gradient),
+                    &parameters,
+                    &manifest,
+                    Step(u64::from(step)),
+                    norm,
+                )
+                .expect("matching lengths");
+        }
+        for (weight, golden) in elements::<f32>(&weights).iter().zip(GOLDEN) {
+            let error = (f64::from(*weight) - golden).abs();
+            assert!(error <= 1e-6 * golden.abs() + 2e-9, "{weight} is not {golden}");
+        }
+    }
+
+    #[test]
+    fn the_rate_warms_up_and_falls_to_its_end() {
+        let manifest = manifest();
+        let rates: Vec<f64> = (0..7).map(|step| learning_rate(&manifest, Step(step))).collect();
+        assert_eq!(rates[..3], [1.5e-3, 3e-3, 3e-3]);
+        assert!((rates[3] - 2.325e-3).abs() < 1e-12);
+        assert!((rates[5] - 3e-4).abs() < 1e-12 && rates[6] == rates[5]);
+    }
+
+    #[test]
+    fn only_a_norm_above_the_clip_is_scaled() {
+        let mut optimizer = manifest().optimizer;
+        assert_eq!(clip_scale(&optimizer, 0.5), 1.0);
+        assert!((clip_scale(&optimizer, 4.0) - 0.25).abs() < 1e-6);
+        optimizer.gradient_clip = 0.0;
+        assert_eq!(clip_scale(&optimizer, 4.0), 1.0);
+    }
+}

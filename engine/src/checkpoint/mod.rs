@@ -113,6 +113,16 @@ struct Description {
     step: Step,
     manifest: Manifest,
     files: Vec<CheckpointFile>,
+    /// Hash of all the above, as compact JSON with this one zero.
+    seal: ContentHash,
+}
+
+impl Description {
+    /// What `seal` must be.
+    fn expected_seal(&self) -> ContentHash {
+        let unsealed = Self { seal: ContentHash([0; 32]), ..self.clone() };
+        ContentHash::of(&serde_json::to_vec(&unsealed).expect("it has only string keys"))
+    }
 }
 
 /// Name of a stage's weights file, counted from 1 as Hugging Face does.

@@ -49,6 +49,9 @@ impl Checkpoint {
             let reason = format!("its format is {} and not {FORMAT}", description.format);
             return Err(CheckpointError::damaged(&path, reason));
         }
+        if description.seal != description.expected_seal() {
+            return Err(CheckpointError::damaged(&path, "it has been changed"));
+        }
         let manifest = &description.manifest;
         manifest.check().map_err(|error| CheckpointError::damaged(&path, error))?;
         if manifest.run_id() != description.run {

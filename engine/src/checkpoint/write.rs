@@ -99,13 +99,15 @@ pub fn write_index(
     ] {
         files.push(write_json(folder, name, &value)?);
     }
-    let description = Description {
+    let mut description = Description {
         format: FORMAT,
         run: manifest.run_id(),
         step,
         manifest: manifest.clone(),
         files,
+        seal: ContentHash([0; 32]),
     };
+    description.seal = description.expected_seal();
     let value = serde_json::to_value(description).expect("it has only string keys");
     write_json(folder, DESCRIPTION, &value)?;
     sync_folder(folder)

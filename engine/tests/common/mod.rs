@@ -15,7 +15,7 @@ use shoal_protocol::manifest::{
 };
 
 /// A small run.
-pub fn manifest() -> Manifest {
+pub(crate) fn manifest() -> Manifest {
     Manifest {
         model: Model {
             vocabulary: 256,
@@ -62,7 +62,7 @@ pub fn manifest() -> Manifest {
 }
 
 /// Writes a text's token file into `folder`, enters it into the manifest and gives the samples.
-pub fn samples(manifest: &mut Manifest, folder: &Path, text: &[u8]) -> Samples {
+pub(crate) fn samples(manifest: &mut Manifest, folder: &Path, text: &[u8]) -> Samples {
     let path = folder.join("tokens.bin");
     manifest.tokens = data::write_tokens(text, Tokenizer::Bytes, &path).expect("writable");
     manifest.check().expect("a valid manifest");
@@ -70,19 +70,19 @@ pub fn samples(manifest: &mut Manifest, folder: &Path, text: &[u8]) -> Samples {
 }
 
 /// Some text, long enough for the small run.
-pub fn text() -> Vec<u8> {
+pub(crate) fn text() -> Vec<u8> {
     include_bytes!("../../src/stage.rs").to_vec()
 }
 
 /// One run and its state.
-pub struct Trainer {
-    pub manifest: Manifest,
-    pub engine: Engine,
-    pub samples: Samples,
+pub(crate) struct Trainer {
+    pub(crate) manifest: Manifest,
+    pub(crate) engine: Engine,
+    pub(crate) samples: Samples,
 }
 
 impl Trainer {
-    pub fn new(manifest: &Manifest, samples: Samples) -> Self {
+    pub(crate) fn new(manifest: &Manifest, samples: Samples) -> Self {
         let device = Device::open(DeviceChoice::Cpu, 1).expect("a CPU");
         let span = StageSpan::all(manifest.training.stages);
         let engine = Engine::new(manifest, span, device).expect("room for a small model");
@@ -90,7 +90,7 @@ impl Trainer {
     }
 
     /// Forward through all stages: the loss.
-    pub fn forward(&mut self, step: u64, microbatch: u32) -> f32 {
+    pub(crate) fn forward(&mut self, step: u64, microbatch: u32) -> f32 {
         let batch = self.samples.batch(Step(step), Microbatch(microbatch));
         let mut input = batch.inputs;
         for stage in self.manifest.stages() {
@@ -104,7 +104,7 @@ impl Trainer {
     }
 
     /// Backward through all stages, and counts the microbatch.
-    pub fn backward(&mut self, step: u64, microbatch: u32) {
+    pub(crate) fn backward(&mut self, step: u64, microbatch: u32) {
         let mut gradient: Option<Bytes> = None;
         for stage in self.manifest.stages().collect::<Vec<_>>().into_iter().rev() {
             let key = key(step, stage, microbatch);
@@ -114,7 +114,7 @@ impl Trainer {
     }
 
     /// Reduces and applies; the global norm.
-    pub fn finish(&mut self, step: u64) -> f64 {
+    pub(crate) fn finish(&mut self, step: u64) -> f64 {
         let fixed_point = FixedPoint::of(&self.manifest);
         let mut gradients = Vec::new();
         for stage in self.manifest.stages() {
@@ -130,7 +130,7 @@ impl Trainer {
     }
 
     /// One whole step: its mean loss and the gradient's norm.
-    pub fn step(&mut self, step: u64) -> (f64, f64) {
+    pub(crate) fn step(&mut self, step: u64) -> (f64, f64) {
         let microbatches = self.manifest.training.microbatches;
         let mut loss = 0.0;
         for microbatch in 0..microbatches {
@@ -141,12 +141,12 @@ impl Trainer {
     }
 
     /// All weights in the order of an uncut model, as bits.
-    pub fn weights(&self) -> Vec<u32> {
+    pub(crate) fn weights(&self) -> Vec<u32> {
         let state = |stage| self.engine.state(stage).expect("hosted").weights;
         self.manifest.stages().flat_map(state).map(f32::to_bits).collect()
     }
 }
 
-pub fn key(step: u64, stage: Stage, microbatch: u32) -> ClaimKey {
+pub(crate) fn key(step: u64, stage: Stage, microbatch: u32) -> ClaimKey {
     ClaimKey { step: Step(step), stage, microbatch: Microbatch(microbatch) }
 }

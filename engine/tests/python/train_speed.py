@@ -35,12 +35,14 @@ def main():
 
     for _ in range(2):
         step()
-    start, steps = time.perf_counter(), 0
+    start, busy, steps = time.perf_counter(), time.process_time(), 0
     while time.perf_counter() - start < seconds:
         step()
         steps += 1
-    rate = steps * microbatches * 8 * 128 / (time.perf_counter() - start)
-    print(f"pytorch {dtype} threads {threads}: {rate:.0f} tokens/s")
+    tokens = steps * microbatches * 8 * 128
+    rate = tokens / (time.perf_counter() - start)
+    busy = tokens / (time.process_time() - busy)
+    print(f"pytorch {dtype} threads {threads}: {rate:.0f} tokens/s, {busy:.0f} per processor second")
 
 
 main()

@@ -1,0 +1,146 @@
+//! Saved state: whole, damaged, and carried on from.
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use common::{Trainer, manifest, samples, text};
+use shoal_engine::checkpoint::{publish, write_index};
+use shoal_engine::{Checkpoint, CheckpointError, Device, DeviceChoice, Generator, Prompt};
+use shoal_protocol::ids::{Stage, Step};
+
+/// Trains a little and writes a checkpoint into `folder`.
+fn write(trainer: &Trainer, step: u64, folder: &Path) -> PathBuf {
+    let unfinished = folder.join("unfinished");
+    fs::create_dir(&unfinished).expect("writable");
+    let mut files = Vec::new();
+    for stage in trainer.manifest.stages() {
+        files.extend(trainer.engine.write_stage(stage, &unfinished).expect("writable"));
+    }
+    write_index(&unfinished, &trainer.manifest, Step(step), &files).expect("writable");
+    let place = folder.join("checkpoint");
+    publish(&unfinished, &place).expect("writable");
+    place
+}
+
+fn trainer(stages: u16, folder: &Path) -> Trainer {
+    let mut manifest = manifest();
+    manifest.training.stages = stages;
+    let samples = samples(&mut manifest, folder, &text());
+    Trainer::new(&manifest, samples)
+}
+
+#[test]
+fn the_hash_does_not_depend_on_the_cut() {
+    let hashes = [1, 2, 4].map(|stages| {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let place = write(&trainer(stages, folder.path()), 0, folder.path());
+        let checkpoint = Checkpoint::open(&place).expect("whole");
+        checkpoint.verify().expect("whole");
+        assert_eq!(checkpoint.step(), Step(0));
+        checkpoint.hash().expect("whole")
+    });
+    assert_eq!(hashes[0], hashes[1]);
+    assert_eq!(hashes[0], hashes[2]);
+}
+
+#[test]
+fn a_run_carries_on_from_a_checkpoint_to_the_same_bits() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut first = trainer(2, folder.path());
+    for step in 0..3 {
+        first.step(step);
+    }
+    let checkpoint = Checkpoint::open(&write(&first, 3, folder.path())).expect("whole");
+    let mut second = trainer(2, folder.path());
+    for stage in second.manifest.stages() {
+        let state = checkpoint.stage(stage).expect("whole");
+        second.engine.set_state(stage, &state).expect("the same stage");
+        let hash = |trainer: &Trainer| trainer.engine.state_hash(stage).expect("hosted");
+        assert_eq!(hash(&first), hash(&second));
+    }
+    for trainer in [&mut first, &mut second] {
+        trainer.step(3);
+    }
+    assert_eq!(first.weights(), second.weights());
+    // A newer checkpoint takes the place of the older.
+    let older = checkpoint.hash().expect("whole");
+    let newer = Checkpoint::open(&write(&first, 4, folder.path())).expect("whole");
+    assert_eq!(newer.step(), Step(4));
+    assert_ne!(newer.hash().expect("whole"), older);
+}
+
+#[test]
+fn what_is_damaged_is_said_so() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let place = write(&trainer(2, folder.path()), 0, folder.path());
+    let names: Vec<_> = fs::read_dir(&place)
+        .expect("readable")
+        .map(|entry| entry.expect("readable").path())
+        .collect();
+    assert_eq!(names.len(), 4 + 6);
+    for path in names {
+        let whole = fs::read(&path).expect("readable");
+        let mut flipped = whole.clone();
+        let middle = flipped.len() / 2;
+        flipped[middle] ^= 0x10;
+        for damaged in [&whole[..whole.len() - 2], &whole[..7], &[], &flipped] {
+            fs::write(&path, damaged).expect("writable");
+            let result = Checkpoint::open(&place).and_then(|checkpoint| checkpoint.verify());
+            let error = result.expect_err("it is damaged");
+            assert!(matches!(error, CheckpointError::Damaged { .. }), "{error}");
+            assert_eq!(error.to_string().lines().count(), 1);
+        }
+        fs::remove_file(&path).expect("writable");
+        assert!(Checkpoint::open(&place).and_then(|checkpoint| checkpoint.verify()).is_err());
+        fs::write(&path, whole).expect("writable");
+    }
+    Checkpoint::open(&place).expect("whole").verify().expect("whole again");
+}
+
+#[test]
+fn a_huge_header_allocates_nothing() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let place = write(&trainer(1, folder.path()), 0, folder.path());
+    let path = place.join("model-00001-of-00001.safetensors");
+    let mut bytes = fs::read(&path).expect("readable");
+    bytes[..8].copy_from_slice(&(1u64 << 40).to_le_bytes());
+    fs::write(&path, bytes).expect("writable");
+    let checkpoint = Checkpoint::open(&place).expect("its description is whole");
+    assert!(matches!(checkpoint.hash(), Err(CheckpointError::Damaged { .. })));
+    assert!(matches!(checkpoint.stage(Stage(0)), Err(CheckpointError::Damaged { .. })));
+}
+
+#[test]
+fn only_a_checkpoint_is_replaced() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let place = folder.path().join("checkpoint");
+    fs::create_dir(&place).expect("writable");
+    fs::write(place.join("thesis.txt"), "years of work").expect("writable");
+    let unfinished = folder.path().join("unfinished");
+    fs::create_dir(&unfinished).expect("writable");
+    assert!(matches!(publish(&unfinished, &place), Err(CheckpointError::NotACheckpoint { .. })));
+    assert!(place.join("thesis.txt").exists());
+    assert!(matches!(Checkpoint::open(&place), Err(CheckpointError::NotACheckpoint { .. })));
+}
+
+#[test]
+fn text_follows_from_the_seed() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut trainer = trainer(2, folder.path());
+    for step in 0..20 {
+        trainer.step(step);
+    }
+    let place = write(&trainer, 20, folder.path());
+    let device = Device::open(DeviceChoice::Cpu, 1).expect("a CPU");
+    let generator = Generator::open(&place, device).expect("whole");
+    let text = |seed, temperature| {
+        let text = "fn ".to_owned();
+        let prompt = Prompt { text, tokens: 40, seed, temperature };
+        generator.generate(&prompt).expect("a small model")
+    };
+    assert_eq!(text(1, 1.0), text(1, 1.0));
+    assert_ne!(text(1, 1.0), text(2, 1.0));
+    assert_eq!(text(1, 0.0), text(2, 0.0));
+}

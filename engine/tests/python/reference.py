@@ -1,0 +1,47 @@
+"""Trains a checkpoint on given batches with PyTorch alone and prints the losses as JSON.
+
+The one argument is a JSON file: checkpoint folder, per step the microbatches' inputs and labels and
+the learning rate, and AdamW's constants."""
+
+import json
+import sys
+
+import torch
+from transformers import AutoModelForCausalLM
+
+
+def main():
+    with open(sys.argv[1]) as file:
+        run = json.load(file)
+    torch.set_num_threads(1)
+    model = AutoModelForCausalLM.from_pretrained(run["checkpoint"], dtype=torch.float32)
+    matrices = [weight for weight in model.parameters() if weight.dim() > 1]
+    vectors = [weight for weight in model.parameters() if weight.dim() == 1]
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": matrices, "weight_decay": run["weight_decay"]},
+            {"params": vectors, "weight_decay": 0.0},
+        ],
+        betas=(run["beta1"], run["beta2"]),
+        eps=run["epsilon"],
+    )
+    losses, norms = [], []
+    for step in run["steps"]:
+        optimizer.zero_grad()
+        mean = 0.0
+        for batch in step["microbatches"]:
+            logits = model(torch.tensor(batch["inputs"])).logits
+            labels = torch.tensor(batch["labels"]).flatten()
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels)
+            (loss / len(step["microbatches"])).backward()
+            mean += loss.item() / len(step["microbatches"])
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), run["gradient_clip"])
+        for group in optimizer.param_groups:
+            group["lr"] = step["learning_rate"]
+        optimizer.step()
+        losses.append(mean)
+        norms.append(norm.item())
+    print(json.dumps({"losses": losses, "norms": norms}))
+
+
+main()

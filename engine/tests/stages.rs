@@ -1,0 +1,208 @@
+//! What the cut into stages, the kept graphs and the order of microbatches must not change.
+
+mod common;
+
+use bytes::Bytes;
+use common::{Trainer, key, manifest, samples, text};
+use shoal_engine::{EngineError, ForwardOutput};
+use shoal_protocol::ids::Stage;
+use shoal_protocol::manifest::{Dtype, Manifest};
+
+/// Losses, norms and weights, as bits, after four steps of the run that `change` makes.
+fn bits(change: impl FnOnce(&mut Manifest)) -> (Vec<(u64, u64)>, Vec<u32>) {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut manifest = manifest();
+    change(&mut manifest);
+    let samples = samples(&mut manifest, folder.path(), &text());
+    let mut trainer = Trainer::new(&manifest, samples);
+    let curve = (0..4).map(|step| trainer.step(step));
+    (curve.map(|(loss, norm)| (loss.to_bits(), norm.to_bits())).collect(), trainer.weights())
+}
+
+#[test]
+fn the_cut_changes_no_bit() {
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        let cut = |stages| {
+            bits(|manifest| {
+                manifest.training.dtype = dtype;
+                manifest.training.boundary = dtype;
+                manifest.training.stages = stages;
+                // Each stage's part of the norm is summed alone, so the norm's last bits follow the
+                // cut; without clipping they do not reach the weights.
+                manifest.optimizer.gradient_clip = 0.0;
+            })
+        };
+        let (curve, weights) = cut(1);
+        for stages in [2, 4] {
+            let (cut_curve, cut_weights) = cut(stages);
+            assert_eq!(weights, cut_weights);
+            for ((loss, norm), (cut_loss, cut_norm)) in curve.iter().zip(&cut_curve) {
+                assert_eq!(loss, cut_loss);
+                let difference = f64::from_bits(*norm) - f64::from_bits(*cut_norm);
+                assert!(difference.abs() < 1e-12);
+            }
+        }
+    }
+}
+
+#[test]
+fn recomputing_changes_no_bit() {
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        let run = |recompute| {
+            bits(|manifest| {
+                manifest.training.dtype = dtype;
+                manifest.training.boundary = Dtype::Bf16;
+                manifest.training.stages = 3;
+                manifest.training.recompute = recompute;
+            })
+        };
+        assert_eq!(run(true), run(false));
+    }
+}
+
+#[test]
+fn several_in_flight_in_any_order_change_no_bit() {
+    for recompute in [false, true] {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let mut manifest = manifest();
+        manifest.training.stages = 2;
+        manifest.training.recompute = recompute;
+        let mut trainers = [(), ()].map(|()| {
+            let samples = samples(&mut manifest, folder.path(), &text());
+            Trainer::new(&manifest, samples)
+        });
+        trainers[0].step(0);
+        for microbatch in [2, 0, 1] {
+            trainers[1].forward(0, microbatch);
+        }
+        for microbatch in [1, 2, 0] {
+            trainers[1].backward(0, microbatch);
+        }
+        trainers[1].finish(0);
+        assert_eq!(trainers[0].weights(), trainers[1].weights());
+        for stage in manifest.stages() {
+            let hash = |trainer: &Trainer| trainer.engine.state_hash(stage).expect("hosted");
+            assert_eq!(hash(&trainers[0]), hash(&trainers[1]));
+        }
+    }
+}
+
+#[test]
+fn both_dtypes_learn() {
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let mut manifest = manifest();
+        manifest.training.dtype = dtype;
+        let samples = samples(&mut manifest, folder.path(), &text());
+        let mut trainer = Trainer::new(&manifest, samples);
+        let held_out = manifest.training.microbatches;
+        let before = trainer.forward(0, held_out);
+        for step in 0..20 {
+            trainer.step(step);
+        }
+        // The same microbatch again: it left nothing in flight.
+        let after = trainer.forward(20, held_out);
+        assert!(before > 5.3 && after < 4.2, "{before} to {after}");
+    }
+}
+
+#[test]
+fn a_discarded_microbatch_counts_nothing() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut manifest = manifest();
+    let samples = samples(&mut manifest, folder.path(), &text());
+    let mut trainer = Trainer::new(&manifest, samples);
+    trainer.forward(0, 0);
+    let key = key(0, Stage(0), 0);
+    trainer.engine.backward(key, None).expect("a backward pass");
+    trainer.engine.discard(key);
+    assert!(matches!(trainer.engine.accumulate(key), Err(EngineError::NotInFlight(_))));
+    let all = 0..trainer.engine.parameters(Stage(0)).expect("hosted");
+    let sums = trainer.engine.export(Stage(0), all).expect("hosted");
+    assert!(sums.iter().all(|byte| *byte == 0));
+    // It may come again.
+    trainer.forward(0, 0);
+    trainer.backward(0, 0);
+}
+
+#[test]
+fn bytes_that_are_no_tensor_are_refused() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut manifest = manifest();
+    manifest.training.stages = 2;
+    let samples = samples(&mut manifest, folder.path(), &text());
+    let mut trainer = Trainer::new(&manifest, samples);
+    let batch = trainer.samples.batch(key(0, Stage(0), 0).step, key(0, Stage(0), 0).microbatch);
+    let (first, second) = (key(0, Stage(0), 0), key(0, Stage(1), 0));
+    let engine = &mut trainer.engine;
+    let short = batch.inputs.slice(4..);
+    assert!(matches!(
+        engine.forward(first, &short, None),
+        Err(EngineError::WrongLength { what: "tokens", expected: 128, found: 124 })
+    ));
+    let unknown = Bytes::from(vec![255; 128]);
+    assert!(matches!(
+        engine.forward(first, &unknown, None),
+        Err(EngineError::UnknownToken { token: u32::MAX, vocabulary: 256 })
+    ));
+    let Ok(ForwardOutput::Activation(activation)) = engine.forward(first, &batch.inputs, None)
+    else {
+        panic!("the first of two stages gives an activation")
+    };
+    assert_eq!(activation.len(), 2 * 16 * 32 * 4);
+    assert!(matches!(
+        engine.forward(second, &activation, None),
+        Err(EngineError::MissingLabels(_))
+    ));
+    let labels = Some(&batch.labels);
+    let short = activation.slice(1..);
+    assert!(matches!(engine.forward(second, &short, labels), Err(EngineError::WrongLength { .. })));
+    // At an odd address.
+    let shifted = Bytes::from([&[0], &activation[..]].concat()).slice(1..);
+    let Ok(ForwardOutput::Loss(loss)) = engine.forward(second, &shifted, labels) else {
+        panic!("the last stage gives a loss")
+    };
+    assert!((loss - 256f32.ln()).abs() < 0.2, "{loss}");
+    assert!(matches!(
+        engine.forward(second, &activation, labels),
+        Err(EngineError::AlreadyInFlight(_))
+    ));
+    assert!(matches!(engine.backward(first, None), Err(EngineError::MissingGradient(_))));
+    assert!(matches!(engine.backward(first, Some(&short)), Err(EngineError::WrongLength { .. })));
+    let gradient = engine.backward(second, None).expect("a backward pass").expect("a gradient");
+    assert_eq!(gradient.len(), activation.len());
+    assert_eq!(engine.backward(first, Some(&gradient)).expect("a backward pass"), None);
+    assert!(matches!(engine.backward(first, None), Err(EngineError::NotInFlight(_))));
+    assert!(matches!(
+        engine.forward(key(0, Stage(2), 0), &activation, None),
+        Err(EngineError::NotHosted(Stage(2)))
+    ));
+    assert!(engine.export(Stage(0), 0..usize::MAX >> 8).is_err());
+}
+
+#[test]
+fn a_wild_learning_rate_is_a_verdict_with_a_name() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut manifest = manifest();
+    manifest.training.gradient_fraction_bits = 56;
+    manifest.training.microbatches = 32_768;
+    let samples = samples(&mut manifest, folder.path(), &text());
+    let mut trainer = Trainer::new(&manifest, samples);
+    // A weight so large that its gradients are beyond 2^63 / 32768 / 2^56.
+    let mut state = trainer.engine.state(Stage(0)).expect("hosted");
+    let head = state.weights.len() - 256 * 32;
+    state.weights[head..].iter_mut().enumerate().for_each(|(index, weight)| {
+        *weight = if index % 7 == 0 { 1e6 } else { -1e6 };
+    });
+    trainer.engine.set_state(Stage(0), &state).expect("the same stage");
+    trainer.forward(0, 5);
+    let key = key(0, Stage(0), 5);
+    trainer.engine.backward(key, None).expect("a backward pass");
+    match trainer.engine.accumulate(key) {
+        Err(EngineError::BadGradient { tensor, key: named, .. }) => {
+            assert!(tensor.starts_with("model.") || tensor.starts_with("lm_head"), "{tensor}");
+            assert_eq!(named, key);
+        }
+        other => panic!("{other:?}"),
+    }
+}

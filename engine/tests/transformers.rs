@@ -1,0 +1,116 @@
+//! The engine against PyTorch and transformers.
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use common::{Trainer, manifest, samples, text};
+use serde_json::{Value, json};
+use shoal_engine::checkpoint::write_index;
+use shoal_engine::{Device, DeviceChoice, Generator, learning_rate};
+use shoal_protocol::ids::{Microbatch, Step};
+
+/// Runs one of `tests/python` and reads the JSON that it prints.
+fn python(script: &str, arguments: &[&str]) -> Value {
+    let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let python = crate_folder.join("../.venv/bin/python");
+    assert!(
+        python.exists(),
+        "this test needs PyTorch and transformers: run scripts/setup.sh --tests"
+    );
+    let output = Command::new(python)
+        .arg(crate_folder.join("tests/python").join(script))
+        .args(arguments)
+        .env("HF_HUB_OFFLINE", "1")
+        .output()
+        .expect("python starts");
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{script}: {complaint}");
+    serde_json::from_slice(&output.stdout).expect("the script prints JSON")
+}
+
+fn numbers(value: &Value) -> Vec<f64> {
+    let list = value.as_array().expect("a list");
+    list.iter().map(|number| number.as_f64().expect("a number")).collect()
+}
+
+fn write(trainer: &Trainer, step: u64, folder: &Path) -> PathBuf {
+    let place = folder.join("checkpoint");
+    fs::create_dir(&place).expect("writable");
+    let mut files = Vec::new();
+    for stage in trainer.manifest.stages() {
+        files.extend(trainer.engine.write_stage(stage, &place).expect("writable"));
+    }
+    write_index(&place, &trainer.manifest, Step(step), &files).expect("writable");
+    place
+}
+
+#[test]
+fn transformers_reads_a_checkpoint_to_the_same_logits() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut manifest = manifest();
+    manifest.model.context = 48;
+    manifest.training.stages = 3;
+    let samples = samples(&mut manifest, folder.path(), &text());
+    let mut trainer = Trainer::new(&manifest, samples);
+    for step in 0..20 {
+        trainer.step(step);
+    }
+    let place = write(&trainer, 20, folder.path());
+    let tokens: Vec<u32> = text()[100..148].iter().map(|byte| u32::from(*byte)).collect();
+    let device = Device::open(DeviceChoice::Cpu, 1).expect("a CPU");
+    let ours = Generator::open(&place, device).expect("whole").logits(&tokens).expect("logits");
+    let place = place.to_str().expect("a plain path");
+    let theirs = numbers(&python("checkpoint.py", &[place, &json!(tokens).to_string()]));
+    assert_eq!(ours.len(), theirs.len());
+    let differences = ours.iter().zip(&theirs).map(|(ours, theirs)| f64::from(*ours) - theirs);
+    let largest = differences.map(f64::abs).fold(0.0, f64::max);
+    assert!(largest < 1e-4, "the logits differ by {largest}");
+    let spread = theirs.iter().copied().fold(0.0, f64::max);
+    assert!(spread > 0.5, "the model has learnt nothing that could differ: {spread}");
+}
+
+#[test]
+fn a_loop_in_pytorch_follows_the_same_losses() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut manifest = manifest();
+    manifest.training.stages = 2;
+    let samples = samples(&mut manifest, folder.path(), &text());
+    let mut trainer = Trainer::new(&manifest, samples);
+    let place = write(&trainer, 0, folder.path());
+    let rows = |bytes: &[u8]| -> Vec<Vec<u32>> {
+        let tokens: Vec<u32> = bytes.chunks_exact(4).map(|word| u32::from(word[0])).collect();
+        tokens.chunks(manifest.model.context as usize).map(<[u32]>::to_vec).collect()
+    };
+    let step = |step| {
+        let microbatch = |microbatch| {
+            let batch = trainer.samples.batch(Step(step), Microbatch(microbatch));
+            json!({ "inputs": rows(&batch.inputs), "labels": rows(&batch.labels) })
+        };
+        json!({
+            "microbatches": (0..manifest.training.microbatches).map(microbatch).collect::<Vec<_>>(),
+            "learning_rate": learning_rate(&manifest, Step(step)),
+        })
+    };
+    let run = json!({
+        "checkpoint": place,
+        "steps": (0..20).map(step).collect::<Vec<_>>(),
+        "beta1": manifest.optimizer.beta1,
+        "beta2": manifest.optimizer.beta2,
+        "epsilon": manifest.optimizer.epsilon,
+        "weight_decay": manifest.optimizer.weight_decay,
+        "gradient_clip": manifest.optimizer.gradient_clip,
+    });
+    let path = folder.path().join("run.json");
+    fs::write(&path, run.to_string()).expect("writable");
+    let theirs = python("reference.py", &[path.to_str().expect("a plain path")]);
+    let (losses, norms) = (numbers(&theirs["losses"]), numbers(&theirs["norms"]));
+    assert_eq!(losses.len(), 20);
+    for (step, (loss, norm)) in losses.into_iter().zip(norms).enumerate() {
+        let (our_loss, our_norm) = trainer.step(step as u64);
+        assert!((our_loss - loss).abs() < 1e-3, "step {step}: {our_loss} and {loss}");
+        assert!((our_norm - norm).abs() < 1e-2 * norm, "step {step}: {our_norm} and {norm}");
+    }
+}
