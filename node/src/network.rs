@@ -15,6 +15,9 @@ use crate::cli::{Congestion, PeerOptions};
 use crate::driver::home::Files;
 use crate::exit::{Exit, ExitWith};
 
+/// How often the system may choose another port.
+const PORT_ATTEMPTS: u32 = 16;
+
 /// The search for other peers.
 pub struct Search {
     /// Finds them, and is found.
@@ -61,12 +64,7 @@ impl Links {
             },
             blobs: Arc::new(files.clone()),
         };
-        let (transport, events) =
-            Transport::bind(identity, &options.listen, config).exit_with(Exit::Usage)?;
-        let listen = transport.local_addresses();
-        let (discovery, found) =
-            Discovery::start(identity, &DiscoveryConfig { listen, mdns: options.mdns })
-                .exit_with(Exit::Usage)?;
+        let (transport, events, discovery, found) = bind(identity, &config, options)?;
         let tracker = TaskTracker::new();
         tracker.spawn(remember(transport.clone(), found));
         tracker.close();
@@ -81,6 +79,31 @@ impl Links {
             address.set_ip(outward_ip());
         }
         Some(PeerAddress::new(address, peer))
+    }
+}
+
+/// What listens for both planes, and what comes of it.
+type Bound = (Transport, mpsc::Receiver<TransportEvent>, Discovery, mpsc::Receiver<DiscoveryEvent>);
+
+/// Listens for both planes on the same ports. A port that the system chose for one may be taken for
+/// the other; then the system chooses again.
+fn bind(
+    identity: &Identity,
+    config: &TransportConfig,
+    options: &PeerOptions,
+) -> anyhow::Result<Bound> {
+    let chosen = options.listen.iter().all(|address| address.port() != 0);
+    let mut attempts = if chosen { 1 } else { PORT_ATTEMPTS };
+    loop {
+        attempts -= 1;
+        let (transport, events) =
+            Transport::bind(identity, &options.listen, config.clone()).exit_with(Exit::Usage)?;
+        let listen = transport.local_addresses();
+        match Discovery::start(identity, &DiscoveryConfig { listen, mdns: options.mdns }) {
+            Ok((discovery, found)) => return Ok((transport, events, discovery, found)),
+            Err(DiscoveryError::AddressInUse { .. }) if attempts > 0 => {}
+            Err(error) => return Err(error).exit_with(Exit::Usage),
+        }
     }
 }
 

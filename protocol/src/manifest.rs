@@ -217,7 +217,9 @@ pub enum ManifestError {
         range: String,
     },
     /// The model cannot be cut as asked.
-    #[error("training.stages = {stages} is more than model.layers = {layers}: a stage needs a layer")]
+    #[error(
+        "training.stages = {stages} is more than model.layers = {layers}: a stage needs a layer"
+    )]
     MoreStagesThanLayers {
         /// Stages asked for.
         stages: u16,
