@@ -5,6 +5,8 @@ mod checkpoint;
 mod closing;
 mod config;
 mod registration;
+#[cfg(test)]
+mod tests;
 mod work;
 
 use std::collections::BTreeMap;

@@ -16,6 +16,9 @@ use crate::round::{Reduction, proof_of};
 /// members' pieces travel on different connections.
 const EARLY_PIECES: usize = 4096;
 
+/// Bytes of one integer of a round.
+const SUM_BYTES: u64 = 8;
+
 /// Commits whose tasks the engine may still have to carry out.
 const APPLYING: usize = 2;
 
@@ -31,8 +34,16 @@ impl EarlyPieces {
         self.held
     }
 
-    fn keep(&mut self, from: Member, tag: TensorTag, payload: Payload, out: &mut Out) {
-        if self.pieces.len() >= EARLY_PIECES {
+    /// Keeps a piece, up to so many bytes of one sender.
+    fn keep(
+        &mut self,
+        (from, tag, payload): (Member, TensorTag, Payload),
+        most: Bytes,
+        out: &mut Out,
+    ) {
+        let of_sender = self.pieces.iter().filter(|(sender, ..)| *sender == from);
+        let held: Bytes = of_sender.map(|(_, _, payload)| payload.size).sum();
+        if self.pieces.len() >= EARLY_PIECES || held + payload.size > most {
             out.push(PeerAction::Release(payload.id));
             return Peer::nonsense(from, "more pieces than a round has", out);
         }
@@ -136,7 +147,8 @@ impl Peer {
             let hosted = self.span.is_none_or(|span| span.contains(id.stage));
             let closed = self.rounds.get(&id.stage).is_some_and(|known| known.round().id > id);
             if hosted && self.is_open(id.step) && !closed {
-                self.early.keep(member, tag, payload, out);
+                let most = self.early_bytes();
+                self.early.keep((member, tag, payload), most, out);
             } else {
                 out.push(PeerAction::Release(payload.id));
             }
@@ -152,6 +164,14 @@ impl Peer {
             TensorTag::Activation { .. } | TensorTag::ActivationGradient { .. } => Ok(()),
         };
         self.refuse(id, taken, out);
+    }
+
+    /// What one member may have on its way here before its rounds are closed here: pieces as far as
+    /// its window goes, and as many results, for two steps of every stage.
+    fn early_bytes(&self) -> Bytes {
+        let limits = &self.config.limits;
+        let window = limits.round_bytes.0 + limits.cut.piece_elements as u64 * SUM_BYTES;
+        Bytes(window * 4 * u64::from(self.config.manifest.training.stages))
     }
 
     /// Refuses a round that would not count every microbatch once.

@@ -12,6 +12,8 @@ mod control;
 mod job;
 mod routing;
 mod stage;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,0 +1,336 @@
+//! What the coordinator does, action by action.
+
+use std::sync::Arc;
+
+use shoal_protocol::ids::{
+    ClaimKey, ContentHash, Era, GrantNumber, Incarnation, Microbatch, PeerId, Term,
+};
+use shoal_protocol::message::{FixedLoss, RoundId, RoundOutcome, StageChoice};
+
+use super::*;
+use crate::round::proof_of;
+use crate::sim::Scenario;
+
+fn member(number: u8) -> Member {
+    Member { peer: PeerId([number; 32]), incarnation: Incarnation(1) }
+}
+
+/// A coordinator of a run of so many stages, microbatches and steps that waits for two members, and
+/// whatever it logs is down at once.
+struct Run {
+    coordinator: Coordinator,
+    logged: Vec<LogRecord>,
+}
+
+impl Run {
+    fn new(stages: u16, microbatches: u32, steps: u64) -> Self {
+        let manifest = Arc::new(Scenario::small_manifest(stages, microbatches, steps));
+        let config = CoordinatorConfig { manifest, term: Term(1), era: Era(0), wait_for: 2 };
+        let mut run = Self { coordinator: Coordinator::new(config), logged: Vec::new() };
+        let mut out = Vec::new();
+        run.coordinator.start(Moment::default(), &mut out);
+        assert_eq!(out[0], CoordinatorAction::Append(LogRecord::Term(Term(1))));
+        run
+    }
+
+    /// A run of one stage with its two members, at its first step.
+    fn opened(microbatches: u32, steps: u64) -> Self {
+        let mut run = Self::new(1, microbatches, steps);
+        run.hear(0, register(StageChoice::Auto));
+        let actions = run.hear(1, register(StageChoice::Auto));
+        let begun = [CoordinatorEvent::Opened { step: Step(0) }];
+        assert_eq!(events(&actions), if steps > 0 { &begun[..] } else { &[] });
+        run
+    }
+
+    fn input(&mut self, input: CoordinatorInput) -> Vec<CoordinatorAction> {
+        let mut done = Vec::new();
+        let mut inputs = vec![input];
+        while let Some(input) = inputs.pop() {
+            let mut actions = Vec::new();
+            self.coordinator.handle(Moment::default(), input, &mut actions);
+            for action in actions {
+                if let CoordinatorAction::Append(record) = action {
+                    self.logged.push(record.clone());
+                    inputs.push(CoordinatorInput::Appended(record));
+                } else {
+                    done.push(action);
+                }
+            }
+        }
+        done
+    }
+
+    fn hear(&mut self, from: u8, message: ToCoordinator) -> Vec<CoordinatorAction> {
+        self.input(CoordinatorInput::Message { from: member(from), message })
+    }
+
+    fn want(&mut self, from: u8, room: u32, through: u64) -> Vec<CoordinatorAction> {
+        let through = GrantNumber(through);
+        self.hear(from, ToCoordinator::WorkWanted { room, through, pace: 0 })
+    }
+
+    fn finish(&mut self, from: u8, microbatch: u32, grant: u64) -> Vec<CoordinatorAction> {
+        let (key, grant) = (key(microbatch), GrantNumber(grant));
+        self.hear(from, ToCoordinator::Done { key, grant, loss: Some(FixedLoss(1)) })
+    }
+
+    fn reduce(&mut self, from: u8, outcome: RoundOutcome) -> Vec<CoordinatorAction> {
+        self.hear(from, ToCoordinator::Reduced { round: round(), outcome })
+    }
+
+    /// Brings the first step of a single microbatch to its close.
+    fn closed() -> Self {
+        let mut run = Self::opened(1, 1);
+        run.want(0, 1, 0);
+        let actions = run.finish(0, 0, 1);
+        let closes = messages(&actions, |message| matches!(message, FromCoordinator::Close(_)));
+        assert_eq!(closes.iter().map(|(to, _)| *to).collect::<Vec<_>>(), [member(0), member(1)]);
+        let FromCoordinator::Close(close) = &closes[0].1 else { unreachable!("just filtered") };
+        assert_eq!(close.id, round());
+        let counted: Vec<_> = close.members.iter().map(|part| part.counted.clone()).collect();
+        assert_eq!(counted, [vec![Microbatch(0)], vec![]]);
+        run
+    }
+}
+
+fn register(choice: StageChoice) -> ToCoordinator {
+    ToCoordinator::Register { choice, addresses: Vec::new(), fingerprint: ContentHash([0; 32]) }
+}
+
+fn key(microbatch: u32) -> ClaimKey {
+    ClaimKey { step: Step(0), stage: Stage(0), microbatch: Microbatch(microbatch) }
+}
+
+fn round() -> RoundId {
+    let attempt = shoal_protocol::ids::Attempt(0);
+    RoundId { era: Era(0), term: Term(1), step: Step(0), stage: Stage(0), attempt }
+}
+
+fn outcome() -> RoundOutcome {
+    let proof = proof_of(Step(0), Stage(0), [Microbatch(0)]);
+    RoundOutcome { hash: ContentHash([5; 32]), square_norm: 9.0, proof }
+}
+
+fn events(actions: &[CoordinatorAction]) -> Vec<CoordinatorEvent> {
+    let event = |action: &CoordinatorAction| match action {
+        CoordinatorAction::Event(event) => Some(event.clone()),
+        _ => None,
+    };
+    // Admissions are checked where they matter.
+    let admitted = |event: &CoordinatorEvent| matches!(event, CoordinatorEvent::Admitted { .. });
+    actions.iter().filter_map(event).filter(|event| !admitted(event)).collect()
+}
+
+fn messages(
+    actions: &[CoordinatorAction],
+    wanted: fn(&FromCoordinator) -> bool,
+) -> Vec<(Member, FromCoordinator)> {
+    let message = |action: &CoordinatorAction| match action {
+        CoordinatorAction::Send { to, message } if wanted(message) => Some((*to, message.clone())),
+        _ => None,
+    };
+    actions.iter().filter_map(message).collect()
+}
+
+fn work(to: u8, grants: &[(u32, u64)]) -> (Member, FromCoordinator) {
+    let grants = grants.iter().map(|(m, grant)| (Microbatch(*m), GrantNumber(*grant))).collect();
+    (member(to), FromCoordinator::Work { step: Step(0), grants })
+}
+
+fn is_work(message: &FromCoordinator) -> bool {
+    matches!(message, FromCoordinator::Work { .. })
+}
+
+#[test]
+fn newcomers_are_members_when_the_log_has_them_and_the_first_step_waits_for_all() {
+    let mut run = Run::new(2, 4, 1);
+    let mut out = Vec::new();
+    let message = register(StageChoice::Auto);
+    let input = CoordinatorInput::Message { from: member(0), message };
+    run.coordinator.handle(Moment::default(), input, &mut out);
+    let span = StageSpan::one(Stage(0));
+    let admitted = CoordinatorEvent::Admitted { member: member(0), span };
+    assert_eq!(out[0], CoordinatorAction::Event(admitted));
+    let [_, CoordinatorAction::Append(record)] = &out[..] else { panic!("{out:?}") };
+    let answered = run.input(CoordinatorInput::Appended(record.clone()));
+    let welcome = FromCoordinator::Admitted { span, version: Step(0) };
+    assert_eq!(answered[0], CoordinatorAction::Send { to: member(0), message: welcome });
+    let waiting = CoordinatorEvent::Waiting { stages: vec![Stage(1)], members: 1 };
+    assert_eq!(events(&answered), [waiting]);
+    let second = run.hear(1, register(StageChoice::Auto));
+    let views = messages(&second, |message| matches!(message, FromCoordinator::View(_)));
+    assert_eq!(views.len(), 2);
+    assert_eq!(events(&second), [CoordinatorEvent::Opened { step: Step(0) }]);
+}
+
+#[test]
+fn who_comes_too_late_or_asks_for_what_is_not_there_is_refused() {
+    let mut run = Run::new(1, 1, 1);
+    let refusal = |actions: &[CoordinatorAction]| match actions {
+        [CoordinatorAction::Send { message: FromCoordinator::Refused { reason }, .. }] => {
+            reason.clone()
+        }
+        other => panic!("{other:?}"),
+    };
+    let wrong = run.hear(0, register(StageChoice::One(Stage(1))));
+    assert_eq!(refusal(&wrong), "the run has no stage 1: choose one from 0 to 0, or auto");
+    let mut run = Run::opened(1, 1);
+    let late = run.hear(2, register(StageChoice::Auto));
+    assert!(refusal(&late).contains("takes in no more peers"), "{late:?}");
+    // A member that asks again is told again.
+    let again = run.hear(1, register(StageChoice::Auto));
+    let welcomed = messages(&again, |message| matches!(message, FromCoordinator::Admitted { .. }));
+    assert_eq!(welcomed.len(), 1);
+}
+
+#[test]
+fn a_newer_life_replaces_the_old_one_and_an_old_one_is_refused() {
+    let mut run = Run::new(1, 1, 1);
+    let mut life = |incarnation| {
+        let from = Member { incarnation: Incarnation(incarnation), ..member(0) };
+        let message = register(StageChoice::Auto);
+        run.input(CoordinatorInput::Message { from, message })
+    };
+    life(2);
+    let newer = life(3);
+    assert!(matches!(events(&newer)[0], CoordinatorEvent::Lost { .. }), "{newer:?}");
+    let older = life(1);
+    assert_eq!(
+        messages(&older, |message| matches!(message, FromCoordinator::Refused { .. })).len(),
+        1
+    );
+}
+
+#[test]
+fn unlike_machines_are_told_of() {
+    let mut run = Run::new(1, 1, 1);
+    run.hear(0, register(StageChoice::Auto));
+    let message = ToCoordinator::Register {
+        choice: StageChoice::Auto,
+        addresses: Vec::new(),
+        fingerprint: ContentHash([1; 32]),
+    };
+    let actions = run.hear(1, message);
+    assert!(events(&actions).contains(&CoordinatorEvent::Unlike { member: member(1) }));
+}
+
+#[test]
+fn work_goes_to_who_has_room_and_a_wish_said_twice_is_one_wish() {
+    let mut run = Run::opened(6, 1);
+    let first = run.want(0, 2, 0);
+    assert_eq!(messages(&first, is_work), [work(0, &[(0, 1), (1, 2)])]);
+    assert_eq!(run.want(0, 2, 0), []);
+    let more = run.want(0, 1, 2);
+    assert_eq!(messages(&more, is_work), [work(0, &[(2, 3)])]);
+    // An old wish that comes late changes nothing.
+    assert_eq!(run.want(0, 2, 0), []);
+    let other = run.want(1, 9, 0);
+    assert_eq!(messages(&other, is_work), [work(1, &[(3, 4), (4, 5), (5, 6)])]);
+}
+
+#[test]
+fn an_unmet_wish_is_met_when_the_next_step_is_given_out() {
+    let mut run = Run::opened(1, 2);
+    assert_eq!(messages(&run.want(0, 1, 0), is_work).len(), 1);
+    assert_eq!(run.want(1, 1, 0), []);
+    let closed = run.finish(0, 0, 1);
+    let (to, message) = &messages(&closed, is_work)[0];
+    let grants = vec![(Microbatch(0), GrantNumber(2))];
+    assert_eq!((*to, message), (member(1), &FromCoordinator::Work { step: Step(1), grants }));
+}
+
+#[test]
+fn a_step_is_committed_when_all_hold_the_same_and_applied_when_the_log_has_it() {
+    let mut run = Run::closed();
+    assert_eq!(run.reduce(0, outcome()), []);
+    assert_eq!(run.reduce(0, outcome()), []);
+    let actions = run.reduce(1, outcome());
+    let Some(LogRecord::Commit(record)) = run.logged.last() else { panic!("{:?}", run.logged) };
+    assert_eq!((record.step, record.gradient_norm, record.loss), (Step(0), 3.0, FixedLoss(1)));
+    let commits = messages(&actions, |message| matches!(message, FromCoordinator::Commit(_)));
+    assert_eq!(commits.len(), 2);
+    let stores = messages(&actions, |message| matches!(message, FromCoordinator::Store { .. }));
+    let store = FromCoordinator::Store { version: Step(1), stage: Stage(0) };
+    assert_eq!(stores, [(member(0), store)]);
+    // A report that comes again now is answered, so that it ends.
+    let noted = FromCoordinator::Noted { key: key(0), grant: GrantNumber(1) };
+    let again = run.finish(0, 0, 1);
+    assert_eq!(again, [CoordinatorAction::Send { to: member(0), message: noted }]);
+}
+
+#[test]
+fn a_run_ends_when_its_last_checkpoint_is_stored_logged_and_collected() {
+    let mut run = Run::opened(1, 0);
+    let stored = ToCoordinator::Stored { version: Step(0), stage: Stage(0), files: Vec::new() };
+    assert_eq!(run.hear(1, stored.clone()), []);
+    let actions = run.hear(0, stored);
+    let whole = CoordinatorEvent::CheckpointStored {
+        version: Step(0),
+        stages: vec![(member(0), Vec::new())],
+        last: true,
+    };
+    assert_eq!(events(&actions), [whole]);
+    let ended = run.input(CoordinatorInput::Collected { version: Step(0) });
+    let finished = |message: &FromCoordinator| *message == FromCoordinator::Finished;
+    assert_eq!(messages(&ended, finished).len(), 2);
+    assert_eq!(events(&ended), [CoordinatorEvent::Finished]);
+    // From here on everybody may go.
+    assert_eq!(run.input(CoordinatorInput::Disconnected { member: member(1) }), []);
+}
+
+fn stop_reason(actions: &[CoordinatorAction]) -> String {
+    match events(actions).pop() {
+        Some(CoordinatorEvent::Stopped { reason }) => reason,
+        other => panic!("not stopped but {other:?}"),
+    }
+}
+
+#[test]
+fn a_result_that_is_not_the_whole_batch_or_not_everybodys_stops_the_run() {
+    let wrong = RoundOutcome { proof: 1, ..outcome() };
+    assert!(stop_reason(&Run::closed().reduce(0, wrong)).contains("lost or counted twice"));
+    let mut run = Run::closed();
+    run.reduce(0, outcome());
+    let other = RoundOutcome { hash: ContentHash([6; 32]), ..outcome() };
+    assert!(stop_reason(&run.reduce(1, other)).contains("different results"));
+    let refused = ToCoordinator::RoundRefused { round: round(), reason: "no".to_owned() };
+    assert!(
+        stop_reason(&Run::closed().hear(0, refused))
+            .ends_with("refused the all-reduce of stage 0: no")
+    );
+}
+
+#[test]
+fn divergence_stops_the_run_and_names_the_place() {
+    let reason = "model.norm.weight is not finite".to_owned();
+    let mut run = Run::opened(1, 1);
+    let stopped = run.hear(0, ToCoordinator::Diverged { key: key(0), reason });
+    let expected = "the numbers diverged at step 0 stage 0 microbatch 0: \
+                    model.norm.weight is not finite";
+    assert_eq!(stop_reason(&stopped), expected);
+    // Who speaks after the end hears that it is the end.
+    let late = run.want(1, 1, 0);
+    assert_eq!(
+        messages(&late, |message| matches!(message, FromCoordinator::Stopped { .. })).len(),
+        1
+    );
+}
+
+#[test]
+fn a_loss_before_the_first_step_is_waited_out_and_one_after_it_stops_the_run() {
+    let mut run = Run::new(1, 1, 1);
+    run.hear(0, register(StageChoice::Auto));
+    let lost = run.input(CoordinatorInput::Disconnected { member: member(0) });
+    let waiting = CoordinatorEvent::Waiting { stages: vec![Stage(0)], members: 2 };
+    let gone = CoordinatorEvent::Lost { member: member(0), span: StageSpan::one(Stage(0)) };
+    assert_eq!(events(&lost), [gone, waiting]);
+    let mut run = Run::opened(1, 1);
+    let lost = run.input(CoordinatorInput::Disconnected { member: member(1) });
+    assert!(matches!(events(&lost)[0], CoordinatorEvent::Lost { .. }));
+    let reason = stop_reason(&lost);
+    assert!(reason.contains("with stages 0 is gone"), "{reason}");
+    assert!(reason.contains("training went up to step 0 of 1"), "{reason}");
+    let told = messages(&lost, |message| matches!(message, FromCoordinator::Stopped { .. }));
+    assert_eq!(told.iter().map(|(to, _)| *to).collect::<Vec<_>>(), [member(0)]);
+}

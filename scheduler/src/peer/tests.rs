@@ -1,0 +1,366 @@
+//! What a peer does, action by action: windows, backpressure, claims, repeats.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use shoal_protocol::ids::{ContentHash, Incarnation, Microbatch, PeerId};
+use shoal_protocol::message::{FixedLoss, FromCoordinator, MemberRecord, StageChoice};
+
+use super::*;
+use crate::action::{PayloadId, Task, TaskResult};
+use crate::sim::Scenario;
+
+const COORDINATOR: u8 = 100;
+const ME: u8 = 0;
+
+fn member(number: u8) -> Member {
+    Member { peer: PeerId([number; 32]), incarnation: Incarnation(1) }
+}
+
+/// A peer under test.
+struct Probe {
+    peer: Peer,
+    now: Moment,
+}
+
+impl Probe {
+    /// A replica of a stage of a run of two stages and eight microbatches, with the other stage at
+    /// members 1 and 2.
+    fn at(stage: u16, change: impl FnOnce(&mut PeerLimits)) -> (Self, Vec<PeerAction>) {
+        let manifest = Arc::new(Scenario::small_manifest(2, 8, 3));
+        let mut limits = PeerLimits::default();
+        change(&mut limits);
+        let config = PeerConfig {
+            me: member(ME),
+            parameters: manifest.stages().map(|stage| (stage, 4)).collect(),
+            manifest,
+            choice: StageChoice::One(Stage(stage)),
+            addresses: Vec::new(),
+            fingerprint: ContentHash([0; 32]),
+            limits,
+            seed: 0,
+        };
+        let mut probe = Self { peer: Peer::new(config), now: Moment::default() };
+        probe.peer.start(probe.now, &mut Vec::new());
+        let record = |number, stage| MemberRecord {
+            member: member(number),
+            span: StageSpan::one(Stage(stage)),
+            addresses: Vec::new(),
+        };
+        let members = vec![record(ME, stage), record(1, 1 - stage), record(2, 1 - stage)];
+        probe.tell(FromCoordinator::View(View { number: 1, members }));
+        let span = StageSpan::one(Stage(stage));
+        let admitted = probe.tell(FromCoordinator::Admitted { span, version: Step(0) });
+        (probe, admitted)
+    }
+
+    fn input(&mut self, input: PeerInput) -> Vec<PeerAction> {
+        let mut out = Vec::new();
+        self.peer.handle(self.now, input, &mut out);
+        out
+    }
+
+    fn tell(&mut self, message: FromCoordinator) -> Vec<PeerAction> {
+        self.input(PeerInput::FromCoordinator { from: member(COORDINATOR), message })
+    }
+
+    fn hear(&mut self, from: u8, message: Between) -> Vec<PeerAction> {
+        self.input(PeerInput::Between { from: member(from), message })
+    }
+
+    fn tensor(&mut self, from: u8, tag: TensorTag, id: u64) -> Vec<PeerAction> {
+        self.input(PeerInput::Tensor { from: member(from), tag, payload: payload(id) })
+    }
+
+    fn done(&mut self, result: TaskResult) -> Vec<PeerAction> {
+        self.input(PeerInput::Done { result, busy: Duration::from_millis(1) })
+    }
+
+    fn give(&mut self, microbatches: std::ops::Range<u32>) -> Vec<PeerAction> {
+        let grants = microbatches.map(|m| (Microbatch(m), grant(m))).collect();
+        self.tell(FromCoordinator::Work { step: Step(0), grants })
+    }
+
+    fn offer(&mut self, from: u8, microbatch: u32) -> Vec<PeerAction> {
+        self.hear(from, Between::Offer { key: key(1, microbatch), size: Bytes(64) })
+    }
+
+    /// Takes one microbatch of the last stage through both passes; returns what the end of the
+    /// backward pass leads to.
+    fn complete(&mut self, microbatch: u32) -> Vec<PeerAction> {
+        let key = key(1, microbatch);
+        self.tensor(1, TensorTag::Activation { key }, u64::from(microbatch));
+        let next_holder = None;
+        self.tell(FromCoordinator::Granted { key, grant: grant(microbatch), next_holder });
+        self.done(TaskResult::Forwarded { key, output: None, loss: Some(FixedLoss(7)) });
+        let gradient = Some(payload(100 + u64::from(microbatch)));
+        self.done(TaskResult::Returned { key, gradient })
+    }
+}
+
+fn key(stage: u16, microbatch: u32) -> ClaimKey {
+    ClaimKey { step: Step(0), stage: Stage(stage), microbatch: Microbatch(microbatch) }
+}
+
+fn grant(microbatch: u32) -> GrantNumber {
+    GrantNumber(u64::from(microbatch) + 1)
+}
+
+fn payload(id: u64) -> Payload {
+    Payload { id: PayloadId(id), size: Bytes(32) }
+}
+
+fn wanted(room: u32, through: u64) -> PeerAction {
+    let through = GrantNumber(through);
+    PeerAction::ToCoordinator(ToCoordinator::WorkWanted { room, through, pace: 0 })
+}
+
+fn send(to: u8, message: Between) -> PeerAction {
+    PeerAction::Send { to: member(to), message }
+}
+
+fn accepted(to: u8, microbatch: u32) -> PeerAction {
+    send(to, Between::Accepted { key: key(1, microbatch), pace: 0 })
+}
+
+fn claim(microbatch: u32) -> PeerAction {
+    PeerAction::ToCoordinator(ToCoordinator::Claim { key: key(1, microbatch) })
+}
+
+fn done(key: ClaimKey, grant: GrantNumber, loss: Option<FixedLoss>) -> PeerAction {
+    PeerAction::ToCoordinator(ToCoordinator::Done { key, grant, loss })
+}
+
+/// To whom a microbatch is offered.
+fn offered(actions: &[PeerAction]) -> Vec<(Member, ClaimKey)> {
+    let offer = |action: &PeerAction| match action {
+        PeerAction::Send { to, message: Between::Offer { key, .. } } => Some((*to, *key)),
+        _ => None,
+    };
+    actions.iter().filter_map(offer).collect()
+}
+
+#[test]
+fn the_first_stage_wishes_for_a_window_of_work_and_offers_it_onward_at_once() {
+    let (mut probe, admitted) = Probe::at(0, |_| {});
+    let span = StageSpan::one(Stage(0));
+    assert_eq!(admitted, [PeerAction::Event(PeerEvent::Admitted { span }), wanted(5, 0)]);
+    let actions = probe.give(0..2);
+    let keys: Vec<ClaimKey> = offered(&actions).into_iter().map(|(_, key)| key).collect();
+    assert_eq!(keys, [key(1, 0), key(1, 1)]);
+    let to: BTreeSet<Member> = offered(&actions).into_iter().map(|(to, _)| to).collect();
+    assert_eq!(to, BTreeSet::from([member(1), member(2)]), "each replica gets its turn");
+    let forward = Task::Forward { key: key(0, 0), activation: None, held_out: false };
+    assert_eq!(actions[2..], [PeerAction::Compute(forward), wanted(3, 2)]);
+    assert_eq!(probe.give(0..2), [], "work said twice is one work");
+}
+
+#[test]
+fn an_activation_is_sent_once_when_it_is_both_accepted_and_computed() {
+    for accepted_first in [true, false] {
+        let (mut probe, _) = Probe::at(0, |_| {});
+        let (to, _) = offered(&probe.give(0..1))[0];
+        let from = to.peer.0[0];
+        let accept = Between::Accepted { key: key(1, 0), pace: 0 };
+        let result = TaskResult::Forwarded { key: key(0, 0), output: Some(payload(9)), loss: None };
+        let last = if accepted_first {
+            assert_eq!(probe.hear(from, accept.clone()), []);
+            probe.done(result)
+        } else {
+            probe.done(result);
+            probe.hear(from, accept.clone())
+        };
+        let tag = TensorTag::Activation { key: key(1, 0) };
+        assert_eq!(last, [PeerAction::SendTensor { to, tag, payload: PayloadId(9) }]);
+        assert_eq!(probe.hear(from, accept), [], "an acceptance said twice sends nothing");
+        assert_eq!(probe.peer.load().logged, Bytes(32));
+    }
+}
+
+#[test]
+fn offers_are_taken_up_to_the_window_then_queued_then_answered_busy() {
+    let (mut probe, _) = Probe::at(1, |limits| {
+        limits.largest_window = 1;
+        limits.offers = 1;
+    });
+    assert_eq!(probe.offer(1, 3), [accepted(1, 3), claim(3)]);
+    assert_eq!(probe.offer(1, 3), [accepted(1, 3)], "an offer said twice is answered twice");
+    assert_eq!(probe.offer(1, 5), []);
+    assert_eq!(probe.offer(2, 6), [send(2, Between::Busy { key: key(1, 6), pace: 0 })]);
+    // An older microbatch goes ahead in the queue, and who loses its place is told.
+    assert_eq!(probe.offer(2, 4), [send(1, Between::Busy { key: key(1, 5), pace: 0 })]);
+    let load = probe.peer.load();
+    assert_eq!((load.accepted[&Stage(1)], load.waiting[&Stage(1)]), (1, 1));
+}
+
+#[test]
+fn room_comes_back_with_the_gradient_and_those_turned_away_hear_of_it() {
+    let (mut probe, _) = Probe::at(1, |limits| {
+        limits.largest_window = 1;
+        limits.offers = 1;
+    });
+    for (from, microbatch) in [(1, 0), (2, 1), (1, 2)] {
+        probe.offer(from, microbatch);
+    }
+    let actions = probe.complete(0);
+    let tag = TensorTag::ActivationGradient { key: key(0, 0) };
+    let pace = 2_000_000;
+    let expected = [
+        PeerAction::Compute(Task::Accumulate { key: key(1, 0) }),
+        PeerAction::SendTensor { to: member(1), tag, payload: PayloadId(100) },
+        send(2, Between::Accepted { key: key(1, 1), pace }),
+        claim(1),
+        send(1, Between::Free { stage: Stage(1) }),
+    ];
+    assert_eq!(actions, expected);
+}
+
+#[test]
+fn nothing_is_counted_without_its_claim_and_a_report_repeats_until_it_is_noted() {
+    let (mut probe, _) = Probe::at(1, |_| {});
+    probe.offer(1, 0);
+    let key = key(1, 0);
+    probe.tensor(1, TensorTag::Activation { key }, 1);
+    let forwarded = TaskResult::Forwarded { key, output: None, loss: Some(FixedLoss(7)) };
+    assert_eq!(probe.done(forwarded), [PeerAction::Release(PayloadId(1))]);
+    let granted = FromCoordinator::Granted { key, grant: grant(0), next_holder: None };
+    let backward = PeerAction::Compute(Task::Backward { key, gradient: None });
+    assert_eq!(probe.tell(granted.clone()), [backward]);
+    assert_eq!(probe.tell(granted), []);
+    probe.done(TaskResult::Returned { key, gradient: Some(payload(2)) });
+    let report = done(key, grant(0), Some(FixedLoss(7)));
+    let counted = PeerAction::Event(PeerEvent::Counted { key });
+    assert_eq!(probe.done(TaskResult::Accumulated { key }), [counted, report.clone()]);
+    probe.now = probe.peer.next_timeout().expect("it waits for an answer");
+    assert_eq!(probe.input(PeerInput::Tick), [report]);
+    probe.tell(FromCoordinator::Noted { key, grant: grant(0) });
+    probe.now = probe.peer.next_timeout().expect("it goes on");
+    assert_eq!(probe.input(PeerInput::Tick), []);
+}
+
+#[test]
+fn backward_goes_before_forward_and_one_pass_runs_at_a_time() {
+    let (mut probe, _) = Probe::at(1, |limits| limits.first_window = 8);
+    for microbatch in 0..3 {
+        probe.offer(1, microbatch);
+        let key = key(1, microbatch);
+        let first = probe.tensor(1, TensorTag::Activation { key }, u64::from(microbatch));
+        assert_eq!(first.is_empty(), microbatch > 0, "{first:?}");
+        let next_holder = None;
+        probe.tell(FromCoordinator::Granted { key, grant: grant(microbatch), next_holder });
+    }
+    let forwarded =
+        TaskResult::Forwarded { key: key(1, 0), output: None, loss: Some(FixedLoss(1)) };
+    let actions = probe.done(forwarded);
+    let backward = PeerAction::Compute(Task::Backward { key: key(1, 0), gradient: None });
+    assert_eq!(actions, [PeerAction::Release(PayloadId(0)), backward]);
+}
+
+#[test]
+fn work_that_is_anothers_is_dropped_and_its_sender_told() {
+    let (mut probe, _) = Probe::at(1, |_| {});
+    probe.offer(1, 0);
+    let key = key(1, 0);
+    probe.tensor(1, TensorTag::Activation { key }, 1);
+    let holder = member(9);
+    let held = probe.tell(FromCoordinator::Held { key, holder });
+    let told = send(1, Between::HeldBy { key, holder });
+    assert_eq!(held, [told, PeerAction::Compute(Task::Discard { key })]);
+    // While the engine still has it, it is not taken again.
+    assert_eq!(probe.offer(1, 0), [send(1, Between::Busy { key, pace: 0 })]);
+    let forwarded = TaskResult::Forwarded { key, output: None, loss: Some(FixedLoss(1)) };
+    assert_eq!(probe.done(forwarded), [PeerAction::Release(PayloadId(1))]);
+    let free = send(1, Between::Free { stage: Stage(1) });
+    assert_eq!(probe.done(TaskResult::Discarded { key }), [free]);
+    assert_eq!(probe.peer.load().in_flight, Bytes(0));
+}
+
+#[test]
+fn work_goes_to_the_holder_and_from_a_busy_replica_to_another() {
+    let (mut probe, _) = Probe::at(0, |_| {});
+    let (first, _) = offered(&probe.give(0..1))[0];
+    let other = if first == member(1) { 2 } else { 1 };
+    let busy = Between::Busy { key: key(1, 0), pace: 5 };
+    let again = probe.hear(first.peer.0[0], busy.clone());
+    assert_eq!(offered(&again), [(member(other), key(1, 0))]);
+    assert_eq!(offered(&probe.hear(other, busy)), [], "nobody has room");
+    let freed = probe.hear(other, Between::Free { stage: Stage(1) });
+    assert_eq!(offered(&freed), [(member(other), key(1, 0))]);
+    let holder = first;
+    let redirected = probe.hear(other, Between::HeldBy { key: key(1, 0), holder });
+    assert_eq!(offered(&redirected), [(first, key(1, 0))]);
+    let again = probe.hear(other, Between::HeldBy { key: key(1, 0), holder });
+    assert_eq!(offered(&again), [], "it is on its way already");
+}
+
+#[test]
+fn what_nobody_takes_is_offered_again_after_a_while() {
+    let (mut probe, _) = Probe::at(0, |_| {});
+    probe.give(0..1);
+    for from in [1, 2, 1, 2] {
+        probe.hear(from, Between::Busy { key: key(1, 0), pace: 0 });
+    }
+    probe.now = probe.peer.next_timeout().expect("it waits");
+    assert_eq!(offered(&probe.input(PeerInput::Tick)).len(), 1);
+}
+
+#[test]
+fn the_window_widens_by_one_when_the_engine_falls_idle_and_only_then() {
+    let (mut probe, _) = Probe::at(0, |limits| limits.largest_window = 6);
+    assert_eq!(probe.peer.load().window[&Stage(0)], 5);
+    probe.give(0..5);
+    for microbatch in 0..5 {
+        assert_eq!(probe.peer.load().window[&Stage(0)], 5, "the engine has work");
+        let (key, output) = (key(0, microbatch), Some(payload(u64::from(microbatch))));
+        let actions = probe.done(TaskResult::Forwarded { key, output, loss: None });
+        let idle = microbatch == 4;
+        assert_eq!(actions.contains(&wanted(1, 5)), idle, "{actions:?}");
+    }
+    assert_eq!(probe.peer.load().window[&Stage(0)], 6);
+    probe.give(5..6);
+    let (key, output) = (key(0, 5), Some(payload(5)));
+    probe.done(TaskResult::Forwarded { key, output, loss: None });
+    assert_eq!(probe.peer.load().window[&Stage(0)], 6, "it has a limit");
+}
+
+#[test]
+fn a_stage_is_saved_at_its_version_and_the_report_can_be_asked_for_again() {
+    let (mut probe, _) = Probe::at(1, |_| {});
+    let (version, stage) = (Step(0), Stage(1));
+    let store = FromCoordinator::Store { version, stage };
+    let task = PeerAction::Compute(Task::Store { version, stage });
+    assert_eq!(probe.tell(store.clone()), [task]);
+    assert_eq!(probe.tell(store.clone()), [], "it is being written");
+    let files = Vec::new();
+    let stored = TaskResult::Stored { version, stage, files: files.clone() };
+    let report = PeerAction::ToCoordinator(ToCoordinator::Stored { version, stage, files });
+    assert_eq!(probe.done(stored), [report.clone()]);
+    assert_eq!(probe.tell(store), [report]);
+    let later = FromCoordinator::Store { version: Step(1), stage };
+    assert_eq!(probe.tell(later), [], "not at that version yet");
+}
+
+#[test]
+fn a_tensor_that_nobody_asked_for_is_let_go() {
+    let (mut probe, _) = Probe::at(1, |_| {});
+    let activation = TensorTag::Activation { key: key(1, 0) };
+    assert_eq!(probe.tensor(1, activation, 4), [PeerAction::Release(PayloadId(4))]);
+    let gradient = TensorTag::ActivationGradient { key: key(1, 0) };
+    assert_eq!(probe.tensor(1, gradient, 5), [PeerAction::Release(PayloadId(5))]);
+}
+
+#[test]
+fn a_peer_without_its_coordinator_ends_and_keeps_nothing() {
+    let (mut probe, _) = Probe::at(1, |_| {});
+    probe.offer(1, 0);
+    probe.offer(1, 1);
+    probe.tensor(1, TensorTag::Activation { key: key(1, 0) }, 1);
+    probe.tensor(1, TensorTag::Activation { key: key(1, 1) }, 2);
+    let ended = probe.input(PeerInput::Disconnected { member: member(COORDINATOR) });
+    assert!(ended.contains(&PeerAction::Release(PayloadId(2))));
+    assert!(matches!(ended.last(), Some(PeerAction::Event(PeerEvent::Stopped { .. }))));
+    let forwarded =
+        TaskResult::Forwarded { key: key(1, 0), output: None, loss: Some(FixedLoss(1)) };
+    assert_eq!(probe.done(forwarded), [PeerAction::Release(PayloadId(1))]);
+    assert_eq!(probe.peer.next_timeout(), None);
+}
