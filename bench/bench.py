@@ -1,0 +1,73 @@
+"""Measures Shoal beside PyTorch, prints the tables and writes results/latest.json.
+
+bench/run.sh builds what this needs and calls it.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import json
+import pathlib
+import sys
+import time
+
+import machine as machines
+import memory
+import swarm
+import training
+from model import SMALL
+from shoal_run import Shoal
+
+TABLES = ("training", "swarm")
+# f32 comes first: the goals are about it.
+SWARM_DTYPES = ("f32", "bf16")
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shoal", required=True, help="the node's release binary")
+    parser.add_argument("--train-rounds", required=True, help="the engine's example")
+    parser.add_argument("--train-rounds-avx512", required=True, help="with the feature mkl-avx512")
+    parser.add_argument("--preload", required=True, help="the library that does it to PyTorch")
+    parser.add_argument("--text", required=True, help="what is trained on")
+    parser.add_argument("--only", choices=TABLES, help="only these tables")
+    return parser.parse_args()
+
+
+def main():
+    tools = arguments()
+    start = time.monotonic()
+    machine = machines.describe(sys.executable)
+    results = {"date": datetime.date.today().isoformat(), "machine": machine}
+    if tools.only != "swarm":
+        results["training"] = training.measure(tools, machine)
+    if tools.only != "training":
+        results["swarm"] = swarm_tables(tools, machine)
+    results["minutes"] = round((time.monotonic() - start) / 60, 1)
+    save(results)
+
+
+def swarm_tables(tools, machine):
+    shoal = Shoal(tools.shoal)
+    idle = [tools.train_rounds, json.dumps(
+        {**dataclasses.asdict(SMALL), "device": "cpu", "threads": 1, "text": tools.text}
+    )]
+    tables = []
+    for dtype in SWARM_DTYPES:
+        numbers, best, microbatches = swarm.measure(shoal, tools.text, dtype, machine)
+        numbers["memory"] = memory.measure(
+            best, idle, dtype=dtype, stages=swarm.STAGES, microbatches=microbatches, machine=machine
+        )
+        tables.append(numbers)
+    return tables
+
+
+def save(results):
+    path = pathlib.Path(__file__).parent / "results" / "latest.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    print(f"\n{path.relative_to(pathlib.Path.cwd())}: all numbers, after {results['minutes']} minutes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""What the measurements ran on."""
+
+import os
+import platform
+import re
+import subprocess
+
+
+def processor():
+    """The processor's name, as the kernel has it."""
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        found = re.search(r"model name\s*:\s*(.*)", file.read())
+    return found[1] if found else platform.processor()
+
+
+def flags():
+    """The processor's extensions that decide which kernels run."""
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        found = re.search(r"flags\s*:\s*(.*)", file.read())
+    known = set(found[1].split()) if found else set()
+    return [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in known]
+
+
+def memory_bytes():
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def torch_version(python):
+    command = [python, "-c", "import torch; print(torch.__version__)"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def describe(python):
+    """Everything, as plain data."""
+    return {
+        "processor": processor(),
+        "extensions": flags(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": memory_bytes(),
+        "system": platform.platform(),
+        "torch": torch_version(python),
+        "load_at_start": os.getloadavg()[0],
+    }
+
+
+def line(machine):
+    """The machine in one line, for under a table's title."""
+    return (
+        f"{machine['cores']} cores of {machine['processor']} ({', '.join(machine['extensions'])}), "
+        f"torch {machine['torch']}"
+    )

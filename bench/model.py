@@ -1,0 +1,105 @@
+"""The model that everything here trains, and its run configuration."""
+
+import dataclasses
+import re
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A Llama-shaped decoder over bytes, and the samples of one optimizer step."""
+
+    hidden: int
+    layers: int
+    heads: int
+    intermediate: int
+    context: int
+    batch: int
+    vocabulary: int = 256
+
+    def tokens_per_step(self):
+        return self.batch * self.context
+
+    def layer_parameters(self):
+        return 4 * self.hidden**2 + 3 * self.hidden * self.intermediate + 2 * self.hidden
+
+    def parameters(self):
+        return (
+            self.layers * self.layer_parameters()
+            + 2 * self.vocabulary * self.hidden
+            + self.hidden
+        )
+
+    def stage_parameters(self, stages):
+        """Parameters of each stage, cut as Shoal cuts: equal shares of the layers."""
+        assert self.layers % stages == 0
+        share = self.layers // stages * self.layer_parameters()
+        counts = [share] * stages
+        counts[0] += self.vocabulary * self.hidden
+        counts[-1] += self.vocabulary * self.hidden + self.hidden
+        return counts
+
+    def describe(self):
+        return (
+            f"Llama-shaped, {self.parameters() / 1e6:.2f}M parameters: width {self.hidden}, "
+            f"{self.layers} layers, {self.heads} heads, feed-forward {self.intermediate}, "
+            f"{self.vocabulary} byte tokens; {self.batch} samples of {self.context} tokens a step"
+        )
+
+
+# As many parameters in a layer as a GPT of this width has.
+SMALL = Model(hidden=256, layers=4, heads=4, intermediate=688, context=128, batch=32)
+
+# What both sides train with; the learning rate is constant.
+LEARNING_RATE = 1e-3
+WEIGHT_DECAY = 0.1
+BETAS = (0.9, 0.95)
+CLIP = 1.0
+
+
+def run_toml(default, model, *, dtype, stages, microbatches, steps):
+    """The default configuration `default` changed to train `model`, with nothing besides."""
+    values = {
+        "model": {
+            "hidden": model.hidden,
+            "layers": model.layers,
+            "heads": model.heads,
+            "key_value_heads": model.heads,
+            "intermediate": model.intermediate,
+            "context": model.context,
+        },
+        "training": {
+            "steps": steps,
+            "stages": stages,
+            "microbatches": microbatches,
+            "microbatch_size": model.batch // microbatches,
+            "dtype": f'"{dtype}"',
+            "boundary": f'"{dtype}"',
+            "recompute": "false",
+        },
+        "optimizer": {
+            "learning_rate": LEARNING_RATE,
+            "final_learning_rate": LEARNING_RATE,
+            "warmup_steps": 0,
+        },
+        "evaluation": {"every": 0},
+        "checkpoint": {"every": 0},
+    }
+    return edit_toml(default, values)
+
+
+def edit_toml(text, values):
+    """Replaces values of keys that `text` has, section by section."""
+    wanted = {(section, key) for section in values for key in values[section]}
+    section, lines = "", []
+    for line in text.splitlines():
+        header = re.fullmatch(r"\[(\w+)\].*", line)
+        setting = re.match(r"(\w+)\s*=", line)
+        if header:
+            section = header[1]
+        elif setting and (section, setting[1]) in wanted:
+            wanted.remove((section, setting[1]))
+            line = f"{setting[1]} = {values[section][setting[1]]}"
+        lines.append(line)
+    if wanted:
+        raise SystemExit(f"the default run configuration has no {sorted(wanted)}")
+    return "\n".join(lines) + "\n"

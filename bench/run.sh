@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Builds Shoal as a release, with and without MKL's AVX-512 dispatch, and measures it beside PyTorch:
+# speed of one process, speed of a swarm, bytes sent, memory. Tables on stdout, all numbers in
+# bench/results/latest.json. Close other programs first: everything shares the processor's cores.
+#
+#   bench/run.sh                   everything, at most 15 minutes on two cores
+#   bench/run.sh --only training   one process only
+#   bench/run.sh --only swarm      the swarm only
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+scripts/setup.sh --tests
+target=${CARGO_TARGET_DIR:-target}
+tools=bench/results/tools
+mkdir -p "$tools"
+
+# Both builds have the same file name: each is taken aside.
+cargo build --quiet --release -p shoal-engine --example train_rounds --features mkl-avx512
+cp "$target/release/examples/train_rounds" "$tools/train_rounds_avx512"
+cargo build --quiet --release -p shoal-engine --example train_rounds
+cp "$target/release/examples/train_rounds" "$tools/train_rounds"
+cargo build --quiet --release -p shoal-node
+cc -O2 -shared -fPIC -o "$tools/mkl_avx512.so" bench/mkl_avx512.c
+find engine protocol scheduler -name '*.rs' -print0 | sort -z | xargs -0 cat >"$tools/text.txt"
+
+exec .venv/bin/python bench/bench.py \
+    --shoal "$target/release/shoal" \
+    --train-rounds "$tools/train_rounds" \
+    --train-rounds-avx512 "$tools/train_rounds_avx512" \
+    --preload "$PWD/$tools/mkl_avx512.so" \
+    --text "$PWD/$tools/text.txt" \
+    "$@"

@@ -1,0 +1,148 @@
+"""Runs the real processes of Shoal and reads what their events say."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import tempfile
+import time
+
+import model as models
+
+LIMIT_SECONDS = 300
+# The first steps warm caches and windows up.
+SKIPPED_STEPS = 3
+
+
+@dataclasses.dataclass
+class Outcome:
+    """A finished run."""
+
+    # Of each step after the first few.
+    seconds: list
+    tokens_per_step: int
+    # Trained on in all steps.
+    tokens: int
+    # Bytes by kind that each peer sent, in order of stages.
+    sent: list
+    # The most memory that each process had, in bytes.
+    peak: list
+    checkpoint_hash: str
+
+    def rate(self):
+        """Tokens per second."""
+        return self.tokens_per_step * len(self.seconds) / sum(self.seconds)
+
+
+class Shoal:
+    """The binary, and what it is run with."""
+
+    def __init__(self, binary, device="cpu"):
+        self.binary = os.path.abspath(binary)
+        self.device = device
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "run.toml")
+            subprocess.run([self.binary, "init", "-o", path], check=True, capture_output=True)
+            self.default = path.read_text(encoding="utf-8")
+
+    def swarm(self, model, **run):
+        """A peer for each stage, one thread each, on loopback."""
+        with self.folder(model, run) as folder:
+            commands = []
+            for stage in range(run["stages"]):
+                what = ["start", "run.toml", "--address-file", "address", "--out", "out"]
+                what = what if stage == 0 else ["join", f"@{folder}/address"]
+                commands.append([
+                    *what, "--stage", str(stage), "--data-dir", f"peer-{stage}",
+                    "--listen", "127.0.0.1:0", "--no-mdns", *self.compute(1, stage),
+                ])
+            return self.finish(folder, commands)
+
+    def local(self, model, threads, **run):
+        """Everything in one process."""
+        with self.folder(model, run) as folder:
+            return self.finish(
+                folder, [["local", "run.toml", "--out", "out", *self.compute(threads, 0)]]
+            )
+
+    @contextlib.contextmanager
+    def folder(self, model, run):
+        """A folder with the run's configuration, for as long as it is needed."""
+        with tempfile.TemporaryDirectory(prefix="shoal-bench-") as name:
+            text = models.run_toml(self.default, model, **run)
+            pathlib.Path(name, "run.toml").write_text(text, encoding="utf-8")
+            yield pathlib.Path(name)
+
+    def compute(self, threads, index):
+        return ["--device", self.device, "--threads", str(threads), "--events", f"{index}.events"]
+
+    def finish(self, folder, commands):
+        """Runs the commands at once until all have ended."""
+        processes = []
+        try:
+            for index, command in enumerate(commands):
+                with open(folder / f"{index}.log", "wb") as log:
+                    process = subprocess.Popen(
+                        [self.binary, *command], cwd=folder, stdout=log, stderr=log
+                    )
+                processes.append(process)
+            peaks = wait_for(processes, folder)
+        finally:
+            for process in processes:
+                if process.returncode is None:
+                    process.send_signal(signal.SIGKILL)
+                    process.wait()
+        return read_outcome(folder, peaks)
+
+
+def wait_for(processes, folder):
+    """Waits until all have ended well, and gives the most memory that each had, in bytes."""
+    peaks = {}
+    end = time.monotonic() + LIMIT_SECONDS
+    while len(peaks) < len(processes):
+        for index, process in enumerate(processes):
+            if index in peaks:
+                continue
+            ended, status, usage = os.wait4(process.pid, os.WNOHANG)
+            if not ended:
+                continue
+            process.returncode = os.waitstatus_to_exitcode(status)
+            if process.returncode != 0:
+                fail(folder, index, f"ended with {process.returncode}")
+            peaks[index] = usage.ru_maxrss * 1024
+        if time.monotonic() > end:
+            late = next(index for index in range(len(processes)) if index not in peaks)
+            fail(folder, late, f"did not end within {LIMIT_SECONDS} s")
+        time.sleep(0.05)
+    return [peaks[index] for index in range(len(processes))]
+
+
+def fail(folder, index, what):
+    log = (folder / f"{index}.log").read_text(encoding="utf-8", errors="replace")
+    raise SystemExit(f"{what}: Shoal's process {index}, which said last:\n{log[-2000:]}")
+
+
+def read_outcome(folder, peaks):
+    events = []
+    for index in range(len(peaks)):
+        text = (folder / f"{index}.events").read_text(encoding="utf-8")
+        events.append([json.loads(line) for line in text.splitlines()])
+    steps = [event for event in events[0] if event["event"] == "committed"]
+    report = json.loads((folder / "out" / "report.json").read_text(encoding="utf-8"))
+    missing = report["microbatches"]["missing"]
+    assert missing == 0, f"{missing} microbatches are missing"
+    return Outcome(
+        seconds=[step["seconds"] for step in steps[SKIPPED_STEPS:]],
+        tokens_per_step=steps[0]["tokens"],
+        tokens=sum(step["tokens"] for step in steps),
+        sent=[last(one, "finished").get("sent", {}) for one in events],
+        peak=peaks,
+        checkpoint_hash=report["checkpoint_hash"],
+    )
+
+
+def last(events, name):
+    return next((event for event in reversed(events) if event["event"] == name), {})

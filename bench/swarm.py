@@ -1,0 +1,158 @@
+"""Tables of a swarm: its speed beside one process and torch.distributed.pipelining, the bytes that
+it sends, and its memory."""
+
+import dataclasses
+import json
+import socket
+import statistics
+import sys
+
+import table
+from machine import line as machine_line
+from model import SMALL
+from shoal_run import SKIPPED_STEPS
+from worker import FOLDER, Worker, closing, ratio, take_turns
+
+STAGES = 2
+MICROBATCHES = (8, 16, 32)
+ROUNDS = 5
+STEPS = 10 + SKIPPED_STEPS
+PROBE_STEPS = 5 + SKIPPED_STEPS
+PIPELINE_STEPS = 8
+SWARM, LOCAL = "Shoal, 2 processes x 1 thread", "Shoal, 1 process x 2 threads"
+SCHEDULES = {
+    "1F1B": "torch.distributed.pipelining, 1F1B, 2 processes x 1 thread",
+    "GPipe": "torch.distributed.pipelining, GPipe, 2 processes x 1 thread",
+}
+
+
+class Contest:
+    """Everybody who trains the model on two cores in one dtype."""
+
+    def __init__(self, shoal, pipeline, dtype):
+        self.shoal, self.pipeline, self.dtype = shoal, pipeline, dtype
+        # Of each number of microbatches, the swarm's last run.
+        self.swarms = {}
+
+    def runs(self):
+        """Each contender as a call with a number of microbatches, and whether it is a mere probe."""
+        return {
+            SWARM: self.swarm,
+            LOCAL: self.local,
+            **{
+                name: lambda count, probe, which=which: self.pipelined(which, count, probe)
+                for which, name in SCHEDULES.items()
+            },
+        }
+
+    def swarm(self, count, probe):
+        outcome = self.shoal.swarm(SMALL, stages=STAGES, **self.run(count, probe))
+        self.swarms[count] = outcome
+        return outcome.rate()
+
+    def local(self, count, probe):
+        return self.shoal.local(SMALL, 2, stages=1, **self.run(count, probe)).rate()
+
+    def run(self, count, probe):
+        steps = PROBE_STEPS if probe else STEPS
+        return {"dtype": self.dtype, "microbatches": count, "steps": steps}
+
+    def pipelined(self, schedule, count, probe):
+        order = {"schedule": schedule, "microbatches": count, "dtype": self.dtype}
+        if probe:
+            self.pipeline.ask(**order, steps=1)
+        answer = self.pipeline.ask(**order, steps=PIPELINE_STEPS // 2 if probe else PIPELINE_STEPS)
+        return answer["tokens"] / answer["seconds"]
+
+
+def start_pipeline(text):
+    """Both processes of torch.distributed.pipelining; the first one takes orders."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    described = json.dumps(
+        {**dataclasses.asdict(SMALL), "device": "cpu", "threads": 1, "text": text}
+    )
+    command = [sys.executable, f"{FOLDER}/torch_pipeline.py", described]
+    return [Worker([*command, str(rank), port]) for rank in range(STAGES)]
+
+
+def measure(shoal, text, dtype, machine):
+    """Measures in one dtype, prints the tables of speed and bytes, and gives their numbers and the
+    swarm's best run."""
+    workers = start_pipeline(text)
+    with closing(workers):
+        contest = Contest(shoal, workers[0], dtype)
+        runs = contest.runs()
+        chosen = {}
+        for name, run in runs.items():
+            probes = {count: run(count, True) for count in MICROBATCHES}
+            chosen[name] = max(probes, key=probes.get)
+        results = take_turns(
+            {name: lambda name=name: runs[name](chosen[name], False) for name in runs}, ROUNDS
+        )
+    best = contest.swarms[chosen[SWARM]]
+    rows = speed_rows(results, chosen)
+    report_speed(rows, dtype, machine)
+    traffic = report_bytes(best, dtype)
+    numbers = {"dtype": dtype, "speed": rows, "rounds": results, "bytes": traffic}
+    return numbers, best, chosen[SWARM]
+
+
+def speed_rows(results, chosen):
+    goals = {LOCAL: 0.95, SCHEDULES["1F1B"]: 1.0, SCHEDULES["GPipe"]: 1.0}
+    return [
+        {
+            "who": name,
+            "microbatches": chosen[name],
+            "tokens_per_second": statistics.median(rates),
+            "swarm_to_it": ratio(results[SWARM], rates),
+            "goal": goals.get(name),
+        }
+        for name, rates in results.items()
+    ]
+
+
+def report_speed(rows, dtype, machine):
+    notes = (
+        f"{SMALL.describe()}; {dtype}. {machine_line(machine)}, MKL's stock dispatch. Median of "
+        f"{ROUNDS} alternated rounds, each contender with its best of "
+        f"{', '.join(map(str, MICROBATCHES))} microbatches of the same step. Shoal keeps its "
+        "graphs; its two processes are `shoal start` and `shoal join` over QUIC on loopback, the "
+        "one process is `shoal local`; PyTorch's are connected by gloo."
+    )
+    lines = [
+        [
+            row["who"],
+            row["microbatches"],
+            table.rate(row["tokens_per_second"]),
+            table.times(row["swarm_to_it"]),
+            table.goal(row["swarm_to_it"], row["goal"]) if row["goal"] else "",
+        ]
+        for row in rows
+    ]
+    header = ["who", "microbatches", "tokens/s", "swarm to it", "goal"]
+    table.show(f"A swarm of two stages, {dtype}", notes, header, lines)
+
+
+def report_bytes(outcome, dtype):
+    """What crossed the network for each token, all peers together."""
+    size = {"f32": 4, "bf16": 2}[dtype]
+    floor = 2 * SMALL.hidden * size * (STAGES - 1)
+    kinds = {
+        kind: sum(sent.get(kind, 0) for sent in outcome.sent) for kind in ("tensor", "control", "blob")
+    }
+    training = (kinds["tensor"] + kinds["control"]) / outcome.tokens
+    rows = [
+        ["activations and gradients", f"{kinds['tensor'] / outcome.tokens:,.1f}"],
+        ["control messages", f"{kinds['control'] / outcome.tokens:,.1f}"],
+        ["both", f"{training:,.1f}"],
+        ["floor", f"{floor:,.1f}"],
+        ["both to floor", table.times(training / floor)],
+    ]
+    notes = (
+        f"Bytes for each token trained on, all peers together, {dtype}, {outcome.tokens:,} tokens. "
+        "The floor is one activation and its gradient for each token and stage boundary. Files "
+        f"(the checkpoint's parts at the end) are {kinds['blob']:,} bytes once a run."
+    )
+    table.show(f"Bytes sent, {dtype}", notes, ["what", "bytes per token"], rows)
+    return {"sent": kinds, "tokens": outcome.tokens, "per_token": training, "floor": floor}

@@ -1,0 +1,118 @@
+"""The same model in eager PyTorch, twice: as plain modules, and transformers' own."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class Attention(nn.Module):
+    """Causal self-attention with rotary embedding; queries, keys and values in one matrix."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.heads = model.heads
+        self.mix = nn.Linear(model.hidden, 3 * model.hidden, bias=False)
+        self.output = nn.Linear(model.hidden, model.hidden, bias=False)
+
+    def forward(self, x, cosine, sine):
+        samples, tokens, hidden = x.shape
+        mixed = self.mix(x).view(samples, tokens, 3 * self.heads, hidden // self.heads)
+        turned = rotate(mixed[:, :, : 2 * self.heads], cosine, sine)
+        queries, keys = turned.split(self.heads, dim=2)
+        attended = functional.scaled_dot_product_attention(
+            queries.transpose(1, 2),
+            keys.transpose(1, 2),
+            mixed[:, :, 2 * self.heads :].transpose(1, 2),
+            is_causal=True,
+        )
+        return self.output(attended.transpose(1, 2).reshape(x.shape))
+
+
+def rotate(x, cosine, sine):
+    """Rotary embedding of `[samples, tokens, heads, channels]` in the half-rotation layout."""
+    low, high = x.chunk(2, dim=-1)
+    return torch.cat([low * cosine - high * sine, high * cosine + low * sine], dim=-1)
+
+
+class Layer(nn.Module):
+    """One decoder layer; gate and up in one matrix."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(model.hidden, eps=1e-5)
+        self.attention = Attention(model)
+        self.feed_forward_norm = nn.RMSNorm(model.hidden, eps=1e-5)
+        self.gate_up = nn.Linear(model.hidden, 2 * model.intermediate, bias=False)
+        self.down = nn.Linear(model.intermediate, model.hidden, bias=False)
+
+    def forward(self, x, cosine, sine):
+        x = x + self.attention(self.attention_norm(x), cosine, sine)
+        gate, up = self.gate_up(self.feed_forward_norm(x)).chunk(2, dim=-1)
+        return x + self.down(functional.silu(gate) * up)
+
+
+class Stage(nn.Module):
+    """Consecutive layers; the first stage embeds, the last gives logits."""
+
+    def __init__(self, model, stage=0, stages=1):
+        super().__init__()
+        first, last = stage == 0, stage == stages - 1
+        self.embedding = nn.Embedding(model.vocabulary, model.hidden) if first else None
+        self.layers = nn.ModuleList(Layer(model) for _ in range(model.layers // stages))
+        self.norm = nn.RMSNorm(model.hidden, eps=1e-5) if last else None
+        self.head = nn.Linear(model.hidden, model.vocabulary, bias=False) if last else None
+        self.angles = rotary_angles(model)
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.02)
+
+    def place(self, device, dtype):
+        self.to(device, dtype)
+        self.angles = [table.to(device, dtype) for table in self.angles]
+        return self
+
+    def forward(self, x):
+        if self.embedding is not None:
+            x = self.embedding(x)
+        for layer in self.layers:
+            x = layer(x, *self.angles)
+        return x if self.head is None else self.head(self.norm(x))
+
+
+def rotary_angles(model):
+    """Cosines and sines `[tokens, 1, channels / 2]`."""
+    channels = model.hidden // model.heads
+    frequencies = 10_000.0 ** (-torch.arange(0, channels, 2) / channels)
+    angles = torch.arange(model.context).outer(frequencies).unsqueeze(1)
+    return [angles.cos(), angles.sin()]
+
+
+class Transformers(nn.Module):
+    """LlamaForCausalLM with scaled_dot_product_attention."""
+
+    def __init__(self, model):
+        super().__init__()
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        config = LlamaConfig(
+            vocab_size=model.vocabulary,
+            hidden_size=model.hidden,
+            intermediate_size=model.intermediate,
+            num_hidden_layers=model.layers,
+            num_attention_heads=model.heads,
+            max_position_embeddings=model.context,
+            use_cache=False,
+            attn_implementation="sdpa",
+        )
+        self.llama = LlamaForCausalLM(config)
+
+    def place(self, device, dtype):
+        return self.to(device, dtype)
+
+    def forward(self, x):
+        return self.llama(x).logits
+
+
+def loss_of(logits, labels):
+    """Mean cross-entropy, in f32 as Shoal has it."""
+    return functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())

@@ -1,0 +1,88 @@
+"""Trains in eager PyTorch on demand: what engine/examples/train_rounds.rs is compared with.
+
+The one argument is a model as JSON; each line on stdin asks for some steps, each line on stdout
+answers, as there. An order also says which `variant` of the model: plain or transformers.
+"""
+
+import json
+import sys
+import time
+
+import torch
+from model import BETAS, CLIP, LEARNING_RATE, WEIGHT_DECAY, Model
+from torch_llama import Stage, Transformers, loss_of
+
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+VARIANTS = {"plain": Stage, "transformers": Transformers}
+
+
+class Samples:
+    """Random windows of a text."""
+
+    def __init__(self, path, model, device):
+        with open(path, "rb") as file:
+            text = torch.frombuffer(bytearray(file.read()), dtype=torch.uint8)
+        self.text = text.long().to(device)
+        self.model = model
+        self.random = torch.Generator(device).manual_seed(1)
+
+    def batch(self):
+        """Tokens and labels, each `[batch, context]`."""
+        model, device = self.model, self.text.device
+        highest = len(self.text) - model.context
+        shape = (model.batch, 1)
+        starts = torch.randint(0, highest, shape, device=device, generator=self.random)
+        windows = self.text[starts + torch.arange(model.context + 1, device=device)]
+        return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+
+
+def optimizer_of(parameters):
+    return torch.optim.AdamW(
+        parameters, lr=LEARNING_RATE, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True
+    )
+
+
+class Trainer:
+    """One model and its optimizer, all in one dtype: weights and moments too."""
+
+    def __init__(self, model, variant, dtype, device):
+        torch.manual_seed(1)
+        self.model = VARIANTS[variant](model).place(device, DTYPES[dtype])
+        self.optimizer = optimizer_of(self.model.parameters())
+
+    def step(self, tokens, labels, microbatches):
+        self.optimizer.zero_grad(set_to_none=True)
+        total = 0.0
+        for part in zip(tokens.chunk(microbatches), labels.chunk(microbatches)):
+            loss = loss_of(self.model(part[0]), part[1])
+            (loss / microbatches).backward()
+            total += loss.item()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+        self.optimizer.step()
+        return total / microbatches
+
+
+def main():
+    wanted = json.loads(sys.argv[1])
+    torch.set_num_threads(wanted.pop("threads"))
+    device = torch.device(wanted.pop("device"))
+    path = wanted.pop("text")
+    model = Model(**wanted)
+    samples = Samples(path, model, device)
+    trainers = {}
+    for line in sys.stdin:
+        order = json.loads(line)
+        key = (model, order["variant"], order["dtype"], device)
+        trainer = trainers.get(key) or trainers.setdefault(key, Trainer(*key))
+        start, loss = time.perf_counter(), 0.0
+        for _ in range(order["steps"]):
+            loss = trainer.step(*samples.batch(), order["microbatches"])
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds = time.perf_counter() - start
+        tokens = order["steps"] * model.tokens_per_step()
+        print(json.dumps({"tokens": tokens, "seconds": seconds, "loss": loss}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

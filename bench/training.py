@@ -1,0 +1,118 @@
+"""Table: tokens per second of one process that trains, Shoal's engine beside eager PyTorch."""
+
+import dataclasses
+import json
+import statistics
+import sys
+
+import table
+from machine import line as machine_line
+from model import SMALL
+from worker import FOLDER, Worker, closing, ratio, take_turns
+
+DTYPES = ("f32", "bf16")
+MICROBATCHES = (1, 2, 4, 8)
+VARIANTS = ("plain", "transformers")
+STOCK, AVX512 = "stock", "AVX-512"
+ROUNDS = 7
+ROUND_SECONDS = 2.0
+
+
+def measure(tools, machine):
+    """Measures, prints the table and gives its numbers. `tools` says where the programs are."""
+    described = json.dumps(
+        {**dataclasses.asdict(SMALL), "device": "cpu", "threads": 1, "text": tools.text}
+    )
+    python = [sys.executable, f"{FOLDER}/torch_train.py", described]
+    workers = {
+        ("shoal", STOCK): Worker([tools.train_rounds, described]),
+        ("shoal", AVX512): Worker([tools.train_rounds_avx512, described]),
+        ("torch", STOCK): Worker(python),
+        ("torch", AVX512): Worker(python, preload=tools.preload),
+    }
+    with closing(workers.values()):
+        contenders, chosen = prepare(workers)
+        results = take_turns(contenders, ROUNDS)
+    cells = [cell(results, chosen, dtype, dispatch) for dtype in DTYPES for dispatch in (STOCK, AVX512)]
+    gains = {
+        dtype: ratio(results[dtype, AVX512, "shoal"], results[dtype, STOCK, "shoal"])
+        for dtype in DTYPES
+    }
+    report(cells, gains, machine)
+    return {"model": dataclasses.asdict(SMALL), "threads": 1, "cells": cells, "dispatch_gain": gains}
+
+
+def prepare(workers):
+    """Warms everybody up, finds the number of microbatches that each does best with, and gives each
+    contender as a call that trains for about a round and returns tokens per second."""
+    contenders, chosen = {}, {}
+    for dtype in DTYPES:
+        for dispatch in (STOCK, AVX512):
+            for side in ("shoal", *VARIANTS):
+                worker = workers["shoal" if side == "shoal" else "torch", dispatch]
+                order = {"dtype": dtype} if side == "shoal" else {"dtype": dtype, "variant": side}
+                name = (dtype, dispatch, side)
+                contenders[name], chosen[name] = contender(worker, order)
+    return contenders, chosen
+
+
+def contender(worker, order):
+    """The call, and the number of microbatches that it trains with."""
+    probes = {}
+    for microbatches in MICROBATCHES:
+        worker.ask(**order, microbatches=microbatches, steps=1)
+        probes[microbatches] = rate_of(worker.ask(**order, microbatches=microbatches, steps=2))
+    best = max(probes, key=probes.get)
+    steps = max(1, round(ROUND_SECONDS * probes[best] / SMALL.tokens_per_step()))
+    return lambda: rate_of(worker.ask(**order, microbatches=best, steps=steps)), best
+
+
+def rate_of(answer):
+    return answer["tokens"] / answer["seconds"]
+
+
+def cell(results, chosen, dtype, dispatch):
+    """One line of the table: Shoal, the faster PyTorch, and how they compare."""
+    rates = {side: results[dtype, dispatch, side] for side in ("shoal", *VARIANTS)}
+    medians = {side: statistics.median(values) for side, values in rates.items()}
+    faster = max(VARIANTS, key=medians.get)
+    return {
+        "dtype": dtype,
+        "dispatch": dispatch,
+        "tokens_per_second": medians,
+        "microbatches": {side: chosen[dtype, dispatch, side] for side in medians},
+        "faster_torch": faster,
+        "ratio": ratio(rates["shoal"], rates[faster]),
+        "rounds": rates,
+    }
+
+
+def report(cells, gains, machine):
+    rows = [
+        [
+            each["dtype"],
+            each["dispatch"],
+            *(
+                f"{table.rate(each['tokens_per_second'][side])} ({each['microbatches'][side]})"
+                for side in ("shoal", *VARIANTS)
+            ),
+            table.times(each["ratio"]),
+            table.goal(each["ratio"], 1.0),
+        ]
+        for each in cells
+    ]
+    notes = (
+        f"{SMALL.describe()}. Forward, backward, accumulation, clipping by the global norm and "
+        f"AdamW (PyTorch's is the fused one), one thread each, {machine_line(machine)}. Tokens "
+        f"per second, median of {ROUNDS} alternated rounds; in brackets the number of "
+        "microbatches of the step, the best of "
+        f"{', '.join(map(str, MICROBATCHES))} for each. The ratio is Shoal to the faster of "
+        "the two PyTorch models. In bf16 PyTorch keeps weights and moments in bf16, Shoal in "
+        "f32. MKL's dispatch is that of the library as it comes (stock), or told to use "
+        "AVX-512 on any processor: Shoal's feature mkl-avx512, an LD_PRELOAD for PyTorch."
+    )
+    header = ["dtype", "MKL dispatch", "Shoal", *(f"PyTorch, {v}" for v in VARIANTS), "ratio", "goal"]
+    table.show("Training in one process", notes, header, rows)
+    for dtype, gain in gains.items():
+        wanted = f": goal {table.goal(gain, 1.5)}" if dtype == "f32" else ""
+        print(f"Shoal in {dtype}, AVX-512 to stock: {table.times(gain)}{wanted}")

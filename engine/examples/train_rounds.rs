@@ -1,0 +1,109 @@
+//! Trains on demand and says how long it took: Shoal's side of `make bench`.
+//!
+//! The one argument is a model as JSON. Each line on stdin asks for some steps as JSON, each line
+//! on stdout answers; in between the process is idle, so that a bench can alternate several.
+//!
+//! ```text
+//! train_rounds '{"device":"cpu","threads":1,"hidden":256,"layers":4,"heads":4,"intermediate":688,
+//!                "context":128,"batch":32,"text":"README.md"}'
+//! {"dtype":"f32","microbatches":4,"steps":3}
+//! ```
+
+#[path = "../tests/common/mod.rs"]
+mod common;
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, Write};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+use shoal_engine::{Device, DeviceChoice, Engine};
+use shoal_protocol::ids::StageSpan;
+use shoal_protocol::manifest::Dtype;
+
+/// What is trained, on what.
+#[derive(Deserialize)]
+struct Model {
+    device: String,
+    threads: usize,
+    hidden: u32,
+    layers: u32,
+    heads: u32,
+    intermediate: u32,
+    context: u32,
+    /// Samples of one step.
+    batch: u32,
+    text: PathBuf,
+}
+
+#[derive(Deserialize)]
+struct Order {
+    dtype: Dtype,
+    /// Of one step; a divisor of `batch`.
+    microbatches: u32,
+    steps: u64,
+}
+
+#[derive(Serialize)]
+struct Answer {
+    tokens: u64,
+    seconds: f64,
+    loss: f64,
+}
+
+/// One trainer and its next step.
+struct Run {
+    trainer: common::Trainer,
+    step: u64,
+}
+
+fn main() {
+    let model = std::env::args().nth(1).expect("a model as JSON");
+    let model: Model = serde_json::from_str(&model).expect("a model as JSON");
+    let choice: DeviceChoice = model.device.parse().expect("auto, cpu or cuda:N");
+    let device = Device::open(choice, model.threads).expect("a device that works");
+    let text = std::fs::read(&model.text).expect("a text");
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut runs = BTreeMap::new();
+    for line in std::io::stdin().lock().lines() {
+        let order: Order = serde_json::from_str(&line.expect("text")).expect("an order as JSON");
+        let name = format!("{:?}-{}", order.dtype, order.microbatches);
+        let run = runs
+            .entry(name.clone())
+            .or_insert_with(|| begin(&model, &order, device, &text, &folder.path().join(&name)));
+        let answer = serde_json::to_string(&train(run, order.steps)).expect("plain data");
+        println!("{answer}");
+        std::io::stdout().flush().expect("somebody reads");
+    }
+}
+
+fn begin(model: &Model, order: &Order, device: Device, text: &[u8], folder: &Path) -> Run {
+    let mut manifest = common::manifest();
+    manifest.model.hidden = model.hidden;
+    manifest.model.layers = model.layers;
+    manifest.model.heads = model.heads;
+    manifest.model.key_value_heads = model.heads;
+    manifest.model.intermediate = model.intermediate;
+    manifest.model.context = model.context;
+    manifest.training.dtype = order.dtype;
+    manifest.training.boundary = order.dtype;
+    manifest.training.microbatches = order.microbatches;
+    manifest.training.microbatch_size = model.batch / order.microbatches;
+    manifest.training.steps = 1 << 20;
+    std::fs::create_dir_all(folder).expect("a folder for the tokens");
+    let samples = common::samples(&mut manifest, folder, text);
+    let engine = Engine::new(&manifest, StageSpan::all(1), device).expect("room for the model");
+    Run { trainer: common::Trainer { manifest, engine, samples }, step: 0 }
+}
+
+fn train(run: &mut Run, steps: u64) -> Answer {
+    let start = Instant::now();
+    let mut loss = 0.0;
+    for _ in 0..steps {
+        loss = run.trainer.step(run.step).0;
+        run.step += 1;
+    }
+    let tokens = steps * run.trainer.manifest.tokens_per_step();
+    Answer { tokens, seconds: start.elapsed().as_secs_f64(), loss }
+}
