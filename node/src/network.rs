@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use shoal_protocol::ids::{Incarnation, PeerId};
-use shoal_protocol::net::discovery::{Discovery, DiscoveryConfig, DiscoveryEvent, PeerAddress};
+use shoal_protocol::net::discovery::{
+    Discovery, DiscoveryConfig, DiscoveryError, DiscoveryEvent, PeerAddress,
+};
 use shoal_protocol::net::identity::Identity;
 use shoal_protocol::net::transport::{self, Run, Transport, TransportConfig, TransportEvent};
 use tokio::sync::mpsc;
