@@ -83,9 +83,8 @@ impl Progress {
                     bar.set_length(*steps);
                 }
             }
-            RunEvent::Listening { address } => {
-                self.say(&format!("others join with\n\n    shoal join {address}\n"));
-            }
+            // `start` says it, whoever sees the progress.
+            RunEvent::Listening { .. } => {}
             RunEvent::Waiting { stages, members } => self.wait(stages, *members),
             RunEvent::Admitted { peer, span } => {
                 self.say(&format!("{} hosts stage {span}", peer.short()));
