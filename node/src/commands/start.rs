@@ -42,6 +42,7 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
     let id = manifest.run_id();
     let run = Run { id, manifest: manifest.to_bytes() };
     let links = Links::open(&identity, me.incarnation, Some(run), &options, &files)?;
+    let serving = Serving::start(options.metrics).await?;
     let mut observer = Observer::new(options.compute.events.as_ref(), "training")?;
     let address = links.join_address(me.peer).context("no address to be joined at")?.to_string();
     if let Some(path) = &address_file {
@@ -53,7 +54,6 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
     search.discovery.join(id).await;
     let out = out.unwrap_or_else(|| home.path().join("runs").join(id.to_string()));
     let addresses = transport.local_addresses();
-    let serving = Serving::start(options.metrics).await?;
     let setup = Setup {
         metrics: serving.metrics.clone(),
         manifest,
