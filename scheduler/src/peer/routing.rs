@@ -46,12 +46,11 @@ impl Peer {
         let Some(hosted) = self.stages.get_mut(&key.stage) else { return };
         hosted.onward.measured(from, pace);
         if let Some(job) = self.jobs.get_mut(&key) {
-            let expected = match job.route {
-                Route::Offered { to } => to == from,
-                Route::Blocked { .. } => true,
-                _ => false,
-            };
-            if expected && job.answer == Answer::Expected {
+            // Also when it has been offered elsewhere since: who says yes keeps room for it, and two
+            // that keep room for what waits at the other would wait for ever.
+            let open = matches!(job.route, Route::Offered { .. } | Route::Blocked { .. })
+                && job.holder.is_none_or(|holder| holder == from);
+            if open && job.answer == Answer::Expected {
                 hosted.blocked.remove(&key);
                 job.route = Route::Accepted { to: from };
                 self.send_on(key, out);

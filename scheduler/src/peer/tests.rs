@@ -334,7 +334,7 @@ fn a_stage_is_saved_at_its_version_and_the_report_can_be_asked_for_again() {
     let files = Vec::new();
     let stored = TaskResult::Stored { version, stage, files: files.clone() };
     let report = PeerAction::ToCoordinator(ToCoordinator::Stored { version, stage, files });
-    assert_eq!(probe.done(stored), [report.clone()]);
+    assert_eq!(probe.done(stored), vec![report.clone()]);
     assert_eq!(probe.tell(store), [report]);
     let later = FromCoordinator::Store { version: Step(1), stage };
     assert_eq!(probe.tell(later), [], "not at that version yet");
