@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/version.h>
 
 #include <cstdlib>
 
@@ -10,6 +11,9 @@
 extern "C" {
 
 void shoal_free(char* message) { std::free(message); }
+
+// Version of libtorch; it lives for ever.
+const char* shoal_torch_version() { return TORCH_VERSION; }
 
 // Gradients of `output` with respect to each of `inputs`, where `output_gradient` (null for a
 // scalar output) is the gradient of the loss with respect to `output`. Writes one new tensor per

@@ -141,12 +141,12 @@ impl Accumulator {
     ) -> Result<()> {
         let mut offset = 0;
         for gradient in gradients {
-            self.check(gradient).map_err(|problem| {
-                let at = offset + self.first_bad(gradient);
+            if let Err(problem) = self.check_value(largest(gradient)?) {
+                let at = offset + self.first_bad(gradient)?;
                 let parameter = parameters.iter().find(|parameter| parameter.range().contains(&at));
                 let tensor = parameter.map_or_else(String::new, |found| found.name.clone());
-                EngineError::BadGradient { tensor, key, problem }
-            })?;
+                return Err(EngineError::BadGradient { tensor, key, problem });
+            }
             offset += gradient.numel();
         }
         assert!(offset == self.sums.numel(), "the gradients are not those of this stage");
@@ -158,17 +158,7 @@ impl Accumulator {
         Ok(())
     }
 
-    /// Whether every element is in range.
-    fn check(&self, gradient: &Tensor) -> Result<(), GradientProblem> {
-        let largest = match (gradient.device(), gradient.kind()) {
-            (Device::Cpu, Kind::BFloat16) => widen(largest_bf16(elements(gradient))),
-            (Device::Cpu, Kind::Float) => f32::from_bits(largest_f32(elements(gradient))),
-            // The maximum of anything and NaN is NaN.
-            _ => gradient.abs().max().double_value(&[]) as f32,
-        };
-        self.check_value(largest)
-    }
-
+    /// Whether a value is in range.
     fn check_value(&self, value: f32) -> Result<(), GradientProblem> {
         if !value.is_finite() {
             return Err(GradientProblem::NotFinite);
@@ -185,10 +175,10 @@ impl Accumulator {
     }
 
     /// Index of the first element out of range.
-    fn first_bad(&self, gradient: &Tensor) -> usize {
-        let values = gradient.to_kind(Kind::Float).to(Device::Cpu).contiguous();
+    fn first_bad(&self, gradient: &Tensor) -> Result<usize> {
+        let values = gradient.f_to_kind(Kind::Float)?.f_to(Device::Cpu)?.f_contiguous()?;
         let bad = |value: &f32| self.check_value(*value).is_err();
-        elements::<f32>(&values).iter().position(bad).unwrap_or(0)
+        Ok(elements::<f32>(&values).iter().position(bad).unwrap_or(0))
     }
 
     fn add_piece(&mut self, offset: usize, gradient: &Tensor) -> Result<()> {
@@ -219,6 +209,16 @@ impl Accumulator {
         let _ = self.sums.f_zero_()?;
         Ok(())
     }
+}
+
+/// The largest magnitude; not finite where one element is not.
+fn largest(gradient: &Tensor) -> Result<f32> {
+    Ok(match (gradient.device(), gradient.kind()) {
+        (Device::Cpu, Kind::BFloat16) => widen(largest_bf16(elements(gradient))),
+        (Device::Cpu, Kind::Float) => f32::from_bits(largest_f32(elements(gradient))),
+        // The maximum of anything and NaN is NaN.
+        _ => gradient.f_abs()?.f_max()?.f_double_value(&[])? as f32,
+    })
 }
 
 fn widen(bits: u16) -> f32 {

@@ -8,10 +8,11 @@ use crate::device::Device;
 use crate::engine::Engine;
 use crate::error::Result;
 use crate::kernel;
+use crate::shim;
 use crate::stage::ForwardOutput;
 
-/// Hash of a known-answer forward and backward pass, this build, the instruction set, the kind of
-/// device and the threads. Peers with equal fingerprints compute equal bits; others may not.
+/// Hash of a known-answer forward and backward pass, the versions of this build and of
+/// libtorch, the instruction set, the kind of device and the threads. Peers with equal fingerprints compute equal bits; others may not.
 ///
 /// The passes are over a model of a fixed small shape in the run's dtype.
 ///
@@ -37,6 +38,8 @@ pub fn fingerprint(manifest: &Manifest, device: Device) -> Result<ContentHash> {
     hasher.update(&engine.export(Stage(0), 0..engine.parameters(Stage(0))?)?);
     for part in [
         env!("CARGO_PKG_VERSION"),
+        &shim::torch_version(),
+        if cfg!(feature = "mkl-avx512") { "mkl-avx512" } else { "" },
         kernel::instruction_set(),
         &device.to_string(),
         &device.threads().to_string(),

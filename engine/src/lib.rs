@@ -27,6 +27,7 @@ mod fused;
 mod generate;
 mod init;
 mod kernel;
+mod memory;
 #[cfg(feature = "mkl-avx512")]
 mod mkl;
 mod model;
@@ -49,6 +50,7 @@ pub use error::{EngineError, GradientProblem, Result};
 pub use fingerprint::fingerprint;
 pub use generate::{Generator, Prompt};
 pub use init::initial_weights;
+pub use memory::memory_floor;
 pub use optimizer::{clip_scale, learning_rate};
 pub use parameters::{Parameter, parameter_count, parameters};
 pub use samples::{Batch, Samples};

@@ -7,7 +7,7 @@ use std::ffi::c_int;
 
 /// Stands in for MKL's function: take the best instructions that there are.
 #[unsafe(no_mangle)]
-pub extern "C" fn mkl_serv_intel_cpu_true() -> c_int {
+extern "C" fn mkl_serv_intel_cpu_true() -> c_int {
     1
 }
 

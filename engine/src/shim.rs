@@ -10,6 +10,7 @@ use crate::error::{EngineError, Result};
 
 unsafe extern "C" {
     fn shoal_free(message: *mut c_char);
+    fn shoal_torch_version() -> *const c_char;
     fn shoal_gradients(
         output: *mut C_tensor,
         output_gradient: *mut C_tensor,
@@ -50,6 +51,12 @@ fn check(message: *mut c_char) -> Result<()> {
 
 fn pointer(tensor: &Tensor) -> *mut C_tensor {
     tensor.as_ptr().cast_mut()
+}
+
+/// Version of libtorch.
+pub(crate) fn torch_version() -> String {
+    // SAFETY: it is a constant that ends with a zero.
+    unsafe { CStr::from_ptr(shoal_torch_version()) }.to_string_lossy().into_owned()
 }
 
 /// Gradients of `output` with respect to each of `inputs`, and frees the graph.

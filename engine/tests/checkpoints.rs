@@ -66,9 +66,14 @@ fn a_run_carries_on_from_a_checkpoint_to_the_same_bits() {
     assert_eq!(first.weights(), second.weights());
     // A newer checkpoint takes the place of the older.
     let older = checkpoint.hash().expect("whole");
+    let left_over = folder.path().join("checkpoint.replaced");
+    fs::create_dir(&left_over).expect("writable");
+    fs::copy(folder.path().join("checkpoint/shoal.json"), left_over.join("shoal.json"))
+        .expect("writable");
     let newer = Checkpoint::open(&write(&first, 4, folder.path())).expect("whole");
     assert_eq!(newer.step(), Step(4));
     assert_ne!(newer.hash().expect("whole"), older);
+    assert!(!left_over.exists());
 }
 
 #[test]

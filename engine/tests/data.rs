@@ -58,9 +58,7 @@ fn labels_are_the_inputs_shifted_by_one() {
     let text = common::text();
     let samples = common::samples(&mut manifest, folder.path(), &text);
     let batch = samples.batch(Step(3), Microbatch(1));
-    let tokens = |bytes: &[u8]| -> Vec<u8> {
-        bytes.chunks_exact(4).map(|word| u8::try_from(word[0]).expect("a byte")).collect()
-    };
+    let tokens = |bytes: &[u8]| -> Vec<u8> { bytes.chunks_exact(4).map(|word| word[0]).collect() };
     let (inputs, labels) = (tokens(&batch.inputs), tokens(&batch.labels));
     for row in 0..2 {
         let start = samples.start(Step(3), Microbatch(1), row as u64) as usize;

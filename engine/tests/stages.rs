@@ -4,7 +4,7 @@ mod common;
 
 use bytes::Bytes;
 use common::{Trainer, key, manifest, samples, text};
-use shoal_engine::{EngineError, ForwardOutput};
+use shoal_engine::{Device, DeviceChoice, EngineError, ForwardOutput, fingerprint};
 use shoal_protocol::ids::Stage;
 use shoal_protocol::manifest::{Dtype, Manifest};
 
@@ -205,4 +205,27 @@ fn a_wild_learning_rate_is_a_verdict_with_a_name() {
         }
         other => panic!("{other:?}"),
     }
+}
+
+#[test]
+fn like_peers_have_equal_fingerprints() {
+    let manifest = manifest();
+    let print = |manifest| {
+        let device = Device::open(DeviceChoice::Cpu, 1).expect("a CPU");
+        fingerprint(manifest, device).expect("room")
+    };
+    let first = print(&manifest);
+    assert_eq!(first, print(&manifest));
+    let mut narrow = manifest.clone();
+    narrow.training.dtype = Dtype::Bf16;
+    assert_ne!(first, print(&narrow));
+}
+
+#[test]
+fn a_device_that_is_not_there_is_said_so() {
+    assert!(matches!("gpu".parse::<DeviceChoice>(), Err(EngineError::UnknownDevice(_))));
+    assert_eq!("cuda:3".parse::<DeviceChoice>().expect("a device"), DeviceChoice::Cuda(3));
+    let error = Device::open(DeviceChoice::Cuda(4096), 1).expect_err("no machine has so many");
+    assert!(matches!(error, EngineError::NoCuda { index: 4096, .. }));
+    assert_eq!(error.to_string().lines().count(), 1);
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
@@ -138,7 +138,13 @@ pub fn publish(folder: &Path, destination: &Path) -> Result<()> {
         if !destination.join(DESCRIPTION).exists() {
             return Err(CheckpointError::NotACheckpoint { path: destination.to_owned() });
         }
-        let old = destination.with_extension("replaced");
+        let mut old = destination.as_os_str().to_owned();
+        old.push(".replaced");
+        let old = PathBuf::from(old);
+        // Left by a process that died here; `destination` is newer.
+        if old.join(DESCRIPTION).exists() {
+            fs::remove_dir_all(&old).map_err(CheckpointError::io(&old))?;
+        }
         fs::rename(destination, &old).map_err(CheckpointError::io(destination))?;
         fs::rename(folder, destination).map_err(CheckpointError::io(destination))?;
         fs::remove_dir_all(&old).map_err(CheckpointError::io(&old))?;

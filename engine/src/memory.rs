@@ -1,0 +1,62 @@
+//! The memory that a peer cannot do without.
+
+use shoal_protocol::ids::StageSpan;
+use shoal_protocol::manifest::{Dtype, Manifest};
+use shoal_protocol::units::Bytes;
+
+use crate::parameters::parameter_count;
+
+/// Bytes per weight while a step is closed: weights 4, moments 8, one microbatch's gradient 4,
+/// accumulator 8, result of the all-reduce 4.
+const PER_PARAMETER: u64 = 28;
+
+/// The least memory of a peer with this span, libtorch itself (about 300 MiB) not counted.
+///
+/// For every weight 28 bytes, and 2 for its bf16 copy where passes are computed in bf16. For every
+/// microbatch in flight and stage: with `recompute` its input; else what the backward pass reads,
+/// which for each layer and token is the inputs of both norms and of the four matrix
+/// multiplications, the queries, keys, values and attention output, and the feed-forward block's
+/// inner values: `7 · hidden + 2 · keys + 3 · intermediate` numbers. With `recompute` one
+/// microbatch at a time has those as well.
+#[must_use]
+pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Bytes {
+    let training = &manifest.training;
+    let model = &manifest.model;
+    let narrow = if training.dtype == Dtype::Bf16 { 2 } else { 0 };
+    let tokens = u64::from(training.microbatch_size) * u64::from(model.context);
+    let size = training.dtype.size() as u64;
+    let hidden = u64::from(model.hidden);
+    let keys = hidden / u64::from(model.heads) * u64::from(model.key_value_heads);
+    let per_layer = size * tokens * (7 * hidden + 2 * keys + 3 * u64::from(model.intermediate));
+    let input = training.boundary.size() as u64 * tokens * hidden;
+    let in_flight = u64::from(in_flight);
+    let stage_bytes = |stage| {
+        let weights = parameter_count(manifest, stage) as u64 * (PER_PARAMETER + narrow);
+        let graph = manifest.layers_of(stage).len() as u64 * per_layer;
+        let activations =
+            if training.recompute { in_flight * input + graph } else { in_flight * graph };
+        Bytes(weights + activations)
+    };
+    span.stages().map(stage_bytes).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use shoal_protocol::ids::Stage;
+
+    use super::*;
+    use crate::testing::manifest;
+
+    #[test]
+    fn it_counts_weights_once_and_graphs_as_often_as_they_are_kept() {
+        let mut manifest = manifest();
+        let span = StageSpan::one(Stage(0));
+        let weights = Bytes(28 * parameter_count(&manifest, Stage(0)) as u64);
+        assert_eq!(memory_floor(&manifest, span, 0), weights);
+        // Two layers, eight tokens, 4 bytes: 7 · 8 + 2 · 4 + 3 · 12 numbers each.
+        assert_eq!(memory_floor(&manifest, span, 3) - weights, Bytes(3 * 2 * 8 * 4 * 100));
+        manifest.training.recompute = true;
+        let kept = Bytes(2 * 8 * 4 * 100 + 3 * 8 * 8 * 4);
+        assert_eq!(memory_floor(&manifest, span, 3) - weights, kept);
+    }
+}
