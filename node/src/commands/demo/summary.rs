@@ -115,6 +115,8 @@ impl Summary<'_> {
 
 #[cfg(test)]
 mod tests {
+    use shoal_protocol::ids::ContentHash;
+
     use super::*;
 
     #[test]
@@ -134,9 +136,10 @@ mod tests {
 
     #[test]
     fn hashes_are_compared_in_one_line() {
-        let report = |byte| Report {
-            checkpoint_hash: Some(shoal_protocol::ids::ContentHash([byte; 32])),
-            ..Report::default()
+        let report = |byte| {
+            let mut report = Report::new();
+            report.checkpoint_hash = Some(ContentHash([byte; 32]));
+            report
         };
         let text = summary(Some(&report(1)), &report(1));
         assert!(text.ends_with(
