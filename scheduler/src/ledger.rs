@@ -74,6 +74,11 @@ impl Ledger {
         Self { step, stages, training, microbatches, claims, free, done: 0 }
     }
 
+    /// How many microbatches of the first stage nobody holds.
+    pub(crate) fn free(&self) -> usize {
+        self.free.len()
+    }
+
     /// The lowest microbatch of the first stage that nobody holds.
     pub(crate) fn lowest_free(&self) -> Option<Microbatch> {
         self.free.first().copied()

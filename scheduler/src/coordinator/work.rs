@@ -34,6 +34,10 @@ struct Wish {
     through: GrantNumber,
     /// Grants beyond `through`.
     given: BTreeSet<GrantNumber>,
+    /// Microbatches given and not done.
+    open: u64,
+    /// Nanoseconds that it needs for one; 0 while it is not measured.
+    pace: u64,
 }
 
 impl Wish {
@@ -67,12 +71,63 @@ impl Work {
     pub(super) fn wanted(&mut self, member: Member, room: u32, through: GrantNumber, pace: u64) {
         self.router.measured(member, pace);
         let wish = self.wishes.entry(member).or_default();
+        wish.pace = pace;
         if through > wish.through {
             wish.through = through;
             wish.room = room;
             wish.given.retain(|grant| *grant > through);
         } else if through == wish.through {
             wish.room = wish.room.max(room);
+        }
+    }
+
+    /// The members that would be done with one more microbatch, after all they have, about when all
+    /// together can be done with what they have and the `free` ones. A slow member's window near the
+    /// end of a step would keep everybody waiting.
+    fn in_time(&self, free: usize) -> BTreeSet<Member> {
+        let wishes = || self.wishes.values();
+        let Some(fastest) = wishes().map(|wish| wish.pace).min().filter(|pace| *pace > 0) else {
+            return self.wishes.keys().copied().collect();
+        };
+        let left = free as u64 + wishes().map(|wish| wish.open).sum::<u64>();
+        // Microbatches in a million seconds, so that integers do.
+        let speed = |wish: &Wish| 1_000_000_000_000_000 / u128::from(wish.pace);
+        let together: u128 = wishes().map(speed).sum();
+        let rest = u128::from(left) * 1_000_000_000_000_000 / together.max(1);
+        let in_time = |wish: &Wish| {
+            u128::from(wish.open + 1) * u128::from(wish.pace) <= rest + u128::from(fastest)
+        };
+        self.wishes.iter().filter(|(_, wish)| in_time(wish)).map(|(member, _)| *member).collect()
+    }
+
+    /// Gives the lowest free microbatch of a step to who should have it, if anybody wants it.
+    fn give_one(&mut self, step: Step) -> Option<(Member, Microbatch, GrantNumber)> {
+        let free = self.ledgers.get(&step)?.free();
+        if free == 0 || self.wishes.values().all(|wish| wish.unmet() == 0) {
+            return None;
+        }
+        let in_time = self.in_time(free);
+        let Self { ledgers, wishes, router, grants, .. } = self;
+        let ledger = ledgers.get_mut(&step)?;
+        let microbatch = ledger.lowest_free()?;
+        let wants = |member: &Member| {
+            in_time.contains(member) && wishes.get(member).is_some_and(|wish| wish.unmet() > 0)
+        };
+        let member = router.choose_where(wants)?;
+        let key = ClaimKey { step, stage: Stage(0), microbatch };
+        let ClaimAnswer::Granted { grant, .. } = ledger.claim(key, member, grants) else {
+            unreachable!("the microbatch was free");
+        };
+        let wish = wishes.get_mut(&member).expect("it wants work");
+        wish.given.insert(grant);
+        wish.open += 1;
+        Some((member, microbatch, grant))
+    }
+
+    /// A microbatch of the first stage is done.
+    fn done(&mut self, member: Member) {
+        if let Some(wish) = self.wishes.get_mut(&member) {
+            wish.open -= 1;
         }
     }
 
@@ -107,22 +162,14 @@ impl Coordinator {
     /// Gives out the first stage's microbatches to those who want them, in proportion to their
     /// speed, the oldest step's first.
     pub(super) fn give_out(&mut self, out: &mut Out) {
-        let Work { ledgers, wishes, router, grants, .. } = &mut self.work;
-        for (step, ledger) in ledgers {
+        let steps: Vec<Step> = self.work.ledgers.keys().copied().collect();
+        for step in steps {
             let mut given: BTreeMap<Member, Vec<(Microbatch, GrantNumber)>> = BTreeMap::new();
-            while let Some(microbatch) = ledger.lowest_free() {
-                let unmet =
-                    |member: &Member| wishes.get(member).is_some_and(|wish| wish.unmet() > 0);
-                let Some(member) = router.choose_where(unmet) else { break };
-                let key = ClaimKey { step: *step, stage: Stage(0), microbatch };
-                let ClaimAnswer::Granted { grant, .. } = ledger.claim(key, member, grants) else {
-                    unreachable!("the microbatch was free");
-                };
-                wishes.get_mut(&member).expect("it wants work").given.insert(grant);
+            while let Some((member, microbatch, grant)) = self.work.give_one(step) {
                 given.entry(member).or_default().push((microbatch, grant));
             }
             for (member, grants) in given {
-                send(member, FromCoordinator::Work { step: *step, grants }, out);
+                send(member, FromCoordinator::Work { step, grants }, out);
             }
         }
     }
@@ -160,6 +207,9 @@ impl Coordinator {
         let committed = key.step < self.version;
         if answer == DoneAnswer::Repeated {
             self.work.repeated += 1;
+        }
+        if answer == DoneAnswer::Noted && key.stage == Stage(0) {
+            self.work.done(from);
         }
         if answer != DoneAnswer::Refused || committed {
             send(from, FromCoordinator::Noted { key, grant }, out);

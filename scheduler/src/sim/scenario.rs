@@ -102,9 +102,17 @@ impl Scenario {
         let every_stage = count < stages || dice.chance(100);
         let peers = (0..count)
             .map(|index| {
-                let first = index == 0 && every_stage;
+                let choice = if index == 0 && every_stage {
+                    StageChoice::All
+                } else if dice.chance(50) {
+                    // Who insists on a stage may leave too few for another that nobody else hosts.
+                    let middle = StageChoice::One(Stage((stages / 2) as u16));
+                    if every_stage { middle } else { StageChoice::All }
+                } else {
+                    StageChoice::Auto
+                };
                 let region = dice.within(0..=regions - 1) as usize;
-                peer(&mut dice, &manifest, cut, first, region)
+                peer(&mut dice, &manifest, cut, choice, region)
             })
             .collect();
         let log_delay = dice.pick(&[Duration::ZERO, Duration::from_millis(8)]);
@@ -208,17 +216,9 @@ fn peer(
     dice: &mut Dice,
     manifest: &Manifest,
     cut: RoundCut,
-    every_stage: bool,
+    choice: StageChoice,
     region: usize,
 ) -> PeerScenario {
-    let stages = u64::from(manifest.training.stages);
-    let choice = if every_stage {
-        StageChoice::All
-    } else if dice.chance(50) {
-        dice.pick(&[StageChoice::All, StageChoice::One(Stage((stages / 2) as u16))])
-    } else {
-        StageChoice::Auto
-    };
     let forward = dice.microseconds(200..=20_000) * dice.pick(&[1, 1, 1, 4]);
     PeerScenario {
         choice,
