@@ -9,8 +9,9 @@ use shoal_protocol::message::{MemberRecord, StageChoice, View};
 
 use crate::placement::{PlacementError, place};
 
-/// Addresses that one member may announce.
-const ADDRESSES: usize = 16;
+/// Addresses that one member may announce: a view of all members stays under the cap of a control
+/// message.
+const ADDRESSES: usize = 8;
 
 /// Who is a member. The coordinator decides it, the log makes it last.
 #[derive(Debug)]

@@ -1,5 +1,5 @@
-//! The run's decisions: who is a member ([`registration`]), who works on what ([`work`]), when a
-//! step is closed and committed ([`closing`]), what is saved ([`checkpoint`]).
+//! The run's decisions: who is a member (`registration`), who works on what (`work`), when a
+//! step is closed and committed (`closing`), what is saved (`checkpoint`).
 
 mod checkpoint;
 mod closing;

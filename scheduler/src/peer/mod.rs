@@ -1,8 +1,8 @@
 //! One peer's decisions.
 //!
-//! A microbatch's life at one stage is a [`job::Job`]: taken in ([`admission`]), computed
-//! ([`compute`]), sent on ([`routing`]), answered and reported. Words of the coordinator come in
-//! through [`control`]; the end of a step is [`closing`].
+//! A microbatch's life at one stage is a `job::Job`: taken in (`admission`), computed
+//! (`compute`), sent on (`routing`), answered and reported. Words of the coordinator come in
+//! through `control`; the end of a step is `closing`.
 
 mod admission;
 mod closing;
