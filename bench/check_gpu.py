@@ -1,0 +1,143 @@
+"""Checks on one NVIDIA GPU: the swarm's bits are those of one process, and the speed of a larger
+model in bf16 beside eager PyTorch. scripts/check-gpu.sh builds what this needs and calls it."""
+
+import argparse
+import dataclasses
+import json
+import statistics
+import sys
+import time
+
+import table
+import torch
+from model import SMALL, Model
+from shoal_run import Shoal
+from worker import FOLDER, Worker, closing, ratio, take_turns
+
+DEVICE = "cuda:0"
+LARGE = Model(hidden=1024, layers=24, heads=16, intermediate=2816, context=1024, batch=128)
+MICROBATCHES = 16
+# State of 28 bytes a parameter, the graph of one microbatch, and as much again for PyTorch's side.
+LARGE_NEEDS = 40e9
+ROUNDS = 5
+VARIANTS = ("plain", "transformers")
+
+# Dense bf16, in TFLOP/s, as the makers' data sheets have it; the first that the name contains.
+DATA_SHEET = {
+    "B200": 2250,
+    "H200": 989,
+    "H100 PCIe": 756,
+    "H100 NVL": 835,
+    "H100": 989,
+    "A100": 312,
+    "L40S": 362,
+    "RTX 4090": 165,
+    "L4": 121,
+    "A10G": 70,
+    "RTX 3090": 71,
+}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shoal", required=True)
+    parser.add_argument("--train-rounds", required=True)
+    parser.add_argument("--text", required=True)
+    tools = parser.parse_args()
+    print(f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}", flush=True)
+    same = [check_bits(Shoal(tools.shoal, DEVICE), dtype) for dtype in ("f32", "bf16")]
+    speed(tools)
+    if not all(same):
+        raise SystemExit("check-gpu: the swarm's checkpoint is not that of one process")
+
+
+def check_bits(shoal, dtype):
+    """Whether a swarm of two peers on the GPU ends with the bits of one process on it."""
+    run = {"stages": 2, "dtype": dtype, "microbatches": 8, "steps": 20}
+    swarm = shoal.swarm(SMALL, **run).checkpoint_hash
+    local = shoal.local(SMALL, 1, **run).checkpoint_hash
+    verdict = "equal" if swarm == local else "DIFFERENT"
+    print(f"{dtype}: swarm of two peers {swarm}, one process {local}: {verdict}", flush=True)
+    return swarm == local
+
+
+def speed(tools):
+    """Prints the table of the larger model."""
+    memory = torch.cuda.get_device_properties(0).total_memory
+    if memory < LARGE_NEEDS:
+        print(f"speed of the larger model: skipped: it needs {LARGE_NEEDS / 1e9:.0f} GB of GPU memory, "
+              f"there are {memory / 1e9:.0f}")
+        return
+    matmul = matmul_rate()
+    described = json.dumps(
+        {**dataclasses.asdict(LARGE), "device": DEVICE, "threads": 1, "text": tools.text}
+    )
+    python = [sys.executable, f"{FOLDER}/torch_train.py", described]
+    # Each has its own process: what one keeps on the GPU is no burden to another.
+    workers = {
+        "Shoal": Worker([tools.train_rounds, described]),
+        **{f"PyTorch, {variant}": Worker(python) for variant in VARIANTS},
+    }
+    with closing(workers.values()):
+        contenders = {}
+        for name, worker in workers.items():
+            order = {"dtype": "bf16", "microbatches": MICROBATCHES}
+            if name != "Shoal":
+                order["variant"] = name.removeprefix("PyTorch, ")
+            worker.ask(**order, steps=2)
+            contenders[name] = lambda worker=worker, order=order: rate(worker, order)
+        results = take_turns(contenders, ROUNDS)
+    report(results, matmul)
+
+
+def rate(worker, order):
+    answer = worker.ask(**order, steps=2)
+    return answer["tokens"] / answer["seconds"]
+
+
+def report(results, matmul):
+    name = torch.cuda.get_device_name(0)
+    sheet = next((peak for part, peak in DATA_SHEET.items() if part in name), None)
+    peak = sheet * 1e12 if sheet else matmul
+    source = f"the data sheet's {sheet} TFLOP/s" if sheet else "that"
+    rows = []
+    for who, rates in results.items():
+        middle = statistics.median(rates)
+        mfu = middle * flops_per_token(LARGE) / peak
+        rows.append([who, table.rate(middle), f"{100 * mfu:.1f}%",
+                     table.times(ratio(results["Shoal"], rates))])
+    notes = (
+        f"{LARGE.describe()}, as {MICROBATCHES} microbatches; bf16. {name}, torch "
+        f"{torch.__version__}; a large matrix product reaches {matmul / 1e12:.0f} TFLOP/s, MFU is "
+        f"of {source}. Median of {ROUNDS} alternated rounds. PyTorch keeps weights and moments in "
+        "bf16, Shoal in f32, and Shoal's algorithms are the deterministic ones."
+    )
+    table.show("Training a larger model on a GPU", notes,
+               ["who", "tokens/s", "MFU", "Shoal to it"], rows)
+
+
+def flops_per_token(model):
+    """Of forward and backward: 6 for each weight that is multiplied, and causal attention."""
+    multiplied = model.parameters() - model.vocabulary * model.hidden
+    return 6 * multiplied + 6 * model.layers * model.hidden * model.context
+
+
+def matmul_rate():
+    """What a large product of bf16 matrices reaches, in FLOP/s."""
+    size, times = 8192, 20
+    a, b = torch.randn(2, size, size, device=DEVICE, dtype=torch.bfloat16)
+    for _ in range(3):
+        a @ b
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(times):
+        a @ b
+    torch.cuda.synchronize()
+    reached = times * 2 * size**3 / (time.perf_counter() - start)
+    del a, b
+    torch.cuda.empty_cache()
+    return reached
+
+
+if __name__ == "__main__":
+    main()

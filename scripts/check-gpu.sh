@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# The checks that need an NVIDIA GPU; skipped, with the reason, where there is none.
+#
+#   same bits   a swarm of two peers on one GPU, and one process on it: equal checkpoint hashes
+#   speed       tokens/s and MFU of a larger model in bf16, beside eager PyTorch
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+skip() {
+    printf 'check-gpu: skipped: %s\n' "$*"
+    exit 0
+}
+
+command -v nvidia-smi >/dev/null || skip "no CUDA device here (no nvidia-smi)"
+gpus=$(nvidia-smi -L 2>/dev/null) || skip "no CUDA device here (nvidia-smi finds no driver)"
+[[ $gpus == GPU* ]] || skip "no CUDA device here (nvidia-smi lists none)"
+
+scripts/setup.sh --tests
+.venv/bin/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \
+    || skip "the PyTorch in .venv finds no CUDA device: is the driver older than its CUDA?"
+
+target=${CARGO_TARGET_DIR:-target}
+cargo build --quiet --release -p shoal-node
+cargo build --quiet --release -p shoal-engine --example train_rounds
+tools=bench/results/tools
+mkdir -p "$tools"
+find engine protocol scheduler -name '*.rs' -print0 | sort -z | xargs -0 cat >"$tools/text.txt"
+
+exec .venv/bin/python bench/check_gpu.py \
+    --shoal "$target/release/shoal" \
+    --train-rounds "$target/release/examples/train_rounds" \
+    --text "$PWD/$tools/text.txt"
