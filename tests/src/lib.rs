@@ -1,1 +1,22 @@
-//! Tests of whole Shoal swarms: real processes, real sockets.
+//! What the tests of whole swarms have in common: real processes of the built binary, real sockets,
+//! and the events, reports and exit codes that they leave. Nothing here knows a type of Shoal's: the
+//! tests see what a user sees.
+//!
+//! Every wait ends: with the event, or after [`PATIENCE`] with a message that says what did not come.
+
+pub mod namespace;
+pub mod process;
+pub mod program;
+pub mod python;
+pub mod run;
+pub mod swarm;
+
+use std::time::Duration;
+
+/// How long a test waits for one thing to happen. Only a failure takes as long.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Says why a test did not run, where its output is looked at.
+pub fn skip(reason: &str) {
+    println!("skipped: {reason}");
+}

@@ -1,0 +1,181 @@
+//! A running process: its events as they come, and how it ends.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, ChildStderr, ChildStdout, Command};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use serde_json::Value;
+
+use crate::PATIENCE;
+
+/// Lines of stdout that wait to be looked at; no process of a test writes as many.
+const BACKLOG: usize = 100_000;
+
+/// A process of a test. It is killed when this is dropped.
+#[derive(Debug)]
+pub struct Process {
+    name: String,
+    child: Child,
+    lines: Receiver<String>,
+    stdout: String,
+    stderr: Arc<Mutex<String>>,
+    listener: Option<JoinHandle<()>>,
+}
+
+/// How a process ended, and what it wrote.
+#[derive(Debug)]
+pub struct Outcome {
+    name: String,
+    /// The exit code; none where a signal ended it.
+    pub code: Option<i32>,
+    /// All of stdout.
+    pub stdout: String,
+    /// All of stderr.
+    pub stderr: String,
+}
+
+impl Process {
+    /// Starts a command made by [`crate::program::prepared`]. The name is for messages.
+    ///
+    /// # Panics
+    /// When it does not start.
+    #[must_use]
+    pub fn start(name: &str, mut command: Command) -> Self {
+        let mut child = command.spawn().unwrap_or_else(|error| panic!("{name}: {error}"));
+        let (sender, lines) = sync_channel(BACKLOG);
+        let stdout = child.stdout.take().expect("it is piped");
+        std::thread::spawn(move || pass_on(stdout, &sender));
+        let stderr = Arc::new(Mutex::new(String::new()));
+        let listener = child.stderr.take().map(|pipe| {
+            let stderr = stderr.clone();
+            std::thread::spawn(move || collect(pipe, &stderr))
+        });
+        Self { name: name.to_owned(), child, lines, stdout: String::new(), stderr, listener }
+    }
+
+    /// The next event of this kind; those before it are passed over.
+    ///
+    /// # Panics
+    /// When it does not come, or stdout is not a stream of events.
+    pub fn event(&mut self, kind: &str) -> Value {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let Some(line) = self.line(deadline, kind) else {
+                panic!("{} ended without event {kind:?}:\n{}", self.name, self.said())
+            };
+            let event: Value = serde_json::from_str(&line)
+                .unwrap_or_else(|error| panic!("{}: {error} in {line:?}", self.name));
+            if event["event"] == kind {
+                return event;
+            }
+        }
+    }
+
+    /// Waits until the process has ended by itself.
+    ///
+    /// # Panics
+    /// When it does not.
+    #[must_use]
+    pub fn end(mut self) -> Outcome {
+        let deadline = Instant::now() + PATIENCE;
+        while self.line(deadline, "its end").is_some() {}
+        let listener = self.listener.take().expect("it ends once");
+        listener.join().expect("it only reads");
+        let code = self.child.wait().expect("it is our child").code();
+        let stdout = std::mem::take(&mut self.stdout);
+        Outcome { name: self.name.clone(), code, stdout, stderr: self.said() }
+    }
+
+    /// Kills it, as `kill -9` does.
+    ///
+    /// # Panics
+    /// When it cannot be killed.
+    pub fn kill(&mut self) {
+        self.child.kill().expect("it is our child");
+        self.child.wait().expect("it is our child");
+    }
+
+    /// The next line of stdout, or none when there are no more.
+    fn line(&mut self, deadline: Instant, awaited: &str) -> Option<String> {
+        match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            Ok(line) => {
+                self.stdout.push_str(&line);
+                self.stdout.push('\n');
+                Some(line)
+            }
+            Err(RecvTimeoutError::Disconnected) => None,
+            Err(RecvTimeoutError::Timeout) => panic!(
+                "{} kept us waiting {} s for {awaited}; stdout:\n{}stderr:\n{}",
+                self.name,
+                PATIENCE.as_secs(),
+                self.stdout,
+                self.said()
+            ),
+        }
+    }
+
+    fn said(&self) -> String {
+        self.stderr.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // A process that has ended already is as good as killed.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Outcome {
+    /// Its stdout, having checked that all went well.
+    ///
+    /// # Panics
+    /// When it did not.
+    #[must_use]
+    pub fn success(self) -> String {
+        assert_eq!(self.code, Some(0), "{} failed:\n{}", self.name, self.stderr);
+        self.stdout
+    }
+
+    /// The one line that says why it failed, having checked that it ended with this code.
+    ///
+    /// # Panics
+    /// When it ended otherwise, or said more or less than that.
+    #[must_use]
+    pub fn failure(self, code: i32) -> String {
+        let Self { name, code: found, stderr, .. } = self;
+        assert_eq!(found, Some(code), "{name} said:\n{stderr}");
+        let mut reasons = stderr.lines().filter_map(|line| line.strip_prefix("shoal: "));
+        let reason = reasons.next().unwrap_or_else(|| panic!("{name} gave no reason:\n{stderr}"));
+        assert_eq!(reasons.next(), None, "{name} gave several reasons:\n{stderr}");
+        assert!(
+            stderr.trim_end().ends_with(reason),
+            "{name} went on after it had said why it fails:\n{stderr}"
+        );
+        assert!(
+            !stderr.contains("backtrace") && !stderr.contains("a mistake in shoal itself"),
+            "{name} panicked:\n{stderr}"
+        );
+        reason.to_owned()
+    }
+}
+
+fn pass_on(stdout: ChildStdout, sender: &SyncSender<String>) {
+    for line in BufReader::new(stdout).lines() {
+        let Ok(line) = line else { return };
+        // Nobody listens once the test is over.
+        let Ok(()) = sender.send(line) else { return };
+    }
+}
+
+fn collect(mut stderr: ChildStderr, all: &Mutex<String>) {
+    let mut buffer = [0; 4096];
+    while let Ok(length @ 1..) = stderr.read(&mut buffer) {
+        let text = String::from_utf8_lossy(&buffer[..length]);
+        all.lock().unwrap_or_else(PoisonError::into_inner).push_str(&text);
+    }
+}

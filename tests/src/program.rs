@@ -1,0 +1,83 @@
+//! The binary `shoal`, and how its processes are started.
+
+use std::ffi::OsStr;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+use nix::sys::prctl;
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+/// The binary of the profile that this test is built in. It is built where it is not fresh.
+///
+/// # Panics
+/// When it does not build.
+pub fn binary() -> &'static Path {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(build)
+}
+
+/// The workspace's root folder.
+#[must_use]
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a member of a workspace")
+}
+
+/// Cargo itself says where the binary lies, wherever the target directory is.
+fn build() -> PathBuf {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let built = Command::new(cargo)
+        .current_dir(root())
+        // With all members selected, features are those of the tests' own build.
+        .args(["build", "--workspace", "--bin", "shoal", "--message-format", "json"])
+        .args(["--profile", &profile()])
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .expect("cargo runs");
+    assert!(built.status.success(), "the binary does not build");
+    String::from_utf8(built.stdout)
+        .expect("cargo writes UTF-8")
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+        .filter(|message| message["target"]["name"] == "shoal")
+        .find_map(|message| message["executable"].as_str().map(PathBuf::from))
+        .expect("cargo names the executable")
+}
+
+/// The profile of this test: its executable lies in `PROFILE/deps`.
+fn profile() -> String {
+    let executable = std::env::current_exe().expect("a running program");
+    let folder = executable.parent().and_then(Path::parent).and_then(Path::file_name);
+    match folder.and_then(OsStr::to_str).expect("a folder named after the profile") {
+        "debug" => "dev".to_owned(),
+        other => other.to_owned(),
+    }
+}
+
+/// A command line of `shoal`.
+#[must_use]
+pub fn shoal<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Command {
+    let mut command = Command::new(binary());
+    command.args(arguments);
+    prepared(command)
+}
+
+/// A command whose process gets nothing to read, is heard, and dies with the test.
+#[must_use]
+pub fn prepared(mut command: Command) -> Command {
+    command
+        // Threads that wait by spinning would take the other processes' time.
+        .env("OMP_WAIT_POLICY", "passive")
+        .env_remove("SHOAL_LOG")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    // SAFETY: between fork and exec it makes one system call and allocates nothing.
+    unsafe {
+        command.pre_exec(|| Ok(prctl::set_pdeathsig(Signal::SIGKILL)?));
+    }
+    command
+}

@@ -1,0 +1,140 @@
+//! A run that takes seconds, in a folder of its own.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::process::Process;
+use crate::program::{root, shoal};
+
+/// A folder with a run's configuration and text, and room for what comes of it.
+#[derive(Debug)]
+pub struct Run {
+    folder: Arc<TempDir>,
+}
+
+/// What a run left in a folder: a checkpoint and a report.
+#[derive(Debug)]
+pub struct Trained {
+    /// The folder.
+    pub folder: PathBuf,
+    /// `report.json`.
+    pub report: Value,
+    /// The folder stays as long as anyone has this.
+    pub(crate) _scratch: Option<Arc<TempDir>>,
+}
+
+impl Run {
+    /// The run in `tiny.toml` with some of its values, named as `section.key`, replaced.
+    ///
+    /// # Panics
+    /// When there is no such key.
+    #[must_use]
+    pub fn tiny(changes: &[(&str, toml::Value)]) -> Self {
+        let mut config: toml::Table = include_str!("tiny.toml").parse().expect("valid TOML");
+        for (name, value) in changes {
+            let (section, key) = name.split_once('.').expect("a name is section.key");
+            let found = config.get_mut(section).and_then(|section| section.get_mut(key));
+            *found.unwrap_or_else(|| panic!("tiny.toml has no {name}")) = value.clone();
+        }
+        let run = Self { folder: Arc::new(tempfile::tempdir().expect("room for a folder")) };
+        fs::write(run.config(), config.to_string()).expect("room for a file");
+        fs::copy(text(), run.path("text.txt")).expect("room for the text");
+        run
+    }
+
+    /// A path in the folder.
+    #[must_use]
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// The run's configuration.
+    #[must_use]
+    pub fn config(&self) -> PathBuf {
+        self.path("run.toml")
+    }
+
+    /// Trains it in one process, into the folder's subfolder `name`.
+    ///
+    /// # Panics
+    /// When that fails.
+    #[must_use]
+    pub fn local(&self, name: &str) -> Trained {
+        let trained = local(&self.config(), &self.path(name));
+        Trained { _scratch: Some(self.folder.clone()), ..trained }
+    }
+}
+
+/// An English text of eleven thousand bytes.
+#[must_use]
+pub fn text() -> PathBuf {
+    root().join("LICENSE-APACHE")
+}
+
+/// Trains a run in one process with one thread.
+///
+/// # Panics
+/// When that fails.
+#[must_use]
+pub fn local(config: &Path, out: &Path) -> Trained {
+    let mut command =
+        shoal(["local".as_ref(), config.as_os_str(), "--out".as_ref(), out.as_os_str()]);
+    command.args(["--threads", "1", "--device", "cpu", "--events", "-"]);
+    let _ = Process::start("local", command).end().success();
+    Trained::read(out)
+}
+
+impl Trained {
+    /// Reads what a run left in a folder.
+    ///
+    /// # Panics
+    /// When there is no report.
+    #[must_use]
+    pub fn read(folder: &Path) -> Self {
+        let path = folder.join("report.json");
+        let text = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let report = serde_json::from_slice(&text).expect("a report is JSON");
+        Self { folder: folder.to_owned(), report, _scratch: None }
+    }
+
+    /// The checkpoint's folder.
+    #[must_use]
+    pub fn checkpoint(&self) -> PathBuf {
+        self.folder.join("checkpoint")
+    }
+
+    /// The checkpoint's hash by the report, having checked that it is the files' hash.
+    ///
+    /// # Panics
+    /// When it is not.
+    #[must_use]
+    pub fn hash(&self) -> String {
+        let reported = self.report["checkpoint_hash"].as_str().expect("a hash").to_owned();
+        assert_eq!(checkpoint_hash(&self.checkpoint()), reported);
+        reported
+    }
+
+    /// The training loss of each step.
+    ///
+    /// # Panics
+    /// When the report lacks one.
+    #[must_use]
+    pub fn losses(&self) -> Vec<f64> {
+        let steps = self.report["steps"].as_array().expect("a list");
+        steps.iter().map(|step| step["loss"].as_f64().expect("a number")).collect()
+    }
+}
+
+/// What `shoal checkpoint hash` prints.
+///
+/// # Panics
+/// When that fails.
+#[must_use]
+pub fn checkpoint_hash(folder: &Path) -> String {
+    let command = shoal(["checkpoint".as_ref(), "hash".as_ref(), folder.as_os_str()]);
+    Process::start("checkpoint hash", command).end().success().trim().to_owned()
+}

@@ -1,0 +1,130 @@
+//! A swarm started by hand: `shoal start` and `shoal join`, each a process on loopback.
+
+use std::ffi::OsStr;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use tempfile::TempDir;
+
+use crate::process::Process;
+use crate::program::shoal;
+use crate::run::Trained;
+
+/// The peers of a run. The first one keeps it.
+#[derive(Debug)]
+pub struct Swarm {
+    /// In the order of their start.
+    pub peers: Vec<Process>,
+    /// What others type to join.
+    pub address: String,
+    homes: PathBuf,
+    /// Removed at the end, where it is only this swarm's.
+    scratch: Option<Arc<TempDir>>,
+}
+
+impl Swarm {
+    /// Starts a run with one peer. `flags` are further flags of `shoal start`.
+    ///
+    /// # Panics
+    /// When it does not listen.
+    #[must_use]
+    pub fn start(config: &Path, flags: &[&str]) -> Self {
+        let scratch = tempfile::tempdir().expect("room for a folder");
+        let swarm = Self::start_in(scratch.path(), config, flags);
+        Self { scratch: Some(Arc::new(scratch)), ..swarm }
+    }
+
+    /// The same with the peers' data directories, old or new, in a folder that stays.
+    ///
+    /// # Panics
+    /// When it does not listen.
+    #[must_use]
+    pub fn start_in(homes: &Path, config: &Path, flags: &[&str]) -> Self {
+        let mut command = start_command(config, &homes.join("peer-0"), &homes.join("out"));
+        command.args(["--listen", "127.0.0.1:0", "--no-mdns"]).args(flags);
+        let mut first = Process::start("peer-0", command);
+        let address = first.event("listening")["address"].as_str().expect("text").to_owned();
+        Self { peers: vec![first], address, homes: homes.to_owned(), scratch: None }
+    }
+
+    /// One more peer. `flags` are further flags of `shoal join`.
+    pub fn join(&mut self, flags: &[&str]) {
+        let (address, index) = (self.address.clone(), self.peers.len());
+        let peer = self.newcomer(&address, index, &[&["--listen", "127.0.0.1:0"], flags].concat());
+        self.peers.push(peer);
+    }
+
+    /// A process that joins at an address with the data directory of the peer number `index`. It is
+    /// no part of the swarm yet.
+    #[must_use]
+    pub fn newcomer(&self, address: &str, index: usize, flags: &[&str]) -> Process {
+        let mut command = join_command(address, &self.data_dir(index));
+        command.arg("--no-mdns").args(flags);
+        Process::start(&format!("peer-{index}"), command)
+    }
+
+    /// The id of the peer number `index`, which was started before.
+    ///
+    /// # Panics
+    /// When it has none.
+    #[must_use]
+    pub fn peer_id(&self, index: usize) -> String {
+        let directory = self.data_dir(index);
+        let command = shoal(["id".as_ref(), "--data-dir".as_ref(), directory.as_os_str()]);
+        Process::start("id", command).end().success().trim().to_owned()
+    }
+
+    /// The data directory of the peer number `index`; the first is number 0.
+    #[must_use]
+    pub fn data_dir(&self, index: usize) -> PathBuf {
+        self.homes.join(format!("peer-{index}"))
+    }
+
+    /// Waits until every peer has ended well, and reads what the run left.
+    ///
+    /// # Panics
+    /// When one fails.
+    #[must_use]
+    pub fn finish(self) -> Trained {
+        for peer in self.peers {
+            let _ = peer.end().success();
+        }
+        let trained = Trained::read(&self.homes.join("out"));
+        Trained { _scratch: self.scratch, ..trained }
+    }
+}
+
+/// `shoal start` with one thread and events on stdout; it still needs a place to listen.
+#[must_use]
+pub fn start_command(config: &Path, data_dir: &Path, out: &Path) -> Command {
+    let mut command = peer_command("start", config.as_os_str(), data_dir);
+    command.arg("--out").arg(out);
+    command
+}
+
+/// `shoal join` with one thread and events on stdout.
+#[must_use]
+pub fn join_command(address: &str, data_dir: &Path) -> Command {
+    peer_command("join", address.as_ref(), data_dir)
+}
+
+fn peer_command(command: &str, what: &OsStr, data_dir: &Path) -> Command {
+    let mut command = shoal([command.as_ref(), what, "--data-dir".as_ref(), data_dir.as_os_str()]);
+    command.args(["--threads", "1", "--device", "cpu", "--events", "-"]);
+    command
+}
+
+/// An address that no other test has, for a process that does not say which port it took: the host
+/// is this test process's own, as all of 127.0.0.0/8 is this machine.
+#[must_use]
+pub fn own_address() -> SocketAddr {
+    // Below the ports that the system gives out.
+    static NEXT: AtomicU16 = AtomicU16::new(20_000);
+    let [_, high, middle, low] = std::process::id().to_be_bytes();
+    let port = NEXT.fetch_add(1, Ordering::Relaxed);
+    // Process ids have at most 22 bits.
+    (Ipv4Addr::new(127, 64 | high, middle, low), port).into()
+}

@@ -1,0 +1,153 @@
+//! What goes wrong between peers ends with one clear line, and never hangs.
+
+use std::net::UdpSocket;
+
+use shoal_tests::run::Run;
+use shoal_tests::swarm::{Swarm, own_address};
+use toml::Value;
+
+/// Nobody can be reached, or nobody admits the newcomer.
+const NOT_ADMITTED: i32 = 3;
+
+/// A run with more steps than a test has time for.
+fn endless() -> Run {
+    Run::tiny(&[("training.steps", Value::from(1_000_000)), ("evaluation.every", Value::from(0))])
+}
+
+/// A swarm in the middle of its training.
+fn training(run: &Run, peers: usize) -> Swarm {
+    let mut swarm = Swarm::start(&run.config(), &["--wait-for", &peers.to_string()]);
+    for _ in 1..peers {
+        swarm.join(&[]);
+    }
+    for peer in &mut swarm.peers {
+        peer.event("committed");
+    }
+    swarm
+}
+
+#[test]
+fn a_lost_peer_ends_the_run_and_is_named() {
+    let run = endless();
+    let mut swarm = training(&run, 4);
+    let lost = swarm.peer_id(2);
+    swarm.peers[2].kill();
+    let first = &mut swarm.peers[0];
+    assert_eq!(first.event("lost")["peer"], lost);
+    let told = first.event("stopped");
+    assert!(told["reason"].as_str().expect("text").contains(&lost), "{told}");
+    drop(swarm.peers.remove(2));
+    for peer in swarm.peers.drain(..) {
+        let reason = peer.end().failure(1);
+        assert!(reason.contains(&lost) && reason.contains("start the run again"), "{reason}");
+    }
+}
+
+#[test]
+fn a_lost_first_peer_ends_the_run_and_is_named() {
+    let run = endless();
+    let mut swarm = training(&run, 3);
+    let lost = swarm.peer_id(0);
+    swarm.peers[0].kill();
+    drop(swarm.peers.remove(0));
+    for peer in swarm.peers.drain(..) {
+        let reason = peer.end().failure(1);
+        assert!(reason.contains(&lost), "{reason}");
+    }
+}
+
+#[test]
+fn a_peer_lost_before_the_first_step_is_replaced() {
+    let run = Run::tiny(&[]);
+    let mut swarm = Swarm::start(&run.config(), &["--wait-for", "3"]);
+    swarm.join(&[]);
+    swarm.peers[1].event("joined");
+    swarm.peers[1].kill();
+    let lost = swarm.peer_id(1);
+    assert_eq!(swarm.peers[0].event("lost")["peer"], lost);
+    drop(swarm.peers.remove(1));
+    // The number of the killed peer is free: its second life has its first one's data directory.
+    swarm.join(&[]);
+    swarm.join(&[]);
+    let trained = swarm.finish();
+    assert_eq!(trained.hash(), run.local("alone").hash());
+}
+
+#[test]
+fn a_newcomer_after_the_first_step_is_told_that_it_is_late() {
+    let run = endless();
+    let mut swarm = training(&run, 3);
+    let late = swarm.newcomer(&swarm.address, 3, &[]);
+    let reason = late.end().failure(NOT_ADMITTED);
+    assert!(reason.contains("takes in no more peers"), "{reason}");
+    swarm.peers[0].event("committed");
+}
+
+#[test]
+fn a_host_that_never_answers_is_named() {
+    let silent = UdpSocket::bind("127.0.0.1:0").expect("a free port");
+    let run = endless();
+    let mut swarm = Swarm::start(&run.config(), &[]);
+    let peer = swarm.peer_id(0);
+    swarm.peers[0].kill();
+    let port = silent.local_addr().expect("bound").port();
+    let address = format!("/ip4/127.0.0.1/tcp/{port}/p2p/{peer}");
+    let reason = swarm.newcomer(&address, 1, &[]).end().failure(NOT_ADMITTED);
+    assert!(reason.contains(&address), "{reason}");
+}
+
+#[test]
+fn a_member_that_does_not_keep_the_run_says_who_does() {
+    let run = endless();
+    let mut swarm = Swarm::start(&run.config(), &["--wait-for", "3"]);
+    let listen = own_address();
+    let member = swarm.newcomer(&swarm.address, 1, &["--listen", &listen.to_string()]);
+    swarm.peers.push(member);
+    swarm.peers[1].event("joined");
+    let address = format!("/ip4/{}/tcp/{}/p2p/{}", listen.ip(), listen.port(), swarm.peer_id(1));
+    let reason = swarm.newcomer(&address, 2, &[]).end().failure(NOT_ADMITTED);
+    assert!(reason.contains(&swarm.peer_id(0)), "{reason}");
+}
+
+#[test]
+fn a_stage_that_the_run_has_not_is_refused() {
+    let run = endless();
+    let swarm = Swarm::start(&run.config(), &["--wait-for", "2"]);
+    let reason = swarm.newcomer(&swarm.address, 1, &["--stage", "3"]).end().failure(NOT_ADMITTED);
+    assert!(reason.contains("stage 3"), "{reason}");
+}
+
+#[test]
+fn a_data_directory_joins_once_at_a_time() {
+    let run = endless();
+    let mut swarm = Swarm::start(&run.config(), &["--wait-for", "3"]);
+    swarm.join(&[]);
+    swarm.peers[1].event("joined");
+    let reason = swarm.newcomer(&swarm.address, 1, &[]).end().failure(2);
+    assert!(reason.contains("in use by another process"), "{reason}");
+}
+
+#[test]
+fn two_runs_side_by_side_keep_apart() {
+    let (one, other) = (Run::tiny(&[]), Run::tiny(&[("training.seed", Value::from(8))]));
+    let swarms = [&one, &other].map(|run| Swarm::start(&run.config(), &["--wait-for", "3"]));
+    let hashes = swarms.map(|mut swarm| {
+        swarm.join(&[]);
+        swarm.join(&[]);
+        swarm.finish().hash()
+    });
+    assert_eq!(hashes, [&one, &other].map(|run| run.local("alone").hash()));
+    assert_ne!(hashes[0], hashes[1]);
+}
+
+#[test]
+fn a_peer_takes_part_in_one_run_after_the_other() {
+    let (one, other) = (Run::tiny(&[]), Run::tiny(&[("training.seed", Value::from(8))]));
+    let homes = tempfile::tempdir().expect("room for a folder");
+    let hashes = [&one, &other].map(|run| {
+        let mut swarm = Swarm::start_in(homes.path(), &run.config(), &["--wait-for", "2"]);
+        swarm.join(&[]);
+        swarm.finish().hash()
+    });
+    assert_eq!(hashes, [&one, &other].map(|run| run.local("alone").hash()));
+}

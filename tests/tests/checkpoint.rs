@@ -1,0 +1,92 @@
+//! What a run saves: the same files by content whoever wrote them, and damage is found.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use shoal_tests::process::{Outcome, Process};
+use shoal_tests::program::shoal;
+use shoal_tests::run::{Run, checkpoint_hash};
+use shoal_tests::swarm::Swarm;
+use toml::Value;
+
+fn verify(folder: &Path) -> Outcome {
+    let command = shoal(["checkpoint".as_ref(), "verify".as_ref(), folder.as_os_str()]);
+    Process::start("checkpoint verify", command).end()
+}
+
+/// Every file of a checkpoint.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).expect("a folder");
+    let mut files: Vec<_> = entries.map(|entry| entry.expect("readable").path()).collect();
+    files.sort();
+    files
+}
+
+#[test]
+fn a_swarm_saves_along_the_way_what_one_process_saves() {
+    let run = Run::tiny(&[("checkpoint.every", Value::from(2))]);
+    let alone = run.local("alone");
+    let mut swarm = Swarm::start(&run.config(), &["--wait-for", "3"]);
+    swarm.join(&[]);
+    swarm.join(&[]);
+    let first = &mut swarm.peers[0];
+    let (middle, last) = (first.event("checkpoint"), first.event("checkpoint"));
+    assert_eq!((&middle["version"], &last["version"]), (&2.into(), &4.into()));
+    let trained = swarm.finish();
+    assert_eq!(last["hash"], trained.report["checkpoint_hash"]);
+    assert_eq!(trained.hash(), alone.hash());
+
+    let middle_folder = |folder: &Path| folder.join("checkpoints/version-2");
+    let middle_hash = checkpoint_hash(&middle_folder(&trained.folder));
+    assert_eq!(middle["hash"], middle_hash);
+    assert_eq!(middle_hash, checkpoint_hash(&middle_folder(&alone.folder)));
+    assert_ne!(middle["hash"], last["hash"]);
+    let whole = verify(&trained.checkpoint()).success();
+    assert!(whole.contains("version 4"), "{whole}");
+
+    let content = |folder: &Path| -> Vec<_> {
+        let content = |path: PathBuf| (path.file_name().map(ToOwned::to_owned), fs::read(path));
+        let all = files(folder).into_iter().map(content);
+        all.map(|(name, bytes)| (name, bytes.expect("readable"))).collect()
+    };
+    assert!(
+        content(&trained.checkpoint()) == content(&alone.checkpoint()),
+        "the optimizer's state and every other file are the same too"
+    );
+}
+
+#[test]
+fn every_damage_to_every_file_is_found() {
+    let run = Run::tiny(&[("training.steps", Value::from(1))]);
+    let checkpoint = run.local("trained").checkpoint();
+    assert_eq!(files(&checkpoint).len(), 12, "two files a stage and six more");
+    let _ = verify(&checkpoint).success();
+    for path in files(&checkpoint) {
+        let name = path.file_name().and_then(|name| name.to_str()).expect("a plain name");
+        let whole = fs::read(&path).expect("readable");
+        let mut flipped = whole.clone();
+        flipped[whole.len() / 2] ^= 1;
+        let damages: [(&str, Option<&[u8]>); 4] = [
+            ("truncated", Some(&whole[..whole.len() - 1])),
+            ("flipped", Some(&flipped)),
+            ("empty", Some(&[])),
+            ("missing", None),
+        ];
+        for (damage, bytes) in damages {
+            // A new file, as the checkpoint's own may be shared with the peer that wrote it.
+            fs::remove_file(&path).expect("it is there");
+            if let Some(bytes) = bytes {
+                fs::write(&path, bytes).expect("room for a file");
+            }
+            let reason = verify(&checkpoint).failure(4);
+            let blamed = if damage == "missing" && name == "shoal.json" {
+                "it has no shoal.json"
+            } else {
+                name
+            };
+            assert!(reason.contains(blamed), "{name} {damage}: {reason}");
+            fs::write(&path, &whole).expect("room for a file");
+        }
+    }
+    let _ = verify(&checkpoint).success();
+}

@@ -1,0 +1,75 @@
+//! The metrics of a peer that trains, as Prometheus gets them.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::process::{Command, Stdio};
+
+use shoal_tests::run::Run;
+use shoal_tests::swarm::{Swarm, own_address};
+use shoal_tests::{PATIENCE, skip};
+use toml::Value;
+
+/// The body of `GET /metrics`.
+fn scrape(address: SocketAddr) -> String {
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    stream.set_read_timeout(Some(PATIENCE)).expect("not zero");
+    write!(stream, "GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")
+        .expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("answered");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
+    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+    body.to_owned()
+}
+
+/// The sum of a metric over its labels.
+fn value(text: &str, name: &str) -> f64 {
+    let samples = text.lines().filter_map(|line| {
+        let rest = line.strip_prefix(name)?;
+        let labelled = rest.starts_with(' ') || rest.starts_with('{');
+        labelled.then(|| rest.rsplit(' ').next()?.parse::<f64>().ok())?
+    });
+    let samples: Vec<f64> = samples.collect();
+    assert!(!samples.is_empty(), "no {name} in:\n{text}");
+    samples.iter().sum()
+}
+
+#[test]
+fn peers_tell_prometheus_how_far_they_are() {
+    let run = Run::tiny(&[("training.steps", Value::from(1_000_000))]);
+    let addresses = [own_address(), own_address()];
+    let listen = addresses.map(|address| address.to_string());
+    let mut swarm = Swarm::start(&run.config(), &["--wait-for", "3", "--metrics", &listen[0]]);
+    swarm.join(&["--metrics", &listen[1]]);
+    swarm.join(&[]);
+    for address in addresses {
+        for peer in &mut swarm.peers {
+            peer.event("committed");
+        }
+        let text = scrape(address);
+        assert!(value(&text, "shoal_steps_total") >= 1.0, "{text}");
+        // 6 microbatches of 2 samples of 32 tokens.
+        assert!(value(&text, "shoal_tokens_total") >= 384.0, "{text}");
+        assert!(value(&text, "shoal_peers") == 3.0, "{text}");
+        assert!((1.0..8.0).contains(&value(&text, "shoal_training_loss")), "{text}");
+        check(&text);
+    }
+}
+
+/// Has Prometheus's own tool look at the text.
+fn check(text: &str) {
+    let promtool = Command::new("promtool")
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let Ok(mut promtool) = promtool else { return skip("promtool is not installed") };
+    let mut input = promtool.stdin.take().expect("it is piped");
+    input.write_all(text.as_bytes()).expect("it reads");
+    drop(input);
+    let output = promtool.wait_with_output().expect("it ends");
+    let found =
+        [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
+    assert!(output.status.success() && found.concat().is_empty(), "{found:?}\n{text}");
+}

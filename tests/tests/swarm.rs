@@ -1,0 +1,145 @@
+//! A swarm trains the bits of one process, whatever its shape, its speeds and its luck.
+
+use std::fs;
+use std::path::Path;
+
+use shoal_tests::process::Process;
+use shoal_tests::program::shoal;
+use shoal_tests::run::{Run, Trained, checkpoint_hash, local, text};
+use shoal_tests::swarm::Swarm;
+use toml::Value;
+
+/// Trains a run with as many peers as there are lists of flags; the first starts it.
+fn swarm(config: &Path, peers: &[&[&str]]) -> Trained {
+    let members = peers.len().to_string();
+    let (first, others) = peers.split_first().expect("at least one");
+    let mut swarm = Swarm::start(config, &[&["--wait-for", &members], *first].concat());
+    for flags in others {
+        swarm.join(flags);
+    }
+    let trained = swarm.finish();
+    assert_eq!(trained.report["peers"], peers.len(), "all peers took part");
+    trained
+}
+
+/// Checks that a report's steps and microbatches are all there, each counted once.
+fn assert_whole(trained: &Trained, steps: u64, microbatches: u64, stages: u64) {
+    let report = &trained.report;
+    assert_eq!(report["steps"].as_array().expect("a list").len() as u64, steps);
+    assert_eq!(report["stages"], stages);
+    assert_eq!(report["kills"], 0);
+    let numbers = &report["microbatches"];
+    assert_eq!(numbers["counted"], steps * microbatches * stages);
+    assert_eq!(numbers["missing"], 0);
+    assert_eq!(numbers["duplicated"], 0);
+}
+
+#[test]
+fn any_shape_gives_the_bits_of_one_process() {
+    let run = Run::tiny(&[]);
+    let alone = run.local("alone");
+    assert_whole(&alone, 4, 6, 3);
+    let shapes: [&[&[&str]]; 4] = [
+        &[&["--stage", "all"]],
+        &[&[], &[], &[]],
+        &[&["--stage", "2"], &["--stage", "0"], &["--stage", "1"], &["--stage", "all"]],
+        &[&[], &[], &[], &[], &[], &[]],
+    ];
+    for shape in shapes {
+        let trained = swarm(&run.config(), shape);
+        assert_whole(&trained, 4, 6, 3);
+        assert_eq!(trained.hash(), alone.hash(), "peers: {shape:?}");
+        assert_eq!(trained.losses(), alone.losses(), "peers: {shape:?}");
+    }
+}
+
+#[test]
+fn slow_peers_change_the_routes_and_not_the_bits() {
+    let run = Run::tiny(&[("training.microbatches", Value::from(12))]);
+    let (slow, slower): (&[&str], &[&str]) = (&["--slow-down", "15"], &["--slow-down", "60"]);
+    let trained = swarm(&run.config(), &[slow, &[], slower, &[], slow, &[]]);
+    assert_whole(&trained, 4, 12, 3);
+    assert_eq!(trained.hash(), run.local("alone").hash());
+}
+
+#[test]
+fn a_run_in_bf16_gives_the_bits_of_one_process() {
+    let bf16 = || Value::from("bf16");
+    let run = Run::tiny(&[("training.dtype", bf16()), ("training.boundary", bf16())]);
+    let trained = swarm(&run.config(), &[&[], &[], &[], &[]]);
+    let alone = run.local("alone");
+    assert_whole(&trained, 4, 6, 3);
+    assert_eq!(trained.hash(), alone.hash());
+    assert_ne!(alone.hash(), Run::tiny(&[]).local("in-f32").hash(), "bf16 is not f32");
+}
+
+#[test]
+fn recomputed_graphs_give_the_bits_of_kept_ones() {
+    let recompute = Run::tiny(&[("training.recompute", Value::from(true))]);
+    let trained = swarm(&recompute.config(), &[&[], &[], &[]]);
+    let kept = Run::tiny(&[]).local("kept");
+    assert_ne!(trained.report["run_hash"], kept.report["run_hash"], "another manifest");
+    assert_eq!(trained.hash(), kept.hash());
+}
+
+#[test]
+fn a_run_of_no_steps_writes_the_initial_checkpoint() {
+    let run = Run::tiny(&[("training.steps", Value::from(0))]);
+    let trained = swarm(&run.config(), &[&[], &[], &[]]);
+    assert_whole(&trained, 0, 6, 3);
+    let alone = run.local("alone");
+    assert_eq!(trained.hash(), alone.hash());
+    assert_ne!(alone.hash(), Run::tiny(&[]).local("trained").hash(), "training changes weights");
+}
+
+#[test]
+fn a_demo_leaves_a_run_that_others_repeat() {
+    let folder = tempfile::tempdir().expect("room for a folder");
+    let out = folder.path().join("demo");
+    let flags = "--peers 5 --stages 3 --steps 3 --seed 11 --slow-peer 1=20 --slow-peer 3=50";
+    let mut demo = shoal(["demo"]);
+    demo.args(flags.split(' ')).arg("--data").arg(text()).arg("--out").arg(&out);
+    let shown = Process::start("demo", demo).end().success();
+    let trained = Trained::read(&out);
+    assert_whole(&trained, 3, 8, 3);
+    assert_eq!(trained.report["peers"], 5);
+    assert_eq!(trained.report["seed"], 11);
+    assert_eq!(trained.report["reference_hash"], trained.report["checkpoint_hash"]);
+    assert_eq!(checkpoint_hash(&out.join("reference/checkpoint")), trained.hash());
+    let hash = trained.hash();
+    let line = shown.lines().find(|line| line.contains("identical")).expect("a comparison");
+    assert_eq!(line.matches(&hash[..16]).count(), 2, "both hashes are shown: {line}");
+    for left in ["run.toml", "loss.svg", "logs/peer-0.log", "logs/peer-4.log"] {
+        assert!(out.join(left).is_file(), "the demo leaves {left}");
+    }
+
+    let config = out.join("run.toml");
+    assert_eq!(local(&config, &folder.path().join("local")).hash(), hash);
+    assert_eq!(swarm(&config, &[&[], &[], &[]]).hash(), hash);
+}
+
+#[test]
+fn the_text_comes_by_hash_to_a_first_stage_that_lacks_it() {
+    let run = Run::tiny(&[]);
+    let mut swarm = Swarm::start(&run.config(), &["--stage", "2", "--wait-for", "3"]);
+    swarm.join(&["--stage", "1"]);
+    swarm.join(&["--stage", "0"]);
+    let homes = [0, 1, 2].map(|index| swarm.data_dir(index));
+    for peer in &mut swarm.peers {
+        peer.event("finished");
+    }
+    let texts = homes.map(|home| home.join("tokens")).map(|folder| token_file(&folder));
+    assert!(texts[0].is_some(), "the first peer made the tokens");
+    assert_eq!(texts[1], None, "a middle stage has no use for them");
+    assert_eq!(texts[2], texts[0]);
+    assert_eq!(swarm.finish().hash(), run.local("alone").hash());
+}
+
+/// Name and bytes of the token file in a folder, if there is one.
+fn token_file(folder: &Path) -> Option<(String, Vec<u8>)> {
+    let entries = fs::read_dir(folder).ok()?;
+    let paths = entries.map(|entry| entry.expect("readable").path());
+    let path =
+        paths.into_iter().find(|path| path.extension().is_some_and(|end| end == "tokens"))?;
+    Some((path.file_name()?.to_str()?.to_owned(), fs::read(&path).expect("readable")))
+}
