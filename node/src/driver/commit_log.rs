@@ -18,7 +18,7 @@ const QUEUE: usize = 64;
 #[derive(Debug, thiserror::Error)]
 #[error("the commit log {path} cannot be written: {error}; free some space and start again",
         path = path.display())]
-pub struct LogError {
+pub(crate) struct LogError {
     path: PathBuf,
     error: io::Error,
 }
