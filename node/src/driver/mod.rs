@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use shoal_engine::{Device, DeviceChoice};
 use shoal_metrics::Metrics;
-use shoal_protocol::ids::{Era, Member, PeerId, StageSpan, Term};
+use shoal_protocol::ids::{ContentHash, Era, Member, PeerId, StageSpan, Term};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{FromCoordinator, LogRecord, Message, StageChoice, ToCoordinator};
 use shoal_protocol::net::transport::{Transport, TransportEvent};
@@ -173,14 +173,7 @@ struct WorkshopPlan {
 impl<'a> Driver<'a> {
     async fn new(setup: Setup, observer: &'a mut Observer) -> anyhow::Result<Self> {
         let Setup { manifest, me, choice, device, threads, network, office, .. } = setup;
-        let fingerprint = {
-            let manifest = manifest.clone();
-            tokio::task::spawn_blocking(move || {
-                shoal_engine::fingerprint(&manifest, Device::open(device, threads)?)
-            })
-            .await
-            .context("the known-answer pass panicked")??
-        };
+        let fingerprint = known_answers(manifest.clone(), device, threads).await?;
         let parameters = manifest
             .stages()
             .map(|stage| (stage, shoal_engine::parameter_count(&manifest, stage)))
@@ -501,6 +494,17 @@ impl<'a> Driver<'a> {
             links.transport.close().await;
         }
     }
+}
+
+/// Computes what tells whether this process computes the same bits as others.
+async fn known_answers(
+    manifest: Arc<Manifest>,
+    device: DeviceChoice,
+    threads: usize,
+) -> anyhow::Result<ContentHash> {
+    let compute = move || shoal_engine::fingerprint(&manifest, Device::open(device, threads)?);
+    let computed = tokio::task::spawn_blocking(compute).await;
+    Ok(computed.context("the known-answer pass panicked")??)
 }
 
 async fn next_done(engine: &mut Option<EngineThread>) -> Option<JobDone> {
