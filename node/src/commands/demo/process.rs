@@ -74,12 +74,9 @@ impl Process {
     async fn end(mut self) -> anyhow::Result<()> {
         let status = self.child.wait().await?;
         if !status.success() {
-            bail!(
-                "{} failed ({status}): {}; its log is {}",
-                self.name,
-                last_words(&self.log),
-                self.log.display()
-            );
+            let reason =
+                failure_in(&self.log).map_or_else(String::new, |reason| format!(": {reason}"));
+            bail!("{} failed ({status}){reason}; its log is {}", self.name, self.log.display());
         }
         Ok(())
     }
@@ -112,22 +109,15 @@ pub(super) async fn watch(
     Ok(())
 }
 
-/// The last line of a log that says something went wrong, or the last at all.
-fn last_words(log: &Path) -> String {
-    let read = || -> std::io::Result<String> {
-        let mut file = File::open(log)?;
-        let length = file.metadata()?.len();
-        file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))?;
-        let mut bytes = Vec::new();
-        file.take(TAIL).read_to_end(&mut bytes)?;
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
-    };
-    let text = read().unwrap_or_default();
-    let mut last_first = text.lines().rev().filter(|line| !line.trim().is_empty());
-    let failure = last_first.clone().find_map(failure_of);
-    failure
-        .or_else(|| last_first.next().map(str::to_owned))
-        .unwrap_or_else(|| "it said nothing".to_owned())
+/// The reason in the last line of a log that tells of a failure; none in that of a process that was
+/// killed.
+fn failure_in(log: &Path) -> Option<String> {
+    let mut file = File::open(log).ok()?;
+    let length = file.metadata().ok()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(TAIL))).ok()?;
+    let mut bytes = Vec::new();
+    file.take(TAIL).read_to_end(&mut bytes).ok()?;
+    String::from_utf8_lossy(&bytes).lines().rev().find_map(failure_of)
 }
 
 /// The reason in a line that tells of a failure, in either log format.
@@ -144,21 +134,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn last_words_are_the_reason() {
+    fn a_log_tells_why_its_process_failed() {
         let folder = tempfile::tempdir().expect("a folder");
         let log = folder.path().join("peer.log");
-        let of = |text: &str| {
+        let reason = |text: &str| {
             std::fs::write(&log, text).expect("written");
-            last_words(&log)
+            failure_in(&log)
         };
-        assert_eq!(of("INFO a\nshoal: no room\nlibtorch says bye\n"), "no room");
+        let no_room = Some("no room".to_owned());
+        assert_eq!(reason("INFO a\nshoal: no room\nlibtorch says bye\n"), no_room);
         assert_eq!(
-            of(
+            reason(
                 "{\"level\":\"ERROR\",\"fields\":{\"message\":\"no room\"}}\n{\"level\":\"INFO\"}\n"
             ),
-            "no room"
+            no_room
         );
-        assert_eq!(of("INFO a\nINFO b\n\n"), "INFO b");
-        assert_eq!(of(""), "it said nothing");
+        assert_eq!(reason("INFO a\nINFO b\n\n"), None);
+        assert_eq!(reason(""), None);
     }
 }
