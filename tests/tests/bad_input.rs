@@ -145,7 +145,8 @@ fn a_peer_takes_part_in_one_run_after_the_other() {
     let (one, other) = (Run::tiny(&[]), Run::tiny(&[("training.seed", Value::from(8))]));
     let homes = tempfile::tempdir().expect("room for a folder");
     let hashes = [&one, &other].map(|run| {
-        let mut swarm = Swarm::start_in(homes.path(), &run.config(), &["--wait-for", "2"]);
+        let mut swarm = Swarm::start_in(homes.path(), &run.config(), &["--wait-for", "3"]);
+        swarm.join(&[]);
         swarm.join(&[]);
         swarm.finish().hash()
     });

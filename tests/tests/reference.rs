@@ -11,7 +11,7 @@ use shoal_tests::python::python;
 use shoal_tests::run::{Run, Trained};
 
 const STEPS: u64 = 20;
-const MICROBATCHES: u64 = 3;
+const MICROBATCHES: u64 = 2;
 
 fn run_of(steps: u64) -> Run {
     let number = |number: u64| toml::Value::from(number as i64);
