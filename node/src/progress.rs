@@ -4,9 +4,8 @@
 
 use std::io::{self, Write};
 use std::sync::LazyLock;
-use std::time::Duration;
 
-use indicatif::{HumanDuration, MultiProgress, ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 use crate::events::{RunEvent, StepReport};
 use crate::logging;
@@ -61,7 +60,7 @@ impl Progress {
     #[must_use]
     pub fn new(name: &'static str) -> Self {
         let bar = (!TERMINAL.is_hidden()).then(|| {
-            let style = ProgressStyle::with_template("{prefix:>9} {bar:24.cyan/dim} {msg}")
+            let style = ProgressStyle::with_template("{prefix:>9} {bar:14.cyan/dim} {wide_msg}")
                 .expect("the template is valid")
                 .progress_chars("━╸─");
             TERMINAL.add(ProgressBar::new(0).with_style(style).with_prefix(name))
@@ -126,7 +125,7 @@ impl Progress {
                 bar.set_position(step.step + 1);
                 bar.set_message(text);
             }
-            None if self.pace.is_worth_a_line(step) => self.say(&text),
+            None if self.pace.is_worth_a_line(step) => self.say(&format!("step {text}")),
             None => {}
         }
     }
@@ -171,17 +170,16 @@ impl Pace {
 
     fn describe(&self, step: &StepReport) -> String {
         let left = self.steps.saturating_sub(self.done);
-        // A span of time has an upper end; an absurd number of steps must not break the view.
-        let left = Duration::try_from_secs_f64(left as f64 * self.seconds_per_step)
-            .unwrap_or(Duration::MAX);
+        let left = (left as f64 * self.seconds_per_step).round() as u64;
         format!(
-            "step {}/{}  loss {:.3}  {} tokens/s  {}  {} left",
+            "{}/{}  loss {:.3}  {} tokens/s  {}  {}:{:02} left",
             self.done,
             self.steps,
             step.loss,
             with_prefix(self.tokens_per_second),
             counted(step.peers as u64, "peer"),
-            HumanDuration(left),
+            left / 60,
+            left % 60,
         )
     }
 
@@ -257,7 +255,7 @@ mod tests {
         pace.note(&step(0, 5.5));
         assert_eq!(
             pace.describe(&step(0, 5.5)),
-            "step 1/41  loss 5.500  8.00k tokens/s  4 peers  20 seconds left"
+            "1/41  loss 5.500  8.00k tokens/s  4 peers  0:20 left"
         );
         pace.note(&step(1, 2.25));
         assert_eq!(pace.summary(), "2 steps in 1.0 s, loss 5.500 to 2.250, 8.00k tokens/s");
