@@ -233,6 +233,9 @@ pub enum Between {
         key: ClaimKey,
         /// Size of the activation with its labels.
         size: Bytes,
+        /// Whether it was offered before, here or elsewhere: two replicas may have taken it, so the
+        /// receiver offers it onward only once its own claim is granted.
+        retry: bool,
     },
     /// The receiver of an offer has room: send it.
     Accepted {

@@ -5,6 +5,7 @@ use shoal_protocol::message::{Between, ToCoordinator};
 use shoal_protocol::units::{Bytes, Moment};
 
 use super::job::{Answer, Claim, Input, Job, Progress};
+use super::stage::Waiting;
 use super::{Out, Peer};
 use crate::action::{Fault, Payload, PeerAction, PeerEvent, PeerInput, Task, TaskResult};
 
@@ -13,7 +14,8 @@ const LABEL_BYTES: u64 = 8;
 
 impl Peer {
     /// Another member has an activation for a stage of this one.
-    pub(super) fn offered(&mut self, now: Moment, from: Member, key: ClaimKey, out: &mut Out) {
+    pub(super) fn offered(&mut self, now: Moment, offer: Waiting, key: ClaimKey, out: &mut Out) {
+        let from = offer.from;
         let Some(span) = self.span else {
             let known = self.early_askers.contains(&(key.stage, from));
             if known || self.early_askers.len() < self.config.limits.askers {
@@ -38,32 +40,32 @@ impl Peer {
         hosted.turned_away.remove(&from);
         let dropping = self.compute.is_dropping(key);
         if !dropping && hosted.room(key.step) > 0 && hosted.offers.is_empty() {
-            return self.take(now, key, Some(from), Claim::Asked { at: now }, out);
+            return self.take_offer(now, key, offer, out);
         }
         if dropping {
             // It is told when the engine has dropped what it had of this work.
             return self.turn_away(from, key, out);
         }
-        self.queue_offer(from, key, out);
+        self.queue_offer(offer, key, out);
         self.admit(now, key.stage, out);
     }
 
     /// Queues an offer, ahead of a newer one if need be; who finds no place is told.
-    fn queue_offer(&mut self, from: Member, key: ClaimKey, out: &mut Out) {
+    fn queue_offer(&mut self, offer: Waiting, key: ClaimKey, out: &mut Out) {
         let places = self.config.limits.offers;
         let hosted = self.stages.get_mut(&key.stage).expect("hosted stages are known");
         let place = (key.step, key.microbatch);
         if let Some(other) = hosted.offers.get(&place) {
-            if *other != from {
+            if other.from != offer.from {
                 // Who asked first is served first; the other asks again later.
-                self.say_busy(from, key, out);
+                self.say_busy(offer.from, key, out);
             }
             return;
         }
-        hosted.offers.insert(place, from);
+        hosted.offers.insert(place, offer);
         if hosted.offers.len() > places {
-            let ((step, microbatch), from) = hosted.offers.pop_last().expect("one was put in");
-            self.turn_away(from, ClaimKey { step, stage: key.stage, microbatch }, out);
+            let ((step, microbatch), late) = hosted.offers.pop_last().expect("one was put in");
+            self.turn_away(late.from, ClaimKey { step, stage: key.stage, microbatch }, out);
         }
     }
 
@@ -93,6 +95,7 @@ impl Peer {
         if hosted.turned_away.len() < askers || hosted.turned_away.contains_key(&from) {
             hosted.turned_away.insert(from, key.step);
         }
+        hosted.refused.insert((key.step, key.microbatch));
         self.say_busy(from, key, out);
     }
 
@@ -107,16 +110,16 @@ impl Peer {
         let version = self.version;
         let hosted = loop {
             let hosted = self.stages.get_mut(&stage).expect("hosted stages are known");
-            let Some(((step, microbatch), from)) = hosted.offers.first_key_value() else {
+            let Some(((step, microbatch), offer)) = hosted.offers.first_key_value() else {
                 break hosted;
             };
-            let (key, from) = (ClaimKey { step: *step, stage, microbatch: *microbatch }, *from);
+            let (key, offer) = (ClaimKey { step: *step, stage, microbatch: *microbatch }, *offer);
             if hosted.room(key.step) == 0 {
                 break hosted;
             }
             hosted.offers.pop_first();
             if key.step >= version && !self.jobs.contains_key(&key) {
-                self.take(now, key, Some(from), Claim::Asked { at: now }, out);
+                self.take_offer(now, key, offer, out);
             }
         };
         let queue_full = hosted.offers.len() >= places;
@@ -137,30 +140,25 @@ impl Peer {
         }
     }
 
-    /// Takes a microbatch in: it has room from here on, its claim is asked for, and its activation
-    /// is offered onward, so that neither answer is waited for later.
-    pub(super) fn take(
-        &mut self,
-        now: Moment,
-        key: ClaimKey,
-        from: Option<Member>,
-        claim: Claim,
-        out: &mut Out,
-    ) {
+    /// Takes a microbatch in that another member offered: its claim is asked for at once, so that the
+    /// answer is not waited for later.
+    fn take_offer(&mut self, now: Moment, key: ClaimKey, offer: Waiting, out: &mut Out) {
+        let hosted = &self.stages[&key.stage];
+        let contested = offer.retry || hosted.refused.contains(&(key.step, key.microbatch));
+        let claim = Claim::Asked { at: now };
+        let last = self.is_last(key);
+        let (pace, to) = (self.pace(), offer.from);
+        out.push(PeerAction::Send { to, message: Between::Accepted { key, pace } });
+        out.push(PeerAction::ToCoordinator(ToCoordinator::Claim { key }));
+        self.take(now, key, Job { contested, ..Job::new(key, Some(to), claim, last) }, out);
+    }
+
+    /// Takes a microbatch in: it has room from here on.
+    pub(super) fn take(&mut self, now: Moment, key: ClaimKey, job: Job, out: &mut Out) {
         let hosted = self.stages.get_mut(&key.stage).expect("hosted stages are known");
         hosted.take(key.step);
-        let last = self.is_last(key);
-        self.jobs.insert(key, Job::new(key, from, claim, last));
-        if let Some(to) = from {
-            let pace = self.pace();
-            out.push(PeerAction::Send { to, message: Between::Accepted { key, pace } });
-        }
-        if matches!(claim, Claim::Asked { .. }) {
-            out.push(PeerAction::ToCoordinator(ToCoordinator::Claim { key }));
-        }
-        if !last {
-            self.offer(now, key, out);
-        }
+        self.jobs.insert(key, job);
+        self.offer_early(now, key, out);
         self.advance(now, key, out);
     }
 
@@ -204,6 +202,9 @@ impl Peer {
             hosted.give_room_back(key.step);
         }
         hosted.forget(key.step);
+        if key.step >= self.version {
+            hosted.refused.insert((key.step, key.microbatch));
+        }
         hosted.blocked.remove(&key);
         self.compute.forget(key);
         for payload in [job.output, job.returned].into_iter().flatten() {

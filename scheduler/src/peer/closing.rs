@@ -248,6 +248,7 @@ impl Peer {
             hosted.log_full_said = false;
             let version = self.version;
             hosted.offers.retain(|(step, _), _| *step >= version);
+            hosted.refused.retain(|(step, _)| *step >= version);
         }
         self.store_when_due(out);
         let stages: Vec<Stage> = self.stages.keys().copied().collect();

@@ -4,7 +4,7 @@ use shoal_protocol::ids::{ClaimKey, GrantNumber, Member, Microbatch, Stage, Stag
 use shoal_protocol::message::{Between, FromCoordinator, ToCoordinator, View};
 use shoal_protocol::units::Moment;
 
-use super::job::{Claim, Report, Route};
+use super::job::{Claim, Job, Report};
 use super::stage::Hosted;
 use super::{Out, Peer, Status};
 use crate::action::{PeerAction, PeerEvent};
@@ -109,7 +109,8 @@ impl Peer {
             self.through = self.through.max(*grant);
             let key = ClaimKey { step, stage: first, microbatch: *microbatch };
             if !self.jobs.contains_key(&key) {
-                self.take(now, key, None, Claim::Granted(*grant), out);
+                let last = self.is_last(key);
+                self.take(now, key, Job::new(key, None, Claim::Granted(*grant), last), out);
             }
         }
     }
@@ -145,9 +146,7 @@ impl Peer {
         if job.holder.is_none() {
             job.holder = next_holder;
         }
-        if job.holder.is_some() && matches!(job.route, Route::Unrouted | Route::Blocked { .. }) {
-            self.offer(now, key, out);
-        }
+        self.offer_early(now, key, out);
         self.advance(now, key, out);
     }
 

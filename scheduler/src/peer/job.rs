@@ -13,11 +13,15 @@ pub(super) struct Job {
     /// the first stage.
     pub(super) askers: Vec<Member>,
     pub(super) claim: Claim,
+    /// Another replica may have taken it too: nothing of it goes onward before its claim is granted.
+    pub(super) contested: bool,
     pub(super) input: Input,
     pub(super) forward: Progress,
     /// The activation, in the output log.
     pub(super) output: Option<Payload>,
     pub(super) route: Route,
+    /// The activation was offered to somebody.
+    pub(super) offered: bool,
     /// Who holds the next stage's claim, where the ledger told.
     pub(super) holder: Option<Member>,
     pub(super) answer: Answer,
@@ -103,10 +107,12 @@ impl Job {
         Self {
             askers: from.into_iter().collect(),
             claim,
+            contested: false,
             input: if from.is_none() { Input::Samples } else { Input::Expected },
             forward: Progress::Waiting,
             output: None,
             route: if last { Route::Nowhere } else { Route::Unrouted },
+            offered: false,
             holder: None,
             answer: if last { Answer::Own } else { Answer::Expected },
             backward: Progress::Waiting,

@@ -25,7 +25,7 @@ use shoal_protocol::units::{Bytes, Moment};
 use self::closing::{Applying, EarlyPieces, Stores};
 use self::compute::Compute;
 use self::job::Job;
-use self::stage::Hosted;
+use self::stage::{Hosted, Waiting};
 use crate::action::{Fault, Payload, PeerAction, PeerEvent, PeerInput, PeerLoad};
 use crate::round::Reduction;
 
@@ -169,7 +169,9 @@ impl Peer {
 
     fn heard(&mut self, now: Moment, from: Member, message: Between, out: &mut Out) {
         match message {
-            Between::Offer { key, .. } => self.offered(now, from, key, out),
+            Between::Offer { key, retry, .. } => {
+                self.offered(now, Waiting { from, retry }, key, out);
+            }
             Between::Accepted { key, pace } => self.accepted(now, from, key, pace, out),
             Between::Busy { key, pace } => self.turned_away(now, from, key, pace, out),
             Between::HeldBy { key, holder } => self.redirected(from, key, holder, out),

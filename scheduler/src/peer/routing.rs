@@ -9,6 +9,17 @@ use super::{Out, Peer};
 use crate::action::{Payload, PayloadId, PeerAction};
 
 impl Peer {
+    /// Offers the activation onward as early as can be, long before it is computed, so that the
+    /// answer is not waited for. What another replica may have taken too waits for its claim: if it
+    /// turned out to be the other's, it would keep room at every later stage for an activation that
+    /// never comes.
+    pub(super) fn offer_early(&mut self, now: Moment, key: ClaimKey, out: &mut Out) {
+        let job = &self.jobs[&key];
+        if job.route == Route::Unrouted && (job.grant().is_some() || !job.contested) {
+            self.offer(now, key, out);
+        }
+    }
+
     /// Offers the activation of this work: to the holder of the next stage's claim where it is
     /// known, else to whom the router chooses. If nobody has room it waits until somebody has.
     pub(super) fn offer(&mut self, now: Moment, key: ClaimKey, out: &mut Out) {
@@ -27,9 +38,11 @@ impl Peer {
         }
     }
 
-    fn send_offer(&self, to: Member, key: ClaimKey, out: &mut Out) {
+    fn send_offer(&mut self, to: Member, key: ClaimKey, out: &mut Out) {
         let size = self.activation_bytes();
-        let message = Between::Offer { key: key.downstream(), size };
+        let job = self.jobs.get_mut(&key).expect("only jobs are offered");
+        let retry = std::mem::replace(&mut job.offered, true);
+        let message = Between::Offer { key: key.downstream(), size, retry };
         out.push(PeerAction::Send { to, message });
     }
 

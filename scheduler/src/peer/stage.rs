@@ -20,7 +20,10 @@ pub(super) struct Hosted {
     /// is committed, and must not keep it from ending, so each has room of its own.
     taken: BTreeMap<Step, Taken>,
     /// Offers that wait for room, oldest step and lowest microbatch first.
-    pub(super) offers: BTreeMap<(Step, Microbatch), Member>,
+    pub(super) offers: BTreeMap<(Step, Microbatch), Waiting>,
+    /// Work of open steps that was refused or dropped here: if it is offered again, another replica
+    /// may have taken it meanwhile.
+    pub(super) refused: BTreeSet<(Step, Microbatch)>,
     /// Who was told that this stage is busy, and the step it asked about last.
     pub(super) turned_away: BTreeMap<Member, Step>,
     /// Work of this stage whose activation nobody takes now.
@@ -49,6 +52,7 @@ impl Hosted {
             log_room,
             taken: BTreeMap::new(),
             offers: BTreeMap::new(),
+            refused: BTreeSet::new(),
             turned_away: BTreeMap::new(),
             blocked: BTreeSet::new(),
             onward,
@@ -107,6 +111,13 @@ impl Hosted {
     fn taken(&self, step: Step) -> Taken {
         self.taken.get(&step).copied().unwrap_or_default()
     }
+}
+
+/// An offer that waits for room.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Waiting {
+    pub(super) from: Member,
+    pub(super) retry: bool,
 }
 
 /// What a stage has taken in of one step.

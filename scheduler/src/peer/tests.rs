@@ -82,7 +82,8 @@ impl Probe {
     }
 
     fn offer(&mut self, from: u8, microbatch: u32) -> Vec<PeerAction> {
-        self.hear(from, Between::Offer { key: key(1, microbatch), size: Bytes(64) })
+        let (key, size, retry) = (key(1, microbatch), Bytes(64), false);
+        self.hear(from, Between::Offer { key, size, retry })
     }
 
     /// Takes one microbatch of the last stage through both passes; returns what the end of the

@@ -77,6 +77,8 @@ pub struct NetworkScenario {
     pub bandwidth: Option<u64>,
     /// Of a thousand messages and tensors, so many arrive twice.
     pub duplicates_per_mille: u64,
+    /// Of a thousand offers, so many go to two replicas, as if the sender had given up on the first.
+    pub strays_per_mille: u64,
 }
 
 impl Scenario {
@@ -209,6 +211,7 @@ fn network(dice: &mut Dice) -> NetworkScenario {
         jitter: Duration::from_micros(jitter),
         bandwidth: dice.pick(&[None, Some(100_000), Some(10_000)]),
         duplicates_per_mille: dice.pick(&[0, 0, 10, 200]),
+        strays_per_mille: dice.pick(&[0, 0, 100]),
     }
 }
 

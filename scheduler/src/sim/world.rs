@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use shoal_protocol::ids::{ContentHash, Era, Incarnation, Member, PeerId, Step, Term};
+use shoal_protocol::ids::{ContentHash, Era, Incarnation, Member, PeerId, StageSpan, Step, Term};
 use shoal_protocol::message::{Between, FromCoordinator, LogRecord, TensorTag, ToCoordinator};
 use shoal_protocol::units::{Bytes, Moment};
 
@@ -49,6 +49,7 @@ struct Node {
     engine: Engine,
     payloads: Payloads,
     tick_at: Option<Moment>,
+    span: Option<StageSpan>,
     finished: bool,
 }
 
@@ -211,11 +212,7 @@ impl<'a> World<'a> {
                     if matches!(message, Between::Busy { .. }) {
                         self.report.turned_away += 1;
                     }
-                    let to = index_of(to);
-                    for at in self.network.control(self.now, index, to) {
-                        let message = message.clone();
-                        self.at(at, Event::Heard { to, from: index, message });
-                    }
+                    self.say(index, index_of(to), message);
                 }
                 PeerAction::SendTensor { to, tag, payload } => {
                     let known = self.nodes[index].payloads.get(payload).cloned();
@@ -235,6 +232,30 @@ impl<'a> World<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Sends a word from one peer to another. Some offers stray.
+    fn say(&mut self, from: usize, to: usize, mut message: Between) {
+        if let Between::Offer { key, retry, .. } = &mut message
+            && self.dice.chance(self.scenario.network.strays_per_mille)
+        {
+            *retry = true;
+            let hosts = |node: &Node| node.span.is_some_and(|span| span.contains(key.stage));
+            let others: Vec<usize> = (0..self.nodes.len())
+                .filter(|other| *other != to && hosts(&self.nodes[*other]))
+                .collect();
+            if !others.is_empty() {
+                let other = self.dice.pick(&others);
+                self.deliver(from, other, &message);
+            }
+        }
+        self.deliver(from, to, &message);
+    }
+
+    fn deliver(&mut self, from: usize, to: usize, message: &Between) {
+        for at in self.network.control(self.now, from, to) {
+            self.at(at, Event::Heard { to, from, message: message.clone() });
+        }
     }
 
     fn compute(&mut self, index: usize, task: Task) {
@@ -320,7 +341,11 @@ impl<'a> World<'a> {
                     fault => wrong(fault.to_string()),
                 }
             }
-            PeerEvent::Admitted { .. } | PeerEvent::View(_) | PeerEvent::Counted { .. } => Ok(()),
+            PeerEvent::Admitted { span } => {
+                self.nodes[index].span = Some(span);
+                Ok(())
+            }
+            PeerEvent::View(_) | PeerEvent::Counted { .. } => Ok(()),
         };
         if self.oracles.is_some() { self.holds("no fault", held) } else { Ok(()) }
     }
@@ -438,6 +463,7 @@ fn node(scenario: &Scenario, index: usize) -> Node {
         engine: Engine::new(scenario, index),
         payloads: Payloads::default(),
         tick_at: None,
+        span: None,
         finished: false,
     }
 }
