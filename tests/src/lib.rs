@@ -11,12 +11,14 @@ pub mod python;
 pub mod run;
 pub mod swarm;
 
+use std::io::Write;
 use std::time::Duration;
 
 /// How long a test waits for one thing to happen. Only a failure takes as long.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Says why a test did not run, where its output is looked at.
+/// Says why a test did not run: to the terminal itself, as what a passing test prints is not shown.
 pub fn skip(reason: &str) {
-    println!("skipped: {reason}");
+    // Without a terminal to say it to there is nobody to tell.
+    let _ = writeln!(std::io::stderr(), "skipped: {reason}");
 }
