@@ -201,7 +201,7 @@ impl Default for RunConfig {
             },
             training: Training {
                 seed: 1,
-                steps: 400,
+                steps: 300,
                 stages: 2,
                 microbatches: 8,
                 microbatch_size: 2,
