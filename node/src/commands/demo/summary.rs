@@ -66,8 +66,10 @@ impl fmt::Display for Summary<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let report = self.report;
         writeln!(f, "\nA sample, continuing a line of the held-out text:\n")?;
-        for line in format!("{}⟶{}", self.sample.prompt, self.sample.continuation).lines() {
-            writeln!(f, "    {line}")?;
+        let text = format!("{}⟶{}", self.sample.prompt, self.sample.continuation);
+        for line in text.lines() {
+            // A model that knows little writes what a terminal would obey.
+            writeln!(f, "    {}", line.replace(char::is_control, "\u{fffd}"))?;
         }
         writeln!(f)?;
         if let (Some(first), Some(last)) = (report.steps.first(), report.steps.last()) {
@@ -78,23 +80,28 @@ impl fmt::Display for Summary<'_> {
             )?;
         }
         writeln!(f, "loss curve  {}", self.folder.join("loss.svg").display())?;
-        write!(
-            f,
-            "speed       {} tokens/s with {} peers in {} stages",
-            with_prefix(report.tokens_per_second),
-            report.peers,
-            report.stages
-        )?;
-        if let Some(alone) = self.reference {
-            let speed = with_prefix(alone.tokens_per_second);
-            write!(f, "; {speed} tokens/s with one alone, one thread each")?;
-        }
-        writeln!(f, "\nfolder      {}", self.folder.display())?;
+        self.fmt_speed(f)?;
+        writeln!(f, "folder      {}", self.folder.display())?;
         self.fmt_hashes(f)
     }
 }
 
 impl Summary<'_> {
+    fn fmt_speed(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let report = self.report;
+        if report.steps.is_empty() {
+            return Ok(());
+        }
+        let speed = with_prefix(report.tokens_per_second);
+        let (peers, stages) = (report.peers, report.stages);
+        write!(f, "speed       {speed} tokens/s with {peers} peers in {stages} stages")?;
+        if let Some(alone) = self.reference {
+            let speed = with_prefix(alone.tokens_per_second);
+            write!(f, "; {speed} tokens/s with one alone, one thread each")?;
+        }
+        writeln!(f)
+    }
+
     fn fmt_hashes(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = |hash: Option<_>| hash.map_or("none".to_owned(), |hash| format!("{hash:.16}"));
         let swarm = self.report.checkpoint_hash;
@@ -129,7 +136,7 @@ mod tests {
     }
 
     fn summary(reference: Option<&Report>, report: &Report) -> String {
-        let sample = Sample { prompt: "To be".into(), continuation: " or not\nto be".into() };
+        let sample = Sample { prompt: "To be".into(), continuation: " or not\nto \u{1b}be".into() };
         let folder = Path::new("demo");
         Summary { folder, report, reference, unigram_entropy: 3.3, sample }.to_string()
     }
@@ -147,6 +154,6 @@ mod tests {
         ), "{text}");
         assert!(summary(Some(&report(2)), &report(1)).contains("checkpoint  DIFFERENT: "));
         assert!(summary(None, &report(1)).contains("(not compared)"));
-        assert!(text.contains("    To be⟶ or not\n    to be\n"), "{text}");
+        assert!(text.contains("    To be⟶ or not\n    to \u{fffd}be\n"), "{text}");
     }
 }
