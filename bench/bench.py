@@ -31,6 +31,7 @@ def arguments():
     parser.add_argument("--preload", required=True, help="the library that does it to PyTorch")
     parser.add_argument("--text", required=True, help="what is trained on")
     parser.add_argument("--only", choices=TABLES, help="only these tables")
+    parser.add_argument("--rounds", type=int, default=5, help="alternated rounds of each table")
     return parser.parse_args()
 
 
@@ -54,7 +55,7 @@ def swarm_tables(tools, machine):
     )]
     tables = []
     for dtype in SWARM_DTYPES:
-        numbers, best, microbatches = swarm.measure(shoal, tools.text, dtype, machine)
+        numbers, best, microbatches = swarm.measure(shoal, tools, dtype, machine)
         numbers["memory"] = memory.measure(
             best, idle, dtype=dtype, stages=swarm.STAGES, microbatches=microbatches, machine=machine
         )

@@ -6,6 +6,7 @@
 #   bench/run.sh                   everything, at most 15 minutes on two cores
 #   bench/run.sh --only training   one process only
 #   bench/run.sh --only swarm      the swarm only
+#   bench/run.sh --rounds 1        a quick look
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -15,7 +15,6 @@ from worker import FOLDER, Worker, closing, ratio, take_turns
 
 STAGES = 2
 MICROBATCHES = (8, 16, 32)
-ROUNDS = 5
 STEPS = 10 + SKIPPED_STEPS
 PROBE_STEPS = 5 + SKIPPED_STEPS
 PIPELINE_STEPS = 8
@@ -76,10 +75,10 @@ def start_pipeline(text):
     return [Worker([*command, str(rank), port]) for rank in range(STAGES)]
 
 
-def measure(shoal, text, dtype, machine):
+def measure(shoal, tools, dtype, machine):
     """Measures in one dtype, prints the tables of speed and bytes, and gives their numbers and the
     swarm's best run."""
-    workers = start_pipeline(text)
+    workers = start_pipeline(tools.text)
     with closing(workers):
         contest = Contest(shoal, workers[0], dtype)
         runs = contest.runs()
@@ -88,13 +87,13 @@ def measure(shoal, text, dtype, machine):
             probes = {count: run(count, True) for count in MICROBATCHES}
             chosen[name] = max(probes, key=probes.get)
         results = take_turns(
-            {name: lambda name=name: runs[name](chosen[name], False) for name in runs}, ROUNDS
+            {name: lambda name=name: runs[name](chosen[name], False) for name in runs}, tools.rounds
         )
     best = contest.swarms[chosen[SWARM]]
     rows = speed_rows(results, chosen)
     report_speed(rows, dtype, machine)
     traffic = report_bytes(best, dtype)
-    numbers = {"dtype": dtype, "speed": rows, "rounds": results, "bytes": traffic}
+    numbers = {"dtype": dtype, "speed": rows, "bytes": traffic}
     return numbers, best, chosen[SWARM]
 
 
@@ -107,6 +106,7 @@ def speed_rows(results, chosen):
             "tokens_per_second": statistics.median(rates),
             "swarm_to_it": ratio(results[SWARM], rates),
             "goal": goals.get(name),
+            "rounds": rates,
         }
         for name, rates in results.items()
     ]
@@ -115,7 +115,7 @@ def speed_rows(results, chosen):
 def report_speed(rows, dtype, machine):
     notes = (
         f"{SMALL.describe()}; {dtype}. {machine_line(machine)}, MKL's stock dispatch. Median of "
-        f"{ROUNDS} alternated rounds, each contender with its best of "
+        f"{len(rows[0]['rounds'])} alternated rounds, each contender with its best of "
         f"{', '.join(map(str, MICROBATCHES))} microbatches of the same step. Shoal keeps its "
         "graphs; its two processes are `shoal start` and `shoal join` over QUIC on loopback, the "
         "one process is `shoal local`; PyTorch's are connected by gloo."

@@ -14,7 +14,6 @@ DTYPES = ("f32", "bf16")
 MICROBATCHES = (1, 2, 4, 8)
 VARIANTS = ("plain", "transformers")
 STOCK, AVX512 = "stock", "AVX-512"
-ROUNDS = 7
 ROUND_SECONDS = 2.0
 
 
@@ -32,7 +31,7 @@ def measure(tools, machine):
     }
     with closing(workers.values()):
         contenders, chosen = prepare(workers)
-        results = take_turns(contenders, ROUNDS)
+        results = take_turns(contenders, tools.rounds)
     cells = [cell(results, chosen, dtype, dispatch) for dtype in DTYPES for dispatch in (STOCK, AVX512)]
     gains = {
         dtype: ratio(results[dtype, AVX512, "shoal"], results[dtype, STOCK, "shoal"])
@@ -104,7 +103,7 @@ def report(cells, gains, machine):
     notes = (
         f"{SMALL.describe()}. Forward, backward, accumulation, clipping by the global norm and "
         f"AdamW (PyTorch's is the fused one), one thread each, {machine_line(machine)}. Tokens "
-        f"per second, median of {ROUNDS} alternated rounds; in brackets the number of "
+        f"per second, median of {len(cells[0]['rounds']['shoal'])} alternated rounds; in brackets the number of "
         "microbatches of the step, the best of "
         f"{', '.join(map(str, MICROBATCHES))} for each. The ratio is Shoal to the faster of "
         "the two PyTorch models. In bf16 PyTorch keeps weights and moments in bf16, Shoal in "
