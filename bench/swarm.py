@@ -151,7 +151,8 @@ def report_bytes(outcome, dtype):
     ]
     notes = (
         f"Bytes for each token trained on, all peers together, {dtype}, {outcome.tokens:,} tokens. "
-        "The floor is one activation and its gradient for each token and stage boundary. Files "
+        "The floor is one activation and its gradient for each token and stage boundary. Headers of "
+        "QUIC and UDP are not counted. Files "
         f"(the checkpoint's parts at the end) are {kinds['blob']:,} bytes once a run."
     )
     table.show(f"Bytes sent, {dtype}", notes, ["what", "bytes per token"], rows)

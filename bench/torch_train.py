@@ -1,7 +1,8 @@
 """Trains in eager PyTorch on demand: what engine/examples/train_rounds.rs is compared with.
 
 The one argument is a model as JSON; each line on stdin asks for some steps, each line on stdout
-answers, as there. An order also says which `variant` of the model: plain or transformers.
+answers, as there. An order also says which `variant` of the model: plain or transformers. An order
+with `product` multiplies square matrices of that size instead.
 """
 
 import json
@@ -62,6 +63,18 @@ class Trainer:
         return total / microbatches
 
 
+def multiply(size, dtype):
+    """Speed of a bare matrix product: what the kernels reach that a model's time goes into."""
+    left, right = torch.randn(2, size, size, dtype=DTYPES[dtype])
+    for _ in range(3):
+        left @ right
+    start, count = time.perf_counter(), 0
+    while time.perf_counter() - start < 0.5:
+        left @ right
+        count += 1
+    return {"flops": 2 * size**3 * count / (time.perf_counter() - start)}
+
+
 def main():
     wanted = json.loads(sys.argv[1])
     torch.set_num_threads(wanted.pop("threads"))
@@ -72,6 +85,9 @@ def main():
     trainers = {}
     for line in sys.stdin:
         order = json.loads(line)
+        if "product" in order:
+            print(json.dumps(multiply(order["product"], order["dtype"])), flush=True)
+            continue
         key = (model, order["variant"], order["dtype"], device)
         trainer = trainers.get(key) or trainers.setdefault(key, Trainer(*key))
         start, loss = time.perf_counter(), 0.0

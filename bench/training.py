@@ -32,13 +32,32 @@ def measure(tools, machine):
     with closing(workers.values()):
         contenders, chosen = prepare(workers)
         results = take_turns(contenders, tools.rounds)
+        products = take_turns(
+            {
+                dispatch: lambda dispatch=dispatch: multiply(workers["torch", dispatch])
+                for dispatch in (STOCK, AVX512)
+            },
+            tools.rounds,
+        )
     cells = [cell(results, chosen, dtype, dispatch) for dtype in DTYPES for dispatch in (STOCK, AVX512)]
     gains = {
         dtype: ratio(results[dtype, AVX512, "shoal"], results[dtype, STOCK, "shoal"])
         for dtype in DTYPES
     }
-    report(cells, gains, machine)
-    return {"model": dataclasses.asdict(SMALL), "threads": 1, "cells": cells, "dispatch_gain": gains}
+    bare = {dispatch: statistics.median(flops) for dispatch, flops in products.items()}
+    report(cells, gains, bare, machine)
+    return {
+        "model": dataclasses.asdict(SMALL),
+        "threads": 1,
+        "cells": cells,
+        "dispatch_gain": gains,
+        "matrix_product_flops": bare,
+    }
+
+
+def multiply(worker):
+    """Speed of a bare matrix product in f32, in FLOP/s: the most that a dispatch can do for training."""
+    return worker.ask(product=1024, dtype="f32")["flops"]
 
 
 def prepare(workers):
@@ -86,7 +105,7 @@ def cell(results, chosen, dtype, dispatch):
     }
 
 
-def report(cells, gains, machine):
+def report(cells, gains, bare, machine):
     rows = [
         [
             each["dtype"],
@@ -115,3 +134,7 @@ def report(cells, gains, machine):
     for dtype, gain in gains.items():
         wanted = f": goal {table.goal(gain, 1.5)}" if dtype == "f32" else ""
         print(f"Shoal in {dtype}, AVX-512 to stock: {table.times(gain)}{wanted}")
+    print(
+        f"A bare f32 product of 1024 x 1024 matrices on this processor: {bare[STOCK] / 1e9:.0f} GFLOP/s "
+        f"with the stock dispatch, {bare[AVX512] / 1e9:.0f} with AVX-512."
+    )
