@@ -17,6 +17,7 @@ use crate::stage::{ForwardOutput, StageModel};
 #[derive(Debug)]
 pub struct Engine {
     manifest: Manifest,
+    device: Device,
     stages: BTreeMap<Stage, StageModel>,
 }
 
@@ -33,7 +34,7 @@ impl Engine {
         for stage in span.stages() {
             stages.insert(stage, StageModel::new(manifest, stage, device)?);
         }
-        Ok(Self { manifest: manifest.clone(), stages })
+        Ok(Self { manifest: manifest.clone(), device, stages })
     }
 
     /// Runs one stage on one microbatch.
@@ -147,6 +148,26 @@ impl Engine {
     /// When the stage is not hosted, or the state is not that of this stage.
     pub fn set_state(&mut self, stage: Stage, state: &StageState) -> Result<()> {
         self.stage_mut(stage)?.set_state(state)
+    }
+
+    /// Takes over a stage's weights and moments from files that [`Engine::write_stage`] wrote, and
+    /// drops everything in flight in it.
+    ///
+    /// # Errors
+    /// When the stage is not hosted, or the files are missing, damaged or another stage's.
+    pub fn read_stage(&mut self, stage: Stage, folder: &Path) -> Result<()> {
+        let state = checkpoint::read_stage(folder, &self.manifest, stage)?;
+        self.set_state(stage, &state)
+    }
+
+    /// Takes a stage back to its initial weights, and drops everything in flight in it.
+    ///
+    /// # Errors
+    /// When the device has no room.
+    pub fn restart(&mut self, stage: Stage) -> Result<()> {
+        let initial = StageModel::new(&self.manifest, stage, self.device)?;
+        *self.stage_mut(stage)? = initial;
+        Ok(())
     }
 
     /// Writes a stage's part of a checkpoint into `folder`, which exists.

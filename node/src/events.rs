@@ -47,6 +47,11 @@ pub enum RunEvent {
         /// The stages it hosts.
         span: StageSpan,
     },
+    /// This process holds the weights of the others and takes part from now on.
+    Serving {
+        /// The version of the weights.
+        version: u64,
+    },
     /// A step is committed.
     Committed(StepReport),
     /// A checkpoint is complete.
@@ -64,6 +69,20 @@ pub enum RunEvent {
         peer: PeerId,
         /// What it hosted.
         span: StageSpan,
+        /// How that showed.
+        how: String,
+    },
+    /// Every replica of a stage was gone: the run goes back to a checkpoint.
+    Rewound {
+        /// The version of the weights that it goes back to.
+        version: u64,
+        /// The committed steps that are computed again.
+        steps: u64,
+    },
+    /// A peer was killed on purpose.
+    Killed {
+        /// Its number among the processes of a demo.
+        index: usize,
     },
     /// The run is over.
     Finished {
@@ -95,7 +114,8 @@ pub struct StepReport {
     pub seconds: f64,
     /// Training microbatches that the commit's proof covers, over all stages.
     pub counted: u64,
-    /// Microbatches of a stage that were computed more than once.
+    /// Claims on a stage's microbatch that were taken back from peers who were gone, whose work
+    /// others did again.
     pub replayed: u64,
     /// Done reports that came again and were counted once.
     pub duplicated: u64,

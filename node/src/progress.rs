@@ -94,9 +94,20 @@ impl Progress {
                 "version {version} of the weights saved in {directory} ({:.8})",
                 hash.to_string()
             )),
-            RunEvent::Lost { peer, span } => {
-                self.say(&format!("{} is gone from stage {span}", peer.short()));
+            RunEvent::Serving { version } => {
+                if *version > 0 {
+                    self.say(&format!("caught up at version {version} of the weights"));
+                }
             }
+            RunEvent::Lost { peer, span, how } => {
+                self.say(&format!("{} is gone from stage {span}: {how}", peer.short()));
+            }
+            RunEvent::Rewound { version, steps } => self.say(&format!(
+                "a stage lost its last replica: the run goes back to version {version}, {} are \
+                 computed again",
+                counted(*steps, "step")
+            )),
+            RunEvent::Killed { index } => self.say(&format!("killed peer {index}")),
             RunEvent::Finished { .. } => {
                 self.clear();
                 self.say(&self.pace.summary());

@@ -28,6 +28,8 @@ pub struct Report {
     pub stages: u16,
     /// Peers that were killed on purpose.
     pub kills: u64,
+    /// Returns of the whole run to a checkpoint.
+    pub rewinds: u64,
     /// What became of the microbatches of the committed steps.
     pub microbatches: MicrobatchNumbers,
     /// Hash of the weights of the newest complete checkpoint.
@@ -97,12 +99,24 @@ impl Report {
             }
             RunEvent::Committed(step) => self.note_step(step),
             RunEvent::Checkpoint { hash, .. } => self.checkpoint_hash = Some(*hash),
+            RunEvent::Killed { .. } => self.kills += 1,
+            RunEvent::Rewound { version, .. } => self.rewind(*version),
             RunEvent::Listening { .. }
             | RunEvent::Waiting { .. }
             | RunEvent::Joined { .. }
+            | RunEvent::Serving { .. }
             | RunEvent::Finished { .. }
             | RunEvent::Stopped { .. } => {}
         }
+    }
+
+    /// What came of the steps from a version on is computed again, and counts then.
+    fn rewind(&mut self, version: u64) {
+        self.rewinds += 1;
+        let undone = self.steps.iter().filter(|step| step.step >= version).count() as u64;
+        let counted = undone * self.microbatches_per_step;
+        self.microbatches.counted = self.microbatches.counted.saturating_sub(counted);
+        self.steps.retain(|step| step.step < version);
     }
 
     fn note_step(&mut self, step: &StepReport) {
@@ -210,6 +224,7 @@ mod tests {
                 "peers": 3,
                 "stages": 2,
                 "kills": 0,
+                "rewinds": 0,
                 "microbatches": {"counted": 16, "replayed": 2, "duplicated": 4, "missing": 0},
                 "checkpoint_hash": ContentHash([9; 32]),
                 "reference_hash": null,
@@ -233,7 +248,7 @@ mod tests {
         for peer in [1, 2, 2, 3, 4] {
             report.note(&RunEvent::Admitted { peer: PeerId([peer; 32]), span });
         }
-        report.note(&RunEvent::Lost { peer: PeerId([4; 32]), span });
+        report.note(&RunEvent::Lost { peer: PeerId([4; 32]), span, how: String::new() });
         report.note(&RunEvent::Admitted { peer: PeerId([5; 32]), span });
         assert_eq!(report.peers, 4);
     }

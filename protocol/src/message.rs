@@ -94,11 +94,11 @@ pub enum ToCoordinator {
         /// equal fingerprints compute equal bits.
         fingerprint: ContentHash,
     },
-    /// A replica of the first stage has room for `room` microbatches beyond the grants numbered up
-    /// to `through`.
+    /// A replica of the first stage has room for microbatches beyond the grants numbered up to
+    /// `through`.
     WorkWanted {
-        /// How many.
-        room: u32,
+        /// Of which steps, and how many of each.
+        rooms: Vec<(Step, u32)>,
         /// The newest grant it has seen.
         through: GrantNumber,
         /// Nanoseconds that it needs for one microbatch, as in `Accepted`.
@@ -148,6 +148,27 @@ pub enum ToCoordinator {
         /// The files, by content.
         files: Vec<StoredFile>,
     },
+    /// The sender does not work on what it was granted: it has let go of it, or never had it.
+    Released {
+        /// The work.
+        key: ClaimKey,
+        /// The grant.
+        grant: GrantNumber,
+    },
+    /// The sender, which is not serving yet, holds its stages at this version. Repeated until it
+    /// serves.
+    Ready {
+        /// The version of the weights.
+        version: Step,
+    },
+    /// The sender, which is not serving yet, cannot use the snapshot that it was told of, or lacks
+    /// results since: it needs a newer one.
+    Behind,
+    /// The sender cannot reach a member that it must speak with.
+    CannotReach {
+        /// Whom.
+        member: Member,
+    },
     /// The sender leaves.
     Leave,
 }
@@ -155,12 +176,39 @@ pub enum ToCoordinator {
 /// The coordinator to a member.
 #[derive(Debug, Clone, PartialEq, bincode::Encode, bincode::Decode)]
 pub enum FromCoordinator {
-    /// The newcomer is a member.
+    /// The newcomer is a member. It serves from the membership on that says so.
     Admitted {
         /// The stages it hosts.
         span: StageSpan,
-        /// The version of the weights that it starts with.
+        /// The version of the weights that it starts with: the initial ones where it is 0, else
+        /// those of a `Snapshot`.
         version: Step,
+    },
+    /// Where the weights are that a newcomer starts with.
+    Snapshot {
+        /// Their version; results of earlier steps are of no more use.
+        version: Step,
+        /// Each of its stages, who has its files, and which they are.
+        parts: Vec<SnapshotPart>,
+    },
+    /// The whole run goes back to this version: everything since is computed again. The receiver
+    /// does not serve until it holds these weights.
+    Rewind {
+        /// The era that begins.
+        era: Era,
+        /// The version of the weights.
+        version: Step,
+    },
+    /// The receiver is no member any more. It may come back as a new life.
+    Expelled {
+        /// Why.
+        reason: String,
+    },
+    /// Nobody holds the next stage's claim of this work, which the receiver does: its activation is
+    /// to be offered again.
+    Replay {
+        /// The receiver's work.
+        keys: Vec<ClaimKey>,
     },
     /// The newcomer is not admitted.
     Refused {
@@ -264,6 +312,11 @@ pub enum Between {
         /// At this stage.
         stage: Stage,
     },
+    /// The sender no longer has what it offered and has not sent.
+    Withdrawn {
+        /// As offered.
+        key: ClaimKey,
+    },
     /// A held-out microbatch came to the end of the pipeline: what flows back in place of an
     /// activation gradient.
     Evaluated {
@@ -294,6 +347,8 @@ pub struct Round {
     pub id: RoundId,
     /// Every replica, what its accumulator must hold, and its weight in sharing out the work.
     pub members: Vec<RoundMember>,
+    /// Newcomers that hear the result and add nothing.
+    pub listeners: Vec<Member>,
 }
 
 /// One replica in a round.
@@ -353,6 +408,19 @@ pub struct MemberRecord {
     pub span: StageSpan,
     /// Where its data plane listens.
     pub addresses: Vec<SocketAddr>,
+    /// Whether it takes part; a newcomer without weights only listens.
+    pub serving: bool,
+}
+
+/// One stage of a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct SnapshotPart {
+    /// The stage.
+    pub stage: Stage,
+    /// Who has the files.
+    pub holder: PeerId,
+    /// The files, by content.
+    pub files: Vec<StoredFile>,
 }
 
 /// A file that can be fetched by its hash.
@@ -375,6 +443,13 @@ pub enum LogRecord {
     View(View),
     /// A step's results.
     Commit(CommitRecord),
+    /// A new era began at this version of the weights.
+    Rewind {
+        /// The era.
+        era: Era,
+        /// The version.
+        version: Step,
+    },
     /// Every stage of this version is stored, by these peers.
     Checkpoint {
         /// The version of the weights.

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
 
-use shoal_protocol::ids::{ClaimKey, ContentHash, Member, Stage, StageSpan, Step};
+use shoal_protocol::ids::{ClaimKey, ContentHash, Era, Member, Stage, StageSpan, Step};
 use shoal_protocol::message::{
-    Between, CommitRecord, FixedLoss, FromCoordinator, LogRecord, RoundId, StoredFile, TensorTag,
-    ToCoordinator, View,
+    Between, CommitRecord, FixedLoss, FromCoordinator, LogRecord, RoundId, SnapshotPart,
+    StoredFile, TensorTag, ToCoordinator, View,
 };
 use shoal_protocol::units::Bytes;
 
@@ -100,6 +100,14 @@ pub enum Task {
         /// Norm of the gradient over all stages.
         gradient_norm: f64,
     },
+    /// Take over a stage's weights as they were fetched at this version, or its initial ones at
+    /// version 0, and drop whatever is kept for microbatches.
+    Restore {
+        /// The version of the weights.
+        version: Step,
+        /// The stage.
+        stage: Stage,
+    },
     /// Write the stage's part of a checkpoint.
     Store {
         /// The version of the weights.
@@ -179,6 +187,13 @@ pub enum TaskResult {
         /// Which round.
         round: RoundId,
     },
+    /// `Restore`.
+    Restored {
+        /// The version of the weights.
+        version: Step,
+        /// The stage.
+        stage: Stage,
+    },
     /// `Store`.
     Stored {
         /// The version of the weights.
@@ -230,10 +245,24 @@ pub enum PeerInput {
         /// How long the engine worked on it.
         busy: Duration,
     },
-    /// The connection to a member broke.
+    /// The connection to a member broke. What was on its way may be lost.
     Disconnected {
         /// The member.
         member: Member,
+    },
+    /// No connection to a member can be made.
+    Unreachable {
+        /// The member.
+        member: Member,
+    },
+    /// Files that were to be fetched are here, or cannot be had.
+    Fetched {
+        /// The version of the weights in them.
+        version: Step,
+        /// The stage.
+        stage: Stage,
+        /// Whether all are here.
+        whole: bool,
     },
     /// It is later.
     Tick,
@@ -259,6 +288,13 @@ pub enum PeerAction {
         tag: TensorTag,
         /// The tensor.
         payload: PayloadId,
+    },
+    /// Fetch the files of a stage, then say so by `PeerInput::Fetched`.
+    Fetch {
+        /// The version of the weights.
+        version: Step,
+        /// What to fetch, and from whom.
+        part: SnapshotPart,
     },
     /// Give the engine a task.
     Compute(Task),
@@ -336,8 +372,25 @@ pub enum PeerEvent {
         /// The stages it hosts.
         span: StageSpan,
     },
+    /// The run goes back to a version; this peer begins again from there.
+    Rewound {
+        /// The era that begins.
+        era: Era,
+        /// The version of the weights.
+        version: Step,
+    },
+    /// It takes part from now on.
+    Serving {
+        /// The version of its weights.
+        version: Step,
+    },
     /// It is not.
     Refused {
+        /// Why.
+        reason: String,
+    },
+    /// It is a member no more, and may come back as a new life.
+    Expelled {
         /// Why.
         reason: String,
     },
@@ -381,6 +434,8 @@ pub struct PeerLoad {
     pub logged: Bytes,
     /// Bytes of other members' pieces of rounds, waiting or in use.
     pub rounds: Bytes,
+    /// Bytes of results that a newcomer keeps until it has its weights.
+    pub heard: Bytes,
 }
 
 /// What the coordinator is told.
@@ -400,10 +455,13 @@ pub enum CoordinatorInput {
     },
     /// A record that was to be written down is down for good.
     Appended(LogRecord),
-    /// The files of this version's checkpoint are where the run's keeper wants them.
+    /// The files of this version's checkpoint are where the run's keeper wants them, or could not
+    /// be brought there.
     Collected {
         /// The version.
         version: Step,
+        /// Whether all are there.
+        whole: bool,
     },
     /// It is later.
     Tick,
@@ -458,8 +516,38 @@ pub enum CoordinatorEvent {
     Committed {
         /// Its last word.
         record: CommitRecord,
-        /// Done reports that came again.
-        repeated: u64,
+        /// What befell its work.
+        books: StepBooks,
+    },
+    /// All-reduces came to nothing and are tried again once what is missing is done.
+    RoundsAborted {
+        /// Of which step.
+        step: Step,
+        /// How many.
+        rounds: usize,
+    },
+    /// An expelled member's claims are anybody's again.
+    Revoked {
+        /// Who held them.
+        member: Member,
+        /// How many.
+        claims: u64,
+    },
+    /// Every replica of a stage is gone: the run goes back to a version, and waits for whoever hosts
+    /// the stage from now on.
+    Rewound {
+        /// The era that begins.
+        era: Era,
+        /// The version of the weights.
+        version: Step,
+        /// The steps that are computed again.
+        steps: u64,
+    },
+    /// A checkpoint came to nothing, since a peer that had written a part of it is gone; the next
+    /// version makes up for it.
+    CheckpointAbandoned {
+        /// The version.
+        version: Step,
     },
     /// Every stage of this version is stored, by these peers: time to collect it.
     CheckpointStored {
@@ -476,6 +564,8 @@ pub enum CoordinatorEvent {
         member: Member,
         /// What it hosted.
         span: StageSpan,
+        /// How that showed.
+        how: String,
     },
     /// The run is over.
     Finished,
@@ -484,4 +574,13 @@ pub enum CoordinatorEvent {
         /// Why, and what to do.
         reason: String,
     },
+}
+
+/// What befell the work of one step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StepBooks {
+    /// Done reports that came again.
+    pub repeated: u64,
+    /// Claims that were taken back from members who were gone, whose work others did again.
+    pub replayed: u64,
 }

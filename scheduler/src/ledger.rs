@@ -1,7 +1,8 @@
 //! Who may count what: the claims of one step.
 //!
-//! A claim is first come. It stays its holder's until the step is committed or the holder's claims
-//! are revoked, so that every (step, stage, microbatch) is in at most one accumulator that counts.
+//! A claim is first come. It stays its holder's until the step is committed, the holder lets go of
+//! it, or all of the holder's claims are revoked, so that every (step, stage, microbatch) is in at
+//! most one accumulator that counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,6 +20,9 @@ pub(crate) struct Ledger {
     claims: BTreeMap<(Stage, Microbatch), Claim>,
     /// Microbatches of the first stage that nobody holds.
     free: BTreeSet<Microbatch>,
+    /// Work of later stages that lost its holder and has no other yet: the activation that it starts
+    /// from must be sent again.
+    orphaned: BTreeSet<(Stage, Microbatch)>,
     done: usize,
 }
 
@@ -71,7 +75,8 @@ impl Ledger {
         assert!((1..=microbatches).contains(&training), "a step trains on something");
         let free = (0..microbatches).map(Microbatch).collect();
         let claims = BTreeMap::new();
-        Self { step, stages, training, microbatches, claims, free, done: 0 }
+        let orphaned = BTreeSet::new();
+        Self { step, stages, training, microbatches, claims, free, orphaned, done: 0 }
     }
 
     /// How many microbatches of the first stage nobody holds.
@@ -107,6 +112,7 @@ impl Ledger {
         let grant = grants.next();
         let claim = Claim { holder: member, grant, done: false, loss: None };
         self.claims.insert((key.stage, key.microbatch), claim);
+        self.orphaned.remove(&(key.stage, key.microbatch));
         if key.stage == Stage(0) {
             self.free.remove(&key.microbatch);
         }
@@ -171,28 +177,82 @@ impl Ledger {
     }
 
     /// Takes back every claim of a member, done or not: what it accumulated counts nowhere.
-    /// Returns the work that nobody holds now.
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "only a run that goes on after a loss needs it")
-    )]
-    pub(crate) fn revoke(&mut self, member: Member) -> Vec<ClaimKey> {
+    /// Returns how many there were, and how many of them were done.
+    pub(crate) fn revoke(&mut self, member: Member) -> Revoked {
         let gone: Vec<(Stage, Microbatch)> = self
             .claims
             .iter()
             .filter(|(_, claim)| claim.holder == member)
             .map(|(key, _)| *key)
             .collect();
-        for key in &gone {
-            let claim = self.claims.remove(key).expect("it was just found");
-            self.done -= usize::from(claim.done);
-            if key.0 == Stage(0) {
-                self.free.insert(key.1);
+        let mut revoked = Revoked::default();
+        for (stage, microbatch) in gone {
+            revoked.claims += 1;
+            revoked.done += u64::from(self.take_back(stage, microbatch));
+        }
+        revoked
+    }
+
+    /// Takes back one claim that its holder lets go of. Returns whether it was its holder's under
+    /// this grant, and not done.
+    pub(crate) fn release(&mut self, key: ClaimKey, member: Member, grant: GrantNumber) -> bool {
+        let held = self
+            .claims
+            .get(&(key.stage, key.microbatch))
+            .is_some_and(|claim| claim.holder == member && claim.grant == grant && !claim.done);
+        let ours = held && key.step == self.step;
+        if ours {
+            self.take_back(key.stage, key.microbatch);
+        }
+        ours
+    }
+
+    /// Makes a claim nobody's; returns whether it was done.
+    fn take_back(&mut self, stage: Stage, microbatch: Microbatch) -> bool {
+        let claim = self.claims.remove(&(stage, microbatch)).expect("the caller has looked");
+        self.done -= usize::from(claim.done);
+        if stage == Stage(0) {
+            self.free.insert(microbatch);
+        } else {
+            self.orphaned.insert((stage, microbatch));
+        }
+        claim.done
+    }
+
+    /// Work of later stages that nobody holds though the stage before is held: its activation is on
+    /// its way, or got lost.
+    pub(crate) fn gaps(&self) -> BTreeSet<(Stage, Microbatch)> {
+        let onward = self.claims.keys().map(|(stage, microbatch)| (stage.next(), *microbatch));
+        onward.filter(|key| key.0.0 < self.stages && !self.claims.contains_key(key)).collect()
+    }
+
+    /// The work whose activation must be offered again, by its holders: what lost its holder, and
+    /// these gaps.
+    pub(crate) fn to_replay(
+        &self,
+        old_gaps: &BTreeSet<(Stage, Microbatch)>,
+    ) -> BTreeMap<Member, Vec<ClaimKey>> {
+        let mut replays: BTreeMap<Member, Vec<ClaimKey>> = BTreeMap::new();
+        let old_gaps = old_gaps.iter().filter(|key| !self.claims.contains_key(key));
+        let all: BTreeSet<&(Stage, Microbatch)> = self.orphaned.iter().chain(old_gaps).collect();
+        for (stage, microbatch) in all {
+            let stage = Stage(stage.0 - 1);
+            if let Some(upstream) = self.claims.get(&(stage, *microbatch)) {
+                let key = ClaimKey { step: self.step, stage, microbatch: *microbatch };
+                replays.entry(upstream.holder).or_default().push(key);
             }
         }
-        let step = self.step;
-        gone.into_iter().map(|(stage, microbatch)| ClaimKey { step, stage, microbatch }).collect()
+        replays
     }
+}
+
+/// What was taken back from a member.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Revoked {
+    /// Claims.
+    pub(crate) claims: u64,
+    /// Those among them whose work had been done, and is done again.
+    pub(crate) done: u64,
 }
 
 #[cfg(test)]
@@ -324,11 +384,63 @@ mod tests {
     fn a_revoked_claim_is_undone_and_granted_anew_under_a_higher_number() {
         let mut books = books();
         finish(&mut books);
-        assert_eq!(books.ledger.revoke(member(1)), [key(0, 1), key(1, 1)]);
+        assert_eq!(books.ledger.revoke(member(1)), Revoked { claims: 2, done: 2 });
         assert!(!books.ledger.is_complete());
         assert_eq!(books.ledger.lowest_free(), Some(Microbatch(1)));
         let answer = books.claim(key(0, 1), member(0));
         assert_eq!(answer, granted(16));
         assert_eq!(books.ledger.counted_by(Stage(0), member(1)), []);
+    }
+
+    #[test]
+    fn what_lost_its_holder_is_replayed_by_the_holder_before_until_it_is_claimed() {
+        let mut books = books();
+        books.claim(key(0, 0), member(1));
+        books.claim(key(1, 0), member(2));
+        assert!(books.ledger.to_replay(&BTreeSet::new()).is_empty());
+        books.ledger.revoke(member(2));
+        assert_eq!(
+            books.ledger.to_replay(&BTreeSet::new()),
+            BTreeMap::from([(member(1), vec![key(0, 0)])])
+        );
+        books.claim(key(1, 0), member(3));
+        assert!(books.ledger.to_replay(&BTreeSet::new()).is_empty());
+        // Both neighbours gone: the first stage's work is given out first.
+        books.ledger.revoke(member(3));
+        books.ledger.revoke(member(1));
+        assert!(books.ledger.to_replay(&BTreeSet::new()).is_empty());
+        assert_eq!(books.ledger.lowest_free(), Some(Microbatch(0)));
+        books.claim(key(0, 0), member(4));
+        assert_eq!(
+            books.ledger.to_replay(&BTreeSet::new()),
+            BTreeMap::from([(member(4), vec![key(0, 0)])])
+        );
+    }
+
+    #[test]
+    fn a_claim_is_released_by_its_holder_under_its_grant_while_it_is_not_done() {
+        let mut books = books();
+        books.claim(key(1, 0), member(1));
+        for (who, grant) in [(2, 10), (1, 9)] {
+            assert!(!books.ledger.release(key(1, 0), member(who), GrantNumber(grant)));
+        }
+        assert!(books.ledger.release(key(1, 0), member(1), GrantNumber(10)));
+        assert!(!books.ledger.release(key(1, 0), member(1), GrantNumber(10)));
+        assert_eq!(books.claim(key(1, 0), member(1)), granted(11));
+        let loss = Some(FixedLoss(1));
+        books.ledger.done(key(1, 0), member(1), GrantNumber(11), loss);
+        assert!(!books.ledger.release(key(1, 0), member(1), GrantNumber(11)));
+    }
+
+    #[test]
+    fn a_gap_that_lasts_is_replayed_too() {
+        let mut books = books();
+        books.claim(key(0, 1), member(1));
+        let gaps = books.ledger.gaps();
+        assert_eq!(gaps, BTreeSet::from([(Stage(1), Microbatch(1))]));
+        let replays = books.ledger.to_replay(&gaps);
+        assert_eq!(replays, BTreeMap::from([(member(1), vec![key(0, 1)])]));
+        books.claim(key(1, 1), member(2));
+        assert!(books.ledger.gaps().is_empty() && books.ledger.to_replay(&gaps).is_empty());
     }
 }

@@ -18,6 +18,8 @@ const ADDRESSES: usize = 8;
 pub(crate) struct Membership {
     stages: u16,
     members: BTreeMap<PeerId, Registered>,
+    /// The newest life of each peer that was expelled: it never comes back, and none before it.
+    expelled: BTreeMap<PeerId, Incarnation>,
     number: u64,
 }
 
@@ -27,6 +29,7 @@ struct Registered {
     span: StageSpan,
     addresses: Vec<SocketAddr>,
     fingerprint: ContentHash,
+    serving: bool,
 }
 
 /// What an admission did.
@@ -36,8 +39,8 @@ pub(crate) struct Admission {
     pub(crate) span: StageSpan,
     /// It was a member already.
     pub(crate) again: bool,
-    /// An earlier life that it replaces.
-    pub(crate) replaced: Option<Member>,
+    /// An earlier life that it replaces, and what that hosted.
+    pub(crate) replaced: Option<(Member, StageSpan)>,
     /// Its known answers are not those of the others.
     pub(crate) unlike: bool,
 }
@@ -47,6 +50,8 @@ pub(crate) struct Admission {
 pub(crate) enum AdmissionError {
     #[error("a newer life of this peer is a member: stop the other process, or this one")]
     OldLife,
+    #[error("this life of the peer was expelled: come back as a new one")]
+    Expelled,
     #[error("the run has its {} members: wait until one leaves", limits::MEMBERS)]
     Full,
     #[error("{count} addresses are announced: at most {ADDRESSES} can be")]
@@ -57,7 +62,7 @@ pub(crate) enum AdmissionError {
 
 impl Membership {
     pub(crate) fn new(stages: u16) -> Self {
-        Self { stages, members: BTreeMap::new(), number: 0 }
+        Self { stages, members: BTreeMap::new(), expelled: BTreeMap::new(), number: 0 }
     }
 
     /// Takes in a newcomer; says so again to who is a member already.
@@ -67,6 +72,7 @@ impl Membership {
         choice: StageChoice,
         addresses: Vec<SocketAddr>,
         fingerprint: ContentHash,
+        serving: bool,
     ) -> Result<Admission, AdmissionError> {
         let mut replaced = None;
         if let Some(known) = self.members.get(&member.peer) {
@@ -77,7 +83,9 @@ impl Membership {
             if known.incarnation > member.incarnation {
                 return Err(AdmissionError::OldLife);
             }
-            replaced = Some(Member { incarnation: known.incarnation, ..member });
+            replaced = Some((Member { incarnation: known.incarnation, ..member }, known.span));
+        } else if self.expelled.get(&member.peer).is_some_and(|last| member.incarnation <= *last) {
+            return Err(AdmissionError::Expelled);
         } else if self.members.len() >= limits::MEMBERS {
             return Err(AdmissionError::Full);
         }
@@ -92,16 +100,17 @@ impl Membership {
             .find(|(peer, _)| others(peer))
             .is_some_and(|(_, other)| other.fingerprint != fingerprint);
         let incarnation = member.incarnation;
-        let registered = Registered { incarnation, span, addresses, fingerprint };
+        let registered = Registered { incarnation, span, addresses, fingerprint, serving };
         self.members.insert(member.peer, registered);
         Ok(Admission { span, again: false, replaced, unlike })
     }
 
-    /// Takes out a member; returns what it hosted.
-    pub(crate) fn remove(&mut self, member: Member) -> Option<StageSpan> {
-        let span = self.span_of(member)?;
-        self.members.remove(&member.peer);
-        Some(span)
+    /// Takes out a member, whose life is over.
+    pub(crate) fn expel(&mut self, member: Member) {
+        if self.contains(member) {
+            self.members.remove(&member.peer);
+            self.expelled.insert(member.peer, member.incarnation);
+        }
     }
 
     /// What a member hosts; none of who is no member.
@@ -110,6 +119,23 @@ impl Membership {
             .get(&member.peer)
             .filter(|known| known.incarnation == member.incarnation)
             .map(|known| known.span)
+    }
+
+    /// A newcomer has its weights; returns whether that is new.
+    pub(crate) fn serves(&mut self, member: Member) -> bool {
+        self.members
+            .get_mut(&member.peer)
+            .filter(|known| known.incarnation == member.incarnation)
+            .is_some_and(|known| !std::mem::replace(&mut known.serving, true))
+    }
+
+    /// Nobody has its weights any more.
+    pub(crate) fn stop_serving(&mut self) {
+        self.members.values_mut().for_each(|known| known.serving = false);
+    }
+
+    pub(crate) fn is_serving(&self, member: Member) -> bool {
+        self.contains(member) && self.members[&member.peer].serving
     }
 
     pub(crate) fn contains(&self, member: Member) -> bool {
@@ -124,15 +150,15 @@ impl Membership {
         self.members.iter().map(|(peer, known)| known.as_member(*peer))
     }
 
-    /// The members that host a stage, in order.
+    /// The members that serve a stage, in order.
     pub(crate) fn replicas(&self, stage: Stage) -> impl Iterator<Item = Member> + '_ {
         self.members
             .iter()
-            .filter(move |(_, known)| known.span.contains(stage))
+            .filter(move |(_, known)| known.serving && known.span.contains(stage))
             .map(|(peer, known)| known.as_member(*peer))
     }
 
-    /// The stages that nobody hosts.
+    /// The stages that nobody serves.
     pub(crate) fn uncovered(&self) -> Vec<Stage> {
         (0..self.stages).map(Stage).filter(|stage| self.replicas(*stage).next().is_none()).collect()
     }
@@ -144,6 +170,7 @@ impl Membership {
             member: known.as_member(*peer),
             span: known.span,
             addresses: known.addresses.clone(),
+            serving: known.serving,
         };
         View { number: self.number, members: self.members.iter().map(record).collect() }
     }

@@ -79,6 +79,10 @@ pub(crate) struct Reduction {
     missing: usize,
     outcome: Option<RoundOutcome>,
     held: Bytes,
+    /// Tasks given and not done.
+    tasks: usize,
+    /// The round came to nothing: what still comes is let go.
+    aborted: bool,
 }
 
 /// Another member's part, as this one sees it.
@@ -117,7 +121,7 @@ impl Reduction {
         let shares = shares(elements, &weights, cut.block_elements);
         let window = window(cut, outgoing, round.members.len());
         let others = round.members.iter().map(|_| Other::default()).collect();
-        let pieces = |share: &Range<usize>| share.len().div_ceil(cut.piece_elements);
+        let pieces = |share: &Range<usize>| pieces_of(share, cut);
         let own = (0..pieces(&shares[place])).map(|_| OwnPiece::default()).collect();
         let missing = shares.iter().map(pieces).sum();
         Some(Self {
@@ -134,7 +138,31 @@ impl Reduction {
             missing,
             outcome: None,
             held: Bytes(0),
+            tasks: 0,
+            aborted: false,
         })
+    }
+
+    /// Takes no further part: whatever waits is released, whatever the engine uses when it is done.
+    pub(crate) fn abort(&mut self, out: &mut Vec<PeerAction>) {
+        self.aborted = true;
+        let waiting: Vec<Payload> = self
+            .own
+            .iter_mut()
+            .filter(|own| !own.given)
+            .flat_map(|own| std::mem::take(&mut own.parts).into_values())
+            .collect();
+        self.release(waiting.into_iter(), out);
+    }
+
+    /// Whether the engine still has tasks of it.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.tasks > 0
+    }
+
+    fn compute(&mut self, task: Task, out: &mut Vec<PeerAction>) {
+        self.tasks += 1;
+        out.push(PeerAction::Compute(task));
     }
 
     pub(crate) fn round(&self) -> &Round {
@@ -171,6 +199,10 @@ impl Reduction {
         payload: Payload,
         out: &mut Vec<PeerAction>,
     ) {
+        self.tasks -= 1;
+        if self.aborted {
+            return out.push(PeerAction::Release(payload.id));
+        }
         let tag = TensorTag::RoundPart {
             round: self.round.id,
             from: self.place as u16,
@@ -191,7 +223,8 @@ impl Reduction {
         payload: Payload,
         out: &mut Vec<PeerAction>,
     ) -> Result<(), Fault> {
-        let fits = self.is_other(from, place)
+        let fits = !self.aborted
+            && self.is_other(from, place)
             && self
                 .own
                 .get(piece as usize)
@@ -209,19 +242,23 @@ impl Reduction {
 
     /// The engine summed a piece of this member's part: the others get it.
     pub(crate) fn reduced(&mut self, piece: u32, payload: Payload, out: &mut Vec<PeerAction>) {
+        self.tasks -= 1;
         let parts = std::mem::take(&mut self.own[piece as usize].parts);
         self.release(parts.into_values(), out);
+        if self.aborted {
+            return out.push(PeerAction::Release(payload.id));
+        }
         let tag = TensorTag::RoundResult {
             round: self.round.id,
             from: self.place as u16,
             piece,
             proof: self.whole_proof,
         };
-        for (place, part) in self.round.members.iter().enumerate() {
-            if place != self.place {
-                let to = part.member;
-                out.push(PeerAction::SendTensor { to, tag, payload: payload.id });
-            }
+        let members = self.round.members.iter().map(|part| part.member);
+        let others = members.enumerate().filter(|(place, _)| *place != self.place);
+        let listeners = self.round.listeners.iter().copied();
+        for to in others.map(|(_, member)| member).chain(listeners) {
+            out.push(PeerAction::SendTensor { to, tag, payload: payload.id });
         }
         out.push(PeerAction::Release(payload.id));
         self.missing -= 1;
@@ -238,7 +275,8 @@ impl Reduction {
         out: &mut Vec<PeerAction>,
     ) -> Result<(), Fault> {
         let other = usize::from(place);
-        let fits = self.is_other(from, place)
+        let fits = !self.aborted
+            && self.is_other(from, place)
             && (piece as usize) < self.pieces(other)
             && !self.others[other].results.contains(&piece);
         if !fits {
@@ -254,24 +292,34 @@ impl Reduction {
         self.installing.insert(range.start, payload);
         self.held += payload.size;
         let round = self.round.id;
-        out.push(PeerAction::Compute(Task::Install { round, range, payload: payload.id }));
+        self.compute(Task::Install { round, range, payload: payload.id }, out);
         self.export(other, out);
         Ok(())
     }
 
     /// The engine keeps a piece that another member reduced.
     pub(crate) fn installed(&mut self, range: &Range<usize>, out: &mut Vec<PeerAction>) {
+        self.tasks -= 1;
         let payload = self.installing.remove(&range.start).expect("it was being installed");
         self.release(std::iter::once(payload), out);
+        if self.aborted {
+            return;
+        }
         self.missing -= 1;
         self.summarise_when_whole(out);
     }
 
-    /// The engine measured the whole result.
-    pub(crate) fn summarised(&mut self, hash: ContentHash, square_norm: f64) -> RoundOutcome {
-        let outcome = RoundOutcome { hash, square_norm, proof: self.whole_proof };
-        self.outcome = Some(outcome);
-        outcome
+    /// The engine measured the whole result. Returns it, if anybody still wants to know.
+    pub(crate) fn summarised(
+        &mut self,
+        hash: ContentHash,
+        square_norm: f64,
+    ) -> Option<RoundOutcome> {
+        self.tasks -= 1;
+        if !self.aborted {
+            self.outcome = Some(RoundOutcome { hash, square_norm, proof: self.whole_proof });
+        }
+        self.outcome
     }
 
     /// Gives out the next pieces of another member's part, as far as the window allows.
@@ -286,7 +334,7 @@ impl Reduction {
             self.others[to].exported += 1;
             let range = self.range(to, piece as usize);
             let (round, to) = (self.round.id, to as u16);
-            out.push(PeerAction::Compute(Task::Export { round, to, piece, range }));
+            self.compute(Task::Export { round, to, piece, range }, out);
         }
     }
 
@@ -305,13 +353,13 @@ impl Reduction {
         self.own[piece].given = true;
         let range = self.range(self.place, piece);
         let (round, piece) = (self.round.id, piece as u32);
-        out.push(PeerAction::Compute(Task::Reduce { round, piece, range, parts }));
+        self.compute(Task::Reduce { round, piece, range, parts }, out);
         Ok(())
     }
 
-    fn summarise_when_whole(&self, out: &mut Vec<PeerAction>) {
+    fn summarise_when_whole(&mut self, out: &mut Vec<PeerAction>) {
         if self.missing == 0 {
-            out.push(PeerAction::Compute(Task::Summarise { round: self.round.id }));
+            self.compute(Task::Summarise { round: self.round.id }, out);
         }
     }
 
@@ -330,18 +378,27 @@ impl Reduction {
     }
 
     fn pieces(&self, place: usize) -> usize {
-        self.shares[place].len().div_ceil(self.cut.piece_elements)
+        pieces_of(&self.shares[place], self.cut)
     }
 
     fn range(&self, place: usize, piece: usize) -> Range<usize> {
-        let share = &self.shares[place];
-        let start = share.start + piece * self.cut.piece_elements;
-        start..share.end.min(start + self.cut.piece_elements)
+        piece_range(&self.shares[place], piece, self.cut)
     }
 
     fn proof_differs(&self, found: u64) -> Fault {
         Fault::ProofDiffers { round: self.round.id, expected: self.whole_proof, found }
     }
+}
+
+/// How many pieces a part has.
+pub(crate) fn pieces_of(share: &Range<usize>, cut: RoundCut) -> usize {
+    share.len().div_ceil(cut.piece_elements)
+}
+
+/// The elements of one piece of a part.
+pub(crate) fn piece_range(share: &Range<usize>, piece: usize, cut: RoundCut) -> Range<usize> {
+    let start = share.start + piece * cut.piece_elements;
+    start..share.end.min(start + cut.piece_elements)
 }
 
 /// Pieces that one member of a round may have on their way to another before results come back.

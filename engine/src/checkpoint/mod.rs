@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use shoal_protocol::ids::{ContentHash, RunId, Stage, Step};
 use shoal_protocol::manifest::Manifest;
 
-pub use read::Checkpoint;
+pub use read::{Checkpoint, read_stage};
 pub use write::{publish, write_index, write_stage};
 
 use crate::parameters::Parameter;

@@ -163,18 +163,25 @@ impl Checkpoint {
     /// # Errors
     /// When a file is missing, damaged or does not fit the manifest.
     pub fn stage(&self, stage: Stage) -> Result<StageState> {
-        let manifest = self.manifest();
-        let parameters = parameters(manifest, stage);
-        let weights = TensorFile::open(&self.folder.join(weights_file(manifest, stage)))?;
-        let moments = TensorFile::open(&self.folder.join(optimizer_file(manifest, stage)))?;
-        let moments = moments.tensors(&parameters, &MOMENTS)?;
-        let (first, second) = moments.split_at(parameters.len());
-        Ok(StageState {
-            weights: flat(&weights.tensors(&parameters, &[""])?),
-            first_moment: flat(first),
-            second_moment: flat(second),
-        })
+        read_stage(&self.folder, self.manifest(), stage)
     }
+}
+
+/// Weights and moments of one stage, from the files that [`super::write_stage`] wrote.
+///
+/// # Errors
+/// When a file is missing, damaged or does not fit the manifest.
+pub fn read_stage(folder: &Path, manifest: &Manifest, stage: Stage) -> Result<StageState> {
+    let parameters = parameters(manifest, stage);
+    let weights = TensorFile::open(&folder.join(weights_file(manifest, stage)))?;
+    let moments = TensorFile::open(&folder.join(optimizer_file(manifest, stage)))?;
+    let moments = moments.tensors(&parameters, &MOMENTS)?;
+    let (first, second) = moments.split_at(parameters.len());
+    Ok(StageState {
+        weights: flat(&weights.tensors(&parameters, &[""])?),
+        first_moment: flat(first),
+        second_moment: flat(second),
+    })
 }
 
 /// Prefixes of the names in an optimizer file.

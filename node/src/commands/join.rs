@@ -2,18 +2,22 @@
 
 use std::sync::Arc;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use shoal_protocol::ids::Member;
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::net::transport::Run;
 
 use super::training::{self, Serving};
-use crate::cli::JoinOptions;
+use crate::cli::{JoinOptions, PeerOptions};
 use crate::driver::home::{Files, Home};
 use crate::driver::observer::Observer;
-use crate::driver::{self, Network, Office, Setup};
+use crate::driver::{self, Network, Office, Outcome, Setup};
 use crate::exit::{Exit, ExitWith};
 use crate::network::{self, Links};
+use crate::progress;
+
+/// How often a peer that the others expelled comes back.
+const LIVES: u32 = 1000;
 
 /// Joins a run through the peer at an address, learns what the run is, and hosts stages.
 ///
@@ -25,12 +29,40 @@ pub fn run(options: JoinOptions) -> anyhow::Result<()> {
 
 async fn join(options: JoinOptions) -> anyhow::Result<()> {
     let JoinOptions { address, peer: options } = options;
-    let (through, resolved) = network::resolve(&address).await?;
     let home = Home::open(&options.data_dir).exit_with(Exit::Usage)?;
+    let serving = Serving::start(options.metrics).await?;
+    let mut observer = Observer::new(options.compute.events.as_ref(), "training")?;
+    let mut lives = 0;
+    let outcome = loop {
+        match live(&address, &options, &home, &serving, &mut observer).await {
+            Ok(Outcome::Expelled) if lives < LIVES => lives += 1,
+            Ok(Outcome::Expelled) => {
+                break Err(anyhow!(
+                    "the run expelled this peer {lives} times: its links may be bad"
+                ));
+            }
+            Ok(Outcome::Finished) => break Ok(()),
+            Err(error) => break Err(error),
+        }
+        progress::say("the run went on without this peer: it joins again");
+    };
+    serving.close().await;
+    outcome
+}
+
+/// One life in the run, from its start to its end.
+async fn live(
+    address: &str,
+    options: &PeerOptions,
+    home: &Home,
+    serving: &Serving,
+    observer: &mut Observer,
+) -> anyhow::Result<Outcome> {
+    let (through, resolved) = network::resolve(address).await?;
     let identity = home.identity()?;
     let me = Member { peer: identity.peer_id(), incarnation: home.next_incarnation()? };
     let files = Files::default();
-    let links = Links::open(&identity, me.incarnation, None, &options, &files)?;
+    let links = Links::open(&identity, me.incarnation, None, options, &files)?;
     let Links { transport, events, search } = links;
     let welcome = transport
         .connect(through.peer, &resolved)
@@ -47,9 +79,7 @@ async fn join(options: JoinOptions) -> anyhow::Result<()> {
     transport.set_run(run);
     search.discovery.bootstrap(through).await;
     search.discovery.join(id).await;
-    let mut observer = Observer::new(options.compute.events.as_ref(), "training")?;
     let addresses = transport.local_addresses();
-    let serving = Serving::start(options.metrics).await?;
     let setup = Setup {
         metrics: serving.metrics.clone(),
         manifest,
@@ -63,9 +93,8 @@ async fn join(options: JoinOptions) -> anyhow::Result<()> {
         network: Some(Network { transport, events, addresses }),
         office: Office::Member { coordinator },
     };
-    let outcome = driver::run(setup, &mut observer).await;
+    let outcome = driver::run(setup, observer).await;
     search.close().await;
-    serving.close().await;
     outcome
 }
 

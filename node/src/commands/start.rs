@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use shoal_protocol::ids::Member;
 use shoal_protocol::net::transport::Run;
 
@@ -15,7 +15,7 @@ use crate::config::RunConfig;
 use crate::dataset;
 use crate::driver::home::{Files, Home};
 use crate::driver::observer::Observer;
-use crate::driver::{self, Network, Office, Setup};
+use crate::driver::{self, Network, Office, Outcome, Setup};
 use crate::events::RunEvent;
 use crate::exit::{Exit, ExitWith};
 use crate::network::Links;
@@ -74,7 +74,9 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
     let outcome = driver::run(setup, &mut observer).await;
     search.close().await;
     serving.close().await;
-    outcome?;
+    if outcome? == Outcome::Expelled {
+        bail!("this peer was expelled from the run that it keeps: its machine stalls for seconds");
+    }
     training::write_report(&observer, &out)
 }
 

@@ -2,17 +2,19 @@
 
 use std::sync::Arc;
 
+use anyhow::Context;
 use shoal_protocol::ids::{ClaimKey, Member, Microbatch, Stage, Step};
 use shoal_protocol::message::{
-    Between, CommitRecord, Message, StoredFile, TensorTag, ToCoordinator, View, proof_tag,
+    Between, CommitRecord, Message, SnapshotPart, StoredFile, TensorTag, ToCoordinator, View,
+    proof_tag,
 };
 use shoal_scheduler::action::{
     CoordinatorAction, CoordinatorEvent, CoordinatorInput, PayloadId, PeerAction, PeerEvent,
-    PeerInput, Task,
+    PeerInput, StepBooks, Task,
 };
 
-use super::collect::{Scattered, collect};
-use super::{Driver, Ending, Job, Own};
+use super::collect::{Scattered, collect, obtain};
+use super::{Driver, Ending, Gathered, Job, Own};
 use crate::events::{RunEvent, StepReport, Traffic};
 
 impl Driver<'_> {
@@ -22,6 +24,7 @@ impl Driver<'_> {
                 PeerAction::ToCoordinator(message) => self.tell_coordinator(message),
                 PeerAction::Send { to, message } => self.tell(to, message),
                 PeerAction::SendTensor { to, tag, payload } => self.send_tensor(to, tag, payload),
+                PeerAction::Fetch { version, part } => self.fetch(version, part),
                 PeerAction::Compute(task) => self.compute(task),
                 PeerAction::Release(payload) => self.payloads.release(payload),
                 PeerAction::Event(event) => self.peer_event(event),
@@ -94,6 +97,7 @@ impl Driver<'_> {
             | Task::Export { .. }
             | Task::Summarise { .. }
             | Task::Apply { .. }
+            | Task::Restore { .. }
             | Task::Store { .. } => Vec::new(),
         };
         let inputs = ids.into_iter().map(|id| self.payloads.get(id)).collect();
@@ -108,13 +112,20 @@ impl Driver<'_> {
                 }
                 self.note(&RunEvent::Joined { span });
             }
+            PeerEvent::Rewound { era, version } => {
+                tracing::warn!(%era, %version, "the run goes back");
+            }
+            PeerEvent::Serving { version } => self.note(&RunEvent::Serving { version: version.0 }),
+            PeerEvent::Expelled { reason } => {
+                self.ending.get_or_insert(Ending::Expelled(reason));
+            }
             PeerEvent::Refused { reason } => {
                 self.ending.get_or_insert(Ending::Refused(reason));
             }
             PeerEvent::View(view) => self.meet(&view),
             PeerEvent::Applied { record } => {
                 if self.coordinator.is_none() {
-                    self.report_step(&record, 0);
+                    self.report_step(&record, StepBooks::default());
                 }
             }
             PeerEvent::Counted { .. } => {}
@@ -139,6 +150,7 @@ impl Driver<'_> {
     /// Notes where the other members are.
     fn meet(&mut self, view: &View) {
         self.members = view.members.len();
+        self.view = view.members.iter().map(|record| (record.member.peer, record.member)).collect();
         self.meters.members(view, &self.manifest);
         let Some(links) = &self.links else { return };
         for record in &view.members {
@@ -167,8 +179,18 @@ impl Driver<'_> {
                     self.step_began = self.now();
                 }
             }
-            CoordinatorEvent::Committed { record, repeated } => {
-                self.report_step(&record, repeated);
+            CoordinatorEvent::Committed { record, books } => self.report_step(&record, books),
+            CoordinatorEvent::RoundsAborted { step, rounds } => {
+                tracing::info!(%step, rounds, "all-reduces are tried again");
+            }
+            CoordinatorEvent::Rewound { version, steps, .. } => {
+                self.note(&RunEvent::Rewound { version: version.0, steps });
+            }
+            CoordinatorEvent::Revoked { member, claims } => {
+                tracing::info!(peer = %member, claims, "claims taken back");
+            }
+            CoordinatorEvent::CheckpointAbandoned { version } => {
+                tracing::warn!(%version, "a checkpoint was abandoned: a peer that wrote it is gone");
             }
             CoordinatorEvent::CheckpointStored { version, stages, last } => {
                 self.bring_together(version, stages, last);
@@ -178,8 +200,8 @@ impl Driver<'_> {
                 "its known answers differ from the first member's: exactly-once holds, \
                  the reference's bits may not"
             ),
-            CoordinatorEvent::Lost { member, span } => {
-                self.note(&RunEvent::Lost { peer: member.peer, span });
+            CoordinatorEvent::Lost { member, span, how } => {
+                self.note(&RunEvent::Lost { peer: member.peer, span, how });
             }
             // The same word comes to this process's peer, which ends it.
             CoordinatorEvent::Finished | CoordinatorEvent::Stopped { .. } => {}
@@ -203,14 +225,33 @@ impl Driver<'_> {
         let transport = self.links.as_ref().map(|links| links.transport.clone());
         let collecting =
             collect(scattered, Arc::clone(&self.manifest), self.files.clone(), transport);
-        let done = self.collections.0.clone();
+        let done = self.gathered.0.clone();
         self.tracker.spawn(async move {
+            let whole = collecting.await;
             // The driver that no longer listens is closing.
-            let _ = done.send(collecting.await).await;
+            let _ = done.send(Gathered::Checkpoint { version, whole }).await;
         });
     }
 
-    fn report_step(&mut self, record: &CommitRecord, repeated: u64) {
+    /// Fetches a stage of a snapshot into a folder of its own.
+    fn fetch(&self, version: Step, part: SnapshotPart) {
+        let SnapshotPart { stage, holder, files: stored } = part;
+        let folder = self.workshop.data_dir.join("fetched").join(version.to_string());
+        let (files, done) = (self.files.clone(), self.gathered.0.clone());
+        let transport = self.links.as_ref().map(|links| links.transport.clone());
+        self.tracker.spawn(async move {
+            let whole = async {
+                tokio::fs::create_dir_all(&folder)
+                    .await
+                    .with_context(|| format!("{} cannot be made", folder.display()))?;
+                obtain(holder, &stored, &folder, &files, transport.as_ref()).await
+            };
+            let whole = whole.await;
+            let _ = done.send(Gathered::Snapshot { version, stage, whole }).await;
+        });
+    }
+
+    fn report_step(&mut self, record: &CommitRecord, books: StepBooks) {
         let now = self.now();
         let seconds = now.since(self.step_began).as_secs_f64();
         self.step_began = now;
@@ -225,8 +266,8 @@ impl Driver<'_> {
             tokens: self.manifest.tokens_per_step(),
             seconds,
             counted: proven(record, training.stages, training.microbatches),
-            replayed: 0,
-            duplicated: repeated,
+            replayed: books.replayed,
+            duplicated: books.repeated,
             peers: self.members,
         };
         self.meters.committed(&report, &self.manifest);

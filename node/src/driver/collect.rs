@@ -25,7 +25,6 @@ pub(crate) struct Scattered {
 /// A whole checkpoint.
 #[derive(Debug)]
 pub(crate) struct Collected {
-    pub(crate) version: Step,
     pub(crate) directory: PathBuf,
     pub(crate) hash: ContentHash,
 }
@@ -46,20 +45,7 @@ pub(crate) async fn collect(
         .tempdir_in(parent)
         .with_context(|| format!("a checkpoint cannot be written to {}", parent.display()))?;
     for (holder, stored) in &stages {
-        for file in stored {
-            let to = staging.path().join(checked_name(&file.name)?);
-            match (files.path(&file.hash), &transport) {
-                (Some(path), _) => {
-                    std::fs::hard_link(&path, &to)
-                        .or_else(|_| std::fs::copy(&path, &to).map(|_| ()))
-                        .with_context(|| format!("{} cannot be copied", path.display()))?;
-                }
-                (None, Some(transport)) => {
-                    transport.fetch_blob(*holder, file.hash, file.size.0, &to).await?;
-                }
-                (None, None) => anyhow::bail!("{} is nowhere", file.name),
-            }
-        }
+        obtain(*holder, stored, staging.path(), &files, transport.as_ref()).await?;
     }
     let all: Vec<CheckpointFile> = stages
         .into_iter()
@@ -79,7 +65,34 @@ pub(crate) async fn collect(
         }
     });
     let hash = published.await.context("the checkpoint's writer panicked")??;
-    Ok(Collected { version, directory: destination, hash })
+    Ok(Collected { directory: destination, hash })
+}
+
+/// Brings files into a folder: those that are here are linked or copied, others come from who has
+/// them. A file that is in the folder already stays, if it is the right one.
+pub(crate) async fn obtain(
+    holder: PeerId,
+    stored: &[StoredFile],
+    folder: &Path,
+    files: &Files,
+    transport: Option<&Transport>,
+) -> anyhow::Result<()> {
+    for file in stored {
+        let to = folder.join(checked_name(&file.name)?);
+        match (files.path(&file.hash), transport) {
+            (Some(path), _) if path == to => {}
+            (Some(path), _) => {
+                std::fs::hard_link(&path, &to)
+                    .or_else(|_| std::fs::copy(&path, &to).map(|_| ()))
+                    .with_context(|| format!("{} cannot be copied", path.display()))?;
+            }
+            (None, Some(transport)) => {
+                transport.fetch_blob(holder, file.hash, file.size.0, &to).await?;
+            }
+            (None, None) => anyhow::bail!("{} is nowhere", file.name),
+        }
+    }
+    Ok(())
 }
 
 /// A name that a peer gave must stay in the folder.

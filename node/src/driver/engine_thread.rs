@@ -29,6 +29,9 @@ use super::payload::{Payloads, Tensor, Tensors};
 /// tasks with it; a round has one task for each piece.
 const QUEUE: usize = 1 << 16;
 
+/// Versions that what was written for others is kept for: more than any of them takes to fetch it.
+const KEPT_VERSIONS: u64 = 32;
+
 /// A task with the tensors that it reads.
 #[derive(Debug)]
 pub(crate) struct Job {
@@ -56,6 +59,8 @@ pub(crate) struct Workshop {
     pub(crate) payloads: Payloads,
     /// Where parts of checkpoints are written.
     pub(crate) stored: PathBuf,
+    /// Where they are fetched to.
+    pub(crate) fetched: PathBuf,
     /// Where they are offered to others.
     pub(crate) files: Files,
     /// Waited in each pass, to model a slow peer.
@@ -172,6 +177,15 @@ impl Bench {
                 Ok(TaskResult::Summarised { round, hash, square_norm })
             }
             Task::Apply { round, gradient_norm } => self.apply(round, gradient_norm),
+            Task::Restore { version, stage } => {
+                if version == Step(0) {
+                    self.workshop.engine.restart(stage)?;
+                } else {
+                    let folder = self.workshop.fetched.join(version.to_string());
+                    self.workshop.engine.read_stage(stage, &folder)?;
+                }
+                Ok(TaskResult::Restored { version, stage })
+            }
             Task::Store { version, stage } => self.store(version, stage),
         }
     }
@@ -285,7 +299,25 @@ impl Bench {
                 StoredFile { name, hash, size: units::Bytes(bytes) }
             })
             .collect();
+        self.forget_old_stores(version);
         Ok(TaskResult::Stored { version, stage, files })
+    }
+}
+
+impl Bench {
+    /// Removes what was written long before this version. Whoever still fetches it begins anew.
+    fn forget_old_stores(&self, version: Step) {
+        let Ok(folders) = std::fs::read_dir(&self.workshop.stored) else { return };
+        for folder in folders.flatten() {
+            let name = folder.file_name();
+            let old = name.to_str().and_then(|name| name.parse::<u64>().ok());
+            if old.is_some_and(|old| old + KEPT_VERSIONS <= version.0) {
+                self.workshop.files.withdraw(&folder.path());
+                if let Err(error) = std::fs::remove_dir_all(folder.path()) {
+                    tracing::warn!(folder = %folder.path().display(), %error, "not removed");
+                }
+            }
+        }
     }
 }
 

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use shoal_engine::{Device, DeviceChoice};
 use shoal_metrics::Metrics;
-use shoal_protocol::ids::{ContentHash, Era, Member, PeerId, StageSpan, Term};
+use shoal_protocol::ids::{ContentHash, Era, Member, PeerId, Stage, StageSpan, Step, Term};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{FromCoordinator, LogRecord, Message, StageChoice, ToCoordinator};
 use shoal_protocol::net::transport::{Transport, TransportEvent};
@@ -50,8 +50,14 @@ use observer::Observer;
 use outgoing::Links;
 use payload::Payloads;
 
-/// Checkpoints that are brought together at once.
-const COLLECTIONS: usize = 8;
+/// Checkpoints and snapshots that are brought together at once.
+const COLLECTIONS: usize = 64;
+
+/// After how long the coordinator says again what shows no effect.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// After how long an all-reduce without a result is tried again, at first.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What one peer needs to take part in a run.
 pub struct Setup {
@@ -111,11 +117,20 @@ pub enum Office {
 ///
 /// # Errors
 /// When the run cannot go on, or this process cannot.
-pub async fn run(setup: Setup, observer: &mut Observer) -> anyhow::Result<()> {
+pub async fn run(setup: Setup, observer: &mut Observer) -> anyhow::Result<Outcome> {
     let mut driver = Driver::new(setup, observer).await?;
     let outcome = driver.drive().await;
     driver.close().await;
     outcome
+}
+
+/// How a life ends for this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// The run is over.
+    Finished,
+    /// The others went on without this peer; it may come back as a new life.
+    Expelled,
 }
 
 /// How a run ends for this process.
@@ -123,6 +138,7 @@ enum Ending {
     Finished,
     Stopped(String),
     Refused(String),
+    Expelled(String),
 }
 
 /// Something for one of this process's own state machines.
@@ -153,13 +169,22 @@ struct Driver<'a> {
     /// Where peers were reached: their own word does not know how others see them.
     seen_at: BTreeMap<PeerId, SocketAddr>,
     tracker: TaskTracker,
-    collections:
-        (mpsc::Sender<anyhow::Result<Collected>>, mpsc::Receiver<anyhow::Result<Collected>>),
+    /// What was brought here in the background.
+    gathered: (mpsc::Sender<Gathered>, mpsc::Receiver<Gathered>),
+    /// Who is a member, to name those that cannot be reached.
+    view: BTreeMap<PeerId, Member>,
     observer: &'a mut Observer,
     meters: Meters,
     members: usize,
     step_began: Moment,
     ending: Option<Ending>,
+}
+
+/// Files that were brought here in the background, or could not be.
+#[derive(Debug)]
+enum Gathered {
+    Checkpoint { version: Step, whole: anyhow::Result<Collected> },
+    Snapshot { version: Step, stage: Stage, whole: anyhow::Result<()> },
 }
 
 /// What the engine is made of once the hosted stages are known.
@@ -192,8 +217,15 @@ impl<'a> Driver<'a> {
         let (term, obeys, coordinator, log, out) = match office {
             Office::Member { coordinator } => (Term(0), coordinator, None, None, None),
             Office::Coordinator { term, wait_for, out } => {
-                let config =
-                    CoordinatorConfig { manifest: manifest.clone(), term, era: Era(0), wait_for };
+                let config = CoordinatorConfig {
+                    manifest: manifest.clone(),
+                    term,
+                    era: Era(0),
+                    wait_for,
+                    home: me.peer,
+                    retry: RETRY,
+                    patience: PATIENCE,
+                };
                 let log = CommitLog::open(&setup.data_dir.join("commits"))?;
                 (term, me, Some(Coordinator::new(config)), Some(log), Some(out))
             }
@@ -230,7 +262,8 @@ impl<'a> Driver<'a> {
             network: events,
             seen_at: BTreeMap::new(),
             tracker,
-            collections: mpsc::channel(COLLECTIONS),
+            gathered: mpsc::channel(COLLECTIONS),
+            view: BTreeMap::new(),
             observer,
             meters: Meters::new(setup.metrics),
             members: 0,
@@ -248,7 +281,7 @@ impl<'a> Driver<'a> {
     }
 
     /// Runs until the run is over.
-    async fn drive(&mut self) -> anyhow::Result<()> {
+    async fn drive(&mut self) -> anyhow::Result<Outcome> {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
         self.note(&RunEvent::Started {
@@ -266,7 +299,11 @@ impl<'a> Driver<'a> {
             self.meters.load(&self.peer.load(), traffic);
             match self.ending.take() {
                 None => {}
-                Some(Ending::Finished) => return Ok(()),
+                Some(Ending::Finished) => return Ok(Outcome::Finished),
+                Some(Ending::Expelled(reason)) => {
+                    tracing::warn!(%reason, "expelled");
+                    return Ok(Outcome::Expelled);
+                }
                 Some(Ending::Stopped(reason)) => bail!("the run stopped: {reason}"),
                 Some(Ending::Refused(reason)) => {
                     return Err(anyhow::anyhow!("not admitted: {reason}"))
@@ -322,7 +359,7 @@ impl<'a> Driver<'a> {
             done = next_done(&mut self.engine) => self.engine_done(done)?,
             event = next_event(&mut self.network) => self.network_event(event),
             record = next_record(&mut self.log) => self.record_written(record?),
-            Some(collected) = self.collections.1.recv() => self.collected(collected?),
+            Some(gathered) = self.gathered.1.recv() => self.gathered(gathered),
             () = sleep_until(clock, timeout) => {
                 self.own.push_back(Own::Peer(PeerInput::Tick));
                 if self.coordinator.is_some() {
@@ -347,14 +384,29 @@ impl<'a> Driver<'a> {
         self.own.push_back(Own::Coordinator(CoordinatorInput::Appended(record)));
     }
 
-    fn collected(&mut self, collected: Collected) {
-        let Collected { version, directory, hash } = collected;
-        self.note(&RunEvent::Checkpoint {
-            version: version.0,
-            directory: directory.display().to_string(),
-            hash,
-        });
-        self.own.push_back(Own::Coordinator(CoordinatorInput::Collected { version }));
+    fn gathered(&mut self, gathered: Gathered) {
+        match gathered {
+            Gathered::Checkpoint { version, whole } => {
+                if let Err(error) = &whole {
+                    let error = format!("{error:#}");
+                    tracing::warn!(%version, error, "a checkpoint could not be brought together");
+                }
+                let input = CoordinatorInput::Collected { version, whole: whole.is_ok() };
+                self.own.push_back(Own::Coordinator(input));
+                if let Ok(Collected { directory, hash }) = whole {
+                    let directory = directory.display().to_string();
+                    self.note(&RunEvent::Checkpoint { version: version.0, directory, hash });
+                }
+            }
+            Gathered::Snapshot { version, stage, whole } => {
+                if let Err(error) = &whole {
+                    let error = format!("{error:#}");
+                    tracing::warn!(%version, %stage, error, "a snapshot could not be fetched");
+                }
+                let whole = whole.is_ok();
+                self.own.push_back(Own::Peer(PeerInput::Fetched { version, stage, whole }));
+            }
+        }
     }
 
     fn interrupted(&mut self, signal: &str) -> anyhow::Result<()> {
@@ -372,11 +424,15 @@ impl<'a> Driver<'a> {
             }
             Some(TransportEvent::Disconnected { member, reason }) => {
                 tracing::info!(peer = %member, %reason, "disconnected");
+                self.own.push_back(Own::Peer(PeerInput::Disconnected { member }));
                 self.gone(member, &reason.to_string());
             }
             Some(TransportEvent::Unreachable { peer, error }) => {
                 tracing::warn!(peer = %peer.short(), %error, "unreachable");
-                if peer == self.obeys.peer {
+                if let Some(member) = self.view.get(&peer).copied() {
+                    self.own.push_back(Own::Peer(PeerInput::Unreachable { member }));
+                    self.gone(member, &error.to_string());
+                } else if peer == self.obeys.peer {
                     self.gone(self.obeys, &error.to_string());
                 }
             }
@@ -446,7 +502,6 @@ impl<'a> Driver<'a> {
     }
 
     fn gone(&mut self, member: Member, reason: &str) {
-        self.own.push_back(Own::Peer(PeerInput::Disconnected { member }));
         if self.coordinator.is_some() {
             self.own.push_back(Own::Coordinator(CoordinatorInput::Disconnected { member }));
         } else if member == self.obeys {
@@ -469,7 +524,7 @@ impl<'a> Driver<'a> {
         let holder = self.obeys.peer;
         let runtime = tokio::runtime::Handle::current();
         let make = move || {
-            let needs_text = span.contains(shoal_protocol::ids::Stage(0));
+            let needs_text = span.contains(Stage(0));
             let samples = if needs_text {
                 let fetch = text::obtain(&manifest, &data_dir, &files, transport, holder);
                 Some(runtime.block_on(fetch)?)
@@ -478,8 +533,8 @@ impl<'a> Driver<'a> {
             };
             let engine =
                 shoal_engine::Engine::new(&manifest, span, Device::open(device, threads)?)?;
-            let stored = data_dir.join("stored");
-            Ok(Workshop { manifest, engine, samples, payloads, stored, files, slow_down })
+            let (stored, fetched) = (data_dir.join("stored"), data_dir.join("fetched"));
+            Ok(Workshop { manifest, engine, samples, payloads, stored, fetched, files, slow_down })
         };
         self.engine = Some(EngineThread::start(make).context("no thread for the engine")?);
         Ok(())

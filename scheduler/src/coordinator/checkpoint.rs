@@ -1,103 +1,151 @@
-//! Saving the weights: one replica of each stage writes, and when all have, the log says so.
+//! Saving the weights: when every stage of a version is written, the log says so.
 
 use std::collections::BTreeMap;
 
-use shoal_protocol::ids::{Member, Stage, Step};
+use shoal_protocol::ids::{Stage, Step};
 use shoal_protocol::message::{FromCoordinator, LogRecord, StoredFile};
 
-use super::{Coordinator, Out, Phase, event, send};
+use super::{Coordinator, Out, Phase, event};
 use crate::action::{CoordinatorAction, CoordinatorEvent};
 
 /// Checkpoints that may be in the making at a time; another one that falls due is left out, unless
 /// it is the last.
 const PENDING: usize = 4;
 
-/// Files of one stage of one checkpoint.
-const FILES: usize = 64;
-
 /// Checkpoints in the making.
 #[derive(Debug, Default)]
 pub(super) struct Checkpoints {
-    pending: BTreeMap<Step, Pending>,
-    /// How often a member was told to write, so that the work is spread.
-    writes: BTreeMap<Member, u64>,
+    pending: BTreeMap<Step, Making>,
+    /// One was abandoned: the next version makes up for it.
+    overdue: bool,
     /// The run's keeper has the last one.
     last_collected: bool,
     /// The last one is in the log.
     last_logged: bool,
 }
 
+/// How far a checkpoint is.
 #[derive(Debug)]
-struct Pending {
-    writers: BTreeMap<Stage, Member>,
-    files: BTreeMap<Stage, Vec<StoredFile>>,
+enum Making {
+    Writing,
+    Logging,
+    /// The run's keeper fetches these.
+    Collecting(BTreeMap<Stage, Vec<StoredFile>>),
+}
+
+impl Checkpoints {
+    /// Whether a version's files are still needed.
+    pub(super) fn needs(&self, version: Step) -> bool {
+        self.pending.contains_key(&version)
+    }
+
+    /// The run goes back: what was in the making is made again.
+    pub(super) fn begin_again(&mut self) {
+        *self = Self::default();
+    }
 }
 
 impl Coordinator {
+    /// Whether the present version is to be saved.
+    pub(super) fn checkpoint_is_due(&self) -> bool {
+        let every = self.config.manifest.checkpoint.every;
+        every > 0 && (self.version.0.is_multiple_of(every) || self.checkpoints.overdue)
+    }
+
     /// Has the current version written.
     pub(super) fn start_checkpoint(&mut self, out: &mut Out) {
         if self.checkpoints.pending.len() >= PENDING && !self.is_last_version() {
             return;
         }
-        let version = self.version;
-        let mut writers = BTreeMap::new();
-        for (stage, replicas) in self.replicas() {
-            let writes = &mut self.checkpoints.writes;
-            let rarest = |member: &Member| writes.get(member).copied().unwrap_or(0);
-            let writer = replicas.into_iter().min_by_key(rarest).expect("every stage is hosted");
-            *writes.entry(writer).or_insert(0) += 1;
-            send(writer, FromCoordinator::Store { version, stage }, out);
-            writers.insert(stage, writer);
+        self.checkpoints.overdue = false;
+        self.checkpoints.pending.insert(self.version, Making::Writing);
+        for stage in self.config.manifest.clone().stages() {
+            self.want_snapshot(self.version, stage, out);
         }
-        self.checkpoints.pending.insert(version, Pending { writers, files: BTreeMap::new() });
+        self.log_whole_checkpoints(out);
     }
 
-    /// A stage is written. When all are, the log says so.
-    pub(super) fn stored(
-        &mut self,
-        from: Member,
-        version: Step,
-        stage: Stage,
-        files: Vec<StoredFile>,
-        out: &mut Out,
-    ) {
-        let Some(pending) = self.checkpoints.pending.get_mut(&version) else { return };
-        if pending.writers.get(&stage) != Some(&from) || files.len() > FILES {
-            return;
-        }
-        let whole = pending.writers.len();
-        if pending.files.len() == whole || pending.files.insert(stage, files).is_some() {
-            return;
-        }
-        if pending.files.len() == whole {
-            let stages = pending
-                .files
-                .iter()
-                .map(|(stage, files)| (pending.writers[stage].peer, files.clone()))
+    /// Writes down the checkpoints of which every stage is stored.
+    pub(super) fn log_whole_checkpoints(&mut self, out: &mut Out) {
+        for (version, making) in &mut self.checkpoints.pending {
+            let stages = self.config.manifest.stages();
+            let whole: Option<Vec<_>> = stages
+                .map(|stage| {
+                    let (writer, files) = self.snapshots.stored(*version, stage)?;
+                    Some((writer.peer, files.clone()))
+                })
                 .collect();
-            let record = LogRecord::Checkpoint { version, stages };
-            out.push(CoordinatorAction::Append(record));
+            if let Some(stages) = whole.filter(|_| matches!(making, Making::Writing)) {
+                *making = Making::Logging;
+                let record = LogRecord::Checkpoint { version: *version, stages };
+                out.push(CoordinatorAction::Append(record));
+            }
         }
     }
 
-    /// The checkpoint is complete for good.
+    /// The checkpoint is in the log: time to bring it together.
     pub(super) fn checkpoint_logged(&mut self, version: Step, out: &mut Out) {
-        let pending = self.checkpoints.pending.remove(&version).expect("it was in the making");
-        let last = version.0 == self.config.manifest.training.steps;
-        let stages = pending
-            .files
-            .into_iter()
-            .map(|(stage, files)| (pending.writers[&stage], files))
+        let stages: Option<Vec<_>> = self
+            .config
+            .manifest
+            .stages()
+            .map(|stage| {
+                let (writer, files) = self.snapshots.stored(version, stage)?;
+                Some((writer, files.clone()))
+            })
             .collect();
+        let making = self.checkpoints.pending.get_mut(&version);
+        // A writer died meanwhile: it is being written again, or was abandoned.
+        let (Some(making), Some(stages)) = (making, stages) else { return };
+        let files = stages.iter().map(|(_, files)| files.clone());
+        *making = Making::Collecting((0..).map(Stage).zip(files).collect());
+        let last = version.0 == self.config.manifest.training.steps;
         event(CoordinatorEvent::CheckpointStored { version, stages, last }, out);
         self.checkpoints.last_logged |= last;
-        self.finish_when_saved(out);
     }
 
-    /// The run's keeper has the files.
-    pub(super) fn collected(&mut self, version: Step, out: &mut Out) {
-        self.checkpoints.last_collected |= version.0 == self.config.manifest.training.steps;
-        self.finish_when_saved(out);
+    /// The run's keeper has the files, or could not get them.
+    pub(super) fn collected(&mut self, version: Step, whole: bool, out: &mut Out) {
+        let making = self.checkpoints.pending.remove(&version);
+        match making {
+            Some(Making::Collecting(files)) if whole => {
+                self.archive.keep(version, files);
+                self.checkpoints.last_collected |= version.0 == self.config.manifest.training.steps;
+                self.drop_unwanted_snapshots();
+                self.finish_when_saved(out);
+            }
+            Some(Making::Collecting(_)) => {
+                self.snapshots.forget_version(version);
+                self.make_again(version, out);
+            }
+            // It is made again already.
+            Some(other) => {
+                self.checkpoints.pending.insert(version, other);
+            }
+            None => {}
+        }
+    }
+
+    /// Part of a checkpoint in the making is lost. What is being fetched may be whole all the same.
+    pub(super) fn checkpoint_spoiled(&mut self, version: Step, out: &mut Out) {
+        let making = self.checkpoints.pending.get(&version);
+        if matches!(making, Some(Making::Writing | Making::Logging)) {
+            self.make_again(version, out);
+        }
+    }
+
+    /// Writes a checkpoint again where that can be; else the next version makes up for it.
+    fn make_again(&mut self, version: Step, out: &mut Out) {
+        if version == self.version {
+            self.checkpoints.pending.insert(version, Making::Writing);
+            for stage in self.config.manifest.clone().stages() {
+                self.want_snapshot(version, stage, out);
+            }
+        } else {
+            self.checkpoints.pending.remove(&version);
+            self.checkpoints.overdue = true;
+            event(CoordinatorEvent::CheckpointAbandoned { version }, out);
+        }
     }
 
     fn finish_when_saved(&mut self, out: &mut Out) {

@@ -6,17 +6,24 @@ use shoal_protocol::ids::{Attempt, Era, Member, Microbatch, Stage, Step};
 use shoal_protocol::message::{
     CommitRecord, FixedLoss, FromCoordinator, LogRecord, Round, RoundId, RoundMember, RoundOutcome,
 };
+use shoal_protocol::units::Moment;
 
-use super::{Coordinator, Out, Phase, event};
+use super::{Coordinator, Out, Phase, event, send};
 use crate::action::{CoordinatorAction, CoordinatorEvent};
+use crate::ledger::Ledger;
 use crate::round::proof_of;
 
-/// The rounds of a closed step.
-#[derive(Debug)]
-pub(super) struct Closing {
-    rounds: BTreeMap<Stage, OpenRound>,
-    loss: FixedLoss,
-    held_out_loss: Option<FixedLoss>,
+/// How often the patience with a round doubles, at most.
+const DOUBLINGS: u32 = 6;
+
+/// The rounds of the present step.
+#[derive(Debug, Default)]
+pub(super) struct Rounds {
+    open: BTreeMap<Stage, OpenRound>,
+    /// Tries that came to nothing.
+    failed: BTreeMap<Stage, u32>,
+    /// When what is still missing is tried again.
+    patience: Option<Moment>,
 }
 
 #[derive(Debug)]
@@ -28,20 +35,57 @@ struct OpenRound {
     outcomes: BTreeMap<Member, RoundOutcome>,
 }
 
+impl OpenRound {
+    fn is_whole(&self) -> bool {
+        self.outcomes.len() == self.round.members.len()
+    }
+}
+
+impl Rounds {
+    pub(super) fn is_empty(&self) -> bool {
+        self.open.is_empty()
+    }
+
+    /// When the rounds that are not whole are tried again.
+    pub(super) fn patience(&self) -> Option<Moment> {
+        self.patience
+    }
+
+    /// Gives up the rounds that `broken` says; returns how many there were.
+    fn fail(&mut self, broken: impl Fn(&OpenRound) -> bool) -> usize {
+        let Self { open, failed, .. } = self;
+        let before = open.len();
+        open.retain(|stage, round| {
+            let fails = broken(round);
+            *failed.entry(*stage).or_insert(0) += u32::from(fails);
+            !fails
+        });
+        before - open.len()
+    }
+}
+
 impl Coordinator {
-    /// Everything is done: every replica hears what its accumulator must hold.
-    pub(super) fn close_step(&mut self, out: &mut Out) {
+    /// Closes the step when everything is done and everybody who did it is there.
+    pub(super) fn close_when_complete(&mut self, out: &mut Out) {
+        let complete = self.work.ledgers.get(&self.version).is_some_and(Ledger::is_complete);
+        if complete && matches!(self.phase, Phase::Open) && !self.is_expelling() {
+            self.close_step(out);
+        }
+    }
+
+    /// Everything is done: every replica hears what its accumulator must hold. Rounds of this step
+    /// that a death left untouched go on.
+    fn close_step(&mut self, out: &mut Out) {
         let step = self.version;
         let ledger = &self.work.ledgers[&step];
-        let mut rounds = BTreeMap::new();
+        let microbatches = self.config.manifest.training.microbatches;
         for (stage, members) in self.replicas() {
-            let id = RoundId {
-                era: self.config.era,
-                term: self.config.term,
-                step,
-                stage,
-                attempt: Attempt(0),
-            };
+            if self.rounds.open.contains_key(&stage) {
+                continue;
+            }
+            let failed = self.rounds.failed.get(&stage).copied().unwrap_or(0);
+            let (era, term, attempt) = (self.config.era, self.config.term, Attempt(failed));
+            let id = RoundId { era, term, step, stage, attempt };
             let members = members
                 .into_iter()
                 .map(|member| {
@@ -49,18 +93,21 @@ impl Coordinator {
                     RoundMember { member, counted, weight: 1 }
                 })
                 .collect();
-            let round = Round { id, members };
-            for part in &round.members {
-                let message = FromCoordinator::Close(round.clone());
-                out.push(CoordinatorAction::Send { to: part.member, message });
+            let listeners = self.listeners(stage);
+            let round = Round { id, members, listeners };
+            let all = round.members.iter().map(|part| part.member);
+            for to in all.chain(round.listeners.iter().copied()) {
+                send(to, FromCoordinator::Close(round.clone()), out);
             }
-            let batch = (0..self.config.manifest.training.microbatches).map(Microbatch);
-            let proof = proof_of(step, stage, batch);
-            rounds.insert(stage, OpenRound { round, proof, outcomes: BTreeMap::new() });
+            let proof = proof_of(step, stage, (0..microbatches).map(Microbatch));
+            let open = OpenRound { round, proof, outcomes: BTreeMap::new() };
+            self.rounds.open.insert(stage, open);
         }
-        let (loss, held_out_loss) = ledger.losses();
-        self.phase = Phase::Closing(Closing { rounds, loss, held_out_loss });
+        let tries = self.rounds.failed.values().copied().max().unwrap_or(0).min(DOUBLINGS);
+        self.rounds.patience = Some(self.now + self.config.patience * (1 << tries));
+        self.phase = Phase::Closing;
         self.announce_step(step.next(), out);
+        self.commit_when_reduced(out);
     }
 
     /// A member holds a result. When all do, and the same, the step's last word goes into the log.
@@ -71,8 +118,7 @@ impl Coordinator {
         outcome: RoundOutcome,
         out: &mut Out,
     ) {
-        let Phase::Closing(closing) = &mut self.phase else { return };
-        let Some(open) = closing.rounds.get_mut(&round.stage) else { return };
+        let Some(open) = self.rounds.open.get_mut(&round.stage) else { return };
         if open.round.id != round || !open.round.members.iter().any(|part| part.member == from) {
             return;
         }
@@ -93,11 +139,64 @@ impl Coordinator {
             return self.stop(reason, out);
         }
         open.outcomes.insert(from, outcome);
-        let whole = |open: &OpenRound| open.outcomes.len() == open.round.members.len();
-        if closing.rounds.values().all(whole) {
-            let record = commit_record(closing, self.config.era, self.version);
+        self.commit_when_reduced(out);
+    }
+
+    fn commit_when_reduced(&mut self, out: &mut Out) {
+        let whole = self.rounds.open.values().all(OpenRound::is_whole);
+        if whole && matches!(self.phase, Phase::Closing) {
+            let (loss, held_out_loss) = self.work.ledgers[&self.version].losses();
+            let record =
+                commit_record(&self.rounds, self.config.era, self.version, loss, held_out_loss);
             self.phase = Phase::Committing;
+            self.rounds.patience = None;
             out.push(CoordinatorAction::Append(LogRecord::Commit(record)));
+        }
+    }
+
+    /// A member refuses a round's result.
+    pub(super) fn round_refused(
+        &mut self,
+        from: Member,
+        round: RoundId,
+        reason: &str,
+        out: &mut Out,
+    ) {
+        let open = self.rounds.open.get(&round.stage);
+        if open.is_some_and(|open| open.round.id == round) {
+            let stage = round.stage;
+            self.stop(format!("{from} refused the all-reduce of stage {stage}: {reason}"), out);
+        }
+    }
+
+    /// Rounds with a member that is gone come to nothing. The step is open again until what the
+    /// member had counted is done anew.
+    pub(super) fn abort_rounds_with(&mut self, gone: Member, out: &mut Out) {
+        let with = |open: &OpenRound| open.round.members.iter().any(|part| part.member == gone);
+        self.fail_rounds(with, out);
+    }
+
+    /// Rounds that take too long are tried again: something got lost on the way.
+    pub(super) fn retry_late_rounds(&mut self, out: &mut Out) {
+        let late = self.rounds.patience.is_some_and(|patience| self.now >= patience);
+        if late && matches!(self.phase, Phase::Closing) {
+            self.fail_rounds(|open| !open.is_whole(), out);
+            self.close_when_complete(out);
+        }
+    }
+
+    fn fail_rounds(&mut self, broken: impl Fn(&OpenRound) -> bool, out: &mut Out) {
+        // What is on its way into the log is held by all who are left.
+        if matches!(self.phase, Phase::Committing) {
+            return;
+        }
+        let failed = self.rounds.fail(broken);
+        if failed > 0 {
+            event(CoordinatorEvent::RoundsAborted { step: self.version, rounds: failed }, out);
+        }
+        if matches!(self.phase, Phase::Closing) {
+            self.phase = Phase::Open;
+            self.rounds.patience = None;
         }
     }
 
@@ -105,16 +204,16 @@ impl Coordinator {
     pub(super) fn committed(&mut self, record: CommitRecord, out: &mut Out) {
         assert!(matches!(self.phase, Phase::Committing), "only a closed step is committed");
         assert_eq!(record.step, self.version, "steps are committed one after the other");
+        self.rounds = Rounds::default();
         self.version = self.version.next();
         self.tell_all(&FromCoordinator::Commit(record.clone()), out);
-        let repeated = self.work.close_books(record.step);
-        event(CoordinatorEvent::Committed { record, repeated }, out);
-        let every = self.config.manifest.checkpoint.every;
+        let books = self.work.close_books(record.step);
+        event(CoordinatorEvent::Committed { record, books }, out);
         if self.is_last_version() {
             self.phase = Phase::Saving;
             self.start_checkpoint(out);
         } else {
-            if every > 0 && self.version.0.is_multiple_of(every) {
+            if self.checkpoint_is_due() {
                 self.start_checkpoint(out);
             }
             self.open_step(out);
@@ -129,9 +228,15 @@ fn equal_bits(one: &RoundOutcome, other: &RoundOutcome) -> bool {
 }
 
 /// The norm over all stages is the root of the sum of their squares, added in order of stages.
-fn commit_record(closing: &Closing, era: Era, step: Step) -> CommitRecord {
-    let stages: Vec<(Attempt, RoundOutcome)> = closing
-        .rounds
+fn commit_record(
+    rounds: &Rounds,
+    era: Era,
+    step: Step,
+    loss: FixedLoss,
+    held_out_loss: Option<FixedLoss>,
+) -> CommitRecord {
+    let stages: Vec<(Attempt, RoundOutcome)> = rounds
+        .open
         .values()
         .map(|open| {
             let outcome = open.outcomes.values().next().expect("a round has members");
@@ -140,6 +245,5 @@ fn commit_record(closing: &Closing, era: Era, step: Step) -> CommitRecord {
         .collect();
     let gradient_norm =
         stages.iter().fold(0.0, |sum, (_, outcome)| sum + outcome.square_norm).sqrt();
-    let Closing { loss, held_out_loss, .. } = *closing;
     CommitRecord { era, step, stages, gradient_norm, loss, held_out_loss }
 }

@@ -1,8 +1,9 @@
 //! What a coordinator is told once, when its term begins.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use shoal_protocol::ids::{Era, Term};
+use shoal_protocol::ids::{Era, PeerId, Term};
 use shoal_protocol::manifest::Manifest;
 
 /// Everything that a coordinator starts with.
@@ -16,4 +17,10 @@ pub struct CoordinatorConfig {
     pub era: Era,
     /// Members that the first step waits for, besides a replica of every stage.
     pub wait_for: usize,
+    /// The peer that it lives with.
+    pub home: PeerId,
+    /// After how long a word whose effect does not show is said again.
+    pub retry: Duration,
+    /// After how long an all-reduce without a result is tried again, at first.
+    pub patience: Duration,
 }

@@ -1,10 +1,16 @@
-//! The run's decisions: who is a member (`registration`), who works on what (`work`), when a
-//! step is closed and committed (`closing`), what is saved (`checkpoint`).
+//! The run's decisions: who is a member (`registration`, `joining`), who works on what (`work`), when
+//! a step is closed and committed (`closing`), what becomes of the work of who is gone (`recovery`),
+//! what is written (`snapshots`) and saved (`checkpoint`), and where it all begins again when a stage
+//! is lost (`rewind`).
 
 mod checkpoint;
 mod closing;
 mod config;
+mod joining;
+mod recovery;
 mod registration;
+mod rewind;
+mod snapshots;
 #[cfg(test)]
 mod tests;
 mod work;
@@ -12,12 +18,16 @@ mod work;
 use std::collections::BTreeMap;
 
 pub use config::CoordinatorConfig;
-use shoal_protocol::ids::{Member, Stage, StageSpan, Step};
+use shoal_protocol::ids::{Era, Member, Stage, Step};
 use shoal_protocol::message::{FromCoordinator, LogRecord, ToCoordinator, View};
 use shoal_protocol::units::Moment;
 
 use self::checkpoint::Checkpoints;
-use self::closing::Closing;
+use self::closing::Rounds;
+use self::joining::Newcomers;
+use self::recovery::{Complaints, Gaps};
+use self::rewind::Archive;
+use self::snapshots::Snapshots;
 use self::work::Work;
 use crate::action::{CoordinatorAction, CoordinatorEvent, CoordinatorInput};
 use crate::membership::Membership;
@@ -39,7 +49,18 @@ pub struct Coordinator {
     /// The version of the weights: steps committed.
     version: Step,
     work: Work,
+    rounds: Rounds,
+    newcomers: Newcomers,
+    snapshots: Snapshots,
     checkpoints: Checkpoints,
+    archive: Archive,
+    complaints: Complaints,
+    /// The time of the present input.
+    now: Moment,
+    /// What nobody had claimed at the last look.
+    gaps: Gaps,
+    /// When it is looked at again, and replays are asked for again.
+    replay_at: Option<Moment>,
 }
 
 /// Where the run stands.
@@ -47,10 +68,12 @@ pub struct Coordinator {
 enum Phase {
     /// Members are still missing.
     Gathering,
+    /// A return to an earlier version is on its way into the log.
+    Rewinding,
     /// Microbatches flow.
     Open,
     /// All are done, the all-reduce is on.
-    Closing(Closing),
+    Closing,
     /// The step's last word is on its way into the log.
     Committing,
     /// The last step is committed, the last checkpoint is not yet where it belongs.
@@ -79,7 +102,15 @@ impl Coordinator {
             phase: Phase::Gathering,
             version: Step(0),
             work: Work::new(),
+            rounds: Rounds::default(),
+            newcomers: Newcomers::default(),
+            snapshots: Snapshots::default(),
             checkpoints: Checkpoints::default(),
+            archive: Archive::default(),
+            complaints: Complaints::default(),
+            now: Moment::default(),
+            gaps: Gaps::new(),
+            replay_at: None,
         }
     }
 
@@ -92,26 +123,41 @@ impl Coordinator {
     /// Takes in what happened and adds what is to be done, in order, to `out`.
     pub fn handle(
         &mut self,
-        _now: Moment,
+        now: Moment,
         input: CoordinatorInput,
         out: &mut Vec<CoordinatorAction>,
     ) {
+        self.now = now;
         match input {
             CoordinatorInput::Message { from, message } => self.heard(from, message, out),
             CoordinatorInput::Disconnected { member } => {
                 self.lost(member, "its connection broke", out);
             }
             CoordinatorInput::Appended(record) => self.appended(record, out),
-            CoordinatorInput::Collected { version } => self.collected(version, out),
+            CoordinatorInput::Collected { version, whole } => {
+                self.collected(version, whole, out);
+            }
             CoordinatorInput::Tick => {}
         }
+        if self.replay_at.is_some_and(|at| now >= at) {
+            self.replay_old_gaps(out);
+        }
+        self.retry_late_rounds(out);
     }
 
-    /// When a `Tick` is due, if nothing else happens before: never, since the coordinator waits for
-    /// members only, and hears of those that break off.
+    /// The era of the run.
+    #[must_use]
+    pub fn era(&self) -> Era {
+        self.config.era
+    }
+
+    /// When a `Tick` is due, if nothing else happens before.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Moment> {
-        None
+        if matches!(self.phase, Phase::Finished | Phase::Stopped { .. }) {
+            return None;
+        }
+        [self.replay_at, self.rounds.patience()].into_iter().flatten().min()
     }
 
     fn heard(&mut self, from: Member, message: ToCoordinator, out: &mut Out) {
@@ -119,16 +165,24 @@ impl Coordinator {
             return self.register(from, choice, addresses, fingerprint, out);
         }
         // A word is dropped because its sender is no member, and for no other reason.
-        let Some(span) = self.membership.span_of(from) else { return };
+        let Some(span) = self.membership.span_of(from) else {
+            let reason = "it is not a member any more".to_owned();
+            return send(from, FromCoordinator::Expelled { reason }, out);
+        };
         if let Phase::Stopped { reason } = &self.phase {
             let reason = reason.clone();
             return send(from, FromCoordinator::Stopped { reason }, out);
         }
+        let rewinding = matches!(self.phase, Phase::Rewinding);
+        let leaves = matches!(message, ToCoordinator::Leave | ToCoordinator::CannotReach { .. });
+        if rewinding && !leaves {
+            return;
+        }
         match message {
             ToCoordinator::Register { .. } => {}
-            ToCoordinator::WorkWanted { room, through, pace } => {
+            ToCoordinator::WorkWanted { rooms, through, pace } => {
                 if span.first.0 == 0 {
-                    self.work.wanted(from, room, through, pace);
+                    self.work.wanted(from, &rooms, through, pace);
                     self.give_out(out);
                 }
             }
@@ -140,9 +194,7 @@ impl Coordinator {
             ToCoordinator::Done { key, grant, loss } => self.done(from, key, grant, loss, out),
             ToCoordinator::Reduced { round, outcome } => self.reduced(from, round, outcome, out),
             ToCoordinator::RoundRefused { round, reason } => {
-                let reason =
-                    format!("{from} refused the all-reduce of stage {}: {reason}", round.stage);
-                self.stop(reason, out);
+                self.round_refused(from, round, &reason, out);
             }
             ToCoordinator::Diverged { key, reason } => {
                 self.stop(format!("the numbers diverged at {key}: {reason}"), out);
@@ -150,6 +202,10 @@ impl Coordinator {
             ToCoordinator::Stored { version, stage, files } => {
                 self.stored(from, version, stage, files, out);
             }
+            ToCoordinator::Released { key, grant } => self.released(from, key, grant, out),
+            ToCoordinator::Ready { version } => self.ready(from, version, out),
+            ToCoordinator::Behind => self.behind(from, out),
+            ToCoordinator::CannotReach { member } => self.cannot_reach(from, member, out),
             ToCoordinator::Leave => self.lost(from, "it left", out),
         }
     }
@@ -161,34 +217,12 @@ impl Coordinator {
         match record {
             LogRecord::Term(_) => {}
             LogRecord::View(view) => self.view_logged(view, out),
+            // What was committed last is undone by the rewind that follows it in the log.
+            LogRecord::Commit(_) if matches!(self.phase, Phase::Rewinding) => {}
             LogRecord::Commit(record) => self.committed(record, out),
+            LogRecord::Rewind { era, version } => self.rewound(era, version, out),
             LogRecord::Checkpoint { version, .. } => self.checkpoint_logged(version, out),
         }
-    }
-
-    /// A member is gone. Until the first step nothing depends on it; from then on the run needs it.
-    fn lost(&mut self, member: Member, how: &str, out: &mut Out) {
-        let over = matches!(self.phase, Phase::Finished | Phase::Stopped { .. });
-        let Some(span) = self.membership.span_of(member).filter(|_| !over) else { return };
-        event(CoordinatorEvent::Lost { member, span }, out);
-        if matches!(self.phase, Phase::Gathering) {
-            self.membership.remove(member);
-            self.work.forget(member);
-            self.view_changed(out);
-            self.open_when_gathered(out);
-        } else {
-            let reason = self.loss_reason(member, span, how);
-            self.membership.remove(member);
-            self.stop(reason, out);
-        }
-    }
-
-    fn loss_reason(&self, member: Member, span: StageSpan, how: &str) -> String {
-        format!(
-            "peer {} with stages {span} is gone ({how}); training went up to step {} of {}: \
-             start the run again",
-            member.peer, self.version, self.config.manifest.training.steps
-        )
     }
 
     /// The run cannot go on, and everybody hears why.
@@ -207,10 +241,28 @@ impl Coordinator {
         }
     }
 
-    /// The replicas of every stage, in order of stages.
+    /// The replicas of every stage that the log knows and nobody misses, in order of stages.
     fn replicas(&self) -> BTreeMap<Stage, Vec<Member>> {
         let stages = self.config.manifest.stages();
-        stages.map(|stage| (stage, self.membership.replicas(stage).collect())).collect()
+        stages.map(|stage| (stage, self.replicas_of(stage))).collect()
+    }
+
+    fn replicas_of(&self, stage: Stage) -> Vec<Member> {
+        self.hosts(stage).filter(|(_, serving)| *serving).map(|(member, _)| member).collect()
+    }
+
+    /// Newcomers that will host a stage.
+    fn listeners(&self, stage: Stage) -> Vec<Member> {
+        self.hosts(stage).filter(|(_, serving)| !serving).map(|(member, _)| member).collect()
+    }
+
+    fn hosts(&self, stage: Stage) -> impl Iterator<Item = (Member, bool)> + '_ {
+        self.logged_view
+            .members
+            .iter()
+            .filter(move |record| record.span.contains(stage))
+            .filter(|record| self.membership.contains(record.member))
+            .map(|record| (record.member, record.serving))
     }
 }
 

@@ -2,11 +2,12 @@
 
 use std::net::SocketAddr;
 
-use shoal_protocol::ids::{ContentHash, Member, Stage};
+use shoal_protocol::ids::{ContentHash, Era, Member, Stage, Step};
 use shoal_protocol::message::{FromCoordinator, LogRecord, StageChoice, View};
 
 use super::{Coordinator, Out, Phase, event, send};
 use crate::action::{CoordinatorAction, CoordinatorEvent};
+use crate::membership::AdmissionError;
 
 impl Coordinator {
     pub(super) fn register(
@@ -17,19 +18,21 @@ impl Coordinator {
         fingerprint: ContentHash,
         out: &mut Out,
     ) {
-        let gathering = matches!(self.phase, Phase::Gathering);
-        if !gathering && !self.membership.contains(from) {
-            let reason = match &self.phase {
-                Phase::Stopped { reason } => format!("the run has stopped: {reason}"),
-                Phase::Finished => "the run is over".to_owned(),
-                _ => format!(
-                    "the run is at step {} and takes in no more peers: join before its first step",
-                    self.version
-                ),
-            };
+        let over = match &self.phase {
+            Phase::Stopped { reason } => Some(format!("the run has stopped: {reason}")),
+            Phase::Finished => Some("the run is over".to_owned()),
+            _ => None,
+        };
+        if let Some(reason) = over.filter(|_| !self.membership.contains(from)) {
             return send(from, FromCoordinator::Refused { reason }, out);
         }
-        match self.membership.admit(from, choice, addresses, fingerprint) {
+        // Before the first step everybody has the initial weights.
+        let serving = matches!(self.phase, Phase::Gathering) && self.is_before_first_step();
+        match self.membership.admit(from, choice, addresses, fingerprint, serving) {
+            Err(AdmissionError::Expelled) => {
+                let reason = AdmissionError::Expelled.to_string();
+                send(from, FromCoordinator::Expelled { reason }, out);
+            }
             Err(error) => {
                 send(from, FromCoordinator::Refused { reason: error.to_string() }, out);
             }
@@ -40,9 +43,9 @@ impl Coordinator {
                 }
             }
             Ok(admission) => {
-                if let Some(member) = admission.replaced {
-                    self.work.forget(member);
-                    event(CoordinatorEvent::Lost { member, span: admission.span }, out);
+                if let Some((member, span)) = admission.replaced {
+                    let how = "it started anew".to_owned();
+                    event(CoordinatorEvent::Lost { member, span, how }, out);
                 }
                 event(CoordinatorEvent::Admitted { member: from, span: admission.span }, out);
                 if admission.unlike {
@@ -69,26 +72,43 @@ impl Coordinator {
         assert!(view.number > self.logged_view.number, "the log keeps its order");
         let old = std::mem::replace(&mut self.logged_view, view);
         self.view_pending = false;
-        let members: Vec<Member> =
-            self.logged_view.members.iter().map(|record| record.member).collect();
-        for member in members {
-            if !self.membership.contains(member) {
-                continue;
-            }
-            if !old.members.iter().any(|record| record.member == member) {
+        let was = |member: Member| old.members.iter().any(|record| record.member == member);
+        let is =
+            |member: Member| self.logged_view.members.iter().any(|record| record.member == member);
+        let gone: Vec<Member> =
+            old.members.iter().map(|record| record.member).filter(|old| !is(*old)).collect();
+        let here: Vec<(Member, bool)> = self
+            .logged_view
+            .members
+            .iter()
+            .map(|record| (record.member, !was(record.member)))
+            .filter(|(member, _)| self.membership.contains(*member))
+            .collect();
+        for (member, new) in here {
+            if new {
                 self.welcome(member, out);
             }
             send(member, FromCoordinator::View(self.logged_view.clone()), out);
         }
+        self.work.set_givers(self.replicas_of(Stage(0)));
+        self.expelled(&gone, out);
         if std::mem::take(&mut self.view_outdated) {
             self.view_changed(out);
         }
         self.open_when_gathered(out);
+        self.give_out(out);
+        self.replay(out);
+        self.close_when_complete(out);
     }
 
+    /// Tells a member what it hosts; a newcomer also what it begins from.
     fn welcome(&mut self, member: Member, out: &mut Out) {
         let span = self.membership.span_of(member).expect("only members are welcomed");
-        send(member, FromCoordinator::Admitted { span, version: self.version }, out);
+        if self.membership.is_serving(member) {
+            send(member, FromCoordinator::Admitted { span, version: self.version }, out);
+        } else {
+            self.receive_newcomer(member, out);
+        }
     }
 
     /// Opens the first step as soon as everybody who is waited for is in the log.
@@ -97,7 +117,9 @@ impl Coordinator {
             return;
         }
         let stages = self.membership.uncovered();
-        let members = self.config.wait_for.saturating_sub(self.membership.len());
+        // Members were waited for once.
+        let wanted = if self.is_before_first_step() { self.config.wait_for } else { 0 };
+        let members = wanted.saturating_sub(self.membership.len());
         if !stages.is_empty() || members > 0 {
             let waiting = Some((stages.clone(), members));
             if self.waiting_said != waiting {
@@ -106,13 +128,16 @@ impl Coordinator {
             }
             return;
         }
-        self.work.set_givers(self.membership.replicas(Stage(0)));
         if self.is_last_version() {
             self.phase = Phase::Saving;
             self.start_checkpoint(out);
         } else {
             self.open_step(out);
         }
+    }
+
+    fn is_before_first_step(&self) -> bool {
+        self.version == Step(0) && self.config.era == Era(0)
     }
 
     /// Whether training is complete.

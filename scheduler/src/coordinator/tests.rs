@@ -1,11 +1,12 @@
 //! What the coordinator does, action by action.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use shoal_protocol::ids::{
-    ClaimKey, ContentHash, Era, GrantNumber, Incarnation, Microbatch, PeerId, Term,
+    ClaimKey, ContentHash, Era, GrantNumber, Incarnation, Microbatch, PeerId, StageSpan, Term,
 };
-use shoal_protocol::message::{FixedLoss, RoundId, RoundOutcome, StageChoice};
+use shoal_protocol::message::{FixedLoss, RoundId, RoundOutcome, SnapshotPart, StageChoice};
 
 use super::*;
 use crate::round::proof_of;
@@ -25,7 +26,15 @@ struct Run {
 impl Run {
     fn new(stages: u16, microbatches: u32, steps: u64) -> Self {
         let manifest = Arc::new(Scenario::small_manifest(stages, microbatches, steps));
-        let config = CoordinatorConfig { manifest, term: Term(1), era: Era(0), wait_for: 2 };
+        let config = CoordinatorConfig {
+            manifest,
+            term: Term(1),
+            era: Era(0),
+            wait_for: 2,
+            home: member(0).peer,
+            retry: Duration::from_secs(2),
+            patience: Duration::from_secs(30),
+        };
         let mut run = Self { coordinator: Coordinator::new(config), logged: Vec::new() };
         let mut out = Vec::new();
         run.coordinator.start(Moment::default(), &mut out);
@@ -67,7 +76,8 @@ impl Run {
 
     fn want(&mut self, from: u8, room: u32, through: u64) -> Vec<CoordinatorAction> {
         let through = GrantNumber(through);
-        self.hear(from, ToCoordinator::WorkWanted { room, through, pace: 0 })
+        let rooms = vec![(Step(0), room), (Step(1), room)];
+        self.hear(from, ToCoordinator::WorkWanted { rooms, through, pace: 0 })
     }
 
     fn finish(&mut self, from: u8, microbatch: u32, grant: u64) -> Vec<CoordinatorAction> {
@@ -165,7 +175,7 @@ fn newcomers_are_members_when_the_log_has_them_and_the_first_step_waits_for_all(
 }
 
 #[test]
-fn who_comes_too_late_or_asks_for_what_is_not_there_is_refused() {
+fn who_asks_for_what_is_not_there_is_refused() {
     let mut run = Run::new(1, 1, 1);
     let refusal = |actions: &[CoordinatorAction]| match actions {
         [CoordinatorAction::Send { message: FromCoordinator::Refused { reason }, .. }] => {
@@ -176,8 +186,6 @@ fn who_comes_too_late_or_asks_for_what_is_not_there_is_refused() {
     let wrong = run.hear(0, register(StageChoice::One(Stage(1))));
     assert_eq!(refusal(&wrong), "the run has no stage 1: choose one from 0 to 0, or auto");
     let mut run = Run::opened(1, 1);
-    let late = run.hear(2, register(StageChoice::Auto));
-    assert!(refusal(&late).contains("takes in no more peers"), "{late:?}");
     // A member that asks again is told again.
     let again = run.hear(1, register(StageChoice::Auto));
     let welcomed = messages(&again, |message| matches!(message, FromCoordinator::Admitted { .. }));
@@ -271,7 +279,7 @@ fn a_run_ends_when_its_last_checkpoint_is_stored_logged_and_collected() {
         last: true,
     };
     assert_eq!(events(&actions), [whole]);
-    let ended = run.input(CoordinatorInput::Collected { version: Step(0) });
+    let ended = run.input(CoordinatorInput::Collected { version: Step(0), whole: true });
     let finished = |message: &FromCoordinator| *message == FromCoordinator::Finished;
     assert_eq!(messages(&ended, finished).len(), 2);
     assert_eq!(events(&ended), [CoordinatorEvent::Finished]);
@@ -317,20 +325,148 @@ fn divergence_stops_the_run_and_names_the_place() {
     );
 }
 
+fn lost(number: u8, how: &str) -> CoordinatorEvent {
+    let span = StageSpan::one(Stage(0));
+    CoordinatorEvent::Lost { member: member(number), span, how: how.to_owned() }
+}
+
+fn revoked(number: u8, claims: u64) -> CoordinatorEvent {
+    CoordinatorEvent::Revoked { member: member(number), claims }
+}
+
+const BROKE: &str = "its connection broke";
+
 #[test]
-fn a_loss_before_the_first_step_is_waited_out_and_one_after_it_stops_the_run() {
+fn a_loss_before_the_first_step_is_waited_out() {
     let mut run = Run::new(1, 1, 1);
     run.hear(0, register(StageChoice::Auto));
-    let lost = run.input(CoordinatorInput::Disconnected { member: member(0) });
+    let gone = run.input(CoordinatorInput::Disconnected { member: member(0) });
     let waiting = CoordinatorEvent::Waiting { stages: vec![Stage(0)], members: 2 };
-    let gone = CoordinatorEvent::Lost { member: member(0), span: StageSpan::one(Stage(0)) };
-    assert_eq!(events(&lost), [gone, waiting]);
+    assert_eq!(events(&gone), [lost(0, BROKE), revoked(0, 0), waiting]);
+    // The life that was expelled never comes back; the next one does.
+    let again = run.hear(0, register(StageChoice::Auto));
+    let expelled = |message: &FromCoordinator| matches!(message, FromCoordinator::Expelled { .. });
+    assert_eq!(messages(&again, expelled).len(), 1);
+    let from = Member { incarnation: Incarnation(2), ..member(0) };
+    let message = register(StageChoice::Auto);
+    let next = run.input(CoordinatorInput::Message { from, message });
+    assert!(!messages(&next, |m| matches!(m, FromCoordinator::Admitted { .. })).is_empty());
+}
+
+#[test]
+fn what_a_lost_member_held_is_given_to_others_and_the_step_closes_without_it() {
+    let mut run = Run::opened(2, 1);
+    run.want(0, 1, 0);
+    run.want(1, 2, 0);
+    run.finish(0, 0, 1);
+    let gone = run.input(CoordinatorInput::Disconnected { member: member(0) });
+    assert_eq!(events(&gone), [lost(0, BROKE), revoked(0, 1)]);
+    let grants = vec![(Microbatch(0), GrantNumber(3))];
+    let work = FromCoordinator::Work { step: Step(0), grants };
+    assert_eq!(messages(&gone, is_work), [(member(1), work)]);
+    // A word of who is gone changes nothing.
+    let late = run.finish(0, 0, 1);
+    assert!(matches!(
+        late[..],
+        [CoordinatorAction::Send { message: FromCoordinator::Expelled { .. }, .. }]
+    ));
+    run.finish(1, 1, 2);
+    let closed = run.finish(1, 0, 3);
+    let closes = messages(&closed, |message| matches!(message, FromCoordinator::Close(_)));
+    let [(to, FromCoordinator::Close(round))] = &closes[..] else { panic!("{closes:?}") };
+    assert_eq!((*to, round.members.len()), (member(1), 1));
+    assert_eq!(round.members[0].counted, [Microbatch(0), Microbatch(1)]);
+}
+
+#[test]
+fn a_loss_during_the_all_reduce_begins_another_try_and_old_results_are_not_heard() {
+    let mut run = Run::closed();
+    assert_eq!(run.reduce(0, outcome()), []);
+    // Member 1 counted nothing, so nothing is missing without it.
+    let gone = run.input(CoordinatorInput::Disconnected { member: member(1) });
+    let aborted = CoordinatorEvent::RoundsAborted { step: Step(0), rounds: 1 };
+    assert_eq!(events(&gone), [lost(1, BROKE), revoked(1, 0), aborted]);
+    let closes = messages(&gone, |message| matches!(message, FromCoordinator::Close(_)));
+    let [(_, FromCoordinator::Close(second))] = &closes[..] else { panic!("{closes:?}") };
+    assert_eq!(second.id, RoundId { attempt: shoal_protocol::ids::Attempt(1), ..round() });
+    assert_eq!(run.reduce(0, outcome()), [], "a result of the first try");
+    run.hear(0, ToCoordinator::Reduced { round: second.id, outcome: outcome() });
+    assert!(matches!(run.logged.last(), Some(LogRecord::Commit(_))), "{:?}", run.logged);
+}
+
+#[test]
+fn with_its_last_replica_a_stage_and_the_run_go_back_in_a_new_era() {
     let mut run = Run::opened(1, 1);
-    let lost = run.input(CoordinatorInput::Disconnected { member: member(1) });
-    assert!(matches!(events(&lost)[0], CoordinatorEvent::Lost { .. }));
-    let reason = stop_reason(&lost);
-    assert!(reason.contains("with stages 0 is gone"), "{reason}");
-    assert!(reason.contains("training went up to step 0 of 1"), "{reason}");
-    let told = messages(&lost, |message| matches!(message, FromCoordinator::Stopped { .. }));
-    assert_eq!(told.iter().map(|(to, _)| *to).collect::<Vec<_>>(), [member(0)]);
+    run.want(1, 1, 0);
+    run.input(CoordinatorInput::Disconnected { member: member(1) });
+    let gone = run.input(CoordinatorInput::Disconnected { member: member(0) });
+    let rewound = CoordinatorEvent::Rewound { era: Era(1), version: Step(0), steps: 0 };
+    let waiting = CoordinatorEvent::Waiting { stages: vec![Stage(0)], members: 0 };
+    assert_eq!(events(&gone), [lost(0, BROKE), revoked(0, 0), rewound, waiting]);
+    assert!(run.logged.contains(&LogRecord::Rewind { era: Era(1), version: Step(0) }));
+    // Whoever comes begins from there, and the step begins anew when it is ready.
+    let next = run.hear(2, register(StageChoice::Auto));
+    let snapshot = FromCoordinator::Snapshot { version: Step(0), parts: Vec::new() };
+    assert!(next.contains(&CoordinatorAction::Send { to: member(2), message: snapshot }));
+    let ready = run.hear(2, ToCoordinator::Ready { version: Step(0) });
+    assert_eq!(events(&ready), [CoordinatorEvent::Opened { step: Step(0) }]);
+    let grants = vec![(Microbatch(0), GrantNumber(2))];
+    let work = FromCoordinator::Work { step: Step(0), grants };
+    assert_eq!(messages(&run.want(2, 1, 0), is_work), [(member(2), work)]);
+}
+
+#[test]
+fn a_newcomer_begins_from_a_snapshot_hears_rounds_and_serves_once_it_is_ready() {
+    let mut run = Run::opened(1, 3);
+    run.want(0, 1, 0);
+    run.finish(0, 0, 1);
+    run.reduce(0, outcome());
+    run.reduce(1, outcome());
+    let span = StageSpan::one(Stage(0));
+    let received = run.hear(2, register(StageChoice::Auto));
+    let admitted = FromCoordinator::Admitted { span, version: Step(1) };
+    assert_eq!(
+        messages(&received, |m| matches!(m, FromCoordinator::Admitted { .. })),
+        [(member(2), admitted)]
+    );
+    let store = FromCoordinator::Store { version: Step(1), stage: Stage(0) };
+    let stores = messages(&received, |m| matches!(m, FromCoordinator::Store { .. }));
+    assert_eq!(stores, [(member(0), store)]);
+    let files = Vec::new();
+    let stored = ToCoordinator::Stored { version: Step(1), stage: Stage(0), files };
+    let told = run.hear(0, stored);
+    let part = SnapshotPart { stage: Stage(0), holder: member(0).peer, files: Vec::new() };
+    let snapshot = FromCoordinator::Snapshot { version: Step(1), parts: vec![part] };
+    assert_eq!(told, [CoordinatorAction::Send { to: member(2), message: snapshot }]);
+    // The next step is closed without it, and it hears the result.
+    run.want(0, 1, 1);
+    let grant = GrantNumber(2);
+    let key = ClaimKey { step: Step(1), ..key(0) };
+    let done = ToCoordinator::Done { key, grant, loss: Some(FixedLoss(1)) };
+    let closed = run.hear(0, done);
+    let closes = messages(&closed, |message| matches!(message, FromCoordinator::Close(_)));
+    assert_eq!(closes.len(), 3);
+    let FromCoordinator::Close(round) = &closes[0].1 else { unreachable!("just filtered") };
+    assert_eq!((round.members.len(), &round.listeners[..]), (2, &[member(2)][..]));
+    // Of an old version it is not ready, of the present one it is.
+    assert_eq!(run.hear(2, ToCoordinator::Ready { version: Step(0) }), []);
+    let ready = run.hear(2, ToCoordinator::Ready { version: Step(1) });
+    let views = messages(&ready, |message| matches!(message, FromCoordinator::View(_)));
+    let FromCoordinator::View(view) = &views[0].1 else { unreachable!("just filtered") };
+    assert!(view.members.iter().all(|record| record.serving));
+}
+
+#[test]
+fn of_two_who_cannot_reach_each_other_one_goes() {
+    let mut run = Run::opened(1, 1);
+    run.hear(2, register(StageChoice::Auto));
+    run.hear(2, ToCoordinator::Ready { version: Step(0) });
+    let cut = run.hear(2, ToCoordinator::CannotReach { member: member(1) });
+    assert_eq!(events(&cut)[0], lost(1, "another member cannot reach it"));
+    // The last but one is at home, and the coordinator would know if it were gone.
+    for _ in 0..2 {
+        assert_eq!(run.hear(2, ToCoordinator::CannotReach { member: member(0) }), []);
+    }
+    let cut = run.hear(2, ToCoordinator::CannotReach { member: member(0) });
+    assert_eq!(events(&cut)[0], lost(2, "it cannot reach another member"));
 }

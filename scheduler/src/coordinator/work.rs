@@ -9,9 +9,12 @@ use shoal_protocol::ids::{ClaimKey, GrantNumber, Member, Microbatch, Stage, Step
 use shoal_protocol::message::{FixedLoss, FromCoordinator};
 
 use super::{Coordinator, Out, Phase, event, send};
-use crate::action::CoordinatorEvent;
-use crate::ledger::{ClaimAnswer, DoneAnswer, Grants, Ledger};
+use crate::action::{CoordinatorEvent, StepBooks};
+use crate::ledger::{ClaimAnswer, DoneAnswer, Grants, Ledger, Revoked};
 use crate::router::Router;
+
+/// Steps that one wish can be about: the present one and those that are given out before it ends.
+const STEPS: usize = 3;
 
 /// The open steps and who wants to work on them.
 #[derive(Debug)]
@@ -22,18 +25,18 @@ pub(super) struct Work {
     router: Router,
     /// Numbers of this term's grants.
     grants: Grants,
-    /// Done reports of this step that came again.
-    repeated: u64,
+    /// What befell the present step's work.
+    books: StepBooks,
 }
 
 /// What a replica of the first stage wants.
 #[derive(Debug, Default)]
 struct Wish {
-    /// Room beyond the grants up to `through`.
-    room: u32,
+    /// Room for microbatches of each step beyond the grants up to `through`.
+    rooms: BTreeMap<Step, u32>,
     through: GrantNumber,
-    /// Grants beyond `through`.
-    given: BTreeSet<GrantNumber>,
+    /// Grants beyond `through`, and of which step they are.
+    given: BTreeMap<GrantNumber, Step>,
     /// Microbatches given and not done.
     open: u64,
     /// Nanoseconds that it needs for one; 0 while it is not measured.
@@ -41,8 +44,10 @@ struct Wish {
 }
 
 impl Wish {
-    fn unmet(&self) -> usize {
-        (self.room as usize).saturating_sub(self.given.len())
+    fn unmet(&self, step: Step) -> usize {
+        let room = self.rooms.get(&step).copied().unwrap_or(0);
+        let given = self.given.values().filter(|of| **of == step).count();
+        (room as usize).saturating_sub(given)
     }
 }
 
@@ -53,7 +58,7 @@ impl Work {
             wishes: BTreeMap::new(),
             router: Router::new(0),
             grants: Grants::default(),
-            repeated: 0,
+            books: StepBooks::default(),
         }
     }
 
@@ -62,22 +67,44 @@ impl Work {
         self.router.set_candidates(members);
     }
 
-    pub(super) fn forget(&mut self, member: Member) {
+    /// A member is gone: its claims are nobody's again, but for those of a step whose last word is
+    /// on its way into the log.
+    pub(super) fn expel(&mut self, member: Member, committing: Option<Step>) -> Revoked {
         self.wishes.remove(&member);
+        let mut all = Revoked::default();
+        for (step, ledger) in &mut self.ledgers {
+            if committing != Some(*step) {
+                let revoked = ledger.revoke(member);
+                all.claims += revoked.claims;
+                all.done += revoked.done;
+            }
+        }
+        self.books.replayed += all.claims;
+        all
     }
 
     /// Takes in a wish. It may come again or late: an older one changes nothing, and room beyond
     /// the same grants only ever grows.
-    pub(super) fn wanted(&mut self, member: Member, room: u32, through: GrantNumber, pace: u64) {
+    pub(super) fn wanted(
+        &mut self,
+        member: Member,
+        rooms: &[(Step, u32)],
+        through: GrantNumber,
+        pace: u64,
+    ) {
         self.router.measured(member, pace);
         let wish = self.wishes.entry(member).or_default();
         wish.pace = pace;
         if through > wish.through {
             wish.through = through;
-            wish.room = room;
-            wish.given.retain(|grant| *grant > through);
-        } else if through == wish.through {
-            wish.room = wish.room.max(room);
+            wish.rooms.clear();
+            wish.given.retain(|grant, _| *grant > through);
+        }
+        if through == wish.through {
+            for (step, room) in rooms.iter().take(STEPS) {
+                let known = wish.rooms.entry(*step).or_insert(0);
+                *known = (*known).max(*room);
+            }
         }
     }
 
@@ -103,7 +130,7 @@ impl Work {
     /// Gives the lowest free microbatch of a step to who should have it, if anybody wants it.
     fn give_one(&mut self, step: Step) -> Option<(Member, Microbatch, GrantNumber)> {
         let free = self.ledgers.get(&step)?.free();
-        if free == 0 || self.wishes.values().all(|wish| wish.unmet() == 0) {
+        if free == 0 || self.wishes.values().all(|wish| wish.unmet(step) == 0) {
             return None;
         }
         let in_time = self.in_time(free);
@@ -111,7 +138,7 @@ impl Work {
         let ledger = ledgers.get_mut(&step)?;
         let microbatch = ledger.lowest_free()?;
         let wants = |member: &Member| {
-            in_time.contains(member) && wishes.get(member).is_some_and(|wish| wish.unmet() > 0)
+            in_time.contains(member) && wishes.get(member).is_some_and(|wish| wish.unmet(step) > 0)
         };
         let member = router.choose_where(wants)?;
         let key = ClaimKey { step, stage: Stage(0), microbatch };
@@ -119,7 +146,7 @@ impl Work {
             unreachable!("the microbatch was free");
         };
         let wish = wishes.get_mut(&member).expect("it wants work");
-        wish.given.insert(grant);
+        wish.given.insert(grant, step);
         wish.open += 1;
         Some((member, microbatch, grant))
     }
@@ -131,10 +158,20 @@ impl Work {
         }
     }
 
-    /// Takes a committed step's books away; returns how many reports came again.
-    pub(super) fn close_books(&mut self, step: Step) -> u64 {
+    /// Forgets every open step. What was granted is behind the numbers that are still to come.
+    pub(super) fn begin_again(&mut self) {
+        self.ledgers.clear();
+        self.wishes.clear();
+        self.router.set_candidates([]);
+    }
+
+    /// Takes a committed step's books away.
+    pub(super) fn close_books(&mut self, step: Step) -> StepBooks {
         self.ledgers.remove(&step);
-        std::mem::take(&mut self.repeated)
+        for wish in self.wishes.values_mut() {
+            wish.rooms.retain(|of, _| *of > step);
+        }
+        std::mem::take(&mut self.books)
     }
 }
 
@@ -149,6 +186,7 @@ impl Coordinator {
         let training = &manifest.training;
         let ledger = Ledger::open(step, training.stages, training.microbatches, microbatches);
         self.work.ledgers.insert(step, ledger);
+        self.replay_at.get_or_insert(self.now + self.config.retry);
         self.give_out(out);
     }
 
@@ -206,7 +244,7 @@ impl Coordinator {
         // A report of a step that is committed was taken in before that: only its answer is late.
         let committed = key.step < self.version;
         if answer == DoneAnswer::Repeated {
-            self.work.repeated += 1;
+            self.work.books.repeated += 1;
         }
         if answer == DoneAnswer::Noted && key.stage == Stage(0) {
             self.work.done(from);
@@ -214,9 +252,8 @@ impl Coordinator {
         if answer != DoneAnswer::Refused || committed {
             send(from, FromCoordinator::Noted { key, grant }, out);
         }
-        let complete = self.work.ledgers.get(&self.version).is_some_and(Ledger::is_complete);
-        if answer == DoneAnswer::Noted && complete && matches!(self.phase, Phase::Open) {
-            self.close_step(out);
+        if answer == DoneAnswer::Noted {
+            self.close_when_complete(out);
         }
     }
 }

@@ -16,7 +16,7 @@ impl Peer {
     /// Another member has an activation for a stage of this one.
     pub(super) fn offered(&mut self, now: Moment, offer: Waiting, key: ClaimKey, out: &mut Out) {
         let from = offer.from;
-        let Some(span) = self.span else {
+        let Some(span) = self.span.filter(|_| self.serves()) else {
             let known = self.early_askers.contains(&(key.stage, from));
             if known || self.early_askers.len() < self.config.limits.askers {
                 self.early_askers.insert((key.stage, from));
@@ -150,7 +150,8 @@ impl Peer {
         let (pace, to) = (self.pace(), offer.from);
         out.push(PeerAction::Send { to, message: Between::Accepted { key, pace } });
         out.push(PeerAction::ToCoordinator(ToCoordinator::Claim { key }));
-        self.take(now, key, Job { contested, ..Job::new(key, Some(to), claim, last) }, out);
+        let job = Job { contested, accepted_at: now, ..Job::new(key, Some(to), claim, last) };
+        self.take(now, key, job, out);
     }
 
     /// Takes a microbatch in: it has room from here on.
@@ -265,7 +266,7 @@ impl Peer {
     }
 
     /// Lets go of what an input brings to a peer that takes no further part.
-    pub(super) fn let_go(&mut self, input: PeerInput, out: &mut Out) {
+    pub(super) fn let_go(&mut self, now: Moment, input: PeerInput, out: &mut Out) {
         let payload = match input {
             PeerInput::Tensor { payload, .. } => Some(payload),
             PeerInput::Done { result, .. } => match result {
@@ -277,9 +278,10 @@ impl Peer {
                 }
                 TaskResult::Forwarded { output, .. } => output,
                 TaskResult::Returned { gradient, .. } => gradient,
-                TaskResult::Exported { payload, .. } | TaskResult::Reduced { payload, .. } => {
-                    Some(payload)
-                }
+                TaskResult::Exported { .. }
+                | TaskResult::Reduced { .. }
+                | TaskResult::Installed { .. }
+                | TaskResult::Summarised { .. } => return self.round_computed(now, result, out),
                 _ => None,
             },
             _ => None,

@@ -1,14 +1,15 @@
-//! The end of a step: all-reduce, commit, checkpoints.
+//! The end of a step: all-reduce and commit.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 
 use shoal_protocol::ids::{Member, Microbatch, Stage, Step};
 use shoal_protocol::message::{
-    CommitRecord, Round, RoundId, RoundOutcome, StoredFile, TensorTag, ToCoordinator,
+    CommitRecord, Round, RoundId, RoundOutcome, TensorTag, ToCoordinator,
 };
 use shoal_protocol::units::{Bytes, Moment};
 
-use super::{Out, Peer};
+use super::hearing::Hearing;
+use super::{Out, Peer, Status};
 use crate::action::{Fault, Payload, PeerAction, PeerEvent, Task, TaskResult};
 use crate::round::{Reduction, proof_of};
 
@@ -19,8 +20,12 @@ const EARLY_PIECES: usize = 4096;
 /// Bytes of one integer of a round.
 const SUM_BYTES: u64 = 8;
 
-/// Commits whose tasks the engine may still have to carry out.
-const APPLYING: usize = 2;
+/// Commits whose tasks the engine may still have to carry out: more than one only of who catches up.
+const APPLYING: usize = 1 << 10;
+
+/// Words about steps that wait for the steps before: a newcomer that falls further behind begins
+/// anew.
+const BACKLOG: usize = 1 << 10;
 
 /// Pieces of rounds that this peer does not know of yet.
 #[derive(Debug, Default)]
@@ -34,25 +39,33 @@ impl EarlyPieces {
         self.held
     }
 
-    /// Keeps a piece, up to so many bytes of one sender.
+    /// Keeps a piece, up to so many bytes of one sender; returns whether it does.
     fn keep(
         &mut self,
         (from, tag, payload): (Member, TensorTag, Payload),
         most: Bytes,
         out: &mut Out,
-    ) {
+    ) -> bool {
+        self.forget_older(&tag, out);
         let of_sender = self.pieces.iter().filter(|(sender, ..)| *sender == from);
         let held: Bytes = of_sender.map(|(_, _, payload)| payload.size).sum();
         if self.pieces.len() >= EARLY_PIECES || held + payload.size > most {
             out.push(PeerAction::Release(payload.id));
-            return Peer::nonsense(from, "more pieces than a round has", out);
+            return false;
         }
         self.held += payload.size;
         self.pieces.push_back((from, tag, payload));
+        true
+    }
+
+    /// Lets go of pieces of the tries before this one.
+    fn forget_older(&mut self, tag: &TensorTag, out: &mut Out) {
+        let Some(new) = round_of(tag) else { return };
+        self.drop_where(out, |old| (old.step, old.stage) == (new.step, new.stage) && old < new);
     }
 
     /// Takes out the pieces of a round.
-    fn take(&mut self, round: RoundId) -> Vec<(Member, TensorTag, Payload)> {
+    pub(super) fn take(&mut self, round: RoundId) -> Vec<(Member, TensorTag, Payload)> {
         let (taken, kept) =
             self.pieces.drain(..).partition(|(_, tag, _)| round_of(tag) == Some(round));
         self.pieces = kept;
@@ -63,14 +76,18 @@ impl EarlyPieces {
 
     /// Lets go of pieces of steps that are over.
     pub(super) fn drop_through(&mut self, step: Step, out: &mut Out) {
-        let old = |tag: &TensorTag| round_of(tag).is_some_and(|round| round.step <= step);
+        self.drop_where(out, |round| round.step <= step);
+    }
+
+    fn drop_where(&mut self, out: &mut Out, old: impl Fn(RoundId) -> bool) {
         let held = &mut self.held;
         self.pieces.retain(|(_, tag, payload)| {
-            if old(tag) {
+            let old = round_of(tag).is_some_and(&old);
+            if old {
                 *held = *held - payload.size;
                 out.push(PeerAction::Release(payload.id));
             }
-            !old(tag)
+            !old
         });
     }
 }
@@ -82,17 +99,6 @@ pub(super) struct Applying {
     records: VecDeque<(CommitRecord, usize)>,
 }
 
-/// Checkpoints asked of this peer.
-#[derive(Debug, Default)]
-pub(super) struct Stores {
-    /// At versions that are not reached yet.
-    due: BTreeSet<(Step, Stage)>,
-    /// Given to the engine.
-    writing: BTreeSet<(Step, Stage)>,
-    /// The newest of each stage, for when the report must be said again.
-    written: BTreeMap<Stage, (Step, Vec<StoredFile>)>,
-}
-
 fn round_of(tag: &TensorTag) -> Option<RoundId> {
     match tag {
         TensorTag::RoundPart { round, .. } | TensorTag::RoundResult { round, .. } => Some(*round),
@@ -100,24 +106,109 @@ fn round_of(tag: &TensorTag) -> Option<RoundId> {
     }
 }
 
+/// A word about a step, which waits until the steps before it are applied.
+#[derive(Debug)]
+pub(super) enum Word {
+    Close(Round),
+    Commit(CommitRecord),
+}
+
+impl Word {
+    /// Whether it is the last word of this step.
+    pub(super) fn commits(&self, step: Step) -> bool {
+        matches!(self, Self::Commit(record) if record.step == step)
+    }
+
+    fn step(&self) -> Step {
+        match self {
+            Self::Close(round) => round.id.step,
+            Self::Commit(record) => record.step,
+        }
+    }
+}
+
+/// What a commit finds here.
+enum Results {
+    /// Every stage's result is the one named.
+    Here,
+    /// The engine must still put one together, or a piece must come.
+    Awaited,
+    /// One is another.
+    Differ,
+}
+
 impl Peer {
     /// A step is closed at one of this peer's stages.
-    pub(super) fn close(&mut self, round: Round, out: &mut Out) {
-        let id = round.id;
-        let Some(hosted) = self.stages.get(&id.stage) else { return };
-        if id.step != self.version || self.rounds.contains_key(&id.stage) {
+    pub(super) fn close(&mut self, now: Moment, round: Round, out: &mut Out) {
+        if round.listeners.contains(&self.config.me) {
+            self.listen(now, round, out);
+        } else {
+            self.keep_word(Word::Close(round), out);
+        }
+        self.catch_up(now, out);
+    }
+
+    /// The step's last word.
+    pub(super) fn commit(&mut self, now: Moment, record: CommitRecord, out: &mut Out) {
+        self.keep_word(Word::Commit(record), out);
+        self.catch_up(now, out);
+    }
+
+    fn keep_word(&mut self, word: Word, out: &mut Out) {
+        let known = self.status == Status::Member;
+        if !known || (self.newcomer.is_none() && word.step() < self.version) {
             return;
         }
+        if self.backlog.len() >= BACKLOG {
+            return self.fall_behind(out);
+        }
+        self.backlog.push_back(word);
+    }
+
+    /// Does what the words that wait ask for, as far as can be.
+    pub(super) fn catch_up(&mut self, now: Moment, out: &mut Out) {
+        while self.has_weights()
+            && let Some(word) = self.backlog.front()
+        {
+            if word.step() > self.version {
+                return;
+            }
+            let old = word.step() < self.version;
+            if let (Word::Commit(record), false) = (word, old) {
+                let record = record.clone();
+                match self.results(&record, out) {
+                    Results::Awaited => return,
+                    Results::Differ => {
+                        return self.leave(Fault::ResultDiffers { step: record.step }, out);
+                    }
+                    Results::Here => {}
+                }
+            }
+            match self.backlog.pop_front() {
+                Some(Word::Close(round)) if !old => self.reduce(now, round, out),
+                Some(Word::Commit(record)) if !old => self.apply(now, record, out),
+                _ => {}
+            }
+        }
+    }
+
+    /// Begins this peer's part in a round.
+    fn reduce(&mut self, now: Moment, round: Round, out: &mut Out) {
+        let id = round.id;
+        let Some(hosted) = self.stages.get(&id.stage) else { return };
         let me = self.config.me;
         let Some(part) = round.members.iter().find(|part| part.member == me) else { return };
+        let known = self.rounds.get(&id.stage);
+        if known.is_some_and(|known| known.round().id >= id) {
+            return;
+        }
         let expected: BTreeSet<Microbatch> = part.counted.iter().copied().collect();
         if expected != hosted.counted {
             let missing = expected.difference(&hosted.counted).count();
             let surplus = hosted.counted.difference(&expected).count();
             return self.leave(Fault::AccumulatorDiffers { round: id, missing, surplus }, out);
         }
-        let all = (0..self.config.manifest.training.microbatches).map(Microbatch);
-        let whole_proof = proof_of(id.step, id.stage, all);
+        let whole_proof = self.whole_proof(id);
         let elements = self.config.parameters[&id.stage];
         let limits = &self.config.limits;
         let (cut, outgoing) = (limits.cut, limits.round_bytes);
@@ -126,29 +217,62 @@ impl Peer {
             Reduction::new(round, me, elements, cut, outgoing, own_proof, whole_proof)
                 .expect("this peer is a member of the round");
         let started = reduction.start(out);
-        self.rounds.insert(id.stage, reduction);
+        if let Some(old) = self.rounds.insert(id.stage, reduction) {
+            self.abort_round(old, out);
+        }
         self.refuse(id, started, out);
         for (from, tag, payload) in self.early.take(id) {
-            self.round_piece(from, tag, payload, out);
+            self.round_piece(now, from, tag, payload, out);
         }
+    }
+
+    /// Takes no further part in any round.
+    pub(super) fn abort_rounds(&mut self, out: &mut Out) {
+        for round in std::mem::take(&mut self.rounds).into_values() {
+            self.abort_round(round, out);
+        }
+    }
+
+    fn abort_round(&mut self, mut round: Reduction, out: &mut Out) {
+        round.abort(out);
+        if round.is_busy() {
+            self.ended.push(round);
+        }
+    }
+
+    /// The sum of the tags of the whole batch.
+    pub(super) fn whole_proof(&self, round: RoundId) -> u64 {
+        let all = (0..self.config.manifest.training.microbatches).map(Microbatch);
+        proof_of(round.step, round.stage, all)
     }
 
     /// A piece of a round came.
     pub(super) fn round_piece(
         &mut self,
+        now: Moment,
         member: Member,
         tag: TensorTag,
         payload: Payload,
         out: &mut Out,
     ) {
         let Some(id) = round_of(&tag) else { return };
+        if self.hearing.get(&(id.step, id.stage)).is_some_and(|known| known.round().id == id) {
+            return self.heard_piece(now, member, tag, payload, out);
+        }
         let known = self.rounds.get_mut(&id.stage).filter(|known| known.round().id == id);
         let Some(reduction) = known else {
             let hosted = self.span.is_none_or(|span| span.contains(id.stage));
             let closed = self.rounds.get(&id.stage).is_some_and(|known| known.round().id > id);
-            if hosted && self.is_open(id.step) && !closed {
+            let open = self.is_of_use(id.step);
+            if hosted && open && !closed && self.status != Status::Over {
                 let most = self.early_bytes();
-                self.early.keep((member, tag, payload), most, out);
+                let kept = self.early.keep((member, tag, payload), most, out);
+                match (kept, &self.newcomer) {
+                    (true, _) => {}
+                    // Nobody waits for who listens.
+                    (false, Some(_)) => self.fall_behind(out),
+                    (false, None) => Self::nonsense(member, "more pieces than a round has", out),
+                }
             } else {
                 out.push(PeerAction::Release(payload.id));
             }
@@ -184,7 +308,7 @@ impl Peer {
     }
 
     /// A task of a round ended.
-    pub(super) fn round_computed(&mut self, result: TaskResult, out: &mut Out) {
+    pub(super) fn round_computed(&mut self, now: Moment, result: TaskResult, out: &mut Out) {
         let round = match &result {
             TaskResult::Exported { round, .. }
             | TaskResult::Reduced { round, .. }
@@ -192,8 +316,14 @@ impl Peer {
             | TaskResult::Summarised { round, .. } => *round,
             other => unreachable!("not of a round: {other:?}"),
         };
-        let reduction = self.rounds.get_mut(&round.stage).filter(|known| known.round().id == round);
-        let reduction = reduction.expect("rounds stay until all their tasks are done");
+        if self.is_heard(round) {
+            return self.heard_computed(now, result, out);
+        }
+        let going = self.rounds.values_mut().chain(&mut self.ended);
+        let reduction = going
+            .into_iter()
+            .find(|known| known.round().id == round)
+            .expect("rounds stay until all their tasks are done");
         match result {
             TaskResult::Exported { to, piece, payload, .. } => {
                 reduction.exported(to, piece, payload, out);
@@ -201,11 +331,13 @@ impl Peer {
             TaskResult::Reduced { piece, payload, .. } => reduction.reduced(piece, payload, out),
             TaskResult::Installed { range, .. } => reduction.installed(&range, out),
             TaskResult::Summarised { hash, square_norm, .. } => {
-                let outcome = reduction.summarised(hash, square_norm);
-                report_outcome(round, outcome, out);
+                if let Some(outcome) = reduction.summarised(hash, square_norm) {
+                    report_outcome(round, outcome, out);
+                }
             }
             _ => {}
         }
+        self.ended.retain(Reduction::is_busy);
     }
 
     /// Repeats what the rounds came to while no commit follows.
@@ -217,30 +349,55 @@ impl Peer {
         }
     }
 
-    /// The step's last word: apply the results that it names.
-    pub(super) fn commit(&mut self, now: Moment, record: CommitRecord, out: &mut Out) {
-        if record.step != self.version {
-            return;
+    /// Whether the results that a commit names are here. What was heard is put together now.
+    fn results(&mut self, record: &CommitRecord, out: &mut Out) -> Results {
+        let mut all = Results::Here;
+        for stage in self.stages.keys() {
+            let Some((attempt, named)) = record.stages.get(usize::from(stage.0)) else {
+                return Results::Differ;
+            };
+            let reduction = self.rounds.get(stage);
+            let own = reduction.filter(|known| known.round().id.attempt == *attempt);
+            let heard = self.hearing.get_mut(&(record.step, *stage));
+            let heard = heard.filter(|known| known.round().id.attempt == *attempt);
+            let outcome = match (own, heard) {
+                (Some(own), _) => own.outcome(),
+                (None, Some(heard)) => {
+                    if heard.is_whole() {
+                        heard.install(out);
+                    }
+                    heard.outcome()
+                }
+                (None, None) => None,
+            };
+            match outcome {
+                Some(outcome) if outcome == *named => {}
+                Some(_) => return Results::Differ,
+                None => all = Results::Awaited,
+            }
         }
-        let named = |reduction: &Reduction| {
-            let id = reduction.round().id;
-            let named = record.stages.get(usize::from(id.stage.0));
-            named.is_some_and(|(attempt, outcome)| {
-                *attempt == id.attempt && reduction.outcome().is_some_and(|own| own == *outcome)
-            })
-        };
-        if self.rounds.len() != self.stages.len() || !self.rounds.values().all(named) {
-            return self.leave(Fault::ResultDiffers { step: record.step }, out);
-        }
+        all
+    }
+
+    /// Applies the results that a commit names.
+    fn apply(&mut self, now: Moment, record: CommitRecord, out: &mut Out) {
         assert!(self.applying.records.len() < APPLYING, "no step is committed before its tasks");
-        for reduction in std::mem::take(&mut self.rounds).into_values() {
-            let round = reduction.round().id;
-            let gradient_norm = record.gradient_norm;
-            out.push(PeerAction::Compute(Task::Apply { round, gradient_norm }));
+        for (stage, (attempt, _)) in (0..).map(Stage).zip(&record.stages) {
+            let heard = self.hearing.get(&(record.step, stage)).map(Hearing::round);
+            let own = self.rounds.get(&stage).map(Reduction::round);
+            let mut both = own.into_iter().chain(heard);
+            if let Some(round) = both.find(|round| round.id.attempt == *attempt) {
+                let (round, gradient_norm) = (round.id, record.gradient_norm);
+                out.push(PeerAction::Compute(Task::Apply { round, gradient_norm }));
+            }
         }
+        self.abort_rounds(out);
+        self.forget_heard_through(record.step, out);
         self.drop_jobs_through(record.step, out);
         self.early.drop_through(record.step, out);
         self.version = record.step.next();
+        let open = self.version;
+        self.released.retain(|key, _| key.step >= open);
         self.applying.records.push_back((record, self.stages.len()));
         for hosted in self.stages.values_mut() {
             hosted.counted.clear();
@@ -255,60 +412,18 @@ impl Peer {
         for stage in stages {
             self.admit(now, stage, out);
         }
+        self.say_ready(out);
     }
 
     /// The engine applied one stage's result.
     pub(super) fn applied(&mut self, out: &mut Out) {
-        let (_, missing) = self.applying.records.front_mut().expect("something was applied");
+        // After a rewind nobody waits for what was being applied.
+        let Some((_, missing)) = self.applying.records.front_mut() else { return };
         *missing -= 1;
         if *missing == 0 {
             let (record, _) = self.applying.records.pop_front().expect("it was just there");
             out.push(PeerAction::Event(PeerEvent::Applied { record }));
         }
-    }
-
-    /// A stage is to be saved at a version.
-    pub(super) fn store(&mut self, version: Step, stage: Stage, out: &mut Out) {
-        if !self.stages.contains_key(&stage) {
-            return;
-        }
-        if let Some((written, files)) = self.stores.written.get(&stage)
-            && *written == version
-        {
-            let files = files.clone();
-            let message = ToCoordinator::Stored { version, stage, files };
-            return out.push(PeerAction::ToCoordinator(message));
-        }
-        if version == self.version || version == self.version.next() {
-            self.stores.due.insert((version, stage));
-            self.store_when_due(out);
-        }
-    }
-
-    /// Tasks are carried out in order, so what is given now reads this version.
-    fn store_when_due(&mut self, out: &mut Out) {
-        let due: Vec<(Step, Stage)> =
-            self.stores.due.range(..(self.version.next(), Stage(0))).copied().collect();
-        for (version, stage) in due {
-            self.stores.due.remove(&(version, stage));
-            if version == self.version && self.stores.writing.insert((version, stage)) {
-                out.push(PeerAction::Compute(Task::Store { version, stage }));
-            }
-        }
-    }
-
-    /// The engine wrote a stage.
-    pub(super) fn stored(
-        &mut self,
-        version: Step,
-        stage: Stage,
-        files: Vec<StoredFile>,
-        out: &mut Out,
-    ) {
-        self.stores.writing.remove(&(version, stage));
-        self.stores.written.insert(stage, (version, files.clone()));
-        let message = ToCoordinator::Stored { version, stage, files };
-        out.push(PeerAction::ToCoordinator(message));
     }
 }
 

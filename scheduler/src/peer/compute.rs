@@ -166,7 +166,11 @@ impl Peer {
                 }
                 self.returned(now, key, gradient, out);
             }
-            TaskResult::Accumulated { key } => self.accumulated(now, key, out),
+            // Before a rewind the accumulator was another.
+            TaskResult::Accumulated { key } if self.has_weights() => {
+                self.accumulated(now, key, out);
+            }
+            TaskResult::Accumulated { .. } => {}
             TaskResult::Discarded { key } => {
                 let in_use = self.compute.dropping.remove(&key);
                 assert_eq!(in_use, Some(Vec::new()), "what is dropped is dropped once");
@@ -185,7 +189,8 @@ impl Peer {
             TaskResult::Exported { .. }
             | TaskResult::Reduced { .. }
             | TaskResult::Installed { .. }
-            | TaskResult::Summarised { .. } => self.round_computed(result, out),
+            | TaskResult::Summarised { .. } => self.round_computed(now, result, out),
+            TaskResult::Restored { version, stage } => self.restored(now, version, stage, out),
         }
     }
 
@@ -220,7 +225,7 @@ impl Peer {
         if let Some(output) = output {
             job.output = Some(output);
             self.logged += output.size;
-            self.send_on(key, out);
+            self.send_on(now, key, out);
         }
         self.advance(now, key, out);
     }

@@ -52,6 +52,8 @@ pub struct PeerLimits {
     /// Integers of a round on their way to the other members. At least one piece per member goes
     /// out in any case.
     pub round_bytes: Bytes,
+    /// Results of rounds that a newcomer keeps until it has its weights.
+    pub heard: Bytes,
     /// How a stage's vector is cut in a round; equal at all members.
     pub cut: RoundCut,
     /// After how long an unanswered word to the coordinator, or a vain offer, is repeated.
@@ -83,6 +85,7 @@ impl Default for PeerLimits {
             in_flight: Bytes::mebi(4 << 10),
             logged: Bytes::mebi(8 << 10),
             round_bytes: Bytes::mebi(256),
+            heard: Bytes::mebi(4 << 10),
             cut: RoundCut::default(),
             retry: Duration::from_secs(2),
         }

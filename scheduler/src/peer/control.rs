@@ -1,10 +1,13 @@
 //! Words of the coordinator.
 
+use std::collections::BTreeSet;
+
 use shoal_protocol::ids::{ClaimKey, GrantNumber, Member, Microbatch, Stage, StageSpan, Step};
 use shoal_protocol::message::{Between, FromCoordinator, ToCoordinator, View};
 use shoal_protocol::units::Moment;
 
 use super::job::{Claim, Job, Report};
+use super::joining::Newcomer;
 use super::stage::Hosted;
 use super::{Out, Peer, Status};
 use crate::action::{PeerAction, PeerEvent};
@@ -19,7 +22,15 @@ impl Peer {
                     self.end(PeerEvent::Refused { reason }, out);
                 }
             }
-            FromCoordinator::View(view) => self.viewed(view, out),
+            FromCoordinator::Expelled { reason } => {
+                self.end(PeerEvent::Expelled { reason }, out);
+            }
+            FromCoordinator::Snapshot { version, parts } => {
+                self.snapshot(now, version, parts, out);
+            }
+            FromCoordinator::Rewind { era, version } => self.rewind(era, version, out),
+            FromCoordinator::View(view) => self.viewed(now, view, out),
+            FromCoordinator::Replay { keys } => self.replay(now, &keys, out),
             FromCoordinator::Work { step, grants } => self.work(now, step, &grants, out),
             FromCoordinator::Granted { key, grant, next_holder } => {
                 self.granted(now, key, grant, next_holder, out);
@@ -35,7 +46,7 @@ impl Peer {
                     job.report = Report::Noted;
                 }
             }
-            FromCoordinator::Close(round) => self.close(round, out),
+            FromCoordinator::Close(round) => self.close(now, round, out),
             FromCoordinator::Commit(record) => self.commit(now, record, out),
             FromCoordinator::Store { version, stage } => self.store(version, stage, out),
             FromCoordinator::Finished => self.end(PeerEvent::Finished, out),
@@ -54,10 +65,17 @@ impl Peer {
         for stage in &hosted {
             self.stages.insert(*stage, self.hosted(*stage, hosted.len()));
         }
+        self.newcomer = Some(Newcomer::admitted(version));
         self.route_by_view();
         out.push(PeerAction::Event(PeerEvent::Admitted { span }));
+        self.serve_when_listed(out);
+        self.say_ready(out);
+    }
+
+    /// Tells those who offered something before this peer served that it does.
+    pub(super) fn welcome_early_askers(&mut self, out: &mut Out) {
         for (stage, to) in std::mem::take(&mut self.early_askers) {
-            if span.contains(stage) {
+            if self.stages.contains_key(&stage) {
                 out.push(PeerAction::Send { to, message: Between::Free { stage } });
             }
         }
@@ -77,18 +95,27 @@ impl Peer {
         Hosted::new(window, largest, log_room, onward)
     }
 
-    fn viewed(&mut self, view: View, out: &mut Out) {
-        if view.number > self.view.number {
-            self.view = view;
-            self.route_by_view();
-            out.push(PeerAction::Event(PeerEvent::View(self.view.clone())));
+    fn viewed(&mut self, now: Moment, view: View, out: &mut Out) {
+        if view.number <= self.view.number {
+            return;
         }
+        let old = std::mem::replace(&mut self.view, view);
+        let is = |member: Member| self.view.members.iter().any(|record| record.member == member);
+        let gone: BTreeSet<Member> =
+            old.members.iter().map(|record| record.member).filter(|old| !is(*old)).collect();
+        self.route_by_view();
+        out.push(PeerAction::Event(PeerEvent::View(self.view.clone())));
+        self.serve_when_listed(out);
+        self.departed(now, &gone, out);
     }
 
     fn route_by_view(&mut self) {
         let Self { stages, view, .. } = self;
         for (stage, hosted) in stages {
-            let next = view.members.iter().filter(|record| record.span.contains(stage.next()));
+            let next = view
+                .members
+                .iter()
+                .filter(|record| record.serving && record.span.contains(stage.next()));
             hosted.onward.set_candidates(next.map(|record| record.member));
         }
     }
@@ -118,14 +145,17 @@ impl Peer {
     /// Tells the coordinator of room at the first stage that it does not know of.
     pub(super) fn wish_for_work(&mut self, out: &mut Out) {
         let Some(hosted) = self.stages.get(&Stage(0)) else { return };
-        // Work of the next step is given out when nothing of this one is left to do.
-        let newest = self.jobs.last_key_value().map_or(self.version, |(key, _)| key.step);
-        let room = u32::try_from(hosted.room(newest.max(self.version))).unwrap_or(u32::MAX);
-        let wish = Some((room, self.through));
-        if room > 0 && self.wish != wish {
+        // Each step has room of its own: the next one's work is given out before this one ends, and
+        // this one's again when a peer is lost.
+        let room = |step: Step| (step, u32::try_from(hosted.room(step)).unwrap_or(u32::MAX));
+        let steps = [self.version, self.version.next(), self.version.next().next()];
+        let rooms: Vec<(Step, u32)> =
+            steps.map(room).into_iter().filter(|(_, room)| *room > 0).collect();
+        let wish = Some((rooms.clone(), self.through));
+        if !rooms.is_empty() && self.wish != wish {
             self.wish = wish;
             let (through, pace) = (self.through, self.pace());
-            let message = ToCoordinator::WorkWanted { room, through, pace };
+            let message = ToCoordinator::WorkWanted { rooms, through, pace };
             out.push(PeerAction::ToCoordinator(message));
         }
     }
@@ -138,8 +168,17 @@ impl Peer {
         next_holder: Option<Member>,
         out: &mut Out,
     ) {
-        let Some(job) = self.jobs.get_mut(&key) else { return };
-        if job.grant().is_some() {
+        if key.step < self.version {
+            return;
+        }
+        let released = self.released.get(&key).is_some_and(|last| grant <= *last);
+        let Some(job) = self.jobs.get_mut(&key) else {
+            // It was let go of while its claim was on the way.
+            self.released.entry(key).and_modify(|last| *last = grant.max(*last)).or_insert(grant);
+            let message = ToCoordinator::Released { key, grant };
+            return out.push(PeerAction::ToCoordinator(message));
+        };
+        if job.grant().is_some() || released {
             return;
         }
         job.claim = Claim::Granted(grant);
@@ -160,7 +199,7 @@ impl Peer {
             let message = Between::HeldBy { key, holder };
             out.push(PeerAction::Send { to, message });
         }
-        self.drop_job(key, out);
+        self.abandon(now, key, out);
         self.admit(now, key.stage, out);
     }
 

@@ -16,12 +16,16 @@ pub(super) struct Job {
     /// Another replica may have taken it too: nothing of it goes onward before its claim is granted.
     pub(super) contested: bool,
     pub(super) input: Input,
+    /// When its sender was last told that it may come.
+    pub(super) accepted_at: Moment,
     pub(super) forward: Progress,
     /// The activation, in the output log.
     pub(super) output: Option<Payload>,
     pub(super) route: Route,
     /// The activation was offered to somebody.
     pub(super) offered: bool,
+    /// The answer came, and the activation is needed again all the same: who had it is gone.
+    pub(super) replay: bool,
     /// Who holds the next stage's claim, where the ledger told.
     pub(super) holder: Option<Member>,
     pub(super) answer: Answer,
@@ -69,6 +73,7 @@ pub(super) enum Route {
     Unrouted,
     Offered {
         to: Member,
+        at: Moment,
     },
     /// Nobody has room.
     Blocked {
@@ -79,7 +84,18 @@ pub(super) enum Route {
     },
     Sent {
         to: Member,
+        at: Moment,
     },
+}
+
+impl Route {
+    /// Who was chosen, if anybody is.
+    pub(super) fn to(self) -> Option<Member> {
+        match self {
+            Self::Offered { to, .. } | Self::Accepted { to } | Self::Sent { to, .. } => Some(to),
+            Self::Nowhere | Self::Unrouted | Self::Blocked { .. } => None,
+        }
+    }
 }
 
 /// What comes back from downstream.
@@ -108,11 +124,13 @@ impl Job {
             askers: from.into_iter().collect(),
             claim,
             contested: false,
+            accepted_at: Moment::default(),
             input: if from.is_none() { Input::Samples } else { Input::Expected },
             forward: Progress::Waiting,
             output: None,
             route: if last { Route::Nowhere } else { Route::Unrouted },
             offered: false,
+            replay: false,
             holder: None,
             answer: if last { Answer::Own } else { Answer::Expected },
             backward: Progress::Waiting,
@@ -129,6 +147,11 @@ impl Job {
             Claim::Granted(grant) => Some(grant),
             Claim::Asked { .. } => None,
         }
+    }
+
+    /// Whether its activation still has to reach somebody.
+    pub(super) fn must_go_on(&self) -> bool {
+        self.answer == Answer::Expected || self.replay
     }
 
     pub(super) fn can_run_forward(&self) -> bool {

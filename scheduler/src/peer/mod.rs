@@ -2,30 +2,40 @@
 //!
 //! A microbatch's life at one stage is a `job::Job`: taken in (`admission`), computed
 //! (`compute`), sent on (`routing`), answered and reported. Words of the coordinator come in
-//! through `control`; the end of a step is `closing`.
+//! through `control`; the end of a step is `closing`. What a loss of others leads to is `recovery`;
+//! a newcomer catches up in `joining`, with what it hears of rounds (`hearing`).
 
 mod admission;
 mod closing;
 mod compute;
 mod config;
 mod control;
+mod hearing;
 mod job;
+mod joining;
+mod recovery;
 mod routing;
 mod stage;
+mod stores;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 pub use config::{PeerConfig, PeerLimits, RoundCut};
-use shoal_protocol::ids::{ClaimKey, GrantNumber, Member, Stage, StageSpan, Step};
+use shoal_protocol::ids::{
+    ClaimKey, Era, GrantNumber, Incarnation, Member, PeerId, Stage, StageSpan, Step,
+};
 use shoal_protocol::message::{Between, TensorTag, ToCoordinator, View};
 use shoal_protocol::units::{Bytes, Moment};
 
-use self::closing::{Applying, EarlyPieces, Stores};
+use self::closing::{Applying, EarlyPieces, Word};
 use self::compute::Compute;
+use self::hearing::Hearing;
 use self::job::Job;
+use self::joining::{Behind, Newcomer};
 use self::stage::{Hosted, Waiting};
+use self::stores::Stores;
 use crate::action::{Fault, Payload, PeerAction, PeerEvent, PeerInput, PeerLoad};
 use crate::round::Reduction;
 
@@ -38,16 +48,37 @@ pub struct Peer {
     coordinator: Option<Member>,
     span: Option<StageSpan>,
     view: View,
+    /// The newest era that this peer heard of the beginning of.
+    era: Era,
     /// Steps whose commit was taken in: the version of the weights that later tasks read.
     version: Step,
     /// The newest grant that came with work.
     through: GrantNumber,
     /// What the coordinator was last told of room at the first stage.
-    wish: Option<(u32, GrantNumber)>,
+    wish: Option<(Vec<(Step, u32)>, GrantNumber)>,
     stages: BTreeMap<Stage, Hosted>,
     jobs: BTreeMap<ClaimKey, Job>,
     compute: Compute,
     rounds: BTreeMap<Stage, Reduction>,
+    /// Rounds that came to nothing and of which the engine still has tasks.
+    ended: Vec<Reduction>,
+    /// Results of rounds that this peer only listens to.
+    hearing: BTreeMap<(Step, Stage), Hearing>,
+    /// Results of no more use, of which the engine still has tasks.
+    unheard: Vec<Hearing>,
+    /// Words about steps that this peer is not ready for.
+    backlog: VecDeque<Word>,
+    /// How far a peer is that does not serve yet.
+    newcomer: Option<Newcomer>,
+    behind: Behind,
+    /// The last grant of each work that was let go of.
+    released: BTreeMap<ClaimKey, GrantNumber>,
+    /// Members that cannot be reached.
+    unreachable: BTreeSet<Member>,
+    /// Who is gone for good: nothing that an earlier life of theirs says is heard.
+    gone: BTreeMap<PeerId, Incarnation>,
+    /// Who spoke and is in no membership that this peer knows, and since when.
+    strangers: BTreeMap<Member, Moment>,
     early: EarlyPieces,
     applying: Applying,
     stores: Stores,
@@ -85,6 +116,7 @@ impl Peer {
             coordinator: None,
             span: None,
             view: View::default(),
+            era: Era(0),
             version: Step(0),
             through: GrantNumber(0),
             wish: None,
@@ -92,6 +124,16 @@ impl Peer {
             jobs: BTreeMap::new(),
             compute: Compute::default(),
             rounds: BTreeMap::new(),
+            ended: Vec::new(),
+            hearing: BTreeMap::new(),
+            unheard: Vec::new(),
+            backlog: VecDeque::new(),
+            newcomer: Some(Newcomer::default()),
+            behind: Behind::default(),
+            released: BTreeMap::new(),
+            unreachable: BTreeSet::new(),
+            gone: BTreeMap::new(),
+            strangers: BTreeMap::new(),
             early: EarlyPieces::default(),
             applying: Applying::default(),
             stores: Stores::default(),
@@ -116,7 +158,7 @@ impl Peer {
             self.tasks = self.tasks.saturating_sub(1);
         }
         if self.status == Status::Over {
-            return self.let_go(input, out);
+            return self.let_go(now, input, out);
         }
         match input {
             PeerInput::FromCoordinator { from, message } => {
@@ -124,17 +166,22 @@ impl Peer {
                 self.told(now, message, out);
             }
             PeerInput::Between { from, message } => self.heard(now, from, message, out),
-            PeerInput::Tensor { from, tag, payload } => self.received(from, tag, payload, out),
+            PeerInput::Tensor { from, tag, payload } => self.received(now, from, tag, payload, out),
             PeerInput::Done { result, busy } => self.computed(now, result, busy, out),
-            PeerInput::Disconnected { member } => {
-                if self.coordinator == Some(member) {
-                    let reason = "the connection to the coordinator broke: start the run again";
-                    self.end(PeerEvent::Stopped { reason: reason.to_owned() }, out);
-                }
+            PeerInput::Disconnected { member } | PeerInput::Unreachable { member }
+                if self.coordinator == Some(member) =>
+            {
+                let reason = "the connection to the coordinator broke: start the run again";
+                self.end(PeerEvent::Stopped { reason: reason.to_owned() }, out);
+            }
+            PeerInput::Disconnected { member } => self.disconnected(now, member, out),
+            PeerInput::Unreachable { member } => self.cannot_reach(member, out),
+            PeerInput::Fetched { version, stage, whole } => {
+                self.fetched(version, stage, whole, out);
             }
             PeerInput::Tick => {}
         }
-        if self.status == Status::Member {
+        if self.serves() {
             self.dispatch(out);
             self.widen_when_idle(now, out);
             self.wish_for_work(out);
@@ -163,29 +210,47 @@ impl Peer {
             computing: self.tasks,
             in_flight: self.in_flight,
             logged: self.logged,
-            rounds: self.rounds.values().map(Reduction::held).sum::<Bytes>() + self.early.held(),
+            rounds: self.rounds.values().chain(&self.ended).map(Reduction::held).sum::<Bytes>()
+                + self.early.held(),
+            heard: self.heard_bytes(),
         }
     }
 
+    /// Whether it takes part: a newcomer without weights does not.
+    fn serves(&self) -> bool {
+        self.status == Status::Member && self.newcomer.is_none()
+    }
+
     fn heard(&mut self, now: Moment, from: Member, message: Between, out: &mut Out) {
+        if !self.is_known(now, from) {
+            return;
+        }
         match message {
             Between::Offer { key, retry, .. } => {
                 self.offered(now, Waiting { from, retry }, key, out);
             }
             Between::Accepted { key, pace } => self.accepted(now, from, key, pace, out),
             Between::Busy { key, pace } => self.turned_away(now, from, key, pace, out),
-            Between::HeldBy { key, holder } => self.redirected(from, key, holder, out),
+            Between::HeldBy { key, holder } => self.redirected(now, from, key, holder, out),
             Between::Free { stage } => self.freed(now, from, stage, out),
+            Between::Withdrawn { key } => self.withdrawn(now, from, key, out),
             Between::Evaluated { key } => self.answered_evaluated(now, key, out),
         }
     }
 
-    fn received(&mut self, from: Member, tag: TensorTag, payload: Payload, out: &mut Out) {
+    fn received(
+        &mut self,
+        now: Moment,
+        from: Member,
+        tag: TensorTag,
+        payload: Payload,
+        out: &mut Out,
+    ) {
         match tag {
             TensorTag::Activation { key } => self.activation(key, payload, out),
             TensorTag::ActivationGradient { key } => self.gradient(key, payload, out),
             TensorTag::RoundPart { .. } | TensorTag::RoundResult { .. } => {
-                self.round_piece(from, tag, payload, out);
+                self.round_piece(now, from, tag, payload, out);
             }
         }
     }
@@ -201,9 +266,15 @@ impl Peer {
             Status::Member => {
                 self.repeat_reports(now, out);
                 self.retry_blocked(now, out);
+                self.retry_offers(now, out);
                 self.repeat_outcomes(out);
-                self.wish = None;
-                self.wish_for_work(out);
+                self.repeat_readiness(out);
+                self.complain(out);
+                self.forget_strangers(now, out);
+                if self.serves() {
+                    self.wish = None;
+                    self.wish_for_work(out);
+                }
             }
             Status::Over => {}
         }
@@ -222,6 +293,8 @@ impl Peer {
     fn end(&mut self, event: PeerEvent, out: &mut Out) {
         self.drop_jobs_through(Step(u64::MAX), out);
         self.early.drop_through(Step(u64::MAX), out);
+        self.stop_listening(out);
+        self.abort_rounds(out);
         self.status = Status::Over;
         out.push(PeerAction::Event(event));
     }

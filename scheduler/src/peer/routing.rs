@@ -26,11 +26,7 @@ impl Peer {
         let job = self.jobs.get_mut(&key).expect("only jobs are offered");
         let hosted = self.stages.get_mut(&key.stage).expect("hosted stages are known");
         match job.holder.or_else(|| hosted.onward.choose()) {
-            Some(to) => {
-                job.route = Route::Offered { to };
-                hosted.blocked.remove(&key);
-                self.send_offer(to, key, out);
-            }
+            Some(to) => self.offer_to(now, to, key, out),
             None => {
                 job.route = Route::Blocked { since: now };
                 hosted.blocked.insert(key);
@@ -38,9 +34,13 @@ impl Peer {
         }
     }
 
-    fn send_offer(&mut self, to: Member, key: ClaimKey, out: &mut Out) {
+    /// Offers the activation of this work to one member.
+    pub(super) fn offer_to(&mut self, now: Moment, to: Member, key: ClaimKey, out: &mut Out) {
         let size = self.activation_bytes();
         let job = self.jobs.get_mut(&key).expect("only jobs are offered");
+        let hosted = self.stages.get_mut(&key.stage).expect("a job's stage is hosted");
+        hosted.blocked.remove(&key);
+        job.route = Route::Offered { to, at: now };
         let retry = std::mem::replace(&mut job.offered, true);
         let message = Between::Offer { key: key.downstream(), size, retry };
         out.push(PeerAction::Send { to, message });
@@ -58,15 +58,30 @@ impl Peer {
         let Some(key) = downstream.upstream() else { return };
         let Some(hosted) = self.stages.get_mut(&key.stage) else { return };
         hosted.onward.measured(from, pace);
+        if key.step >= self.version && !self.jobs.contains_key(&key) {
+            // It was let go of, and the receiver waits in vain.
+            let message = Between::Withdrawn { key: downstream };
+            out.push(PeerAction::Send { to: from, message });
+        }
         if let Some(job) = self.jobs.get_mut(&key) {
+            let retry = self.config.limits.retry;
+            let unheard = matches!(
+                job.route, Route::Sent { to, at } if to == from && now.since(at) >= retry
+            );
+            if unheard && job.must_go_on() {
+                // What was sent did not arrive, or is long on its way.
+                job.route = Route::Accepted { to: from };
+                self.send_on(now, key, out);
+                return;
+            }
             // Also when it has been offered elsewhere since: who says yes keeps room for it, and two
             // that keep room for what waits at the other would wait for ever.
             let open = matches!(job.route, Route::Offered { .. } | Route::Blocked { .. })
                 && job.holder.is_none_or(|holder| holder == from);
-            if open && job.answer == Answer::Expected {
+            if open && job.must_go_on() {
                 hosted.blocked.remove(&key);
                 job.route = Route::Accepted { to: from };
-                self.send_on(key, out);
+                self.send_on(now, key, out);
             }
         }
         // Who took one may take another.
@@ -74,10 +89,10 @@ impl Peer {
     }
 
     /// Sends the activation once it is both computed and accepted.
-    pub(super) fn send_on(&mut self, key: ClaimKey, out: &mut Out) {
+    pub(super) fn send_on(&mut self, now: Moment, key: ClaimKey, out: &mut Out) {
         let job = self.jobs.get_mut(&key).expect("only jobs are sent on");
         if let (Route::Accepted { to }, Some(output)) = (job.route, job.output) {
-            job.route = Route::Sent { to };
+            job.route = Route::Sent { to, at: now };
             let tag = TensorTag::Activation { key: key.downstream() };
             out.push(PeerAction::SendTensor { to, tag, payload: output.id });
         }
@@ -96,7 +111,8 @@ impl Peer {
         let Some(hosted) = self.stages.get_mut(&key.stage) else { return };
         hosted.onward.measured(from, pace);
         let Some(job) = self.jobs.get_mut(&key) else { return };
-        if job.route == (Route::Offered { to: from }) && job.answer == Answer::Expected {
+        let offered = matches!(job.route, Route::Offered { to, .. } if to == from);
+        if offered && job.must_go_on() {
             hosted.onward.set_busy(from);
             if job.holder == Some(from) {
                 // Nobody else can take it: it waits until its holder is free.
@@ -112,6 +128,7 @@ impl Peer {
     /// The work is another's.
     pub(super) fn redirected(
         &mut self,
+        now: Moment,
         from: Member,
         downstream: ClaimKey,
         holder: Member,
@@ -119,19 +136,22 @@ impl Peer {
     ) {
         let Some(key) = downstream.upstream() else { return };
         let Some(job) = self.jobs.get_mut(&key) else { return };
-        let on_its_way = match job.route {
-            Route::Offered { to } | Route::Accepted { to } | Route::Sent { to } => to == holder,
-            Route::Nowhere | Route::Unrouted | Route::Blocked { .. } => false,
-        };
-        if on_its_way || job.answer != Answer::Expected || holder == from {
+        let on_its_way = job.route.to() == Some(holder) || job.route == Route::Nowhere;
+        if on_its_way || !job.must_go_on() || holder == from {
+            return;
+        }
+        let hosted = self.stages.get_mut(&key.stage).expect("a job's stage is hosted");
+        if !self.view.members.iter().any(|record| record.member == holder) {
+            // It is gone, or not known here yet: what becomes of its claim is told in time.
+            if job.route.to() == Some(from) {
+                job.route = Route::Blocked { since: now };
+                hosted.blocked.insert(key);
+            }
             return;
         }
         job.holder = Some(holder);
-        job.route = Route::Offered { to: holder };
-        let hosted = self.stages.get_mut(&key.stage).expect("a job's stage is hosted");
-        hosted.blocked.remove(&key);
         hosted.onward.charge(holder);
-        self.send_offer(holder, key, out);
+        self.offer_to(now, holder, key, out);
     }
 
     /// A replica that had been busy has a place again.
@@ -179,7 +199,12 @@ impl Peer {
                 self.settle(key);
                 self.queue_passes(key);
             }
-            _ => out.push(PeerAction::Release(payload.id)),
+            Some(job) => {
+                // Somebody has it: there is no need to offer it again.
+                job.replay = false;
+                out.push(PeerAction::Release(payload.id));
+            }
+            None => out.push(PeerAction::Release(payload.id)),
         }
     }
 

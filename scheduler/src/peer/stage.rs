@@ -108,6 +108,19 @@ impl Hosted {
         }
     }
 
+    /// Forgets everything about work, none of which is left: all is done again.
+    pub(super) fn forget_work(&mut self) {
+        assert!(self.taken.is_empty(), "no work is left");
+        self.offers.clear();
+        self.refused.clear();
+        self.turned_away.clear();
+        self.blocked.clear();
+        self.counted.clear();
+        self.proof = 0;
+        self.log_full_said = false;
+        self.onward.set_all_free();
+    }
+
     fn taken(&self, step: Step) -> Taken {
         self.taken.get(&step).copied().unwrap_or_default()
     }

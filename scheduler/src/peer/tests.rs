@@ -46,6 +46,7 @@ impl Probe {
             member: member(number),
             span: StageSpan::one(Stage(stage)),
             addresses: Vec::new(),
+            serving: true,
         };
         let members = vec![record(ME, stage), record(1, 1 - stage), record(2, 1 - stage)];
         probe.tell(FromCoordinator::View(View { number: 1, members }));
@@ -111,9 +112,12 @@ fn payload(id: u64) -> Payload {
     Payload { id: PayloadId(id), size: Bytes(32) }
 }
 
-fn wanted(room: u32, through: u64) -> PeerAction {
+/// A wish for so much of the first step, and a whole window of each of the next two.
+fn wanted(room: u32, window: u32, through: u64) -> PeerAction {
     let through = GrantNumber(through);
-    PeerAction::ToCoordinator(ToCoordinator::WorkWanted { room, through, pace: 0 })
+    let rooms = [(Step(0), room), (Step(1), window), (Step(2), window)];
+    let rooms = rooms.into_iter().filter(|(_, room)| *room > 0).collect();
+    PeerAction::ToCoordinator(ToCoordinator::WorkWanted { rooms, through, pace: 0 })
 }
 
 fn send(to: u8, message: Between) -> PeerAction {
@@ -145,14 +149,16 @@ fn offered(actions: &[PeerAction]) -> Vec<(Member, ClaimKey)> {
 fn the_first_stage_wishes_for_a_window_of_work_and_offers_it_onward_at_once() {
     let (mut probe, admitted) = Probe::at(0, |_| {});
     let span = StageSpan::one(Stage(0));
-    assert_eq!(admitted, [PeerAction::Event(PeerEvent::Admitted { span }), wanted(5, 0)]);
+    let serving = PeerEvent::Serving { version: Step(0) };
+    let events = [PeerEvent::Admitted { span }, serving].map(PeerAction::Event);
+    assert_eq!(admitted, [&events[..], &[wanted(5, 5, 0)]].concat());
     let actions = probe.give(0..2);
     let keys: Vec<ClaimKey> = offered(&actions).into_iter().map(|(_, key)| key).collect();
     assert_eq!(keys, [key(1, 0), key(1, 1)]);
     let to: BTreeSet<Member> = offered(&actions).into_iter().map(|(to, _)| to).collect();
     assert_eq!(to, BTreeSet::from([member(1), member(2)]), "each replica gets its turn");
     let forward = Task::Forward { key: key(0, 0), activation: None, held_out: false };
-    assert_eq!(actions[2..], [PeerAction::Compute(forward), wanted(3, 2)]);
+    assert_eq!(actions[2..], [PeerAction::Compute(forward), wanted(3, 5, 2)]);
     assert_eq!(probe.give(0..2), [], "work said twice is one work");
 }
 
@@ -315,7 +321,7 @@ fn the_window_widens_by_one_when_the_engine_falls_idle_and_only_then() {
         let (key, output) = (key(0, microbatch), Some(payload(u64::from(microbatch))));
         let actions = probe.done(TaskResult::Forwarded { key, output, loss: None });
         let idle = microbatch == 4;
-        assert_eq!(actions.contains(&wanted(1, 5)), idle, "{actions:?}");
+        assert_eq!(actions.contains(&wanted(1, 6, 5)), idle, "{actions:?}");
     }
     assert_eq!(probe.peer.load().window[&Stage(0)], 6);
     probe.give(5..6);

@@ -22,6 +22,8 @@ pub(super) struct Engine {
     dice: Dice,
     sizes: Sizes,
     stages: BTreeMap<Stage, StageState>,
+    /// What lies on the disk: weights that were written, and weights that were fetched.
+    pub(super) disk: BTreeMap<(Step, Stage), u64>,
     queue: VecDeque<Task>,
     /// What runs, and for how long in all.
     running: Option<(Task, Duration)>,
@@ -46,7 +48,8 @@ struct StageState {
     graphs: BTreeMap<ClaimKey, u64>,
     /// Weight gradients that wait for their claim to be used.
     waiting: BTreeMap<ClaimKey, Vec<i64>>,
-    /// The round's result so far.
+    /// The newest round's result so far.
+    round: Option<RoundId>,
     result: Vec<Option<i64>>,
 }
 
@@ -55,6 +58,7 @@ struct StageState {
 pub(super) enum Observed {
     Nothing,
     Accumulated(ClaimKey),
+    Restored,
     Applied { step: Step, stage: Stage, sums: Vec<i64>, weights: u64 },
 }
 
@@ -71,6 +75,7 @@ impl Engine {
                 sums: vec![0; *elements],
                 graphs: BTreeMap::new(),
                 waiting: BTreeMap::new(),
+                round: None,
                 result: vec![None; *elements],
             };
             (*stage, state)
@@ -82,6 +87,7 @@ impl Engine {
             dice: Dice::new(scenario.seed ^ (index as u64 + 1) << 32),
             sizes: Sizes { activation: Bytes(gradient + tokens * 8), gradient: Bytes(gradient) },
             stages: scenario.parameters.iter().map(state).collect(),
+            disk: BTreeMap::new(),
             queue: VecDeque::new(),
             running: None,
             busy: Duration::ZERO,
@@ -160,6 +166,10 @@ impl Engine {
                 TaskResult::Applied { round }
             }
             Task::Store { version, stage } => self.store(version, stage)?,
+            Task::Restore { version, stage } => {
+                observed = Observed::Restored;
+                self.restore(version, stage)?
+            }
             task => self.round_task(task, payloads)?,
         };
         Ok((result, busy, observed))
@@ -231,7 +241,7 @@ impl Engine {
                     let part = content_sums(payloads, part)?;
                     numbers::add(&mut sums, 0..part.len(), &part);
                 }
-                state.install(range.start, &sums)?;
+                state.install(round, range.start, &sums)?;
                 Ok(TaskResult::Reduced { round, piece, payload: keep_sums(payloads, sums) })
             }
             Task::Install { round, range, payload } => {
@@ -239,11 +249,11 @@ impl Engine {
                 if sums.len() != range.len() {
                     return Err("a piece of a wrong size".to_owned());
                 }
-                self.stage(round.stage).install(range.start, &sums)?;
+                self.stage(round.stage).install(round, range.start, &sums)?;
                 Ok(TaskResult::Installed { round, range })
             }
             Task::Summarise { round } => {
-                let (hash, square_norm) = numbers::summary(&self.stage(round.stage).whole()?);
+                let (hash, square_norm) = numbers::summary(&self.stage(round.stage).whole(round)?);
                 Ok(TaskResult::Summarised { round, hash, square_norm })
             }
             other => Err(format!("not a task of a round: {other:?}")),
@@ -252,7 +262,7 @@ impl Engine {
 
     fn apply(&mut self, round: RoundId, gradient_norm: f64) -> Result<Observed, String> {
         let state = self.stage(round.stage);
-        let sums = state.whole()?;
+        let sums = state.whole(round)?;
         state.result.fill(None);
         state.sums.fill(0);
         if state.version != round.step || !state.waiting.is_empty() {
@@ -269,14 +279,37 @@ impl Engine {
         if state.version != version {
             return Err(format!("version {version} is saved at version {}", state.version));
         }
-        let hash = numbers::file_hash(version, stage, state.weights);
+        let weights = state.weights;
+        let hash = numbers::file_hash(version, stage, weights);
+        self.disk.insert((version, stage), weights);
         let files = vec![StoredFile { name: format!("stage-{stage}"), hash, size: Bytes(8) }];
         Ok(TaskResult::Stored { version, stage, files })
     }
 }
 
+impl Engine {
+    fn restore(&mut self, version: Step, stage: Stage) -> Result<TaskResult, String> {
+        let weights = match version {
+            Step(0) => numbers::initial_weights(self.seed, stage),
+            _ => *self.disk.get(&(version, stage)).ok_or("what was not fetched is restored")?,
+        };
+        let state = self.stage(stage);
+        state.weights = weights;
+        state.version = version;
+        state.graphs.clear();
+        state.waiting.clear();
+        state.sums.fill(0);
+        Ok(TaskResult::Restored { version, stage })
+    }
+}
+
 impl StageState {
-    fn install(&mut self, start: usize, sums: &[i64]) -> Result<(), String> {
+    /// Keeps a piece of a round's result. A new round begins from nothing.
+    fn install(&mut self, round: RoundId, start: usize, sums: &[i64]) -> Result<(), String> {
+        if self.round != Some(round) {
+            self.result.fill(None);
+            self.round = Some(round);
+        }
         for (place, sum) in self.result[start..].iter_mut().zip(sums) {
             if place.replace(*sum).is_some() {
                 return Err("an element of a result is written twice".to_owned());
@@ -285,8 +318,9 @@ impl StageState {
         Ok(())
     }
 
-    fn whole(&self) -> Result<Vec<i64>, String> {
+    fn whole(&self, round: RoundId) -> Result<Vec<i64>, String> {
         let whole: Option<Vec<i64>> = self.result.iter().copied().collect();
+        let whole = whole.filter(|_| self.round == Some(round));
         whole.ok_or_else(|| "a result with holes is used".to_owned())
     }
 }

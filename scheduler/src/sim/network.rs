@@ -66,6 +66,14 @@ impl Network {
         self.twice(arrival)
     }
 
+    /// A connection broke: what follows does not wait for what was on its way.
+    pub(super) fn forget(&mut self, one: usize, other: usize) {
+        for link in [(one, other), (other, one)] {
+            self.control.remove(&link);
+            self.bulk.remove(&link);
+        }
+    }
+
     /// What arrives, and perhaps arrives once more, long after and out of order.
     fn twice(&mut self, first: Moment) -> Vec<Moment> {
         if self.dice.chance(self.scenario.duplicates_per_mille) {

@@ -8,7 +8,7 @@ use shoal_protocol::units::Moment;
 use shoal_protocol::wire;
 
 use super::numbers::mix;
-use crate::action::Fault;
+use crate::action::{CoordinatorEvent, Fault};
 
 /// What a run of the simulator came to.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -23,6 +23,8 @@ pub struct Report {
     pub commits: u64,
     /// Done reports that came again.
     pub repeated: u64,
+    /// What became of losses.
+    pub recovery: Recovery,
     /// Offers that were answered busy.
     pub turned_away: u64,
     /// Offers that were sent on to a claim's holder.
@@ -35,10 +37,37 @@ pub struct Report {
     pub steps: BTreeMap<Step, StepTime>,
     /// Hash of the newest checkpoint.
     pub checkpoint: Option<ContentHash>,
+    /// Whether the run came to its end.
+    pub finished: bool,
     /// Why the run could not go on, if it could not.
     pub stopped: Option<String>,
     /// What peers found that must not be.
     pub faults: Vec<Fault>,
+}
+
+/// What became of losses.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Recovery {
+    /// Peers that died.
+    pub crashes: u64,
+    /// Members that were expelled.
+    pub lost: u64,
+    /// Claims of expelled members.
+    pub revoked: u64,
+    /// Rounds that came to nothing.
+    pub rounds_aborted: u64,
+    /// Activations that were asked for again.
+    pub replays: u64,
+    /// Claims that their holders let go of.
+    pub released: u64,
+    /// Newcomers that began to serve.
+    pub joined: u64,
+    /// Newcomers that began anew.
+    pub behind: u64,
+    /// Returns to an earlier version.
+    pub rewinds: u64,
+    /// Checkpoints that were abandoned.
+    pub checkpoints_abandoned: u64,
 }
 
 /// When the passes of a step ran.
@@ -53,6 +82,23 @@ pub struct StepTime {
 }
 
 impl Report {
+    /// Notes what the coordinator says.
+    pub(super) fn note(&mut self, event: &CoordinatorEvent) {
+        match event {
+            CoordinatorEvent::Lost { .. } => self.recovery.lost += 1,
+            CoordinatorEvent::Revoked { claims, .. } => self.recovery.revoked += claims,
+            CoordinatorEvent::RoundsAborted { rounds, .. } => {
+                self.recovery.rounds_aborted += *rounds as u64;
+            }
+            CoordinatorEvent::Rewound { .. } => self.recovery.rewinds += 1,
+            CoordinatorEvent::CheckpointAbandoned { .. } => {
+                self.recovery.checkpoints_abandoned += 1;
+            }
+            CoordinatorEvent::Finished => self.finished = true,
+            _ => {}
+        }
+    }
+
     /// Notes a pass of a step.
     pub(super) fn ran(&mut self, step: Step, from: Moment, to: Moment) {
         let new = StepTime { first: from, last: to, busy: Duration::ZERO };

@@ -36,6 +36,47 @@ pub struct Scenario {
     pub network: NetworkScenario,
     /// From a record's way into the log until it is down for good, at most.
     pub log_delay: Duration,
+    /// After how long an all-reduce without a result is tried again, at first.
+    pub patience: Duration,
+    /// What goes wrong.
+    pub faults: Faults,
+}
+
+/// What goes wrong, and when.
+#[derive(Debug, Clone, Default)]
+pub struct Faults {
+    /// In order of their moments.
+    pub happen: Vec<(Duration, Fault)>,
+    /// From a death or a cut until others notice, at most.
+    pub notice: Duration,
+    /// From the end of a life until the next one begins, where it begins by itself.
+    pub rebirth: Duration,
+}
+
+/// Something that goes wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// A peer dies, and starts anew after a while, if it does.
+    Crash {
+        /// Which.
+        peer: usize,
+        /// After how long it starts anew.
+        restart: Option<Duration>,
+    },
+    /// The connection between two peers breaks; what is on its way is lost.
+    Break {
+        /// One.
+        one: usize,
+        /// The other.
+        other: usize,
+    },
+    /// A peer's engine and words stand still for a while, as if its process were stopped.
+    Pause {
+        /// Which.
+        peer: usize,
+        /// For how long.
+        time: Duration,
+    },
 }
 
 /// One peer.
@@ -119,13 +160,58 @@ impl Scenario {
             .collect();
         let log_delay = dice.pick(&[Duration::ZERO, Duration::from_millis(8)]);
         let manifest = Arc::new(manifest);
-        Self { seed, manifest, parameters, peers, network, log_delay }
+        let faults = Faults::default();
+        let patience = Duration::from_secs(dice.pick(&[10, 30]));
+        Self { seed, manifest, parameters, peers, network, log_delay, patience, faults }
+    }
+
+    /// The swarm of this seed, with deaths, breaks and stand-stills.
+    #[must_use]
+    pub fn faulty(seed: u64) -> Self {
+        let mut scenario = Self::from_seed(seed);
+        let mut dice = Dice::new(seed ^ 0x6661_756c_7473_0000);
+        let peers = scenario.peers.len() as u64;
+        let notice = dice.pick(&[1_000, 50_000, 3_000_000]);
+        let rebirth = dice.pick(&[10_000, 200_000, 2_000_000]);
+        // Newcomers need time to catch up.
+        if dice.chance(300) {
+            let mut manifest = (*scenario.manifest).clone();
+            manifest.training.steps = dice.within(4..=24);
+            scenario.manifest = Arc::new(manifest);
+        }
+        let most = dice.pick(&[1, 3, 10, 30]);
+        let count = dice.within(1..=most);
+        let span = dice.pick(&[200_000, 2_000_000, 20_000_000]);
+        let mut happen: Vec<(Duration, Fault)> = (0..count)
+            .map(|_| {
+                let at = dice.microseconds(0..=span);
+                let peer = dice.within(0..=peers - 1) as usize;
+                let other = dice.within(0..=peers - 1) as usize;
+                let fault = match dice.within(0..=9) {
+                    0 | 1 if peer != other => Fault::Break { one: peer, other },
+                    2 => Fault::Pause { peer, time: dice.microseconds(1_000..=5_000_000) },
+                    _ => {
+                        let restart = dice.microseconds(0..=3_000_000);
+                        Fault::Crash { peer, restart: dice.chance(800).then_some(restart) }
+                    }
+                };
+                (at, fault)
+            })
+            .collect();
+        happen.sort_by_key(|(at, _)| *at);
+        scenario.faults = Faults {
+            happen,
+            notice: Duration::from_micros(notice),
+            rebirth: Duration::from_micros(rebirth),
+        };
+        scenario
     }
 
     /// The same run on one peer that hosts every stage.
     #[must_use]
     pub fn alone(&self) -> Self {
         let mut alone = self.clone();
+        alone.faults = Faults::default();
         alone.peers.truncate(1);
         alone.peers[0].choice = StageChoice::All;
         alone
@@ -251,6 +337,7 @@ fn limits(dice: &mut Dice, manifest: &Manifest, cut: RoundCut) -> PeerLimits {
         askers: dice.pick(&[1, 4, 64]),
         in_flight: Bytes(unit * stages * dice.pick(&[1, 3, 64])),
         logged: Bytes(unit * stages * all),
+        heard: Bytes(1 << 20),
         round_bytes: Bytes(8 * cut.piece_elements as u64 * dice.within(0..=8)),
         cut,
         retry: Duration::from_millis(dice.pick(&[100, 700, 2000])),

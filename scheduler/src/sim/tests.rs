@@ -1,4 +1,5 @@
-//! Swarms without faults: every oracle holds, every run repeats, every model is the reference's.
+//! Swarms with and without faults: every oracle holds, every run repeats, every model is the
+//! reference's.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -14,12 +15,15 @@ use crate::peer::PeerLimits;
 /// Swarms that are tried.
 const SEEDS: u64 = 600;
 
+/// Swarms with faults that are tried.
+const FAULTY: u64 = 3000;
+
 /// Swarms that errors are put into.
 const SOME: u64 = 100;
 
-/// All seeds, or those that SHOAL_SIM_SEED names: one, or a range as 0..10000.
-fn seeds() -> std::ops::Range<u64> {
-    let Ok(text) = std::env::var("SHOAL_SIM_SEED") else { return 0..SEEDS };
+/// So many seeds, or those that SHOAL_SIM_SEED names: one, or a range as 0..10000.
+fn seeds(count: u64) -> std::ops::Range<u64> {
+    let Ok(text) = std::env::var("SHOAL_SIM_SEED") else { return 0..count };
     let number = |text: &str| text.parse::<u64>().expect("SHOAL_SIM_SEED is a seed or a range");
     match text.split_once("..") {
         Some((from, to)) => number(from)..number(to),
@@ -47,54 +51,104 @@ fn on_all<T: Send>(seeds: std::ops::Range<u64>, check: impl Fn(u64) -> T + Sync)
     })
 }
 
-/// What is wrong with a seed, if anything is, and how to see it again.
-fn check_seed(seed: u64) -> Result<Report, String> {
-    let failed = |what: String| {
+/// Runs a check of a seed; says what is wrong, if anything is, and how to see it again.
+fn checked(
+    seed: u64,
+    test: &str,
+    check: fn(u64) -> Result<Report, String>,
+) -> Result<Report, String> {
+    let result = std::panic::catch_unwind(|| check(seed))
+        .unwrap_or_else(|_| Err("an assertion failed (above)".to_owned()));
+    result.map_err(|what| {
         format!(
-            "seed {seed}: {what}\n  again: SHOAL_SIM_SEED={seed} cargo test -p shoal-scheduler swarms"
+            "seed {seed}: {what}\n  again: SHOAL_SIM_SEED={seed} cargo test -p shoal-scheduler {test}"
         )
-    };
-    let caught = std::panic::catch_unwind(|| {
-        let scenario = Scenario::from_seed(seed);
-        let report = run(&scenario).map_err(|violation| violation.to_string())?;
-        if run(&scenario).as_ref() != Ok(&report) {
-            return Err("the second run differs from the first".to_owned());
-        }
-        let alone = run(&scenario.alone()).map_err(|violation| format!("alone: {violation}"))?;
-        if alone.checkpoint != report.checkpoint {
-            return Err("the model is not the one that a peer alone makes".to_owned());
-        }
-        Ok(report)
-    });
-    match caught {
-        Ok(result) => result.map_err(failed),
-        Err(_) => Err(failed("an assertion failed (above)".to_owned())),
+    })
+}
+
+/// Runs a swarm twice; the runs must be one.
+fn run_twice(scenario: &Scenario) -> Result<Report, String> {
+    let report = run(scenario).map_err(|violation| violation.to_string())?;
+    if run(scenario).as_ref() != Ok(&report) {
+        return Err("the second run differs from the first".to_owned());
     }
+    Ok(report)
+}
+
+fn without_faults(seed: u64) -> Result<Report, String> {
+    let scenario = Scenario::from_seed(seed);
+    let report = run_twice(&scenario)?;
+    let alone = run(&scenario.alone()).map_err(|violation| format!("alone: {violation}"))?;
+    if alone.checkpoint != report.checkpoint {
+        return Err("the model is not the one that a peer alone makes".to_owned());
+    }
+    Ok(report)
+}
+
+/// With faults every oracle holds as well, the reference's model among them.
+fn with_faults(seed: u64) -> Result<Report, String> {
+    let scenario = Scenario::faulty(seed);
+    if seed.is_multiple_of(16) {
+        run_twice(&scenario)
+    } else {
+        run(&scenario).map_err(|violation| violation.to_string())
+    }
+}
+
+/// The reports of all seeds, none of which may fail.
+fn all_hold(results: Vec<Result<Report, String>>) -> Vec<Report> {
+    let failures: Vec<&String> =
+        results.iter().filter_map(|result| result.as_ref().err()).collect();
+    let first: Vec<&str> = failures.iter().take(5).map(|failure| failure.as_str()).collect();
+    let first = first.join("\n");
+    assert!(failures.is_empty(), "{} of {} failed:\n{first}", failures.len(), results.len());
+    results.into_iter().flatten().collect()
+}
+
+/// The seeds reach what they are drawn to reach.
+fn reached(reports: &[Report], what: &str, count: impl Fn(&Report) -> u64) {
+    let sum: u64 = reports.iter().map(count).sum();
+    println!("{what}: {sum}");
+    let chosen = std::env::var_os("SHOAL_SIM_SEED").is_some();
+    assert!(chosen || sum > 0, "no seed reaches: {what}");
 }
 
 #[test]
 fn swarms_of_all_seeds_hold_every_promise_and_repeat() {
-    let results = on_all(seeds(), check_seed);
-    let failures: Vec<&String> =
-        results.iter().filter_map(|result| result.as_ref().err()).collect();
-    let first = failures.first().copied().cloned().unwrap_or_default();
-    assert!(failures.is_empty(), "{} of {} failed, first {first}", failures.len(), results.len());
-    if std::env::var_os("SHOAL_SIM_SEED").is_some() {
-        return;
-    }
-    // The seeds reach what they are drawn to reach.
-    let reached = |what: &str, count: fn(&Report) -> u64| {
-        let sum: u64 = results.iter().flatten().map(count).sum();
-        println!("{what}: {sum}");
-        assert!(sum > 0, "no seed reaches: {what}");
-    };
-    reached("commits", |report| report.commits);
-    reached("offers answered busy", |report| report.turned_away);
-    reached("work sent on to its holder", |report| report.redirected);
-    reached("reports that came again", |report| report.repeated);
-    reached("windows that grew", |report| u64::from(report.widest_window > 17));
+    let results = on_all(seeds(SEEDS), |seed| checked(seed, "swarms_of_all", without_faults));
+    let reports = all_hold(results);
+    reached(&reports, "commits", |report| report.commits);
+    reached(&reports, "offers answered busy", |report| report.turned_away);
+    reached(&reports, "work sent on to its holder", |report| report.redirected);
+    reached(&reports, "reports that came again", |report| report.repeated);
+    reached(&reports, "windows that grew", |report| u64::from(report.widest_window > 17));
     let largest = (0..SEEDS).map(|seed| Scenario::from_seed(seed).peers.len()).max();
     assert_eq!(largest, Some(64));
+}
+
+#[test]
+fn faulty_swarms_of_all_seeds_hold_every_promise() {
+    let results = on_all(seeds(FAULTY), |seed| checked(seed, "faulty_swarms", with_faults));
+    let reports = all_hold(results);
+    let marks: [(&str, fn(&Report) -> u64); 12] = [
+        ("commits", |report| report.commits),
+        ("runs that lost members and came to their end", |report| {
+            u64::from(report.finished && report.recovery.lost > 0)
+        }),
+        ("peers that died", |report| report.recovery.crashes),
+        ("members expelled", |report| report.recovery.lost),
+        ("claims revoked", |report| report.recovery.revoked),
+        ("activations asked for again", |report| report.recovery.replays),
+        ("claims let go of", |report| report.recovery.released),
+        ("rounds aborted", |report| report.recovery.rounds_aborted),
+        ("newcomers that caught up", |report| report.recovery.joined),
+        ("newcomers that began anew", |report| report.recovery.behind),
+        ("returns to an earlier version", |report| report.recovery.rewinds),
+        ("checkpoints abandoned", |report| report.recovery.checkpoints_abandoned),
+    ];
+    for (what, count) in marks {
+        reached(&reports, what, count);
+    }
 }
 
 /// Runs the first seeds with an error put in; returns how many were caught, and by what.
@@ -159,10 +213,11 @@ fn a_changed_proof_is_refused() {
     assert!(caught.iter().all(|reason| reason.contains("refused")), "{caught:?}");
 }
 
+/// Who leaves comes back as a new life, and leaves again: in the end a stage has nobody left.
 #[test]
 fn a_member_whose_accumulator_differs_leaves() {
-    let caught = must_be_caught(Tamper::DropFromClose, false);
-    assert!(caught.iter().all(|reason| reason.contains("is gone (it left)")), "{caught:?}");
+    let caught = must_be_caught(Tamper::DropFromClose, true);
+    assert!(caught.iter().all(|oracle| oracle == "no fault"), "{caught:?}");
 }
 
 /// A pipeline of equal peers, one per stage: forward 1, backward 2, and `latency` tenths of a

@@ -1,10 +1,16 @@
 //! The world that drives the state machines: a clock, an order of events, and the drivers that the
-//! real node has too.
+//! real node has too. What goes wrong in it is `faults`.
 
-use std::collections::BTreeMap;
+mod faults;
 
-use shoal_protocol::ids::{ContentHash, Era, Incarnation, Member, PeerId, StageSpan, Step, Term};
-use shoal_protocol::message::{Between, FromCoordinator, LogRecord, TensorTag, ToCoordinator};
+use std::collections::{BTreeMap, BTreeSet};
+
+use shoal_protocol::ids::{
+    ContentHash, Era, Incarnation, Member, PeerId, Stage, StageSpan, Step, Term,
+};
+use shoal_protocol::message::{
+    Between, FromCoordinator, LogRecord, SnapshotPart, TensorTag, ToCoordinator,
+};
 use shoal_protocol::units::{Bytes, Moment};
 
 use super::dice::Dice;
@@ -13,11 +19,11 @@ use super::network::Network;
 use super::oracle::{Oracles, Violation};
 use super::payloads::{Content, Payloads};
 use super::report::{Report, Trace};
-use super::scenario::Scenario;
+use super::scenario::{Fault, Scenario};
 use super::tamper::Tamper;
 use crate::action::{
-    CoordinatorAction, CoordinatorEvent, CoordinatorInput, Fault, PeerAction, PeerEvent, PeerInput,
-    Task, TaskResult,
+    CoordinatorAction, CoordinatorEvent, CoordinatorInput, PeerAction, PeerEvent, PeerInput, Task,
+    TaskResult,
 };
 use crate::coordinator::{Coordinator, CoordinatorConfig};
 use crate::peer::{Peer, PeerConfig};
@@ -28,18 +34,55 @@ const EVENTS: u64 = 20_000_000;
 /// The index of the peer that the coordinator lives with.
 const HOME: usize = 0;
 
-/// Something that happens at a moment.
+/// Something that happens at a moment. What is meant for a life that is over by then does not.
 #[derive(Debug)]
 enum Event {
-    Start(usize),
-    Told { to: usize, message: FromCoordinator },
-    Heard { to: usize, from: usize, message: Between },
-    Tensor { to: usize, from: usize, tag: TensorTag, content: Content, size: Bytes },
-    EngineDone(usize),
-    Tick(usize),
-    Reported { from: usize, message: ToCoordinator },
+    Start(Member),
+    Arrives {
+        to: Member,
+        from: Member,
+        connection: u64,
+        era: Era,
+        cargo: Cargo,
+    },
+    Fetched {
+        to: Member,
+        version: Step,
+        stage: Stage,
+        weights: Option<u64>,
+    },
+    EngineDone(Member),
+    Tick(Member),
     Appended(LogRecord),
-    Collected(Step),
+    Collected {
+        version: Step,
+        holders: Vec<Member>,
+    },
+    /// The coordinator's tick.
+    Remind,
+    Fault(Fault),
+    /// A peer, and the coordinator if it lives there, learns that a connection is gone.
+    Noticed {
+        at: Member,
+        other: Member,
+        dead: bool,
+    },
+    /// A peer finds that nobody answers any more.
+    Unreached {
+        at: Member,
+        other: Member,
+    },
+    /// A peer whose life is over begins a new one.
+    Reborn(usize),
+}
+
+/// What goes from one peer to another.
+#[derive(Debug, Clone)]
+enum Cargo {
+    Told(FromCoordinator),
+    Reported(ToCoordinator),
+    Heard(Between),
+    Tensor { tag: TensorTag, content: Content, size: Bytes },
 }
 
 /// A peer and its driver.
@@ -51,6 +94,13 @@ struct Node {
     tick_at: Option<Moment>,
     span: Option<StageSpan>,
     finished: bool,
+    me: Member,
+    era: Era,
+    alive: bool,
+    /// Until when it stands still.
+    paused: Moment,
+    /// Lives of others that it knows to be over.
+    deaf_to: BTreeSet<Member>,
 }
 
 /// One run of the simulator.
@@ -64,10 +114,15 @@ pub(super) struct World<'a> {
     events: BTreeMap<(Moment, u64), Event>,
     sequence: u64,
     network: Network,
+    /// How often the connection of two peers was made anew: what was sent before is lost.
+    connections: BTreeMap<(usize, usize), u64>,
     dice: Dice,
     coordinator: Coordinator,
+    remind_at: Option<Moment>,
     last_append: Moment,
     nodes: Vec<Node>,
+    /// Checkpoints that the run's keeper brought together.
+    archive: BTreeMap<(Step, Stage), u64>,
     /// None when the run is to show what is caught without oracles.
     oracles: Option<Oracles>,
     trace: Trace,
@@ -84,8 +139,12 @@ impl<'a> World<'a> {
             term: Term(1),
             era: Era(0),
             wait_for: scenario.peers.len(),
+            home: peer_id(HOME),
+            retry: scenario.peers[HOME].limits.retry,
+            patience: scenario.patience,
         });
-        let nodes = (0..scenario.peers.len()).map(|index| node(scenario, index)).collect();
+        let first = Incarnation(1);
+        let nodes = (0..scenario.peers.len()).map(|index| node(scenario, index, first)).collect();
         Self {
             scenario,
             tamper,
@@ -94,10 +153,13 @@ impl<'a> World<'a> {
             events: BTreeMap::new(),
             sequence: 0,
             network: Network::new(scenario),
+            connections: BTreeMap::new(),
             dice: Dice::new(scenario.seed ^ 0x776f_726c_6400_0000),
             coordinator,
+            remind_at: None,
             last_append: Moment::default(),
             nodes,
+            archive: BTreeMap::new(),
             oracles: with_oracles.then(|| Oracles::new(scenario)),
             trace: Trace::default(),
             report: Report::default(),
@@ -107,7 +169,10 @@ impl<'a> World<'a> {
     /// Runs until nothing happens any more.
     pub(super) fn run(mut self) -> Result<Report, Violation> {
         for (index, peer) in self.scenario.peers.iter().enumerate() {
-            self.at(Moment(peer.start), Event::Start(index));
+            self.at(Moment(peer.start), Event::Start(self.nodes[index].me));
+        }
+        for (at, fault) in &self.scenario.faults.happen {
+            self.at(Moment(*at), Event::Fault(*fault));
         }
         let mut actions = Vec::new();
         self.coordinator.start(self.now, &mut actions);
@@ -117,6 +182,10 @@ impl<'a> World<'a> {
             self.now = at;
             self.report.events += 1;
             self.trace.note(at, &event);
+            #[cfg(test)]
+            if std::env::var_os("SHOAL_SIM_TRACE").is_some() {
+                eprintln!("{:?} {event:?}", at.0);
+            }
             self.happen(event)?;
             if self.report.stopped.is_some() && self.oracles.is_none() {
                 break;
@@ -131,41 +200,135 @@ impl<'a> World<'a> {
 
     fn happen(&mut self, event: Event) -> Held {
         match event {
-            Event::Start(index) => {
+            Event::Start(me) if self.lives(me) => {
+                let index = index_of(me);
                 let mut actions = Vec::new();
                 self.nodes[index].peer.start(self.now, &mut actions);
                 self.carry_out(index, actions)?;
                 self.schedule_tick(index);
                 Ok(())
             }
-            Event::Told { to, message } => {
-                let from = member(HOME);
-                self.input(to, PeerInput::FromCoordinator { from, message })
+            Event::Arrives { to, from, connection, era, cargo } => {
+                self.arrives(to, from, connection, era, cargo)
             }
-            Event::Heard { to, from, message } => {
-                self.input(to, PeerInput::Between { from: member(from), message })
+            Event::Fetched { to, version, stage, weights } if self.lives(to) => {
+                let index = index_of(to);
+                let whole = weights.is_some();
+                self.nodes[index].engine.disk.extend(weights.map(|word| ((version, stage), word)));
+                self.input(index, PeerInput::Fetched { version, stage, whole })
             }
-            Event::Tensor { to, from, tag, content, size } => {
-                let payload = self.nodes[to].payloads.keep(content, size);
-                self.input(to, PeerInput::Tensor { from: member(from), tag, payload })
+            Event::EngineDone(me) if self.lives(me) => {
+                let index = index_of(me);
+                if self.nodes[index].paused > self.now {
+                    self.at(self.nodes[index].paused, Event::EngineDone(me));
+                    return Ok(());
+                }
+                self.engine_done(index)
             }
-            Event::EngineDone(index) => self.engine_done(index),
-            Event::Tick(index) => {
-                self.nodes[index].tick_at = None;
-                self.input(index, PeerInput::Tick)
-            }
-            Event::Reported { from, message } => {
-                self.coordinator_input(CoordinatorInput::Message { from: member(from), message })
+            Event::Tick(me) if self.lives(me) => {
+                self.nodes[index_of(me)].tick_at = None;
+                self.input(index_of(me), PeerInput::Tick)
             }
             Event::Appended(record) => {
                 let held = self.oracles.as_mut().map(|oracles| oracles.monotone.logged(&record));
                 self.holds("never back", held.unwrap_or(Ok(())))?;
                 self.coordinator_input(CoordinatorInput::Appended(record))
             }
-            Event::Collected(version) => {
-                self.coordinator_input(CoordinatorInput::Collected { version })
+            Event::Collected { version, holders } => {
+                let whole = holders.iter().all(|holder| self.lives(*holder));
+                for (stage, holder) in (0..).map(Stage).zip(&holders) {
+                    let disk = &self.nodes[index_of(*holder)].engine.disk;
+                    let file = disk.get(&(version, stage)).copied().filter(|_| whole);
+                    self.archive.extend(file.map(|weights| ((version, stage), weights)));
+                }
+                self.coordinator_input(CoordinatorInput::Collected { version, whole })
+            }
+            Event::Remind => {
+                self.remind_at = None;
+                self.coordinator_input(CoordinatorInput::Tick)
+            }
+            Event::Fault(fault) => self.fault(fault),
+            Event::Noticed { at, other, dead } => self.noticed(at, other, dead),
+            Event::Unreached { at, other } if self.lives(at) => {
+                self.input(index_of(at), PeerInput::Unreachable { member: other })
+            }
+            Event::Reborn(index) => {
+                self.reborn(index);
+                Ok(())
+            }
+            Event::Start(_)
+            | Event::Fetched { .. }
+            | Event::EngineDone(_)
+            | Event::Tick(_)
+            | Event::Unreached { .. } => Ok(()),
+        }
+    }
+
+    /// Whether this life goes on.
+    fn lives(&self, member: Member) -> bool {
+        let node = &self.nodes[index_of(member)];
+        node.alive && node.me == member
+    }
+
+    fn arrives(
+        &mut self,
+        to: Member,
+        from: Member,
+        connection: u64,
+        era: Era,
+        cargo: Cargo,
+    ) -> Held {
+        let (index, sender) = (index_of(to), index_of(from));
+        let node = &self.nodes[index];
+        // The coordinator outlives the lives of the peer that it lives with.
+        let meant = matches!(cargo, Cargo::Reported(_)) || (node.alive && node.me == to);
+        let (deaf, paused) = (node.deaf_to.contains(&from), node.paused);
+        if !meant || deaf || connection != self.connection(index, sender) {
+            return Ok(());
+        }
+        if paused > self.now {
+            self.at(paused, Event::Arrives { to, from, connection, era, cargo });
+            return Ok(());
+        }
+        let mine = match &cargo {
+            Cargo::Reported(_) => self.coordinator.era(),
+            _ => self.nodes[index].era,
+        };
+        let expected = match &cargo {
+            // Who is new does not know the era, and who learns of a new one is told by this.
+            Cargo::Reported(ToCoordinator::Register { .. }) => true,
+            Cargo::Told(_) => era >= mine,
+            Cargo::Tensor { .. } => true,
+            Cargo::Reported(_) | Cargo::Heard(_) => era == mine,
+        };
+        if !expected {
+            return Ok(());
+        }
+        if matches!(cargo, Cargo::Told(_)) {
+            self.nodes[index].era = era;
+        }
+        match cargo {
+            Cargo::Told(message) => self.input(index, PeerInput::FromCoordinator { from, message }),
+            Cargo::Heard(message) => self.input(index, PeerInput::Between { from, message }),
+            Cargo::Tensor { tag, content, size } => {
+                let payload = self.nodes[index].payloads.keep(content, size);
+                self.input(index, PeerInput::Tensor { from, tag, payload })
+            }
+            Cargo::Reported(message) => {
+                if matches!(message, ToCoordinator::Released { .. }) {
+                    self.report.recovery.released += 1;
+                }
+                if matches!(message, ToCoordinator::Behind) {
+                    self.report.recovery.behind += 1;
+                }
+                self.coordinator_input(CoordinatorInput::Message { from, message })
             }
         }
+    }
+
+    /// How often two peers have connected anew.
+    fn connection(&self, one: usize, other: usize) -> u64 {
+        self.connections.get(&(one.min(other), one.max(other))).copied().unwrap_or(0)
     }
 
     fn input(&mut self, index: usize, input: PeerInput) -> Held {
@@ -190,20 +353,21 @@ impl<'a> World<'a> {
             && node.tick_at.is_none_or(|tick| tick > due)
         {
             node.tick_at = Some(due);
-            self.at(due, Event::Tick(index));
+            let me = node.me;
+            self.at(due, Event::Tick(me));
         }
     }
 
     fn carry_out(&mut self, index: usize, actions: Vec<PeerAction>) -> Held {
+        let me = self.nodes[index].me;
         for mut action in actions {
             if !self.tamper.peer_action(&mut action) {
                 continue;
             }
             match action {
                 PeerAction::ToCoordinator(message) => {
-                    for at in self.network.control(self.now, index, HOME) {
-                        self.at(at, Event::Reported { from: index, message: message.clone() });
-                    }
+                    let home = self.nodes[HOME].me;
+                    self.send(me, home, Cargo::Reported(message));
                 }
                 PeerAction::Send { to, message } => {
                     if matches!(message, Between::HeldBy { .. }) {
@@ -212,17 +376,14 @@ impl<'a> World<'a> {
                     if matches!(message, Between::Busy { .. }) {
                         self.report.turned_away += 1;
                     }
-                    self.say(index, index_of(to), message);
+                    self.say(me, to, message);
                 }
                 PeerAction::SendTensor { to, tag, payload } => {
                     let known = self.nodes[index].payloads.get(payload).cloned();
                     let (content, size) = self.holds("payloads", known)?;
-                    let to = index_of(to);
-                    for at in self.network.tensor(self.now, index, to, size) {
-                        let content = content.clone();
-                        self.at(at, Event::Tensor { to, from: index, tag, content, size });
-                    }
+                    self.send(me, to, Cargo::Tensor { tag, content, size });
                 }
+                PeerAction::Fetch { version, part } => self.fetch(index, version, &part),
                 PeerAction::Compute(task) => self.compute(index, task),
                 PeerAction::Release(id) => {
                     let released = self.nodes[index].payloads.release(id);
@@ -235,27 +396,62 @@ impl<'a> World<'a> {
     }
 
     /// Sends a word from one peer to another. Some offers stray.
-    fn say(&mut self, from: usize, to: usize, mut message: Between) {
+    fn say(&mut self, from: Member, to: Member, mut message: Between) {
         if let Between::Offer { key, retry, .. } = &mut message
             && self.dice.chance(self.scenario.network.strays_per_mille)
         {
             *retry = true;
             let hosts = |node: &Node| node.span.is_some_and(|span| span.contains(key.stage));
-            let others: Vec<usize> = (0..self.nodes.len())
-                .filter(|other| *other != to && hosts(&self.nodes[*other]))
+            let others: Vec<Member> = self
+                .nodes
+                .iter()
+                .filter(|node| node.me != to && hosts(node))
+                .map(|node| node.me)
                 .collect();
             if !others.is_empty() {
                 let other = self.dice.pick(&others);
-                self.deliver(from, other, &message);
+                self.send(from, other, Cargo::Heard(message.clone()));
             }
         }
-        self.deliver(from, to, &message);
+        self.send(from, to, Cargo::Heard(message));
     }
 
-    fn deliver(&mut self, from: usize, to: usize, message: &Between) {
-        for at in self.network.control(self.now, from, to) {
-            self.at(at, Event::Heard { to, from, message: message.clone() });
+    /// Puts something on its way.
+    fn send(&mut self, from: Member, to: Member, cargo: Cargo) {
+        let (sender, receiver) = (index_of(from), index_of(to));
+        if self.nodes[sender].deaf_to.contains(&to) {
+            // The connection is known to be gone, and no other can be made.
+            let at = self.now + self.dice.microseconds(0..=100_000);
+            return self.at(at, Event::Unreached { at: from, other: to });
         }
+        let arrivals = match &cargo {
+            Cargo::Tensor { size, .. } => self.network.tensor(self.now, sender, receiver, *size),
+            _ => self.network.control(self.now, sender, receiver),
+        };
+        let connection = self.connection(sender, receiver);
+        let era = match &cargo {
+            Cargo::Told(_) => self.coordinator.era(),
+            _ => self.nodes[sender].era,
+        };
+        for at in arrivals {
+            let cargo = cargo.clone();
+            self.at(at, Event::Arrives { to, from, connection, era, cargo });
+        }
+    }
+
+    /// Fetches a stage's files. Who is gone by the time that they would be here has not sent them.
+    fn fetch(&mut self, index: usize, version: Step, part: &SnapshotPart) {
+        let holder = (0..self.nodes.len()).find(|other| peer_id(*other) == part.holder);
+        let holder = holder.expect("holders are peers");
+        let size: Bytes = part.files.iter().map(|file| file.size).sum();
+        let arrivals = self.network.tensor(self.now, holder, index, size);
+        let node = &self.nodes[holder];
+        let file = (version, part.stage);
+        let archived = self.archive.get(&file).filter(|_| holder == HOME);
+        let weights = node.engine.disk.get(&file).or(archived).copied();
+        let (to, stage) = (self.nodes[index].me, part.stage);
+        let weights = weights.filter(|_| node.alive);
+        self.at(arrivals[0], Event::Fetched { to, version, stage, weights });
     }
 
     fn compute(&mut self, index: usize, task: Task) {
@@ -265,7 +461,7 @@ impl<'a> World<'a> {
     }
 
     fn engine_began(&mut self, index: usize, end: Moment) {
-        self.at(end, Event::EngineDone(index));
+        self.at(end, Event::EngineDone(self.nodes[index].me));
         let Some(task) = self.nodes[index].engine.running().filter(|task| is_pass(task)) else {
             return;
         };
@@ -308,8 +504,12 @@ impl<'a> World<'a> {
         match observed {
             Observed::Nothing => Ok(()),
             Observed::Accumulated(key) => {
-                let held = oracles.exactly_once.added(*key, member(index));
+                let held = oracles.exactly_once.added(*key, self.nodes[index].me);
                 self.holds("exactly once", held)
+            }
+            Observed::Restored => {
+                oracles.exactly_once.begins_again(self.nodes[index].me);
+                Ok(())
             }
             Observed::Applied { step, stage, sums, weights } => {
                 let held = oracles.replicas.applied(*step, *stage, sums, *weights);
@@ -320,16 +520,27 @@ impl<'a> World<'a> {
 
     fn peer_event(&mut self, index: usize, event: PeerEvent) -> Held {
         let wrong = |text: String| Err::<(), String>(format!("peer {index}: {text}"));
+        let me = self.nodes[index].me;
         let held = match event {
             PeerEvent::Applied { record } => {
-                let held = self
-                    .oracles
-                    .as_mut()
-                    .map(|oracles| oracles.monotone.applied(member(index), record.step));
+                let held =
+                    self.oracles.as_mut().map(|oracles| oracles.monotone.applied(me, record.step));
                 return self.holds("never back", held.unwrap_or(Ok(())));
             }
             PeerEvent::Finished => {
                 self.nodes[index].finished = true;
+                Ok(())
+            }
+            PeerEvent::Expelled { .. } => {
+                self.ends(index, self.scenario.faults.rebirth);
+                Ok(())
+            }
+            PeerEvent::Refused { .. } | PeerEvent::Stopped { .. } if self.is_over() => {
+                self.nodes[index].finished = true;
+                Ok(())
+            }
+            PeerEvent::Stopped { reason } if reason.contains("connection to the coordinator") => {
+                self.ends(index, self.scenario.faults.rebirth);
                 Ok(())
             }
             PeerEvent::Refused { reason } | PeerEvent::Stopped { reason } => wrong(reason),
@@ -337,7 +548,7 @@ impl<'a> World<'a> {
                 self.report.faults.push(fault.clone());
                 match fault {
                     // Under duplicates more may come late than can be remembered.
-                    Fault::LogFull { .. } => Ok(()),
+                    crate::action::Fault::LogFull { .. } => Ok(()),
                     fault => wrong(fault.to_string()),
                 }
             }
@@ -345,15 +556,38 @@ impl<'a> World<'a> {
                 self.nodes[index].span = Some(span);
                 Ok(())
             }
+            PeerEvent::Serving { version } => {
+                self.report.recovery.joined += u64::from(version.0 > 0);
+                Ok(())
+            }
+            PeerEvent::Rewound { .. } => {
+                if let Some(oracles) = &mut self.oracles {
+                    oracles.monotone.begins_again(me);
+                }
+                Ok(())
+            }
             PeerEvent::View(_) | PeerEvent::Counted { .. } => Ok(()),
         };
         if self.oracles.is_some() { self.holds("no fault", held) } else { Ok(()) }
     }
 
+    /// Whether the run ended, in whichever way.
+    fn is_over(&self) -> bool {
+        self.report.finished || self.report.stopped.is_some()
+    }
+
     fn coordinator_input(&mut self, input: CoordinatorInput) -> Held {
         let mut actions = Vec::new();
         self.coordinator.handle(self.now, input, &mut actions);
-        self.coordinate(actions)
+        self.coordinate(actions)?;
+        let due = self.coordinator.next_timeout().map(|due| due.max(self.now));
+        if let Some(due) = due
+            && self.remind_at.is_none_or(|remind| remind > due)
+        {
+            self.remind_at = Some(due);
+            self.at(due, Event::Remind);
+        }
+        Ok(())
     }
 
     fn coordinate(&mut self, actions: Vec<CoordinatorAction>) -> Held {
@@ -361,10 +595,16 @@ impl<'a> World<'a> {
             self.tamper.coordinator_action(&mut action);
             match action {
                 CoordinatorAction::Send { to, message } => {
-                    let to = index_of(to);
-                    for at in self.network.control(self.now, HOME, to) {
-                        self.at(at, Event::Told { to, message: message.clone() });
+                    if let FromCoordinator::Replay { keys } = &message {
+                        self.report.recovery.replays += keys.len() as u64;
                     }
+                    if let (FromCoordinator::Close(round), Some(oracles)) =
+                        (&message, &mut self.oracles)
+                    {
+                        oracles.exactly_once.closed(round);
+                    }
+                    let home = self.nodes[HOME].me;
+                    self.send(home, to, Cargo::Told(message));
                 }
                 CoordinatorAction::Append(record) => {
                     let most = self.scenario.log_delay.as_micros() as u64;
@@ -383,23 +623,23 @@ impl<'a> World<'a> {
             oracles.progress.advanced(self.now);
         }
         match event {
-            CoordinatorEvent::Committed { record, repeated } => {
+            CoordinatorEvent::Committed { record, books } => {
                 self.report.commits += 1;
-                self.report.repeated += repeated;
+                self.report.repeated += books.repeated;
                 let Some(oracles) = &mut self.oracles else { return Ok(()) };
-                let once = oracles.exactly_once.committed(record.step);
+                let once = oracles.exactly_once.committed(&record);
                 let same = oracles.replicas.committed(&record);
                 self.holds("exactly once", once)?;
                 self.holds("equal replicas", same)
             }
             CoordinatorEvent::CheckpointStored { version, stages, .. } => {
-                let files: Vec<_> = stages.into_iter().map(|(_, files)| files).collect();
+                let (holders, files): (Vec<_>, Vec<_>) = stages.into_iter().unzip();
                 let saved = self.oracles.as_ref().map(|o| o.replicas.saved(version, &files));
                 self.holds("equal replicas", saved.unwrap_or(Ok(())))?;
                 let hashes: Vec<u8> = files.iter().flatten().flat_map(|file| file.hash.0).collect();
                 self.report.checkpoint = Some(ContentHash::of(&hashes));
                 let delay = self.dice.microseconds(0..=50_000);
-                self.at(self.now + delay, Event::Collected(version));
+                self.at(self.now + delay, Event::Collected { version, holders });
                 Ok(())
             }
             CoordinatorEvent::Stopped { reason } => {
@@ -407,7 +647,10 @@ impl<'a> World<'a> {
                 self.report.stopped = Some(reason);
                 self.holds("no fault", held)
             }
-            _ => Ok(()),
+            event => {
+                self.report.note(&event);
+                Ok(())
+            }
         }
     }
 
@@ -419,7 +662,7 @@ impl<'a> World<'a> {
         if self.report.stopped.is_some() {
             return Ok(self.report);
         }
-        for (index, node) in self.nodes.iter().enumerate() {
+        for (index, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.alive) {
             let end = if !node.finished {
                 Err(format!("peer {index} never finished"))
             } else if !node.engine.is_empty() {
@@ -447,9 +690,10 @@ impl<'a> World<'a> {
     }
 }
 
-fn node(scenario: &Scenario, index: usize) -> Node {
+fn node(scenario: &Scenario, index: usize, life: Incarnation) -> Node {
+    let me = Member { peer: peer_id(index), incarnation: life };
     let peer = Peer::new(PeerConfig {
-        me: member(index),
+        me,
         manifest: scenario.manifest.clone(),
         choice: scenario.peers[index].choice,
         addresses: Vec::new(),
@@ -465,14 +709,19 @@ fn node(scenario: &Scenario, index: usize) -> Node {
         tick_at: None,
         span: None,
         finished: false,
+        me,
+        era: Era(0),
+        alive: true,
+        paused: Moment::default(),
+        deaf_to: BTreeSet::new(),
     }
 }
 
-/// The member at an index.
-fn member(index: usize) -> Member {
+/// The peer at an index.
+fn peer_id(index: usize) -> PeerId {
     let mut id = [0; 32];
     id[..8].copy_from_slice(&(index as u64).to_le_bytes());
-    Member { peer: PeerId(id), incarnation: Incarnation(1) }
+    PeerId(id)
 }
 
 fn index_of(member: Member) -> usize {
@@ -484,34 +733,71 @@ impl Trace {
     /// Takes an event into the trace.
     fn note(&mut self, at: Moment, event: &Event) {
         self.word(at.0.as_nanos() as u64);
-        let (kind, to, from) = match event {
-            Event::Start(index) => (0, *index, 0),
-            Event::Told { to, message } => {
-                self.message(message);
-                (1, *to, HOME)
+        let mut who = |member: &Member| {
+            self.word(index_of(*member) as u64);
+            self.word(member.incarnation.0);
+        };
+        let kind = match event {
+            Event::Start(me) => {
+                who(me);
+                0
             }
-            Event::Heard { to, from, message } => {
-                self.message(message);
-                (2, *to, *from)
+            Event::Arrives { to, from, connection, era, cargo } => {
+                who(to);
+                who(from);
+                self.word(*connection);
+                self.word(u64::from(era.0));
+                self.cargo(cargo);
+                1
             }
-            Event::Tensor { to, from, tag, content, size } => {
-                self.message(tag);
-                self.word(size.0);
-                self.word(content.digest());
-                (3, *to, *from)
+            Event::Fetched { to, version, stage, weights } => {
+                who(to);
+                self.word(version.0);
+                self.word(u64::from(stage.0));
+                self.word(weights.unwrap_or(0));
+                2
             }
-            Event::EngineDone(index) => (4, *index, 0),
-            Event::Tick(index) => (5, *index, 0),
-            Event::Reported { from, message } => {
-                self.message(message);
-                (6, HOME, *from)
+            Event::EngineDone(me) => {
+                who(me);
+                3
+            }
+            Event::Tick(me) => {
+                who(me);
+                4
             }
             Event::Appended(record) => {
                 self.message(record);
-                (7, HOME, HOME)
+                5
             }
-            Event::Collected(version) => (8, HOME, version.0 as usize),
+            Event::Collected { version, .. } => {
+                self.word(version.0);
+                6
+            }
+            Event::Remind => 7,
+            Event::Fault(_) => 8,
+            Event::Noticed { at, other, .. } | Event::Unreached { at, other } => {
+                who(at);
+                who(other);
+                9
+            }
+            Event::Reborn(index) => {
+                self.word(*index as u64);
+                10
+            }
         };
-        self.word(kind << 48 | (to as u64) << 24 | from as u64);
+        self.word(kind);
+    }
+
+    fn cargo(&mut self, cargo: &Cargo) {
+        match cargo {
+            Cargo::Told(message) => self.message(message),
+            Cargo::Reported(message) => self.message(message),
+            Cargo::Heard(message) => self.message(message),
+            Cargo::Tensor { tag, content, size } => {
+                self.message(tag);
+                self.word(size.0);
+                self.word(content.digest());
+            }
+        }
     }
 }

@@ -1,43 +1,70 @@
 //! (step, stage, microbatch) enters the committed weight gradient exactly once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use shoal_protocol::ids::{ClaimKey, Member, Microbatch, Step};
+use shoal_protocol::ids::{ClaimKey, Member, Microbatch, Stage};
 use shoal_protocol::manifest::Manifest;
+use shoal_protocol::message::{CommitRecord, Round, RoundId};
 
-/// Who added what to its accumulator.
+/// Who added what to its accumulator, and whose accumulators every round sums.
 #[derive(Debug)]
 pub(in crate::sim) struct ExactlyOnce {
     manifest: Arc<Manifest>,
-    added: BTreeMap<ClaimKey, Member>,
+    added: BTreeMap<ClaimKey, BTreeSet<Member>>,
+    rounds: BTreeMap<RoundId, Vec<Member>>,
 }
 
 impl ExactlyOnce {
     pub(super) fn new(manifest: &Arc<Manifest>) -> Self {
-        Self { manifest: Arc::clone(manifest), added: BTreeMap::new() }
+        let (added, rounds) = (BTreeMap::new(), BTreeMap::new());
+        Self { manifest: Arc::clone(manifest), added, rounds }
     }
 
     pub(in crate::sim) fn added(&mut self, key: ClaimKey, member: Member) -> Result<(), String> {
-        match self.added.insert(key, member) {
-            None => Ok(()),
-            Some(other) => Err(format!("{key} was added by {other} and by {member}")),
+        if self.added.entry(key).or_default().insert(member) {
+            Ok(())
+        } else {
+            Err(format!("{key} was added twice by {member}"))
         }
     }
 
-    pub(in crate::sim) fn committed(&mut self, step: Step) -> Result<(), String> {
-        let batch = (0..self.manifest.training.microbatches).map(Microbatch);
-        for microbatch in batch {
-            for stage in self.manifest.stages() {
-                let key = ClaimKey { step, stage, microbatch };
-                if self.added.remove(&key).is_none() {
-                    return Err(format!("{key} is committed and was added by nobody"));
+    /// A member took over other weights, with an empty accumulator.
+    pub(in crate::sim) fn begins_again(&mut self, member: Member) {
+        for members in self.added.values_mut() {
+            members.remove(&member);
+        }
+    }
+
+    pub(in crate::sim) fn closed(&mut self, round: &Round) {
+        let members = round.members.iter().map(|part| part.member).collect();
+        self.rounds.insert(round.id, members);
+    }
+
+    /// The accumulators that the committed rounds summed hold the whole batch, each microbatch once.
+    pub(in crate::sim) fn committed(&mut self, record: &CommitRecord) -> Result<(), String> {
+        for (stage, (attempt, _)) in (0..).map(Stage).zip(&record.stages) {
+            let named = |id: &&RoundId| {
+                (id.era, id.step, id.stage, id.attempt)
+                    == (record.era, record.step, stage, *attempt)
+            };
+            let id = self.rounds.keys().rev().find(named).copied();
+            let members = id.and_then(|id| self.rounds.get(&id));
+            let Some(members) = members else {
+                return Err(format!("the round of stage {stage} was never closed"));
+            };
+            for microbatch in (0..self.manifest.training.microbatches).map(Microbatch) {
+                let key = ClaimKey { step: record.step, stage, microbatch };
+                let added = self.added.get(&key);
+                let counted = added
+                    .map_or(0, |by| members.iter().filter(|member| by.contains(member)).count());
+                if counted != 1 {
+                    return Err(format!("{key} is committed and was counted {counted} times"));
                 }
             }
         }
-        match self.added.first_key_value() {
-            None => Ok(()),
-            Some((key, member)) => Err(format!("{member} added {key}, which is in no batch")),
-        }
+        self.added.retain(|key, _| key.step > record.step);
+        self.rounds.retain(|id, _| id.step > record.step);
+        Ok(())
     }
 }

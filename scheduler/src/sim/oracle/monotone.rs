@@ -10,6 +10,7 @@ use shoal_protocol::message::LogRecord;
 pub(in crate::sim) struct Monotone {
     term: Option<Term>,
     view: u64,
+    era: Option<Era>,
     committed: Option<(Era, Step)>,
     applied: BTreeMap<Member, Step>,
 }
@@ -34,16 +35,28 @@ impl Monotone {
                     return Err(format!("{this:?} is committed after a later step or again"));
                 }
             }
+            LogRecord::Rewind { era, .. } => {
+                if self.era.replace(*era).is_some_and(|old| old >= *era) {
+                    return Err(format!("era {era} is not a later one"));
+                }
+            }
             LogRecord::Checkpoint { .. } => {}
         }
         Ok(())
     }
 
+    /// A peer goes back with the whole run.
+    pub(in crate::sim) fn begins_again(&mut self, member: Member) {
+        self.applied.remove(&member);
+    }
+
     /// A peer said that it applied a step.
     pub(in crate::sim) fn applied(&mut self, member: Member, step: Step) -> Result<(), String> {
-        let expected = self.applied.get(&member).map_or(Step(0), |last| last.next());
+        // A newcomer begins anywhere.
+        let expected = self.applied.get(&member).map_or(step, |last| last.next());
         self.applied.insert(member, step);
-        if step == expected {
+        // Who fell behind and began anew went on further ahead.
+        if step >= expected {
             Ok(())
         } else {
             Err(format!("{member} applied step {step} instead of {expected}"))

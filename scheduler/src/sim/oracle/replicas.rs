@@ -19,7 +19,7 @@ impl Replicas {
     }
 
     pub(in crate::sim) fn committed(&mut self, record: &CommitRecord) -> Result<(), String> {
-        self.committed += 1;
+        self.committed = self.committed.max(record.step.0 as usize + 1);
         let Some(expected) = self.reference.steps.get(record.step.0 as usize) else {
             return Err(format!("step {} is not of this run", record.step));
         };

@@ -1,0 +1,152 @@
+//! Newcomers while training runs: a snapshot to begin from, the results since, then serving.
+
+use std::collections::BTreeMap;
+
+use shoal_protocol::ids::{Member, Stage, Step};
+use shoal_protocol::message::{FromCoordinator, SnapshotPart};
+
+use super::{Coordinator, Out, Phase, send};
+
+/// Members that do not serve yet.
+#[derive(Debug, Default)]
+pub(super) struct Newcomers {
+    waiting: BTreeMap<Member, Newcomer>,
+}
+
+/// What a newcomer begins from.
+#[derive(Debug, Clone, Copy)]
+struct Newcomer {
+    version: Step,
+    told: bool,
+}
+
+impl Newcomers {
+    pub(super) fn forget(&mut self, member: Member) {
+        self.waiting.remove(&member);
+    }
+
+    pub(super) fn forget_all(&mut self) {
+        self.waiting.clear();
+    }
+
+    /// Whether somebody begins from this version.
+    pub(super) fn need(&self, version: Step) -> bool {
+        self.waiting.values().any(|newcomer| newcomer.version == version)
+    }
+}
+
+impl Coordinator {
+    /// The first version that somebody who begins to listen now can begin from: it hears the rounds
+    /// that are closed from here on.
+    fn first_heard(&self) -> Step {
+        let closed = matches!(self.phase, Phase::Closing | Phase::Committing);
+        if closed || !self.rounds.is_empty() { self.version.next() } else { self.version }
+    }
+
+    /// A newcomer is in the log: it begins to listen, and hears what to begin from.
+    pub(super) fn receive_newcomer(&mut self, member: Member, out: &mut Out) {
+        let Some(span) = self.membership.span_of(member) else { return };
+        let version = self.first_heard();
+        send(member, FromCoordinator::Admitted { span, version }, out);
+        self.begin_from(member, version, out);
+    }
+
+    /// What a newcomer was to begin from is gone, or it could not keep up: it begins anew.
+    pub(super) fn begin_again(&mut self, member: Member, out: &mut Out) {
+        let version = self.first_heard();
+        self.begin_from(member, version, out);
+    }
+
+    fn begin_from(&mut self, member: Member, version: Step, out: &mut Out) {
+        let Some(span) = self.membership.span_of(member) else { return };
+        self.newcomers.waiting.insert(member, Newcomer { version, told: false });
+        if version.0 > 0 {
+            for stage in span.stages() {
+                self.want_snapshot(version, stage, out);
+            }
+        }
+        self.drop_unwanted_snapshots();
+        self.tell_newcomers(out);
+    }
+
+    /// Tells newcomers of the snapshots that are whole.
+    pub(super) fn tell_newcomers(&mut self, out: &mut Out) {
+        let untold: Vec<(Member, Step)> = self
+            .newcomers
+            .waiting
+            .iter()
+            .filter(|(_, newcomer)| !newcomer.told)
+            .map(|(member, newcomer)| (*member, newcomer.version))
+            .collect();
+        for (member, version) in untold {
+            let Some(parts) = self.snapshot_for(member, version) else { continue };
+            self.newcomers.waiting.entry(member).and_modify(|newcomer| newcomer.told = true);
+            send(member, FromCoordinator::Snapshot { version, parts }, out);
+        }
+    }
+
+    /// Where a member's stages are stored at a version; none while one is not. The initial weights
+    /// are stored nowhere.
+    fn snapshot_for(&self, member: Member, version: Step) -> Option<Vec<SnapshotPart>> {
+        let span = self.membership.span_of(member)?;
+        if version.0 == 0 {
+            return Some(Vec::new());
+        }
+        span.stages()
+            .map(|stage| {
+                if let Some(part) = self.archived(version, stage) {
+                    return Some(part);
+                }
+                let (writer, files) = self.snapshots.stored(version, stage)?;
+                Some(SnapshotPart { stage, holder: writer.peer, files: files.clone() })
+            })
+            .collect()
+    }
+
+    /// A newcomer holds its weights. It serves if they are the present ones; if not it will say so
+    /// again.
+    pub(super) fn ready(&mut self, from: Member, version: Step, out: &mut Out) {
+        let settled = !matches!(self.phase, Phase::Committing);
+        let known = self.newcomers.waiting.contains_key(&from);
+        if known && settled && version == self.version && self.membership.serves(from) {
+            self.newcomers.forget(from);
+            self.drop_unwanted_snapshots();
+            self.view_changed(out);
+        }
+    }
+
+    /// A member lacks what it needs to follow.
+    pub(super) fn behind(&mut self, from: Member, out: &mut Out) {
+        if self.newcomers.waiting.contains_key(&from) {
+            self.begin_again(from, out);
+        } else {
+            self.lost(from, "it lacks a result", out);
+        }
+    }
+
+    /// The writers of these are gone: what can be written again is, and who waited for the rest
+    /// begins anew.
+    pub(super) fn rewrite_snapshots(&mut self, lost: &[(Step, Stage)], out: &mut Out) {
+        for (version, stage) in lost {
+            if self.checkpoints.needs(*version) {
+                self.checkpoint_spoiled(*version, out);
+            }
+            let waiting = self.newcomers.waiting.iter();
+            let begun: Vec<Member> = waiting
+                .filter(|(_, newcomer)| newcomer.version == *version)
+                .map(|(member, _)| *member)
+                .filter(|member| {
+                    self.membership.span_of(*member).is_some_and(|span| span.contains(*stage))
+                })
+                .collect();
+            for member in begun {
+                self.begin_again(member, out);
+            }
+        }
+    }
+
+    pub(super) fn drop_unwanted_snapshots(&mut self) {
+        let Self { snapshots, checkpoints, newcomers, .. } = self;
+        snapshots.keep(|version| checkpoints.needs(version) || newcomers.need(version));
+    }
+}

@@ -1,0 +1,130 @@
+//! Losing members: who is gone is expelled, what it held is anybody's again, and what it leaves
+//! unfinished is done by others.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use shoal_protocol::ids::{ClaimKey, GrantNumber, Member, Microbatch, Stage, Step};
+use shoal_protocol::message::FromCoordinator;
+
+use super::{Coordinator, Out, Phase, event, send};
+use crate::action::CoordinatorEvent;
+
+/// Keys in one replay message: far under the cap of a message.
+const KEYS: usize = 4096;
+
+/// Retries between two looks at what nobody has claimed.
+const GAPS: u32 = 4;
+
+/// What nobody had claimed at the last look.
+pub(super) type Gaps = BTreeMap<Step, BTreeSet<(Stage, Microbatch)>>;
+
+/// Complaints about the last replica of a stage before it is the complainer that goes: if the
+/// replica is dead, its own silence tells first.
+const COMPLAINTS: u32 = 3;
+
+/// Who cannot reach whom, and how often that was said.
+#[derive(Debug, Default)]
+pub(super) struct Complaints {
+    about_last: BTreeMap<(Member, Member), u32>,
+}
+
+impl Complaints {
+    pub(super) fn forget(&mut self, gone: Member) {
+        self.about_last.retain(|(from, about), _| *from != gone && *about != gone);
+    }
+}
+
+impl Coordinator {
+    /// A member is gone, or must go. It is expelled as soon as the log has it.
+    pub(super) fn lost(&mut self, member: Member, how: &str, out: &mut Out) {
+        let over = matches!(self.phase, Phase::Finished | Phase::Stopped { .. });
+        let Some(span) = self.membership.span_of(member).filter(|_| !over) else { return };
+        event(CoordinatorEvent::Lost { member, span, how: how.to_owned() }, out);
+        send(member, FromCoordinator::Expelled { reason: how.to_owned() }, out);
+        self.membership.expel(member);
+        self.view_changed(out);
+    }
+
+    /// Whether somebody is gone whom the log still has: whatever it counted is about to be undone.
+    pub(super) fn is_expelling(&self) -> bool {
+        let mut logged = self.logged_view.members.iter();
+        logged.any(|record| !self.membership.contains(record.member))
+    }
+
+    /// The log has these members no more.
+    pub(super) fn expelled(&mut self, gone: &[Member], out: &mut Out) {
+        let committing = matches!(self.phase, Phase::Committing).then_some(self.version);
+        let mut lost = Vec::new();
+        for member in gone {
+            let revoked = self.work.expel(*member, committing);
+            event(CoordinatorEvent::Revoked { member: *member, claims: revoked.claims }, out);
+            self.newcomers.forget(*member);
+            self.complaints.forget(*member);
+            lost.extend(self.snapshots.forget_writer(*member));
+            self.abort_rounds_with(*member, out);
+        }
+        if self.rewind_when_uncovered(gone, out) {
+            return;
+        }
+        self.rewrite_snapshots(&lost, out);
+        self.drop_unwanted_snapshots();
+    }
+
+    /// A holder lets go of a claim.
+    pub(super) fn released(
+        &mut self,
+        from: Member,
+        key: ClaimKey,
+        grant: GrantNumber,
+        out: &mut Out,
+    ) {
+        let ledger = self.work.ledgers.get_mut(&key.step);
+        if ledger.is_some_and(|ledger| ledger.release(key, from, grant)) {
+            self.replay(out);
+        }
+    }
+
+    /// Has activations sent again whose receivers are gone, until somebody holds the work.
+    pub(super) fn replay(&mut self, out: &mut Out) {
+        self.replay_with(&BTreeMap::new(), out);
+    }
+
+    /// The same with those that nobody has claimed for long: something got lost on the way.
+    pub(super) fn replay_old_gaps(&mut self, out: &mut Out) {
+        let gaps: BTreeMap<Step, _> =
+            self.work.ledgers.iter().map(|(step, ledger)| (*step, ledger.gaps())).collect();
+        let before = std::mem::replace(&mut self.gaps, gaps);
+        self.replay_with(&before, out);
+    }
+
+    fn replay_with(&mut self, old_gaps: &Gaps, out: &mut Out) {
+        let none = BTreeSet::new();
+        let mut waits = false;
+        for (step, ledger) in &self.work.ledgers {
+            for (holder, keys) in ledger.to_replay(old_gaps.get(step).unwrap_or(&none)) {
+                waits = true;
+                for keys in keys.chunks(KEYS) {
+                    send(holder, FromCoordinator::Replay { keys: keys.to_vec() }, out);
+                }
+            }
+        }
+        let again = if waits { self.config.retry } else { self.config.retry * GAPS };
+        self.replay_at = (!self.work.ledgers.is_empty()).then(|| self.now + again);
+    }
+
+    /// Two members cannot reach each other: one of them goes. That is the one complained about, who
+    /// is probably gone already, unless it is the last of its stage or lives with the coordinator,
+    /// whose own word would have told.
+    pub(super) fn cannot_reach(&mut self, from: Member, about: Member, out: &mut Out) {
+        let Some(span) = self.membership.span_of(about) else { return };
+        let last = span.stages().any(|stage| self.membership.replicas(stage).count() < 2);
+        if about.peer != self.config.home && !last {
+            return self.lost(about, "another member cannot reach it", out);
+        }
+        let count = self.complaints.about_last.entry((from, about)).or_insert(0);
+        *count += 1;
+        if *count >= COMPLAINTS && from.peer != self.config.home {
+            self.lost(from, "it cannot reach another member", out);
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! A round's result as a newcomer hears it: it adds nothing, and gets the whole.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use shoal_protocol::ids::Member;
+use shoal_protocol::message::{Round, RoundOutcome};
+use shoal_protocol::units::Bytes;
+
+use super::RoundCut;
+use crate::action::{Payload, PeerAction, Task};
+use crate::round::{piece_range, pieces_of, shares};
+
+/// One round's result, as it comes in.
+#[derive(Debug)]
+pub(super) struct Hearing {
+    round: Round,
+    cut: RoundCut,
+    /// Each member's part.
+    shares: Vec<Range<usize>>,
+    whole_proof: u64,
+    /// By their first element.
+    pieces: BTreeMap<usize, (Range<usize>, Payload)>,
+    missing: usize,
+    installing: bool,
+    /// Pieces that the engine is to keep.
+    tasks: usize,
+    outcome: Option<RoundOutcome>,
+    held: Bytes,
+}
+
+impl Hearing {
+    pub(super) fn new(round: Round, elements: usize, cut: RoundCut, whole_proof: u64) -> Self {
+        let weights: Vec<u32> = round.members.iter().map(|part| part.weight).collect();
+        let shares = shares(elements, &weights, cut.block_elements);
+        let missing = shares.iter().map(|share| pieces_of(share, cut)).sum();
+        Self {
+            round,
+            cut,
+            shares,
+            whole_proof,
+            pieces: BTreeMap::new(),
+            missing,
+            installing: false,
+            tasks: 0,
+            outcome: None,
+            held: Bytes(0),
+        }
+    }
+
+    pub(super) fn round(&self) -> &Round {
+        &self.round
+    }
+
+    pub(super) fn held(&self) -> Bytes {
+        self.held
+    }
+
+    pub(super) fn is_whole(&self) -> bool {
+        self.missing == 0
+    }
+
+    pub(super) fn outcome(&self) -> Option<RoundOutcome> {
+        self.outcome
+    }
+
+    /// Whether the engine is at work with its pieces.
+    pub(super) fn is_busy(&self) -> bool {
+        self.tasks > 0
+    }
+
+    /// Whether pieces of this member are still to come.
+    pub(super) fn waits_for(&self, member: Member) -> bool {
+        let mut parts = self.round.members.iter().zip(&self.shares);
+        parts.any(|(part, share)| {
+            let all = 0..pieces_of(share, self.cut);
+            let here = |piece| self.pieces.contains_key(&piece_range(share, piece, self.cut).start);
+            part.member == member && !all.map(here).all(|here| here)
+        })
+    }
+
+    /// A piece of the result. What does not fit is released.
+    pub(super) fn result(
+        &mut self,
+        (from, place): (Member, u16),
+        piece: u32,
+        proof: u64,
+        payload: Payload,
+        out: &mut Vec<PeerAction>,
+    ) {
+        let (place, piece) = (usize::from(place), piece as usize);
+        let fits = proof == self.whole_proof
+            && self.round.members.get(place).is_some_and(|part| part.member == from)
+            && piece < pieces_of(&self.shares[place], self.cut);
+        let range = if fits { piece_range(&self.shares[place], piece, self.cut) } else { 0..0 };
+        if !fits || self.pieces.contains_key(&range.start) {
+            return out.push(PeerAction::Release(payload.id));
+        }
+        self.held += payload.size;
+        self.pieces.insert(range.start, (range, payload));
+        self.missing -= 1;
+    }
+
+    /// Has the engine put the whole together and measure it, once.
+    pub(super) fn install(&mut self, out: &mut Vec<PeerAction>) {
+        if std::mem::replace(&mut self.installing, true) {
+            return;
+        }
+        let round = self.round.id;
+        for (range, payload) in self.pieces.values() {
+            let (range, payload) = (range.clone(), payload.id);
+            out.push(PeerAction::Compute(Task::Install { round, range, payload }));
+        }
+        out.push(PeerAction::Compute(Task::Summarise { round }));
+        self.tasks = self.pieces.len() + 1;
+    }
+
+    /// The engine keeps a piece.
+    pub(super) fn installed(&mut self, range: &Range<usize>, out: &mut Vec<PeerAction>) {
+        self.tasks -= 1;
+        let (_, payload) = self.pieces.remove(&range.start).expect("it was being installed");
+        self.held = self.held - payload.size;
+        out.push(PeerAction::Release(payload.id));
+    }
+
+    /// The engine measured the whole.
+    pub(super) fn summarised(&mut self, outcome: RoundOutcome) {
+        self.tasks -= 1;
+        self.outcome = Some(outcome);
+    }
+
+    pub(super) fn whole_proof(&self) -> u64 {
+        self.whole_proof
+    }
+
+    /// Lets go of what the engine does not use.
+    pub(super) fn let_go(mut self, out: &mut Vec<PeerAction>) {
+        assert!(!self.is_busy(), "what the engine uses is kept");
+        for (_, payload) in std::mem::take(&mut self.pieces).into_values() {
+            out.push(PeerAction::Release(payload.id));
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! What goes wrong in the world.
+
+use shoal_protocol::ids::Member;
+use shoal_protocol::units::Moment;
+
+use super::{Event, HOME, Held, World, index_of, node};
+use crate::action::{CoordinatorInput, PeerInput};
+use crate::sim::scenario::Fault;
+use std::time::Duration;
+
+impl World<'_> {
+    pub(super) fn fault(&mut self, fault: Fault) -> Held {
+        if self.is_over() {
+            return Ok(());
+        }
+        if let Some(oracles) = &mut self.oracles {
+            oracles.progress.advanced(self.now);
+        }
+        match fault {
+            // The peer that the coordinator lives with stays, yet.
+            Fault::Crash { peer: HOME, .. } => {}
+            Fault::Crash { peer, restart } => {
+                if self.nodes[peer].alive {
+                    self.report.recovery.crashes += 1;
+                    let after = restart.unwrap_or_else(|| self.after_all_faults());
+                    self.ends(peer, after);
+                }
+            }
+            Fault::Break { one, other } => self.breaks(one, other),
+            Fault::Pause { peer, time } => self.nodes[peer].paused = self.now + time,
+        }
+        Ok(())
+    }
+
+    /// From now until a while after the last fault: then everybody comes back.
+    fn after_all_faults(&self) -> Duration {
+        let last = self.scenario.faults.happen.last().map_or(Duration::ZERO, |(at, _)| *at);
+        Moment(last).since(self.now) + Duration::from_secs(1)
+    }
+
+    /// A life is over; others notice after a while, and the peer begins a new one later.
+    pub(super) fn ends(&mut self, index: usize, rebirth: Duration) {
+        let gone = self.nodes[index].me;
+        self.nodes[index].alive = false;
+        let notice = self.scenario.faults.notice.as_micros() as u64;
+        for other in 0..self.nodes.len() {
+            let at = self.nodes[other].me;
+            if other != index {
+                let when = self.now + self.dice.microseconds(0..=notice);
+                self.at(when, Event::Noticed { at, other: gone, dead: true });
+            }
+        }
+        self.at(self.now + rebirth, Event::Reborn(index));
+    }
+
+    fn breaks(&mut self, one: usize, other: usize) {
+        let (first, second) = (self.nodes[one].me, self.nodes[other].me);
+        if one == other || !self.lives(first) || !self.lives(second) {
+            return;
+        }
+        *self.connections.entry((one.min(other), one.max(other))).or_insert(0) += 1;
+        self.network.forget(one, other);
+        let notice = self.scenario.faults.notice.as_micros() as u64;
+        for (at, other) in [(first, second), (second, first)] {
+            let when = self.now + self.dice.microseconds(0..=notice);
+            self.at(when, Event::Noticed { at, other, dead: false });
+        }
+    }
+
+    /// A peer learns that a connection is gone, and so does the coordinator if it lives there.
+    pub(super) fn noticed(&mut self, at: Member, other: Member, dead: bool) -> Held {
+        let index = index_of(at);
+        if dead {
+            self.nodes[index].deaf_to.insert(other);
+        }
+        if index == HOME {
+            self.coordinator_input(CoordinatorInput::Disconnected { member: other })?;
+        }
+        if self.lives(at) {
+            self.input(index, PeerInput::Disconnected { member: other })?;
+        }
+        Ok(())
+    }
+
+    /// A peer whose life is over begins a new one.
+    pub(super) fn reborn(&mut self, index: usize) {
+        if self.nodes[index].alive {
+            return;
+        }
+        let life = self.nodes[index].me.incarnation.next();
+        let deaf_to = std::mem::take(&mut self.nodes[index].deaf_to);
+        self.nodes[index] = node(self.scenario, index, life);
+        self.nodes[index].deaf_to = deaf_to;
+        self.at(self.now, Event::Start(self.nodes[index].me));
+    }
+}
