@@ -93,7 +93,7 @@ impl Hearing {
             && self.round.members.get(place).is_some_and(|part| part.member == from)
             && piece < pieces_of(&self.shares[place], self.cut);
         let range = if fits { piece_range(&self.shares[place], piece, self.cut) } else { 0..0 };
-        if !fits || self.pieces.contains_key(&range.start) {
+        if !fits || self.is_whole() || self.pieces.contains_key(&range.start) {
             return out.push(PeerAction::Release(payload.id));
         }
         self.held += payload.size;

@@ -28,7 +28,10 @@ impl Peer {
         match job.holder.or_else(|| hosted.onward.choose()) {
             Some(to) => self.offer_to(now, to, key, out),
             None => {
-                job.route = Route::Blocked { since: now };
+                // However often it is tried meanwhile, it has waited since the first time.
+                if !matches!(job.route, Route::Blocked { .. }) {
+                    job.route = Route::Blocked { since: now };
+                }
                 hosted.blocked.insert(key);
             }
         }
@@ -218,6 +221,8 @@ impl Peer {
             job.answer = Answer::Evaluated;
             self.settle(key);
             self.advance(now, key, out);
+        } else {
+            job.replay = false;
         }
     }
 
