@@ -47,4 +47,4 @@ pub const BLOB: Bytes = Bytes::mebi(64 << 10);
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A connection that stays silent for this long is broken; keep-alives go out three times as often.
-pub const CONNECTION_TIMEOUT: Duration = Duration::from_secs(15);
+pub const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);

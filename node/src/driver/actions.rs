@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::Context;
-use shoal_protocol::ids::{ClaimKey, Member, Microbatch, Stage, Step};
+use shoal_protocol::ids::{ClaimKey, Era, Member, Microbatch, Stage, Step};
 use shoal_protocol::message::{
     Between, CommitRecord, Message, SnapshotPart, StoredFile, TensorTag, ToCoordinator, View,
     proof_tag,
@@ -12,6 +12,8 @@ use shoal_scheduler::action::{
     CoordinatorAction, CoordinatorEvent, CoordinatorInput, PayloadId, PeerAction, PeerEvent,
     PeerInput, StepBooks, Task,
 };
+
+use shoal_scheduler::coordinator::Coordinator;
 
 use super::collect::{Scattered, collect, obtain};
 use super::{Driver, Ending, Gathered, Job, Own};
@@ -40,7 +42,8 @@ impl Driver<'_> {
                         let input = PeerInput::FromCoordinator { from: self.me, message };
                         self.own.push_back(Own::Peer(input));
                     } else {
-                        self.send(to, Message::FromCoordinator(message));
+                        let era = self.coordinator.as_ref().map_or(self.era, Coordinator::era);
+                        self.send_in(era, to, Message::FromCoordinator(message));
                     }
                 }
                 CoordinatorAction::Append(record) => {
@@ -70,8 +73,12 @@ impl Driver<'_> {
     }
 
     pub(super) fn send(&self, to: Member, message: Message) {
+        self.send_in(self.era, to, message);
+    }
+
+    fn send_in(&self, era: Era, to: Member, message: Message) {
         let links = self.links.as_ref().expect("a peer that is alone speaks to itself only");
-        links.send(self.me, to, self.era, self.term, message);
+        links.send(self.me, to, era, self.term, message);
     }
 
     fn send_tensor(&mut self, to: Member, tag: TensorTag, payload: PayloadId) {
@@ -113,6 +120,7 @@ impl Driver<'_> {
                 self.note(&RunEvent::Joined { span });
             }
             PeerEvent::Rewound { era, version } => {
+                self.era = era;
                 tracing::warn!(%era, %version, "the run goes back");
             }
             PeerEvent::Serving { version } => self.note(&RunEvent::Serving { version: version.0 }),

@@ -53,6 +53,8 @@ pub(crate) async fn collect(
         .map(|StoredFile { name, hash, size }| CheckpointFile { name, bytes: size.0, hash })
         .collect();
     let staging = staging.keep();
+    let offered: Vec<(ContentHash, PathBuf)> =
+        all.iter().map(|file| (file.hash, destination.join(&file.name))).collect();
     let published = tokio::task::spawn_blocking({
         let (manifest, destination) = (manifest.clone(), destination.clone());
         move || {
@@ -65,6 +67,10 @@ pub(crate) async fn collect(
         }
     });
     let hash = published.await.context("the checkpoint's writer panicked")??;
+    // Whoever takes over a stage begins from here.
+    for (hash, path) in offered {
+        files.offer(hash, path);
+    }
     Ok(Collected { directory: destination, hash })
 }
 

@@ -4,7 +4,7 @@ use shoal_protocol::frame::{Element, Frame, FrameError};
 use shoal_protocol::ids::{Era, Incarnation, Member, Term};
 use shoal_protocol::limits;
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::message::{Envelope, Message, TensorTag};
+use shoal_protocol::message::{Envelope, Message, TensorTag, ToCoordinator};
 use shoal_protocol::wire::{self, WireError};
 
 use super::payload::Tensor;
@@ -56,26 +56,41 @@ impl Unusable {
     }
 }
 
+/// Whom messages are meant for, and what they must not be older than.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Receiver {
+    /// This peer in this life.
+    pub(crate) me: Member,
+    /// The era that this peer is in.
+    pub(crate) era: Era,
+    /// The era of the run, where this process keeps it: it begins before this peer hears of it.
+    pub(crate) run_era: Option<Era>,
+    /// The newest term of a coordinator that this peer obeyed.
+    pub(crate) term: Term,
+}
+
 /// Opens an envelope and checks whom it is between.
-pub(crate) fn open(
-    bytes: &[u8],
-    from: Member,
-    me: Member,
-    era: Era,
-    term: Term,
-) -> Result<(Term, Message), Unusable> {
+pub(crate) fn open(bytes: &[u8], from: Member, to: Receiver) -> Result<Envelope, Unusable> {
     let envelope: Envelope = wire::decode(bytes)?;
-    if envelope.from != from.incarnation || envelope.to != me.incarnation {
+    if envelope.from != from.incarnation || envelope.to != to.me.incarnation {
         return Err(Unusable::OtherLife { from: envelope.from, to: envelope.to });
     }
-    if envelope.era != era {
-        return Err(Unusable::OtherEra { era: envelope.era });
+    let era = envelope.era;
+    let fits = match &envelope.message {
+        // Who is new does not know the era, and a rewind tells of the next.
+        Message::ToCoordinator(ToCoordinator::Register { .. }) => true,
+        Message::FromCoordinator(_) => era >= to.era,
+        Message::ToCoordinator(_) => to.run_era.is_none_or(|run| run == era),
+        Message::Between(_) => era == to.era,
+    };
+    if !fits {
+        return Err(Unusable::OtherEra { era });
     }
     // A newcomer does not know the term yet; only a coordinator must not be of an earlier one.
-    if envelope.term < term && matches!(envelope.message, Message::FromCoordinator(_)) {
+    if envelope.term < to.term && matches!(envelope.message, Message::FromCoordinator(_)) {
         return Err(Unusable::PastTerm { term: envelope.term });
     }
-    Ok((envelope.term, envelope.message))
+    Ok(envelope)
 }
 
 /// Unpacks the tensors of a message and checks that they are what its tag says.

@@ -28,7 +28,9 @@ use shoal_engine::{Device, DeviceChoice};
 use shoal_metrics::Metrics;
 use shoal_protocol::ids::{ContentHash, Era, Member, PeerId, Stage, StageSpan, Step, Term};
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::message::{FromCoordinator, LogRecord, Message, StageChoice, ToCoordinator};
+use shoal_protocol::message::{
+    Envelope, FromCoordinator, LogRecord, Message, StageChoice, ToCoordinator,
+};
 use shoal_protocol::net::transport::{Transport, TransportEvent};
 use shoal_protocol::units::Moment;
 use shoal_scheduler::action::{CoordinatorInput, PeerInput};
@@ -44,7 +46,7 @@ use collect::Collected;
 use commit_log::CommitLog;
 use engine_thread::{EngineThread, Job, JobDone, Workshop};
 use home::Files;
-use incoming::Unusable;
+use incoming::{Receiver, Unusable};
 use meters::Meters;
 use observer::Observer;
 use outgoing::Links;
@@ -437,8 +439,14 @@ impl<'a> Driver<'a> {
                 }
             }
             Some(TransportEvent::Control { member, bytes }) => {
-                match incoming::open(&bytes, member, self.me, self.era, self.term) {
-                    Ok((term, message)) => self.hear(member, term, message),
+                let receiver = Receiver {
+                    me: self.me,
+                    era: self.era,
+                    run_era: self.coordinator.as_ref().map(Coordinator::era),
+                    term: self.term,
+                };
+                match incoming::open(&bytes, member, receiver) {
+                    Ok(envelope) => self.hear(member, envelope),
                     Err(error) => self.refuse(member, &error),
                 }
             }
@@ -455,7 +463,8 @@ impl<'a> Driver<'a> {
         }
     }
 
-    fn hear(&mut self, from: Member, term: Term, message: Message) {
+    fn hear(&mut self, from: Member, envelope: Envelope) {
+        let Envelope { era, term, message, .. } = envelope;
         match message {
             Message::ToCoordinator(message) if self.coordinator.is_some() => {
                 let message = self.seen_from_here(from, message);
@@ -468,6 +477,7 @@ impl<'a> Driver<'a> {
             }
             Message::FromCoordinator(message) if from == self.obeys => {
                 self.term = term;
+                self.era = era;
                 self.own.push_back(Own::Peer(PeerInput::FromCoordinator { from, message }));
             }
             Message::Between(message) => {

@@ -1,0 +1,83 @@
+//! Peers die and come: the run goes on, and the model comes out bit for bit the same.
+
+use shoal_tests::run::{Run, Trained};
+use shoal_tests::swarm::Swarm;
+use toml::Value;
+
+/// A run that takes long enough for things to happen in its middle.
+fn run_of(steps: i64, checkpoint_every: i64) -> Run {
+    Run::tiny(&[
+        ("training.steps", Value::from(steps)),
+        ("training.stages", Value::from(2)),
+        ("checkpoint.every", Value::from(checkpoint_every)),
+    ])
+}
+
+/// Waits in each pass, so that steps take a while.
+const SLOW: &[&str] = &["--slow-down", "15"];
+
+/// A swarm of so many peers, with auto stages, at the given step.
+fn swarm_at(run: &Run, peers: usize, step: u64) -> Swarm {
+    let members = peers.to_string();
+    let mut swarm = Swarm::start(&run.config(), &[&["--wait-for", &members], SLOW].concat());
+    for _ in 1..peers {
+        swarm.join(SLOW);
+    }
+    reach(&mut swarm, step);
+    swarm
+}
+
+/// Waits until a step is committed.
+fn reach(swarm: &mut Swarm, step: u64) {
+    while swarm.peers[0].event("committed")["step"] != step {}
+}
+
+fn assert_whole(trained: &Trained, steps: u64) {
+    let report = &trained.report;
+    assert_eq!(report["steps"].as_array().expect("a list").len() as u64, steps);
+    assert_eq!(report["microbatches"]["counted"], steps * 6 * 2);
+    assert_eq!(report["microbatches"]["missing"], 0);
+}
+
+#[test]
+fn a_peer_with_a_co_replica_dies_and_the_others_go_on() {
+    let run = run_of(8, 0);
+    let mut swarm = swarm_at(&run, 4, 2);
+    let mut victim = swarm.peers.remove(3);
+    victim.kill();
+    let trained = swarm.finish();
+    assert_whole(&trained, 8);
+    assert_eq!(trained.report["rewinds"], 0);
+    assert_eq!(trained.hash(), run.local("alone").hash());
+}
+
+#[test]
+fn a_newcomer_catches_up_while_training_runs_and_serves() {
+    let run = run_of(12, 0);
+    let mut swarm = swarm_at(&run, 2, 1);
+    swarm.join(SLOW);
+    let serving = swarm.peers[2].event("serving");
+    assert!(serving["version"].as_u64().expect("a number") > 1, "{serving}");
+    // It is needed from now on: its stage's first replica dies.
+    let span = swarm.peers[2].event("committed");
+    assert!(span["step"].as_u64().is_some());
+    let trained = swarm.finish();
+    assert_whole(&trained, 12);
+    assert_eq!(trained.report["peers"], 3);
+    assert_eq!(trained.hash(), run.local("alone").hash());
+}
+
+#[test]
+fn a_stage_that_lost_its_last_replica_is_taken_over_from_a_checkpoint() {
+    let run = run_of(10, 2);
+    let mut swarm = swarm_at(&run, 2, 4);
+    let mut victim = swarm.peers.remove(1);
+    victim.kill();
+    swarm.join(SLOW);
+    let rewound = swarm.peers[0].event("rewound");
+    assert!(rewound["version"].as_u64().expect("a number") >= 2, "{rewound}");
+    let trained = swarm.finish();
+    assert_whole(&trained, 10);
+    assert_eq!(trained.report["rewinds"], 1);
+    assert_eq!(trained.hash(), run.local("alone").hash());
+}
