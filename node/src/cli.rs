@@ -93,6 +93,12 @@ fn parse_stage(text: &str) -> Result<StageChoice, &'static str> {
     }
 }
 
+/// Reads a positive number of seconds, at most an hour.
+fn parse_seconds(text: &str) -> Result<Duration, &'static str> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.1..=3600.0).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or("a number of seconds from 0.1 to 3600")
+}
+
 /// Where the typed events of a run go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EventSink {
@@ -360,6 +366,9 @@ pub struct DemoArgs {
     /// What each peer computes on: `auto`, `cpu` or `cuda:N`.
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub device: DeviceChoice,
+    /// Kill -9 a random peer (but the first) about every so many seconds, and start another.
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    pub kill_every: Option<Duration>,
     /// Do not train the reference that the swarm is compared with.
     #[arg(long)]
     pub no_reference: bool,

@@ -23,8 +23,14 @@ use crate::plot::LossCurve;
 use crate::progress::Progress;
 use crate::report::Report;
 use folder::Folder;
-use process::{Process, watch};
+use process::{Chaos, Process, watch};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::SeedableRng;
 use summary::Summary;
+
+/// Commits from one checkpoint to the next where peers are killed: a stage that loses its last replica
+/// goes on from the newest.
+const KILLED_CHECKPOINT_EVERY: u64 = 5;
 
 /// Trains, compares and shows.
 ///
@@ -37,8 +43,10 @@ pub(super) fn run(args: &DemoArgs, log_format: LogFormat) -> anyhow::Result<()> 
     let (manifest, tokens) = lay_out(config, &folder)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
 
-    runtime.block_on(train_swarm(args, &manifest, &folder, log_format))?;
+    let kills = runtime.block_on(train_swarm(args, &manifest, &folder, log_format))?;
     let mut report = read_report(folder.path())?;
+    report.kills = kills;
+    report.write(&folder.join("report.json")).context("report.json cannot be written")?;
     let mut reference = None;
     if !args.no_reference {
         runtime.block_on(train_reference(args, &folder, log_format))?;
@@ -91,6 +99,9 @@ fn configure(args: &DemoArgs) -> anyhow::Result<RunConfig> {
     training.stages = args.stages;
     training.steps = args.steps.unwrap_or(training.steps);
     training.seed = args.seed.unwrap_or(training.seed);
+    if args.kill_every.is_some() {
+        config.checkpoint.every = KILLED_CHECKPOINT_EVERY;
+    }
     if let Some(dtype) = args.dtype {
         training.dtype = dtype.into();
         training.boundary = dtype.into();
@@ -123,21 +134,29 @@ fn lay_out(mut config: RunConfig, folder: &Folder) -> anyhow::Result<(Manifest, 
     Ok((manifest, tokenizer::encode(tokenizer, &text)))
 }
 
+/// Trains with a swarm; returns how many of its peers were killed.
 async fn train_swarm(
     args: &DemoArgs,
     manifest: &Manifest,
     folder: &Folder,
     log_format: LogFormat,
-) -> anyhow::Result<()> {
-    let mut processes = Vec::new();
-    for index in 0..args.peers.get() {
+) -> anyhow::Result<u64> {
+    let start = |index: usize| {
         let name = format!("peer-{index}");
         let log = folder.join("logs").join(format!("{name}.log"));
         let arguments = peer_arguments(index, args, manifest, folder);
-        processes.push(Process::start(&name, &arguments, &log, log_format)?);
-    }
+        Process::start(&name, &arguments, &log, log_format)
+    };
+    let processes =
+        (0..args.peers.get()).map(start).collect::<anyhow::Result<Vec<Process>>>()?;
+    let seed = manifest.training.seed;
+    let chaos = args.kill_every.map(|every| Chaos {
+        every,
+        dice: ChaCha8Rng::seed_from_u64(seed),
+        start: Box::new(start),
+    });
     let mut progress = Progress::new("swarm");
-    watch(processes, |event| progress.note(event)).await
+    watch(processes, chaos, |event| progress.note(event)).await
 }
 
 /// The first peer starts the run; the others join it.
@@ -190,7 +209,8 @@ async fn train_reference(
     let log = folder.join("logs/reference.log");
     let process = Process::start("reference", &arguments.0, &log, log_format)?;
     let mut progress = Progress::new("reference");
-    watch(vec![process], |event| progress.note(event)).await
+    watch(vec![process], None, |event| progress.note(event)).await?;
+    Ok(())
 }
 
 fn read_report(folder: &Path) -> anyhow::Result<Report> {

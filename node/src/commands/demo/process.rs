@@ -1,5 +1,6 @@
 //! Processes of this very program, and what becomes of them.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -8,12 +9,16 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use futures::StreamExt;
+use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
+use futures::{FutureExt, StreamExt};
 use nix::sys::prctl;
 use nix::sys::signal::Signal;
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::RngCore;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
+use tokio::sync::oneshot;
 
 use crate::cli::LogFormat;
 use crate::events::RunEvent;
@@ -47,7 +52,9 @@ impl Process {
         format: LogFormat,
     ) -> anyhow::Result<Self> {
         let program = std::env::current_exe().context("this program cannot be found")?;
-        let stderr = File::create(log).with_context(|| log.display().to_string())?;
+        // A peer that comes back goes on in the same log.
+        let stderr = File::options().create(true).append(true).open(log);
+        let stderr = stderr.with_context(|| log.display().to_string())?;
         let mut command = Command::new(program);
         command
             .args(arguments)
@@ -71,14 +78,71 @@ impl Process {
         BufReader::new(stdout).lines()
     }
 
-    async fn end(mut self) -> anyhow::Result<()> {
-        let status = self.child.wait().await?;
-        if !status.success() {
-            let reason =
-                failure_in(&self.log).map_or_else(String::new, |reason| format!(": {reason}"));
-            bail!("{} failed ({status}){reason}; its log is {}", self.name, self.log.display());
+    /// Waits for its end, or kills it when it is told to.
+    async fn end(mut self, kill: oneshot::Receiver<()>) -> anyhow::Result<Ended> {
+        tokio::select! {
+            status = self.child.wait() => {
+                let status = status?;
+                if !status.success() {
+                    let reason = failure_in(&self.log)
+                        .map_or_else(String::new, |reason| format!(": {reason}"));
+                    let (name, log) = (&self.name, self.log.display());
+                    bail!("{name} failed ({status}){reason}; its log is {log}");
+                }
+                Ok(Ended::ByItself)
+            }
+            Ok(()) = kill => {
+                self.child.kill().await?;
+                Ok(Ended::Killed)
+            }
         }
-        Ok(())
+    }
+}
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    ByItself,
+    Killed,
+}
+
+/// Deaths that come from outside, and what takes the place of the dead.
+pub(super) struct Chaos<'a> {
+    /// From one death to the next, on average.
+    pub(super) every: Duration,
+    /// Who dies when.
+    pub(super) dice: ChaCha8Rng,
+    /// Starts the process of a number.
+    pub(super) start: Box<dyn FnMut(usize) -> anyhow::Result<Process> + 'a>,
+}
+
+impl Chaos<'_> {
+    fn next_pause(&mut self) -> Duration {
+        self.every.mul_f64(0.5 + f64::from(self.dice.next_u32()) / f64::from(u32::MAX))
+    }
+
+    /// One of these, not the first.
+    fn victim(&mut self, alive: &BTreeMap<usize, oneshot::Sender<()>>) -> Option<usize> {
+        let others: Vec<usize> = alive.keys().copied().filter(|index| *index > 0).collect();
+        let chosen = self.dice.next_u32() as usize;
+        (!others.is_empty()).then(|| others[chosen % others.len()])
+    }
+}
+
+/// The processes of a demo.
+struct Fleet<'a> {
+    running: FuturesUnordered<BoxFuture<'a, (usize, anyhow::Result<Ended>)>>,
+    alive: BTreeMap<usize, oneshot::Sender<()>>,
+    /// Numbers given so far.
+    count: usize,
+}
+
+impl Fleet<'_> {
+    fn add(&mut self, index: usize, process: Process) {
+        let (kill, killed) = oneshot::channel();
+        self.alive.insert(index, kill);
+        self.count = self.count.max(index + 1);
+        self.running.push(process.end(killed).map(move |ended| (index, ended)).boxed());
     }
 }
 
@@ -88,25 +152,64 @@ impl Process {
 /// When one fails, or nothing happens for a long time.
 pub(super) async fn watch(
     mut processes: Vec<Process>,
+    mut chaos: Option<Chaos<'_>>,
     mut note: impl FnMut(&RunEvent),
-) -> anyhow::Result<()> {
+) -> anyhow::Result<u64> {
     let mut lines = processes[0].lines();
-    let mut listening = true;
-    let mut running: FuturesUnordered<_> = processes.into_iter().map(Process::end).collect();
-    while listening || !running.is_empty() {
+    let (mut listening, mut kills) = (true, 0);
+    let mut fleet =
+        Fleet { running: FuturesUnordered::new(), alive: BTreeMap::new(), count: 0 };
+    for (index, process) in processes.into_iter().enumerate() {
+        fleet.add(index, process);
+    }
+    let first_pause = chaos.as_mut().map_or(PATIENCE, Chaos::next_pause);
+    let mut death = Box::pin(tokio::time::sleep(first_pause));
+    let mut training = false;
+    while listening || !fleet.running.is_empty() {
         let patience = if listening { PATIENCE } else { FAREWELL };
         tokio::select! {
             line = lines.next_line(), if listening => match line? {
-                Some(line) => note(&serde_json::from_str(&line).context("no event of a run")?),
+                Some(line) => {
+                    let event = serde_json::from_str(&line).context("no event of a run")?;
+                    training |= matches!(event, RunEvent::Committed(_));
+                    training &= !matches!(event, RunEvent::Finished { .. });
+                    note(&event);
+                }
                 None => listening = false,
             },
-            Some(ended) = running.next(), if !running.is_empty() => ended?,
-            () = tokio::time::sleep(patience) => {
+            Some((index, ended)) = fleet.running.next(), if !fleet.running.is_empty() => {
+                fleet.alive.remove(&index);
+                match (ended, &mut chaos) {
+                    (Ok(Ended::ByItself), _) => {}
+                    (Ok(Ended::Killed), Some(chaos)) => {
+                        kills += 1;
+                        note(&RunEvent::Killed { index });
+                        // The same machine comes back, or another comes in its place.
+                        let again = chaos.dice.next_u32().is_multiple_of(2);
+                        let next = if again { index } else { fleet.count };
+                        fleet.add(next, (chaos.start)(next)?);
+                    }
+                    // Who came when the run was over found that it is.
+                    (Err(_), Some(_)) if !training && index > 0 => {}
+                    (Err(error), _) => return Err(error),
+                    (Ok(Ended::Killed), None) => unreachable!("nobody kills"),
+                }
+            }
+            () = &mut death, if chaos.is_some() => {
+                let chaos = chaos.as_mut().expect("the branch is for chaos");
+                let victim = chaos.victim(&fleet.alive).filter(|_| training);
+                if let Some(kill) = victim.and_then(|victim| fleet.alive.remove(&victim)) {
+                    // Who has ended meanwhile needs no killing.
+                    let _ = kill.send(());
+                }
+                death = Box::pin(tokio::time::sleep(chaos.next_pause()));
+            }
+            () = tokio::time::sleep(patience), if chaos.is_none() || !listening => {
                 bail!("nothing happened for {} s: the logs may tell why", patience.as_secs())
             }
         }
     }
-    Ok(())
+    Ok(kills)
 }
 
 /// The reason in the last line of a log that tells of a failure; none in that of a process that was

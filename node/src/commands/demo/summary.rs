@@ -81,6 +81,15 @@ impl fmt::Display for Summary<'_> {
         }
         writeln!(f, "loss curve  {}", self.folder.join("loss.svg").display())?;
         self.fmt_speed(f)?;
+        if report.kills > 0 {
+            let numbers = &report.microbatches;
+            writeln!(
+                f,
+                "killed      {} peers; {} microbatches were computed again, {} missing, {} returns \
+                 to a checkpoint",
+                report.kills, numbers.replayed, numbers.missing, report.rewinds
+            )?;
+        }
         writeln!(f, "folder      {}", self.folder.display())?;
         self.fmt_hashes(f)
     }
