@@ -37,8 +37,8 @@ struct Wish {
     through: GrantNumber,
     /// Grants beyond `through`, and of which step they are.
     given: BTreeMap<GrantNumber, Step>,
-    /// Microbatches given and not done.
-    open: u64,
+    /// Microbatches of each step that are given and not done.
+    open: BTreeMap<Step, u64>,
     /// Nanoseconds that it needs for one; 0 while it is not measured.
     pace: u64,
 }
@@ -48,6 +48,12 @@ impl Wish {
         let room = self.rooms.get(&step).copied().unwrap_or(0);
         let given = self.given.values().filter(|of| **of == step).count();
         (room as usize).saturating_sub(given)
+    }
+
+    /// Microbatches given and not done that are in the way of this step's: later ones wait for its
+    /// end.
+    fn open_through(&self, step: Step) -> u64 {
+        self.open.range(..=step).map(|(_, open)| open).sum()
     }
 }
 
@@ -110,19 +116,22 @@ impl Work {
 
     /// The members that would be done with one more microbatch, after all they have, about when all
     /// together can be done with what they have and the `free` ones. A slow member's window near the
-    /// end of a step would keep everybody waiting.
-    fn in_time(&self, free: usize) -> BTreeSet<Member> {
-        let wishes = || self.wishes.values();
+    /// end of a step would keep everybody waiting. Who neither wants any of this step nor has any
+    /// that it could want another after does not count: nobody may wait for it.
+    fn in_time(&self, step: Step, free: usize) -> BTreeSet<Member> {
+        let able = |wish: &&Wish| wish.unmet(step) > 0 || wish.open_through(step) > 0;
+        let wishes = || self.wishes.values().filter(able);
         let Some(fastest) = wishes().map(|wish| wish.pace).min().filter(|pace| *pace > 0) else {
             return self.wishes.keys().copied().collect();
         };
-        let left = free as u64 + wishes().map(|wish| wish.open).sum::<u64>();
+        let left = free as u64 + wishes().map(|wish| wish.open_through(step)).sum::<u64>();
         // Microbatches in a million seconds, so that integers do.
         let speed = |wish: &Wish| 1_000_000_000_000_000 / u128::from(wish.pace);
         let together: u128 = wishes().map(speed).sum();
         let rest = u128::from(left) * 1_000_000_000_000_000 / together.max(1);
         let in_time = |wish: &Wish| {
-            u128::from(wish.open + 1) * u128::from(wish.pace) <= rest + u128::from(fastest)
+            let all = u128::from(wish.open_through(step) + 1);
+            all * u128::from(wish.pace) <= rest + u128::from(fastest)
         };
         self.wishes.iter().filter(|(_, wish)| in_time(wish)).map(|(member, _)| *member).collect()
     }
@@ -133,7 +142,7 @@ impl Work {
         if free == 0 || self.wishes.values().all(|wish| wish.unmet(step) == 0) {
             return None;
         }
-        let in_time = self.in_time(free);
+        let in_time = self.in_time(step, free);
         let Self { ledgers, wishes, router, grants, .. } = self;
         let ledger = ledgers.get_mut(&step)?;
         let microbatch = ledger.lowest_free()?;
@@ -147,14 +156,15 @@ impl Work {
         };
         let wish = wishes.get_mut(&member).expect("it wants work");
         wish.given.insert(grant, step);
-        wish.open += 1;
+        *wish.open.entry(step).or_insert(0) += 1;
         Some((member, microbatch, grant))
     }
 
     /// A microbatch of the first stage is done.
-    fn done(&mut self, member: Member) {
-        if let Some(wish) = self.wishes.get_mut(&member) {
-            wish.open -= 1;
+    fn done(&mut self, member: Member, step: Step) {
+        let wish = self.wishes.get_mut(&member);
+        if let Some(open) = wish.and_then(|wish| wish.open.get_mut(&step)) {
+            *open -= 1;
         }
     }
 
@@ -170,6 +180,7 @@ impl Work {
         self.ledgers.remove(&step);
         for wish in self.wishes.values_mut() {
             wish.rooms.retain(|of, _| *of > step);
+            wish.open.retain(|of, _| *of > step);
         }
         std::mem::take(&mut self.books)
     }
@@ -247,7 +258,7 @@ impl Coordinator {
             self.work.books.repeated += 1;
         }
         if answer == DoneAnswer::Noted && key.stage == Stage(0) {
-            self.work.done(from);
+            self.work.done(from, key.step);
         }
         if answer != DoneAnswer::Refused || committed {
             send(from, FromCoordinator::Noted { key, grant }, out);
