@@ -71,7 +71,11 @@ impl Peer {
             let unheard = matches!(
                 job.route, Route::Sent { to, at } if to == from && now.since(at) >= retry
             );
-            if unheard && job.must_go_on() {
+            let sent = matches!(job.route, Route::Sent { to, .. } if to == from);
+            // Who says yes waits, whoever gave the answer that is here: a holder that is gone since
+            // may have. Only the last stage sends nothing on.
+            let waits_for_nothing = !job.must_go_on() && !sent && job.route != Route::Nowhere;
+            if unheard || waits_for_nothing {
                 // What was sent did not arrive, or is long on its way.
                 job.route = Route::Accepted { to: from };
                 self.send_on(now, key, out);
