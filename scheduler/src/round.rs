@@ -20,6 +20,10 @@ use crate::peer::RoundCut;
 /// Bytes of one integer of the accumulator.
 const SUM_BYTES: u64 = 8;
 
+/// Pieces that one member sends another before results come back, at most, whatever room it has
+/// itself: who has not heard yet that the step is closed keeps them, and must know how many.
+pub(crate) const AHEAD: u32 = 32;
+
 /// Each member's part of a vector of so many elements: whole blocks in proportion to the weights,
 /// in order. A part may be empty. Equal weights are given out where all are zero.
 ///
@@ -405,7 +409,7 @@ pub(crate) fn piece_range(share: &Range<usize>, piece: usize, cut: RoundCut) -> 
 pub(crate) fn window(cut: RoundCut, outgoing: Bytes, members: usize) -> u32 {
     let piece = cut.piece_elements as u64 * SUM_BYTES;
     let others = members.saturating_sub(1).max(1) as u64;
-    u32::try_from(outgoing.0 / piece / others).unwrap_or(u32::MAX).max(1)
+    u32::try_from(outgoing.0 / piece / others).unwrap_or(u32::MAX).clamp(1, AHEAD)
 }
 
 #[cfg(test)]

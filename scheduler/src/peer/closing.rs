@@ -11,7 +11,7 @@ use shoal_protocol::units::{Bytes, Moment};
 use super::hearing::Hearing;
 use super::{Out, Peer, Status};
 use crate::action::{Fault, Payload, PeerAction, PeerEvent, Task, TaskResult};
-use crate::round::{Reduction, proof_of};
+use crate::round::{AHEAD, Reduction, proof_of};
 
 /// Pieces that may come before the word that closes their step: the coordinator's word and the other
 /// members' pieces travel on different connections.
@@ -291,10 +291,9 @@ impl Peer {
     }
 
     /// What one member may have on its way here before its rounds are closed here: pieces as far as
-    /// its window goes, and as many results, for two steps of every stage.
+    /// its window may go, which is its own choice, and as many results, for two steps of every stage.
     fn early_bytes(&self) -> Bytes {
-        let limits = &self.config.limits;
-        let window = limits.round_bytes.0 + limits.cut.piece_elements as u64 * SUM_BYTES;
+        let window = self.config.limits.cut.piece_elements as u64 * SUM_BYTES * u64::from(AHEAD);
         Bytes(window * 4 * u64::from(self.config.manifest.training.stages))
     }
 
