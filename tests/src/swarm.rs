@@ -44,7 +44,10 @@ impl Swarm {
     #[must_use]
     pub fn start_in(homes: &Path, config: &Path, flags: &[&str]) -> Self {
         let mut command = start_command(config, &homes.join("peer-0"), &homes.join("out"));
-        command.args(["--listen", "127.0.0.1:0", "--no-mdns"]).args(flags);
+        if !flags.contains(&"--listen") {
+            command.args(["--listen", "127.0.0.1:0"]);
+        }
+        command.arg("--no-mdns").args(flags);
         let mut first = Process::start("peer-0", command);
         let address = first.event("listening")["address"].as_str().expect("text").to_owned();
         Self { peers: vec![first], address, homes: homes.to_owned(), scratch: None }

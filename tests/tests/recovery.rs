@@ -1,7 +1,9 @@
 //! Peers die and come: the run goes on, and the model comes out bit for bit the same.
 
+use std::path::Path;
+
 use shoal_tests::run::{Run, Trained};
-use shoal_tests::swarm::Swarm;
+use shoal_tests::swarm::{Swarm, own_address};
 use toml::Value;
 
 /// A run that takes long enough for things to happen in its middle.
@@ -79,5 +81,46 @@ fn a_stage_that_lost_its_last_replica_is_taken_over_from_a_checkpoint() {
     let trained = swarm.finish();
     assert_whole(&trained, 10);
     assert_eq!(trained.report["rewinds"], 1);
+    assert_eq!(trained.hash(), run.local("alone").hash());
+}
+
+/// A swarm whose first peer can be started again at the same address.
+fn lasting_swarm(homes: &Path, run: &Run, address: &str, peers: usize) -> Swarm {
+    let flags = ["--listen", address, "--wait-for", &peers.to_string()];
+    let mut swarm = Swarm::start_in(homes, &run.config(), &[&flags, SLOW].concat());
+    for _ in 1..peers {
+        swarm.join(SLOW);
+    }
+    swarm
+}
+
+#[test]
+fn the_others_wait_for_the_peer_that_keeps_the_run_and_go_on_with_it() {
+    let run = run_of(10, 2);
+    let homes = tempfile::tempdir().expect("room for a folder");
+    let address = own_address().to_string();
+    let mut swarm = lasting_swarm(homes.path(), &run, &address, 3);
+    reach(&mut swarm, 4);
+    swarm.peers[0].kill();
+    let mut again = lasting_swarm(homes.path(), &run, &address, 1);
+    let rewound = again.peers[0].event("rewound");
+    assert!(rewound["version"].as_u64().expect("a number") >= 2, "{rewound}");
+    again.peers.extend(swarm.peers.drain(1..));
+    let trained = again.finish();
+    assert_eq!(trained.hash(), run.local("alone").hash());
+}
+
+#[test]
+fn a_run_whose_peers_were_all_killed_at_once_goes_on_when_they_are_started_again() {
+    let run = run_of(9, 2);
+    let homes = tempfile::tempdir().expect("room for a folder");
+    for (step, address) in [(0, own_address()), (3, own_address()), (6, own_address())] {
+        let mut swarm = lasting_swarm(homes.path(), &run, &address.to_string(), 3);
+        reach(&mut swarm, step);
+        for peer in &mut swarm.peers {
+            peer.kill();
+        }
+    }
+    let trained = lasting_swarm(homes.path(), &run, &own_address().to_string(), 3).finish();
     assert_eq!(trained.hash(), run.local("alone").hash());
 }

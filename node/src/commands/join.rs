@@ -1,11 +1,13 @@
 //! `shoal join`: one more peer for a run that somebody started.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
-use shoal_protocol::ids::Member;
+use shoal_protocol::ids::{Member, PeerId};
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::net::transport::Run;
+use shoal_protocol::net::transport::{ConnectError, Run, Transport, Welcome};
 
 use super::training::{self, Serving};
 use crate::cli::{JoinOptions, PeerOptions};
@@ -15,6 +17,13 @@ use crate::driver::{self, Network, Office, Outcome, Setup};
 use crate::exit::{Exit, ExitWith};
 use crate::network::{self, Links};
 use crate::progress;
+
+/// How long a peer waits for the one that keeps the run to come back.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// From one attempt to reach it to the next, at first and at most.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// How often a peer that the others expelled comes back.
 const LIVES: u32 = 1000;
@@ -32,19 +41,25 @@ async fn join(options: JoinOptions) -> anyhow::Result<()> {
     let home = Home::open(&options.data_dir).exit_with(Exit::Usage)?;
     let serving = Serving::start(options.metrics).await?;
     let mut observer = Observer::new(options.compute.events.as_ref(), "training")?;
-    let mut lives = 0;
+    let (mut lives, mut patience) = (0, Duration::ZERO);
     let outcome = loop {
-        match live(&address, &options, &home, &serving, &mut observer).await {
-            Ok(Outcome::Expelled) if lives < LIVES => lives += 1,
-            Ok(Outcome::Expelled) => {
-                break Err(anyhow!(
-                    "the run expelled this peer {lives} times: its links may be bad"
-                ));
+        match live(&address, &options, &home, &serving, &mut observer, patience).await {
+            Ok(Outcome::Expelled) if lives < LIVES => {
+                lives += 1;
+                progress::say("the run went on without this peer: it joins again");
             }
+            Ok(Outcome::Expelled) => {
+                let text = format!("the run expelled this peer {lives} times: its links may be bad");
+                break Err(anyhow!(text));
+            }
+            Ok(Outcome::Orphaned) => progress::say(&format!(
+                "the peer that keeps the run is gone: waits for it, at most {} minutes",
+                PATIENCE.as_secs() / 60
+            )),
             Ok(Outcome::Finished) => break Ok(()),
             Err(error) => break Err(error),
         }
-        progress::say("the run went on without this peer: it joins again");
+        patience = PATIENCE;
     };
     serving.close().await;
     outcome
@@ -57,6 +72,7 @@ async fn live(
     home: &Home,
     serving: &Serving,
     observer: &mut Observer,
+    patience: Duration,
 ) -> anyhow::Result<Outcome> {
     let (through, resolved) = network::resolve(address).await?;
     let identity = home.identity()?;
@@ -64,8 +80,7 @@ async fn live(
     let files = Files::default();
     let links = Links::open(&identity, me.incarnation, None, options, &files)?;
     let Links { transport, events, search } = links;
-    let welcome = transport
-        .connect(through.peer, &resolved)
+    let welcome = reach(&transport, through.peer, &resolved, patience)
         .await
         .with_context(|| format!("cannot join at {through}"))
         .exit_with(Exit::NotAdmitted)?;
@@ -96,6 +111,26 @@ async fn live(
     let outcome = driver::run(setup, observer).await;
     search.close().await;
     outcome
+}
+
+/// Connects to a peer, again and again until the patience is used up.
+async fn reach(
+    transport: &Transport,
+    peer: PeerId,
+    addresses: &[SocketAddr],
+    patience: Duration,
+) -> Result<Welcome, ConnectError> {
+    let begun = Instant::now();
+    let mut pause = FIRST_PAUSE;
+    loop {
+        match transport.connect(peer, addresses).await {
+            Err(_) if begun.elapsed() + pause <= patience => {
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+            reached => return reached,
+        }
+    }
 }
 
 /// What a peer said the run is, which must be what the run's name says.

@@ -74,8 +74,8 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
     let outcome = driver::run(setup, &mut observer).await;
     search.close().await;
     serving.close().await;
-    if outcome? == Outcome::Expelled {
-        bail!("this peer was expelled from the run that it keeps: its machine stalls for seconds");
+    if outcome? != Outcome::Finished {
+        bail!("this peer was expelled from the run that it keeps: start it again");
     }
     training::write_report(&observer, &out)
 }

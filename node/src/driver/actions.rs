@@ -16,6 +16,7 @@ use shoal_scheduler::action::{
 use shoal_scheduler::coordinator::Coordinator;
 
 use super::collect::{Scattered, collect, obtain};
+use super::resume::checkpoint_folder;
 use super::{Driver, Ending, Gathered, Job, Own};
 use crate::events::{RunEvent, StepReport, Traffic};
 
@@ -149,8 +150,10 @@ impl Driver<'_> {
                 self.ending.get_or_insert(Ending::Finished);
             }
             PeerEvent::Stopped { reason } => {
-                self.note(&RunEvent::Stopped { reason: reason.clone() });
-                self.ending.get_or_insert(Ending::Stopped(reason));
+                if self.ending.is_none() {
+                    self.note(&RunEvent::Stopped { reason: reason.clone() });
+                    self.ending = Some(Ending::Stopped(reason));
+                }
             }
         }
     }
@@ -223,11 +226,7 @@ impl Driver<'_> {
         last: bool,
     ) {
         let out = self.out.clone().expect("a coordinator has a place for checkpoints");
-        let destination = if last {
-            out.join("checkpoint")
-        } else {
-            out.join("checkpoints").join(format!("version-{version}"))
-        };
+        let destination = checkpoint_folder(&out, version, last);
         let stages = stages.into_iter().map(|(member, files)| (member.peer, files)).collect();
         let scattered = Scattered { version, stages, destination };
         let transport = self.links.as_ref().map(|links| links.transport.clone());

@@ -15,6 +15,7 @@ mod meters;
 pub mod observer;
 mod outgoing;
 mod payload;
+mod resume;
 mod text;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -42,6 +43,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::events::RunEvent;
 use crate::exit::{Exit, ExitWith};
+use crate::progress;
 use collect::Collected;
 use commit_log::CommitLog;
 use engine_thread::{EngineThread, Job, JobDone, Workshop};
@@ -133,6 +135,8 @@ pub enum Outcome {
     Finished,
     /// The others went on without this peer; it may come back as a new life.
     Expelled,
+    /// The peer that keeps the run cannot be reached; it may come back.
+    Orphaned,
 }
 
 /// How a run ends for this process.
@@ -141,6 +145,7 @@ enum Ending {
     Stopped(String),
     Refused(String),
     Expelled(String),
+    Orphaned(String),
 }
 
 /// Something for one of this process's own state machines.
@@ -219,16 +224,25 @@ impl<'a> Driver<'a> {
         let (term, obeys, coordinator, log, out) = match office {
             Office::Member { coordinator } => (Term(0), coordinator, None, None, None),
             Office::Coordinator { term, wait_for, out } => {
+                let folder = setup.data_dir.join("runs").join(manifest.run_id().to_string());
+                std::fs::create_dir_all(&folder)
+                    .with_context(|| format!("{} cannot be made", folder.display()))?;
+                let (log, records) = CommitLog::open(&folder.join("commits"))?;
+                let (era, resume) = resume::resume(&records, &manifest, &out, &setup.files);
+                if let Some(resume) = &resume {
+                    let (version, last) = (resume.version, manifest.training.steps);
+                    progress::say(&format!("goes on from version {version} of {last}"));
+                }
                 let config = CoordinatorConfig {
                     manifest: manifest.clone(),
                     term,
-                    era: Era(0),
+                    era,
+                    resume,
                     wait_for,
                     home: me.peer,
                     retry: RETRY,
                     patience: PATIENCE,
                 };
-                let log = CommitLog::open(&setup.data_dir.join("commits"))?;
                 (term, me, Some(Coordinator::new(config)), Some(log), Some(out))
             }
         };
@@ -306,6 +320,10 @@ impl<'a> Driver<'a> {
                     tracing::warn!(%reason, "expelled");
                     return Ok(Outcome::Expelled);
                 }
+                Some(Ending::Orphaned(reason)) => {
+                    tracing::warn!(%reason, "the peer that keeps the run is gone");
+                    return Ok(Outcome::Orphaned);
+                }
                 Some(Ending::Stopped(reason)) => bail!("the run stopped: {reason}"),
                 Some(Ending::Refused(reason)) => {
                     return Err(anyhow::anyhow!("not admitted: {reason}"))
@@ -334,6 +352,12 @@ impl<'a> Driver<'a> {
             let now = self.now();
             match own {
                 Own::Peer(input) => {
+                    // As from any other peer, the era comes with the coordinator's word.
+                    if let (PeerInput::FromCoordinator { .. }, Some(coordinator)) =
+                        (&input, &self.coordinator)
+                    {
+                        self.era = coordinator.era();
+                    }
                     let mut out = Vec::new();
                     self.peer.handle(now, input, &mut out);
                     self.obey_peer(out);
@@ -515,11 +539,7 @@ impl<'a> Driver<'a> {
         if self.coordinator.is_some() {
             self.own.push_back(Own::Coordinator(CoordinatorInput::Disconnected { member }));
         } else if member == self.obeys {
-            let reason = format!(
-                "the coordinator {} is gone ({reason}): its run has to be started again",
-                member.peer
-            );
-            self.ending.get_or_insert(Ending::Stopped(reason));
+            self.ending.get_or_insert(Ending::Orphaned(reason.to_owned()));
         }
     }
 

@@ -17,7 +17,7 @@ mod work;
 
 use std::collections::BTreeMap;
 
-pub use config::CoordinatorConfig;
+pub use config::{CoordinatorConfig, Resume};
 use shoal_protocol::ids::{Era, Member, Stage, Step};
 use shoal_protocol::message::{FromCoordinator, LogRecord, ToCoordinator, View};
 use shoal_protocol::units::Moment;
@@ -115,9 +115,13 @@ impl Coordinator {
     }
 
     /// Begins the term. Called once, before any input.
-    pub fn start(&mut self, _now: Moment, out: &mut Vec<CoordinatorAction>) {
+    pub fn start(&mut self, now: Moment, out: &mut Vec<CoordinatorAction>) {
+        self.now = now;
         out.push(CoordinatorAction::Append(LogRecord::Term(self.config.term)));
-        self.open_when_gathered(out);
+        match self.config.resume.take() {
+            Some(resume) => self.resume(resume, out),
+            None => self.open_when_gathered(out),
+        }
     }
 
     /// Takes in what happened and adds what is to be done, in order, to `out`.

@@ -7,7 +7,7 @@ use shoal_protocol::ids::{Era, Member, Stage, Step};
 use shoal_protocol::message::{FromCoordinator, LogRecord, SnapshotPart, StoredFile};
 
 use super::closing::Rounds;
-use super::{Coordinator, Out, Phase, event};
+use super::{Coordinator, Out, Phase, Resume, event};
 use crate::action::{CoordinatorAction, CoordinatorEvent};
 
 /// Checkpoints that are remembered.
@@ -58,6 +58,17 @@ impl Coordinator {
         out.push(CoordinatorAction::Append(LogRecord::Rewind { era, version }));
         self.view_changed(out);
         true
+    }
+
+    /// A run that went on before goes on from a checkpoint: nobody's claims or weights are known any
+    /// more, so that it is as if every stage were lost.
+    pub(super) fn resume(&mut self, resume: Resume, out: &mut Out) {
+        let (era, version) = (self.config.era.next(), resume.version);
+        if version.0 > 0 {
+            self.archive.keep(version, resume.files);
+        }
+        self.phase = Phase::Rewinding;
+        out.push(CoordinatorAction::Append(LogRecord::Rewind { era, version }));
     }
 
     /// The new era is in the log: everybody begins again.

@@ -30,6 +30,7 @@ impl Run {
             manifest,
             term: Term(1),
             era: Era(0),
+            resume: None,
             wait_for: 2,
             home: member(0).peer,
             retry: Duration::from_secs(2),
