@@ -73,9 +73,9 @@ impl Hearing {
     pub(super) fn waits_for(&self, member: Member) -> bool {
         let mut parts = self.round.members.iter().zip(&self.shares);
         parts.any(|(part, share)| {
-            let all = 0..pieces_of(share, self.cut);
+            let mut all = 0..pieces_of(share, self.cut);
             let here = |piece| self.pieces.contains_key(&piece_range(share, piece, self.cut).start);
-            part.member == member && !all.map(here).all(|here| here)
+            part.member == member && !all.all(here)
         })
     }
 

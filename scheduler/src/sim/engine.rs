@@ -36,6 +36,7 @@ pub(super) struct Engine {
 struct Sizes {
     activation: Bytes,
     gradient: Bytes,
+    snapshot: Bytes,
 }
 
 /// One stage's weights and what is added up for them.
@@ -85,7 +86,11 @@ impl Engine {
             last: manifest.last_stage(),
             compute: scenario.peers[index].compute.clone(),
             dice: Dice::new(scenario.seed ^ (index as u64 + 1) << 32),
-            sizes: Sizes { activation: Bytes(gradient + tokens * 8), gradient: Bytes(gradient) },
+            sizes: Sizes {
+                activation: Bytes(gradient + tokens * 8),
+                gradient: Bytes(gradient),
+                snapshot: scenario.snapshot,
+            },
             stages: scenario.parameters.iter().map(state).collect(),
             disk: BTreeMap::new(),
             queue: VecDeque::new(),
@@ -282,7 +287,8 @@ impl Engine {
         let weights = state.weights;
         let hash = numbers::file_hash(version, stage, weights);
         self.disk.insert((version, stage), weights);
-        let files = vec![StoredFile { name: format!("stage-{stage}"), hash, size: Bytes(8) }];
+        let size = self.sizes.snapshot;
+        let files = vec![StoredFile { name: format!("stage-{stage}"), hash, size }];
         Ok(TaskResult::Stored { version, stage, files })
     }
 }

@@ -21,6 +21,9 @@ const PEERS: u64 = 64;
 /// Stages of the longest pipeline that a seed makes.
 const STAGES: u64 = 8;
 
+/// Elements of the largest stage that a seed makes.
+const ELEMENTS: u64 = 40;
+
 /// One swarm and its circumstances.
 #[derive(Debug, Clone)]
 pub struct Scenario {
@@ -34,6 +37,8 @@ pub struct Scenario {
     pub peers: Vec<PeerScenario>,
     /// The network.
     pub network: NetworkScenario,
+    /// What one stage's file in a snapshot weighs on its way.
+    pub snapshot: Bytes,
     /// From a record's way into the log until it is down for good, at most.
     pub log_delay: Duration,
     /// After how long an all-reduce without a result is tried again, at first.
@@ -135,7 +140,7 @@ impl Scenario {
         let parameters = (0..stages as u16).map(|stage| (Stage(stage), 0));
         let mut parameters: BTreeMap<Stage, usize> = parameters.collect();
         for elements in parameters.values_mut() {
-            *elements = dice.within(1..=40) as usize;
+            *elements = dice.within(1..=ELEMENTS) as usize;
         }
         let block = dice.within(1..=4) as usize;
         let piece_elements = block * dice.within(1..=6) as usize;
@@ -162,7 +167,8 @@ impl Scenario {
         let manifest = Arc::new(manifest);
         let faults = Faults::default();
         let patience = Duration::from_secs(dice.pick(&[10, 30]));
-        Self { seed, manifest, parameters, peers, network, log_delay, patience, faults }
+        let snapshot = Bytes(dice.pick(&[8, 2_000, 40_000]));
+        Self { seed, manifest, parameters, peers, network, snapshot, log_delay, patience, faults }
     }
 
     /// The swarm of this seed, with deaths, breaks and stand-stills.
@@ -337,7 +343,8 @@ fn limits(dice: &mut Dice, manifest: &Manifest, cut: RoundCut) -> PeerLimits {
         askers: dice.pick(&[1, 4, 64]),
         in_flight: Bytes(unit * stages * dice.pick(&[1, 3, 64])),
         logged: Bytes(unit * stages * all),
-        heard: Bytes(1 << 20),
+        // Room for the results of two steps at least.
+        heard: Bytes(8 * ELEMENTS * stages * dice.pick(&[2, 3, 1000])),
         round_bytes: Bytes(8 * cut.piece_elements as u64 * dice.within(0..=8)),
         cut,
         retry: Duration::from_millis(dice.pick(&[100, 700, 2000])),

@@ -1,16 +1,17 @@
 //! The world that drives the state machines: a clock, an order of events, and the drivers that the
 //! real node has too. What goes wrong in it is `faults`.
 
+mod coordination;
 mod faults;
+mod trace;
+mod traffic;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use shoal_protocol::ids::{
     ContentHash, Era, Incarnation, Member, PeerId, Stage, StageSpan, Step, Term,
 };
-use shoal_protocol::message::{
-    Between, FromCoordinator, LogRecord, SnapshotPart, TensorTag, ToCoordinator,
-};
+use shoal_protocol::message::{Between, FromCoordinator, LogRecord, TensorTag, ToCoordinator};
 use shoal_protocol::units::{Bytes, Moment};
 
 use super::dice::Dice;
@@ -21,10 +22,7 @@ use super::payloads::{Content, Payloads};
 use super::report::{Report, Trace};
 use super::scenario::{Fault, Scenario};
 use super::tamper::Tamper;
-use crate::action::{
-    CoordinatorAction, CoordinatorEvent, CoordinatorInput, PeerAction, PeerEvent, PeerInput, Task,
-    TaskResult,
-};
+use crate::action::{CoordinatorInput, PeerAction, PeerEvent, PeerInput, Task, TaskResult};
 use crate::coordinator::{Coordinator, CoordinatorConfig};
 use crate::peer::{Peer, PeerConfig};
 
@@ -74,6 +72,21 @@ enum Event {
     },
     /// A peer whose life is over begins a new one.
     Reborn(usize),
+    /// A peer that stood still goes on, unless it must stand still for longer.
+    Resume(usize),
+}
+
+impl Event {
+    /// Which peer's process must run for it to happen, if it is any's.
+    fn whose(&self) -> Option<usize> {
+        match self {
+            Self::Start(me) | Self::EngineDone(me) | Self::Tick(me) => Some(index_of(*me)),
+            Self::Arrives { to, .. } | Self::Fetched { to, .. } => Some(index_of(*to)),
+            Self::Noticed { at, .. } | Self::Unreached { at, .. } => Some(index_of(*at)),
+            Self::Appended(_) | Self::Collected { .. } | Self::Remind => Some(HOME),
+            Self::Fault(_) | Self::Reborn(_) | Self::Resume(_) => None,
+        }
+    }
 }
 
 /// What goes from one peer to another.
@@ -99,6 +112,8 @@ struct Node {
     alive: bool,
     /// Until when it stands still.
     paused: Moment,
+    /// What happened to it meanwhile, in order.
+    held_up: VecDeque<Event>,
     /// Lives of others that it knows to be over.
     deaf_to: BTreeSet<Member>,
 }
@@ -138,6 +153,7 @@ impl<'a> World<'a> {
             manifest: scenario.manifest.clone(),
             term: Term(1),
             era: Era(0),
+            resume: None,
             wait_for: scenario.peers.len(),
             home: peer_id(HOME),
             retry: scenario.peers[HOME].limits.retry,
@@ -199,6 +215,12 @@ impl<'a> World<'a> {
     }
 
     fn happen(&mut self, event: Event) -> Held {
+        if let Some(index) = event.whose()
+            && (self.nodes[index].paused > self.now || !self.nodes[index].held_up.is_empty())
+        {
+            self.nodes[index].held_up.push_back(event);
+            return Ok(());
+        }
         match event {
             Event::Start(me) if self.lives(me) => {
                 let index = index_of(me);
@@ -219,10 +241,6 @@ impl<'a> World<'a> {
             }
             Event::EngineDone(me) if self.lives(me) => {
                 let index = index_of(me);
-                if self.nodes[index].paused > self.now {
-                    self.at(self.nodes[index].paused, Event::EngineDone(me));
-                    return Ok(());
-                }
                 self.engine_done(index)
             }
             Event::Tick(me) if self.lives(me) => {
@@ -256,6 +274,7 @@ impl<'a> World<'a> {
                 self.reborn(index);
                 Ok(())
             }
+            Event::Resume(index) => self.resume(index),
             Event::Start(_)
             | Event::Fetched { .. }
             | Event::EngineDone(_)
@@ -268,67 +287,6 @@ impl<'a> World<'a> {
     fn lives(&self, member: Member) -> bool {
         let node = &self.nodes[index_of(member)];
         node.alive && node.me == member
-    }
-
-    fn arrives(
-        &mut self,
-        to: Member,
-        from: Member,
-        connection: u64,
-        era: Era,
-        cargo: Cargo,
-    ) -> Held {
-        let (index, sender) = (index_of(to), index_of(from));
-        let node = &self.nodes[index];
-        // The coordinator outlives the lives of the peer that it lives with.
-        let meant = matches!(cargo, Cargo::Reported(_)) || (node.alive && node.me == to);
-        let (deaf, paused) = (node.deaf_to.contains(&from), node.paused);
-        if !meant || deaf || connection != self.connection(index, sender) {
-            return Ok(());
-        }
-        if paused > self.now {
-            self.at(paused, Event::Arrives { to, from, connection, era, cargo });
-            return Ok(());
-        }
-        let mine = match &cargo {
-            Cargo::Reported(_) => self.coordinator.era(),
-            _ => self.nodes[index].era,
-        };
-        let expected = match &cargo {
-            // Who is new does not know the era, and who learns of a new one is told by this.
-            Cargo::Reported(ToCoordinator::Register { .. }) => true,
-            Cargo::Told(_) => era >= mine,
-            Cargo::Tensor { .. } => true,
-            Cargo::Reported(_) | Cargo::Heard(_) => era == mine,
-        };
-        if !expected {
-            return Ok(());
-        }
-        if matches!(cargo, Cargo::Told(_)) {
-            self.nodes[index].era = era;
-        }
-        match cargo {
-            Cargo::Told(message) => self.input(index, PeerInput::FromCoordinator { from, message }),
-            Cargo::Heard(message) => self.input(index, PeerInput::Between { from, message }),
-            Cargo::Tensor { tag, content, size } => {
-                let payload = self.nodes[index].payloads.keep(content, size);
-                self.input(index, PeerInput::Tensor { from, tag, payload })
-            }
-            Cargo::Reported(message) => {
-                if matches!(message, ToCoordinator::Released { .. }) {
-                    self.report.recovery.released += 1;
-                }
-                if matches!(message, ToCoordinator::Behind) {
-                    self.report.recovery.behind += 1;
-                }
-                self.coordinator_input(CoordinatorInput::Message { from, message })
-            }
-        }
-    }
-
-    /// How often two peers have connected anew.
-    fn connection(&self, one: usize, other: usize) -> u64 {
-        self.connections.get(&(one.min(other), one.max(other))).copied().unwrap_or(0)
     }
 
     fn input(&mut self, index: usize, input: PeerInput) -> Held {
@@ -393,65 +351,6 @@ impl<'a> World<'a> {
             }
         }
         Ok(())
-    }
-
-    /// Sends a word from one peer to another. Some offers stray.
-    fn say(&mut self, from: Member, to: Member, mut message: Between) {
-        if let Between::Offer { key, retry, .. } = &mut message
-            && self.dice.chance(self.scenario.network.strays_per_mille)
-        {
-            *retry = true;
-            let hosts = |node: &Node| node.span.is_some_and(|span| span.contains(key.stage));
-            let others: Vec<Member> = self
-                .nodes
-                .iter()
-                .filter(|node| node.me != to && hosts(node))
-                .map(|node| node.me)
-                .collect();
-            if !others.is_empty() {
-                let other = self.dice.pick(&others);
-                self.send(from, other, Cargo::Heard(message.clone()));
-            }
-        }
-        self.send(from, to, Cargo::Heard(message));
-    }
-
-    /// Puts something on its way.
-    fn send(&mut self, from: Member, to: Member, cargo: Cargo) {
-        let (sender, receiver) = (index_of(from), index_of(to));
-        if self.nodes[sender].deaf_to.contains(&to) {
-            // The connection is known to be gone, and no other can be made.
-            let at = self.now + self.dice.microseconds(0..=100_000);
-            return self.at(at, Event::Unreached { at: from, other: to });
-        }
-        let arrivals = match &cargo {
-            Cargo::Tensor { size, .. } => self.network.tensor(self.now, sender, receiver, *size),
-            _ => self.network.control(self.now, sender, receiver),
-        };
-        let connection = self.connection(sender, receiver);
-        let era = match &cargo {
-            Cargo::Told(_) => self.coordinator.era(),
-            _ => self.nodes[sender].era,
-        };
-        for at in arrivals {
-            let cargo = cargo.clone();
-            self.at(at, Event::Arrives { to, from, connection, era, cargo });
-        }
-    }
-
-    /// Fetches a stage's files. Who is gone by the time that they would be here has not sent them.
-    fn fetch(&mut self, index: usize, version: Step, part: &SnapshotPart) {
-        let holder = (0..self.nodes.len()).find(|other| peer_id(*other) == part.holder);
-        let holder = holder.expect("holders are peers");
-        let size: Bytes = part.files.iter().map(|file| file.size).sum();
-        let arrivals = self.network.tensor(self.now, holder, index, size);
-        let node = &self.nodes[holder];
-        let file = (version, part.stage);
-        let archived = self.archive.get(&file).filter(|_| holder == HOME);
-        let weights = node.engine.disk.get(&file).or(archived).copied();
-        let (to, stage) = (self.nodes[index].me, part.stage);
-        let weights = weights.filter(|_| node.alive);
-        self.at(arrivals[0], Event::Fetched { to, version, stage, weights });
     }
 
     fn compute(&mut self, index: usize, task: Task) {
@@ -576,84 +475,6 @@ impl<'a> World<'a> {
         self.report.finished || self.report.stopped.is_some()
     }
 
-    fn coordinator_input(&mut self, input: CoordinatorInput) -> Held {
-        let mut actions = Vec::new();
-        self.coordinator.handle(self.now, input, &mut actions);
-        self.coordinate(actions)?;
-        let due = self.coordinator.next_timeout().map(|due| due.max(self.now));
-        if let Some(due) = due
-            && self.remind_at.is_none_or(|remind| remind > due)
-        {
-            self.remind_at = Some(due);
-            self.at(due, Event::Remind);
-        }
-        Ok(())
-    }
-
-    fn coordinate(&mut self, actions: Vec<CoordinatorAction>) -> Held {
-        for mut action in actions {
-            self.tamper.coordinator_action(&mut action);
-            match action {
-                CoordinatorAction::Send { to, message } => {
-                    if let FromCoordinator::Replay { keys } = &message {
-                        self.report.recovery.replays += keys.len() as u64;
-                    }
-                    if let (FromCoordinator::Close(round), Some(oracles)) =
-                        (&message, &mut self.oracles)
-                    {
-                        oracles.exactly_once.closed(round);
-                    }
-                    let home = self.nodes[HOME].me;
-                    self.send(home, to, Cargo::Told(message));
-                }
-                CoordinatorAction::Append(record) => {
-                    let most = self.scenario.log_delay.as_micros() as u64;
-                    let down = self.now + self.dice.microseconds(0..=most);
-                    self.last_append = self.last_append.max(down);
-                    self.at(self.last_append, Event::Appended(record));
-                }
-                CoordinatorAction::Event(event) => self.coordinator_event(event)?,
-            }
-        }
-        Ok(())
-    }
-
-    fn coordinator_event(&mut self, event: CoordinatorEvent) -> Held {
-        if let Some(oracles) = &mut self.oracles {
-            oracles.progress.advanced(self.now);
-        }
-        match event {
-            CoordinatorEvent::Committed { record, books } => {
-                self.report.commits += 1;
-                self.report.repeated += books.repeated;
-                let Some(oracles) = &mut self.oracles else { return Ok(()) };
-                let once = oracles.exactly_once.committed(&record);
-                let same = oracles.replicas.committed(&record);
-                self.holds("exactly once", once)?;
-                self.holds("equal replicas", same)
-            }
-            CoordinatorEvent::CheckpointStored { version, stages, .. } => {
-                let (holders, files): (Vec<_>, Vec<_>) = stages.into_iter().unzip();
-                let saved = self.oracles.as_ref().map(|o| o.replicas.saved(version, &files));
-                self.holds("equal replicas", saved.unwrap_or(Ok(())))?;
-                let hashes: Vec<u8> = files.iter().flatten().flat_map(|file| file.hash.0).collect();
-                self.report.checkpoint = Some(ContentHash::of(&hashes));
-                let delay = self.dice.microseconds(0..=50_000);
-                self.at(self.now + delay, Event::Collected { version, holders });
-                Ok(())
-            }
-            CoordinatorEvent::Stopped { reason } => {
-                let held = if self.oracles.is_some() { Err(reason.clone()) } else { Ok(()) };
-                self.report.stopped = Some(reason);
-                self.holds("no fault", held)
-            }
-            event => {
-                self.report.note(&event);
-                Ok(())
-            }
-        }
-    }
-
     /// Checks what must hold at the end.
     fn finish(mut self) -> Result<Report, Violation> {
         self.report.end = self.now;
@@ -713,6 +534,7 @@ fn node(scenario: &Scenario, index: usize, life: Incarnation) -> Node {
         era: Era(0),
         alive: true,
         paused: Moment::default(),
+        held_up: VecDeque::new(),
         deaf_to: BTreeSet::new(),
     }
 }
@@ -727,77 +549,4 @@ fn peer_id(index: usize) -> PeerId {
 fn index_of(member: Member) -> usize {
     let id = member.peer.0.first_chunk().expect("a peer id has 32 bytes");
     u64::from_le_bytes(*id) as usize
-}
-
-impl Trace {
-    /// Takes an event into the trace.
-    fn note(&mut self, at: Moment, event: &Event) {
-        self.word(at.0.as_nanos() as u64);
-        let mut who = |member: &Member| {
-            self.word(index_of(*member) as u64);
-            self.word(member.incarnation.0);
-        };
-        let kind = match event {
-            Event::Start(me) => {
-                who(me);
-                0
-            }
-            Event::Arrives { to, from, connection, era, cargo } => {
-                who(to);
-                who(from);
-                self.word(*connection);
-                self.word(u64::from(era.0));
-                self.cargo(cargo);
-                1
-            }
-            Event::Fetched { to, version, stage, weights } => {
-                who(to);
-                self.word(version.0);
-                self.word(u64::from(stage.0));
-                self.word(weights.unwrap_or(0));
-                2
-            }
-            Event::EngineDone(me) => {
-                who(me);
-                3
-            }
-            Event::Tick(me) => {
-                who(me);
-                4
-            }
-            Event::Appended(record) => {
-                self.message(record);
-                5
-            }
-            Event::Collected { version, .. } => {
-                self.word(version.0);
-                6
-            }
-            Event::Remind => 7,
-            Event::Fault(_) => 8,
-            Event::Noticed { at, other, .. } | Event::Unreached { at, other } => {
-                who(at);
-                who(other);
-                9
-            }
-            Event::Reborn(index) => {
-                self.word(*index as u64);
-                10
-            }
-        };
-        self.word(kind);
-    }
-
-    fn cargo(&mut self, cargo: &Cargo) {
-        match cargo {
-            Cargo::Told(message) => self.message(message),
-            Cargo::Reported(message) => self.message(message),
-            Cargo::Heard(message) => self.message(message),
-            Cargo::Tensor { tag, content, size } => {
-                self.message(tag);
-                self.word(size.0);
-                self.word(content.digest());
-            }
-        }
-    }
 }

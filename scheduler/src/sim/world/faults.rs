@@ -27,7 +27,22 @@ impl World<'_> {
                 }
             }
             Fault::Break { one, other } => self.breaks(one, other),
-            Fault::Pause { peer, time } => self.nodes[peer].paused = self.now + time,
+            Fault::Pause { peer, time } => {
+                let paused = self.nodes[peer].paused.max(self.now + time);
+                self.nodes[peer].paused = paused;
+                self.at(paused, Event::Resume(peer));
+            }
+        }
+        Ok(())
+    }
+
+    /// A peer that stood still takes in what happened meanwhile, in order.
+    pub(super) fn resume(&mut self, index: usize) -> Held {
+        if self.nodes[index].paused > self.now {
+            return Ok(());
+        }
+        for event in std::mem::take(&mut self.nodes[index].held_up) {
+            self.happen(event)?;
         }
         Ok(())
     }

@@ -1,0 +1,80 @@
+//! The trace of everything that happens, by which two runs are compared.
+
+use shoal_protocol::ids::Member;
+use shoal_protocol::units::Moment;
+
+use super::{Cargo, Event, index_of};
+use crate::sim::report::Trace;
+
+impl Trace {
+    /// Takes an event into the trace.
+    pub(super) fn note(&mut self, at: Moment, event: &Event) {
+        self.word(at.0.as_nanos() as u64);
+        let mut who = |member: &Member| {
+            self.word(index_of(*member) as u64);
+            self.word(member.incarnation.0);
+        };
+        let kind = match event {
+            Event::Start(me) => {
+                who(me);
+                0
+            }
+            Event::Arrives { to, from, connection, era, cargo } => {
+                who(to);
+                who(from);
+                self.word(*connection);
+                self.word(u64::from(era.0));
+                self.cargo(cargo);
+                1
+            }
+            Event::Fetched { to, version, stage, weights } => {
+                who(to);
+                self.word(version.0);
+                self.word(u64::from(stage.0));
+                self.word(weights.unwrap_or(0));
+                2
+            }
+            Event::EngineDone(me) => {
+                who(me);
+                3
+            }
+            Event::Tick(me) => {
+                who(me);
+                4
+            }
+            Event::Appended(record) => {
+                self.message(record);
+                5
+            }
+            Event::Collected { version, .. } => {
+                self.word(version.0);
+                6
+            }
+            Event::Remind => 7,
+            Event::Fault(_) => 8,
+            Event::Noticed { at, other, .. } | Event::Unreached { at, other } => {
+                who(at);
+                who(other);
+                9
+            }
+            Event::Reborn(index) | Event::Resume(index) => {
+                self.word(*index as u64);
+                10
+            }
+        };
+        self.word(kind);
+    }
+
+    fn cargo(&mut self, cargo: &Cargo) {
+        match cargo {
+            Cargo::Told(message) => self.message(message),
+            Cargo::Reported(message) => self.message(message),
+            Cargo::Heard(message) => self.message(message),
+            Cargo::Tensor { tag, content, size } => {
+                self.message(tag);
+                self.word(size.0);
+                self.word(content.digest());
+            }
+        }
+    }
+}
