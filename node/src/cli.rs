@@ -16,6 +16,7 @@ use shoal_protocol::manifest::Dtype;
 pub use shoal_protocol::message::StageChoice;
 
 use crate::address::JoinAddress;
+use crate::driver::Leaving;
 use crate::exit::Exit;
 
 /// Where a first peer listens unless told otherwise.
@@ -166,6 +167,12 @@ pub struct PeerArgs {
     /// Do not look for peers, nor be found, by multicast on the local network.
     #[arg(long)]
     no_mdns: bool,
+    /// Leave in order when this file appears: the machine is about to be taken away.
+    #[arg(long, value_name = "PATH")]
+    preempt_file: Option<PathBuf>,
+    /// How long leaving in order (SIGTERM, SIGINT, --preempt-file) may take at most.
+    #[arg(long, value_name = "SECONDS", default_value = "25", value_parser = parse_seconds)]
+    drain_timeout: Duration,
     /// Milliseconds to wait in each pass over a microbatch, to model a slow peer.
     #[arg(long, value_name = "MS", default_value_t = 0, hide = true)]
     slow_down: u64,
@@ -188,6 +195,8 @@ pub struct PeerOptions {
     pub congestion: Congestion,
     /// Whether to look for peers by multicast.
     pub mdns: bool,
+    /// When and how to leave before the run is over.
+    pub leaving: Leaving,
     /// Waited in each pass (a forward or a backward) over a microbatch, to model a slow peer.
     pub slow_down: Duration,
 }
@@ -202,6 +211,7 @@ impl PeerArgs {
             compute: self.compute.into(),
             congestion: self.congestion,
             mdns: !self.no_mdns,
+            leaving: Leaving { preempt_file: self.preempt_file, drain_timeout: self.drain_timeout },
             slow_down: Duration::from_millis(self.slow_down),
         }
     }

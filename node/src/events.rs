@@ -79,6 +79,11 @@ pub enum RunEvent {
         /// The committed steps that are computed again.
         steps: u64,
     },
+    /// This process leaves in order.
+    Draining {
+        /// What asked it to.
+        source: String,
+    },
     /// A peer was killed on purpose.
     Killed {
         /// Its number among the processes of a demo.

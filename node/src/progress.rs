@@ -83,7 +83,7 @@ impl Progress {
                 }
             }
             // `start` says it, whoever sees the progress.
-            RunEvent::Listening { .. } => {}
+            RunEvent::Listening { .. } | RunEvent::Draining { .. } => {}
             RunEvent::Waiting { stages, members } => self.wait(stages, *members),
             RunEvent::Admitted { peer, span } => {
                 self.say(&format!("{} hosts stage {span}", peer.short()));

@@ -105,6 +105,7 @@ impl Report {
             | RunEvent::Waiting { .. }
             | RunEvent::Joined { .. }
             | RunEvent::Serving { .. }
+            | RunEvent::Draining { .. }
             | RunEvent::Finished { .. }
             | RunEvent::Stopped { .. } => {}
         }

@@ -255,6 +255,8 @@ pub enum PeerInput {
         /// The member.
         member: Member,
     },
+    /// This peer is to leave in order.
+    Drain,
     /// Files that were to be fetched are here, or cannot be had.
     Fetched {
         /// The version of the weights in them.
@@ -389,6 +391,8 @@ pub enum PeerEvent {
         /// Why.
         reason: String,
     },
+    /// It left in order.
+    Drained,
     /// It is a member no more, and may come back as a new life.
     Expelled {
         /// Why.

@@ -98,6 +98,16 @@ impl Process {
         self.child.wait().expect("it is our child");
     }
 
+    /// Asks it to end, as `kill` does.
+    ///
+    /// # Panics
+    /// When it cannot be asked.
+    pub fn terminate(&self) {
+        let mut kill = Command::new("kill");
+        let status = kill.args(["-TERM", &self.child.id().to_string()]).status();
+        assert!(status.expect("kill is there").success(), "{} is our child", self.name);
+    }
+
     /// The next line of stdout, or none when there are no more.
     fn line(&mut self, deadline: Instant, awaited: &str) -> Option<String> {
         match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {

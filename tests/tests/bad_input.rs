@@ -14,48 +14,6 @@ fn endless() -> Run {
     Run::tiny(&[("training.steps", Value::from(1_000_000)), ("evaluation.every", Value::from(0))])
 }
 
-/// A swarm in the middle of its training.
-fn training(run: &Run, peers: usize) -> Swarm {
-    let mut swarm = Swarm::start(&run.config(), &["--wait-for", &peers.to_string()]);
-    for _ in 1..peers {
-        swarm.join(&[]);
-    }
-    for peer in &mut swarm.peers {
-        peer.event("committed");
-    }
-    swarm
-}
-
-#[test]
-fn a_lost_peer_ends_the_run_and_is_named() {
-    let run = endless();
-    let mut swarm = training(&run, 4);
-    let lost = swarm.peer_id(2);
-    swarm.peers[2].kill();
-    let first = &mut swarm.peers[0];
-    assert_eq!(first.event("lost")["peer"], lost);
-    let told = first.event("stopped");
-    assert!(told["reason"].as_str().expect("text").contains(&lost), "{told}");
-    drop(swarm.peers.remove(2));
-    for peer in swarm.peers.drain(..) {
-        let reason = peer.end().failure(1);
-        assert!(reason.contains(&lost) && reason.contains("start the run again"), "{reason}");
-    }
-}
-
-#[test]
-fn a_lost_first_peer_ends_the_run_and_is_named() {
-    let run = endless();
-    let mut swarm = training(&run, 3);
-    let lost = swarm.peer_id(0);
-    swarm.peers[0].kill();
-    drop(swarm.peers.remove(0));
-    for peer in swarm.peers.drain(..) {
-        let reason = peer.end().failure(1);
-        assert!(reason.contains(&lost), "{reason}");
-    }
-}
-
 #[test]
 fn a_peer_lost_before_the_first_step_is_replaced() {
     let run = Run::tiny(&[]);
@@ -71,16 +29,6 @@ fn a_peer_lost_before_the_first_step_is_replaced() {
     swarm.join(&[]);
     let trained = swarm.finish();
     assert_eq!(trained.hash(), run.local("alone").hash());
-}
-
-#[test]
-fn a_newcomer_after_the_first_step_is_told_that_it_is_late() {
-    let run = endless();
-    let mut swarm = training(&run, 3);
-    let late = swarm.newcomer(&swarm.address, 3, &[]);
-    let reason = late.end().failure(NOT_ADMITTED);
-    assert!(reason.contains("takes in no more peers"), "{reason}");
-    swarm.peers[0].event("committed");
 }
 
 #[test]

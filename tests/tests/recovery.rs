@@ -1,5 +1,6 @@
 //! Peers die and come: the run goes on, and the model comes out bit for bit the same.
 
+use std::fs;
 use std::path::Path;
 
 use shoal_tests::run::{Run, Trained};
@@ -60,9 +61,8 @@ fn a_newcomer_catches_up_while_training_runs_and_serves() {
     swarm.join(SLOW);
     let serving = swarm.peers[2].event("serving");
     assert!(serving["version"].as_u64().expect("a number") > 1, "{serving}");
-    // It is needed from now on: its stage's first replica dies.
-    let span = swarm.peers[2].event("committed");
-    assert!(span["step"].as_u64().is_some());
+    let applied = swarm.peers[2].event("committed");
+    assert!(applied["step"].as_u64() >= serving["version"].as_u64(), "{applied}");
     let trained = swarm.finish();
     assert_whole(&trained, 12);
     assert_eq!(trained.report["peers"], 3);
@@ -122,5 +122,23 @@ fn a_run_whose_peers_were_all_killed_at_once_goes_on_when_they_are_started_again
         }
     }
     let trained = lasting_swarm(homes.path(), &run, &own_address().to_string(), 3).finish();
+    assert_eq!(trained.hash(), run.local("alone").hash());
+}
+
+#[test]
+fn who_is_asked_to_leave_leaves_in_order_and_the_others_go_on() {
+    let run = run_of(10, 0);
+    let mut swarm = swarm_at(&run, 5, 1);
+    let leaving = swarm.peers.remove(4);
+    leaving.terminate();
+    let _ = leaving.end().success();
+    let notice = swarm.data_dir(0).join("notice");
+    let flags = ["--preempt-file", notice.to_str().expect("a plain path")];
+    swarm.join(&[SLOW, &flags].concat());
+    swarm.peers[4].event("serving");
+    fs::write(&notice, "").expect("room for a file");
+    let _ = swarm.peers.remove(4).end().success();
+    let trained = swarm.finish();
+    assert_whole(&trained, 10);
     assert_eq!(trained.hash(), run.local("alone").hash());
 }

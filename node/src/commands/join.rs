@@ -49,14 +49,15 @@ async fn join(options: JoinOptions) -> anyhow::Result<()> {
                 progress::say("the run went on without this peer: it joins again");
             }
             Ok(Outcome::Expelled) => {
-                let text = format!("the run expelled this peer {lives} times: its links may be bad");
+                let text =
+                    format!("the run expelled this peer {lives} times: its links may be bad");
                 break Err(anyhow!(text));
             }
             Ok(Outcome::Orphaned) => progress::say(&format!(
                 "the peer that keeps the run is gone: waits for it, at most {} minutes",
                 PATIENCE.as_secs() / 60
             )),
-            Ok(Outcome::Finished) => break Ok(()),
+            Ok(Outcome::Finished | Outcome::Drained) => break Ok(()),
             Err(error) => break Err(error),
         }
         patience = PATIENCE;
@@ -105,6 +106,7 @@ async fn live(
         slow_down: options.slow_down,
         data_dir: home.path().to_owned(),
         files,
+        leaving: options.leaving.clone(),
         network: Some(Network { transport, events, addresses }),
         office: Office::Member { coordinator },
     };

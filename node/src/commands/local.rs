@@ -14,7 +14,7 @@ use crate::config::RunConfig;
 use crate::dataset;
 use crate::driver::home::Files;
 use crate::driver::observer::Observer;
-use crate::driver::{self, Office, Setup};
+use crate::driver::{self, Leaving, Office, Setup};
 use crate::exit::{Exit, ExitWith};
 
 /// Trains alone: one peer whose span is every stage, which says everything to itself.
@@ -43,6 +43,7 @@ pub fn run(options: LocalOptions) -> anyhow::Result<()> {
         slow_down: std::time::Duration::ZERO,
         data_dir: scratch.path().to_owned(),
         files,
+        leaving: Leaving { preempt_file: None, drain_timeout: std::time::Duration::ZERO },
         network: None,
         office: Office::Coordinator { term: Term(1), wait_for: 1, out: out.clone() },
     };

@@ -64,6 +64,7 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
         slow_down: options.slow_down,
         data_dir: home.path().to_owned(),
         files,
+        leaving: options.leaving.clone(),
         network: Some(Network { transport, events, addresses }),
         office: Office::Coordinator {
             term: home.next_term()?,
@@ -74,8 +75,15 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
     let outcome = driver::run(setup, &mut observer).await;
     search.close().await;
     serving.close().await;
-    if outcome? != Outcome::Finished {
-        bail!("this peer was expelled from the run that it keeps: start it again");
+    match outcome? {
+        Outcome::Finished => {}
+        Outcome::Drained => {
+            progress::say("the run stands still until this peer is started again");
+            return Ok(());
+        }
+        Outcome::Expelled | Outcome::Orphaned => {
+            bail!("this peer was expelled from the run that it keeps: start it again")
+        }
     }
     training::write_report(&observer, &out)
 }

@@ -125,6 +125,9 @@ impl Driver<'_> {
                 tracing::warn!(%era, %version, "the run goes back");
             }
             PeerEvent::Serving { version } => self.note(&RunEvent::Serving { version: version.0 }),
+            PeerEvent::Drained => {
+                self.ending.get_or_insert(Ending::Drained);
+            }
             PeerEvent::Expelled { reason } => {
                 self.ending.get_or_insert(Ending::Expelled(reason));
             }

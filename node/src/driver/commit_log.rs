@@ -65,12 +65,8 @@ impl CommitLog {
         let path = path.to_owned();
         let failed = |error| LogError::Write { path: path.clone(), error };
         let unread = |error| LogError::Read { path: path.clone(), error };
-        let mut file = OpenOptions::new()
-            .create(true)
-            .read(true)
-            .append(true)
-            .open(&path)
-            .map_err(failed)?;
+        let mut file =
+            OpenOptions::new().create(true).read(true).append(true).open(&path).map_err(failed)?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).map_err(unread)?;
         let (held, whole) =
@@ -178,9 +174,8 @@ mod tests {
     #[test]
     fn a_log_cut_at_any_byte_keeps_what_was_whole() {
         let bytes = written();
-        let ends: Vec<usize> = (0..=bytes.len())
-            .map(|end| read_all(&bytes[..end]).expect("torn at most").1)
-            .collect();
+        let ends: Vec<usize> =
+            (0..=bytes.len()).map(|end| read_all(&bytes[..end]).expect("torn at most").1).collect();
         for (end, whole) in ends.iter().enumerate() {
             assert!(*whole <= end && read_all(&bytes[..*whole]).expect("whole").1 == *whole);
         }

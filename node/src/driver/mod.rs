@@ -20,7 +20,7 @@ mod text;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -57,6 +57,9 @@ use payload::Payloads;
 /// Checkpoints and snapshots that are brought together at once.
 const COLLECTIONS: usize = 64;
 
+/// How often it is looked for the file that announces a preemption.
+const PREEMPTION_POLL: Duration = Duration::from_millis(500);
+
 /// After how long the coordinator says again what shows no effect.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -83,10 +86,21 @@ pub struct Setup {
     pub files: Files,
     /// The links; none when it is alone.
     pub network: Option<Network>,
+    /// When and how it leaves.
+    pub leaving: Leaving,
     /// What it does for the run beyond hosting stages.
     pub office: Office,
     /// What it tells Prometheus.
     pub metrics: Metrics,
+}
+
+/// When and how a peer leaves before the run is over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Leaving {
+    /// A file whose appearance says that the machine is about to be taken away.
+    pub preempt_file: Option<PathBuf>,
+    /// How long leaving in order may take.
+    pub drain_timeout: Duration,
 }
 
 /// The links of a peer that is not alone.
@@ -137,6 +151,8 @@ pub enum Outcome {
     Expelled,
     /// The peer that keeps the run cannot be reached; it may come back.
     Orphaned,
+    /// It left in order, as it was asked to.
+    Drained,
 }
 
 /// How a run ends for this process.
@@ -146,6 +162,7 @@ enum Ending {
     Refused(String),
     Expelled(String),
     Orphaned(String),
+    Drained,
 }
 
 /// Something for one of this process's own state machines.
@@ -185,6 +202,12 @@ struct Driver<'a> {
     members: usize,
     step_began: Moment,
     ending: Option<Ending>,
+    preempt_file: Option<PathBuf>,
+    /// When that file is looked for next.
+    preempt_poll: Instant,
+    drain_timeout: Duration,
+    /// It leaves, at this moment at the latest.
+    drain_until: Option<Instant>,
 }
 
 /// Files that were brought here in the background, or could not be.
@@ -285,6 +308,10 @@ impl<'a> Driver<'a> {
             members: 0,
             step_began: Moment::default(),
             ending: None,
+            preempt_file: setup.leaving.preempt_file,
+            preempt_poll: Instant::now(),
+            drain_timeout: setup.leaving.drain_timeout,
+            drain_until: None,
         })
     }
 
@@ -320,6 +347,7 @@ impl<'a> Driver<'a> {
                     tracing::warn!(%reason, "expelled");
                     return Ok(Outcome::Expelled);
                 }
+                Some(Ending::Drained) => return Ok(Outcome::Drained),
                 Some(Ending::Orphaned(reason)) => {
                     tracing::warn!(%reason, "the peer that keeps the run is gone");
                     return Ok(Outcome::Orphaned);
@@ -381,6 +409,8 @@ impl<'a> Driver<'a> {
         ];
         let timeout = timeouts.into_iter().flatten().min();
         let clock = self.clock;
+        let watches = self.preempt_file.is_some() && self.drain_until.is_none();
+        let drain_end = self.drain_until.unwrap_or_else(Instant::now).into();
         tokio::select! {
             done = next_done(&mut self.engine) => self.engine_done(done)?,
             event = next_event(&mut self.network) => self.network_event(event),
@@ -392,8 +422,19 @@ impl<'a> Driver<'a> {
                     self.own.push_back(Own::Coordinator(CoordinatorInput::Tick));
                 }
             }
-            _ = interrupt.recv() => self.interrupted("SIGINT")?,
-            _ = terminate.recv() => self.interrupted("SIGTERM")?,
+            _ = interrupt.recv() => self.drain("SIGINT")?,
+            _ = terminate.recv() => self.drain("SIGTERM")?,
+            () = tokio::time::sleep_until(self.preempt_poll.into()), if watches => {
+                self.preempt_poll = Instant::now() + PREEMPTION_POLL;
+                if self.preempt_file.as_deref().is_some_and(Path::exists) {
+                    self.drain("the preemption file")?;
+                }
+            }
+            () = tokio::time::sleep_until(drain_end), if self.drain_until.is_some() => {
+                tracing::warn!("the drain took too long: others do again what is not finished");
+                self.tell_coordinator(ToCoordinator::Leave);
+                self.ending.get_or_insert(Ending::Drained);
+            }
         }
         Ok(())
     }
@@ -435,9 +476,22 @@ impl<'a> Driver<'a> {
         }
     }
 
-    fn interrupted(&mut self, signal: &str) -> anyhow::Result<()> {
-        self.tell_coordinator(ToCoordinator::Leave);
-        bail!("interrupted by {signal}")
+    /// Leaves in order, as far as the time for it allows. Who asks again does not want to wait.
+    fn drain(&mut self, source: &str) -> anyhow::Result<()> {
+        if self.drain_until.is_some() || self.links.is_none() {
+            self.tell_coordinator(ToCoordinator::Leave);
+            bail!("interrupted by {source}");
+        }
+        progress::say(&format!("{source}: leaves when the open step is committed"));
+        self.note(&RunEvent::Draining { source: source.to_owned() });
+        self.drain_until = Some(Instant::now() + self.drain_timeout);
+        if self.coordinator.is_some() {
+            // The run stands still until it is started again, so there is nothing to wait for.
+            self.ending.get_or_insert(Ending::Drained);
+        } else {
+            self.own.push_back(Own::Peer(PeerInput::Drain));
+        }
+        Ok(())
     }
 
     fn network_event(&mut self, event: Option<TransportEvent>) {

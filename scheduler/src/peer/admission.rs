@@ -36,6 +36,9 @@ impl Peer {
         if self.jobs.contains_key(&key) {
             return self.offered_again(from, key, out);
         }
+        if self.draining && key.step > self.version {
+            return self.say_busy(from, key, out);
+        }
         let hosted = self.stages.get_mut(&key.stage).expect("hosted stages are known");
         hosted.turned_away.remove(&from);
         let dropping = self.compute.is_dropping(key);

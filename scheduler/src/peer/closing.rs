@@ -412,6 +412,7 @@ impl Peer {
             self.admit(now, stage, out);
         }
         self.say_ready(out);
+        self.leave_drained(out);
     }
 
     /// The engine applied one stage's result.

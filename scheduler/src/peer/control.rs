@@ -148,9 +148,10 @@ impl Peer {
         // Each step has room of its own: the next one's work is given out before this one ends, and
         // this one's again when a peer is lost.
         let room = |step: Step| (step, u32::try_from(hosted.room(step)).unwrap_or(u32::MAX));
+        let wanted = if self.draining { 1 } else { usize::MAX };
         let steps = [self.version, self.version.next(), self.version.next().next()];
         let rooms: Vec<(Step, u32)> =
-            steps.map(room).into_iter().filter(|(_, room)| *room > 0).collect();
+            steps.map(room).into_iter().take(wanted).filter(|(_, room)| *room > 0).collect();
         let wish = Some((rooms.clone(), self.through));
         if !rooms.is_empty() && self.wish != wish {
             self.wish = wish;

@@ -73,6 +73,8 @@ pub struct Peer {
     behind: Behind,
     /// The last grant of each work that was let go of.
     released: BTreeMap<ClaimKey, GrantNumber>,
+    /// It leaves as soon as nothing that it counted depends on it.
+    draining: bool,
     /// Members that cannot be reached.
     unreachable: BTreeSet<Member>,
     /// Who is gone for good: nothing that an earlier life of theirs says is heard.
@@ -131,6 +133,7 @@ impl Peer {
             newcomer: Some(Newcomer::default()),
             behind: Behind::default(),
             released: BTreeMap::new(),
+            draining: false,
             unreachable: BTreeSet::new(),
             gone: BTreeMap::new(),
             strangers: BTreeMap::new(),
@@ -179,6 +182,7 @@ impl Peer {
             PeerInput::Fetched { version, stage, whole } => {
                 self.fetched(version, stage, whole, out);
             }
+            PeerInput::Drain => self.drain(out),
             PeerInput::Tick => {}
         }
         if self.serves() {

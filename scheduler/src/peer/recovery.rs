@@ -7,8 +7,8 @@ use shoal_protocol::message::{Between, MemberRecord, ToCoordinator};
 use shoal_protocol::units::Moment;
 
 use super::job::{Answer, Input, Job, Progress, Route};
-use super::{Out, Peer};
-use crate::action::PeerAction;
+use super::{Out, Peer, Status};
+use crate::action::{PeerAction, PeerEvent};
 
 /// Retries after which an offer without an answer is made again, and its acceptance repeated.
 const UNANSWERED: u32 = 4;
@@ -196,6 +196,25 @@ impl Peer {
                 self.abandon(now, key, out);
                 self.admit(now, key.stage, out);
             }
+        }
+    }
+
+    /// Leaves in order: nothing of later steps is taken in any more, and when the open step is
+    /// committed nobody needs what is here.
+    pub(super) fn drain(&mut self, out: &mut Out) {
+        self.draining = true;
+        let version = self.version;
+        let at_work = self.jobs.keys().any(|key| key.step == version);
+        if !self.serves() || !at_work {
+            self.leave_drained(out);
+        }
+    }
+
+    /// Leaves, if it is to.
+    pub(super) fn leave_drained(&mut self, out: &mut Out) {
+        if self.draining && self.status != Status::Over {
+            out.push(PeerAction::ToCoordinator(ToCoordinator::Leave));
+            self.end(PeerEvent::Drained, out);
         }
     }
 

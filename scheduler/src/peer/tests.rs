@@ -371,3 +371,18 @@ fn a_peer_without_its_coordinator_ends_and_keeps_nothing() {
     assert_eq!(probe.done(forwarded), [PeerAction::Release(PayloadId(1))]);
     assert_eq!(probe.peer.next_timeout(), None);
 }
+
+#[test]
+fn who_drains_finishes_the_open_step_takes_nothing_of_the_next_and_leaves_with_the_commit() {
+    let (mut probe, _) = Probe::at(1, |_| {});
+    probe.offer(1, 0);
+    assert_eq!(probe.input(PeerInput::Drain), []);
+    assert_eq!(probe.offer(1, 1), [accepted(1, 1), claim(1)]);
+    let key = ClaimKey { step: Step(1), ..key(1, 0) };
+    let offer = Between::Offer { key, size: Bytes(64), retry: false };
+    assert_eq!(probe.hear(1, offer), [send(1, Between::Busy { key, pace: 0 })]);
+    let leaves = PeerAction::ToCoordinator(ToCoordinator::Leave);
+    let (mut idle, _) = Probe::at(1, |_| {});
+    let left = idle.input(PeerInput::Drain);
+    assert_eq!(left, [leaves, PeerAction::Event(PeerEvent::Drained)]);
+}

@@ -430,7 +430,7 @@ impl<'a> World<'a> {
                 self.nodes[index].finished = true;
                 Ok(())
             }
-            PeerEvent::Expelled { .. } => {
+            PeerEvent::Drained | PeerEvent::Expelled { .. } => {
                 self.ends(index, self.scenario.faults.rebirth);
                 Ok(())
             }

@@ -147,8 +147,7 @@ async fn train_swarm(
         let arguments = peer_arguments(index, args, manifest, folder);
         Process::start(&name, &arguments, &log, log_format)
     };
-    let processes =
-        (0..args.peers.get()).map(start).collect::<anyhow::Result<Vec<Process>>>()?;
+    let processes = (0..args.peers.get()).map(start).collect::<anyhow::Result<Vec<Process>>>()?;
     let seed = manifest.training.seed;
     let chaos = args.kill_every.map(|every| Chaos {
         every,

@@ -157,8 +157,7 @@ pub(super) async fn watch(
 ) -> anyhow::Result<u64> {
     let mut lines = processes[0].lines();
     let (mut listening, mut kills) = (true, 0);
-    let mut fleet =
-        Fleet { running: FuturesUnordered::new(), alive: BTreeMap::new(), count: 0 };
+    let mut fleet = Fleet { running: FuturesUnordered::new(), alive: BTreeMap::new(), count: 0 };
     for (index, process) in processes.into_iter().enumerate() {
         fleet.add(index, process);
     }
