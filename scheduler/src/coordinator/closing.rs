@@ -22,6 +22,8 @@ pub(super) struct Rounds {
     open: BTreeMap<Stage, OpenRound>,
     /// Tries that came to nothing.
     failed: BTreeMap<Stage, u32>,
+    /// How often patience ended. Deaths say nothing of how long a round takes.
+    late: u32,
     /// When what is still missing is tried again.
     patience: Option<Moment>,
 }
@@ -103,8 +105,8 @@ impl Coordinator {
             let open = OpenRound { round, proof, outcomes: BTreeMap::new() };
             self.rounds.open.insert(stage, open);
         }
-        let tries = self.rounds.failed.values().copied().max().unwrap_or(0).min(DOUBLINGS);
-        self.rounds.patience = Some(self.now + self.config.patience * (1 << tries));
+        let doublings = self.rounds.late.min(DOUBLINGS);
+        self.rounds.patience = Some(self.now + self.config.patience * (1 << doublings));
         self.phase = Phase::Closing;
         self.announce_step(step.next(), out);
         self.commit_when_reduced(out);
@@ -180,6 +182,7 @@ impl Coordinator {
     pub(super) fn retry_late_rounds(&mut self, out: &mut Out) {
         let late = self.rounds.patience.is_some_and(|patience| self.now >= patience);
         if late && matches!(self.phase, Phase::Closing) {
+            self.rounds.late += 1;
             self.fail_rounds(|open| !open.is_whole(), out);
             self.close_when_complete(out);
         }
