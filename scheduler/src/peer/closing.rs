@@ -31,31 +31,48 @@ const BACKLOG: usize = 1 << 10;
 #[derive(Debug, Default)]
 pub(super) struct EarlyPieces {
     pieces: VecDeque<(Member, TensorTag, Payload)>,
-    held: Bytes,
+    /// Bytes of integers for a part of this peer's.
+    parts: Bytes,
+    /// Bytes of results that this peer listens to.
+    results: Bytes,
 }
 
 impl EarlyPieces {
-    pub(super) fn held(&self) -> Bytes {
-        self.held
+    pub(super) fn parts(&self) -> Bytes {
+        self.parts
     }
 
-    /// Keeps a piece, up to so many bytes of one sender; returns whether it does.
+    pub(super) fn results(&self) -> Bytes {
+        self.results
+    }
+
+    /// Keeps a piece: integers up to so many bytes of one sender, results up to so many in all;
+    /// returns whether it does.
     fn keep(
         &mut self,
         (from, tag, payload): (Member, TensorTag, Payload),
-        most: Bytes,
+        (of_sender, in_all): (Bytes, Bytes),
         out: &mut Out,
     ) -> bool {
         self.forget_older(&tag, out);
-        let of_sender = self.pieces.iter().filter(|(sender, ..)| *sender == from);
-        let held: Bytes = of_sender.map(|(_, _, payload)| payload.size).sum();
-        if self.pieces.len() >= EARLY_PIECES || held + payload.size > most {
+        let fits = if is_result(&tag) {
+            self.results + payload.size <= in_all
+        } else {
+            let alike = |(sender, tag, _): &&_| *sender == from && !is_result(tag);
+            let held: Bytes = self.pieces.iter().filter(alike).map(|piece| piece.2.size).sum();
+            held + payload.size <= of_sender
+        };
+        if self.pieces.len() >= EARLY_PIECES || !fits {
             out.push(PeerAction::Release(payload.id));
             return false;
         }
-        self.held += payload.size;
+        *self.account(&tag) += payload.size;
         self.pieces.push_back((from, tag, payload));
         true
+    }
+
+    fn account(&mut self, tag: &TensorTag) -> &mut Bytes {
+        if is_result(tag) { &mut self.results } else { &mut self.parts }
     }
 
     /// Lets go of pieces of the tries before this one.
@@ -70,7 +87,10 @@ impl EarlyPieces {
             self.pieces.drain(..).partition(|(_, tag, _)| round_of(tag) == Some(round));
         self.pieces = kept;
         let taken: VecDeque<_> = taken;
-        self.held = self.held - taken.iter().map(|(_, _, payload)| payload.size).sum();
+        for (_, tag, payload) in &taken {
+            let account = self.account(tag);
+            *account = *account - payload.size;
+        }
         taken.into()
     }
 
@@ -80,11 +100,12 @@ impl EarlyPieces {
     }
 
     fn drop_where(&mut self, out: &mut Out, old: impl Fn(RoundId) -> bool) {
-        let held = &mut self.held;
-        self.pieces.retain(|(_, tag, payload)| {
+        let Self { pieces, parts, results } = self;
+        pieces.retain(|(_, tag, payload)| {
             let old = round_of(tag).is_some_and(&old);
             if old {
-                *held = *held - payload.size;
+                let account = if is_result(tag) { &mut *results } else { &mut *parts };
+                *account = *account - payload.size;
                 out.push(PeerAction::Release(payload.id));
             }
             !old
@@ -104,6 +125,10 @@ fn round_of(tag: &TensorTag) -> Option<RoundId> {
         TensorTag::RoundPart { round, .. } | TensorTag::RoundResult { round, .. } => Some(*round),
         TensorTag::Activation { .. } | TensorTag::ActivationGradient { .. } => None,
     }
+}
+
+fn is_result(tag: &TensorTag) -> bool {
+    matches!(tag, TensorTag::RoundResult { .. })
 }
 
 /// A word about a step, which waits until the steps before it are applied.
@@ -265,7 +290,8 @@ impl Peer {
             let closed = self.rounds.get(&id.stage).is_some_and(|known| known.round().id > id);
             let open = self.is_of_use(id.step);
             if hosted && open && !closed && self.status != Status::Over {
-                let most = self.early_bytes();
+                let heard = self.config.limits.heard - self.heard_bytes();
+                let most = (self.early_bytes(), self.early.results() + heard);
                 let kept = self.early.keep((member, tag, payload), most, out);
                 match (kept, &self.newcomer) {
                     (true, _) => {}
@@ -291,7 +317,7 @@ impl Peer {
     }
 
     /// What one member may have on its way here before its rounds are closed here: pieces as far as
-    /// its window may go, which is its own choice, and as many results, for two steps of every stage.
+    /// its window may go, which is its own choice, for two steps and two tries of every stage.
     fn early_bytes(&self) -> Bytes {
         let window = self.config.limits.cut.piece_elements as u64 * SUM_BYTES * u64::from(AHEAD);
         Bytes(window * 4 * u64::from(self.config.manifest.training.stages))

@@ -77,6 +77,7 @@ impl Peer {
         }
         if let Some(before) = version.0.checked_sub(1).map(Step) {
             self.forget_heard_through(before, out);
+            self.early.drop_through(before, out);
         }
         for part in parts {
             out.push(PeerAction::Fetch { version, part });
@@ -159,8 +160,8 @@ impl Peer {
         } else {
             self.behind = Behind::Again;
         }
-        self.backlog.clear();
-        self.forget_heard_through(Step(u64::MAX), out);
+        self.stop_listening(out);
+        self.early.drop_through(Step(u64::MAX), out);
         if let Some(newcomer) = &mut self.newcomer {
             newcomer.begins = None;
         }
@@ -212,7 +213,9 @@ impl Peer {
     }
 
     pub(super) fn heard_bytes(&self) -> Bytes {
-        self.hearing.values().map(Hearing::held).sum()
+        let unheard = self.unheard.iter();
+        let kept: Bytes = self.hearing.values().chain(unheard).map(Hearing::held).sum();
+        kept + self.early.results()
     }
 
     /// A task with a result that was listened to ended.

@@ -215,7 +215,7 @@ impl Peer {
             in_flight: self.in_flight,
             logged: self.logged,
             rounds: self.rounds.values().chain(&self.ended).map(Reduction::held).sum::<Bytes>()
-                + self.early.held(),
+                + self.early.parts(),
             heard: self.heard_bytes(),
         }
     }

@@ -19,6 +19,7 @@ struct PeerLimit {
     in_flight: Bytes,
     logged: Bytes,
     rounds: Bytes,
+    heard: Bytes,
 }
 
 impl Limits {
@@ -41,6 +42,7 @@ impl Limits {
                 offers: limits.offers,
                 in_flight: limits.in_flight,
                 logged: limits.logged,
+                heard: limits.heard,
                 // A round that came to nothing may still be in the engine's use when the next begins.
                 rounds: Bytes(stages * pieces * piece * 2),
             }
@@ -57,7 +59,8 @@ impl Limits {
         let queued = load.waiting.values().all(|waiting| *waiting <= limit.offers);
         let bytes = load.in_flight <= limit.in_flight
             && load.logged <= limit.logged
-            && load.rounds <= limit.rounds;
+            && load.rounds <= limit.rounds
+            && load.heard <= limit.heard;
         if counts && queued && bytes {
             Ok(())
         } else {
