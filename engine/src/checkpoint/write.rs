@@ -63,14 +63,17 @@ fn write_tensors(
     tensors: &[(String, TensorView<'_>)],
 ) -> Result<CheckpointFile> {
     let path = folder.join(&name);
+    // A file of that name may be linked to from elsewhere: it is replaced and never changed.
+    let new = folder.join(format!("{name}.new"));
     // One key, so that the map has one order; the type is what safetensors takes.
     #[allow(clippy::disallowed_types)]
     let metadata = std::collections::HashMap::from([("format".to_owned(), "pt".to_owned())]);
     let tensors = tensors.iter().map(|(name, view)| (name, view));
-    safetensors::serialize_to_file(tensors, Some(metadata), &path)
-        .map_err(|error| CheckpointError::io(&path)(std::io::Error::other(error)))?;
-    let file = File::open(&path).map_err(CheckpointError::io(&path))?;
-    file.sync_all().map_err(CheckpointError::io(&path))?;
+    safetensors::serialize_to_file(tensors, Some(metadata), &new)
+        .map_err(|error| CheckpointError::io(&new)(std::io::Error::other(error)))?;
+    let file = File::open(&new).map_err(CheckpointError::io(&new))?;
+    file.sync_all().map_err(CheckpointError::io(&new))?;
+    fs::rename(&new, &path).map_err(CheckpointError::io(&path))?;
     let mut hasher = blake3::Hasher::new();
     hasher.update_mmap(&path).map_err(CheckpointError::io(&path))?;
     let bytes = file.metadata().map_err(CheckpointError::io(&path))?.len();

@@ -1,5 +1,6 @@
 //! Brings the parts of a checkpoint together: each stage's files come from the peer that wrote them.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -75,7 +76,7 @@ pub(crate) async fn collect(
 }
 
 /// Brings files into a folder: those that are here are linked or copied, others come from who has
-/// them. A file that is in the folder already stays, if it is the right one.
+/// them.
 pub(crate) async fn obtain(
     holder: PeerId,
     stored: &[StoredFile],
@@ -88,6 +89,11 @@ pub(crate) async fn obtain(
         match (files.path(&file.hash), transport) {
             (Some(path), _) if path == to => {}
             (Some(path), _) => {
+                // What is there may be the very file that it would be copied from.
+                match std::fs::remove_file(&to) {
+                    Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
+                    _ => {}
+                }
                 std::fs::hard_link(&path, &to)
                     .or_else(|_| std::fs::copy(&path, &to).map(|_| ()))
                     .with_context(|| format!("{} cannot be copied", path.display()))?;

@@ -163,14 +163,18 @@ pub(super) async fn watch(
     }
     let first_pause = chaos.as_mut().map_or(PATIENCE, Chaos::next_pause);
     let mut death = Box::pin(tokio::time::sleep(first_pause));
-    let mut training = false;
+    let (mut training, mut late) = (false, None);
     while listening || !fleet.running.is_empty() {
         let patience = if listening { PATIENCE } else { FAREWELL };
         tokio::select! {
             line = lines.next_line(), if listening => match line? {
                 Some(line) => {
                     let event = serde_json::from_str(&line).context("no event of a run")?;
-                    training |= matches!(event, RunEvent::Committed(_));
+                    let committed = matches!(event, RunEvent::Committed(_));
+                    training |= committed;
+                    if let Some(error) = late.take_if(|_| committed) {
+                        return Err(error);
+                    }
                     training &= !matches!(event, RunEvent::Finished { .. });
                     note(&event);
                 }
@@ -188,8 +192,9 @@ pub(super) async fn watch(
                         let next = if again { index } else { fleet.count };
                         fleet.add(next, (chaos.start)(next)?);
                     }
-                    // Who came when the run was over found that it is.
-                    (Err(_), Some(_)) if !training && index > 0 => {}
+                    // Who comes when the run is over finds that it is; if training goes on all the
+                    // same, something is wrong.
+                    (Err(error), Some(_)) if index > 0 => late = Some(error),
                     (Err(error), _) => return Err(error),
                     (Ok(Ended::Killed), None) => unreachable!("nobody kills"),
                 }
