@@ -114,6 +114,7 @@ async fn remember(transport: Transport, mut found: mpsc::Receiver<DiscoveryEvent
     while let Some(event) = found.recv().await {
         match event {
             DiscoveryEvent::Found { peer, addresses, .. } => transport.remember(peer, &addresses),
+            DiscoveryEvent::Broken { peer } => transport.suspect(peer),
             other => tracing::info!(?other, "discovery"),
         }
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use libp2p::core::ConnectedPoint;
 use libp2p::swarm::dial_opts::{DialOpts, PeerCondition};
-use libp2p::swarm::{ConnectionId, DialError, SwarmEvent};
+use libp2p::swarm::{ConnectionError, ConnectionId, DialError, SwarmEvent};
 use libp2p::{Swarm, identify, kad, mdns};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -213,10 +213,12 @@ impl Actor {
                 self.note_remote(peer_id, &endpoint);
                 self.tell(peer_id)
             }
-            SwarmEvent::ConnectionClosed { peer_id, num_established: 0, .. } => {
+            SwarmEvent::ConnectionClosed { peer_id, num_established: 0, cause, .. } => {
                 self.remote.remove(&peer_id);
                 self.identified.remove(&peer_id);
-                Vec::new()
+                let broken = matches!(cause, Some(ConnectionError::IO(_)));
+                let peer = peer_of(&peer_id).filter(|_| broken);
+                peer.map(|peer| DiscoveryEvent::Broken { peer }).into_iter().collect()
             }
             SwarmEvent::OutgoingConnectionError { connection_id, error, .. } => {
                 let address = self.dials.remove(&connection_id);

@@ -24,8 +24,9 @@ const PROVIDER_LIFE: Duration = Duration::from_secs(180);
 /// One question to the network.
 const QUERY: Duration = Duration::from_secs(30);
 
-/// A connection that nothing uses is closed.
-const IDLE: Duration = Duration::from_secs(60);
+/// A connection that nothing uses is closed, but not soon: it tells at once when the process at its
+/// other end dies.
+const IDLE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Messages of Kademlia: twenty peers with their addresses fit.
 const LARGEST_PACKET: usize = 16 << 10;

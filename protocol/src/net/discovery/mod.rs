@@ -49,6 +49,12 @@ pub enum DiscoveryEvent {
         /// Where.
         addresses: Vec<SocketAddr>,
     },
+    /// The connection to a peer ended, and not because nothing used it: its process may have died.
+    /// The system at the other end says so at once where there is one.
+    Broken {
+        /// Who.
+        peer: PeerId,
+    },
     /// Nobody answers at an address that was given.
     Unreachable {
         /// As it was given.

@@ -137,6 +137,14 @@ pub(super) async fn fetch(
         .map_err(|source| FetchError::Io { path: destination, source })
 }
 
+/// Asks for a file that nobody has: whoever answers is there.
+pub(super) async fn probe(connection: &Connection, counters: &Counters) -> Result<(), FetchError> {
+    match fetch_piece(connection, ContentHash([0; 32]), 0, 0, 0, counters).await {
+        Ok(_) | Err(FetchError::NotFound { .. } | FetchError::Size { .. }) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
 async fn fetch_piece(
     connection: &Connection,
     hash: ContentHash,

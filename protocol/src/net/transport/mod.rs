@@ -71,6 +71,9 @@ const EVENTS: usize = 256;
 /// Peers that are known at once, connected or not.
 const PEERS: usize = 4 * limits::MEMBERS;
 
+/// How long a peer under suspicion may take to answer, beside the way there and back.
+const ANSWER: Duration = Duration::from_millis(500);
+
 /// How long closing waits in all.
 const CLOSE: Duration = Duration::from_secs(8);
 
@@ -308,6 +311,27 @@ impl Transport {
         if let Some(session) = peers.get(&peer).and_then(|peer| peer.session()) {
             session.connection.close(link::CloseCode::Violation.into(), reason.as_bytes());
         }
+    }
+
+    /// There is reason to believe that a peer's process has died: asks it whether it is there, and
+    /// breaks the connection if it does not answer at once, long before silence would.
+    pub fn suspect(&self, peer: PeerId) {
+        let peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(session) = peers.get(&peer).and_then(|peer| peer.session()) else { return };
+        let shared = self.shared.clone();
+        self.shared.tracker.spawn(async move {
+            let connection = &session.connection;
+            let patience = ANSWER + 4 * connection.rtt();
+            let answer = timeout(patience, blob::probe(connection, &shared.counters));
+            let there = tokio::select! {
+                answer = answer => matches!(answer, Ok(Ok(()))),
+                () = shared.closing.cancelled() => true,
+            };
+            if !there {
+                tracing::info!(peer = %session.member, "its process does not answer any more");
+                connection.close(link::CloseCode::Done.into(), b"no answer");
+            }
+        });
     }
 
     /// Bytes sent and received so far.
