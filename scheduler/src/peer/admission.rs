@@ -42,7 +42,7 @@ impl Peer {
         let hosted = self.stages.get_mut(&key.stage).expect("hosted stages are known");
         hosted.turned_away.remove(&from);
         let dropping = self.compute.is_dropping(key);
-        if !dropping && hosted.room(key.step) > 0 && hosted.offers.is_empty() {
+        if !dropping && hosted.room(key.step) > 0 {
             return self.take_offer(now, key, offer, out);
         }
         if dropping {
@@ -113,14 +113,8 @@ impl Peer {
         let version = self.version;
         let hosted = loop {
             let hosted = self.stages.get_mut(&stage).expect("hosted stages are known");
-            let Some(((step, microbatch), offer)) = hosted.offers.first_key_value() else {
-                break hosted;
-            };
-            let (key, offer) = (ClaimKey { step: *step, stage, microbatch: *microbatch }, *offer);
-            if hosted.room(key.step) == 0 {
-                break hosted;
-            }
-            hosted.offers.pop_first();
+            let Some(((step, microbatch), offer)) = hosted.next_offer() else { break hosted };
+            let key = ClaimKey { step, stage, microbatch };
             if key.step >= version && !self.jobs.contains_key(&key) {
                 self.take_offer(now, key, offer, out);
             }

@@ -70,6 +70,13 @@ impl Hosted {
         window.min(self.log_room.saturating_sub(taken.jobs))
     }
 
+    /// Takes out the first offer whose step has room: what waits is of steps that have none.
+    pub(super) fn next_offer(&mut self) -> Option<((Step, Microbatch), Waiting)> {
+        let mut places = self.offers.keys();
+        let place = *places.find(|(step, _)| self.room(*step) > 0)?;
+        self.offers.remove_entry(&place)
+    }
+
     /// Whether a step's microbatches take up the whole window.
     pub(super) fn is_full(&self, step: Step) -> bool {
         self.taken(step).accepted >= self.window
