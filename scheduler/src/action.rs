@@ -203,6 +203,13 @@ pub enum TaskResult {
         /// What was written.
         files: Vec<StoredFile>,
     },
+    /// `Store`: the disk did not take it.
+    NotStored {
+        /// The version of the weights.
+        version: Step,
+        /// The stage.
+        stage: Stage,
+    },
     /// The numbers of this work are not finite or out of range: a verdict on the run.
     Diverged {
         /// The work.

@@ -145,6 +145,7 @@ impl Coordinator {
             self.checkpoints.pending.remove(&version);
             self.checkpoints.overdue = true;
             event(CoordinatorEvent::CheckpointAbandoned { version }, out);
+            self.finish_when_saved(out);
         }
     }
 

@@ -147,6 +147,7 @@ impl Coordinator {
             self.replay_old_gaps(out);
         }
         self.retry_late_rounds(out);
+        self.retry_snapshots(out);
     }
 
     /// The era of the run.
@@ -161,7 +162,8 @@ impl Coordinator {
         if matches!(self.phase, Phase::Finished | Phase::Stopped { .. }) {
             return None;
         }
-        [self.replay_at, self.rounds.patience()].into_iter().flatten().min()
+        let snapshots = self.snapshots.again_at;
+        [self.replay_at, self.rounds.patience(), snapshots].into_iter().flatten().min()
     }
 
     fn heard(&mut self, from: Member, message: ToCoordinator, out: &mut Out) {
@@ -176,6 +178,10 @@ impl Coordinator {
         if let Phase::Stopped { reason } = &self.phase {
             let reason = reason.clone();
             return send(from, FromCoordinator::Stopped { reason }, out);
+        }
+        if matches!(self.phase, Phase::Finished) {
+            // It was told, and that was lost.
+            return send(from, FromCoordinator::Finished, out);
         }
         let rewinding = matches!(self.phase, Phase::Rewinding);
         let leaves = matches!(message, ToCoordinator::Leave | ToCoordinator::CannotReach { .. });

@@ -1,11 +1,12 @@
 //! Copies of a stage's weights at a version, written by one replica, for checkpoints and newcomers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use shoal_protocol::ids::{Member, Stage, Step};
 use shoal_protocol::message::{FromCoordinator, StoredFile};
+use shoal_protocol::units::Moment;
 
-use super::{Coordinator, Out, send};
+use super::{Coordinator, Out, Phase, send};
 
 /// Files of one stage of one snapshot.
 const FILES: usize = 64;
@@ -16,6 +17,9 @@ pub(super) struct Snapshots {
     parts: BTreeMap<(Step, Stage), Part>,
     /// How often a member was told to write, so that the work is spread.
     writes: BTreeMap<Member, u64>,
+    /// What its writer's disk did not take, and when it is tried again.
+    failed: BTreeSet<(Step, Stage)>,
+    pub(super) again_at: Option<Moment>,
 }
 
 /// One stage of a snapshot.
@@ -50,6 +54,8 @@ impl Snapshots {
 
     pub(super) fn forget_all(&mut self) {
         self.parts.clear();
+        self.failed.clear();
+        self.again_at = None;
     }
 
     /// Forgets a whole version.
@@ -66,13 +72,27 @@ impl Coordinator {
             return;
         }
         let replicas = self.replicas_of(stage);
-        let Snapshots { parts, writes } = &mut self.snapshots;
+        let Snapshots { parts, writes, .. } = &mut self.snapshots;
         let count = |member: &Member| writes.get(member).copied().unwrap_or(0);
         // Nobody: the stage is about to be found without replicas, and the run rewound.
         let Some(writer) = replicas.into_iter().min_by_key(count) else { return };
         *writes.entry(writer).or_insert(0) += 1;
         parts.insert((version, stage), Part { writer, files: None });
         send(writer, FromCoordinator::Store { version, stage }, out);
+    }
+
+    /// Has written again what a disk did not take.
+    pub(super) fn retry_snapshots(&mut self, out: &mut Out) {
+        let due = self.snapshots.again_at.is_some_and(|at| self.now >= at);
+        if due && !matches!(self.phase, Phase::Rewinding) {
+            self.snapshots.again_at = None;
+            let failed = std::mem::take(&mut self.snapshots.failed);
+            let parts = &self.snapshots.parts;
+            let failed: Vec<_> =
+                failed.into_iter().filter(|part| !parts.contains_key(part)).collect();
+            self.rewrite_snapshots(&failed, out);
+            self.drop_unwanted_snapshots();
+        }
     }
 
     /// A stage is written.
@@ -86,6 +106,13 @@ impl Coordinator {
     ) {
         let Some(part) = self.snapshots.parts.get_mut(&(version, stage)) else { return };
         if part.writer != from || part.files.is_some() || files.len() > FILES {
+            return;
+        }
+        if files.is_empty() {
+            // At once it would fail again, where nobody else can write it.
+            self.snapshots.parts.remove(&(version, stage));
+            self.snapshots.failed.insert((version, stage));
+            self.snapshots.again_at.get_or_insert(self.now + self.config.retry);
             return;
         }
         part.files = Some(files);

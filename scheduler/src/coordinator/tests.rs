@@ -6,7 +6,10 @@ use std::time::Duration;
 use shoal_protocol::ids::{
     ClaimKey, ContentHash, Era, GrantNumber, Incarnation, Microbatch, PeerId, StageSpan, Term,
 };
-use shoal_protocol::message::{FixedLoss, RoundId, RoundOutcome, SnapshotPart, StageChoice};
+use shoal_protocol::message::{
+    FixedLoss, RoundId, RoundOutcome, SnapshotPart, StageChoice, StoredFile,
+};
+use shoal_protocol::units::Bytes;
 
 use super::*;
 use crate::round::proof_of;
@@ -103,6 +106,11 @@ impl Run {
         assert_eq!(counted, [vec![Microbatch(0)], vec![]]);
         run
     }
+}
+
+fn files() -> Vec<StoredFile> {
+    let hash = ContentHash([7; 32]);
+    vec![StoredFile { name: "stage-0".to_owned(), hash, size: Bytes(8) }]
 }
 
 fn register(choice: StageChoice) -> ToCoordinator {
@@ -271,12 +279,12 @@ fn a_step_is_committed_when_all_hold_the_same_and_applied_when_the_log_has_it() 
 #[test]
 fn a_run_ends_when_its_last_checkpoint_is_stored_logged_and_collected() {
     let mut run = Run::opened(1, 0);
-    let stored = ToCoordinator::Stored { version: Step(0), stage: Stage(0), files: Vec::new() };
+    let stored = ToCoordinator::Stored { version: Step(0), stage: Stage(0), files: files() };
     assert_eq!(run.hear(1, stored.clone()), []);
     let actions = run.hear(0, stored);
     let whole = CoordinatorEvent::CheckpointStored {
         version: Step(0),
-        stages: vec![(member(0), Vec::new())],
+        stages: vec![(member(0), files())],
         last: true,
     };
     assert_eq!(events(&actions), [whole]);
@@ -433,10 +441,9 @@ fn a_newcomer_begins_from_a_snapshot_hears_rounds_and_serves_once_it_is_ready() 
     let store = FromCoordinator::Store { version: Step(1), stage: Stage(0) };
     let stores = messages(&received, |m| matches!(m, FromCoordinator::Store { .. }));
     assert_eq!(stores, [(member(0), store)]);
-    let files = Vec::new();
-    let stored = ToCoordinator::Stored { version: Step(1), stage: Stage(0), files };
+    let stored = ToCoordinator::Stored { version: Step(1), stage: Stage(0), files: files() };
     let told = run.hear(0, stored);
-    let part = SnapshotPart { stage: Stage(0), holder: member(0).peer, files: Vec::new() };
+    let part = SnapshotPart { stage: Stage(0), holder: member(0).peer, files: files() };
     let snapshot = FromCoordinator::Snapshot { version: Step(1), parts: vec![part] };
     assert_eq!(told, [CoordinatorAction::Send { to: member(2), message: snapshot }]);
     // The next step is closed without it, and it hears the result.

@@ -186,6 +186,7 @@ impl Peer {
             TaskResult::Stored { version, stage, files } => {
                 self.stored(version, stage, files, out);
             }
+            TaskResult::NotStored { version, stage } => self.not_stored(version, stage, out),
             TaskResult::Exported { .. }
             | TaskResult::Reduced { .. }
             | TaskResult::Installed { .. }

@@ -65,4 +65,12 @@ impl Peer {
         let message = ToCoordinator::Stored { version, stage, files };
         out.push(PeerAction::ToCoordinator(message));
     }
+
+    /// The disk did not take a stage: another replica may write it, which the coordinator sees to
+    /// when it hears of no files.
+    pub(super) fn not_stored(&mut self, version: Step, stage: Stage, out: &mut Out) {
+        self.stores.writing.remove(&(version, stage));
+        let message = ToCoordinator::Stored { version, stage, files: Vec::new() };
+        out.push(PeerAction::ToCoordinator(message));
+    }
 }

@@ -27,6 +27,10 @@ pub(super) struct Engine {
     queue: VecDeque<Task>,
     /// What runs, and for how long in all.
     running: Option<(Task, Duration)>,
+    /// Until when every task takes so many times as long.
+    pub(super) slow: (Moment, u32),
+    /// Until when the disk takes nothing and gives nothing.
+    pub(super) no_disk: Moment,
     /// How long passes ran.
     pub(super) busy: Duration,
 }
@@ -95,6 +99,8 @@ impl Engine {
             disk: BTreeMap::new(),
             queue: VecDeque::new(),
             running: None,
+            slow: (Moment::default(), 1),
+            no_disk: Moment::default(),
             busy: Duration::ZERO,
         }
     }
@@ -114,7 +120,8 @@ impl Engine {
             _ => self.compute.other,
         };
         let longer = self.dice.within(0..=self.compute.jitter_per_mille) as u32;
-        let time = time + time * longer / 1000;
+        let factor = if now < self.slow.0 { self.slow.1 } else { 1 };
+        let time = (time + time * longer / 1000) * factor;
         if is_pass(&task) {
             self.busy += time;
         }
@@ -144,6 +151,7 @@ impl Engine {
     /// Carries out the running task.
     pub(super) fn finish(
         &mut self,
+        now: Moment,
         payloads: &mut Payloads,
     ) -> Result<(TaskResult, Duration, Observed), String> {
         let (task, busy) = self.running.take().ok_or("the engine ended a task that did not run")?;
@@ -169,6 +177,9 @@ impl Engine {
             Task::Apply { round, gradient_norm } => {
                 observed = self.apply(round, gradient_norm)?;
                 TaskResult::Applied { round }
+            }
+            Task::Store { version, stage } if now < self.no_disk => {
+                TaskResult::NotStored { version, stage }
             }
             Task::Store { version, stage } => self.store(version, stage)?,
             Task::Restore { version, stage } => {

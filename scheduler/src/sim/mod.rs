@@ -20,7 +20,9 @@ mod world;
 
 pub use self::oracle::Violation;
 pub use self::report::{Report, StepTime};
-pub use self::scenario::{ComputeScenario, Fault, Faults, NetworkScenario, PeerScenario, Scenario};
+pub use self::scenario::{
+    Clock, ComputeScenario, Fault, Faults, NetworkScenario, PeerScenario, Scenario,
+};
 use self::tamper::Tamper;
 use self::world::World;
 

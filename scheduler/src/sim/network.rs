@@ -18,6 +18,10 @@ pub(super) struct Network {
     control: BTreeMap<(usize, usize), Moment>,
     /// When the last byte of tensors leaves for another.
     bulk: BTreeMap<(usize, usize), Moment>,
+    /// Links that are slower until a moment, and by how much.
+    slow: BTreeMap<(usize, usize), (Moment, Duration)>,
+    /// Links on which everything is lost until a moment.
+    cut: BTreeMap<(usize, usize), Moment>,
 }
 
 impl Network {
@@ -28,6 +32,8 @@ impl Network {
             dice: Dice::new(scenario.seed ^ 0x6e65_7477_6f72_6b00),
             control: BTreeMap::new(),
             bulk: BTreeMap::new(),
+            slow: BTreeMap::new(),
+            cut: BTreeMap::new(),
         }
     }
 
@@ -36,7 +42,7 @@ impl Network {
         if from == to {
             return self.twice(now);
         }
-        let flight = self.flight(from, to);
+        let flight = self.flight(now, from, to);
         let last = self.control.entry((from, to)).or_default();
         *last = (*last).max(now + flight);
         let arrival = *last;
@@ -62,8 +68,23 @@ impl Network {
         let free = self.bulk.entry((from, to)).or_default();
         *free = (*free).max(now) + transfer;
         let sent = *free;
-        let arrival = sent + self.flight(from, to);
+        let arrival = sent + self.flight(now, from, to);
         self.twice(arrival)
+    }
+
+    /// Makes a link slower until a moment.
+    pub(super) fn slow(&mut self, link: (usize, usize), until: Moment, delay: Duration) {
+        self.slow.insert(link, (until, delay));
+    }
+
+    /// Loses what is sent over a link until a moment.
+    pub(super) fn cut(&mut self, link: (usize, usize), until: Moment) {
+        let known = self.cut.entry(link).or_default();
+        *known = until.max(*known);
+    }
+
+    pub(super) fn is_cut(&self, now: Moment, link: (usize, usize)) -> bool {
+        self.cut.get(&link).is_some_and(|until| now < *until)
     }
 
     /// A connection broke: what follows does not wait for what was on its way.
@@ -84,9 +105,11 @@ impl Network {
         }
     }
 
-    fn flight(&mut self, from: usize, to: usize) -> Duration {
+    fn flight(&mut self, now: Moment, from: usize, to: usize) -> Duration {
         let latency = self.scenario.latency[self.regions[from]][self.regions[to]];
         let jitter = u64::try_from(self.scenario.jitter.as_micros()).expect("jitter is short");
-        latency + self.dice.microseconds(0..=jitter)
+        let slow = self.slow.get(&(from, to)).filter(|(until, _)| now < *until);
+        let delay = slow.map_or(Duration::ZERO, |(_, delay)| *delay);
+        latency + self.dice.microseconds(0..=jitter) + delay
     }
 }

@@ -68,6 +68,12 @@ pub struct Recovery {
     pub rewinds: u64,
     /// Checkpoints that were abandoned.
     pub checkpoints_abandoned: u64,
+    /// Connections that could not be made anew for a while.
+    pub cuts: u64,
+    /// Words and tensors that found nobody.
+    pub unreached: u64,
+    /// Snapshots that a disk did not take.
+    pub not_stored: u64,
 }
 
 /// When the passes of a step ran.

@@ -10,7 +10,7 @@ use shoal_protocol::manifest::{
     Training,
 };
 use shoal_protocol::message::StageChoice;
-use shoal_protocol::units::Bytes;
+use shoal_protocol::units::{Bytes, Moment};
 
 use super::dice::Dice;
 use crate::peer::{PeerLimits, RoundCut};
@@ -82,6 +82,95 @@ pub enum Fault {
         /// For how long.
         time: Duration,
     },
+    /// Every peer of a region dies at once.
+    Region {
+        /// Which.
+        region: usize,
+        /// After how long they start anew.
+        restart: Option<Duration>,
+    },
+    /// The connection between two peers breaks, and what is sent from one to the other is lost for
+    /// a while.
+    Cut {
+        /// The sender.
+        from: usize,
+        /// The receiver.
+        to: usize,
+        /// Whether the other direction is lost too.
+        both: bool,
+        /// For how long.
+        time: Duration,
+    },
+    /// What goes from one peer to the other takes longer for a while.
+    SlowLink {
+        /// The sender.
+        from: usize,
+        /// The receiver.
+        to: usize,
+        /// So much longer.
+        delay: Duration,
+        /// For how long.
+        time: Duration,
+    },
+    /// A peer's tasks take longer for a while.
+    SlowPeer {
+        /// Which.
+        peer: usize,
+        /// So many times as long.
+        factor: u32,
+        /// For how long.
+        time: Duration,
+    },
+    /// A peer's disk takes nothing and gives nothing for a while.
+    Disk {
+        /// Which.
+        peer: usize,
+        /// For how long.
+        time: Duration,
+    },
+}
+
+impl Fault {
+    /// How long it lasts.
+    pub(super) fn time(self) -> Duration {
+        match self {
+            Self::Pause { time, .. }
+            | Self::Cut { time, .. }
+            | Self::SlowLink { time, .. }
+            | Self::SlowPeer { time, .. }
+            | Self::Disk { time, .. } => time,
+            Self::Crash { .. } | Self::Break { .. } | Self::Region { .. } => Duration::ZERO,
+        }
+    }
+}
+
+/// How a peer's clock goes.
+#[derive(Debug, Clone, Copy)]
+pub struct Clock {
+    /// What it read when the run began.
+    pub ahead: Duration,
+    /// What it counts while a thousand go by.
+    pub rate: u32,
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self { ahead: Duration::ZERO, rate: 1000 }
+    }
+}
+
+impl Clock {
+    /// What it reads at a moment.
+    pub(super) fn reads(self, now: Moment) -> Moment {
+        Moment(self.ahead + now.0 * self.rate / 1000)
+    }
+
+    /// The first moment at which it reads this.
+    pub(super) fn when(self, reads: Moment) -> Moment {
+        let counted = reads.0.saturating_sub(self.ahead).as_nanos() * 1000;
+        let nanoseconds = counted.div_ceil(u128::from(self.rate));
+        Moment(Duration::from_nanos(u64::try_from(nanoseconds).expect("runs are short")))
+    }
 }
 
 /// One peer.
@@ -97,6 +186,8 @@ pub struct PeerScenario {
     pub compute: ComputeScenario,
     /// Where it is.
     pub region: usize,
+    /// How its clock goes.
+    pub clock: Clock,
 }
 
 /// What a peer's tasks take.
@@ -188,21 +279,15 @@ impl Scenario {
         let most = dice.pick(&[1, 3, 10, 30]);
         let count = dice.within(1..=most);
         let span = dice.pick(&[200_000, 2_000_000, 20_000_000]);
+        if dice.chance(500) {
+            for peer in &mut scenario.peers {
+                let ahead = dice.microseconds(0..=3_600_000_000);
+                peer.clock = Clock { ahead, rate: dice.within(800..=1250) as u32 };
+            }
+        }
+        let regions = scenario.network.latency.len() as u64;
         let mut happen: Vec<(Duration, Fault)> = (0..count)
-            .map(|_| {
-                let at = dice.microseconds(0..=span);
-                let peer = dice.within(0..=peers - 1) as usize;
-                let other = dice.within(0..=peers - 1) as usize;
-                let fault = match dice.within(0..=9) {
-                    0 | 1 if peer != other => Fault::Break { one: peer, other },
-                    2 => Fault::Pause { peer, time: dice.microseconds(1_000..=5_000_000) },
-                    _ => {
-                        let restart = dice.microseconds(0..=3_000_000);
-                        Fault::Crash { peer, restart: dice.chance(800).then_some(restart) }
-                    }
-                };
-                (at, fault)
-            })
+            .map(|_| (dice.microseconds(0..=span), fault(&mut dice, peers, regions)))
             .collect();
         happen.sort_by_key(|(at, _)| *at);
         scenario.faults = Faults {
@@ -287,6 +372,26 @@ fn manifest(dice: &mut Dice, stages: u16) -> Manifest {
     manifest
 }
 
+/// Something that goes wrong.
+fn fault(dice: &mut Dice, peers: u64, regions: u64) -> Fault {
+    let peer = dice.within(0..=peers - 1) as usize;
+    let other = dice.within(0..=peers - 1) as usize;
+    let (from, to) = (peer, other);
+    let time = dice.microseconds(1_000..=5_000_000);
+    let restart = dice.microseconds(0..=3_000_000);
+    let restart = dice.chance(800).then_some(restart);
+    match dice.within(0..=19) {
+        0 | 1 if peer != other => Fault::Break { one: peer, other },
+        2 => Fault::Pause { peer, time },
+        3 => Fault::Region { region: dice.within(0..=regions - 1) as usize, restart },
+        4 | 5 if peer != other => Fault::Cut { from, to, both: dice.chance(500), time },
+        6 => Fault::SlowLink { from, to, delay: dice.microseconds(1_000..=2_000_000), time },
+        7 => Fault::SlowPeer { peer, factor: dice.within(2..=50) as u32, time },
+        8 | 9 => Fault::Disk { peer, time },
+        _ => Fault::Crash { peer, restart },
+    }
+}
+
 fn network(dice: &mut Dice) -> NetworkScenario {
     let regions = dice.within(1..=4) as usize;
     let far = dice.pick(&[500, 20_000, 150_000]);
@@ -326,6 +431,7 @@ fn peer(
             jitter_per_mille: dice.pick(&[0, 100, 1000]),
         },
         region,
+        clock: Clock::default(),
     }
 }
 

@@ -133,7 +133,7 @@ fn swarms_of_all_seeds_hold_every_promise_and_repeat() {
 fn faulty_swarms_of_all_seeds_hold_every_promise() {
     let results = on_all(seeds(FAULTY), |seed| checked(seed, "faulty_swarms", with_faults));
     let reports = all_hold(results);
-    let marks: [Mark; 12] = [
+    let marks: [Mark; 15] = [
         ("commits", |report| report.commits),
         ("runs that lost members and came to their end", |report| {
             u64::from(report.finished && report.recovery.lost > 0)
@@ -148,6 +148,9 @@ fn faulty_swarms_of_all_seeds_hold_every_promise() {
         ("newcomers that began anew", |report| report.recovery.behind),
         ("returns to an earlier version", |report| report.recovery.rewinds),
         ("checkpoints abandoned", |report| report.recovery.checkpoints_abandoned),
+        ("cuts", |report| report.recovery.cuts),
+        ("words that found nobody", |report| report.recovery.unreached),
+        ("snapshots that a disk did not take", |report| report.recovery.not_stored),
     ];
     for (what, count) in marks {
         reached(&reports, what, count);
@@ -252,6 +255,7 @@ fn pipeline(stages: u16, microbatches: u32, latency: u32) -> Scenario {
                 jitter_per_mille: 0,
             },
             region: usize::from(stage),
+            clock: Clock::default(),
         })
         .collect();
     scenario

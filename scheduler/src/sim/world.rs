@@ -141,6 +141,8 @@ pub(super) struct World<'a> {
     /// None when the run is to show what is caught without oracles.
     oracles: Option<Oracles>,
     trace: Trace,
+    /// Whether people want to see every event.
+    traced: bool,
     report: Report,
 }
 
@@ -178,6 +180,7 @@ impl<'a> World<'a> {
             archive: BTreeMap::new(),
             oracles: with_oracles.then(|| Oracles::new(scenario)),
             trace: Trace::default(),
+            traced: cfg!(test) && std::env::var_os("SHOAL_SIM_TRACE").is_some(),
             report: Report::default(),
         }
     }
@@ -191,15 +194,14 @@ impl<'a> World<'a> {
             self.at(Moment(*at), Event::Fault(*fault));
         }
         let mut actions = Vec::new();
-        self.coordinator.start(self.now, &mut actions);
+        self.coordinator.start(self.reads(HOME), &mut actions);
         self.coordinate(actions)?;
         while let Some(((at, _), event)) = self.events.pop_first() {
             assert!(at >= self.now, "time does not go back");
             self.now = at;
             self.report.events += 1;
             self.trace.note(at, &event);
-            #[cfg(test)]
-            if std::env::var_os("SHOAL_SIM_TRACE").is_some() {
+            if self.traced {
                 eprintln!("{:?} {event:?}", at.0);
             }
             self.happen(event)?;
@@ -225,7 +227,8 @@ impl<'a> World<'a> {
             Event::Start(me) if self.lives(me) => {
                 let index = index_of(me);
                 let mut actions = Vec::new();
-                self.nodes[index].peer.start(self.now, &mut actions);
+                let now = self.reads(index);
+                self.nodes[index].peer.start(now, &mut actions);
                 self.carry_out(index, actions)?;
                 self.schedule_tick(index);
                 Ok(())
@@ -235,6 +238,7 @@ impl<'a> World<'a> {
             }
             Event::Fetched { to, version, stage, weights } if self.lives(to) => {
                 let index = index_of(to);
+                let weights = weights.filter(|_| self.now >= self.nodes[index].engine.no_disk);
                 let whole = weights.is_some();
                 self.nodes[index].engine.disk.extend(weights.map(|word| ((version, stage), word)));
                 self.input(index, PeerInput::Fetched { version, stage, whole })
@@ -267,9 +271,7 @@ impl<'a> World<'a> {
             }
             Event::Fault(fault) => self.fault(fault),
             Event::Noticed { at, other, dead } => self.noticed(at, other, dead),
-            Event::Unreached { at, other } if self.lives(at) => {
-                self.input(index_of(at), PeerInput::Unreachable { member: other })
-            }
+            Event::Unreached { at, other } if self.lives(at) => self.unreached(at, other),
             Event::Reborn(index) => {
                 self.reborn(index);
                 Ok(())
@@ -283,6 +285,11 @@ impl<'a> World<'a> {
         }
     }
 
+    /// What a peer's clock reads now.
+    fn reads(&self, index: usize) -> Moment {
+        self.scenario.peers[index].clock.reads(self.now)
+    }
+
     /// Whether this life goes on.
     fn lives(&self, member: Member) -> bool {
         let node = &self.nodes[index_of(member)];
@@ -291,8 +298,9 @@ impl<'a> World<'a> {
 
     fn input(&mut self, index: usize, input: PeerInput) -> Held {
         let mut actions = Vec::new();
+        let now = self.reads(index);
         let node = &mut self.nodes[index];
-        node.peer.handle(self.now, input, &mut actions);
+        node.peer.handle(now, input, &mut actions);
         let load = node.peer.load();
         let held = self.oracles.as_ref().map(|oracles| oracles.limits.check(index, &load));
         self.holds("limits", held.unwrap_or(Ok(())))?;
@@ -305,7 +313,8 @@ impl<'a> World<'a> {
 
     fn schedule_tick(&mut self, index: usize) {
         let node = &mut self.nodes[index];
-        let due = node.peer.next_timeout().map(|due| due.max(self.now));
+        let clock = self.scenario.peers[index].clock;
+        let due = node.peer.next_timeout().map(|due| clock.when(due).max(self.now));
         // An earlier tick is harmless; the next one is looked for after it.
         if let Some(due) = due
             && node.tick_at.is_none_or(|tick| tick > due)
@@ -376,7 +385,7 @@ impl<'a> World<'a> {
             self.tampered = true;
             node.engine.forget_gradient();
         }
-        let finished = node.engine.finish(&mut node.payloads);
+        let finished = node.engine.finish(self.now, &mut node.payloads);
         let (result, busy, observed) = self.holds("engine", finished)?;
         if let Some(end) = self.nodes[index].engine.begin(self.now) {
             self.engine_began(index, end);

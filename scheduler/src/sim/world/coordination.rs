@@ -10,9 +10,11 @@ use crate::action::{CoordinatorAction, CoordinatorEvent, CoordinatorInput};
 impl World<'_> {
     pub(super) fn coordinator_input(&mut self, input: CoordinatorInput) -> Held {
         let mut actions = Vec::new();
-        self.coordinator.handle(self.now, input, &mut actions);
+        let now = self.reads(HOME);
+        self.coordinator.handle(now, input, &mut actions);
         self.coordinate(actions)?;
-        let due = self.coordinator.next_timeout().map(|due| due.max(self.now));
+        let clock = self.scenario.peers[HOME].clock;
+        let due = self.coordinator.next_timeout().map(|due| clock.when(due).max(self.now));
         if let Some(due) = due
             && self.remind_at.is_none_or(|remind| remind > due)
         {

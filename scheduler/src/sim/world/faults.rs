@@ -14,7 +14,7 @@ impl World<'_> {
             return Ok(());
         }
         if let Some(oracles) = &mut self.oracles {
-            oracles.progress.advanced(self.now);
+            oracles.progress.advanced(self.now + fault.time());
         }
         match fault {
             // The peer that the coordinator lives with stays, yet.
@@ -26,7 +26,29 @@ impl World<'_> {
                     self.ends(peer, after);
                 }
             }
+            Fault::Region { region, restart } => {
+                let peers = self.scenario.peers.iter().enumerate();
+                let there = peers.filter(|(_, peer)| peer.region == region);
+                for peer in there.map(|(index, _)| index).collect::<Vec<_>>() {
+                    self.fault(Fault::Crash { peer, restart })?;
+                }
+            }
             Fault::Break { one, other } => self.breaks(one, other),
+            Fault::Cut { from, to, both, time } => {
+                self.report.recovery.cuts += 1;
+                self.network.cut((from, to), self.now + time);
+                if both {
+                    self.network.cut((to, from), self.now + time);
+                }
+                self.breaks(from, to);
+            }
+            Fault::SlowLink { from, to, delay, time } => {
+                self.network.slow((from, to), self.now + time, delay);
+            }
+            Fault::SlowPeer { peer, factor, time } => {
+                self.nodes[peer].engine.slow = (self.now + time, factor);
+            }
+            Fault::Disk { peer, time } => self.nodes[peer].engine.no_disk = self.now + time,
             Fault::Pause { peer, time } => {
                 let paused = self.nodes[peer].paused.max(self.now + time);
                 self.nodes[peer].paused = paused;
@@ -80,6 +102,14 @@ impl World<'_> {
             let when = self.now + self.dice.microseconds(0..=notice);
             self.at(when, Event::Noticed { at, other, dead: false });
         }
+    }
+
+    /// A peer finds that no connection can be made.
+    pub(super) fn unreached(&mut self, at: Member, other: Member) -> Held {
+        if index_of(at) == HOME {
+            self.coordinator_input(CoordinatorInput::Disconnected { member: other })?;
+        }
+        self.input(index_of(at), PeerInput::Unreachable { member: other })
     }
 
     /// A peer learns that a connection is gone, and so does the coordinator if it lives there.

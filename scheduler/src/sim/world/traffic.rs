@@ -52,6 +52,9 @@ impl World<'_> {
                 if matches!(message, ToCoordinator::Released { .. }) {
                     self.report.recovery.released += 1;
                 }
+                if let ToCoordinator::Stored { files, .. } = &message {
+                    self.report.recovery.not_stored += u64::from(files.is_empty());
+                }
                 if matches!(message, ToCoordinator::Behind) {
                     self.report.recovery.behind += 1;
                 }
@@ -89,8 +92,10 @@ impl World<'_> {
     /// Puts something on its way.
     pub(super) fn send(&mut self, from: Member, to: Member, cargo: Cargo) {
         let (sender, receiver) = (index_of(from), index_of(to));
-        if self.nodes[sender].deaf_to.contains(&to) {
-            // The connection is known to be gone, and no other can be made.
+        let cut = self.network.is_cut(self.now, (sender, receiver));
+        if cut || self.nodes[sender].deaf_to.contains(&to) {
+            // The connection is gone, and no other can be made.
+            self.report.recovery.unreached += 1;
             let at = self.now + self.dice.microseconds(0..=100_000);
             return self.at(at, Event::Unreached { at: from, other: to });
         }
@@ -120,7 +125,7 @@ impl World<'_> {
         let archived = self.archive.get(&file).filter(|_| holder == HOME);
         let weights = node.engine.disk.get(&file).or(archived).copied();
         let (to, stage) = (self.nodes[index].me, part.stage);
-        let weights = weights.filter(|_| node.alive);
+        let weights = weights.filter(|_| node.alive && self.now >= node.engine.no_disk);
         self.at(arrivals[0], Event::Fetched { to, version, stage, weights });
     }
 }
