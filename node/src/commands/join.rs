@@ -57,7 +57,7 @@ async fn join(options: JoinOptions) -> anyhow::Result<()> {
                 "the peer that keeps the run is gone: waits for it, at most {} minutes",
                 PATIENCE.as_secs() / 60
             )),
-            Ok(Outcome::Finished | Outcome::Drained) => break Ok(()),
+            Ok(Outcome::Finished | Outcome::Drained | Outcome::Complete) => break Ok(()),
             Err(error) => break Err(error),
         }
         patience = PATIENCE;

@@ -81,6 +81,10 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
             progress::say("the run stands still until this peer is started again");
             return Ok(());
         }
+        Outcome::Complete => {
+            progress::say(&format!("the run is complete: its checkpoint is in {}", out.display()));
+            return Ok(());
+        }
         Outcome::Expelled | Outcome::Orphaned => {
             bail!("this peer was expelled from the run that it keeps: start it again")
         }

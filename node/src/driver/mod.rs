@@ -9,6 +9,7 @@ mod actions;
 mod collect;
 mod commit_log;
 mod engine_thread;
+mod heard;
 pub mod home;
 mod incoming;
 mod meters;
@@ -16,6 +17,7 @@ pub mod observer;
 mod outgoing;
 mod payload;
 mod resume;
+mod setup;
 mod text;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -26,21 +28,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use shoal_engine::{Device, DeviceChoice};
-use shoal_metrics::Metrics;
 use shoal_protocol::ids::{ContentHash, Era, Member, PeerId, Stage, StageSpan, Step, Term};
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::message::{
-    Envelope, FromCoordinator, LogRecord, Message, StageChoice, ToCoordinator,
-};
-use shoal_protocol::net::transport::{Transport, TransportEvent};
+use shoal_protocol::message::{LogRecord, ToCoordinator};
+use shoal_protocol::net::transport::TransportEvent;
 use shoal_protocol::units::Moment;
 use shoal_scheduler::action::{CoordinatorInput, PeerInput};
-use shoal_scheduler::coordinator::{Coordinator, CoordinatorConfig};
+use shoal_scheduler::coordinator::Coordinator;
 use shoal_scheduler::peer::{Peer, PeerConfig, PeerLimits};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
+pub use self::setup::{Leaving, Network, Office, Setup};
 use crate::events::RunEvent;
 use crate::exit::{Exit, ExitWith};
 use crate::progress;
@@ -48,11 +48,11 @@ use collect::Collected;
 use commit_log::CommitLog;
 use engine_thread::{EngineThread, Job, JobDone, Workshop};
 use home::Files;
-use incoming::{Receiver, Unusable};
 use meters::Meters;
 use observer::Observer;
 use outgoing::Links;
 use payload::Payloads;
+use setup::{Holding, Kept};
 
 /// Checkpoints and snapshots that are brought together at once.
 const COLLECTIONS: usize = 64;
@@ -60,84 +60,16 @@ const COLLECTIONS: usize = 64;
 /// How often it is looked for the file that announces a preemption.
 const PREEMPTION_POLL: Duration = Duration::from_millis(500);
 
-/// After how long the coordinator says again what shows no effect.
-const RETRY: Duration = Duration::from_secs(1);
-
-/// After how long an all-reduce without a result is tried again, at first.
-const PATIENCE: Duration = Duration::from_secs(30);
-
-/// What one peer needs to take part in a run.
-pub struct Setup {
-    /// The run.
-    pub manifest: Arc<Manifest>,
-    /// This peer in this life.
-    pub me: Member,
-    /// The stages it wants to host.
-    pub choice: StageChoice,
-    /// What to compute on.
-    pub device: DeviceChoice,
-    /// Processor threads.
-    pub threads: usize,
-    /// Waited in each pass, to model a slow peer.
-    pub slow_down: Duration,
-    /// Where its files go.
-    pub data_dir: PathBuf,
-    /// What it offers to others; the token file too, if it has it.
-    pub files: Files,
-    /// The links; none when it is alone.
-    pub network: Option<Network>,
-    /// When and how it leaves.
-    pub leaving: Leaving,
-    /// What it does for the run beyond hosting stages.
-    pub office: Office,
-    /// What it tells Prometheus.
-    pub metrics: Metrics,
-}
-
-/// When and how a peer leaves before the run is over.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Leaving {
-    /// A file whose appearance says that the machine is about to be taken away.
-    pub preempt_file: Option<PathBuf>,
-    /// How long leaving in order may take.
-    pub drain_timeout: Duration,
-}
-
-/// The links of a peer that is not alone.
-pub struct Network {
-    /// The data plane.
-    pub transport: Transport,
-    /// What happens on it.
-    pub events: mpsc::Receiver<TransportEvent>,
-    /// Where others reach it.
-    pub addresses: Vec<SocketAddr>,
-}
-
-/// A peer's part in the agreement.
-pub enum Office {
-    /// It keeps the ledger and the commit log, and brings checkpoints together.
-    Coordinator {
-        /// Its term.
-        term: Term,
-        /// Members to wait for before the first step.
-        wait_for: usize,
-        /// Gets `checkpoint/` and, along the way, `checkpoints/`.
-        out: PathBuf,
-    },
-    /// It obeys this coordinator.
-    Member {
-        /// Who.
-        coordinator: Member,
-    },
-}
-
 /// Takes part in a run until it is over.
 ///
 /// # Errors
 /// When the run cannot go on, or this process cannot.
 pub async fn run(setup: Setup, observer: &mut Observer) -> anyhow::Result<Outcome> {
     let mut driver = Driver::new(setup, observer).await?;
-    let outcome = driver.drive().await;
+    let outcome = match driver.ending {
+        Some(Ending::Complete) => Ok(Outcome::Complete),
+        _ => driver.drive().await,
+    };
     driver.close().await;
     outcome
 }
@@ -153,6 +85,8 @@ pub enum Outcome {
     Orphaned,
     /// It left in order, as it was asked to.
     Drained,
+    /// The run had come to its end before.
+    Complete,
 }
 
 /// How a run ends for this process.
@@ -163,6 +97,7 @@ enum Ending {
     Expelled(String),
     Orphaned(String),
     Drained,
+    Complete,
 }
 
 /// Something for one of this process's own state machines.
@@ -244,30 +179,12 @@ impl<'a> Driver<'a> {
             limits: PeerLimits::default(),
             seed: u64::from_le_bytes(*me.peer.0.first_chunk().expect("32 bytes")),
         });
-        let (term, obeys, coordinator, log, out) = match office {
-            Office::Member { coordinator } => (Term(0), coordinator, None, None, None),
-            Office::Coordinator { term, wait_for, out } => {
-                let folder = setup.data_dir.join("runs").join(manifest.run_id().to_string());
-                std::fs::create_dir_all(&folder)
-                    .with_context(|| format!("{} cannot be made", folder.display()))?;
-                let (log, records) = CommitLog::open(&folder.join("commits"))?;
-                let (era, resume) = resume::resume(&records, &manifest, &out, &setup.files);
-                if let Some(resume) = &resume {
-                    let (version, last) = (resume.version, manifest.training.steps);
-                    progress::say(&format!("goes on from version {version} of {last}"));
-                }
-                let config = CoordinatorConfig {
-                    manifest: manifest.clone(),
-                    term,
-                    era,
-                    resume,
-                    wait_for,
-                    home: me.peer,
-                    retry: RETRY,
-                    patience: PATIENCE,
-                };
-                (term, me, Some(Coordinator::new(config)), Some(log), Some(out))
-            }
+        let holding = office.take_up(me, &manifest, &setup.data_dir, &setup.files)?;
+        let Holding { term, obeys, kept } = holding;
+        let complete = kept.as_ref().is_some_and(|kept| kept.complete);
+        let (coordinator, log, out) = match kept {
+            None => (None, None, None),
+            Some(Kept { coordinator, log, out, .. }) => (Some(coordinator), Some(log), Some(out)),
         };
         let tracker = TaskTracker::new();
         let (links, events) = match network {
@@ -307,7 +224,7 @@ impl<'a> Driver<'a> {
             meters: Meters::new(setup.metrics),
             members: 0,
             step_began: Moment::default(),
-            ending: None,
+            ending: complete.then_some(Ending::Complete),
             preempt_file: setup.leaving.preempt_file,
             preempt_poll: Instant::now(),
             drain_timeout: setup.leaving.drain_timeout,
@@ -348,6 +265,7 @@ impl<'a> Driver<'a> {
                     return Ok(Outcome::Expelled);
                 }
                 Some(Ending::Drained) => return Ok(Outcome::Drained),
+                Some(Ending::Complete) => return Ok(Outcome::Complete),
                 Some(Ending::Orphaned(reason)) => {
                     tracing::warn!(%reason, "the peer that keeps the run is gone");
                     return Ok(Outcome::Orphaned);
@@ -492,109 +410,6 @@ impl<'a> Driver<'a> {
             self.own.push_back(Own::Peer(PeerInput::Drain));
         }
         Ok(())
-    }
-
-    fn network_event(&mut self, event: Option<TransportEvent>) {
-        match event {
-            // The transport outlives the driver.
-            None => self.network = None,
-            Some(TransportEvent::Connected { member, address, .. }) => {
-                tracing::info!(peer = %member, %address, "connected");
-                self.seen_at.insert(member.peer, address);
-            }
-            Some(TransportEvent::Disconnected { member, reason }) => {
-                tracing::info!(peer = %member, %reason, "disconnected");
-                self.own.push_back(Own::Peer(PeerInput::Disconnected { member }));
-                self.gone(member, &reason.to_string());
-            }
-            Some(TransportEvent::Unreachable { peer, error }) => {
-                tracing::warn!(peer = %peer.short(), %error, "unreachable");
-                if let Some(member) = self.view.get(&peer).copied() {
-                    self.own.push_back(Own::Peer(PeerInput::Unreachable { member }));
-                    self.gone(member, &error.to_string());
-                } else if peer == self.obeys.peer {
-                    self.gone(self.obeys, &error.to_string());
-                }
-            }
-            Some(TransportEvent::Control { member, bytes }) => {
-                let receiver = Receiver {
-                    me: self.me,
-                    era: self.era,
-                    run_era: self.coordinator.as_ref().map(Coordinator::era),
-                    term: self.term,
-                };
-                match incoming::open(&bytes, member, receiver) {
-                    Ok(envelope) => self.hear(member, envelope),
-                    Err(error) => self.refuse(member, &error),
-                }
-            }
-            Some(TransportEvent::Tensor(message)) => {
-                match incoming::unpack(&message.tag, &message.frames, &self.manifest) {
-                    Ok((tag, tensors)) => {
-                        let payload = self.payloads.keep(tensors);
-                        let from = message.member;
-                        self.own.push_back(Own::Peer(PeerInput::Tensor { from, tag, payload }));
-                    }
-                    Err(error) => self.refuse(message.member, &error),
-                }
-            }
-        }
-    }
-
-    fn hear(&mut self, from: Member, envelope: Envelope) {
-        let Envelope { era, term, message, .. } = envelope;
-        match message {
-            Message::ToCoordinator(message) if self.coordinator.is_some() => {
-                let message = self.seen_from_here(from, message);
-                self.own.push_back(Own::Coordinator(CoordinatorInput::Message { from, message }));
-            }
-            Message::ToCoordinator(ToCoordinator::Register { .. }) => {
-                let reason = format!("this peer does not keep the run: ask {}", self.obeys.peer);
-                let refused = Message::FromCoordinator(FromCoordinator::Refused { reason });
-                self.send(from, refused);
-            }
-            Message::FromCoordinator(message) if from == self.obeys => {
-                self.term = term;
-                self.era = era;
-                self.own.push_back(Own::Peer(PeerInput::FromCoordinator { from, message }));
-            }
-            Message::Between(message) => {
-                self.own.push_back(Own::Peer(PeerInput::Between { from, message }));
-            }
-            Message::ToCoordinator(_) | Message::FromCoordinator(_) => {
-                tracing::warn!(peer = %from, "a word for or from a coordinator that is none");
-            }
-        }
-    }
-
-    /// A newcomer that listens on every address does not know which one others reach it at.
-    fn seen_from_here(&self, from: Member, message: ToCoordinator) -> ToCoordinator {
-        match (message, self.seen_at.get(&from.peer)) {
-            (ToCoordinator::Register { choice, mut addresses, fingerprint }, Some(seen)) => {
-                for address in &mut addresses {
-                    if address.ip().is_unspecified() {
-                        address.set_ip(seen.ip());
-                    }
-                }
-                ToCoordinator::Register { choice, addresses, fingerprint }
-            }
-            (message, _) => message,
-        }
-    }
-
-    fn refuse(&self, from: Member, error: &Unusable) {
-        tracing::warn!(peer = %from, %error, "refused");
-        if let (true, Some(links)) = (error.is_violation(), &self.links) {
-            links.transport.reject(from.peer, &error.to_string());
-        }
-    }
-
-    fn gone(&mut self, member: Member, reason: &str) {
-        if self.coordinator.is_some() {
-            self.own.push_back(Own::Coordinator(CoordinatorInput::Disconnected { member }));
-        } else if member == self.obeys {
-            self.ending.get_or_insert(Ending::Orphaned(reason.to_owned()));
-        }
     }
 
     /// Starts the engine for these stages. A peer of the first stage fetches the text if need be.
