@@ -61,6 +61,9 @@ pub struct Coordinator {
     gaps: Gaps,
     /// When it is looked at again, and replays are asked for again.
     replay_at: Option<Moment>,
+    /// A rule that it does not keep, to see that this is noticed.
+    #[cfg(test)]
+    pub(crate) omit: Option<crate::sim::Omit>,
 }
 
 /// Where the run stands.
@@ -111,6 +114,8 @@ impl Coordinator {
             now: Moment::default(),
             gaps: Gaps::new(),
             replay_at: None,
+            #[cfg(test)]
+            omit: None,
         }
     }
 

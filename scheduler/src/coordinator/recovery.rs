@@ -56,11 +56,19 @@ impl Coordinator {
         let committing = matches!(self.phase, Phase::Committing).then_some(self.version);
         let mut lost = Vec::new();
         for member in gone {
+            #[cfg(test)]
+            if self.omit == Some(crate::sim::Omit::Revocation) {
+                continue;
+            }
             let revoked = self.work.expel(*member, committing);
             event(CoordinatorEvent::Revoked { member: *member, claims: revoked.claims }, out);
             self.newcomers.forget(*member);
             self.complaints.forget(*member);
             lost.extend(self.snapshots.forget_writer(*member));
+            #[cfg(test)]
+            if self.omit == Some(crate::sim::Omit::Abort) {
+                continue;
+            }
             self.abort_rounds_with(*member, out);
         }
         if self.rewind_when_uncovered(gone, out) {

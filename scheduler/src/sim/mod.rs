@@ -4,6 +4,7 @@
 //! that happens follows from it, event for event. A model of small integers stands for the
 //! transformer, so that whether every microbatch is counted exactly once is checked on real values.
 
+mod border;
 mod dice;
 mod engine;
 mod network;
@@ -18,8 +19,10 @@ mod tamper;
 mod tests;
 mod world;
 
+#[cfg(test)]
+pub(crate) use self::border::Omit;
 pub use self::oracle::Violation;
-pub use self::report::{Report, StepTime};
+pub use self::report::{Rare, Recovery, Report, StepTime};
 pub use self::scenario::{
     Clock, ComputeScenario, Fault, Faults, NetworkScenario, PeerScenario, Scenario,
 };

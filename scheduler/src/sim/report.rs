@@ -25,6 +25,8 @@ pub struct Report {
     pub repeated: u64,
     /// What became of losses.
     pub recovery: Recovery,
+    /// How often rare paths were taken.
+    pub rare: Rare,
     /// Offers that were answered busy.
     pub turned_away: u64,
     /// Offers that were sent on to a claim's holder.
@@ -74,6 +76,27 @@ pub struct Recovery {
     pub unreached: u64,
     /// Snapshots that a disk did not take.
     pub not_stored: u64,
+}
+
+/// How often rare paths were taken.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Rare {
+    /// An activation was asked for again though its work had been done, by who is gone.
+    pub replayed_done: u64,
+    /// Work that had lost its way lost it again.
+    pub rerouted_again: u64,
+    /// Rounds were given up before anybody had a result.
+    pub aborted_before_result: u64,
+    /// Rounds were given up when some had their result.
+    pub aborted_after_result: u64,
+    /// A claim was let go of while its grant was on its way.
+    pub released_in_flight: u64,
+    /// A word to or of a life that is over was dropped.
+    pub old_lives: u64,
+    /// A newcomer that heard a round served before the round's commit.
+    pub promoted_in_round: u64,
+    /// The last replica of a stage was lost while a commit was on its way into the log.
+    pub rewound_in_commit: u64,
 }
 
 /// When the passes of a step ran.

@@ -254,7 +254,7 @@ impl Scenario {
                 peer(&mut dice, &manifest, cut, choice, region)
             })
             .collect();
-        let log_delay = dice.pick(&[Duration::ZERO, Duration::from_millis(8)]);
+        let log_delay = Duration::from_millis(dice.pick(&[0, 8, 150]));
         let manifest = Arc::new(manifest);
         let faults = Faults::default();
         let patience = Duration::from_secs(dice.pick(&[10, 30]));

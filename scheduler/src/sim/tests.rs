@@ -133,7 +133,7 @@ fn swarms_of_all_seeds_hold_every_promise_and_repeat() {
 fn faulty_swarms_of_all_seeds_hold_every_promise() {
     let results = on_all(seeds(FAULTY), |seed| checked(seed, "faulty_swarms", with_faults));
     let reports = all_hold(results);
-    let marks: [Mark; 15] = [
+    let marks: [Mark; 23] = [
         ("commits", |report| report.commits),
         ("runs that lost members and came to their end", |report| {
             u64::from(report.finished && report.recovery.lost > 0)
@@ -151,6 +151,14 @@ fn faulty_swarms_of_all_seeds_hold_every_promise() {
         ("cuts", |report| report.recovery.cuts),
         ("words that found nobody", |report| report.recovery.unreached),
         ("snapshots that a disk did not take", |report| report.recovery.not_stored),
+        ("done work replayed", |report| report.rare.replayed_done),
+        ("work re-routed again", |report| report.rare.rerouted_again),
+        ("rounds aborted before a result", |report| report.rare.aborted_before_result),
+        ("rounds aborted after a result", |report| report.rare.aborted_after_result),
+        ("claims released while granted", |report| report.rare.released_in_flight),
+        ("words of lives that are over", |report| report.rare.old_lives),
+        ("newcomers that serve during a round", |report| report.rare.promoted_in_round),
+        ("rewinds during a commit", |report| report.rare.rewound_in_commit),
     ];
     for (what, count) in marks {
         reached(&reports, what, count);
@@ -224,6 +232,39 @@ fn a_changed_proof_is_refused() {
 fn a_member_whose_accumulator_differs_leaves() {
     let caught = must_be_caught(Tamper::DropFromClose, true);
     assert!(caught.iter().all(|oracle| oracle == "no fault"), "{caught:?}");
+}
+
+/// Runs swarms with faults and without a rule until one is caught; returns the seed and the oracle.
+fn first_caught(rule: Omit, seeds: u64) -> Option<(u64, &'static str)> {
+    (0..seeds).find_map(|seed| {
+        let scenario = Scenario::faulty(seed);
+        let run = || World::new(&scenario, Tamper::Nothing, true).without(rule).run();
+        match std::panic::catch_unwind(run) {
+            Ok(Ok(_)) => None,
+            Ok(Err(violation)) => Some((seed, violation.oracle)),
+            Err(_) => Some((seed, "an assertion")),
+        }
+    })
+}
+
+#[test]
+fn oracles_catch_every_rule_that_nobody_keeps() {
+    let rules = [
+        (Omit::Revocation, 100),
+        (Omit::Replay, 300),
+        (Omit::AnswerAll, 3000),
+        (Omit::GrantNumbers, 3000),
+        (Omit::Eras, 1000),
+        (Omit::Attempts, 300),
+        (Omit::NamedAttempt, 300),
+        (Omit::Readiness, 100),
+        (Omit::Abort, 300),
+    ];
+    for (rule, seeds) in rules {
+        let caught = first_caught(rule, seeds);
+        println!("without {rule:?}: {caught:?}");
+        assert!(caught.is_some(), "{rule:?} may be left out unnoticed");
+    }
 }
 
 /// A pipeline of equal peers, one per stage: forward 1, backward 2, and `latency` tenths of a

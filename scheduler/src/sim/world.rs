@@ -3,6 +3,7 @@
 
 mod coordination;
 mod faults;
+mod marks;
 mod trace;
 mod traffic;
 
@@ -14,6 +15,8 @@ use shoal_protocol::ids::{
 use shoal_protocol::message::{Between, FromCoordinator, LogRecord, TensorTag, ToCoordinator};
 use shoal_protocol::units::{Bytes, Moment};
 
+use self::marks::Marks;
+use super::border::{Border, Omit};
 use super::dice::Dice;
 use super::engine::{Engine, Observed, is_pass};
 use super::network::Network;
@@ -124,6 +127,7 @@ pub(super) struct World<'a> {
     scenario: &'a Scenario,
     tamper: Tamper,
     tampered: bool,
+    border: Border,
     now: Moment,
     /// In the order of their moments and, at one moment, in the order in which they were caused.
     events: BTreeMap<(Moment, u64), Event>,
@@ -141,6 +145,7 @@ pub(super) struct World<'a> {
     /// None when the run is to show what is caught without oracles.
     oracles: Option<Oracles>,
     trace: Trace,
+    marks: Marks,
     /// Whether people want to see every event.
     traced: bool,
     report: Report,
@@ -167,6 +172,7 @@ impl<'a> World<'a> {
             scenario,
             tamper,
             tampered: false,
+            border: Border::new(Omit::Nothing),
             now: Moment::default(),
             events: BTreeMap::new(),
             sequence: 0,
@@ -180,9 +186,18 @@ impl<'a> World<'a> {
             archive: BTreeMap::new(),
             oracles: with_oracles.then(|| Oracles::new(scenario)),
             trace: Trace::default(),
+            marks: Marks::default(),
             traced: cfg!(test) && std::env::var_os("SHOAL_SIM_TRACE").is_some(),
             report: Report::default(),
         }
+    }
+
+    /// The same with a rule that nobody keeps.
+    #[cfg(test)]
+    pub(super) fn without(mut self, rule: Omit) -> Self {
+        self.border = Border::new(rule);
+        self.coordinator.omit = Some(rule);
+        self
     }
 
     /// Runs until nothing happens any more.
@@ -299,8 +314,12 @@ impl<'a> World<'a> {
     fn input(&mut self, index: usize, input: PeerInput) -> Held {
         let mut actions = Vec::new();
         let now = self.reads(index);
+        let words = matches!(input, PeerInput::FromCoordinator { .. }).then(|| input.clone());
         let node = &mut self.nodes[index];
         node.peer.handle(now, input, &mut actions);
+        if let Some(input) = words {
+            self.marks.peer(node.me, &input, &actions);
+        }
         let load = node.peer.load();
         let held = self.oracles.as_ref().map(|oracles| oracles.limits.check(index, &load));
         self.holds("limits", held.unwrap_or(Ok(())))?;
@@ -328,7 +347,7 @@ impl<'a> World<'a> {
     fn carry_out(&mut self, index: usize, actions: Vec<PeerAction>) -> Held {
         let me = self.nodes[index].me;
         for mut action in actions {
-            if !self.tamper.peer_action(&mut action) {
+            if !self.tamper.peer_action(&mut action) || !self.border.sent(me, &action) {
                 continue;
             }
             match action {
@@ -487,6 +506,7 @@ impl<'a> World<'a> {
     /// Checks what must hold at the end.
     fn finish(mut self) -> Result<Report, Violation> {
         self.report.end = self.now;
+        self.report.rare = self.marks.rare;
         self.report.trace = self.trace.hash();
         self.report.busy = self.nodes.iter().map(|node| node.engine.busy).sum();
         if self.report.stopped.is_some() {

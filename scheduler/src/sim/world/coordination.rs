@@ -27,6 +27,7 @@ impl World<'_> {
     pub(super) fn coordinate(&mut self, actions: Vec<CoordinatorAction>) -> Held {
         for mut action in actions {
             self.tamper.coordinator_action(&mut action);
+            self.marks.coordinator(&action);
             match action {
                 CoordinatorAction::Send { to, message } => {
                     if let FromCoordinator::Replay { keys } = &message {

@@ -6,6 +6,7 @@ use shoal_protocol::units::Bytes;
 
 use super::{Cargo, Event, HOME, Held, Node, World, index_of, peer_id};
 use crate::action::{CoordinatorInput, PeerInput};
+use crate::sim::border::Omit;
 
 impl World<'_> {
     pub(super) fn arrives(
@@ -21,6 +22,7 @@ impl World<'_> {
         // The coordinator outlives the lives of the peer that it lives with.
         let meant = matches!(cargo, Cargo::Reported(_)) || (node.alive && node.me == to);
         let deaf = node.deaf_to.contains(&from);
+        self.marks.rare.old_lives += u64::from(!meant || deaf);
         if !meant || deaf || connection != self.connection(index, sender) {
             return Ok(());
         }
@@ -35,20 +37,28 @@ impl World<'_> {
             Cargo::Tensor { .. } => true,
             Cargo::Reported(_) | Cargo::Heard(_) => era == mine,
         };
-        if !expected {
+        if !expected && self.border.omit != Omit::Eras {
             return Ok(());
         }
         if matches!(cargo, Cargo::Told(_)) {
             self.nodes[index].era = era;
         }
         match cargo {
-            Cargo::Told(message) => self.input(index, PeerInput::FromCoordinator { from, message }),
+            Cargo::Told(mut message) => {
+                if !self.border.told(to, &mut message) {
+                    return Ok(());
+                }
+                self.input(index, PeerInput::FromCoordinator { from, message })
+            }
             Cargo::Heard(message) => self.input(index, PeerInput::Between { from, message }),
-            Cargo::Tensor { tag, content, size } => {
+            Cargo::Tensor { mut tag, content, size } => {
+                self.border.tagged(to, &mut tag);
                 let payload = self.nodes[index].payloads.keep(content, size);
                 self.input(index, PeerInput::Tensor { from, tag, payload })
             }
-            Cargo::Reported(message) => {
+            Cargo::Reported(mut message) => {
+                self.border.reported(from, &mut message);
+                self.marks.reported(&message);
                 if matches!(message, ToCoordinator::Released { .. }) {
                     self.report.recovery.released += 1;
                 }

@@ -1,0 +1,119 @@
+//! Rules left out on purpose, at the border between the machines and the world: words are dropped
+//! or changed as if who says or hears them did not keep the rule.
+
+use std::collections::BTreeMap;
+
+use shoal_protocol::ids::{Attempt, ClaimKey, Era, GrantNumber, Member, Stage, Step};
+use shoal_protocol::message::{Between, FromCoordinator, TensorTag, ToCoordinator};
+
+use crate::action::PeerAction;
+
+/// A rule that nobody keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(not(test), expect(dead_code, reason = "only tests leave rules out"))]
+pub(crate) enum Omit {
+    /// All are kept.
+    Nothing,
+    /// Activations are sent again where nobody holds the work.
+    Replay,
+    /// Everybody who asked is answered.
+    AnswerAll,
+    /// A done report and a release name their grant.
+    GrantNumbers,
+    /// Words of an earlier era are dropped.
+    Eras,
+    /// Words and pieces of an earlier attempt are dropped.
+    Attempts,
+    /// A peer applies the attempt that the commit names.
+    NamedAttempt,
+    /// A newcomer serves when it is ready.
+    Readiness,
+    /// A member's claims are revoked when it is expelled.
+    Revocation,
+    /// A round with a member that is gone is given up.
+    Abort,
+}
+
+/// What must be known to leave a rule out.
+#[derive(Debug)]
+pub(super) struct Border {
+    pub(super) omit: Omit,
+    /// Whom each member answered first.
+    answered: BTreeMap<(Member, ClaimKey), Member>,
+    /// The newest grant that each member was told of.
+    grants: BTreeMap<(Member, ClaimKey), GrantNumber>,
+    /// The newest attempt that each member was told of.
+    attempts: BTreeMap<(Member, Era, Step, Stage), Attempt>,
+}
+
+impl Border {
+    pub(super) fn new(omit: Omit) -> Self {
+        let (answered, grants) = (BTreeMap::new(), BTreeMap::new());
+        Self { omit, answered, grants, attempts: BTreeMap::new() }
+    }
+
+    /// Changes what a peer wants done; false is not to be done at all.
+    pub(super) fn sent(&mut self, me: Member, action: &PeerAction) -> bool {
+        let (key, to) = match action {
+            PeerAction::SendTensor { to, tag: TensorTag::ActivationGradient { key }, .. }
+            | PeerAction::Send { to, message: Between::Evaluated { key } } => (*key, *to),
+            _ => return true,
+        };
+        self.omit != Omit::AnswerAll || *self.answered.entry((me, key)).or_insert(to) == to
+    }
+
+    /// Changes what a member is told; false is not told at all.
+    pub(super) fn told(&mut self, to: Member, message: &mut FromCoordinator) -> bool {
+        match message {
+            FromCoordinator::Replay { .. } => return self.omit != Omit::Replay,
+            FromCoordinator::Granted { key, grant, .. } => {
+                let known = self.grants.insert((to, *key), *grant);
+                if let (true, Some(answer)) = (known != Some(*grant), key.upstream()) {
+                    // It has taken the work anew.
+                    self.answered.remove(&(to, answer));
+                }
+            }
+            FromCoordinator::Close(round) => {
+                let id = round.id;
+                self.attempts.insert((to, id.era, id.step, id.stage), id.attempt);
+            }
+            FromCoordinator::Commit(record) if self.omit == Omit::NamedAttempt => {
+                for (stage, (attempt, _)) in (0..).map(Stage).zip(&mut record.stages) {
+                    let known = self.attempts.get(&(to, record.era, record.step, stage));
+                    *attempt = known.copied().unwrap_or(*attempt);
+                }
+            }
+            FromCoordinator::View(view) if self.omit == Omit::Readiness => {
+                view.members.iter_mut().for_each(|record| record.serving = true);
+            }
+            _ => {}
+        }
+        true
+    }
+
+    /// Changes what the coordinator hears.
+    pub(super) fn reported(&self, from: Member, message: &mut ToCoordinator) {
+        match message {
+            ToCoordinator::Done { key, grant, .. } | ToCoordinator::Released { key, grant }
+                if self.omit == Omit::GrantNumbers =>
+            {
+                *grant = self.grants.get(&(from, *key)).copied().unwrap_or(*grant);
+            }
+            ToCoordinator::Reduced { round, .. } if self.omit == Omit::Attempts => {
+                let newest = (from, round.era, round.step, round.stage);
+                round.attempt = self.attempts.get(&newest).copied().unwrap_or(round.attempt);
+            }
+            _ => {}
+        }
+    }
+
+    /// Changes what a tensor says it is.
+    pub(super) fn tagged(&self, to: Member, tag: &mut TensorTag) {
+        if let (TensorTag::RoundPart { round, .. } | TensorTag::RoundResult { round, .. }, true) =
+            (tag, self.omit == Omit::Attempts)
+        {
+            let newest = (to, round.era, round.step, round.stage);
+            round.attempt = self.attempts.get(&newest).copied().unwrap_or(round.attempt);
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Rare paths: how often a run took each.
+
+use std::collections::BTreeSet;
+
+use shoal_protocol::ids::{ClaimKey, Member};
+use shoal_protocol::message::{Between, FromCoordinator, LogRecord, ToCoordinator};
+
+use crate::action::{CoordinatorAction, CoordinatorEvent, PeerAction, PeerInput};
+use crate::sim::report::Rare;
+
+/// What must be remembered to tell a rare path when it is taken.
+#[derive(Debug, Default)]
+pub(super) struct Marks {
+    pub(super) rare: Rare,
+    /// Work that the coordinator noted as done, of steps that are not committed.
+    noted: BTreeSet<ClaimKey>,
+    /// Work that was offered again when members were found to be gone.
+    rerouted: BTreeSet<(Member, ClaimKey)>,
+    /// Newcomers that hear the rounds that are on.
+    listening: BTreeSet<Member>,
+    /// Whether a member of the rounds that are on holds its result.
+    reduced: bool,
+    /// Whether a commit is on its way into the log.
+    committing: bool,
+}
+
+impl Marks {
+    /// What the coordinator hears.
+    pub(super) fn reported(&mut self, message: &ToCoordinator) {
+        self.reduced |= matches!(message, ToCoordinator::Reduced { .. });
+    }
+
+    /// What the coordinator wants done.
+    pub(super) fn coordinator(&mut self, action: &CoordinatorAction) {
+        match action {
+            CoordinatorAction::Send { message, .. } => self.told(message),
+            CoordinatorAction::Append(LogRecord::Commit(_)) => self.committing = true,
+            CoordinatorAction::Append(LogRecord::Rewind { .. }) => {
+                self.rare.rewound_in_commit += u64::from(self.committing);
+            }
+            CoordinatorAction::Append(_) => {}
+            CoordinatorAction::Event(CoordinatorEvent::RoundsAborted { .. }) => {
+                self.rare.aborted_after_result += u64::from(self.reduced);
+                self.rare.aborted_before_result += u64::from(!self.reduced);
+                self.reduced = false;
+            }
+            CoordinatorAction::Event(CoordinatorEvent::Committed { .. }) => {
+                self.noted.clear();
+                self.listening.clear();
+                self.reduced = false;
+                self.committing = false;
+            }
+            CoordinatorAction::Event(CoordinatorEvent::Rewound { .. }) => {
+                let rare = self.rare;
+                *self = Self { rare, ..Self::default() };
+            }
+            CoordinatorAction::Event(_) => {}
+        }
+    }
+
+    fn told(&mut self, message: &FromCoordinator) {
+        match message {
+            FromCoordinator::Noted { key, .. } => {
+                self.noted.insert(*key);
+            }
+            FromCoordinator::Replay { keys } => {
+                let done = keys.iter().filter(|key| self.noted.contains(&key.downstream()));
+                self.rare.replayed_done += done.count() as u64;
+            }
+            FromCoordinator::Close(round) => self.listening.extend(&round.listeners),
+            FromCoordinator::View(view) => {
+                let serving = view.members.iter().filter(|record| record.serving);
+                let promoted = serving.filter(|record| self.listening.remove(&record.member));
+                self.rare.promoted_in_round += promoted.count() as u64;
+            }
+            _ => {}
+        }
+    }
+
+    /// What an input made a peer do.
+    pub(super) fn peer(&mut self, me: Member, input: &PeerInput, actions: &[PeerAction]) {
+        let PeerInput::FromCoordinator { message, .. } = input else { return };
+        for action in actions {
+            match (message, action) {
+                (
+                    FromCoordinator::Granted { key, .. },
+                    PeerAction::ToCoordinator(ToCoordinator::Released { key: released, .. }),
+                ) => self.rare.released_in_flight += u64::from(key == released),
+                (
+                    FromCoordinator::View(_),
+                    PeerAction::Send { message: Between::Offer { key, retry: true, .. }, .. },
+                ) => self.rare.rerouted_again += u64::from(!self.rerouted.insert((me, *key))),
+                _ => {}
+            }
+        }
+    }
+}
