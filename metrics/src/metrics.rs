@@ -51,10 +51,19 @@ pub struct Metrics {
     pub output_log_bytes: IntGauge,
     /// Microbatches that this peer computed, once for each stage and direction.
     pub microbatches: Family<Direction, IntCounter>,
-    /// Microbatches of a stage that were computed more than once, in the whole swarm.
+    /// Claims on a stage's microbatch that were taken back from peers who were gone, in the whole swarm.
     pub microbatches_replayed: IntCounter,
     /// Done reports that came again and were counted once, in the whole swarm.
     pub microbatches_duplicated: IntCounter,
+    /// Members that were lost, where this peer keeps the run.
+    pub members_lost: IntCounter,
+    /// All-reduces that came to nothing and were tried again, where this peer keeps the run.
+    pub rounds_aborted: IntCounter,
+    /// Returns of the whole run to a checkpoint, where this peer keeps the run.
+    pub rewinds: IntCounter,
+    /// Parts of checkpoints that this peer could not write, and checkpoints that it could not bring
+    /// together.
+    pub checkpoint_failures: IntCounter,
     /// Time that this peer's engine was at work, in seconds.
     pub compute_busy: Counter,
     peers: IntGaugeVec,
@@ -106,11 +115,22 @@ impl Metrics {
             )?,
             microbatches_replayed: r.counter(
                 "shoal_microbatches_replayed_total",
-                "Microbatches of a stage that were computed more than once in the swarm.",
+                "Work on a stage's microbatch that was taken back from peers who were gone.",
             )?,
             microbatches_duplicated: r.counter(
                 "shoal_microbatches_duplicated_total",
                 "Done reports that came again in the swarm and were counted once.",
+            )?,
+            members_lost: r.counter("shoal_members_lost_total", "Members that the run lost.")?,
+            rounds_aborted: r.counter(
+                "shoal_rounds_aborted_total",
+                "All-reduces that came to nothing and were tried again.",
+            )?,
+            rewinds: r
+                .counter("shoal_rewinds_total", "Returns of the whole run to a checkpoint.")?,
+            checkpoint_failures: r.counter(
+                "shoal_checkpoint_failures_total",
+                "Parts of checkpoints not written, and checkpoints not brought together.",
             )?,
             compute_busy: r.seconds(
                 "shoal_compute_busy_seconds_total",

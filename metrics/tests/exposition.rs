@@ -8,13 +8,15 @@ use std::process::{Command, Stdio};
 use shoal_metrics::{Direction, Metrics, Queue, TrafficKind};
 
 /// Every metric of ours, with its type.
-const EXPECTED: [(&str, &str); 20] = [
+const EXPECTED: [(&str, &str); 24] = [
     ("shoal_build_info", "gauge"),
+    ("shoal_checkpoint_failures_total", "counter"),
     ("shoal_compute_busy_seconds_total", "counter"),
     ("shoal_gradient_norm", "gauge"),
     ("shoal_held_out_loss", "gauge"),
     ("shoal_in_flight_bytes", "gauge"),
     ("shoal_learning_rate", "gauge"),
+    ("shoal_members_lost_total", "counter"),
     ("shoal_microbatches_computed_total", "counter"),
     ("shoal_microbatches_duplicated_total", "counter"),
     ("shoal_microbatches_replayed_total", "counter"),
@@ -22,6 +24,8 @@ const EXPECTED: [(&str, &str); 20] = [
     ("shoal_peers", "gauge"),
     ("shoal_queue_length", "gauge"),
     ("shoal_received_bytes_total", "counter"),
+    ("shoal_rewinds_total", "counter"),
+    ("shoal_rounds_aborted_total", "counter"),
     ("shoal_sent_bytes_total", "counter"),
     ("shoal_step", "gauge"),
     ("shoal_step_duration_seconds", "histogram"),

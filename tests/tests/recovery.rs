@@ -142,3 +142,19 @@ fn who_is_asked_to_leave_leaves_in_order_and_the_others_go_on() {
     assert_whole(&trained, 10);
     assert_eq!(trained.hash(), run.local("alone").hash());
 }
+
+#[test]
+fn a_disk_that_takes_no_checkpoint_leaves_it_to_another_replica() {
+    let run = run_of(6, 2);
+    let mut swarm = Swarm::start(&run.config(), &["--wait-for", "3", "--stage", "0"]);
+    // Where it would write there is no folder and never will be one.
+    let home = swarm.data_dir(1);
+    fs::create_dir_all(&home).expect("room for a folder");
+    fs::write(home.join("stored"), "").expect("room for a file");
+    for _ in 0..2 {
+        swarm.join(&["--stage", "1"]);
+    }
+    let trained = swarm.finish();
+    assert_whole(&trained, 6);
+    assert_eq!(trained.hash(), run.local("alone").hash());
+}

@@ -179,6 +179,7 @@ impl Driver<'_> {
     }
 
     fn coordinator_event(&mut self, event: CoordinatorEvent) {
+        self.meters.befell(&event);
         match event {
             CoordinatorEvent::Admitted { member, span } => {
                 self.note(&RunEvent::Admitted { peer: member.peer, span });

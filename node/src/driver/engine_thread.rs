@@ -186,7 +186,13 @@ impl Bench {
                 }
                 Ok(TaskResult::Restored { version, stage })
             }
-            Task::Store { version, stage } => self.store(version, stage),
+            Task::Store { version, stage } => match self.store(version, stage) {
+                Err(EngineError::Checkpoint(error)) => {
+                    tracing::warn!(%version, %stage, %error, "a part of a checkpoint is not written");
+                    Ok(TaskResult::NotStored { version, stage })
+                }
+                stored => stored,
+            },
         }
     }
 

@@ -6,7 +6,7 @@ use shoal_metrics::{Direction, Metrics, Queue, TrafficKind};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::View;
 use shoal_protocol::net::transport::{Flow, Traffic};
-use shoal_scheduler::action::{PeerLoad, TaskResult};
+use shoal_scheduler::action::{CoordinatorEvent, PeerLoad, TaskResult};
 
 use crate::events::StepReport;
 
@@ -25,12 +25,28 @@ impl Meters {
     /// The engine finished a task.
     pub(crate) fn computed(&self, result: &TaskResult, busy: Duration) {
         self.metrics.compute_busy.inc_by(busy.as_secs_f64());
+        if matches!(result, TaskResult::NotStored { .. }) {
+            self.metrics.checkpoint_failures.inc();
+        }
         let direction = match result {
             TaskResult::Forwarded { .. } => Direction::Forward,
             TaskResult::Returned { .. } => Direction::Backward,
             _ => return,
         };
         self.metrics.microbatches.of(direction).inc();
+    }
+
+    /// Something befell the run that this peer keeps.
+    pub(crate) fn befell(&self, event: &CoordinatorEvent) {
+        match event {
+            CoordinatorEvent::Lost { .. } => self.metrics.members_lost.inc(),
+            CoordinatorEvent::RoundsAborted { rounds, .. } => {
+                self.metrics.rounds_aborted.inc_by(*rounds as u64);
+            }
+            CoordinatorEvent::Rewound { .. } => self.metrics.rewinds.inc(),
+            CoordinatorEvent::CheckpointAbandoned { .. } => self.metrics.checkpoint_failures.inc(),
+            _ => {}
+        }
     }
 
     /// A step is committed.
