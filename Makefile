@@ -7,6 +7,8 @@ help:
 	@echo 'make test       run every test'
 	@echo 'make build      build target/release/shoal'
 	@echo 'make bench      measure Shoal beside PyTorch (at most 15 minutes)'
+	@echo 'make bench-recovery  how long a death and a newcomer take (5 minutes)'
+	@echo 'make soak SECONDS=N  look for failures for so long: faulty swarms, demos with deaths'
 	@echo 'make lint       formatting, clippy, and what we depend on'
 	@echo 'make check-gpu  the checks that need an NVIDIA GPU'
 
@@ -29,6 +31,14 @@ bench:
 	@scripts/setup.sh --tests
 	bench/run.sh
 
+bench-recovery: build
+	@scripts/setup.sh --tests
+	.venv/bin/python bench/recovery.py --shoal target/release/shoal
+
+SECONDS ?= 3600
+soak: setup
+	scripts/soak.sh $(SECONDS)
+
 lint:
 	@scripts/setup.sh --lint
 	cargo fmt --all --check
@@ -38,4 +48,4 @@ lint:
 check-gpu:
 	scripts/check-gpu.sh
 
-.PHONY: help setup build demo test bench lint check-gpu
+.PHONY: help setup build demo test bench bench-recovery soak lint check-gpu

@@ -145,7 +145,7 @@ pub enum ToCoordinator {
         version: Step,
         /// The stage.
         stage: Stage,
-        /// The files, by content.
+        /// The files, by content; none where the disk did not take them.
         files: Vec<StoredFile>,
     },
     /// The sender does not work on what it was granted: it has let go of it, or never had it.

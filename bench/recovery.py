@@ -1,0 +1,132 @@
+"""Kills a peer and adds one while a swarm trains: how long until it shows, and until speed is back.
+
+    make bench-recovery
+
+Two stages of two peers each, one thread each, on loopback. What is timed are the first peer's events as
+they come.
+"""
+
+import argparse
+import json
+import signal
+import statistics
+import subprocess
+import sys
+import time
+
+import machine as machines
+import table
+from model import SMALL
+from shoal_run import Shoal
+
+STEPS = 400
+# Steps whose speed is the speed before and, in the end, after.
+WINDOW = 8
+
+
+class Peer:
+    """A process and its events with the moments at which they came."""
+
+    def __init__(self, shoal, folder, index, what):
+        self.log = open(folder / f"{index}.log", "ab")
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(
+            [shoal.binary, *what, "--data-dir", f"peer-{index}", "--listen", "127.0.0.1:0",
+             "--no-mdns", "--device", "cpu", "--threads", "1", "--events", "-"],
+            cwd=folder, stdout=subprocess.PIPE, stderr=self.log, text=True,
+        )
+
+    def wait(self, name, after=0.0):
+        """The next event of a kind, and when it came."""
+        for line in self.process.stdout:
+            event = json.loads(line)
+            now = time.monotonic()
+            if event["event"] == name and now >= after:
+                return event, now
+        raise SystemExit(f"a peer ended before its event {name!r}")
+
+    def steps(self, count):
+        """When so many further steps were committed."""
+        return [self.wait("committed")[1] for _ in range(count)]
+
+    def kill(self):
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        return time.monotonic()
+
+
+def rate(moments):
+    """Steps per second between the first and the last."""
+    return (len(moments) - 1) / (moments[-1] - moments[0])
+
+
+def once(shoal):
+    """One death and one newcomer, in seconds."""
+    run = {"stages": 2, "steps": STEPS, "microbatches": 8, "dtype": "f32"}
+    with shoal.folder(SMALL, run) as folder:
+        first = Peer(shoal, folder, 0, [
+            "start", "run.toml", "--address-file", "address", "--wait-for", "4", "--out", "out",
+            "--stage", "0",
+        ])
+        join = ["join", f"@{folder}/address"]
+        others = [
+            Peer(shoal, folder, index, [*join, "--stage", str(stage)])
+            for index, stage in [(1, 1), (2, 0), (3, 1)]
+        ]
+        try:
+            first.steps(4)
+            before = rate(first.steps(WINDOW))
+            killed = others[2].kill()
+            _, lost = first.wait("lost")
+            after = first.steps(3 * WINDOW)
+            settled = rate(after[-WINDOW:])
+            # The first step from which on it goes at the speed that three peers have.
+            back = next(
+                (moment for moment, later in zip(after, after[2:])
+                 if 2 / (later - moment) >= 0.95 * settled), after[-1])
+            newcomer = Peer(shoal, folder, 4, [*join, "--stage", "1"])
+            _, joined = newcomer.wait("joined")
+            _, serving = newcomer.wait("serving")
+            others.append(newcomer)
+        finally:
+            for peer in [first, *others]:
+                if peer.process.poll() is None:
+                    peer.kill()
+    return {
+        "detection": lost - killed,
+        "back": back - killed,
+        "before": before,
+        "after": settled,
+        "started": joined - newcomer.started,
+        "serving": serving - newcomer.started,
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shoal", required=True, help="the node's release binary")
+    parser.add_argument("--rounds", type=int, default=5, help="deaths and newcomers")
+    options = parser.parse_args()
+    shoal = Shoal(options.shoal)
+    rounds = [once(shoal) for _ in range(options.rounds)]
+    median = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
+    worst = {key: max(one[key] for one in rounds) for key in rounds[0]}
+    rows = [
+        ["from kill -9 until the peer is expelled", "detection"],
+        ["from kill -9 until steps go at 95% of three peers' speed", "back"],
+        ["from a newcomer's start until it knows its stage", "started"],
+        ["from a newcomer's start until it serves", "serving"],
+    ]
+    table.show(
+        "A death and a newcomer",
+        f"Two stages of two peers each, one thread each; {SMALL.describe()}; "
+        f"{machines.line(machines.describe(sys.executable))}. Median and worst of "
+        f"{options.rounds} runs. Steps per second: {median['before']:.2f} with four peers, "
+        f"{median['after']:.2f} with three.",
+        ["what", "median", "worst"],
+        [[what, f"{median[key]:.2f} s", f"{worst[key]:.2f} s"] for what, key in rows],
+    )
+
+
+if __name__ == "__main__":
+    main()
