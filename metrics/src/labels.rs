@@ -34,6 +34,42 @@ impl Label for TrafficKind {
     }
 }
 
+/// Why something that a peer sent was not used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// It makes no sense: no correct peer sends it.
+    Malformed,
+    /// It is from or to a life that is over.
+    OtherLife,
+    /// It is from before or after a rewind of the run.
+    OtherEra,
+    /// It is from a coordinator whose term is over.
+    PastTerm,
+    /// It is for, or from, a coordinator that is none.
+    NoCoordinator,
+}
+
+impl Label for Refusal {
+    const NAME: &'static str = "reason";
+    const ALL: &'static [Self] = &[
+        Self::Malformed,
+        Self::OtherLife,
+        Self::OtherEra,
+        Self::PastTerm,
+        Self::NoCoordinator,
+    ];
+
+    fn value(self) -> &'static str {
+        match self {
+            Self::Malformed => "malformed",
+            Self::OtherLife => "other_life",
+            Self::OtherEra => "other_era",
+            Self::PastTerm => "past_term",
+            Self::NoCoordinator => "no_coordinator",
+        }
+    }
+}
+
 /// A queue of a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Queue {

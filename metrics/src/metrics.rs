@@ -5,7 +5,7 @@ use prometheus::{
 };
 
 use crate::family::Family;
-use crate::labels::{Direction, Queue, TrafficKind};
+use crate::labels::{Direction, Queue, Refusal, TrafficKind};
 use crate::registrar::Registrar;
 
 /// Why there are no metrics.
@@ -43,6 +43,8 @@ pub struct Metrics {
     pub sent_bytes: Family<TrafficKind, IntCounter>,
     /// Bytes that this peer received.
     pub received_bytes: Family<TrafficKind, IntCounter>,
+    /// What peers sent and this one did not use.
+    pub refused: Family<Refusal, IntCounter>,
     /// Things that wait at this peer.
     pub queue_length: Family<Queue, IntGauge>,
     /// Activations and gradients that wait here or are in use, in bytes.
@@ -102,6 +104,10 @@ impl Metrics {
             sent_bytes: r.counters("shoal_sent_bytes_total", "Bytes sent to other peers.")?,
             received_bytes: r
                 .counters("shoal_received_bytes_total", "Bytes received from other peers.")?,
+            refused: r.counters(
+                "shoal_refused_total",
+                "Messages and tensors from other peers that were not used.",
+            )?,
             queue_length: r.gauges("shoal_queue_length", "Things that wait at this peer.")?,
             in_flight_bytes: r.gauge(
                 "shoal_in_flight_bytes",

@@ -1,5 +1,6 @@
 //! What happens on the links, and what others say.
 
+use shoal_metrics::Refusal;
 use shoal_protocol::ids::Member;
 use shoal_protocol::message::{Envelope, FromCoordinator, Message, ToCoordinator};
 use shoal_protocol::net::transport::TransportEvent;
@@ -79,6 +80,7 @@ impl Driver<'_> {
             }
             Message::ToCoordinator(_) | Message::FromCoordinator(_) => {
                 tracing::warn!(peer = %from, "a word for or from a coordinator that is none");
+                self.meters.refused(Refusal::NoCoordinator);
             }
         }
     }
@@ -100,6 +102,7 @@ impl Driver<'_> {
 
     fn refuse(&self, from: Member, error: &Unusable) {
         tracing::warn!(peer = %from, %error, "refused");
+        self.meters.refused(error.refusal());
         if let (true, Some(links)) = (error.is_violation(), &self.links) {
             links.transport.reject(from.peer, &error.to_string());
         }

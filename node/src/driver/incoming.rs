@@ -1,5 +1,6 @@
 //! What comes over the links, checked before anything acts on it.
 
+use shoal_metrics::Refusal;
 use shoal_protocol::frame::{Element, Frame, FrameError};
 use shoal_protocol::ids::{Era, Incarnation, Member, Term};
 use shoal_protocol::limits;
@@ -50,6 +51,16 @@ pub(crate) enum Unusable {
 }
 
 impl Unusable {
+    /// How it is counted.
+    pub(crate) fn refusal(&self) -> Refusal {
+        match self {
+            Self::Wire(_) | Self::Frame(_) | Self::Shape { .. } | Self::Label => Refusal::Malformed,
+            Self::OtherLife { .. } => Refusal::OtherLife,
+            Self::OtherEra { .. } => Refusal::OtherEra,
+            Self::PastTerm { .. } => Refusal::PastTerm,
+        }
+    }
+
     /// Whether no correct peer can have sent it; otherwise it is merely late.
     pub(crate) fn is_violation(&self) -> bool {
         !matches!(self, Self::OtherLife { .. } | Self::OtherEra { .. } | Self::PastTerm { .. })
@@ -140,4 +151,83 @@ fn check_shapes(tag: &TensorTag, frames: &[Frame], manifest: &Manifest) -> Resul
         _ => (false, "its tag"),
     };
     if fits { Ok(()) } else { Err(Unusable::Shape { what }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use shoal_protocol::ids::{ClaimKey, ContentHash, Microbatch, PeerId, Stage, Step};
+    use shoal_protocol::message::{Between, FromCoordinator, StageChoice};
+
+    use super::*;
+
+    fn member(number: u8, life: u64) -> Member {
+        Member { peer: PeerId([number; 32]), incarnation: Incarnation(life) }
+    }
+
+    /// A peer in its third life, in era 2, that obeyed a coordinator of term 5.
+    fn receiver() -> Receiver {
+        Receiver { me: member(0, 3), era: Era(2), run_era: None, term: Term(5) }
+    }
+
+    /// What becomes of a message from the second life of another peer.
+    fn opened(change: impl FnOnce(&mut Envelope), message: Message) -> Result<(), Refusal> {
+        let (from, to) = (Incarnation(2), Incarnation(3));
+        let mut envelope = Envelope { from, to, era: Era(2), term: Term(5), message };
+        change(&mut envelope);
+        let bytes = wire::encode(&envelope).expect("small");
+        open(&bytes, member(1, 2), receiver()).map(|_| ()).map_err(|error| error.refusal())
+    }
+
+    fn offer() -> Message {
+        let key = ClaimKey { step: Step(1), stage: Stage(1), microbatch: Microbatch(0) };
+        Message::Between(Between::Evaluated { key })
+    }
+
+    fn finished() -> Message {
+        Message::FromCoordinator(FromCoordinator::Finished)
+    }
+
+    #[test]
+    fn words_of_other_lives_and_eras_are_refused() {
+        assert_eq!(opened(|_| {}, offer()), Ok(()));
+        assert_eq!(opened(|e| e.from = Incarnation(1), offer()), Err(Refusal::OtherLife));
+        assert_eq!(opened(|e| e.to = Incarnation(2), offer()), Err(Refusal::OtherLife));
+        assert_eq!(opened(|e| e.era = Era(1), offer()), Err(Refusal::OtherEra));
+        assert_eq!(opened(|e| e.era = Era(3), offer()), Err(Refusal::OtherEra));
+    }
+
+    #[test]
+    fn a_coordinator_may_be_ahead_and_never_behind() {
+        assert_eq!(opened(|e| e.era = Era(3), finished()), Ok(()));
+        assert_eq!(opened(|e| e.era = Era(1), finished()), Err(Refusal::OtherEra));
+        assert_eq!(opened(|e| e.term = Term(6), finished()), Ok(()));
+        assert_eq!(opened(|e| e.term = Term(4), finished()), Err(Refusal::PastTerm));
+    }
+
+    #[test]
+    fn who_wants_to_be_admitted_need_not_know_the_era_and_who_is_must() {
+        let register = ToCoordinator::Register {
+            choice: StageChoice::Auto,
+            addresses: Vec::new(),
+            fingerprint: ContentHash([0; 32]),
+        };
+        let keeper = Receiver { run_era: Some(Era(2)), ..receiver() };
+        let heard = |era, message: ToCoordinator| {
+            let (from, to) = (Incarnation(2), Incarnation(3));
+            let message = Message::ToCoordinator(message);
+            let envelope = Envelope { from, to, era, term: Term(0), message };
+            let bytes = wire::encode(&envelope).expect("small");
+            open(&bytes, member(1, 2), keeper).map(|_| ()).map_err(|error| error.refusal())
+        };
+        assert_eq!(heard(Era(0), register), Ok(()));
+        let ready = ToCoordinator::Ready { version: Step(4) };
+        assert_eq!(heard(Era(2), ready.clone()), Ok(()));
+        assert_eq!(heard(Era(1), ready), Err(Refusal::OtherEra));
+    }
+
+    #[test]
+    fn what_is_no_message_is_malformed() {
+        let error = open(&[255; 40], member(1, 2), receiver()).expect_err("no message");
+        assert_eq!(error.refusal(), Refusal::Malformed);
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use shoal_metrics::{Direction, Metrics, Queue, TrafficKind};
+use shoal_metrics::{Direction, Metrics, Queue, Refusal, TrafficKind};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::View;
 use shoal_protocol::net::transport::{Flow, Traffic};
@@ -47,6 +47,11 @@ impl Meters {
             CoordinatorEvent::CheckpointAbandoned { .. } => self.metrics.checkpoint_failures.inc(),
             _ => {}
         }
+    }
+
+    /// Something that a peer sent is not used.
+    pub(crate) fn refused(&self, reason: Refusal) {
+        self.metrics.refused.of(reason).inc();
     }
 
     /// A step is committed.

@@ -200,7 +200,7 @@ impl Peer {
             let message = Between::HeldBy { key, holder };
             out.push(PeerAction::Send { to, message });
         }
-        self.abandon(now, key, out);
+        self.abandon(key, out);
         self.admit(now, key.stage, out);
     }
 

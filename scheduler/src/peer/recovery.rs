@@ -66,7 +66,7 @@ impl Peer {
             let Some(job) = self.jobs.get_mut(key) else { continue };
             job.askers.retain(|asker| !gone.contains(asker));
             if is_deserted(*key, job) {
-                self.abandon(now, *key, out);
+                self.abandon(*key, out);
             }
         }
         for key in keys {
@@ -193,7 +193,7 @@ impl Peer {
         if let Some(job) = self.jobs.get_mut(&key) {
             job.askers.retain(|asker| *asker != from);
             if is_deserted(key, job) {
-                self.abandon(now, key, out);
+                self.abandon(key, out);
                 self.admit(now, key.stage, out);
             }
         }
@@ -220,7 +220,7 @@ impl Peer {
 
     /// Lets go of work that cannot go on here: whoever was to get its activation hears of it, and so
     /// does the coordinator, if this peer holds the claim.
-    pub(super) fn abandon(&mut self, _now: Moment, key: ClaimKey, out: &mut Out) {
+    pub(super) fn abandon(&mut self, key: ClaimKey, out: &mut Out) {
         let job = self.jobs.get(&key).expect("only jobs are abandoned");
         if let Route::Offered { to, .. } | Route::Accepted { to } = job.route {
             let key = key.downstream();
