@@ -51,13 +51,8 @@ pub enum Refusal {
 
 impl Label for Refusal {
     const NAME: &'static str = "reason";
-    const ALL: &'static [Self] = &[
-        Self::Malformed,
-        Self::OtherLife,
-        Self::OtherEra,
-        Self::PastTerm,
-        Self::NoCoordinator,
-    ];
+    const ALL: &'static [Self] =
+        &[Self::Malformed, Self::OtherLife, Self::OtherEra, Self::PastTerm, Self::NoCoordinator];
 
     fn value(self) -> &'static str {
         match self {

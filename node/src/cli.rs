@@ -16,6 +16,7 @@ use shoal_protocol::manifest::Dtype;
 pub use shoal_protocol::message::StageChoice;
 
 use crate::address::JoinAddress;
+use crate::commands::simulate::Seeds;
 use crate::driver::Leaving;
 use crate::exit::Exit;
 
@@ -50,6 +51,8 @@ pub enum Command {
     Join(JoinArgs),
     /// Train the same run in one process, without a network: the reference.
     Local(LocalArgs),
+    /// Run a swarm in a modelled world, with deaths, and print what came of it.
+    Simulate(SimulateArgs),
     /// Look at what a run trains on.
     #[command(subcommand)]
     Data(DataCommand),
@@ -329,6 +332,23 @@ impl From<LocalArgs> for LocalOptions {
     fn from(args: LocalArgs) -> Self {
         Self { config: args.config, out: args.out, compute: args.compute.into() }
     }
+}
+
+/// `shoal simulate`
+#[derive(Debug, Clone, Args)]
+pub struct SimulateArgs {
+    /// A swarm and what befalls it, as TOML; a small one over three regions unless given.
+    #[arg(value_name = "scenario.toml")]
+    pub scenario: Option<PathBuf>,
+    /// Decides everything that is left to chance.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// One swarm for each of these seeds.
+    #[arg(long, value_name = "A..B", conflicts_with = "seed")]
+    pub seeds: Option<Seeds>,
+    /// Print every event to stderr.
+    #[arg(long)]
+    pub trace: bool,
 }
 
 /// Kind of number to compute in, as typed.

@@ -9,6 +9,7 @@ mod id;
 mod init;
 pub mod join;
 pub mod local;
+pub mod simulate;
 pub mod start;
 mod training;
 
@@ -25,6 +26,7 @@ pub fn run(command: Command, log_format: LogFormat) -> anyhow::Result<()> {
         Command::Start(args) => start::run(args.into()),
         Command::Join(args) => join::run(args.options()?),
         Command::Local(args) => local::run(args.into()),
+        Command::Simulate(args) => simulate::run(&args),
         Command::Data(command) => data::run(command),
         Command::Checkpoint(command) => checkpoint::run(command),
         Command::Generate(args) => generate::run(&args),

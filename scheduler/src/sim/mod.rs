@@ -36,3 +36,11 @@ use self::world::World;
 pub fn run(scenario: &Scenario) -> Result<Report, Violation> {
     World::new(scenario, Tamper::Nothing, true).run()
 }
+
+/// The same, with every event printed to stderr as it happens.
+///
+/// # Errors
+/// As those of [`run`].
+pub fn run_traced(scenario: &Scenario) -> Result<Report, Violation> {
+    World::new(scenario, Tamper::Nothing, true).traced().run()
+}

@@ -192,6 +192,12 @@ impl<'a> World<'a> {
         }
     }
 
+    /// The same with every event printed.
+    pub(super) fn traced(mut self) -> Self {
+        self.traced = true;
+        self
+    }
+
     /// The same with a rule that nobody keeps.
     #[cfg(test)]
     pub(super) fn without(mut self, rule: Omit) -> Self {
