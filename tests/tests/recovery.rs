@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use shoal_tests::run::{Run, Trained};
+use shoal_tests::process::Process;
+use shoal_tests::program::shoal;
+use shoal_tests::run::{Run, Trained, text};
 use shoal_tests::swarm::{Swarm, own_address};
 use toml::Value;
 
@@ -56,7 +58,7 @@ fn a_peer_with_a_co_replica_dies_and_the_others_go_on() {
 
 #[test]
 fn a_newcomer_catches_up_while_training_runs_and_serves() {
-    let run = run_of(12, 0);
+    let run = run_of(40, 0);
     let mut swarm = swarm_at(&run, 2, 1);
     swarm.join(SLOW);
     let serving = swarm.peers[2].event("serving");
@@ -64,7 +66,7 @@ fn a_newcomer_catches_up_while_training_runs_and_serves() {
     let applied = swarm.peers[2].event("committed");
     assert!(applied["step"].as_u64() >= serving["version"].as_u64(), "{applied}");
     let trained = swarm.finish();
-    assert_whole(&trained, 12);
+    assert_whole(&trained, 40);
     assert_eq!(trained.report["peers"], 3);
     assert_eq!(trained.hash(), run.local("alone").hash());
 }
@@ -112,9 +114,9 @@ fn the_others_wait_for_the_peer_that_keeps_the_run_and_go_on_with_it() {
 
 #[test]
 fn a_run_whose_peers_were_all_killed_at_once_goes_on_when_they_are_started_again() {
-    let run = run_of(9, 2);
+    let run = run_of(24, 2);
     let homes = tempfile::tempdir().expect("room for a folder");
-    for (step, address) in [(0, own_address()), (3, own_address()), (6, own_address())] {
+    for (step, address) in [(0, own_address()), (6, own_address()), (12, own_address())] {
         let mut swarm = lasting_swarm(homes.path(), &run, &address.to_string(), 3);
         reach(&mut swarm, step);
         for peer in &mut swarm.peers {
@@ -127,7 +129,7 @@ fn a_run_whose_peers_were_all_killed_at_once_goes_on_when_they_are_started_again
 
 #[test]
 fn who_is_asked_to_leave_leaves_in_order_and_the_others_go_on() {
-    let run = run_of(10, 0);
+    let run = run_of(40, 0);
     let mut swarm = swarm_at(&run, 5, 1);
     let leaving = swarm.peers.remove(4);
     leaving.terminate();
@@ -139,7 +141,7 @@ fn who_is_asked_to_leave_leaves_in_order_and_the_others_go_on() {
     fs::write(&notice, "").expect("room for a file");
     let _ = swarm.peers.remove(4).end().success();
     let trained = swarm.finish();
-    assert_whole(&trained, 10);
+    assert_whole(&trained, 40);
     assert_eq!(trained.hash(), run.local("alone").hash());
 }
 
@@ -157,4 +159,20 @@ fn a_disk_that_takes_no_checkpoint_leaves_it_to_another_replica() {
     let trained = swarm.finish();
     assert_whole(&trained, 6);
     assert_eq!(trained.hash(), run.local("alone").hash());
+}
+
+#[test]
+fn a_demo_in_which_peers_are_killed_ends_with_the_references_bits() {
+    let folder = tempfile::tempdir().expect("room for a folder");
+    let out = folder.path().join("demo");
+    let mut demo = shoal(["demo"]);
+    demo.args("--peers 5 --stages 2 --steps 30 --seed 5 --kill-every 1".split(' '));
+    demo.arg("--data").arg(text()).arg("--out").arg(&out);
+    let shown = Process::start("demo", demo).end().success();
+    let report = Trained::read(&out).report;
+    assert!(report["kills"].as_u64() > Some(0), "somebody was killed");
+    assert_eq!(report["microbatches"]["missing"], 0);
+    assert_eq!(report["microbatches"]["duplicated"], 0);
+    assert_eq!(report["reference_hash"], report["checkpoint_hash"]);
+    assert!(shown.contains("killed") && shown.contains("identical"), "{shown}");
 }
