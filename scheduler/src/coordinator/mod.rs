@@ -148,6 +148,9 @@ impl Coordinator {
             }
             CoordinatorInput::Tick => {}
         }
+        if matches!(self.phase, Phase::Rewinding) {
+            return;
+        }
         if self.replay_at.is_some_and(|at| now >= at) {
             self.replay_old_gaps(out);
         }
@@ -164,7 +167,8 @@ impl Coordinator {
     /// When a `Tick` is due, if nothing else happens before.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Moment> {
-        if matches!(self.phase, Phase::Finished | Phase::Stopped { .. }) {
+        // A rewind waits for the log alone, and ends whatever was due before.
+        if matches!(self.phase, Phase::Finished | Phase::Stopped { .. } | Phase::Rewinding) {
             return None;
         }
         let snapshots = self.snapshots.again_at;

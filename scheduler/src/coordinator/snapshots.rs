@@ -6,7 +6,7 @@ use shoal_protocol::ids::{Member, Stage, Step};
 use shoal_protocol::message::{FromCoordinator, StoredFile};
 use shoal_protocol::units::Moment;
 
-use super::{Coordinator, Out, Phase, send};
+use super::{Coordinator, Out, send};
 
 /// Files of one stage of one snapshot.
 const FILES: usize = 64;
@@ -84,7 +84,7 @@ impl Coordinator {
     /// Has written again what a disk did not take.
     pub(super) fn retry_snapshots(&mut self, out: &mut Out) {
         let due = self.snapshots.again_at.is_some_and(|at| self.now >= at);
-        if due && !matches!(self.phase, Phase::Rewinding) {
+        if due {
             self.snapshots.again_at = None;
             let failed = std::mem::take(&mut self.snapshots.failed);
             let parts = &self.snapshots.parts;
