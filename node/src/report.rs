@@ -99,13 +99,13 @@ impl Report {
             }
             RunEvent::Committed(step) => self.note_step(step),
             RunEvent::Checkpoint { hash, .. } => self.checkpoint_hash = Some(*hash),
-            RunEvent::Killed { .. } => self.kills += 1,
             RunEvent::Rewound { version, .. } => self.rewind(*version),
             RunEvent::Listening { .. }
             | RunEvent::Waiting { .. }
             | RunEvent::Joined { .. }
             | RunEvent::Serving { .. }
             | RunEvent::Draining { .. }
+            | RunEvent::Killed { .. }
             | RunEvent::Finished { .. }
             | RunEvent::Stopped { .. } => {}
         }

@@ -399,6 +399,32 @@ pub struct View {
     pub members: Vec<MemberRecord>,
 }
 
+impl View {
+    /// What is known of a member; none of who is no member.
+    #[must_use]
+    pub fn record(&self, member: Member) -> Option<&MemberRecord> {
+        self.members.iter().find(|record| record.member == member)
+    }
+
+    /// Whether this life of a peer is a member.
+    #[must_use]
+    pub fn lists(&self, member: Member) -> bool {
+        self.record(member).is_some()
+    }
+
+    /// Whether it is a member that takes part.
+    #[must_use]
+    pub fn serves(&self, member: Member) -> bool {
+        self.record(member).is_some_and(|record| record.serving)
+    }
+
+    /// Who was a member here and is none in a newer view.
+    pub fn gone_in(&self, newer: &Self) -> impl Iterator<Item = Member> {
+        let members = self.members.iter().map(|record| record.member);
+        members.filter(|member| !newer.lists(*member))
+    }
+}
+
 /// One member.
 #[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct MemberRecord {

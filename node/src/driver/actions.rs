@@ -163,7 +163,6 @@ impl Driver<'_> {
 
     /// Notes where the other members are.
     fn meet(&mut self, view: &View) {
-        self.members = view.members.len();
         self.view = view.members.iter().map(|record| (record.member.peer, record.member)).collect();
         self.meters.members(view, &self.manifest);
         let Some(links) = &self.links else { return };
@@ -279,7 +278,7 @@ impl Driver<'_> {
             counted: proven(record, training.stages, training.microbatches),
             replayed: books.replayed,
             duplicated: books.repeated,
-            peers: self.members,
+            peers: self.view.len(),
         };
         self.meters.committed(&report, &self.manifest);
         self.note(&RunEvent::Committed(report));

@@ -58,26 +58,28 @@ impl Coordinator {
             return;
         }
         self.checkpoints.overdue = false;
+        self.write_all_stages(out);
+        self.log_whole_checkpoints(out);
+    }
+
+    /// Has every stage of the current version written for a checkpoint.
+    fn write_all_stages(&mut self, out: &mut Out) {
         self.checkpoints.pending.insert(self.version, Making::Writing);
         for stage in self.config.manifest.clone().stages() {
             self.want_snapshot(self.version, stage, out);
         }
-        self.log_whole_checkpoints(out);
     }
 
     /// Writes down the checkpoints of which every stage is stored.
     pub(super) fn log_whole_checkpoints(&mut self, out: &mut Out) {
         for (version, making) in &mut self.checkpoints.pending {
             let stages = self.config.manifest.stages();
-            let whole: Option<Vec<_>> = stages
-                .map(|stage| {
-                    let (writer, files) = self.snapshots.stored(*version, stage)?;
-                    Some((writer.peer, files.clone()))
-                })
-                .collect();
-            if let Some(stages) = whole.filter(|_| matches!(making, Making::Writing)) {
+            if matches!(making, Making::Writing)
+                && let Some(whole) = self.snapshots.whole(*version, stages)
+            {
                 *making = Making::Logging;
-                let record = LogRecord::Checkpoint { version: *version, stages };
+                let stages = whole.into_iter().map(|(writer, files)| (writer.peer, files));
+                let record = LogRecord::Checkpoint { version: *version, stages: stages.collect() };
                 out.push(CoordinatorAction::Append(record));
             }
         }
@@ -85,15 +87,7 @@ impl Coordinator {
 
     /// The checkpoint is in the log: time to bring it together.
     pub(super) fn checkpoint_logged(&mut self, version: Step, out: &mut Out) {
-        let stages: Option<Vec<_>> = self
-            .config
-            .manifest
-            .stages()
-            .map(|stage| {
-                let (writer, files) = self.snapshots.stored(version, stage)?;
-                Some((writer, files.clone()))
-            })
-            .collect();
+        let stages = self.snapshots.whole(version, self.config.manifest.stages());
         let making = self.checkpoints.pending.get_mut(&version);
         // A writer died meanwhile: it is being written again, or was abandoned.
         let (Some(making), Some(stages)) = (making, stages) else { return };
@@ -137,10 +131,7 @@ impl Coordinator {
     /// Writes a checkpoint again where that can be; else the next version makes up for it.
     fn make_again(&mut self, version: Step, out: &mut Out) {
         if version == self.version {
-            self.checkpoints.pending.insert(version, Making::Writing);
-            for stage in self.config.manifest.clone().stages() {
-                self.want_snapshot(version, stage, out);
-            }
+            self.write_all_stages(out);
         } else {
             self.checkpoints.pending.remove(&version);
             self.checkpoints.overdue = true;

@@ -37,7 +37,7 @@ impl Coordinator {
                 send(from, FromCoordinator::Refused { reason: error.to_string() }, out);
             }
             Ok(admission) if admission.again => {
-                if self.logged_view.members.iter().any(|record| record.member == from) {
+                if self.logged_view.lists(from) {
                     self.welcome(from, out);
                     send(from, FromCoordinator::View(self.logged_view.clone()), out);
                 }
@@ -72,16 +72,12 @@ impl Coordinator {
         assert!(view.number > self.logged_view.number, "the log keeps its order");
         let old = std::mem::replace(&mut self.logged_view, view);
         self.view_pending = false;
-        let was = |member: Member| old.members.iter().any(|record| record.member == member);
-        let is =
-            |member: Member| self.logged_view.members.iter().any(|record| record.member == member);
-        let gone: Vec<Member> =
-            old.members.iter().map(|record| record.member).filter(|old| !is(*old)).collect();
+        let gone: Vec<Member> = old.gone_in(&self.logged_view).collect();
         let here: Vec<(Member, bool)> = self
             .logged_view
             .members
             .iter()
-            .map(|record| (record.member, !was(record.member)))
+            .map(|record| (record.member, !old.lists(record.member)))
             .filter(|(member, _)| self.membership.contains(*member))
             .collect();
         for (member, new) in here {

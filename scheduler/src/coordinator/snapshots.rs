@@ -36,6 +36,16 @@ impl Snapshots {
         Some((part.writer, part.files.as_ref()?))
     }
 
+    /// Who holds which files of every stage of a version, in order of stages, once all are stored.
+    pub(super) fn whole(
+        &self,
+        version: Step,
+        stages: impl Iterator<Item = Stage>,
+    ) -> Option<Vec<(Member, Vec<StoredFile>)>> {
+        let stored = |stage| self.stored(version, stage).map(|(who, files)| (who, files.clone()));
+        stages.map(stored).collect()
+    }
+
     /// Forgets what nobody wants.
     pub(super) fn keep(&mut self, wanted: impl Fn(Step) -> bool) {
         self.parts.retain(|(version, _), _| wanted(*version));

@@ -8,7 +8,6 @@ use shoal_protocol::message::{
 };
 use shoal_protocol::units::{Bytes, Moment};
 
-use super::hearing::Hearing;
 use super::{Out, Peer, Status};
 use crate::action::{Fault, Payload, PeerAction, PeerEvent, Task, TaskResult};
 use crate::round::{AHEAD, Reduction, proof_of};
@@ -154,8 +153,8 @@ impl Word {
 
 /// What a commit finds here.
 enum Results {
-    /// Every stage's result is the one named.
-    Here,
+    /// Every stage's result is the one named: those of these rounds.
+    Here(Vec<RoundId>),
     /// The engine must still put one together, or a piece must come.
     Awaited,
     /// One is another.
@@ -199,6 +198,7 @@ impl Peer {
                 return;
             }
             let old = word.step() < self.version;
+            let mut rounds = Vec::new();
             if let (Word::Commit(record), false) = (word, old) {
                 let record = record.clone();
                 match self.results(&record, out) {
@@ -206,12 +206,12 @@ impl Peer {
                     Results::Differ => {
                         return self.leave(Fault::ResultDiffers { step: record.step }, out);
                     }
-                    Results::Here => {}
+                    Results::Here(named) => rounds = named,
                 }
             }
             match self.backlog.pop_front() {
                 Some(Word::Close(round)) if !old => self.reduce(now, round, out),
-                Some(Word::Commit(record)) if !old => self.apply(now, record, out),
+                Some(Word::Commit(record)) if !old => self.apply(now, record, &rounds, out),
                 _ => {}
             }
         }
@@ -376,7 +376,7 @@ impl Peer {
 
     /// Whether the results that a commit names are here. What was heard is put together now.
     fn results(&mut self, record: &CommitRecord, out: &mut Out) -> Results {
-        let mut all = Results::Here;
+        let (mut rounds, mut awaited) = (Vec::new(), false);
         for stage in self.stages.keys() {
             let Some((attempt, named)) = record.stages.get(usize::from(stage.0)) else {
                 return Results::Differ;
@@ -385,36 +385,31 @@ impl Peer {
             let own = reduction.filter(|known| known.round().id.attempt == *attempt);
             let heard = self.hearing.get_mut(&(record.step, *stage));
             let heard = heard.filter(|known| known.round().id.attempt == *attempt);
-            let outcome = match (own, heard) {
-                (Some(own), _) => own.outcome(),
+            let found = match (own, heard) {
+                (Some(own), _) => own.outcome().map(|outcome| (own.round().id, outcome)),
                 (None, Some(heard)) => {
                     if heard.is_whole() {
                         heard.install(out);
                     }
-                    heard.outcome()
+                    heard.outcome().map(|outcome| (heard.round().id, outcome))
                 }
                 (None, None) => None,
             };
-            match outcome {
-                Some(outcome) if outcome == *named => {}
+            match found {
+                Some((round, outcome)) if outcome == *named => rounds.push(round),
                 Some(_) => return Results::Differ,
-                None => all = Results::Awaited,
+                None => awaited = true,
             }
         }
-        all
+        if awaited { Results::Awaited } else { Results::Here(rounds) }
     }
 
-    /// Applies the results that a commit names.
-    fn apply(&mut self, now: Moment, record: CommitRecord, out: &mut Out) {
+    /// Applies the results that a commit names, which are those of these rounds.
+    fn apply(&mut self, now: Moment, record: CommitRecord, rounds: &[RoundId], out: &mut Out) {
         assert!(self.applying.records.len() < APPLYING, "no step is committed before its tasks");
-        for (stage, (attempt, _)) in (0..).map(Stage).zip(&record.stages) {
-            let heard = self.hearing.get(&(record.step, stage)).map(Hearing::round);
-            let own = self.rounds.get(&stage).map(Reduction::round);
-            let mut both = own.into_iter().chain(heard);
-            if let Some(round) = both.find(|round| round.id.attempt == *attempt) {
-                let (round, gradient_norm) = (round.id, record.gradient_norm);
-                out.push(PeerAction::Compute(Task::Apply { round, gradient_norm }));
-            }
+        for round in rounds.iter().copied() {
+            let gradient_norm = record.gradient_norm;
+            out.push(PeerAction::Compute(Task::Apply { round, gradient_norm }));
         }
         self.abort_rounds(out);
         self.forget_heard_through(record.step, out);

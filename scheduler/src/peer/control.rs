@@ -100,9 +100,7 @@ impl Peer {
             return;
         }
         let old = std::mem::replace(&mut self.view, view);
-        let is = |member: Member| self.view.members.iter().any(|record| record.member == member);
-        let gone: BTreeSet<Member> =
-            old.members.iter().map(|record| record.member).filter(|old| !is(*old)).collect();
+        let gone: BTreeSet<Member> = old.gone_in(&self.view).collect();
         self.route_by_view();
         out.push(PeerAction::Event(PeerEvent::View(self.view.clone())));
         self.serve_when_listed(out);

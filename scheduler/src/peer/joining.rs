@@ -142,9 +142,7 @@ impl Peer {
 
     /// Serves from the membership on that says so.
     pub(super) fn serve_when_listed(&mut self, out: &mut Out) {
-        let me = self.config.me;
-        let mut records = self.view.members.iter();
-        let listed = records.any(|record| record.member == me && record.serving);
+        let listed = self.view.serves(self.config.me);
         if self.status != Status::Member || self.newcomer.is_none() || !listed {
             return;
         }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use shoal_protocol::ids::{ClaimKey, Member, Stage};
-use shoal_protocol::message::{Between, MemberRecord, ToCoordinator};
+use shoal_protocol::message::{Between, ToCoordinator};
 use shoal_protocol::units::Moment;
 
 use super::job::{Answer, Input, Job, Progress, Route};
@@ -23,7 +23,7 @@ impl Peer {
     /// Whether a speaker is, or may become, a member: the word of its admission may come later than
     /// its own.
     pub(super) fn is_known(&mut self, now: Moment, from: Member) -> bool {
-        if self.view.members.iter().any(|record| record.member == from) {
+        if self.view.lists(from) {
             return true;
         }
         let gone = self.gone.get(&from.peer).is_some_and(|last| from.incarnation <= *last);
@@ -37,9 +37,7 @@ impl Peer {
     /// Who spoke long ago and never became a member has come and gone between two memberships.
     pub(super) fn forget_strangers(&mut self, now: Moment, out: &mut Out) {
         let patience = self.config.limits.retry * 8;
-        let members: BTreeSet<Member> =
-            self.view.members.iter().map(|record| record.member).collect();
-        self.strangers.retain(|stranger, _| !members.contains(stranger));
+        self.strangers.retain(|stranger, _| !self.view.lists(*stranger));
         let late = |(member, since): (&Member, &Moment)| {
             (now.since(*since) >= patience).then_some(*member)
         };
@@ -103,8 +101,7 @@ impl Peer {
             .filter(|(_, job)| job.must_go_on())
             .map(|(key, _)| *key)
             .collect();
-        let known = self.view.members.iter().any(|record| record.member == member);
-        if known {
+        if self.view.lists(member) {
             for key in waiting {
                 self.offer_to(now, member, key, out);
             }
@@ -113,7 +110,7 @@ impl Peer {
 
     /// A member cannot be reached: the coordinator decides what becomes of it.
     pub(super) fn cannot_reach(&mut self, member: Member, out: &mut Out) {
-        if self.view.members.iter().any(|record| record.member == member) {
+        if self.view.lists(member) {
             self.unreachable.insert(member);
             out.push(PeerAction::ToCoordinator(ToCoordinator::CannotReach { member }));
         }
@@ -166,11 +163,7 @@ impl Peer {
             }
             job.replay |= job.answer != Answer::Expected;
             job.holder = None;
-            let records = &self.view.members;
-            let serves = |to: Member| {
-                records.iter().any(|MemberRecord { member, serving, .. }| *member == to && *serving)
-            };
-            match job.route.to().filter(|to| serves(*to)) {
+            match job.route.to().filter(|to| self.view.serves(*to)) {
                 // Its claim may be on its way; if not, it takes the work anew.
                 Some(to) => self.offer_to(now, to, *key, out),
                 None if job.route == Route::Unrouted => self.offer_early(now, *key, out),

@@ -148,7 +148,7 @@ impl Peer {
             return;
         }
         let hosted = self.stages.get_mut(&key.stage).expect("a job's stage is hosted");
-        if !self.view.members.iter().any(|record| record.member == holder) {
+        if !self.view.lists(holder) {
             // It is gone, or not known here yet: what becomes of its claim is told in time.
             if job.route.to() == Some(from) {
                 job.route = Route::Blocked { since: now };

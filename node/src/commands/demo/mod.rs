@@ -18,6 +18,7 @@ use shoal_protocol::manifest::Manifest;
 use crate::cli::{DemoArgs, LogFormat};
 use crate::config::RunConfig;
 use crate::dataset;
+use crate::events::RunEvent;
 use crate::exit::{Exit, ExitWith};
 use crate::plot::LossCurve;
 use crate::progress::Progress;
@@ -154,8 +155,13 @@ async fn train_swarm(
         dice: ChaCha8Rng::seed_from_u64(seed),
         start: Box::new(start),
     });
-    let mut progress = Progress::new("swarm");
-    watch(processes, chaos, |event| progress.note(event)).await
+    let (mut progress, mut kills) = (Progress::new("swarm"), 0);
+    let note = |event: &RunEvent| {
+        kills += u64::from(matches!(event, RunEvent::Killed { .. }));
+        progress.note(event);
+    };
+    watch(processes, chaos, note).await?;
+    Ok(kills)
 }
 
 /// The first peer starts the run; the others join it.
@@ -208,8 +214,7 @@ async fn train_reference(
     let log = folder.join("logs/reference.log");
     let process = Process::start("reference", &arguments.0, &log, log_format)?;
     let mut progress = Progress::new("reference");
-    watch(vec![process], None, |event| progress.note(event)).await?;
-    Ok(())
+    watch(vec![process], None, |event| progress.note(event)).await
 }
 
 fn read_report(folder: &Path) -> anyhow::Result<Report> {

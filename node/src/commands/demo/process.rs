@@ -154,9 +154,9 @@ pub(super) async fn watch(
     mut processes: Vec<Process>,
     mut chaos: Option<Chaos<'_>>,
     mut note: impl FnMut(&RunEvent),
-) -> anyhow::Result<u64> {
+) -> anyhow::Result<()> {
     let mut lines = processes[0].lines();
-    let (mut listening, mut kills) = (true, 0);
+    let mut listening = true;
     let mut fleet = Fleet { running: FuturesUnordered::new(), alive: BTreeMap::new(), count: 0 };
     for (index, process) in processes.into_iter().enumerate() {
         fleet.add(index, process);
@@ -164,11 +164,13 @@ pub(super) async fn watch(
     let first_pause = chaos.as_mut().map_or(PATIENCE, Chaos::next_pause);
     let mut death = Box::pin(tokio::time::sleep(first_pause));
     let (mut training, mut late) = (false, None);
+    // Deaths are no news: what keeps the demo waiting is that the run says nothing.
+    let mut silence = Box::pin(tokio::time::sleep(PATIENCE));
     while listening || !fleet.running.is_empty() {
-        let patience = if listening { PATIENCE } else { FAREWELL };
         tokio::select! {
             line = lines.next_line(), if listening => match line? {
                 Some(line) => {
+                    silence = Box::pin(tokio::time::sleep(PATIENCE));
                     let event = serde_json::from_str(&line).context("no event of a run")?;
                     let committed = matches!(event, RunEvent::Committed(_));
                     training |= committed;
@@ -178,14 +180,19 @@ pub(super) async fn watch(
                     training &= !matches!(event, RunEvent::Finished { .. });
                     note(&event);
                 }
-                None => listening = false,
+                None => {
+                    listening = false;
+                    silence = Box::pin(tokio::time::sleep(FAREWELL));
+                }
             },
             Some((index, ended)) = fleet.running.next(), if !fleet.running.is_empty() => {
                 fleet.alive.remove(&index);
+                if !listening {
+                    silence = Box::pin(tokio::time::sleep(FAREWELL));
+                }
                 match (ended, &mut chaos) {
                     (Ok(Ended::ByItself), _) => {}
                     (Ok(Ended::Killed), Some(chaos)) => {
-                        kills += 1;
                         note(&RunEvent::Killed { index });
                         // The same machine comes back, or another comes in its place.
                         let again = chaos.dice.next_u32().is_multiple_of(2);
@@ -208,12 +215,13 @@ pub(super) async fn watch(
                 }
                 death = Box::pin(tokio::time::sleep(chaos.next_pause()));
             }
-            () = tokio::time::sleep(patience), if chaos.is_none() || !listening => {
+            () = &mut silence => {
+                let patience = if listening { PATIENCE } else { FAREWELL };
                 bail!("nothing happened for {} s: the logs may tell why", patience.as_secs())
             }
         }
     }
-    Ok(kills)
+    Ok(())
 }
 
 /// The reason in the last line of a log that tells of a failure; none in that of a process that was
