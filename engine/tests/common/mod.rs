@@ -2,63 +2,35 @@
 
 #![allow(dead_code, reason = "each test uses its part")]
 
+#[path = "../../src/testing.rs"]
+mod testing;
+
 use std::path::Path;
 
 use bytes::Bytes;
 use shoal_engine::{
     Device, DeviceChoice, Engine, FixedPoint, ForwardOutput, Samples, TokenFile, data, square_norm,
 };
-use shoal_protocol::ids::{ClaimKey, ContentHash, Microbatch, Stage, StageSpan, Step};
-use shoal_protocol::manifest::{
-    Checkpoint, Dtype, Evaluation, Manifest, Model, Optimizer, TokenWidth, Tokenizer, Tokens,
-    Training,
-};
+use shoal_protocol::ids::{ClaimKey, Microbatch, Stage, StageSpan, Step};
+use shoal_protocol::manifest::{Manifest, Model, Tokenizer};
 
-/// A small run.
+/// The small run of the crate's own tests, a little larger.
 pub(crate) fn manifest() -> Manifest {
-    Manifest {
-        model: Model {
-            vocabulary: 256,
-            hidden: 32,
-            layers: 4,
-            heads: 4,
-            key_value_heads: 2,
-            intermediate: 48,
-            context: 16,
-            rope_theta: 10_000.0,
-            norm_epsilon: 1e-5,
-            initializer_range: 0.02,
-        },
-        training: Training {
-            seed: 7,
-            steps: 20,
-            stages: 1,
-            microbatches: 3,
-            microbatch_size: 2,
-            dtype: Dtype::F32,
-            boundary: Dtype::F32,
-            recompute: false,
-            gradient_fraction_bits: 44,
-        },
-        optimizer: Optimizer {
-            learning_rate: 3e-3,
-            final_learning_rate: 3e-4,
-            warmup_steps: 4,
-            beta1: 0.9,
-            beta2: 0.95,
-            epsilon: 1e-8,
-            weight_decay: 0.1,
-            gradient_clip: 1.0,
-        },
-        evaluation: Evaluation { held_out: 0.1, every: 5, microbatches: 2 },
-        checkpoint: Checkpoint { every: 0 },
-        tokens: Tokens {
-            hash: ContentHash([0; 32]),
-            count: 0,
-            width: TokenWidth::U8,
-            tokenizer: Tokenizer::Bytes,
-        },
-    }
+    let mut run = testing::manifest();
+    run.model = Model {
+        hidden: 32,
+        layers: 4,
+        heads: 4,
+        key_value_heads: 2,
+        intermediate: 48,
+        context: 16,
+        ..run.model
+    };
+    run.training.steps = 20;
+    run.training.microbatches = 3;
+    run.optimizer.warmup_steps = 4;
+    run.tokens.count = 0;
+    run
 }
 
 /// Writes a text's token file into `folder`, enters it into the manifest and gives the samples.
