@@ -61,6 +61,8 @@ pub struct Metrics {
     pub members_lost: IntCounter,
     /// All-reduces that came to nothing and were tried again, where this peer keeps the run.
     pub rounds_aborted: IntCounter,
+    /// Terms in which this peer kept the run.
+    pub terms: IntCounter,
     /// Returns of the whole run to a checkpoint, where this peer keeps the run.
     pub rewinds: IntCounter,
     /// Parts of checkpoints that this peer could not write, and checkpoints that it could not bring
@@ -132,6 +134,7 @@ impl Metrics {
                 "shoal_rounds_aborted_total",
                 "All-reduces that came to nothing and were tried again.",
             )?,
+            terms: r.counter("shoal_terms_total", "Terms in which this peer kept the run.")?,
             rewinds: r
                 .counter("shoal_rewinds_total", "Returns of the whole run to a checkpoint.")?,
             checkpoint_failures: r.counter(

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use shoal_metrics::{Direction, Metrics, Queue, TrafficKind};
 
 /// Every metric of ours, with its type.
-const EXPECTED: [(&str, &str); 25] = [
+const EXPECTED: [(&str, &str); 26] = [
     ("shoal_build_info", "gauge"),
     ("shoal_checkpoint_failures_total", "counter"),
     ("shoal_compute_busy_seconds_total", "counter"),
@@ -26,6 +26,7 @@ const EXPECTED: [(&str, &str); 25] = [
     ("shoal_received_bytes_total", "counter"),
     ("shoal_refused_total", "counter"),
     ("shoal_rewinds_total", "counter"),
+    ("shoal_terms_total", "counter"),
     ("shoal_rounds_aborted_total", "counter"),
     ("shoal_sent_bytes_total", "counter"),
     ("shoal_step", "gauge"),

@@ -3,17 +3,17 @@
 use std::convert::Infallible;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 
 use crate::exit::{Exit, ExitWith};
 
 /// How long to wait for the file of a first peer that is still starting.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// From one look for the file to the next.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+pub const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// No address is longer; the cap keeps a wrong file from being read whole.
 const LONGEST: u64 = 1024;
@@ -38,49 +38,44 @@ impl FromStr for JoinAddress {
 }
 
 impl JoinAddress {
-    /// The address; waits a minute for its file.
+    /// The address; none while its file is not there. Another process writes the file, perhaps on
+    /// another machine's file system: looking for it again and again is the one way that works
+    /// everywhere.
     ///
     /// # Errors
-    /// When there is no such file by then, or none that can be an address.
-    pub fn resolve(self) -> anyhow::Result<String> {
-        match self {
-            Self::Typed(address) => Ok(address),
-            Self::File(path) => wait_for(&path, PATIENCE),
-        }
-    }
-}
-
-/// Another process writes the file, perhaps on another machine's file system: looking for it again
-/// and again is the one way that works everywhere.
-fn wait_for(path: &std::path::Path, patience: Duration) -> anyhow::Result<String> {
-    let start = Instant::now();
-    loop {
+    /// When the file cannot be read or cannot hold an address.
+    pub fn read(&self) -> anyhow::Result<Option<String>> {
+        let path = match self {
+            Self::Typed(address) => return Ok(Some(address.clone())),
+            Self::File(path) => path,
+        };
+        let failed =
+            |error| Err(error).with_context(|| path.display().to_string()).exit_with(Exit::Usage);
         match std::fs::metadata(path) {
             Ok(about) if about.len() > LONGEST => {
                 return Err(anyhow::anyhow!("{} holds no address", path.display()))
                     .exit_with(Exit::Usage);
             }
-            Ok(about) if about.len() > 0 => break,
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(error).context(path.display().to_string()).exit_with(Exit::Usage);
-            }
-            _ if start.elapsed() >= patience => {
-                let waited = || -> anyhow::Result<String> {
-                    bail!(
-                        "no address in {} after {} s: is the first peer running?",
-                        path.display(),
-                        patience.as_secs()
-                    )
-                };
-                return waited().exit_with(Exit::NotAdmitted);
-            }
-            _ => std::thread::sleep(LOOK_EVERY),
+            Ok(about) if about.len() > 0 => {}
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return failed(error),
+            _ => return Ok(None),
+        }
+        match std::fs::read_to_string(path) {
+            Ok(text) => Ok(Some(text.trim().to_owned())),
+            Err(error) => failed(error),
         }
     }
-    let text = std::fs::read_to_string(path)
-        .with_context(|| path.display().to_string())
-        .exit_with(Exit::Usage)?;
-    Ok(text.trim().to_owned())
+
+    /// That the file did not appear.
+    #[must_use]
+    pub fn missing(&self, waited: Duration) -> anyhow::Error {
+        let place = match self {
+            Self::Typed(address) => address.clone(),
+            Self::File(path) => path.display().to_string(),
+        };
+        let seconds = waited.as_secs();
+        anyhow::anyhow!("no address in {place} after {seconds} s: is the first peer running?")
+    }
 }
 
 #[cfg(test)]
@@ -97,21 +92,18 @@ mod tests {
     fn a_file_that_appears_later_is_read() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("address");
-        let writer = std::thread::spawn({
-            let path = path.clone();
-            move || std::fs::write(path, "/ip4/1.2.3.4\n").expect("written")
-        });
-        assert_eq!(wait_for(&path, PATIENCE).expect("an address"), "/ip4/1.2.3.4");
-        writer.join().expect("it wrote");
+        let address = JoinAddress::File(path.clone());
+        assert_eq!(address.read().expect("nothing wrong"), None);
+        std::fs::write(path, "/ip4/1.2.3.4\n").expect("written");
+        assert_eq!(address.read().expect("an address").as_deref(), Some("/ip4/1.2.3.4"));
     }
 
     #[test]
     fn what_is_no_address_is_refused() {
         let folder = tempfile::tempdir().expect("a folder");
-        let missing = wait_for(&folder.path().join("none"), Duration::ZERO).expect_err("missing");
-        assert_eq!(Exit::of(&missing), Exit::NotAdmitted);
         let large = folder.path().join("large");
         std::fs::write(&large, vec![b'x'; 2000]).expect("written");
-        assert!(wait_for(&large, Duration::ZERO).is_err());
+        let refused = JoinAddress::File(large).read().expect_err("no address");
+        assert_eq!(Exit::of(&refused), Exit::Usage);
     }
 }

@@ -170,6 +170,13 @@ pub struct PeerArgs {
     /// Do not look for peers, nor be found, by multicast on the local network.
     #[arg(long)]
     no_mdns: bool,
+    /// Keep the run's log with other anchors: with three or five of them the run goes on when any one
+    /// dies, the peer that keeps it included. `start` always does.
+    #[arg(long)]
+    anchor: bool,
+    /// Keep every checkpoint whole in this folder: `checkpoint/` is the model.
+    #[arg(long, value_name = "DIR")]
+    archive: Option<PathBuf>,
     /// Leave in order when this file appears: the machine is about to be taken away.
     #[arg(long, value_name = "PATH")]
     preempt_file: Option<PathBuf>,
@@ -198,6 +205,10 @@ pub struct PeerOptions {
     pub congestion: Congestion,
     /// Whether to look for peers by multicast.
     pub mdns: bool,
+    /// Whether to keep the run's log with others.
+    pub anchor: bool,
+    /// Gets every checkpoint whole, if there is to be such a place.
+    pub archive: Option<PathBuf>,
     /// When and how to leave before the run is over.
     pub leaving: Leaving,
     /// Waited in each pass (a forward or a backward) over a microbatch, to model a slow peer.
@@ -214,6 +225,8 @@ impl PeerArgs {
             compute: self.compute.into(),
             congestion: self.congestion,
             mdns: !self.no_mdns,
+            anchor: self.anchor,
+            archive: self.archive,
             leaving: Leaving { preempt_file: self.preempt_file, drain_timeout: self.drain_timeout },
             slow_down: Duration::from_millis(self.slow_down),
         }
@@ -273,34 +286,38 @@ impl From<StartArgs> for StartOptions {
 /// `shoal join`
 #[derive(Debug, Clone, Args)]
 pub struct JoinArgs {
-    /// What `shoal start` printed, or `@PATH` of a file with it (waited for if need be).
-    #[arg(value_name = "ADDRESS")]
-    address: JoinAddress,
+    /// What `shoal start` printed, or `@PATH` of a file with it (waited for if need be). Of several
+    /// the first that answers is used.
+    #[arg(value_name = "ADDRESS", required = true)]
+    addresses: Vec<JoinAddress>,
     #[command(flatten)]
     peer: PeerArgs,
     /// Listen at this IP:PORT (port 0: any free one); may be given several times.
     #[arg(long, value_name = "ADDR",
           default_values_t = [SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))])]
     listen: Vec<SocketAddr>,
+    /// Write the address that others can join at into this file, once they can.
+    #[arg(long, value_name = "PATH")]
+    address_file: Option<PathBuf>,
 }
 
 /// What `shoal join` was asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JoinOptions {
-    /// The address that the first peer printed; not yet taken apart.
-    pub address: String,
+    /// Addresses that peers printed; not yet taken apart.
+    pub addresses: Vec<JoinAddress>,
+    /// Gets the address that others can join at, once they can.
+    pub address_file: Option<PathBuf>,
     /// What it has in common with `start`.
     pub peer: PeerOptions,
 }
 
 impl JoinArgs {
-    /// Finds out the address, waiting for its file if there is one.
-    ///
-    /// # Errors
-    /// When the file does not appear or holds no address.
-    pub fn options(self) -> anyhow::Result<JoinOptions> {
-        let address = self.address.resolve()?;
-        Ok(JoinOptions { address, peer: self.peer.options(self.listen) })
+    /// What was asked for.
+    #[must_use]
+    pub fn options(self) -> JoinOptions {
+        let Self { addresses, peer, listen, address_file } = self;
+        JoinOptions { addresses, address_file, peer: peer.options(listen) }
     }
 }
 
@@ -396,7 +413,11 @@ pub struct DemoArgs {
     /// What each peer computes on: `auto`, `cpu` or `cuda:N`.
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub device: DeviceChoice,
-    /// Kill -9 a random peer (but the first) about every so many seconds, and start another.
+    /// Peers that keep the run's log together: with three, the first may be killed as well.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub anchors: usize,
+    /// Kill -9 a random peer about every so many seconds, and start another. With fewer than three
+    /// anchors the first peer is left alone.
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub kill_every: Option<Duration>,
     /// Do not train the reference that the swarm is compared with.

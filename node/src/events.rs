@@ -79,6 +79,32 @@ pub enum RunEvent {
         /// The committed steps that are computed again.
         steps: u64,
     },
+    /// This process keeps the run from now on.
+    TookOver {
+        /// Its term of office.
+        term: u64,
+        /// Claims that members held.
+        claims: u64,
+    },
+    /// So many peers keep the run's log from now on.
+    Anchors {
+        /// How many.
+        count: usize,
+    },
+    /// Too few of the peers that keep the log answer: the run pauses.
+    Paused {
+        /// How many answer.
+        answering: usize,
+        /// How many there are.
+        anchors: usize,
+    },
+    /// A stage is lost: the run pauses until its newest checkpoint is found, or an older one.
+    Stranded {
+        /// The stages without a replica.
+        stages: Vec<u16>,
+        /// The version of the newest checkpoint.
+        version: u64,
+    },
     /// This process leaves in order.
     Draining {
         /// What asked it to.

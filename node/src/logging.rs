@@ -12,7 +12,8 @@ use crate::exit::{Exit, ExitWith};
 use crate::progress::AboveBars;
 
 /// What is logged unless told otherwise: what an operator should know, and no more.
-const DEFAULT_FILTER: &str = "warn,libp2p_kad=error,shoal=info,shoal_node=info,shoal_protocol=info";
+const DEFAULT_FILTER: &str =
+    "warn,libp2p_kad=error,openraft=off,shoal=info,shoal_node=info,shoal_protocol=info";
 
 static FORMAT: OnceLock<LogFormat> = OnceLock::new();
 

@@ -107,6 +107,23 @@ impl Progress {
                  computed again",
                 counted(*steps, "step")
             )),
+            RunEvent::Anchors { count } => {
+                self.say(&format!("{} keep the run's log", counted(*count as u64, "peer")));
+            }
+            RunEvent::Paused { answering, anchors } => self.say(&format!(
+                "the run pauses: {answering} of {anchors} peers that keep its log answer, and more \
+                 than half must"
+            )),
+            // A first term is nothing to tell of.
+            RunEvent::TookOver { term: 0 | 1, .. } => {}
+            RunEvent::TookOver { claims, .. } => self.say(&format!(
+                "keeps the run from now on: its members hold {}",
+                counted(*claims, "claim")
+            )),
+            RunEvent::Stranded { stages, version } => self.say(&format!(
+                "no replica of stage {} is left: looks for version {version} of the weights",
+                listed(stages)
+            )),
             RunEvent::Killed { index } => self.say(&format!("killed peer {index}")),
             RunEvent::Finished { .. } => {
                 self.clear();
@@ -214,15 +231,20 @@ impl Pace {
 }
 
 fn waiting(stages: &[u16], members: usize) -> String {
-    let stages: Vec<String> = stages.iter().map(u16::to_string).collect();
-    let hosts = match stages.as_slice() {
+    let hosts = match stages {
         [] => None,
         [one] => Some(format!("a host of stage {one}")),
-        many => Some(format!("hosts of stages {}", many.join(", "))),
+        many => Some(format!("hosts of stages {}", listed(many))),
     };
     let more = (members > 0).then(|| counted(members as u64, "more peer"));
     let parts: Vec<String> = hosts.into_iter().chain(more).collect();
     format!("waits for {}", if parts.is_empty() { "nobody".into() } else { parts.join(" and ") })
+}
+
+/// `1`, `1, 2`.
+fn listed(numbers: &[u16]) -> String {
+    let numbers: Vec<String> = numbers.iter().map(u16::to_string).collect();
+    numbers.join(", ")
 }
 
 /// `1 peer`, `2 peers`.

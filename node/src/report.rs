@@ -1,6 +1,6 @@
 //! `report.json`: a run in numbers, made from its events.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::Permissions;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -36,6 +36,12 @@ pub struct Report {
     pub checkpoint_hash: Option<ContentHash>,
     /// The same of a single process that trained alone, where one did.
     pub reference_hash: Option<ContentHash>,
+    /// What was told of each step, by whoever told it.
+    #[serde(skip)]
+    told: BTreeMap<u64, StepReport>,
+    /// What befell the work of steps that were computed again.
+    #[serde(skip)]
+    undone: MicrobatchNumbers,
     #[serde(skip)]
     microbatches_per_step: u64,
     #[serde(skip)]
@@ -100,12 +106,16 @@ impl Report {
             RunEvent::Committed(step) => self.note_step(step),
             RunEvent::Checkpoint { hash, .. } => self.checkpoint_hash = Some(*hash),
             RunEvent::Rewound { version, .. } => self.rewind(*version),
+            RunEvent::Killed { .. } => self.kills += 1,
             RunEvent::Listening { .. }
             | RunEvent::Waiting { .. }
             | RunEvent::Joined { .. }
             | RunEvent::Serving { .. }
+            | RunEvent::TookOver { .. }
+            | RunEvent::Anchors { .. }
+            | RunEvent::Paused { .. }
+            | RunEvent::Stranded { .. }
             | RunEvent::Draining { .. }
-            | RunEvent::Killed { .. }
             | RunEvent::Finished { .. }
             | RunEvent::Stopped { .. } => {}
         }
@@ -114,14 +124,39 @@ impl Report {
     /// What came of the steps from a version on is computed again, and counts then.
     fn rewind(&mut self, version: u64) {
         self.rewinds += 1;
-        let undone = self.steps.iter().filter(|step| step.step >= version).count() as u64;
-        let counted = undone * self.microbatches_per_step;
-        self.microbatches.counted = self.microbatches.counted.saturating_sub(counted);
-        self.steps.retain(|step| step.step < version);
+        for step in self.told.split_off(&version).into_values() {
+            self.undone.replayed += step.replayed;
+            self.undone.duplicated += step.duplicated;
+        }
+        self.add_up();
     }
 
+    /// Whether this step was told of, since the last return to before it.
+    #[must_use]
+    pub fn knows(&self, step: u64) -> bool {
+        self.told.contains_key(&step)
+    }
+
+    /// Several peers may tell of a step; who keeps the run knows most of it.
     fn note_step(&mut self, step: &StepReport) {
-        self.steps.push(StepNumbers {
+        self.peers = self.peers.max(step.peers);
+        let told = self.told.entry(step.step).or_insert_with(|| step.clone());
+        told.counted = told.counted.max(step.counted);
+        told.replayed = told.replayed.max(step.replayed);
+        told.duplicated = told.duplicated.max(step.duplicated);
+        self.add_up();
+    }
+
+    fn add_up(&mut self) {
+        let mut numbers = self.undone;
+        for step in self.told.values() {
+            numbers.counted += step.counted;
+            numbers.replayed += step.replayed;
+            numbers.duplicated += step.duplicated;
+            numbers.missing += self.microbatches_per_step as i64 - step.counted as i64;
+        }
+        self.microbatches = numbers;
+        let steps = self.told.values().map(|step| StepNumbers {
             step: step.step,
             loss: step.loss,
             gradient_norm: step.gradient_norm,
@@ -129,12 +164,7 @@ impl Report {
             seconds: step.seconds,
             held_out_loss: step.held_out_loss,
         });
-        self.peers = self.peers.max(step.peers);
-        let numbers = &mut self.microbatches;
-        numbers.counted += step.counted;
-        numbers.replayed += step.replayed;
-        numbers.duplicated += step.duplicated;
-        numbers.missing += self.microbatches_per_step as i64 - step.counted as i64;
+        self.steps = steps.collect();
 
         let tokens: u64 = self.steps.iter().map(|step| step.tokens).sum();
         let seconds: f64 = self.steps.iter().map(|step| step.seconds).sum();
@@ -231,6 +261,21 @@ mod tests {
                 "reference_hash": null,
             })
         );
+    }
+
+    #[test]
+    fn what_several_peers_tell_of_a_step_counts_once() {
+        let mut report = Report::new();
+        report.note(&started());
+        let heard = StepReport { replayed: 0, duplicated: 0, ..step(0, 8) };
+        for told in [heard.clone(), step(0, 8), heard] {
+            report.note(&RunEvent::Committed(told));
+        }
+        report.note(&RunEvent::Committed(step(1, 8)));
+        report.note(&RunEvent::Rewound { version: 1, steps: 1 });
+        assert!(report.knows(0) && !report.knows(1));
+        let expected = MicrobatchNumbers { counted: 8, replayed: 2, duplicated: 4, missing: 0 };
+        assert_eq!((report.steps.len(), report.microbatches), (1, expected));
     }
 
     #[test]

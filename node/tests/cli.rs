@@ -109,7 +109,13 @@ impl FirstPeer {
             .expect("it starts");
         let file = format!("@{}", place.path("address").display());
         let address: shoal_node::address::JoinAddress = file.parse().expect("a file");
-        Self { child, address: address.resolve().expect("it listens") }
+        let address = loop {
+            match address.read().expect("an address or nothing") {
+                Some(address) => break address,
+                None => std::thread::sleep(shoal_node::address::LOOK_EVERY),
+            }
+        };
+        Self { child, address }
     }
 }
 

@@ -66,9 +66,37 @@ counter! {
     /// One try at a step's all-reduce of one stage.
     Attempt(u32)
 }
-counter! {
-    /// Number of a grant within a coordinator's term.
-    GrantNumber(u64)
+
+/// The right to count something, as one coordinator gave it. Later ones are greater.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Default,
+    bincode::Encode,
+    bincode::Decode,
+)]
+pub struct Grant {
+    /// The coordinator's term.
+    pub term: Term,
+    /// Its number within the term.
+    pub number: u64,
+}
+
+impl Grant {
+    /// The one after this in the same term.
+    ///
+    /// # Panics
+    /// When the numbers are exhausted, which no run can reach.
+    #[must_use]
+    pub fn next(self) -> Self {
+        Self { number: self.number.checked_add(1).expect("grants exhausted"), ..self }
+    }
 }
 
 /// A network identity: the ed25519 public key whose holder proved it during the handshake.

@@ -8,8 +8,8 @@
 use std::net::SocketAddr;
 
 use crate::ids::{
-    Attempt, ClaimKey, ContentHash, Era, GrantNumber, Incarnation, Member, Microbatch, PeerId,
-    Stage, StageSpan, Step, Term,
+    Attempt, ClaimKey, ContentHash, Era, Grant, Incarnation, Member, Microbatch, PeerId, Stage,
+    StageSpan, Step, Term,
 };
 use crate::units::Bytes;
 
@@ -37,6 +37,26 @@ pub enum Message {
     FromCoordinator(FromCoordinator),
     /// A member to a member.
     Between(Between),
+    /// An anchor to an anchor, about the run's log.
+    Anchor(AnchorMessage),
+    /// Who keeps the run, to somebody who asked another.
+    Elsewhere {
+        /// Who.
+        keeper: Member,
+        /// Where its data plane listens.
+        addresses: Vec<SocketAddr>,
+    },
+}
+
+/// A request of an anchor to another, or the answer to one.
+#[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct AnchorMessage {
+    /// Which request, counted by who asks.
+    pub number: u64,
+    /// Whether it is the answer.
+    pub answer: bool,
+    /// What the log's own protocol says.
+    pub body: Vec<u8>,
 }
 
 /// Which stages a newcomer wants to host.
@@ -48,6 +68,28 @@ pub enum StageChoice {
     One(Stage),
     /// Every stage.
     All,
+}
+
+/// What a peer would do for the run besides hosting stages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, bincode::Encode, bincode::Decode)]
+pub struct Duties {
+    /// Keep the run's log with other anchors, and the run when it is chosen.
+    pub anchor: bool,
+    /// Keep every checkpoint whole.
+    pub archive: bool,
+}
+
+/// A claim as its holder knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct HeldClaim {
+    /// The work.
+    pub key: ClaimKey,
+    /// The grant that it holds it under.
+    pub grant: Grant,
+    /// Whether it is in its accumulator (or, held out, evaluated).
+    pub done: bool,
+    /// The mean loss per token, from the last stage, once it is done.
+    pub loss: Option<FixedLoss>,
 }
 
 /// The loss of one microbatch, or a sum of them, in units of 2^-32 nats per token: integers, so that
@@ -93,6 +135,31 @@ pub enum ToCoordinator {
         /// Hash of a known-answer forward and backward pass, the build, instruction set and threads:
         /// equal fingerprints compute equal bits.
         fingerprint: ContentHash,
+        /// What else it would do for the run.
+        duties: Duties,
+    },
+    /// The answer to a census: what the sender holds. Its last part ends the answer.
+    Held {
+        /// Claims of steps that it has not seen the commit of.
+        claims: Vec<HeldClaim>,
+        /// Which part this is: the first one begins the answer anew.
+        part: u32,
+        /// Whether there are no more.
+        last: bool,
+    },
+    /// The sender, which archives, has a complete checkpoint as a whole.
+    Archived {
+        /// The version of the weights.
+        version: Step,
+    },
+    /// The sender keeps a stage of a checkpoint that it does not host, or could not get it.
+    Kept {
+        /// The version of the weights.
+        version: Step,
+        /// The stage.
+        stage: Stage,
+        /// Whether it has all its files.
+        whole: bool,
     },
     /// A replica of the first stage has room for microbatches beyond the grants numbered up to
     /// `through`.
@@ -100,7 +167,7 @@ pub enum ToCoordinator {
         /// Of which steps, and how many of each.
         rooms: Vec<(Step, u32)>,
         /// The newest grant it has seen.
-        through: GrantNumber,
+        through: Grant,
         /// Nanoseconds that it needs for one microbatch, as in `Accepted`.
         pace: u64,
     },
@@ -114,7 +181,7 @@ pub enum ToCoordinator {
         /// The work.
         key: ClaimKey,
         /// The grant it was done under.
-        grant: GrantNumber,
+        grant: Grant,
         /// The mean loss per token, from the last stage.
         loss: Option<FixedLoss>,
     },
@@ -153,7 +220,7 @@ pub enum ToCoordinator {
         /// The work.
         key: ClaimKey,
         /// The grant.
-        grant: GrantNumber,
+        grant: Grant,
     },
     /// The sender, which is not serving yet, holds its stages at this version. Repeated until it
     /// serves.
@@ -169,6 +236,8 @@ pub enum ToCoordinator {
         /// Whom.
         member: Member,
     },
+    /// The sender has not heard the coordinator for long: who is no member any more is told so.
+    Present,
     /// The sender leaves.
     Leave,
 }
@@ -176,8 +245,41 @@ pub enum ToCoordinator {
 /// The coordinator to a member.
 #[derive(Debug, Clone, PartialEq, bincode::Encode, bincode::Decode)]
 pub enum FromCoordinator {
+    /// A new coordinator takes over: it must know what every member holds before it decides
+    /// anything. Who answers obeys no earlier one any more.
+    Census {
+        /// Its term: it is answered once.
+        term: Term,
+        /// The present era.
+        era: Era,
+        /// The version that the present era began at.
+        began_at: Step,
+        /// The newest commit of the era.
+        commit: Option<CommitRecord>,
+    },
+    /// The new coordinator has heard everybody: whatever waits for an answer is to be said again.
+    TakenOver,
+    /// Fetch a stage of a checkpoint that is stored elsewhere, and keep it.
+    Keep {
+        /// The version of the weights.
+        version: Step,
+        /// What to fetch, and from whom.
+        part: SnapshotPart,
+    },
+    /// A checkpoint is complete: who archives brings it together, and files of versions before the
+    /// oldest may go.
+    Checkpoint {
+        /// The version of the weights.
+        version: Step,
+        /// Each stage, in order.
+        stages: Vec<StoredStage>,
+        /// The oldest version that is still of use.
+        oldest: Step,
+    },
     /// The newcomer is a member. It serves from the membership on that says so.
     Admitted {
+        /// The era that begins for it.
+        era: Era,
         /// The stages it hosts.
         span: StageSpan,
         /// The version of the weights that it starts with: the initial ones where it is 0, else
@@ -222,14 +324,14 @@ pub enum FromCoordinator {
         /// The step they belong to.
         step: Step,
         /// Which, and under which grants.
-        grants: Vec<(Microbatch, GrantNumber)>,
+        grants: Vec<(Microbatch, Grant)>,
     },
     /// The claim is the receiver's.
     Granted {
         /// The work.
         key: ClaimKey,
         /// Number of the grant.
-        grant: GrantNumber,
+        grant: Grant,
         /// Who holds the claim of the next stage already, if anybody does.
         next_holder: Option<Member>,
     },
@@ -250,7 +352,7 @@ pub enum FromCoordinator {
         /// The work.
         key: ClaimKey,
         /// The grant.
-        grant: GrantNumber,
+        grant: Grant,
     },
     /// Every microbatch of the step is done: all-reduce.
     Close(Round),
@@ -378,6 +480,8 @@ pub struct RoundOutcome {
 pub struct CommitRecord {
     /// In which era.
     pub era: Era,
+    /// The term of the coordinator that ordered its rounds.
+    pub term: Term,
     /// The step; the weights become version `step + 1`.
     pub step: Step,
     /// Each stage's attempt and outcome, in order of stages.
@@ -436,6 +540,8 @@ pub struct MemberRecord {
     pub addresses: Vec<SocketAddr>,
     /// Whether it takes part; a newcomer without weights only listens.
     pub serving: bool,
+    /// What else it does for the run.
+    pub duties: Duties,
 }
 
 /// One stage of a snapshot.
@@ -443,8 +549,15 @@ pub struct MemberRecord {
 pub struct SnapshotPart {
     /// The stage.
     pub stage: Stage,
+    /// Where it is.
+    pub stored: StoredStage,
+}
+
+/// One stage's weights at a version, and who has them.
+#[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct StoredStage {
     /// Who has the files.
-    pub holder: PeerId,
+    pub holders: Vec<PeerId>,
     /// The files, by content.
     pub files: Vec<StoredFile>,
 }
@@ -476,12 +589,12 @@ pub enum LogRecord {
         /// The version.
         version: Step,
     },
-    /// Every stage of this version is stored, by these peers.
+    /// Every stage of this version is stored, by as many peers as there are for it.
     Checkpoint {
         /// The version of the weights.
         version: Step,
-        /// Each stage's holder and files, in order of stages.
-        stages: Vec<(PeerId, Vec<StoredFile>)>,
+        /// Each stage, in order.
+        stages: Vec<StoredStage>,
     },
 }
 
@@ -550,7 +663,7 @@ mod tests {
             term: Term(1),
             message: Message::FromCoordinator(FromCoordinator::Work {
                 step: Step(7),
-                grants: vec![(Microbatch(1), GrantNumber(9))],
+                grants: vec![(Microbatch(1), Grant { term: Term(1), number: 9 })],
             }),
         };
         let bytes = wire::encode(&envelope).expect("small");

@@ -1,13 +1,15 @@
 //! What goes into the state machines and what comes out of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::Duration;
 
-use shoal_protocol::ids::{ClaimKey, ContentHash, Era, Member, Stage, StageSpan, Step};
+use shoal_protocol::ids::{
+    ClaimKey, ContentHash, Era, Member, PeerId, Stage, StageSpan, Step, Term,
+};
 use shoal_protocol::message::{
     Between, CommitRecord, FixedLoss, FromCoordinator, LogRecord, RoundId, SnapshotPart,
-    StoredFile, TensorTag, ToCoordinator, View,
+    StoredFile, StoredStage, TensorTag, ToCoordinator, View,
 };
 use shoal_protocol::units::Bytes;
 
@@ -273,6 +275,20 @@ pub enum PeerInput {
         /// Whether all are here.
         whole: bool,
     },
+    /// Files that were to be kept are here, or cannot be had.
+    Kept {
+        /// The version of the weights in them.
+        version: Step,
+        /// The stage.
+        stage: Stage,
+        /// Whether all are here.
+        whole: bool,
+    },
+    /// A complete checkpoint is whole where this peer archives.
+    Archived {
+        /// The version of the weights.
+        version: Step,
+    },
     /// It is later.
     Tick,
 }
@@ -297,6 +313,14 @@ pub enum PeerAction {
         tag: TensorTag,
         /// The tensor.
         payload: PayloadId,
+    },
+    /// Have the files of a stage of a checkpoint kept here, fetched from others if need be, then say
+    /// so by `PeerInput::Kept`.
+    Keep {
+        /// The version of the weights.
+        version: Step,
+        /// What to keep, and who has it.
+        part: SnapshotPart,
     },
     /// Fetch the files of a stage, then say so by `PeerInput::Fetched`.
     Fetch {
@@ -407,6 +431,15 @@ pub enum PeerEvent {
     },
     /// A new membership.
     View(View),
+    /// A checkpoint is complete.
+    Checkpoint {
+        /// The version of the weights.
+        version: Step,
+        /// Each stage, in order.
+        stages: Vec<StoredStage>,
+        /// The oldest version whose files are still of use.
+        oldest: Step,
+    },
     /// It applied a step.
     Applied {
         /// The step's last word.
@@ -466,14 +499,6 @@ pub enum CoordinatorInput {
     },
     /// A record that was to be written down is down for good.
     Appended(LogRecord),
-    /// The files of this version's checkpoint are where the run's keeper wants them, or could not
-    /// be brought there.
-    Collected {
-        /// The version.
-        version: Step,
-        /// Whether all are there.
-        whole: bool,
-    },
     /// It is later.
     Tick,
 }
@@ -488,6 +513,8 @@ pub enum CoordinatorAction {
         /// What.
         message: FromCoordinator,
     },
+    /// Have these peers keep the log from now on.
+    Anchors(BTreeSet<PeerId>),
     /// Write this down for good, then say so by `CoordinatorInput::Appended`. Records are
     /// written in the order in which they were given.
     Append(LogRecord),
@@ -517,6 +544,21 @@ pub enum CoordinatorEvent {
         stages: Vec<Stage>,
         /// Further members that were asked for.
         members: usize,
+    },
+    /// A new term began: the log and the members told how the run stands.
+    TookOver {
+        /// Which term.
+        term: Term,
+        /// Claims that members hold.
+        claims: u64,
+    },
+    /// A stage is lost: it is looked for who has the newest checkpoint. Until all of it is found the
+    /// run pauses.
+    Stranded {
+        /// The stages without a replica.
+        stages: Vec<Stage>,
+        /// The version of the newest checkpoint.
+        version: Step,
     },
     /// A step began: the weights that it reads are there. Its work was given out before.
     Opened {
@@ -560,12 +602,12 @@ pub enum CoordinatorEvent {
         /// The version.
         version: Step,
     },
-    /// Every stage of this version is stored, by these peers: time to collect it.
+    /// A checkpoint is complete.
     CheckpointStored {
         /// The version.
         version: Step,
-        /// Each stage's holder and files, in order of stages.
-        stages: Vec<(Member, Vec<StoredFile>)>,
+        /// Each stage's files, in order of stages.
+        stages: Vec<Vec<StoredFile>>,
         /// Whether the run ends with it.
         last: bool,
     },

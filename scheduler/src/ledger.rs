@@ -6,8 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use shoal_protocol::ids::{ClaimKey, GrantNumber, Member, Microbatch, Stage, Step};
-use shoal_protocol::message::FixedLoss;
+use shoal_protocol::ids::{ClaimKey, Grant, Member, Microbatch, Stage, Step, Term};
+use shoal_protocol::message::{FixedLoss, HeldClaim};
 
 /// The claims of one step.
 #[derive(Debug)]
@@ -27,13 +27,18 @@ pub(crate) struct Ledger {
 }
 
 /// Numbers of one term's grants: each higher than all before.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Grants {
-    last: GrantNumber,
+    last: Grant,
 }
 
 impl Grants {
-    fn next(&mut self) -> GrantNumber {
+    /// Those of a term that begins.
+    pub(crate) fn of(term: Term) -> Self {
+        Self { last: Grant { term, number: 0 } }
+    }
+
+    fn next(&mut self) -> Grant {
         self.last = self.last.next();
         self.last
     }
@@ -42,7 +47,7 @@ impl Grants {
 #[derive(Debug)]
 struct Claim {
     holder: Member,
-    grant: GrantNumber,
+    grant: Grant,
     done: bool,
     loss: Option<FixedLoss>,
 }
@@ -51,7 +56,7 @@ struct Claim {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ClaimAnswer {
     /// It is the asker's, perhaps for long.
-    Granted { grant: GrantNumber, next_holder: Option<Member> },
+    Granted { grant: Grant, next_holder: Option<Member> },
     /// It is another's.
     Held { holder: Member },
     /// It is of no step that is open, or there is no such work.
@@ -119,12 +124,31 @@ impl Ledger {
         ClaimAnswer::Granted { grant, next_holder }
     }
 
+    /// Takes in a claim that an earlier coordinator granted. Returns whether it can be: there is such
+    /// work, and nobody else holds it.
+    pub(crate) fn restore(&mut self, claim: &HeldClaim, holder: Member) -> bool {
+        let HeldClaim { key, grant, done, loss } = *claim;
+        let place = (key.stage, key.microbatch);
+        let exists = key.stage.0 < self.stages && key.microbatch.0 < self.microbatches;
+        let last = key.stage.0 + 1 == self.stages;
+        let sound = !done || last == loss.is_some();
+        if key.step != self.step || !exists || !sound || self.claims.contains_key(&place) {
+            return false;
+        }
+        self.claims.insert(place, Claim { holder, grant, done, loss: loss.filter(|_| done) });
+        self.done += usize::from(done);
+        if key.stage == Stage(0) {
+            self.free.remove(&key.microbatch);
+        }
+        true
+    }
+
     /// Notes that the work is in its holder's accumulator.
     pub(crate) fn done(
         &mut self,
         key: ClaimKey,
         member: Member,
-        grant: GrantNumber,
+        grant: Grant,
         loss: Option<FixedLoss>,
     ) -> DoneAnswer {
         if key.step != self.step {
@@ -195,7 +219,7 @@ impl Ledger {
 
     /// Takes back one claim that its holder lets go of. Returns whether it was its holder's under
     /// this grant, and not done.
-    pub(crate) fn release(&mut self, key: ClaimKey, member: Member, grant: GrantNumber) -> bool {
+    pub(crate) fn release(&mut self, key: ClaimKey, member: Member, grant: Grant) -> bool {
         let held = self
             .claims
             .get(&(key.stage, key.microbatch))
@@ -261,6 +285,10 @@ mod tests {
 
     use super::*;
 
+    fn nth(number: u64) -> Grant {
+        Grant { term: Term(1), number }
+    }
+
     fn member(number: u8) -> Member {
         Member { peer: PeerId([number; 32]), incarnation: Incarnation(1) }
     }
@@ -282,12 +310,12 @@ mod tests {
     }
 
     fn books() -> Books {
-        let grants = Grants { last: GrantNumber(9) };
+        let grants = Grants { last: nth(9) };
         Books { ledger: Ledger::open(Step(4), 2, 2, 3), grants }
     }
 
     fn granted(grant: u64) -> ClaimAnswer {
-        ClaimAnswer::Granted { grant: GrantNumber(grant), next_holder: None }
+        ClaimAnswer::Granted { grant: nth(grant), next_holder: None }
     }
 
     #[test]
@@ -305,7 +333,7 @@ mod tests {
         books.claim(key(1, 0), member(1));
         let answer = books.claim(key(0, 0), member(2));
         let next_holder = Some(member(1));
-        assert_eq!(answer, ClaimAnswer::Granted { grant: GrantNumber(11), next_holder });
+        assert_eq!(answer, ClaimAnswer::Granted { grant: nth(11), next_holder });
     }
 
     #[test]
@@ -331,8 +359,7 @@ mod tests {
     fn only_the_holder_under_its_grant_is_done_and_only_once() {
         let mut books = books();
         books.claim(key(0, 0), member(1));
-        let mut done =
-            |who, grant| books.ledger.done(key(0, 0), member(who), GrantNumber(grant), None);
+        let mut done = |who, grant| books.ledger.done(key(0, 0), member(who), nth(grant), None);
         assert_eq!(done(2, 10), DoneAnswer::Refused);
         assert_eq!(done(1, 11), DoneAnswer::Refused);
         assert_eq!(done(1, 10), DoneAnswer::Noted);
@@ -345,14 +372,8 @@ mod tests {
         books.claim(key(0, 0), member(1));
         books.claim(key(1, 0), member(1));
         let loss = Some(FixedLoss(5));
-        assert_eq!(
-            books.ledger.done(key(0, 0), member(1), GrantNumber(10), loss),
-            DoneAnswer::Refused
-        );
-        assert_eq!(
-            books.ledger.done(key(1, 0), member(1), GrantNumber(11), None),
-            DoneAnswer::Refused
-        );
+        assert_eq!(books.ledger.done(key(0, 0), member(1), nth(10), loss), DoneAnswer::Refused);
+        assert_eq!(books.ledger.done(key(1, 0), member(1), nth(11), None), DoneAnswer::Refused);
     }
 
     fn finish(books: &mut Books) {
@@ -422,14 +443,14 @@ mod tests {
         let mut books = books();
         books.claim(key(1, 0), member(1));
         for (who, grant) in [(2, 10), (1, 9)] {
-            assert!(!books.ledger.release(key(1, 0), member(who), GrantNumber(grant)));
+            assert!(!books.ledger.release(key(1, 0), member(who), nth(grant)));
         }
-        assert!(books.ledger.release(key(1, 0), member(1), GrantNumber(10)));
-        assert!(!books.ledger.release(key(1, 0), member(1), GrantNumber(10)));
+        assert!(books.ledger.release(key(1, 0), member(1), nth(10)));
+        assert!(!books.ledger.release(key(1, 0), member(1), nth(10)));
         assert_eq!(books.claim(key(1, 0), member(1)), granted(11));
         let loss = Some(FixedLoss(1));
-        books.ledger.done(key(1, 0), member(1), GrantNumber(11), loss);
-        assert!(!books.ledger.release(key(1, 0), member(1), GrantNumber(11)));
+        books.ledger.done(key(1, 0), member(1), nth(11), loss);
+        assert!(!books.ledger.release(key(1, 0), member(1), nth(11)));
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! drives these types over real links, [`sim`] drives the same types over modelled ones.
 
 pub mod action;
+mod anchors;
 pub mod coordinator;
 mod ledger;
 mod membership;

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
+use shoal_protocol::history::History;
 use shoal_protocol::ids::{ContentHash, Incarnation, Member, PeerId, Stage, StageSpan};
 use shoal_protocol::limits;
-use shoal_protocol::message::{MemberRecord, StageChoice, View};
+use shoal_protocol::message::{Duties, MemberRecord, StageChoice, View};
 
 use crate::placement::{PlacementError, place};
 
@@ -28,8 +29,23 @@ struct Registered {
     incarnation: Incarnation,
     span: StageSpan,
     addresses: Vec<SocketAddr>,
-    fingerprint: ContentHash,
+    /// None where an earlier coordinator admitted it.
+    fingerprint: Option<ContentHash>,
     serving: bool,
+    duties: Duties,
+}
+
+/// Who wants to be a member, and as what.
+#[derive(Debug, Clone)]
+pub(crate) struct Candidate {
+    /// The stages wanted.
+    pub(crate) choice: StageChoice,
+    /// Where its data plane listens.
+    pub(crate) addresses: Vec<SocketAddr>,
+    /// Its known answers.
+    pub(crate) fingerprint: ContentHash,
+    /// What else it would do.
+    pub(crate) duties: Duties,
 }
 
 /// What an admission did.
@@ -61,19 +77,32 @@ pub(crate) enum AdmissionError {
 }
 
 impl Membership {
-    pub(crate) fn new(stages: u16) -> Self {
-        Self { stages, members: BTreeMap::new(), expelled: BTreeMap::new(), number: 0 }
+    /// Who is a member as the log has it.
+    pub(crate) fn of(stages: u16, history: &History) -> Self {
+        let registered = |record: &MemberRecord| Registered {
+            incarnation: record.member.incarnation,
+            span: record.span,
+            addresses: record.addresses.clone(),
+            fingerprint: None,
+            serving: record.serving,
+            duties: record.duties,
+        };
+        let members = history.view.members.iter();
+        let members: BTreeMap<PeerId, Registered> =
+            members.map(|record| (record.member.peer, registered(record))).collect();
+        let gone = history.lives.iter().filter(|(peer, _)| !members.contains_key(peer));
+        let expelled = gone.map(|(peer, life)| (*peer, *life)).collect();
+        Self { stages, members, expelled, number: history.view.number }
     }
 
     /// Takes in a newcomer; says so again to who is a member already.
     pub(crate) fn admit(
         &mut self,
         member: Member,
-        choice: StageChoice,
-        addresses: Vec<SocketAddr>,
-        fingerprint: ContentHash,
+        candidate: Candidate,
         serving: bool,
     ) -> Result<Admission, AdmissionError> {
+        let Candidate { choice, addresses, fingerprint, duties } = candidate;
         let mut replaced = None;
         if let Some(known) = self.members.get(&member.peer) {
             if known.incarnation == member.incarnation {
@@ -97,10 +126,12 @@ impl Membership {
         let unlike = self
             .members
             .iter()
-            .find(|(peer, _)| others(peer))
-            .is_some_and(|(_, other)| other.fingerprint != fingerprint);
+            .filter(|(peer, _)| others(peer))
+            .find_map(|(_, other)| other.fingerprint)
+            .is_some_and(|other| other != fingerprint);
         let incarnation = member.incarnation;
-        let registered = Registered { incarnation, span, addresses, fingerprint, serving };
+        let fingerprint = Some(fingerprint);
+        let registered = Registered { incarnation, span, addresses, fingerprint, serving, duties };
         self.members.insert(member.peer, registered);
         Ok(Admission { span, again: false, replaced, unlike })
     }
@@ -150,6 +181,17 @@ impl Membership {
         self.members.iter().map(|(peer, known)| known.as_member(*peer))
     }
 
+    /// The life of a peer that is a member now.
+    pub(crate) fn life_of(&self, peer: PeerId) -> Option<Member> {
+        self.members.get(&peer).map(|known| known.as_member(peer))
+    }
+
+    /// The members that would do something besides hosting stages, in order.
+    pub(crate) fn with_duty(&self, duty: fn(Duties) -> bool) -> impl Iterator<Item = Member> + '_ {
+        let able = self.members.iter().filter(move |(_, known)| duty(known.duties));
+        able.map(|(peer, known)| known.as_member(*peer))
+    }
+
     /// The members that serve a stage, in order.
     pub(crate) fn replicas(&self, stage: Stage) -> impl Iterator<Item = Member> + '_ {
         self.members
@@ -171,6 +213,7 @@ impl Membership {
             span: known.span,
             addresses: known.addresses.clone(),
             serving: known.serving,
+            duties: known.duties,
         };
         View { number: self.number, members: self.members.iter().map(record).collect() }
     }

@@ -105,9 +105,67 @@ fn the_others_wait_for_the_peer_that_keeps_the_run_and_go_on_with_it() {
     reach(&mut swarm, 4);
     swarm.peers[0].kill();
     let mut again = lasting_swarm(homes.path(), &run, &address, 1);
-    let rewound = again.peers[0].event("rewound");
-    assert!(rewound["version"].as_u64().expect("a number") >= 2, "{rewound}");
+    assert_eq!(again.peers[0].event("took_over")["term"], 2);
     again.peers.extend(swarm.peers.drain(1..));
+    let trained = again.finish();
+    // The others hosted every stage: what they had done counts.
+    assert_eq!(trained.report["rewinds"], 0);
+    assert_eq!(trained.hash(), run.local("alone").hash());
+}
+
+/// A swarm of five whose first three peers keep the log, after a few steps.
+fn anchored_swarm(homes: &Path, run: &Run, address: &str, archive: &Path) -> Swarm {
+    let archive = archive.to_str().expect("a plain path");
+    let mut swarm = Swarm::start_in(
+        homes,
+        &run.config(),
+        &[&["--listen", address, "--wait-for", "5"], SLOW].concat(),
+    );
+    for flags in [&["--anchor"][..], &["--anchor"], &["--archive", archive], &[]] {
+        swarm.join(&[flags, SLOW].concat());
+    }
+    assert_eq!(swarm.peers[0].event("anchors")["count"], 3);
+    let step = swarm.peers[0].event("committed")["step"].as_u64().expect("a number");
+    reach(&mut swarm, step + 2);
+    swarm
+}
+
+#[test]
+fn with_three_anchors_the_run_goes_on_when_the_one_that_keeps_it_dies() {
+    let run = run_of(60, 5);
+    let homes = tempfile::tempdir().expect("room for a folder");
+    let archive = homes.path().join("archive");
+    let mut swarm = anchored_swarm(homes.path(), &run, &own_address().to_string(), &archive);
+    swarm.peers.remove(0).kill();
+    // It never comes back, and another peer has every checkpoint.
+    let mut archivist = swarm.peers.remove(2);
+    let last = loop {
+        let saved = archivist.event("checkpoint");
+        if saved["version"] == 60 {
+            break saved;
+        }
+    };
+    for peer in swarm.peers.drain(..).chain([archivist]) {
+        let _ = peer.end().success();
+    }
+    assert_eq!(last["hash"], run.local("alone").hash());
+    assert!(archive.join("checkpoint").is_dir());
+}
+
+#[test]
+fn with_two_of_three_anchors_dead_the_run_pauses_until_one_is_back() {
+    let run = run_of(60, 5);
+    let homes = tempfile::tempdir().expect("room for a folder");
+    let address = own_address().to_string();
+    let archive = homes.path().join("archive");
+    let mut swarm = anchored_swarm(homes.path(), &run, &address, &archive);
+    for mut victim in swarm.peers.drain(..2) {
+        victim.kill();
+    }
+    let paused = swarm.peers[0].event("paused");
+    assert_eq!((&paused["answering"], &paused["anchors"]), (&1.into(), &3.into()));
+    let mut again = lasting_swarm(homes.path(), &run, &address, 1);
+    again.peers.append(&mut swarm.peers);
     let trained = again.finish();
     assert_eq!(trained.hash(), run.local("alone").hash());
 }
@@ -163,10 +221,20 @@ fn a_disk_that_takes_no_checkpoint_leaves_it_to_another_replica() {
 
 #[test]
 fn a_demo_in_which_peers_are_killed_ends_with_the_references_bits() {
+    kill_in_a_demo(1);
+}
+
+#[test]
+fn a_demo_in_which_the_keeper_is_killed_too_ends_with_the_references_bits() {
+    kill_in_a_demo(3);
+}
+
+fn kill_in_a_demo(anchors: u32) {
     let folder = tempfile::tempdir().expect("room for a folder");
     let out = folder.path().join("demo");
     let mut demo = shoal(["demo"]);
     demo.args("--peers 5 --stages 2 --steps 30 --seed 5 --kill-every 1".split(' '));
+    demo.args(["--anchors", &anchors.to_string()]);
     demo.arg("--data").arg(text()).arg("--out").arg(&out);
     let shown = Process::start("demo", demo).end().success();
     let report = Trained::read(&out).report;

@@ -1,19 +1,22 @@
 //! `shoal join`: one more peer for a run that somebody started.
 
-use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
-use shoal_protocol::ids::{Member, PeerId};
+use shoal_protocol::ids::{Incarnation, Member};
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::net::transport::{ConnectError, Run, Transport, Welcome};
+use shoal_protocol::net::discovery::PeerAddress;
+use shoal_protocol::net::transport::{Run, Transport, Welcome};
 
+use super::start::publish;
 use super::training::{self, Serving};
+use crate::address::{self, JoinAddress};
 use crate::cli::{JoinOptions, PeerOptions};
 use crate::driver::home::{Files, Home};
 use crate::driver::observer::Observer;
-use crate::driver::{self, Network, Office, Outcome, Setup};
+use crate::driver::{self, AnchorPart, Network, Office, Outcome, Setup};
 use crate::exit::{Exit, ExitWith};
 use crate::network::{self, Links};
 use crate::progress;
@@ -37,13 +40,14 @@ pub fn run(options: JoinOptions) -> anyhow::Result<()> {
 }
 
 async fn join(options: JoinOptions) -> anyhow::Result<()> {
-    let JoinOptions { address, peer: options } = options;
+    let JoinOptions { addresses, address_file, peer: options } = options;
     let home = Home::open(&options.data_dir).exit_with(Exit::Usage)?;
     let serving = Serving::start(options.metrics).await?;
     let mut observer = Observer::new(options.compute.events.as_ref(), "training")?;
     let (mut lives, mut patience) = (0, Duration::ZERO);
+    let place = Place { addresses, address_file, options, home };
     let outcome = loop {
-        match live(&address, &options, &home, &serving, &mut observer, patience).await {
+        match live(&place, &serving, &mut observer, patience).await {
             Ok(Outcome::Expelled) if lives < LIVES => {
                 lives += 1;
                 progress::say("the run went on without this peer: it joins again");
@@ -54,7 +58,7 @@ async fn join(options: JoinOptions) -> anyhow::Result<()> {
                 break Err(anyhow!(text));
             }
             Ok(Outcome::Orphaned) => progress::say(&format!(
-                "the peer that keeps the run is gone: waits for it, at most {} minutes",
+                "nobody keeps the run now: waits for it, at most {} minutes",
                 PATIENCE.as_secs() / 60
             )),
             Ok(Outcome::Finished | Outcome::Drained | Outcome::Complete) => break Ok(()),
@@ -66,33 +70,37 @@ async fn join(options: JoinOptions) -> anyhow::Result<()> {
     outcome
 }
 
+/// Where and as what a peer joins.
+struct Place {
+    addresses: Vec<JoinAddress>,
+    address_file: Option<PathBuf>,
+    options: PeerOptions,
+    home: Home,
+}
+
 /// One life in the run, from its start to its end.
 async fn live(
-    address: &str,
-    options: &PeerOptions,
-    home: &Home,
+    place: &Place,
     serving: &Serving,
     observer: &mut Observer,
     patience: Duration,
 ) -> anyhow::Result<Outcome> {
-    let (through, resolved) = network::resolve(address).await?;
+    let Place { addresses, address_file, options, home } = place;
     let identity = home.identity()?;
     let me = Member { peer: identity.peer_id(), incarnation: home.next_incarnation()? };
     let files = Files::default();
     let links = Links::open(&identity, me.incarnation, None, options, &files)?;
+    let own = links.join_address(me.peer);
     let Links { transport, events, search } = links;
-    let welcome = reach(&transport, through.peer, &resolved, patience)
-        .await
-        .with_context(|| format!("cannot join at {through}"))
-        .exit_with(Exit::NotAdmitted)?;
-    let coordinator = Member { peer: through.peer, incarnation: welcome.incarnation };
-    let run = welcome
-        .run
-        .with_context(|| format!("the peer at {through} takes part in no run"))
-        .exit_with(Exit::NotAdmitted)?;
+    let (through, life, run) = reach(&transport, addresses, patience).await?;
+    let keeper = Member { peer: through.peer, incarnation: life };
     let manifest = Arc::new(read_manifest(&run).exit_with(Exit::NotAdmitted)?);
     let id = run.id;
     transport.set_run(run);
+    // From here on others can join through this peer.
+    if let (Some(path), Some(own)) = (address_file, own) {
+        publish(path, &own.to_string())?;
+    }
     search.discovery.bootstrap(through).await;
     search.discovery.join(id).await;
     let addresses = transport.local_addresses();
@@ -108,31 +116,66 @@ async fn live(
         files,
         leaving: options.leaving.clone(),
         network: Some(Network { transport, events, addresses }),
-        office: Office::Member { coordinator },
+        office: Office {
+            anchor: options.anchor.then_some(AnchorPart::Joins),
+            wait_for: 0,
+            archive: options.archive.clone(),
+            keeper: Some(keeper),
+        },
     };
     let outcome = driver::run(setup, observer).await;
     search.close().await;
     outcome
 }
 
-/// Connects to a peer, again and again until the patience is used up.
+/// A peer that takes part in a run, its life and the run.
+type Reached = (PeerAddress, Incarnation, Run);
+
+/// Connects to the first peer that answers, again and again until the patience is used up. Files are
+/// read anew each time: a peer may have moved.
 async fn reach(
     transport: &Transport,
-    peer: PeerId,
-    addresses: &[SocketAddr],
+    addresses: &[JoinAddress],
     patience: Duration,
-) -> Result<Welcome, ConnectError> {
+) -> anyhow::Result<Reached> {
     let begun = Instant::now();
     let mut pause = FIRST_PAUSE;
     loop {
-        match transport.connect(peer, addresses).await {
-            Err(_) if begun.elapsed() + pause <= patience => {
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(LONGEST_PAUSE);
+        let mut failure = None;
+        for address in addresses {
+            let Some(address) = address.read()? else { continue };
+            match reach_at(transport, &address).await {
+                Ok(reached) => return Ok(reached),
+                Err(error) => failure = Some(error),
             }
-            reached => return reached,
         }
+        let waited = begun.elapsed();
+        match failure {
+            Some(error) if waited + pause > patience => return Err(error),
+            Some(_) => {}
+            None if waited > patience.max(address::PATIENCE) => {
+                return Err(addresses[0].missing(waited)).exit_with(Exit::NotAdmitted);
+            }
+            None => pause = address::LOOK_EVERY,
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
     }
+}
+
+/// Connects to the peer at an address.
+async fn reach_at(transport: &Transport, address: &str) -> anyhow::Result<Reached> {
+    let (through, resolved) = network::resolve(address).await?;
+    let welcome = transport
+        .connect(through.peer, &resolved)
+        .await
+        .with_context(|| format!("cannot join at {through}"))
+        .exit_with(Exit::NotAdmitted)?;
+    let Welcome { incarnation, run, .. } = welcome;
+    let run = run
+        .with_context(|| format!("the peer at {through} takes part in no run"))
+        .exit_with(Exit::NotAdmitted)?;
+    Ok((through, incarnation, run))
 }
 
 /// What a peer said the run is, which must be what the run's name says.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use shoal_metrics::Metrics;
-use shoal_protocol::ids::{Incarnation, Member, Term};
+use shoal_protocol::ids::{Incarnation, Member};
 use shoal_protocol::message::StageChoice;
 use shoal_protocol::net::identity::Identity;
 
@@ -14,7 +14,7 @@ use crate::config::RunConfig;
 use crate::dataset;
 use crate::driver::home::Files;
 use crate::driver::observer::Observer;
-use crate::driver::{self, Leaving, Office, Setup};
+use crate::driver::{self, AnchorPart, Leaving, Office, Setup};
 use crate::exit::{Exit, ExitWith};
 
 /// Trains alone: one peer whose span is every stage, which says everything to itself.
@@ -45,7 +45,12 @@ pub fn run(options: LocalOptions) -> anyhow::Result<()> {
         files,
         leaving: Leaving { preempt_file: None, drain_timeout: std::time::Duration::ZERO },
         network: None,
-        office: Office::Coordinator { term: Term(1), wait_for: 1, out: out.clone() },
+        office: Office {
+            anchor: Some(AnchorPart::Founds),
+            wait_for: 1,
+            archive: Some(out.clone()),
+            keeper: None,
+        },
     };
     training::runtime()?.block_on(driver::run(setup, &mut observer))?;
     training::write_report(&observer, &out)

@@ -24,7 +24,7 @@ pub fn run(command: Command, log_format: LogFormat) -> anyhow::Result<()> {
         Command::Demo(args) => demo::run(&args, log_format),
         Command::Init(args) => init::run(&args),
         Command::Start(args) => start::run(args.into()),
-        Command::Join(args) => join::run(args.options()?),
+        Command::Join(args) => join::run(args.options()),
         Command::Local(args) => local::run(args.into()),
         Command::Simulate(args) => simulate::run(&args),
         Command::Data(command) => data::run(command),

@@ -58,6 +58,10 @@ struct Described {
     restart_after: f64,
     /// From a death until others notice, at most.
     notice: f64,
+    /// Peers that keep the log together.
+    anchors: usize,
+    /// Seconds from the death of the one that keeps the run until another does, at most.
+    election: f64,
 }
 
 impl Default for Described {
@@ -80,6 +84,8 @@ impl Default for Described {
             crash_every: 10.0,
             restart_after: 3.0,
             notice: 0.6,
+            anchors: 3,
+            election: 1.5,
         }
     }
 }
@@ -153,6 +159,7 @@ impl Described {
             self.crash_every,
             self.restart_after,
             self.notice,
+            self.election,
             self.forward * self.slowest,
         ];
         if !times.into_iter().all(time) {
@@ -191,9 +198,12 @@ impl Described {
             snapshot: shoal_protocol::units::Bytes::mebi(4),
             log_delay: Duration::from_millis(5),
             patience: Duration::from_secs(30),
+            anchors: self.anchors,
+            homecoming: Duration::from_secs(120),
             faults: Faults {
                 happen,
                 notice: seconds(self.notice),
+                election: seconds(self.election),
                 rebirth: seconds(self.restart_after),
             },
         }
@@ -213,12 +223,13 @@ impl Described {
                 other: Duration::from_micros(100),
                 jitter_per_mille: 50,
             },
+            archive: false,
             region: index % self.regions,
             clock: Clock::default(),
         }
     }
 
-    /// Deaths of any peer but the first, until the run would long be over without them.
+    /// Deaths of any peer, the first too where others can keep the run, until the run would long be over without them.
     fn deaths(&self, dice: &mut ChaCha8Rng) -> Vec<(Duration, Fault)> {
         if self.crash_every <= 0.0 || self.peers < 2 {
             return Vec::new();
@@ -232,9 +243,10 @@ impl Described {
             if at > alone * 4.0 {
                 return happen;
             }
-            let peer = 1 + dice.next_u32() as usize % (self.peers - 1);
+            let spared = usize::from(self.anchors < 3);
+            let peer = spared + dice.next_u32() as usize % (self.peers - spared);
             let restart = Some(Duration::from_secs_f64(self.restart_after));
-            happen.push((Duration::from_secs_f64(at), Fault::Crash { peer, restart }));
+            happen.push((Duration::from_secs_f64(at), Fault::Crash { peer, restart, disk: false }));
         }
     }
 }

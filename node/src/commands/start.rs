@@ -15,7 +15,7 @@ use crate::config::RunConfig;
 use crate::dataset;
 use crate::driver::home::{Files, Home};
 use crate::driver::observer::Observer;
-use crate::driver::{self, Network, Office, Outcome, Setup};
+use crate::driver::{self, AnchorPart, Network, Office, Outcome, Setup};
 use crate::events::RunEvent;
 use crate::exit::{Exit, ExitWith};
 use crate::network::Links;
@@ -66,10 +66,11 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
         files,
         leaving: options.leaving.clone(),
         network: Some(Network { transport, events, addresses }),
-        office: Office::Coordinator {
-            term: home.next_term()?,
+        office: Office {
+            anchor: Some(AnchorPart::Founds),
             wait_for: wait_for.map_or(1, NonZeroUsize::get),
-            out: out.clone(),
+            archive: Some(out.clone()),
+            keeper: None,
         },
     };
     let outcome = driver::run(setup, &mut observer).await;
@@ -93,7 +94,7 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
 }
 
 /// Writes the address where a script waits for it: whole at once.
-fn publish(path: &Path, address: &str) -> anyhow::Result<()> {
+pub(super) fn publish(path: &Path, address: &str) -> anyhow::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let write = || -> std::io::Result<()> {
         let mut file = tempfile::NamedTempFile::new_in(folder.unwrap_or(Path::new(".")))?;

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use anyhow::Context;
-use shoal_protocol::ids::{ClaimKey, Era, Member, Microbatch, Stage, Step};
+use shoal_protocol::ids::{ClaimKey, Era, Member, Microbatch, Stage, Step, Term};
 use shoal_protocol::message::{
-    Between, CommitRecord, Message, SnapshotPart, StoredFile, TensorTag, ToCoordinator, View,
+    Between, CommitRecord, Message, SnapshotPart, StoredStage, TensorTag, ToCoordinator, View,
     proof_tag,
 };
 use shoal_scheduler::action::{
@@ -16,9 +16,17 @@ use shoal_scheduler::action::{
 use shoal_scheduler::coordinator::Coordinator;
 
 use super::collect::{Scattered, collect, obtain};
-use super::resume::checkpoint_folder;
+use super::resume::{self, PARTS, checkpoint_folder};
 use super::{Driver, Ending, Gathered, Job, Own};
 use crate::events::{RunEvent, StepReport, Traffic};
+
+/// Where parts of checkpoints are begun from, and kept for others.
+const FETCHED: &str = PARTS[1];
+const KEPT: &str = PARTS[2];
+
+/// Versions that a part which is in no checkpoint is kept for: more than any of them takes to fetch
+/// it.
+const KEPT_VERSIONS: u64 = 32;
 
 impl Driver<'_> {
     pub(super) fn obey_peer(&mut self, actions: Vec<PeerAction>) {
@@ -28,6 +36,7 @@ impl Driver<'_> {
                 PeerAction::Send { to, message } => self.tell(to, message),
                 PeerAction::SendTensor { to, tag, payload } => self.send_tensor(to, tag, payload),
                 PeerAction::Fetch { version, part } => self.fetch(version, part),
+                PeerAction::Keep { version, part } => self.keep(version, part),
                 PeerAction::Compute(task) => self.compute(task),
                 PeerAction::Release(payload) => self.payloads.release(payload),
                 PeerAction::Event(event) => self.peer_event(event),
@@ -39,28 +48,37 @@ impl Driver<'_> {
         for action in actions {
             match action {
                 CoordinatorAction::Send { to, message } => {
-                    if to == self.me {
+                    let Some(coordinator) = self.post.coordinator() else { return };
+                    let (era, term) = (coordinator.era(), coordinator.term());
+                    if to != self.me {
+                        self.send_in((era, term), to, Message::FromCoordinator(message));
+                    } else if self.keeper.obeys(to, term) {
+                        // As with any other peer, the era comes with the coordinator's word.
+                        self.era = era;
                         let input = PeerInput::FromCoordinator { from: self.me, message };
                         self.own.push_back(Own::Peer(input));
-                    } else {
-                        let era = self.coordinator.as_ref().map_or(self.era, Coordinator::era);
-                        self.send_in(era, to, Message::FromCoordinator(message));
                     }
                 }
-                CoordinatorAction::Append(record) => {
-                    self.log.as_ref().expect("a coordinator has a log").append(record);
-                }
+                CoordinatorAction::Append(record) => self.post.append(record),
+                CoordinatorAction::Anchors(voters) => self.post.want_voters(Some(voters)),
                 CoordinatorAction::Event(event) => self.coordinator_event(event),
             }
         }
     }
 
     pub(super) fn tell_coordinator(&mut self, message: ToCoordinator) {
-        if self.coordinator.is_some() {
-            let from = self.me;
-            self.own.push_back(Own::Coordinator(CoordinatorInput::Message { from, message }));
-        } else {
-            self.send(self.obeys, Message::ToCoordinator(message));
+        match self.keeper.member() {
+            Some(keeper) if keeper == self.me => {
+                if !self.post.coordinator().is_some_and(Coordinator::is_in_office) {
+                    self.unsaid = Some(message);
+                    return;
+                }
+                let from = self.me;
+                self.own.push_back(Own::Coordinator(CoordinatorInput::Message { from, message }));
+            }
+            Some(keeper) => self.send(keeper, Message::ToCoordinator(message)),
+            // Nobody is known yet. What needs an answer is said again until it has one.
+            None => self.unsaid = Some(message),
         }
     }
 
@@ -74,12 +92,13 @@ impl Driver<'_> {
     }
 
     pub(super) fn send(&self, to: Member, message: Message) {
-        self.send_in(self.era, to, message);
+        self.send_in((self.era, self.keeper.term()), to, message);
     }
 
-    fn send_in(&self, era: Era, to: Member, message: Message) {
-        let links = self.links.as_ref().expect("a peer that is alone speaks to itself only");
-        links.send(self.me, to, era, self.term, message);
+    fn send_in(&self, (era, term): (Era, Term), to: Member, message: Message) {
+        // What is for others of its own lives, or for the company that one of them had, is for nobody.
+        let Some(links) = self.links.as_ref().filter(|_| to.peer != self.me.peer) else { return };
+        links.send(self.me, to, era, term, message);
     }
 
     fn send_tensor(&mut self, to: Member, tag: TensorTag, payload: PayloadId) {
@@ -134,12 +153,11 @@ impl Driver<'_> {
             PeerEvent::Refused { reason } => {
                 self.ending.get_or_insert(Ending::Refused(reason));
             }
-            PeerEvent::View(view) => self.meet(&view),
-            PeerEvent::Applied { record } => {
-                if self.coordinator.is_none() {
-                    self.report_step(&record, StepBooks::default());
-                }
+            PeerEvent::View(view) => self.meet(view),
+            PeerEvent::Checkpoint { version, stages, oldest } => {
+                self.checkpoint_completed(version, stages, oldest);
             }
+            PeerEvent::Applied { record } => self.report_step(&record, StepBooks::default()),
             PeerEvent::Counted { .. } => {}
             PeerEvent::Fault(fault) => tracing::error!(%fault, "fault"),
             PeerEvent::Finished => {
@@ -162,9 +180,15 @@ impl Driver<'_> {
     }
 
     /// Notes where the other members are.
-    fn meet(&mut self, view: &View) {
-        self.view = view.members.iter().map(|record| (record.member.peer, record.member)).collect();
-        self.meters.members(view, &self.manifest);
+    fn meet(&mut self, view: View) {
+        self.meters.members(&view, &self.manifest);
+        self.meet_addresses(&view);
+        self.view = view;
+    }
+
+    /// Notes where members are, and who of them may keep the run.
+    pub(super) fn meet_addresses(&mut self, view: &View) {
+        self.keeper.view(view);
         let Some(links) = &self.links else { return };
         for record in &view.members {
             let reachable: Vec<_> = record
@@ -206,8 +230,15 @@ impl Driver<'_> {
             CoordinatorEvent::CheckpointAbandoned { version } => {
                 tracing::warn!(%version, "a checkpoint was abandoned: a peer that wrote it is gone");
             }
-            CoordinatorEvent::CheckpointStored { version, stages, last } => {
-                self.bring_together(version, stages, last);
+            CoordinatorEvent::CheckpointStored { version, .. } => {
+                tracing::info!(%version, "a checkpoint is complete");
+            }
+            CoordinatorEvent::TookOver { term, claims } => {
+                self.note(&RunEvent::TookOver { term: term.0, claims });
+            }
+            CoordinatorEvent::Stranded { stages, version } => {
+                let stages = stages.into_iter().map(|stage| stage.0).collect();
+                self.note(&RunEvent::Stranded { stages, version: version.0 });
             }
             CoordinatorEvent::Unlike { member } => tracing::warn!(
                 peer = %member,
@@ -222,46 +253,84 @@ impl Driver<'_> {
         }
     }
 
-    fn bring_together(
-        &mut self,
-        version: Step,
-        stages: Vec<(Member, Vec<StoredFile>)>,
-        last: bool,
-    ) {
-        let out = self.out.clone().expect("a coordinator has a place for checkpoints");
-        let destination = checkpoint_folder(&out, version, last);
-        let stages = stages.into_iter().map(|(member, files)| (member.peer, files)).collect();
-        let scattered = Scattered { version, stages, destination };
-        let transport = self.links.as_ref().map(|links| links.transport.clone());
-        let collecting =
-            collect(scattered, Arc::clone(&self.manifest), self.files.clone(), transport);
-        let done = self.gathered.0.clone();
-        self.tracker.spawn(async move {
-            let whole = collecting.await;
-            // The driver that no longer listens is closing.
-            let _ = done.send(Gathered::Checkpoint { version, whole }).await;
-        });
+    /// A checkpoint is complete: who archives brings it together, and what is of no more use goes.
+    fn checkpoint_completed(&mut self, version: Step, stages: Vec<StoredStage>, oldest: Step) {
+        self.kept.insert(version);
+        self.kept.retain(|kept| *kept >= oldest);
+        if let Some(archive) = self.post.archive.clone() {
+            let last = version.0 == self.manifest.training.steps;
+            let destination = checkpoint_folder(&archive, version, last);
+            let scattered = Scattered { version, stages, destination };
+            let transport = self.links.as_ref().map(|links| links.transport.clone());
+            let collecting =
+                collect(scattered, Arc::clone(&self.manifest), self.files.clone(), transport);
+            let done = self.gathered.0.clone();
+            self.archiving += 1;
+            self.tracker.spawn(async move {
+                let whole = collecting.await;
+                // The driver that no longer listens is closing.
+                let _ = done.send(Gathered::Checkpoint { version, whole }).await;
+            });
+        }
+    }
+
+    /// Removes the parts of versions that nobody fetches any more.
+    fn forget_old_parts(&self, now: Step) {
+        let old =
+            |version: Step| version.0 + KEPT_VERSIONS <= now.0 && !self.kept.contains(&version);
+        resume::forget_parts(&self.workshop.data_dir, &self.files, old);
     }
 
     /// Fetches a stage of a snapshot into a folder of its own.
     fn fetch(&self, version: Step, part: SnapshotPart) {
-        let SnapshotPart { stage, holder, files: stored } = part;
-        let folder = self.workshop.data_dir.join("fetched").join(version.to_string());
-        let (files, done) = (self.files.clone(), self.gathered.0.clone());
-        let transport = self.links.as_ref().map(|links| links.transport.clone());
+        let stage = part.stage;
+        let (whole, done) = (self.obtain(FETCHED, version, part), self.gathered.0.clone());
         self.tracker.spawn(async move {
-            let whole = async {
-                tokio::fs::create_dir_all(&folder)
-                    .await
-                    .with_context(|| format!("{} cannot be made", folder.display()))?;
-                obtain(holder, &stored, &folder, &files, transport.as_ref()).await
-            };
             let whole = whole.await;
             let _ = done.send(Gathered::Snapshot { version, stage, whole }).await;
         });
     }
 
+    /// Keeps a stage of a checkpoint for others.
+    fn keep(&mut self, version: Step, part: SnapshotPart) {
+        self.kept.insert(version);
+        let stage = part.stage;
+        let (whole, done) = (self.obtain(KEPT, version, part), self.gathered.0.clone());
+        self.tracker.spawn(async move {
+            let whole = whole.await;
+            let _ = done.send(Gathered::Kept { version, stage, whole }).await;
+        });
+    }
+
+    /// Brings the files of a stage into one of the folders for parts, and offers them.
+    fn obtain(
+        &self,
+        folder: &'static str,
+        version: Step,
+        part: SnapshotPart,
+    ) -> impl Future<Output = anyhow::Result<()>> + Send + 'static {
+        let folder = self.workshop.data_dir.join(folder).join(version.to_string());
+        let (files, me) = (self.files.clone(), self.me.peer);
+        let transport = self.links.as_ref().map(|links| links.transport.clone());
+        async move {
+            tokio::fs::create_dir_all(&folder)
+                .await
+                .with_context(|| format!("{} cannot be made", folder.display()))?;
+            obtain(&part.stored, me, &folder, &files, transport.as_ref()).await?;
+            for file in part.stored.files {
+                files.offer(file.hash, folder.join(&file.name));
+            }
+            Ok(())
+        }
+    }
+
+    /// Tells of a committed step, once: the coordinator, where it is here, does so first.
     fn report_step(&mut self, record: &CommitRecord, books: StepBooks) {
+        if self.told.is_some_and(|told| told >= (record.era, record.step)) {
+            return;
+        }
+        self.told = Some((record.era, record.step));
+        self.forget_old_parts(record.step);
         let now = self.now();
         let seconds = now.since(self.step_began).as_secs_f64();
         self.step_began = now;
@@ -278,7 +347,7 @@ impl Driver<'_> {
             counted: proven(record, training.stages, training.microbatches),
             replayed: books.replayed,
             duplicated: books.repeated,
-            peers: self.view.len(),
+            peers: self.view.members.len(),
         };
         self.meters.committed(&report, &self.manifest);
         self.note(&RunEvent::Committed(report));

@@ -8,7 +8,7 @@ use anyhow::Context;
 use shoal_engine::{Checkpoint, CheckpointFile, EngineError, checkpoint};
 use shoal_protocol::ids::{ContentHash, PeerId, Step};
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::message::StoredFile;
+use shoal_protocol::message::{StoredFile, StoredStage};
 use shoal_protocol::net::transport::Transport;
 
 use super::home::Files;
@@ -17,8 +17,8 @@ use super::home::Files;
 #[derive(Debug)]
 pub(crate) struct Scattered {
     pub(crate) version: Step,
-    /// Each stage's holder and files, in order of stages.
-    pub(crate) stages: Vec<(PeerId, Vec<StoredFile>)>,
+    /// Each stage, in order.
+    pub(crate) stages: Vec<StoredStage>,
     /// The folder that it becomes.
     pub(crate) destination: PathBuf,
 }
@@ -45,12 +45,13 @@ pub(crate) async fn collect(
         .prefix(".checkpoint-")
         .tempdir_in(parent)
         .with_context(|| format!("a checkpoint cannot be written to {}", parent.display()))?;
-    for (holder, stored) in &stages {
-        obtain(*holder, stored, staging.path(), &files, transport.as_ref()).await?;
+    let me = transport.as_ref().map_or(PeerId([0; 32]), Transport::peer_id);
+    for stored in &stages {
+        obtain(stored, me, staging.path(), &files, transport.as_ref()).await?;
     }
     let all: Vec<CheckpointFile> = stages
         .into_iter()
-        .flat_map(|(_, stored)| stored)
+        .flat_map(|stored| stored.files)
         .map(|StoredFile { name, hash, size }| CheckpointFile { name, bytes: size.0, hash })
         .collect();
     let staging = staging.keep();
@@ -75,16 +76,16 @@ pub(crate) async fn collect(
     Ok(Collected { directory: destination, hash })
 }
 
-/// Brings files into a folder: those that are here are linked or copied, others come from who has
-/// them.
+/// Brings a stage's files into a folder: those that are here are linked or copied, others come from
+/// one of those who have them.
 pub(crate) async fn obtain(
-    holder: PeerId,
-    stored: &[StoredFile],
+    stored: &StoredStage,
+    me: PeerId,
     folder: &Path,
     files: &Files,
     transport: Option<&Transport>,
 ) -> anyhow::Result<()> {
-    for file in stored {
+    for file in &stored.files {
         let to = folder.join(checked_name(&file.name)?);
         match (files.path(&file.hash), transport) {
             (Some(path), _) if path == to => {}
@@ -99,12 +100,33 @@ pub(crate) async fn obtain(
                     .with_context(|| format!("{} cannot be copied", path.display()))?;
             }
             (None, Some(transport)) => {
-                transport.fetch_blob(holder, file.hash, file.size.0, &to).await?;
+                fetch(&stored.holders, me, file, &to, transport).await?;
             }
             (None, None) => anyhow::bail!("{} is nowhere", file.name),
         }
     }
     Ok(())
+}
+
+/// Fetches a file from the first of its holders that gives it. Who fetches decides whom it asks
+/// first, so that not all ask the same.
+async fn fetch(
+    holders: &[PeerId],
+    me: PeerId,
+    file: &StoredFile,
+    to: &Path,
+    transport: &Transport,
+) -> anyhow::Result<()> {
+    let others: Vec<PeerId> = holders.iter().copied().filter(|holder| *holder != me).collect();
+    let first = usize::from(me.0[0]) % others.len().max(1);
+    let mut failure = anyhow::anyhow!("nobody has {}", file.name);
+    for holder in others.iter().cycle().skip(first).take(others.len()) {
+        match transport.fetch_blob(*holder, file.hash, file.size.0, to).await {
+            Ok(()) => return Ok(()),
+            Err(error) => failure = error.into(),
+        }
+    }
+    Err(failure)
 }
 
 /// A name that a peer gave must stay in the folder.

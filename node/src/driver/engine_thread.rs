@@ -29,9 +29,6 @@ use super::payload::{Payloads, Tensor, Tensors};
 /// tasks with it; a round has one task for each piece.
 const QUEUE: usize = 1 << 16;
 
-/// Versions that what was written for others is kept for: more than any of them takes to fetch it.
-const KEPT_VERSIONS: u64 = 32;
-
 /// A task with the tensors that it reads.
 #[derive(Debug)]
 pub(crate) struct Job {
@@ -305,25 +302,7 @@ impl Bench {
                 StoredFile { name, hash, size: units::Bytes(bytes) }
             })
             .collect();
-        self.forget_old_stores(version);
         Ok(TaskResult::Stored { version, stage, files })
-    }
-}
-
-impl Bench {
-    /// Removes what was written long before this version. Whoever still fetches it begins anew.
-    fn forget_old_stores(&self, version: Step) {
-        let Ok(folders) = std::fs::read_dir(&self.workshop.stored) else { return };
-        for folder in folders.flatten() {
-            let name = folder.file_name();
-            let old = name.to_str().and_then(|name| name.parse::<u64>().ok());
-            if old.is_some_and(|old| old + KEPT_VERSIONS <= version.0) {
-                self.workshop.files.withdraw(&folder.path());
-                if let Err(error) = std::fs::remove_dir_all(folder.path()) {
-                    tracing::warn!(folder = %folder.path().display(), %error, "not removed");
-                }
-            }
-        }
     }
 }
 

@@ -1,11 +1,10 @@
 //! What happens on the links, and what others say.
 
 use shoal_metrics::Refusal;
-use shoal_protocol::ids::Member;
-use shoal_protocol::message::{Envelope, FromCoordinator, Message, ToCoordinator};
+use shoal_protocol::ids::{Era, Member, Term};
+use shoal_protocol::message::{Envelope, Message, ToCoordinator};
 use shoal_protocol::net::transport::TransportEvent;
 use shoal_scheduler::action::{CoordinatorInput, PeerInput};
-use shoal_scheduler::coordinator::Coordinator;
 
 use super::incoming::{self, Receiver, Unusable};
 use super::{Driver, Ending, Own};
@@ -18,6 +17,7 @@ impl Driver<'_> {
             Some(TransportEvent::Connected { member, address, .. }) => {
                 tracing::info!(peer = %member, %address, "connected");
                 self.seen_at.insert(member.peer, address);
+                self.keeper.met(member);
             }
             Some(TransportEvent::Disconnected { member, reason }) => {
                 tracing::info!(peer = %member, %reason, "disconnected");
@@ -26,20 +26,18 @@ impl Driver<'_> {
             }
             Some(TransportEvent::Unreachable { peer, error }) => {
                 tracing::warn!(peer = %peer.short(), %error, "unreachable");
-                if let Some(member) = self.view.get(&peer).copied() {
+                let known = self.view.members.iter().find(|record| record.member.peer == peer);
+                let keeper = self.keeper.member().filter(|member| member.peer == peer);
+                if let Some(member) = known.map(|record| record.member) {
                     self.own.push_back(Own::Peer(PeerInput::Unreachable { member }));
                     self.gone(member, &error.to_string());
-                } else if peer == self.obeys.peer {
-                    self.gone(self.obeys, &error.to_string());
+                } else if let Some(member) = keeper {
+                    self.gone(member, &error.to_string());
                 }
             }
             Some(TransportEvent::Control { member, bytes }) => {
-                let receiver = Receiver {
-                    me: self.me,
-                    era: self.era,
-                    run_era: self.coordinator.as_ref().map(Coordinator::era),
-                    term: self.term,
-                };
+                let (era, term) = (self.era, self.keeper.term());
+                let receiver = Receiver { me: self.me, era, term };
                 match incoming::open(&bytes, member, receiver) {
                     Ok(envelope) => self.hear(member, envelope),
                     Err(error) => self.refuse(member, &error),
@@ -61,40 +59,88 @@ impl Driver<'_> {
     fn hear(&mut self, from: Member, envelope: Envelope) {
         let Envelope { era, term, message, .. } = envelope;
         match message {
-            Message::ToCoordinator(message) if self.coordinator.is_some() => {
-                let message = self.seen_from_here(from, message);
-                self.own.push_back(Own::Coordinator(CoordinatorInput::Message { from, message }));
+            Message::ToCoordinator(message) => {
+                self.hear_for_coordinator(from, message, (era, term))
             }
-            Message::ToCoordinator(ToCoordinator::Register { .. }) => {
-                let reason = format!("this peer does not keep the run: ask {}", self.obeys.peer);
-                let refused = Message::FromCoordinator(FromCoordinator::Refused { reason });
-                self.send(from, refused);
-            }
-            Message::FromCoordinator(message) if from == self.obeys => {
-                self.term = term;
+            Message::FromCoordinator(message) if self.keeper.obeys(from, term) => {
                 self.era = era;
                 self.own.push_back(Own::Peer(PeerInput::FromCoordinator { from, message }));
+            }
+            Message::FromCoordinator(_) => {
+                tracing::warn!(peer = %from, %term, "a word of a coordinator that is none");
+                self.meters.refused(Refusal::NoCoordinator);
             }
             Message::Between(message) => {
                 self.own.push_back(Own::Peer(PeerInput::Between { from, message }));
             }
-            Message::ToCoordinator(_) | Message::FromCoordinator(_) => {
-                tracing::warn!(peer = %from, "a word for or from a coordinator that is none");
-                self.meters.refused(Refusal::NoCoordinator);
+            Message::Anchor(message) => {
+                let known = self.keeper.is_anchor(from.peer);
+                match &self.post.anchor {
+                    Some(anchor) if known || anchor.voters().contains(&from.peer) => {
+                        anchor.heard(from.peer, message);
+                    }
+                    _ => tracing::debug!(peer = %from, "a word of an anchor that is none"),
+                }
+            }
+            Message::Elsewhere { keeper, addresses } => {
+                if let Some(links) = &self.links {
+                    links.transport.remember(keeper.peer, &addresses);
+                }
+                if keeper != self.me {
+                    self.keeper.is(keeper);
+                }
             }
         }
+    }
+
+    /// A word for the coordinator, which may be another's.
+    fn hear_for_coordinator(
+        &mut self,
+        from: Member,
+        message: ToCoordinator,
+        (era, term): (Era, Term),
+    ) {
+        let Some(coordinator) = self.post.coordinator() else {
+            return self.send_elsewhere(from);
+        };
+        let newcomer = matches!(message, ToCoordinator::Register { .. });
+        // Who is no member is told so in any case.
+        if !newcomer && coordinator.is_member(from) {
+            let past = (era != coordinator.era()).then_some(Unusable::OtherEra { era });
+            let past = past.or((term != coordinator.term()).then_some(Unusable::PastTerm { term }));
+            if let Some(error) = past {
+                return self.refuse(from, &error);
+            }
+        }
+        let message = self.seen_from_here(from, message);
+        self.own.push_back(Own::Coordinator(CoordinatorInput::Message { from, message }));
+    }
+
+    /// Says who keeps the run, if this peer knows of another.
+    fn send_elsewhere(&mut self, to: Member) {
+        let Some(keeper) = self.keeper.member().filter(|keeper| ![self.me, to].contains(keeper))
+        else {
+            return;
+        };
+        let record = self.view.members.iter().find(|record| record.member.peer == keeper.peer);
+        let mut addresses = record.map_or_else(Vec::new, |record| record.addresses.clone());
+        addresses.extend(self.seen_at.get(&keeper.peer));
+        self.send(to, Message::Elsewhere { keeper, addresses });
     }
 
     /// A newcomer that listens on every address does not know which one others reach it at.
     fn seen_from_here(&self, from: Member, message: ToCoordinator) -> ToCoordinator {
         match (message, self.seen_at.get(&from.peer)) {
-            (ToCoordinator::Register { choice, mut addresses, fingerprint }, Some(seen)) => {
+            (
+                ToCoordinator::Register { choice, mut addresses, fingerprint, duties },
+                Some(seen),
+            ) => {
                 for address in &mut addresses {
                     if address.ip().is_unspecified() {
                         address.set_ip(seen.ip());
                     }
                 }
-                ToCoordinator::Register { choice, addresses, fingerprint }
+                ToCoordinator::Register { choice, addresses, fingerprint, duties }
             }
             (message, _) => message,
         }
@@ -109,9 +155,9 @@ impl Driver<'_> {
     }
 
     fn gone(&mut self, member: Member, reason: &str) {
-        if self.coordinator.is_some() {
-            self.own.push_back(Own::Coordinator(CoordinatorInput::Disconnected { member }));
-        } else if member == self.obeys {
+        self.own.push_back(Own::Coordinator(CoordinatorInput::Disconnected { member }));
+        // Who is no member yet knows nobody else to ask.
+        if self.keeper.lost(member, self.me) && self.view.members.is_empty() {
             self.ending.get_or_insert(Ending::Orphaned(reason.to_owned()));
         }
     }

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use shoal_protocol::ids::{ContentHash, Incarnation, Term};
+use shoal_protocol::ids::{ContentHash, Incarnation};
 use shoal_protocol::net::identity::{Identity, IdentityError};
 use shoal_protocol::net::transport::{Blob, BlobSource};
 
@@ -88,14 +88,6 @@ impl Home {
     /// When the counter cannot be kept.
     pub fn next_incarnation(&self) -> Result<Incarnation, HomeError> {
         self.count("incarnation").map(Incarnation)
-    }
-
-    /// A term of office that this peer never had before.
-    ///
-    /// # Errors
-    /// When the counter cannot be kept.
-    pub fn next_term(&self) -> Result<Term, HomeError> {
-        self.count("term").map(Term)
     }
 
     /// Adds one to a counter and has it on the disk before it is used.

@@ -43,10 +43,16 @@ impl Meters {
             CoordinatorEvent::RoundsAborted { rounds, .. } => {
                 self.metrics.rounds_aborted.inc_by(*rounds as u64);
             }
+            CoordinatorEvent::TookOver { .. } => self.metrics.terms.inc(),
             CoordinatorEvent::Rewound { .. } => self.metrics.rewinds.inc(),
             CoordinatorEvent::CheckpointAbandoned { .. } => self.metrics.checkpoint_failures.inc(),
             _ => {}
         }
+    }
+
+    /// A checkpoint could not be brought together here.
+    pub(crate) fn checkpoint_failed(&self) {
+        self.metrics.checkpoint_failures.inc();
     }
 
     /// Something that a peer sent is not used.

@@ -7,20 +7,21 @@
 
 mod actions;
 mod collect;
-mod commit_log;
 mod engine_thread;
 mod heard;
 pub mod home;
 mod incoming;
+mod keeper;
 mod meters;
 pub mod observer;
+mod office;
 mod outgoing;
 mod payload;
 mod resume;
 mod setup;
 mod text;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,9 +29,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use shoal_engine::{Device, DeviceChoice};
-use shoal_protocol::ids::{ContentHash, Era, Member, PeerId, Stage, StageSpan, Step, Term};
+use shoal_protocol::ids::{ContentHash, Era, Member, PeerId, RunId, Stage, StageSpan, Step};
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::message::{LogRecord, ToCoordinator};
+use shoal_protocol::message::{Duties, ToCoordinator, View};
 use shoal_protocol::net::transport::TransportEvent;
 use shoal_protocol::units::Moment;
 use shoal_scheduler::action::{CoordinatorInput, PeerInput};
@@ -40,19 +41,19 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
-pub use self::setup::{Leaving, Network, Office, Setup};
+pub use self::setup::{AnchorPart, Leaving, Network, Office, Setup};
 use crate::events::RunEvent;
 use crate::exit::{Exit, ExitWith};
 use crate::progress;
 use collect::Collected;
-use commit_log::CommitLog;
 use engine_thread::{EngineThread, Job, JobDone, Workshop};
 use home::Files;
+use keeper::Keeper;
 use meters::Meters;
 use observer::Observer;
+use office::Post;
 use outgoing::Links;
 use payload::Payloads;
-use setup::{Holding, Kept};
 
 /// Checkpoints and snapshots that are brought together at once.
 const COLLECTIONS: usize = 64;
@@ -110,19 +111,22 @@ struct Driver<'a> {
     manifest: Arc<Manifest>,
     me: Member,
     era: Era,
-    term: Term,
     clock: Instant,
     peer: Peer,
-    coordinator: Option<Coordinator>,
-    /// Who keeps the ledger; perhaps this peer.
-    obeys: Member,
+    /// Who keeps the run; perhaps this peer.
+    keeper: Keeper,
+    post: Post,
+    /// A word for a keeper that is not known yet.
+    unsaid: Option<ToCoordinator>,
     own: VecDeque<Own>,
     payloads: Payloads,
     workshop: WorkshopPlan,
     engine: Option<EngineThread>,
-    log: Option<CommitLog>,
-    out: Option<PathBuf>,
     files: Files,
+    /// Versions of checkpoints whose parts are kept here, the oldest of use first.
+    kept: BTreeSet<Step>,
+    /// Checkpoints that are being brought together.
+    archiving: usize,
     links: Option<Links>,
     network: Option<mpsc::Receiver<TransportEvent>>,
     /// Where peers were reached: their own word does not know how others see them.
@@ -130,8 +134,10 @@ struct Driver<'a> {
     tracker: TaskTracker,
     /// What was brought here in the background.
     gathered: (mpsc::Sender<Gathered>, mpsc::Receiver<Gathered>),
-    /// Who is a member, to name those that cannot be reached.
-    view: BTreeMap<PeerId, Member>,
+    /// Who is a member.
+    view: View,
+    /// The newest step that was told of, and in which era.
+    told: Option<(Era, Step)>,
     observer: &'a mut Observer,
     meters: Meters,
     step_began: Moment,
@@ -148,6 +154,7 @@ struct Driver<'a> {
 #[derive(Debug)]
 enum Gathered {
     Checkpoint { version: Step, whole: anyhow::Result<Collected> },
+    Kept { version: Step, stage: Stage, whole: anyhow::Result<()> },
     Snapshot { version: Step, stage: Stage, whole: anyhow::Result<()> },
 }
 
@@ -168,39 +175,36 @@ impl<'a> Driver<'a> {
             .map(|stage| (stage, shoal_engine::parameter_count(&manifest, stage)))
             .collect();
         let addresses = network.as_ref().map_or_else(Vec::new, |net| net.addresses.clone());
+        let duties = Duties { anchor: office.anchor.is_some(), archive: office.archive.is_some() };
         let peer = Peer::new(PeerConfig {
             me,
             manifest: manifest.clone(),
             choice,
             addresses,
             fingerprint,
+            duties,
             parameters,
             limits: PeerLimits::default(),
             seed: u64::from_le_bytes(*me.peer.0.first_chunk().expect("32 bytes")),
         });
-        let holding = office.take_up(me, &manifest, &setup.data_dir, &setup.files)?;
-        let Holding { term, obeys, kept } = holding;
-        let complete = kept.as_ref().is_some_and(|kept| kept.complete);
-        let (coordinator, log, out) = match kept {
-            None => (None, None, None),
-            Some(Kept { coordinator, log, out, .. }) => (Some(coordinator), Some(log), Some(out)),
-        };
+        let keeper = Keeper::new(office.keeper);
+        let run = manifest.run_id();
+        let folder = setup.data_dir.join("runs").join(run.to_string()).join("log");
+        let transport = network.as_ref().map(|network| network.transport.clone());
+        let post = Post::take_up(office, me, folder, transport).await?;
+        let complete = post.has_completed(&manifest);
+        offer_kept(setup.data_dir.clone(), post.archive.clone(), run, setup.files.clone()).await?;
         let tracker = TaskTracker::new();
-        let (links, events) = match network {
-            None => (None, None),
-            Some(Network { transport, events, .. }) => {
-                (Some(Links { transport, tracker: tracker.clone() }), Some(events))
-            }
-        };
+        let (links, events) = Links::of(network, &tracker);
         Ok(Self {
             manifest,
             me,
             era: Era(0),
-            term,
             clock: Instant::now(),
             peer,
-            coordinator,
-            obeys,
+            keeper,
+            post,
+            unsaid: None,
             own: VecDeque::new(),
             payloads: Payloads::default(),
             workshop: WorkshopPlan {
@@ -210,15 +214,16 @@ impl<'a> Driver<'a> {
                 data_dir: setup.data_dir,
             },
             engine: None,
-            log,
-            out,
             files: setup.files,
+            kept: BTreeSet::new(),
+            archiving: 0,
             links,
             network: events,
             seen_at: BTreeMap::new(),
             tracker,
             gathered: mpsc::channel(COLLECTIONS),
-            view: BTreeMap::new(),
+            view: View::default(),
+            told: None,
             observer,
             meters: Meters::new(setup.metrics),
             step_began: Moment::default(),
@@ -257,6 +262,10 @@ impl<'a> Driver<'a> {
             self.meters.load(&self.peer.load(), traffic);
             match self.ending.take() {
                 None => {}
+                // What it archives comes together first.
+                Some(Ending::Finished) if self.archiving > 0 => {
+                    self.ending = Some(Ending::Finished)
+                }
                 Some(Ending::Finished) => return Ok(Outcome::Finished),
                 Some(Ending::Expelled(reason)) => {
                     tracing::warn!(%reason, "expelled");
@@ -265,7 +274,7 @@ impl<'a> Driver<'a> {
                 Some(Ending::Drained) => return Ok(Outcome::Drained),
                 Some(Ending::Complete) => return Ok(Outcome::Complete),
                 Some(Ending::Orphaned(reason)) => {
-                    tracing::warn!(%reason, "the peer that keeps the run is gone");
+                    tracing::warn!(%reason, "nobody keeps the run");
                     return Ok(Outcome::Orphaned);
                 }
                 Some(Ending::Stopped(reason)) => bail!("the run stopped: {reason}"),
@@ -280,10 +289,8 @@ impl<'a> Driver<'a> {
 
     fn begin(&mut self) {
         let now = self.now();
-        if let Some(coordinator) = &mut self.coordinator {
-            let mut out = Vec::new();
-            coordinator.start(now, &mut out);
-            self.obey_coordinator(out);
+        if let Some(history) = self.post.history() {
+            self.meet_addresses(&history.view);
         }
         let mut out = Vec::new();
         self.peer.start(now, &mut out);
@@ -292,51 +299,59 @@ impl<'a> Driver<'a> {
 
     /// Hands the state machines what they have said to each other, until they are quiet.
     fn settle(&mut self) {
+        self.say_what_waits();
         while let Some(own) = self.own.pop_front() {
             let now = self.now();
             match own {
                 Own::Peer(input) => {
-                    // As from any other peer, the era comes with the coordinator's word.
-                    if let (PeerInput::FromCoordinator { .. }, Some(coordinator)) =
-                        (&input, &self.coordinator)
-                    {
-                        self.era = coordinator.era();
-                    }
                     let mut out = Vec::new();
                     self.peer.handle(now, input, &mut out);
                     self.obey_peer(out);
                 }
                 Own::Coordinator(input) => {
                     let mut out = Vec::new();
-                    let coordinator =
-                        self.coordinator.as_mut().expect("only a coordinator's own inputs");
-                    coordinator.handle(now, input, &mut out);
+                    if let Some(seat) = &mut self.post.seat {
+                        seat.coordinator.handle(now, input, &mut out);
+                    }
                     self.obey_coordinator(out);
                 }
             }
+            self.say_what_waits();
+        }
+    }
+
+    /// Says what was to be said when there was nobody yet to hear it.
+    fn say_what_waits(&mut self) {
+        let Some(keeper) = self.keeper.member() else { return };
+        let hears =
+            keeper != self.me || self.post.coordinator().is_some_and(Coordinator::is_in_office);
+        if hears && let Some(message) = self.unsaid.take() {
+            self.tell_coordinator(message);
         }
     }
 
     /// Waits for the next thing to happen.
     async fn wait(&mut self, interrupt: &mut Signal, terminate: &mut Signal) -> anyhow::Result<()> {
-        let timeouts = [
-            self.peer.next_timeout(),
-            self.coordinator.as_ref().and_then(Coordinator::next_timeout),
-        ];
+        let timeouts =
+            [self.peer.next_timeout(), self.post.coordinator().and_then(Coordinator::next_timeout)];
         let timeout = timeouts.into_iter().flatten().min();
         let clock = self.clock;
         let watches = self.preempt_file.is_some() && self.drain_until.is_none();
+        let orphaned = self.keeper.patience_ends();
         let drain_end = self.drain_until.unwrap_or_else(Instant::now).into();
         tokio::select! {
             done = next_done(&mut self.engine) => self.engine_done(done)?,
             event = next_event(&mut self.network) => self.network_event(event),
-            record = next_record(&mut self.log) => self.record_written(record?),
+            event = self.post.next() => self.anchor_event(event),
             Some(gathered) = self.gathered.1.recv() => self.gathered(gathered),
             () = sleep_until(clock, timeout) => {
                 self.own.push_back(Own::Peer(PeerInput::Tick));
-                if self.coordinator.is_some() {
-                    self.own.push_back(Own::Coordinator(CoordinatorInput::Tick));
-                }
+                self.own.push_back(Own::Coordinator(CoordinatorInput::Tick));
+                self.tend_anchors();
+            }
+            () = sleep_to(orphaned) => {
+                let reason = "its keeper has been out of reach for too long".to_owned();
+                self.ending.get_or_insert(Ending::Orphaned(reason));
             }
             _ = interrupt.recv() => self.drain("SIGINT")?,
             _ = terminate.recv() => self.drain("SIGTERM")?,
@@ -363,23 +378,30 @@ impl<'a> Driver<'a> {
         Ok(())
     }
 
-    fn record_written(&mut self, record: LogRecord) {
-        self.own.push_back(Own::Coordinator(CoordinatorInput::Appended(record)));
-    }
-
     fn gathered(&mut self, gathered: Gathered) {
         match gathered {
             Gathered::Checkpoint { version, whole } => {
+                self.archiving -= 1;
+                match whole {
+                    Ok(Collected { directory, hash }) => {
+                        self.own.push_back(Own::Peer(PeerInput::Archived { version }));
+                        let directory = directory.display().to_string();
+                        self.note(&RunEvent::Checkpoint { version: version.0, directory, hash });
+                    }
+                    Err(error) => {
+                        self.meters.checkpoint_failed();
+                        let error = format!("{error:#}");
+                        tracing::warn!(%version, error, "a checkpoint could not be archived");
+                    }
+                }
+            }
+            Gathered::Kept { version, stage, whole } => {
                 if let Err(error) = &whole {
                     let error = format!("{error:#}");
-                    tracing::warn!(%version, error, "a checkpoint could not be brought together");
+                    tracing::warn!(%version, %stage, error, "a checkpoint's part is not kept");
                 }
-                let input = CoordinatorInput::Collected { version, whole: whole.is_ok() };
-                self.own.push_back(Own::Coordinator(input));
-                if let Ok(Collected { directory, hash }) = whole {
-                    let directory = directory.display().to_string();
-                    self.note(&RunEvent::Checkpoint { version: version.0, directory, hash });
-                }
+                let whole = whole.is_ok();
+                self.own.push_back(Own::Peer(PeerInput::Kept { version, stage, whole }));
             }
             Gathered::Snapshot { version, stage, whole } => {
                 if let Err(error) = &whole {
@@ -401,7 +423,7 @@ impl<'a> Driver<'a> {
         progress::say(&format!("{source}: leaves when the open step is committed"));
         self.note(&RunEvent::Draining { source: source.to_owned() });
         self.drain_until = Some(Instant::now() + self.drain_timeout);
-        if self.coordinator.is_some() {
+        if self.post.seat.is_some() && self.post.is_alone() {
             // The run stands still until it is started again, so there is nothing to wait for.
             self.ending.get_or_insert(Ending::Drained);
         } else {
@@ -418,12 +440,12 @@ impl<'a> Driver<'a> {
         let (manifest, payloads, files) =
             (self.manifest.clone(), self.payloads.clone(), self.files.clone());
         let transport = self.links.as_ref().map(|links| links.transport.clone());
-        let holder = self.obeys.peer;
+        let holders = self.text_holders();
         let runtime = tokio::runtime::Handle::current();
         let make = move || {
             let needs_text = span.contains(Stage(0));
             let samples = if needs_text {
-                let fetch = text::obtain(&manifest, &data_dir, &files, transport, holder);
+                let fetch = text::obtain(&manifest, &data_dir, &files, transport, holders);
                 Some(runtime.block_on(fetch)?)
             } else {
                 None
@@ -437,7 +459,17 @@ impl<'a> Driver<'a> {
         Ok(())
     }
 
+    /// Who may have the text: who hosts the first stage, who archives, and who keeps the run.
+    fn text_holders(&self) -> Vec<PeerId> {
+        let members = self.view.members.iter();
+        let able = members.filter(|record| record.span.contains(Stage(0)) || record.duties.archive);
+        let keeper = self.keeper.member().map(|member| member.peer);
+        let all = able.map(|record| record.member.peer).chain(keeper);
+        all.filter(|peer| *peer != self.me.peer).collect()
+    }
+
     async fn close(&mut self) {
+        self.post.close().await;
         if let Some(links) = &self.links {
             self.tracker.close();
             let sent = links.transport.traffic();
@@ -446,6 +478,17 @@ impl<'a> Driver<'a> {
             links.transport.close().await;
         }
     }
+}
+
+/// Offers what earlier lives left, on a thread of its own.
+async fn offer_kept(
+    data_dir: PathBuf,
+    archive: Option<PathBuf>,
+    run: RunId,
+    files: Files,
+) -> anyhow::Result<()> {
+    let look = move || resume::offer_kept(&data_dir, archive.as_deref(), run, &files);
+    tokio::task::spawn_blocking(look).await.context("the search for kept files panicked")
 }
 
 /// Computes what tells whether this process computes the same bits as others.
@@ -475,9 +518,9 @@ async fn next_event(
     }
 }
 
-async fn next_record(log: &mut Option<CommitLog>) -> Result<LogRecord, commit_log::LogError> {
-    match log {
-        Some(log) => log.written().await,
+async fn sleep_to(end: Option<Instant>) {
+    match end {
+        Some(end) => tokio::time::sleep_until(end.into()).await,
         None => std::future::pending().await,
     }
 }

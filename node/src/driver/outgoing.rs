@@ -3,11 +3,13 @@
 use shoal_protocol::codec::Packing;
 use shoal_protocol::ids::{Era, Member, Term};
 use shoal_protocol::message::{Envelope, Message, TensorTag};
-use shoal_protocol::net::transport::{Priority, Transport};
+use shoal_protocol::net::transport::{Priority, Transport, TransportEvent};
 use shoal_protocol::wire;
+use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
 use super::payload::Tensors;
+use super::setup::Network;
 
 /// The links to other peers.
 #[derive(Clone)]
@@ -19,6 +21,15 @@ pub(crate) struct Links {
 }
 
 impl Links {
+    /// The links of a peer that is not alone, and what happens on them.
+    pub(crate) fn of(
+        network: Option<Network>,
+        tracker: &TaskTracker,
+    ) -> (Option<Self>, Option<mpsc::Receiver<TransportEvent>>) {
+        let Some(Network { transport, events, .. }) = network else { return (None, None) };
+        (Some(Self { transport, tracker: tracker.clone() }), Some(events))
+    }
+
     /// Queues a control message.
     pub(crate) fn send(&self, me: Member, to: Member, era: Era, term: Term, message: Message) {
         let envelope = Envelope { from: me.incarnation, to: to.incarnation, era, term, message };

@@ -1,75 +1,91 @@
-//! Where a run goes on that went on before: the newest checkpoint that its keeper still has whole.
+//! What a peer still has of checkpoints when its process starts again.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use shoal_engine::Checkpoint;
-use shoal_protocol::ids::{Era, PeerId, Stage, Step};
+use shoal_protocol::history::History;
+use shoal_protocol::ids::{ContentHash, RunId, Step};
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::message::{LogRecord, StoredFile};
-use shoal_scheduler::coordinator::Resume;
 
 use super::home::Files;
 
+/// The folders of a data directory in which parts of checkpoints are: written here, begun from, and
+/// kept for others. In each there is one for every version.
+pub(crate) const PARTS: [&str; 3] = ["stored", "fetched", "kept"];
+
 /// The folder of a version's checkpoint.
-pub(crate) fn checkpoint_folder(out: &Path, version: Step, last: bool) -> PathBuf {
-    if last { out.join("checkpoint") } else { out.join(format!("checkpoints/version-{version}")) }
+pub(crate) fn checkpoint_folder(archive: &Path, version: Step, last: bool) -> PathBuf {
+    if last {
+        archive.join("checkpoint")
+    } else {
+        archive.join(format!("checkpoints/version-{version}"))
+    }
 }
 
-/// What the log says of a run: its newest era, and what to go on from if anything was ever committed.
-/// The checkpoint's files are offered to others.
-pub(crate) fn resume(
-    records: &[LogRecord],
-    manifest: &Manifest,
-    out: &Path,
-    files: &Files,
-) -> (Era, Option<Resume>) {
-    let eras = records.iter().filter_map(|record| match record {
-        LogRecord::Commit(record) => Some(record.era),
-        LogRecord::Rewind { era, .. } => Some(*era),
-        LogRecord::Term(_) | LogRecord::View(_) | LogRecord::Checkpoint { .. } => None,
-    });
-    let era = eras.max().unwrap_or(Era(0));
-    let began = |record: &LogRecord| !matches!(record, LogRecord::Term(_) | LogRecord::View(_));
-    if !records.iter().any(began) {
-        return (era, None);
-    }
-    let whole = records.iter().rev().find_map(|record| match record {
-        LogRecord::Checkpoint { version, stages } => {
-            let last = version.0 == manifest.training.steps;
-            let folder = checkpoint_folder(out, *version, last);
-            offer_whole(&folder, *version, stages, manifest, files)
-                .map(|files| Resume { version: *version, files })
+/// Offers whatever is left of earlier lives, by its content: parts of checkpoints, and whole ones.
+pub(crate) fn offer_kept(data_dir: &Path, archive: Option<&Path>, run: RunId, files: &Files) {
+    for folder in PARTS.iter().flat_map(|part| folders_in(&data_dir.join(part))) {
+        for path in paths_in(&folder) {
+            match hash(&path) {
+                Ok(hash) => files.offer(hash, path),
+                Err(error) => {
+                    let path = path.display();
+                    tracing::warn!(%path, %error, "a part of a checkpoint is not offered");
+                }
+            }
         }
-        _ => None,
-    });
-    (era, Some(whole.unwrap_or(Resume { version: Step(0), files: BTreeMap::new() })))
+    }
+    let Some(archive) = archive else { return };
+    let whole = folders_in(&archive.join("checkpoints")).into_iter();
+    for folder in whole.chain([archive.join("checkpoint")]) {
+        let Ok(checkpoint) = Checkpoint::open(&folder) else { continue };
+        if checkpoint.run() == run {
+            for file in checkpoint.files() {
+                files.offer(file.hash, folder.join(&file.name));
+            }
+        }
+    }
 }
 
-/// Offers the files of a checkpoint, if the folder has all of them as they were written.
-fn offer_whole(
-    folder: &Path,
-    version: Step,
-    stages: &[(PeerId, Vec<StoredFile>)],
-    manifest: &Manifest,
-    files: &Files,
-) -> Option<BTreeMap<Stage, Vec<StoredFile>>> {
-    let checkpoint = Checkpoint::open(folder).ok()?;
-    let ours = checkpoint.run() == manifest.run_id() && checkpoint.step() == version;
-    let holds = |stored: &StoredFile| {
-        let mut held = checkpoint.files().iter();
-        held.any(|file| file.name == stored.name && file.hash == stored.hash)
-    };
-    if !ours || !stages.iter().flat_map(|(_, stored)| stored).all(holds) {
-        return None;
+/// Whether a run's last checkpoint is in the log and in the archive.
+pub(crate) fn is_complete(history: &History, manifest: &Manifest, archive: Option<&Path>) -> bool {
+    let steps = Step(manifest.training.steps);
+    let logged = history.checkpoints.contains_key(&steps) && history.version == steps;
+    logged && archive.is_some_and(|archive| is_archived(archive, manifest))
+}
+
+/// Whether the archive has a run's last checkpoint.
+pub(crate) fn is_archived(archive: &Path, manifest: &Manifest) -> bool {
+    let steps = Step(manifest.training.steps);
+    let found = Checkpoint::open(&checkpoint_folder(archive, steps, true));
+    found.is_ok_and(|whole| whole.run() == manifest.run_id() && whole.step() == steps)
+}
+
+fn hash(path: &Path) -> std::io::Result<ContentHash> {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update_reader(std::fs::File::open(path)?)?;
+    Ok(ContentHash(*hasher.finalize().as_bytes()))
+}
+
+fn folders_in(folder: &Path) -> Vec<PathBuf> {
+    paths_in(folder).into_iter().filter(|path| path.is_dir()).collect()
+}
+
+fn paths_in(folder: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
+    entries.flatten().map(|entry| entry.path()).collect()
+}
+
+/// Removes the parts of versions that are of no more use, and no longer offers them.
+pub(crate) fn forget_parts(data_dir: &Path, files: &Files, old: impl Fn(Step) -> bool) {
+    for folder in PARTS.iter().flat_map(|part| folders_in(&data_dir.join(part))) {
+        let name = folder.file_name().and_then(|name| name.to_str());
+        let version = name.and_then(|name| name.parse().ok()).map(Step);
+        if version.is_some_and(&old) {
+            files.withdraw(&folder);
+            if let Err(error) = std::fs::remove_dir_all(&folder) {
+                tracing::warn!(folder = %folder.display(), %error, "not removed");
+            }
+        }
     }
-    if let Err(error) = checkpoint.verify() {
-        tracing::warn!(%version, %error, "a checkpoint is not gone on from");
-        return None;
-    }
-    for stored in stages.iter().flat_map(|(_, stored)| stored) {
-        files.offer(stored.hash, folder.join(&stored.name));
-    }
-    let stored = stages.iter().map(|(_, stored)| stored.clone());
-    Some((0..).map(Stage).zip(stored).collect())
 }

@@ -1,6 +1,7 @@
 //! Gets the text to the peers that read it: those of the first stage.
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::Context;
 use shoal_engine::{Samples, TokenFile};
@@ -10,7 +11,12 @@ use shoal_protocol::net::transport::Transport;
 
 use super::home::Files;
 
-/// Opens the token file of a run; where it is not here yet, fetches it by its hash from `holder`.
+/// How often each holder is asked, and how long in between.
+const ROUNDS: u32 = 30;
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Opens the token file of a run; where it is not here yet, fetches it by its hash from one of the
+/// `holders`.
 ///
 /// # Errors
 /// When it is neither here nor to be had, or is another file.
@@ -19,7 +25,7 @@ pub(crate) async fn obtain(
     folder: &Path,
     files: &Files,
     transport: Option<Transport>,
-    holder: PeerId,
+    holders: Vec<PeerId>,
 ) -> anyhow::Result<Samples> {
     let Tokens { hash, count, width, .. } = manifest.tokens;
     let folder = folder.join("tokens");
@@ -29,10 +35,19 @@ pub(crate) async fn obtain(
         tracing::info!(%hash, length, "fetching the text");
         std::fs::create_dir_all(&folder)
             .with_context(|| format!("{} cannot be made", folder.display()))?;
-        transport
-            .fetch_blob(holder, hash, length, &path)
-            .await
-            .context("the text cannot be fetched")?;
+        let mut fetched = Err(anyhow::anyhow!("nobody is known who has it"));
+        for (holder, round) in (0..ROUNDS).flat_map(|round| holders.iter().map(move |h| (h, round)))
+        {
+            if round > 0 {
+                // Who has it may be about to come back.
+                tokio::time::sleep(PAUSE).await;
+            }
+            fetched = transport.fetch_blob(*holder, hash, length, &path).await.map_err(Into::into);
+            if fetched.is_ok() {
+                break;
+            }
+        }
+        fetched.context("the text cannot be fetched")?;
     }
     let file = TokenFile::open(&path, &manifest.tokens)?;
     files.offer(hash, path);

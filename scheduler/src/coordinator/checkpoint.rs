@@ -1,16 +1,22 @@
-//! Saving the weights: when every stage of a version is written, the log says so.
+//! Saving the weights: every stage of a version is written by a replica and copied to others; when
+//! as many have it as can be asked for, the log says so.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use shoal_protocol::ids::{Stage, Step};
-use shoal_protocol::message::{FromCoordinator, LogRecord, StoredFile};
+use shoal_protocol::ids::{Member, Stage, Step};
+use shoal_protocol::message::{FromCoordinator, LogRecord, SnapshotPart, StoredStage};
+use shoal_protocol::units::Moment;
 
-use super::{Coordinator, Out, Phase, event};
+use super::{Coordinator, Out, Phase, event, send};
 use crate::action::{CoordinatorAction, CoordinatorEvent};
 
 /// Checkpoints that may be in the making at a time; another one that falls due is left out, unless
 /// it is the last.
 const PENDING: usize = 4;
+
+/// Peers that have each stage of a complete checkpoint, where there are so many: the disk of one may
+/// be gone with it.
+const HOLDERS: usize = 2;
 
 /// Checkpoints in the making.
 #[derive(Debug, Default)]
@@ -18,19 +24,41 @@ pub(super) struct Checkpoints {
     pending: BTreeMap<Step, Making>,
     /// One was abandoned: the next version makes up for it.
     overdue: bool,
-    /// The run's keeper has the last one.
-    last_collected: bool,
-    /// The last one is in the log.
-    last_logged: bool,
+    /// When who could not keep a copy is asked again.
+    pub(super) again_at: Option<Moment>,
+    /// The newest version that an archive has as a whole.
+    archived: Option<Step>,
+    /// How often a member was told to keep a copy, so that the work is spread.
+    kept: BTreeMap<Member, u64>,
 }
 
 /// How far a checkpoint is.
 #[derive(Debug)]
 enum Making {
     Writing,
+    Copying(Vec<Copies>),
     Logging,
-    /// The run's keeper fetches these.
-    Collecting(BTreeMap<Stage, Vec<StoredFile>>),
+}
+
+/// One stage of a checkpoint in the making, and who has it.
+#[derive(Debug)]
+struct Copies {
+    stored: StoredStage,
+    /// Who was asked to keep it, and did not answer.
+    asked: BTreeSet<Member>,
+    /// Who could not.
+    failed: BTreeSet<Member>,
+}
+
+impl Copies {
+    fn wants_more(&self) -> bool {
+        self.stored.holders.len() + self.asked.len() < HOLDERS
+    }
+
+    fn may_ask(&self, member: Member) -> bool {
+        let holds = self.stored.holders.contains(&member.peer);
+        !holds && !self.asked.contains(&member) && !self.failed.contains(&member)
+    }
 }
 
 impl Checkpoints {
@@ -43,6 +71,18 @@ impl Checkpoints {
     pub(super) fn begin_again(&mut self) {
         *self = Self::default();
     }
+
+    /// A coordinator before this one did not come to an end with a checkpoint.
+    pub(super) fn make_up(&mut self) {
+        self.overdue = true;
+    }
+
+    fn copies(&mut self, version: Step) -> Option<&mut Vec<Copies>> {
+        match self.pending.get_mut(&version) {
+            Some(Making::Copying(stages)) => Some(stages),
+            _ => None,
+        }
+    }
 }
 
 impl Coordinator {
@@ -54,12 +94,13 @@ impl Coordinator {
 
     /// Has the current version written.
     pub(super) fn start_checkpoint(&mut self, out: &mut Out) {
-        if self.checkpoints.pending.len() >= PENDING && !self.is_last_version() {
-            return;
+        let full = self.checkpoints.pending.len() >= PENDING && !self.is_last_version();
+        if full || self.archive.holds(self.version) {
+            return self.finish_when_saved(out);
         }
         self.checkpoints.overdue = false;
         self.write_all_stages(out);
-        self.log_whole_checkpoints(out);
+        self.copy_whole_checkpoints(out);
     }
 
     /// Has every stage of the current version written for a checkpoint.
@@ -70,60 +111,188 @@ impl Coordinator {
         }
     }
 
-    /// Writes down the checkpoints of which every stage is stored.
-    pub(super) fn log_whole_checkpoints(&mut self, out: &mut Out) {
+    /// Has the checkpoints copied of which every stage is stored.
+    pub(super) fn copy_whole_checkpoints(&mut self, out: &mut Out) {
+        let mut whole = Vec::new();
         for (version, making) in &mut self.checkpoints.pending {
             let stages = self.config.manifest.stages();
             if matches!(making, Making::Writing)
-                && let Some(whole) = self.snapshots.whole(*version, stages)
+                && let Some(stages) = self.snapshots.whole(*version, stages)
             {
-                *making = Making::Logging;
-                let stages = whole.into_iter().map(|(writer, files)| (writer.peer, files));
-                let record = LogRecord::Checkpoint { version: *version, stages: stages.collect() };
-                out.push(CoordinatorAction::Append(record));
+                let copies = stages.into_iter().map(|(writer, files)| Copies {
+                    stored: StoredStage { holders: vec![writer.peer], files },
+                    asked: BTreeSet::new(),
+                    failed: BTreeSet::new(),
+                });
+                *making = Making::Copying(copies.collect());
+                whole.push(*version);
             }
+        }
+        for version in whole {
+            self.ask_for_copies(version, out);
         }
     }
 
-    /// The checkpoint is in the log: time to bring it together.
-    pub(super) fn checkpoint_logged(&mut self, version: Step, out: &mut Out) {
-        let stages = self.snapshots.whole(version, self.config.manifest.stages());
-        let making = self.checkpoints.pending.get_mut(&version);
-        // A writer died meanwhile: it is being written again, or was abandoned.
-        let (Some(making), Some(stages)) = (making, stages) else { return };
-        let files = stages.iter().map(|(_, files)| files.clone());
-        *making = Making::Collecting((0..).map(Stage).zip(files).collect());
+    /// Asks archives, and others where more are needed, to keep what they do not have; writes down
+    /// what has been copied enough.
+    fn ask_for_copies(&mut self, version: Step, out: &mut Out) {
+        if self.is_suspended() {
+            return;
+        }
+        let Some(stages) = self.checkpoints.copies(version) else { return };
+        let mut stages = std::mem::take(stages);
+        for (stage, copies) in (0..).map(Stage).zip(&mut stages) {
+            let archives: Vec<Member> =
+                self.membership.with_duty(|duties| duties.archive).collect();
+            for member in archives {
+                self.ask_for_copy(version, stage, copies, member, out);
+            }
+            while copies.wants_more()
+                && let Some(member) = self.keeper(stage, copies)
+            {
+                self.ask_for_copy(version, stage, copies, member, out);
+            }
+        }
+        if self.is_copied(version, &stages) {
+            let stages = stages.into_iter().map(|copies| copies.stored).collect();
+            self.checkpoints.pending.insert(version, Making::Logging);
+            out.push(CoordinatorAction::Append(LogRecord::Checkpoint { version, stages }));
+        } else {
+            self.checkpoints.pending.insert(version, Making::Copying(stages));
+        }
+    }
+
+    fn ask_for_copy(
+        &mut self,
+        version: Step,
+        stage: Stage,
+        copies: &mut Copies,
+        member: Member,
+        out: &mut Out,
+    ) {
+        if copies.may_ask(member) {
+            copies.asked.insert(member);
+            *self.checkpoints.kept.entry(member).or_insert(0) += 1;
+            let part = SnapshotPart { stage, stored: copies.stored.clone() };
+            send(member, FromCoordinator::Keep { version, part }, out);
+        }
+    }
+
+    /// Who is to have one more copy of a stage: rather who does not serve it, and who keeps least.
+    fn keeper(&self, stage: Stage, copies: &Copies) -> Option<Member> {
+        let count = |member: &Member| self.checkpoints.kept.get(member).copied().unwrap_or(0);
+        let hosts = |member: &Member| {
+            self.membership.span_of(*member).is_some_and(|span| span.contains(stage))
+        };
+        self.membership
+            .members()
+            .filter(|member| copies.may_ask(*member))
+            .min_by_key(|member| (hosts(member), count(member)))
+    }
+
+    /// Whether as many have it as can be asked for. The last one is the model: an archive must have
+    /// it whole.
+    fn is_copied(&self, version: Step, stages: &[Copies]) -> bool {
         let last = version.0 == self.config.manifest.training.steps;
-        event(CoordinatorEvent::CheckpointStored { version, stages, last }, out);
-        self.checkpoints.last_logged |= last;
+        let enough = |copies: &Copies| {
+            (copies.stored.holders.len() >= HOLDERS && !last) || copies.asked.is_empty()
+        };
+        let mut archives = self.membership.with_duty(|duties| duties.archive);
+        let archived = archives.any(|archive| {
+            stages.iter().all(|copies| copies.stored.holders.contains(&archive.peer))
+        });
+        stages.iter().all(enough) && (archived || !last)
     }
 
-    /// The run's keeper has the files, or could not get them.
-    pub(super) fn collected(&mut self, version: Step, whole: bool, out: &mut Out) {
-        let making = self.checkpoints.pending.remove(&version);
-        match making {
-            Some(Making::Collecting(files)) if whole => {
-                self.archive.keep(version, files);
-                self.checkpoints.last_collected |= version.0 == self.config.manifest.training.steps;
-                self.drop_unwanted_snapshots();
-                self.finish_when_saved(out);
+    /// A member keeps a stage of a checkpoint, or could not get it.
+    pub(super) fn kept(
+        &mut self,
+        from: Member,
+        version: Step,
+        stage: Stage,
+        whole: bool,
+        out: &mut Out,
+    ) {
+        let stages = self.checkpoints.copies(version);
+        let copies = stages.and_then(|stages| stages.get_mut(usize::from(stage.0)));
+        let asked = copies.filter(|copies| copies.asked.contains(&from));
+        let Some(copies) = asked else {
+            return self.holder_found(from, version, stage, whole, out);
+        };
+        copies.asked.remove(&from);
+        if whole {
+            copies.stored.holders.push(from.peer);
+        } else {
+            copies.failed.insert(from);
+            self.checkpoints.again_at.get_or_insert(self.now + self.config.retry);
+        }
+        self.ask_for_copies(version, out);
+    }
+
+    /// Asks those again whose disks did not take a copy.
+    pub(super) fn retry_copies(&mut self, out: &mut Out) {
+        if self.checkpoints.again_at.is_none_or(|at| self.now < at) {
+            return;
+        }
+        self.checkpoints.again_at = None;
+        self.ask_archives(out);
+        for making in self.checkpoints.pending.values_mut() {
+            if let Making::Copying(stages) = making {
+                stages.iter_mut().for_each(|copies| copies.failed.clear());
             }
-            Some(Making::Collecting(_)) => {
-                self.snapshots.forget_version(version);
-                self.make_again(version, out);
+        }
+        self.ask_for_all_copies(out);
+    }
+
+    /// A member is gone: what it was to keep is for others, and what only it had is written again.
+    pub(super) fn forget_keeper(&mut self, gone: Member, out: &mut Out) {
+        self.checkpoints.kept.remove(&gone);
+        let mut spoiled = Vec::new();
+        for (version, making) in &mut self.checkpoints.pending {
+            let Making::Copying(stages) = making else { continue };
+            for copies in stages {
+                copies.asked.remove(&gone);
+                copies.stored.holders.retain(|holder| *holder != gone.peer);
+                if copies.stored.holders.is_empty() {
+                    spoiled.push(*version);
+                }
             }
-            // It is made again already.
-            Some(other) => {
-                self.checkpoints.pending.insert(version, other);
-            }
-            None => {}
+        }
+        for version in spoiled {
+            self.snapshots.forget_version(version);
+            self.make_again(version, out);
         }
     }
 
-    /// Part of a checkpoint in the making is lost. What is being fetched may be whole all the same.
+    /// Asks again for copies where somebody came or went.
+    pub(super) fn ask_for_all_copies(&mut self, out: &mut Out) {
+        let pending: Vec<Step> = self.checkpoints.pending.keys().copied().collect();
+        for version in pending {
+            self.ask_for_copies(version, out);
+        }
+    }
+
+    /// The checkpoint is in the log.
+    pub(super) fn checkpoint_logged(
+        &mut self,
+        version: Step,
+        stages: Vec<StoredStage>,
+        out: &mut Out,
+    ) {
+        self.checkpoints.pending.remove(&version);
+        self.archive.keep(version, stages.clone());
+        self.drop_unwanted_snapshots();
+        let last = version.0 == self.config.manifest.training.steps;
+        let files = stages.iter().map(|stored| stored.files.clone()).collect();
+        event(CoordinatorEvent::CheckpointStored { version, stages: files, last }, out);
+        let oldest = self.archive.oldest();
+        self.tell_all(&FromCoordinator::Checkpoint { version, stages, oldest }, out);
+        self.finish_when_saved(out);
+    }
+
+    /// Part of a checkpoint in the making is lost before it was copied.
     pub(super) fn checkpoint_spoiled(&mut self, version: Step, out: &mut Out) {
-        let making = self.checkpoints.pending.get(&version);
-        if matches!(making, Some(Making::Writing | Making::Logging)) {
+        if matches!(self.checkpoints.pending.get(&version), Some(Making::Writing)) {
             self.make_again(version, out);
         }
     }
@@ -141,12 +310,37 @@ impl Coordinator {
     }
 
     fn finish_when_saved(&mut self, out: &mut Out) {
-        let Checkpoints { last_logged, last_collected, pending, .. } = &self.checkpoints;
-        let saved = *last_logged && *last_collected && pending.is_empty();
-        if saved && matches!(self.phase, Phase::Saving) {
+        let saved = self.archive.holds(self.version) && self.checkpoints.pending.is_empty();
+        if !matches!(self.phase, Phase::Saving) || !saved {
+            return;
+        }
+        if self.checkpoints.archived == Some(self.version) {
             self.phase = Phase::Finished;
             self.tell_all(&FromCoordinator::Finished, out);
             event(CoordinatorEvent::Finished, out);
+        } else {
+            self.checkpoints.again_at.get_or_insert(self.now + self.config.retry);
         }
+    }
+
+    /// An archive has a checkpoint as a whole.
+    pub(super) fn archived_whole(&mut self, version: Step, out: &mut Out) {
+        self.checkpoints.archived = self.checkpoints.archived.max(Some(version));
+        self.finish_when_saved(out);
+    }
+
+    /// Tells archives again of the last checkpoint, which the run's end waits for.
+    fn ask_archives(&mut self, out: &mut Out) {
+        let version = self.version;
+        let Some(stages) = self.archive.stages(version) else { return };
+        if !matches!(self.phase, Phase::Saving) || self.checkpoints.archived == Some(version) {
+            return;
+        }
+        let (stages, oldest) = (stages.to_vec(), self.archive.oldest());
+        for to in self.membership.with_duty(|duties| duties.archive) {
+            let stages = stages.clone();
+            send(to, FromCoordinator::Checkpoint { version, stages, oldest }, out);
+        }
+        self.checkpoints.again_at = Some(self.now + self.config.retry);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use shoal_protocol::ids::{Attempt, Era, Member, Microbatch, Stage, Step};
+use shoal_protocol::ids::{Attempt, Era, Member, Microbatch, Stage, Step, Term};
 use shoal_protocol::message::{
     CommitRecord, FixedLoss, FromCoordinator, LogRecord, Round, RoundId, RoundMember, RoundOutcome,
 };
@@ -86,7 +86,7 @@ impl Coordinator {
                 continue;
             }
             let failed = self.rounds.failed.get(&stage).copied().unwrap_or(0);
-            let (era, term, attempt) = (self.config.era, self.config.term, Attempt(failed));
+            let (era, term, attempt) = (self.era, self.term, Attempt(failed));
             let id = RoundId { era, term, step, stage, attempt };
             let members = members
                 .into_iter()
@@ -149,7 +149,7 @@ impl Coordinator {
         if whole && matches!(self.phase, Phase::Closing) {
             let (loss, held_out_loss) = self.work.ledgers[&self.version].losses();
             let record =
-                commit_record(&self.rounds, self.config.era, self.version, loss, held_out_loss);
+                commit_record(&self.rounds, self.era, self.term, self.version, loss, held_out_loss);
             self.phase = Phase::Committing;
             self.rounds.patience = None;
             out.push(CoordinatorAction::Append(LogRecord::Commit(record)));
@@ -209,6 +209,7 @@ impl Coordinator {
         assert_eq!(record.step, self.version, "steps are committed one after the other");
         self.rounds = Rounds::default();
         self.version = self.version.next();
+        self.last_commit = Some(record.clone());
         self.tell_all(&FromCoordinator::Commit(record.clone()), out);
         let books = self.work.close_books(record.step);
         event(CoordinatorEvent::Committed { record, books }, out);
@@ -234,6 +235,7 @@ fn equal_bits(one: &RoundOutcome, other: &RoundOutcome) -> bool {
 fn commit_record(
     rounds: &Rounds,
     era: Era,
+    term: Term,
     step: Step,
     loss: FixedLoss,
     held_out_loss: Option<FixedLoss>,
@@ -248,5 +250,5 @@ fn commit_record(
         .collect();
     let gradient_norm =
         stages.iter().fold(0.0, |sum, (_, outcome)| sum + outcome.square_norm).sqrt();
-    CommitRecord { era, step, stages, gradient_norm, loss, held_out_loss }
+    CommitRecord { era, term, step, stages, gradient_norm, loss, held_out_loss }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use shoal_protocol::ids::{Member, Stage, Step};
-use shoal_protocol::message::{FromCoordinator, SnapshotPart};
+use shoal_protocol::message::{FromCoordinator, SnapshotPart, StoredStage};
 
 use super::{Coordinator, Out, Phase, send};
 
@@ -47,7 +47,7 @@ impl Coordinator {
     pub(super) fn receive_newcomer(&mut self, member: Member, out: &mut Out) {
         let Some(span) = self.membership.span_of(member) else { return };
         let version = self.first_heard();
-        send(member, FromCoordinator::Admitted { span, version }, out);
+        send(member, FromCoordinator::Admitted { era: self.era, span, version }, out);
         self.begin_from(member, version, out);
     }
 
@@ -98,7 +98,8 @@ impl Coordinator {
                     return Some(part);
                 }
                 let (writer, files) = self.snapshots.stored(version, stage)?;
-                Some(SnapshotPart { stage, holder: writer.peer, files: files.clone() })
+                let stored = StoredStage { holders: vec![writer.peer], files: files.clone() };
+                Some(SnapshotPart { stage, stored })
             })
             .collect()
     }
@@ -119,6 +120,7 @@ impl Coordinator {
     pub(super) fn behind(&mut self, from: Member, out: &mut Out) {
         if self.newcomers.waiting.contains_key(&from) {
             self.begin_again(from, out);
+            self.ask_holders_again(from, out);
         } else {
             self.lost(from, "it lacks a result", out);
         }

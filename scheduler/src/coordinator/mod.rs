@@ -1,8 +1,9 @@
 //! The run's decisions: who is a member (`registration`, `joining`), who works on what (`work`), when
 //! a step is closed and committed (`closing`), what becomes of the work of who is gone (`recovery`),
 //! what is written (`snapshots`) and saved (`checkpoint`), and where it all begins again when a stage
-//! is lost (`rewind`).
+//! is lost (`rewind`). A term begins with what the log says and what members hold (`census`).
 
+mod census;
 mod checkpoint;
 mod closing;
 mod config;
@@ -15,28 +16,40 @@ mod snapshots;
 mod tests;
 mod work;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-pub use config::{CoordinatorConfig, Resume};
-use shoal_protocol::ids::{Era, Member, Stage, Step};
-use shoal_protocol::message::{FromCoordinator, LogRecord, ToCoordinator, View};
+pub use config::CoordinatorConfig;
+use shoal_protocol::ids::{Era, Member, PeerId, Stage, Step, Term};
+use shoal_protocol::message::{CommitRecord, FromCoordinator, LogRecord, ToCoordinator, View};
 use shoal_protocol::units::Moment;
 
+use self::census::Census;
 use self::checkpoint::Checkpoints;
 use self::closing::Rounds;
 use self::joining::Newcomers;
 use self::recovery::{Complaints, Gaps};
-use self::rewind::Archive;
+use self::rewind::{Archive, Search};
 use self::snapshots::Snapshots;
 use self::work::Work;
 use crate::action::{CoordinatorAction, CoordinatorEvent, CoordinatorInput};
-use crate::membership::Membership;
+use crate::membership::{Candidate, Membership};
 
 /// The run's decisions. One member at a time is the run's coordinator; what must outlast it goes
 /// through the log before it is said.
 #[derive(Debug)]
 pub struct Coordinator {
     config: CoordinatorConfig,
+    /// Its term of office.
+    term: Term,
+    era: Era,
+    /// The version that the era began at.
+    began_at: Step,
+    /// The newest commit of the era.
+    last_commit: Option<CommitRecord>,
+    /// Whether anything was ever given out.
+    begun: bool,
+    /// Who was last asked to keep the log.
+    anchors: BTreeSet<PeerId>,
     membership: Membership,
     /// The membership that the log holds; what members are told of.
     logged_view: View,
@@ -69,8 +82,14 @@ pub struct Coordinator {
 /// Where the run stands.
 #[derive(Debug)]
 enum Phase {
+    /// The term is on its way into the log.
+    Beginning,
+    /// It is not known yet what every member holds.
+    Census(Census),
     /// Members are still missing.
     Gathering,
+    /// A stage is lost, and it is not known yet what can be gone back to.
+    Stranded(Search),
     /// A return to an earlier version is on its way into the log.
     Rewinding,
     /// Microbatches flow.
@@ -95,21 +114,30 @@ impl Coordinator {
     #[must_use]
     pub fn new(config: CoordinatorConfig) -> Self {
         let stages = config.manifest.training.stages;
+        let mut config = config;
+        let history = std::mem::take(&mut config.history);
+        let term = history.term.next();
         Self {
+            term,
+            era: history.era,
+            began_at: history.began_at,
+            begun: history.has_begun(),
+            anchors: config.anchors.clone(),
+            membership: Membership::of(stages, &history),
+            archive: Archive::of(history.checkpoints),
+            version: history.version,
+            last_commit: history.commit,
+            logged_view: history.view,
             config,
-            membership: Membership::new(stages),
-            logged_view: View::default(),
             view_pending: false,
             view_outdated: false,
             waiting_said: None,
-            phase: Phase::Gathering,
-            version: Step(0),
-            work: Work::new(),
+            phase: Phase::Beginning,
+            work: Work::new(term),
             rounds: Rounds::default(),
             newcomers: Newcomers::default(),
             snapshots: Snapshots::default(),
             checkpoints: Checkpoints::default(),
-            archive: Archive::default(),
             complaints: Complaints::default(),
             now: Moment::default(),
             gaps: Gaps::new(),
@@ -122,11 +150,7 @@ impl Coordinator {
     /// Begins the term. Called once, before any input.
     pub fn start(&mut self, now: Moment, out: &mut Vec<CoordinatorAction>) {
         self.now = now;
-        out.push(CoordinatorAction::Append(LogRecord::Term(self.config.term)));
-        match self.config.resume.take() {
-            Some(resume) => self.resume(resume, out),
-            None => self.open_when_gathered(out),
-        }
+        out.push(CoordinatorAction::Append(LogRecord::Term(self.term)));
     }
 
     /// Takes in what happened and adds what is to be done, in order, to `out`.
@@ -143,12 +167,15 @@ impl Coordinator {
                 self.lost(member, "its connection broke", out);
             }
             CoordinatorInput::Appended(record) => self.appended(record, out),
-            CoordinatorInput::Collected { version, whole } => {
-                self.collected(version, whole, out);
-            }
             CoordinatorInput::Tick => {}
         }
-        if matches!(self.phase, Phase::Rewinding) {
+        if let Phase::Stranded(search) = &self.phase
+            && now >= search.until
+        {
+            self.ask_holders(out);
+        }
+        self.ask_again(out);
+        if self.is_suspended() {
             return;
         }
         if self.replay_at.is_some_and(|at| now >= at) {
@@ -156,28 +183,64 @@ impl Coordinator {
         }
         self.retry_late_rounds(out);
         self.retry_snapshots(out);
+        self.retry_copies(out);
     }
 
     /// The era of the run.
     #[must_use]
     pub fn era(&self) -> Era {
-        self.config.era
+        self.era
+    }
+
+    /// The term of office.
+    #[must_use]
+    pub fn term(&self) -> Term {
+        self.term
+    }
+
+    /// Whether its term has begun: before that it hears nobody.
+    #[must_use]
+    pub fn is_in_office(&self) -> bool {
+        !matches!(self.phase, Phase::Beginning)
+    }
+
+    /// Whether this life of a peer is a member.
+    #[must_use]
+    pub fn is_member(&self, member: Member) -> bool {
+        self.membership.contains(member)
+    }
+
+    /// Whether it decides nothing now but who is a member.
+    fn is_suspended(&self) -> bool {
+        matches!(
+            self.phase,
+            Phase::Beginning | Phase::Census(_) | Phase::Stranded(_) | Phase::Rewinding
+        )
     }
 
     /// When a `Tick` is due, if nothing else happens before.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Moment> {
-        // A rewind waits for the log alone, and ends whatever was due before.
-        if matches!(self.phase, Phase::Finished | Phase::Stopped { .. } | Phase::Rewinding) {
-            return None;
+        // Who is suspended waits for the log, or for others.
+        match &self.phase {
+            Phase::Stranded(search) => return Some(search.until),
+            Phase::Census(census) => return Some(census.again_at),
+            Phase::Finished | Phase::Stopped { .. } => return None,
+            _ if self.is_suspended() => return None,
+            _ => {}
         }
-        let snapshots = self.snapshots.again_at;
-        [self.replay_at, self.rounds.patience(), snapshots].into_iter().flatten().min()
+        let again = [self.snapshots.again_at, self.checkpoints.again_at];
+        let others = [self.replay_at, self.rounds.patience()];
+        others.into_iter().chain(again).flatten().min()
     }
 
     fn heard(&mut self, from: Member, message: ToCoordinator, out: &mut Out) {
-        if let ToCoordinator::Register { choice, addresses, fingerprint } = message {
-            return self.register(from, choice, addresses, fingerprint, out);
+        if matches!(self.phase, Phase::Beginning) {
+            return;
+        }
+        if let ToCoordinator::Register { choice, addresses, fingerprint, duties } = message {
+            let candidate = Candidate { choice, addresses, fingerprint, duties };
+            return self.register(from, candidate, out);
         }
         // A word is dropped because its sender is no member, and for no other reason.
         let Some(span) = self.membership.span_of(from) else {
@@ -192,9 +255,7 @@ impl Coordinator {
             // It was told, and that was lost.
             return send(from, FromCoordinator::Finished, out);
         }
-        let rewinding = matches!(self.phase, Phase::Rewinding);
-        let leaves = matches!(message, ToCoordinator::Leave | ToCoordinator::CannotReach { .. });
-        if rewinding && !leaves {
+        if self.is_suspended() && !self.hears_while_suspended(&message) {
             return;
         }
         match message {
@@ -221,11 +282,32 @@ impl Coordinator {
             ToCoordinator::Stored { version, stage, files } => {
                 self.stored(from, version, stage, files, out);
             }
+            ToCoordinator::Held { claims, part, last } => {
+                self.counted(from, &claims, (part, last), out);
+            }
+            ToCoordinator::Archived { version } => self.archived_whole(version, out),
+            ToCoordinator::Kept { version, stage, whole } => {
+                self.kept(from, version, stage, whole, out);
+            }
             ToCoordinator::Released { key, grant } => self.released(from, key, grant, out),
             ToCoordinator::Ready { version } => self.ready(from, version, out),
             ToCoordinator::Behind => self.behind(from, out),
             ToCoordinator::CannotReach { member } => self.cannot_reach(from, member, out),
+            ToCoordinator::Present => {}
             ToCoordinator::Leave => self.lost(from, "it left", out),
+        }
+    }
+
+    /// What is of use before anything is given out: who leaves, and what members hold.
+    fn hears_while_suspended(&self, message: &ToCoordinator) -> bool {
+        match message {
+            ToCoordinator::Leave | ToCoordinator::CannotReach { .. } => true,
+            ToCoordinator::Held { .. }
+            | ToCoordinator::Done { .. }
+            | ToCoordinator::Stored { .. }
+            | ToCoordinator::Released { .. } => matches!(self.phase, Phase::Census(_)),
+            ToCoordinator::Kept { .. } => matches!(self.phase, Phase::Stranded(_)),
+            _ => false,
         }
     }
 
@@ -234,13 +316,16 @@ impl Coordinator {
             return;
         }
         match record {
-            LogRecord::Term(_) => {}
+            LogRecord::Term(_) => self.begin_census(out),
             LogRecord::View(view) => self.view_logged(view, out),
             // What was committed last is undone by the rewind that follows it in the log.
-            LogRecord::Commit(_) if matches!(self.phase, Phase::Rewinding) => {}
+            LogRecord::Commit(_) if matches!(self.phase, Phase::Rewinding | Phase::Stranded(_)) => {
+            }
             LogRecord::Commit(record) => self.committed(record, out),
             LogRecord::Rewind { era, version } => self.rewound(era, version, out),
-            LogRecord::Checkpoint { version, .. } => self.checkpoint_logged(version, out),
+            LogRecord::Checkpoint { version, stages } => {
+                self.checkpoint_logged(version, stages, out);
+            }
         }
     }
 

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use shoal_protocol::ids::{ClaimKey, GrantNumber, Member, Microbatch, Stage, Step};
+use shoal_protocol::ids::{ClaimKey, Grant, Member, Microbatch, Stage, Step};
 use shoal_protocol::message::FromCoordinator;
 
 use super::{Coordinator, Out, Phase, event, send};
@@ -65,6 +65,7 @@ impl Coordinator {
             self.newcomers.forget(*member);
             self.complaints.forget(*member);
             lost.extend(self.snapshots.forget_writer(*member));
+            self.forget_keeper(*member, out);
             #[cfg(test)]
             if self.omit == Some(crate::sim::Omit::Abort) {
                 continue;
@@ -79,13 +80,7 @@ impl Coordinator {
     }
 
     /// A holder lets go of a claim.
-    pub(super) fn released(
-        &mut self,
-        from: Member,
-        key: ClaimKey,
-        grant: GrantNumber,
-        out: &mut Out,
-    ) {
+    pub(super) fn released(&mut self, from: Member, key: ClaimKey, grant: Grant, out: &mut Out) {
         let ledger = self.work.ledgers.get_mut(&key.step);
         if ledger.is_some_and(|ledger| ledger.release(key, from, grant)) {
             self.replay(out);
@@ -106,6 +101,9 @@ impl Coordinator {
     }
 
     fn replay_with(&mut self, old_gaps: &Gaps, out: &mut Out) {
+        if self.is_suspended() {
+            return;
+        }
         let none = BTreeSet::new();
         let mut waits = false;
         for (step, ledger) in &self.work.ledgers {
@@ -126,12 +124,12 @@ impl Coordinator {
     pub(super) fn cannot_reach(&mut self, from: Member, about: Member, out: &mut Out) {
         let Some(span) = self.membership.span_of(about) else { return };
         let last = span.stages().any(|stage| self.membership.replicas(stage).count() < 2);
-        if about.peer != self.config.home && !last {
+        if about != self.config.home && !last {
             return self.lost(about, "another member cannot reach it", out);
         }
         let count = self.complaints.about_last.entry((from, about)).or_insert(0);
         *count += 1;
-        if *count >= COMPLAINTS && from.peer != self.config.home {
+        if *count >= COMPLAINTS && from != self.config.home {
             self.lost(from, "it cannot reach another member", out);
         }
     }

@@ -1,23 +1,17 @@
 //! Newcomers, and the beginning of training.
 
-use std::net::SocketAddr;
+use std::collections::BTreeSet;
 
-use shoal_protocol::ids::{ContentHash, Era, Member, Stage, Step};
-use shoal_protocol::message::{FromCoordinator, LogRecord, StageChoice, View};
+use shoal_protocol::ids::{Era, Member, PeerId, Stage, Step};
+use shoal_protocol::message::{FromCoordinator, LogRecord, View};
 
 use super::{Coordinator, Out, Phase, event, send};
 use crate::action::{CoordinatorAction, CoordinatorEvent};
-use crate::membership::AdmissionError;
+use crate::anchors;
+use crate::membership::{AdmissionError, Candidate};
 
 impl Coordinator {
-    pub(super) fn register(
-        &mut self,
-        from: Member,
-        choice: StageChoice,
-        addresses: Vec<SocketAddr>,
-        fingerprint: ContentHash,
-        out: &mut Out,
-    ) {
+    pub(super) fn register(&mut self, from: Member, candidate: Candidate, out: &mut Out) {
         let over = match &self.phase {
             Phase::Stopped { reason } => Some(format!("the run has stopped: {reason}")),
             Phase::Finished => Some("the run is over".to_owned()),
@@ -28,7 +22,7 @@ impl Coordinator {
         }
         // Before the first step everybody has the initial weights.
         let serving = matches!(self.phase, Phase::Gathering) && self.is_before_first_step();
-        match self.membership.admit(from, choice, addresses, fingerprint, serving) {
+        match self.membership.admit(from, candidate, serving) {
             Err(AdmissionError::Expelled) => {
                 let reason = AdmissionError::Expelled.to_string();
                 send(from, FromCoordinator::Expelled { reason }, out);
@@ -38,8 +32,8 @@ impl Coordinator {
             }
             Ok(admission) if admission.again => {
                 if self.logged_view.lists(from) {
-                    self.welcome(from, out);
                     send(from, FromCoordinator::View(self.logged_view.clone()), out);
+                    self.welcome(from, out);
                 }
             }
             Ok(admission) => {
@@ -81,13 +75,18 @@ impl Coordinator {
             .filter(|(member, _)| self.membership.contains(*member))
             .collect();
         for (member, new) in here {
+            send(member, FromCoordinator::View(self.logged_view.clone()), out);
             if new {
                 self.welcome(member, out);
             }
-            send(member, FromCoordinator::View(self.logged_view.clone()), out);
         }
+        self.choose_anchors(out);
         self.work.set_givers(self.replicas_of(Stage(0)));
         self.expelled(&gone, out);
+        self.end_census_when_heard(out);
+        self.ask_holders(out);
+        self.strand_again(out);
+        self.ask_for_all_copies(out);
         if std::mem::take(&mut self.view_outdated) {
             self.view_changed(out);
         }
@@ -97,11 +96,26 @@ impl Coordinator {
         self.close_when_complete(out);
     }
 
+    /// Has the log kept by others where members came or went who would.
+    fn choose_anchors(&mut self, out: &mut Out) {
+        let able = self.membership.with_duty(|duties| duties.anchor);
+        let able: BTreeSet<PeerId> = able.map(|member| member.peer).collect();
+        let desired = anchors::desired(&self.anchors, &able);
+        if desired != self.anchors {
+            self.anchors.clone_from(&desired);
+            out.push(CoordinatorAction::Anchors(desired));
+        }
+    }
+
     /// Tells a member what it hosts; a newcomer also what it begins from.
     fn welcome(&mut self, member: Member, out: &mut Out) {
         let span = self.membership.span_of(member).expect("only members are welcomed");
         if self.membership.is_serving(member) {
-            send(member, FromCoordinator::Admitted { span, version: self.version }, out);
+            send(
+                member,
+                FromCoordinator::Admitted { era: self.era, span, version: self.version },
+                out,
+            );
         } else {
             self.receive_newcomer(member, out);
         }
@@ -132,8 +146,9 @@ impl Coordinator {
         }
     }
 
+    /// Whether everybody who comes has the weights: the initial ones.
     fn is_before_first_step(&self) -> bool {
-        self.version == Step(0) && self.config.era == Era(0)
+        self.version == Step(0) && self.era == Era(0) && !self.begun
     }
 
     /// Whether training is complete.

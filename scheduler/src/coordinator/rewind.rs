@@ -1,45 +1,86 @@
-//! When a stage has lost its last replica: the whole run goes back to the newest checkpoint that is
-//! kept apart from the members, and a new era begins.
+//! When a stage has lost its last replica: the whole run goes back to the newest checkpoint that
+//! somebody still has, and a new era begins.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use shoal_protocol::ids::{Era, Member, Stage, Step};
-use shoal_protocol::message::{FromCoordinator, LogRecord, SnapshotPart, StoredFile};
+use shoal_protocol::ids::{Era, Member, PeerId, Stage, Step};
+use shoal_protocol::message::{FromCoordinator, LogRecord, SnapshotPart, StoredStage};
+use shoal_protocol::units::Moment;
 
 use super::closing::Rounds;
-use super::{Coordinator, Out, Phase, Resume, event};
+use super::{Coordinator, Out, Phase, event, send};
 use crate::action::{CoordinatorAction, CoordinatorEvent};
 
-/// Checkpoints that are remembered.
-const KEPT: usize = 2;
-
-/// Checkpoints that the run's keeper holds whole.
+/// Complete checkpoints, and who has them.
 #[derive(Debug, Default)]
 pub(super) struct Archive {
-    versions: BTreeMap<Step, BTreeMap<Stage, Vec<StoredFile>>>,
+    versions: BTreeMap<Step, Vec<StoredStage>>,
 }
 
 impl Archive {
-    /// Takes in a whole checkpoint; older ones are forgotten.
-    pub(super) fn keep(&mut self, version: Step, stages: BTreeMap<Stage, Vec<StoredFile>>) {
+    pub(super) fn of(versions: BTreeMap<Step, Vec<StoredStage>>) -> Self {
+        Self { versions }
+    }
+
+    /// Takes in a complete checkpoint; older ones are forgotten.
+    pub(super) fn keep(&mut self, version: Step, stages: Vec<StoredStage>) {
         self.versions.insert(version, stages);
-        while self.versions.len() > KEPT {
+        while self.versions.len() > shoal_protocol::history::CHECKPOINTS {
             self.versions.pop_first();
         }
+    }
+
+    /// All stages at a version.
+    pub(super) fn stages(&self, version: Step) -> Option<&[StoredStage]> {
+        self.versions.get(&version).map(Vec::as_slice)
+    }
+
+    /// A stage at a version.
+    pub(super) fn stage(&self, version: Step, stage: Stage) -> Option<&StoredStage> {
+        self.versions.get(&version)?.get(usize::from(stage.0))
     }
 
     pub(super) fn holds(&self, version: Step) -> bool {
         self.versions.contains_key(&version)
     }
 
-    /// A stage's files at a version.
-    pub(super) fn files(&self, version: Step, stage: Stage) -> Option<&Vec<StoredFile>> {
-        self.versions.get(&version)?.get(&stage)
-    }
-
-    fn newest(&self) -> Step {
+    /// The newest version; the initial weights are stored nowhere and are always there.
+    pub(super) fn newest(&self) -> Step {
         self.versions.last_key_value().map_or(Step(0), |(version, _)| *version)
     }
+
+    pub(super) fn oldest(&self) -> Step {
+        self.versions.first_key_value().map_or(Step(0), |(version, _)| *version)
+    }
+
+    fn before(&self, version: Step) -> Step {
+        self.versions.range(..version).next_back().map_or(Step(0), |(version, _)| *version)
+    }
+
+    /// The run goes back: what is newer could not be had.
+    fn forget_after(&mut self, version: Step) {
+        self.versions.retain(|saved, _| *saved <= version);
+    }
+
+    /// Somebody does not have what it was said to have.
+    fn forget(&mut self, version: Step, stage: Stage, holder: PeerId) {
+        let stages = self.versions.get_mut(&version);
+        if let Some(stored) = stages.and_then(|stages| stages.get_mut(usize::from(stage.0))) {
+            stored.holders.retain(|known| *known != holder);
+        }
+    }
+}
+
+/// The search for a checkpoint to go back to.
+#[derive(Debug)]
+pub(super) struct Search {
+    version: Step,
+    /// Whom each stage's files were asked of.
+    asked: BTreeSet<(Stage, Member)>,
+    /// The stages that somebody has.
+    here: BTreeSet<Stage>,
+    /// Until when it is waited for those who are not members now.
+    pub(super) until: Moment,
 }
 
 impl Coordinator {
@@ -48,35 +89,126 @@ impl Coordinator {
         let training =
             matches!(self.phase, Phase::Open | Phase::Closing | Phase::Committing | Phase::Saving);
         let lost = self.replicas().values().any(Vec::is_empty);
-        if !training || gone.is_empty() || !lost {
-            return false;
+        let rewinds = training && !gone.is_empty() && lost;
+        if rewinds {
+            self.strand(out);
         }
+        rewinds
+    }
+
+    /// A stage is lost: the run waits until it is known which checkpoint it can go back to.
+    pub(super) fn strand(&mut self, out: &mut Out) {
+        let stages = self.membership.uncovered();
+        event(CoordinatorEvent::Stranded { stages, version: self.archive.newest() }, out);
+        self.search(self.archive.newest(), out);
+    }
+
+    fn search(&mut self, version: Step, out: &mut Out) {
+        let (asked, here) = (BTreeSet::new(), BTreeSet::new());
+        let until = self.now + self.config.homecoming;
+        self.phase = Phase::Stranded(Search { version, asked, here, until });
+        self.ask_holders(out);
+    }
+
+    /// Asks who is said to have the checkpoint whether they do; goes back to it when all of it is
+    /// there, and to the one before when it cannot be had.
+    pub(super) fn ask_holders(&mut self, out: &mut Out) {
+        let Phase::Stranded(search) = &mut self.phase else { return };
+        let version = search.version;
+        if version == Step(0) {
+            return self.go_back_to(version, out);
+        }
+        let mut hopeless = self.now >= search.until;
+        for stage in self.config.manifest.stages() {
+            if search.here.contains(&stage) {
+                continue;
+            }
+            let Some(stored) = self.archive.stage(version, stage) else { continue };
+            hopeless |= stored.holders.is_empty();
+            let lives = stored.holders.iter().filter_map(|peer| self.membership.life_of(*peer));
+            for member in lives {
+                if search.asked.insert((stage, member)) {
+                    let part = SnapshotPart { stage, stored: stored.clone() };
+                    send(member, FromCoordinator::Keep { version, part }, out);
+                }
+            }
+        }
+        let stages = usize::from(self.config.manifest.training.stages);
+        if search.here.len() == stages {
+            self.go_back_to(version, out);
+        } else if hopeless {
+            self.search(self.archive.before(version), out);
+        }
+    }
+
+    /// Somebody has a stage of a checkpoint, or has it not.
+    pub(super) fn holder_found(
+        &mut self,
+        from: Member,
+        version: Step,
+        stage: Stage,
+        whole: bool,
+        out: &mut Out,
+    ) {
+        if !whole {
+            self.archive.forget(version, stage, from.peer);
+        }
+        match &mut self.phase {
+            Phase::Stranded(search) if search.version == version => {
+                if whole {
+                    search.here.insert(stage);
+                }
+                self.ask_holders(out);
+            }
+            _ => self.strand_again(out),
+        }
+    }
+
+    /// Searches anew when what the era began with can be had no more, and a stage still lacks it.
+    pub(super) fn strand_again(&mut self, out: &mut Out) {
+        let waits = matches!(self.phase, Phase::Gathering) && self.version > Step(0);
+        if !waits || self.last_commit.is_some() {
+            return;
+        }
+        let lost = |stage: &Stage| !self.is_archived(self.version, *stage);
+        if self.membership.uncovered().iter().any(lost) {
+            self.strand(out);
+        }
+    }
+
+    /// A newcomer cannot get what the era began with: do those who have it still have it?
+    pub(super) fn ask_holders_again(&self, member: Member, out: &mut Out) {
+        let version = self.version;
+        let Some(span) = self.membership.span_of(member) else { return };
+        if !matches!(self.phase, Phase::Gathering) {
+            return;
+        }
+        for stage in span.stages() {
+            let Some(stored) = self.archive.stage(version, stage) else { continue };
+            for holder in stored.holders.iter().filter_map(|peer| self.membership.life_of(*peer)) {
+                let part = SnapshotPart { stage, stored: stored.clone() };
+                send(holder, FromCoordinator::Keep { version, part }, out);
+            }
+        }
+    }
+
+    fn go_back_to(&mut self, version: Step, out: &mut Out) {
         self.phase = Phase::Rewinding;
         // No membership that is written from here on calls anybody a replica.
         self.membership.stop_serving();
-        let (era, version) = (self.config.era.next(), self.archive.newest());
-        out.push(CoordinatorAction::Append(LogRecord::Rewind { era, version }));
+        out.push(CoordinatorAction::Append(LogRecord::Rewind { era: self.era.next(), version }));
         self.view_changed(out);
-        true
-    }
-
-    /// A run that went on before goes on from a checkpoint: nobody's claims or weights are known any
-    /// more, so that it is as if every stage were lost.
-    pub(super) fn resume(&mut self, resume: Resume, out: &mut Out) {
-        let (era, version) = (self.config.era.next(), resume.version);
-        if version.0 > 0 {
-            self.archive.keep(version, resume.files);
-        }
-        self.phase = Phase::Rewinding;
-        out.push(CoordinatorAction::Append(LogRecord::Rewind { era, version }));
     }
 
     /// The new era is in the log: everybody begins again.
     pub(super) fn rewound(&mut self, era: Era, version: Step, out: &mut Out) {
         assert!(matches!(self.phase, Phase::Rewinding), "only this coordinator rewinds");
         let steps = self.version.0.saturating_sub(version.0);
-        self.config.era = era;
+        self.era = era;
+        self.began_at = version;
         self.version = version;
+        self.last_commit = None;
+        self.archive.forget_after(version);
         self.work.begin_again();
         self.rounds = Rounds::default();
         self.snapshots.forget_all();
@@ -94,9 +226,16 @@ impl Coordinator {
         self.open_when_gathered(out);
     }
 
-    /// A stage's files where the run's keeper holds them.
+    /// Whether a member has a stage of a complete checkpoint.
+    pub(super) fn is_archived(&self, version: Step, stage: Stage) -> bool {
+        let stored = self.archive.stage(version, stage);
+        let mut holders = stored.iter().flat_map(|stored| &stored.holders);
+        holders.any(|peer| self.membership.life_of(*peer).is_some())
+    }
+
+    /// A stage's files where a complete checkpoint has them.
     pub(super) fn archived(&self, version: Step, stage: Stage) -> Option<SnapshotPart> {
-        let files = self.archive.files(version, stage)?.clone();
-        Some(SnapshotPart { stage, holder: self.config.home, files })
+        let stored = self.archive.stage(version, stage)?.clone();
+        self.is_archived(version, stage).then_some(SnapshotPart { stage, stored })
     }
 }

@@ -76,9 +76,10 @@ impl Snapshots {
 
 impl Coordinator {
     /// Has a stage written at a version, which is the present one or the next, by the replica that
-    /// wrote least; unless the run's keeper has it.
+    /// wrote least; unless a complete checkpoint has it.
     pub(super) fn want_snapshot(&mut self, version: Step, stage: Stage, out: &mut Out) {
-        if self.snapshots.parts.contains_key(&(version, stage)) || self.archive.holds(version) {
+        let stored = self.snapshots.parts.contains_key(&(version, stage));
+        if stored || self.is_archived(version, stage) {
             return;
         }
         let replicas = self.replicas_of(stage);
@@ -126,7 +127,7 @@ impl Coordinator {
             return;
         }
         part.files = Some(files);
-        self.log_whole_checkpoints(out);
+        self.copy_whole_checkpoints(out);
         self.tell_newcomers(out);
     }
 }

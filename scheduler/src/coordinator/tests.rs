@@ -3,17 +3,22 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use shoal_protocol::history::History;
 use shoal_protocol::ids::{
-    ClaimKey, ContentHash, Era, GrantNumber, Incarnation, Microbatch, PeerId, StageSpan, Term,
+    ClaimKey, ContentHash, Era, Grant, Incarnation, Microbatch, PeerId, StageSpan, Term,
 };
 use shoal_protocol::message::{
-    FixedLoss, RoundId, RoundOutcome, SnapshotPart, StageChoice, StoredFile,
+    Duties, FixedLoss, RoundId, RoundOutcome, SnapshotPart, StageChoice, StoredFile, StoredStage,
 };
 use shoal_protocol::units::Bytes;
 
 use super::*;
 use crate::round::proof_of;
 use crate::sim::Scenario;
+
+fn nth(number: u64) -> Grant {
+    Grant { term: Term(1), number }
+}
 
 fn member(number: u8) -> Member {
     Member { peer: PeerId([number; 32]), incarnation: Incarnation(1) }
@@ -31,18 +36,19 @@ impl Run {
         let manifest = Arc::new(Scenario::small_manifest(stages, microbatches, steps));
         let config = CoordinatorConfig {
             manifest,
-            term: Term(1),
-            era: Era(0),
-            resume: None,
+            history: History::default(),
+            anchors: [member(0).peer].into(),
             wait_for: 2,
-            home: member(0).peer,
+            home: member(0),
             retry: Duration::from_secs(2),
             patience: Duration::from_secs(30),
+            homecoming: Duration::from_secs(60),
         };
         let mut run = Self { coordinator: Coordinator::new(config), logged: Vec::new() };
         let mut out = Vec::new();
         run.coordinator.start(Moment::default(), &mut out);
-        assert_eq!(out[0], CoordinatorAction::Append(LogRecord::Term(Term(1))));
+        assert_eq!(out, [CoordinatorAction::Append(LogRecord::Term(Term(1)))]);
+        run.input(CoordinatorInput::Appended(LogRecord::Term(Term(1))));
         run
     }
 
@@ -79,13 +85,13 @@ impl Run {
     }
 
     fn want(&mut self, from: u8, room: u32, through: u64) -> Vec<CoordinatorAction> {
-        let through = GrantNumber(through);
+        let through = nth(through);
         let rooms = vec![(Step(0), room), (Step(1), room)];
         self.hear(from, ToCoordinator::WorkWanted { rooms, through, pace: 0 })
     }
 
     fn finish(&mut self, from: u8, microbatch: u32, grant: u64) -> Vec<CoordinatorAction> {
-        let (key, grant) = (key(microbatch), GrantNumber(grant));
+        let (key, grant) = (key(microbatch), nth(grant));
         self.hear(from, ToCoordinator::Done { key, grant, loss: Some(FixedLoss(1)) })
     }
 
@@ -113,8 +119,18 @@ fn files() -> Vec<StoredFile> {
     vec![StoredFile { name: "stage-0".to_owned(), hash, size: Bytes(8) }]
 }
 
+fn stored_by(holders: &[u8]) -> StoredStage {
+    let holders = holders.iter().map(|number| member(*number).peer).collect();
+    StoredStage { holders, files: files() }
+}
+
 fn register(choice: StageChoice) -> ToCoordinator {
-    ToCoordinator::Register { choice, addresses: Vec::new(), fingerprint: ContentHash([0; 32]) }
+    ToCoordinator::Register {
+        choice,
+        addresses: Vec::new(),
+        fingerprint: ContentHash([0; 32]),
+        duties: Duties { anchor: false, archive: true },
+    }
 }
 
 fn key(microbatch: u32) -> ClaimKey {
@@ -153,7 +169,7 @@ fn messages(
 }
 
 fn work(to: u8, grants: &[(u32, u64)]) -> (Member, FromCoordinator) {
-    let grants = grants.iter().map(|(m, grant)| (Microbatch(*m), GrantNumber(*grant))).collect();
+    let grants = grants.iter().map(|(m, grant)| (Microbatch(*m), nth(*grant))).collect();
     (member(to), FromCoordinator::Work { step: Step(0), grants })
 }
 
@@ -173,8 +189,8 @@ fn newcomers_are_members_when_the_log_has_them_and_the_first_step_waits_for_all(
     assert_eq!(out[0], CoordinatorAction::Event(admitted));
     let [_, CoordinatorAction::Append(record)] = &out[..] else { panic!("{out:?}") };
     let answered = run.input(CoordinatorInput::Appended(record.clone()));
-    let welcome = FromCoordinator::Admitted { span, version: Step(0) };
-    assert_eq!(answered[0], CoordinatorAction::Send { to: member(0), message: welcome });
+    let welcome = FromCoordinator::Admitted { era: Era(0), span, version: Step(0) };
+    assert_eq!(answered[1], CoordinatorAction::Send { to: member(0), message: welcome });
     let waiting = CoordinatorEvent::Waiting { stages: vec![Stage(1)], members: 1 };
     assert_eq!(events(&answered), [waiting]);
     let second = run.hear(1, register(StageChoice::Auto));
@@ -227,6 +243,7 @@ fn unlike_machines_are_told_of() {
         choice: StageChoice::Auto,
         addresses: Vec::new(),
         fingerprint: ContentHash([1; 32]),
+        duties: Duties::default(),
     };
     let actions = run.hear(1, message);
     assert!(events(&actions).contains(&CoordinatorEvent::Unlike { member: member(1) }));
@@ -253,7 +270,7 @@ fn an_unmet_wish_is_met_when_the_next_step_is_given_out() {
     assert_eq!(run.want(1, 1, 0), []);
     let closed = run.finish(0, 0, 1);
     let (to, message) = &messages(&closed, is_work)[0];
-    let grants = vec![(Microbatch(0), GrantNumber(2))];
+    let grants = vec![(Microbatch(0), nth(2))];
     assert_eq!((*to, message), (member(1), &FromCoordinator::Work { step: Step(1), grants }));
 }
 
@@ -271,24 +288,29 @@ fn a_step_is_committed_when_all_hold_the_same_and_applied_when_the_log_has_it() 
     let store = FromCoordinator::Store { version: Step(1), stage: Stage(0) };
     assert_eq!(stores, [(member(0), store)]);
     // A report that comes again now is answered, so that it ends.
-    let noted = FromCoordinator::Noted { key: key(0), grant: GrantNumber(1) };
+    let noted = FromCoordinator::Noted { key: key(0), grant: nth(1) };
     let again = run.finish(0, 0, 1);
     assert_eq!(again, [CoordinatorAction::Send { to: member(0), message: noted }]);
 }
 
 #[test]
-fn a_run_ends_when_its_last_checkpoint_is_stored_logged_and_collected() {
+fn a_run_ends_when_its_last_checkpoint_is_stored_copied_logged_and_archived() {
     let mut run = Run::opened(1, 0);
     let stored = ToCoordinator::Stored { version: Step(0), stage: Stage(0), files: files() };
     assert_eq!(run.hear(1, stored.clone()), []);
-    let actions = run.hear(0, stored);
-    let whole = CoordinatorEvent::CheckpointStored {
-        version: Step(0),
-        stages: vec![(member(0), files())],
-        last: true,
-    };
-    assert_eq!(events(&actions), [whole]);
-    let ended = run.input(CoordinatorInput::Collected { version: Step(0), whole: true });
+    let part = SnapshotPart { stage: Stage(0), stored: stored_by(&[0]) };
+    let keep = FromCoordinator::Keep { version: Step(0), part };
+    let asked = run.hear(0, stored);
+    assert_eq!(asked, [CoordinatorAction::Send { to: member(1), message: keep }]);
+    let kept = ToCoordinator::Kept { version: Step(0), stage: Stage(0), whole: true };
+    let ended = run.hear(1, kept);
+    let stages = vec![stored_by(&[0, 1])];
+    let record = LogRecord::Checkpoint { version: Step(0), stages };
+    assert_eq!(run.logged.last(), Some(&record));
+    let stages = vec![files()];
+    let whole = CoordinatorEvent::CheckpointStored { version: Step(0), stages, last: true };
+    assert_eq!(events(&ended), [whole]);
+    let ended = run.hear(1, ToCoordinator::Archived { version: Step(0) });
     let finished = |message: &FromCoordinator| *message == FromCoordinator::Finished;
     assert_eq!(messages(&ended, finished).len(), 2);
     assert_eq!(events(&ended), [CoordinatorEvent::Finished]);
@@ -370,7 +392,7 @@ fn what_a_lost_member_held_is_given_to_others_and_the_step_closes_without_it() {
     run.finish(0, 0, 1);
     let gone = run.input(CoordinatorInput::Disconnected { member: member(0) });
     assert_eq!(events(&gone), [lost(0, BROKE), revoked(0, 1)]);
-    let grants = vec![(Microbatch(0), GrantNumber(3))];
+    let grants = vec![(Microbatch(0), nth(3))];
     let work = FromCoordinator::Work { step: Step(0), grants };
     assert_eq!(messages(&gone, is_work), [(member(1), work)]);
     // A word of who is gone changes nothing.
@@ -411,7 +433,8 @@ fn with_its_last_replica_a_stage_and_the_run_go_back_in_a_new_era() {
     let gone = run.input(CoordinatorInput::Disconnected { member: member(0) });
     let rewound = CoordinatorEvent::Rewound { era: Era(1), version: Step(0), steps: 0 };
     let waiting = CoordinatorEvent::Waiting { stages: vec![Stage(0)], members: 0 };
-    assert_eq!(events(&gone), [lost(0, BROKE), revoked(0, 0), rewound, waiting]);
+    let stranded = CoordinatorEvent::Stranded { stages: vec![Stage(0)], version: Step(0) };
+    assert_eq!(events(&gone), [lost(0, BROKE), revoked(0, 0), stranded, rewound, waiting]);
     assert!(run.logged.contains(&LogRecord::Rewind { era: Era(1), version: Step(0) }));
     // Whoever comes begins from there, and the step begins anew when it is ready.
     let next = run.hear(2, register(StageChoice::Auto));
@@ -419,7 +442,7 @@ fn with_its_last_replica_a_stage_and_the_run_go_back_in_a_new_era() {
     assert!(next.contains(&CoordinatorAction::Send { to: member(2), message: snapshot }));
     let ready = run.hear(2, ToCoordinator::Ready { version: Step(0) });
     assert_eq!(events(&ready), [CoordinatorEvent::Opened { step: Step(0) }]);
-    let grants = vec![(Microbatch(0), GrantNumber(2))];
+    let grants = vec![(Microbatch(0), nth(2))];
     let work = FromCoordinator::Work { step: Step(0), grants };
     assert_eq!(messages(&run.want(2, 1, 0), is_work), [(member(2), work)]);
 }
@@ -433,7 +456,7 @@ fn a_newcomer_begins_from_a_snapshot_hears_rounds_and_serves_once_it_is_ready() 
     run.reduce(1, outcome());
     let span = StageSpan::one(Stage(0));
     let received = run.hear(2, register(StageChoice::Auto));
-    let admitted = FromCoordinator::Admitted { span, version: Step(1) };
+    let admitted = FromCoordinator::Admitted { era: Era(0), span, version: Step(1) };
     assert_eq!(
         messages(&received, |m| matches!(m, FromCoordinator::Admitted { .. })),
         [(member(2), admitted)]
@@ -443,12 +466,12 @@ fn a_newcomer_begins_from_a_snapshot_hears_rounds_and_serves_once_it_is_ready() 
     assert_eq!(stores, [(member(0), store)]);
     let stored = ToCoordinator::Stored { version: Step(1), stage: Stage(0), files: files() };
     let told = run.hear(0, stored);
-    let part = SnapshotPart { stage: Stage(0), holder: member(0).peer, files: files() };
+    let part = SnapshotPart { stage: Stage(0), stored: stored_by(&[0]) };
     let snapshot = FromCoordinator::Snapshot { version: Step(1), parts: vec![part] };
     assert_eq!(told, [CoordinatorAction::Send { to: member(2), message: snapshot }]);
     // The next step is closed without it, and it hears the result.
     run.want(0, 1, 1);
-    let grant = GrantNumber(2);
+    let grant = nth(2);
     let key = ClaimKey { step: Step(1), ..key(0) };
     let done = ToCoordinator::Done { key, grant, loss: Some(FixedLoss(1)) };
     let closed = run.hear(0, done);

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use shoal_protocol::ids::{ClaimKey, GrantNumber, Member, Microbatch, Stage, Step};
+use shoal_protocol::ids::{ClaimKey, Grant, Member, Microbatch, Stage, Step, Term};
 use shoal_protocol::message::{FixedLoss, FromCoordinator};
 
 use super::{Coordinator, Out, Phase, event, send};
@@ -34,9 +34,9 @@ pub(super) struct Work {
 struct Wish {
     /// Room for microbatches of each step beyond the grants up to `through`.
     rooms: BTreeMap<Step, u32>,
-    through: GrantNumber,
+    through: Grant,
     /// Grants beyond `through`, and of which step they are.
-    given: BTreeMap<GrantNumber, Step>,
+    given: BTreeMap<Grant, Step>,
     /// Microbatches of each step that are given and not done.
     open: BTreeMap<Step, u64>,
     /// Nanoseconds that it needs for one; 0 while it is not measured.
@@ -58,12 +58,12 @@ impl Wish {
 }
 
 impl Work {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(term: Term) -> Self {
         Self {
             ledgers: BTreeMap::new(),
             wishes: BTreeMap::new(),
             router: Router::new(0),
-            grants: Grants::default(),
+            grants: Grants::of(term),
             books: StepBooks::default(),
         }
     }
@@ -95,7 +95,7 @@ impl Work {
         &mut self,
         member: Member,
         rooms: &[(Step, u32)],
-        through: GrantNumber,
+        through: Grant,
         pace: u64,
     ) {
         self.router.measured(member, pace);
@@ -137,7 +137,7 @@ impl Work {
     }
 
     /// Gives the lowest free microbatch of a step to who should have it, if anybody wants it.
-    fn give_one(&mut self, step: Step) -> Option<(Member, Microbatch, GrantNumber)> {
+    fn give_one(&mut self, step: Step) -> Option<(Member, Microbatch, Grant)> {
         let free = self.ledgers.get(&step)?.free();
         if free == 0 || self.wishes.values().all(|wish| wish.unmet(step) == 0) {
             return None;
@@ -158,6 +158,19 @@ impl Work {
         wish.given.insert(grant, step);
         *wish.open.entry(step).or_insert(0) += 1;
         Some((member, microbatch, grant))
+    }
+
+    /// A member was given a microbatch of the first stage by an earlier coordinator.
+    pub(super) fn holds(&mut self, member: Member, step: Step) {
+        *self.wishes.entry(member).or_default().open.entry(step).or_insert(0) += 1;
+    }
+
+    /// A member says anew what it holds.
+    pub(super) fn forget_claims(&mut self, member: Member) {
+        self.wishes.remove(&member);
+        for ledger in self.ledgers.values_mut() {
+            ledger.revoke(member);
+        }
     }
 
     /// A microbatch of the first stage is done.
@@ -189,6 +202,12 @@ impl Work {
 impl Coordinator {
     /// Gives out a step's work. Its passes wait for the weights of the step before.
     pub(super) fn announce_step(&mut self, step: Step, out: &mut Out) {
+        self.open_books(step);
+        self.give_out(out);
+    }
+
+    /// Opens a step's ledger, if there is such a step and it is not open.
+    pub(super) fn open_books(&mut self, step: Step) {
         let manifest = &self.config.manifest;
         if step.0 >= manifest.training.steps || self.work.ledgers.contains_key(&step) {
             return;
@@ -198,22 +217,25 @@ impl Coordinator {
         let ledger = Ledger::open(step, training.stages, training.microbatches, microbatches);
         self.work.ledgers.insert(step, ledger);
         self.replay_at.get_or_insert(self.now + self.config.retry);
-        self.give_out(out);
     }
 
     /// The weights that a step reads are there.
     pub(super) fn open_step(&mut self, out: &mut Out) {
         self.announce_step(self.version, out);
         self.phase = Phase::Open;
+        self.begun = true;
         event(CoordinatorEvent::Opened { step: self.version }, out);
     }
 
     /// Gives out the first stage's microbatches to those who want them, in proportion to their
     /// speed, the oldest step's first.
     pub(super) fn give_out(&mut self, out: &mut Out) {
+        if self.is_suspended() {
+            return;
+        }
         let steps: Vec<Step> = self.work.ledgers.keys().copied().collect();
         for step in steps {
-            let mut given: BTreeMap<Member, Vec<(Microbatch, GrantNumber)>> = BTreeMap::new();
+            let mut given: BTreeMap<Member, Vec<(Microbatch, Grant)>> = BTreeMap::new();
             while let Some((member, microbatch, grant)) = self.work.give_one(step) {
                 given.entry(member).or_default().push((microbatch, grant));
             }
@@ -244,7 +266,7 @@ impl Coordinator {
         &mut self,
         from: Member,
         key: ClaimKey,
-        grant: GrantNumber,
+        grant: Grant,
         loss: Option<FixedLoss>,
         out: &mut Out,
     ) {

@@ -29,8 +29,11 @@ impl Peer {
         let manifest = &self.config.manifest;
         let exists = key.step.0 < manifest.training.steps
             && key.microbatch.0 < manifest.microbatches_of(key.step.0);
-        if key.stage == Stage(0) || !span.contains(key.stage) || !self.is_open(key.step) || !exists
-        {
+        if exists && key.step > self.version && !self.is_open(key.step) {
+            // The others are ahead: words are on their way here, of commits or of an expulsion.
+            return;
+        }
+        if key.stage == Stage(0) || !span.contains(key.stage) || !exists {
             return Self::nonsense(from, "an offer for work that is not there", out);
         }
         if self.jobs.contains_key(&key) {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use shoal_protocol::ids::{Member, Microbatch, Stage, Step};
+use shoal_protocol::ids::{Member, Microbatch, Stage, Step, Term};
 use shoal_protocol::message::{
     CommitRecord, Round, RoundId, RoundOutcome, TensorTag, ToCoordinator,
 };
@@ -138,6 +138,11 @@ pub(super) enum Word {
 }
 
 impl Word {
+    /// Whether it orders a round in an earlier term than this.
+    pub(super) fn is_of_term_before(&self, term: Term) -> bool {
+        matches!(self, Self::Close(round) if round.id.term < term)
+    }
+
     /// Whether it is the last word of this step.
     pub(super) fn commits(&self, step: Step) -> bool {
         matches!(self, Self::Commit(record) if record.step == step)
@@ -382,9 +387,11 @@ impl Peer {
                 return Results::Differ;
             };
             let reduction = self.rounds.get(stage);
-            let own = reduction.filter(|known| known.round().id.attempt == *attempt);
+            let is_named =
+                |round: &Round| round.id.attempt == *attempt && round.id.term == record.term;
+            let own = reduction.filter(|known| is_named(known.round()));
             let heard = self.hearing.get_mut(&(record.step, *stage));
-            let heard = heard.filter(|known| known.round().id.attempt == *attempt);
+            let heard = heard.filter(|known| is_named(known.round()));
             let found = match (own, heard) {
                 (Some(own), _) => own.outcome().map(|outcome| (own.round().id, outcome)),
                 (None, Some(heard)) => {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use shoal_protocol::ids::{ContentHash, Member, Stage};
 use shoal_protocol::limits;
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::message::StageChoice;
+use shoal_protocol::message::{Duties, StageChoice};
 use shoal_protocol::units::Bytes;
 
 /// Everything that a peer starts with.
@@ -24,6 +24,8 @@ pub struct PeerConfig {
     pub addresses: Vec<SocketAddr>,
     /// Hash of its known answers.
     pub fingerprint: ContentHash,
+    /// What it would do for the run besides hosting stages.
+    pub duties: Duties,
     /// Elements of each stage's flat vector of parameters, for every stage of the run.
     pub parameters: BTreeMap<Stage, usize>,
     /// How much it takes on.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use shoal_protocol::ids::{ClaimKey, GrantNumber, Member, Microbatch, Stage, StageSpan, Step};
+use shoal_protocol::ids::{ClaimKey, Era, Grant, Member, Microbatch, Stage, StageSpan, Step};
 use shoal_protocol::message::{Between, FromCoordinator, ToCoordinator, View};
 use shoal_protocol::units::Moment;
 
@@ -16,7 +16,20 @@ use crate::router::Router;
 impl Peer {
     pub(super) fn told(&mut self, now: Moment, message: FromCoordinator, out: &mut Out) {
         match message {
-            FromCoordinator::Admitted { span, version } => self.admitted(span, version, out),
+            FromCoordinator::Admitted { era, span, version } => {
+                self.admitted(era, span, version, out);
+            }
+            FromCoordinator::Census { term, era, began_at, commit } => {
+                self.census(now, term, (era, began_at), commit, out);
+            }
+            FromCoordinator::TakenOver => self.taken_over(now, out),
+            FromCoordinator::Keep { version, part } => {
+                out.push(PeerAction::Keep { version, part });
+            }
+            FromCoordinator::Checkpoint { version, stages, oldest } => {
+                let event = PeerEvent::Checkpoint { version, stages, oldest };
+                out.push(PeerAction::Event(event));
+            }
             FromCoordinator::Refused { reason } => {
                 if self.status == Status::Joining {
                     self.end(PeerEvent::Refused { reason }, out);
@@ -54,10 +67,11 @@ impl Peer {
         }
     }
 
-    fn admitted(&mut self, span: StageSpan, version: Step, out: &mut Out) {
+    fn admitted(&mut self, era: Era, span: StageSpan, version: Step, out: &mut Out) {
         if self.status != Status::Joining {
             return;
         }
+        self.era = era.max(self.era);
         self.status = Status::Member;
         self.span = Some(span);
         self.version = version;
@@ -119,13 +133,7 @@ impl Peer {
     }
 
     /// Microbatches of the first stage, with their claims.
-    fn work(
-        &mut self,
-        now: Moment,
-        step: Step,
-        grants: &[(Microbatch, GrantNumber)],
-        out: &mut Out,
-    ) {
+    fn work(&mut self, now: Moment, step: Step, grants: &[(Microbatch, Grant)], out: &mut Out) {
         let first = Stage(0);
         if !self.stages.contains_key(&first) || !self.is_open(step) {
             return;
@@ -163,7 +171,7 @@ impl Peer {
         &mut self,
         now: Moment,
         key: ClaimKey,
-        grant: GrantNumber,
+        grant: Grant,
         next_holder: Option<Member>,
         out: &mut Out,
     ) {

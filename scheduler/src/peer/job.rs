@@ -1,6 +1,6 @@
 //! The life of one microbatch at one stage.
 
-use shoal_protocol::ids::{ClaimKey, GrantNumber, Member};
+use shoal_protocol::ids::{ClaimKey, Grant, Member};
 use shoal_protocol::message::FixedLoss;
 use shoal_protocol::units::Moment;
 
@@ -44,7 +44,7 @@ pub(super) struct Job {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Claim {
     Asked { at: Moment },
-    Granted(GrantNumber),
+    Granted(Grant),
 }
 
 /// What the forward pass needs.
@@ -142,7 +142,7 @@ impl Job {
         }
     }
 
-    pub(super) fn grant(&self) -> Option<GrantNumber> {
+    pub(super) fn grant(&self) -> Option<Grant> {
         match self.claim {
             Claim::Granted(grant) => Some(grant),
             Claim::Asked { .. } => None,

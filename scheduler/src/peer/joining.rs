@@ -158,6 +158,11 @@ impl Peer {
         } else {
             self.behind = Behind::Again;
         }
+        self.begin_anew(out);
+    }
+
+    /// Forgets what it began from, and waits to be told of a newer snapshot.
+    pub(super) fn begin_anew(&mut self, out: &mut Out) {
         self.stop_listening(out);
         self.early.drop_through(Step(u64::MAX), out);
         if let Some(newcomer) = &mut self.newcomer {

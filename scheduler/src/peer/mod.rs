@@ -3,9 +3,11 @@
 //! A microbatch's life at one stage is a `job::Job`: taken in (`admission`), computed
 //! (`compute`), sent on (`routing`), answered and reported. Words of the coordinator come in
 //! through `control`; the end of a step is `closing`. What a loss of others leads to is `recovery`;
-//! a newcomer catches up in `joining`, with what it hears of rounds (`hearing`).
+//! a newcomer catches up in `joining`, with what it hears of rounds (`hearing`). A new coordinator is
+//! told what this peer holds in `census`.
 
 mod admission;
+mod census;
 mod closing;
 mod compute;
 mod config;
@@ -24,7 +26,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 pub use config::{PeerConfig, PeerLimits, RoundCut};
 use shoal_protocol::ids::{
-    ClaimKey, Era, GrantNumber, Incarnation, Member, PeerId, Stage, StageSpan, Step,
+    ClaimKey, Era, Grant, Incarnation, Member, PeerId, Stage, StageSpan, Step, Term,
 };
 use shoal_protocol::message::{Between, TensorTag, ToCoordinator, View};
 use shoal_protocol::units::{Bytes, Moment};
@@ -39,13 +41,21 @@ use self::stores::Stores;
 use crate::action::{Fault, Payload, PeerAction, PeerEvent, PeerInput, PeerLoad};
 use crate::round::Reduction;
 
+/// Retries without a word of the coordinator after which it is told that this peer is there.
+const SILENCE: u32 = 4;
+
 /// One peer's decisions: the life of every microbatch that passes through it, and its part in
 /// rounds and commits.
 #[derive(Debug)]
 pub struct Peer {
     config: PeerConfig,
     status: Status,
+    /// Who spoke last as the coordinator.
     coordinator: Option<Member>,
+    /// When it last did.
+    heard_at: Moment,
+    /// The newest term of a coordinator that asked what this peer holds.
+    term: Term,
     span: Option<StageSpan>,
     view: View,
     /// The newest era that this peer heard of the beginning of.
@@ -53,9 +63,9 @@ pub struct Peer {
     /// Steps whose commit was taken in: the version of the weights that later tasks read.
     version: Step,
     /// The newest grant that came with work.
-    through: GrantNumber,
+    through: Grant,
     /// What the coordinator was last told of room at the first stage.
-    wish: Option<(Vec<(Step, u32)>, GrantNumber)>,
+    wish: Option<(Vec<(Step, u32)>, Grant)>,
     stages: BTreeMap<Stage, Hosted>,
     jobs: BTreeMap<ClaimKey, Job>,
     compute: Compute,
@@ -72,7 +82,7 @@ pub struct Peer {
     newcomer: Option<Newcomer>,
     behind: Behind,
     /// The last grant of each work that was let go of.
-    released: BTreeMap<ClaimKey, GrantNumber>,
+    released: BTreeMap<ClaimKey, Grant>,
     /// It leaves as soon as nothing that it counted depends on it.
     draining: bool,
     /// Members that cannot be reached.
@@ -116,11 +126,13 @@ impl Peer {
             config,
             status: Status::Joining,
             coordinator: None,
+            heard_at: Moment::default(),
+            term: Term(0),
             span: None,
             view: View::default(),
             era: Era(0),
             version: Step(0),
-            through: GrantNumber(0),
+            through: Grant::default(),
             wish: None,
             stages: BTreeMap::new(),
             jobs: BTreeMap::new(),
@@ -166,21 +178,23 @@ impl Peer {
         match input {
             PeerInput::FromCoordinator { from, message } => {
                 self.coordinator = Some(from);
+                self.heard_at = now;
                 self.told(now, message, out);
             }
             PeerInput::Between { from, message } => self.heard(now, from, message, out),
             PeerInput::Tensor { from, tag, payload } => self.received(now, from, tag, payload, out),
             PeerInput::Done { result, busy } => self.computed(now, result, busy, out),
-            PeerInput::Disconnected { member } | PeerInput::Unreachable { member }
-                if self.coordinator == Some(member) =>
-            {
-                let reason = "the connection to the coordinator broke: start the run again";
-                self.end(PeerEvent::Stopped { reason: reason.to_owned() }, out);
-            }
             PeerInput::Disconnected { member } => self.disconnected(now, member, out),
             PeerInput::Unreachable { member } => self.cannot_reach(member, out),
             PeerInput::Fetched { version, stage, whole } => {
                 self.fetched(version, stage, whole, out);
+            }
+            PeerInput::Kept { version, stage, whole } => {
+                let message = ToCoordinator::Kept { version, stage, whole };
+                out.push(PeerAction::ToCoordinator(message));
+            }
+            PeerInput::Archived { version } => {
+                out.push(PeerAction::ToCoordinator(ToCoordinator::Archived { version }));
             }
             PeerInput::Drain => self.drain(out),
             PeerInput::Tick => {}
@@ -275,6 +289,9 @@ impl Peer {
                 self.repeat_readiness(out);
                 self.complain(out);
                 self.forget_strangers(now, out);
+                if now.since(self.heard_at) >= self.config.limits.retry * SILENCE {
+                    out.push(PeerAction::ToCoordinator(ToCoordinator::Present));
+                }
                 if self.serves() {
                     self.wish = None;
                     self.wish_for_work(out);
@@ -285,11 +302,12 @@ impl Peer {
     }
 
     fn register(&self, out: &mut Out) {
-        let PeerConfig { choice, addresses, fingerprint, .. } = &self.config;
+        let PeerConfig { choice, addresses, fingerprint, duties, .. } = &self.config;
         out.push(PeerAction::ToCoordinator(ToCoordinator::Register {
             choice: *choice,
             addresses: addresses.clone(),
             fingerprint: *fingerprint,
+            duties: *duties,
         }));
     }
 

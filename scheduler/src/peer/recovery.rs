@@ -112,13 +112,20 @@ impl Peer {
     pub(super) fn cannot_reach(&mut self, member: Member, out: &mut Out) {
         if self.view.lists(member) {
             self.unreachable.insert(member);
-            out.push(PeerAction::ToCoordinator(ToCoordinator::CannotReach { member }));
+            self.complain_about(member, out);
         }
     }
 
     /// Says once more who could not be reached, and tries anew.
     pub(super) fn complain(&mut self, out: &mut Out) {
         for member in std::mem::take(&mut self.unreachable) {
+            self.complain_about(member, out);
+        }
+    }
+
+    /// Of itself the coordinator need not be told: the word would not arrive.
+    fn complain_about(&self, member: Member, out: &mut Out) {
+        if self.coordinator != Some(member) {
             out.push(PeerAction::ToCoordinator(ToCoordinator::CannotReach { member }));
         }
     }

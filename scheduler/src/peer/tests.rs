@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shoal_protocol::ids::{ContentHash, Incarnation, Microbatch, PeerId};
-use shoal_protocol::message::{FixedLoss, FromCoordinator, MemberRecord, StageChoice};
+use shoal_protocol::message::{Duties, FixedLoss, FromCoordinator, MemberRecord, StageChoice};
 
 use super::*;
 use crate::action::{PayloadId, Task, TaskResult};
@@ -12,6 +12,10 @@ use crate::sim::Scenario;
 
 const COORDINATOR: u8 = 100;
 const ME: u8 = 0;
+
+fn nth(number: u64) -> Grant {
+    Grant { term: Term(1), number }
+}
 
 fn member(number: u8) -> Member {
     Member { peer: PeerId([number; 32]), incarnation: Incarnation(1) }
@@ -37,6 +41,7 @@ impl Probe {
             choice: StageChoice::One(Stage(stage)),
             addresses: Vec::new(),
             fingerprint: ContentHash([0; 32]),
+            duties: Duties::default(),
             limits,
             seed: 0,
         };
@@ -47,11 +52,13 @@ impl Probe {
             span: StageSpan::one(Stage(stage)),
             addresses: Vec::new(),
             serving: true,
+            duties: Duties::default(),
         };
         let members = vec![record(ME, stage), record(1, 1 - stage), record(2, 1 - stage)];
         probe.tell(FromCoordinator::View(View { number: 1, members }));
         let span = StageSpan::one(Stage(stage));
-        let admitted = probe.tell(FromCoordinator::Admitted { span, version: Step(0) });
+        let admitted =
+            probe.tell(FromCoordinator::Admitted { era: Era(0), span, version: Step(0) });
         (probe, admitted)
     }
 
@@ -104,8 +111,8 @@ fn key(stage: u16, microbatch: u32) -> ClaimKey {
     ClaimKey { step: Step(0), stage: Stage(stage), microbatch: Microbatch(microbatch) }
 }
 
-fn grant(microbatch: u32) -> GrantNumber {
-    GrantNumber(u64::from(microbatch) + 1)
+fn grant(microbatch: u32) -> Grant {
+    nth(u64::from(microbatch) + 1)
 }
 
 fn payload(id: u64) -> Payload {
@@ -114,7 +121,7 @@ fn payload(id: u64) -> Payload {
 
 /// A wish for so much of the first step, and a whole window of each of the next two.
 fn wanted(room: u32, window: u32, through: u64) -> PeerAction {
-    let through = GrantNumber(through);
+    let through = if through == 0 { Grant::default() } else { nth(through) };
     let rooms = [(Step(0), room), (Step(1), window), (Step(2), window)];
     let rooms = rooms.into_iter().filter(|(_, room)| *room > 0).collect();
     PeerAction::ToCoordinator(ToCoordinator::WorkWanted { rooms, through, pace: 0 })
@@ -132,7 +139,7 @@ fn claim(microbatch: u32) -> PeerAction {
     PeerAction::ToCoordinator(ToCoordinator::Claim { key: key(1, microbatch) })
 }
 
-fn done(key: ClaimKey, grant: GrantNumber, loss: Option<FixedLoss>) -> PeerAction {
+fn done(key: ClaimKey, grant: Grant, loss: Option<FixedLoss>) -> PeerAction {
     PeerAction::ToCoordinator(ToCoordinator::Done { key, grant, loss })
 }
 
@@ -357,15 +364,17 @@ fn a_tensor_that_nobody_asked_for_is_let_go() {
 }
 
 #[test]
-fn a_peer_without_its_coordinator_ends_and_keeps_nothing() {
+fn a_peer_that_is_expelled_ends_and_keeps_nothing() {
     let (mut probe, _) = Probe::at(1, |_| {});
     probe.offer(1, 0);
     probe.offer(1, 1);
     probe.tensor(1, TensorTag::Activation { key: key(1, 0) }, 1);
     probe.tensor(1, TensorTag::Activation { key: key(1, 1) }, 2);
-    let ended = probe.input(PeerInput::Disconnected { member: member(COORDINATOR) });
+    // Without its coordinator it goes on: another one will ask what it holds.
+    assert_eq!(probe.input(PeerInput::Disconnected { member: member(COORDINATOR) }), []);
+    let ended = probe.tell(FromCoordinator::Expelled { reason: "it was silent".to_owned() });
     assert!(ended.contains(&PeerAction::Release(PayloadId(2))));
-    assert!(matches!(ended.last(), Some(PeerAction::Event(PeerEvent::Stopped { .. }))));
+    assert!(matches!(ended.last(), Some(PeerAction::Event(PeerEvent::Expelled { .. }))));
     let forwarded =
         TaskResult::Forwarded { key: key(1, 0), output: None, loss: Some(FixedLoss(1)) };
     assert_eq!(probe.done(forwarded), [PeerAction::Release(PayloadId(1))]);

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use shoal_protocol::ids::{Attempt, ClaimKey, Era, GrantNumber, Member, Stage, Step};
+use shoal_protocol::ids::{Attempt, ClaimKey, Era, Grant, Member, Stage, Step};
 use shoal_protocol::message::{Between, FromCoordinator, TensorTag, ToCoordinator};
 
 use crate::action::PeerAction;
@@ -22,6 +22,10 @@ pub(crate) enum Omit {
     GrantNumbers,
     /// Words of an earlier era are dropped.
     Eras,
+    /// Words of an earlier term's coordinator are dropped.
+    Terms,
+    /// A new coordinator grants nothing before everybody said what it holds.
+    Census,
     /// Words and pieces of an earlier attempt are dropped.
     Attempts,
     /// A peer applies the attempt that the commit names.
@@ -41,7 +45,7 @@ pub(super) struct Border {
     /// Whom each member answered first.
     answered: BTreeMap<(Member, ClaimKey), Member>,
     /// The newest grant that each member was told of.
-    grants: BTreeMap<(Member, ClaimKey), GrantNumber>,
+    grants: BTreeMap<(Member, ClaimKey), Grant>,
     /// The newest attempt that each member was told of.
     attempts: BTreeMap<(Member, Era, Step, Stage), Attempt>,
 }

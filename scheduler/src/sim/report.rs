@@ -66,6 +66,10 @@ pub struct Recovery {
     pub joined: u64,
     /// Newcomers that began anew.
     pub behind: u64,
+    /// Coordinators that took over, the first one too.
+    pub terms: u64,
+    /// Times that a stage was lost.
+    pub stranded: u64,
     /// Returns to an earlier version.
     pub rewinds: u64,
     /// Checkpoints that were abandoned.
@@ -95,6 +99,12 @@ pub struct Rare {
     pub old_lives: u64,
     /// A newcomer that heard a round served before the round's commit.
     pub promoted_in_round: u64,
+    /// Claims that a coordinator took over from the one before.
+    pub claims_taken_over: u64,
+    /// A record was logged though the coordinator that gave it learnt no more of it.
+    pub logged_unheard: u64,
+    /// A coordinator gave the log something though another had been chosen.
+    pub logged_too_late: u64,
     /// The last replica of a stage was lost while a commit was on its way into the log.
     pub rewound_in_commit: u64,
 }
@@ -119,6 +129,7 @@ impl Report {
             CoordinatorEvent::RoundsAborted { rounds, .. } => {
                 self.recovery.rounds_aborted += *rounds as u64;
             }
+            CoordinatorEvent::Stranded { .. } => self.recovery.stranded += 1,
             CoordinatorEvent::Rewound { .. } => self.recovery.rewinds += 1,
             CoordinatorEvent::CheckpointAbandoned { .. } => {
                 self.recovery.checkpoints_abandoned += 1;

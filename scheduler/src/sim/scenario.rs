@@ -43,6 +43,10 @@ pub struct Scenario {
     pub log_delay: Duration,
     /// After how long an all-reduce without a result is tried again, at first.
     pub patience: Duration,
+    /// Peers that keep the log, if there are so many: the first ones.
+    pub anchors: usize,
+    /// How long a run that lost a stage waits for those who have its newest checkpoint.
+    pub homecoming: Duration,
     /// What goes wrong.
     pub faults: Faults,
 }
@@ -54,6 +58,8 @@ pub struct Faults {
     pub happen: Vec<(Duration, Fault)>,
     /// From a death or a cut until others notice, at most.
     pub notice: Duration,
+    /// From the loss of the leading anchor until another leads, at most.
+    pub election: Duration,
     /// From the end of a life until the next one begins, where it begins by itself.
     pub rebirth: Duration,
 }
@@ -67,7 +73,11 @@ pub enum Fault {
         peer: usize,
         /// After how long it starts anew.
         restart: Option<Duration>,
+        /// Whether its disk is lost with it.
+        disk: bool,
     },
+    /// The anchors choose another leader though the one that leads lives.
+    Depose,
     /// The connection between two peers breaks; what is on its way is lost.
     Break {
         /// One.
@@ -139,7 +149,9 @@ impl Fault {
             | Self::SlowLink { time, .. }
             | Self::SlowPeer { time, .. }
             | Self::Disk { time, .. } => time,
-            Self::Crash { .. } | Self::Break { .. } | Self::Region { .. } => Duration::ZERO,
+            Self::Crash { .. } | Self::Break { .. } | Self::Region { .. } | Self::Depose => {
+                Duration::ZERO
+            }
         }
     }
 }
@@ -184,6 +196,8 @@ pub struct PeerScenario {
     pub start: Duration,
     /// What its tasks take.
     pub compute: ComputeScenario,
+    /// Whether it keeps every checkpoint.
+    pub archive: bool,
     /// Where it is.
     pub region: usize,
     /// How its clock goes.
@@ -259,7 +273,19 @@ impl Scenario {
         let faults = Faults::default();
         let patience = Duration::from_secs(dice.pick(&[10, 30]));
         let snapshot = Bytes(dice.pick(&[8, 2_000, 40_000]));
-        Self { seed, manifest, parameters, peers, network, snapshot, log_delay, patience, faults }
+        Self {
+            seed,
+            manifest,
+            parameters,
+            peers,
+            network,
+            snapshot,
+            log_delay,
+            patience,
+            anchors: 1,
+            homecoming: Duration::from_secs(10),
+            faults,
+        }
     }
 
     /// The swarm of this seed, with deaths, breaks and stand-stills.
@@ -290,9 +316,15 @@ impl Scenario {
             .map(|_| (dice.microseconds(0..=span), fault(&mut dice, peers, regions)))
             .collect();
         happen.sort_by_key(|(at, _)| *at);
+        scenario.anchors = dice.pick(&[1, 1, 3, 5]);
+        scenario.homecoming = Duration::from_secs(dice.pick(&[1, 10]));
+        for peer in &mut scenario.peers {
+            peer.archive = dice.chance(50);
+        }
         scenario.faults = Faults {
             happen,
             notice: Duration::from_micros(notice),
+            election: Duration::from_micros(dice.pick(&[20_000, 300_000, 2_000_000])),
             rebirth: Duration::from_micros(rebirth),
         };
         scenario
@@ -381,6 +413,7 @@ fn fault(dice: &mut Dice, peers: u64, regions: u64) -> Fault {
     let restart = dice.microseconds(0..=3_000_000);
     let restart = dice.chance(800).then_some(restart);
     match dice.within(0..=19) {
+        10 => Fault::Depose,
         0 | 1 if peer != other => Fault::Break { one: peer, other },
         2 => Fault::Pause { peer, time },
         3 => Fault::Region { region: dice.within(0..=regions - 1) as usize, restart },
@@ -388,7 +421,7 @@ fn fault(dice: &mut Dice, peers: u64, regions: u64) -> Fault {
         6 => Fault::SlowLink { from, to, delay: dice.microseconds(1_000..=2_000_000), time },
         7 => Fault::SlowPeer { peer, factor: dice.within(2..=50) as u32, time },
         8 | 9 => Fault::Disk { peer, time },
-        _ => Fault::Crash { peer, restart },
+        _ => Fault::Crash { peer, restart, disk: dice.chance(300) },
     }
 }
 
@@ -430,6 +463,7 @@ fn peer(
             other: dice.microseconds(1..=500),
             jitter_per_mille: dice.pick(&[0, 100, 1000]),
         },
+        archive: false,
         region,
         clock: Clock::default(),
     }

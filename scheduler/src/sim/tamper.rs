@@ -39,7 +39,7 @@ impl Tamper {
                 }
             }
             (Self::IgnoreHeld, FromCoordinator::Held { key, .. }) => {
-                let grant = shoal_protocol::ids::GrantNumber(u64::MAX);
+                let grant = shoal_protocol::ids::Grant { number: u64::MAX, ..Default::default() };
                 *message = FromCoordinator::Granted { key: *key, grant, next_holder: None };
             }
             _ => {}

@@ -133,7 +133,7 @@ fn swarms_of_all_seeds_hold_every_promise_and_repeat() {
 fn faulty_swarms_of_all_seeds_hold_every_promise() {
     let results = on_all(seeds(FAULTY), |seed| checked(seed, "faulty_swarms", with_faults));
     let reports = all_hold(results);
-    let marks: [Mark; 23] = [
+    let marks: [Mark; 27] = [
         ("commits", |report| report.commits),
         ("runs that lost members and came to their end", |report| {
             u64::from(report.finished && report.recovery.lost > 0)
@@ -158,6 +158,10 @@ fn faulty_swarms_of_all_seeds_hold_every_promise() {
         ("claims released while granted", |report| report.rare.released_in_flight),
         ("words of lives that are over", |report| report.rare.old_lives),
         ("newcomers that serve during a round", |report| report.rare.promoted_in_round),
+        ("coordinators after the first", |report| report.recovery.terms - 1),
+        ("claims taken over", |report| report.rare.claims_taken_over),
+        ("records logged that their giver heard no more of", |report| report.rare.logged_unheard),
+        ("records given too late", |report| report.rare.logged_too_late),
         ("rewinds during a commit", |report| report.rare.rewound_in_commit),
     ];
     for (what, count) in marks {
@@ -254,9 +258,11 @@ fn oracles_catch_every_rule_that_nobody_keeps() {
         (Omit::Replay, 300),
         (Omit::AnswerAll, 3000),
         (Omit::GrantNumbers, 3000),
-        (Omit::Eras, 1000),
+        (Omit::Eras, 6000),
+        (Omit::Terms, 3000),
+        (Omit::Census, 300),
         (Omit::Attempts, 300),
-        (Omit::NamedAttempt, 300),
+        (Omit::NamedAttempt, 3000),
         (Omit::Readiness, 100),
         (Omit::Abort, 300),
     ];
@@ -295,6 +301,7 @@ fn pipeline(stages: u16, microbatches: u32, latency: u32) -> Scenario {
                 other: Duration::ZERO,
                 jitter_per_mille: 0,
             },
+            archive: false,
             region: usize::from(stage),
             clock: Clock::default(),
         })

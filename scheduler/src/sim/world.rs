@@ -3,6 +3,7 @@
 
 mod coordination;
 mod faults;
+mod log;
 mod marks;
 mod trace;
 mod traffic;
@@ -12,9 +13,12 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use shoal_protocol::ids::{
     ContentHash, Era, Incarnation, Member, PeerId, Stage, StageSpan, Step, Term,
 };
-use shoal_protocol::message::{Between, FromCoordinator, LogRecord, TensorTag, ToCoordinator};
+use shoal_protocol::message::{
+    Between, Duties, FromCoordinator, LogRecord, TensorTag, ToCoordinator,
+};
 use shoal_protocol::units::{Bytes, Moment};
 
+use self::log::{Log, Seat};
 use self::marks::Marks;
 use super::border::{Border, Omit};
 use super::dice::Dice;
@@ -25,15 +29,14 @@ use super::payloads::{Content, Payloads};
 use super::report::{Report, Trace};
 use super::scenario::{Fault, Scenario};
 use super::tamper::Tamper;
-use crate::action::{CoordinatorInput, PeerAction, PeerEvent, PeerInput, Task, TaskResult};
-use crate::coordinator::{Coordinator, CoordinatorConfig};
+use crate::action::{PeerAction, PeerEvent, PeerInput, Task, TaskResult};
 use crate::peer::{Peer, PeerConfig};
 
 /// Events of one run at most: far more than any takes.
 const EVENTS: u64 = 20_000_000;
 
-/// The index of the peer that the coordinator lives with.
-const HOME: usize = 0;
+/// The index of the peer that keeps the run first, and brings its checkpoints together.
+const FIRST: usize = 0;
 
 /// Something that happens at a moment. What is meant for a life that is over by then does not.
 #[derive(Debug)]
@@ -44,7 +47,15 @@ enum Event {
         from: Member,
         connection: u64,
         era: Era,
+        term: Term,
         cargo: Cargo,
+    },
+    /// Files that are to be kept, which are somebody's disk's.
+    Kept {
+        to: Member,
+        version: Step,
+        stage: Stage,
+        weights: Option<u64>,
     },
     Fetched {
         to: Member,
@@ -54,13 +65,28 @@ enum Event {
     },
     EngineDone(Member),
     Tick(Member),
-    Appended(LogRecord),
-    Collected {
-        version: Step,
-        holders: Vec<Member>,
+    /// A coordinator learns that a record is down for good.
+    Appended {
+        to: Member,
+        office: u64,
+        record: LogRecord,
     },
-    /// The coordinator's tick.
-    Remind,
+    /// The leader's oldest record that is not logged is.
+    Logged {
+        office: u64,
+    },
+    /// The anchors choose who leads.
+    Elect,
+    /// Who led learns that it does no more.
+    Deposed {
+        at: Member,
+        office: u64,
+    },
+    /// A coordinator's tick.
+    Remind {
+        to: Member,
+        office: u64,
+    },
     Fault(Fault),
     /// A peer, and the coordinator if it lives there, learns that a connection is gone.
     Noticed {
@@ -84,10 +110,19 @@ impl Event {
     fn whose(&self) -> Option<usize> {
         match self {
             Self::Start(me) | Self::EngineDone(me) | Self::Tick(me) => Some(index_of(*me)),
-            Self::Arrives { to, .. } | Self::Fetched { to, .. } => Some(index_of(*to)),
-            Self::Noticed { at, .. } | Self::Unreached { at, .. } => Some(index_of(*at)),
-            Self::Appended(_) | Self::Collected { .. } | Self::Remind => Some(HOME),
-            Self::Fault(_) | Self::Reborn(_) | Self::Resume(_) => None,
+            Self::Arrives { to, .. }
+            | Self::Kept { to, .. }
+            | Self::Fetched { to, .. }
+            | Self::Appended { to, .. }
+            | Self::Remind { to, .. } => Some(index_of(*to)),
+            Self::Noticed { at, .. } | Self::Unreached { at, .. } | Self::Deposed { at, .. } => {
+                Some(index_of(*at))
+            }
+            Self::Logged { .. }
+            | Self::Elect
+            | Self::Fault(_)
+            | Self::Reborn(_)
+            | Self::Resume(_) => None,
         }
     }
 }
@@ -98,7 +133,13 @@ enum Cargo {
     Told(FromCoordinator),
     Reported(ToCoordinator),
     Heard(Between),
-    Tensor { tag: TensorTag, content: Content, size: Bytes },
+    /// Another is the coordinator.
+    Elsewhere(Member),
+    Tensor {
+        tag: TensorTag,
+        content: Content,
+        size: Bytes,
+    },
 }
 
 /// A peer and its driver.
@@ -112,6 +153,12 @@ struct Node {
     finished: bool,
     me: Member,
     era: Era,
+    /// The newest term of a coordinator that it heard.
+    term: Term,
+    /// Whom it takes for the coordinator.
+    keeper: Option<Member>,
+    /// The coordinator that lives with it.
+    seat: Option<Seat>,
     alive: bool,
     /// Until when it stands still.
     paused: Moment,
@@ -136,12 +183,8 @@ pub(super) struct World<'a> {
     /// How often the connection of two peers was made anew: what was sent before is lost.
     connections: BTreeMap<(usize, usize), u64>,
     dice: Dice,
-    coordinator: Coordinator,
-    remind_at: Option<Moment>,
-    last_append: Moment,
+    log: Log,
     nodes: Vec<Node>,
-    /// Checkpoints that the run's keeper brought together.
-    archive: BTreeMap<(Step, Stage), u64>,
     /// None when the run is to show what is caught without oracles.
     oracles: Option<Oracles>,
     trace: Trace,
@@ -156,16 +199,6 @@ type Held = Result<(), Violation>;
 
 impl<'a> World<'a> {
     pub(super) fn new(scenario: &'a Scenario, tamper: Tamper, with_oracles: bool) -> Self {
-        let coordinator = Coordinator::new(CoordinatorConfig {
-            manifest: scenario.manifest.clone(),
-            term: Term(1),
-            era: Era(0),
-            resume: None,
-            wait_for: scenario.peers.len(),
-            home: peer_id(HOME),
-            retry: scenario.peers[HOME].limits.retry,
-            patience: scenario.patience,
-        });
         let first = Incarnation(1);
         let nodes = (0..scenario.peers.len()).map(|index| node(scenario, index, first)).collect();
         Self {
@@ -179,11 +212,8 @@ impl<'a> World<'a> {
             network: Network::new(scenario),
             connections: BTreeMap::new(),
             dice: Dice::new(scenario.seed ^ 0x776f_726c_6400_0000),
-            coordinator,
-            remind_at: None,
-            last_append: Moment::default(),
+            log: Log::new([peer_id(FIRST)].into()),
             nodes,
-            archive: BTreeMap::new(),
             oracles: with_oracles.then(|| Oracles::new(scenario)),
             trace: Trace::default(),
             marks: Marks::default(),
@@ -202,7 +232,6 @@ impl<'a> World<'a> {
     #[cfg(test)]
     pub(super) fn without(mut self, rule: Omit) -> Self {
         self.border = Border::new(rule);
-        self.coordinator.omit = Some(rule);
         self
     }
 
@@ -214,9 +243,7 @@ impl<'a> World<'a> {
         for (at, fault) in &self.scenario.faults.happen {
             self.at(Moment(*at), Event::Fault(*fault));
         }
-        let mut actions = Vec::new();
-        self.coordinator.start(self.reads(HOME), &mut actions);
-        self.coordinate(actions)?;
+        self.elect()?;
         while let Some(((at, _), event)) = self.events.pop_first() {
             assert!(at >= self.now, "time does not go back");
             self.now = at;
@@ -254,15 +281,12 @@ impl<'a> World<'a> {
                 self.schedule_tick(index);
                 Ok(())
             }
-            Event::Arrives { to, from, connection, era, cargo } => {
-                self.arrives(to, from, connection, era, cargo)
+            Event::Arrives { to, from, connection, era, term, cargo } => {
+                self.arrives(to, from, connection, (era, term), cargo)
             }
             Event::Fetched { to, version, stage, weights } if self.lives(to) => {
-                let index = index_of(to);
-                let weights = weights.filter(|_| self.now >= self.nodes[index].engine.no_disk);
-                let whole = weights.is_some();
-                self.nodes[index].engine.disk.extend(weights.map(|word| ((version, stage), word)));
-                self.input(index, PeerInput::Fetched { version, stage, whole })
+                let whole = self.writes(to, version, stage, weights);
+                self.input(index_of(to), PeerInput::Fetched { version, stage, whole })
             }
             Event::EngineDone(me) if self.lives(me) => {
                 let index = index_of(me);
@@ -272,24 +296,18 @@ impl<'a> World<'a> {
                 self.nodes[index_of(me)].tick_at = None;
                 self.input(index_of(me), PeerInput::Tick)
             }
-            Event::Appended(record) => {
-                let held = self.oracles.as_mut().map(|oracles| oracles.monotone.logged(&record));
-                self.holds("never back", held.unwrap_or(Ok(())))?;
-                self.coordinator_input(CoordinatorInput::Appended(record))
+            Event::Kept { to, version, stage, weights } if self.lives(to) => {
+                let whole = self.writes(to, version, stage, weights);
+                self.input(index_of(to), PeerInput::Kept { version, stage, whole })
             }
-            Event::Collected { version, holders } => {
-                let whole = holders.iter().all(|holder| self.lives(*holder));
-                for (stage, holder) in (0..).map(Stage).zip(&holders) {
-                    let disk = &self.nodes[index_of(*holder)].engine.disk;
-                    let file = disk.get(&(version, stage)).copied().filter(|_| whole);
-                    self.archive.extend(file.map(|weights| ((version, stage), weights)));
-                }
-                self.coordinator_input(CoordinatorInput::Collected { version, whole })
+            Event::Appended { to, office, record } => self.appended(to, office, record),
+            Event::Logged { office } => self.logged(office),
+            Event::Elect => self.elect(),
+            Event::Deposed { at, office } => {
+                self.deposed(at, office);
+                Ok(())
             }
-            Event::Remind => {
-                self.remind_at = None;
-                self.coordinator_input(CoordinatorInput::Tick)
-            }
+            Event::Remind { to, office } => self.remind(to, office),
             Event::Fault(fault) => self.fault(fault),
             Event::Noticed { at, other, dead } => self.noticed(at, other, dead),
             Event::Unreached { at, other } if self.lives(at) => self.unreached(at, other),
@@ -299,11 +317,20 @@ impl<'a> World<'a> {
             }
             Event::Resume(index) => self.resume(index),
             Event::Start(_)
+            | Event::Kept { .. }
             | Event::Fetched { .. }
             | Event::EngineDone(_)
             | Event::Tick(_)
             | Event::Unreached { .. } => Ok(()),
         }
+    }
+
+    /// Puts files on a peer's disk, if it takes them.
+    fn writes(&mut self, to: Member, version: Step, stage: Stage, weights: Option<u64>) -> bool {
+        let engine = &mut self.nodes[index_of(to)].engine;
+        let weights = weights.filter(|_| self.now >= engine.no_disk);
+        engine.disk.extend(weights.map(|word| ((version, stage), word)));
+        weights.is_some()
     }
 
     /// What a peer's clock reads now.
@@ -358,8 +385,7 @@ impl<'a> World<'a> {
             }
             match action {
                 PeerAction::ToCoordinator(message) => {
-                    let home = self.nodes[HOME].me;
-                    self.send(me, home, Cargo::Reported(message));
+                    self.report_to_keeper(me, message);
                 }
                 PeerAction::Send { to, message } => {
                     if matches!(message, Between::HeldBy { .. }) {
@@ -376,6 +402,7 @@ impl<'a> World<'a> {
                     self.send(me, to, Cargo::Tensor { tag, content, size });
                 }
                 PeerAction::Fetch { version, part } => self.fetch(index, version, &part),
+                PeerAction::Keep { version, part } => self.keep(index, version, &part),
                 PeerAction::Compute(task) => self.compute(index, task),
                 PeerAction::Release(id) => {
                     let released = self.nodes[index].payloads.release(id);
@@ -472,10 +499,6 @@ impl<'a> World<'a> {
                 self.nodes[index].finished = true;
                 Ok(())
             }
-            PeerEvent::Stopped { reason } if reason.contains("connection to the coordinator") => {
-                self.ends(index, self.scenario.faults.rebirth);
-                Ok(())
-            }
             PeerEvent::Refused { reason } | PeerEvent::Stopped { reason } => wrong(reason),
             PeerEvent::Fault(fault) => {
                 self.report.faults.push(fault.clone());
@@ -499,9 +522,25 @@ impl<'a> World<'a> {
                 }
                 Ok(())
             }
+            PeerEvent::Checkpoint { version, stages, oldest } => {
+                return self.archives(index, version, stages.len(), oldest);
+            }
             PeerEvent::View(_) | PeerEvent::Counted { .. } => Ok(()),
         };
         if self.oracles.is_some() { self.holds("no fault", held) } else { Ok(()) }
+    }
+
+    /// A checkpoint is complete: who archives brings it together, and old files go.
+    fn archives(&mut self, index: usize, version: Step, stages: usize, oldest: Step) -> Held {
+        let archives = index == FIRST || self.scenario.peers[index].archive;
+        let engine = &mut self.nodes[index].engine;
+        engine.disk.retain(|(version, _), _| *version >= oldest);
+        let whole =
+            (0..stages as u16).all(|stage| engine.disk.contains_key(&(version, Stage(stage))));
+        if archives && whole && self.now >= engine.no_disk {
+            return self.input(index, PeerInput::Archived { version });
+        }
+        Ok(())
     }
 
     /// Whether the run ended, in whichever way.
@@ -556,6 +595,10 @@ fn node(scenario: &Scenario, index: usize, life: Incarnation) -> Node {
         fingerprint: ContentHash([0; 32]),
         parameters: scenario.parameters.clone(),
         limits: scenario.peers[index].limits.clone(),
+        duties: Duties {
+            anchor: index < scenario.anchors,
+            archive: index == FIRST || scenario.peers[index].archive,
+        },
         seed: scenario.seed ^ index as u64,
     });
     Node {
@@ -567,6 +610,9 @@ fn node(scenario: &Scenario, index: usize, life: Incarnation) -> Node {
         finished: false,
         me,
         era: Era(0),
+        term: Term(0),
+        keeper: None,
+        seat: None,
         alive: true,
         paused: Moment::default(),
         held_up: VecDeque::new(),

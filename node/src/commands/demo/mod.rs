@@ -44,9 +44,7 @@ pub(super) fn run(args: &DemoArgs, log_format: LogFormat) -> anyhow::Result<()> 
     let (manifest, tokens) = lay_out(config, &folder)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
 
-    let kills = runtime.block_on(train_swarm(args, &manifest, &folder, log_format))?;
-    let mut report = read_report(folder.path())?;
-    report.kills = kills;
+    let mut report = runtime.block_on(train_swarm(args, &manifest, &folder, log_format))?;
     report.write(&folder.join("report.json")).context("report.json cannot be written")?;
     let mut reference = None;
     if !args.no_reference {
@@ -84,6 +82,10 @@ fn compare(swarm: Option<ContentHash>, reference: Option<&Report>) -> anyhow::Re
 }
 
 fn check(args: &DemoArgs) -> anyhow::Result<()> {
+    if !(1..=args.peers.get()).contains(&args.anchors) {
+        let text = "--anchors must be from 1 to the number of peers";
+        return Err(anyhow!(text)).exit_with(Exit::Usage);
+    }
     match args.slow_peer.iter().find(|slow| slow.index >= args.peers.get()) {
         None => Ok(()),
         Some(slow) => {
@@ -135,33 +137,44 @@ fn lay_out(mut config: RunConfig, folder: &Folder) -> anyhow::Result<(Manifest, 
     Ok((manifest, tokenizer::encode(tokenizer, &text)))
 }
 
-/// Trains with a swarm; returns how many of its peers were killed.
+/// Trains with a swarm; returns what its anchors told of it.
 async fn train_swarm(
     args: &DemoArgs,
     manifest: &Manifest,
     folder: &Folder,
     log_format: LogFormat,
-) -> anyhow::Result<u64> {
+) -> anyhow::Result<Report> {
     let start = |index: usize| {
         let name = format!("peer-{index}");
         let log = folder.join("logs").join(format!("{name}.log"));
         let arguments = peer_arguments(index, args, manifest, folder);
-        Process::start(&name, &arguments, &log, log_format)
+        Process::start(&name, &arguments, &log, log_format, index < args.anchors)
     };
     let processes = (0..args.peers.get()).map(start).collect::<anyhow::Result<Vec<Process>>>()?;
     let seed = manifest.training.seed;
     let chaos = args.kill_every.map(|every| Chaos {
         every,
+        anchors: args.anchors,
         dice: ChaCha8Rng::seed_from_u64(seed),
         start: Box::new(start),
     });
-    let (mut progress, mut kills) = (Progress::new("swarm"), 0);
+    let (mut progress, mut report, mut finished) = (Progress::new("swarm"), Report::new(), false);
     let note = |event: &RunEvent| {
-        kills += u64::from(matches!(event, RunEvent::Killed { .. }));
-        progress.note(event);
+        let news = match event {
+            RunEvent::Committed(step) => !report.knows(step.step),
+            // Each process tells of its own part; one of them is enough.
+            RunEvent::Started { .. } => report.run_hash.is_none(),
+            RunEvent::Joined { .. } | RunEvent::Serving { .. } => args.anchors == 1,
+            RunEvent::Finished { .. } => !std::mem::replace(&mut finished, true),
+            _ => true,
+        };
+        report.note(event);
+        if news {
+            progress.note(event);
+        }
     };
     watch(processes, chaos, note).await?;
-    Ok(kills)
+    Ok(report)
 }
 
 /// The first peer starts the run; the others join it.
@@ -171,7 +184,7 @@ fn peer_arguments(
     manifest: &Manifest,
     folder: &Folder,
 ) -> Vec<OsString> {
-    let address = folder.join("peers/address");
+    let address_of = |anchor: usize| folder.join(format!("peers/address-{anchor}"));
     let data_dir = folder.join("peers").join(index.to_string());
     let slow = args.slow_peer.iter().find(|slow| slow.index == index);
     let too_few = args.peers.get() < usize::from(manifest.training.stages);
@@ -181,23 +194,32 @@ fn peer_arguments(
     if index == 0 {
         arguments = arguments
             .with("start", folder.join("run.toml"))
-            .with("--address-file", &address)
             .with("--wait-for", args.peers.to_string())
-            .with("--events", "-")
             .with("--out", folder.path());
     } else {
-        let mut file = OsString::from("@");
-        file.push(address);
-        arguments = arguments.with("join", file);
+        arguments = arguments.with_flag("join");
+        // Whichever anchor is there lets others in.
+        for anchor in (0..args.anchors).filter(|anchor| *anchor != index) {
+            let mut file = OsString::from("@");
+            file.push(address_of(anchor));
+            arguments = arguments.with_flag(file);
+        }
     }
-    arguments
+    if index < args.anchors {
+        arguments = arguments
+            .with_flag("--anchor")
+            .with("--events", "-")
+            .with("--address-file", address_of(index));
+    }
+    let arguments = arguments
         .with("--listen", "127.0.0.1:0")
         .with("--data-dir", data_dir)
         .with("--stage", stage)
         .with("--threads", "1")
         .with("--device", args.device.to_string())
         .with("--slow-down", slow.map_or(0, |slow| slow.milliseconds).to_string())
-        .with_flag("--no-mdns")
+        .with_flag("--no-mdns");
+    arguments.0
 }
 
 async fn train_reference(
@@ -212,7 +234,7 @@ async fn train_reference(
         .with("--device", args.device.to_string())
         .with("--threads", "1");
     let log = folder.join("logs/reference.log");
-    let process = Process::start("reference", &arguments.0, &log, log_format)?;
+    let process = Process::start("reference", &arguments.0, &log, log_format, true)?;
     let mut progress = Progress::new("reference");
     watch(vec![process], None, |event| progress.note(event)).await
 }
@@ -232,8 +254,8 @@ impl Arguments {
         self
     }
 
-    fn with_flag(mut self, flag: &str) -> Vec<OsString> {
+    fn with_flag(mut self, flag: impl Into<OsString>) -> Self {
         self.0.push(flag.into());
-        self.0
+        self
     }
 }

@@ -18,7 +18,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::RngCore;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::cli::LogFormat;
 use crate::events::RunEvent;
@@ -29,6 +29,15 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// When the run is over every process ends within this time.
 const FAREWELL: Duration = Duration::from_secs(30);
 
+/// Who took the place of a dead peer and found the run over ends within this time, or never.
+const LATECOMERS: Duration = Duration::from_secs(3);
+
+/// Events that wait to be noted.
+const EVENTS: usize = 64;
+
+/// Anchors that can lose one of them.
+const ANCHORS: usize = 3;
+
 /// Of a log no more than this is read to find out what went wrong.
 const TAIL: u64 = 16 << 10;
 
@@ -38,6 +47,8 @@ pub(super) struct Process {
     name: String,
     child: Child,
     log: PathBuf,
+    /// Whether it tells of the run.
+    tells: bool,
 }
 
 impl Process {
@@ -50,6 +61,7 @@ impl Process {
         arguments: &[OsString],
         log: &Path,
         format: LogFormat,
+        tells: bool,
     ) -> anyhow::Result<Self> {
         let program = std::env::current_exe().context("this program cannot be found")?;
         // A peer that comes back goes on in the same log.
@@ -70,16 +82,35 @@ impl Process {
             command.pre_exec(|| Ok(prctl::set_pdeathsig(Signal::SIGKILL)?));
         }
         let child = command.spawn().with_context(|| format!("{name} cannot be started"))?;
-        Ok(Self { name: name.to_owned(), child, log: log.to_owned() })
+        Ok(Self { name: name.to_owned(), child, log: log.to_owned(), tells })
     }
 
-    fn lines(&mut self) -> Lines<BufReader<ChildStdout>> {
-        let stdout = self.child.stdout.take().expect("it is piped and taken once");
-        BufReader::new(stdout).lines()
+    /// Passes on what it tells of the run, and waits for its end, or kills it when it is told to.
+    async fn end(
+        mut self,
+        kill: oneshot::Receiver<()>,
+        told: mpsc::Sender<RunEvent>,
+    ) -> anyhow::Result<Ended> {
+        let stdout = self.child.stdout.take().filter(|_| self.tells);
+        let telling = async {
+            let mut lines = stdout.map(|stdout| BufReader::new(stdout).lines());
+            while let Some(line) = next_line(&mut lines).await? {
+                let event = serde_json::from_str(&line).context("no event of a run")?;
+                // Who no longer listens is about to end.
+                let _ = told.send(event).await;
+            }
+            Ok::<_, anyhow::Error>(())
+        };
+        let (told, ended) = tokio::join!(telling, self.wait(kill));
+        let ended = ended?;
+        // Of a line that was cut short by a kill there is nothing to tell.
+        if ended == Ended::ByItself {
+            told?;
+        }
+        Ok(ended)
     }
 
-    /// Waits for its end, or kills it when it is told to.
-    async fn end(mut self, kill: oneshot::Receiver<()>) -> anyhow::Result<Ended> {
+    async fn wait(&mut self, kill: oneshot::Receiver<()>) -> anyhow::Result<Ended> {
         tokio::select! {
             status = self.child.wait() => {
                 let status = status?;
@@ -99,6 +130,15 @@ impl Process {
     }
 }
 
+async fn next_line(
+    lines: &mut Option<Lines<BufReader<ChildStdout>>>,
+) -> anyhow::Result<Option<String>> {
+    match lines {
+        Some(lines) => Ok(lines.next_line().await?),
+        None => Ok(None),
+    }
+}
+
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ended {
@@ -112,6 +152,8 @@ pub(super) struct Chaos<'a> {
     pub(super) every: Duration,
     /// Who dies when.
     pub(super) dice: ChaCha8Rng,
+    /// The first processes, which keep the run's log together.
+    pub(super) anchors: usize,
     /// Starts the process of a number.
     pub(super) start: Box<dyn FnMut(usize) -> anyhow::Result<Process> + 'a>,
 }
@@ -121,9 +163,15 @@ impl Chaos<'_> {
         self.every.mul_f64(0.5 + f64::from(self.dice.next_u32()) / f64::from(u32::MAX))
     }
 
-    /// One of these, not the first.
+    /// One of these, the first only where others can keep the run, and no anchor while another of
+    /// them is not there: without a majority the run would stand still.
     fn victim(&mut self, alive: &BTreeMap<usize, oneshot::Sender<()>>) -> Option<usize> {
-        let others: Vec<usize> = alive.keys().copied().filter(|index| *index > 0).collect();
+        let all_there = alive.keys().filter(|index| **index < self.anchors).count() == self.anchors;
+        let spared = if self.anchors < ANCHORS { 1 } else { 0 };
+        let may_die = |index: &usize| {
+            *index >= spared && (all_there || self.anchors < ANCHORS || *index >= self.anchors)
+        };
+        let others: Vec<usize> = alive.keys().copied().filter(may_die).collect();
         let chosen = self.dice.next_u32() as usize;
         (!others.is_empty()).then(|| others[chosen % others.len()])
     }
@@ -131,6 +179,7 @@ impl Chaos<'_> {
 
 /// The processes of a demo.
 struct Fleet<'a> {
+    told: mpsc::Sender<RunEvent>,
     running: FuturesUnordered<BoxFuture<'a, (usize, anyhow::Result<Ended>)>>,
     alive: BTreeMap<usize, oneshot::Sender<()>>,
     /// Numbers given so far.
@@ -138,88 +187,108 @@ struct Fleet<'a> {
 }
 
 impl Fleet<'_> {
+    /// The machine of a process that was killed comes back, or another comes in its place.
+    fn replace(&mut self, index: usize, chaos: &mut Chaos<'_>) -> anyhow::Result<()> {
+        let again = chaos.dice.next_u32().is_multiple_of(2) || index < chaos.anchors;
+        let next = if again { index } else { self.count };
+        self.add(next, (chaos.start)(next)?);
+        Ok(())
+    }
+
+    fn kill(&mut self, index: usize) {
+        if let Some(kill) = self.alive.remove(&index) {
+            // Who has ended meanwhile needs no killing.
+            let _ = kill.send(());
+        }
+    }
+
     fn add(&mut self, index: usize, process: Process) {
         let (kill, killed) = oneshot::channel();
         self.alive.insert(index, kill);
         self.count = self.count.max(index + 1);
-        self.running.push(process.end(killed).map(move |ended| (index, ended)).boxed());
+        let ended = process.end(killed, self.told.clone());
+        self.running.push(ended.map(move |ended| (index, ended)).boxed());
     }
 }
 
-/// Passes on the events of the first process, until all have ended.
+/// Passes on what the processes tell, until all have ended.
 ///
 /// # Errors
 /// When one fails, or nothing happens for a long time.
 pub(super) async fn watch(
-    mut processes: Vec<Process>,
+    processes: Vec<Process>,
     mut chaos: Option<Chaos<'_>>,
     mut note: impl FnMut(&RunEvent),
 ) -> anyhow::Result<()> {
-    let mut lines = processes[0].lines();
-    let mut listening = true;
-    let mut fleet = Fleet { running: FuturesUnordered::new(), alive: BTreeMap::new(), count: 0 };
+    let (told, mut events) = mpsc::channel(EVENTS);
+    let (running, alive) = (FuturesUnordered::new(), BTreeMap::new());
+    let mut fleet = Fleet { told, running, alive, count: 0 };
+    let mut finished = false;
     for (index, process) in processes.into_iter().enumerate() {
         fleet.add(index, process);
     }
     let first_pause = chaos.as_mut().map_or(PATIENCE, Chaos::next_pause);
     let mut death = Box::pin(tokio::time::sleep(first_pause));
-    let (mut training, mut late) = (false, None);
+    let (mut begun, mut training, mut late) = (false, false, None);
     // Deaths are no news: what keeps the demo waiting is that the run says nothing.
     let mut silence = Box::pin(tokio::time::sleep(PATIENCE));
-    while listening || !fleet.running.is_empty() {
+    while !fleet.running.is_empty() {
         tokio::select! {
-            line = lines.next_line(), if listening => match line? {
-                Some(line) => {
-                    silence = Box::pin(tokio::time::sleep(PATIENCE));
-                    let event = serde_json::from_str(&line).context("no event of a run")?;
-                    let committed = matches!(event, RunEvent::Committed(_));
-                    training |= committed;
-                    if let Some(error) = late.take_if(|_| committed) {
-                        return Err(error);
-                    }
-                    training &= !matches!(event, RunEvent::Finished { .. });
-                    note(&event);
+            biased;
+            Some(event) = events.recv() => {
+                let committed = matches!(event, RunEvent::Committed(_));
+                finished |= matches!(event, RunEvent::Finished { .. });
+                begun |= committed;
+                training = begun && !finished;
+                if let Some(error) = late.take_if(|_| committed) {
+                    return Err(error);
                 }
-                None => {
-                    listening = false;
-                    silence = Box::pin(tokio::time::sleep(FAREWELL));
-                }
+                silence = Box::pin(tokio::time::sleep(if finished { FAREWELL } else { PATIENCE }));
+                note(&event);
             },
-            Some((index, ended)) = fleet.running.next(), if !fleet.running.is_empty() => {
+            Some((index, ended)) = fleet.running.next() => {
                 fleet.alive.remove(&index);
-                if !listening {
-                    silence = Box::pin(tokio::time::sleep(FAREWELL));
+                if let Some(chaos) = chaos.as_ref().filter(|_| finished)
+                    && fleet.alive.keys().all(|index| *index >= chaos.anchors)
+                {
+                    silence = Box::pin(tokio::time::sleep(LATECOMERS));
                 }
                 match (ended, &mut chaos) {
                     (Ok(Ended::ByItself), _) => {}
+                    (Ok(Ended::Killed), Some(_)) if finished => {}
                     (Ok(Ended::Killed), Some(chaos)) => {
                         note(&RunEvent::Killed { index });
-                        // The same machine comes back, or another comes in its place.
-                        let again = chaos.dice.next_u32().is_multiple_of(2);
-                        let next = if again { index } else { fleet.count };
-                        fleet.add(next, (chaos.start)(next)?);
+                        fleet.replace(index, chaos)?;
                     }
                     // Who comes when the run is over finds that it is; if training goes on all the
                     // same, something is wrong.
-                    (Err(error), Some(_)) if index > 0 => late = Some(error),
+                    (Err(error), Some(_)) if begun && (index > 0 || finished) => late = Some(error),
                     (Err(error), _) => return Err(error),
                     (Ok(Ended::Killed), None) => unreachable!("nobody kills"),
                 }
             }
             () = &mut death, if chaos.is_some() => {
                 let chaos = chaos.as_mut().expect("the branch is for chaos");
-                let victim = chaos.victim(&fleet.alive).filter(|_| training);
-                if let Some(kill) = victim.and_then(|victim| fleet.alive.remove(&victim)) {
-                    // Who has ended meanwhile needs no killing.
-                    let _ = kill.send(());
+                if let Some(victim) = chaos.victim(&fleet.alive).filter(|_| training) {
+                    fleet.kill(victim);
                 }
                 death = Box::pin(tokio::time::sleep(chaos.next_pause()));
             }
             () = &mut silence => {
-                let patience = if listening { PATIENCE } else { FAREWELL };
+                if finished && chaos.is_some() && !fleet.alive.is_empty() {
+                    // They came when the run was over, and wait for somebody to tell them of it.
+                    let late: Vec<usize> = fleet.alive.keys().copied().collect();
+                    late.into_iter().for_each(|index| fleet.kill(index));
+                    silence = Box::pin(tokio::time::sleep(FAREWELL));
+                    continue;
+                }
+                let patience = if finished { FAREWELL } else { PATIENCE };
                 bail!("nothing happened for {} s: the logs may tell why", patience.as_secs())
             }
         }
+    }
+    while let Ok(event) = events.try_recv() {
+        note(&event);
     }
     Ok(())
 }

@@ -45,8 +45,8 @@ impl ExactlyOnce {
     pub(in crate::sim) fn committed(&mut self, record: &CommitRecord) -> Result<(), String> {
         for (stage, (attempt, _)) in (0..).map(Stage).zip(&record.stages) {
             let named = |id: &&RoundId| {
-                (id.era, id.step, id.stage, id.attempt)
-                    == (record.era, record.step, stage, *attempt)
+                (id.era, id.term, id.step, id.stage, id.attempt)
+                    == (record.era, record.term, record.step, stage, *attempt)
             };
             let id = self.rounds.keys().rev().find(named).copied();
             let members = id.and_then(|id| self.rounds.get(&id));

@@ -1,33 +1,39 @@
-//! The coordinator and its log.
+//! The coordinators: the one that leads, and perhaps one that does not know that it does no more.
 
-use shoal_protocol::ids::ContentHash;
 use shoal_protocol::message::FromCoordinator;
-use shoal_protocol::units::Bytes;
 
-use super::{Cargo, Event, HOME, Held, World};
+use super::{Cargo, Event, Held, World};
 use crate::action::{CoordinatorAction, CoordinatorEvent, CoordinatorInput};
 
 impl World<'_> {
-    pub(super) fn coordinator_input(&mut self, input: CoordinatorInput) -> Held {
+    /// Tells the coordinator that lives with a peer, if one does.
+    pub(super) fn coordinator_input(&mut self, index: usize, input: CoordinatorInput) -> Held {
         let mut actions = Vec::new();
-        let now = self.reads(HOME);
-        self.coordinator.handle(now, input, &mut actions);
-        self.coordinate(actions)?;
-        let clock = self.scenario.peers[HOME].clock;
-        let due = self.coordinator.next_timeout().map(|due| clock.when(due).max(self.now));
+        let now = self.reads(index);
+        let Some(seat) = self.nodes[index].seat.as_mut() else { return Ok(()) };
+        seat.coordinator.handle(now, input, &mut actions);
+        self.coordinate(index, actions)?;
+        let clock = self.scenario.peers[index].clock;
+        let to = self.nodes[index].me;
+        let Some(seat) = self.nodes[index].seat.as_mut() else { return Ok(()) };
+        let due = seat.coordinator.next_timeout().map(|due| clock.when(due).max(self.now));
         if let Some(due) = due
-            && self.remind_at.is_none_or(|remind| remind > due)
+            && seat.remind_at.is_none_or(|remind| remind > due)
         {
-            self.remind_at = Some(due);
-            self.at(due, Event::Remind);
+            seat.remind_at = Some(due);
+            let office = seat.office;
+            self.at(due, Event::Remind { to, office });
         }
         Ok(())
     }
 
-    pub(super) fn coordinate(&mut self, actions: Vec<CoordinatorAction>) -> Held {
+    pub(super) fn coordinate(&mut self, index: usize, actions: Vec<CoordinatorAction>) -> Held {
         for mut action in actions {
             self.tamper.coordinator_action(&mut action);
             self.marks.coordinator(&action);
+            let Some(office) = self.nodes[index].seat.as_ref().map(|seat| seat.office) else {
+                return Ok(());
+            };
             match action {
                 CoordinatorAction::Send { to, message } => {
                     if let FromCoordinator::Replay { keys } = &message {
@@ -38,14 +44,14 @@ impl World<'_> {
                     {
                         oracles.exactly_once.closed(round);
                     }
-                    let home = self.nodes[HOME].me;
+                    let home = self.nodes[index].me;
                     self.send(home, to, Cargo::Told(message));
                 }
-                CoordinatorAction::Append(record) => {
-                    let most = self.scenario.log_delay.as_micros() as u64;
-                    let down = self.now + self.dice.microseconds(0..=most);
-                    self.last_append = self.last_append.max(down);
-                    self.at(self.last_append, Event::Appended(record));
+                CoordinatorAction::Append(record) => self.append(office, record),
+                CoordinatorAction::Anchors(voters) => {
+                    if self.log.leader == Some(self.nodes[index].me) {
+                        self.log.voters = voters;
+                    }
                 }
                 CoordinatorAction::Event(event) => self.coordinator_event(event)?,
             }
@@ -53,31 +59,13 @@ impl World<'_> {
         Ok(())
     }
 
-    pub(super) fn coordinator_event(&mut self, event: CoordinatorEvent) -> Held {
+    fn coordinator_event(&mut self, event: CoordinatorEvent) -> Held {
         if let Some(oracles) = &mut self.oracles {
             oracles.progress.advanced(self.now);
         }
         match event {
-            CoordinatorEvent::Committed { record, books } => {
-                self.report.commits += 1;
+            CoordinatorEvent::Committed { books, .. } => {
                 self.report.repeated += books.repeated;
-                let Some(oracles) = &mut self.oracles else { return Ok(()) };
-                let once = oracles.exactly_once.committed(&record);
-                let same = oracles.replicas.committed(&record);
-                self.holds("exactly once", once)?;
-                self.holds("equal replicas", same)
-            }
-            CoordinatorEvent::CheckpointStored { version, stages, .. } => {
-                let (holders, files): (Vec<_>, Vec<_>) = stages.into_iter().unzip();
-                let saved = self.oracles.as_ref().map(|o| o.replicas.saved(version, &files));
-                self.holds("equal replicas", saved.unwrap_or(Ok(())))?;
-                let hashes: Vec<u8> = files.iter().flatten().flat_map(|file| file.hash.0).collect();
-                self.report.checkpoint = Some(ContentHash::of(&hashes));
-                let size: Bytes = files.iter().flatten().map(|file| file.size).sum();
-                let link = self.scenario.network.bandwidth.unwrap_or(u64::MAX);
-                let transfer = size.0 * 1_000_000 / link;
-                let delay = self.dice.microseconds(transfer..=transfer + 50_000);
-                self.at(self.now + delay, Event::Collected { version, holders });
                 Ok(())
             }
             CoordinatorEvent::Stopped { reason } => {

@@ -3,7 +3,7 @@
 use shoal_protocol::ids::Member;
 use shoal_protocol::units::Moment;
 
-use super::{Event, HOME, Held, World, index_of, node};
+use super::{Event, Held, World, index_of, node};
 use crate::action::{CoordinatorInput, PeerInput};
 use crate::sim::scenario::Fault;
 use std::time::Duration;
@@ -17,11 +17,16 @@ impl World<'_> {
             oracles.progress.advanced(self.now + fault.time());
         }
         match fault {
-            // The peer that the coordinator lives with stays, yet.
-            Fault::Crash { peer: HOME, .. } => {}
-            Fault::Crash { peer, restart } => {
+            Fault::Depose => {
+                self.elect_soon();
+            }
+            Fault::Crash { peer, restart, disk } => {
                 if self.nodes[peer].alive {
                     self.report.recovery.crashes += 1;
+                    // The log's own disk is never lost: with one anchor that is the run's end.
+                    if disk && !self.log.voters.contains(&self.nodes[peer].me.peer) {
+                        self.nodes[peer].engine.disk.clear();
+                    }
                     let after = restart.unwrap_or_else(|| self.after_all_faults());
                     self.ends(peer, after);
                 }
@@ -30,7 +35,7 @@ impl World<'_> {
                 let peers = self.scenario.peers.iter().enumerate();
                 let there = peers.filter(|(_, peer)| peer.region == region);
                 for peer in there.map(|(index, _)| index).collect::<Vec<_>>() {
-                    self.fault(Fault::Crash { peer, restart })?;
+                    self.fault(Fault::Crash { peer, restart, disk: false })?;
                 }
             }
             Fault::Break { one, other } => self.breaks(one, other),
@@ -53,6 +58,9 @@ impl World<'_> {
                 let paused = self.nodes[peer].paused.max(self.now + time);
                 self.nodes[peer].paused = paused;
                 self.at(paused, Event::Resume(peer));
+                if self.log.leader == Some(self.nodes[peer].me) {
+                    self.elect_soon();
+                }
             }
         }
         Ok(())
@@ -65,6 +73,9 @@ impl World<'_> {
         }
         for event in std::mem::take(&mut self.nodes[index].held_up) {
             self.happen(event)?;
+        }
+        if self.log.voters.contains(&self.nodes[index].me.peer) {
+            self.anchor_is_back();
         }
         Ok(())
     }
@@ -79,6 +90,10 @@ impl World<'_> {
     pub(super) fn ends(&mut self, index: usize, rebirth: Duration) {
         let gone = self.nodes[index].me;
         self.nodes[index].alive = false;
+        self.nodes[index].seat = None;
+        if self.log.leader == Some(gone) {
+            self.elect_soon();
+        }
         let notice = self.scenario.faults.notice.as_micros() as u64;
         for other in 0..self.nodes.len() {
             let at = self.nodes[other].me;
@@ -106,10 +121,9 @@ impl World<'_> {
 
     /// A peer finds that no connection can be made.
     pub(super) fn unreached(&mut self, at: Member, other: Member) -> Held {
-        if index_of(at) == HOME {
-            self.coordinator_input(CoordinatorInput::Disconnected { member: other })?;
-        }
-        self.input(index_of(at), PeerInput::Unreachable { member: other })
+        let index = index_of(at);
+        self.coordinator_input(index, CoordinatorInput::Disconnected { member: other })?;
+        self.input(index, PeerInput::Unreachable { member: other })
     }
 
     /// A peer learns that a connection is gone, and so does the coordinator if it lives there.
@@ -118,10 +132,8 @@ impl World<'_> {
         if dead {
             self.nodes[index].deaf_to.insert(other);
         }
-        if index == HOME {
-            self.coordinator_input(CoordinatorInput::Disconnected { member: other })?;
-        }
         if self.lives(at) {
+            self.coordinator_input(index, CoordinatorInput::Disconnected { member: other })?;
             self.input(index, PeerInput::Disconnected { member: other })?;
         }
         Ok(())
@@ -133,9 +145,13 @@ impl World<'_> {
             return;
         }
         let life = self.nodes[index].me.incarnation.next();
-        let deaf_to = std::mem::take(&mut self.nodes[index].deaf_to);
-        self.nodes[index] = node(self.scenario, index, life);
-        self.nodes[index].deaf_to = deaf_to;
+        let new = node(self.scenario, index, life);
+        let old = std::mem::replace(&mut self.nodes[index], new);
+        self.nodes[index].deaf_to = old.deaf_to;
+        self.nodes[index].engine.disk = old.engine.disk;
         self.at(self.now, Event::Start(self.nodes[index].me));
+        if self.log.voters.contains(&old.me.peer) {
+            self.anchor_is_back();
+        }
     }
 }

@@ -38,7 +38,7 @@ impl Marks {
             CoordinatorAction::Append(LogRecord::Rewind { .. }) => {
                 self.rare.rewound_in_commit += u64::from(self.committing);
             }
-            CoordinatorAction::Append(_) => {}
+            CoordinatorAction::Append(_) | CoordinatorAction::Anchors(_) => {}
             CoordinatorAction::Event(CoordinatorEvent::RoundsAborted { .. }) => {
                 self.rare.aborted_after_result += u64::from(self.reduced);
                 self.rare.aborted_before_result += u64::from(!self.reduced);
@@ -53,6 +53,10 @@ impl Marks {
             CoordinatorAction::Event(CoordinatorEvent::Rewound { .. }) => {
                 let rare = self.rare;
                 *self = Self { rare, ..Self::default() };
+            }
+            CoordinatorAction::Event(CoordinatorEvent::TookOver { claims, .. }) => {
+                self.rare.claims_taken_over += claims;
+                *self = Self { rare: self.rare, ..Self::default() };
             }
             CoordinatorAction::Event(_) => {}
         }

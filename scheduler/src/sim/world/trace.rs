@@ -19,15 +19,17 @@ impl Trace {
                 who(me);
                 0
             }
-            Event::Arrives { to, from, connection, era, cargo } => {
+            Event::Arrives { to, from, connection, era, term, cargo } => {
                 who(to);
                 who(from);
                 self.word(*connection);
                 self.word(u64::from(era.0));
+                self.word(term.0);
                 self.cargo(cargo);
                 1
             }
-            Event::Fetched { to, version, stage, weights } => {
+            Event::Kept { to, version, stage, weights }
+            | Event::Fetched { to, version, stage, weights } => {
                 who(to);
                 self.word(version.0);
                 self.word(u64::from(stage.0));
@@ -42,15 +44,22 @@ impl Trace {
                 who(me);
                 4
             }
-            Event::Appended(record) => {
+            Event::Appended { to, office, record } => {
+                who(to);
+                self.word(*office);
                 self.message(record);
                 5
             }
-            Event::Collected { version, .. } => {
-                self.word(version.0);
+            Event::Deposed { at: to, office } | Event::Remind { to, office } => {
+                who(to);
+                self.word(*office);
                 6
             }
-            Event::Remind => 7,
+            Event::Logged { office } => {
+                self.word(*office);
+                7
+            }
+            Event::Elect => 11,
             Event::Fault(_) => 8,
             Event::Noticed { at, other, .. } | Event::Unreached { at, other } => {
                 who(at);
@@ -70,6 +79,7 @@ impl Trace {
             Cargo::Told(message) => self.message(message),
             Cargo::Reported(message) => self.message(message),
             Cargo::Heard(message) => self.message(message),
+            Cargo::Elsewhere(keeper) => self.message(keeper),
             Cargo::Tensor { tag, content, size } => {
                 self.message(tag);
                 self.word(size.0);

@@ -1,10 +1,10 @@
 //! What goes from peer to peer.
 
-use shoal_protocol::ids::{Era, Member, Step};
+use shoal_protocol::ids::{Era, Member, Step, Term};
 use shoal_protocol::message::{Between, SnapshotPart, ToCoordinator};
-use shoal_protocol::units::Bytes;
+use shoal_protocol::units::{Bytes, Moment};
 
-use super::{Cargo, Event, HOME, Held, Node, World, index_of, peer_id};
+use super::{Cargo, Event, Held, Node, World, index_of, peer_id};
 use crate::action::{CoordinatorInput, PeerInput};
 use crate::sim::border::Omit;
 
@@ -14,36 +14,44 @@ impl World<'_> {
         to: Member,
         from: Member,
         connection: u64,
-        era: Era,
+        (era, term): (Era, Term),
         cargo: Cargo,
     ) -> Held {
         let (index, sender) = (index_of(to), index_of(from));
         let node = &self.nodes[index];
-        // The coordinator outlives the lives of the peer that it lives with.
-        let meant = matches!(cargo, Cargo::Reported(_)) || (node.alive && node.me == to);
+        let meant = node.alive && node.me == to;
         let deaf = node.deaf_to.contains(&from);
         self.marks.rare.old_lives += u64::from(!meant || deaf);
         if !meant || deaf || connection != self.connection(index, sender) {
             return Ok(());
         }
-        let mine = match &cargo {
-            Cargo::Reported(_) => self.coordinator.era(),
-            _ => self.nodes[index].era,
-        };
+        if let Cargo::Reported(message) = &cargo
+            && self.is_for_another(index, from, message)
+        {
+            return Ok(());
+        }
+        let node = &self.nodes[index];
         let expected = match &cargo {
-            // Who is new does not know the era, and who learns of a new one is told by this.
-            Cargo::Reported(ToCoordinator::Register { .. }) => true,
-            Cargo::Told(_) => era >= mine,
-            Cargo::Tensor { .. } => true,
-            Cargo::Reported(_) | Cargo::Heard(_) => era == mine,
+            Cargo::Told(_) => era >= node.era || self.border.omit == Omit::Eras,
+            Cargo::Heard(_) => era == node.era || self.border.omit == Omit::Eras,
+            Cargo::Reported(message) => self.is_timely(index, from, message, (era, term)),
+            Cargo::Tensor { .. } | Cargo::Elsewhere(_) => true,
         };
-        if !expected && self.border.omit != Omit::Eras {
+        let past = matches!(cargo, Cargo::Told(_)) && term < node.term;
+        if !expected || (past && self.border.omit != Omit::Terms) {
             return Ok(());
         }
         if matches!(cargo, Cargo::Told(_)) {
-            self.nodes[index].era = era;
+            let node = &mut self.nodes[index];
+            node.era = era;
+            node.term = term.max(node.term);
+            node.keeper = Some(from);
         }
         match cargo {
+            Cargo::Elsewhere(keeper) => {
+                self.nodes[index].keeper = Some(keeper);
+                Ok(())
+            }
             Cargo::Told(mut message) => {
                 if !self.border.told(to, &mut message) {
                     return Ok(());
@@ -68,8 +76,51 @@ impl World<'_> {
                 if matches!(message, ToCoordinator::Behind) {
                     self.report.recovery.behind += 1;
                 }
-                self.coordinator_input(CoordinatorInput::Message { from, message })
+                self.coordinator_input(index, CoordinatorInput::Message { from, message })
             }
+        }
+    }
+
+    /// Whether a word to the coordinator came to a peer that none lives with; who said it learns
+    /// where the coordinator is.
+    fn is_for_another(&mut self, index: usize, from: Member, message: &ToCoordinator) -> bool {
+        if self.nodes[index].seat.is_some() {
+            return false;
+        }
+        let leader = self.log.leader.filter(|leader| self.lives(*leader));
+        let me = self.nodes[index].me;
+        if let Some(leader) = leader.filter(|_| !matches!(message, ToCoordinator::Leave)) {
+            self.send(me, from, Cargo::Elsewhere(leader));
+        }
+        true
+    }
+
+    /// Whether a member's word is of the coordinator's era and term. Who is no member gets an answer
+    /// in any case.
+    fn is_timely(
+        &self,
+        index: usize,
+        from: Member,
+        message: &ToCoordinator,
+        (era, term): (Era, Term),
+    ) -> bool {
+        let Some(seat) = &self.nodes[index].seat else { return false };
+        let coordinator = &seat.coordinator;
+        let newcomer = matches!(message, ToCoordinator::Register { .. });
+        newcomer
+            || !coordinator.is_member(from)
+            || self.border.omit == Omit::Eras
+            || (era, term) == (coordinator.era(), coordinator.term())
+    }
+
+    /// Says something to whom a peer takes for the coordinator, or to who is it where that one is
+    /// gone or unknown.
+    pub(super) fn report_to_keeper(&mut self, me: Member, message: ToCoordinator) {
+        let node = &self.nodes[index_of(me)];
+        let keeper = node.keeper.filter(|keeper| !node.deaf_to.contains(keeper));
+        let leader = self.log.leader.filter(|leader| self.lives(*leader));
+        if let Some(to) = keeper.or(leader) {
+            self.send(me, to, Cargo::Reported(message));
         }
     }
 
@@ -114,28 +165,51 @@ impl World<'_> {
             _ => self.network.control(self.now, sender, receiver),
         };
         let connection = self.connection(sender, receiver);
-        let era = match &cargo {
-            Cargo::Told(_) => self.coordinator.era(),
-            _ => self.nodes[sender].era,
+        let node = &self.nodes[sender];
+        let (era, term) = match (&cargo, &node.seat) {
+            (Cargo::Told(_), Some(seat)) => (seat.coordinator.era(), seat.coordinator.term()),
+            _ => (node.era, node.term),
         };
         for at in arrivals {
             let cargo = cargo.clone();
-            self.at(at, Event::Arrives { to, from, connection, era, cargo });
+            self.at(at, Event::Arrives { to, from, connection, era, term, cargo });
         }
     }
 
-    /// Fetches a stage's files. Who is gone by the time that they would be here has not sent them.
+    /// Fetches a stage's files.
     pub(super) fn fetch(&mut self, index: usize, version: Step, part: &SnapshotPart) {
-        let holder = (0..self.nodes.len()).find(|other| peer_id(*other) == part.holder);
-        let holder = holder.expect("holders are peers");
-        let size: Bytes = part.files.iter().map(|file| file.size).sum();
-        let arrivals = self.network.tensor(self.now, holder, index, size);
-        let node = &self.nodes[holder];
-        let file = (version, part.stage);
-        let archived = self.archive.get(&file).filter(|_| holder == HOME);
-        let weights = node.engine.disk.get(&file).or(archived).copied();
+        let (at, weights) = self.obtain(index, version, part);
         let (to, stage) = (self.nodes[index].me, part.stage);
-        let weights = weights.filter(|_| node.alive && self.now >= node.engine.no_disk);
-        self.at(arrivals[0], Event::Fetched { to, version, stage, weights });
+        self.at(at, Event::Fetched { to, version, stage, weights });
+    }
+
+    /// Has a stage's files kept.
+    pub(super) fn keep(&mut self, index: usize, version: Step, part: &SnapshotPart) {
+        let (at, weights) = self.obtain(index, version, part);
+        let (to, stage) = (self.nodes[index].me, part.stage);
+        self.at(at, Event::Kept { to, version, stage, weights });
+    }
+
+    /// Gets a stage's files from this peer's own disk, or else from the first holder that has them.
+    fn obtain(&mut self, to: usize, version: Step, part: &SnapshotPart) -> (Moment, Option<u64>) {
+        let file = (version, part.stage);
+        let has = |index: &usize| {
+            let node = &self.nodes[*index];
+            node.alive && self.now >= node.engine.no_disk && node.engine.disk.contains_key(&file)
+        };
+        let holders = part.stored.holders.iter();
+        let holders =
+            holders.filter_map(|holder| (0..self.nodes.len()).find(|i| peer_id(*i) == *holder));
+        let reached = |index: &usize| !self.network.is_cut(self.now, (*index, to));
+        let from = Some(to).filter(has).or_else(|| holders.filter(has).find(reached));
+        let size: Bytes = part.stored.files.iter().map(|file| file.size).sum();
+        let Some(from) = from else {
+            return (self.now + self.dice.microseconds(0..=100_000), None);
+        };
+        let weights = self.nodes[from].engine.disk.get(&file).copied();
+        if from == to {
+            return (self.now, weights);
+        }
+        (self.network.tensor(self.now, from, to, size)[0], weights)
     }
 }

@@ -1,0 +1,265 @@
+//! Requests to other anchors, over links that may lose what they carry.
+//!
+//! Each waits for its answer for a limited time only. Raft repeats what it needs.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use openraft::error::{
+    InstallSnapshotError, NetworkError, RPCError, RaftError, RemoteError, SnapshotMismatch,
+};
+use openraft::network::{RPCOption, RaftNetwork, RaftNetworkFactory};
+use openraft::raft::{
+    AppendEntriesRequest, AppendEntriesResponse, InstallSnapshotRequest, InstallSnapshotResponse,
+    VoteRequest, VoteResponse,
+};
+use openraft::{EmptyNode, SnapshotSegmentId};
+use shoal_protocol::ids::PeerId;
+use shoal_protocol::message::AnchorMessage;
+use shoal_protocol::wire;
+use tokio::sync::oneshot;
+
+use super::Links;
+use super::encoding::{Item, Mark};
+use super::talk::{self, Answer, BODY, Request, Unsound};
+use super::types::{AnchorId, Types};
+
+/// Requests that wait for their answers at once, of all kinds and to all.
+const WAITING: usize = 256;
+
+struct Waiting {
+    from: PeerId,
+    answer: oneshot::Sender<Answer>,
+}
+
+/// Asks other anchors.
+pub(super) struct Calls {
+    links: Arc<dyn Links>,
+    /// How long an answer may take.
+    patience: Duration,
+    /// Begins anywhere: an answer to an earlier life of this anchor must not be taken for one to it.
+    next: AtomicU64,
+    waiting: Mutex<BTreeMap<u64, Waiting>>,
+    answered: Mutex<BTreeMap<PeerId, Instant>>,
+}
+
+/// A request without a use.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CallError {
+    /// No answer came in time.
+    #[error("no answer from {0}")]
+    Silent(PeerId),
+    /// Too many wait.
+    #[error("too many requests wait for their answers")]
+    Crowded,
+    /// More than a message takes.
+    #[error("a request of {0} bytes is too large")]
+    TooLarge(usize),
+    /// It could not be encoded.
+    #[error(transparent)]
+    Encoding(#[from] wire::WireError),
+    /// The answer is none to this request, or says what cannot be.
+    #[error("{0} answers what was not asked")]
+    Wrong(PeerId),
+}
+
+impl From<CallError> for NetworkError {
+    fn from(error: CallError) -> Self {
+        Self::new(&error)
+    }
+}
+
+/// Takes a request off the list however its wait ends.
+struct Listed<'a>(&'a Calls, u64);
+
+impl Drop for Listed<'_> {
+    fn drop(&mut self) {
+        self.0.waiting().remove(&self.1);
+    }
+}
+
+impl Calls {
+    pub(super) fn new(links: Arc<dyn Links>, patience: Duration) -> Self {
+        Self {
+            links,
+            patience,
+            next: AtomicU64::new(RandomState::new().hash_one(0)),
+            waiting: Mutex::default(),
+            answered: Mutex::default(),
+        }
+    }
+
+    /// Asks and waits.
+    pub(super) async fn call(&self, to: PeerId, request: &Request) -> Result<Answer, CallError> {
+        let body = wire::encode(request)?;
+        if body.len() > BODY {
+            return Err(CallError::TooLarge(body.len()));
+        }
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let (answer, answered) = oneshot::channel();
+        {
+            let mut waiting = self.waiting();
+            if waiting.len() >= WAITING {
+                return Err(CallError::Crowded);
+            }
+            waiting.insert(number, Waiting { from: to, answer });
+        }
+        let _listed = Listed(self, number);
+        self.links.send(to, AnchorMessage { number, answer: false, body });
+        match tokio::time::timeout(self.patience, answered).await {
+            Ok(Ok(answer)) => Ok(answer),
+            _ => Err(CallError::Silent(to)),
+        }
+    }
+
+    /// An answer arrived.
+    pub(super) fn answered(&self, from: PeerId, number: u64, body: &[u8]) {
+        let answer = match wire::decode(body) {
+            Ok(answer) => answer,
+            Err(error) => {
+                tracing::warn!(%from, %error, "an anchor's answer is malformed");
+                return;
+            }
+        };
+        let mut waiting = self.waiting();
+        // Late, or to another.
+        if waiting.get(&number).is_none_or(|waiting| waiting.from != from) {
+            return;
+        }
+        self.last_answers().insert(from, Instant::now());
+        if let Some(waiting) = waiting.remove(&number) {
+            // Who asked may have given up just now.
+            drop(waiting.answer.send(answer));
+        }
+    }
+
+    /// Whether a peer answered anything within this time.
+    pub(super) fn answers(&self, peer: PeerId, within: Duration) -> bool {
+        self.last_answers().get(&peer).is_some_and(|at| at.elapsed() <= within)
+    }
+
+    /// Forgets when others than these answered.
+    pub(super) fn retain(&self, keep: impl Fn(PeerId) -> bool) {
+        self.last_answers().retain(|peer, _| keep(*peer));
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, BTreeMap<u64, Waiting>> {
+        self.waiting.lock().expect("nothing panics while it holds the requests")
+    }
+
+    fn last_answers(&self) -> MutexGuard<'_, BTreeMap<PeerId, Instant>> {
+        self.answered.lock().expect("nothing panics while it holds the answers' times")
+    }
+}
+
+/// Makes the lines to other anchors.
+pub(super) struct Lines(pub(super) Arc<Calls>);
+
+impl RaftNetworkFactory<Types> for Lines {
+    type Network = Line;
+
+    async fn new_client(&mut self, target: AnchorId, _: &EmptyNode) -> Line {
+        Line { calls: Arc::clone(&self.0), to: target.0 }
+    }
+}
+
+/// One other anchor, as Raft speaks to it.
+pub(super) struct Line {
+    calls: Arc<Calls>,
+    to: PeerId,
+}
+
+type Refusal<E = openraft::error::Infallible> =
+    RPCError<AnchorId, EmptyNode, RaftError<AnchorId, E>>;
+
+impl Line {
+    async fn ask(&self, request: Request) -> Result<Answer, NetworkError> {
+        Ok(self.calls.call(self.to, &request).await?)
+    }
+
+    fn wrong(&self) -> NetworkError {
+        CallError::Wrong(self.to).into()
+    }
+
+    fn sound<T>(&self, checked: Result<T, Unsound>) -> Result<T, NetworkError> {
+        checked.map_err(|error| {
+            tracing::warn!(from = %self.to, %error, "an anchor's answer cannot be");
+            self.wrong()
+        })
+    }
+}
+
+impl RaftNetwork<Types> for Line {
+    async fn append_entries(
+        &mut self,
+        rpc: AppendEntriesRequest<Types>,
+        _: RPCOption,
+    ) -> Result<AppendEntriesResponse<AnchorId>, Refusal> {
+        let request = Request::Append {
+            ballot: rpc.vote.into(),
+            previous: rpc.prev_log_id.map(Mark::from),
+            agreed: rpc.leader_commit.map(Mark::from),
+            items: rpc.entries.iter().map(Item::from).collect(),
+        };
+        match self.ask(request).await? {
+            Answer::Appended => Ok(AppendEntriesResponse::Success),
+            Answer::Conflict if rpc.prev_log_id.is_some() => Ok(AppendEntriesResponse::Conflict),
+            Answer::Higher(ballot) => {
+                let vote = self.sound(talk::higher_vote(rpc.vote, ballot))?;
+                Ok(AppendEntriesResponse::HigherVote(vote))
+            }
+            _ => Err(self.wrong().into()),
+        }
+    }
+
+    async fn install_snapshot(
+        &mut self,
+        rpc: InstallSnapshotRequest<Types>,
+        _: RPCOption,
+    ) -> Result<InstallSnapshotResponse<AnchorId>, Refusal<InstallSnapshotError>> {
+        let Some(last) = rpc.meta.last_log_id else {
+            let error = io::Error::other("a snapshot of nothing is not sent");
+            return Err(NetworkError::new(&error).into());
+        };
+        let request = Request::Snapshot {
+            ballot: rpc.vote.into(),
+            last: last.into(),
+            offset: rpc.offset,
+            bytes: rpc.data,
+            done: rpc.done,
+        };
+        match self.ask(request).await? {
+            Answer::Received => Ok(InstallSnapshotResponse { vote: rpc.vote }),
+            Answer::Higher(ballot) => {
+                let vote = self.sound(talk::higher_vote(rpc.vote, ballot))?;
+                Ok(InstallSnapshotResponse { vote })
+            }
+            Answer::FromStart if rpc.offset > 0 => {
+                let segment =
+                    |offset| SnapshotSegmentId { id: rpc.meta.snapshot_id.clone(), offset };
+                let mismatch = SnapshotMismatch { expect: segment(0), got: segment(rpc.offset) };
+                let refused = RaftError::APIError(InstallSnapshotError::from(mismatch));
+                Err(RemoteError::new(AnchorId(self.to), refused).into())
+            }
+            _ => Err(self.wrong().into()),
+        }
+    }
+
+    async fn vote(
+        &mut self,
+        rpc: VoteRequest<AnchorId>,
+        _: RPCOption,
+    ) -> Result<VoteResponse<AnchorId>, Refusal> {
+        let last = rpc.last_log_id.map(Mark::from);
+        match self.ask(Request::Vote { ballot: rpc.vote.into(), last }).await? {
+            Answer::Vote { ballot, granted, last } => {
+                Ok(self.sound(talk::vote_response(ballot, granted, last))?)
+            }
+            _ => Err(self.wrong().into()),
+        }
+    }
+}

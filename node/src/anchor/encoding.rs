@@ -1,0 +1,259 @@
+//! Raft's values as bytes, in a form of our own: what is on a disk or a wire stays readable whatever
+//! the library makes of its types, and what comes from a peer is looked at before it is believed.
+
+use std::collections::BTreeSet;
+
+use bincode::config::{Configuration, Limit, LittleEndian, Varint};
+use openraft::EntryPayload;
+use shoal_protocol::history::History;
+use shoal_protocol::ids::{PeerId, Term};
+use shoal_protocol::message::LogRecord;
+
+use super::types::{AnchorId, Entry, LogId, Membership, Proposal, StoredMembership, Vote, log_id};
+
+/// A history with its place in the log, encoded.
+pub(super) const SNAPSHOT: usize = 16 << 20;
+
+/// Who may keep one log, and learn it to keep it.
+const ANCHORS: usize = 64;
+
+/// Terms and places beyond are nobody's, and counting on from them must not overflow.
+const NUMBERS: u64 = 1 << 56;
+
+const CONFIG: Configuration<LittleEndian, Varint, Limit<SNAPSHOT>> =
+    bincode::config::standard().with_limit::<SNAPSHOT>();
+
+/// Bytes that say what cannot be.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Malformed {
+    /// Not the encoding of the expected type.
+    #[error("{0}")]
+    Bytes(String),
+    /// A term or place beyond all that are reached.
+    #[error("{0} is no term and no place in a log")]
+    Number(u64),
+    /// A membership that nobody could agree under.
+    #[error("nobody can be the voters of a log like this")]
+    Voters,
+    /// More follows.
+    #[error("bytes follow the end")]
+    Trailing,
+}
+
+/// A value of ours as bytes, for the disk.
+pub(super) fn encode(value: &impl bincode::Encode) -> Vec<u8> {
+    bincode::encode_to_vec(value, CONFIG).expect("writing to memory does not fail")
+}
+
+/// The value at the start of these bytes and how many of them it takes.
+pub(super) fn decode<T: bincode::Decode<()>>(bytes: &[u8]) -> Result<(T, usize), Malformed> {
+    bincode::decode_from_slice(bytes, CONFIG).map_err(|error| Malformed::Bytes(error.to_string()))
+}
+
+/// A place in the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub(super) struct Mark {
+    term: u64,
+    index: u64,
+}
+
+impl From<LogId> for Mark {
+    fn from(id: LogId) -> Self {
+        Self { term: id.leader_id.term, index: id.index }
+    }
+}
+
+impl Mark {
+    pub(super) fn log_id(self) -> Result<LogId, Malformed> {
+        Ok(log_id(number(self.term)?, number(self.index)?))
+    }
+}
+
+/// A place in the log, or before its first.
+pub(super) fn place(mark: Option<Mark>) -> Result<Option<LogId>, Malformed> {
+    mark.map(Mark::log_id).transpose()
+}
+
+/// Who an anchor voted for, and whether it heard that it was elected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub(super) struct Ballot {
+    pub(super) term: u64,
+    pub(super) candidate: Option<PeerId>,
+    pub(super) elected: bool,
+}
+
+impl From<Vote> for Ballot {
+    fn from(vote: Vote) -> Self {
+        let candidate = vote.leader_id.voted_for.map(|id| id.0);
+        Self { term: vote.leader_id.term, candidate, elected: vote.committed }
+    }
+}
+
+impl Ballot {
+    pub(super) fn vote(self) -> Result<Vote, Malformed> {
+        let leader_id = openraft::LeaderId {
+            term: number(self.term)?,
+            voted_for: self.candidate.map(AnchorId),
+        };
+        Ok(Vote { leader_id, committed: self.elected })
+    }
+}
+
+/// Who keeps the log.
+#[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub(super) struct Keepers {
+    /// The voters; two groups while one takes over from the other.
+    voters: Vec<BTreeSet<PeerId>>,
+    /// Who receives the log and has no vote.
+    learners: BTreeSet<PeerId>,
+}
+
+impl From<&Membership> for Keepers {
+    fn from(membership: &Membership) -> Self {
+        let peers = |ids: &BTreeSet<AnchorId>| ids.iter().map(|id| id.0).collect();
+        Self {
+            voters: membership.get_joint_config().iter().map(peers).collect(),
+            learners: membership.learner_ids().map(|id| id.0).collect(),
+        }
+    }
+}
+
+impl Keepers {
+    /// Nobody at all is a membership too: that of a log that has not begun.
+    fn membership(&self) -> Result<Membership, Malformed> {
+        let count = self.voters.iter().map(BTreeSet::len).sum::<usize>() + self.learners.len();
+        let none = self.voters.iter().any(BTreeSet::is_empty);
+        if self.voters.len() > 2 || none || count > 2 * ANCHORS {
+            return Err(Malformed::Voters);
+        }
+        let ids = |peers: &BTreeSet<PeerId>| peers.iter().copied().map(AnchorId).collect();
+        Ok(Membership::new(self.voters.iter().map(ids).collect(), ids(&self.learners)))
+    }
+}
+
+/// One entry of the log.
+#[derive(Debug, Clone, PartialEq, bincode::Encode, bincode::Decode)]
+pub(super) struct Item {
+    at: Mark,
+    content: Content,
+}
+
+#[derive(Debug, Clone, PartialEq, bincode::Encode, bincode::Decode)]
+enum Content {
+    /// A leader's first.
+    Opening,
+    Record {
+        term: Term,
+        record: LogRecord,
+    },
+    Keepers(Keepers),
+}
+
+impl From<&Entry> for Item {
+    fn from(entry: &Entry) -> Self {
+        let content = match &entry.payload {
+            EntryPayload::Blank => Content::Opening,
+            EntryPayload::Normal(Proposal { term, record }) => {
+                Content::Record { term: *term, record: record.clone() }
+            }
+            EntryPayload::Membership(membership) => Content::Keepers(membership.into()),
+        };
+        Self { at: entry.log_id.into(), content }
+    }
+}
+
+impl Item {
+    pub(super) fn entry(self) -> Result<Entry, Malformed> {
+        let payload = match self.content {
+            Content::Opening => EntryPayload::Blank,
+            Content::Record { term, record } => EntryPayload::Normal(Proposal { term, record }),
+            Content::Keepers(keepers) if keepers.voters.is_empty() => {
+                return Err(Malformed::Voters);
+            }
+            Content::Keepers(keepers) => EntryPayload::Membership(keepers.membership()?),
+        };
+        Ok(Entry { log_id: self.at.log_id()?, payload })
+    }
+}
+
+/// The history up to a place in the log: what stands for all entries up to there.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Image {
+    pub(super) history: History,
+    pub(super) last: Option<LogId>,
+    pub(super) keepers: StoredMembership,
+}
+
+#[derive(bincode::Encode, bincode::Decode)]
+struct ImageBytes {
+    history: History,
+    last: Option<Mark>,
+    keepers_at: Option<Mark>,
+    keepers: Keepers,
+}
+
+impl Image {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        encode(&ImageBytes {
+            history: self.history.clone(),
+            last: self.last.map(Mark::from),
+            keepers_at: self.keepers.log_id().map(Mark::from),
+            keepers: self.keepers.membership().into(),
+        })
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let (image, taken) = decode::<ImageBytes>(bytes)?;
+        if taken != bytes.len() {
+            return Err(Malformed::Trailing);
+        }
+        let membership = image.keepers.membership()?;
+        Ok(Self {
+            history: image.history,
+            last: place(image.last)?,
+            keepers: StoredMembership::new(place(image.keepers_at)?, membership),
+        })
+    }
+}
+
+fn number(number: u64) -> Result<u64, Malformed> {
+    if number < NUMBERS { Ok(number) } else { Err(Malformed::Number(number)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peers(numbers: &[u8]) -> BTreeSet<PeerId> {
+        numbers.iter().map(|number| PeerId([*number; 32])).collect()
+    }
+
+    #[test]
+    fn entries_read_back() {
+        let keepers =
+            Keepers { voters: vec![peers(&[1, 2]), peers(&[2, 3])], learners: peers(&[4]) };
+        let record = LogRecord::Term(Term(3));
+        for content in
+            [Content::Opening, Content::Record { term: Term(3), record }, Content::Keepers(keepers)]
+        {
+            let item = Item { at: Mark { term: 3, index: 9 }, content };
+            let (read, taken) = decode::<Item>(&encode(&item)).expect("whole");
+            assert_eq!((&read, taken), (&item, encode(&item).len()));
+            assert_eq!(Item::from(&read.entry().expect("sound")), item);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let far = Mark { term: 1, index: u64::MAX };
+        assert_eq!(far.log_id(), Err(Malformed::Number(u64::MAX)));
+        let ballot = Ballot { term: NUMBERS, candidate: None, elected: true };
+        assert_eq!(ballot.vote(), Err(Malformed::Number(NUMBERS)));
+        let many: BTreeSet<PeerId> = (0..200).map(|number| PeerId([number; 32])).collect();
+        for voters in [vec![], vec![peers(&[])], vec![peers(&[1]); 3], vec![many]] {
+            let keepers = Keepers { voters, learners: peers(&[]) };
+            let item = Item { at: Mark { term: 1, index: 1 }, content: Content::Keepers(keepers) };
+            assert_eq!(item.entry(), Err(Malformed::Voters));
+        }
+    }
+}

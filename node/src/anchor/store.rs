@@ -1,0 +1,69 @@
+//! Opens an anchor's folder.
+
+use std::fs::OpenOptions;
+use std::io;
+use std::path::Path;
+
+use shoal_protocol::ids::PeerId;
+
+use super::disk::{Disk, Paths};
+use super::error::AnchorError;
+use super::journal;
+use super::log::Log;
+use super::machine::{self, Machine};
+
+/// What an anchor keeps, and what writes it.
+pub(super) struct Store {
+    pub(super) log: Log,
+    pub(super) machine: Machine,
+    pub(super) disk: Disk,
+}
+
+impl Store {
+    /// Opens the files in a folder, or makes them.
+    ///
+    /// # Errors
+    /// When they cannot be read or written, are another anchor's, or are damaged.
+    pub(super) fn open(folder: &Path, anchor: PeerId) -> Result<Self, AnchorError> {
+        let paths = Paths::new(folder);
+        std::fs::create_dir_all(folder)
+            .map_err(|error| AnchorError::Write { path: folder.to_owned(), error })?;
+        let image = match read(&paths.snapshot())? {
+            Some(bytes) => Some(machine::read(&paths.snapshot(), &bytes)?),
+            None => None,
+        };
+        let path = paths.log();
+        let failed = |error| AnchorError::Write { path: path.clone(), error };
+        let bytes = match read(&path)? {
+            Some(bytes) => bytes,
+            // The log is there before the first snapshot is.
+            None if image.is_some() => return Err(AnchorError::Missing { path }),
+            None => {
+                let bytes = journal::empty(anchor);
+                paths.replace(&path, &bytes).map_err(failed)?;
+                bytes
+            }
+        };
+        let opened = journal::read(&path, &bytes, anchor)?;
+        if opened.held.purged > image.as_ref().and_then(|image| image.last) {
+            return Err(AnchorError::Missing { path: paths.snapshot() });
+        }
+        let file = OpenOptions::new().append(true).open(&path).map_err(failed)?;
+        if opened.whole < bytes.len() {
+            let torn = bytes.len() - opened.whole;
+            tracing::warn!(bytes = torn, "a torn piece is cut off the anchor's log");
+            file.set_len(opened.whole as u64).and_then(|()| file.sync_all()).map_err(failed)?;
+        }
+        let disk = Disk::start(paths, file).map_err(failed)?;
+        let log = Log::new(anchor, opened.held, disk.clone());
+        Ok(Self { log, machine: Machine::new(image, disk.clone()), disk })
+    }
+}
+
+fn read(path: &Path) -> Result<Option<Vec<u8>>, AnchorError> {
+    match std::fs::read(path) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(AnchorError::Read { path: path.to_owned(), error }),
+    }
+}

@@ -1,0 +1,218 @@
+//! One anchor alone.
+
+use super::*;
+
+async fn alone(folder: &Path) -> Node {
+    Node::open(&Arc::default(), peer(1), folder, true).await
+}
+
+#[tokio::test]
+async fn one_anchor_leads_and_appends_in_order() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut node = alone(folder.path()).await;
+    let term = node.leads().await;
+    let records: Vec<_> = (1..=40).map(|number| record(number, number)).collect();
+    for record in &records {
+        node.anchor.append(term, record.clone());
+    }
+    node.told("all are appended", |told| told.appended == records).await;
+    assert_eq!(node.anchor.history(), made_of(&records));
+    assert_eq!(node.anchor.voters(), BTreeSet::from([peer(1)]));
+    node.told("it says who leads", |told| told.leader == Some((Some(peer(1)), 1, 1))).await;
+    node.close().await;
+}
+
+#[tokio::test]
+async fn a_killed_anchor_leads_again_in_a_new_term_with_all_it_said() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut node = alone(folder.path()).await;
+    let first = node.leads().await;
+    let records: Vec<_> = (1..=5).map(|number| record(number, number)).collect();
+    for record in &records {
+        node.append(record.clone()).await;
+    }
+    let copy = copied(folder.path());
+    node.close().await;
+    for folder in [copy.path(), folder.path()] {
+        let mut node = alone(folder).await;
+        assert!(node.leads().await > first);
+        let history = node.told.borrow().offices[0].1.clone();
+        assert_eq!(history, made_of(&records));
+        node.append(record(6, 6)).await;
+        node.close().await;
+    }
+}
+
+#[tokio::test]
+async fn a_log_cut_at_any_byte_opens_to_what_was_whole() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut node = alone(folder.path()).await;
+    let records: Vec<_> = (1..=6).map(|number| record(number, number)).collect();
+    let mut ends = Vec::new();
+    let log = folder.path().join("log");
+    for record in &records {
+        node.append(record.clone()).await;
+        ends.push(std::fs::metadata(&log).expect("there").len() as usize);
+    }
+    node.close().await;
+    let bytes = std::fs::read(&log).expect("read");
+    let begin = super::super::journal::empty(peer(1)).len();
+    for length in (begin..=bytes.len()).step_by(13).chain(ends.iter().copied()) {
+        let copy = tempfile::tempdir().expect("a folder");
+        std::fs::write(copy.path().join("log"), &bytes[..length]).expect("written");
+        let mut node = alone(copy.path()).await;
+        node.leads().await;
+        let whole = ends.iter().filter(|end| **end <= length).count();
+        assert_eq!(node.anchor.history(), made_of(&records[..whole]), "{length} bytes");
+        node.close().await;
+    }
+}
+
+#[tokio::test]
+async fn a_record_for_an_earlier_term_is_dropped() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut node = alone(folder.path()).await;
+    let term = node.leads().await;
+    node.anchor.append(Term(term.0 - 1), record(1, 1));
+    node.append(record(1, 2)).await;
+    assert_eq!(node.told.borrow().appended, [record(1, 2)]);
+    assert_eq!(node.anchor.history(), made_of(&[record(1, 2)]));
+    node.close().await;
+}
+
+#[tokio::test]
+async fn a_refused_record_ends_the_anchor_and_changes_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut node = alone(folder.path()).await;
+    node.append(record(2, 1)).await;
+    let term = node.leads().await;
+    node.anchor.append(term, record(1, 2));
+    node.told("it fails", |told| matches!(told.failed, Some(AnchorError::Refused { .. }))).await;
+    node.close().await;
+    let mut node = alone(folder.path()).await;
+    node.leads().await;
+    assert_eq!(node.anchor.history(), made_of(&[record(2, 1)]));
+    node.close().await;
+}
+
+#[tokio::test]
+async fn a_record_that_no_message_could_carry_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut node = alone(folder.path()).await;
+    let term = node.leads().await;
+    node.anchor.append(term, large(1, 251 << 10));
+    node.told("it fails", |told| matches!(told.failed, Some(AnchorError::TooLarge))).await;
+    node.close().await;
+}
+
+#[tokio::test]
+async fn what_is_not_ones_own_or_not_whole_is_not_opened() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut node = alone(folder.path()).await;
+    for number in 1..=3 {
+        node.append(record(number, number)).await;
+    }
+    node.close().await;
+    let net = Arc::default();
+    let open = |me| Node::open_with(&net, me, folder.path(), true, quick());
+    let foreign = open(peer(2)).await.err().expect("not its own");
+    assert!(matches!(foreign, AnchorError::Foreign { owner, .. } if owner == peer(1)));
+    let log = folder.path().join("log");
+    let bytes = std::fs::read(&log).expect("read");
+    let begin = super::super::journal::empty(peer(1)).len();
+    for place in [0, begin, begin + 20] {
+        let mut changed = bytes.clone();
+        changed[place] ^= 1;
+        std::fs::write(&log, changed).expect("written");
+        let damaged = open(peer(1)).await.err().expect("damaged");
+        assert!(
+            matches!(&damaged, AnchorError::Damaged { path, at } if *path == log && *at <= place),
+            "{damaged}"
+        );
+    }
+    std::fs::write(&log, &bytes[..begin - 1]).expect("written");
+    let none = open(peer(1)).await.err().expect("no beginning");
+    assert!(matches!(none, AnchorError::Damaged { at: 0, .. }));
+    std::fs::remove_file(&log).expect("removed");
+    std::fs::write(folder.path().join("snapshot"), b"no snapshot").expect("written");
+    let damaged = open(peer(1)).await.err().expect("no snapshot");
+    assert!(matches!(damaged, AnchorError::Damaged { at: 0, .. }));
+}
+
+#[tokio::test]
+async fn a_lost_folder_ends_the_anchor_at_its_next_record() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut node = alone(folder.path()).await;
+    let term = node.leads().await;
+    std::fs::remove_dir_all(folder.path()).expect("removed");
+    // The open file takes all that is appended; only putting another in its place fails.
+    for number in 1..=40 {
+        node.anchor.append(term, large(number, 60 << 10));
+    }
+    node.told("it fails", |told| matches!(told.failed, Some(AnchorError::Write { .. }))).await;
+    node.close().await;
+}
+
+#[tokio::test]
+async fn the_files_stay_small_and_hold_everything() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut node = alone(folder.path()).await;
+    let term = node.leads().await;
+    let records: Vec<_> = (1..=300).map(|number| large(number, 20 << 10)).collect();
+    for chunk in records.chunks(32) {
+        let before = node.told.borrow().appended.len();
+        for record in chunk {
+            node.anchor.append(term, record.clone());
+        }
+        node.told("all are appended", |told| told.appended.len() == before + chunk.len()).await;
+        let size = std::fs::metadata(folder.path().join("log")).expect("there").len();
+        assert!(size < 6 << 20, "the log has {size} bytes");
+    }
+    assert!(folder.path().join("snapshot").exists());
+    let copy = copied(folder.path());
+    node.close().await;
+    let mut node = alone(copy.path()).await;
+    node.leads().await;
+    assert_eq!(node.anchor.history(), made_of(&records));
+    node.close().await;
+}
+
+/// What an append costs next to a write of the same bytes; run it alone, optimised:
+/// `cargo test --release -- --ignored --nocapture`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "it measures"]
+async fn an_append_costs_about_one_flush() {
+    use std::io::Write;
+    let folder = tempfile::tempdir_in(std::env::current_dir().expect("here")).expect("a folder");
+    let config = Timing::default();
+    let mut node = Node::open_with(&Arc::default(), peer(1), folder.path(), true, config)
+        .await
+        .expect("opened");
+    let term = node.leads().await;
+    let log = folder.path().join("log");
+    let began_at = std::fs::metadata(&log).expect("there").len();
+    let mut times = Vec::new();
+    for number in 1..=1000 {
+        let began = std::time::Instant::now();
+        node.anchor.append(term, large(number, 300));
+        node.told("appended", |told| told.appended.len() == number as usize).await;
+        times.push(began.elapsed());
+    }
+    let bytes = (std::fs::metadata(&log).expect("there").len() - began_at) / 1000;
+    let mut bare = Vec::new();
+    let mut file = std::fs::File::create(folder.path().join("bare")).expect("made");
+    for _ in 0..1000 {
+        let began = std::time::Instant::now();
+        file.write_all(&vec![1; bytes as usize]).expect("written");
+        file.sync_data().expect("flushed");
+        bare.push(began.elapsed());
+    }
+    for (what, times) in [("append", &mut times), ("write and flush", &mut bare)] {
+        let sum: Duration = times.iter().sum();
+        times.sort_unstable();
+        let (median, worst) = (times[500], times[990]);
+        let rate = 1000.0 / sum.as_secs_f64();
+        println!("{what}: {bytes} bytes, median {median:?}, 99% {worst:?}, {rate:.0}/s");
+    }
+    node.close().await;
+}

@@ -1,0 +1,44 @@
+//! The disk, as Raft needs it.
+
+use openraft::testing::{StoreBuilder, Suite};
+
+use super::super::disk::Disk;
+use super::super::log::Log;
+use super::super::machine::Machine;
+use super::super::store::Store;
+use super::super::types::{AnchorId, StorageError, Types};
+use super::*;
+
+impl From<u64> for AnchorId {
+    fn from(number: u64) -> Self {
+        let mut key = [0; 32];
+        key[..8].copy_from_slice(&number.to_le_bytes());
+        Self(PeerId(key))
+    }
+}
+
+struct Folders;
+
+struct Guard {
+    _folder: TempDir,
+    disk: Disk,
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.disk.stop();
+    }
+}
+
+impl StoreBuilder<Types, Log, Machine, Guard> for Folders {
+    async fn build(&self) -> Result<(Guard, Log, Machine), StorageError> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let Store { log, machine, disk } = Store::open(folder.path(), peer(0)).expect("opened");
+        Ok((Guard { _folder: folder, disk }, log, machine))
+    }
+}
+
+#[test]
+fn it_passes_the_librarys_own_suite() {
+    Suite::test_all(Folders).expect("as the library wants it");
+}

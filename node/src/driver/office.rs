@@ -1,0 +1,247 @@
+//! What a peer does for its run besides hosting stages: as an anchor it keeps the log with others
+//! and, where they choose it, the run.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use shoal_protocol::history::History;
+use shoal_protocol::ids::{Era, Incarnation, Member, PeerId, Term};
+use shoal_protocol::manifest::Manifest;
+use shoal_protocol::message::{AnchorMessage, Envelope, LogRecord, Message};
+use shoal_protocol::net::transport::Transport;
+use shoal_protocol::wire;
+use shoal_scheduler::action::CoordinatorInput;
+use shoal_scheduler::coordinator::{Coordinator, CoordinatorConfig};
+use tokio::sync::mpsc;
+
+use super::resume::is_complete;
+use super::setup::{AnchorPart, Office};
+use super::{Driver, Ending, Own};
+use crate::anchor::{self, Anchor, AnchorConfig, AnchorEvent, Timing};
+use crate::events::RunEvent;
+use crate::progress;
+
+/// After how long the coordinator says again what shows no effect.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// After how long an all-reduce without a result is tried again, at first.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long a run that lost a stage waits for those who have its newest checkpoint.
+const HOMECOMING: Duration = Duration::from_secs(120);
+
+/// Anchors that bear the loss of one of them.
+const ENOUGH: usize = 3;
+
+/// The office that a peer holds.
+pub(super) struct Post {
+    pub(super) anchor: Option<Anchor>,
+    happened: Option<mpsc::Receiver<AnchorEvent>>,
+    /// The coordinator, where this anchor leads.
+    pub(super) seat: Option<Seat>,
+    /// Who is to keep the log, by the coordinator's word.
+    wanted: BTreeSet<PeerId>,
+    wait_for: usize,
+    /// Where checkpoints go, if it archives.
+    pub(super) archive: Option<PathBuf>,
+    /// People were told that there are too few anchors, or that they have no majority.
+    warned: bool,
+    paused: bool,
+    /// Of how many they were told.
+    told: usize,
+}
+
+/// A coordinator and the term in which its anchor leads.
+pub(super) struct Seat {
+    pub(super) coordinator: Coordinator,
+    term: Term,
+}
+
+/// The way to other anchors.
+struct AnchorLinks {
+    me: Incarnation,
+    transport: Option<Transport>,
+}
+
+impl anchor::Links for AnchorLinks {
+    fn send(&self, to: PeerId, message: AnchorMessage) {
+        let Some(transport) = &self.transport else { return };
+        // Anchors are who they are whichever life they are in, and the log has its own terms.
+        let (to_life, era, term) = (Incarnation(0), Era(0), Term(0));
+        let message = Message::Anchor(message);
+        let envelope = Envelope { from: self.me, to: to_life, era, term, message };
+        let bytes = wire::encode(&envelope).expect("anchors' messages are under their cap");
+        if let Err(error) = transport.send_control(to, bytes) {
+            tracing::debug!(peer = %to.short(), %error, "an anchor's message was not sent");
+        }
+    }
+}
+
+impl Post {
+    /// Takes the office up.
+    pub(super) async fn take_up(
+        office: Office,
+        me: Member,
+        folder: PathBuf,
+        transport: Option<Transport>,
+    ) -> anyhow::Result<Self> {
+        let Office { anchor: part, wait_for, archive, .. } = office;
+        let (mut anchor, mut happened, alone) = (None, None, transport.is_none());
+        if let Some(part) = part {
+            std::fs::create_dir_all(&folder)
+                .with_context(|| format!("{} cannot be made", folder.display()))?;
+            let config = AnchorConfig { folder, me: me.peer, timing: Timing::default() };
+            let links = Arc::new(AnchorLinks { me: me.incarnation, transport });
+            let founds = matches!(part, AnchorPart::Founds);
+            let (opened, events) = Anchor::open(config, founds, links).await?;
+            (anchor, happened) = (Some(opened), Some(events));
+        }
+        Ok(Self {
+            anchor,
+            happened,
+            seat: None,
+            wanted: BTreeSet::new(),
+            wait_for,
+            archive,
+            warned: alone,
+            paused: false,
+            told: 0,
+        })
+    }
+
+    /// What the log says of the run, as far as it is known here.
+    pub(super) fn history(&self) -> Option<History> {
+        self.anchor.as_ref().map(Anchor::history)
+    }
+
+    /// Whether nobody else keeps the log.
+    pub(super) fn is_alone(&self) -> bool {
+        self.anchor.as_ref().is_some_and(|anchor| anchor.voters().len() < 2)
+    }
+
+    /// Whether the run ended before, and its model is here.
+    pub(super) fn has_completed(&self, manifest: &Manifest) -> bool {
+        let complete = |history: History| is_complete(&history, manifest, self.archive.as_deref());
+        self.is_alone() && self.history().is_some_and(complete)
+    }
+
+    pub(super) fn coordinator(&self) -> Option<&Coordinator> {
+        self.seat.as_ref().map(|seat| &seat.coordinator)
+    }
+
+    /// What happens to the anchor next.
+    pub(super) async fn next(&mut self) -> Option<AnchorEvent> {
+        match &mut self.happened {
+            Some(happened) => happened.recv().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Writes a record down for good.
+    pub(super) fn append(&self, record: LogRecord) {
+        let (Some(anchor), Some(seat)) = (&self.anchor, &self.seat) else { return };
+        anchor.append(seat.term, record);
+    }
+
+    /// Has these keep the log, once more where that came to nothing.
+    pub(super) fn want_voters(&mut self, voters: Option<BTreeSet<PeerId>>) {
+        self.wanted = voters.unwrap_or_else(|| std::mem::take(&mut self.wanted));
+        let Some(anchor) = self.anchor.as_ref().filter(|_| self.seat.is_some()) else { return };
+        if !self.wanted.is_empty() && anchor.voters() != self.wanted {
+            anchor.set_voters(self.wanted.clone());
+        }
+        if self.wanted.len() >= ENOUGH {
+            self.warned = false;
+        } else if !std::mem::replace(&mut self.warned, true) {
+            progress::say(
+                "fewer than three peers keep the run's log (start or join with --anchor): \
+                 the death of one pauses the run until it is back",
+            );
+        }
+    }
+
+    /// Ends the anchor and its writing.
+    pub(super) async fn close(&mut self) {
+        self.seat = None;
+        if let Some(anchor) = self.anchor.take() {
+            anchor.close().await;
+        }
+    }
+}
+
+impl Driver<'_> {
+    /// Sees to it that those keep the log who are to.
+    pub(super) fn tend_anchors(&mut self) {
+        self.post.want_voters(None);
+        let voters = self.post.anchor.as_ref().filter(|_| self.post.seat.is_some());
+        let count = voters.map_or(0, |anchor| anchor.voters().len());
+        if count > 1 && count != std::mem::replace(&mut self.post.told, count) {
+            self.note(&RunEvent::Anchors { count });
+        }
+    }
+
+    /// Something happened to this process's anchor.
+    pub(super) fn anchor_event(&mut self, event: Option<AnchorEvent>) {
+        match event {
+            Some(AnchorEvent::Leads { term, history }) => self.take_seat(term, history),
+            Some(AnchorEvent::Appended(record)) => {
+                let begins = matches!(record, LogRecord::Term(_));
+                self.own.push_back(Own::Coordinator(CoordinatorInput::Appended(record)));
+                if begins {
+                    // Of these nothing more will be heard.
+                    for member in self.keeper.gone() {
+                        let input = CoordinatorInput::Disconnected { member };
+                        self.own.push_back(Own::Coordinator(input));
+                    }
+                }
+            }
+            Some(AnchorEvent::Deposed) => {
+                tracing::info!("another anchor leads");
+                self.post.seat = None;
+                self.keeper.choose_other(self.me);
+            }
+            Some(AnchorEvent::Leader { peer: Some(peer), .. }) => {
+                self.post.paused = false;
+                if peer != self.me.peer {
+                    self.keeper.leads(peer);
+                }
+            }
+            Some(AnchorEvent::Leader { peer: None, answering, voters }) => {
+                let few = answering * 2 <= voters;
+                if few && !std::mem::replace(&mut self.post.paused, true) {
+                    self.note(&RunEvent::Paused { answering, anchors: voters });
+                }
+            }
+            Some(AnchorEvent::Failed(error)) => {
+                self.ending.get_or_insert(Ending::Stopped(error.to_string()));
+            }
+            None => {
+                self.ending.get_or_insert(Ending::Stopped("the run's log stopped".to_owned()));
+            }
+        }
+    }
+
+    /// The anchors chose this one: its coordinator takes over from what the log says.
+    fn take_seat(&mut self, term: Term, history: History) {
+        self.meet_addresses(&history.view);
+        let anchors = self.post.anchor.as_ref().map(Anchor::voters).unwrap_or_default();
+        let mut coordinator = Coordinator::new(CoordinatorConfig {
+            manifest: self.manifest.clone(),
+            history,
+            anchors,
+            wait_for: self.post.wait_for,
+            home: self.me,
+            retry: RETRY,
+            patience: PATIENCE,
+            homecoming: HOMECOMING,
+        });
+        let mut out = Vec::new();
+        coordinator.start(self.now(), &mut out);
+        self.post.seat = Some(Seat { coordinator, term });
+        self.keeper.is(self.me);
+        self.obey_coordinator(out);
+    }
+}
