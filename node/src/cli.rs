@@ -485,6 +485,19 @@ pub enum CheckpointCommand {
     Hash(CheckpointArgs),
     /// Check that every file and every weight is there and whole.
     Verify(CheckpointArgs),
+    /// Fetch the newest checkpoint of a running swarm.
+    Fetch(FetchArgs),
+}
+
+/// `shoal checkpoint fetch`
+#[derive(Debug, Clone, Args)]
+pub struct FetchArgs {
+    /// The address of any peer of the run, as for `shoal join`, or `@PATH` of a file with it.
+    #[arg(value_name = "ADDRESS")]
+    pub address: JoinAddress,
+    /// The folder that the checkpoint becomes; one that is there is replaced.
+    #[arg(short, long, value_name = "DIR")]
+    pub out: PathBuf,
 }
 
 /// `shoal checkpoint hash` and `verify`

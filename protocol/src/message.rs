@@ -39,6 +39,13 @@ pub enum Message {
     Between(Between),
     /// An anchor to an anchor, about the run's log.
     Anchor(AnchorMessage),
+    /// Somebody, who need not be a member, wants the newest checkpoint.
+    CheckpointWanted,
+    /// Where the newest checkpoint is, as far as the sender knows.
+    Checkpoint {
+        /// None where there is none yet.
+        newest: Option<SavedCheckpoint>,
+    },
     /// Who keeps the run, to somebody who asked another.
     Elsewhere {
         /// Who.
@@ -46,6 +53,17 @@ pub enum Message {
         /// Where its data plane listens.
         addresses: Vec<SocketAddr>,
     },
+}
+
+/// A complete checkpoint and where it is.
+#[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct SavedCheckpoint {
+    /// The version of the weights.
+    pub version: Step,
+    /// Each stage, in order.
+    pub stages: Vec<StoredStage>,
+    /// Where the data planes of those who have it listen.
+    pub holders: Vec<(PeerId, Vec<SocketAddr>)>,
 }
 
 /// A request of an anchor to another, or the answer to one.

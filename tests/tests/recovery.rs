@@ -153,6 +153,32 @@ fn with_three_anchors_the_run_goes_on_when_the_one_that_keeps_it_dies() {
 }
 
 #[test]
+fn whoever_wants_the_model_fetches_the_newest_checkpoint_from_a_running_swarm() {
+    let run = run_of(1_000_000, 2);
+    let listen = own_address();
+    let mut swarm = Swarm::start(&run.config(), &["--wait-for", "3"]);
+    swarm.join(&[]);
+    let member = swarm.newcomer(&swarm.address, 2, &["--listen", &listen.to_string()]);
+    swarm.peers.push(member);
+    let saved = swarm.peers[0].event("checkpoint");
+    let address = format!("/ip4/{}/tcp/{}/p2p/{}", listen.ip(), listen.port(), swarm.peer_id(2));
+    let folder = tempfile::tempdir().expect("room for a folder");
+    let out = folder.path().join("model");
+    // Any peer tells where it is, also one that does not keep the run.
+    for address in [&swarm.address, &address] {
+        let mut fetch = shoal(["checkpoint", "fetch", address, "-o"]);
+        fetch.arg(&out);
+        let told = Process::start("fetch", fetch).end().success();
+        assert!(told.starts_with("version"), "{told}");
+        let verified = shoal(["checkpoint".as_ref(), "verify".as_ref(), out.as_os_str()]);
+        let verified = Process::start("verify", verified).end().success();
+        let version: u64 =
+            verified.split(' ').find_map(|word| word.parse().ok()).expect("a version");
+        assert!(version >= saved["version"].as_u64().expect("a number"), "{verified}");
+    }
+}
+
+#[test]
 fn with_two_of_three_anchors_dead_the_run_pauses_until_one_is_back() {
     let run = run_of(60, 5);
     let homes = tempfile::tempdir().expect("room for a folder");

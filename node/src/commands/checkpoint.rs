@@ -1,7 +1,8 @@
-//! `shoal checkpoint`: what a saved model is, and whether it is whole.
+//! `shoal checkpoint`: what a saved model is, whether it is whole, and how to get it.
 
 use shoal_engine::Checkpoint;
 
+use super::fetch;
 use crate::cli::CheckpointCommand;
 use crate::exit::{Exit, ExitWith};
 
@@ -11,6 +12,7 @@ use crate::exit::{Exit, ExitWith};
 /// When there is no checkpoint, or a part of it is missing or damaged.
 pub(super) fn run(command: CheckpointCommand) -> anyhow::Result<()> {
     match command {
+        CheckpointCommand::Fetch(args) => fetch::run(&args)?,
         CheckpointCommand::Hash(args) => {
             let hash = Checkpoint::open(&args.directory).and_then(|checkpoint| checkpoint.hash());
             println!("{}", hash.exit_with(Exit::Corrupt)?);

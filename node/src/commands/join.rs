@@ -179,7 +179,7 @@ async fn reach_at(transport: &Transport, address: &str) -> anyhow::Result<Reache
 }
 
 /// What a peer said the run is, which must be what the run's name says.
-fn read_manifest(run: &Run) -> anyhow::Result<Manifest> {
+pub(super) fn read_manifest(run: &Run) -> anyhow::Result<Manifest> {
     let manifest = Manifest::from_bytes(&run.manifest)?;
     anyhow::ensure!(
         manifest.run_id() == run.id,

@@ -4,6 +4,7 @@ mod checkpoint;
 mod completion;
 mod data;
 mod demo;
+mod fetch;
 mod generate;
 mod id;
 mod init;

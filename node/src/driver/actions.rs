@@ -257,6 +257,7 @@ impl Driver<'_> {
     fn checkpoint_completed(&mut self, version: Step, stages: Vec<StoredStage>, oldest: Step) {
         self.kept.insert(version);
         self.kept.retain(|kept| *kept >= oldest);
+        self.newest = Some((version, stages.clone()));
         if let Some(archive) = self.post.archive.clone() {
             let last = version.0 == self.manifest.training.steps;
             let destination = checkpoint_folder(&archive, version, last);

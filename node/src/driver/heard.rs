@@ -1,8 +1,11 @@
 //! What happens on the links, and what others say.
 
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+
 use shoal_metrics::Refusal;
-use shoal_protocol::ids::{Era, Member, Term};
-use shoal_protocol::message::{Envelope, Message, ToCoordinator};
+use shoal_protocol::ids::{Era, Member, PeerId, Term};
+use shoal_protocol::message::{Envelope, Message, SavedCheckpoint, ToCoordinator};
 use shoal_protocol::net::transport::TransportEvent;
 use shoal_scheduler::action::{CoordinatorInput, PeerInput};
 
@@ -82,6 +85,9 @@ impl Driver<'_> {
                     _ => tracing::debug!(peer = %from, "a word of an anchor that is none"),
                 }
             }
+            Message::CheckpointWanted => self.answer_checkpoint(from),
+            // Only who is no member asks.
+            Message::Checkpoint { .. } => {}
             Message::Elsewhere { keeper, addresses } => {
                 if let Some(links) = &self.links {
                     links.transport.remember(keeper.peer, &addresses);
@@ -116,15 +122,43 @@ impl Driver<'_> {
         self.own.push_back(Own::Coordinator(CoordinatorInput::Message { from, message }));
     }
 
+    /// Says where the newest checkpoint is, or who may know.
+    fn answer_checkpoint(&mut self, to: Member) {
+        let logged = || {
+            let newest = self.post.history()?.checkpoints.pop_last();
+            newest.filter(|(version, _)| version.0 > 0)
+        };
+        let newest = match self.newest.clone().or_else(logged) {
+            None if self.post.seat.is_none() => return self.send_elsewhere(to),
+            None => None,
+            Some((version, stages)) => {
+                let holders = stages.iter().flat_map(|stored| &stored.holders);
+                let holders: BTreeSet<PeerId> = holders.copied().collect();
+                let places = holders.into_iter().map(|peer| (peer, self.addresses_of(peer)));
+                Some(SavedCheckpoint { version, holders: places.collect(), stages })
+            }
+        };
+        self.send(to, Message::Checkpoint { newest });
+    }
+
+    /// Where a peer listens, as far as it is known here.
+    fn addresses_of(&self, peer: PeerId) -> Vec<SocketAddr> {
+        if peer == self.me.peer {
+            return Vec::new();
+        }
+        let record = self.view.members.iter().find(|record| record.member.peer == peer);
+        let mut addresses = record.map_or_else(Vec::new, |record| record.addresses.clone());
+        addresses.extend(self.seen_at.get(&peer));
+        addresses
+    }
+
     /// Says who keeps the run, if this peer knows of another.
     fn send_elsewhere(&mut self, to: Member) {
         let Some(keeper) = self.keeper.member().filter(|keeper| ![self.me, to].contains(keeper))
         else {
             return;
         };
-        let record = self.view.members.iter().find(|record| record.member.peer == keeper.peer);
-        let mut addresses = record.map_or_else(Vec::new, |record| record.addresses.clone());
-        addresses.extend(self.seen_at.get(&keeper.peer));
+        let addresses = self.addresses_of(keeper.peer);
         self.send(to, Message::Elsewhere { keeper, addresses });
     }
 

@@ -92,7 +92,11 @@ pub(crate) fn open(bytes: &[u8], from: Member, to: Receiver) -> Result<Envelope,
         // A rewind tells of the next era. The coordinator looks itself at who is not in its own.
         Message::FromCoordinator(_) => era >= to.era,
         Message::Between(_) => era == to.era,
-        Message::ToCoordinator(_) | Message::Anchor(_) | Message::Elsewhere { .. } => true,
+        Message::ToCoordinator(_)
+        | Message::Anchor(_)
+        | Message::CheckpointWanted
+        | Message::Checkpoint { .. }
+        | Message::Elsewhere { .. } => true,
     };
     if !fits {
         return Err(Unusable::OtherEra { era });

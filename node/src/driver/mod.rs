@@ -31,7 +31,7 @@ use anyhow::{Context, bail};
 use shoal_engine::{Device, DeviceChoice};
 use shoal_protocol::ids::{ContentHash, Era, Member, PeerId, RunId, Stage, StageSpan, Step};
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::message::{Duties, ToCoordinator, View};
+use shoal_protocol::message::{Duties, StoredStage, ToCoordinator, View};
 use shoal_protocol::net::transport::TransportEvent;
 use shoal_protocol::units::Moment;
 use shoal_scheduler::action::{CoordinatorInput, PeerInput};
@@ -41,6 +41,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
+pub(crate) use self::collect::{Scattered, collect};
 pub use self::setup::{AnchorPart, Leaving, Network, Office, Setup};
 use crate::events::RunEvent;
 use crate::exit::{Exit, ExitWith};
@@ -125,6 +126,8 @@ struct Driver<'a> {
     files: Files,
     /// Versions of checkpoints whose parts are kept here, the oldest of use first.
     kept: BTreeSet<Step>,
+    /// The newest complete checkpoint that was told of.
+    newest: Option<(Step, Vec<StoredStage>)>,
     /// Checkpoints that are being brought together.
     archiving: usize,
     links: Option<Links>,
@@ -216,6 +219,7 @@ impl<'a> Driver<'a> {
             engine: None,
             files: setup.files,
             kept: BTreeSet::new(),
+            newest: None,
             archiving: 0,
             links,
             network: events,

@@ -1,0 +1,117 @@
+//! `shoal checkpoint fetch`: brings the newest checkpoint of a running swarm here.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use shoal_protocol::ids::{Era, Incarnation, Member, PeerId, Term};
+use shoal_protocol::message::{Envelope, Message, SavedCheckpoint};
+use shoal_protocol::net::identity::Identity;
+use shoal_protocol::net::transport::{
+    Congestion, Transport, TransportConfig, TransportEvent, Welcome,
+};
+use shoal_protocol::wire;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use super::join::read_manifest;
+use super::training;
+use crate::cli::FetchArgs;
+use crate::driver::home::Files;
+use crate::driver::{Scattered, collect};
+use crate::exit::{Exit, ExitWith};
+use crate::network;
+
+/// How long a peer may take to answer.
+const ANSWER: Duration = Duration::from_secs(15);
+
+/// This process's one life: it is never a member.
+const LIFE: Incarnation = Incarnation(1);
+
+/// How often a peer may send on to another one.
+const HOPS: usize = 8;
+
+/// Asks a peer where the newest checkpoint is, fetches its parts and puts them together.
+///
+/// # Errors
+/// When nobody answers, there is no checkpoint yet, or a part of it cannot be had.
+pub(super) fn run(args: &FetchArgs) -> anyhow::Result<()> {
+    training::runtime()?.block_on(fetch(args))
+}
+
+async fn fetch(args: &FetchArgs) -> anyhow::Result<()> {
+    let address = args.address.read()?.context("there is no address in that file yet")?;
+    let (through, resolved) = network::resolve(&address).await?;
+    let files = Files::default();
+    let config = TransportConfig {
+        incarnation: LIFE,
+        run: None,
+        congestion: Congestion::Cubic,
+        blobs: Arc::new(files.clone()),
+    };
+    let anywhere = [SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))];
+    let (transport, mut events) = Transport::bind(&Identity::ephemeral(), &anywhere, config)?;
+    let Welcome { incarnation, run, .. } = transport
+        .connect(through.peer, &resolved)
+        .await
+        .with_context(|| format!("nobody answers at {through}"))
+        .exit_with(Exit::NotAdmitted)?;
+    let run = run.with_context(|| format!("the peer at {through} takes part in no run"))?;
+    let manifest = Arc::new(read_manifest(&run).exit_with(Exit::NotAdmitted)?);
+    transport.set_run(run);
+    let first = Member { peer: through.peer, incarnation };
+    let SavedCheckpoint { version, stages, holders } = ask(&transport, &mut events, first).await?;
+    for (peer, addresses) in &holders {
+        transport.remember(*peer, addresses);
+    }
+    let destination = args.out.clone();
+    let scattered = Scattered { version, stages, destination };
+    let collected = collect(scattered, manifest, files, Some(transport.clone())).await?;
+    println!("version {version} of the weights: {} ({})", args.out.display(), collected.hash);
+    transport.close().await;
+    Ok(())
+}
+
+/// Asks a peer, and whoever it names, for the newest checkpoint.
+async fn ask(
+    transport: &Transport,
+    events: &mut mpsc::Receiver<TransportEvent>,
+    first: Member,
+) -> anyhow::Result<SavedCheckpoint> {
+    let mut asked = first;
+    for _ in 0..HOPS {
+        send(transport, asked)?;
+        match timeout(ANSWER, answer(events, asked.peer)).await {
+            Err(_) => bail!("{} does not answer", asked.peer),
+            Ok(Message::Checkpoint { newest: Some(newest) }) => return Ok(newest),
+            Ok(Message::Elsewhere { keeper, addresses }) if keeper != asked => {
+                transport.remember(keeper.peer, &addresses);
+                asked = keeper;
+            }
+            Ok(_) => bail!("the run has no complete checkpoint yet"),
+        }
+    }
+    bail!("the peers send from one to the other: nobody keeps the run now")
+}
+
+fn send(transport: &Transport, to: Member) -> anyhow::Result<()> {
+    let (era, term, message) = (Era(0), Term(0), Message::CheckpointWanted);
+    let envelope = Envelope { from: LIFE, to: to.incarnation, era, term, message };
+    transport.send_control(to.peer, wire::encode(&envelope)?)?;
+    Ok(())
+}
+
+/// The next word of a peer that answers the question. Without a connection there is none.
+async fn answer(events: &mut mpsc::Receiver<TransportEvent>, asked: PeerId) -> Message {
+    while let Some(event) = events.recv().await {
+        let TransportEvent::Control { member, bytes } = event else { continue };
+        let Ok(envelope) = wire::decode::<Envelope>(&bytes) else { continue };
+        let answers =
+            matches!(envelope.message, Message::Checkpoint { .. } | Message::Elsewhere { .. });
+        if member.peer == asked && answers {
+            return envelope.message;
+        }
+    }
+    Message::Checkpoint { newest: None }
+}
