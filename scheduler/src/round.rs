@@ -18,7 +18,10 @@ use crate::action::{Fault, Payload, PayloadId, PeerAction, Task};
 use crate::peer::RoundCut;
 
 /// Bytes of one integer of the accumulator.
-const SUM_BYTES: u64 = 8;
+pub(crate) const SUM_BYTES: u64 = 8;
+
+/// Bytes of one element of a round's result.
+const MEAN_BYTES: u64 = 4;
 
 /// Pieces that one member sends another before results come back, at most, whatever room it has
 /// itself: who has not heard yet that the step is closed keeps them, and must know how many.
@@ -227,8 +230,11 @@ impl Reduction {
         payload: Payload,
         out: &mut Vec<PeerAction>,
     ) -> Result<(), Fault> {
+        let length = |range: Range<usize>| Bytes(range.len() as u64 * SUM_BYTES);
         let fits = !self.aborted
             && self.is_other(from, place)
+            && (piece as usize) < self.pieces(self.place)
+            && payload.size == length(self.range(self.place, piece as usize))
             && self
                 .own
                 .get(piece as usize)
@@ -282,6 +288,7 @@ impl Reduction {
         let fits = !self.aborted
             && self.is_other(from, place)
             && (piece as usize) < self.pieces(other)
+            && payload.size == mean_bytes(&self.range(other, piece as usize))
             && !self.others[other].results.contains(&piece);
         if !fits {
             out.push(PeerAction::Release(payload.id));
@@ -392,6 +399,11 @@ impl Reduction {
     fn proof_differs(&self, found: u64) -> Fault {
         Fault::ProofDiffers { round: self.round.id, expected: self.whole_proof, found }
     }
+}
+
+/// What these elements of a result weigh.
+pub(crate) fn mean_bytes(range: &Range<usize>) -> Bytes {
+    Bytes(range.len() as u64 * MEAN_BYTES)
 }
 
 /// How many pieces a part has.

@@ -32,8 +32,14 @@ fn of_two() -> Reduction {
     Reduction::new(round(&[1, 1]), member(0), 12, CUT, outgoing, 5, 10).expect("a member")
 }
 
-fn payload(number: u64) -> Payload {
-    Payload { id: PayloadId(number), size: Bytes(32) }
+/// A member's integers for piece 0, of four elements, or 1, of two.
+fn part(number: u64, piece: u32) -> Payload {
+    Payload { id: PayloadId(number), size: Bytes(if piece == 0 { 32 } else { 16 }) }
+}
+
+/// The result of piece 0 or 1.
+fn mean(number: u64, piece: u32) -> Payload {
+    Payload { id: PayloadId(number), size: Bytes(if piece == 0 { 16 } else { 8 }) }
 }
 
 fn export(piece: u32, range: Range<usize>) -> PeerAction {
@@ -67,16 +73,16 @@ fn a_piece_goes_out_when_the_one_before_has_come_back() {
     let mut reduction = of_two();
     let started = actions(|out| assert_eq!(reduction.start(out), Ok(())));
     assert_eq!(started, [export(0, 6..10)]);
-    let sent = actions(|out| reduction.exported(1, 0, payload(1), out));
+    let sent = actions(|out| reduction.exported(1, 0, part(1, 0), out));
     let tag = TensorTag::RoundPart { round: id(), from: 0, piece: 0, proof: 5 };
     let send = PeerAction::SendTensor { to: member(1), tag, payload: PayloadId(1) };
     assert_eq!(sent, [send, PeerAction::Release(PayloadId(1))]);
     let back = actions(|out| {
-        assert_eq!(reduction.result((member(1), 1), 0, 10, payload(2), out), Ok(()));
+        assert_eq!(reduction.result((member(1), 1), 0, 10, mean(2, 0), out), Ok(()));
     });
     let install = Task::Install { round: id(), range: 6..10, payload: PayloadId(2) };
     assert_eq!(back, [PeerAction::Compute(install), export(1, 10..12)]);
-    assert_eq!(reduction.held(), Bytes(32));
+    assert_eq!(reduction.held(), Bytes(16));
     let installed = actions(|out| reduction.installed(&(6..10), out));
     assert_eq!(installed, [PeerAction::Release(PayloadId(2))]);
     assert_eq!(reduction.held(), Bytes(0));
@@ -85,13 +91,13 @@ fn a_piece_goes_out_when_the_one_before_has_come_back() {
 #[test]
 fn an_own_piece_is_summed_when_all_parts_are_in_and_goes_to_the_others() {
     let mut reduction = of_two();
-    let part = actions(|out| {
-        assert_eq!(reduction.part((member(1), 1), 1, 5, payload(3), out), Ok(()));
+    let summed = actions(|out| {
+        assert_eq!(reduction.part((member(1), 1), 1, 5, part(3, 1), out), Ok(()));
     });
     let (round, parts) = (id(), vec![PayloadId(3)]);
     let reduce = Task::Reduce { round, piece: 1, range: 4..6, parts };
-    assert_eq!(part, [PeerAction::Compute(reduce)]);
-    let reduced = actions(|out| reduction.reduced(1, payload(4), out));
+    assert_eq!(summed, [PeerAction::Compute(reduce)]);
+    let reduced = actions(|out| reduction.reduced(1, mean(4, 1), out));
     let tag = TensorTag::RoundResult { round: id(), from: 0, piece: 1, proof: 10 };
     let expected = [
         PeerAction::Release(PayloadId(3)),
@@ -107,15 +113,15 @@ fn the_result_is_measured_when_it_is_whole() {
     for (piece, range) in [(0, 6..10), (1, 10..12)] {
         actions(|out| {
             let id = 10 + u64::from(piece);
-            assert_eq!(reduction.result((member(1), 1), piece, 10, payload(id), out), Ok(()));
+            assert_eq!(reduction.result((member(1), 1), piece, 10, mean(id, piece), out), Ok(()));
             reduction.installed(&range, out);
         });
     }
     for piece in [0, 1] {
         let last = actions(|out| {
             let id = 20 + u64::from(piece);
-            assert_eq!(reduction.part((member(1), 1), piece, 5, payload(id), out), Ok(()));
-            reduction.reduced(piece, payload(id + 10), out);
+            assert_eq!(reduction.part((member(1), 1), piece, 5, part(id, piece), out), Ok(()));
+            reduction.reduced(piece, mean(id + 10, piece), out);
         });
         let measured = last.contains(&PeerAction::Compute(Task::Summarise { round: id() }));
         assert_eq!(measured, piece == 1);
@@ -134,7 +140,7 @@ fn a_member_alone_sums_its_own() {
     let started = actions(|out| assert_eq!(reduction.start(out), Ok(())));
     let reduce = Task::Reduce { round: id(), piece: 0, range: 0..3, parts: Vec::new() };
     assert_eq!(started, [PeerAction::Compute(reduce)]);
-    let reduced = actions(|out| reduction.reduced(0, payload(1), out));
+    let reduced = actions(|out| reduction.reduced(0, mean(1, 0), out));
     let measure = PeerAction::Compute(Task::Summarise { round: id() });
     assert_eq!(reduced, [PeerAction::Release(PayloadId(1)), measure]);
 }
@@ -143,9 +149,9 @@ fn a_member_alone_sums_its_own() {
 fn a_wrong_proof_is_refused() {
     let differs = |found| Fault::ProofDiffers { round: id(), expected: 10, found };
     let mut out = Vec::new();
-    let part = of_two().part((member(1), 1), 0, 6, payload(1), &mut out);
-    assert_eq!(part, Err(differs(11)));
-    let result = of_two().result((member(1), 1), 0, 9, payload(2), &mut out);
+    let summed = of_two().part((member(1), 1), 0, 6, part(1, 0), &mut out);
+    assert_eq!(summed, Err(differs(11)));
+    let result = of_two().result((member(1), 1), 0, 9, mean(2, 0), &mut out);
     assert_eq!(result, Err(differs(9)));
     let mut alone =
         Reduction::new(round(&[1]), member(0), 3, CUT, Bytes(0), 9, 10).expect("a member");
@@ -165,15 +171,19 @@ fn what_does_not_fit_is_let_go() {
             .enumerate()
     {
         let number = number as u64;
-        assert_eq!(reduction.part(from, piece, 5, payload(number), &mut out), Ok(()));
+        assert_eq!(reduction.part(from, piece, 5, part(number, piece), &mut out), Ok(()));
         assert_eq!(std::mem::take(&mut out), release(number));
-        assert_eq!(reduction.result(from, piece, 10, payload(number), &mut out), Ok(()));
+        assert_eq!(reduction.result(from, piece, 10, mean(number, piece), &mut out), Ok(()));
         assert_eq!(std::mem::take(&mut out), release(number));
     }
+    // Of another length.
+    assert_eq!(reduction.part((member(1), 1), 0, 5, part(6, 1), &mut out), Ok(()));
+    assert_eq!(reduction.result((member(1), 1), 0, 10, mean(7, 1), &mut out), Ok(()));
+    assert_eq!(std::mem::take(&mut out), [release(6), release(7)].concat());
     // What came already.
-    assert_eq!(reduction.part((member(1), 1), 0, 5, payload(8), &mut out), Ok(()));
+    assert_eq!(reduction.part((member(1), 1), 0, 5, part(8, 0), &mut out), Ok(()));
     out.clear();
-    assert_eq!(reduction.part((member(1), 1), 0, 5, payload(9), &mut out), Ok(()));
+    assert_eq!(reduction.part((member(1), 1), 0, 5, part(9, 0), &mut out), Ok(()));
     assert_eq!(out, release(9));
 }
 

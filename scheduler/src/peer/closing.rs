@@ -10,14 +10,11 @@ use shoal_protocol::units::{Bytes, Moment};
 
 use super::{Out, Peer, Status};
 use crate::action::{Fault, Payload, PeerAction, PeerEvent, Task, TaskResult};
-use crate::round::{AHEAD, Reduction, proof_of};
+use crate::round::{AHEAD, Reduction, SUM_BYTES, proof_of};
 
 /// Pieces that may come before the word that closes their step: the coordinator's word and the other
 /// members' pieces travel on different connections.
 const EARLY_PIECES: usize = 4096;
-
-/// Bytes of one integer of a round.
-const SUM_BYTES: u64 = 8;
 
 /// Commits whose tasks the engine may still have to carry out: more than one only of who catches up.
 const APPLYING: usize = 1 << 10;

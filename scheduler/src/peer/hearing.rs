@@ -9,7 +9,7 @@ use shoal_protocol::units::Bytes;
 
 use super::RoundCut;
 use crate::action::{Payload, PeerAction, Task};
-use crate::round::{piece_range, pieces_of, shares};
+use crate::round::{mean_bytes, piece_range, pieces_of, shares};
 
 /// One round's result, as it comes in.
 #[derive(Debug)]
@@ -93,6 +93,7 @@ impl Hearing {
             && self.round.members.get(place).is_some_and(|part| part.member == from)
             && piece < pieces_of(&self.shares[place], self.cut);
         let range = if fits { piece_range(&self.shares[place], piece, self.cut) } else { 0..0 };
+        let fits = fits && payload.size == mean_bytes(&range);
         if !fits || self.is_whole() || self.pieces.contains_key(&range.start) {
             return out.push(PeerAction::Release(payload.id));
         }

@@ -248,7 +248,7 @@ impl Engine {
         match task {
             Task::Export { round, to, piece, range } => {
                 let sums = self.stage(round.stage).sums[range].to_vec();
-                Ok(TaskResult::Exported { round, to, piece, payload: keep_sums(payloads, sums) })
+                Ok(TaskResult::Exported { round, to, piece, payload: keep_sums(payloads, sums, 8) })
             }
             Task::Reduce { round, piece, range, parts } => {
                 let state = self.stage(round.stage);
@@ -258,7 +258,7 @@ impl Engine {
                     numbers::add(&mut sums, 0..part.len(), &part);
                 }
                 state.install(round, range.start, &sums)?;
-                Ok(TaskResult::Reduced { round, piece, payload: keep_sums(payloads, sums) })
+                Ok(TaskResult::Reduced { round, piece, payload: keep_sums(payloads, sums, 4) })
             }
             Task::Install { round, range, payload } => {
                 let sums = content_sums(payloads, payload)?;
@@ -361,7 +361,8 @@ fn content_sums(payloads: &Payloads, id: PayloadId) -> Result<Vec<i64>, String> 
     }
 }
 
-fn keep_sums(payloads: &mut Payloads, sums: Vec<i64>) -> crate::action::Payload {
-    let size = Bytes(sums.len() as u64 * 8);
+/// Keeps integers that weigh so many bytes each on their way: sums 8, means 4.
+fn keep_sums(payloads: &mut Payloads, sums: Vec<i64>, bytes: u64) -> crate::action::Payload {
+    let size = Bytes(sums.len() as u64 * bytes);
     payloads.keep(Content::Sums(sums), size)
 }
