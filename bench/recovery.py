@@ -1,9 +1,10 @@
-"""Kills a peer and adds one while a swarm trains: how long until it shows, and until speed is back.
+"""Kills a peer and adds one while a swarm trains, then kills the peer that keeps the run: how long until
+it shows, and until speed is back.
 
     make bench-recovery
 
-Two stages of two peers each, one thread each, on loopback. What is timed are the first peer's events as
-they come.
+Two stages of two peers each, one thread each, on loopback; for the keeper's death two more, and three
+anchors. What is timed are the events of a peer that lives on, as they come.
 """
 
 import argparse
@@ -102,18 +103,46 @@ def once(shoal):
     }
 
 
+def keeper(shoal):
+    """The death of the peer that keeps the run, in seconds."""
+    run = {"stages": 2, "steps": STEPS, "microbatches": 8, "dtype": "f32"}
+    with shoal.folder(SMALL, run) as folder:
+        first = Peer(shoal, folder, 0, [
+            "start", "run.toml", "--address-file", "address", "--wait-for", "4", "--out", "out",
+            "--stage", "0",
+        ])
+        join = ["join", f"@{folder}/address"]
+        others = [
+            Peer(shoal, folder, index, [*join, "--stage", str(stage), *flags])
+            for index, stage, flags in [(1, 1, ["--anchor"]), (2, 0, ["--anchor"]), (3, 1, [])]
+        ]
+        watched = others[2]
+        try:
+            first.wait("anchors")
+            watched.steps(WINDOW)
+            killed = first.kill()
+            _, _ = watched.wait("committed", killed)
+            _, step = watched.wait("committed", killed)
+        finally:
+            for peer in [first, *others]:
+                if peer.process.poll() is None:
+                    peer.kill()
+    return step - killed
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shoal", required=True, help="the node's release binary")
     parser.add_argument("--rounds", type=int, default=5, help="deaths and newcomers")
     options = parser.parse_args()
     shoal = Shoal(options.shoal)
-    rounds = [once(shoal) for _ in range(options.rounds)]
+    rounds = [once(shoal) | {"keeper": keeper(shoal)} for _ in range(options.rounds)]
     median = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
     worst = {key: max(one[key] for one in rounds) for key in rounds[0]}
     rows = [
         ["from kill -9 until the peer is expelled", "detection"],
         ["from kill -9 until steps go at 95% of three peers' speed", "back"],
+        ["from kill -9 of the keeper until the second commit under another", "keeper"],
         ["from a newcomer's start until it knows its stage", "started"],
         ["from a newcomer's start until it serves", "serving"],
     ]

@@ -28,7 +28,10 @@ while ((SECONDS < seconds)); do
     seeds=$((seeds + batch))
     ((SECONDS < seconds)) || break
     seed=$((first + demos))
+    # In every other one the peer that keeps the run is killed too.
+    anchors=$((demos % 2 * 2 + 1))
     demo=(target/release/shoal demo --peers 6 --stages 3 --steps 30 --kill-every 2 --seed "$seed"
+        --anchors "$anchors"
         ${text:+--data "$text"} --out "$folder/demo")
     "${demo[@]}" >"$folder/demo.log" 2>&1 || {
         tail -n 3 "$folder/demo.log"

@@ -20,7 +20,10 @@ impl Driver<'_> {
             Some(TransportEvent::Connected { member, address, .. }) => {
                 tracing::info!(peer = %member, %address, "connected");
                 self.seen_at.insert(member.peer, address);
-                self.keeper.met(member);
+                // An earlier life of it is over.
+                if let Some(member) = self.keeper.met(member) {
+                    self.own.push_back(Own::Coordinator(CoordinatorInput::Disconnected { member }));
+                }
             }
             Some(TransportEvent::Disconnected { member, reason }) => {
                 tracing::info!(peer = %member, %reason, "disconnected");

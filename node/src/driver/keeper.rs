@@ -78,12 +78,15 @@ impl Keeper {
         }
     }
 
-    /// A connection to this life of a peer was made.
-    pub(super) fn met(&mut self, member: Member) {
-        self.lives.insert(member.peer, (member.incarnation, false));
-        if self.member.is_some_and(|known| known.peer == member.peer) {
+    /// A connection to this life of a peer was made. Returns the one before, if it was known.
+    pub(super) fn met(&mut self, member: Member) -> Option<Member> {
+        let Member { peer, incarnation } = member;
+        let before = self.lives.insert(peer, (incarnation, false));
+        if self.member.is_some_and(|known| known.peer == peer) {
             self.member = Some(member);
         }
+        let before = before.map(|(incarnation, _)| Member { peer, incarnation });
+        before.filter(|before| before.incarnation < incarnation)
     }
 
     /// Who is a member now.
@@ -182,7 +185,7 @@ mod tests {
         assert_eq!(keeper.gone(), [member(1), member(2), member(3)]);
         // It comes back as another life.
         let again = Member { incarnation: Incarnation(2), ..member(3) };
-        keeper.met(again);
+        assert_eq!(keeper.met(again), Some(member(3)));
         assert_eq!(keeper.member(), Some(again));
         assert!(keeper.obeys(again, Term(6)) && keeper.patience_ends().is_none());
     }

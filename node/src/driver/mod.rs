@@ -17,6 +17,7 @@ pub mod observer;
 mod office;
 mod outgoing;
 mod payload;
+mod probe;
 mod resume;
 mod setup;
 mod text;
@@ -156,9 +157,22 @@ struct Driver<'a> {
 /// Files that were brought here in the background, or could not be.
 #[derive(Debug)]
 enum Gathered {
-    Checkpoint { version: Step, whole: anyhow::Result<Collected> },
-    Kept { version: Step, stage: Stage, whole: anyhow::Result<()> },
-    Snapshot { version: Step, stage: Stage, whole: anyhow::Result<()> },
+    Checkpoint {
+        version: Step,
+        whole: anyhow::Result<Collected>,
+    },
+    Kept {
+        version: Step,
+        stage: Stage,
+        whole: anyhow::Result<()>,
+    },
+    /// Members whose processes are no more.
+    Gone(Vec<Member>),
+    Snapshot {
+        version: Step,
+        stage: Stage,
+        whole: anyhow::Result<()>,
+    },
 }
 
 /// What the engine is made of once the hosted stages are known.
@@ -397,6 +411,12 @@ impl<'a> Driver<'a> {
                         let error = format!("{error:#}");
                         tracing::warn!(%version, error, "a checkpoint could not be archived");
                     }
+                }
+            }
+            Gathered::Gone(members) => {
+                for member in members {
+                    let input = CoordinatorInput::Disconnected { member };
+                    self.own.push_back(Own::Coordinator(input));
                 }
             }
             Gathered::Kept { version, stage, whole } => {

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use shoal_protocol::history::History;
@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 
 use super::resume::is_complete;
 use super::setup::{AnchorPart, Office};
-use super::{Driver, Ending, Own};
+use super::{Driver, Ending, Gathered, Own, probe};
 use crate::anchor::{self, Anchor, AnchorConfig, AnchorEvent, Timing};
 use crate::events::RunEvent;
 use crate::progress;
@@ -32,6 +32,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How long a run that lost a stage waits for those who have its newest checkpoint.
 const HOMECOMING: Duration = Duration::from_secs(120);
+
+/// How long too few anchors answer before people are told.
+const PAUSE: Duration = Duration::from_secs(4);
 
 /// Anchors that bear the loss of one of them.
 const ENOUGH: usize = 3;
@@ -50,6 +53,8 @@ pub(super) struct Post {
     /// People were told that there are too few anchors, or that they have no majority.
     warned: bool,
     paused: bool,
+    /// Since when too few anchors answer, how many do and how many there are.
+    too_few: Option<(Instant, usize, usize)>,
     /// Of how many they were told.
     told: usize,
 }
@@ -108,6 +113,7 @@ impl Post {
             archive,
             warned: alone,
             paused: false,
+            too_few: None,
             told: 0,
         })
     }
@@ -181,6 +187,13 @@ impl Driver<'_> {
         if count > 1 && count != std::mem::replace(&mut self.post.told, count) {
             self.note(&RunEvent::Anchors { count });
         }
+        // An election goes by without a leader, and who has just started knows nobody yet.
+        if let Some((_, answering, anchors)) =
+            self.post.too_few.filter(|(since, ..)| since.elapsed() >= PAUSE)
+            && !std::mem::replace(&mut self.post.paused, true)
+        {
+            self.note(&RunEvent::Paused { answering, anchors });
+        }
     }
 
     /// Something happened to this process's anchor.
@@ -196,6 +209,7 @@ impl Driver<'_> {
                         let input = CoordinatorInput::Disconnected { member };
                         self.own.push_back(Own::Coordinator(input));
                     }
+                    self.probe_members();
                 }
             }
             Some(AnchorEvent::Deposed) => {
@@ -204,16 +218,16 @@ impl Driver<'_> {
                 self.keeper.choose_other(self.me);
             }
             Some(AnchorEvent::Leader { peer: Some(peer), .. }) => {
+                self.post.too_few = None;
                 self.post.paused = false;
                 if peer != self.me.peer {
                     self.keeper.leads(peer);
                 }
             }
             Some(AnchorEvent::Leader { peer: None, answering, voters }) => {
+                let since = self.post.too_few.map_or_else(Instant::now, |(since, ..)| since);
                 let few = answering * 2 <= voters;
-                if few && !std::mem::replace(&mut self.post.paused, true) {
-                    self.note(&RunEvent::Paused { answering, anchors: voters });
-                }
+                self.post.too_few = few.then_some((since, answering, voters));
             }
             Some(AnchorEvent::Failed(error)) => {
                 self.ending.get_or_insert(Ending::Stopped(error.to_string()));
@@ -222,6 +236,17 @@ impl Driver<'_> {
                 self.ending.get_or_insert(Ending::Stopped("the run's log stopped".to_owned()));
             }
         }
+    }
+
+    /// Looks which members are gone without anybody having noticed.
+    fn probe_members(&self) {
+        let Some(history) = self.post.history().filter(|_| self.links.is_some()) else { return };
+        let (me, done) = (self.me, self.gathered.0.clone());
+        self.tracker.spawn(async move {
+            let gone = probe::gone(history.view, me).await;
+            // The driver that no longer listens is closing.
+            let _ = done.send(Gathered::Gone(gone)).await;
+        });
     }
 
     /// The anchors chose this one: its coordinator takes over from what the log says.
@@ -240,6 +265,7 @@ impl Driver<'_> {
         });
         let mut out = Vec::new();
         coordinator.start(self.now(), &mut out);
+        self.post.too_few = None;
         self.post.seat = Some(Seat { coordinator, term });
         self.keeper.is(self.me);
         self.obey_coordinator(out);

@@ -1,0 +1,78 @@
+//! Which members' processes are gone, for a coordinator that has no connection to them yet.
+//!
+//! A QUIC packet to a port that nobody has open is answered by nothing that a program sees, and so a
+//! death takes as long to show as a slow line would. The search listens on TCP with the same port
+//! number, and there the system at the other end says at once that nobody does.
+
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::stream;
+use shoal_protocol::ids::Member;
+use shoal_protocol::message::View;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+/// Members that are asked at a time.
+const AT_ONCE: usize = 64;
+
+/// How long one address may take: who says nothing is asked over QUIC all the same.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The members of a view at all of whose addresses nobody listens.
+pub(super) async fn gone(view: View, me: Member) -> Vec<Member> {
+    let others = view.members.into_iter().filter(|record| record.member.peer != me.peer);
+    let asked = stream::iter(others).map(|record| async move {
+        let gone = nobody_listens(&record.addresses).await;
+        gone.then_some(record.member)
+    });
+    asked.buffer_unordered(AT_ONCE).filter_map(|gone| async move { gone }).collect().await
+}
+
+async fn nobody_listens(addresses: &[SocketAddr]) -> bool {
+    for address in addresses {
+        let refused = match timeout(PATIENCE, TcpStream::connect(address)).await {
+            Ok(Err(error)) => error.kind() == ErrorKind::ConnectionRefused,
+            Ok(Ok(_)) | Err(_) => false,
+        };
+        if !refused {
+            return false;
+        }
+    }
+    !addresses.is_empty()
+}
+
+#[cfg(test)]
+mod tests {
+    use shoal_protocol::ids::{Incarnation, PeerId, Stage, StageSpan};
+    use shoal_protocol::message::{Duties, MemberRecord};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn only_who_listens_nowhere_is_gone() {
+        let here = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let closed = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let (open, shut) = (here.local_addr().expect("bound"), closed.local_addr().expect("bound"));
+        drop(closed);
+        let member = |number| Member { peer: PeerId([number; 32]), incarnation: Incarnation(1) };
+        let record = |number, addresses: &[SocketAddr]| MemberRecord {
+            member: member(number),
+            span: StageSpan::one(Stage(0)),
+            addresses: addresses.to_vec(),
+            serving: true,
+            duties: Duties::default(),
+        };
+        let members = vec![
+            record(1, &[shut]),
+            record(2, &[shut]),
+            record(3, &[shut, open]),
+            record(4, &[open]),
+            record(5, &[]),
+        ];
+        assert_eq!(gone(View { number: 1, members }, member(1)).await, [member(2)]);
+    }
+}
