@@ -196,6 +196,13 @@ pub enum TaskResult {
         /// The stage.
         stage: Stage,
     },
+    /// `Restore`: what was fetched cannot be used.
+    NotRestored {
+        /// The version of the weights.
+        version: Step,
+        /// The stage.
+        stage: Stage,
+    },
     /// `Store`.
     Stored {
         /// The version of the weights.

@@ -1,6 +1,5 @@
 //! Brings the parts of a checkpoint together: each stage's files come from the peer that wrote them.
 
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -85,25 +84,29 @@ pub(crate) async fn obtain(
     files: &Files,
     transport: Option<&Transport>,
 ) -> anyhow::Result<()> {
+    // Another task may be bringing the same file here, and a third may be reading it: each puts its own
+    // in the place at once.
+    let scratch = tempfile::Builder::new()
+        .prefix(".part-")
+        .tempdir_in(folder)
+        .with_context(|| format!("{} takes no files", folder.display()))?;
     for file in &stored.files {
-        let to = folder.join(checked_name(&file.name)?);
+        let name = checked_name(&file.name)?;
+        let (part, to) = (scratch.path().join(name), folder.join(name));
         match (files.path(&file.hash), transport) {
-            (Some(path), _) if path == to => {}
+            (Some(path), _) if path == to => continue,
             (Some(path), _) => {
-                // What is there may be the very file that it would be copied from.
-                match std::fs::remove_file(&to) {
-                    Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
-                    _ => {}
-                }
-                std::fs::hard_link(&path, &to)
-                    .or_else(|_| std::fs::copy(&path, &to).map(|_| ()))
+                std::fs::hard_link(&path, &part)
+                    .or_else(|_| std::fs::copy(&path, &part).map(|_| ()))
                     .with_context(|| format!("{} cannot be copied", path.display()))?;
             }
             (None, Some(transport)) => {
-                fetch(&stored.holders, me, file, &to, transport).await?;
+                fetch(&stored.holders, me, file, &part, transport).await?;
             }
             (None, None) => anyhow::bail!("{} is nowhere", file.name),
         }
+        std::fs::rename(&part, &to)
+            .with_context(|| format!("{} cannot be put in its place", to.display()))?;
     }
     Ok(())
 }

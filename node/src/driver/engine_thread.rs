@@ -174,15 +174,13 @@ impl Bench {
                 Ok(TaskResult::Summarised { round, hash, square_norm })
             }
             Task::Apply { round, gradient_norm } => self.apply(round, gradient_norm),
-            Task::Restore { version, stage } => {
-                if version == Step(0) {
-                    self.workshop.engine.restart(stage)?;
-                } else {
-                    let folder = self.workshop.fetched.join(version.to_string());
-                    self.workshop.engine.read_stage(stage, &folder)?;
+            Task::Restore { version, stage } => match self.restore(version, stage) {
+                Err(EngineError::Checkpoint(error)) => {
+                    tracing::warn!(%version, %stage, %error, "what was fetched cannot be used");
+                    Ok(TaskResult::NotRestored { version, stage })
                 }
-                Ok(TaskResult::Restored { version, stage })
-            }
+                restored => restored,
+            },
             Task::Store { version, stage } => match self.store(version, stage) {
                 Err(EngineError::Checkpoint(error)) => {
                     tracing::warn!(%version, %stage, %error, "a part of a checkpoint is not written");
@@ -288,6 +286,21 @@ impl Bench {
         let mean = &newest(&self.rounds, round).mean;
         self.workshop.engine.apply(round.stage, round.step, mean, gradient_norm)?;
         Ok(TaskResult::Applied { round })
+    }
+
+    fn restore(&mut self, version: Step, stage: Stage) -> Result<TaskResult, EngineError> {
+        if version == Step(0) {
+            self.workshop.engine.restart(stage)?;
+        } else {
+            let folder = self.workshop.fetched.join(version.to_string());
+            let read = self.workshop.engine.read_stage(stage, &folder);
+            if read.is_err() {
+                // It is fetched anew.
+                self.workshop.files.withdraw(&folder);
+            }
+            read?;
+        }
+        Ok(TaskResult::Restored { version, stage })
     }
 
     fn store(&mut self, version: Step, stage: Stage) -> Result<TaskResult, EngineError> {

@@ -192,6 +192,9 @@ impl Peer {
             | TaskResult::Installed { .. }
             | TaskResult::Summarised { .. } => self.round_computed(now, result, out),
             TaskResult::Restored { version, stage } => self.restored(now, version, stage, out),
+            TaskResult::NotRestored { version, stage } => {
+                self.fetched(version, stage, false, out);
+            }
         }
     }
 
