@@ -29,7 +29,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// How often a peer that the others expelled comes back.
-const LIVES: u32 = 1000;
+pub(super) const LIVES: u32 = 1000;
 
 /// Joins a run through the peer at an address, learns what the run is, and hosts stages.
 ///

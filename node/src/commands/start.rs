@@ -2,13 +2,15 @@
 
 use std::io::Write;
 use std::num::NonZeroUsize;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use shoal_protocol::ids::Member;
+use shoal_protocol::manifest::Manifest;
 use shoal_protocol::net::transport::Run;
 
+use super::join::LIVES;
 use super::training::{self, Serving};
 use crate::cli::StartOptions;
 use crate::config::RunConfig;
@@ -30,40 +32,89 @@ pub fn run(options: StartOptions) -> anyhow::Result<()> {
 }
 
 async fn start(options: StartOptions) -> anyhow::Result<()> {
-    let StartOptions { config, peer: options, address_file, wait_for, out } = options;
-    let config = RunConfig::load(&config).exit_with(Exit::Usage)?;
-    let home = Home::open(&options.data_dir).exit_with(Exit::Usage)?;
-    let identity = home.identity()?;
-    let me = Member { peer: identity.peer_id(), incarnation: home.next_incarnation()? };
+    let config = RunConfig::load(&options.config).exit_with(Exit::Usage)?;
+    let home = Home::open(&options.peer.data_dir).exit_with(Exit::Usage)?;
     let dataset = dataset::prepare(&config, home.path())?;
     let manifest = Arc::new(dataset.manifest);
+    let runs = || home.path().join("runs").join(manifest.run_id().to_string());
+    let out = options.out.clone().unwrap_or_else(runs);
     let files = Files::default();
     files.offer(manifest.tokens.hash, dataset.token_file);
+    let serving = Serving::start(options.peer.metrics).await?;
+    let mut observer = Observer::new(options.peer.compute.events.as_ref(), "training")?;
+    let place = Place { options, home, manifest, files, out };
+    let mut lives = 0;
+    let outcome = loop {
+        match live(&place, &serving, &mut observer).await {
+            // Others keep the run now, and took this life of it for dead.
+            Ok(Outcome::Expelled | Outcome::Orphaned) if lives < LIVES => {
+                lives += 1;
+                progress::say("the run went on without this peer: it joins again");
+            }
+            outcome => break outcome,
+        }
+    };
+    serving.close().await;
+    let out = &place.out;
+    match outcome? {
+        Outcome::Finished => training::write_report(&observer, out),
+        Outcome::Drained => {
+            progress::say(
+                "left: a run whose log nobody else keeps stands still until it is started again",
+            );
+            Ok(())
+        }
+        Outcome::Complete => {
+            progress::say(&format!("the run is complete: its checkpoint is in {}", out.display()));
+            Ok(())
+        }
+        Outcome::Expelled | Outcome::Orphaned => {
+            bail!("the run expelled this peer {lives} times: its links may be bad")
+        }
+    }
+}
+
+/// Where and as what a peer starts.
+struct Place {
+    options: StartOptions,
+    home: Home,
+    manifest: Arc<Manifest>,
+    files: Files,
+    out: PathBuf,
+}
+
+/// One life in the run, from its start to its end.
+async fn live(
+    place: &Place,
+    serving: &Serving,
+    observer: &mut Observer,
+) -> anyhow::Result<Outcome> {
+    let Place { options: StartOptions { peer: options, address_file, wait_for, .. }, .. } = place;
+    let Place { home, manifest, files, out, .. } = place;
+    let identity = home.identity()?;
+    let me = Member { peer: identity.peer_id(), incarnation: home.next_incarnation()? };
     let id = manifest.run_id();
     let run = Run { id, manifest: manifest.to_bytes() };
-    let links = Links::open(&identity, me.incarnation, Some(run), &options, &files)?;
-    let serving = Serving::start(options.metrics).await?;
-    let mut observer = Observer::new(options.compute.events.as_ref(), "training")?;
+    let links = Links::open(&identity, me.incarnation, Some(run), options, files)?;
     let address = links.join_address(me.peer).context("no address to be joined at")?.to_string();
-    if let Some(path) = &address_file {
+    if let Some(path) = address_file {
         publish(path, &address)?;
     }
     progress::say(&format!("others join with: shoal join {address}"));
     observer.note(&RunEvent::Listening { address });
     let Links { transport, events, search } = links;
     search.discovery.join(id).await;
-    let out = out.unwrap_or_else(|| home.path().join("runs").join(id.to_string()));
     let addresses = transport.local_addresses();
     let setup = Setup {
         metrics: serving.metrics.clone(),
-        manifest,
+        manifest: Arc::clone(manifest),
         me,
         choice: options.stage,
         device: options.compute.device,
         threads: options.compute.threads.get(),
         slow_down: options.slow_down,
         data_dir: home.path().to_owned(),
-        files,
+        files: files.clone(),
         leaving: options.leaving.clone(),
         network: Some(Network { transport, events, addresses }),
         office: Office {
@@ -73,24 +124,9 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
             keeper: None,
         },
     };
-    let outcome = driver::run(setup, &mut observer).await;
+    let outcome = driver::run(setup, observer).await;
     search.close().await;
-    serving.close().await;
-    match outcome? {
-        Outcome::Finished => {}
-        Outcome::Drained => {
-            progress::say("the run stands still until this peer is started again");
-            return Ok(());
-        }
-        Outcome::Complete => {
-            progress::say(&format!("the run is complete: its checkpoint is in {}", out.display()));
-            return Ok(());
-        }
-        Outcome::Expelled | Outcome::Orphaned => {
-            bail!("this peer was expelled from the run that it keeps: start it again")
-        }
-    }
-    training::write_report(&observer, &out)
+    outcome
 }
 
 /// Writes the address where a script waits for it: whole at once.

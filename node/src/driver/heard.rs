@@ -194,7 +194,9 @@ impl Driver<'_> {
     fn gone(&mut self, member: Member, reason: &str) {
         self.own.push_back(Own::Coordinator(CoordinatorInput::Disconnected { member }));
         // Who is no member yet knows nobody else to ask.
-        if self.keeper.lost(member, self.me) && self.view.members.is_empty() {
+        let knows_others =
+            || self.post.history().is_some_and(|history| !history.view.members.is_empty());
+        if self.keeper.lost(member, self.me) && self.view.members.is_empty() && !knows_others() {
             self.ending.get_or_insert(Ending::Orphaned(reason.to_owned()));
         }
     }
