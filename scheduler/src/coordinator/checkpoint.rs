@@ -280,6 +280,7 @@ impl Coordinator {
         out: &mut Out,
     ) {
         self.checkpoints.pending.remove(&version);
+        self.abandon_before(version, out);
         self.archive.keep(version, stages.clone());
         self.drop_unwanted_snapshots();
         let last = version.0 == self.config.manifest.training.steps;
@@ -288,6 +289,18 @@ impl Coordinator {
         let oldest = self.archive.oldest();
         self.tell_all(&FromCoordinator::Checkpoint { version, stages, oldest }, out);
         self.finish_when_saved(out);
+    }
+
+    /// A newer checkpoint is complete: of those before it nobody has to have the parts any more.
+    fn abandon_before(&mut self, version: Step, out: &mut Out) {
+        let overtaken = |(older, making): (&Step, &Making)| {
+            (*older < version && !matches!(making, Making::Logging)).then_some(*older)
+        };
+        let overtaken: Vec<Step> = self.checkpoints.pending.iter().filter_map(overtaken).collect();
+        for version in overtaken {
+            self.checkpoints.pending.remove(&version);
+            event(CoordinatorEvent::CheckpointAbandoned { version }, out);
+        }
     }
 
     /// Part of a checkpoint in the making is lost before it was copied.
