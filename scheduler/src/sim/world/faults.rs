@@ -141,7 +141,9 @@ impl World<'_> {
 
     /// A peer whose life is over begins a new one.
     pub(super) fn reborn(&mut self, index: usize) {
-        if self.nodes[index].alive {
+        // When the run is over and who kept it has gone, there is nobody to come back to.
+        let nobody = self.is_over() && !self.has_leader();
+        if self.nodes[index].alive || nobody {
             return;
         }
         let life = self.nodes[index].me.incarnation.next();

@@ -107,6 +107,11 @@ impl World<'_> {
         Ok(())
     }
 
+    /// Whether the anchor that leads lives.
+    pub(super) fn has_leader(&self) -> bool {
+        self.log.leader.is_some_and(|leader| self.lives(leader))
+    }
+
     fn has_majority(&self) -> bool {
         self.living_voters().len() * 2 > self.log.voters.len()
     }
