@@ -1,13 +1,15 @@
-"""Kills a peer and adds one while a swarm trains, then kills the peer that keeps the run: how long until
-it shows, and until speed is back.
+"""Kills a peer and adds one while a swarm trains, then kills the peer that keeps the run: how long
+until it shows, and until speed is back.
 
     make bench-recovery
 
-Two stages of two peers each, one thread each, on loopback; for the keeper's death two more, and three
+Two stages of two peers each, one thread each, on loopback; for the keeper's death three of them are
 anchors. What is timed are the events of a peer that lives on, as they come.
 """
 
 import argparse
+import contextlib
+import itertools
 import json
 import signal
 import statistics
@@ -61,8 +63,10 @@ def rate(moments):
     return (len(moments) - 1) / (moments[-1] - moments[0])
 
 
-def once(shoal):
-    """One death and one newcomer, in seconds."""
+@contextlib.contextmanager
+def swarm(shoal, flags=()):
+    """A run's first peer, three others with further flags, and how a newcomer joins a stage.
+    Whoever lives at the end is killed."""
     run = {"stages": 2, "steps": STEPS, "microbatches": 8, "dtype": "f32"}
     with shoal.folder(SMALL, run) as folder:
         first = Peer(shoal, folder, 0, [
@@ -71,28 +75,35 @@ def once(shoal):
         ])
         join = ["join", f"@{folder}/address"]
         others = [
-            Peer(shoal, folder, index, [*join, "--stage", str(stage)])
-            for index, stage in [(1, 1), (2, 0), (3, 1)]
+            Peer(shoal, folder, index, [*join, "--stage", str(stage), *more])
+            for index, stage, more in zip((1, 2, 3), (1, 0, 1), itertools.chain(flags, [()] * 3))
         ]
         try:
-            first.steps(4)
-            before = rate(first.steps(WINDOW))
-            killed = others[2].kill()
-            _, lost = first.wait("lost")
-            after = first.steps(3 * WINDOW)
-            settled = rate(after[-WINDOW:])
-            # The first step from which on it goes at the speed that three peers have.
-            back = next(
-                (moment for moment, later in zip(after, after[2:])
-                 if 2 / (later - moment) >= 0.95 * settled), after[-1])
-            newcomer = Peer(shoal, folder, 4, [*join, "--stage", "1"])
-            _, joined = newcomer.wait("joined")
-            _, serving = newcomer.wait("serving")
-            others.append(newcomer)
+            yield first, others, lambda stage: Peer(
+                shoal, folder, len(others) + 1, [*join, "--stage", str(stage)])
         finally:
             for peer in [first, *others]:
                 if peer.process.poll() is None:
                     peer.kill()
+
+
+def once(shoal):
+    """One death and one newcomer, in seconds."""
+    with swarm(shoal) as (first, others, joins):
+        first.steps(4)
+        before = rate(first.steps(WINDOW))
+        killed = others[2].kill()
+        _, lost = first.wait("lost")
+        after = first.steps(3 * WINDOW)
+        settled = rate(after[-WINDOW:])
+        # The first step from which on it goes at the speed that three peers have.
+        back = next(
+            (moment for moment, later in zip(after, after[2:])
+             if 2 / (later - moment) >= 0.95 * settled), after[-1])
+        newcomer = joins(1)
+        others.append(newcomer)
+        _, joined = newcomer.wait("joined")
+        _, serving = newcomer.wait("serving")
     return {
         "detection": lost - killed,
         "back": back - killed,
@@ -105,28 +116,13 @@ def once(shoal):
 
 def keeper(shoal):
     """The death of the peer that keeps the run, in seconds."""
-    run = {"stages": 2, "steps": STEPS, "microbatches": 8, "dtype": "f32"}
-    with shoal.folder(SMALL, run) as folder:
-        first = Peer(shoal, folder, 0, [
-            "start", "run.toml", "--address-file", "address", "--wait-for", "4", "--out", "out",
-            "--stage", "0",
-        ])
-        join = ["join", f"@{folder}/address"]
-        others = [
-            Peer(shoal, folder, index, [*join, "--stage", str(stage), *flags])
-            for index, stage, flags in [(1, 1, ["--anchor"]), (2, 0, ["--anchor"]), (3, 1, [])]
-        ]
+    with swarm(shoal, [["--anchor"], ["--anchor"]]) as (first, others, _):
         watched = others[2]
-        try:
-            first.wait("anchors")
-            watched.steps(WINDOW)
-            killed = first.kill()
-            _, _ = watched.wait("committed", killed)
-            _, step = watched.wait("committed", killed)
-        finally:
-            for peer in [first, *others]:
-                if peer.process.poll() is None:
-                    peer.kill()
+        first.wait("anchors")
+        watched.steps(WINDOW)
+        killed = first.kill()
+        watched.wait("committed", killed)
+        _, step = watched.wait("committed", killed)
     return step - killed
 
 

@@ -103,12 +103,6 @@ impl History {
         self.version > Step(0) || self.era > Era(0)
     }
 
-    /// The newest life of a member of this peer, if the log ever had one.
-    #[must_use]
-    pub fn last_life(&self, peer: PeerId) -> Option<Member> {
-        self.lives.get(&peer).map(|incarnation| Member { peer, incarnation: *incarnation })
-    }
-
     fn save(&mut self, version: Step, stages: &[StoredStage]) -> Result<(), HistoryError> {
         if version > self.version {
             return Err(HistoryError::Checkpoint { version, now: self.version });
@@ -233,8 +227,7 @@ mod tests {
         }
         assert!(matches!(history.apply(&LogRecord::Term(Term(1))), Err(HistoryError::Term { .. })));
         assert!(matches!(history.apply(&view(2, 5)), Err(HistoryError::View { .. })));
-        let last = history.last_life(PeerId([1; 32])).expect("it was a member");
-        assert_eq!(last.incarnation, Incarnation(4));
+        assert_eq!(history.lives.get(&PeerId([1; 32])), Some(&Incarnation(4)));
     }
 
     #[test]

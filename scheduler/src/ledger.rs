@@ -172,6 +172,11 @@ impl Ledger {
         }
     }
 
+    /// How many claims somebody holds.
+    pub(crate) fn held(&self) -> u64 {
+        self.claims.len() as u64
+    }
+
     /// Whether every stage of every microbatch is done.
     pub(crate) fn is_complete(&self) -> bool {
         self.done == usize::from(self.stages) * self.microbatches as usize

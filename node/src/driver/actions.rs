@@ -16,13 +16,9 @@ use shoal_scheduler::action::{
 use shoal_scheduler::coordinator::Coordinator;
 
 use super::collect::{Scattered, collect, obtain};
-use super::resume::{self, PARTS, checkpoint_folder};
+use super::resume::{self, FETCHED, KEPT, checkpoint_folder};
 use super::{Driver, Ending, Gathered, Job, Own};
 use crate::events::{RunEvent, StepReport, Traffic};
-
-/// Where parts of checkpoints are begun from, and kept for others.
-const FETCHED: &str = PARTS[1];
-const KEPT: &str = PARTS[2];
 
 /// Versions that a part which is in no checkpoint is kept for: more than any of them takes to fetch
 /// it.

@@ -476,7 +476,7 @@ impl<'a> Driver<'a> {
             };
             let engine =
                 shoal_engine::Engine::new(&manifest, span, Device::open(device, threads)?)?;
-            let (stored, fetched) = (data_dir.join("stored"), data_dir.join("fetched"));
+            let (stored, fetched) = (data_dir.join(resume::STORED), data_dir.join(resume::FETCHED));
             Ok(Workshop { manifest, engine, samples, payloads, stored, fetched, files, slow_down })
         };
         self.engine = Some(EngineThread::start(make).context("no thread for the engine")?);

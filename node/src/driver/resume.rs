@@ -11,7 +11,10 @@ use super::home::Files;
 
 /// The folders of a data directory in which parts of checkpoints are: written here, begun from, and
 /// kept for others. In each there is one for every version.
-pub(crate) const PARTS: [&str; 3] = ["stored", "fetched", "kept"];
+pub(crate) const STORED: &str = "stored";
+pub(crate) const FETCHED: &str = "fetched";
+pub(crate) const KEPT: &str = "kept";
+const PARTS: [&str; 3] = [STORED, FETCHED, KEPT];
 
 /// The folder of a version's checkpoint.
 pub(crate) fn checkpoint_folder(archive: &Path, version: Step, last: bool) -> PathBuf {
@@ -55,7 +58,7 @@ pub(crate) fn is_complete(history: &History, manifest: &Manifest, archive: Optio
 }
 
 /// Whether the archive has a run's last checkpoint.
-pub(crate) fn is_archived(archive: &Path, manifest: &Manifest) -> bool {
+fn is_archived(archive: &Path, manifest: &Manifest) -> bool {
     let steps = Step(manifest.training.steps);
     let found = Checkpoint::open(&checkpoint_folder(archive, steps, true));
     found.is_ok_and(|whole| whole.run() == manifest.run_id() && whole.step() == steps)
@@ -64,7 +67,7 @@ pub(crate) fn is_archived(archive: &Path, manifest: &Manifest) -> bool {
 fn hash(path: &Path) -> std::io::Result<ContentHash> {
     let mut hasher = blake3::Hasher::new();
     hasher.update_reader(std::fs::File::open(path)?)?;
-    Ok(ContentHash(*hasher.finalize().as_bytes()))
+    Ok(hasher.finalize().into())
 }
 
 fn folders_in(folder: &Path) -> Vec<PathBuf> {

@@ -15,7 +15,6 @@ use crate::action::CoordinatorEvent;
 pub(super) struct Census {
     /// And which part of its answer comes next.
     missing: BTreeMap<Member, u32>,
-    claims: u64,
     /// When they are asked again.
     pub(super) again_at: Moment,
 }
@@ -34,7 +33,7 @@ impl Coordinator {
         }
         let missing = members.into_iter().map(|member| (member, 0)).collect();
         let again_at = self.now + self.config.retry;
-        self.phase = Phase::Census(Census { missing, claims: 0, again_at });
+        self.phase = Phase::Census(Census { missing, again_at });
         self.end_census_when_heard(out);
     }
 
@@ -77,7 +76,6 @@ impl Coordinator {
             return;
         }
         *expected = part.saturating_add(1);
-        census.claims += claims.len() as u64;
         if last {
             census.missing.remove(&from);
         }
@@ -124,7 +122,7 @@ impl Coordinator {
         if !heard || self.is_expelling() {
             return;
         }
-        let claims = census.claims;
+        let claims = self.work.held();
         event(CoordinatorEvent::TookOver { term: self.term, claims }, out);
         // Nothing of this era is committed yet: who lacks weights can get those that it began with.
         let fresh = self.last_commit.is_none();
@@ -135,14 +133,12 @@ impl Coordinator {
         }
         self.work.set_givers(self.replicas_of(Stage(0)));
         self.tell_all(&FromCoordinator::TakenOver, out);
-        let newcomers: Vec<Member> = self
-            .membership
-            .members()
-            .filter(|member| !self.membership.is_serving(*member))
-            .collect();
         if !fresh && !self.membership.uncovered().is_empty() {
             return self.strand(out);
         }
+        let members = self.membership.members();
+        let newcomers: Vec<Member> =
+            members.filter(|member| !self.membership.is_serving(*member)).collect();
         for member in newcomers {
             self.begin_again(member, out);
         }

@@ -112,9 +112,8 @@ type Out = Vec<CoordinatorAction>;
 impl Coordinator {
     /// A coordinator at the beginning of its term.
     #[must_use]
-    pub fn new(config: CoordinatorConfig) -> Self {
+    pub fn new(mut config: CoordinatorConfig) -> Self {
         let stages = config.manifest.training.stages;
-        let mut config = config;
         let history = std::mem::take(&mut config.history);
         let term = history.term.next();
         Self {
@@ -122,7 +121,7 @@ impl Coordinator {
             era: history.era,
             began_at: history.began_at,
             begun: history.has_begun(),
-            anchors: config.anchors.clone(),
+            anchors: std::mem::take(&mut config.anchors),
             membership: Membership::of(stages, &history),
             archive: Archive::of(history.checkpoints),
             version: history.version,

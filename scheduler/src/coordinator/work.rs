@@ -160,6 +160,11 @@ impl Work {
         Some((member, microbatch, grant))
     }
 
+    /// Claims that members hold.
+    pub(super) fn held(&self) -> u64 {
+        self.ledgers.values().map(Ledger::held).sum()
+    }
+
     /// A member was given a microbatch of the first stage by an earlier coordinator.
     pub(super) fn holds(&mut self, member: Member, step: Step) {
         *self.wishes.entry(member).or_default().open.entry(step).or_insert(0) += 1;

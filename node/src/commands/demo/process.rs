@@ -16,8 +16,8 @@ use nix::sys::prctl;
 use nix::sys::signal::Signal;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::RngCore;
-use tokio::io::{AsyncBufReadExt, BufReader, Lines};
-use tokio::process::{Child, ChildStdout, Command};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::cli::LogFormat;
@@ -47,12 +47,11 @@ pub(super) struct Process {
     name: String,
     child: Child,
     log: PathBuf,
-    /// Whether it tells of the run.
-    tells: bool,
 }
 
 impl Process {
-    /// Starts this program with other arguments. Its stderr goes to the file `log`.
+    /// Starts this program with other arguments. Its stderr goes to the file `log`; what it tells of the
+    /// run on stdout, if it does, is passed on.
     ///
     /// # Errors
     /// When the program or the file cannot be opened.
@@ -74,7 +73,7 @@ impl Process {
             // Threads that wait by spinning would take the other peers' time.
             .env("OMP_WAIT_POLICY", "passive")
             .stdin(Stdio::null())
-            .stdout(Stdio::piped())
+            .stdout(if tells { Stdio::piped() } else { Stdio::null() })
             .stderr(stderr)
             .kill_on_drop(true);
         // SAFETY: between fork and exec it makes one system call and allocates nothing.
@@ -82,7 +81,7 @@ impl Process {
             command.pre_exec(|| Ok(prctl::set_pdeathsig(Signal::SIGKILL)?));
         }
         let child = command.spawn().with_context(|| format!("{name} cannot be started"))?;
-        Ok(Self { name: name.to_owned(), child, log: log.to_owned(), tells })
+        Ok(Self { name: name.to_owned(), child, log: log.to_owned() })
     }
 
     /// Passes on what it tells of the run, and waits for its end, or kills it when it is told to.
@@ -91,10 +90,11 @@ impl Process {
         kill: oneshot::Receiver<()>,
         told: mpsc::Sender<RunEvent>,
     ) -> anyhow::Result<Ended> {
-        let stdout = self.child.stdout.take().filter(|_| self.tells);
+        let stdout = self.child.stdout.take();
         let telling = async {
-            let mut lines = stdout.map(|stdout| BufReader::new(stdout).lines());
-            while let Some(line) = next_line(&mut lines).await? {
+            let Some(stdout) = stdout else { return Ok(()) };
+            let mut lines = BufReader::new(stdout).lines();
+            while let Some(line) = lines.next_line().await? {
                 let event = serde_json::from_str(&line).context("no event of a run")?;
                 // Who no longer listens is about to end.
                 let _ = told.send(event).await;
@@ -127,15 +127,6 @@ impl Process {
                 Ok(Ended::Killed)
             }
         }
-    }
-}
-
-async fn next_line(
-    lines: &mut Option<Lines<BufReader<ChildStdout>>>,
-) -> anyhow::Result<Option<String>> {
-    match lines {
-        Some(lines) => Ok(lines.next_line().await?),
-        None => Ok(None),
     }
 }
 

@@ -142,7 +142,7 @@ impl World<'_> {
     /// A peer whose life is over begins a new one.
     pub(super) fn reborn(&mut self, index: usize) {
         // When the run is over and who kept it has gone, there is nobody to come back to.
-        let nobody = self.is_over() && !self.has_leader();
+        let nobody = self.is_over() && self.leader().is_none();
         if self.nodes[index].alive || nobody {
             return;
         }

@@ -107,9 +107,9 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Whether the anchor that leads lives.
-    pub(super) fn has_leader(&self) -> bool {
-        self.log.leader.is_some_and(|leader| self.lives(leader))
+    /// The anchor that leads, if it lives.
+    pub(super) fn leader(&self) -> Option<Member> {
+        self.log.leader.filter(|leader| self.lives(*leader))
     }
 
     fn has_majority(&self) -> bool {
@@ -148,7 +148,7 @@ impl World<'_> {
             self.marks.rare.logged_unheard += 1;
         }
         let notice = self.scenario.faults.notice.as_micros() as u64;
-        if let Some(before) = self.log.leader.filter(|before| self.lives(*before)) {
+        if let Some(before) = self.leader() {
             let at = self.now + self.dice.microseconds(0..=notice);
             self.at(at, Event::Deposed { at: before, office: self.log.office });
         }
@@ -217,7 +217,7 @@ impl World<'_> {
 
     /// An anchor is back: perhaps there are enough of them now.
     pub(super) fn anchor_is_back(&mut self) {
-        if self.log.leader.is_none_or(|leader| !self.lives(leader)) {
+        if self.leader().is_none() {
             self.elect_soon();
         } else {
             for _ in 0..self.log.pending.len() {

@@ -87,9 +87,8 @@ impl World<'_> {
         if self.nodes[index].seat.is_some() {
             return false;
         }
-        let leader = self.log.leader.filter(|leader| self.lives(*leader));
         let me = self.nodes[index].me;
-        if let Some(leader) = leader.filter(|_| !matches!(message, ToCoordinator::Leave)) {
+        if let Some(leader) = self.leader().filter(|_| !matches!(message, ToCoordinator::Leave)) {
             self.send(me, from, Cargo::Elsewhere(leader));
         }
         true
@@ -118,8 +117,7 @@ impl World<'_> {
     pub(super) fn report_to_keeper(&mut self, me: Member, message: ToCoordinator) {
         let node = &self.nodes[index_of(me)];
         let keeper = node.keeper.filter(|keeper| !node.deaf_to.contains(keeper));
-        let leader = self.log.leader.filter(|leader| self.lives(*leader));
-        if let Some(to) = keeper.or(leader) {
+        if let Some(to) = keeper.or_else(|| self.leader()) {
             self.send(me, to, Cargo::Reported(message));
         }
     }
