@@ -57,6 +57,8 @@ pub struct Metrics {
     pub microbatches_replayed: IntCounter,
     /// Done reports that came again and were counted once, in the whole swarm.
     pub microbatches_duplicated: IntCounter,
+    /// Late claims that their holders let go of when asked, where this peer keeps the run.
+    pub claims_recalled: IntCounter,
     /// Members that were lost, where this peer keeps the run.
     pub members_lost: IntCounter,
     /// All-reduces that came to nothing and were tried again, where this peer keeps the run.
@@ -128,6 +130,10 @@ impl Metrics {
             microbatches_duplicated: r.counter(
                 "shoal_microbatches_duplicated_total",
                 "Done reports that came again in the swarm and were counted once.",
+            )?,
+            claims_recalled: r.counter(
+                "shoal_claims_recalled_total",
+                "Late claims that their holders let go of when asked.",
             )?,
             members_lost: r.counter("shoal_members_lost_total", "Members that the run lost.")?,
             rounds_aborted: r.counter(

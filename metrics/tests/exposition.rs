@@ -11,6 +11,7 @@ use shoal_metrics::{Direction, Metrics, Queue, TrafficKind};
 const EXPECTED: [(&str, &str); 26] = [
     ("shoal_build_info", "gauge"),
     ("shoal_checkpoint_failures_total", "counter"),
+    ("shoal_claims_recalled_total", "counter"),
     ("shoal_compute_busy_seconds_total", "counter"),
     ("shoal_gradient_norm", "gauge"),
     ("shoal_held_out_loss", "gauge"),

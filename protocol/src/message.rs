@@ -6,6 +6,7 @@
 //! that it arrives once: each message states something that may be stated again.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use crate::ids::{
     Attempt, ClaimKey, ContentHash, Era, Grant, Incarnation, Member, Microbatch, PeerId, Stage,
@@ -110,6 +111,16 @@ pub struct HeldClaim {
     pub loss: Option<FixedLoss>,
 }
 
+/// How long the passes of a microbatch took at one stage, each from when the engine could have begun
+/// it: everything that it needs was there, and the pass before it had ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, bincode::Encode, bincode::Decode)]
+pub struct Spent {
+    /// The forward pass.
+    pub forward: Duration,
+    /// The backward pass; zero of what is held out.
+    pub backward: Duration,
+}
+
 /// The loss of one microbatch, or a sum of them, in units of 2^-32 nats per token: integers, so that
 /// a sum is the same in any order.
 #[derive(
@@ -202,6 +213,16 @@ pub enum ToCoordinator {
         grant: Grant,
         /// The mean loss per token, from the last stage.
         loss: Option<FixedLoss>,
+        /// How long it took.
+        spent: Spent,
+    },
+    /// The answer to a recall: the work is not late, since something that it needs is not there or
+    /// came only now.
+    Working {
+        /// The work.
+        key: ClaimKey,
+        /// The grant.
+        grant: Grant,
     },
     /// The sender holds the result of a round.
     Reduced {
@@ -364,6 +385,16 @@ pub enum FromCoordinator {
     NotOpen {
         /// The work.
         key: ClaimKey,
+    },
+    /// The claim is asked back if its work is late. It is answered at once: `Done`, `Released`, or
+    /// `Working` where it is not late.
+    Recall {
+        /// The work.
+        key: ClaimKey,
+        /// The grant.
+        grant: Grant,
+        /// How long each pass may take.
+        patience: Spent,
     },
     /// A done report arrived.
     Noted {

@@ -593,6 +593,13 @@ pub enum CoordinatorEvent {
         /// How many.
         claims: u64,
     },
+    /// A member let go of a late claim, and others do the work.
+    Recalled {
+        /// Who held it.
+        member: Member,
+        /// The work.
+        key: ClaimKey,
+    },
     /// Every replica of a stage is gone: the run goes back to a version, and waits for whoever hosts
     /// the stage from now on.
     Rewound {
@@ -643,4 +650,6 @@ pub struct StepBooks {
     pub repeated: u64,
     /// Claims that were taken back from members who were gone, whose work others did again.
     pub replayed: u64,
+    /// Late claims that their holders let go of when asked.
+    pub recalled: u64,
 }

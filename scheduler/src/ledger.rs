@@ -172,6 +172,23 @@ impl Ledger {
         }
     }
 
+    /// Claims whose work is not done yet.
+    pub(crate) fn unfinished(&self) -> impl Iterator<Item = (ClaimKey, Member, Grant)> + '_ {
+        let step = self.step;
+        self.claims.iter().filter(|(_, claim)| !claim.done).map(
+            move |((stage, microbatch), claim)| {
+                let key = ClaimKey { step, stage: *stage, microbatch: *microbatch };
+                (key, claim.holder, claim.grant)
+            },
+        )
+    }
+
+    /// Whether this member's work under this grant is not done yet.
+    pub(crate) fn awaits(&self, key: ClaimKey, member: Member, grant: Grant) -> bool {
+        let claim = self.claims.get(&(key.stage, key.microbatch));
+        claim.is_some_and(|claim| claim.holder == member && claim.grant == grant && !claim.done)
+    }
+
     /// How many claims somebody holds.
     pub(crate) fn held(&self) -> u64 {
         self.claims.len() as u64

@@ -9,6 +9,7 @@
 pub mod action;
 mod anchors;
 pub mod coordinator;
+mod lateness;
 mod ledger;
 mod membership;
 pub mod peer;

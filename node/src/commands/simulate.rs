@@ -280,12 +280,13 @@ fn print_report(seed: u64, scenario: &Scenario, report: &Report) {
         longest.as_secs_f64()
     );
     println!(
-        "  {} deaths, {} expelled, {} caught up later; {} claims taken back, {} activations asked \
-         for again, {} rounds tried again, {} returns to a checkpoint",
+        "  {} deaths, {} expelled, {} caught up later; {} claims taken back, {} let go of late, \
+         {} activations asked for again, {} rounds tried again, {} returns to a checkpoint",
         recovery.crashes,
         recovery.lost,
         recovery.joined,
         recovery.revoked,
+        recovery.recalled,
         recovery.replays,
         recovery.rounds_aborted,
         recovery.rewinds

@@ -220,6 +220,9 @@ impl Driver<'_> {
             CoordinatorEvent::Rewound { version, steps, .. } => {
                 self.note(&RunEvent::Rewound { version: version.0, steps });
             }
+            CoordinatorEvent::Recalled { member, key } => {
+                tracing::info!(peer = %member, %key, "late work is given to another");
+            }
             CoordinatorEvent::Revoked { member, claims } => {
                 tracing::info!(peer = %member, claims, "claims taken back");
             }

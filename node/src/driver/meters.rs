@@ -40,6 +40,7 @@ impl Meters {
     pub(crate) fn befell(&self, event: &CoordinatorEvent) {
         match event {
             CoordinatorEvent::Lost { .. } => self.metrics.members_lost.inc(),
+            CoordinatorEvent::Recalled { .. } => self.metrics.claims_recalled.inc(),
             CoordinatorEvent::RoundsAborted { rounds, .. } => {
                 self.metrics.rounds_aborted.inc_by(*rounds as u64);
             }

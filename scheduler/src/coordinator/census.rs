@@ -132,6 +132,7 @@ impl Coordinator {
             self.checkpoints.make_up();
         }
         self.work.set_givers(self.replicas_of(Stage(0)));
+        self.watch_taken_over();
         self.tell_all(&FromCoordinator::TakenOver, out);
         if !fresh && !self.membership.uncovered().is_empty() {
             return self.strand(out);

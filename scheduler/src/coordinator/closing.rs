@@ -211,6 +211,7 @@ impl Coordinator {
         self.version = self.version.next();
         self.last_commit = Some(record.clone());
         self.tell_all(&FromCoordinator::Commit(record.clone()), out);
+        self.stragglers.forget_through(record.step);
         let books = self.work.close_books(record.step);
         event(CoordinatorEvent::Committed { record, books }, out);
         if self.is_last_version() {

@@ -1,7 +1,7 @@
 //! The run's decisions: who is a member (`registration`, `joining`), who works on what (`work`), when
 //! a step is closed and committed (`closing`), what becomes of the work of who is gone (`recovery`),
 //! what is written (`snapshots`) and saved (`checkpoint`), and where it all begins again when a stage
-//! is lost (`rewind`). A term begins with what the log says and what members hold (`census`).
+//! is lost (`rewind`). What is late is asked back (`stragglers`). A term begins with what the log says and what members hold (`census`).
 
 mod census;
 mod checkpoint;
@@ -12,6 +12,7 @@ mod recovery;
 mod registration;
 mod rewind;
 mod snapshots;
+mod stragglers;
 #[cfg(test)]
 mod tests;
 mod work;
@@ -30,6 +31,7 @@ use self::joining::Newcomers;
 use self::recovery::{Complaints, Gaps};
 use self::rewind::{Archive, Search};
 use self::snapshots::Snapshots;
+use self::stragglers::Stragglers;
 use self::work::Work;
 use crate::action::{CoordinatorAction, CoordinatorEvent, CoordinatorInput};
 use crate::membership::{Candidate, Membership};
@@ -68,6 +70,7 @@ pub struct Coordinator {
     checkpoints: Checkpoints,
     archive: Archive,
     complaints: Complaints,
+    stragglers: Stragglers,
     /// The time of the present input.
     now: Moment,
     /// What nobody had claimed at the last look.
@@ -138,6 +141,7 @@ impl Coordinator {
             snapshots: Snapshots::default(),
             checkpoints: Checkpoints::default(),
             complaints: Complaints::default(),
+            stragglers: Stragglers::default(),
             now: Moment::default(),
             gaps: Gaps::new(),
             replay_at: None,
@@ -180,6 +184,7 @@ impl Coordinator {
         if self.replay_at.is_some_and(|at| now >= at) {
             self.replay_old_gaps(out);
         }
+        self.recall_late(out);
         self.retry_late_rounds(out);
         self.retry_snapshots(out);
         self.retry_copies(out);
@@ -229,7 +234,7 @@ impl Coordinator {
             _ => {}
         }
         let again = [self.snapshots.again_at, self.checkpoints.again_at];
-        let others = [self.replay_at, self.rounds.patience()];
+        let others = [self.replay_at, self.rounds.patience(), self.stragglers.patience()];
         others.into_iter().chain(again).flatten().min()
     }
 
@@ -270,7 +275,10 @@ impl Coordinator {
                     self.claim(from, key, out);
                 }
             }
-            ToCoordinator::Done { key, grant, loss } => self.done(from, key, grant, loss, out),
+            ToCoordinator::Done { key, grant, loss, spent } => {
+                self.done(from, key, grant, (loss, spent), out);
+            }
+            ToCoordinator::Working { key, grant } => self.working(from, key, grant),
             ToCoordinator::Reduced { round, outcome } => self.reduced(from, round, outcome, out),
             ToCoordinator::RoundRefused { round, reason } => {
                 self.round_refused(from, round, &reason, out);

@@ -63,6 +63,7 @@ impl Coordinator {
             let revoked = self.work.expel(*member, committing);
             event(CoordinatorEvent::Revoked { member: *member, claims: revoked.claims }, out);
             self.newcomers.forget(*member);
+            self.stragglers.times.forget(*member);
             self.complaints.forget(*member);
             lost.extend(self.snapshots.forget_writer(*member));
             self.forget_keeper(*member, out);
@@ -82,9 +83,15 @@ impl Coordinator {
     /// A holder lets go of a claim.
     pub(super) fn released(&mut self, from: Member, key: ClaimKey, grant: Grant, out: &mut Out) {
         let ledger = self.work.ledgers.get_mut(&key.step);
-        if ledger.is_some_and(|ledger| ledger.release(key, from, grant)) {
-            self.replay(out);
+        if !ledger.is_some_and(|ledger| ledger.release(key, from, grant)) {
+            return;
         }
+        self.let_go(from, key, out);
+        if key.stage == Stage(0) {
+            self.work.done(from, key.step);
+            self.give_out(out);
+        }
+        self.replay(out);
     }
 
     /// Has activations sent again whose receivers are gone, until somebody holds the work.

@@ -210,6 +210,7 @@ impl Coordinator {
         self.last_commit = None;
         self.archive.forget_after(version);
         self.work.begin_again();
+        self.stragglers.forget_work();
         self.rounds = Rounds::default();
         self.snapshots.forget_all();
         self.checkpoints.begin_again();

@@ -8,7 +8,8 @@ use shoal_protocol::ids::{
     ClaimKey, ContentHash, Era, Grant, Incarnation, Microbatch, PeerId, StageSpan, Term,
 };
 use shoal_protocol::message::{
-    Duties, FixedLoss, RoundId, RoundOutcome, SnapshotPart, StageChoice, StoredFile, StoredStage,
+    Duties, FixedLoss, RoundId, RoundOutcome, SnapshotPart, Spent, StageChoice, StoredFile,
+    StoredStage,
 };
 use shoal_protocol::units::Bytes;
 
@@ -29,6 +30,7 @@ fn member(number: u8) -> Member {
 struct Run {
     coordinator: Coordinator,
     logged: Vec<LogRecord>,
+    now: Moment,
 }
 
 impl Run {
@@ -44,7 +46,11 @@ impl Run {
             patience: Duration::from_secs(30),
             homecoming: Duration::from_secs(60),
         };
-        let mut run = Self { coordinator: Coordinator::new(config), logged: Vec::new() };
+        let mut run = Self {
+            coordinator: Coordinator::new(config),
+            logged: Vec::new(),
+            now: Moment::default(),
+        };
         let mut out = Vec::new();
         run.coordinator.start(Moment::default(), &mut out);
         assert_eq!(out, [CoordinatorAction::Append(LogRecord::Term(Term(1)))]);
@@ -67,7 +73,7 @@ impl Run {
         let mut inputs = vec![input];
         while let Some(input) = inputs.pop() {
             let mut actions = Vec::new();
-            self.coordinator.handle(Moment::default(), input, &mut actions);
+            self.coordinator.handle(self.now, input, &mut actions);
             for action in actions {
                 if let CoordinatorAction::Append(record) = action {
                     self.logged.push(record.clone());
@@ -92,7 +98,10 @@ impl Run {
 
     fn finish(&mut self, from: u8, microbatch: u32, grant: u64) -> Vec<CoordinatorAction> {
         let (key, grant) = (key(microbatch), nth(grant));
-        self.hear(from, ToCoordinator::Done { key, grant, loss: Some(FixedLoss(1)) })
+        self.hear(
+            from,
+            ToCoordinator::Done { key, grant, loss: Some(FixedLoss(1)), spent: Spent::default() },
+        )
     }
 
     fn reduce(&mut self, from: u8, outcome: RoundOutcome) -> Vec<CoordinatorAction> {
@@ -473,7 +482,8 @@ fn a_newcomer_begins_from_a_snapshot_hears_rounds_and_serves_once_it_is_ready() 
     run.want(0, 1, 1);
     let grant = nth(2);
     let key = ClaimKey { step: Step(1), ..key(0) };
-    let done = ToCoordinator::Done { key, grant, loss: Some(FixedLoss(1)) };
+    let done =
+        ToCoordinator::Done { key, grant, loss: Some(FixedLoss(1)), spent: Spent::default() };
     let closed = run.hear(0, done);
     let closes = messages(&closed, |message| matches!(message, FromCoordinator::Close(_)));
     assert_eq!(closes.len(), 3);
@@ -500,4 +510,56 @@ fn of_two_who_cannot_reach_each_other_one_goes() {
     }
     let cut = run.hear(2, ToCoordinator::CannotReach { member: member(0) });
     assert_eq!(events(&cut)[0], lost(2, "it cannot reach another member"));
+}
+
+/// The next recall, when it is due.
+fn next_recall(run: &mut Run) -> Vec<(Member, FromCoordinator)> {
+    let is_recall = |message: &FromCoordinator| matches!(message, FromCoordinator::Recall { .. });
+    for _ in 0..100 {
+        run.now = run.coordinator.next_timeout().expect("it looks after claims");
+        let recalls = messages(&run.input(CoordinatorInput::Tick), is_recall);
+        if !recalls.is_empty() {
+            return recalls;
+        }
+    }
+    panic!("nothing is asked back");
+}
+
+#[test]
+fn a_late_claim_is_asked_back_and_what_is_let_go_of_goes_to_another() {
+    let mut run = Run::opened(2, 1);
+    assert_eq!(messages(&run.want(1, 1, 0), is_work), [work(1, &[(0, 1)])]);
+    let patience = Duration::from_secs(30);
+    let recalls = next_recall(&mut run);
+    assert_eq!(run.now, Moment::default() + patience, "nobody is measured yet");
+    let patience = Spent { forward: patience, backward: patience };
+    let recall = FromCoordinator::Recall { key: key(0), grant: nth(1), patience };
+    assert_eq!(recalls, [(member(1), recall)]);
+    let released = ToCoordinator::Released { key: key(0), grant: nth(1) };
+    let actions = run.hear(1, released);
+    let recalled = CoordinatorEvent::Recalled { member: member(1), key: key(0) };
+    assert_eq!(events(&actions), [recalled]);
+    // Who let go of it gets other work first.
+    assert_eq!(messages(&run.want(0, 1, 0), is_work), [work(0, &[(0, 2)])]);
+    let recalls = next_recall(&mut run);
+    let doubled = Duration::from_secs(60);
+    let patience = Spent { forward: doubled, backward: doubled };
+    let again = FromCoordinator::Recall { key: key(0), grant: nth(2), patience };
+    assert_eq!(recalls, [(member(0), again)]);
+}
+
+#[test]
+fn who_never_answers_when_work_is_asked_back_is_expelled() {
+    let mut run = Run::opened(2, 1);
+    run.want(1, 1, 0);
+    next_recall(&mut run);
+    let working = ToCoordinator::Working { key: key(0), grant: nth(1) };
+    run.hear(1, working);
+    for _ in 0..8 {
+        next_recall(&mut run);
+    }
+    run.now = run.coordinator.next_timeout().expect("it still waits");
+    let actions = run.input(CoordinatorInput::Tick);
+    let lost = |event: &CoordinatorEvent| matches!(event, CoordinatorEvent::Lost { member: who, .. } if *who == member(1));
+    assert!(events(&actions).iter().any(lost), "{actions:?}");
 }

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use shoal_protocol::ids::{ClaimKey, Grant, Member, Microbatch, Stage, Step, Term};
-use shoal_protocol::message::{FixedLoss, FromCoordinator};
+use shoal_protocol::message::{FixedLoss, FromCoordinator, Spent};
 
 use super::{Coordinator, Out, Phase, event, send};
 use crate::action::{CoordinatorEvent, StepBooks};
@@ -137,7 +137,12 @@ impl Work {
     }
 
     /// Gives the lowest free microbatch of a step to who should have it, if anybody wants it.
-    fn give_one(&mut self, step: Step) -> Option<(Member, Microbatch, Grant)> {
+    /// Who let go of the microbatch just now does not have it again at once.
+    fn give_one(
+        &mut self,
+        step: Step,
+        avoids: impl Fn(ClaimKey) -> Option<Member>,
+    ) -> Option<(Member, Microbatch, Grant)> {
         let free = self.ledgers.get(&step)?.free();
         if free == 0 || self.wishes.values().all(|wish| wish.unmet(step) == 0) {
             return None;
@@ -146,11 +151,13 @@ impl Work {
         let Self { ledgers, wishes, router, grants, .. } = self;
         let ledger = ledgers.get_mut(&step)?;
         let microbatch = ledger.lowest_free()?;
+        let key = ClaimKey { step, stage: Stage(0), microbatch };
+        let avoided = avoids(key);
         let wants = |member: &Member| {
-            in_time.contains(member) && wishes.get(member).is_some_and(|wish| wish.unmet(step) > 0)
+            let able = in_time.contains(member) && avoided != Some(*member);
+            able && wishes.get(member).is_some_and(|wish| wish.unmet(step) > 0)
         };
         let member = router.choose_where(wants)?;
-        let key = ClaimKey { step, stage: Stage(0), microbatch };
         let ClaimAnswer::Granted { grant, .. } = ledger.claim(key, member, grants) else {
             unreachable!("the microbatch was free");
         };
@@ -178,8 +185,13 @@ impl Work {
         }
     }
 
-    /// A microbatch of the first stage is done.
-    fn done(&mut self, member: Member, step: Step) {
+    /// A late claim was let go of.
+    pub(super) fn recalled(&mut self) {
+        self.books.recalled += 1;
+    }
+
+    /// A microbatch of the first stage is done, or let go of.
+    pub(super) fn done(&mut self, member: Member, step: Step) {
         let wish = self.wishes.get_mut(&member);
         if let Some(open) = wish.and_then(|wish| wish.open.get_mut(&step)) {
             *open -= 1;
@@ -241,10 +253,17 @@ impl Coordinator {
         let steps: Vec<Step> = self.work.ledgers.keys().copied().collect();
         for step in steps {
             let mut given: BTreeMap<Member, Vec<(Microbatch, Grant)>> = BTreeMap::new();
-            while let Some((member, microbatch, grant)) = self.work.give_one(step) {
+            let Self { work, stragglers, now, .. } = self;
+            while let Some((member, microbatch, grant)) =
+                work.give_one(step, |key| stragglers.avoids(key, *now))
+            {
                 given.entry(member).or_default().push((microbatch, grant));
             }
             for (member, grants) in given {
+                for (microbatch, grant) in &grants {
+                    let key = ClaimKey { step, stage: Stage(0), microbatch: *microbatch };
+                    self.watch(key, member, *grant);
+                }
                 send(member, FromCoordinator::Work { step, grants }, out);
             }
         }
@@ -259,6 +278,7 @@ impl Coordinator {
         };
         let message = match answer {
             ClaimAnswer::Granted { grant, next_holder } => {
+                self.watch(key, from, grant);
                 FromCoordinator::Granted { key, grant, next_holder }
             }
             ClaimAnswer::Held { holder } => FromCoordinator::Held { key, holder },
@@ -272,7 +292,7 @@ impl Coordinator {
         from: Member,
         key: ClaimKey,
         grant: Grant,
-        loss: Option<FixedLoss>,
+        (loss, spent): (Option<FixedLoss>, Spent),
         out: &mut Out,
     ) {
         let answer = match self.work.ledgers.get_mut(&key.step) {
@@ -284,8 +304,11 @@ impl Coordinator {
         if answer == DoneAnswer::Repeated {
             self.work.books.repeated += 1;
         }
-        if answer == DoneAnswer::Noted && key.stage == Stage(0) {
-            self.work.done(from, key.step);
+        if answer == DoneAnswer::Noted {
+            self.learn(from, key, spent);
+            if key.stage == Stage(0) {
+                self.work.done(from, key.step);
+            }
         }
         if answer != DoneAnswer::Refused || committed {
             send(from, FromCoordinator::Noted { key, grant }, out);

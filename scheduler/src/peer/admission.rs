@@ -174,10 +174,17 @@ impl Peer {
     }
 
     /// An activation came.
-    pub(super) fn activation(&mut self, key: ClaimKey, payload: Payload, out: &mut Out) {
+    pub(super) fn activation(
+        &mut self,
+        now: Moment,
+        key: ClaimKey,
+        payload: Payload,
+        out: &mut Out,
+    ) {
         match self.jobs.get_mut(&key) {
             Some(job) if job.input == Input::Expected => {
                 job.input = Input::Here(payload);
+                job.ready_at = now;
                 self.in_flight += payload.size;
                 self.queue_passes(key);
             }

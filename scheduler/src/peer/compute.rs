@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use shoal_protocol::ids::{ClaimKey, Microbatch, Stage, Step};
-use shoal_protocol::message::{FixedLoss, ToCoordinator, proof_tag};
+use shoal_protocol::message::{FixedLoss, Spent, ToCoordinator, proof_tag};
 use shoal_protocol::units::Moment;
 
 use super::job::{Answer, Input, Progress, Report};
@@ -20,6 +20,8 @@ pub(super) struct Compute {
     running: bool,
     /// A pass ended since the window was last looked at.
     ended: bool,
+    /// When one last did.
+    pub(super) ended_at: Moment,
     forward: BTreeSet<(Step, Reverse<Stage>, Microbatch)>,
     backward: BTreeSet<(Step, Stage, Microbatch)>,
     /// Work that was dropped while the engine had some of it, with what it is using.
@@ -42,9 +44,10 @@ impl Compute {
         Some(ClaimKey { step, stage, microbatch })
     }
 
-    fn ended(&mut self) {
+    fn ended(&mut self, now: Moment) {
         self.running = false;
         self.ended = true;
+        self.ended_at = now;
     }
 
     /// Whether the engine has nothing to do, and no pass waits for it.
@@ -147,23 +150,27 @@ impl Peer {
     ) {
         match result {
             TaskResult::Forwarded { key, output, loss } => {
-                self.compute.ended();
+                let began = self.jobs.get(&key).map_or(now, |job| self.begins_at(job));
+                self.compute.ended(now);
                 if self.compute.is_dropping(key) {
                     return self.drop_result(key, output, out);
                 }
                 if let Some(hosted) = self.stages.get_mut(&key.stage) {
                     hosted.pace.ran_forward(busy);
                 }
+                self.spend(key, |spent| spent.forward = now.since(began));
                 self.forwarded(now, key, output, loss, out);
             }
             TaskResult::Returned { key, gradient } => {
-                self.compute.ended();
+                let began = self.jobs.get(&key).map_or(now, |job| self.begins_at(job));
+                self.compute.ended(now);
                 if self.compute.is_dropping(key) {
                     return self.drop_result(key, gradient, out);
                 }
                 if let Some(hosted) = self.stages.get_mut(&key.stage) {
                     hosted.pace.ran_backward(busy);
                 }
+                self.spend(key, |spent| spent.backward = now.since(began));
                 self.returned(now, key, gradient, out);
             }
             // Before a rewind the accumulator was another.
@@ -198,6 +205,13 @@ impl Peer {
         }
     }
 
+    /// Notes how long a pass took.
+    fn spend(&mut self, key: ClaimKey, note: impl FnOnce(&mut Spent)) {
+        if let Some(job) = self.jobs.get_mut(&key) {
+            note(&mut job.spent);
+        }
+    }
+
     /// Lets go of the result of work that was dropped meanwhile, and of what it used.
     pub(super) fn drop_result(&mut self, key: ClaimKey, result: Option<Payload>, out: &mut Out) {
         out.extend(result.map(|payload| PeerAction::Release(payload.id)));
@@ -218,6 +232,7 @@ impl Peer {
     ) {
         let last = self.is_last(key);
         let job = self.jobs.get_mut(&key).expect("dropped work is known as such");
+        job.ready_at = now;
         assert_eq!(last, loss.is_some(), "a loss comes from the last stage");
         assert_eq!(last, output.is_none(), "an activation comes from every other stage");
         job.forward = Progress::Done;
@@ -276,7 +291,7 @@ impl Peer {
         let job = self.jobs.get_mut(&key).expect("only jobs are reported");
         let grant = job.grant().expect("work is done under its claim");
         job.report = Report::Sent { at: now };
-        let loss = job.loss;
-        out.push(PeerAction::ToCoordinator(ToCoordinator::Done { key, grant, loss }));
+        let (loss, spent) = (job.loss, job.spent);
+        out.push(PeerAction::ToCoordinator(ToCoordinator::Done { key, grant, loss, spent }));
     }
 }

@@ -51,6 +51,9 @@ impl Peer {
             FromCoordinator::Held { key, holder } => self.held(now, key, holder, out),
             // The step is over for this work, and its commit will take it away.
             FromCoordinator::NotOpen { .. } => {}
+            FromCoordinator::Recall { key, grant, patience } => {
+                self.recalled(now, key, grant, patience, out);
+            }
             FromCoordinator::Noted { key, grant } => {
                 if let Some(job) = self.jobs.get_mut(&key)
                     && job.grant() == Some(grant)
@@ -141,9 +144,14 @@ impl Peer {
         for (microbatch, grant) in grants {
             self.through = self.through.max(*grant);
             let key = ClaimKey { step, stage: first, microbatch: *microbatch };
-            if !self.jobs.contains_key(&key) {
+            let released = self.released.get(&key).is_some_and(|last| grant <= last);
+            if released || self.compute.is_dropping(key) {
+                // It was let go of, and may be taken again when the engine has dropped it.
+                self.deny(key, *grant, out);
+            } else if !self.jobs.contains_key(&key) {
                 let last = self.is_last(key);
-                self.take(now, key, Job::new(key, None, Claim::Granted(*grant), last), out);
+                let job = Job::new(key, None, Claim::Granted(*grant), last);
+                self.take(now, key, Job { ready_at: now, ..job }, out);
             }
         }
     }
@@ -181,9 +189,7 @@ impl Peer {
         let released = self.released.get(&key).is_some_and(|last| grant <= *last);
         let Some(job) = self.jobs.get_mut(&key) else {
             // It was let go of while its claim was on the way.
-            self.released.entry(key).and_modify(|last| *last = grant.max(*last)).or_insert(grant);
-            let message = ToCoordinator::Released { key, grant };
-            return out.push(PeerAction::ToCoordinator(message));
+            return self.deny(key, grant, out);
         };
         if job.grant().is_some() || released {
             return;
@@ -224,8 +230,9 @@ impl Peer {
                 && now.since(*at) >= retry
             {
                 *at = now;
-                let (key, loss) = (*key, job.loss);
-                out.push(PeerAction::ToCoordinator(ToCoordinator::Done { key, grant, loss }));
+                let (key, loss, spent) = (*key, job.loss, job.spent);
+                let message = ToCoordinator::Done { key, grant, loss, spent };
+                out.push(PeerAction::ToCoordinator(message));
             }
         }
     }

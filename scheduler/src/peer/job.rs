@@ -1,7 +1,7 @@
 //! The life of one microbatch at one stage.
 
 use shoal_protocol::ids::{ClaimKey, Grant, Member};
-use shoal_protocol::message::FixedLoss;
+use shoal_protocol::message::{FixedLoss, Spent};
 use shoal_protocol::units::Moment;
 
 use crate::action::Payload;
@@ -38,6 +38,10 @@ pub(super) struct Job {
     /// Whether upstream has its answer: the gradient or, held out, the word that it is evaluated.
     pub(super) answered: bool,
     pub(super) report: Report,
+    /// Since when the pass that comes next has had what it needs, the weights aside.
+    pub(super) ready_at: Moment,
+    /// How long the passes took that ended.
+    pub(super) spent: Spent,
 }
 
 /// The right to count it.
@@ -139,6 +143,8 @@ impl Job {
             holds_room: true,
             answered: false,
             report: Report::NotDone,
+            ready_at: Moment::default(),
+            spent: Spent::default(),
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! A microbatch's life at one stage is a `job::Job`: taken in (`admission`), computed
 //! (`compute`), sent on (`routing`), answered and reported. Words of the coordinator come in
-//! through `control`; the end of a step is `closing`. What a loss of others leads to is `recovery`;
+//! through `control`, which may ask work back (`recall`); the end of a step is `closing`. What a loss of others leads to is `recovery`;
 //! a newcomer catches up in `joining`, with what it hears of rounds (`hearing`). A new coordinator is
 //! told what this peer holds in `census`.
 
@@ -15,6 +15,7 @@ mod control;
 mod hearing;
 mod job;
 mod joining;
+mod recall;
 mod recovery;
 mod routing;
 mod stage;
@@ -62,6 +63,8 @@ pub struct Peer {
     era: Era,
     /// Steps whose commit was taken in: the version of the weights that later tasks read.
     version: Step,
+    /// Since when.
+    version_at: Moment,
     /// The newest grant that came with work.
     through: Grant,
     /// What the coordinator was last told of room at the first stage.
@@ -132,6 +135,7 @@ impl Peer {
             view: View::default(),
             era: Era(0),
             version: Step(0),
+            version_at: Moment::default(),
             through: Grant::default(),
             wish: None,
             stages: BTreeMap::new(),
@@ -169,6 +173,7 @@ impl Peer {
     /// Takes in what happened and adds what is to be done, in order, to `out`.
     pub fn handle(&mut self, now: Moment, input: PeerInput, out: &mut Vec<PeerAction>) {
         let given_before = out.len();
+        let version = self.version;
         if matches!(input, PeerInput::Done { .. }) {
             self.tasks = self.tasks.saturating_sub(1);
         }
@@ -205,6 +210,9 @@ impl Peer {
             self.wish_for_work(out);
         }
         self.sweep(now, out);
+        if self.version != version {
+            self.version_at = now;
+        }
         let new = &out[given_before..];
         self.tasks += new.iter().filter(|action| matches!(action, PeerAction::Compute(_))).count();
     }
@@ -265,8 +273,8 @@ impl Peer {
         out: &mut Out,
     ) {
         match tag {
-            TensorTag::Activation { key } => self.activation(key, payload, out),
-            TensorTag::ActivationGradient { key } => self.gradient(key, payload, out),
+            TensorTag::Activation { key } => self.activation(now, key, payload, out),
+            TensorTag::ActivationGradient { key } => self.gradient(now, key, payload, out),
             TensorTag::RoundPart { .. } | TensorTag::RoundResult { .. } => {
                 self.round_piece(now, from, tag, payload, out);
             }

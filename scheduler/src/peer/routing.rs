@@ -4,7 +4,7 @@ use shoal_protocol::ids::{ClaimKey, Member, Stage};
 use shoal_protocol::message::{Between, TensorTag};
 use shoal_protocol::units::Moment;
 
-use super::job::{Answer, Route};
+use super::job::{Answer, Progress, Route};
 use super::{Out, Peer};
 use crate::action::{Payload, PayloadId, PeerAction};
 
@@ -118,8 +118,13 @@ impl Peer {
         let Some(hosted) = self.stages.get_mut(&key.stage) else { return };
         hosted.onward.measured(from, pace);
         let Some(job) = self.jobs.get_mut(&key) else { return };
+        // Who has got it and is busy after all was late, and let go of it.
+        let sent = matches!(job.route, Route::Sent { to, .. } if to == from);
+        if sent && job.holder == Some(from) {
+            job.holder = None;
+        }
         let offered = matches!(job.route, Route::Offered { to, .. } if to == from);
-        if offered && job.must_go_on() {
+        if (offered || sent) && job.must_go_on() {
             hosted.onward.set_busy(from);
             if job.holder == Some(from) {
                 // Nobody else can take it: it waits until its holder is free.
@@ -197,11 +202,14 @@ impl Peer {
     }
 
     /// The gradient of a stage's output came.
-    pub(super) fn gradient(&mut self, key: ClaimKey, payload: Payload, out: &mut Out) {
+    pub(super) fn gradient(&mut self, now: Moment, key: ClaimKey, payload: Payload, out: &mut Out) {
         let held_out = self.is_held_out(key);
         match self.jobs.get_mut(&key) {
             Some(job) if job.answer == Answer::Expected && !held_out => {
                 job.answer = Answer::Here(payload);
+                if job.forward == Progress::Done {
+                    job.ready_at = now;
+                }
                 self.in_flight += payload.size;
                 self.settle(key);
                 self.queue_passes(key);

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shoal_protocol::ids::{ContentHash, Incarnation, Microbatch, PeerId};
-use shoal_protocol::message::{Duties, FixedLoss, FromCoordinator, MemberRecord, StageChoice};
+use shoal_protocol::message::{
+    Duties, FixedLoss, FromCoordinator, MemberRecord, Spent, StageChoice,
+};
 
 use super::*;
 use crate::action::{PayloadId, Task, TaskResult};
@@ -140,7 +142,7 @@ fn claim(microbatch: u32) -> PeerAction {
 }
 
 fn done(key: ClaimKey, grant: Grant, loss: Option<FixedLoss>) -> PeerAction {
-    PeerAction::ToCoordinator(ToCoordinator::Done { key, grant, loss })
+    PeerAction::ToCoordinator(ToCoordinator::Done { key, grant, loss, spent: Spent::default() })
 }
 
 /// To whom a microbatch is offered.
@@ -268,6 +270,49 @@ fn backward_goes_before_forward_and_one_pass_runs_at_a_time() {
     let actions = probe.done(forwarded);
     let backward = PeerAction::Compute(Task::Backward { key: key(1, 0), gradient: None });
     assert_eq!(actions, [PeerAction::Release(PayloadId(0)), backward]);
+}
+
+#[test]
+fn late_work_is_let_go_of_when_asked_and_what_is_not_late_is_kept() {
+    let (mut probe, _) = Probe::at(1, |_| {});
+    let (key, grant) = (key(1, 0), grant(0));
+    let second = Duration::from_secs(1);
+    let patience = Spent { forward: second, backward: second };
+    let recall = FromCoordinator::Recall { key, grant, patience };
+    let released = PeerAction::ToCoordinator(ToCoordinator::Released { key, grant });
+    assert_eq!(probe.tell(recall), [released], "it does not know of it");
+    let late_grant = FromCoordinator::Granted { key, grant, next_holder: None };
+    probe.offer(1, 0);
+    assert_eq!(probe.tell(late_grant), [], "what was let go of stays let go of");
+
+    let grant = nth(9);
+    let recall = FromCoordinator::Recall { key, grant, patience };
+    let working = PeerAction::ToCoordinator(ToCoordinator::Working { key, grant });
+    probe.tell(FromCoordinator::Granted { key, grant, next_holder: None });
+    let begin = probe.now;
+    probe.now = begin + second;
+    assert_eq!(probe.tell(recall.clone())[0], working, "its input is not there");
+    probe.tensor(1, TensorTag::Activation { key }, 1);
+    probe.now = begin + second + second / 2;
+    assert_eq!(probe.tell(recall.clone()), [working], "the pass began only now");
+    probe.now = begin + second * 2;
+    let let_go = probe.tell(recall);
+    let busy = send(1, Between::Busy { key, pace: 0 });
+    let released = PeerAction::ToCoordinator(ToCoordinator::Released { key, grant });
+    let discard = PeerAction::Compute(Task::Discard { key });
+    assert_eq!(let_go[..3], [busy, released, discard], "{let_go:?}");
+}
+
+#[test]
+fn what_is_done_is_reported_again_when_it_is_asked_back() {
+    let (mut probe, _) = Probe::at(1, |_| {});
+    probe.offer(1, 0);
+    probe.complete(0);
+    let (key, grant) = (key(1, 0), grant(0));
+    probe.done(TaskResult::Accumulated { key });
+    probe.now = probe.now + Duration::from_secs(1);
+    let recall = FromCoordinator::Recall { key, grant, patience: Spent::default() };
+    assert_eq!(probe.tell(recall), [done(key, grant, Some(FixedLoss(7)))]);
 }
 
 #[test]

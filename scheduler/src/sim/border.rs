@@ -36,6 +36,8 @@ pub(crate) enum Omit {
     Revocation,
     /// A round with a member that is gone is given up.
     Abort,
+    /// Late claims are asked back.
+    Recall,
 }
 
 /// What must be known to leave a rule out.
@@ -70,6 +72,7 @@ impl Border {
     pub(super) fn told(&mut self, to: Member, message: &mut FromCoordinator) -> bool {
         match message {
             FromCoordinator::Replay { .. } => return self.omit != Omit::Replay,
+            FromCoordinator::Recall { .. } => return self.omit != Omit::Recall,
             FromCoordinator::Granted { key, grant, .. } => {
                 let known = self.grants.insert((to, *key), *grant);
                 if let (true, Some(answer)) = (known != Some(*grant), key.upstream()) {

@@ -62,6 +62,8 @@ pub struct Recovery {
     pub replays: u64,
     /// Claims that their holders let go of.
     pub released: u64,
+    /// Those that were late and asked back.
+    pub recalled: u64,
     /// Newcomers that began to serve.
     pub joined: u64,
     /// Newcomers that began anew.
@@ -101,6 +103,12 @@ pub struct Rare {
     pub promoted_in_round: u64,
     /// Claims that a coordinator took over from the one before.
     pub claims_taken_over: u64,
+    /// A claim was asked back whose work was done.
+    pub recalled_done: u64,
+    /// A claim was asked back, and its work was not late.
+    pub recalled_early: u64,
+    /// A claim was asked back again, since there was no answer.
+    pub recalled_again: u64,
     /// A record was logged though the coordinator that gave it learnt no more of it.
     pub logged_unheard: u64,
     /// A coordinator gave the log something though another had been chosen.
@@ -129,6 +137,7 @@ impl Report {
             CoordinatorEvent::RoundsAborted { rounds, .. } => {
                 self.recovery.rounds_aborted += *rounds as u64;
             }
+            CoordinatorEvent::Recalled { .. } => self.recovery.recalled += 1,
             CoordinatorEvent::Stranded { .. } => self.recovery.stranded += 1,
             CoordinatorEvent::Rewound { .. } => self.recovery.rewinds += 1,
             CoordinatorEvent::CheckpointAbandoned { .. } => {

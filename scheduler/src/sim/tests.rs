@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use shoal_protocol::ids::Stage;
 use shoal_protocol::message::StageChoice;
+use shoal_protocol::units::Moment;
 
 use super::tamper::Tamper;
 use super::world::World;
@@ -133,7 +134,7 @@ fn swarms_of_all_seeds_hold_every_promise_and_repeat() {
 fn faulty_swarms_of_all_seeds_hold_every_promise() {
     let results = on_all(seeds(FAULTY), |seed| checked(seed, "faulty_swarms", with_faults));
     let reports = all_hold(results);
-    let marks: [Mark; 27] = [
+    let marks: [Mark; 31] = [
         ("commits", |report| report.commits),
         ("runs that lost members and came to their end", |report| {
             u64::from(report.finished && report.recovery.lost > 0)
@@ -158,6 +159,10 @@ fn faulty_swarms_of_all_seeds_hold_every_promise() {
         ("claims released while granted", |report| report.rare.released_in_flight),
         ("words of lives that are over", |report| report.rare.old_lives),
         ("newcomers that serve during a round", |report| report.rare.promoted_in_round),
+        ("late claims let go of", |report| report.recovery.recalled),
+        ("claims recalled when done", |report| report.rare.recalled_done),
+        ("claims recalled that were not late", |report| report.rare.recalled_early),
+        ("claims recalled again", |report| report.rare.recalled_again),
         ("coordinators after the first", |report| report.recovery.terms - 1),
         ("claims taken over", |report| report.rare.claims_taken_over),
         ("records logged that their giver heard no more of", |report| report.rare.logged_unheard),
@@ -355,4 +360,42 @@ fn unlike_replicas_share_the_work_so_that_all_stay_busy() {
     let share = ideal.as_secs_f64() / step.last.since(step.first).as_secs_f64();
     println!("share of the ideal throughput: {share:.3}");
     assert!(share >= 0.8, "{share}");
+}
+
+/// Two stages of three replicas each; from the middle of a step on, one of them needs two hundred
+/// times as long for everything.
+fn straggling() -> Scenario {
+    let mut scenario = pipeline(2, 64, 1);
+    let two = scenario.peers.clone();
+    scenario.peers = (0..3).flat_map(|_| two.clone()).collect();
+    scenario.peers.iter_mut().for_each(|peer| peer.limits.retry = Duration::from_millis(200));
+    let slow = Fault::SlowPeer { peer: 3, factor: 200, time: Duration::from_secs(1 << 20) };
+    scenario.faults.happen = vec![(Duration::from_secs(20), slow)];
+    scenario
+}
+
+/// When the last pass of the run ended, and how many claims were let go of; the model must be that of
+/// a peer alone.
+fn end_of(scenario: &Scenario, omit: Omit) -> (Duration, u64) {
+    let report = World::new(scenario, Tamper::Nothing, true).without(omit).run();
+    let report = report.expect("every oracle holds");
+    let alone = run(&scenario.alone()).expect("a peer alone");
+    assert_eq!(report.checkpoint, alone.checkpoint);
+    let (_, step) = report.steps.last_key_value().expect("it has steps");
+    (step.last.since(Moment::default()), report.recovery.recalled)
+}
+
+#[test]
+fn what_a_straggler_holds_is_done_by_others() {
+    let scenario = straggling();
+    let (whole, none) =
+        end_of(&Scenario { faults: Faults::default(), ..scenario.clone() }, Omit::Nothing);
+    let (recalled, some) = end_of(&scenario, Omit::Nothing);
+    let (waited, _) = end_of(&scenario, Omit::Recall);
+    println!(
+        "last pass: {whole:?} without a straggler, {recalled:?} with, {waited:?} if waited for"
+    );
+    println!("claims let go of: {none} without a straggler, {some} with");
+    assert_eq!(none, 0, "nobody is late where all are steady");
+    assert!(some > 0 && recalled < waited, "{recalled:?} {waited:?}");
 }

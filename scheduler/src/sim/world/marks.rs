@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use shoal_protocol::ids::{ClaimKey, Member};
+use shoal_protocol::ids::{ClaimKey, Grant, Member};
 use shoal_protocol::message::{Between, FromCoordinator, LogRecord, ToCoordinator};
 
 use crate::action::{CoordinatorAction, CoordinatorEvent, PeerAction, PeerInput};
@@ -18,6 +18,8 @@ pub(super) struct Marks {
     rerouted: BTreeSet<(Member, ClaimKey)>,
     /// Newcomers that hear the rounds that are on.
     listening: BTreeSet<Member>,
+    /// Claims that were asked back and not answered for yet.
+    recalled: BTreeSet<(ClaimKey, Grant)>,
     /// Whether a member of the rounds that are on holds its result.
     reduced: bool,
     /// Whether a commit is on its way into the log.
@@ -28,6 +30,18 @@ impl Marks {
     /// What the coordinator hears.
     pub(super) fn reported(&mut self, message: &ToCoordinator) {
         self.reduced |= matches!(message, ToCoordinator::Reduced { .. });
+        match message {
+            ToCoordinator::Done { key, grant, .. } => {
+                self.rare.recalled_done += u64::from(self.recalled.remove(&(*key, *grant)));
+            }
+            ToCoordinator::Working { key, grant } => {
+                self.rare.recalled_early += u64::from(self.recalled.remove(&(*key, *grant)));
+            }
+            ToCoordinator::Released { key, grant } => {
+                self.recalled.remove(&(*key, *grant));
+            }
+            _ => {}
+        }
     }
 
     /// What the coordinator wants done.
@@ -46,6 +60,7 @@ impl Marks {
             }
             CoordinatorAction::Event(CoordinatorEvent::Committed { .. }) => {
                 self.noted.clear();
+                self.recalled.clear();
                 self.listening.clear();
                 self.reduced = false;
                 self.committing = false;
@@ -70,6 +85,9 @@ impl Marks {
             FromCoordinator::Replay { keys } => {
                 let done = keys.iter().filter(|key| self.noted.contains(&key.downstream()));
                 self.rare.replayed_done += done.count() as u64;
+            }
+            FromCoordinator::Recall { key, grant, .. } => {
+                self.rare.recalled_again += u64::from(!self.recalled.insert((*key, *grant)));
             }
             FromCoordinator::Close(round) => self.listening.extend(&round.listeners),
             FromCoordinator::View(view) => {

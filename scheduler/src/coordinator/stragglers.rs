@@ -1,0 +1,208 @@
+//! Late claims are asked back, where another replica could do the work. Who holds one answers at
+//! once, since its words never wait for its engine; who does not answer is expelled.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use shoal_protocol::ids::{ClaimKey, Grant, Member, Stage, Step};
+use shoal_protocol::message::{FromCoordinator, Spent};
+use shoal_protocol::units::Moment;
+
+use super::{Coordinator, Out, Phase, event, send};
+use crate::action::CoordinatorEvent;
+use crate::lateness::Times;
+
+/// Recalls without an answer, a retry apart, after which the holder is expelled.
+const UNANSWERED: u32 = 8;
+
+/// Doublings of patience at most.
+const DOUBLINGS: u32 = 6;
+
+/// The claims that are looked after, and what is known of how long work takes.
+#[derive(Debug, Default)]
+pub(super) struct Stragglers {
+    pub(super) times: Times,
+    watches: BTreeMap<ClaimKey, Watch>,
+    /// When each watch ends.
+    due: BTreeSet<(Moment, ClaimKey)>,
+    /// What was let go of.
+    released: BTreeMap<ClaimKey, Released>,
+}
+
+/// One claim that is looked after.
+#[derive(Debug, Clone, Copy)]
+struct Watch {
+    holder: Member,
+    grant: Grant,
+    /// When it is asked back.
+    at: Moment,
+    /// Recalls without an answer.
+    unanswered: u32,
+    /// Recalls that were answered with `Working`.
+    calm: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Released {
+    /// How often it was asked back.
+    times: u32,
+    /// Who let go of it last, and until when it is not given the work again.
+    by: Member,
+    until: Moment,
+}
+
+impl Stragglers {
+    fn watch(&mut self, key: ClaimKey, watch: Watch) {
+        if let Some(before) = self.watches.insert(key, watch) {
+            self.due.remove(&(before.at, key));
+        }
+        self.due.insert((watch.at, key));
+    }
+
+    fn unwatch(&mut self, key: ClaimKey) -> Option<Watch> {
+        let watch = self.watches.remove(&key)?;
+        self.due.remove(&(watch.at, key));
+        Some(watch)
+    }
+
+    fn next_due(&mut self, now: Moment) -> Option<(ClaimKey, Watch)> {
+        let (at, key) = *self.due.first()?;
+        if at > now {
+            return None;
+        }
+        self.unwatch(key).map(|watch| (key, watch))
+    }
+
+    pub(super) fn patience(&self) -> Option<Moment> {
+        self.due.first().map(|(at, _)| *at)
+    }
+
+    /// Who let go of this work just now, and should not have it again at once.
+    pub(super) fn avoids(&self, key: ClaimKey, now: Moment) -> Option<Member> {
+        self.released.get(&key).filter(|last| last.until > now).map(|last| last.by)
+    }
+
+    /// A step is committed.
+    pub(super) fn forget_through(&mut self, step: Step) {
+        self.watches.retain(|key, _| key.step > step);
+        self.due.retain(|(_, key)| key.step > step);
+        self.released.retain(|key, _| key.step > step);
+    }
+
+    /// Every open step is forgotten.
+    pub(super) fn forget_work(&mut self) {
+        *self = Self { times: std::mem::take(&mut self.times), ..Self::default() };
+    }
+}
+
+impl Coordinator {
+    /// A claim was granted, or its grant said again.
+    pub(super) fn watch(&mut self, key: ClaimKey, holder: Member, grant: Grant) {
+        let known = self.stragglers.watches.get(&key).is_some_and(|watch| watch.grant == grant);
+        if !known {
+            let at = self.now + self.patience_with(key, holder).forward;
+            let watch = Watch { holder, grant, at, unanswered: 0, calm: 0 };
+            self.stragglers.watch(key, watch);
+        }
+    }
+
+    /// Looks after every claim that an earlier coordinator granted.
+    pub(super) fn watch_taken_over(&mut self) {
+        let open: Vec<_> =
+            self.work.ledgers.values().flat_map(crate::ledger::Ledger::unfinished).collect();
+        for (key, holder, grant) in open {
+            self.watch(key, holder, grant);
+        }
+    }
+
+    /// Work is done: how long it took is learnt from, and the stage before has all it needs.
+    pub(super) fn learn(&mut self, from: Member, key: ClaimKey, spent: Spent) {
+        self.stragglers.times.add(key.stage, from, spent);
+        self.stragglers.unwatch(key);
+        let Some(before) = key.upstream() else { return };
+        if let Some(mut watch) = self.stragglers.watches.get(&before).copied()
+            && watch.unanswered == 0
+        {
+            watch.calm = 0;
+            watch.at = self.now + self.patience_with(before, watch.holder).backward;
+            self.stragglers.watch(before, watch);
+        }
+    }
+
+    /// After how long a member's work is late. Each release of the same claim doubles it.
+    fn patience_with(&self, key: ClaimKey, holder: Member) -> Spent {
+        let unknown = Spent { forward: self.config.patience, backward: self.config.patience };
+        let late = self.stragglers.times.late(key.stage, holder).unwrap_or(unknown);
+        let releases = self.stragglers.released.get(&key).map_or(0, |last| last.times);
+        let longer = 1 << releases.min(DOUBLINGS);
+        let at_least = self.config.retry;
+        Spent {
+            forward: late.forward.max(at_least) * longer,
+            backward: late.backward.max(at_least) * longer,
+        }
+    }
+
+    /// Asks back what is late.
+    pub(super) fn recall_late(&mut self, out: &mut Out) {
+        while let Some((key, watch)) = self.stragglers.next_due(self.now) {
+            let ledger = self.work.ledgers.get(&key.step);
+            if !ledger.is_some_and(|ledger| ledger.awaits(key, watch.holder, watch.grant)) {
+                continue;
+            }
+            let patience = self.patience_with(key, watch.holder);
+            let open = matches!(self.phase, Phase::Open) && key.step == self.version;
+            let replaceable =
+                self.membership.replicas(key.stage).any(|other| other != watch.holder);
+            if !open || !replaceable {
+                let at = self.now + patience.forward.max(patience.backward);
+                self.stragglers.watch(key, Watch { at, unanswered: 0, ..watch });
+                continue;
+            }
+            if watch.unanswered >= UNANSWERED && self.can_spare(watch.holder) {
+                self.lost(watch.holder, "it does not answer when its work is asked back", out);
+                continue;
+            }
+            let grant = watch.grant;
+            send(watch.holder, FromCoordinator::Recall { key, grant, patience }, out);
+            let (at, unanswered) = (self.now + self.config.retry, watch.unanswered + 1);
+            self.stragglers.watch(key, Watch { at, unanswered, ..watch });
+        }
+    }
+
+    /// Whether a member that is silent may be expelled: the last of a stage is waited for, and whoever
+    /// lives with the coordinator hears it.
+    fn can_spare(&self, member: Member) -> bool {
+        let span = self.membership.span_of(member);
+        let replicated = |stage: Stage| self.membership.replicas(stage).count() > 1;
+        member != self.config.home && span.is_some_and(|span| span.stages().all(replicated))
+    }
+
+    /// A claim that was asked back is not late.
+    pub(super) fn working(&mut self, from: Member, key: ClaimKey, grant: Grant) {
+        let watch = self.stragglers.watches.get(&key).copied();
+        let Some(mut watch) = watch.filter(|w| w.holder == from && w.grant == grant) else {
+            return;
+        };
+        let patience = self.patience_with(key, from);
+        let longer = 1 << watch.calm.min(DOUBLINGS);
+        watch.unanswered = 0;
+        watch.calm += 1;
+        watch.at = self.now + patience.forward.min(patience.backward) * longer;
+        self.stragglers.watch(key, watch);
+    }
+
+    /// A holder let go of a claim: others do the work.
+    pub(super) fn let_go(&mut self, from: Member, key: ClaimKey, out: &mut Out) {
+        let recalled = self.stragglers.unwatch(key).is_some_and(|watch| watch.unanswered > 0);
+        let times = self.stragglers.released.get(&key).map_or(0, |last| last.times);
+        // Who refuses what it is given, since its engine has yet to drop it, is not asked at once.
+        let pause =
+            if recalled { self.patience_with(key, from).forward } else { self.config.retry };
+        let (times, until) = (times + u32::from(recalled), self.now + pause);
+        self.stragglers.released.insert(key, Released { times, by: from, until });
+        if !recalled {
+            return;
+        }
+        self.work.recalled();
+        event(CoordinatorEvent::Recalled { member: from, key }, out);
+    }
+}

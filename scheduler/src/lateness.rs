@@ -1,0 +1,133 @@
+//! When a pass is late: after its mean time and four mean deviations, but twice its mean time at
+//! least, as measured per member, stage and kind of pass.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use shoal_protocol::ids::{Member, Stage};
+use shoal_protocol::message::Spent;
+
+/// What anybody may say that a pass took, at most.
+const LONGEST: Duration = Duration::from_secs(3600);
+
+/// A running mean and mean deviation, with gains of 1/8 and 1/4 (RFC 6298, section 2).
+#[derive(Debug, Clone, Copy)]
+struct Estimate {
+    mean: Duration,
+    deviation: Duration,
+}
+
+impl Estimate {
+    fn first(time: Duration) -> Self {
+        Self { mean: time, deviation: time / 2 }
+    }
+
+    fn add(&mut self, time: Duration) {
+        self.deviation = self.deviation * 3 / 4 + self.mean.abs_diff(time) / 4;
+        self.mean = self.mean * 7 / 8 + time / 8;
+    }
+
+    fn late(self) -> Duration {
+        self.mean + (self.deviation * 4).max(self.mean)
+    }
+}
+
+/// The times of every member's passes at every stage.
+#[derive(Debug, Default)]
+pub(crate) struct Times {
+    of: BTreeMap<(Stage, Member), (Estimate, Estimate)>,
+}
+
+impl Times {
+    pub(crate) fn add(&mut self, stage: Stage, member: Member, spent: Spent) {
+        let (forward, backward) = (spent.forward.min(LONGEST), spent.backward.min(LONGEST));
+        match self.of.get_mut(&(stage, member)) {
+            Some((of_forward, of_backward)) => {
+                of_forward.add(forward);
+                of_backward.add(backward);
+            }
+            None => {
+                let first = (Estimate::first(forward), Estimate::first(backward));
+                self.of.insert((stage, member), first);
+            }
+        }
+    }
+
+    pub(crate) fn forget(&mut self, member: Member) {
+        self.of.retain(|(_, of), _| *of != member);
+    }
+
+    /// After how long a member's passes at a stage are late; who is not measured yet may take twice
+    /// as long as the slowest that is. None while nobody is measured.
+    pub(crate) fn late(&self, stage: Stage, member: Member) -> Option<Spent> {
+        let late = |(forward, backward): &(Estimate, Estimate)| Spent {
+            forward: forward.late(),
+            backward: backward.late(),
+        };
+        if let Some(own) = self.of.get(&(stage, member)) {
+            return Some(late(own));
+        }
+        let others = self.of.iter().filter(|((of, _), _)| *of == stage);
+        others
+            .map(|(_, times)| late(times))
+            .reduce(|one, other| Spent {
+                forward: one.forward.max(other.forward),
+                backward: one.backward.max(other.backward),
+            })
+            .map(|slowest| Spent { forward: slowest.forward * 2, backward: slowest.backward * 2 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shoal_protocol::ids::{Incarnation, PeerId};
+
+    use super::*;
+
+    fn member(number: u8) -> Member {
+        Member { peer: PeerId([number; 32]), incarnation: Incarnation(1) }
+    }
+
+    fn spent(forward: u64, backward: u64) -> Spent {
+        let time = Duration::from_millis;
+        Spent { forward: time(forward), backward: time(backward) }
+    }
+
+    #[test]
+    fn steady_times_leave_little_patience_and_unsteady_ones_much() {
+        let mut times = Times::default();
+        assert_eq!(times.late(Stage(0), member(1)), None);
+        times.add(Stage(0), member(1), spent(100, 200));
+        assert_eq!(times.late(Stage(0), member(1)), Some(spent(300, 600)));
+        for _ in 0..100 {
+            times.add(Stage(0), member(1), spent(100, 200));
+            times.add(Stage(0), member(2), spent(50, 100));
+            times.add(Stage(0), member(2), spent(150, 300));
+        }
+        let steady = times.late(Stage(0), member(1)).expect("it is measured");
+        assert!(steady.forward < Duration::from_millis(201), "{steady:?}");
+        let unsteady = times.late(Stage(0), member(2)).expect("it is measured");
+        assert!(unsteady.forward > Duration::from_millis(250), "{unsteady:?}");
+    }
+
+    #[test]
+    fn who_is_not_measured_is_compared_with_the_slowest_of_its_stage() {
+        let mut times = Times::default();
+        times.add(Stage(0), member(1), spent(100, 400));
+        times.add(Stage(0), member(2), spent(200, 200));
+        times.add(Stage(1), member(2), spent(900, 900));
+        assert_eq!(times.late(Stage(0), member(3)), Some(spent(1200, 2400)));
+        times.forget(member(2));
+        assert_eq!(times.late(Stage(0), member(3)), Some(spent(600, 2400)));
+        assert_eq!(times.late(Stage(1), member(3)), None);
+    }
+
+    #[test]
+    fn no_word_of_a_member_makes_the_numbers_overflow() {
+        let mut times = Times::default();
+        let endless = Spent { forward: Duration::MAX, backward: Duration::MAX };
+        times.add(Stage(0), member(1), endless);
+        times.add(Stage(0), member(1), endless);
+        assert!(times.late(Stage(0), member(2)).is_some());
+    }
+}

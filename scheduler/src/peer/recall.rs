@@ -1,0 +1,80 @@
+//! Claims that are asked back: the answer never waits for the engine.
+
+use shoal_protocol::ids::{ClaimKey, Grant};
+use shoal_protocol::message::{Between, Spent, ToCoordinator};
+use shoal_protocol::units::Moment;
+
+use super::job::{Answer, Job, Progress, Report};
+use super::{Out, Peer};
+use crate::action::PeerAction;
+
+impl Peer {
+    /// The coordinator asks a claim back, if its work is late.
+    pub(super) fn recalled(
+        &mut self,
+        now: Moment,
+        key: ClaimKey,
+        grant: Grant,
+        patience: Spent,
+        out: &mut Out,
+    ) {
+        if key.step < self.version {
+            return;
+        }
+        let Some(job) =
+            self.jobs.get(&key).filter(|job| job.grant().is_none_or(|own| own == grant))
+        else {
+            return self.deny(key, grant, out);
+        };
+        match job.report {
+            Report::Sent { .. } | Report::Noted => {
+                let (loss, spent) = (job.loss, job.spent);
+                let message = ToCoordinator::Done { key, grant, loss, spent };
+                out.push(PeerAction::ToCoordinator(message));
+            }
+            Report::NotDone if job.grant().is_some() && self.is_late(now, key, job, patience) => {
+                self.turn_askers_away(key, out);
+                self.abandon(key, out);
+                self.admit(now, key.stage, out);
+            }
+            Report::NotDone => {
+                out.push(PeerAction::ToCoordinator(ToCoordinator::Working { key, grant }));
+            }
+        }
+    }
+
+    /// This peer does not work on what it was granted, and will not.
+    pub(super) fn deny(&mut self, key: ClaimKey, grant: Grant, out: &mut Out) {
+        self.released.entry(key).and_modify(|last| *last = grant.max(*last)).or_insert(grant);
+        out.push(PeerAction::ToCoordinator(ToCoordinator::Released { key, grant }));
+    }
+
+    /// Whether a pass that could have begun is not at its end after so long.
+    fn is_late(&self, now: Moment, key: ClaimKey, job: &Job, patience: Spent) -> bool {
+        match (job.forward, job.backward) {
+            (Progress::Waiting, _) if !job.can_run_forward() || key.step != self.version => false,
+            (Progress::Waiting | Progress::Running, _) => {
+                now.since(self.begins_at(job)) >= patience.forward
+            }
+            (Progress::Done, Progress::Done) => false,
+            (Progress::Done, _) => {
+                matches!(job.answer, Answer::Own | Answer::Here(_))
+                    && now.since(self.begins_at(job)) >= patience.backward
+            }
+        }
+    }
+
+    /// When the engine could have begun the next pass of this work: what it needs was there, and the
+    /// pass before had ended. While passes end, none that waits for its turn is late.
+    pub(super) fn begins_at(&self, job: &Job) -> Moment {
+        job.ready_at.max(self.version_at).max(self.compute.ended_at)
+    }
+
+    /// Whoever sent this work, or is to, sends it elsewhere.
+    fn turn_askers_away(&self, key: ClaimKey, out: &mut Out) {
+        let pace = self.pace();
+        for to in self.jobs[&key].askers.iter().copied() {
+            out.push(PeerAction::Send { to, message: Between::Busy { key, pace } });
+        }
+    }
+}
