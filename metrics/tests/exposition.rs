@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use shoal_metrics::{Direction, Metrics, Queue, TrafficKind};
 
 /// Every metric of ours, with its type.
-const EXPECTED: [(&str, &str); 26] = [
+const EXPECTED: [(&str, &str); 27] = [
     ("shoal_build_info", "gauge"),
     ("shoal_checkpoint_failures_total", "counter"),
     ("shoal_claims_recalled_total", "counter"),
