@@ -47,12 +47,23 @@ pub enum Refusal {
     PastTerm,
     /// It is for, or from, a coordinator that is none.
     NoCoordinator,
+    /// It is about a claim that its sender does not hold.
+    Claim,
+    /// It is a file whose bytes have another hash than was asked for.
+    File,
 }
 
 impl Label for Refusal {
     const NAME: &'static str = "reason";
-    const ALL: &'static [Self] =
-        &[Self::Malformed, Self::OtherLife, Self::OtherEra, Self::PastTerm, Self::NoCoordinator];
+    const ALL: &'static [Self] = &[
+        Self::Malformed,
+        Self::OtherLife,
+        Self::OtherEra,
+        Self::PastTerm,
+        Self::NoCoordinator,
+        Self::Claim,
+        Self::File,
+    ];
 
     fn value(self) -> &'static str {
         match self {
@@ -61,6 +72,8 @@ impl Label for Refusal {
             Self::OtherEra => "other_era",
             Self::PastTerm => "past_term",
             Self::NoCoordinator => "no_coordinator",
+            Self::Claim => "claim",
+            Self::File => "file",
         }
     }
 }

@@ -593,6 +593,14 @@ pub enum CoordinatorEvent {
         /// How many.
         claims: u64,
     },
+    /// A member said of a claim that is not its own that it holds it, or has done its work: that
+    /// changes nothing.
+    ClaimRefused {
+        /// Who.
+        member: Member,
+        /// The work.
+        key: ClaimKey,
+    },
     /// A member let go of a late claim, and others do the work.
     Recalled {
         /// Who held it.

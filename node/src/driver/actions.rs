@@ -220,6 +220,9 @@ impl Driver<'_> {
             CoordinatorEvent::Rewound { version, steps, .. } => {
                 self.note(&RunEvent::Rewound { version: version.0, steps });
             }
+            CoordinatorEvent::ClaimRefused { member, key } => {
+                tracing::warn!(peer = %member, %key, "it claims what it does not hold: refused");
+            }
             CoordinatorEvent::Recalled { member, key } => {
                 tracing::info!(peer = %member, %key, "late work is given to another");
             }

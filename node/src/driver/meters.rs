@@ -40,6 +40,7 @@ impl Meters {
     pub(crate) fn befell(&self, event: &CoordinatorEvent) {
         match event {
             CoordinatorEvent::Lost { .. } => self.metrics.members_lost.inc(),
+            CoordinatorEvent::ClaimRefused { .. } => self.refused(Refusal::Claim),
             CoordinatorEvent::Recalled { .. } => self.metrics.claims_recalled.inc(),
             CoordinatorEvent::RoundsAborted { rounds, .. } => {
                 self.metrics.rounds_aborted.inc_by(*rounds as u64);
@@ -107,6 +108,8 @@ impl Meters {
         count(TrafficKind::Control, traffic.control, self.traffic.control);
         count(TrafficKind::Tensor, traffic.tensor, self.traffic.tensor);
         count(TrafficKind::Blob, traffic.blob, self.traffic.blob);
+        let wrong_files = traffic.wrong_files - self.traffic.wrong_files;
+        metrics.refused.of(Refusal::File).inc_by(wrong_files);
         self.traffic = traffic;
     }
 }

@@ -84,6 +84,7 @@ impl Coordinator {
         }
         for claim in claims {
             if !self.restore(from, claim) {
+                event(CoordinatorEvent::ClaimRefused { member: from, key: claim.key }, out);
                 return self.lost(from, "it claims what it cannot hold", out);
             }
         }

@@ -273,6 +273,8 @@ impl Coordinator {
             ToCoordinator::Claim { key } => {
                 if span.contains(key.stage) {
                     self.claim(from, key, out);
+                } else {
+                    event(CoordinatorEvent::ClaimRefused { member: from, key }, out);
                 }
             }
             ToCoordinator::Done { key, grant, loss, spent } => {

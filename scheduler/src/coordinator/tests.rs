@@ -512,6 +512,24 @@ fn of_two_who_cannot_reach_each_other_one_goes() {
     assert_eq!(events(&cut)[0], lost(2, "it cannot reach another member"));
 }
 
+#[test]
+fn a_word_about_anothers_claim_is_refused_and_changes_nothing() {
+    let mut run = Run::opened(1, 1);
+    run.want(1, 1, 0);
+    let refused = [CoordinatorEvent::ClaimRefused { member: member(0), key: key(0) }];
+    assert_eq!(events(&run.finish(0, 0, 1)), refused, "it is member 1's");
+    assert_eq!(
+        events(&run.finish(1, 0, 2))[..],
+        [CoordinatorEvent::ClaimRefused { member: member(1), key: key(0) }]
+    );
+    let nowhere = ClaimKey { stage: Stage(7), ..key(0) };
+    let refused = [CoordinatorEvent::ClaimRefused { member: member(0), key: nowhere }];
+    assert_eq!(events(&run.hear(0, ToCoordinator::Claim { key: nowhere })), refused);
+    let closes =
+        messages(&run.finish(1, 0, 1), |message| matches!(message, FromCoordinator::Close(_)));
+    assert_eq!(closes.len(), 2, "the holder's own word counts");
+}
+
 /// The next recall, when it is due.
 fn next_recall(run: &mut Run) -> Vec<(Member, FromCoordinator)> {
     let is_recall = |message: &FromCoordinator| matches!(message, FromCoordinator::Recall { .. });

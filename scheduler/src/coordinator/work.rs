@@ -312,6 +312,8 @@ impl Coordinator {
         }
         if answer != DoneAnswer::Refused || committed {
             send(from, FromCoordinator::Noted { key, grant }, out);
+        } else {
+            event(CoordinatorEvent::ClaimRefused { member: from, key }, out);
         }
         if answer == DoneAnswer::Noted {
             self.close_when_complete(out);

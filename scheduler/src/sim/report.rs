@@ -64,6 +64,8 @@ pub struct Recovery {
     pub released: u64,
     /// Those that were late and asked back.
     pub recalled: u64,
+    /// Words about claims that were not their sender's.
+    pub refused: u64,
     /// Newcomers that began to serve.
     pub joined: u64,
     /// Newcomers that began anew.
@@ -137,6 +139,7 @@ impl Report {
             CoordinatorEvent::RoundsAborted { rounds, .. } => {
                 self.recovery.rounds_aborted += *rounds as u64;
             }
+            CoordinatorEvent::ClaimRefused { .. } => self.recovery.refused += 1,
             CoordinatorEvent::Recalled { .. } => self.recovery.recalled += 1,
             CoordinatorEvent::Stranded { .. } => self.recovery.stranded += 1,
             CoordinatorEvent::Rewound { .. } => self.recovery.rewinds += 1,

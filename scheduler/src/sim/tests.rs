@@ -134,7 +134,7 @@ fn swarms_of_all_seeds_hold_every_promise_and_repeat() {
 fn faulty_swarms_of_all_seeds_hold_every_promise() {
     let results = on_all(seeds(FAULTY), |seed| checked(seed, "faulty_swarms", with_faults));
     let reports = all_hold(results);
-    let marks: [Mark; 31] = [
+    let marks: [Mark; 32] = [
         ("commits", |report| report.commits),
         ("runs that lost members and came to their end", |report| {
             u64::from(report.finished && report.recovery.lost > 0)
@@ -160,6 +160,7 @@ fn faulty_swarms_of_all_seeds_hold_every_promise() {
         ("words of lives that are over", |report| report.rare.old_lives),
         ("newcomers that serve during a round", |report| report.rare.promoted_in_round),
         ("late claims let go of", |report| report.recovery.recalled),
+        ("words about claims of others", |report| report.recovery.refused),
         ("claims recalled when done", |report| report.rare.recalled_done),
         ("claims recalled that were not late", |report| report.rare.recalled_early),
         ("claims recalled again", |report| report.rare.recalled_again),

@@ -126,6 +126,7 @@ pub(super) async fn fetch(
         .await?;
     let found = ContentHash::from(hasher.finalize());
     if found != hash {
+        counters.wrong_file();
         return Err(FetchError::WrongHash { expected: hash, found });
     }
     let destination = destination.to_owned();

@@ -24,6 +24,8 @@ pub struct Traffic {
     pub tensor: Flow,
     /// Files fetched by their hash.
     pub blob: Flow,
+    /// Files that were fetched and thrown away, since their bytes had another hash.
+    pub wrong_files: u64,
 }
 
 /// Bytes in both directions.
@@ -37,25 +39,38 @@ pub struct Flow {
 
 /// The running counts.
 #[derive(Debug, Default)]
-pub(super) struct Counters([[AtomicU64; 2]; 3]);
+pub(super) struct Counters {
+    bytes: [[AtomicU64; 2]; 3],
+    wrong_files: AtomicU64,
+}
 
 impl Counters {
     pub(super) fn sent(&self, kind: Kind, bytes: usize) {
-        self.0[kind as usize][0].fetch_add(bytes as u64, Ordering::Relaxed);
+        self.bytes[kind as usize][0].fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     pub(super) fn received(&self, kind: Kind, bytes: usize) {
-        self.0[kind as usize][1].fetch_add(bytes as u64, Ordering::Relaxed);
+        self.bytes[kind as usize][1].fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// A fetched file had another hash than the one it was asked for by.
+    pub(super) fn wrong_file(&self) {
+        self.wrong_files.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(super) fn read(&self) -> Traffic {
         let flow = |kind: Kind| {
-            let [sent, received] = &self.0[kind as usize];
+            let [sent, received] = &self.bytes[kind as usize];
             Flow {
                 sent: Bytes(sent.load(Ordering::Relaxed)),
                 received: Bytes(received.load(Ordering::Relaxed)),
             }
         };
-        Traffic { control: flow(Kind::Control), tensor: flow(Kind::Tensor), blob: flow(Kind::Blob) }
+        Traffic {
+            control: flow(Kind::Control),
+            tensor: flow(Kind::Tensor),
+            blob: flow(Kind::Blob),
+            wrong_files: self.wrong_files.load(Ordering::Relaxed),
+        }
     }
 }

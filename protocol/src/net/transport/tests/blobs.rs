@@ -79,6 +79,7 @@ async fn another_file_under_its_name_is_refused() {
     let library = Library::new(&[(name, &file)]);
     let (fetched, files) = library.fetch(name, file.len() as u64).await;
     let error = fetched.expect_err("the hash is wrong");
+    assert_eq!(library.guest.transport.traffic().wrong_files, 1);
     assert!(
         matches!(error, FetchError::WrongHash { expected, found }
             if expected == name && found == ContentHash::of(&file)),
