@@ -13,6 +13,7 @@ pub mod dataset;
 pub mod driver;
 pub mod events;
 pub mod exit;
+mod fault_point;
 pub mod logging;
 pub mod metrics_server;
 pub mod network;

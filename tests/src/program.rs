@@ -72,6 +72,7 @@ pub fn prepared(mut command: Command) -> Command {
         // Threads that wait by spinning would take the other processes' time.
         .env("OMP_WAIT_POLICY", "passive")
         .env_remove("SHOAL_LOG")
+        .env_remove("SHOAL_DIE_AT")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());

@@ -28,6 +28,19 @@ pub struct Trained {
 }
 
 impl Run {
+    /// The run in `tiny.toml` with two stages and so many steps, saved every so many.
+    ///
+    /// # Panics
+    /// When there is no room for a folder.
+    #[must_use]
+    pub fn of_two_stages(steps: i64, checkpoint_every: i64) -> Self {
+        Self::tiny(&[
+            ("training.steps", toml::Value::from(steps)),
+            ("training.stages", toml::Value::from(2)),
+            ("checkpoint.every", toml::Value::from(checkpoint_every)),
+        ])
+    }
+
     /// The run in `tiny.toml` with some of its values, named as `section.key`, replaced.
     ///
     /// # Panics

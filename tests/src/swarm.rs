@@ -13,6 +13,9 @@ use crate::process::Process;
 use crate::program::shoal;
 use crate::run::Trained;
 
+/// What says when a process is to die.
+const DIE_AT: &str = "SHOAL_DIE_AT";
+
 /// The peers of a run. The first one keeps it.
 #[derive(Debug)]
 pub struct Swarm {
@@ -43,7 +46,22 @@ impl Swarm {
     /// When it does not listen.
     #[must_use]
     pub fn start_in(homes: &Path, config: &Path, flags: &[&str]) -> Self {
+        let command = start_command(config, &homes.join("peer-0"), &homes.join("out"));
+        Self::started_by(command, homes, flags)
+    }
+
+    /// The same with a first peer that dies at a moment, as [`Self::join_to_die`] says it.
+    ///
+    /// # Panics
+    /// When it does not listen.
+    #[must_use]
+    pub fn start_to_die(homes: &Path, config: &Path, moment: &str, flags: &[&str]) -> Self {
         let mut command = start_command(config, &homes.join("peer-0"), &homes.join("out"));
+        command.env(DIE_AT, moment);
+        Self::started_by(command, homes, flags)
+    }
+
+    fn started_by(mut command: Command, homes: &Path, flags: &[&str]) -> Self {
         if !flags.contains(&"--listen") {
             command.args(["--listen", "127.0.0.1:0"]);
         }
@@ -58,6 +76,15 @@ impl Swarm {
         let (address, index) = (self.address.clone(), self.peers.len());
         let peer = self.newcomer(&address, index, &[&["--listen", "127.0.0.1:0"], flags].concat());
         self.peers.push(peer);
+    }
+
+    /// One more peer, which dies at a moment that `node/src/fault_point.rs` names: `NAME:N` the Nth time
+    /// that it comes.
+    pub fn join_to_die(&mut self, moment: &str, flags: &[&str]) {
+        let index = self.peers.len();
+        let mut command = join_command(&self.address, &self.data_dir(index));
+        command.args(["--no-mdns", "--listen", "127.0.0.1:0"]).args(flags).env(DIE_AT, moment);
+        self.peers.push(Process::start(&format!("peer-{index}"), command));
     }
 
     /// A process that joins at an address with the data directory of the peer number `index`. It is

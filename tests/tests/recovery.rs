@@ -7,16 +7,6 @@ use shoal_tests::process::Process;
 use shoal_tests::program::shoal;
 use shoal_tests::run::{Run, Trained, text};
 use shoal_tests::swarm::{Swarm, own_address};
-use toml::Value;
-
-/// A run that takes long enough for things to happen in its middle.
-fn run_of(steps: i64, checkpoint_every: i64) -> Run {
-    Run::tiny(&[
-        ("training.steps", Value::from(steps)),
-        ("training.stages", Value::from(2)),
-        ("checkpoint.every", Value::from(checkpoint_every)),
-    ])
-}
 
 /// Waits in each pass, so that steps take a while.
 const SLOW: &[&str] = &["--slow-down", "15"];
@@ -46,7 +36,7 @@ fn assert_whole(trained: &Trained, steps: u64) {
 
 #[test]
 fn a_peer_with_a_co_replica_dies_and_the_others_go_on() {
-    let run = run_of(8, 0);
+    let run = Run::of_two_stages(8, 0);
     let mut swarm = swarm_at(&run, 4, 2);
     let mut victim = swarm.peers.remove(3);
     victim.kill();
@@ -58,7 +48,7 @@ fn a_peer_with_a_co_replica_dies_and_the_others_go_on() {
 
 #[test]
 fn a_newcomer_catches_up_while_training_runs_and_serves() {
-    let run = run_of(40, 0);
+    let run = Run::of_two_stages(40, 0);
     let mut swarm = swarm_at(&run, 2, 1);
     swarm.join(SLOW);
     let serving = swarm.peers[2].event("serving");
@@ -73,7 +63,7 @@ fn a_newcomer_catches_up_while_training_runs_and_serves() {
 
 #[test]
 fn a_stage_that_lost_its_last_replica_is_taken_over_from_a_checkpoint() {
-    let run = run_of(10, 2);
+    let run = Run::of_two_stages(10, 2);
     let mut swarm = swarm_at(&run, 2, 4);
     let mut victim = swarm.peers.remove(1);
     victim.kill();
@@ -98,7 +88,7 @@ fn lasting_swarm(homes: &Path, run: &Run, address: &str, peers: usize) -> Swarm 
 
 #[test]
 fn the_others_wait_for_the_peer_that_keeps_the_run_and_go_on_with_it() {
-    let run = run_of(10, 2);
+    let run = Run::of_two_stages(10, 2);
     let homes = tempfile::tempdir().expect("room for a folder");
     let address = own_address().to_string();
     let mut swarm = lasting_swarm(homes.path(), &run, &address, 3);
@@ -132,7 +122,7 @@ fn anchored_swarm(homes: &Path, run: &Run, address: &str, archive: &Path) -> Swa
 
 #[test]
 fn with_three_anchors_the_run_goes_on_when_the_one_that_keeps_it_dies() {
-    let run = run_of(60, 5);
+    let run = Run::of_two_stages(60, 5);
     let homes = tempfile::tempdir().expect("room for a folder");
     let archive = homes.path().join("archive");
     let mut swarm = anchored_swarm(homes.path(), &run, &own_address().to_string(), &archive);
@@ -154,7 +144,7 @@ fn with_three_anchors_the_run_goes_on_when_the_one_that_keeps_it_dies() {
 
 #[test]
 fn whoever_wants_the_model_fetches_the_newest_checkpoint_from_a_running_swarm() {
-    let run = run_of(1_000_000, 2);
+    let run = Run::of_two_stages(1_000_000, 2);
     let listen = own_address();
     let mut swarm = Swarm::start(&run.config(), &["--wait-for", "3"]);
     swarm.join(&[]);
@@ -180,7 +170,7 @@ fn whoever_wants_the_model_fetches_the_newest_checkpoint_from_a_running_swarm() 
 
 #[test]
 fn with_two_of_three_anchors_dead_the_run_pauses_until_one_is_back() {
-    let run = run_of(60, 5);
+    let run = Run::of_two_stages(60, 5);
     let homes = tempfile::tempdir().expect("room for a folder");
     let address = own_address().to_string();
     let archive = homes.path().join("archive");
@@ -198,7 +188,7 @@ fn with_two_of_three_anchors_dead_the_run_pauses_until_one_is_back() {
 
 #[test]
 fn a_run_whose_peers_were_all_killed_at_once_goes_on_when_they_are_started_again() {
-    let run = run_of(24, 2);
+    let run = Run::of_two_stages(24, 2);
     let homes = tempfile::tempdir().expect("room for a folder");
     for (step, address) in [(0, own_address()), (6, own_address()), (12, own_address())] {
         let mut swarm = lasting_swarm(homes.path(), &run, &address.to_string(), 3);
@@ -213,7 +203,7 @@ fn a_run_whose_peers_were_all_killed_at_once_goes_on_when_they_are_started_again
 
 #[test]
 fn who_is_asked_to_leave_leaves_in_order_and_the_others_go_on() {
-    let run = run_of(40, 0);
+    let run = Run::of_two_stages(40, 0);
     let mut swarm = swarm_at(&run, 5, 1);
     let leaving = swarm.peers.remove(4);
     leaving.terminate();
@@ -231,7 +221,7 @@ fn who_is_asked_to_leave_leaves_in_order_and_the_others_go_on() {
 
 #[test]
 fn a_disk_that_takes_no_checkpoint_leaves_it_to_another_replica() {
-    let run = run_of(6, 2);
+    let run = Run::of_two_stages(6, 2);
     let mut swarm = Swarm::start(&run.config(), &["--wait-for", "3", "--stage", "0"]);
     // Where it would write there is no folder and never will be one.
     let home = swarm.data_dir(1);

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use anyhow::Context;
 use shoal_protocol::ids::{ClaimKey, Era, Member, Microbatch, Stage, Step, Term};
 use shoal_protocol::message::{
-    Between, CommitRecord, Message, SnapshotPart, StoredStage, TensorTag, ToCoordinator, View,
-    proof_tag,
+    Between, CommitRecord, LogRecord, Message, SnapshotPart, StoredStage, TensorTag, ToCoordinator,
+    View, proof_tag,
 };
 use shoal_scheduler::action::{
     CoordinatorAction, CoordinatorEvent, CoordinatorInput, PayloadId, PeerAction, PeerEvent,
@@ -19,6 +19,7 @@ use super::collect::{Scattered, collect, obtain};
 use super::resume::{self, FETCHED, KEPT, checkpoint_folder};
 use super::{Driver, Ending, Gathered, Job, Own};
 use crate::events::{RunEvent, StepReport, Traffic};
+use crate::fault_point::FaultPoint;
 
 /// Versions that a part which is in no checkpoint is kept for: more than any of them takes to fetch
 /// it.
@@ -55,7 +56,12 @@ impl Driver<'_> {
                         self.own.push_back(Own::Peer(input));
                     }
                 }
-                CoordinatorAction::Append(record) => self.post.append(record),
+                CoordinatorAction::Append(record) => {
+                    if matches!(record, LogRecord::Commit(_)) {
+                        FaultPoint::Committing.pass();
+                    }
+                    self.post.append(record);
+                }
                 CoordinatorAction::Anchors(voters) => self.post.want_voters(Some(voters)),
                 CoordinatorAction::Event(event) => self.coordinator_event(event),
             }
@@ -63,6 +69,14 @@ impl Driver<'_> {
     }
 
     pub(super) fn tell_coordinator(&mut self, message: ToCoordinator) {
+        let reduced = matches!(message, ToCoordinator::Reduced { .. });
+        self.tell_keeper(message);
+        if reduced {
+            FaultPoint::Reduced.pass();
+        }
+    }
+
+    fn tell_keeper(&mut self, message: ToCoordinator) {
         match self.keeper.member() {
             Some(keeper) if keeper == self.me => {
                 if !self.post.coordinator().is_some_and(Coordinator::is_in_office) {
@@ -105,7 +119,15 @@ impl Driver<'_> {
             self.own.push_back(Own::Peer(PeerInput::Tensor { from, tag, payload }));
         } else {
             let links = self.links.as_ref().expect("a peer that is alone sends to itself only");
+            match tag {
+                TensorTag::ActivationGradient { .. } => FaultPoint::GradientUnsent.pass(),
+                TensorTag::RoundPart { .. } => FaultPoint::Reducing.pass(),
+                TensorTag::Activation { .. } | TensorTag::RoundResult { .. } => {}
+            }
             links.send_tensors(to, tag, tensors);
+            if matches!(tag, TensorTag::Activation { .. }) {
+                FaultPoint::ForwardSent.pass();
+            }
         }
     }
 

@@ -24,6 +24,7 @@ use tokio::sync::mpsc;
 
 use super::home::Files;
 use super::payload::{Payloads, Tensor, Tensors};
+use crate::fault_point::FaultPoint;
 
 /// Tasks given and not yet begun. The scheduler gives one pass at a time and a handful of short
 /// tasks with it; a round has one task for each piece.
@@ -315,6 +316,7 @@ impl Bench {
                 StoredFile { name, hash, size: units::Bytes(bytes) }
             })
             .collect();
+        FaultPoint::Storing.pass();
         Ok(TaskResult::Stored { version, stage, files })
     }
 }

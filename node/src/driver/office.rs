@@ -22,6 +22,7 @@ use super::setup::{AnchorPart, Office};
 use super::{Driver, Ending, Gathered, Own, probe};
 use crate::anchor::{self, Anchor, AnchorConfig, AnchorEvent, Timing};
 use crate::events::RunEvent;
+use crate::fault_point::FaultPoint;
 use crate::progress;
 
 /// After how long the coordinator says again what shows no effect.
@@ -201,6 +202,9 @@ impl Driver<'_> {
         match event {
             Some(AnchorEvent::Leads { term, history }) => self.take_seat(term, history),
             Some(AnchorEvent::Appended(record)) => {
+                if matches!(record, LogRecord::Commit(_)) {
+                    FaultPoint::Committed.pass();
+                }
                 let begins = matches!(record, LogRecord::Term(_));
                 self.own.push_back(Own::Coordinator(CoordinatorInput::Appended(record)));
                 if begins {

@@ -1,0 +1,98 @@
+//! A process dies at each of the moments that could lose something or count it twice. Only debug
+//! builds can be told to.
+#![cfg(debug_assertions)]
+
+use std::path::Path;
+
+use shoal_tests::run::Run;
+use shoal_tests::swarm::{Swarm, own_address};
+
+/// Steps of these runs, and the versions between two checkpoints.
+const STEPS: i64 = 8;
+const EVERY: i64 = 2;
+
+/// The last peer of a swarm dies by a signal.
+fn see_it_die(swarm: &mut Swarm) {
+    let doomed = swarm.peers.pop().expect("it joined");
+    assert_eq!(doomed.end().code, None, "it was to die at its moment");
+}
+
+/// A peer of a stage that has another replica dies at a moment.
+fn dies_beside_a_replica(moment: &str, stage: &str) {
+    let run = Run::of_two_stages(STEPS, EVERY);
+    let mut swarm = Swarm::start(&run.config(), &["--wait-for", "4", "--stage", "0"]);
+    swarm.join(&["--stage", "1"]);
+    swarm.join(&["--stage", if stage == "0" { "1" } else { "0" }]);
+    swarm.join_to_die(moment, &["--stage", stage]);
+    see_it_die(&mut swarm);
+    let trained = swarm.finish();
+    assert_eq!(trained.report["microbatches"]["missing"], 0, "{moment}");
+    assert_eq!(trained.report["rewinds"], 0, "{moment}");
+    assert_eq!(trained.hash(), run.local("alone").hash(), "{moment}");
+}
+
+#[test]
+fn after_an_activation_was_sent() {
+    dies_beside_a_replica("forward-sent:4", "0");
+}
+
+#[test]
+fn before_a_gradient_was_sent() {
+    dies_beside_a_replica("gradient-unsent:4", "1");
+}
+
+#[test]
+fn during_an_all_reduce() {
+    dies_beside_a_replica("reducing:3", "0");
+    dies_beside_a_replica("reducing:2", "1");
+}
+
+#[test]
+fn between_the_result_of_an_all_reduce_and_the_commit() {
+    dies_beside_a_replica("reduced:3", "0");
+    dies_beside_a_replica("reduced:2", "1");
+}
+
+#[test]
+fn while_a_checkpoint_is_written() {
+    let run = Run::of_two_stages(STEPS, EVERY);
+    let mut swarm = Swarm::start(&run.config(), &["--wait-for", "2", "--stage", "0"]);
+    swarm.join_to_die("storing:2", &["--stage", "1"]);
+    see_it_die(&mut swarm);
+    swarm.join(&["--stage", "1"]);
+    let trained = swarm.finish();
+    // The only replica of its stage died: the run went back to the checkpoint before.
+    assert_eq!(trained.report["rewinds"], 1);
+    assert_eq!(trained.hash(), run.local("alone").hash());
+}
+
+/// The peer that keeps the run dies at a moment and is started again.
+fn the_keeper_dies(moment: &str) {
+    let run = Run::of_two_stages(STEPS, EVERY);
+    let homes = tempfile::tempdir().expect("room for a folder");
+    let address = own_address().to_string();
+    let flags = ["--listen", &address, "--wait-for", "3"];
+    let mut swarm = Swarm::start_to_die(homes.path(), &run.config(), moment, &flags);
+    swarm.join(&[]);
+    swarm.join(&[]);
+    let doomed = swarm.peers.remove(0);
+    assert_eq!(doomed.end().code, None, "it was to die at {moment}");
+    let mut again = start_again(homes.path(), &run, &address);
+    again.peers.append(&mut swarm.peers);
+    let trained = again.finish();
+    assert_eq!(trained.hash(), run.local("alone").hash(), "{moment}");
+}
+
+fn start_again(homes: &Path, run: &Run, address: &str) -> Swarm {
+    Swarm::start_in(homes, &run.config(), &["--listen", address])
+}
+
+#[test]
+fn the_keeper_before_the_log_has_its_commit() {
+    the_keeper_dies("committing:3");
+}
+
+#[test]
+fn the_keeper_after_the_log_has_its_commit_and_before_anybody_hears_of_it() {
+    the_keeper_dies("committed:3");
+}
