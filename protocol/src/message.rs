@@ -217,7 +217,7 @@ pub enum ToCoordinator {
         spent: Spent,
     },
     /// The answer to a recall: the work is not late, since something that it needs is not there or
-    /// came only now.
+    /// came only now, or since it is done and that is on its way.
     Working {
         /// The work.
         key: ClaimKey,
@@ -386,8 +386,8 @@ pub enum FromCoordinator {
         /// The work.
         key: ClaimKey,
     },
-    /// The claim is asked back if its work is late. It is answered at once: `Done`, `Released`, or
-    /// `Working` where it is not late.
+    /// The claim is asked back if its work is late. It is answered at once: `Released`, or `Working`
+    /// where it is not late.
     Recall {
         /// The work.
         key: ClaimKey,

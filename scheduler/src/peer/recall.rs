@@ -26,20 +26,14 @@ impl Peer {
         else {
             return self.deny(key, grant, out);
         };
-        match job.report {
-            Report::Sent { .. } | Report::Noted => {
-                let (loss, spent) = (job.loss, job.spent);
-                let message = ToCoordinator::Done { key, grant, loss, spent };
-                out.push(PeerAction::ToCoordinator(message));
-            }
-            Report::NotDone if job.grant().is_some() && self.is_late(now, key, job, patience) => {
-                self.turn_askers_away(key, out);
-                self.abandon(key, out);
-                self.admit(now, key.stage, out);
-            }
-            Report::NotDone => {
-                out.push(PeerAction::ToCoordinator(ToCoordinator::Working { key, grant }));
-            }
+        // What is done was reported, and that repeats by itself until it is noted.
+        let granted = job.grant().is_some() && job.report == Report::NotDone;
+        if granted && self.is_late(now, key, job, patience) {
+            self.turn_askers_away(key, out);
+            self.abandon(key, out);
+            self.admit(now, key.stage, out);
+        } else {
+            out.push(PeerAction::ToCoordinator(ToCoordinator::Working { key, grant }));
         }
     }
 

@@ -304,15 +304,15 @@ fn late_work_is_let_go_of_when_asked_and_what_is_not_late_is_kept() {
 }
 
 #[test]
-fn what_is_done_is_reported_again_when_it_is_asked_back() {
+fn what_is_done_is_never_late() {
     let (mut probe, _) = Probe::at(1, |_| {});
     probe.offer(1, 0);
     probe.complete(0);
     let (key, grant) = (key(1, 0), grant(0));
     probe.done(TaskResult::Accumulated { key });
-    probe.now = probe.now + Duration::from_secs(1);
     let recall = FromCoordinator::Recall { key, grant, patience: Spent::default() };
-    assert_eq!(probe.tell(recall), [done(key, grant, Some(FixedLoss(7)))]);
+    let working = PeerAction::ToCoordinator(ToCoordinator::Working { key, grant });
+    assert_eq!(probe.tell(recall), [working], "its report is on its way");
 }
 
 #[test]
