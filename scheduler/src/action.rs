@@ -658,6 +658,4 @@ pub struct StepBooks {
     pub repeated: u64,
     /// Claims that were taken back from members who were gone, whose work others did again.
     pub replayed: u64,
-    /// Late claims that their holders let go of when asked.
-    pub recalled: u64,
 }

@@ -29,7 +29,13 @@ impl Driver<'_> {
     pub(super) fn obey_peer(&mut self, actions: Vec<PeerAction>) {
         for action in actions {
             match action {
-                PeerAction::ToCoordinator(message) => self.tell_coordinator(message),
+                PeerAction::ToCoordinator(message) => {
+                    let reduced = matches!(message, ToCoordinator::Reduced { .. });
+                    self.tell_coordinator(message);
+                    if reduced {
+                        FaultPoint::Reduced.pass();
+                    }
+                }
                 PeerAction::Send { to, message } => self.tell(to, message),
                 PeerAction::SendTensor { to, tag, payload } => self.send_tensor(to, tag, payload),
                 PeerAction::Fetch { version, part } => self.fetch(version, part),
@@ -69,14 +75,6 @@ impl Driver<'_> {
     }
 
     pub(super) fn tell_coordinator(&mut self, message: ToCoordinator) {
-        let reduced = matches!(message, ToCoordinator::Reduced { .. });
-        self.tell_keeper(message);
-        if reduced {
-            FaultPoint::Reduced.pass();
-        }
-    }
-
-    fn tell_keeper(&mut self, message: ToCoordinator) {
         match self.keeper.member() {
             Some(keeper) if keeper == self.me => {
                 if !self.post.coordinator().is_some_and(Coordinator::is_in_office) {

@@ -1,7 +1,8 @@
 //! The run's decisions: who is a member (`registration`, `joining`), who works on what (`work`), when
 //! a step is closed and committed (`closing`), what becomes of the work of who is gone (`recovery`),
 //! what is written (`snapshots`) and saved (`checkpoint`), and where it all begins again when a stage
-//! is lost (`rewind`). What is late is asked back (`stragglers`). A term begins with what the log says and what members hold (`census`).
+//! is lost (`rewind`). What is late is asked back (`stragglers`). A term begins with what the log says
+//! and what members hold (`census`).
 
 mod census;
 mod checkpoint;

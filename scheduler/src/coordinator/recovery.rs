@@ -125,13 +125,22 @@ impl Coordinator {
         self.replay_at = (!self.work.ledgers.is_empty()).then(|| self.now + again);
     }
 
+    /// Whether a member may be expelled for what others miss of it: the last of a stage is waited for,
+    /// and the own word of who lives with the coordinator would have told.
+    pub(super) fn can_spare(&self, member: Member) -> bool {
+        let span = self.membership.span_of(member);
+        let replicated = |stage: Stage| self.membership.replicas(stage).count() > 1;
+        member != self.config.home && span.is_some_and(|span| span.stages().all(replicated))
+    }
+
     /// Two members cannot reach each other: one of them goes. That is the one complained about, who
     /// is probably gone already, unless it is the last of its stage or lives with the coordinator,
     /// whose own word would have told.
     pub(super) fn cannot_reach(&mut self, from: Member, about: Member, out: &mut Out) {
-        let Some(span) = self.membership.span_of(about) else { return };
-        let last = span.stages().any(|stage| self.membership.replicas(stage).count() < 2);
-        if about != self.config.home && !last {
+        if !self.membership.contains(about) {
+            return;
+        }
+        if self.can_spare(about) {
             return self.lost(about, "another member cannot reach it", out);
         }
         let count = self.complaints.about_last.entry((from, about)).or_insert(0);

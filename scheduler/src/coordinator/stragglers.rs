@@ -3,13 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use shoal_protocol::ids::{ClaimKey, Grant, Member, Stage, Step};
+use shoal_protocol::ids::{ClaimKey, Grant, Member, Step};
 use shoal_protocol::message::{FromCoordinator, Spent};
 use shoal_protocol::units::Moment;
 
 use super::{Coordinator, Out, Phase, event, send};
 use crate::action::CoordinatorEvent;
 use crate::lateness::Times;
+use crate::ledger::Ledger;
 
 /// Recalls without an answer, a retry apart, after which the holder is expelled.
 const UNANSWERED: u32 = 8;
@@ -107,8 +108,7 @@ impl Coordinator {
 
     /// Looks after every claim that an earlier coordinator granted.
     pub(super) fn watch_taken_over(&mut self) {
-        let open: Vec<_> =
-            self.work.ledgers.values().flat_map(crate::ledger::Ledger::unfinished).collect();
+        let open: Vec<_> = self.work.ledgers.values().flat_map(Ledger::unfinished).collect();
         for (key, holder, grant) in open {
             self.watch(key, holder, grant);
         }
@@ -168,14 +168,6 @@ impl Coordinator {
         }
     }
 
-    /// Whether a member that is silent may be expelled: the last of a stage is waited for, and whoever
-    /// lives with the coordinator hears it.
-    fn can_spare(&self, member: Member) -> bool {
-        let span = self.membership.span_of(member);
-        let replicated = |stage: Stage| self.membership.replicas(stage).count() > 1;
-        member != self.config.home && span.is_some_and(|span| span.stages().all(replicated))
-    }
-
     /// A claim that was asked back is not late.
     pub(super) fn working(&mut self, from: Member, key: ClaimKey, grant: Grant) {
         let watch = self.stragglers.watches.get(&key).copied();
@@ -199,10 +191,8 @@ impl Coordinator {
             if recalled { self.patience_with(key, from).forward } else { self.config.retry };
         let (times, until) = (times + u32::from(recalled), self.now + pause);
         self.stragglers.released.insert(key, Released { times, by: from, until });
-        if !recalled {
-            return;
+        if recalled {
+            event(CoordinatorEvent::Recalled { member: from, key }, out);
         }
-        self.work.recalled();
-        event(CoordinatorEvent::Recalled { member: from, key }, out);
     }
 }

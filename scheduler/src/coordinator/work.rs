@@ -185,11 +185,6 @@ impl Work {
         }
     }
 
-    /// A late claim was let go of.
-    pub(super) fn recalled(&mut self) {
-        self.books.recalled += 1;
-    }
-
     /// A microbatch of the first stage is done, or let go of.
     pub(super) fn done(&mut self, member: Member, step: Step) {
         let wish = self.wishes.get_mut(&member);

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use shoal_protocol::ids::{ClaimKey, Microbatch, Stage, Step};
-use shoal_protocol::message::{FixedLoss, Spent, ToCoordinator, proof_tag};
+use shoal_protocol::message::{FixedLoss, ToCoordinator, proof_tag};
 use shoal_protocol::units::Moment;
 
 use super::job::{Answer, Input, Progress, Report};
@@ -150,28 +150,24 @@ impl Peer {
     ) {
         match result {
             TaskResult::Forwarded { key, output, loss } => {
-                let began = self.jobs.get(&key).map_or(now, |job| self.begins_at(job));
-                self.compute.ended(now);
+                let took = self.pass_ended(now, key);
                 if self.compute.is_dropping(key) {
                     return self.drop_result(key, output, out);
                 }
                 if let Some(hosted) = self.stages.get_mut(&key.stage) {
                     hosted.pace.ran_forward(busy);
                 }
-                self.spend(key, |spent| spent.forward = now.since(began));
-                self.forwarded(now, key, output, loss, out);
+                self.forwarded(now, key, took, (output, loss), out);
             }
             TaskResult::Returned { key, gradient } => {
-                let began = self.jobs.get(&key).map_or(now, |job| self.begins_at(job));
-                self.compute.ended(now);
+                let took = self.pass_ended(now, key);
                 if self.compute.is_dropping(key) {
                     return self.drop_result(key, gradient, out);
                 }
                 if let Some(hosted) = self.stages.get_mut(&key.stage) {
                     hosted.pace.ran_backward(busy);
                 }
-                self.spend(key, |spent| spent.backward = now.since(began));
-                self.returned(now, key, gradient, out);
+                self.returned(now, key, took, gradient, out);
             }
             // Before a rewind the accumulator was another.
             TaskResult::Accumulated { key } if self.has_weights() => {
@@ -205,11 +201,11 @@ impl Peer {
         }
     }
 
-    /// Notes how long a pass took.
-    fn spend(&mut self, key: ClaimKey, note: impl FnOnce(&mut Spent)) {
-        if let Some(job) = self.jobs.get_mut(&key) {
-            note(&mut job.spent);
-        }
+    /// A pass ended. Returns how long it took since it could have begun.
+    fn pass_ended(&mut self, now: Moment, key: ClaimKey) -> Duration {
+        let began = self.jobs.get(&key).map_or(now, |job| self.begins_at(job));
+        self.compute.ended(now);
+        now.since(began)
     }
 
     /// Lets go of the result of work that was dropped meanwhile, and of what it used.
@@ -226,12 +222,13 @@ impl Peer {
         &mut self,
         now: Moment,
         key: ClaimKey,
-        output: Option<Payload>,
-        loss: Option<FixedLoss>,
+        took: Duration,
+        (output, loss): (Option<Payload>, Option<FixedLoss>),
         out: &mut Out,
     ) {
         let last = self.is_last(key);
         let job = self.jobs.get_mut(&key).expect("dropped work is known as such");
+        job.spent.forward = took;
         job.ready_at = now;
         assert_eq!(last, loss.is_some(), "a loss comes from the last stage");
         assert_eq!(last, output.is_none(), "an activation comes from every other stage");
@@ -249,11 +246,19 @@ impl Peer {
         self.advance(now, key, out);
     }
 
-    fn returned(&mut self, now: Moment, key: ClaimKey, gradient: Option<Payload>, out: &mut Out) {
+    fn returned(
+        &mut self,
+        now: Moment,
+        key: ClaimKey,
+        took: Duration,
+        gradient: Option<Payload>,
+        out: &mut Out,
+    ) {
         let job = self.jobs.get_mut(&key).expect("dropped work is known as such");
         assert!(job.grant().is_some(), "nothing is added without its claim");
         assert_eq!(gradient.is_none(), key.stage == Stage(0), "the first stage has no upstream");
         job.backward = Progress::Done;
+        job.spent.backward = took;
         if let Answer::Here(payload) = std::mem::replace(&mut job.answer, Answer::Used) {
             self.in_flight = self.in_flight - payload.size;
             out.push(PeerAction::Release(payload.id));

@@ -144,8 +144,7 @@ impl Peer {
         for (microbatch, grant) in grants {
             self.through = self.through.max(*grant);
             let key = ClaimKey { step, stage: first, microbatch: *microbatch };
-            let released = self.released.get(&key).is_some_and(|last| grant <= last);
-            if released || self.compute.is_dropping(key) {
+            if self.was_let_go(key, *grant) || self.compute.is_dropping(key) {
                 // It was let go of, and may be taken again when the engine has dropped it.
                 self.deny(key, *grant, out);
             } else if !self.jobs.contains_key(&key) {
@@ -186,7 +185,7 @@ impl Peer {
         if key.step < self.version {
             return;
         }
-        let released = self.released.get(&key).is_some_and(|last| grant <= *last);
+        let released = self.was_let_go(key, grant);
         let Some(job) = self.jobs.get_mut(&key) else {
             // It was let go of while its claim was on the way.
             return self.deny(key, grant, out);

@@ -2,9 +2,9 @@
 //!
 //! A microbatch's life at one stage is a `job::Job`: taken in (`admission`), computed
 //! (`compute`), sent on (`routing`), answered and reported. Words of the coordinator come in
-//! through `control`, which may ask work back (`recall`); the end of a step is `closing`. What a loss of others leads to is `recovery`;
-//! a newcomer catches up in `joining`, with what it hears of rounds (`hearing`). A new coordinator is
-//! told what this peer holds in `census`.
+//! through `control`, which may ask work back (`recall`); the end of a step is `closing`. What a loss
+//! of others leads to is `recovery`; a newcomer catches up in `joining`, with what it hears of rounds
+//! (`hearing`). A new coordinator is told what this peer holds in `census`.
 
 mod admission;
 mod census;

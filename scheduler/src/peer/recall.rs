@@ -37,6 +37,11 @@ impl Peer {
         }
     }
 
+    /// Whether the work of this grant was let go of.
+    pub(super) fn was_let_go(&self, key: ClaimKey, grant: Grant) -> bool {
+        self.released.get(&key).is_some_and(|last| grant <= *last)
+    }
+
     /// This peer does not work on what it was granted, and will not.
     pub(super) fn deny(&mut self, key: ClaimKey, grant: Grant, out: &mut Out) {
         self.released.entry(key).and_modify(|last| *last = grant.max(*last)).or_insert(grant);
