@@ -49,8 +49,8 @@ pub struct Metrics {
     pub queue_length: Family<Queue, IntGauge>,
     /// Activations and gradients that wait here or are in use, in bytes.
     pub in_flight_bytes: IntGauge,
-    /// The output logs of this peer, in bytes.
-    pub output_log_bytes: IntGauge,
+    /// The output logs of this peer.
+    pub output_log: OutputLog,
     /// Microbatches that this peer computed, once for each stage and direction.
     pub microbatches: Family<Direction, IntCounter>,
     /// Claims on a stage's microbatch that were taken back from peers who were gone, in the whole swarm.
@@ -73,6 +73,33 @@ pub struct Metrics {
     /// Time that this peer's engine was at work, in seconds.
     pub compute_busy: Counter,
     peers: IntGaugeVec,
+}
+
+/// What was sent and may be sent again.
+#[derive(Debug, Clone)]
+pub struct OutputLog {
+    /// All of it, in bytes.
+    pub bytes: IntGauge,
+    /// What of it is on the disk, in bytes.
+    pub disk_bytes: IntGauge,
+    /// Parts of it that the disk did not take, which stay in memory.
+    pub spill_failures: IntCounter,
+}
+
+impl OutputLog {
+    fn register(r: &Registrar) -> prometheus::Result<Self> {
+        Ok(Self {
+            bytes: r.gauge("shoal_output_log_bytes", "Output logs of the open steps.")?,
+            disk_bytes: r.gauge(
+                "shoal_output_log_disk_bytes",
+                "Output logs of the open steps that are on the disk.",
+            )?,
+            spill_failures: r.counter(
+                "shoal_spill_failures_total",
+                "Parts of output logs that the disk did not take, which stay in memory.",
+            )?,
+        })
+    }
 }
 
 impl Metrics {
@@ -117,8 +144,7 @@ impl Metrics {
                 "shoal_in_flight_bytes",
                 "Activations and gradients that wait or are in use.",
             )?,
-            output_log_bytes: r
-                .gauge("shoal_output_log_bytes", "Output logs of the open steps.")?,
+            output_log: OutputLog::register(&r)?,
             microbatches: r.counters(
                 "shoal_microbatches_computed_total",
                 "Microbatches that this peer computed, once for each of its stages.",

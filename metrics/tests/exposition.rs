@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use shoal_metrics::{Direction, Metrics, Queue, TrafficKind};
 
 /// Every metric of ours, with its type.
-const EXPECTED: [(&str, &str); 27] = [
+const EXPECTED: [(&str, &str); 29] = [
     ("shoal_build_info", "gauge"),
     ("shoal_checkpoint_failures_total", "counter"),
     ("shoal_claims_recalled_total", "counter"),
@@ -22,6 +22,8 @@ const EXPECTED: [(&str, &str); 27] = [
     ("shoal_microbatches_duplicated_total", "counter"),
     ("shoal_microbatches_replayed_total", "counter"),
     ("shoal_output_log_bytes", "gauge"),
+    ("shoal_output_log_disk_bytes", "gauge"),
+    ("shoal_spill_failures_total", "counter"),
     ("shoal_peers", "gauge"),
     ("shoal_queue_length", "gauge"),
     ("shoal_received_bytes_total", "counter"),

@@ -14,10 +14,11 @@ pub use shoal_engine::DeviceChoice;
 use shoal_protocol::ids::Stage;
 use shoal_protocol::manifest::Dtype;
 pub use shoal_protocol::message::StageChoice;
+use shoal_protocol::units::Bytes;
 
 use crate::address::JoinAddress;
 use crate::commands::simulate::Seeds;
-use crate::driver::Leaving;
+use crate::driver::{Leaving, RoomLimits};
 use crate::exit::Exit;
 
 /// Where a first peer listens unless told otherwise.
@@ -90,10 +91,11 @@ fn parse_stage(text: &str) -> Result<StageChoice, &'static str> {
     match text {
         "auto" => Ok(StageChoice::Auto),
         "all" => Ok(StageChoice::All),
+        "none" => Ok(StageChoice::None),
         number => number
             .parse()
             .map(|stage| StageChoice::One(Stage(stage)))
-            .map_err(|_| "a stage is `auto`, `all` or a number from 0"),
+            .map_err(|_| "a stage is `auto`, `all`, `none` or a number from 0"),
     }
 }
 
@@ -159,11 +161,19 @@ pub struct PeerArgs {
     /// Serve Prometheus metrics over HTTP at this IP:PORT.
     #[arg(long, value_name = "ADDR")]
     metrics: Option<SocketAddr>,
-    /// The stage to host: `auto` takes the one that lacks replicas most.
-    #[arg(long, value_name = "auto|N|all", default_value = "auto", value_parser = parse_stage)]
+    /// The stage to host: `auto` takes the one that lacks replicas most, `none` computes nothing (with
+    /// --anchor or --archive).
+    #[arg(long, value_name = "auto|N|all|none", default_value = "auto", value_parser = parse_stage)]
     stage: StageChoice,
     #[command(flatten)]
     compute: ComputeArgs,
+    /// Memory that this peer may use (as 8GiB), libtorch itself not counted; else what is free.
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<Bytes>,
+    /// Memory for the output log of the open step, what was sent and may be sent again; the rest of it
+    /// is on the disk.
+    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    log_memory: Bytes,
     /// What steers how fast connections send.
     #[arg(long, value_enum, default_value_t = Congestion::Cubic)]
     congestion: Congestion,
@@ -201,6 +211,8 @@ pub struct PeerOptions {
     pub stage: StageChoice,
     /// What to compute with, and where events go.
     pub compute: ComputeOptions,
+    /// How much of the machine to use.
+    pub room: RoomLimits,
     /// What steers how fast connections send.
     pub congestion: Congestion,
     /// Whether to look for peers by multicast.
@@ -223,6 +235,7 @@ impl PeerArgs {
             metrics: self.metrics,
             stage: self.stage,
             compute: self.compute.into(),
+            room: RoomLimits { memory: self.memory, log_memory: self.log_memory },
             congestion: self.congestion,
             mdns: !self.no_mdns,
             anchor: self.anchor,
@@ -584,6 +597,7 @@ mod tests {
         assert_eq!(options.peer.compute.events, Some(EventSink::Stdout));
         assert!(!options.peer.mdns);
         assert_eq!(options.peer.slow_down, Duration::from_millis(5));
+        assert_eq!(options.peer.room, RoomLimits::default());
         assert_eq!(options.wait_for.map(NonZeroUsize::get), Some(3));
     }
 

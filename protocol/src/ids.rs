@@ -371,6 +371,18 @@ impl StageSpan {
         Self { first: Stage(0), last: Stage(stages.saturating_sub(1)) }
     }
 
+    /// No stage: of a peer that keeps the log or an archive, and computes nothing.
+    #[must_use]
+    pub fn none() -> Self {
+        Self { first: Stage(1), last: Stage(0) }
+    }
+
+    /// Whether it is of no stage.
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self.first > self.last
+    }
+
     /// Whether the span hosts this stage.
     #[must_use]
     pub fn contains(self, stage: Stage) -> bool {
@@ -385,7 +397,9 @@ impl StageSpan {
 
 impl fmt::Display for StageSpan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.first == self.last {
+        if self.is_empty() {
+            f.write_str("none")
+        } else if self.first == self.last {
             write!(f, "{}", self.first)
         } else {
             write!(f, "{}-{}", self.first, self.last)

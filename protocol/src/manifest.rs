@@ -8,7 +8,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{ContentHash, RunId, Stage};
 use crate::limits;
+use crate::units::Bytes;
 use crate::wire;
+
+/// Bytes of one label, which travels beside its activation.
+const LABEL_BYTES: u64 = 4;
 
 /// One training job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, bincode::Encode, bincode::Decode)]
@@ -297,9 +301,7 @@ impl Manifest {
     /// Tokens that one step trains on.
     #[must_use]
     pub fn tokens_per_step(&self) -> u64 {
-        u64::from(self.training.microbatches)
-            * u64::from(self.training.microbatch_size)
-            * u64::from(self.model.context)
+        u64::from(self.training.microbatches) * self.tokens_per_microbatch()
     }
 
     /// Whether step `step` also evaluates the held-out text.
@@ -313,6 +315,36 @@ impl Manifest {
     pub fn microbatches_of(&self, step: u64) -> u32 {
         let held_out = if self.evaluates(step) { self.evaluation.microbatches } else { 0 };
         self.training.microbatches + held_out
+    }
+
+    /// What crosses a stage boundary forward for one microbatch: the activation with its labels.
+    #[must_use]
+    pub fn activation_bytes(&self) -> Bytes {
+        let tokens = self.tokens_per_microbatch();
+        Bytes(self.gradient_bytes().0 + tokens * LABEL_BYTES)
+    }
+
+    /// What crosses a stage boundary backward for one microbatch: the activation gradient.
+    #[must_use]
+    pub fn gradient_bytes(&self) -> Bytes {
+        let numbers = self.tokens_per_microbatch() * u64::from(self.model.hidden);
+        Bytes(numbers * self.training.boundary.size() as u64)
+    }
+
+    /// The most that the output log of a stage can come to, when one replica computes all of a step:
+    /// an activation of every microbatch, held out or not, and an activation gradient of each that is
+    /// trained on. The last stage has no activations to send, the first no gradients.
+    #[must_use]
+    pub fn output_log_bytes(&self, stage: Stage) -> Bytes {
+        let trained = u64::from(self.training.microbatches);
+        let all = trained + u64::from(self.evaluation.microbatches);
+        let forward = if stage == self.last_stage() { 0 } else { all * self.activation_bytes().0 };
+        let backward = if stage == Stage(0) { 0 } else { trained * self.gradient_bytes().0 };
+        Bytes(forward + backward)
+    }
+
+    fn tokens_per_microbatch(&self) -> u64 {
+        u64::from(self.training.microbatch_size) * u64::from(self.model.context)
     }
 
     /// Tokens at the end of the text that are never trained on.

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Sub};
+use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -77,6 +78,21 @@ impl fmt::Display for Bytes {
     }
 }
 
+impl FromStr for Bytes {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        const WANTED: &str = "an amount is a whole number, alone or with KiB, MiB, GiB or TiB";
+        let text = text.trim();
+        let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        let (number, unit) = text.split_at(digits);
+        let power = ["", "KiB", "MiB", "GiB", "TiB"].iter().position(|name| *name == unit.trim());
+        let power = u32::try_from(power.ok_or(WANTED)?).map_err(|_| WANTED)?;
+        let number: u64 = number.parse().map_err(|_| WANTED)?;
+        number.checked_mul(1 << (10 * power)).map(Self).ok_or("an amount of less than 16 EiB")
+    }
+}
+
 /// A moment, as the time since some start that only the caller knows. The pure parts never ask
 /// what time it is: they are told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -108,5 +124,15 @@ mod tests {
         assert_eq!(Bytes(1023).to_string(), "1023 B");
         assert_eq!(Bytes(1536).to_string(), "1.5 KiB");
         assert_eq!(Bytes::mebi(3).to_string(), "3.0 MiB");
+    }
+
+    #[test]
+    fn amounts_are_read_with_their_unit() {
+        assert_eq!("17".parse(), Ok(Bytes(17)));
+        assert_eq!("2 KiB".parse(), Ok(Bytes(2048)));
+        assert_eq!("3MiB".parse(), Ok(Bytes::mebi(3)));
+        for wrong in ["", "MiB", "-1", "1.5GiB", "1 GB", "99999999999 TiB"] {
+            wrong.parse::<Bytes>().expect_err(wrong);
+        }
     }
 }

@@ -383,17 +383,6 @@ pub enum Fault {
         /// Which step.
         step: Step,
     },
-    /// The output log has no room for more microbatches of this step.
-    #[error(
-        "the output log of stage {stage} is full with {microbatches} microbatches: \
-         raise the limit on logged bytes or add replicas"
-    )]
-    LogFull {
-        /// Which stage.
-        stage: Stage,
-        /// How many it holds.
-        microbatches: usize,
-    },
     /// Something came that no member would send; it was dropped.
     #[error("{from} sent {what}, which makes no sense here: dropped")]
     Nonsense {

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use shoal_protocol::history::History;
 use shoal_protocol::ids::{ContentHash, Incarnation, Member, PeerId, Stage, StageSpan};
 use shoal_protocol::limits;
-use shoal_protocol::message::{Duties, MemberRecord, StageChoice, View};
+use shoal_protocol::message::{Candidate, Duties, MemberRecord, View};
 
 use crate::placement::{PlacementError, place};
 
@@ -33,19 +33,6 @@ struct Registered {
     fingerprint: Option<ContentHash>,
     serving: bool,
     duties: Duties,
-}
-
-/// Who wants to be a member, and as what.
-#[derive(Debug, Clone)]
-pub(crate) struct Candidate {
-    /// The stages wanted.
-    pub(crate) choice: StageChoice,
-    /// Where its data plane listens.
-    pub(crate) addresses: Vec<SocketAddr>,
-    /// Its known answers.
-    pub(crate) fingerprint: ContentHash,
-    /// What else it would do.
-    pub(crate) duties: Duties,
 }
 
 /// What an admission did.
@@ -102,7 +89,7 @@ impl Membership {
         candidate: Candidate,
         serving: bool,
     ) -> Result<Admission, AdmissionError> {
-        let Candidate { choice, addresses, fingerprint, duties } = candidate;
+        let Candidate { choice, fits, addresses, fingerprint, duties } = candidate;
         let mut replaced = None;
         if let Some(known) = self.members.get(&member.peer) {
             if known.incarnation == member.incarnation {
@@ -122,15 +109,16 @@ impl Membership {
             return Err(AdmissionError::TooManyAddresses { count: addresses.len() });
         }
         let others = |peer: &PeerId| *peer != member.peer;
-        let span = place(choice, self.stages, &self.replicas_among(others))?;
+        let span = place(choice, self.stages, &fits, &self.replicas_among(others))?;
         let unlike = self
             .members
             .iter()
             .filter(|(peer, _)| others(peer))
             .find_map(|(_, other)| other.fingerprint)
-            .is_some_and(|other| other != fingerprint);
+            .is_some_and(|other| fingerprint.is_some_and(|own| own != other));
         let incarnation = member.incarnation;
-        let fingerprint = Some(fingerprint);
+        // Who hosts nothing has nothing to catch up with.
+        let serving = serving || span.is_empty();
         let registered = Registered { incarnation, span, addresses, fingerprint, serving, duties };
         self.members.insert(member.peer, registered);
         Ok(Admission { span, again: false, replaced, unlike })

@@ -14,7 +14,7 @@ use crate::config::RunConfig;
 use crate::dataset;
 use crate::driver::home::Files;
 use crate::driver::observer::Observer;
-use crate::driver::{self, AnchorPart, Leaving, Office, Setup};
+use crate::driver::{self, AnchorPart, Leaving, Office, RoomLimits, Setup};
 use crate::exit::{Exit, ExitWith};
 
 /// Trains alone: one peer whose span is every stage, which says everything to itself.
@@ -40,6 +40,7 @@ pub fn run(options: LocalOptions) -> anyhow::Result<()> {
         choice: StageChoice::All,
         device: compute.device,
         threads: compute.threads.get(),
+        room: RoomLimits::default(),
         slow_down: std::time::Duration::ZERO,
         data_dir: scratch.path().to_owned(),
         files,

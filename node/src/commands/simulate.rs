@@ -215,6 +215,7 @@ impl Described {
         let forward = Duration::from_secs_f64(self.forward * slower);
         PeerScenario {
             choice: StageChoice::Auto,
+            fits: (0..self.stages).map(Stage).collect(),
             limits: PeerLimits::default(),
             start: Duration::ZERO,
             compute: ComputeScenario {

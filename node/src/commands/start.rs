@@ -112,6 +112,7 @@ async fn live(
         choice: options.stage,
         device: options.compute.device,
         threads: options.compute.threads.get(),
+        room: options.room,
         slow_down: options.slow_down,
         data_dir: home.path().to_owned(),
         files: files.clone(),

@@ -110,9 +110,8 @@ impl Driver<'_> {
     }
 
     fn send_tensor(&mut self, to: Member, tag: TensorTag, payload: PayloadId) {
-        let tensors = self.payloads.get(payload);
         if to == self.me {
-            let payload = self.payloads.keep(tensors);
+            let payload = self.payloads.share(payload);
             let from = self.me;
             self.own.push_back(Own::Peer(PeerInput::Tensor { from, tag, payload }));
         } else {
@@ -122,7 +121,7 @@ impl Driver<'_> {
                 TensorTag::RoundPart { .. } => FaultPoint::Reducing.pass(),
                 TensorTag::Activation { .. } | TensorTag::RoundResult { .. } => {}
             }
-            links.send_tensors(to, tag, tensors);
+            links.send_tensors(to, tag, self.payloads.get(payload), &self.gathered.0);
             if matches!(tag, TensorTag::Activation { .. }) {
                 FaultPoint::ForwardSent.pass();
             }

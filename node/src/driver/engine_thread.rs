@@ -4,11 +4,13 @@
 //! channel, are carried out in order, and their results come back over another.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use bytes::Bytes;
 use shoal_engine::{
     CheckpointError, CheckpointFile, Engine, EngineError, FixedPoint, ForwardOutput, Samples,
@@ -23,18 +25,21 @@ use shoal_scheduler::action::{Payload, Task, TaskResult};
 use tokio::sync::mpsc;
 
 use super::home::Files;
-use super::payload::{Payloads, Tensor, Tensors};
+use super::payload::{Held, Payloads, Tensor, Tensors};
 use crate::fault_point::FaultPoint;
 
 /// Tasks given and not yet begun. The scheduler gives one pass at a time and a handful of short
 /// tasks with it; a round has one task for each piece.
 const QUEUE: usize = 1 << 16;
 
+/// What a peer that cannot read its output log says: others do its work again.
+pub(crate) const LOG_LOST: &str = "the output log cannot be read back from the disk";
+
 /// A task with the tensors that it reads.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) task: Task,
-    pub(crate) inputs: Vec<Tensors>,
+    pub(crate) inputs: Vec<Held>,
 }
 
 /// How a job ended, and how long it took.
@@ -105,7 +110,7 @@ impl EngineThread {
             };
             while let Some(job) = queue.blocking_recv() {
                 let start = Instant::now();
-                let result = bench.carry_out(job).map_err(anyhow::Error::from);
+                let result = bench.carry_out(job);
                 if results.blocking_send(JobDone { result, busy: start.elapsed() }).is_err() {
                     return;
                 }
@@ -142,8 +147,12 @@ struct Bench {
 }
 
 impl Bench {
-    fn carry_out(&mut self, job: Job) -> Result<TaskResult, EngineError> {
-        let Job { task, inputs } = job;
+    fn carry_out(&mut self, Job { task, inputs }: Job) -> anyhow::Result<TaskResult> {
+        let inputs: io::Result<Vec<Tensors>> = inputs.iter().map(Held::load).collect();
+        Ok(self.compute(task, &inputs.context(LOG_LOST)?)?)
+    }
+
+    fn compute(&mut self, task: Task, inputs: &[Tensors]) -> Result<TaskResult, EngineError> {
         match task {
             Task::Forward { key, .. } => self.forward(key, inputs.first()),
             Task::Backward { key, .. } => self.backward(key, inputs.first()),
@@ -163,7 +172,7 @@ impl Bench {
                 let payload = self.workshop.payloads.keep([Tensor::flat(Element::I64, sums)]);
                 Ok(TaskResult::Exported { round, to, piece, payload })
             }
-            Task::Reduce { round, piece, range, .. } => self.reduce(round, piece, range, &inputs),
+            Task::Reduce { round, piece, range, .. } => self.reduce(round, piece, range, inputs),
             Task::Install { round, range, .. } => {
                 self.install(round, &range, &inputs[0][0].bytes)?;
                 Ok(TaskResult::Installed { round, range })
@@ -224,7 +233,7 @@ impl Bench {
             ForwardOutput::Activation(bytes) => {
                 let mut tensors = vec![self.workshop.boundary_tensor(bytes)];
                 tensors.extend(labels);
-                let output = self.workshop.payloads.keep(tensors);
+                let output = self.workshop.payloads.log(tensors);
                 Ok(TaskResult::Forwarded { key, output: Some(output), loss: None })
             }
         }
@@ -239,7 +248,7 @@ impl Bench {
         let engine = &mut self.workshop.engine;
         let input_gradient = engine.backward(key, gradient.map(|tensors| &tensors[0].bytes))?;
         let keep = |bytes| -> Payload {
-            self.workshop.payloads.keep([self.workshop.boundary_tensor(bytes)])
+            self.workshop.payloads.log([self.workshop.boundary_tensor(bytes)])
         };
         let gradient = input_gradient.map(keep);
         Ok(TaskResult::Returned { key, gradient })

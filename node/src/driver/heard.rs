@@ -112,7 +112,7 @@ impl Driver<'_> {
         let Some(coordinator) = self.post.coordinator() else {
             return self.send_elsewhere(from);
         };
-        let newcomer = matches!(message, ToCoordinator::Register { .. });
+        let newcomer = matches!(message, ToCoordinator::Register(_));
         // Who is no member is told so in any case.
         if !newcomer && coordinator.is_member(from) {
             let past = (era != coordinator.era()).then_some(Unusable::OtherEra { era });
@@ -168,16 +168,13 @@ impl Driver<'_> {
     /// A newcomer that listens on every address does not know which one others reach it at.
     fn seen_from_here(&self, from: Member, message: ToCoordinator) -> ToCoordinator {
         match (message, self.seen_at.get(&from.peer)) {
-            (
-                ToCoordinator::Register { choice, mut addresses, fingerprint, duties },
-                Some(seen),
-            ) => {
-                for address in &mut addresses {
+            (ToCoordinator::Register(mut candidate), Some(seen)) => {
+                for address in &mut candidate.addresses {
                     if address.ip().is_unspecified() {
                         address.set_ip(seen.ip());
                     }
                 }
-                ToCoordinator::Register { choice, addresses, fingerprint, duties }
+                ToCoordinator::Register(candidate)
             }
             (message, _) => message,
         }

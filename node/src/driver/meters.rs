@@ -8,6 +8,7 @@ use shoal_protocol::message::View;
 use shoal_protocol::net::transport::{Flow, Traffic};
 use shoal_scheduler::action::{CoordinatorEvent, PeerLoad, TaskResult};
 
+use super::payload::LogUse;
 use crate::events::StepReport;
 
 /// The metrics of this process, and what was counted before.
@@ -15,11 +16,12 @@ use crate::events::StepReport;
 pub(crate) struct Meters {
     metrics: Metrics,
     traffic: Traffic,
+    spill_failures: u64,
 }
 
 impl Meters {
     pub(crate) fn new(metrics: Metrics) -> Self {
-        Self { metrics, traffic: Traffic::default() }
+        Self { metrics, traffic: Traffic::default(), spill_failures: 0 }
     }
 
     /// The engine finished a task.
@@ -90,7 +92,7 @@ impl Meters {
     }
 
     /// What the peer holds now, and what went over its links so far.
-    pub(crate) fn load(&mut self, load: &PeerLoad, traffic: Option<Traffic>) {
+    pub(crate) fn load(&mut self, load: &PeerLoad, log: LogUse, traffic: Option<Traffic>) {
         let metrics = &self.metrics;
         let queue = |queue: Queue, length: usize| {
             metrics.queue_length.of(queue).set(gauge(length as u64));
@@ -99,7 +101,10 @@ impl Meters {
         queue(Queue::Offers, load.waiting.values().sum());
         queue(Queue::Compute, load.computing);
         metrics.in_flight_bytes.set(gauge(load.in_flight.0));
-        metrics.output_log_bytes.set(gauge(load.logged.0));
+        metrics.output_log.bytes.set(gauge(load.logged.0));
+        metrics.output_log.disk_bytes.set(gauge(log.on_disk.0));
+        metrics.output_log.spill_failures.inc_by(log.failures - self.spill_failures);
+        self.spill_failures = log.failures;
         let Some(traffic) = traffic else { return };
         let count = |kind: TrafficKind, now: Flow, before: Flow| {
             metrics.sent_bytes.of(kind).inc_by((now.sent - before.sent).0);

@@ -19,7 +19,9 @@ mod outgoing;
 mod payload;
 mod probe;
 mod resume;
+mod room;
 mod setup;
+mod spill;
 mod text;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -32,7 +34,7 @@ use anyhow::{Context, bail};
 use shoal_engine::{Device, DeviceChoice};
 use shoal_protocol::ids::{ContentHash, Era, Member, PeerId, RunId, Stage, StageSpan, Step};
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::message::{Duties, StoredStage, ToCoordinator, View};
+use shoal_protocol::message::{Candidate, Duties, StageChoice, StoredStage, ToCoordinator, View};
 use shoal_protocol::net::transport::TransportEvent;
 use shoal_protocol::units::Moment;
 use shoal_scheduler::action::{CoordinatorInput, PeerInput};
@@ -43,6 +45,7 @@ use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
 pub(crate) use self::collect::{Scattered, collect};
+pub use self::room::RoomLimits;
 pub use self::setup::{AnchorPart, Leaving, Network, Office, Setup};
 use crate::events::RunEvent;
 use crate::exit::{Exit, ExitWith};
@@ -56,6 +59,7 @@ use observer::Observer;
 use office::Post;
 use outgoing::Links;
 use payload::Payloads;
+use room::Room;
 
 /// Checkpoints and snapshots that are brought together at once.
 const COLLECTIONS: usize = 64;
@@ -166,6 +170,8 @@ enum Gathered {
         stage: Stage,
         whole: anyhow::Result<()>,
     },
+    /// Something that was to be sent could not be read back.
+    LogLost(anyhow::Error),
     /// Members whose processes are no more.
     Gone(Vec<Member>),
     Snapshot {
@@ -181,29 +187,15 @@ struct WorkshopPlan {
     threads: usize,
     slow_down: Duration,
     data_dir: PathBuf,
+    room: Room,
 }
 
 impl<'a> Driver<'a> {
     async fn new(setup: Setup, observer: &'a mut Observer) -> anyhow::Result<Self> {
-        let Setup { manifest, me, choice, device, threads, network, office, .. } = setup;
-        let fingerprint = known_answers(manifest.clone(), device, threads).await?;
-        let parameters = manifest
-            .stages()
-            .map(|stage| (stage, shoal_engine::parameter_count(&manifest, stage)))
-            .collect();
-        let addresses = network.as_ref().map_or_else(Vec::new, |net| net.addresses.clone());
-        let duties = Duties { anchor: office.anchor.is_some(), archive: office.archive.is_some() };
-        let peer = Peer::new(PeerConfig {
-            me,
-            manifest: manifest.clone(),
-            choice,
-            addresses,
-            fingerprint,
-            duties,
-            parameters,
-            limits: PeerLimits::default(),
-            seed: u64::from_le_bytes(*me.peer.0.first_chunk().expect("32 bytes")),
-        });
+        let here = setup.device == DeviceChoice::Cpu;
+        let room = Room::measure(setup.room, here, &setup.data_dir)?;
+        let peer = peer(&setup, &room).await?;
+        let Setup { manifest, me, device, threads, network, office, .. } = setup;
         let keeper = Keeper::new(office.keeper);
         let run = manifest.run_id();
         let folder = setup.data_dir.join("runs").join(run.to_string()).join("log");
@@ -229,6 +221,7 @@ impl<'a> Driver<'a> {
                 threads,
                 slow_down: setup.slow_down,
                 data_dir: setup.data_dir,
+                room,
             },
             engine: None,
             files: setup.files,
@@ -277,7 +270,7 @@ impl<'a> Driver<'a> {
         loop {
             self.settle();
             let traffic = self.links.as_ref().map(|links| links.transport.traffic());
-            self.meters.load(&self.peer.load(), traffic);
+            self.meters.load(&self.peer.load(), self.payloads.log_use(), traffic);
             match self.ending.take() {
                 None => {}
                 // What it archives comes together first.
@@ -413,6 +406,9 @@ impl<'a> Driver<'a> {
                     }
                 }
             }
+            Gathered::LogLost(error) => {
+                self.ending.get_or_insert(Ending::Stopped(format!("{error:#}")));
+            }
             Gathered::Gone(members) => {
                 for member in members {
                     let input = CoordinatorInput::Disconnected { member };
@@ -458,7 +454,13 @@ impl<'a> Driver<'a> {
 
     /// Starts the engine for these stages. A peer of the first stage fetches the text if need be.
     fn open_workshop(&mut self, span: StageSpan) -> anyhow::Result<()> {
+        if span.is_empty() {
+            return Ok(());
+        }
         let plan = &self.workshop;
+        let spill = plan.room.spill_file(&self.manifest, span);
+        let spill = spill.context("the disk has no room for the output log")?;
+        self.payloads.spill_into(spill, plan.room.log_memory());
         let (device, threads, slow_down) = (plan.device, plan.threads, plan.slow_down);
         let data_dir = plan.data_dir.clone();
         let (manifest, payloads, files) =
@@ -502,6 +504,36 @@ impl<'a> Driver<'a> {
             links.transport.close().await;
         }
     }
+}
+
+/// This process's peer, which hosts what the machine has room for.
+async fn peer(setup: &Setup, room: &Room) -> anyhow::Result<Peer> {
+    let Setup { manifest, me, choice, device, threads, network, office, .. } = setup;
+    let fits = room.fits(manifest, *choice).exit_with(Exit::NotAdmitted)?;
+    let fingerprint = match choice {
+        StageChoice::None => None,
+        _ => Some(known_answers(manifest.clone(), *device, *threads).await?),
+    };
+    let limits = PeerLimits::default();
+    let largest_window = room.window(manifest, &fits, limits.largest_window);
+    let candidate = Candidate {
+        choice: *choice,
+        fits,
+        addresses: network.as_ref().map_or_else(Vec::new, |net| net.addresses.clone()),
+        fingerprint,
+        duties: Duties { anchor: office.anchor.is_some(), archive: office.archive.is_some() },
+    };
+    Ok(Peer::new(PeerConfig {
+        me: *me,
+        manifest: manifest.clone(),
+        candidate,
+        parameters: manifest
+            .stages()
+            .map(|stage| (stage, shoal_engine::parameter_count(manifest, stage)))
+            .collect(),
+        limits: PeerLimits { largest_window, ..limits },
+        seed: u64::from_le_bytes(*me.peer.0.first_chunk().expect("32 bytes")),
+    }))
 }
 
 /// Offers what earlier lives left, on a thread of its own.

@@ -1,5 +1,6 @@
 //! What goes out over the links.
 
+use anyhow::Context;
 use shoal_protocol::codec::Packing;
 use shoal_protocol::ids::{Era, Member, Term};
 use shoal_protocol::message::{Envelope, Message, TensorTag};
@@ -8,7 +9,9 @@ use shoal_protocol::wire;
 use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
-use super::payload::Tensors;
+use super::Gathered;
+use super::engine_thread::LOG_LOST;
+use super::payload::{Held, Tensors};
 use super::setup::Network;
 
 /// The links to other peers.
@@ -40,14 +43,39 @@ impl Links {
         }
     }
 
-    /// Queues tensors.
-    pub(crate) fn send_tensors(&self, to: Member, tag: TensorTag, tensors: Tensors) {
-        let transport = self.transport.clone();
+    /// Queues tensors; `gathered` hears of those that the disk does not give back.
+    pub(crate) fn send_tensors(
+        &self,
+        to: Member,
+        tag: TensorTag,
+        held: Held,
+        gathered: &mpsc::Sender<Gathered>,
+    ) {
+        let (transport, gathered) = (self.transport.clone(), gathered.clone());
         self.tracker.spawn(async move {
+            let tensors = match load(held).await {
+                Ok(tensors) => tensors,
+                Err(error) => {
+                    // Nobody listens any more when the process is about to end.
+                    let _ = gathered.send(Gathered::LogLost(error)).await;
+                    return;
+                }
+            };
             if let Err(error) = deliver(&transport, to, tag, &tensors).await {
                 tracing::warn!(peer = %to, %error, "a tensor was not sent");
             }
         });
+    }
+}
+
+/// What is on the disk is read where waiting for it holds nobody up.
+async fn load(held: Held) -> anyhow::Result<Tensors> {
+    match held {
+        Held::Memory(tensors) => Ok(tensors),
+        Held::Disk(_) => {
+            let read = tokio::task::spawn_blocking(move || held.load()).await;
+            read.context("reading the output log panicked")?.context(LOG_LOST)
+        }
     }
 }
 

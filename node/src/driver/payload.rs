@@ -1,6 +1,7 @@
 //! The tensors behind the scheduler's handles.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,6 +10,8 @@ use shoal_protocol::codec::Packing;
 use shoal_protocol::frame::{Element, Frame, FrameError};
 use shoal_protocol::units;
 use shoal_scheduler::action::{Payload, PayloadId};
+
+use super::spill::{SpillFile, Spilled};
 
 /// A tensor outside of the engine: plain little-endian bytes.
 #[derive(Debug, Clone)]
@@ -42,29 +45,123 @@ impl Tensor {
 /// What one handle stands for; an activation comes with its labels.
 pub(crate) type Tensors = Arc<[Tensor]>;
 
+/// Tensors behind a handle, wherever they are.
+#[derive(Debug, Clone)]
+pub(crate) enum Held {
+    Memory(Tensors),
+    Disk(Arc<Spilled>),
+}
+
+impl Held {
+    /// The tensors, from the disk if need be.
+    ///
+    /// # Errors
+    /// When the disk does not give back what was put there.
+    pub(crate) fn load(&self) -> io::Result<Tensors> {
+        match self {
+            Self::Memory(tensors) => Ok(tensors.clone()),
+            Self::Disk(spilled) => spilled.read(),
+        }
+    }
+
+    fn size(&self) -> units::Bytes {
+        match self {
+            Self::Memory(tensors) => size_of(tensors),
+            Self::Disk(spilled) => spilled.size(),
+        }
+    }
+}
+
 /// All payloads of this process, shared by the driver and the engine's thread.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Payloads {
-    all: Arc<Mutex<BTreeMap<PayloadId, Tensors>>>,
+    store: Arc<Mutex<Store>>,
     last: Arc<AtomicU64>,
 }
 
-impl Payloads {
-    /// Keeps these tensors under a new handle.
-    pub(crate) fn keep(&self, tensors: impl Into<Tensors>) -> Payload {
-        let tensors = tensors.into();
-        let size = tensors.iter().map(|tensor| units::Bytes(tensor.bytes.len() as u64)).sum();
-        let id = PayloadId(self.last.fetch_add(1, Ordering::Relaxed));
-        self.lock().insert(id, tensors);
-        Payload { id, size }
+#[derive(Debug, Default)]
+struct Store {
+    all: BTreeMap<PayloadId, Held>,
+    log: Log,
+}
+
+/// The output log: what is kept for as long as it may have to be sent again. What of it is over the
+/// budget in memory is on the disk, the oldest first.
+#[derive(Debug, Default)]
+struct Log {
+    budget: units::Bytes,
+    file: Option<Arc<SpillFile>>,
+    in_memory: Counted,
+    on_disk: Counted,
+    failures: u64,
+}
+
+/// Payloads and what they weigh together.
+#[derive(Debug, Default)]
+struct Counted {
+    each: BTreeMap<PayloadId, units::Bytes>,
+    all: units::Bytes,
+}
+
+impl Counted {
+    fn insert(&mut self, id: PayloadId, size: units::Bytes) {
+        self.each.insert(id, size);
+        self.all += size;
     }
 
-    /// The tensors of a handle.
+    fn remove(&mut self, id: PayloadId) {
+        if let Some(size) = self.each.remove(&id) {
+            self.all = self.all - size;
+        }
+    }
+
+    fn oldest(&self) -> Option<PayloadId> {
+        self.each.keys().next().copied()
+    }
+}
+
+/// Where the output log is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct LogUse {
+    /// Bytes of it on the disk.
+    pub(crate) on_disk: units::Bytes,
+    /// How often the disk did not take a part of it, which stayed in memory.
+    pub(crate) failures: u64,
+}
+
+impl Payloads {
+    /// Has the output log keep at most so many bytes in memory, and the rest in this file.
+    pub(crate) fn spill_into(&self, file: Option<Arc<SpillFile>>, budget: units::Bytes) {
+        let log = &mut self.lock().log;
+        log.budget = budget;
+        log.file = file;
+    }
+
+    /// Keeps these tensors under a new handle.
+    pub(crate) fn keep(&self, tensors: impl Into<Tensors>) -> Payload {
+        self.insert(Held::Memory(tensors.into()))
+    }
+
+    /// Keeps these tensors, which go into the output log, under a new handle; who makes them waits
+    /// until there is room for them in memory.
+    pub(crate) fn log(&self, tensors: impl Into<Tensors>) -> Payload {
+        let payload = self.keep(tensors);
+        self.lock().log.in_memory.insert(payload.id, payload.size);
+        while self.spill_one() {}
+        payload
+    }
+
+    /// Keeps what a handle stands for under one more.
+    pub(crate) fn share(&self, id: PayloadId) -> Payload {
+        self.insert(self.get(id))
+    }
+
+    /// What a handle stands for.
     ///
     /// # Panics
     /// When the scheduler uses a handle that it has released.
-    pub(crate) fn get(&self, id: PayloadId) -> Tensors {
-        self.lock().get(&id).cloned().expect("a payload is used before it is released")
+    pub(crate) fn get(&self, id: PayloadId) -> Held {
+        self.lock().all.get(&id).cloned().expect("a payload is used before it is released")
     }
 
     /// Forgets a handle.
@@ -72,10 +169,124 @@ impl Payloads {
     /// # Panics
     /// When the scheduler releases a handle twice.
     pub(crate) fn release(&self, id: PayloadId) {
-        assert!(self.lock().remove(&id).is_some(), "a payload is released once");
+        let mut store = self.lock();
+        assert!(store.all.remove(&id).is_some(), "a payload is released once");
+        store.log.in_memory.remove(id);
+        store.log.on_disk.remove(id);
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<PayloadId, Tensors>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Where the output log is now.
+    pub(crate) fn log_use(&self) -> LogUse {
+        let log = &self.lock().log;
+        LogUse { on_disk: log.on_disk.all, failures: log.failures }
+    }
+
+    fn insert(&self, held: Held) -> Payload {
+        let id = PayloadId(self.last.fetch_add(1, Ordering::Relaxed));
+        let size = held.size();
+        self.lock().all.insert(id, held);
+        Payload { id, size }
+    }
+
+    /// Moves the oldest part of the output log to the disk, if memory holds more than it may.
+    fn spill_one(&self) -> bool {
+        let (id, tensors, file) = {
+            let mut store = self.lock();
+            let Some(file) = store.log.file.clone() else { return false };
+            if store.log.in_memory.all <= store.log.budget {
+                return false;
+            }
+            let id = store.log.in_memory.oldest().expect("something is over the budget");
+            store.log.in_memory.remove(id);
+            let Held::Memory(tensors) = &store.all[&id] else { return true };
+            (id, tensors.clone(), file)
+        };
+        let written = file.write(&tensors);
+        let mut store = self.lock();
+        match written {
+            Ok(spilled) => {
+                // It may have been released while it was written.
+                if let Some(held) = store.all.get_mut(&id) {
+                    *held = Held::Disk(Arc::new(spilled));
+                    store.log.on_disk.insert(id, size_of(&tensors));
+                }
+            }
+            Err(error) => {
+                store.log.failures += 1;
+                tracing::warn!(%error, "a part of the output log stays in memory");
+            }
+        }
+        true
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Store> {
+        self.store.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn size_of(tensors: &Tensors) -> units::Bytes {
+    tensors.iter().map(|tensor| units::Bytes(tensor.bytes.len() as u64)).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIZE: units::Bytes = units::Bytes(16);
+
+    fn tensors(byte: u8) -> [Tensor; 1] {
+        [Tensor::flat(Element::U8, vec![byte; SIZE.0 as usize].into())]
+    }
+
+    /// Payloads whose log may have two of them in memory and `places` on the disk.
+    fn payloads(places: u64) -> Payloads {
+        let payloads = Payloads::default();
+        let room = units::Bytes(places * SIZE.0);
+        let file = SpillFile::create(&std::env::temp_dir(), SIZE, room).expect("a file");
+        payloads.spill_into(Some(file), SIZE + SIZE);
+        payloads
+    }
+
+    fn in_memory(payloads: &Payloads, logged: &[Payload]) -> Vec<bool> {
+        let held = logged.iter().map(|payload| payloads.get(payload.id));
+        held.map(|held| matches!(held, Held::Memory(_))).collect()
+    }
+
+    #[test]
+    fn the_oldest_of_the_log_goes_to_the_disk_and_nothing_else_does() {
+        let payloads = payloads(2);
+        let other = payloads.keep(tensors(9));
+        let logged: Vec<Payload> = (0..4).map(|byte| payloads.log(tensors(byte))).collect();
+        assert_eq!(in_memory(&payloads, &logged), [false, false, true, true]);
+        assert_eq!(in_memory(&payloads, &[other]), [true]);
+        assert_eq!(payloads.log_use(), LogUse { on_disk: SIZE + SIZE, failures: 0 });
+        for (byte, payload) in (0..).zip(&logged) {
+            let read = payloads.get(payload.id).load().expect("read");
+            assert_eq!(read[0].bytes, tensors(byte)[0].bytes);
+        }
+    }
+
+    #[test]
+    fn a_place_is_free_again_when_nobody_reads_it_any_more() {
+        let payloads = payloads(1);
+        let logged: Vec<Payload> = (0..3).map(|byte| payloads.log(tensors(byte))).collect();
+        let shared = payloads.share(logged[0].id);
+        payloads.release(logged[0].id);
+        assert_eq!(payloads.log_use().on_disk, units::Bytes(0));
+        let read = payloads.get(shared.id).load().expect("still there");
+        assert_eq!(read[0].bytes, tensors(0)[0].bytes);
+        payloads.release(shared.id);
+        let last = payloads.log(tensors(3));
+        assert_eq!(in_memory(&payloads, &[logged[1], last]), [false, true]);
+    }
+
+    #[test]
+    fn what_the_disk_does_not_take_stays_in_memory_and_is_counted() {
+        let payloads = payloads(1);
+        let logged: Vec<Payload> = (0..5).map(|byte| payloads.log(tensors(byte))).collect();
+        assert_eq!(in_memory(&payloads, &logged), [false, true, true, true, true]);
+        assert_eq!(payloads.log_use(), LogUse { on_disk: SIZE, failures: 2 });
+        let read = payloads.get(logged[1].id).load().expect("in memory");
+        assert_eq!(read[0].bytes, tensors(1)[0].bytes);
     }
 }

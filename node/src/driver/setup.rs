@@ -14,6 +14,7 @@ use shoal_protocol::net::transport::{Transport, TransportEvent};
 use tokio::sync::mpsc;
 
 use super::home::Files;
+use super::room::RoomLimits;
 
 /// What one peer needs to take part in a run.
 pub struct Setup {
@@ -27,6 +28,8 @@ pub struct Setup {
     pub device: DeviceChoice,
     /// Processor threads.
     pub threads: usize,
+    /// How much of the machine it may use.
+    pub room: RoomLimits,
     /// Waited in each pass, to model a slow peer.
     pub slow_down: Duration,
     /// Where its files go.

@@ -35,7 +35,7 @@ use self::snapshots::Snapshots;
 use self::stragglers::Stragglers;
 use self::work::Work;
 use crate::action::{CoordinatorAction, CoordinatorEvent, CoordinatorInput};
-use crate::membership::{Candidate, Membership};
+use crate::membership::Membership;
 
 /// The run's decisions. One member at a time is the run's coordinator; what must outlast it goes
 /// through the log before it is said.
@@ -243,8 +243,7 @@ impl Coordinator {
         if matches!(self.phase, Phase::Beginning) {
             return;
         }
-        if let ToCoordinator::Register { choice, addresses, fingerprint, duties } = message {
-            let candidate = Candidate { choice, addresses, fingerprint, duties };
+        if let ToCoordinator::Register(candidate) = message {
             return self.register(from, candidate, out);
         }
         // A word is dropped because its sender is no member, and for no other reason.
@@ -264,9 +263,9 @@ impl Coordinator {
             return;
         }
         match message {
-            ToCoordinator::Register { .. } => {}
+            ToCoordinator::Register(_) => {}
             ToCoordinator::WorkWanted { rooms, through, pace } => {
-                if span.first.0 == 0 {
+                if span.contains(Stage(0)) {
                     self.work.wanted(from, &rooms, through, pace);
                     self.give_out(out);
                 }

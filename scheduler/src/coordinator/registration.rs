@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 
 use shoal_protocol::ids::{Era, Member, PeerId, Stage, Step};
-use shoal_protocol::message::{FromCoordinator, LogRecord, View};
+use shoal_protocol::message::{Candidate, FromCoordinator, LogRecord, View};
 
 use super::{Coordinator, Out, Phase, event, send};
 use crate::action::{CoordinatorAction, CoordinatorEvent};
 use crate::anchors;
-use crate::membership::{AdmissionError, Candidate};
+use crate::membership::AdmissionError;
 
 impl Coordinator {
     pub(super) fn register(&mut self, from: Member, candidate: Candidate, out: &mut Out) {

@@ -8,8 +8,8 @@ use shoal_protocol::ids::{
     ClaimKey, ContentHash, Era, Grant, Incarnation, Microbatch, PeerId, StageSpan, Term,
 };
 use shoal_protocol::message::{
-    Duties, FixedLoss, RoundId, RoundOutcome, SnapshotPart, Spent, StageChoice, StoredFile,
-    StoredStage,
+    Candidate, Duties, FixedLoss, RoundId, RoundOutcome, SnapshotPart, Spent, StageChoice,
+    StoredFile, StoredStage,
 };
 use shoal_protocol::units::Bytes;
 
@@ -134,12 +134,13 @@ fn stored_by(holders: &[u8]) -> StoredStage {
 }
 
 fn register(choice: StageChoice) -> ToCoordinator {
-    ToCoordinator::Register {
+    ToCoordinator::Register(Candidate {
         choice,
+        fits: (0..8).map(Stage).collect(),
         addresses: Vec::new(),
-        fingerprint: ContentHash([0; 32]),
+        fingerprint: Some(ContentHash([0; 32])),
         duties: Duties { anchor: false, archive: true },
-    }
+    })
 }
 
 fn key(microbatch: u32) -> ClaimKey {
@@ -248,13 +249,9 @@ fn a_newer_life_replaces_the_old_one_and_an_old_one_is_refused() {
 fn unlike_machines_are_told_of() {
     let mut run = Run::new(1, 1, 1);
     run.hear(0, register(StageChoice::Auto));
-    let message = ToCoordinator::Register {
-        choice: StageChoice::Auto,
-        addresses: Vec::new(),
-        fingerprint: ContentHash([1; 32]),
-        duties: Duties::default(),
-    };
-    let actions = run.hear(1, message);
+    let ToCoordinator::Register(candidate) = register(StageChoice::Auto) else { unreachable!() };
+    let unlike = Candidate { fingerprint: Some(ContentHash([1; 32])), ..candidate };
+    let actions = run.hear(1, ToCoordinator::Register(unlike));
     assert!(events(&actions).contains(&CoordinatorEvent::Unlike { member: member(1) }));
 }
 

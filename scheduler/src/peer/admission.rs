@@ -2,15 +2,12 @@
 
 use shoal_protocol::ids::{ClaimKey, Member, Stage, Step};
 use shoal_protocol::message::{Between, ToCoordinator};
-use shoal_protocol::units::{Bytes, Moment};
+use shoal_protocol::units::Moment;
 
 use super::job::{Answer, Claim, Input, Job, Progress};
 use super::stage::Waiting;
 use super::{Out, Peer};
-use crate::action::{Fault, Payload, PeerAction, PeerEvent, PeerInput, Task, TaskResult};
-
-/// Bytes of one label beside an activation.
-const LABEL_BYTES: u64 = 8;
+use crate::action::{Payload, PeerAction, PeerInput, Task, TaskResult};
 
 impl Peer {
     /// Another member has an activation for a stage of this one.
@@ -130,14 +127,6 @@ impl Peer {
                 out.push(PeerAction::Send { to, message: Between::Free { stage } });
             }
         }
-        let waiting = !hosted.offers.is_empty() || !hosted.turned_away.is_empty();
-        if let Some(microbatches) = hosted.log_full(version).filter(|_| waiting)
-            && !hosted.log_full_said
-        {
-            hosted.log_full_said = true;
-            let fault = Fault::LogFull { stage, microbatches };
-            out.push(PeerAction::Event(PeerEvent::Fault(fault)));
-        }
     }
 
     /// Takes a microbatch in that another member offered: its claim is asked for at once, so that the
@@ -209,7 +198,6 @@ impl Peer {
         if job.holds_room {
             hosted.give_room_back(key.step);
         }
-        hosted.forget(key.step);
         if key.step >= self.version {
             hosted.refused.insert((key.step, key.microbatch));
         }
@@ -248,28 +236,6 @@ impl Peer {
     /// reduced, and the commit of the one before that may still be on its way here.
     pub(super) fn is_open(&self, step: Step) -> bool {
         (self.version..=self.version.next().next()).contains(&step)
-    }
-
-    /// What an activation with its labels and its gradient weigh together.
-    pub(super) fn round_trip_bytes(&self) -> Bytes {
-        let gradient = self.activation_bytes().0 - self.label_bytes();
-        self.activation_bytes() + Bytes(gradient)
-    }
-
-    /// What an activation with its labels weighs.
-    pub(super) fn activation_bytes(&self) -> Bytes {
-        let training = &self.config.manifest.training;
-        let tokens =
-            u64::from(training.microbatch_size) * u64::from(self.config.manifest.model.context);
-        let hidden = u64::from(self.config.manifest.model.hidden);
-        Bytes(tokens * hidden * training.boundary.size() as u64 + self.label_bytes())
-    }
-
-    fn label_bytes(&self) -> u64 {
-        let training = &self.config.manifest.training;
-        u64::from(training.microbatch_size)
-            * u64::from(self.config.manifest.model.context)
-            * LABEL_BYTES
     }
 
     /// Lets go of what an input brings to a peer that takes no further part.

@@ -426,7 +426,6 @@ impl Peer {
         for hosted in self.stages.values_mut() {
             hosted.counted.clear();
             hosted.proof = 0;
-            hosted.log_full_said = false;
             let version = self.version;
             hosted.offers.retain(|(step, _), _| *step >= version);
             hosted.refused.retain(|(step, _)| *step >= version);

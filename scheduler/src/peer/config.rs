@@ -1,14 +1,13 @@
 //! What a peer is told once, when it starts.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use shoal_protocol::ids::{ContentHash, Member, Stage};
+use shoal_protocol::ids::{Member, Stage};
 use shoal_protocol::limits;
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::message::{Duties, StageChoice};
+use shoal_protocol::message::Candidate;
 use shoal_protocol::units::Bytes;
 
 /// Everything that a peer starts with.
@@ -18,14 +17,8 @@ pub struct PeerConfig {
     pub me: Member,
     /// The run.
     pub manifest: Arc<Manifest>,
-    /// Which stages it wants to host.
-    pub choice: StageChoice,
-    /// Where its data plane listens.
-    pub addresses: Vec<SocketAddr>,
-    /// Hash of its known answers.
-    pub fingerprint: ContentHash,
-    /// What it would do for the run besides hosting stages.
-    pub duties: Duties,
+    /// As what it wants to be a member.
+    pub candidate: Candidate,
     /// Elements of each stage's flat vector of parameters, for every stage of the run.
     pub parameters: BTreeMap<Stage, usize>,
     /// How much it takes on.
@@ -49,8 +42,6 @@ pub struct PeerLimits {
     pub askers: usize,
     /// Activations and gradients that wait or are in use, all hosted stages together.
     pub in_flight: Bytes,
-    /// Output logs of all hosted stages together.
-    pub logged: Bytes,
     /// Integers of a round on their way to the other members. At least one piece per member goes
     /// out in any case.
     pub round_bytes: Bytes,
@@ -85,7 +76,6 @@ impl Default for PeerLimits {
             offers: 64,
             askers: 64,
             in_flight: Bytes::mebi(4 << 10),
-            logged: Bytes::mebi(8 << 10),
             round_bytes: Bytes::mebi(256),
             heard: Bytes::mebi(4 << 10),
             cut: RoundCut::default(),

@@ -101,15 +101,15 @@ impl Peer {
     /// A stage that this peer hosts beside others, each with its own share of the limits.
     fn hosted(&self, stage: Stage, hosted: usize) -> Hosted {
         let limits = &self.config.limits;
-        let training = &self.config.manifest.training;
-        let share = |bytes: u64| bytes / hosted as u64 / self.round_trip_bytes().0;
-        let largest = (limits.largest_window as u64).min(share(limits.in_flight.0)).max(1) as usize;
-        let behind = usize::from(training.stages - 1 - stage.0);
+        let manifest = &self.config.manifest;
+        let round_trip = manifest.activation_bytes() + manifest.gradient_bytes();
+        let share = limits.in_flight.0 / hosted as u64 / round_trip.0;
+        let largest = (limits.largest_window as u64).min(share).max(1) as usize;
+        let behind = usize::from(manifest.last_stage().0 - stage.0);
         let window = limits.first_window.max(2 * (behind + 1) + 1).min(largest);
-        let log_room = usize::try_from(share(limits.logged.0)).unwrap_or(usize::MAX).max(1);
         // Each stage has a router of its own, and they need not agree.
         let onward = Router::new(self.config.seed ^ u64::from(stage.0) << 48);
-        Hosted::new(window, largest, log_room, onward)
+        Hosted::new(window, largest, onward)
     }
 
     fn viewed(&mut self, now: Moment, view: View, out: &mut Out) {

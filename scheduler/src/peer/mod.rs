@@ -310,13 +310,8 @@ impl Peer {
     }
 
     fn register(&self, out: &mut Out) {
-        let PeerConfig { choice, addresses, fingerprint, duties, .. } = &self.config;
-        out.push(PeerAction::ToCoordinator(ToCoordinator::Register {
-            choice: *choice,
-            addresses: addresses.clone(),
-            fingerprint: *fingerprint,
-            duties: *duties,
-        }));
+        let candidate = self.config.candidate.clone();
+        out.push(PeerAction::ToCoordinator(ToCoordinator::Register(candidate)));
     }
 
     /// Takes no further part, and lets go of everything.

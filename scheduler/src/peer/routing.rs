@@ -15,7 +15,8 @@ impl Peer {
     /// never comes.
     pub(super) fn offer_early(&mut self, now: Moment, key: ClaimKey, out: &mut Out) {
         let job = &self.jobs[&key];
-        if job.route == Route::Unrouted && (job.grant().is_some() || !job.contested) {
+        let may = job.must_go_on() && (job.grant().is_some() || !job.contested);
+        if job.route == Route::Unrouted && may {
             self.offer(now, key, out);
         }
     }
@@ -39,7 +40,7 @@ impl Peer {
 
     /// Offers the activation of this work to one member.
     pub(super) fn offer_to(&mut self, now: Moment, to: Member, key: ClaimKey, out: &mut Out) {
-        let size = self.activation_bytes();
+        let size = self.config.manifest.activation_bytes();
         let job = self.jobs.get_mut(&key).expect("only jobs are offered");
         let hosted = self.stages.get_mut(&key.stage).expect("a job's stage is hosted");
         hosted.blocked.remove(&key);
@@ -241,7 +242,11 @@ impl Peer {
     /// The answer is here: the activation need not go anywhere any more.
     fn settle(&mut self, key: ClaimKey) {
         let hosted = self.stages.get_mut(&key.stage).expect("a job's stage is hosted");
-        hosted.blocked.remove(&key);
+        let job = self.jobs.get_mut(&key).expect("only jobs are answered");
+        // A replay that was waiting for a place is asked for again, if it is still needed.
+        if hosted.blocked.remove(&key) {
+            job.route = Route::Unrouted;
+        }
     }
 
     /// Answers whoever sent a microbatch: with the gradient of its activation or, held out, with

@@ -14,11 +14,9 @@ pub(super) struct Hosted {
     pub(super) window: usize,
     /// What the window never grows beyond.
     pub(super) largest_window: usize,
-    /// Microbatches that the output log has room for.
-    pub(super) log_room: usize,
-    /// What is taken in of each step. A later step's microbatches weigh nothing before the older one
-    /// is committed, and must not keep it from ending, so each has room of its own.
-    taken: BTreeMap<Step, Taken>,
+    /// How many microbatches of each step take up room. A later step's weigh nothing before the older
+    /// one is committed, and must not keep it from ending, so each has room of its own.
+    taken: BTreeMap<Step, usize>,
     /// Offers that wait for room, oldest step and lowest microbatch first.
     pub(super) offers: BTreeMap<(Step, Microbatch), Waiting>,
     /// Work of open steps that was refused or dropped here: if it is offered again, another replica
@@ -34,22 +32,14 @@ pub(super) struct Hosted {
     /// What is in the accumulator, and the sum of its tags.
     pub(super) counted: BTreeSet<Microbatch>,
     pub(super) proof: u64,
-    /// Whether people were told that the log is full.
-    pub(super) log_full_said: bool,
 }
 
 impl Hosted {
-    pub(super) fn new(
-        window: usize,
-        largest_window: usize,
-        log_room: usize,
-        onward: Router,
-    ) -> Self {
+    pub(super) fn new(window: usize, largest_window: usize, onward: Router) -> Self {
         assert!(window > 0 && window <= largest_window, "a stage has room");
         Self {
             window,
             largest_window,
-            log_room,
             taken: BTreeMap::new(),
             offers: BTreeMap::new(),
             refused: BTreeSet::new(),
@@ -59,15 +49,12 @@ impl Hosted {
             pace: Pace::default(),
             counted: BTreeSet::new(),
             proof: 0,
-            log_full_said: false,
         }
     }
 
     /// How many more microbatches of a step it can take in.
     pub(super) fn room(&self, step: Step) -> usize {
-        let taken = self.taken(step);
-        let window = self.window.saturating_sub(taken.accepted);
-        window.min(self.log_room.saturating_sub(taken.jobs))
+        self.window.saturating_sub(self.taken(step))
     }
 
     /// Takes out the first offer whose step has room: what waits is of steps that have none.
@@ -79,38 +66,24 @@ impl Hosted {
 
     /// Whether a step's microbatches take up the whole window.
     pub(super) fn is_full(&self, step: Step) -> bool {
-        self.taken(step).accepted >= self.window
-    }
-
-    /// How many microbatches of a step the output log is for, if it can hold no more and nothing
-    /// else keeps work out.
-    pub(super) fn log_full(&self, step: Step) -> Option<usize> {
-        let taken = self.taken(step);
-        (taken.jobs >= self.log_room && taken.accepted < self.window).then_some(taken.jobs)
+        self.taken(step) >= self.window
     }
 
     /// The most microbatches of one step that take up room.
     pub(super) fn accepted(&self) -> usize {
-        self.taken.values().map(|taken| taken.accepted).max().unwrap_or(0)
+        self.taken.values().copied().max().unwrap_or(0)
     }
 
     /// A microbatch of this step is taken in.
     pub(super) fn take(&mut self, step: Step) {
-        let taken = self.taken.entry(step).or_default();
-        taken.accepted += 1;
-        taken.jobs += 1;
+        *self.taken.entry(step).or_default() += 1;
     }
 
     /// A microbatch of this step takes up no more room.
     pub(super) fn give_room_back(&mut self, step: Step) {
-        self.taken.get_mut(&step).expect("it was taken in").accepted -= 1;
-    }
-
-    /// A microbatch of this step, which takes up no more room, is forgotten.
-    pub(super) fn forget(&mut self, step: Step) {
         let taken = self.taken.get_mut(&step).expect("it was taken in");
-        taken.jobs -= 1;
-        if taken.jobs == 0 {
+        *taken -= 1;
+        if *taken == 0 {
             self.taken.remove(&step);
         }
     }
@@ -124,11 +97,10 @@ impl Hosted {
         self.blocked.clear();
         self.counted.clear();
         self.proof = 0;
-        self.log_full_said = false;
         self.onward.set_all_free();
     }
 
-    fn taken(&self, step: Step) -> Taken {
+    fn taken(&self, step: Step) -> usize {
         self.taken.get(&step).copied().unwrap_or_default()
     }
 }
@@ -138,15 +110,6 @@ impl Hosted {
 pub(super) struct Waiting {
     pub(super) from: Member,
     pub(super) retry: bool,
-}
-
-/// What a stage has taken in of one step.
-#[derive(Debug, Clone, Copy, Default)]
-struct Taken {
-    /// Microbatches that take up room.
-    accepted: usize,
-    /// Microbatches that the output log is for, until the step is committed.
-    jobs: usize,
 }
 
 /// How long the engine needs for one microbatch: exponential moving averages (weight 1/8, after

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use shoal_protocol::ids::{ContentHash, Incarnation, Microbatch, PeerId};
 use shoal_protocol::message::{
-    Duties, FixedLoss, FromCoordinator, MemberRecord, Spent, StageChoice,
+    Candidate, Duties, FixedLoss, FromCoordinator, MemberRecord, Spent, StageChoice,
 };
 
 use super::*;
@@ -40,10 +40,13 @@ impl Probe {
             me: member(ME),
             parameters: manifest.stages().map(|stage| (stage, 4)).collect(),
             manifest,
-            choice: StageChoice::One(Stage(stage)),
-            addresses: Vec::new(),
-            fingerprint: ContentHash([0; 32]),
-            duties: Duties::default(),
+            candidate: Candidate {
+                choice: StageChoice::One(Stage(stage)),
+                fits: [Stage(stage)].into(),
+                addresses: Vec::new(),
+                fingerprint: Some(ContentHash([0; 32])),
+                duties: Duties::default(),
+            },
             limits,
             seed: 0,
         };

@@ -70,8 +70,6 @@ pub(super) enum Observed {
 impl Engine {
     pub(super) fn new(scenario: &Scenario, index: usize) -> Self {
         let manifest = &scenario.manifest;
-        let tokens = u64::from(manifest.training.microbatch_size * manifest.model.context);
-        let gradient = tokens * u64::from(manifest.model.hidden) * 4;
         let seed = manifest.training.seed;
         let state = |(stage, elements): (&Stage, &usize)| {
             let state = StageState {
@@ -91,8 +89,8 @@ impl Engine {
             compute: scenario.peers[index].compute.clone(),
             dice: Dice::new(scenario.seed ^ (index as u64 + 1) << 32),
             sizes: Sizes {
-                activation: Bytes(gradient + tokens * 8),
-                gradient: Bytes(gradient),
+                activation: manifest.activation_bytes(),
+                gradient: manifest.gradient_bytes(),
                 snapshot: scenario.snapshot,
             },
             stages: scenario.parameters.iter().map(state).collect(),

@@ -1,6 +1,6 @@
 //! One swarm and its circumstances: everything that a run of the simulator follows from.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -190,6 +190,8 @@ impl Clock {
 pub struct PeerScenario {
     /// The stages it wants.
     pub choice: StageChoice,
+    /// The stages that it has room for.
+    pub fits: BTreeSet<Stage>,
     /// How much it takes on.
     pub limits: PeerLimits,
     /// When it starts.
@@ -253,6 +255,7 @@ impl Scenario {
         let network = network(&mut dice);
         let regions = network.latency.len() as u64;
         let every_stage = count < stages || dice.chance(100);
+        let mut other = Dice::new(seed ^ 0x726f_6f6d_0000_0000);
         let peers = (0..count)
             .map(|index| {
                 let choice = if index == 0 && every_stage {
@@ -265,7 +268,15 @@ impl Scenario {
                     StageChoice::Auto
                 };
                 let region = dice.within(0..=regions - 1) as usize;
-                peer(&mut dice, &manifest, cut, choice, region)
+                let mut peer = peer(&mut dice, &manifest, cut, choice, region);
+                let spare = if every_stage { index > 0 } else { index >= stages };
+                if spare && other.chance(60) {
+                    peer.choice = StageChoice::None;
+                } else if spare && every_stage && choice == StageChoice::Auto && other.chance(300) {
+                    let lacks = Stage(other.within(0..=stages - 1) as u16);
+                    peer.fits.retain(|stage| stages == 1 || *stage != lacks);
+                }
+                peer
             })
             .collect();
         let log_delay = Duration::from_millis(dice.pick(&[0, 8, 150]));
@@ -455,6 +466,7 @@ fn peer(
     let forward = dice.microseconds(200..=20_000) * dice.pick(&[1, 1, 1, 4]);
     PeerScenario {
         choice,
+        fits: manifest.stages().collect(),
         limits: limits(dice, manifest, cut),
         start: dice.microseconds(0..=100_000),
         compute: ComputeScenario {
@@ -472,17 +484,14 @@ fn peer(
 fn limits(dice: &mut Dice, manifest: &Manifest, cut: RoundCut) -> PeerLimits {
     // What one microbatch weighs at one stage: activation with labels, and gradient.
     let training = &manifest.training;
-    let elements = u64::from(training.microbatch_size * manifest.model.context);
-    let unit = elements * (2 * u64::from(manifest.model.hidden) * 4 + 8);
+    let unit = (manifest.activation_bytes() + manifest.gradient_bytes()).0;
     let stages = u64::from(training.stages);
-    let all = u64::from(training.microbatches + manifest.evaluation.microbatches);
     PeerLimits {
         first_window: dice.within(1..=4) as usize,
         largest_window: dice.pick(&[1, 2, 4, 64]),
         offers: dice.pick(&[0, 1, 3, 64]),
         askers: dice.pick(&[1, 4, 64]),
         in_flight: Bytes(unit * stages * dice.pick(&[1, 3, 64])),
-        logged: Bytes(unit * stages * all),
         // Room for the results of two steps at least.
         heard: Bytes(8 * ELEMENTS * stages * dice.pick(&[2, 3, 1000])),
         round_bytes: Bytes(8 * cut.piece_elements as u64 * dice.within(0..=8)),

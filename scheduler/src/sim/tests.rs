@@ -270,7 +270,7 @@ fn oracles_catch_every_rule_that_nobody_keeps() {
         (Omit::Attempts, 300),
         (Omit::NamedAttempt, 3000),
         (Omit::Readiness, 100),
-        (Omit::Abort, 300),
+        (Omit::Abort, 3000),
     ];
     for (rule, seeds) in rules {
         let caught = first_caught(rule, seeds);
@@ -299,6 +299,7 @@ fn pipeline(stages: u16, microbatches: u32, latency: u32) -> Scenario {
     scenario.peers = (0..stages)
         .map(|stage| PeerScenario {
             choice: StageChoice::One(Stage(stage)),
+            fits: [Stage(stage)].into(),
             limits: PeerLimits::default(),
             start: Duration::ZERO,
             compute: ComputeScenario {

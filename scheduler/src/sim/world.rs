@@ -14,7 +14,7 @@ use shoal_protocol::ids::{
     ContentHash, Era, Incarnation, Member, PeerId, Stage, StageSpan, Step, Term,
 };
 use shoal_protocol::message::{
-    Between, Duties, FromCoordinator, LogRecord, TensorTag, ToCoordinator,
+    Between, Candidate, Duties, FromCoordinator, LogRecord, TensorTag, ToCoordinator,
 };
 use shoal_protocol::units::{Bytes, Moment};
 
@@ -502,11 +502,7 @@ impl<'a> World<'a> {
             PeerEvent::Refused { reason } | PeerEvent::Stopped { reason } => wrong(reason),
             PeerEvent::Fault(fault) => {
                 self.report.faults.push(fault.clone());
-                match fault {
-                    // Under duplicates more may come late than can be remembered.
-                    crate::action::Fault::LogFull { .. } => Ok(()),
-                    fault => wrong(fault.to_string()),
-                }
+                wrong(fault.to_string())
             }
             PeerEvent::Admitted { span } => {
                 self.nodes[index].span = Some(span);
@@ -590,15 +586,18 @@ fn node(scenario: &Scenario, index: usize, life: Incarnation) -> Node {
     let peer = Peer::new(PeerConfig {
         me,
         manifest: scenario.manifest.clone(),
-        choice: scenario.peers[index].choice,
-        addresses: Vec::new(),
-        fingerprint: ContentHash([0; 32]),
+        candidate: Candidate {
+            choice: scenario.peers[index].choice,
+            fits: scenario.peers[index].fits.clone(),
+            addresses: Vec::new(),
+            fingerprint: Some(ContentHash([0; 32])),
+            duties: Duties {
+                anchor: index < scenario.anchors,
+                archive: index == FIRST || scenario.peers[index].archive,
+            },
+        },
         parameters: scenario.parameters.clone(),
         limits: scenario.peers[index].limits.clone(),
-        duties: Duties {
-            anchor: index < scenario.anchors,
-            archive: index == FIRST || scenario.peers[index].archive,
-        },
         seed: scenario.seed ^ index as u64,
     });
     Node {

@@ -17,7 +17,8 @@ struct PeerLimit {
     largest_window: usize,
     offers: usize,
     in_flight: Bytes,
-    logged: Bytes,
+    /// For every stage.
+    logged: Vec<Bytes>,
     rounds: Bytes,
     heard: Bytes,
 }
@@ -26,6 +27,7 @@ impl Limits {
     pub(super) fn new(scenario: &Scenario) -> Self {
         let members = scenario.peers.len();
         let stages = scenario.parameters.len() as u64;
+        let logged = |stage| scenario.manifest.output_log_bytes(stage);
         let limit = |peer: &crate::sim::scenario::PeerScenario| {
             let limits = &peer.limits;
             // What the others may have on their way here: each as many pieces as its own limit
@@ -41,7 +43,7 @@ impl Limits {
                 largest_window: limits.largest_window,
                 offers: limits.offers,
                 in_flight: limits.in_flight,
-                logged: limits.logged,
+                logged: scenario.manifest.stages().map(logged).collect(),
                 heard: limits.heard,
                 // A round that came to nothing may still be in the engine's use when the next begins.
                 rounds: Bytes(stages * pieces * piece * 2),
@@ -57,8 +59,9 @@ impl Limits {
             *accepted <= window && window <= limit.largest_window
         });
         let queued = load.waiting.values().all(|waiting| *waiting <= limit.offers);
+        let logged = load.window.keys().map(|stage| limit.logged[usize::from(stage.0)]).sum();
         let bytes = load.in_flight <= limit.in_flight
-            && load.logged <= limit.logged
+            && load.logged <= logged
             && load.rounds <= limit.rounds
             && load.heard <= limit.heard;
         if counts && queued && bytes {

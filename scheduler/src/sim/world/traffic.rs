@@ -105,7 +105,7 @@ impl World<'_> {
     ) -> bool {
         let Some(seat) = &self.nodes[index].seat else { return false };
         let coordinator = &seat.coordinator;
-        let newcomer = matches!(message, ToCoordinator::Register { .. });
+        let newcomer = matches!(message, ToCoordinator::Register(_));
         newcomer
             || !coordinator.is_member(from)
             || self.border.omit == Omit::Eras

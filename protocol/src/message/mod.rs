@@ -5,8 +5,14 @@
 //! the term, so that a word from or to an earlier life is recognised. Nothing here assumes
 //! that it arrives once: each message states something that may be stated again.
 
+mod membership;
+mod round;
+
 use std::net::SocketAddr;
 use std::time::Duration;
+
+pub use self::membership::{Candidate, Duties, MemberRecord, StageChoice, View};
+pub use self::round::{Round, RoundId, RoundMember, RoundOutcome, proof_tag};
 
 use crate::ids::{
     Attempt, ClaimKey, ContentHash, Era, Grant, Incarnation, Member, Microbatch, PeerId, Stage,
@@ -78,26 +84,6 @@ pub struct AnchorMessage {
     pub body: Vec<u8>,
 }
 
-/// Which stages a newcomer wants to host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub enum StageChoice {
-    /// The stage that lacks replicas most.
-    Auto,
-    /// This one.
-    One(Stage),
-    /// Every stage.
-    All,
-}
-
-/// What a peer would do for the run besides hosting stages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, bincode::Encode, bincode::Decode)]
-pub struct Duties {
-    /// Keep the run's log with other anchors, and the run when it is chosen.
-    pub anchor: bool,
-    /// Keep every checkpoint whole.
-    pub archive: bool,
-}
-
 /// A claim as its holder knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct HeldClaim {
@@ -156,17 +142,7 @@ impl std::iter::Sum for FixedLoss {
 #[derive(Debug, Clone, PartialEq, bincode::Encode, bincode::Decode)]
 pub enum ToCoordinator {
     /// Asks to be admitted.
-    Register {
-        /// The stages wanted.
-        choice: StageChoice,
-        /// Where the data plane of this peer listens.
-        addresses: Vec<SocketAddr>,
-        /// Hash of a known-answer forward and backward pass, the build, instruction set and threads:
-        /// equal fingerprints compute equal bits.
-        fingerprint: ContentHash,
-        /// What else it would do for the run.
-        duties: Duties,
-    },
+    Register(Candidate),
     /// The answer to a census: what the sender holds. Its last part ends the answer.
     Held {
         /// Claims of steps that it has not seen the commit of.
@@ -476,54 +452,6 @@ pub enum Between {
     },
 }
 
-/// One try at the all-reduce of one stage.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, bincode::Encode, bincode::Decode)]
-pub struct RoundId {
-    /// In which era.
-    pub era: Era,
-    /// Ordered by the coordinator of which term.
-    pub term: Term,
-    /// The step whose gradients are summed.
-    pub step: Step,
-    /// The stage.
-    pub stage: Stage,
-    /// The try.
-    pub attempt: Attempt,
-}
-
-/// Who reduces with whom.
-#[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub struct Round {
-    /// Which round.
-    pub id: RoundId,
-    /// Every replica, what its accumulator must hold, and its weight in sharing out the work.
-    pub members: Vec<RoundMember>,
-    /// Newcomers that hear the result and add nothing.
-    pub listeners: Vec<Member>,
-}
-
-/// One replica in a round.
-#[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub struct RoundMember {
-    /// Who.
-    pub member: Member,
-    /// The training microbatches that its accumulator must hold, in order.
-    pub counted: Vec<Microbatch>,
-    /// Its part of the vector is in proportion to this.
-    pub weight: u32,
-}
-
-/// What a round came to; equal at all its members.
-#[derive(Debug, Clone, Copy, PartialEq, bincode::Encode, bincode::Decode)]
-pub struct RoundOutcome {
-    /// Hash of the mean gradient's bytes.
-    pub hash: ContentHash,
-    /// Sum of its squares, added in an order that depends on nothing.
-    pub square_norm: f64,
-    /// Sum modulo 2^64 of the tags of the microbatches that were counted.
-    pub proof: u64,
-}
-
 /// The results of one step: its last word.
 #[derive(Debug, Clone, PartialEq, bincode::Encode, bincode::Decode)]
 pub struct CommitRecord {
@@ -541,56 +469,6 @@ pub struct CommitRecord {
     pub loss: FixedLoss,
     /// Sum of the held-out microbatches' losses, where the step has any.
     pub held_out_loss: Option<FixedLoss>,
-}
-
-/// Who is a member.
-#[derive(Debug, Clone, PartialEq, Eq, Default, bincode::Encode, bincode::Decode)]
-pub struct View {
-    /// Grows with every change.
-    pub number: u64,
-    /// In order of members.
-    pub members: Vec<MemberRecord>,
-}
-
-impl View {
-    /// What is known of a member; none of who is no member.
-    #[must_use]
-    pub fn record(&self, member: Member) -> Option<&MemberRecord> {
-        self.members.iter().find(|record| record.member == member)
-    }
-
-    /// Whether this life of a peer is a member.
-    #[must_use]
-    pub fn lists(&self, member: Member) -> bool {
-        self.record(member).is_some()
-    }
-
-    /// Whether it is a member that takes part.
-    #[must_use]
-    pub fn serves(&self, member: Member) -> bool {
-        self.record(member).is_some_and(|record| record.serving)
-    }
-
-    /// Who was a member here and is none in a newer view.
-    pub fn gone_in(&self, newer: &Self) -> impl Iterator<Item = Member> {
-        let members = self.members.iter().map(|record| record.member);
-        members.filter(|member| !newer.lists(*member))
-    }
-}
-
-/// One member.
-#[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub struct MemberRecord {
-    /// Who.
-    pub member: Member,
-    /// The stages it hosts.
-    pub span: StageSpan,
-    /// Where its data plane listens.
-    pub addresses: Vec<SocketAddr>,
-    /// Whether it takes part; a newcomer without weights only listens.
-    pub serving: bool,
-    /// What else it does for the run.
-    pub duties: Duties,
 }
 
 /// One stage of a snapshot.
@@ -682,20 +560,6 @@ pub enum TensorTag {
         /// The sum of all members' tags.
         proof: u64,
     },
-}
-
-/// The pseudo-random word that stands for one counted microbatch in the proof that travels with
-/// every round. The sum modulo 2^64 of a batch's tags is equal to that of another multiset of the
-/// same keys only by a chance of 2^-64.
-#[must_use]
-pub fn proof_tag(key: ClaimKey) -> u64 {
-    let mut hasher = blake3::Hasher::new_derive_key("shoal proof tag v1");
-    hasher.update(&key.step.0.to_le_bytes());
-    hasher.update(&key.stage.0.to_le_bytes());
-    hasher.update(&key.microbatch.0.to_le_bytes());
-    let mut tag = [0; 8];
-    hasher.finalize_xof().fill(&mut tag);
-    u64::from_le_bytes(tag)
 }
 
 #[cfg(test)]

@@ -1,0 +1,257 @@
+//! What a machine can give to a run, and what a part of the run takes of it.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Context;
+use nix::sys::statvfs::statvfs;
+use shoal_engine::{memory_floor, parameter_count};
+use shoal_protocol::ids::{Stage, StageSpan};
+use shoal_protocol::manifest::Manifest;
+use shoal_protocol::message::StageChoice;
+use shoal_protocol::units::Bytes;
+use shoal_scheduler::placement::NO_ROOM_ADVICE;
+use sysinfo::System;
+
+use super::spill::SpillFile;
+
+/// Bytes on the disk per weight: weights and moments of two versions, as one is written while the
+/// other is kept.
+const DISK_PER_PARAMETER: u64 = 24;
+
+/// How much of the machine a peer may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RoomLimits {
+    /// Memory; else what is free.
+    pub memory: Option<Bytes>,
+    /// Memory for the output log, the rest of which is on the disk.
+    pub log_memory: Bytes,
+}
+
+impl Default for RoomLimits {
+    fn default() -> Self {
+        Self { memory: None, log_memory: Bytes::mebi(1 << 10) }
+    }
+}
+
+/// What a part of a run takes that the machine does not have.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum NoRoom {
+    /// Memory.
+    #[error(
+        "hosting stage {span} takes {needs} of memory and {has} is there: {NO_ROOM_ADVICE} \
+         (--memory says how much may be used)"
+    )]
+    Memory {
+        /// The stages.
+        span: StageSpan,
+        /// What they take.
+        needs: Bytes,
+        /// What there is.
+        has: Bytes,
+    },
+    /// Disk.
+    #[error(
+        "hosting stage {span} takes {needs} of disk and {path} has {has}: {NO_ROOM_ADVICE} \
+         (--data-dir says which disk)", path = path.display()
+    )]
+    Disk {
+        /// The stages.
+        span: StageSpan,
+        /// What they take.
+        needs: Bytes,
+        /// What there is.
+        has: Bytes,
+        /// Where.
+        path: PathBuf,
+    },
+}
+
+/// What a machine can give.
+#[derive(Debug, Clone)]
+pub(crate) struct Room {
+    memory: Bytes,
+    log_memory: Bytes,
+    disk: Bytes,
+    folder: PathBuf,
+}
+
+impl Room {
+    /// Looks at the machine. `computes_here` says whether the tensors are in its memory, rather than
+    /// in a device's, which is not looked at.
+    ///
+    /// # Errors
+    /// When the machine does not say how much is free.
+    pub(crate) fn measure(
+        limits: RoomLimits,
+        computes_here: bool,
+        folder: &Path,
+    ) -> anyhow::Result<Self> {
+        let disk = statvfs(folder).context("the file system does not say how much is free")?;
+        let memory = match limits.memory {
+            Some(memory) => memory,
+            None if computes_here => free_memory()?,
+            None => Bytes(u64::MAX),
+        };
+        Ok(Self {
+            memory,
+            log_memory: limits.log_memory,
+            disk: Bytes(disk.blocks_available() * disk.fragment_size()),
+            folder: folder.to_owned(),
+        })
+    }
+
+    /// Memory for the output log.
+    pub(crate) fn log_memory(&self) -> Bytes {
+        self.log_memory
+    }
+
+    /// The stages that there is room for, each alone.
+    ///
+    /// # Errors
+    /// When there is none for what was chosen.
+    pub(crate) fn fits(
+        &self,
+        manifest: &Manifest,
+        choice: StageChoice,
+    ) -> Result<BTreeSet<Stage>, NoRoom> {
+        let fits = |stage: &Stage| self.check(manifest, StageSpan::one(*stage)).is_ok();
+        let fitting: BTreeSet<Stage> = manifest.stages().filter(fits).collect();
+        match choice {
+            StageChoice::None => {}
+            StageChoice::All => self.check(manifest, StageSpan::all(manifest.training.stages))?,
+            // The coordinator knows which stages there are.
+            StageChoice::One(stage) if stage > manifest.last_stage() => {}
+            StageChoice::One(stage) => self.check(manifest, StageSpan::one(stage))?,
+            StageChoice::Auto if fitting.is_empty() => {
+                self.check(manifest, StageSpan::one(Stage(0)))?;
+            }
+            StageChoice::Auto => {}
+        }
+        Ok(fitting)
+    }
+
+    /// The most microbatches that any of these stages can have in flight in this memory, at most
+    /// `most`.
+    pub(crate) fn window(
+        &self,
+        manifest: &Manifest,
+        stages: &BTreeSet<Stage>,
+        most: usize,
+    ) -> usize {
+        let window = |stage: &Stage| {
+            let span = StageSpan::one(*stage);
+            let each = memory_floor(manifest, span, 1) - memory_floor(manifest, span, 0);
+            let left = self.memory.0.saturating_sub(self.memory_for(manifest, span, 0).0);
+            usize::try_from(left / each.0.max(1)).unwrap_or(usize::MAX)
+        };
+        stages.iter().map(window).min().unwrap_or(most).clamp(1, most)
+    }
+
+    /// The output log's place on the disk; none where all of it stays in memory.
+    ///
+    /// # Errors
+    /// When the disk has too little room for it.
+    pub(crate) fn spill_file(
+        &self,
+        manifest: &Manifest,
+        span: StageSpan,
+    ) -> io::Result<Option<Arc<SpillFile>>> {
+        let room = Bytes(log_of(manifest, span).0.saturating_sub(self.log_memory.0));
+        if room == Bytes(0) {
+            return Ok(None);
+        }
+        SpillFile::create(&self.folder, manifest.activation_bytes(), room).map(Some)
+    }
+
+    fn check(&self, manifest: &Manifest, span: StageSpan) -> Result<(), NoRoom> {
+        let needs = self.memory_for(manifest, span, 1);
+        if needs > self.memory {
+            return Err(NoRoom::Memory { span, needs, has: self.memory });
+        }
+        let log = log_of(manifest, span).0.saturating_sub(self.log_memory.0);
+        let weights: usize = span.stages().map(|stage| parameter_count(manifest, stage)).sum();
+        let needs = Bytes(log + weights as u64 * DISK_PER_PARAMETER);
+        if needs > self.disk {
+            let path = self.folder.clone();
+            return Err(NoRoom::Disk { span, needs, has: self.disk, path });
+        }
+        Ok(())
+    }
+
+    fn memory_for(&self, manifest: &Manifest, span: StageSpan, in_flight: u32) -> Bytes {
+        let log = log_of(manifest, span).min(self.log_memory);
+        memory_floor(manifest, span, in_flight) + log
+    }
+}
+
+/// The most that the output log of these stages comes to.
+fn log_of(manifest: &Manifest, span: StageSpan) -> Bytes {
+    span.stages().map(|stage| manifest.output_log_bytes(stage)).sum()
+}
+
+/// What the machine has free, or the container that this process is in.
+fn free_memory() -> anyhow::Result<Bytes> {
+    let mut system = System::new().context("this machine does not say how much memory is free")?;
+    system.refresh_memory();
+    let contained = system.cgroup_limits().map_or(u64::MAX, |limits| limits.free_memory);
+    Ok(Bytes(system.available_memory().min(contained)))
+}
+
+#[cfg(test)]
+mod tests {
+    use shoal_scheduler::sim::Scenario;
+
+    use super::*;
+
+    fn manifest() -> Manifest {
+        Scenario::small_manifest(3, 8, 1)
+    }
+
+    fn room(memory: u64, disk: u64) -> Room {
+        let (memory, disk) = (Bytes(memory), Bytes(disk));
+        Room { memory, log_memory: Bytes(0), disk, folder: PathBuf::from("/data") }
+    }
+
+    #[test]
+    fn a_machine_that_was_measured_has_something() {
+        let folder = std::env::temp_dir();
+        let limits = RoomLimits { memory: None, log_memory: Bytes(0) };
+        let room = Room::measure(limits, true, &folder).expect("measured");
+        assert!(room.memory > Bytes::mebi(1) && room.disk > Bytes::mebi(1), "{room:?}");
+    }
+
+    #[test]
+    fn what_is_too_small_says_what_is_needed_and_what_there_is() {
+        let manifest = manifest();
+        let one = |stage| StageChoice::One(Stage(stage));
+        let enough = room(1 << 30, 1 << 30);
+        let all: BTreeSet<Stage> = manifest.stages().collect();
+        for choice in [StageChoice::Auto, StageChoice::All, StageChoice::None, one(1), one(9)] {
+            assert_eq!(enough.fits(&manifest, choice), Ok(all.clone()), "{choice:?}");
+        }
+        let small = room(1, 1 << 30);
+        let none = Ok(BTreeSet::new());
+        assert_eq!(small.fits(&manifest, StageChoice::None), none);
+        let error = small.fits(&manifest, StageChoice::Auto).expect_err("no memory");
+        assert!(matches!(error, NoRoom::Memory { has: Bytes(1), .. }), "{error}");
+        let error = room(1 << 30, 1).fits(&manifest, one(1)).expect_err("no disk");
+        assert!(matches!(error, NoRoom::Disk { has: Bytes(1), .. }), "{error}");
+        assert!(error.to_string().contains("/data"), "{error}");
+    }
+
+    #[test]
+    fn the_window_follows_from_the_memory_that_is_left() {
+        let manifest = manifest();
+        let stages = BTreeSet::from([Stage(1)]);
+        let span = StageSpan::one(Stage(1));
+        let window = |room: &Room| room.window(&manifest, &stages, 64);
+        let four = memory_floor(&manifest, span, 4).0;
+        assert_eq!(window(&room(four, 0)), 4);
+        assert_eq!(window(&room(four - 1, 0)), 3);
+        assert_eq!(window(&room(1 << 40, 0)), 64);
+        assert_eq!(window(&room(0, 0)), 1);
+    }
+}
