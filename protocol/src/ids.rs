@@ -337,7 +337,7 @@ impl fmt::Display for ClaimKey {
     }
 }
 
-/// The contiguous stages that one peer hosts, `first..=last`.
+/// The contiguous stages that one peer hosts, `first..=last`; in JSON the list of them.
 #[derive(
     Debug,
     Clone,
@@ -351,11 +351,34 @@ impl fmt::Display for ClaimKey {
     bincode::Encode,
     bincode::Decode,
 )]
+#[serde(into = "Vec<Stage>", try_from = "Vec<Stage>")]
 pub struct StageSpan {
     /// The first stage hosted.
     pub first: Stage,
     /// The last stage hosted.
     pub last: Stage,
+}
+
+impl From<StageSpan> for Vec<Stage> {
+    fn from(span: StageSpan) -> Self {
+        span.stages().collect()
+    }
+}
+
+impl TryFrom<Vec<Stage>> for StageSpan {
+    type Error = &'static str;
+
+    fn try_from(stages: Vec<Stage>) -> Result<Self, Self::Error> {
+        let (Some(first), Some(last)) = (stages.first(), stages.last()) else {
+            return Ok(Self::none());
+        };
+        let span = Self { first: *first, last: *last };
+        if span.stages().eq(stages.iter().copied()) {
+            Ok(span)
+        } else {
+            Err("the stages of one peer follow each other")
+        }
+    }
 }
 
 impl StageSpan {

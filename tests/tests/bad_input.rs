@@ -67,6 +67,18 @@ fn a_stage_that_the_run_has_not_is_refused() {
 }
 
 #[test]
+fn a_machine_without_room_for_its_part_says_what_it_lacks() {
+    let run = endless();
+    let swarm = Swarm::start(&run.config(), &["--wait-for", "2"]);
+    let small = ["--memory", "64KiB"];
+    let reason = swarm.newcomer(&swarm.address, 1, &small).end().failure(NOT_ADMITTED);
+    assert!(reason.contains("of memory and 64.0 KiB is there"), "{reason}");
+    let both = ["--memory", "64KiB", "--stage", "none"];
+    let mut keeps_the_log = swarm.newcomer(&swarm.address, 1, &both);
+    keeps_the_log.event("joined");
+}
+
+#[test]
 fn a_data_directory_joins_once_at_a_time() {
     let run = endless();
     let mut swarm = Swarm::start(&run.config(), &["--wait-for", "3"]);

@@ -47,6 +47,21 @@ fn a_peer_with_a_co_replica_dies_and_the_others_go_on() {
 }
 
 #[test]
+fn what_an_output_log_has_on_the_disk_is_sent_again_after_a_death() {
+    let run = Run::of_two_stages(8, 0);
+    let flags = &[SLOW, &["--log-memory", "0"]].concat();
+    let mut swarm = Swarm::start(&run.config(), &[&["--wait-for", "4"], &flags[..]].concat());
+    for _ in 1..4 {
+        swarm.join(flags);
+    }
+    reach(&mut swarm, 2);
+    swarm.peers.remove(3).kill();
+    let trained = swarm.finish();
+    assert_whole(&trained, 8);
+    assert_eq!(trained.hash(), run.local("alone").hash());
+}
+
+#[test]
 fn a_newcomer_catches_up_while_training_runs_and_serves() {
     let run = Run::of_two_stages(40, 0);
     let mut swarm = swarm_at(&run, 2, 1);
@@ -114,10 +129,15 @@ fn anchored_swarm(homes: &Path, run: &Run, address: &str, archive: &Path) -> Swa
     for flags in [&["--anchor"][..], &["--anchor"], &["--archive", archive], &[]] {
         swarm.join(&[flags, SLOW].concat());
     }
+    reach_three_anchors(&mut swarm);
+    swarm
+}
+
+/// Waits until three anchors keep the log, and for a few steps more.
+fn reach_three_anchors(swarm: &mut Swarm) {
     assert_eq!(swarm.peers[0].event("anchors")["count"], 3);
     let step = swarm.peers[0].event("committed")["step"].as_u64().expect("a number");
-    reach(&mut swarm, step + 2);
-    swarm
+    reach(swarm, step + 2);
 }
 
 #[test]
@@ -140,6 +160,39 @@ fn with_three_anchors_the_run_goes_on_when_the_one_that_keeps_it_dies() {
     }
     assert_eq!(last["hash"], run.local("alone").hash());
     assert!(archive.join("checkpoint").is_dir());
+}
+
+#[test]
+fn who_hosts_no_stage_keeps_the_log_and_every_checkpoint() {
+    let run = Run::of_two_stages(60, 5);
+    let homes = tempfile::tempdir().expect("room for a folder");
+    let archive = homes.path().join("archive");
+    let mut swarm =
+        Swarm::start_in(homes.path(), &run.config(), &[&["--wait-for", "6"], SLOW].concat());
+    let archive_flag = archive.to_str().expect("a plain path");
+    for flags in [
+        &["--stage", "none", "--anchor"][..],
+        &["--stage", "none", "--anchor", "--archive", archive_flag],
+        &["--stage", "0"],
+        &["--stage", "1"],
+        &["--stage", "1"],
+    ] {
+        swarm.join(&[flags, SLOW].concat());
+    }
+    reach_three_anchors(&mut swarm);
+    swarm.peers.remove(0).kill();
+    let mut archivist = swarm.peers.remove(1);
+    assert_eq!(archivist.event("joined")["span"].as_array().map(Vec::len), Some(0));
+    let last = loop {
+        let saved = archivist.event("checkpoint");
+        if saved["version"] == 60 {
+            break saved;
+        }
+    };
+    for peer in swarm.peers.drain(..).chain([archivist]) {
+        let _ = peer.end().success();
+    }
+    assert_eq!(last["hash"], run.local("alone").hash());
 }
 
 #[test]
