@@ -37,6 +37,12 @@ impl Engine {
         Ok(Self { manifest: manifest.clone(), device, stages })
     }
 
+    /// How many stages are hosted.
+    #[must_use]
+    pub fn hosted(&self) -> usize {
+        self.stages.len()
+    }
+
     /// Runs one stage on one microbatch.
     ///
     /// `input` is, in the first stage, token ids `[B, T]` as u32, little-endian, and in every
@@ -175,8 +181,7 @@ impl Engine {
     /// # Errors
     /// When the stage is not hosted or the file system refuses.
     pub fn write_stage(&self, stage: Stage, folder: &Path) -> Result<Vec<CheckpointFile>> {
-        let state = self.stage(stage)?.state()?;
-        Ok(checkpoint::write_stage(folder, &self.manifest, stage, &state)?)
+        Ok(checkpoint::write_stage(folder, &self.manifest, stage, &self.state(stage)?)?)
     }
 
     /// Logits `[T, vocabulary]` of one sample of at most `context` tokens, where the span is a run

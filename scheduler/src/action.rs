@@ -110,7 +110,8 @@ pub enum Task {
         /// The stage.
         stage: Stage,
     },
-    /// Write the stage's part of a checkpoint.
+    /// Write the stage's part of a checkpoint from a copy: the tasks after this one do not wait for
+    /// the disk, and the result may come after theirs.
     Store {
         /// The version of the weights.
         version: Step,

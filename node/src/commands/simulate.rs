@@ -196,6 +196,7 @@ impl Described {
                 strays_per_mille: 0,
             },
             snapshot: shoal_protocol::units::Bytes::mebi(4),
+            write: Duration::from_millis(100),
             log_delay: Duration::from_millis(5),
             patience: Duration::from_secs(30),
             anchors: self.anchors,

@@ -7,26 +7,19 @@ use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use bytes::Bytes;
-use shoal_engine::{
-    CheckpointError, CheckpointFile, Engine, EngineError, FixedPoint, ForwardOutput, Samples,
-    square_norm,
-};
+use shoal_engine::{Engine, EngineError, FixedPoint, ForwardOutput, Samples, square_norm};
 use shoal_protocol::frame::Element;
 use shoal_protocol::ids::{ClaimKey, ContentHash, Stage, Step};
-use shoal_protocol::manifest::Manifest;
-use shoal_protocol::message::{FixedLoss, RoundId, StoredFile};
-use shoal_protocol::units;
+use shoal_protocol::message::{FixedLoss, RoundId};
 use shoal_scheduler::action::{Payload, Task, TaskResult};
 use tokio::sync::mpsc;
 
-use super::home::Files;
+use super::checkpoint_writer::{CheckpointWriter, Shelf};
 use super::payload::{Held, Payloads, Tensor, Tensors};
-use crate::fault_point::FaultPoint;
 
 /// Tasks given and not yet begun. The scheduler gives one pass at a time and a handful of short
 /// tasks with it; a round has one task for each piece.
@@ -52,8 +45,6 @@ pub(crate) struct JobDone {
 /// What the thread works with.
 #[derive(Debug)]
 pub(crate) struct Workshop {
-    /// The run.
-    pub(crate) manifest: Arc<Manifest>,
     /// The hosted stages.
     pub(crate) engine: Engine,
     /// The text; only who hosts the first stage needs it.
@@ -61,11 +52,9 @@ pub(crate) struct Workshop {
     /// Where outputs are kept.
     pub(crate) payloads: Payloads,
     /// Where parts of checkpoints are written.
-    pub(crate) stored: PathBuf,
+    pub(crate) shelf: Shelf,
     /// Where they are fetched to.
     pub(crate) fetched: PathBuf,
-    /// Where they are offered to others.
-    pub(crate) files: Files,
     /// Waited in each pass, to model a slow peer.
     pub(crate) slow_down: Duration,
 }
@@ -73,14 +62,14 @@ pub(crate) struct Workshop {
 impl Workshop {
     /// `[samples, tokens]`.
     fn token_shape(&self) -> Vec<u32> {
-        vec![self.manifest.training.microbatch_size, self.manifest.model.context]
+        vec![self.shelf.manifest.training.microbatch_size, self.shelf.manifest.model.context]
     }
 
     /// What crosses a stage boundary: `[samples, tokens, hidden]`.
     fn boundary_tensor(&self, bytes: Bytes) -> Tensor {
         let mut shape = self.token_shape();
-        shape.push(self.manifest.model.hidden);
-        Tensor { element: self.manifest.training.boundary.into(), shape, bytes }
+        shape.push(self.shelf.manifest.model.hidden);
+        Tensor { element: self.shelf.manifest.training.boundary.into(), shape, bytes }
     }
 }
 
@@ -99,8 +88,8 @@ impl EngineThread {
         let (jobs, mut queue) = mpsc::channel::<Job>(QUEUE);
         let (results, done) = mpsc::channel(QUEUE);
         std::thread::Builder::new().name("engine".into()).spawn(move || {
-            let mut bench = match make() {
-                Ok(workshop) => Bench { workshop, rounds: BTreeMap::new() },
+            let mut bench = match make().and_then(|workshop| Bench::new(workshop, &results)) {
+                Ok(bench) => bench,
                 Err(error) => {
                     let failed = JobDone { result: Err(error), busy: Duration::ZERO };
                     // Nobody listens any more when the process is about to end.
@@ -110,7 +99,7 @@ impl EngineThread {
             };
             while let Some(job) = queue.blocking_recv() {
                 let start = Instant::now();
-                let result = bench.carry_out(job);
+                let Some(result) = bench.carry_out(job).transpose() else { continue };
                 if results.blocking_send(JobDone { result, busy: start.elapsed() }).is_err() {
                     return;
                 }
@@ -144,16 +133,30 @@ struct Reduction {
 struct Bench {
     workshop: Workshop,
     rounds: BTreeMap<Stage, Reduction>,
+    writer: CheckpointWriter,
 }
 
 impl Bench {
-    fn carry_out(&mut self, Job { task, inputs }: Job) -> anyhow::Result<TaskResult> {
+    fn new(workshop: Workshop, results: &mpsc::Sender<JobDone>) -> anyhow::Result<Self> {
+        // A copy of every hosted stage may wait, so that none of one version waits for another's.
+        let waiting = workshop.engine.hosted();
+        let writer = CheckpointWriter::start(workshop.shelf.clone(), results.clone(), waiting)
+            .context("no thread for checkpoints")?;
+        Ok(Self { workshop, rounds: BTreeMap::new(), writer })
+    }
+
+    /// Does a task. There is no result yet of one that goes on in the background.
+    fn carry_out(&mut self, Job { task, inputs }: Job) -> anyhow::Result<Option<TaskResult>> {
         let inputs: io::Result<Vec<Tensors>> = inputs.iter().map(Held::load).collect();
         Ok(self.compute(task, &inputs.context(LOG_LOST)?)?)
     }
 
-    fn compute(&mut self, task: Task, inputs: &[Tensors]) -> Result<TaskResult, EngineError> {
-        match task {
+    fn compute(
+        &mut self,
+        task: Task,
+        inputs: &[Tensors],
+    ) -> Result<Option<TaskResult>, EngineError> {
+        let result = match task {
             Task::Forward { key, .. } => self.forward(key, inputs.first()),
             Task::Backward { key, .. } => self.backward(key, inputs.first()),
             Task::Accumulate { key } => match self.workshop.engine.accumulate(key) {
@@ -191,14 +194,13 @@ impl Bench {
                 }
                 restored => restored,
             },
-            Task::Store { version, stage } => match self.store(version, stage) {
-                Err(EngineError::Checkpoint(error)) => {
-                    tracing::warn!(%version, %stage, %error, "a part of a checkpoint is not written");
-                    Ok(TaskResult::NotStored { version, stage })
-                }
-                stored => stored,
-            },
-        }
+            Task::Store { version, stage } => {
+                let state = self.workshop.engine.state(stage)?;
+                self.writer.give(version, stage, state);
+                return Ok(None);
+            }
+        };
+        result.map(Some)
     }
 
     fn forward(
@@ -264,7 +266,7 @@ impl Bench {
         let engine = &self.workshop.engine;
         let mut parts = vec![engine.export(round.stage, range.clone())?];
         parts.extend(others.iter().map(|tensors| tensors[0].bytes.clone()));
-        let mean = FixedPoint::of(&self.workshop.manifest).reduce(&parts)?;
+        let mean = FixedPoint::of(&self.workshop.shelf.manifest).reduce(&parts)?;
         self.install(round, &range, &mean)?;
         let payload = self.workshop.payloads.keep([Tensor::flat(Element::F32, mean)]);
         Ok(TaskResult::Reduced { round, piece, payload })
@@ -306,27 +308,11 @@ impl Bench {
             let read = self.workshop.engine.read_stage(stage, &folder);
             if read.is_err() {
                 // It is fetched anew.
-                self.workshop.files.withdraw(&folder);
+                self.workshop.shelf.files.withdraw(&folder);
             }
             read?;
         }
         Ok(TaskResult::Restored { version, stage })
-    }
-
-    fn store(&mut self, version: Step, stage: Stage) -> Result<TaskResult, EngineError> {
-        let folder = self.workshop.stored.join(version.to_string());
-        std::fs::create_dir_all(&folder)
-            .map_err(|source| CheckpointError::Io { path: folder.clone(), source })?;
-        let written = self.workshop.engine.write_stage(stage, &folder)?;
-        let files = written
-            .into_iter()
-            .map(|CheckpointFile { name, bytes, hash }| {
-                self.workshop.files.offer(hash, folder.join(&name));
-                StoredFile { name, hash, size: units::Bytes(bytes) }
-            })
-            .collect();
-        FaultPoint::Storing.pass();
-        Ok(TaskResult::Stored { version, stage, files })
     }
 }
 

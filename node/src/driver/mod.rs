@@ -6,6 +6,7 @@
 //! to itself goes through the same inputs as what others say, so a run alone is a swarm of one.
 
 mod actions;
+mod checkpoint_writer;
 mod collect;
 mod engine_thread;
 mod heard;
@@ -50,6 +51,7 @@ pub use self::setup::{AnchorPart, Leaving, Network, Office, Setup};
 use crate::events::RunEvent;
 use crate::exit::{Exit, ExitWith};
 use crate::progress;
+use checkpoint_writer::Shelf;
 use collect::Collected;
 use engine_thread::{EngineThread, Job, JobDone, Workshop};
 use home::Files;
@@ -479,7 +481,8 @@ impl<'a> Driver<'a> {
             let engine =
                 shoal_engine::Engine::new(&manifest, span, Device::open(device, threads)?)?;
             let (stored, fetched) = (data_dir.join(resume::STORED), data_dir.join(resume::FETCHED));
-            Ok(Workshop { manifest, engine, samples, payloads, stored, fetched, files, slow_down })
+            let shelf = Shelf { manifest, stored, files };
+            Ok(Workshop { engine, samples, payloads, shelf, fetched, slow_down })
         };
         self.engine = Some(EngineThread::start(make).context("no thread for the engine")?);
         Ok(())

@@ -52,7 +52,7 @@ impl Peer {
         }
     }
 
-    /// The engine wrote a stage.
+    /// The engine wrote a stage. What was begun before a rewind is nobody's.
     pub(super) fn stored(
         &mut self,
         version: Step,
@@ -60,7 +60,9 @@ impl Peer {
         files: Vec<StoredFile>,
         out: &mut Out,
     ) {
-        self.stores.writing.remove(&(version, stage));
+        if !self.stores.writing.remove(&(version, stage)) {
+            return;
+        }
         self.stores.written.insert(stage, (version, files.clone()));
         let message = ToCoordinator::Stored { version, stage, files };
         out.push(PeerAction::ToCoordinator(message));
@@ -69,8 +71,9 @@ impl Peer {
     /// The disk did not take a stage: another replica may write it, which the coordinator sees to
     /// when it hears of no files.
     pub(super) fn not_stored(&mut self, version: Step, stage: Stage, out: &mut Out) {
-        self.stores.writing.remove(&(version, stage));
-        let message = ToCoordinator::Stored { version, stage, files: Vec::new() };
-        out.push(PeerAction::ToCoordinator(message));
+        if self.stores.writing.remove(&(version, stage)) {
+            let message = ToCoordinator::Stored { version, stage, files: Vec::new() };
+            out.push(PeerAction::ToCoordinator(message));
+        }
     }
 }

@@ -34,6 +34,10 @@ impl Dice {
         choices[self.within(0..=choices.len() as u64 - 1) as usize]
     }
 
+    pub(super) fn up_to(&mut self, most: Duration) -> Duration {
+        self.microseconds(0..=most.as_micros() as u64)
+    }
+
     pub(super) fn microseconds(&mut self, range: RangeInclusive<u64>) -> Duration {
         Duration::from_micros(self.within(range))
     }

@@ -64,7 +64,18 @@ pub(super) enum Observed {
     Nothing,
     Accumulated(ClaimKey),
     Restored,
-    Applied { step: Step, stage: Stage, sums: Vec<i64>, weights: u64 },
+    Applied {
+        step: Step,
+        stage: Stage,
+        sums: Vec<i64>,
+        weights: u64,
+    },
+    /// A copy was made, which is on its way to the disk.
+    Copied {
+        version: Step,
+        stage: Stage,
+        weights: u64,
+    },
 }
 
 impl Engine {
@@ -146,12 +157,11 @@ impl Engine {
         self.running.is_none() && self.queue.is_empty() && self.stages.values().all(clean)
     }
 
-    /// Carries out the running task.
+    /// Carries out the running task. There is no result yet of one that goes on in the background.
     pub(super) fn finish(
         &mut self,
-        now: Moment,
         payloads: &mut Payloads,
-    ) -> Result<(TaskResult, Duration, Observed), String> {
+    ) -> Result<(Option<TaskResult>, Duration, Observed), String> {
         let (task, busy) = self.running.take().ok_or("the engine ended a task that did not run")?;
         let mut observed = Observed::Nothing;
         let result = match task {
@@ -176,17 +186,17 @@ impl Engine {
                 observed = self.apply(round, gradient_norm)?;
                 TaskResult::Applied { round }
             }
-            Task::Store { version, stage } if now < self.no_disk => {
-                TaskResult::NotStored { version, stage }
+            Task::Store { version, stage } => {
+                let copied = self.copy(version, stage)?;
+                return Ok((None, busy, copied));
             }
-            Task::Store { version, stage } => self.store(version, stage)?,
             Task::Restore { version, stage } => {
                 observed = Observed::Restored;
                 self.restore(version, stage)?
             }
             task => self.round_task(task, payloads)?,
         };
-        Ok((result, busy, observed))
+        Ok((Some(result), busy, observed))
     }
 
     fn stage(&mut self, stage: Stage) -> &mut StageState {
@@ -288,17 +298,29 @@ impl Engine {
         Ok(Observed::Applied { step, stage, sums, weights })
     }
 
-    fn store(&mut self, version: Step, stage: Stage) -> Result<TaskResult, String> {
+    fn copy(&mut self, version: Step, stage: Stage) -> Result<Observed, String> {
         let state = self.stage(stage);
         if state.version != version {
             return Err(format!("version {version} is saved at version {}", state.version));
         }
-        let weights = state.weights;
+        Ok(Observed::Copied { version, stage, weights: state.weights })
+    }
+
+    /// What comes of writing a copy that the disk took, or did not.
+    pub(super) fn stored(
+        &self,
+        version: Step,
+        stage: Stage,
+        weights: u64,
+        whole: bool,
+    ) -> TaskResult {
+        if !whole {
+            return TaskResult::NotStored { version, stage };
+        }
         let hash = numbers::file_hash(version, stage, weights);
-        self.disk.insert((version, stage), weights);
         let size = self.sizes.snapshot;
         let files = vec![StoredFile { name: format!("stage-{stage}"), hash, size }];
-        Ok(TaskResult::Stored { version, stage, files })
+        TaskResult::Stored { version, stage, files }
     }
 }
 

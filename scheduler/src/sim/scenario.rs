@@ -39,6 +39,8 @@ pub struct Scenario {
     pub network: NetworkScenario,
     /// What one stage's file in a snapshot weighs on its way.
     pub snapshot: Bytes,
+    /// What writing a copy of a stage takes at most; its peer computes meanwhile.
+    pub write: Duration,
     /// From a record's way into the log until it is down for good, at most.
     pub log_delay: Duration,
     /// After how long an all-reduce without a result is tried again, at first.
@@ -291,6 +293,7 @@ impl Scenario {
             peers,
             network,
             snapshot,
+            write: Duration::from_millis(other.pick(&[0, 5, 500, 5_000])),
             log_delay,
             patience,
             anchors: 1,

@@ -9,6 +9,7 @@ mod trace;
 mod traffic;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
 
 use shoal_protocol::ids::{
     ContentHash, Era, Incarnation, Member, PeerId, Stage, StageSpan, Step, Term,
@@ -64,6 +65,13 @@ enum Event {
         weights: Option<u64>,
     },
     EngineDone(Member),
+    /// A copy of a stage is on the disk, if that takes it.
+    Written {
+        to: Member,
+        version: Step,
+        stage: Stage,
+        weights: u64,
+    },
     Tick(Member),
     /// A coordinator learns that a record is down for good.
     Appended {
@@ -113,6 +121,7 @@ impl Event {
             Self::Arrives { to, .. }
             | Self::Kept { to, .. }
             | Self::Fetched { to, .. }
+            | Self::Written { to, .. }
             | Self::Appended { to, .. }
             | Self::Remind { to, .. } => Some(index_of(*to)),
             Self::Noticed { at, .. } | Self::Unreached { at, .. } | Self::Deposed { at, .. } => {
@@ -292,6 +301,12 @@ impl<'a> World<'a> {
                 let index = index_of(me);
                 self.engine_done(index)
             }
+            Event::Written { to, version, stage, weights } if self.lives(to) => {
+                let whole = self.writes(to, version, stage, Some(weights));
+                let engine = &self.nodes[index_of(to)].engine;
+                let result = engine.stored(version, stage, weights, whole);
+                self.input(index_of(to), PeerInput::Done { result, busy: Duration::ZERO })
+            }
             Event::Tick(me) if self.lives(me) => {
                 self.nodes[index_of(me)].tick_at = None;
                 self.input(index_of(me), PeerInput::Tick)
@@ -320,6 +335,7 @@ impl<'a> World<'a> {
             | Event::Kept { .. }
             | Event::Fetched { .. }
             | Event::EngineDone(_)
+            | Event::Written { .. }
             | Event::Tick(_)
             | Event::Unreached { .. } => Ok(()),
         }
@@ -437,12 +453,13 @@ impl<'a> World<'a> {
             self.tampered = true;
             node.engine.forget_gradient();
         }
-        let finished = node.engine.finish(self.now, &mut node.payloads);
+        let finished = node.engine.finish(&mut node.payloads);
         let (result, busy, observed) = self.holds("engine", finished)?;
         if let Some(end) = self.nodes[index].engine.begin(self.now) {
             self.engine_began(index, end);
         }
         self.observe(index, &observed)?;
+        let Some(result) = result else { return Ok(()) };
         if self.tamper == Tamper::CountTwice
             && !self.tampered
             && matches!(result, TaskResult::Accumulated { .. })
@@ -460,9 +477,14 @@ impl<'a> World<'a> {
     }
 
     fn observe(&mut self, index: usize, observed: &Observed) -> Held {
+        if let Observed::Copied { version, stage, weights } = *observed {
+            let to = self.nodes[index].me;
+            let when = self.now + self.dice.up_to(self.scenario.write);
+            self.at(when, Event::Written { to, version, stage, weights });
+        }
         let Some(oracles) = &mut self.oracles else { return Ok(()) };
         match observed {
-            Observed::Nothing => Ok(()),
+            Observed::Nothing | Observed::Copied { .. } => Ok(()),
             Observed::Accumulated(key) => {
                 let held = oracles.exactly_once.added(*key, self.nodes[index].me);
                 self.holds("exactly once", held)

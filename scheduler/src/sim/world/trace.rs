@@ -40,6 +40,13 @@ impl Trace {
                 who(me);
                 3
             }
+            Event::Written { to, version, stage, weights } => {
+                who(to);
+                self.word(version.0);
+                self.word(u64::from(stage.0));
+                self.word(*weights);
+                8
+            }
             Event::Tick(me) => {
                 who(me);
                 4
