@@ -8,6 +8,7 @@ help:
 	@echo 'make build      build target/release/shoal'
 	@echo 'make bench      measure Shoal beside PyTorch (at most 15 minutes)'
 	@echo 'make bench-recovery  how long a death and a newcomer take (5 minutes)'
+	@echo 'make bench-overhead  what exactly-once costs when nothing dies (10 minutes)'
 	@echo 'make soak SECONDS=N  look for failures for so long: faulty swarms, demos with deaths'
 	@echo 'make lint       formatting, clippy, and what we depend on'
 	@echo 'make check-gpu  the checks that need an NVIDIA GPU'
@@ -35,6 +36,12 @@ bench-recovery: build
 	@scripts/setup.sh --tests
 	.venv/bin/python bench/recovery.py --shoal target/release/shoal
 
+bench-overhead: build
+	@scripts/setup.sh --tests
+	cargo build --release -p shoal-node --example bare_driver
+	.venv/bin/python bench/overhead.py --shoal target/release/shoal \
+		--bare target/release/examples/bare_driver
+
 SECONDS ?= 3600
 soak: setup
 	scripts/soak.sh $(SECONDS)
@@ -48,4 +55,4 @@ lint:
 check-gpu:
 	scripts/check-gpu.sh
 
-.PHONY: help setup build demo test bench bench-recovery soak lint check-gpu
+.PHONY: help setup build demo test bench bench-recovery bench-overhead soak lint check-gpu

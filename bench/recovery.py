@@ -10,52 +10,18 @@ anchors. What is timed are the events of a peer that lives on, as they come.
 import argparse
 import contextlib
 import itertools
-import json
-import signal
 import statistics
-import subprocess
 import sys
-import time
 
 import machine as machines
 import table
 from model import SMALL
+from peer import Peer
 from shoal_run import Shoal
 
 STEPS = 400
 # Steps whose speed is the speed before and, in the end, after.
 WINDOW = 8
-
-
-class Peer:
-    """A process and its events with the moments at which they came."""
-
-    def __init__(self, shoal, folder, index, what):
-        self.log = open(folder / f"{index}.log", "ab")
-        self.started = time.monotonic()
-        self.process = subprocess.Popen(
-            [shoal.binary, *what, "--data-dir", f"peer-{index}", "--listen", "127.0.0.1:0",
-             "--no-mdns", "--device", "cpu", "--threads", "1", "--events", "-"],
-            cwd=folder, stdout=subprocess.PIPE, stderr=self.log, text=True,
-        )
-
-    def wait(self, name, after=0.0):
-        """The next event of a kind, and when it came."""
-        for line in self.process.stdout:
-            event = json.loads(line)
-            now = time.monotonic()
-            if event["event"] == name and now >= after:
-                return event, now
-        raise SystemExit(f"a peer ended before its event {name!r}")
-
-    def steps(self, count):
-        """When so many further steps were committed."""
-        return [self.wait("committed")[1] for _ in range(count)]
-
-    def kill(self):
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-        return time.monotonic()
 
 
 def rate(moments):
@@ -69,17 +35,17 @@ def swarm(shoal, flags=()):
     Whoever lives at the end is killed."""
     run = {"stages": 2, "steps": STEPS, "microbatches": 8, "dtype": "f32"}
     with shoal.folder(SMALL, run) as folder:
-        first = Peer(shoal, folder, 0, [
+        first = Peer.of_shoal(shoal, folder, 0, [
             "start", "run.toml", "--address-file", "address", "--wait-for", "4", "--out", "out",
             "--stage", "0",
         ])
         join = ["join", f"@{folder}/address"]
         others = [
-            Peer(shoal, folder, index, [*join, "--stage", str(stage), *more])
+            Peer.of_shoal(shoal, folder, index, [*join, "--stage", str(stage), *more])
             for index, stage, more in zip((1, 2, 3), (1, 0, 1), itertools.chain(flags, [()] * 3))
         ]
         try:
-            yield first, others, lambda stage: Peer(
+            yield first, others, lambda stage: Peer.of_shoal(
                 shoal, folder, len(others) + 1, [*join, "--stage", str(stage)])
         finally:
             for peer in [first, *others]:

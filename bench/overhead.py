@@ -1,0 +1,148 @@
+"""What exactly-once costs when nothing dies: Shoal beside a driver that moves the same tensors over
+the same links through the same engine, without claims, log and commits.
+
+    make bench-overhead
+
+Two processes of one stage and one thread each on loopback, in alternated pairs. What is measured are
+the processor's seconds of both processes and the time, from one step's end to another's. Then how
+large the output logs get, beside their formula.
+"""
+
+import argparse
+import contextlib
+import math
+import os
+import re
+import statistics
+import sys
+import threading
+import urllib.request
+
+import machine as machines
+import table
+from model import SMALL
+from peer import Peer
+from shoal_run import Shoal
+
+MICROBATCHES = 16
+# Windows widen and caches warm up before the measurement.
+BEFORE, MEASURED = 4, 12
+STEPS = BEFORE + MEASURED + 1
+GOAL = 1.02
+# Bytes of a number of an activation in f32, and of a label.
+NUMBER, LABEL = 4, 4
+
+
+@contextlib.contextmanager
+def killed_in_the_end(peers):
+    try:
+        yield peers
+    finally:
+        for peer in peers:
+            if peer.process.poll() is None:
+                peer.kill()
+
+
+def with_ledger(shoal, folder, flags=()):
+    """Two peers of a run."""
+    first = Peer.of_shoal(shoal, folder, 0, [
+        "start", "run.toml", "--address-file", "address", "--wait-for", "2", "--out", "out",
+        "--stage", "0", *flags])
+    return [first, Peer.of_shoal(shoal, folder, 1, ["join", f"@{folder}/address", "--stage", "1"])]
+
+
+def without_ledger(bare, folder):
+    """Two processes of the bare driver."""
+    return [Peer(folder, stage, [bare, "run.toml", str(stage), "address"]) for stage in (0, 1)]
+
+
+def cost(peers):
+    """Seconds of time and of the processor for a token, and the last step's loss."""
+    with killed_in_the_end(peers):
+        begun, _ = [peer.steps(BEFORE)[-1] for peer in peers]
+        before = sum(peer.processor_seconds() for peer in peers)
+        (last, ended), _ = [
+            [peer.wait("committed") for _ in range(MEASURED)][-1] for peer in peers]
+        after = sum(peer.processor_seconds() for peer in peers)
+    tokens = MEASURED * SMALL.tokens_per_step()
+    return (after - before) / tokens, (ended - begun) / tokens, last["loss"]
+
+
+def pair(shoal, bare, swapped):
+    """One measurement of each, in this order or the other."""
+    run = {"stages": 2, "steps": STEPS, "microbatches": MICROBATCHES, "dtype": "f32"}
+    costs = {}
+    for which in ("bare", "shoal") if swapped else ("shoal", "bare"):
+        with shoal.folder(SMALL, run) as folder:
+            peers = with_ledger(shoal, folder) if which == "shoal" else without_ledger(bare, folder)
+            costs[which] = cost(peers)
+    losses = [cost[2] for cost in costs.values()]
+    assert math.isclose(*losses, abs_tol=1e-6), f"both compute the same: {losses}"
+    return costs
+
+
+def log_peak(shoal):
+    """The largest output log of the first stage, in bytes, and what the formula says."""
+    run = {"stages": 2, "steps": 6, "microbatches": MICROBATCHES, "dtype": "f32"}
+    address = "127.0.0.1:17411"
+    seen, done = [0.0], threading.Event()
+
+    def look():
+        while not done.wait(0.005):
+            with contextlib.suppress(OSError):
+                with urllib.request.urlopen(f"http://{address}/metrics", timeout=1) as answer:
+                    found = re.search(
+                        r"^shoal_output_log_bytes\S* (\S+)$", answer.read().decode(), re.M)
+                    seen.append(float(found[1]))
+
+    with shoal.folder(SMALL, run) as folder:
+        watcher = threading.Thread(target=look)
+        watcher.start()
+        try:
+            with killed_in_the_end(
+                with_ledger(shoal, folder, ["--metrics", address])) as peers:
+                peers[0].steps(5)
+        finally:
+            done.set()
+            watcher.join()
+    tokens = SMALL.tokens_per_step()
+    return max(seen), tokens * (SMALL.hidden * NUMBER + LABEL)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shoal", required=True, help="the node's release binary")
+    parser.add_argument("--bare", required=True, help="the node's example bare_driver")
+    parser.add_argument("--pairs", type=int, default=10, help="alternated pairs")
+    options = parser.parse_args()
+    shoal = Shoal(options.shoal)
+    pairs = [pair(shoal, os.path.abspath(options.bare), index % 2) for index in range(options.pairs)]
+    rows = []
+    for name, index in (("processor", 0), ("time", 1)):
+        of = {which: [one[which][index] for one in pairs] for which in ("shoal", "bare")}
+        ratio = statistics.median(one["shoal"][index] / one["bare"][index] for one in pairs)
+        rows.append([
+            name,
+            *(f"{statistics.median(of[which]) * 1e6:.1f} us" for which in ("shoal", "bare")),
+            f"{ratio:.3f}",
+            f"{'met' if ratio <= GOAL else 'NOT met'} (at most {GOAL})",
+        ])
+    table.show(
+        "What exactly-once costs when nothing dies",
+        f"Two stages of one peer each, one thread each, {MICROBATCHES} microbatches; "
+        f"{SMALL.describe()}; {machines.line(machines.describe(sys.executable))}. Medians of "
+        f"{options.pairs} alternated pairs, per token; the ratio is the median of the pairs' ratios.",
+        ["what", "with ledger", "bare driver", "ratio", "goal"],
+        rows,
+    )
+    peak, formula = log_peak(shoal)
+    table.show(
+        "The largest output log of a first stage",
+        "Sampled while the run above trains; the formula is microbatches times what each sends on.",
+        ["largest", "formula", "share"],
+        [[table.megabytes(peak), table.megabytes(formula), f"{peak / formula:.3f}"]],
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""A process that prints its events as lines of JSON, as they come."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Peer:
+    """A process and its events with the moments at which they came."""
+
+    def __init__(self, folder, index, command):
+        self.log = open(folder / f"{index}.log", "ab")
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(
+            command, cwd=folder, stdout=subprocess.PIPE, stderr=self.log, text=True)
+
+    @classmethod
+    def of_shoal(cls, shoal, folder, index, what):
+        """A peer of Shoal with a data directory of its own, on loopback."""
+        return cls(folder, index, [
+            shoal.binary, *what, "--data-dir", f"peer-{index}", "--listen", "127.0.0.1:0",
+            "--no-mdns", "--device", "cpu", "--threads", "1", "--events", "-",
+        ])
+
+    def wait(self, name, after=0.0):
+        """The next event of a kind, and when it came."""
+        for line in self.process.stdout:
+            event = json.loads(line)
+            now = time.monotonic()
+            if event["event"] == name and now >= after:
+                return event, now
+        raise SystemExit(f"a peer ended before its event {name!r}")
+
+    def steps(self, count):
+        """When so many further steps were committed."""
+        return [self.wait("committed")[1] for _ in range(count)]
+
+    def processor_seconds(self):
+        """What it has computed so far, in all its threads."""
+        with open(f"/proc/{self.process.pid}/stat", encoding="utf-8") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS
+
+    def kill(self):
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        return time.monotonic()

@@ -1,0 +1,267 @@
+//! Trains a run of two stages with two processes that trust each other: the same engine, the same
+//! links, the same tensors, and no claims, no log, no commits, nobody to go on when one dies. It is
+//! what `bench/overhead.py` holds Shoal's driver against, and good for nothing else.
+//!
+//! ```text
+//! bare_driver run.toml 0 address    hosts stage 0 and writes where it listens into `address`
+//! bare_driver run.toml 1 address    hosts stage 1
+//! ```
+//!
+//! Each prints a line of JSON for every step.
+
+use std::collections::VecDeque;
+use std::io::Write;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use bytes::Bytes;
+use shoal_engine::{
+    Device, DeviceChoice, Engine, FixedPoint, ForwardOutput, Samples, TokenFile, square_norm,
+};
+use shoal_node::config::RunConfig;
+use shoal_node::dataset;
+use shoal_protocol::codec::Packing;
+use shoal_protocol::frame::{Element, Frame};
+use shoal_protocol::ids::{ClaimKey, Incarnation, Microbatch, PeerId, Stage, StageSpan, Step};
+use shoal_protocol::manifest::Manifest;
+use shoal_protocol::net::identity::Identity;
+use shoal_protocol::net::transport::{
+    Congestion, NoBlobs, Priority, Transport, TransportConfig, TransportEvent,
+};
+use tokio::sync::mpsc::Receiver;
+
+/// Microbatches in flight at the first stage: what Shoal begins with there.
+const WINDOW: usize = 5;
+
+fn main() -> anyhow::Result<()> {
+    let arguments: Vec<String> = std::env::args().collect();
+    let [_, config, stage, address] = arguments.as_slice() else {
+        bail!("bare_driver run.toml STAGE ADDRESS-FILE");
+    };
+    let stage = Stage(stage.parse().context("a stage is 0 or 1")?);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()?;
+    let _entered = runtime.enter();
+    let config = RunConfig::load(Path::new(config))?;
+    let folder = tempfile::tempdir()?;
+    let dataset::Dataset { manifest, token_file } = dataset::prepare(&config, folder.path())?;
+    let device = Device::open(DeviceChoice::Cpu, 1)?;
+    let engine = Engine::new(&manifest, StageSpan::one(stage), device)?;
+    let samples = Samples::new(&manifest, TokenFile::open(&token_file, &manifest.tokens)?);
+    let link = runtime.block_on(Link::open(stage, &PathBuf::from(address)))?;
+    let mut trainer = Trainer { manifest, engine, samples, link, stage };
+    for step in 0..trainer.manifest.training.steps {
+        let (loss, norm) = trainer.step(&runtime, Step(step))?;
+        println!(r#"{{"event":"committed","step":{step},"loss":{loss},"gradient_norm":{norm}}}"#);
+        std::io::stdout().flush()?;
+    }
+    runtime.block_on(trainer.link.transport.close());
+    Ok(())
+}
+
+/// The other process.
+struct Link {
+    transport: Transport,
+    events: Receiver<TransportEvent>,
+    other: PeerId,
+    /// Messages that came while others were waited for.
+    early: VecDeque<Vec<u8>>,
+}
+
+impl Link {
+    async fn open(stage: Stage, place: &Path) -> anyhow::Result<Self> {
+        let identity = Identity::ephemeral();
+        let config = TransportConfig {
+            incarnation: Incarnation(1),
+            run: None,
+            congestion: Congestion::Cubic,
+            blobs: Arc::new(NoBlobs),
+        };
+        let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let (transport, mut events) = Transport::bind(&identity, &[listen], config)?;
+        let other = if stage == Stage(0) {
+            let here = transport.local_addresses()[0];
+            let new = place.with_added_extension("new");
+            std::fs::write(&new, format!("{here} {}", identity.peer_id()))?;
+            std::fs::rename(new, place)?;
+            loop {
+                match events.recv().await {
+                    Some(TransportEvent::Connected { member, .. }) => break member.peer,
+                    Some(_) => {}
+                    None => bail!("nobody came"),
+                }
+            }
+        } else {
+            while !place.exists() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            let text = std::fs::read_to_string(place)?;
+            let (address, peer) = text.split_once(' ').context("an address and a peer")?;
+            let peer: PeerId = peer.parse().context("a peer id")?;
+            transport.connect(peer, &[address.parse()?]).await?;
+            peer
+        };
+        Ok(Self { transport, events, other, early: VecDeque::new() })
+    }
+
+    fn send(
+        &self,
+        runtime: &tokio::runtime::Runtime,
+        key: ClaimKey,
+        tensors: Vec<Frame>,
+    ) -> anyhow::Result<()> {
+        let tag = key.microbatch.0.to_le_bytes().to_vec();
+        let queued =
+            self.transport.send_tensor(self.other, tag, tensors, Priority::Activation)?;
+        runtime.spawn(queued);
+        Ok(())
+    }
+
+    /// The next tensors, if there are any; waits for them if it is to.
+    fn tensors(
+        &mut self,
+        runtime: &tokio::runtime::Runtime,
+        wait: bool,
+    ) -> anyhow::Result<Option<(u32, Vec<Bytes>)>> {
+        loop {
+            let event = match self.events.try_recv() {
+                Ok(event) => event,
+                Err(_) if !wait => return Ok(None),
+                Err(_) => runtime.block_on(self.events.recv()).context("the link closed")?,
+            };
+            match event {
+                TransportEvent::Tensor(message) => {
+                    let number = message.tag.as_slice().try_into().context("a number")?;
+                    let bodies = message.frames.iter().map(Frame::unpack);
+                    let bodies = bodies.collect::<Result<_, _>>()?;
+                    return Ok(Some((u32::from_le_bytes(number), bodies)));
+                }
+                TransportEvent::Control { bytes, .. } => self.early.push_back(bytes),
+                TransportEvent::Disconnected { .. } => bail!("the other process is gone"),
+                _ => {}
+            }
+        }
+    }
+
+    /// Tells the other process numbers and gives its own.
+    fn exchange(
+        &mut self,
+        runtime: &tokio::runtime::Runtime,
+        numbers: [f64; 2],
+    ) -> anyhow::Result<[f64; 2]> {
+        let said = numbers.map(f64::to_le_bytes).concat();
+        self.transport.send_control(self.other, said)?;
+        while self.early.is_empty() {
+            match runtime.block_on(self.events.recv()).context("the link closed")? {
+                TransportEvent::Control { bytes, .. } => self.early.push_back(bytes),
+                TransportEvent::Disconnected { .. } => bail!("the other process is gone"),
+                _ => {}
+            }
+        }
+        let heard = self.early.pop_front().context("it was just heard")?;
+        let (numbers, _) = heard.as_chunks::<8>();
+        let [first, second] = numbers else { bail!("two numbers") };
+        Ok([f64::from_le_bytes(*first), f64::from_le_bytes(*second)])
+    }
+}
+
+struct Trainer {
+    manifest: Manifest,
+    engine: Engine,
+    samples: Samples,
+    link: Link,
+    stage: Stage,
+}
+
+impl Trainer {
+    /// One step: its mean loss and the norm of its gradient.
+    fn step(
+        &mut self,
+        runtime: &tokio::runtime::Runtime,
+        step: Step,
+    ) -> anyhow::Result<(f64, f64)> {
+        let loss = match self.stage {
+            Stage(0) => self.first(runtime, step)?,
+            _ => self.last(runtime, step)?,
+        };
+        let elements = self.engine.parameters(self.stage)?;
+        let sums = self.engine.export(self.stage, 0..elements)?;
+        let mean = FixedPoint::of(&self.manifest).reduce(&[sums])?;
+        let own = square_norm(&mean);
+        let [other, told] = self.link.exchange(runtime, [own, loss])?;
+        let norm = (own + other).sqrt();
+        self.engine.apply(self.stage, step, &mean, norm)?;
+        Ok((loss.max(told), norm))
+    }
+
+    /// Stage 0: answers come before new work, of which a window is in flight.
+    fn first(&mut self, runtime: &tokio::runtime::Runtime, step: Step) -> anyhow::Result<f64> {
+        let all = self.manifest.training.microbatches;
+        let (mut begun, mut ended) = (0, 0);
+        while ended < all {
+            let may_begin = begun < all && ((begun - ended) as usize) < WINDOW;
+            if let Some((number, bodies)) = self.link.tensors(runtime, !may_begin)? {
+                let key = self.key(step, number);
+                self.engine.backward(key, Some(&bodies[0]))?;
+                self.engine.accumulate(key)?;
+                ended += 1;
+                continue;
+            }
+            let key = self.key(step, begun);
+            let batch = self.samples.batch(step, key.microbatch);
+            let ForwardOutput::Activation(output) =
+                self.engine.forward(key, &batch.inputs, Some(&batch.labels))?
+            else {
+                bail!("stage 0 of two has an activation");
+            };
+            let frames = vec![self.activation(output)?, self.labels(batch.labels)?];
+            self.link.send(runtime, key, frames)?;
+            begun += 1;
+        }
+        Ok(0.0)
+    }
+
+    /// Stage 1: turns each microbatch round as it comes.
+    fn last(&mut self, runtime: &tokio::runtime::Runtime, step: Step) -> anyhow::Result<f64> {
+        let all = self.manifest.training.microbatches;
+        let mut loss = 0.0;
+        for _ in 0..all {
+            let (number, bodies) =
+                self.link.tensors(runtime, true)?.context("what was waited for")?;
+            let key = self.key(step, number);
+            match self.engine.forward(key, &bodies[0], Some(&bodies[1]))? {
+                ForwardOutput::Loss(value) => loss += f64::from(value),
+                ForwardOutput::Activation(_) => bail!("the last stage has a loss"),
+            }
+            let gradient = self.engine.backward(key, None)?.context("stage 1 has an input")?;
+            self.engine.accumulate(key)?;
+            let frames = vec![self.activation(gradient)?];
+            self.link.send(runtime, key, frames)?;
+        }
+        Ok(loss / f64::from(all))
+    }
+
+    fn key(&self, step: Step, number: u32) -> ClaimKey {
+        ClaimKey { step, stage: self.stage, microbatch: Microbatch(number) }
+    }
+
+    fn activation(&self, bytes: Bytes) -> anyhow::Result<Frame> {
+        let [samples, tokens] = self.tokens();
+        let shape = [samples, tokens, self.manifest.model.hidden];
+        let element = self.manifest.training.boundary.into();
+        Ok(Frame::pack(element, &shape, bytes, Packing::Raw)?)
+    }
+
+    fn labels(&self, bytes: Bytes) -> anyhow::Result<Frame> {
+        Ok(Frame::pack(Element::U32, &self.tokens(), bytes, Packing::Raw)?)
+    }
+
+    fn tokens(&self) -> [u32; 2] {
+        [self.manifest.training.microbatch_size, self.manifest.model.context]
+    }
+}
