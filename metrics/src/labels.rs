@@ -19,17 +19,20 @@ pub enum TrafficKind {
     Tensor,
     /// Files.
     Blob,
+    /// Packets passed on between peers that have no way to each other.
+    Relay,
 }
 
 impl Label for TrafficKind {
     const NAME: &'static str = "kind";
-    const ALL: &'static [Self] = &[Self::Control, Self::Tensor, Self::Blob];
+    const ALL: &'static [Self] = &[Self::Control, Self::Tensor, Self::Blob, Self::Relay];
 
     fn value(self) -> &'static str {
         match self {
             Self::Control => "control",
             Self::Tensor => "tensor",
             Self::Blob => "blob",
+            Self::Relay => "relay",
         }
     }
 }

@@ -42,10 +42,8 @@ fn main() -> anyhow::Result<()> {
         bail!("bare_driver run.toml STAGE ADDRESS-FILE");
     };
     let stage = Stage(stage.parse().context("a stage is 0 or 1")?);
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let _entered = runtime.enter();
     let config = RunConfig::load(Path::new(config))?;
     let folder = tempfile::tempdir()?;
@@ -116,8 +114,7 @@ impl Link {
         tensors: Vec<Frame>,
     ) -> anyhow::Result<()> {
         let tag = key.microbatch.0.to_le_bytes().to_vec();
-        let queued =
-            self.transport.send_tensor(self.other, tag, tensors, Priority::Activation)?;
+        let queued = self.transport.send_tensor(self.other, tag, tensors, Priority::Activation)?;
         runtime.spawn(queued);
         Ok(())
     }

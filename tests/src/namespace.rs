@@ -1,53 +1,78 @@
-//! Two network namespaces joined by a cable: two machines as far as their sockets can tell.
+//! Network namespaces, each joined to the first by a cable: machines as far as their sockets can
+//! tell. Those at the ends of different cables cannot reach each other.
 
 use std::process::{Command, Output};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::program::prepared;
 
-/// Two namespaces with an address each. They are removed when this is dropped.
+/// One namespace in the middle and some around it. They are removed when this is dropped.
 #[derive(Debug)]
-pub struct Pair {
-    names: [String; 2],
+pub struct Star {
+    names: Vec<String>,
 }
 
-impl Pair {
-    /// The addresses of the two ends, from those set aside for tests of networks (RFC 2544).
-    pub const ADDRESSES: [&'static str; 2] = ["198.18.7.1", "198.18.7.2"];
+impl Star {
+    /// The number of the one in the middle; the others count from 1.
+    pub const MIDDLE: usize = 0;
 
     /// Makes them.
     ///
     /// # Errors
     /// With the reason, where this machine cannot or its user is not root.
-    pub fn new() -> Result<Self, String> {
-        let names = ["a", "b"].map(|end| format!("shoal-{}-{end}", std::process::id()));
-        let pair = Self { names };
-        let [a, b] = &pair.names;
-        for name in &pair.names {
+    pub fn new(cables: usize) -> Result<Self, String> {
+        // Tests of one process run at the same time.
+        static STARS: AtomicUsize = AtomicUsize::new(0);
+        let star = STARS.fetch_add(1, Ordering::Relaxed);
+        let name = |end| format!("shoal-{}-{star}-{end}", std::process::id());
+        let star = Self { names: (0..=cables).map(name).collect() };
+        for name in &star.names {
             ip(&["netns", "add", name])?;
             ip(&["-n", name, "link", "set", "lo", "up"])?;
         }
-        let cable = ["link", "add", "cable", "netns", a, "type", "veth"];
-        ip(&[cable.as_slice(), &["peer", "name", "cable", "netns", b]].concat())?;
-        for (name, address) in pair.names.iter().zip(Self::ADDRESSES) {
-            let address = format!("{address}/24");
-            ip(&["-n", name, "address", "add", &address, "dev", "cable"])?;
-            ip(&["-n", name, "link", "set", "cable", "up"])?;
-            ip(&["-n", name, "route", "add", "default", "dev", "cable"])?;
+        let middle = &star.names[Self::MIDDLE];
+        let forwarding = ["netns", "exec", middle, "sysctl", "-qw", "net.ipv4.ip_forward=0"];
+        ip(&forwarding)?;
+        for (end, other) in star.names.iter().enumerate().skip(1) {
+            let cable = format!("cable{end}");
+            let link = ["link", "add", &cable, "netns", middle, "type", "veth"];
+            ip(&[link.as_slice(), &["peer", "name", &cable, "netns", other]].concat())?;
+            for (name, address) in [(middle, Self::middle(end)), (other, Self::end(end))] {
+                let address = format!("{address}/24");
+                ip(&["-n", name, "address", "add", &address, "dev", &cable])?;
+                ip(&["-n", name, "link", "set", &cable, "up"])?;
+            }
+            let gateway = Self::middle(end);
+            ip(&["-n", other, "route", "add", "default", "via", &gateway])?;
         }
-        Ok(pair)
+        ip(&["-n", middle, "route", "add", "default", "dev", "cable1"])?;
+        Ok(star)
     }
 
-    /// The same command inside one of the two.
+    /// The address of the one in the middle on this cable, from those set aside for tests of
+    /// networks (RFC 2544).
     #[must_use]
-    pub fn within(&self, end: usize, command: &Command) -> Command {
+    pub fn middle(cable: usize) -> String {
+        format!("198.18.{cable}.1")
+    }
+
+    /// The address at the end of this cable.
+    #[must_use]
+    pub fn end(cable: usize) -> String {
+        format!("198.18.{cable}.2")
+    }
+
+    /// The same command inside one of them.
+    #[must_use]
+    pub fn within(&self, place: usize, command: &Command) -> Command {
         let mut inside = Command::new("ip");
-        inside.args(["netns", "exec", &self.names[end]]);
+        inside.args(["netns", "exec", &self.names[place]]);
         inside.arg(command.get_program()).args(command.get_args());
         prepared(inside)
     }
 }
 
-impl Drop for Pair {
+impl Drop for Star {
     fn drop(&mut self) {
         for name in &self.names {
             // One that was never made cannot be removed.

@@ -1,38 +1,71 @@
-//! Peers with addresses of their own, as on two machines.
+//! Peers with addresses of their own, as on several machines.
 
-use shoal_tests::namespace::Pair;
+use std::path::Path;
+
+use shoal_tests::namespace::Star;
 use shoal_tests::process::Process;
 use shoal_tests::run::{Run, Trained};
 use shoal_tests::skip;
 use shoal_tests::swarm::{join_command, start_command};
 
+/// The first peer, in the middle, and the address that it prints.
+fn first(star: &Star, run: &Run, out: &Path, flags: &[&str]) -> (Process, String) {
+    // Only the port is given: where each is reached is for them to find out.
+    let mut start = start_command(&run.config(), &run.path("peer-0"), out);
+    start.args(["--listen", "0.0.0.0:7411"]).args(flags);
+    let mut first = Process::start("peer-0", star.within(Star::MIDDLE, &start));
+    let address = first.event("listening")["address"].as_str().expect("text").to_owned();
+    (first, address)
+}
+
+fn all_end(peers: impl IntoIterator<Item = Process>) {
+    for peer in peers {
+        let _ = peer.end().success();
+    }
+}
+
 #[test]
 fn peers_in_two_network_namespaces_train_together() {
-    let pair = match Pair::new() {
-        Ok(pair) => pair,
+    let star = match Star::new(1) {
+        Ok(star) => star,
         Err(reason) => return skip(&format!("no network namespaces here: {reason}")),
     };
     let run = Run::tiny(&[]);
     let out = run.path("out");
-
-    // Only the port is given: where each is reached is for them to find out.
-    let mut start = start_command(&run.config(), &run.path("peer-0"), &out);
-    start.args(["--listen", "0.0.0.0:7411", "--wait-for", "4"]);
-    let mut first = Process::start("peer-0", pair.within(0, &start));
-    let address = first.event("listening")["address"].as_str().expect("text").to_owned();
-    assert!(address.contains(Pair::ADDRESSES[0]), "{address}");
-
+    let (first, address) = first(&star, &run, &out, &["--wait-for", "4"]);
+    assert!(address.contains(&Star::middle(1)), "{address}");
     let mut peers = vec![first];
-    for (index, end) in [(1, 1), (2, 1), (3, 0)] {
+    for (index, place) in [(1, 1), (2, 1), (3, Star::MIDDLE)] {
         let name = format!("peer-{index}");
         let join = join_command(&address, &run.path(&name));
-        peers.push(Process::start(&name, pair.within(end, &join)));
+        peers.push(Process::start(&name, star.within(place, &join)));
     }
-    for peer in peers {
-        let _ = peer.end().success();
-    }
+    all_end(peers);
     let trained = Trained::read(&out);
     assert_eq!(trained.report["peers"], 4);
     assert_eq!(trained.report["microbatches"]["missing"], 0);
+    assert_eq!(trained.hash(), run.local("alone").hash());
+}
+
+#[test]
+fn two_members_that_cannot_reach_each_other_train_through_a_third() {
+    let star = match Star::new(2) {
+        Ok(star) => star,
+        Err(reason) => return skip(&format!("no network namespaces here: {reason}")),
+    };
+    let run = Run::of_two_stages(4, 0);
+    let out = run.path("out");
+    // The one in the middle hosts nothing: whatever is computed goes from one end to the other.
+    let (first, address) = first(&star, &run, &out, &["--wait-for", "3", "--stage", "none"]);
+    let ends = [1, 2].map(|end| {
+        let name = format!("peer-{end}");
+        let address = address.replace(&Star::middle(1), &Star::middle(end));
+        let mut join = join_command(&address, &run.path(&name));
+        join.args(["--stage", &(end - 1).to_string()]);
+        Process::start(&name, star.within(end, &join))
+    });
+    all_end([first].into_iter().chain(ends));
+    let trained = Trained::read(&out);
+    assert_eq!(trained.report["microbatches"]["replayed"], 0, "nobody was expelled");
     assert_eq!(trained.hash(), run.local("alone").hash());
 }

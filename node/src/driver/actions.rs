@@ -205,6 +205,7 @@ impl Driver<'_> {
     pub(super) fn meet_addresses(&mut self, view: &View) {
         self.keeper.view(view);
         let Some(links) = &self.links else { return };
+        links.transport.set_members(view.members.iter().map(|record| record.member.peer));
         for record in &view.members {
             let reachable: Vec<_> = record
                 .addresses

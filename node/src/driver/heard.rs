@@ -18,8 +18,10 @@ impl Driver<'_> {
             // The transport outlives the driver.
             None => self.network = None,
             Some(TransportEvent::Connected { member, address, .. }) => {
-                tracing::info!(peer = %member, %address, "connected");
-                self.seen_at.insert(member.peer, address);
+                tracing::info!(peer = %member, ?address, "connected");
+                if let Some(address) = address {
+                    self.seen_at.insert(member.peer, address);
+                }
                 // An earlier life of it is over.
                 if let Some(member) = self.keeper.met(member) {
                     self.own.push_back(Own::Coordinator(CoordinatorInput::Disconnected { member }));

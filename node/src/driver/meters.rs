@@ -113,6 +113,7 @@ impl Meters {
         count(TrafficKind::Control, traffic.control, self.traffic.control);
         count(TrafficKind::Tensor, traffic.tensor, self.traffic.tensor);
         count(TrafficKind::Blob, traffic.blob, self.traffic.blob);
+        count(TrafficKind::Relay, traffic.relay, self.traffic.relay);
         let wrong_files = traffic.wrong_files - self.traffic.wrong_files;
         metrics.refused.of(Refusal::File).inc_by(wrong_files);
         self.traffic = traffic;

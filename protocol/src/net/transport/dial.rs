@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
+use futures::future::select_ok;
 use futures::stream::FuturesUnordered;
 use quinn::{ClientConfig, Connection};
 use tokio::sync::Mutex;
@@ -16,12 +17,19 @@ use super::error::{ConnectError, Refusal};
 use super::handshake::{self, Hello, Reply};
 use super::link::CloseCode;
 use super::peer::{Peer, Session, State};
+use super::relay;
 use super::traffic::Kind;
 use crate::ids::Member;
 use crate::limits;
 
 /// TLS wants a name; who is at the other end is decided by its certificate alone.
 const SERVER_NAME: &str = "shoal";
+
+/// How long only the addresses of a peer itself are tried, before ways through others are too.
+const DETOUR_AFTER: Duration = Duration::from_secs(1);
+
+/// A connection that is not greeted yet, and where it leads.
+type Answer = (Connection, SocketAddr);
 
 /// Gives the connection to a peer, and dials if there is none. Only one dial of a peer is under
 /// way at a time; who comes second waits for it and tries itself if that failed.
@@ -85,36 +93,67 @@ async fn dial(
     peer: &Peer,
     addresses: &[SocketAddr],
 ) -> Result<Arc<Session>, ConnectError> {
-    if addresses.is_empty() {
-        return Err(ConnectError::NoAddress { peer: peer.id });
-    }
     let mut attempts: FuturesUnordered<_> =
         addresses.iter().map(|&address| open(shared, peer, address)).collect();
     let mut failure = ConnectError::NoAddress { peer: peer.id };
-    while let Some(attempt) = attempts.next().await {
-        match attempt {
-            Ok((connection, address)) => {
-                drop(attempts);
-                return greet(shared, peer, connection, address).await;
-            }
-            // Among several failures a stranger's answer tells most.
-            Err(error) if !failure.is_final() => failure = error,
-            Err(_) => {}
+    let straight = timeout(DETOUR_AFTER, first_answer(&mut attempts, &mut failure)).await;
+    let answered = match straight {
+        Ok(Some(answered)) => Some(answered),
+        // Nobody, or nobody so far.
+        Ok(None) | Err(_) => {
+            let detours = shared.relay.ways_to(peer.id).into_iter();
+            attempts.extend(detours.map(|way| open(shared, peer, way)));
+            first_answer(&mut attempts, &mut failure).await
         }
-    }
-    Err(failure)
+    };
+    drop(attempts);
+    let (connection, address) = answered.ok_or(failure)?;
+    greet(shared, peer, connection, address).await
 }
 
-async fn open(
+/// The first connection that comes about; of several failures a stranger's answer tells most, then
+/// the first.
+async fn first_answer(
+    attempts: &mut FuturesUnordered<impl Future<Output = Result<Answer, ConnectError>>>,
+    failure: &mut ConnectError,
+) -> Option<Answer> {
+    while let Some(attempt) = attempts.next().await {
+        match attempt {
+            Ok(answer) => return Some(answer),
+            Err(error) => {
+                let nothing = matches!(failure, ConnectError::NoAddress { .. });
+                if nothing || error.is_final() {
+                    *failure = error;
+                }
+            }
+        }
+    }
+    None
+}
+
+/// Dials a peer that a way through another leads to, at its own addresses: the connection takes
+/// the place of the one that there is.
+pub(super) async fn straighten(
     shared: &Shared,
     peer: &Peer,
-    address: SocketAddr,
-) -> Result<(Connection, SocketAddr), ConnectError> {
-    let endpoint =
-        endpoint::route(&shared.endpoints, address).ok_or(ConnectError::NoSocket { address })?;
+    addresses: &[SocketAddr],
+) -> Result<(), ConnectError> {
+    let attempts = addresses.iter().map(|&address| Box::pin(open(shared, peer, address)));
+    let dialled = timeout(limits::HANDSHAKE_TIMEOUT, select_ok(attempts)).await;
+    let ((connection, address), _) = dialled.map_err(|_| ConnectError::TimedOut)??;
+    greet(shared, peer, connection, address).await.map(drop)
+}
+
+async fn open(shared: &Shared, peer: &Peer, address: SocketAddr) -> Result<Answer, ConnectError> {
+    let (endpoint, quic) = if relay::is_way(address) {
+        (&shared.relay_endpoint, &shared.relayed)
+    } else {
+        let endpoint = endpoint::route(&shared.endpoints, address);
+        (endpoint.ok_or(ConnectError::NoSocket { address })?, &shared.quic)
+    };
     let (tls, verifier) = shared.tls.client(peer.id);
     let mut config = ClientConfig::new(tls);
-    config.transport_config(shared.quic.clone());
+    config.transport_config(quic.clone());
     let unreachable = |reason: String| match verifier.stranger() {
         Some(found) => ConnectError::WrongPeer { address, expected: peer.id, found },
         None => ConnectError::Unreachable { address, reason },

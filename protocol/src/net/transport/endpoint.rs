@@ -14,6 +14,7 @@ use quinn_proto::HashedConnectionIdGenerator;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::error::TransportError;
+use super::relay::Relay;
 use super::tls::Tls;
 use crate::limits;
 use crate::net::identity::Identity;
@@ -52,6 +53,9 @@ pub(super) const TENSOR_STREAMS: usize = 32;
 /// The control stream and requests for files.
 const REQUEST_STREAMS: u32 = 16;
 
+/// Bytes of packets between others that wait on a connection; more are lost.
+const RELAYED: usize = 1 << 20;
+
 /// Handshakes that wait to be looked at.
 const INCOMING: usize = 256;
 
@@ -67,10 +71,26 @@ pub(super) fn bind(
         _ => TransportError::Bind { address, source },
     };
     let socket = open_socket(address).map_err(failed)?;
+    let config = endpoint_config(identity);
+    Endpoint::new(config, Some(server(tls, quic)), socket, Arc::new(TokioRuntime)).map_err(failed)
+}
+
+/// Opens QUIC on the ways through other peers.
+pub(super) fn over(
+    relay: Arc<Relay>,
+    identity: &Identity,
+    tls: &Tls,
+    quic: &Arc<TransportConfig>,
+) -> Result<Endpoint, TransportError> {
+    let (config, server) = (endpoint_config(identity), server(tls, quic));
+    Endpoint::new_with_abstract_socket(config, Some(server), relay, Arc::new(TokioRuntime))
+        .map_err(TransportError::Relay)
+}
+
+fn server(tls: &Tls, quic: &Arc<TransportConfig>) -> ServerConfig {
     let mut server = ServerConfig::with_crypto(tls.server());
     server.transport_config(quic.clone()).max_incoming(INCOMING);
-    Endpoint::new(endpoint_config(identity), Some(server), socket, Arc::new(TokioRuntime))
-        .map_err(failed)
+    server
 }
 
 fn open_socket(address: SocketAddr) -> io::Result<UdpSocket> {
@@ -124,7 +144,14 @@ impl HmacKey for ResetKey {
     }
 }
 
-/// How every connection behaves.
+/// How every connection behaves that takes a way through another peer: no way leads through it.
+pub(super) fn relayed(congestion: Congestion) -> TransportConfig {
+    let mut config = quic(congestion);
+    config.datagram_receive_buffer_size(None);
+    config
+}
+
+/// How every other connection behaves.
 pub(super) fn quic(congestion: Congestion) -> TransportConfig {
     let mut mtu = MtuDiscoveryConfig::default();
     // Found within a few round trips on loopback and networks with jumbo frames; elsewhere it costs
@@ -137,7 +164,8 @@ pub(super) fn quic(congestion: Congestion) -> TransportConfig {
         .send_window(u64::from(CONNECTION_WINDOW))
         .max_concurrent_uni_streams(VarInt::from_u32(TENSOR_STREAMS as u32))
         .max_concurrent_bidi_streams(VarInt::from_u32(REQUEST_STREAMS))
-        .datagram_receive_buffer_size(None)
+        .datagram_receive_buffer_size(Some(RELAYED))
+        .datagram_send_buffer_size(RELAYED)
         .max_idle_timeout(Some(
             limits::CONNECTION_TIMEOUT.try_into().expect("a timeout of seconds"),
         ))

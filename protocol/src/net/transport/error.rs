@@ -28,6 +28,9 @@ pub enum TransportError {
         /// What the system said.
         source: io::Error,
     },
+    /// The ways through other peers cannot be opened.
+    #[error("cannot prepare to reach peers through others: {0}")]
+    Relay(io::Error),
     /// No certificate could be made.
     #[error("cannot make a certificate for this identity: {reason}")]
     Certificate {

@@ -16,8 +16,8 @@ pub enum TransportEvent {
     Connected {
         /// Who, in which life.
         member: Member,
-        /// Where it is.
-        address: SocketAddr,
+        /// Where it is; `None` where the way leads through another peer.
+        address: Option<SocketAddr>,
         /// The run it takes part in; `None` before it has joined one.
         run: Option<RunId>,
     },

@@ -25,6 +25,9 @@ use crate::limits;
 /// How long closing waits for the other end to take what is queued.
 const FLUSH: Duration = Duration::from_secs(5);
 
+/// How often a direct way is looked for where there is only one through another peer.
+const SEEK_EVERY: Duration = Duration::from_secs(60);
+
 /// Why we close a connection, as the other end learns it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CloseCode {
@@ -52,7 +55,7 @@ pub(super) async fn run(shared: Arc<Shared>, peer: Arc<Peer>) {
         let member = session.member;
         let connected = TransportEvent::Connected {
             member,
-            address: session.address,
+            address: (!session.is_relayed()).then_some(session.address),
             run: session.run.as_ref().map(|run| run.id),
         };
         if emit(&shared, connected).await.is_break() {
@@ -151,6 +154,12 @@ async fn serve(shared: &Arc<Shared>, peer: &Arc<Peer>, session: &Arc<Session>) -
     let mut writers = JoinSet::new();
     writers.spawn(write_control(context.clone(), send));
     writers.spawn(write_tensors(context.clone()));
+    if !session.is_relayed() {
+        shared.relay.connected(peer.id, session.connection.clone());
+        writers.spawn(pass_on(context.clone()));
+    } else if session.dialled {
+        writers.spawn(seek_direct(context.clone()));
+    }
     let mut readers = JoinSet::new();
     readers.spawn(read_control(context.clone(), recv));
     readers.spawn(read_tensors(context.clone()));
@@ -169,6 +178,7 @@ async fn serve(shared: &Arc<Shared>, peer: &Arc<Peer>, session: &Arc<Session>) -
         () = peer.replaced(session) => DisconnectReason::Replaced,
         () = peer.outbox.stuck() => DisconnectReason::QueueFull,
     };
+    shared.relay.disconnected(peer.id, &session.connection);
     close(session, &reason);
     writers.shutdown().await;
     let left_by_peer = matches!(
@@ -274,6 +284,37 @@ async fn write_control(context: Context, mut stream: SendStream) -> DisconnectRe
     let _ = stream.finish();
     let _ = stream.stopped().await;
     DisconnectReason::Closing
+}
+
+/// Takes in packets for others, and those that others passed on.
+async fn pass_on(context: Context) -> DisconnectReason {
+    loop {
+        match context.session.connection.read_datagram().await {
+            Ok(datagram) => {
+                let Context { shared, peer, .. } = &context;
+                shared.relay.datagram(peer.id, &datagram, &shared.counters);
+            }
+            // The readers say why, when they have what came before.
+            Err(_) => std::future::pending::<()>().await,
+        }
+    }
+}
+
+/// Tries again and again to do without the peer in the middle.
+async fn seek_direct(context: Context) -> DisconnectReason {
+    let Context { shared, peer, .. } = &context;
+    let mut state = peer.state.subscribe();
+    loop {
+        let addresses = state.borrow_and_update().addresses.clone();
+        if !addresses.is_empty()
+            && let Err(error) = dial::straighten(shared, peer, &addresses).await
+        {
+            tracing::debug!(peer = %peer.id, %error, "still no direct way");
+        }
+        // A success ends the link's service of this connection, and this task with it.
+        let moved = state.wait_for(|state| state.addresses != addresses);
+        let _ = timeout(SEEK_EVERY, moved).await;
+    }
 }
 
 async fn write_tensors(context: Context) -> DisconnectReason {

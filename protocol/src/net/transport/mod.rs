@@ -26,6 +26,7 @@ mod handshake;
 mod link;
 mod outbox;
 mod peer;
+mod relay;
 mod tensor;
 #[cfg(test)]
 mod tests;
@@ -63,6 +64,7 @@ use crate::net::identity::Identity;
 use crate::units;
 use handshake::Reply;
 use peer::Peer;
+use relay::Relay;
 use traffic::Counters;
 
 /// Events that wait for the owner.
@@ -110,6 +112,10 @@ pub(crate) struct Shared {
     tls: tls::Tls,
     quic: Arc<quinn::TransportConfig>,
     endpoints: Vec<Endpoint>,
+    relay: Arc<Relay>,
+    relayed: Arc<quinn::TransportConfig>,
+    /// QUIC over the ways through other peers.
+    relay_endpoint: Endpoint,
     counters: Counters,
     events: mpsc::Sender<TransportEvent>,
     peers: Mutex<BTreeMap<PeerId, Arc<Peer>>>,
@@ -124,6 +130,11 @@ pub(crate) struct Shared {
 impl Shared {
     fn run(&self) -> Option<Run> {
         self.run.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The one over ways through others is closed before those that it goes over.
+    fn all_endpoints(&self) -> impl Iterator<Item = &Endpoint> {
+        std::iter::once(&self.relay_endpoint).chain(&self.endpoints)
     }
 
     fn welcome(&self) -> Reply {
@@ -169,6 +180,9 @@ impl Transport {
             .iter()
             .map(|&address| endpoint::bind(address, identity, &tls, &quic))
             .collect::<Result<Vec<_>, _>>()?;
+        let relay = Relay::new();
+        let relayed = Arc::new(endpoint::relayed(config.congestion));
+        let relay_endpoint = endpoint::over(relay.clone(), identity, &tls, &relayed)?;
         let (events, receiver) = mpsc::channel(EVENTS);
         let closed = CancellationToken::new();
         let shared = Arc::new(Shared {
@@ -179,6 +193,9 @@ impl Transport {
             tls,
             quic,
             endpoints,
+            relay,
+            relayed,
+            relay_endpoint,
             counters: Counters::default(),
             events,
             peers: Mutex::default(),
@@ -187,7 +204,7 @@ impl Transport {
             closing: closed.child_token(),
             closed: closed.clone(),
         });
-        for endpoint in &shared.endpoints {
+        for endpoint in shared.all_endpoints() {
             shared.tracker.spawn(accept::run(shared.clone(), endpoint.clone()));
         }
         Ok((Self { shared, _guard: Arc::new(closed.drop_guard()) }, receiver))
@@ -209,6 +226,12 @@ impl Transport {
     /// Connections that exist already stay.
     pub fn set_run(&self, run: Run) {
         *self.shared.run.write().unwrap_or_else(PoisonError::into_inner) = Some(run);
+    }
+
+    /// Who takes part in our run: packets are passed on between these, where they cannot reach each
+    /// other, and ours go through these where we cannot.
+    pub fn set_members(&self, members: impl IntoIterator<Item = PeerId>) {
+        self.shared.relay.set_members(members.into_iter().collect());
     }
 
     /// Connects to a peer at one of these addresses, once and now, and gives its greeting; a
@@ -366,7 +389,7 @@ impl Transport {
         };
         let _ = timeout(CLOSE, links).await;
         shared.closed.cancel();
-        for endpoint in &shared.endpoints {
+        for endpoint in shared.all_endpoints() {
             endpoint.close(link::CloseCode::Done.into(), b"");
         }
         shared.tracker.wait().await;

@@ -22,6 +22,7 @@ use super::error::{ConnectError, Refusal};
 use super::event::{Run, Welcome};
 use super::handshake::Hello;
 use super::outbox::Outbox;
+use super::relay;
 use crate::ids::{Incarnation, Member, PeerId};
 
 /// Addresses kept of one peer; the latest heard of come first.
@@ -52,6 +53,11 @@ impl Session {
             address: self.address,
             run: self.run.clone(),
         }
+    }
+
+    /// Whether it takes a way through another peer.
+    pub(super) fn is_relayed(&self) -> bool {
+        relay::is_way(self.address)
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -103,6 +109,8 @@ impl Peer {
 
     /// Adds where the peer may be found.
     pub(super) fn remember(&self, addresses: &[SocketAddr]) {
+        let lasting = |address: &&SocketAddr| !relay::is_way(**address);
+        let addresses: Vec<SocketAddr> = addresses.iter().filter(lasting).copied().collect();
         self.state.send_if_modified(|state| {
             let new = addresses.iter().take(ADDRESSES).any(|a| !state.addresses.contains(a));
             if new {
@@ -168,7 +176,8 @@ impl Peer {
                 return false;
             }
             let known_life = state.newest == Some(found);
-            if let Some(current) = state.open().filter(|_| known_life) {
+            let worse = |current: &Arc<Session>| current.is_relayed() && !session.is_relayed();
+            if let Some(current) = state.open().filter(|open| known_life && !worse(open)) {
                 result = Ok(current.clone());
                 return false;
             }

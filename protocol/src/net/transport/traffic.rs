@@ -13,6 +13,8 @@ pub(super) enum Kind {
     Tensor,
     /// Files fetched by their hash.
     Blob,
+    /// Packets passed on between others.
+    Relay,
 }
 
 /// Bytes since the transport was bound, by kind. What QUIC adds is not counted.
@@ -24,6 +26,8 @@ pub struct Traffic {
     pub tensor: Flow,
     /// Files fetched by their hash.
     pub blob: Flow,
+    /// Packets passed on between others.
+    pub relay: Flow,
     /// Files that were fetched and thrown away, since their bytes had another hash.
     pub wrong_files: u64,
 }
@@ -40,7 +44,7 @@ pub struct Flow {
 /// The running counts.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
-    bytes: [[AtomicU64; 2]; 3],
+    bytes: [[AtomicU64; 2]; 4],
     wrong_files: AtomicU64,
 }
 
@@ -70,6 +74,7 @@ impl Counters {
             control: flow(Kind::Control),
             tensor: flow(Kind::Tensor),
             blob: flow(Kind::Blob),
+            relay: flow(Kind::Relay),
             wrong_files: self.wrong_files.load(Ordering::Relaxed),
         }
     }

@@ -5,6 +5,7 @@ mod exchange;
 mod pressure;
 mod recovery;
 mod refusals;
+mod relays;
 mod violations;
 
 use std::future::Future;

@@ -1,0 +1,255 @@
+//! Reaching a peer through another one.
+//!
+//! Two peers without a path between them talk QUIC all the same: their packets travel as datagrams
+//! of the connections that both have with a third, which passes them on and can read nothing of
+//! them. To QUIC this is one more socket, whose addresses stand for ways: who is in the middle, and
+//! who at the end. A packet that finds no room, or is too large for the path, is lost like any
+//! other.
+//!
+//! A datagram is a byte that says which way it goes, a peer id (32 bytes) and the packet: on its way
+//! to the middle the id is the receiver's, from there on the sender's.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::io::{self, IoSliceMut};
+use std::net::{Ipv6Addr, SocketAddr};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use quinn::udp::{RecvMeta, Transmit};
+use quinn::{AsyncUdpSocket, Connection, UdpPoller};
+use tokio::sync::mpsc;
+
+use super::traffic::{Counters, Kind};
+use crate::ids::PeerId;
+
+/// Ways that are known at once.
+const WAYS: usize = 1 << 16;
+
+/// Packets that wait to be taken in.
+const PACKETS: usize = 1024;
+
+/// Peers that are tried as the one in the middle, the nearest first.
+const MIDDLES: usize = 3;
+
+/// The first half of the addresses that stand for ways: nothing is ever sent there (RFC 6666).
+const PREFIX: [u16; 4] = [0x100, 0, 0, 0];
+
+const HEADER: usize = 33;
+const ONWARD: u8 = 0;
+const PASSED_ON: u8 = 1;
+
+/// Whether an address stands for a way through another peer.
+pub(super) fn is_way(address: SocketAddr) -> bool {
+    matches!(address, SocketAddr::V6(address) if address.ip().segments()[..4] == PREFIX)
+}
+
+/// Through whom, and to whom.
+type Way = (PeerId, PeerId);
+
+/// What passes packets on, and what looks to QUIC like a socket.
+pub(super) struct Relay {
+    /// Connections that take no way through another.
+    direct: Mutex<BTreeMap<PeerId, Connection>>,
+    /// Between whom packets are passed on, and through whom.
+    members: Mutex<BTreeSet<PeerId>>,
+    ways: Mutex<Ways>,
+    packets: mpsc::Sender<(SocketAddr, Bytes)>,
+    arrived: Mutex<mpsc::Receiver<(SocketAddr, Bytes)>>,
+}
+
+#[derive(Default)]
+struct Ways {
+    numbers: BTreeMap<Way, u64>,
+    all: Vec<Way>,
+}
+
+impl Ways {
+    /// The address of a way; `None` when there are too many.
+    fn address(&mut self, way: Way) -> Option<SocketAddr> {
+        let number = match self.numbers.get(&way) {
+            Some(number) => *number,
+            None if self.all.len() >= WAYS => return None,
+            None => {
+                let number = self.all.len() as u64;
+                self.all.push(way);
+                self.numbers.insert(way, number);
+                number
+            }
+        };
+        let prefix = PREFIX.iter().fold(0, |bits, part| bits << 16 | u128::from(*part));
+        // A port of 0 is no address to QUIC.
+        Some(SocketAddr::from((Ipv6Addr::from_bits(prefix << 64 | u128::from(number)), 1)))
+    }
+
+    fn of(&self, address: SocketAddr) -> Option<Way> {
+        let SocketAddr::V6(address) = address else { return None };
+        let number = address.ip().to_bits() as u64;
+        self.all.get(usize::try_from(number).ok()?).copied()
+    }
+}
+
+impl Relay {
+    pub(super) fn new() -> Arc<Self> {
+        let (packets, arrived) = mpsc::channel(PACKETS);
+        let (direct, members, ways) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Arc::new(Self { direct, members, ways, packets, arrived: Mutex::new(arrived) })
+    }
+
+    /// Passes packets on between these, and goes through these.
+    pub(super) fn set_members(&self, members: BTreeSet<PeerId>) {
+        *lock(&self.members) = members;
+    }
+
+    /// There is a connection to a peer.
+    pub(super) fn connected(&self, peer: PeerId, connection: Connection) {
+        lock(&self.direct).insert(peer, connection);
+    }
+
+    /// That connection is no more.
+    pub(super) fn disconnected(&self, peer: PeerId, connection: &Connection) {
+        let mut direct = lock(&self.direct);
+        let same = |known: &Connection| known.stable_id() == connection.stable_id();
+        if direct.get(&peer).is_some_and(same) {
+            direct.remove(&peer);
+        }
+    }
+
+    /// Ways to a member through others that are connected.
+    pub(super) fn ways_to(&self, peer: PeerId) -> Vec<SocketAddr> {
+        let members = lock(&self.members);
+        if !members.contains(&peer) {
+            return Vec::new();
+        }
+        let direct = lock(&self.direct);
+        let able = direct.iter().filter(|(middle, _)| **middle != peer && members.contains(middle));
+        let mut middles: Vec<_> =
+            able.map(|(middle, connection)| (connection.rtt(), *middle)).collect();
+        middles.sort();
+        let mut ways = lock(&self.ways);
+        let middles = middles.into_iter().take(MIDDLES);
+        middles.filter_map(|(_, middle)| ways.address((middle, peer))).collect()
+    }
+
+    /// A datagram came from a peer: it is for us, or for somebody else.
+    pub(super) fn datagram(&self, from: PeerId, datagram: &Bytes, counters: &Counters) {
+        let Some((header, _)) = datagram.split_first_chunk::<HEADER>() else { return };
+        let id = PeerId(*header.last_chunk().expect("an id is the header's end"));
+        let packet = datagram.slice(HEADER..);
+        match header[0] {
+            ONWARD if [from, id].iter().all(|end| lock(&self.members).contains(end)) => {
+                counters.sent(Kind::Relay, packet.len());
+                counters.received(Kind::Relay, packet.len());
+                self.pass(id, PASSED_ON, from, &packet);
+            }
+            PASSED_ON => {
+                if let Some(address) = lock(&self.ways).address((from, id)) {
+                    // With no room it is lost, as in any queue on the way.
+                    let _ = self.packets.try_send((address, packet));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Sends a packet to the next one on its way. What does not fit is lost, as anywhere.
+    fn pass(&self, to: PeerId, direction: u8, named: PeerId, packet: &[u8]) {
+        let Some(next) = lock(&self.direct).get(&to).cloned() else { return };
+        let mut datagram = BytesMut::with_capacity(HEADER + packet.len());
+        datagram.put_u8(direction);
+        datagram.put_slice(&named.0);
+        datagram.put_slice(packet);
+        if let Err(error) = next.send_datagram(datagram.freeze()) {
+            tracing::trace!(peer = %to, %error, "a packet was not passed on");
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl fmt::Debug for Relay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Relay").finish_non_exhaustive()
+    }
+}
+
+impl AsyncUdpSocket for Relay {
+    fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
+        Box::pin(AlwaysWritable)
+    }
+
+    fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
+        let way = lock(&self.ways).of(transmit.destination);
+        if let Some((middle, end)) = way {
+            self.pass(middle, ONWARD, end, transmit.contents);
+        }
+        Ok(())
+    }
+
+    fn poll_recv(
+        &self,
+        context: &mut Context<'_>,
+        buffers: &mut [IoSliceMut<'_>],
+        meta: &mut [RecvMeta],
+    ) -> Poll<io::Result<usize>> {
+        let mut arrived = lock(&self.arrived);
+        loop {
+            let Poll::Ready(packet) = arrived.poll_recv(context) else { return Poll::Pending };
+            let Some((address, packet)) = packet else { return Poll::Pending };
+            let (Some(buffer), Some(meta)) = (buffers.first_mut(), meta.first_mut()) else {
+                return Poll::Ready(Ok(0));
+            };
+            // One that is larger than any packet of ours is no packet.
+            if let Some(room) = buffer.get_mut(..packet.len()) {
+                room.copy_from_slice(&packet);
+                let len = packet.len();
+                *meta = RecvMeta { addr: address, len, stride: len, ecn: None, dst_ip: None };
+                return Poll::Ready(Ok(1));
+            }
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        Ok(SocketAddr::from((Ipv6Addr::UNSPECIFIED, 1)))
+    }
+
+    fn may_fragment(&self) -> bool {
+        false
+    }
+}
+
+/// Sending never waits: what has no room is lost.
+#[derive(Debug)]
+struct AlwaysWritable;
+
+impl UdpPoller for AlwaysWritable {
+    fn poll_writable(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_stands_for_one_way() {
+        let mut ways = Ways::default();
+        let [a, b] = [1, 2].map(|name| PeerId([name; 32]));
+        let there = ways.address((a, b)).expect("room");
+        let back = ways.address((b, a)).expect("room");
+        assert_ne!(there, back);
+        assert_eq!(ways.address((a, b)), Some(there));
+        assert_eq!((ways.of(there), ways.of(back)), (Some((a, b)), Some((b, a))));
+        assert!(is_way(there) && is_way(back));
+        for address in ["127.0.0.1:1", "[::1]:1", "[100:1::1]:1", "[2001:db8::1]:1"] {
+            assert!(!is_way(address.parse().expect("an address")), "{address}");
+        }
+        let unknown = SocketAddr::from((Ipv6Addr::from_bits(0x100 << 112 | 99), 1));
+        assert_eq!(ways.of(unknown), None);
+    }
+}
