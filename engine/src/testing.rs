@@ -42,7 +42,7 @@ pub(crate) fn manifest() -> Manifest {
             gradient_clip: 1.0,
         },
         evaluation: Evaluation { held_out: 0.1, every: 5, microbatches: 2 },
-        checkpoint: Checkpoint { every: 0 },
+        checkpoint: Checkpoint { every: 0, keep: 2 },
         tokens: Tokens {
             hash: ContentHash([0; 32]),
             count: 1000,

@@ -175,6 +175,7 @@ impl RunConfig {
             evaluate_every = evaluation.every,
             evaluation_microbatches = evaluation.microbatches,
             checkpoint_every = checkpoint.every,
+            checkpoint_keep = checkpoint.keep,
             path = path,
             tokenizer = match data.tokenizer {
                 Tokenizer::Bytes => "\"bytes\"",
@@ -221,7 +222,7 @@ impl Default for RunConfig {
                 gradient_clip: 1.0,
             },
             evaluation: Evaluation { held_out: 0.1, every: 50, microbatches: 8 },
-            checkpoint: Checkpoint { every: 0 },
+            checkpoint: Checkpoint { every: 0, keep: 2 },
             data: Data { path: None, tokenizer: Tokenizer::Bytes },
         }
     }

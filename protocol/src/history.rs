@@ -3,10 +3,8 @@
 use std::collections::BTreeMap;
 
 use crate::ids::{Era, Incarnation, Member, PeerId, Step, Term};
+use crate::limits;
 use crate::message::{CommitRecord, LogRecord, StoredStage, View};
-
-/// Complete checkpoints that are remembered.
-pub const CHECKPOINTS: usize = 2;
 
 /// A run as its log's records leave it, taken in one after the other from the first.
 #[derive(Debug, Clone, PartialEq, Default, bincode::Encode, bincode::Decode)]
@@ -93,7 +91,9 @@ impl History {
             LogRecord::View(view) => self.change_view(view),
             LogRecord::Commit(commit) => self.commit(commit),
             LogRecord::Rewind { era, version } => self.rewind(*era, *version),
-            LogRecord::Checkpoint { version, stages } => self.save(*version, stages),
+            LogRecord::Checkpoint { version, stages, oldest } => {
+                self.save(*version, stages, *oldest)
+            }
         }
     }
 
@@ -103,12 +103,18 @@ impl History {
         self.version > Step(0) || self.era > Era(0)
     }
 
-    fn save(&mut self, version: Step, stages: &[StoredStage]) -> Result<(), HistoryError> {
+    fn save(
+        &mut self,
+        version: Step,
+        stages: &[StoredStage],
+        oldest: Step,
+    ) -> Result<(), HistoryError> {
         if version > self.version {
             return Err(HistoryError::Checkpoint { version, now: self.version });
         }
         self.checkpoints.insert(version, stages.to_vec());
-        while self.checkpoints.len() > CHECKPOINTS {
+        self.checkpoints.retain(|saved, _| *saved >= oldest);
+        while self.checkpoints.len() > limits::CHECKPOINTS as usize {
             self.checkpoints.pop_first();
         }
         Ok(())
@@ -233,7 +239,10 @@ mod tests {
     #[test]
     fn the_newest_checkpoints_are_remembered() {
         let mut history = History::default();
-        let save = |version| LogRecord::Checkpoint { version: Step(version), stages: Vec::new() };
+        let save = |version: u64| {
+            let oldest = Step(version.saturating_sub(1));
+            LogRecord::Checkpoint { version: Step(version), stages: Vec::new(), oldest }
+        };
         let ahead = history.apply(&save(1));
         assert!(matches!(ahead, Err(HistoryError::Checkpoint { .. })), "{ahead:?}");
         for step in 0..3 {

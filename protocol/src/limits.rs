@@ -25,6 +25,9 @@ pub const TENSOR_RANK: usize = 4;
 /// Microbatches of one step, held-out ones included.
 pub const MICROBATCHES: u32 = 1 << 16;
 
+/// Complete checkpoints that a run keeps.
+pub const CHECKPOINTS: u32 = 64;
+
 /// Stages of one run.
 pub const STAGES: u16 = 1024;
 

@@ -145,6 +145,14 @@ pub struct Evaluation {
 pub struct Checkpoint {
     /// Commits from one checkpoint to the next; 0 saves only the end of the run.
     pub every: u64,
+    /// Newest complete checkpoints that peers keep their parts of; archives keep all.
+    #[serde(default = "default_keep")]
+    pub keep: u32,
+}
+
+/// One to go back to, and one for when that cannot be had any more.
+fn default_keep() -> u32 {
+    2
 }
 
 /// The tokens trained on, by content.
@@ -437,6 +445,7 @@ impl Manifest {
         let evaluation = &self.evaluation;
         within("evaluation.every", evaluation.every, 0..=1 << 40)?;
         within("checkpoint.every", self.checkpoint.every, 0..=1 << 40)?;
+        within("checkpoint.keep", self.checkpoint.keep, 1..=limits::CHECKPOINTS)?;
         if evaluation.every > 0 {
             within("evaluation.held_out", evaluation.held_out, 1e-6..=0.9)?;
             within("evaluation.microbatches", evaluation.microbatches, 1..=4096)?;
@@ -517,7 +526,7 @@ pub(crate) mod tests {
                 gradient_clip: 1.0,
             },
             evaluation: Evaluation { held_out: 0.1, every: 5, microbatches: 2 },
-            checkpoint: Checkpoint { every: 0 },
+            checkpoint: Checkpoint { every: 0, keep: 2 },
             tokens: Tokens {
                 hash: ContentHash([0; 32]),
                 count: 1000,

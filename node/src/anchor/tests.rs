@@ -60,7 +60,7 @@ fn large(number: u64, bytes: usize) -> LogRecord {
     let name = format!("{number}{}", "x".repeat(bytes));
     let file = StoredFile { name, hash: ContentHash([0; 32]), size: Bytes(1) };
     let stages = vec![StoredStage { holders: Vec::new(), files: vec![file] }];
-    LogRecord::Checkpoint { version: Step(0), stages }
+    LogRecord::Checkpoint { version: Step(0), stages, oldest: Step(0) }
 }
 
 /// The history that these records make.

@@ -522,6 +522,8 @@ pub enum LogRecord {
         version: Step,
         /// Each stage, in order.
         stages: Vec<StoredStage>,
+        /// Checkpoints before this version are kept no longer.
+        oldest: Step,
     },
 }
 

@@ -153,10 +153,15 @@ impl Coordinator {
                 self.ask_for_copy(version, stage, copies, member, out);
             }
         }
-        if self.is_copied(version, &stages) {
+        let mut newer = self.checkpoints.pending.range(version.next()..);
+        // What follows a newer one into the log would be of no use.
+        let overtaken = newer.any(|(_, making)| matches!(making, Making::Logging));
+        if self.is_copied(version, &stages) && !overtaken {
             let stages = stages.into_iter().map(|copies| copies.stored).collect();
             self.checkpoints.pending.insert(version, Making::Logging);
-            out.push(CoordinatorAction::Append(LogRecord::Checkpoint { version, stages }));
+            let keep = self.config.manifest.checkpoint.keep;
+            let oldest = self.archive.oldest_with(version, keep);
+            out.push(CoordinatorAction::Append(LogRecord::Checkpoint { version, stages, oldest }));
         } else {
             self.checkpoints.pending.insert(version, Making::Copying(stages));
         }
@@ -277,16 +282,16 @@ impl Coordinator {
         &mut self,
         version: Step,
         stages: Vec<StoredStage>,
+        oldest: Step,
         out: &mut Out,
     ) {
         self.checkpoints.pending.remove(&version);
         self.abandon_before(version, out);
-        self.archive.keep(version, stages.clone());
+        self.archive.keep(version, stages.clone(), oldest);
         self.drop_unwanted_snapshots();
         let last = version.0 == self.config.manifest.training.steps;
         let files = stages.iter().map(|stored| stored.files.clone()).collect();
         event(CoordinatorEvent::CheckpointStored { version, stages: files, last }, out);
-        let oldest = self.archive.oldest();
         self.tell_all(&FromCoordinator::Checkpoint { version, stages, oldest }, out);
         self.finish_when_saved(out);
     }

@@ -332,8 +332,8 @@ impl Coordinator {
             }
             LogRecord::Commit(record) => self.committed(record, out),
             LogRecord::Rewind { era, version } => self.rewound(era, version, out),
-            LogRecord::Checkpoint { version, stages } => {
-                self.checkpoint_logged(version, stages, out);
+            LogRecord::Checkpoint { version, stages, oldest } => {
+                self.checkpoint_logged(version, stages, oldest, out);
             }
         }
     }

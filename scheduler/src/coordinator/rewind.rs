@@ -22,12 +22,20 @@ impl Archive {
         Self { versions }
     }
 
-    /// Takes in a complete checkpoint; older ones are forgotten.
-    pub(super) fn keep(&mut self, version: Step, stages: Vec<StoredStage>) {
+    /// Takes in a complete checkpoint; those before `oldest` are forgotten.
+    pub(super) fn keep(&mut self, version: Step, stages: Vec<StoredStage>, oldest: Step) {
         self.versions.insert(version, stages);
-        while self.versions.len() > shoal_protocol::history::CHECKPOINTS {
-            self.versions.pop_first();
+        self.versions.retain(|saved, _| *saved >= oldest);
+    }
+
+    /// The oldest of the newest `count` versions, one that is not here yet among them.
+    pub(super) fn oldest_with(&self, version: Step, count: u32) -> Step {
+        let mut versions: BTreeSet<Step> = self.versions.keys().copied().collect();
+        versions.insert(version);
+        while versions.len() > count as usize {
+            versions.pop_first();
         }
+        versions.pop_first().expect("one was put in, and one is kept")
     }
 
     /// All stages at a version.

@@ -311,7 +311,7 @@ fn a_run_ends_when_its_last_checkpoint_is_stored_copied_logged_and_archived() {
     let kept = ToCoordinator::Kept { version: Step(0), stage: Stage(0), whole: true };
     let ended = run.hear(1, kept);
     let stages = vec![stored_by(&[0, 1])];
-    let record = LogRecord::Checkpoint { version: Step(0), stages };
+    let record = LogRecord::Checkpoint { version: Step(0), stages, oldest: Step(0) };
     assert_eq!(run.logged.last(), Some(&record));
     let stages = vec![files()];
     let whole = CoordinatorEvent::CheckpointStored { version: Step(0), stages, last: true };

@@ -245,7 +245,7 @@ impl Scenario {
         let count = dice.within(1..=most);
         let most = dice.pick(&[2, 4, STAGES]);
         let stages = dice.within(1..=most);
-        let manifest = manifest(&mut dice, stages as u16);
+        let mut manifest = manifest(&mut dice, stages as u16);
         let parameters = (0..stages as u16).map(|stage| (Stage(stage), 0));
         let mut parameters: BTreeMap<Stage, usize> = parameters.collect();
         for elements in parameters.values_mut() {
@@ -282,6 +282,7 @@ impl Scenario {
             })
             .collect();
         let log_delay = Duration::from_millis(dice.pick(&[0, 8, 150]));
+        manifest.checkpoint.keep = other.pick(&[1, 2, 2, 4]);
         let manifest = Arc::new(manifest);
         let faults = Faults::default();
         let patience = Duration::from_secs(dice.pick(&[10, 30]));
@@ -392,7 +393,7 @@ impl Scenario {
                 gradient_clip: 1.0,
             },
             evaluation: Evaluation { held_out: 0.1, every: 0, microbatches: 0 },
-            checkpoint: Checkpoint { every: 0 },
+            checkpoint: Checkpoint { every: 0, keep: 2 },
             tokens: Tokens {
                 hash: ContentHash([0; 32]),
                 count: 1000,

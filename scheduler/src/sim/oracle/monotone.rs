@@ -1,4 +1,5 @@
-//! (era, step), version and term never go back; no two commits of one (era, step).
+//! (era, step), version and term never go back; no two commits of one (era, step), no
+//! checkpoint after a newer one.
 
 use std::collections::BTreeMap;
 
@@ -12,6 +13,7 @@ pub(in crate::sim) struct Monotone {
     view: u64,
     era: Option<Era>,
     committed: Option<(Era, Step)>,
+    checkpoint: Option<Step>,
     applied: BTreeMap<Member, Step>,
 }
 
@@ -39,8 +41,14 @@ impl Monotone {
                 if self.era.replace(*era).is_some_and(|old| old >= *era) {
                     return Err(format!("era {era} is not a later one"));
                 }
+                self.checkpoint = None;
             }
-            LogRecord::Checkpoint { .. } => {}
+            LogRecord::Checkpoint { version, .. } => {
+                // After a new coordinator took over it may be made once more.
+                if self.checkpoint.replace(*version).is_some_and(|old| old > *version) {
+                    return Err(format!("a checkpoint of version {version} follows a newer one"));
+                }
+            }
         }
         Ok(())
     }

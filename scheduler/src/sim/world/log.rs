@@ -97,7 +97,7 @@ impl World<'_> {
             self.holds("exactly once", once)?;
             self.holds("equal replicas", same)?;
         }
-        if let LogRecord::Checkpoint { version, stages } = record {
+        if let LogRecord::Checkpoint { version, stages, .. } = record {
             let files: Vec<_> = stages.iter().map(|stored| stored.files.clone()).collect();
             let saved = self.oracles.as_ref().map(|o| o.replicas.saved(*version, &files));
             self.holds("equal replicas", saved.unwrap_or(Ok(())))?;
