@@ -15,6 +15,7 @@ use quinn::{Connection, RecvStream, SendStream};
 
 use super::error::FetchError;
 use super::traffic::{Counters, Kind};
+use super::uplink::Uplink;
 use crate::ids::ContentHash;
 use crate::limits;
 use crate::units::Bytes;
@@ -53,9 +54,10 @@ impl BlobSource for NoBlobs {
 /// Answers one request. A malformed one is dropped: who sent it gets no answer.
 pub(super) async fn serve(
     source: Arc<dyn BlobSource>,
-    mut send: SendStream,
+    send: SendStream,
     mut recv: RecvStream,
     counters: &Counters,
+    uplink: &Uplink,
 ) {
     let mut request = [0; REQUEST];
     if recv.read_exact(&mut request).await.is_err() {
@@ -68,7 +70,24 @@ pub(super) async fn serve(
     if u64::from(length) > limits::BLOB_PIECE.0 {
         return;
     }
-    let hash = ContentHash(*hash);
+    let answer = answer(source, ContentHash(*hash), position, length, send, counters);
+    if length == 0 {
+        // Who only asks whether we are there waits for nothing.
+        answer.await;
+    } else {
+        uplink.give(answer).await;
+    }
+}
+
+/// Sends a piece of a file, and waits until it has arrived.
+async fn answer(
+    source: Arc<dyn BlobSource>,
+    hash: ContentHash,
+    position: u64,
+    length: u32,
+    mut send: SendStream,
+    counters: &Counters,
+) {
     let piece = tokio::task::spawn_blocking(move || {
         let blob = source.open(&hash)?;
         let end = position.saturating_add(u64::from(length)).min(blob.length);
@@ -82,14 +101,15 @@ pub(super) async fn serve(
         }
     });
     let (whole, piece) = piece.await.ok().flatten().unwrap_or((NOT_FOUND, Vec::new()));
-    let sent = async {
+    let written = async {
         send.write_all(&whole.to_le_bytes()).await?;
         send.write_all(&piece).await
     };
-    if sent.await.is_ok() {
+    if written.await.is_ok() {
+        counters.sent(Kind::Blob, 8 + piece.len());
         // Nothing is left to do if the peer has stopped listening.
         let _ = send.finish();
-        counters.sent(Kind::Blob, 8 + piece.len());
+        let _ = send.stopped().await;
     }
 }
 

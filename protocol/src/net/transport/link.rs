@@ -339,6 +339,7 @@ async fn write_tensor(context: &Context, ticket: Ticket, job: TensorJob) -> Cont
     };
     // Fails only for a stream that is already finished.
     let _ = stream.set_priority(job.priority as i32);
+    context.shared.uplink.trains();
     match tensor::write(&mut stream, &job).await {
         Ok(bytes) => context.shared.counters.sent(Kind::Tensor, bytes),
         Err(error) if tensor::is_lost(&error) => return ControlFlow::Break(()),
@@ -432,8 +433,8 @@ async fn serve_blobs(context: Context) -> DisconnectReason {
                 Ok((send, recv)) => {
                     let context = context.clone();
                     requests.spawn(async move {
-                        let source = context.shared.blobs.clone();
-                        blob::serve(source, send, recv, &context.shared.counters).await;
+                        let Shared { blobs, counters, uplink, .. } = &*context.shared;
+                        blob::serve(blobs.clone(), send, recv, counters, uplink).await;
                     });
                 }
                 Err(error) => return reason_of(&error),

@@ -32,6 +32,7 @@ mod tensor;
 mod tests;
 mod tls;
 mod traffic;
+mod uplink;
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -66,6 +67,7 @@ use handshake::Reply;
 use peer::Peer;
 use relay::Relay;
 use traffic::Counters;
+use uplink::Uplink;
 
 /// Events that wait for the owner.
 const EVENTS: usize = 256;
@@ -117,6 +119,7 @@ pub(crate) struct Shared {
     /// QUIC over the ways through other peers.
     relay_endpoint: Endpoint,
     counters: Counters,
+    uplink: Uplink,
     events: mpsc::Sender<TransportEvent>,
     peers: Mutex<BTreeMap<PeerId, Arc<Peer>>>,
     numbers: AtomicU64,
@@ -197,6 +200,7 @@ impl Transport {
             relayed,
             relay_endpoint,
             counters: Counters::default(),
+            uplink: Uplink::default(),
             events,
             peers: Mutex::default(),
             numbers: AtomicU64::new(0),
