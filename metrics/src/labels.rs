@@ -54,6 +54,8 @@ pub enum Refusal {
     Claim,
     /// It is a file whose bytes have another hash than was asked for.
     File,
+    /// It is a checkpoint, or a part of one, that is another run's or damaged.
+    Checkpoint,
 }
 
 impl Label for Refusal {
@@ -66,6 +68,7 @@ impl Label for Refusal {
         Self::NoCoordinator,
         Self::Claim,
         Self::File,
+        Self::Checkpoint,
     ];
 
     fn value(self) -> &'static str {
@@ -77,6 +80,7 @@ impl Label for Refusal {
             Self::NoCoordinator => "no_coordinator",
             Self::Claim => "claim",
             Self::File => "file",
+            Self::Checkpoint => "checkpoint",
         }
     }
 }

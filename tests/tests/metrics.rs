@@ -56,6 +56,22 @@ fn peers_tell_prometheus_how_far_they_are() {
     }
 }
 
+#[test]
+fn a_checkpoint_of_another_run_is_refused_and_counted() {
+    let other = Run::tiny(&[("training.seed", Value::from(8))]);
+    let checkpoint = other.local("alone").checkpoint();
+    let archive = checkpoint.parent().and_then(|path| path.to_str()).expect("a plain path");
+    let run = Run::tiny(&[("training.steps", Value::from(1_000_000))]);
+    let address = own_address();
+    let mut swarm = Swarm::start(&run.config(), &["--wait-for", "2", "--stage", "all"]);
+    swarm.join(&["--archive", archive, "--metrics", &address.to_string()]);
+    swarm.peers[1].event("committed");
+    let text = scrape(address);
+    let refused = r#"shoal_refused_total{reason="checkpoint"}"#;
+    assert_eq!(value(&text, refused), 1.0, "{text}");
+    assert!(checkpoint.is_dir(), "nothing is lost");
+}
+
 /// Has Prometheus's own tool look at the text.
 fn check(text: &str) {
     let promtool = Command::new("promtool")

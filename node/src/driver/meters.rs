@@ -33,6 +33,7 @@ impl Meters {
         let direction = match result {
             TaskResult::Forwarded { .. } => Direction::Forward,
             TaskResult::Returned { .. } => Direction::Backward,
+            TaskResult::NotRestored { .. } => return self.refused(Refusal::Checkpoint),
             _ => return,
         };
         self.metrics.microbatches.of(direction).inc();

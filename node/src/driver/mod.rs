@@ -33,6 +33,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use shoal_engine::{Device, DeviceChoice};
+use shoal_metrics::Refusal;
 use shoal_protocol::ids::{ContentHash, Era, Member, PeerId, RunId, Stage, StageSpan, Step};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{Candidate, Duties, StageChoice, StoredStage, ToCoordinator, View};
@@ -204,7 +205,11 @@ impl<'a> Driver<'a> {
         let transport = network.as_ref().map(|network| network.transport.clone());
         let post = Post::take_up(office, me, folder, transport).await?;
         let complete = post.has_completed(&manifest);
-        offer_kept(setup.data_dir.clone(), post.archive.clone(), run, setup.files.clone()).await?;
+        let meters = Meters::new(setup.metrics);
+        let (data_dir, archive) = (setup.data_dir.clone(), post.archive.clone());
+        for _ in 0..offer_kept(data_dir, archive, run, setup.files.clone()).await? {
+            meters.refused(Refusal::Checkpoint);
+        }
         let tracker = TaskTracker::new();
         let (links, events) = Links::of(network, &tracker);
         Ok(Self {
@@ -238,7 +243,7 @@ impl<'a> Driver<'a> {
             view: View::default(),
             told: None,
             observer,
-            meters: Meters::new(setup.metrics),
+            meters,
             step_began: Moment::default(),
             ending: complete.then_some(Ending::Complete),
             preempt_file: setup.leaving.preempt_file,
@@ -545,7 +550,7 @@ async fn offer_kept(
     archive: Option<PathBuf>,
     run: RunId,
     files: Files,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<usize> {
     let look = move || resume::offer_kept(&data_dir, archive.as_deref(), run, &files);
     tokio::task::spawn_blocking(look).await.context("the search for kept files panicked")
 }

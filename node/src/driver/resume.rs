@@ -25,8 +25,14 @@ pub(crate) fn checkpoint_folder(archive: &Path, version: Step, last: bool) -> Pa
     }
 }
 
-/// Offers whatever is left of earlier lives, by its content: parts of checkpoints, and whole ones.
-pub(crate) fn offer_kept(data_dir: &Path, archive: Option<&Path>, run: RunId, files: &Files) {
+/// Offers whatever is left of earlier lives, by its content: parts of checkpoints, and whole ones of
+/// this run. Gives how many whole ones are another run's or cannot be read.
+pub(crate) fn offer_kept(
+    data_dir: &Path,
+    archive: Option<&Path>,
+    run: RunId,
+    files: &Files,
+) -> usize {
     for folder in PARTS.iter().flat_map(|part| folders_in(&data_dir.join(part))) {
         for path in paths_in(&folder) {
             match hash(&path) {
@@ -38,16 +44,30 @@ pub(crate) fn offer_kept(data_dir: &Path, archive: Option<&Path>, run: RunId, fi
             }
         }
     }
-    let Some(archive) = archive else { return };
-    let whole = folders_in(&archive.join("checkpoints")).into_iter();
-    for folder in whole.chain([archive.join("checkpoint")]) {
-        let Ok(checkpoint) = Checkpoint::open(&folder) else { continue };
-        if checkpoint.run() == run {
-            for file in checkpoint.files() {
-                files.offer(file.hash, folder.join(&file.name));
-            }
+    let Some(archive) = archive else { return 0 };
+    let last = Some(archive.join("checkpoint")).filter(|folder| folder.is_dir());
+    let whole = folders_in(&archive.join("checkpoints")).into_iter().chain(last);
+    whole.filter(|folder| !offer_checkpoint(folder, run, files)).count()
+}
+
+/// Offers the files of a whole checkpoint, if it is this run's.
+fn offer_checkpoint(folder: &Path, run: RunId, files: &Files) -> bool {
+    let checkpoint = match Checkpoint::open(folder) {
+        Ok(checkpoint) if checkpoint.run() == run => checkpoint,
+        Ok(other) => {
+            let other = other.run();
+            tracing::warn!(folder = %folder.display(), %other, "a checkpoint of another run");
+            return false;
         }
+        Err(error) => {
+            tracing::warn!(folder = %folder.display(), %error, "a checkpoint is of no use");
+            return false;
+        }
+    };
+    for file in checkpoint.files() {
+        files.offer(file.hash, folder.join(&file.name));
     }
+    true
 }
 
 /// Whether a run's last checkpoint is in the log and in the archive.
@@ -90,5 +110,23 @@ pub(crate) fn forget_parts(data_dir: &Path, files: &Files, old: impl Fn(Step) ->
                 tracing::warn!(folder = %folder.display(), %error, "not removed");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_checkpoint_of_this_run_is_counted_and_stays_where_it_is() {
+        let archive = tempfile::tempdir().expect("a folder");
+        let damaged = archive.path().join("checkpoints/version-3");
+        std::fs::create_dir_all(&damaged).expect("a folder");
+        std::fs::write(damaged.join("shoal.json"), "{").expect("a file");
+        let (files, run) = (Files::default(), RunId::of(b"a run"));
+        let empty = archive.path().join("nothing");
+        assert_eq!(offer_kept(&empty, Some(archive.path()), run, &files), 1);
+        assert_eq!(offer_kept(&empty, None, run, &files), 0);
+        assert!(damaged.join("shoal.json").exists());
     }
 }
