@@ -238,34 +238,3 @@ async fn the_files_stay_small_while_one_is_away() {
     assert_eq!(history, made_of(&records));
     assert!(group.node(peer(3)).anchor.inner.machine.pictured().is_some());
 }
-
-/// How long the log stands still when its leader dies; `cargo test -- --ignored --nocapture`.
-#[tokio::test]
-#[ignore = "it measures"]
-async fn another_leads_within_seconds() {
-    for _ in 0..10 {
-        let mut group = Group {
-            net: Arc::default(),
-            folders: tempfile::tempdir().expect("a folder"),
-            nodes: BTreeMap::new(),
-        };
-        for number in 1..=3 {
-            let folder = group.folders.path().join(peer(number).short());
-            let timing = Timing::default();
-            let node =
-                Node::open_with(&group.net, peer(number), &folder, number == 1, timing).await;
-            group.nodes.insert(peer(number), node.expect("opened"));
-        }
-        group.node(peer(1)).leads().await;
-        let voters: BTreeSet<PeerId> = group.nodes.keys().copied().collect();
-        group.vote(peer(1), &voters).await;
-        group.node(peer(1)).append(record(1, 1)).await;
-        let peers = group.peers();
-        let began = std::time::Instant::now();
-        group.net.isolate(peer(1), &peers, true);
-        let leader = group.leader(&[peer(1)]).await;
-        let leads = began.elapsed();
-        group.node(leader).append(record(2, 2)).await;
-        println!("leads after {leads:?}, appended after {:?}", began.elapsed());
-    }
-}
