@@ -22,6 +22,18 @@ pub enum DeviceChoice {
     Cuda(usize),
 }
 
+impl DeviceChoice {
+    /// Whether tensors will be in the machine's own memory.
+    #[must_use]
+    pub fn is_processor(self) -> bool {
+        match self {
+            Self::Cpu => true,
+            Self::Auto => !Cuda::is_available(),
+            Self::Cuda(_) => false,
+        }
+    }
+}
+
 impl FromStr for DeviceChoice {
     type Err = EngineError;
 

@@ -195,8 +195,7 @@ struct WorkshopPlan {
 
 impl<'a> Driver<'a> {
     async fn new(setup: Setup, observer: &'a mut Observer) -> anyhow::Result<Self> {
-        let here = setup.device == DeviceChoice::Cpu;
-        let room = Room::measure(setup.room, here, &setup.data_dir)?;
+        let room = Room::measure(setup.room, setup.device.is_processor(), &setup.data_dir)?;
         let peer = peer(&setup, &room).await?;
         let Setup { manifest, me, device, threads, network, office, .. } = setup;
         let keeper = Keeper::new(office.keeper);
