@@ -339,16 +339,23 @@ impl Manifest {
         Bytes(numbers * self.training.boundary.size() as u64)
     }
 
-    /// The most that the output log of a stage can come to, when one replica computes all of a step:
-    /// an activation of every microbatch, held out or not, and an activation gradient of each that is
-    /// trained on. The last stage has no activations to send, the first no gradients.
+    /// The most that the output log of a stage can hold, activations and activation gradients, when
+    /// one replica computes all of a step: an activation of every microbatch, held out or not, and a
+    /// gradient of each that is trained on. The last stage has no activations to send, the first no
+    /// gradients.
     #[must_use]
-    pub fn output_log_bytes(&self, stage: Stage) -> Bytes {
+    pub fn output_log(&self, stage: Stage) -> (u64, u64) {
         let trained = u64::from(self.training.microbatches);
         let all = trained + u64::from(self.evaluation.microbatches);
-        let forward = if stage == self.last_stage() { 0 } else { all * self.activation_bytes().0 };
-        let backward = if stage == Stage(0) { 0 } else { trained * self.gradient_bytes().0 };
-        Bytes(forward + backward)
+        let activations = if stage == self.last_stage() { 0 } else { all };
+        (activations, if stage == Stage(0) { 0 } else { trained })
+    }
+
+    /// What the fullest output log of a stage weighs.
+    #[must_use]
+    pub fn output_log_bytes(&self, stage: Stage) -> Bytes {
+        let (activations, gradients) = self.output_log(stage);
+        Bytes(activations * self.activation_bytes().0 + gradients * self.gradient_bytes().0)
     }
 
     fn tokens_per_microbatch(&self) -> u64 {

@@ -241,8 +241,7 @@ mod tests {
     /// Payloads whose log may have two of them in memory and `places` on the disk.
     fn payloads(places: u64) -> Payloads {
         let payloads = Payloads::default();
-        let room = units::Bytes(places * SIZE.0);
-        let file = SpillFile::create(&std::env::temp_dir(), SIZE, room).expect("a file");
+        let file = SpillFile::create(&std::env::temp_dir(), SIZE, places).expect("a file");
         payloads.spill_into(Some(file), SIZE + SIZE);
         payloads
     }

@@ -159,11 +159,23 @@ impl Room {
         manifest: &Manifest,
         span: StageSpan,
     ) -> io::Result<Option<Arc<SpillFile>>> {
-        let room = Bytes(log_of(manifest, span).0.saturating_sub(self.log_memory.0));
-        if room == Bytes(0) {
-            return Ok(None);
+        match self.spilled(manifest, span) {
+            0 => Ok(None),
+            places => {
+                SpillFile::create(&self.folder, manifest.activation_bytes(), places).map(Some)
+            }
         }
-        SpillFile::create(&self.folder, manifest.activation_bytes(), room).map(Some)
+    }
+
+    /// How many tensors of the fullest output log do not fit into its memory, each as large as the
+    /// largest.
+    fn spilled(&self, manifest: &Manifest, span: StageSpan) -> u64 {
+        if log_of(manifest, span) <= self.log_memory {
+            return 0;
+        }
+        let both = |(activations, gradients)| activations + gradients;
+        let all: u64 = span.stages().map(|stage| both(manifest.output_log(stage))).sum();
+        all.saturating_sub(self.log_memory.0 / manifest.activation_bytes().0)
     }
 
     fn check(&self, manifest: &Manifest, span: StageSpan) -> Result<(), NoRoom> {
@@ -171,7 +183,7 @@ impl Room {
         if needs > self.memory {
             return Err(NoRoom::Memory { span, needs, has: self.memory });
         }
-        let log = log_of(manifest, span).0.saturating_sub(self.log_memory.0);
+        let log = self.spilled(manifest, span) * manifest.activation_bytes().0;
         let weights: usize = span.stages().map(|stage| parameter_count(manifest, stage)).sum();
         let needs = Bytes(log + weights as u64 * DISK_PER_PARAMETER);
         if needs > self.disk {
@@ -240,6 +252,18 @@ mod tests {
         let error = room(1 << 30, 1).fits(&manifest, one(1)).expect_err("no disk");
         assert!(matches!(error, NoRoom::Disk { has: Bytes(1), .. }), "{error}");
         assert!(error.to_string().contains("/data"), "{error}");
+    }
+
+    #[test]
+    fn the_disk_has_a_place_for_whatever_does_not_fit_into_memory() {
+        let manifest = manifest();
+        let span = StageSpan::one(Stage(1));
+        let one = manifest.activation_bytes();
+        let spilled = |log_memory| Room { log_memory, ..room(0, 0) }.spilled(&manifest, span);
+        // Eight activations and eight gradients, which are a little smaller.
+        assert_eq!(spilled(Bytes(0)), 16);
+        assert_eq!(spilled(Bytes(3 * one.0)), 13);
+        assert_eq!(spilled(manifest.output_log_bytes(Stage(1))), 0);
     }
 
     #[test]

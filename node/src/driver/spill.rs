@@ -30,20 +30,16 @@ pub(crate) struct SpillFile {
 }
 
 impl SpillFile {
-    /// A file of at least so many bytes in this folder, in places of this size. Its room is taken at
-    /// once where the file system can do that, so that a disk which fills up later does no harm.
+    /// A file in this folder with so many places of this size. Its room is taken at once where the
+    /// file system can do that, so that a disk which fills up later does no harm.
     ///
     /// # Errors
     /// When the folder cannot be written to, or the disk has less room.
-    pub(crate) fn create(
-        folder: &Path,
-        place: units::Bytes,
-        room: units::Bytes,
-    ) -> io::Result<Arc<Self>> {
-        let places = room.0.div_ceil(place.0);
+    pub(crate) fn create(folder: &Path, place: units::Bytes, places: u64) -> io::Result<Arc<Self>> {
         let file = tempfile::tempfile_in(folder)?;
         if places > 0 {
-            let length = i64::try_from(places * place.0).map_err(io::Error::other)?;
+            let length = places.checked_mul(place.0).ok_or(io::ErrorKind::FileTooLarge)?;
+            let length = i64::try_from(length).map_err(io::Error::other)?;
             match fallocate(&file, FallocateFlags::empty(), 0, length) {
                 Ok(()) | Err(Errno::EOPNOTSUPP) => {}
                 Err(error) => return Err(error.into()),
@@ -150,8 +146,7 @@ mod tests {
     #[test]
     fn what_is_written_comes_back_and_places_are_used_again() {
         let folder = tempfile::tempdir().expect("a folder");
-        let file = SpillFile::create(folder.path(), units::Bytes(32), units::Bytes(70));
-        let file = file.expect("a file");
+        let file = SpillFile::create(folder.path(), units::Bytes(32), 3).expect("a file");
         let kept: Vec<Spilled> =
             (0..3).map(|byte| file.write(&tensors(byte, 16)).expect("written")).collect();
         let full = file.write(&tensors(9, 1)).expect_err("all three places are taken");
@@ -171,8 +166,7 @@ mod tests {
     #[test]
     fn other_bytes_than_were_written_are_refused() {
         let folder = tempfile::tempdir().expect("a folder");
-        let file = SpillFile::create(folder.path(), units::Bytes(32), units::Bytes(32));
-        let file = file.expect("a file");
+        let file = SpillFile::create(folder.path(), units::Bytes(32), 1).expect("a file");
         let spilled = file.write(&tensors(1, 16)).expect("written");
         file.file.write_all_at(&[7], 20).expect("damaged");
         let error = spilled.read().expect_err("damaged");
@@ -182,7 +176,9 @@ mod tests {
     #[test]
     fn a_disk_without_room_says_so() {
         let folder = tempfile::tempdir().expect("a folder");
-        let room = units::Bytes(1 << 60);
-        SpillFile::create(folder.path(), units::Bytes(1 << 30), room).expect_err("too large");
+        let place = units::Bytes(1 << 30);
+        for places in [1 << 30, u64::MAX] {
+            SpillFile::create(folder.path(), place, places).expect_err("too large");
+        }
     }
 }
