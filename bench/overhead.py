@@ -53,7 +53,9 @@ def with_ledger(shoal, folder, flags=()):
 
 def without_ledger(bare, folder):
     """Two processes of the bare driver."""
-    return [Peer(folder, stage, [bare, "run.toml", str(stage), "address"]) for stage in (0, 1)]
+    first = Peer(folder, 0, [bare, "run.toml"])
+    address = first.wait("listening")[0]["address"]
+    return [first, Peer(folder, 1, [bare, "run.toml", address])]
 
 
 def cost(peers):

@@ -3,8 +3,8 @@
 //! what `bench/overhead.py` holds Shoal's driver against, and good for nothing else.
 //!
 //! ```text
-//! bare_driver run.toml 0 address    hosts stage 0 and writes where it listens into `address`
-//! bare_driver run.toml 1 address    hosts stage 1
+//! bare_driver run.toml            hosts stage 0 and says first where it listens
+//! bare_driver run.toml ADDRESS    hosts stage 1, reaches the other there
 //! ```
 //!
 //! Each prints a line of JSON for every step.
@@ -12,9 +12,8 @@
 use std::collections::VecDeque;
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, bail};
 use bytes::Bytes;
@@ -22,11 +21,12 @@ use shoal_engine::{
     Device, DeviceChoice, Engine, FixedPoint, ForwardOutput, Samples, TokenFile, square_norm,
 };
 use shoal_node::config::RunConfig;
-use shoal_node::dataset;
+use shoal_node::{dataset, network};
 use shoal_protocol::codec::Packing;
 use shoal_protocol::frame::{Element, Frame};
 use shoal_protocol::ids::{ClaimKey, Incarnation, Microbatch, PeerId, Stage, StageSpan, Step};
 use shoal_protocol::manifest::Manifest;
+use shoal_protocol::net::discovery::PeerAddress;
 use shoal_protocol::net::identity::Identity;
 use shoal_protocol::net::transport::{
     Congestion, NoBlobs, Priority, Transport, TransportConfig, TransportEvent,
@@ -38,10 +38,12 @@ const WINDOW: usize = 5;
 
 fn main() -> anyhow::Result<()> {
     let arguments: Vec<String> = std::env::args().collect();
-    let [_, config, stage, address] = arguments.as_slice() else {
-        bail!("bare_driver run.toml STAGE ADDRESS-FILE");
+    let (config, first) = match arguments.as_slice() {
+        [_, config] => (config, None),
+        [_, config, address] => (config, Some(address.as_str())),
+        _ => bail!("bare_driver run.toml [ADDRESS]"),
     };
-    let stage = Stage(stage.parse().context("a stage is 0 or 1")?);
+    let stage = Stage(u16::from(first.is_some()));
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let _entered = runtime.enter();
@@ -51,7 +53,7 @@ fn main() -> anyhow::Result<()> {
     let device = Device::open(DeviceChoice::Cpu, 1)?;
     let engine = Engine::new(&manifest, StageSpan::one(stage), device)?;
     let samples = Samples::new(&manifest, TokenFile::open(&token_file, &manifest.tokens)?);
-    let link = runtime.block_on(Link::open(stage, &PathBuf::from(address)))?;
+    let link = runtime.block_on(Link::open(first))?;
     let mut trainer = Trainer { manifest, engine, samples, link, stage };
     for step in 0..trainer.manifest.training.steps {
         let (loss, norm) = trainer.step(&runtime, Step(step))?;
@@ -72,7 +74,8 @@ struct Link {
 }
 
 impl Link {
-    async fn open(stage: Stage, place: &Path) -> anyhow::Result<Self> {
+    /// Reaches the first process, or is it and waits for the other.
+    async fn open(first: Option<&str>) -> anyhow::Result<Self> {
         let identity = Identity::ephemeral();
         let config = TransportConfig {
             incarnation: Incarnation(1),
@@ -82,11 +85,14 @@ impl Link {
         };
         let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let (transport, mut events) = Transport::bind(&identity, &[listen], config)?;
-        let other = if stage == Stage(0) {
-            let here = transport.local_addresses()[0];
-            let new = place.with_added_extension("new");
-            std::fs::write(&new, format!("{here} {}", identity.peer_id()))?;
-            std::fs::rename(new, place)?;
+        let other = if let Some(first) = first {
+            let (first, addresses) = network::resolve(first).await?;
+            transport.connect(first.peer, &addresses).await?;
+            first.peer
+        } else {
+            let here = PeerAddress::new(transport.local_addresses()[0], identity.peer_id());
+            println!(r#"{{"event":"listening","address":"{here}"}}"#);
+            std::io::stdout().flush()?;
             loop {
                 match events.recv().await {
                     Some(TransportEvent::Connected { member, .. }) => break member.peer,
@@ -94,15 +100,6 @@ impl Link {
                     None => bail!("nobody came"),
                 }
             }
-        } else {
-            while !place.exists() {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-            let text = std::fs::read_to_string(place)?;
-            let (address, peer) = text.split_once(' ').context("an address and a peer")?;
-            let peer: PeerId = peer.parse().context("a peer id")?;
-            transport.connect(peer, &[address.parse()?]).await?;
-            peer
         };
         Ok(Self { transport, events, other, early: VecDeque::new() })
     }

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use serde_json::Value;
 use shoal_tests::process::Process;
 use shoal_tests::program::shoal;
 use shoal_tests::run::{Run, Trained, text};
@@ -140,6 +141,20 @@ fn reach_three_anchors(swarm: &mut Swarm) {
     reach(swarm, step + 2);
 }
 
+/// Waits until a peer has archived the run's last checkpoint and all have ended well; gives its event.
+fn archived(mut swarm: Swarm, mut archivist: Process, steps: u64) -> Value {
+    let last = loop {
+        let saved = archivist.event("checkpoint");
+        if saved["version"] == steps {
+            break saved;
+        }
+    };
+    for peer in swarm.peers.drain(..).chain([archivist]) {
+        let _ = peer.end().success();
+    }
+    last
+}
+
 #[test]
 fn with_three_anchors_the_run_goes_on_when_the_one_that_keeps_it_dies() {
     let run = Run::of_two_stages(60, 5);
@@ -148,16 +163,8 @@ fn with_three_anchors_the_run_goes_on_when_the_one_that_keeps_it_dies() {
     let mut swarm = anchored_swarm(homes.path(), &run, &own_address().to_string(), &archive);
     swarm.peers.remove(0).kill();
     // It never comes back, and another peer has every checkpoint.
-    let mut archivist = swarm.peers.remove(2);
-    let last = loop {
-        let saved = archivist.event("checkpoint");
-        if saved["version"] == 60 {
-            break saved;
-        }
-    };
-    for peer in swarm.peers.drain(..).chain([archivist]) {
-        let _ = peer.end().success();
-    }
+    let archivist = swarm.peers.remove(2);
+    let last = archived(swarm, archivist, 60);
     assert_eq!(last["hash"], run.local("alone").hash());
     assert!(archive.join("checkpoint").is_dir());
 }
@@ -183,15 +190,7 @@ fn who_hosts_no_stage_keeps_the_log_and_every_checkpoint() {
     swarm.peers.remove(0).kill();
     let mut archivist = swarm.peers.remove(1);
     assert_eq!(archivist.event("joined")["span"].as_array().map(Vec::len), Some(0));
-    let last = loop {
-        let saved = archivist.event("checkpoint");
-        if saved["version"] == 60 {
-            break saved;
-        }
-    };
-    for peer in swarm.peers.drain(..).chain([archivist]) {
-        let _ = peer.end().success();
-    }
+    let last = archived(swarm, archivist, 60);
     assert_eq!(last["hash"], run.local("alone").hash());
 }
 

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use futures::future::select_ok;
 use futures::stream::FuturesUnordered;
 use quinn::{ClientConfig, Connection};
 use tokio::sync::Mutex;
@@ -138,10 +137,15 @@ pub(super) async fn straighten(
     peer: &Peer,
     addresses: &[SocketAddr],
 ) -> Result<(), ConnectError> {
-    let attempts = addresses.iter().map(|&address| Box::pin(open(shared, peer, address)));
-    let dialled = timeout(limits::HANDSHAKE_TIMEOUT, select_ok(attempts)).await;
-    let ((connection, address), _) = dialled.map_err(|_| ConnectError::TimedOut)??;
-    greet(shared, peer, connection, address).await.map(drop)
+    let mut failure = ConnectError::NoAddress { peer: peer.id };
+    let dialled = timeout(limits::HANDSHAKE_TIMEOUT, async {
+        let mut attempts: FuturesUnordered<_> =
+            addresses.iter().map(|&address| open(shared, peer, address)).collect();
+        let answered = first_answer(&mut attempts, &mut failure).await;
+        let (connection, address) = answered.ok_or(failure)?;
+        greet(shared, peer, connection, address).await
+    });
+    dialled.await.unwrap_or(Err(ConnectError::TimedOut)).map(drop)
 }
 
 async fn open(shared: &Shared, peer: &Peer, address: SocketAddr) -> Result<Answer, ConnectError> {

@@ -37,13 +37,19 @@ async fn connected_at(node: &mut Node) -> Option<SocketAddr> {
     }
 }
 
-#[tokio::test]
-async fn who_cannot_reach_a_peer_reaches_it_through_another() {
-    let (middle, mut left, mut right, _socket) = apart().await;
+/// The same three, once the last two have reached each other through the first.
+async fn joined() -> (Node, Node, Node, UdpSocket) {
+    let (middle, mut left, mut right, socket) = apart().await;
     left.transport.send_control(right.id(), b"there".to_vec()).expect("queued");
     assert_eq!(connected_at(&mut left).await, None);
     assert_eq!(connected_at(&mut right).await, None);
     assert_eq!(right.control().await, (left.member, b"there".to_vec()));
+    (middle, left, right, socket)
+}
+
+#[tokio::test]
+async fn who_cannot_reach_a_peer_reaches_it_through_another() {
+    let (middle, mut left, right, _socket) = joined().await;
     let frames = vec![frame(7, 3 << 20)];
     right.send_tensor(left.id(), b"back", frames.clone()).await;
     let message = left.tensor().await;
@@ -54,11 +60,7 @@ async fn who_cannot_reach_a_peer_reaches_it_through_another() {
 
 #[tokio::test]
 async fn a_direct_way_takes_the_place_of_one_through_another() {
-    let (middle, mut left, mut right, _socket) = apart().await;
-    left.transport.send_control(right.id(), b"one".to_vec()).expect("queued");
-    assert_eq!(connected_at(&mut left).await, None);
-    assert_eq!(connected_at(&mut right).await, None);
-    assert_eq!(right.control().await.1, b"one");
+    let (middle, mut left, mut right, _socket) = joined().await;
     left.transport.remember(right.id(), &right.addresses());
     let (one, other) = (left.member, right.member);
     for (node, other) in [(&mut left, other), (&mut right, one)] {
@@ -85,11 +87,7 @@ async fn nothing_is_passed_on_for_who_is_no_member() {
 
 #[tokio::test]
 async fn without_the_one_in_the_middle_the_way_ends() {
-    let (middle, mut left, mut right, _socket) = apart().await;
-    left.transport.send_control(right.id(), b"there".to_vec()).expect("queued");
-    assert_eq!(connected_at(&mut left).await, None);
-    assert_eq!(connected_at(&mut right).await, None);
-    right.control().await;
+    let (middle, mut left, right, _socket) = joined().await;
     middle.transport.close().await;
     let mut lost = vec![left.disconnected().await.0, left.disconnected().await.0];
     lost.sort();
