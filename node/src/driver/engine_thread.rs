@@ -223,8 +223,8 @@ impl Bench {
         let engine = &mut self.workshop.engine;
         let label_bytes = labels.as_ref().map(|labels| &labels.bytes);
         match engine.forward(key, &input.bytes, label_bytes)? {
+            // Its backward pass may be given already, and finds what it needs.
             ForwardOutput::Loss(loss) if !loss.is_finite() => {
-                engine.discard(key);
                 Ok(TaskResult::Diverged { key, reason: format!("its loss is {loss}") })
             }
             ForwardOutput::Loss(loss) => Ok(TaskResult::Forwarded {

@@ -4,6 +4,7 @@ use shoal_protocol::ids::{ClaimKey, Member, Stage, Step};
 use shoal_protocol::message::{Between, ToCoordinator};
 use shoal_protocol::units::Moment;
 
+use super::compute::Dropped;
 use super::job::{Answer, Claim, Input, Job, Progress};
 use super::stage::Waiting;
 use super::{Out, Peer};
@@ -195,7 +196,8 @@ impl Peer {
     pub(super) fn drop_job(&mut self, key: ClaimKey, out: &mut Out) {
         let job = self.jobs.remove(&key).expect("only jobs are dropped");
         let hosted = self.stages.get_mut(&key.stage).expect("hosted stages are known");
-        if job.holds_room {
+        let running = job.forward == Progress::Running || job.backward == Progress::Running;
+        if job.holds_room && !running {
             hosted.give_room_back(key.step);
         }
         if key.step >= self.version {
@@ -207,10 +209,11 @@ impl Peer {
             self.logged = self.logged - payload.size;
             out.push(PeerAction::Release(payload.id));
         }
-        let mut in_use = Vec::new();
+        let holds_room = job.holds_room && running;
+        let mut dropped = Dropped { in_use: Vec::new(), holds_room };
         let mut incoming = |payload: Payload, used: bool| {
             if used {
-                in_use.push(payload);
+                dropped.in_use.push(payload);
             } else {
                 self.in_flight = self.in_flight - payload.size;
                 out.push(PeerAction::Release(payload.id));
@@ -222,12 +225,11 @@ impl Peer {
         if let Answer::Here(payload) = job.answer {
             incoming(payload, job.backward == Progress::Running);
         }
-        let running = job.forward == Progress::Running || job.backward == Progress::Running;
         let has_graph = job.forward == Progress::Done
             && job.backward != Progress::Done
             && !self.is_held_out(key);
         if running || has_graph {
-            self.compute.drop_later(key, in_use);
+            self.compute.drop_later(key, dropped);
             out.push(PeerAction::Compute(Task::Discard { key }));
         }
     }

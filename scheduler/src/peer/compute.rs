@@ -12,20 +12,35 @@ use super::job::{Answer, Input, Progress, Report};
 use super::{Out, Peer};
 use crate::action::{Payload, PeerAction, PeerEvent, Task, TaskResult};
 
-/// Passes that could run now, and the one that runs. Backward passes go first, since they end
+/// Passes that the engine has at a time: one runs and one waits, so that the engine need not wait
+/// for its next while the end of one is dealt with. With more, a pass that is worth more and comes
+/// later would wait longer.
+const GIVEN: usize = 2;
+
+/// Passes that could run now, and those that the engine has. Backward passes go first, since they end
 /// microbatches; then the oldest step; among forward passes the latest stage, which is nearest to its
 /// backward pass.
 #[derive(Debug, Default)]
 pub(super) struct Compute {
-    running: bool,
+    /// Passes that the engine was given and has not ended.
+    given: usize,
     /// A pass ended since the window was last looked at.
     ended: bool,
     /// When one last did.
     pub(super) ended_at: Moment,
     forward: BTreeSet<(Step, Reverse<Stage>, Microbatch)>,
     backward: BTreeSet<(Step, Stage, Microbatch)>,
-    /// Work that was dropped while the engine had some of it, with what it is using.
-    dropping: BTreeMap<ClaimKey, Vec<Payload>>,
+    /// Work that was dropped while the engine had some of it.
+    dropping: BTreeMap<ClaimKey, Dropped>,
+}
+
+/// What dropped work still takes up.
+#[derive(Debug, Default)]
+pub(super) struct Dropped {
+    /// What the engine is using.
+    pub(super) in_use: Vec<Payload>,
+    /// Whether it has room, which is given back when the engine is done with it.
+    pub(super) holds_room: bool,
 }
 
 impl Compute {
@@ -45,14 +60,14 @@ impl Compute {
     }
 
     fn ended(&mut self, now: Moment) {
-        self.running = false;
+        self.given -= 1;
         self.ended = true;
         self.ended_at = now;
     }
 
     /// Whether the engine has nothing to do, and no pass waits for it.
     pub(super) fn is_idle(&self) -> bool {
-        !self.running && self.forward.is_empty() && self.backward.is_empty()
+        self.given == 0 && self.forward.is_empty() && self.backward.is_empty()
     }
 
     pub(super) fn is_dropping(&self, key: ClaimKey) -> bool {
@@ -65,10 +80,15 @@ impl Compute {
         self.backward.remove(&(key.step, key.stage, key.microbatch));
     }
 
-    /// Remembers that the engine is to drop a microbatch, and what it uses until then.
-    pub(super) fn drop_later(&mut self, key: ClaimKey, in_use: Vec<Payload>) {
-        let again = self.dropping.insert(key, in_use);
+    /// Remembers that the engine is to drop a microbatch, and what that takes up until then.
+    pub(super) fn drop_later(&mut self, key: ClaimKey, dropped: Dropped) {
+        let again = self.dropping.insert(key, dropped);
         assert!(again.is_none(), "no work is taken again before its drop is done");
+    }
+
+    /// All room was given back: everything is done again.
+    pub(super) fn forget_rooms(&mut self) {
+        self.dropping.values_mut().for_each(|dropped| dropped.holds_room = false);
     }
 }
 
@@ -93,11 +113,14 @@ impl Peer {
         }
     }
 
-    /// Gives the engine the next pass if it has none.
+    /// Gives the engine the next passes if it has too few.
     pub(super) fn dispatch(&mut self, out: &mut Out) {
-        if self.compute.running {
-            return;
-        }
+        while self.compute.given < GIVEN && self.give_pass(out) {}
+    }
+
+    /// Gives the engine the next pass, if there is one; and the backward pass with the forward pass
+    /// where it follows at once, at the last stage.
+    fn give_pass(&mut self, out: &mut Out) -> bool {
         if let Some(key) = self.compute.next_backward() {
             let job = self.jobs.get_mut(&key).expect("only jobs are queued");
             assert!(job.can_run_backward(), "no backward pass without its claim");
@@ -106,7 +129,7 @@ impl Peer {
                 Answer::Here(payload) => Some(payload.id),
                 _ => None,
             };
-            self.compute.running = true;
+            self.compute.given += 1;
             out.push(PeerAction::Compute(Task::Backward { key, gradient }));
         } else if let Some(key) = self.compute.next_forward(self.version) {
             let held_out = self.is_held_out(key);
@@ -116,9 +139,17 @@ impl Peer {
                 Input::Here(payload) => Some(payload.id),
                 _ => None,
             };
-            self.compute.running = true;
+            self.compute.given += 1;
             out.push(PeerAction::Compute(Task::Forward { key, activation, held_out }));
+            if job.answer == Answer::Own && job.grant().is_some() && !held_out {
+                job.backward = Progress::Running;
+                self.compute.given += 1;
+                out.push(PeerAction::Compute(Task::Backward { key, gradient: None }));
+            }
+        } else {
+            return false;
         }
+        true
     }
 
     /// Widens the window of a stage by one when the engine has come to an end of what it could do
@@ -175,9 +206,12 @@ impl Peer {
             }
             TaskResult::Accumulated { .. } => {}
             TaskResult::Discarded { key } => {
-                let in_use = self.compute.dropping.remove(&key);
-                assert_eq!(in_use, Some(Vec::new()), "what is dropped is dropped once");
-                if self.stages.contains_key(&key.stage) {
+                let dropped = self.compute.dropping.remove(&key).expect("it is dropped once");
+                assert_eq!(dropped.in_use, [], "the engine is done with it");
+                if let Some(hosted) = self.stages.get_mut(&key.stage) {
+                    if dropped.holds_room {
+                        hosted.give_room_back(key.step);
+                    }
                     self.admit(now, key.stage, out);
                 }
             }
@@ -211,8 +245,8 @@ impl Peer {
     /// Lets go of the result of work that was dropped meanwhile, and of what it used.
     pub(super) fn drop_result(&mut self, key: ClaimKey, result: Option<Payload>, out: &mut Out) {
         out.extend(result.map(|payload| PeerAction::Release(payload.id)));
-        let in_use = self.compute.dropping.get_mut(&key).expect("the caller has looked");
-        for payload in std::mem::take(in_use) {
+        let dropped = self.compute.dropping.get_mut(&key).expect("the caller has looked");
+        for payload in std::mem::take(&mut dropped.in_use) {
             self.in_flight = self.in_flight - payload.size;
             out.push(PeerAction::Release(payload.id));
         }

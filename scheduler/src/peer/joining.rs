@@ -273,6 +273,7 @@ impl Peer {
         self.stop_listening(out);
         self.abort_rounds(out);
         self.stages.values_mut().for_each(Hosted::forget_work);
+        self.compute.forget_rooms();
         self.released.clear();
         self.early_askers.clear();
         self.applying = Applying::default();

@@ -1,6 +1,6 @@
 //! A peer's engine, with integers for tensors: one task at a time, in the order given.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use shoal_protocol::ids::{ClaimKey, Stage, Step};
@@ -149,6 +149,17 @@ impl Engine {
             let part = self.stage(key.stage).waiting.get_mut(&key);
             part.into_iter().flatten().for_each(|value| *value = 0);
         }
+    }
+
+    /// Removes the files of older versions, but for what is about to be read.
+    pub(super) fn forget_before(&mut self, oldest: Step) {
+        let tasks = self.running.iter().map(|(task, _)| task).chain(&self.queue);
+        let reads = |task: &Task| match task {
+            Task::Restore { version, stage } => Some((*version, *stage)),
+            _ => None,
+        };
+        let read: BTreeSet<(Step, Stage)> = tasks.filter_map(reads).collect();
+        self.disk.retain(|part, _| part.0 >= oldest || read.contains(part));
     }
 
     /// Whether nothing runs or waits, and nothing is kept for microbatches.

@@ -115,8 +115,8 @@ pub struct Rare {
     pub logged_unheard: u64,
     /// A coordinator gave the log something though another had been chosen.
     pub logged_too_late: u64,
-    /// The last replica of a stage was lost while a commit was on its way into the log.
-    pub rewound_in_commit: u64,
+    /// All replicas of a stage died while a commit was on its way into the log.
+    pub lost_in_commit: u64,
 }
 
 /// When the passes of a step ran.

@@ -80,6 +80,14 @@ pub enum Fault {
     },
     /// The anchors choose another leader though the one that leads lives.
     Depose,
+    /// When the next commit is given to the log, all replicas of a stage die that the coordinator's
+    /// peer does not host.
+    Ambush {
+        /// Which of those stages, counted round.
+        stage: usize,
+        /// After how long they start anew.
+        restart: Duration,
+    },
     /// The connection between two peers breaks; what is on its way is lost.
     Break {
         /// One.
@@ -151,9 +159,11 @@ impl Fault {
             | Self::SlowLink { time, .. }
             | Self::SlowPeer { time, .. }
             | Self::Disk { time, .. } => time,
-            Self::Crash { .. } | Self::Break { .. } | Self::Region { .. } | Self::Depose => {
-                Duration::ZERO
-            }
+            Self::Crash { .. }
+            | Self::Ambush { .. }
+            | Self::Break { .. }
+            | Self::Region { .. }
+            | Self::Depose => Duration::ZERO,
         }
     }
 }
@@ -327,15 +337,21 @@ impl Scenario {
             }
         }
         let regions = scenario.network.latency.len() as u64;
+        let last_stage = u64::from(scenario.manifest.last_stage().0);
         let mut happen: Vec<(Duration, Fault)> = (0..count)
             .map(|_| (dice.microseconds(0..=span), fault(&mut dice, peers, regions)))
             .collect();
-        happen.sort_by_key(|(at, _)| *at);
         scenario.anchors = dice.pick(&[1, 1, 3, 5]);
         scenario.homecoming = Duration::from_secs(dice.pick(&[1, 10]));
         for peer in &mut scenario.peers {
             peer.archive = dice.chance(50);
         }
+        if dice.chance(100) {
+            let stage = dice.within(0..=last_stage) as usize;
+            let restart = dice.microseconds(0..=3_000_000);
+            happen.push((dice.microseconds(0..=span), Fault::Ambush { stage, restart }));
+        }
+        happen.sort_by_key(|(at, _)| *at);
         scenario.faults = Faults {
             happen,
             notice: Duration::from_micros(notice),

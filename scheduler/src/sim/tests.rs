@@ -168,7 +168,7 @@ fn faulty_swarms_of_all_seeds_hold_every_promise() {
         ("claims taken over", |report| report.rare.claims_taken_over),
         ("records logged that their giver heard no more of", |report| report.rare.logged_unheard),
         ("records given too late", |report| report.rare.logged_too_late),
-        ("rewinds during a commit", |report| report.rare.rewound_in_commit),
+        ("stages lost during a commit", |report| report.rare.lost_in_commit),
     ];
     for (what, count) in marks {
         reached(&reports, what, count);

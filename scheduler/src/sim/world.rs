@@ -183,6 +183,8 @@ pub(super) struct World<'a> {
     scenario: &'a Scenario,
     tamper: Tamper,
     tampered: bool,
+    /// Which stage loses its replicas with the next commit, and after how long they come back.
+    ambush: Option<(usize, Duration)>,
     border: Border,
     now: Moment,
     /// In the order of their moments and, at one moment, in the order in which they were caused.
@@ -214,6 +216,7 @@ impl<'a> World<'a> {
             scenario,
             tamper,
             tampered: false,
+            ambush: None,
             border: Border::new(Omit::Nothing),
             now: Moment::default(),
             events: BTreeMap::new(),
@@ -552,7 +555,7 @@ impl<'a> World<'a> {
     fn archives(&mut self, index: usize, version: Step, stages: usize, oldest: Step) -> Held {
         let archives = index == FIRST || self.scenario.peers[index].archive;
         let engine = &mut self.nodes[index].engine;
-        engine.disk.retain(|(version, _), _| *version >= oldest);
+        engine.forget_before(oldest);
         let whole =
             (0..stages as u16).all(|stage| engine.disk.contains_key(&(version, Stage(stage))));
         if archives && whole && self.now >= engine.no_disk {

@@ -1,6 +1,6 @@
 //! The coordinators: the one that leads, and perhaps one that does not know that it does no more.
 
-use shoal_protocol::message::FromCoordinator;
+use shoal_protocol::message::{FromCoordinator, LogRecord};
 
 use super::{Cargo, Event, Held, World};
 use crate::action::{CoordinatorAction, CoordinatorEvent, CoordinatorInput};
@@ -47,7 +47,13 @@ impl World<'_> {
                     let home = self.nodes[index].me;
                     self.send(home, to, Cargo::Told(message));
                 }
-                CoordinatorAction::Append(record) => self.append(office, record),
+                CoordinatorAction::Append(record) => {
+                    let commits = matches!(record, LogRecord::Commit(_));
+                    self.append(office, record);
+                    if commits {
+                        self.strike()?;
+                    }
+                }
                 CoordinatorAction::Anchors(voters) => {
                     if self.log.leader == Some(self.nodes[index].me) {
                         self.log.voters = voters;

@@ -1,9 +1,9 @@
 //! What goes wrong in the world.
 
-use shoal_protocol::ids::Member;
+use shoal_protocol::ids::{Member, Stage};
 use shoal_protocol::units::Moment;
 
-use super::{Event, Held, World, index_of, node};
+use super::{Event, Held, Node, World, index_of, node};
 use crate::action::{CoordinatorInput, PeerInput};
 use crate::sim::scenario::Fault;
 use std::time::Duration;
@@ -31,6 +31,7 @@ impl World<'_> {
                     self.ends(peer, after);
                 }
             }
+            Fault::Ambush { stage, restart } => self.ambush = Some((stage, restart)),
             Fault::Region { region, restart } => {
                 let peers = self.scenario.peers.iter().enumerate();
                 let there = peers.filter(|(_, peer)| peer.region == region);
@@ -62,6 +63,26 @@ impl World<'_> {
                     self.elect_soon();
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// A commit is given to the log: all replicas of the stage that was chosen die.
+    pub(super) fn strike(&mut self) -> Held {
+        let Some((stage, restart)) = self.ambush.take() else { return Ok(()) };
+        let hosts = |node: &Node, stage| node.peer.load().window.contains_key(&stage);
+        let keeper = self.nodes.iter().find(|node| self.log.leader == Some(node.me));
+        let spared = |stage: &Stage| keeper.is_some_and(|keeper| hosts(keeper, *stage));
+        let stages: Vec<Stage> =
+            self.scenario.manifest.stages().filter(|stage| !spared(stage)).collect();
+        if stages.is_empty() {
+            return Ok(());
+        }
+        let stage = stages[stage % stages.len()];
+        self.marks.rare.lost_in_commit += 1;
+        let hosts = self.nodes.iter().enumerate().filter(|(_, node)| hosts(node, stage));
+        for peer in hosts.map(|(index, _)| index).collect::<Vec<_>>() {
+            self.fault(Fault::Crash { peer, restart: Some(restart), disk: false })?;
         }
         Ok(())
     }

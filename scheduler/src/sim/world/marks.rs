@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use shoal_protocol::ids::{ClaimKey, Grant, Member};
-use shoal_protocol::message::{Between, FromCoordinator, LogRecord, ToCoordinator};
+use shoal_protocol::message::{Between, FromCoordinator, ToCoordinator};
 
 use crate::action::{CoordinatorAction, CoordinatorEvent, PeerAction, PeerInput};
 use crate::sim::report::Rare;
@@ -22,8 +22,6 @@ pub(super) struct Marks {
     recalled: BTreeSet<(ClaimKey, Grant)>,
     /// Whether a member of the rounds that are on holds its result.
     reduced: bool,
-    /// Whether a commit is on its way into the log.
-    committing: bool,
 }
 
 impl Marks {
@@ -48,10 +46,6 @@ impl Marks {
     pub(super) fn coordinator(&mut self, action: &CoordinatorAction) {
         match action {
             CoordinatorAction::Send { message, .. } => self.told(message),
-            CoordinatorAction::Append(LogRecord::Commit(_)) => self.committing = true,
-            CoordinatorAction::Append(LogRecord::Rewind { .. }) => {
-                self.rare.rewound_in_commit += u64::from(self.committing);
-            }
             CoordinatorAction::Append(_) | CoordinatorAction::Anchors(_) => {}
             CoordinatorAction::Event(CoordinatorEvent::RoundsAborted { .. }) => {
                 self.rare.aborted_after_result += u64::from(self.reduced);
@@ -63,7 +57,6 @@ impl Marks {
                 self.recalled.clear();
                 self.listening.clear();
                 self.reduced = false;
-                self.committing = false;
             }
             CoordinatorAction::Event(CoordinatorEvent::Rewound { .. }) => {
                 let rare = self.rare;
