@@ -170,6 +170,23 @@ fn with_three_anchors_the_run_goes_on_when_the_one_that_keeps_it_dies() {
 }
 
 #[test]
+fn an_anchor_that_comes_back_after_the_end_is_told_that_the_run_is_over() {
+    let run = Run::of_two_stages(60, 5);
+    let homes = tempfile::tempdir().expect("room for a folder");
+    let archive = homes.path().join("archive");
+    let mut swarm = anchored_swarm(homes.path(), &run, &own_address().to_string(), &archive);
+    swarm.peers[1].kill();
+    // It was missed by then: the run lost it and went on.
+    assert_eq!(swarm.peers[0].event("lost")["peer"], swarm.peer_id(1));
+    swarm.peers[0].event("finished");
+    let latecomer = swarm.newcomer(&swarm.address, 1, &[&["--anchor"], SLOW].concat());
+    swarm.peers[1] = latecomer;
+    swarm.peers[1].event("finished");
+    let trained = swarm.finish();
+    assert_eq!(trained.hash(), run.local("alone").hash());
+}
+
+#[test]
 fn who_hosts_no_stage_keeps_the_log_and_every_checkpoint() {
     let run = Run::of_two_stages(60, 5);
     let homes = tempfile::tempdir().expect("room for a folder");

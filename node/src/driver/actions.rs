@@ -183,6 +183,7 @@ impl Driver<'_> {
                     blob: traffic.blob.sent.0,
                 });
                 self.note(&RunEvent::Finished { sent });
+                self.begin_farewell();
                 self.ending.get_or_insert(Ending::Finished);
             }
             PeerEvent::Stopped { reason } => {

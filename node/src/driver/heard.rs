@@ -22,6 +22,7 @@ impl Driver<'_> {
                 if let Some(address) = address {
                     self.seen_at.insert(member.peer, address);
                 }
+                self.tell_latecomer(member);
                 // An earlier life of it is over.
                 if let Some(member) = self.keeper.met(member) {
                     self.own.push_back(Own::Coordinator(CoordinatorInput::Disconnected { member }));

@@ -9,6 +9,7 @@ mod actions;
 mod checkpoint_writer;
 mod collect;
 mod engine_thread;
+mod farewell;
 mod heard;
 pub mod home;
 mod incoming;
@@ -55,6 +56,7 @@ use crate::progress;
 use checkpoint_writer::Shelf;
 use collect::Collected;
 use engine_thread::{EngineThread, Job, JobDone, Workshop};
+use farewell::Farewell;
 use home::Files;
 use keeper::Keeper;
 use meters::Meters;
@@ -153,6 +155,8 @@ struct Driver<'a> {
     meters: Meters,
     step_began: Moment,
     ending: Option<Ending>,
+    /// When the run is over: those who are still to be told.
+    farewell: Option<Farewell>,
     preempt_file: Option<PathBuf>,
     /// When that file is looked for next.
     preempt_poll: Instant,
@@ -245,6 +249,7 @@ impl<'a> Driver<'a> {
             meters,
             step_began: Moment::default(),
             ending: complete.then_some(Ending::Complete),
+            farewell: None,
             preempt_file: setup.leaving.preempt_file,
             preempt_poll: Instant::now(),
             drain_timeout: setup.leaving.drain_timeout,
@@ -279,11 +284,8 @@ impl<'a> Driver<'a> {
             self.meters.load(&self.peer.load(), self.payloads.log_use(), traffic);
             match self.ending.take() {
                 None => {}
-                // What it archives comes together first.
-                Some(Ending::Finished) if self.archiving > 0 => {
-                    self.ending = Some(Ending::Finished)
-                }
-                Some(Ending::Finished) => return Ok(Outcome::Finished),
+                Some(Ending::Finished) if self.may_end() => return Ok(Outcome::Finished),
+                Some(Ending::Finished) => self.ending = Some(Ending::Finished),
                 Some(Ending::Expelled(reason)) => {
                     tracing::warn!(%reason, "expelled");
                     return Ok(Outcome::Expelled);
@@ -302,6 +304,12 @@ impl<'a> Driver<'a> {
             }
             self.wait(&mut interrupt, &mut terminate).await?;
         }
+    }
+
+    /// Whether what it archives has come together, and those who keep the log know of the end.
+    fn may_end(&self) -> bool {
+        let told = self.farewell.as_ref().is_none_or(|farewell| farewell.is_over(Instant::now()));
+        self.archiving == 0 && (told || self.drain_until.is_some())
     }
 
     fn begin(&mut self) {
@@ -355,6 +363,7 @@ impl<'a> Driver<'a> {
         let clock = self.clock;
         let watches = self.preempt_file.is_some() && self.drain_until.is_none();
         let orphaned = self.keeper.patience_ends();
+        let farewell = self.farewell.as_ref().map(Farewell::until);
         let drain_end = self.drain_until.unwrap_or_else(Instant::now).into();
         tokio::select! {
             done = next_done(&mut self.engine) => self.engine_done(done)?,
@@ -366,6 +375,7 @@ impl<'a> Driver<'a> {
                 self.own.push_back(Own::Coordinator(CoordinatorInput::Tick));
                 self.tend_anchors();
             }
+            () = sleep_to(farewell) => self.farewell = None,
             () = sleep_to(orphaned) => {
                 let reason = "its keeper has been out of reach for too long".to_owned();
                 self.ending.get_or_insert(Ending::Orphaned(reason));

@@ -124,15 +124,22 @@ impl Post {
         self.anchor.as_ref().map(Anchor::history)
     }
 
-    /// Whether nobody else keeps the log.
-    pub(super) fn is_alone(&self) -> bool {
-        self.anchor.as_ref().is_some_and(|anchor| anchor.voters().len() < 2)
+    /// Who keeps the log, as far as it is known here.
+    pub(super) fn voters(&self) -> BTreeSet<PeerId> {
+        self.anchor.as_ref().map(Anchor::voters).unwrap_or_default()
     }
 
-    /// Whether the run ended before, and its model is here.
+    /// Whether nobody else keeps the log.
+    pub(super) fn is_alone(&self) -> bool {
+        self.anchor.is_some() && self.voters().len() < 2
+    }
+
+    /// Whether the run ended before, and its model is where it is to be. What the log is known to
+    /// have is agreed on, whoever else is there.
     pub(super) fn has_completed(&self, manifest: &Manifest) -> bool {
-        let complete = |history: History| is_complete(&history, manifest, self.archive.as_deref());
-        self.is_alone() && self.history().is_some_and(complete)
+        let archive = self.archive.as_deref();
+        let complete = |history: History| is_complete(&history, manifest, archive);
+        (archive.is_some() || !self.is_alone()) && self.history().is_some_and(complete)
     }
 
     pub(super) fn coordinator(&self) -> Option<&Coordinator> {
@@ -197,8 +204,14 @@ impl Driver<'_> {
         }
     }
 
-    /// Something happened to this process's anchor.
+    /// Something happened to this process's anchor. Who leads when the run is over is of no matter.
     pub(super) fn anchor_event(&mut self, event: Option<AnchorEvent>) {
+        if self.farewell.is_some() {
+            if matches!(event, None | Some(AnchorEvent::Failed(_))) {
+                self.farewell = None;
+            }
+            return;
+        }
         match event {
             Some(AnchorEvent::Leads { term, history }) => self.take_seat(term, history),
             Some(AnchorEvent::Appended(record)) => {
@@ -256,7 +269,7 @@ impl Driver<'_> {
     /// The anchors chose this one: its coordinator takes over from what the log says.
     fn take_seat(&mut self, term: Term, history: History) {
         self.meet_addresses(&history.view);
-        let anchors = self.post.anchor.as_ref().map(Anchor::voters).unwrap_or_default();
+        let anchors = self.post.voters();
         let mut coordinator = Coordinator::new(CoordinatorConfig {
             manifest: self.manifest.clone(),
             history,
