@@ -8,7 +8,7 @@ help:
 	@echo 'make build      build target/release/shoal'
 	@echo 'make bench      measure Shoal beside PyTorch (at most 15 minutes)'
 	@echo 'make bench-recovery  how long a death and a newcomer take (5 minutes)'
-	@echo 'make bench-overhead  what exactly-once costs when nothing dies (10 minutes)'
+	@echo 'make bench-overhead  what exactly-once costs when nothing dies (15 minutes)'
 	@echo 'make soak SECONDS=N  look for failures for so long: faulty swarms, demos with deaths'
 	@echo 'make lint       formatting, clippy, and what we depend on'
 	@echo 'make check-gpu  the checks that need an NVIDIA GPU'

@@ -49,6 +49,9 @@ class Model:
 # As many parameters in a layer as a GPT of this width has.
 SMALL = Model(hidden=256, layers=4, heads=4, intermediate=688, context=128, batch=32)
 
+# The smallest that a swarm is of use for.
+MEDIUM = Model(hidden=512, layers=8, heads=8, intermediate=1376, context=128, batch=32)
+
 # What both sides train with; the learning rate is constant.
 LEARNING_RATE = 1e-3
 WEIGHT_DECAY = 0.1
@@ -73,9 +76,9 @@ def run_toml(default, model, *, dtype, stages, microbatches, steps):
             "microbatches": microbatches,
             "microbatch_size": model.batch // microbatches,
             "dtype": f'"{dtype}"',
-            "boundary": f'"{dtype}"',
             "recompute": "false",
         },
+        "codec": {"activations": f'"{dtype}"', "activation_gradients": f'"{dtype}"'},
         "optimizer": {
             "learning_rate": LEARNING_RATE,
             "final_learning_rate": LEARNING_RATE,

@@ -20,14 +20,14 @@ import urllib.request
 
 import machine as machines
 import table
-from model import SMALL
+from model import MEDIUM, SMALL
 from peer import Peer
 from shoal_run import Shoal
 
 MICROBATCHES = 16
-# Windows widen and caches warm up before the measurement.
-BEFORE, MEASURED = 4, 12
-STEPS = BEFORE + MEASURED + 1
+# The ledger's work is the same for a microbatch of any size, so both are shown. Of each model: steps
+# before the measurement, in which windows widen and caches warm up, and steps measured.
+MODELS = {SMALL: (4, 12), MEDIUM: (2, 3)}
 GOAL = 1.02
 # Bytes of a number of an activation in f32, and of a label.
 NUMBER, LABEL = 4, 4
@@ -58,26 +58,28 @@ def without_ledger(bare, folder):
     return [first, Peer(folder, 1, [bare, "run.toml", address])]
 
 
-def cost(peers):
+def cost(model, peers):
     """Seconds of time and of the processor for a token, and the last step's loss."""
+    warm, measured = MODELS[model]
     with killed_in_the_end(peers):
-        begun, _ = [peer.steps(BEFORE)[-1] for peer in peers]
+        begun, _ = [peer.steps(warm)[-1] for peer in peers]
         before = sum(peer.processor_seconds() for peer in peers)
         (last, ended), _ = [
-            [peer.wait("committed") for _ in range(MEASURED)][-1] for peer in peers]
+            [peer.wait("committed") for _ in range(measured)][-1] for peer in peers]
         after = sum(peer.processor_seconds() for peer in peers)
-    tokens = MEASURED * SMALL.tokens_per_step()
+    tokens = measured * model.tokens_per_step()
     return (after - before) / tokens, (ended - begun) / tokens, last["loss"]
 
 
-def pair(shoal, bare, swapped):
+def pair(model, shoal, bare, swapped):
     """One measurement of each, in this order or the other."""
-    run = {"stages": 2, "steps": STEPS, "microbatches": MICROBATCHES, "dtype": "f32"}
+    steps = sum(MODELS[model]) + 1
+    run = {"stages": 2, "steps": steps, "microbatches": MICROBATCHES, "dtype": "f32"}
     costs = {}
     for which in ("bare", "shoal") if swapped else ("shoal", "bare"):
-        with shoal.folder(SMALL, run) as folder:
+        with shoal.folder(model, run) as folder:
             peers = with_ledger(shoal, folder) if which == "shoal" else without_ledger(bare, folder)
-            costs[which] = cost(peers)
+            costs[which] = cost(model, peers)
     losses = [cost[2] for cost in costs.values()]
     assert math.isclose(*losses, abs_tol=1e-6), f"both compute the same: {losses}"
     return costs
@@ -111,14 +113,9 @@ def log_peak(shoal):
     return max(seen), tokens * (SMALL.hidden * NUMBER + LABEL)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shoal", required=True, help="the node's release binary")
-    parser.add_argument("--bare", required=True, help="the node's example bare_driver")
-    parser.add_argument("--pairs", type=int, default=10, help="alternated pairs")
-    options = parser.parse_args()
-    shoal = Shoal(options.shoal)
-    pairs = [pair(shoal, os.path.abspath(options.bare), index % 2) for index in range(options.pairs)]
+def compare(model, shoal, bare, pairs):
+    """Both sides by turns, and their table."""
+    pairs = [pair(model, shoal, bare, index % 2) for index in range(pairs)]
     rows = []
     for name, index in (("processor", 0), ("time", 1)):
         of = {which: [one[which][index] for one in pairs] for which in ("shoal", "bare")}
@@ -132,15 +129,26 @@ def main():
     table.show(
         "What exactly-once costs when nothing dies",
         f"Two stages of one peer each, one thread each, {MICROBATCHES} microbatches; "
-        f"{SMALL.describe()}; {machines.line(machines.describe(sys.executable))}. Medians of "
-        f"{options.pairs} alternated pairs, per token; the ratio is the median of the pairs' ratios.",
+        f"{model.describe()}; {machines.line(machines.describe(sys.executable))}. Medians of "
+        f"{len(pairs)} alternated pairs, per token; the ratio is the median of the pairs' ratios.",
         ["what", "with ledger", "bare driver", "ratio", "goal"],
         rows,
     )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shoal", required=True, help="the node's release binary")
+    parser.add_argument("--bare", required=True, help="the node's example bare_driver")
+    parser.add_argument("--pairs", type=int, default=10, help="alternated pairs")
+    options = parser.parse_args()
+    shoal = Shoal(options.shoal)
+    for model in MODELS:
+        compare(model, shoal, os.path.abspath(options.bare), options.pairs)
     peak, formula = log_peak(shoal)
     table.show(
         "The largest output log of a first stage",
-        "Sampled while the run above trains; the formula is microbatches times what each sends on.",
+        "Sampled while the smaller model trains; the formula is microbatches times what each sends on.",
         ["largest", "formula", "share"],
         [[table.megabytes(peak), table.megabytes(formula), f"{peak / formula:.3f}"]],
     )

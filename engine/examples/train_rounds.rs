@@ -20,7 +20,7 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 use shoal_engine::{Device, DeviceChoice, Engine};
 use shoal_protocol::ids::StageSpan;
-use shoal_protocol::manifest::Dtype;
+use shoal_protocol::manifest::{Codecs, Dtype};
 
 /// What is trained, on what.
 #[derive(Deserialize)]
@@ -87,7 +87,7 @@ fn begin(model: &Model, order: &Order, device: Device, text: &[u8], folder: &Pat
     manifest.model.intermediate = model.intermediate;
     manifest.model.context = model.context;
     manifest.training.dtype = order.dtype;
-    manifest.training.boundary = order.dtype;
+    manifest.codec = Codecs::all(order.dtype.into());
     manifest.training.microbatches = order.microbatches;
     manifest.training.microbatch_size = model.batch / order.microbatches;
     manifest.training.steps = 1 << 20;

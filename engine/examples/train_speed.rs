@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use shoal_engine::{Device, DeviceChoice, Engine};
 use shoal_protocol::ids::StageSpan;
-use shoal_protocol::manifest::Dtype;
+use shoal_protocol::manifest::{Codecs, Dtype};
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
@@ -31,7 +31,7 @@ fn main() {
     manifest.training.stages = u16::try_from(number(1)).expect("a small number");
     manifest.training.microbatch_size = 8;
     manifest.training.dtype = dtype;
-    manifest.training.boundary = dtype;
+    manifest.codec = Codecs::all(dtype.into());
     let seconds = f64::from(number(10));
     let folder = tempfile::tempdir().expect("a temporary folder");
     let samples = common::samples(&mut manifest, folder.path(), &common::text().repeat(20));

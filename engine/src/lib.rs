@@ -18,6 +18,7 @@
 
 mod accumulator;
 pub mod checkpoint;
+mod codec;
 pub mod data;
 mod device;
 mod engine;

@@ -28,7 +28,7 @@ pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Byt
     let hidden = u64::from(model.hidden);
     let keys = hidden / u64::from(model.heads) * u64::from(model.key_value_heads);
     let per_layer = size * tokens * (7 * hidden + 2 * keys + 3 * u64::from(model.intermediate));
-    let input = training.boundary.size() as u64 * tokens * hidden;
+    let input = manifest.boundary_bytes(manifest.codec.activations).0;
     let in_flight = u64::from(in_flight);
     let stage_bytes = |stage| {
         let weights = parameter_count(manifest, stage) as u64 * (PER_PARAMETER + narrow);

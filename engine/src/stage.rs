@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use bytes::Bytes;
+use shoal_protocol::codec::{Codec, Rounding};
 use shoal_protocol::ids::{ClaimKey, ContentHash, Stage, Step};
 use shoal_protocol::manifest::{Dtype, Manifest};
 use tch::{Kind, Tensor};
 
 use crate::accumulator::Accumulator;
 use crate::checkpoint::{StageState, hash_tensors};
+use crate::codec;
 use crate::device::Device;
 use crate::error::{EngineError, Result};
 use crate::init::initial_weights;
@@ -17,12 +19,12 @@ use crate::model::{self, Layer, Shape};
 use crate::optimizer::Moments;
 use crate::parameters::{Parameter, parameters};
 use crate::shim;
-use crate::tensor::{elements, from_bytes, into_bytes, kind};
+use crate::tensor::{elements, from_bytes, kind};
 
 /// What a forward pass gives.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ForwardOutput {
-    /// What the next stage reads: `[B, T, H]` in the manifest's boundary dtype, little-endian.
+    /// What the next stage reads: `[B, T, H]` in the manifest's codec.
     Activation(Bytes),
     /// From the last stage: mean cross-entropy over the microbatch's tokens, in nats.
     Loss(f32),
@@ -112,7 +114,8 @@ impl StageModel {
         let result = if self.last {
             ForwardOutput::Loss(output.f_double_value(&[])? as f32)
         } else {
-            ForwardOutput::Activation(into_bytes(&output.f_to_kind(self.boundary())?)?)
+            let codec = self.manifest.codec.activations;
+            ForwardOutput::Activation(codec::encode(&output, codec, Rounding::Nearest)?)
         };
         if keeps_graph {
             self.forwards.insert(key, Kept::Graph { leaf, output });
@@ -139,7 +142,7 @@ impl StageModel {
             }
             None => {
                 let leaf = self
-                    .boundary_tensor(input, "an activation")?
+                    .boundary_tensor(input, self.manifest.codec.activations, "an activation")?
                     .f_to_kind(kind(training.dtype))?
                     .set_requires_grad(keeps_graph);
                 (Some(leaf.shallow_clone()), leaf)
@@ -166,10 +169,11 @@ impl StageModel {
         let gradient = match (self.last, gradient) {
             (true, _) => None,
             (false, None) => return Err(EngineError::MissingGradient(key)),
-            (false, Some(bytes)) => Some(
-                self.boundary_tensor(bytes, "an activation gradient")?
-                    .f_to_kind(kind(self.manifest.training.dtype))?,
-            ),
+            (false, Some(bytes)) => {
+                let codec = self.manifest.codec.activation_gradients;
+                let gradient = self.boundary_tensor(bytes, codec, "an activation gradient")?;
+                Some(gradient.f_to_kind(kind(self.manifest.training.dtype))?)
+            }
         };
         let rerun;
         let (leaf, output) = match kept {
@@ -181,12 +185,12 @@ impl StageModel {
         };
         let inputs: Vec<&Tensor> = self.blocks.all.iter().chain(leaf).collect();
         let mut gradients = shim::gradients(output, gradient.as_ref(), &inputs)?;
-        let boundary = self.boundary();
         let input_gradient = match leaf {
             None => None,
             Some(_) => {
                 let last = gradients.pop().expect("one gradient per input");
-                Some(into_bytes(&last.f_to_kind(boundary)?)?)
+                let codec = self.manifest.codec.activation_gradients;
+                Some(codec::encode(&last, codec, self.manifest.gradient_rounding(key))?)
             }
         };
         for gradient in &mut gradients {
@@ -300,19 +304,15 @@ impl StageModel {
         Ok(elements(&logits).to_vec())
     }
 
-    fn boundary(&self) -> Kind {
-        kind(self.manifest.training.boundary)
-    }
-
     /// `[B, T, H]` as it crosses a stage boundary.
-    fn boundary_tensor(&self, bytes: &[u8], what: &'static str) -> Result<Tensor> {
+    fn boundary_tensor(&self, bytes: &[u8], codec: Codec, what: &'static str) -> Result<Tensor> {
         let training = &self.manifest.training;
         let shape = [
             i64::from(training.microbatch_size),
             i64::from(self.manifest.model.context),
             i64::from(self.manifest.model.hidden),
         ];
-        from_bytes(bytes, &shape, training.boundary, self.device, what)
+        codec::decode(bytes, codec, &shape, self.device, what)
     }
 
     /// Token ids `[B, T]` from u32, little-endian.

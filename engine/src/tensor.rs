@@ -53,7 +53,7 @@ pub(crate) fn bytes_of(tensor: &Tensor) -> &[u8] {
 }
 
 /// Bytes of a contiguous tensor on the CPU, to be written.
-fn bytes_mut(tensor: &mut Tensor) -> &mut [u8] {
+pub(crate) fn bytes_mut(tensor: &mut Tensor) -> &mut [u8] {
     let length = host_length(tensor);
     // SAFETY: as above, and the exclusive borrow is of the only handle that Rust reads through.
     unsafe { std::slice::from_raw_parts_mut(tensor.data_ptr().cast::<u8>(), length) }

@@ -2,8 +2,8 @@
 
 use shoal_protocol::ids::{ClaimKey, ContentHash, Microbatch, Stage, Step};
 use shoal_protocol::manifest::{
-    Checkpoint, Dtype, Evaluation, Manifest, Model, Optimizer, TokenWidth, Tokenizer, Tokens,
-    Training,
+    Checkpoint, Codecs, Dtype, Evaluation, Manifest, Model, Optimizer, TokenWidth, Tokenizer,
+    Tokens, Training,
 };
 
 pub(crate) fn manifest() -> Manifest {
@@ -27,10 +27,10 @@ pub(crate) fn manifest() -> Manifest {
             microbatches: 6,
             microbatch_size: 2,
             dtype: Dtype::F32,
-            boundary: Dtype::F32,
             recompute: false,
             gradient_fraction_bits: 44,
         },
+        codec: Codecs::default(),
         optimizer: Optimizer {
             learning_rate: 3e-3,
             final_learning_rate: 3e-4,

@@ -22,7 +22,7 @@ use shoal_engine::{
 };
 use shoal_node::config::RunConfig;
 use shoal_node::{dataset, network};
-use shoal_protocol::codec::Packing;
+use shoal_protocol::codec::packing::Packing;
 use shoal_protocol::frame::{Element, Frame};
 use shoal_protocol::ids::{ClaimKey, Incarnation, Microbatch, PeerId, Stage, StageSpan, Step};
 use shoal_protocol::manifest::Manifest;
@@ -247,7 +247,7 @@ impl Trainer {
     fn activation(&self, bytes: Bytes) -> anyhow::Result<Frame> {
         let [samples, tokens] = self.tokens();
         let shape = [samples, tokens, self.manifest.model.hidden];
-        let element = self.manifest.training.boundary.into();
+        let element = self.manifest.codec.activations.into();
         Ok(Frame::pack(element, &shape, bytes, Packing::Raw)?)
     }
 

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use shoal_engine::DeviceChoice;
+use shoal_protocol::codec::Codec;
 use shoal_protocol::ids::Stage;
 use shoal_protocol::manifest::Dtype;
 pub use shoal_protocol::message::StageChoice;
@@ -420,6 +421,10 @@ pub struct DemoArgs {
     /// Kind of number to compute in.
     #[arg(long, value_enum)]
     pub dtype: Option<DtypeChoice>,
+    /// What travels between stages: f32, bf16, f16, int8, int4 or fp8, the last three perhaps with a
+    /// block as in int8:1024; else as the passes compute.
+    #[arg(long, value_name = "CODEC")]
+    pub codec: Option<Codec>,
     /// Folder for everything that comes of it; one of an earlier demo is replaced.
     #[arg(long, value_name = "DIR", default_value = "demo")]
     pub out: PathBuf,

@@ -7,11 +7,12 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use shoal_protocol::codec::Codec;
 use shoal_protocol::ids::ContentHash;
 use shoal_protocol::limits;
 use shoal_protocol::manifest::{
-    Checkpoint, Dtype, Evaluation, Manifest, ManifestError, Model, Optimizer, TokenWidth,
-    Tokenizer, Tokens, Training,
+    Checkpoint, Codecs, Dtype, Evaluation, GradientRounding, Manifest, ManifestError, Model,
+    Optimizer, TokenWidth, Tokenizer, Tokens, Training,
 };
 
 /// A run as its user describes it.
@@ -22,6 +23,8 @@ pub struct RunConfig {
     pub model: Model,
     /// How it is cut, fed and computed.
     pub training: Training,
+    /// To how many bits what travels is rounded.
+    pub codec: Codecs,
     /// How weight gradients become weights.
     pub optimizer: Optimizer,
     /// How often the held-out text is looked at.
@@ -127,6 +130,7 @@ impl RunConfig {
         Manifest {
             model: self.model.clone(),
             training: self.training.clone(),
+            codec: self.codec.clone(),
             optimizer: self.optimizer.clone(),
             evaluation: self.evaluation.clone(),
             checkpoint: self.checkpoint.clone(),
@@ -137,7 +141,7 @@ impl RunConfig {
     /// The configuration as a commented file that reads back as the same.
     #[must_use]
     pub fn to_toml(&self) -> String {
-        let Self { model, training, optimizer, evaluation, checkpoint, data } = self;
+        let Self { model, training, codec, optimizer, evaluation, checkpoint, data } = self;
         let path = data.path.as_ref().map_or_else(
             || "# path = \"text.txt\"".to_owned(),
             |path| format!("path = {}", toml::Value::from(path.to_string_lossy().as_ref())),
@@ -160,9 +164,14 @@ impl RunConfig {
             microbatches = training.microbatches,
             microbatch_size = training.microbatch_size,
             dtype = name_of(training.dtype),
-            boundary = name_of(training.boundary),
             recompute = training.recompute,
             gradient_fraction_bits = training.gradient_fraction_bits,
+            activations = quoted(codec.activations),
+            activation_gradients = quoted(codec.activation_gradients),
+            gradient_rounding = match codec.gradient_rounding {
+                GradientRounding::Nearest => "\"nearest\"",
+                GradientRounding::Stochastic => "\"stochastic\"",
+            },
             learning_rate = optimizer.learning_rate,
             final_learning_rate = optimizer.final_learning_rate,
             warmup_steps = optimizer.warmup_steps,
@@ -207,10 +216,10 @@ impl Default for RunConfig {
                 microbatches: 8,
                 microbatch_size: 2,
                 dtype: Dtype::F32,
-                boundary: Dtype::F32,
                 recompute: false,
                 gradient_fraction_bits: 44,
             },
+            codec: Codecs::default(),
             optimizer: Optimizer {
                 learning_rate: 1.5e-3,
                 final_learning_rate: 1.5e-4,
@@ -226,6 +235,11 @@ impl Default for RunConfig {
             data: Data { path: None, tokenizer: Tokenizer::Bytes },
         }
     }
+}
+
+/// As TOML has it.
+fn quoted(codec: Codec) -> String {
+    format!("\"{codec}\"")
 }
 
 /// As TOML has it.
@@ -271,6 +285,8 @@ mod tests {
         let mut other = default;
         other.training.dtype = Dtype::Bf16;
         other.training.recompute = true;
+        other.codec.activations = "int8:1024".parse().expect("a codec");
+        other.codec.gradient_rounding = GradientRounding::Stochastic;
         other.optimizer.learning_rate = 1e-5;
         other.optimizer.final_learning_rate = 0.0;
         other.data.path = Some("/a \"quoted\" \\ folder/text.txt".into());

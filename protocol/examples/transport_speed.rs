@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use shoal_protocol::codec::Packing;
+use shoal_protocol::codec::packing::Packing;
 use shoal_protocol::frame::{Element, Frame};
 use shoal_protocol::ids::Incarnation;
 use shoal_protocol::net::Identity;

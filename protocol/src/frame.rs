@@ -8,17 +8,15 @@ use std::fmt;
 
 use bytes::Bytes;
 
-use crate::codec::{self, CodecError, Packing};
+use crate::codec::packing::{self, Packing, PackingError};
+use crate::codec::{Block, Codec};
 use crate::limits;
-use crate::manifest::Dtype;
 
 /// Kind of number that a tensor on the wire is made of. Numbers are little-endian.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Element {
-    /// 32-bit IEEE: activations, activation gradients, reduced weight gradients.
-    F32,
-    /// 16-bit with the exponent of f32: activations and their gradients.
-    Bf16,
+    /// Coded numbers: activations, activation gradients, reduced weight gradients.
+    Number(Codec),
     /// Fixed-point weight-gradient sums.
     I64,
     /// Token ids.
@@ -28,41 +26,71 @@ pub enum Element {
 }
 
 impl Element {
-    /// Bytes of one.
+    /// 32-bit IEEE.
+    pub const F32: Self = Self::Number(Codec::F32);
+
+    /// Bytes of so many; `None` when they do not fit a u64.
     #[must_use]
-    pub const fn size(self) -> usize {
+    pub fn bytes_of(self, count: u64) -> Option<u64> {
         match self {
-            Self::I64 => 8,
-            Self::F32 | Self::U32 => 4,
-            Self::Bf16 => 2,
-            Self::U8 => 1,
+            Self::Number(codec) => codec.bytes_of(count),
+            Self::I64 | Self::U32 | Self::U8 => count.checked_mul(self.width() as u64),
         }
     }
 
-    const fn code(self) -> u8 {
+    /// Bytes of one, where each has bytes of its own; else 1.
+    #[must_use]
+    pub const fn width(self) -> usize {
         match self {
-            Self::F32 => 0,
-            Self::Bf16 => 1,
-            Self::I64 => 2,
-            Self::U32 => 3,
-            Self::U8 => 4,
+            Self::I64 => 8,
+            Self::Number(Codec::F32) | Self::U32 => 4,
+            Self::Number(Codec::Bf16 | Codec::F16) => 2,
+            Self::Number(Codec::Int8(_) | Codec::Int4(_) | Codec::Fp8(_)) | Self::U8 => 1,
         }
+    }
+
+    /// Which kind, in the lower four bits, and the exponent of its block in the upper ones, or zero.
+    fn code(self) -> u8 {
+        let (kind, block) = match self {
+            Self::Number(codec) => {
+                let kind = match codec {
+                    Codec::F32 => 0,
+                    Codec::Bf16 => 1,
+                    Codec::F16 => 5,
+                    Codec::Int8(_) => 6,
+                    Codec::Int4(_) => 7,
+                    Codec::Fp8(_) => 8,
+                };
+                (kind, codec.block())
+            }
+            Self::I64 => (2, None),
+            Self::U32 => (3, None),
+            Self::U8 => (4, None),
+        };
+        kind | block.map_or(0, Block::exponent) << 4
     }
 
     fn from_code(code: u8) -> Result<Self, FrameError> {
-        [Self::F32, Self::Bf16, Self::I64, Self::U32, Self::U8]
-            .into_iter()
-            .find(|element| element.code() == code)
-            .ok_or(FrameError::UnknownElement { code })
+        let element = match (code & 15, Block::of_exponent(code >> 4)) {
+            (6, Some(block)) => Self::Number(Codec::Int8(block)),
+            (7, Some(block)) => Self::Number(Codec::Int4(block)),
+            (8, Some(block)) => Self::Number(Codec::Fp8(block)),
+            (0, _) => Self::Number(Codec::F32),
+            (1, _) => Self::Number(Codec::Bf16),
+            (2, _) => Self::I64,
+            (3, _) => Self::U32,
+            (4, _) => Self::U8,
+            (5, _) => Self::Number(Codec::F16),
+            _ => return Err(FrameError::UnknownElement { code }),
+        };
+        // What has no blocks has no exponent either.
+        if element.code() == code { Ok(element) } else { Err(FrameError::UnknownElement { code }) }
     }
 }
 
-impl From<Dtype> for Element {
-    fn from(dtype: Dtype) -> Self {
-        match dtype {
-            Dtype::F32 => Self::F32,
-            Dtype::Bf16 => Self::Bf16,
-        }
+impl From<Codec> for Element {
+    fn from(codec: Codec) -> Self {
+        Self::Number(codec)
     }
 }
 
@@ -93,9 +121,9 @@ impl Shape {
 
     /// Bytes of a tensor of this shape; `None` when they do not fit a u64.
     fn bytes(&self, element: Element) -> Option<u64> {
-        self.dimensions()
-            .iter()
-            .try_fold(element.size() as u64, |bytes, &size| bytes.checked_mul(u64::from(size)))
+        let sizes = self.dimensions().iter();
+        let count = sizes.copied().try_fold(1u64, |count, size| count.checked_mul(size.into()))?;
+        element.bytes_of(count)
     }
 }
 
@@ -279,7 +307,7 @@ impl Frame {
             checksum: [0; 16],
         };
         header.check()?;
-        let (packing, body) = codec::pack(packing, element.size(), raw);
+        let (packing, body) = packing::pack(packing, element.width(), raw);
         header.packing = packing;
         header.packed_length = body.len() as u64;
         header.checksum = header.checksum_of(&body);
@@ -310,7 +338,7 @@ impl Frame {
     pub fn unpack(&self) -> Result<Bytes, FrameError> {
         let Header { packing, element, .. } = self.header;
         let raw_length = self.header.raw_length();
-        Ok(codec::unpack(packing, element.size(), self.body.clone(), raw_length)?)
+        Ok(packing::unpack(packing, element.width(), self.body.clone(), raw_length)?)
     }
 
     /// What describes the body.
@@ -418,7 +446,7 @@ pub enum FrameError {
     Checksum,
     /// The checksum is right and the packed bytes are not.
     #[error(transparent)]
-    Codec(#[from] CodecError),
+    Codec(#[from] PackingError),
 }
 
 struct Size(Option<u64>);
@@ -439,7 +467,8 @@ mod tests {
     use super::*;
 
     fn frame(packing: Packing) -> Frame {
-        Frame::pack(Element::Bf16, &[2, 3], Bytes::from_static(&[7; 12]), packing).expect("agrees")
+        Frame::pack(Element::Number(Codec::Bf16), &[2, 3], Bytes::from_static(&[7; 12]), packing)
+            .expect("agrees")
     }
 
     fn header_with(change: impl FnOnce(&mut [u8; HEADER])) -> Result<Header, FrameError> {
@@ -513,14 +542,17 @@ mod tests {
     fn elements() -> impl Strategy<Value = (Element, Vec<u32>, Bytes)> {
         let element = prop::sample::select(vec![
             Element::F32,
-            Element::Bf16,
+            Element::Number(Codec::Bf16),
+            Element::Number(Codec::Int8(Block::DEFAULT)),
+            Element::Number(Codec::Int4(Block::DEFAULT)),
             Element::I64,
             Element::U32,
             Element::U8,
         ]);
         (element, prop::collection::vec(0u32..6, 0..=limits::TENSOR_RANK)).prop_flat_map(
             |(element, shape)| {
-                let bytes = element.size() * shape.iter().product::<u32>() as usize;
+                let count = shape.iter().product::<u32>();
+                let bytes = element.bytes_of(count.into()).expect("few") as usize;
                 (Just(element), Just(shape), prop::collection::vec(0u8..3, bytes))
                     .prop_map(|(element, shape, raw)| (element, shape, raw.into()))
             },

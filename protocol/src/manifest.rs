@@ -6,7 +6,8 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{ContentHash, RunId, Stage};
+use crate::codec::{Codec, Dither, Rounding};
+use crate::ids::{ClaimKey, ContentHash, RunId, Stage};
 use crate::limits;
 use crate::units::Bytes;
 use crate::wire;
@@ -22,6 +23,8 @@ pub struct Manifest {
     pub model: Model,
     /// How it is cut, fed and computed.
     pub training: Training,
+    /// To how many bits what travels is rounded.
+    pub codec: Codecs,
     /// How weight gradients become weights.
     pub optimizer: Optimizer,
     /// How often the held-out text is looked at.
@@ -97,12 +100,64 @@ pub struct Training {
     pub microbatch_size: u32,
     /// What passes are computed in.
     pub dtype: Dtype,
-    /// What activations and their gradients are rounded to at every stage boundary.
-    pub boundary: Dtype,
     /// Drop a forward pass's graph and run it again before the backward pass.
     pub recompute: bool,
     /// Weight gradients are rounded to multiples of 2^-gradient_fraction_bits.
     pub gradient_fraction_bits: u8,
+}
+
+/// To how many bits what travels is rounded: at every stage boundary, also where both stages are one
+/// peer's, so that the bits of the model do not depend on who hosts what.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, bincode::Encode, bincode::Decode)]
+#[serde(deny_unknown_fields)]
+pub struct Codecs {
+    /// What activations travel as.
+    pub activations: Codec,
+    /// What their gradients travel as.
+    pub activation_gradients: Codec,
+    /// How those gradients are rounded; activations go to the nearest code.
+    pub gradient_rounding: GradientRounding,
+}
+
+impl Codecs {
+    /// The same codec for everything.
+    #[must_use]
+    pub const fn all(codec: Codec) -> Self {
+        Self {
+            activations: codec,
+            activation_gradients: codec,
+            gradient_rounding: GradientRounding::Nearest,
+        }
+    }
+}
+
+/// Nothing is lost.
+impl Default for Codecs {
+    fn default() -> Self {
+        Self::all(Codec::F32)
+    }
+}
+
+/// The codec that loses nothing of what is computed in a dtype.
+impl From<Dtype> for Codec {
+    fn from(dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::F32 => Self::F32,
+            Dtype::Bf16 => Self::Bf16,
+        }
+    }
+}
+
+/// How activation gradients are rounded.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, bincode::Encode, bincode::Decode,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum GradientRounding {
+    /// To the nearest code.
+    Nearest,
+    /// Up or down by chance, such that the mean is right; which depends on the seed and the place.
+    Stochastic,
 }
 
 /// AdamW with decoupled decay, linear warm-up and a cosine schedule.
@@ -329,14 +384,34 @@ impl Manifest {
     #[must_use]
     pub fn activation_bytes(&self) -> Bytes {
         let tokens = self.tokens_per_microbatch();
-        Bytes(self.gradient_bytes().0 + tokens * LABEL_BYTES)
+        Bytes(self.boundary_bytes(self.codec.activations).0 + tokens * LABEL_BYTES)
     }
 
     /// What crosses a stage boundary backward for one microbatch: the activation gradient.
     #[must_use]
     pub fn gradient_bytes(&self) -> Bytes {
+        self.boundary_bytes(self.codec.activation_gradients)
+    }
+
+    /// Bytes of a microbatch's activation, or of its gradient, in a codec.
+    ///
+    /// # Panics
+    /// When the manifest was not checked, and has more numbers than any has.
+    #[must_use]
+    pub fn boundary_bytes(&self, codec: Codec) -> Bytes {
         let numbers = self.tokens_per_microbatch() * u64::from(self.model.hidden);
-        Bytes(numbers * self.training.boundary.size() as u64)
+        Bytes(codec.bytes_of(numbers).expect("a checked manifest has fewer numbers"))
+    }
+
+    /// How the gradient of the input of work at a place is rounded.
+    #[must_use]
+    pub fn gradient_rounding(&self, key: ClaimKey) -> Rounding {
+        match self.codec.gradient_rounding {
+            GradientRounding::Nearest => Rounding::Nearest,
+            GradientRounding::Stochastic => {
+                Rounding::Stochastic(Dither::of(self.training.seed, key))
+            }
+        }
     }
 
     /// The most that the output log of a stage can hold, activations and activation gradients, when
@@ -349,6 +424,12 @@ impl Manifest {
         let all = trained + u64::from(self.evaluation.microbatches);
         let activations = if stage == self.last_stage() { 0 } else { all };
         (activations, if stage == Stage(0) { 0 } else { trained })
+    }
+
+    /// The largest tensors of an output log.
+    #[must_use]
+    pub fn largest_logged(&self) -> Bytes {
+        self.activation_bytes().max(self.gradient_bytes())
     }
 
     /// What the fullest output log of a stage weighs.
@@ -425,11 +506,12 @@ impl Manifest {
                 layers: self.model.layers,
             });
         }
-        let activation = u64::from(training.microbatch_size)
-            * u64::from(self.model.context)
-            * u64::from(self.model.hidden)
-            * training.boundary.size() as u64;
-        within("bytes of one activation", activation, 1..=limits::TENSOR.0)
+        // Far from a u64's end: the factors are in their ranges.
+        let numbers = self.tokens_per_microbatch() * u64::from(self.model.hidden);
+        let bytes = |codec: Codec| codec.bytes_of(numbers).unwrap_or(u64::MAX);
+        let cap = 1..=limits::TENSOR.0;
+        within("bytes of one activation", bytes(self.codec.activations), cap.clone())?;
+        within("bytes of an activation's gradient", bytes(self.codec.activation_gradients), cap)
     }
 
     fn check_optimizer(&self) -> Result<(), ManifestError> {
@@ -518,10 +600,10 @@ pub(crate) mod tests {
                 microbatches: 8,
                 microbatch_size: 2,
                 dtype: Dtype::F32,
-                boundary: Dtype::F32,
                 recompute: false,
                 gradient_fraction_bits: 44,
             },
+            codec: Codecs::default(),
             optimizer: Optimizer {
                 learning_rate: 1e-3,
                 final_learning_rate: 1e-4,

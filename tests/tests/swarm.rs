@@ -65,12 +65,40 @@ fn slow_peers_change_the_routes_and_not_the_bits() {
 #[test]
 fn a_run_in_bf16_gives_the_bits_of_one_process() {
     let bf16 = || Value::from("bf16");
-    let run = Run::tiny(&[("training.dtype", bf16()), ("training.boundary", bf16())]);
+    let run = Run::tiny(&[
+        ("training.dtype", bf16()),
+        ("codec.activations", bf16()),
+        ("codec.activation_gradients", bf16()),
+    ]);
     let trained = swarm(&run.config(), &[&[], &[], &[], &[]]);
     let alone = run.local("alone");
     assert_whole(&trained, 4, 6, 3);
     assert_eq!(trained.hash(), alone.hash());
     assert_ne!(alone.hash(), Run::tiny(&[]).local("in-f32").hash(), "bf16 is not f32");
+}
+
+#[test]
+fn lossy_codecs_give_the_bits_of_one_process_whoever_hosts_what() {
+    let lossy = |activations: &str, gradients: &str| {
+        Run::tiny(&[
+            ("codec.activations", Value::from(activations)),
+            ("codec.activation_gradients", Value::from(gradients)),
+            ("codec.gradient_rounding", Value::from("stochastic")),
+        ])
+    };
+    let mut hashes = vec![Run::tiny(&[]).local("lossless").hash()];
+    for (activations, gradients) in [("int8", "int8:32"), ("fp8", "int4:16"), ("f16", "fp8:128")] {
+        let run = lossy(activations, gradients);
+        let alone = run.local("alone").hash();
+        // One stage each, with two replicas of some; and a peer that hosts them all.
+        for peers in [&[&[][..], &[], &[], &[], &[]][..], &[&["--stage", "all"][..], &[]]] {
+            let trained = swarm(&run.config(), peers);
+            assert_whole(&trained, 4, 6, 3);
+            assert_eq!(trained.hash(), alone, "{activations}, {gradients}");
+        }
+        assert!(!hashes.contains(&alone), "{activations}, {gradients} change something");
+        hashes.push(alone);
+    }
 }
 
 #[test]

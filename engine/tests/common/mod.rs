@@ -43,7 +43,7 @@ pub(crate) fn samples(manifest: &mut Manifest, folder: &Path, text: &[u8]) -> Sa
 
 /// Some text, long enough for the small run.
 pub(crate) fn text() -> Vec<u8> {
-    include_bytes!("../../src/stage.rs").to_vec()
+    include_bytes!("../../../LICENSE-APACHE").to_vec()
 }
 
 /// One run and its state.

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use bytes::Bytes;
 use shoal_engine::{Engine, EngineError, FixedPoint, ForwardOutput, Samples, square_norm};
+use shoal_protocol::codec::Codec;
 use shoal_protocol::frame::Element;
 use shoal_protocol::ids::{ClaimKey, ContentHash, Stage, Step};
 use shoal_protocol::message::{FixedLoss, RoundId};
@@ -66,10 +67,10 @@ impl Workshop {
     }
 
     /// What crosses a stage boundary: `[samples, tokens, hidden]`.
-    fn boundary_tensor(&self, bytes: Bytes) -> Tensor {
+    fn boundary_tensor(&self, codec: Codec, bytes: Bytes) -> Tensor {
         let mut shape = self.token_shape();
         shape.push(self.shelf.manifest.model.hidden);
-        Tensor { element: self.shelf.manifest.training.boundary.into(), shape, bytes }
+        Tensor { element: codec.into(), shape, bytes }
     }
 }
 
@@ -233,7 +234,8 @@ impl Bench {
                 loss: Some(FixedLoss::from_nats(loss.into())),
             }),
             ForwardOutput::Activation(bytes) => {
-                let mut tensors = vec![self.workshop.boundary_tensor(bytes)];
+                let codec = self.workshop.shelf.manifest.codec.activations;
+                let mut tensors = vec![self.workshop.boundary_tensor(codec, bytes)];
                 tensors.extend(labels);
                 let output = self.workshop.payloads.log(tensors);
                 Ok(TaskResult::Forwarded { key, output: Some(output), loss: None })
@@ -249,8 +251,9 @@ impl Bench {
         std::thread::sleep(self.workshop.slow_down);
         let engine = &mut self.workshop.engine;
         let input_gradient = engine.backward(key, gradient.map(|tensors| &tensors[0].bytes))?;
+        let codec = self.workshop.shelf.manifest.codec.activation_gradients;
         let keep = |bytes| -> Payload {
-            self.workshop.payloads.log([self.workshop.boundary_tensor(bytes)])
+            self.workshop.payloads.log([self.workshop.boundary_tensor(codec, bytes)])
         };
         let gradient = input_gradient.map(keep);
         Ok(TaskResult::Returned { key, gradient })

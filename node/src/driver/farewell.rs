@@ -91,7 +91,6 @@ mod tests {
             span: StageSpan::one(Stage(0)),
             serving: true,
             addresses: Vec::new(),
-            fingerprint: None,
             duties: Duties::default(),
         };
         View { members: members.iter().map(record).collect(), ..View::default() }

@@ -134,7 +134,7 @@ fn check_shapes(tag: &TensorTag, frames: &[Frame], manifest: &Manifest) -> Resul
     let is = |frame: &Frame, element: Element, shape: &[u32]| {
         frame.element() == element && frame.shape() == shape
     };
-    let boundary = Element::from(manifest.training.boundary);
+    let codecs = &manifest.codec;
     let piece = |frame: &Frame, element: Element| {
         let length = frame.shape().iter().map(|size| *size as usize).product::<usize>();
         frame.element() == element
@@ -143,13 +143,14 @@ fn check_shapes(tag: &TensorTag, frames: &[Frame], manifest: &Manifest) -> Resul
     };
     let (fits, what) = match (tag, frames) {
         (TensorTag::Activation { .. }, [activation, labels]) => (
-            is(activation, boundary, &[samples, tokens, hidden])
+            is(activation, codecs.activations.into(), &[samples, tokens, hidden])
                 && is(labels, Element::U32, &[samples, tokens]),
             "an activation",
         ),
-        (TensorTag::ActivationGradient { .. }, [gradient]) => {
-            (is(gradient, boundary, &[samples, tokens, hidden]), "an activation gradient")
-        }
+        (TensorTag::ActivationGradient { .. }, [gradient]) => (
+            is(gradient, codecs.activation_gradients.into(), &[samples, tokens, hidden]),
+            "an activation gradient",
+        ),
         (TensorTag::RoundPart { .. }, [part]) => (piece(part, Element::I64), "a round's part"),
         (TensorTag::RoundResult { .. }, [part]) => (piece(part, Element::F32), "a round's result"),
         _ => (false, "its tag"),

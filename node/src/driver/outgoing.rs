@@ -1,7 +1,7 @@
 //! What goes out over the links.
 
 use anyhow::Context;
-use shoal_protocol::codec::Packing;
+use shoal_protocol::codec::packing::Packing;
 use shoal_protocol::ids::{Era, Member, Term};
 use shoal_protocol::message::{Envelope, Message, TensorTag};
 use shoal_protocol::net::transport::{Priority, Transport, TransportEvent};

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
-use shoal_protocol::codec::Packing;
+use shoal_protocol::codec::packing::Packing;
 use shoal_protocol::frame::{Element, Frame, FrameError};
 use shoal_protocol::units;
 use shoal_scheduler::action::{Payload, PayloadId};
@@ -27,7 +27,7 @@ pub(crate) struct Tensor {
 impl Tensor {
     /// A list of numbers.
     pub(crate) fn flat(element: Element, bytes: Bytes) -> Self {
-        let length = u32::try_from(bytes.len() / element.size()).expect("a piece under its cap");
+        let length = u32::try_from(bytes.len() / element.width()).expect("a piece under its cap");
         Self { element, shape: vec![length], bytes }
     }
 

@@ -161,9 +161,7 @@ impl Room {
     ) -> io::Result<Option<Arc<SpillFile>>> {
         match self.spilled(manifest, span) {
             0 => Ok(None),
-            places => {
-                SpillFile::create(&self.folder, manifest.activation_bytes(), places).map(Some)
-            }
+            places => SpillFile::create(&self.folder, manifest.largest_logged(), places).map(Some),
         }
     }
 
@@ -175,7 +173,7 @@ impl Room {
         }
         let both = |(activations, gradients)| activations + gradients;
         let all: u64 = span.stages().map(|stage| both(manifest.output_log(stage))).sum();
-        all.saturating_sub(self.log_memory.0 / manifest.activation_bytes().0)
+        all.saturating_sub(self.log_memory.0 / manifest.largest_logged().0)
     }
 
     fn check(&self, manifest: &Manifest, span: StageSpan) -> Result<(), NoRoom> {
@@ -183,7 +181,7 @@ impl Room {
         if needs > self.memory {
             return Err(NoRoom::Memory { span, needs, has: self.memory });
         }
-        let log = self.spilled(manifest, span) * manifest.activation_bytes().0;
+        let log = self.spilled(manifest, span) * manifest.largest_logged().0;
         let weights: usize = span.stages().map(|stage| parameter_count(manifest, stage)).sum();
         let needs = Bytes(log + weights as u64 * DISK_PER_PARAMETER);
         if needs > self.disk {
@@ -258,7 +256,7 @@ mod tests {
     fn the_disk_has_a_place_for_whatever_does_not_fit_into_memory() {
         let manifest = manifest();
         let span = StageSpan::one(Stage(1));
-        let one = manifest.activation_bytes();
+        let one = manifest.largest_logged();
         let spilled = |log_memory| Room { log_memory, ..room(0, 0) }.spilled(&manifest, span);
         // Eight activations and eight gradients, which are a little smaller.
         assert_eq!(spilled(Bytes(0)), 16);

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use shoal_protocol::ids::{ContentHash, Stage};
 use shoal_protocol::manifest::{
-    Checkpoint, Dtype, Evaluation, Manifest, Model, Optimizer, TokenWidth, Tokenizer, Tokens,
-    Training,
+    Checkpoint, Codecs, Dtype, Evaluation, Manifest, Model, Optimizer, TokenWidth, Tokenizer,
+    Tokens, Training,
 };
 use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::{Bytes, Moment};
@@ -394,10 +394,10 @@ impl Scenario {
                 microbatches,
                 microbatch_size: 1,
                 dtype: Dtype::F32,
-                boundary: Dtype::F32,
                 recompute: false,
                 gradient_fraction_bits: 44,
             },
+            codec: Codecs::default(),
             optimizer: Optimizer {
                 learning_rate: 1e-3,
                 final_learning_rate: 1e-4,

@@ -13,7 +13,7 @@ use std::path::Path;
 use anyhow::{Context, anyhow};
 use shoal_engine::{data, tokenizer};
 use shoal_protocol::ids::ContentHash;
-use shoal_protocol::manifest::Manifest;
+use shoal_protocol::manifest::{Codecs, Manifest};
 
 use crate::cli::{DemoArgs, LogFormat};
 use crate::config::RunConfig;
@@ -107,8 +107,8 @@ fn configure(args: &DemoArgs) -> anyhow::Result<RunConfig> {
     }
     if let Some(dtype) = args.dtype {
         training.dtype = dtype.into();
-        training.boundary = dtype.into();
     }
+    config.codec = Codecs::all(args.codec.unwrap_or(training.dtype.into()));
     if let Some(path) = &args.data {
         let path = path
             .canonicalize()

@@ -244,7 +244,7 @@ mod tests {
     use futures::FutureExt;
 
     use super::*;
-    use crate::codec::Packing;
+    use crate::codec::packing::Packing;
     use crate::frame::Element;
 
     fn tensor(bytes: usize) -> Vec<Frame> {

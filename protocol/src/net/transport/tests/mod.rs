@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 
 use super::handshake::{self, Hello, Reply};
 use super::*;
-use crate::codec::Packing;
+use crate::codec::packing::Packing;
 use crate::frame::Element;
 use crate::ids::{Member, RunId};
 

@@ -1,8 +1,7 @@
 //! How the bytes of a tensor are packed for a link, without loss.
 //!
-//! Rounding to fewer bits is no packing: it is the manifest's, happens in the engine, and is the
-//! same on every link. What is chosen here may differ from link to link, since it always gives
-//! back the bytes that went in.
+//! What is chosen here may differ from link to link, since it always gives back the bytes that went
+//! in.
 
 use bytes::Bytes;
 
@@ -23,7 +22,7 @@ const LEVEL: i32 = 1;
 
 /// Why packed bytes do not give back a tensor.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum CodecError {
+pub enum PackingError {
     /// Not zstd, cut short, or larger than announced.
     #[error("the packed tensor is damaged: {reason}")]
     Damaged {
@@ -75,10 +74,10 @@ pub fn unpack(
     width: usize,
     packed: Bytes,
     length: usize,
-) -> Result<Bytes, CodecError> {
+) -> Result<Bytes, PackingError> {
     if packing == Packing::Raw {
         if packed.len() != length {
-            return Err(CodecError::Length { announced: length, given: packed.len() });
+            return Err(PackingError::Length { announced: length, given: packed.len() });
         }
         return Ok(packed);
     }
@@ -86,9 +85,9 @@ pub fn unpack(
     // buffer, so a frame that asks for a large one gets nothing.
     let mut planes = vec![0; length];
     let given = zstd::bulk::decompress_to_buffer(&packed, planes.as_mut_slice())
-        .map_err(|error| CodecError::Damaged { reason: error.to_string() })?;
+        .map_err(|error| PackingError::Damaged { reason: error.to_string() })?;
     if given != length {
-        return Err(CodecError::Length { announced: length, given });
+        return Err(PackingError::Length { announced: length, given });
     }
     Ok(from_planes(width, planes).into())
 }
@@ -151,11 +150,11 @@ mod tests {
         assert_eq!(packing, Packing::Zstd);
         assert!(matches!(
             unpack(Packing::Zstd, 1, bomb.clone(), 1000),
-            Err(CodecError::Damaged { .. })
+            Err(PackingError::Damaged { .. })
         ));
         assert_eq!(
             unpack(Packing::Zstd, 1, bomb, (1 << 24) + 1),
-            Err(CodecError::Length { announced: (1 << 24) + 1, given: 1 << 24 })
+            Err(PackingError::Length { announced: (1 << 24) + 1, given: 1 << 24 })
         );
     }
 
@@ -166,7 +165,7 @@ mod tests {
         longer.push(0);
         assert!(matches!(
             unpack(Packing::Zstd, 1, longer.into(), 100),
-            Err(CodecError::Damaged { .. })
+            Err(PackingError::Damaged { .. })
         ));
     }
 

@@ -1,0 +1,112 @@
+//! How fast numbers become bytes and numbers again, on one thread, beside copying them; how many bytes
+//! they are, and how far off. A line of JSON for each codec.
+//!
+//!     cargo run --release -p shoal-protocol --example codec_speed -- [NUMBERS] [ROUNDS]
+//!
+//! All memory is allocated and touched before. Speeds are of the f32 side, medians over rounds in
+//! which everything has its turn.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use shoal_protocol::codec::{Codec, Dither, Rounding};
+use shoal_protocol::ids::{ClaimKey, Microbatch, Stage, Step};
+
+const CODECS: [&str; 9] =
+    ["f32", "bf16", "f16", "int8", "int8:1024", "fp8", "fp8:1024", "int4", "int4:1024"];
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let numbers: usize = arguments.next().map_or(Ok(1 << 24), |count| count.parse())?;
+    let rounds: usize = arguments.next().map_or(Ok(9), |rounds| rounds.parse())?;
+    let input = gaussian(numbers);
+    let mut copy = vec![0.0f32; numbers];
+    let mut bytes = vec![0u8; 4 * numbers];
+    let mut lines: Vec<Line> = Vec::new();
+    for name in CODECS {
+        let codec: Codec = name.parse()?;
+        lines.push(Line::new(codec, Rounding::Nearest));
+        if codec.block().is_some() {
+            lines.push(Line::new(codec, Rounding::Stochastic(dither())));
+        }
+    }
+    let mut copied = Vec::new();
+    for _ in 0..rounds {
+        copied.push(seconds(|| black_box(&mut copy).copy_from_slice(black_box(&input))));
+        for line in &mut lines {
+            let length = line.codec.bytes_of(numbers as u64).ok_or("too many numbers")? as usize;
+            let coded = &mut bytes[..length];
+            let (codec, rounding) = (line.codec, line.rounding);
+            line.encode.push(seconds(|| codec.encode(black_box(&input), rounding, coded)));
+            let mut read = Ok(());
+            line.decode.push(seconds(|| read = codec.decode(black_box(coded), &mut copy)));
+            read?;
+            line.error = relative_error(&input, &copy);
+        }
+    }
+    let speed = |times: &mut Vec<f64>| 4e-9 * numbers as f64 / median(times);
+    let copied = speed(&mut copied);
+    for mut line in lines {
+        let rounding = if line.rounding == Rounding::Nearest { "nearest" } else { "stochastic" };
+        let length = line.codec.bytes_of(numbers as u64).ok_or("too many numbers")?;
+        println!(
+            r#"{{"codec":"{}","rounding":"{rounding}","encode":{:.2},"decode":{:.2},"copy":{copied:.2},"ratio":{:.4},"error":{:.6}}}"#,
+            line.codec,
+            speed(&mut line.encode),
+            speed(&mut line.decode),
+            4.0 * numbers as f64 / length as f64,
+            line.error,
+        );
+    }
+    Ok(())
+}
+
+/// What is measured of a codec.
+struct Line {
+    codec: Codec,
+    rounding: Rounding,
+    encode: Vec<f64>,
+    decode: Vec<f64>,
+    error: f64,
+}
+
+impl Line {
+    fn new(codec: Codec, rounding: Rounding) -> Self {
+        Self { codec, rounding, encode: Vec::new(), decode: Vec::new(), error: 0.0 }
+    }
+}
+
+fn dither() -> Dither {
+    Dither::of(1, ClaimKey { step: Step(0), stage: Stage(1), microbatch: Microbatch(0) })
+}
+
+/// Normally distributed numbers by Box and Muller, from the dither's bits.
+fn gaussian(count: usize) -> Vec<f32> {
+    let uniform = |index: usize| (f64::from(dither().bits(index as u32)) + 0.5) / 4_294_967_296.0;
+    let number = |index: usize| {
+        let (radius, angle) = (uniform(2 * index), uniform(2 * index + 1));
+        ((-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * angle).cos()) as f32
+    };
+    (0..count).map(number).collect()
+}
+
+fn seconds(work: impl FnOnce()) -> f64 {
+    let start = Instant::now();
+    work();
+    start.elapsed().as_secs_f64()
+}
+
+fn median(times: &mut [f64]) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+/// Root mean square of the error over that of the numbers, in f64.
+fn relative_error(numbers: &[f32], back: &[f32]) -> f64 {
+    let (mut error, mut size) = (0.0, 0.0);
+    for (number, back) in numbers.iter().zip(back) {
+        error += (f64::from(*number) - f64::from(*back)).powi(2);
+        size += f64::from(*number).powi(2);
+    }
+    (error / size).sqrt()
+}

@@ -1,0 +1,250 @@
+//! How tensors become bytes.
+//!
+//! A [`Codec`] says to how many bits the numbers of a tensor are rounded. It is the manifest's and the
+//! same on every link, and its bytes are a function of the tensor and of its place in the run alone:
+//! whichever route a tensor takes, and however often it is sent again, its receiver reads the same
+//! numbers. The functions here are the reference; whatever computes on a device gives the same bytes.
+//!
+//! A [`packing::Packing`] makes those bytes fewer without loss, and may differ from link to link.
+//!
+//! # Formats
+//!
+//! All numbers are little-endian and in the tensor's order. `f32`, `bf16` and `f16` are the numbers
+//! themselves, rounded to nearest, ties to even. `int8`, `int4` and `fp8` cut the tensor into blocks of
+//! consecutive numbers, of which the last may be shorter; first come the scales of all blocks, as f32,
+//! then their codes. With `a` the largest magnitude of a block:
+//!
+//! | codec | scale     | code                                                          | value        |
+//! |-------|-----------|---------------------------------------------------------------|--------------|
+//! | int8  | `a / 127` | a signed byte from -127 to 127                                | code · scale |
+//! | int4  | `a / 7`   | from -7 to 7, plus 8; number `i` of a block of `n` is the low nibble of its byte `i` where `i < ⌈n/2⌉`, else the high nibble of byte `i - ⌈n/2⌉`; an odd block's last high nibble is 8 | (code - 8) · scale |
+//! | fp8   | `a / 448` | E4M3 (1 sign, 4 exponent, 3 mantissa bits, bias 7, no infinity; Micikevicius et al., arXiv 2209.05433) | code · scale |
+//!
+//! A number `x` is coded as `x · (L / a)`, with `L` 127, 7 or 448, rounded; every operation is one of
+//! IEEE's f32, so every machine gives the same bytes. A block with `a < 2^-100` is all zeros, with a
+//! scale of zero. One with a number that is not finite has the scale NaN, and so are all its values: what
+//! diverged is not hidden.
+
+mod blockwise;
+mod narrow;
+pub mod packing;
+mod rounding;
+
+use std::fmt;
+use std::str::FromStr;
+
+pub use rounding::{Dither, Rounding};
+
+/// Bytes of a block's scale.
+const SCALE: u64 = 4;
+
+/// To how many bits the numbers of a tensor are rounded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub enum Codec {
+    /// 32-bit IEEE: nothing is lost.
+    F32,
+    /// 16-bit with the exponent of f32.
+    Bf16,
+    /// 16-bit IEEE: three bits more of precision than bf16, up to 65504.
+    F16,
+    /// 8-bit integers, scaled by block.
+    Int8(Block),
+    /// 4-bit integers, scaled by block.
+    Int4(Block),
+    /// 8-bit numbers with 4 bits of exponent, scaled by block.
+    Fp8(Block),
+}
+
+/// How many consecutive numbers share a scale: a power of two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct Block(u8);
+
+impl Block {
+    /// The block of a codec that names none.
+    pub const DEFAULT: Self = Self(6);
+
+    /// The smallest and largest exponents.
+    const RANGE: std::ops::RangeInclusive<u8> = 4..=12;
+
+    /// A block of `2^exponent` numbers, if there is such a block.
+    #[must_use]
+    pub fn of_exponent(exponent: u8) -> Option<Self> {
+        Self::RANGE.contains(&exponent).then_some(Self(exponent))
+    }
+
+    /// The exponent of two.
+    #[must_use]
+    pub fn exponent(self) -> u8 {
+        self.0
+    }
+
+    /// Numbers in it.
+    #[must_use]
+    pub fn len(self) -> usize {
+        1 << self.0
+    }
+
+    /// A block is never empty.
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        false
+    }
+}
+
+/// Coded bytes of another length than the tensor's.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{given} bytes for {numbers} numbers in {codec}, which are {expected}")]
+pub struct WrongLength {
+    /// The codec.
+    pub codec: Codec,
+    /// Numbers of the tensor.
+    pub numbers: usize,
+    /// Bytes that they are coded in.
+    pub expected: u64,
+    /// Bytes there are.
+    pub given: usize,
+}
+
+impl Codec {
+    /// Bytes of so many numbers; `None` when they do not fit a u64.
+    #[must_use]
+    pub fn bytes_of(self, numbers: u64) -> Option<u64> {
+        let codes = match self {
+            Self::F32 => numbers.checked_mul(4)?,
+            Self::Bf16 | Self::F16 => numbers.checked_mul(2)?,
+            Self::Int8(_) | Self::Fp8(_) => numbers,
+            // Only the last block may be odd.
+            Self::Int4(_) => numbers.div_ceil(2),
+        };
+        let scales = match self.block() {
+            Some(block) => numbers.div_ceil(block.len() as u64).checked_mul(SCALE)?,
+            None => 0,
+        };
+        codes.checked_add(scales)
+    }
+
+    /// How many numbers share a scale, where they do.
+    #[must_use]
+    pub fn block(self) -> Option<Block> {
+        match self {
+            Self::F32 | Self::Bf16 | Self::F16 => None,
+            Self::Int8(block) | Self::Int4(block) | Self::Fp8(block) => Some(block),
+        }
+    }
+
+    /// Codes numbers into bytes of [`Codec::bytes_of`] them.
+    ///
+    /// # Panics
+    /// When `bytes` has another length.
+    pub fn encode(self, numbers: &[f32], rounding: Rounding, bytes: &mut [u8]) {
+        let length = self.bytes_of(numbers.len() as u64);
+        assert_eq!(length, Some(bytes.len() as u64), "room for all numbers");
+        match self {
+            Self::F32 => narrow::encode_f32(numbers, bytes),
+            Self::Bf16 => narrow::encode_bf16(numbers, bytes),
+            Self::F16 => narrow::encode_f16(numbers, bytes),
+            Self::Int8(block) => {
+                blockwise::encode::<blockwise::Int8>(numbers, block, rounding, bytes)
+            }
+            Self::Int4(block) => {
+                blockwise::encode::<blockwise::Int4>(numbers, block, rounding, bytes)
+            }
+            Self::Fp8(block) => {
+                blockwise::encode::<blockwise::Fp8>(numbers, block, rounding, bytes)
+            }
+        }
+    }
+
+    /// Gives back the numbers.
+    ///
+    /// # Errors
+    /// When the bytes are not as many as these numbers are coded in. Any bytes of that length are
+    /// numbers.
+    pub fn decode(self, bytes: &[u8], numbers: &mut [f32]) -> Result<(), WrongLength> {
+        let expected = self.bytes_of(numbers.len() as u64).expect("numbers in memory");
+        if bytes.len() as u64 != expected {
+            let (numbers, given) = (numbers.len(), bytes.len());
+            return Err(WrongLength { codec: self, numbers, expected, given });
+        }
+        match self {
+            Self::F32 => narrow::decode_f32(bytes, numbers),
+            Self::Bf16 => narrow::decode_bf16(bytes, numbers),
+            Self::F16 => narrow::decode_f16(bytes, numbers),
+            Self::Int8(block) => blockwise::decode::<blockwise::Int8>(bytes, block, numbers),
+            Self::Int4(block) => blockwise::decode::<blockwise::Int4>(bytes, block, numbers),
+            Self::Fp8(block) => blockwise::decode::<blockwise::Fp8>(bytes, block, numbers),
+        }
+        Ok(())
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
+            Self::Int8(_) => "int8",
+            Self::Int4(_) => "int4",
+            Self::Fp8(_) => "fp8",
+        }
+    }
+}
+
+/// As a manifest has it: `f32`, `int8`, `int8:1024`.
+impl fmt::Display for Codec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.block() {
+            None | Some(Block::DEFAULT) => f.write_str(self.name()),
+            Some(block) => write!(f, "{}:{}", self.name(), block.len()),
+        }
+    }
+}
+
+/// A text that names no codec.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{0:?} is no codec: it must be f32, bf16, f16, int8, int4 or fp8, the last three perhaps with a \
+     block as in int8:1024, a power of two from 16 to 4096"
+)]
+pub struct UnknownCodec(String);
+
+impl FromStr for Codec {
+    type Err = UnknownCodec;
+
+    fn from_str(text: &str) -> Result<Self, UnknownCodec> {
+        let unknown = || UnknownCodec(text.to_owned());
+        let (name, block) = match text.split_once(':') {
+            None => (text, None),
+            Some((name, block)) => {
+                let length: u32 = block.parse().map_err(|_| unknown())?;
+                let exponent = length.is_power_of_two().then(|| length.trailing_zeros() as u8);
+                (name, Some(exponent.and_then(Block::of_exponent).ok_or_else(unknown)?))
+            }
+        };
+        let scaled = block.unwrap_or(Block::DEFAULT);
+        match (name, block) {
+            ("f32", None) => Ok(Self::F32),
+            ("bf16", None) => Ok(Self::Bf16),
+            ("f16", None) => Ok(Self::F16),
+            ("int8", _) => Ok(Self::Int8(scaled)),
+            ("int4", _) => Ok(Self::Int4(scaled)),
+            ("fp8", _) => Ok(Self::Fp8(scaled)),
+            _ => Err(unknown()),
+        }
+    }
+}
+
+impl serde::Serialize for Codec {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for Codec {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests;
