@@ -9,6 +9,8 @@ help:
 	@echo 'make bench      measure Shoal beside PyTorch (at most 15 minutes)'
 	@echo 'make bench-recovery  how long a death and a newcomer take (5 minutes)'
 	@echo 'make bench-overhead  what exactly-once costs when nothing dies (15 minutes)'
+	@echo 'make bench-codec     how fast numbers are rounded for a link (2 minutes)'
+	@echo 'make bench-convergence DATA=TEXT  what that rounding does to training (15 minutes)'
 	@echo 'make soak SECONDS=N  look for failures for so long: faulty swarms, demos with deaths'
 	@echo 'make lint       formatting, clippy, and what we depend on'
 	@echo 'make check-gpu  the checks that need an NVIDIA GPU'
@@ -42,6 +44,19 @@ bench-overhead: build
 	.venv/bin/python bench/overhead.py --shoal target/release/shoal \
 		--bare target/release/examples/bare_driver
 
+# What is measured beside Shoal, apart from what tests need.
+peers := bench/results/tools/peers
+bench-codec: setup
+	@scripts/setup.sh --tests
+	cargo build --release -p shoal-protocol --example codec_speed
+	.venv/bin/python -m pip install --quiet --no-deps --target $(peers) --upgrade bitsandbytes==0.50.2
+	.venv/bin/python bench/codec.py --codec-speed target/release/examples/codec_speed --peers $(peers)
+
+bench-convergence: build
+	@scripts/setup.sh --tests
+	.venv/bin/python bench/convergence.py --shoal target/release/shoal --data $(DATA) \
+		--plot docs/convergence.svg
+
 SECONDS ?= 3600
 soak: setup
 	scripts/soak.sh $(SECONDS)
@@ -55,4 +70,5 @@ lint:
 check-gpu:
 	scripts/check-gpu.sh
 
-.PHONY: help setup build demo test bench bench-recovery bench-overhead soak lint check-gpu
+.PHONY: help setup build demo test bench bench-recovery bench-overhead bench-codec \
+	bench-convergence soak lint check-gpu

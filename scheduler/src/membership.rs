@@ -82,6 +82,12 @@ impl Membership {
         Self { stages, members, expelled, number: history.view.number }
     }
 
+    /// Forgets that any life of a peer was expelled.
+    #[cfg(test)]
+    pub(crate) fn forget_expelled(&mut self, peer: PeerId) {
+        self.expelled.remove(&peer);
+    }
+
     /// Takes in a newcomer; says so again to who is a member already.
     pub(crate) fn admit(
         &mut self,

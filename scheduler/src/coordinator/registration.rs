@@ -20,6 +20,10 @@ impl Coordinator {
         if let Some(reason) = over.filter(|_| !self.membership.contains(from)) {
             return send(from, FromCoordinator::Refused { reason }, out);
         }
+        #[cfg(test)]
+        if self.omit == Some(crate::sim::Omit::Lives) {
+            self.membership.forget_expelled(from.peer);
+        }
         // Before the first step everybody has the initial weights.
         let serving = matches!(self.phase, Phase::Gathering) && self.is_before_first_step();
         match self.membership.admit(from, candidate, serving) {

@@ -38,6 +38,8 @@ pub(crate) enum Omit {
     Abort,
     /// Late claims are asked back.
     Recall,
+    /// A life that was expelled is not admitted again.
+    Lives,
 }
 
 /// What must be known to leave a rule out.

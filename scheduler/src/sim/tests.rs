@@ -271,6 +271,7 @@ fn oracles_catch_every_rule_that_nobody_keeps() {
         (Omit::NamedAttempt, 3000),
         (Omit::Readiness, 100),
         (Omit::Abort, 3000),
+        (Omit::Lives, 300),
     ];
     for (rule, seeds) in rules {
         let caught = first_caught(rule, seeds);

@@ -1,7 +1,7 @@
 //! (era, step), version and term never go back; no two commits of one (era, step), no
-//! checkpoint after a newer one.
+//! checkpoint after a newer one, no life that was expelled and is a member again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use shoal_protocol::ids::{Era, Member, Step, Term};
 use shoal_protocol::message::LogRecord;
@@ -11,6 +11,8 @@ use shoal_protocol::message::LogRecord;
 pub(in crate::sim) struct Monotone {
     term: Option<Term>,
     view: u64,
+    members: BTreeSet<Member>,
+    expelled: BTreeSet<Member>,
     era: Option<Era>,
     committed: Option<(Era, Step)>,
     checkpoint: Option<Step>,
@@ -30,6 +32,13 @@ impl Monotone {
                     return Err(format!("view {} follows view {}", view.number, self.view));
                 }
                 self.view = view.number;
+                let now: BTreeSet<Member> =
+                    view.members.iter().map(|record| record.member).collect();
+                self.expelled.extend(self.members.difference(&now));
+                if let Some(member) = now.intersection(&self.expelled).next() {
+                    return Err(format!("{member} was expelled and is a member again"));
+                }
+                self.members = now;
             }
             LogRecord::Commit(record) => {
                 let this = (record.era, record.step);

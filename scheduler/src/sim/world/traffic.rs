@@ -158,10 +158,16 @@ impl World<'_> {
             let at = self.now + self.dice.microseconds(0..=100_000);
             return self.at(at, Event::Unreached { at: from, other: to });
         }
-        let arrivals = match &cargo {
+        let mut arrivals = match &cargo {
             Cargo::Tensor { size, .. } => self.network.tensor(self.now, sender, receiver, *size),
             _ => self.network.control(self.now, sender, receiver),
         };
+        // A registration comes once more when its life may be over.
+        if matches!(cargo, Cargo::Reported(ToCoordinator::Register(_)))
+            && self.dice.chance(self.scenario.network.strays_per_mille)
+        {
+            arrivals.push(self.now + self.dice.microseconds(0..=5_000_000));
+        }
         let connection = self.connection(sender, receiver);
         let node = &self.nodes[sender];
         let (era, term) = match (&cargo, &node.seat) {

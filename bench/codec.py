@@ -1,0 +1,74 @@
+"""How fast numbers become bytes and numbers again on one thread, beside copying them and beside what
+else can be installed.
+
+    make bench-codec
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+
+import machine as machines
+import table
+
+# 64 MiB of f32: more than the caches hold.
+NUMBERS, ROUNDS = 1 << 24, 9
+# Of the speed at which the input is copied.
+LEAST = 0.5
+
+
+def lines(command, env=None):
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=env)
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--codec-speed", required=True, help="protocol's example codec_speed")
+    parser.add_argument("--peers", required=True, help="a folder with bitsandbytes")
+    options = parser.parse_args()
+    sizes = [str(NUMBERS), str(ROUNDS)]
+    ours = lines([options.codec_speed, *sizes])
+    here = os.path.dirname(os.path.abspath(__file__))
+    peers = lines([sys.executable, os.path.join(here, "codec_peers.py"), *sizes],
+                  {**os.environ, "PYTHONPATH": options.peers})
+    rows = []
+    for line in ours:
+        nearest = line["rounding"] == "nearest"
+        beside = [peer for peer in peers if peer["codec"] == line["codec"]] if nearest else []
+        fastest = max((peer["encode"] for peer in beside), default=None)
+        share = line["encode"] / line["copy"]
+        goals = []
+        if line["codec"].startswith("int8") and nearest:
+            goals.append(share >= LEAST)
+        if fastest:
+            goals.append(line["encode"] >= fastest)
+        rows.append([
+            line["codec"] if nearest else f"{line['codec']}, stochastic",
+            f"{line['encode']:.1f}", f"{share:.2f}", f"{line['decode']:.1f}",
+            f"{line['ratio']:.2f}x", f"{100 * line['error']:.3f}%",
+            f"{fastest:.1f}" if fastest else "",
+            "" if not goals else "met" if all(goals) else "NOT met",
+        ])
+    table.show(
+        "Codecs, one thread",
+        f"GB/s of f32, {NUMBERS >> 20}M normally distributed numbers; copying them "
+        f"{ours[0]['copy']:.1f} GB/s. Error: root mean square over that of the numbers. Goal: int8 at "
+        f"least {LEAST} of a copy, all no slower than the fastest of the table below. "
+        f"{machines.line(machines.describe(sys.executable))}. Medians of {ROUNDS}.",
+        ["codec", "encode", "of a copy", "decode", "fewer bytes", "error", "fastest other", "goal"],
+        rows,
+    )
+    table.show(
+        "The same by others, one thread",
+        "GB/s of f32.",
+        ["as", "what", "encode", "decode", "error"],
+        [[peer["codec"], peer["what"], f"{peer['encode']:.2f}", f"{peer['decode']:.2f}",
+          f"{100 * peer['error']:.3f}%"] for peer in peers],
+    )
+
+
+if __name__ == "__main__":
+    main()
