@@ -34,6 +34,8 @@ pub struct Report {
     pub microbatches: MicrobatchNumbers,
     /// Hash of the weights of the newest complete checkpoint.
     pub checkpoint_hash: Option<ContentHash>,
+    /// Those of all complete checkpoints by version: more than one where a rewind made other bits.
+    pub checkpoints: BTreeMap<u64, BTreeSet<ContentHash>>,
     /// The same of a single process that trained alone, where one did.
     pub reference_hash: Option<ContentHash>,
     /// What was told of each step, by whoever told it.
@@ -86,6 +88,15 @@ impl Report {
         Self::default()
     }
 
+    /// Versions of checkpoints whose bits another run of the same has not.
+    #[must_use]
+    pub fn checkpoints_unlike(&self, other: &Self) -> Vec<u64> {
+        let unlike = |(version, hashes): (&u64, &BTreeSet<ContentHash>)| {
+            (other.checkpoints.get(version) != Some(hashes)).then_some(*version)
+        };
+        self.checkpoints.iter().filter_map(unlike).collect()
+    }
+
     /// Takes in the next event.
     pub fn note(&mut self, event: &RunEvent) {
         match event {
@@ -104,7 +115,10 @@ impl Report {
                 self.admitted.remove(peer);
             }
             RunEvent::Committed(step) => self.note_step(step),
-            RunEvent::Checkpoint { hash, .. } => self.checkpoint_hash = Some(*hash),
+            RunEvent::Checkpoint { version, hash, .. } => {
+                self.checkpoints.entry(*version).or_default().insert(*hash);
+                self.checkpoint_hash = Some(*hash);
+            }
             RunEvent::Rewound { version, .. } => self.rewind(*version),
             RunEvent::Killed { .. } => self.kills += 1,
             RunEvent::Listening { .. }
@@ -258,6 +272,7 @@ mod tests {
                 "rewinds": 0,
                 "microbatches": {"counted": 16, "replayed": 2, "duplicated": 4, "missing": 0},
                 "checkpoint_hash": ContentHash([9; 32]),
+                "checkpoints": {"2": [ContentHash([9; 32])]},
                 "reference_hash": null,
             })
         );

@@ -12,7 +12,6 @@ use std::path::Path;
 
 use anyhow::{Context, anyhow};
 use shoal_engine::{data, tokenizer};
-use shoal_protocol::ids::ContentHash;
 use shoal_protocol::manifest::{Codecs, Manifest};
 
 use crate::cli::{DemoArgs, LogFormat};
@@ -68,16 +67,21 @@ pub(super) fn run(args: &DemoArgs, log_format: LogFormat) -> anyhow::Result<()> 
         sample,
     };
     print!("{summary}");
-    compare(report.checkpoint_hash, reference.as_ref())
+    compare(&report, reference.as_ref())
 }
 
-/// Whether swarm and reference ended with the same bits.
-fn compare(swarm: Option<ContentHash>, reference: Option<&Report>) -> anyhow::Result<()> {
-    let swarm = swarm.context("the swarm left no checkpoint")?;
-    match reference.map(|report| report.checkpoint_hash) {
+/// Whether swarm and reference ended with the same bits, and had them at every checkpoint.
+fn compare(swarm: &Report, reference: Option<&Report>) -> anyhow::Result<()> {
+    let hash = swarm.checkpoint_hash.context("the swarm left no checkpoint")?;
+    let Some(alone) = reference else { return Ok(()) };
+    if alone.checkpoint_hash != Some(hash) {
+        return Err(anyhow!("the swarm's checkpoint differs from that of one process alone"));
+    }
+    match swarm.checkpoints_unlike(alone).first() {
         None => Ok(()),
-        Some(alone) if alone == Some(swarm) => Ok(()),
-        Some(_) => Err(anyhow!("the swarm's checkpoint differs from that of one process alone")),
+        Some(version) => Err(anyhow!(
+            "the swarm's checkpoint of version {version} differs from that of one process alone"
+        )),
     }
 }
 

@@ -114,18 +114,19 @@ impl Summary<'_> {
     fn fmt_hashes(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = |hash: Option<_>| hash.map_or("none".to_owned(), |hash| format!("{hash:.16}"));
         let swarm = self.report.checkpoint_hash;
-        match self.reference.map(|report| report.checkpoint_hash) {
-            None => writeln!(f, "checkpoint  {} (not compared)", name(swarm)),
-            Some(alone) => {
-                let verdict = if alone == swarm { "identical" } else { "DIFFERENT" };
-                writeln!(
-                    f,
-                    "checkpoint  {verdict}: swarm {}, one process alone {}",
-                    name(swarm),
-                    name(alone)
-                )
-            }
+        let Some(reference) = self.reference else {
+            return writeln!(f, "checkpoint  {} (not compared)", name(swarm));
+        };
+        let alone = reference.checkpoint_hash;
+        let verdict = if alone == swarm { "identical" } else { "DIFFERENT" };
+        let hashes = format!("swarm {}, one process alone {}", name(swarm), name(alone));
+        writeln!(f, "checkpoint  {verdict}: {hashes}")?;
+        let before = self.report.checkpoints.len().saturating_sub(1);
+        if before > 0 {
+            let unlike = self.report.checkpoints_unlike(reference).len();
+            writeln!(f, "            {before} before it, {unlike} of all different")?;
         }
+        Ok(())
     }
 }
 
