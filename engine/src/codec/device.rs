@@ -13,13 +13,13 @@ const MAGIC: f32 = 12_582_912.0;
 
 /// Whether a tensor of so many numbers is coded on its device: one of whole blocks.
 pub(super) fn fits(codec: Codec, numbers: usize) -> bool {
-    codec.block().is_some_and(|block| numbers.is_multiple_of(block.len()))
+    codec.block().is_some_and(|block| numbers.is_multiple_of(block.numbers()))
 }
 
 /// The coded bytes of an f32 tensor that fits, on its device.
 pub(super) fn encode(tensor: &Tensor, codec: Codec, rounding: Rounding) -> Result<Tensor> {
     let device = tensor.device();
-    let block = codec.block().expect("a codec that fits").len() as i64;
+    let block = codec.block().expect("a codec that fits").numbers() as i64;
     let limit = limit(codec);
     let numbers = tensor.f_reshape([-1, block])?;
     let largest = magnitude(&numbers)?.f_amax(1, true)?;
@@ -61,7 +61,7 @@ pub(super) fn encode(tensor: &Tensor, codec: Codec, rounding: Rounding) -> Resul
 
 /// The f32 numbers of coded bytes, flat.
 pub(super) fn decode(coded: &Tensor, codec: Codec, numbers: i64) -> Result<Tensor> {
-    let block = codec.block().expect("a codec that fits").len() as i64;
+    let block = codec.block().expect("a codec that fits").numbers() as i64;
     let blocks = numbers / block;
     let scales = coded.f_narrow(0, 0, 4 * blocks)?.f_contiguous()?.f_view_dtype(Kind::Float)?;
     let codes = coded.f_narrow(0, 4 * blocks, coded.numel() as i64 - 4 * blocks)?;

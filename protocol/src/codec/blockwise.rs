@@ -170,12 +170,14 @@ fn largest(numbers: &[f32]) -> u32 {
 
 #[inline(always)]
 fn encode_all<C: Codes>(numbers: &[f32], block: Block, rounding: Rounding, bytes: &mut [u8]) {
-    let blocks = numbers.len().div_ceil(block.len());
+    let blocks = numbers.len().div_ceil(block.numbers());
     let (scales, codes) = bytes.split_at_mut(blocks * SCALE as usize);
-    let codes = codes.chunks_mut(C::bytes(block.len()));
+    let codes = codes.chunks_mut(C::bytes(block.numbers()));
     let places = scales.as_chunks_mut::<4>().0.iter_mut().zip(codes);
-    for (number, (values, (scale, codes))) in numbers.chunks(block.len()).zip(places).enumerate() {
-        let first = number * block.len();
+    for (number, (values, (scale, codes))) in
+        numbers.chunks(block.numbers()).zip(places).enumerate()
+    {
+        let first = number * block.numbers();
         let largest = largest(values);
         if !(TINY..NOT_FINITE).contains(&largest) {
             let of_block = if largest < TINY { 0 } else { NAN };
@@ -198,11 +200,11 @@ fn encode_all<C: Codes>(numbers: &[f32], block: Block, rounding: Rounding, bytes
 
 #[inline(always)]
 fn decode_all<C: Codes>(bytes: &[u8], block: Block, numbers: &mut [f32]) {
-    let blocks = numbers.len().div_ceil(block.len());
+    let blocks = numbers.len().div_ceil(block.numbers());
     let (scales, codes) = bytes.split_at(blocks * SCALE as usize);
-    let codes = codes.chunks(C::bytes(block.len()));
+    let codes = codes.chunks(C::bytes(block.numbers()));
     let places = scales.as_chunks::<4>().0.iter().zip(codes);
-    for (values, (scale, codes)) in numbers.chunks_mut(block.len()).zip(places) {
+    for (values, (scale, codes)) in numbers.chunks_mut(block.numbers()).zip(places) {
         C::decode(codes, f32::from_le_bytes(*scale), values);
     }
 }

@@ -80,14 +80,8 @@ impl Block {
 
     /// Numbers in it.
     #[must_use]
-    pub fn len(self) -> usize {
+    pub fn numbers(self) -> usize {
         1 << self.0
-    }
-
-    /// A block is never empty.
-    #[must_use]
-    pub fn is_empty(self) -> bool {
-        false
     }
 }
 
@@ -117,7 +111,7 @@ impl Codec {
             Self::Int4(_) => numbers.div_ceil(2),
         };
         let scales = match self.block() {
-            Some(block) => numbers.div_ceil(block.len() as u64).checked_mul(SCALE)?,
+            Some(block) => numbers.div_ceil(block.numbers() as u64).checked_mul(SCALE)?,
             None => 0,
         };
         codes.checked_add(scales)
@@ -194,7 +188,7 @@ impl fmt::Display for Codec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.block() {
             None | Some(Block::DEFAULT) => f.write_str(self.name()),
-            Some(block) => write!(f, "{}:{}", self.name(), block.len()),
+            Some(block) => write!(f, "{}:{}", self.name(), block.numbers()),
         }
     }
 }

@@ -115,7 +115,7 @@ fn what_is_not_finite_spoils_its_block_and_no_other() {
             let mut numbers = vec![1.0; 9000];
             numbers[5000] = bad;
             let back = there_and_back(codec, &numbers);
-            let block = codec.block().map_or(1, Block::len);
+            let block = codec.block().map_or(1, Block::numbers);
             for (index, number) in back.iter().enumerate() {
                 let spoilt = index / block == 5000 / block;
                 assert_eq!(number.is_finite(), !spoilt, "{codec} {bad} {index}");
@@ -201,7 +201,7 @@ proptest! {
             let rounding = if stochastic { dither(0) } else { Rounding::Nearest };
             let bytes = encoded(codec, &numbers, rounding);
             let back = decoded(codec, &bytes, numbers.len());
-            let block = codec.block().map_or(1, Block::len);
+            let block = codec.block().map_or(1, Block::numbers);
             for (numbers, back) in numbers.chunks(block).zip(back.chunks(block)) {
                 let largest = numbers.iter().fold(0.0f32, |largest, number| largest.max(number.abs()));
                 for (number, back) in numbers.iter().zip(back) {
