@@ -37,6 +37,27 @@ impl Label for TrafficKind {
     }
 }
 
+/// How a tensor was packed for its link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LinkPacking {
+    /// Not at all.
+    None,
+    /// By zstd, without loss.
+    Zstd,
+}
+
+impl Label for LinkPacking {
+    const NAME: &'static str = "packing";
+    const ALL: &'static [Self] = &[Self::None, Self::Zstd];
+
+    fn value(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Zstd => "zstd",
+        }
+    }
+}
+
 /// Why something that a peer sent was not used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {

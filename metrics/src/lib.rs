@@ -10,6 +10,6 @@ mod metrics;
 mod registrar;
 
 pub use family::Family;
-pub use labels::{Direction, Label, Queue, Refusal, TrafficKind};
+pub use labels::{Direction, Label, LinkPacking, Queue, Refusal, TrafficKind};
 pub use metrics::{Metrics, MetricsError};
 pub use prometheus::{Counter, Gauge, Histogram, IntCounter, IntGauge};

@@ -5,7 +5,7 @@ use prometheus::{
 };
 
 use crate::family::Family;
-use crate::labels::{Direction, Queue, Refusal, TrafficKind};
+use crate::labels::{Direction, LinkPacking, Queue, Refusal, TrafficKind};
 use crate::registrar::Registrar;
 
 /// Why there are no metrics.
@@ -43,6 +43,8 @@ pub struct Metrics {
     pub sent_bytes: Family<TrafficKind, IntCounter>,
     /// Bytes that this peer received.
     pub received_bytes: Family<TrafficKind, IntCounter>,
+    /// Tensors sent to other peers.
+    pub tensors: SentTensors,
     /// What peers sent and this one did not use.
     pub refused: Family<Refusal, IntCounter>,
     /// Things that wait at this peer.
@@ -102,6 +104,30 @@ impl OutputLog {
     }
 }
 
+/// Tensors sent to other peers, by how they were packed for the link.
+#[derive(Debug, Clone)]
+pub struct SentTensors {
+    /// How many.
+    pub count: Family<LinkPacking, IntCounter>,
+    /// Their bytes before they were packed.
+    pub unpacked_bytes: Family<LinkPacking, IntCounter>,
+}
+
+impl SentTensors {
+    fn register(r: &Registrar) -> prometheus::Result<Self> {
+        Ok(Self {
+            count: r.counters(
+                "shoal_tensors_sent_total",
+                "Tensors sent to other peers, by how they were packed for the link.",
+            )?,
+            unpacked_bytes: r.counters(
+                "shoal_unpacked_bytes_total",
+                "Bytes of tensors sent to other peers, before they were packed.",
+            )?,
+        })
+    }
+}
+
 impl Metrics {
     /// Every metric at its start, in a registry of their own.
     ///
@@ -135,6 +161,7 @@ impl Metrics {
             sent_bytes: r.counters("shoal_sent_bytes_total", "Bytes sent to other peers.")?,
             received_bytes: r
                 .counters("shoal_received_bytes_total", "Bytes received from other peers.")?,
+            tensors: SentTensors::register(&r)?,
             refused: r.counters(
                 "shoal_refused_total",
                 "Messages and tensors from other peers that were not used.",

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use shoal_metrics::{Direction, Metrics, Queue, TrafficKind};
 
 /// Every metric of ours, with its type.
-const EXPECTED: [(&str, &str); 29] = [
+const EXPECTED: [(&str, &str); 31] = [
     ("shoal_build_info", "gauge"),
     ("shoal_checkpoint_failures_total", "counter"),
     ("shoal_claims_recalled_total", "counter"),
@@ -35,7 +35,9 @@ const EXPECTED: [(&str, &str); 29] = [
     ("shoal_step", "gauge"),
     ("shoal_step_duration_seconds", "histogram"),
     ("shoal_steps_total", "counter"),
+    ("shoal_tensors_sent_total", "counter"),
     ("shoal_tokens_total", "counter"),
+    ("shoal_unpacked_bytes_total", "counter"),
     ("shoal_training_loss", "gauge"),
     ("process_resident_memory_bytes", "gauge"),
 ];

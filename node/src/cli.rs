@@ -19,7 +19,7 @@ use shoal_protocol::units::Bytes;
 
 use crate::address::JoinAddress;
 use crate::commands::simulate::Seeds;
-use crate::driver::{Leaving, RoomLimits};
+use crate::driver::{Leaving, PackingMode, RoomLimits};
 use crate::exit::Exit;
 
 /// Where a first peer listens unless told otherwise.
@@ -178,6 +178,10 @@ pub struct PeerArgs {
     /// What steers how fast connections send.
     #[arg(long, value_enum, default_value_t = Congestion::Cubic)]
     congestion: Congestion,
+    /// How tensors are made smaller for links without loss: `auto` as is measured to arrive soonest on
+    /// each.
+    #[arg(long, value_enum, default_value_t = PackingMode::Auto)]
+    packing: PackingMode,
     /// Do not look for peers, nor be found, by multicast on the local network.
     #[arg(long)]
     no_mdns: bool,
@@ -216,6 +220,8 @@ pub struct PeerOptions {
     pub room: RoomLimits,
     /// What steers how fast connections send.
     pub congestion: Congestion,
+    /// How tensors are made smaller for links.
+    pub packing: PackingMode,
     /// Whether to look for peers by multicast.
     pub mdns: bool,
     /// Whether to keep the run's log with others.
@@ -238,6 +244,7 @@ impl PeerArgs {
             compute: self.compute.into(),
             room: RoomLimits { memory: self.memory, log_memory: self.log_memory },
             congestion: self.congestion,
+            packing: self.packing,
             mdns: !self.no_mdns,
             anchor: self.anchor,
             archive: self.archive,

@@ -168,6 +168,12 @@ impl Header {
         self.shape.dimensions()
     }
 
+    /// How they are packed.
+    #[must_use]
+    pub fn packing(&self) -> Packing {
+        self.packing
+    }
+
     /// Bytes of the elements themselves.
     #[must_use]
     pub fn raw_length(&self) -> usize {

@@ -90,8 +90,11 @@ fn lossy_codecs_give_the_bits_of_one_process_whoever_hosts_what() {
     for (activations, gradients) in [("int8", "int8:32"), ("fp8", "int4:16"), ("f16", "fp8:128")] {
         let run = lossy(activations, gradients);
         let alone = run.local("alone").hash();
-        // One stage each, with two replicas of some; and a peer that hosts them all.
-        for peers in [&[&[][..], &[], &[], &[], &[]][..], &[&["--stage", "all"][..], &[]]] {
+        // One stage each, with two replicas of some; and a peer that hosts them all, beside one that
+        // packs what it sends.
+        for peers in
+            [&[&[][..], &[], &[], &[], &[]][..], &[&["--stage", "all"][..], &["--packing", "zstd"]]]
+        {
             let trained = swarm(&run.config(), peers);
             assert_whole(&trained, 4, 6, 3);
             assert_eq!(trained.hash(), alone, "{activations}, {gradients}");

@@ -116,7 +116,7 @@ async fn live(
         data_dir: home.path().to_owned(),
         files,
         leaving: options.leaving.clone(),
-        network: Some(Network { transport, events, addresses }),
+        network: Some(Network { transport, events, addresses, packing: options.packing }),
         office: Office {
             anchor: options.anchor.then_some(AnchorPart::Joins),
             wait_for: 0,

@@ -117,7 +117,7 @@ async fn live(
         data_dir: home.path().to_owned(),
         files: files.clone(),
         leaving: options.leaving.clone(),
-        network: Some(Network { transport, events, addresses }),
+        network: Some(Network { transport, events, addresses, packing: options.packing }),
         office: Office {
             anchor: Some(AnchorPart::Founds),
             wait_for: wait_for.map_or(1, NonZeroUsize::get),

@@ -18,6 +18,7 @@ mod meters;
 pub mod observer;
 mod office;
 mod outgoing;
+mod packer;
 mod payload;
 mod probe;
 mod resume;
@@ -48,6 +49,7 @@ use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
 pub(crate) use self::collect::{Scattered, collect};
+pub use self::packer::PackingMode;
 pub use self::room::RoomLimits;
 pub use self::setup::{AnchorPart, Leaving, Network, Office, Setup};
 use crate::events::RunEvent;
@@ -208,13 +210,13 @@ impl<'a> Driver<'a> {
         let transport = network.as_ref().map(|network| network.transport.clone());
         let post = Post::take_up(office, me, folder, transport).await?;
         let complete = post.has_completed(&manifest);
-        let meters = Meters::new(setup.metrics);
+        let meters = Meters::new(setup.metrics.clone());
         let (data_dir, archive) = (setup.data_dir.clone(), post.archive.clone());
         for _ in 0..offer_kept(data_dir, archive, run, setup.files.clone()).await? {
             meters.refused(Refusal::Checkpoint);
         }
         let tracker = TaskTracker::new();
-        let (links, events) = Links::of(network, &tracker);
+        let (links, events) = Links::of(network, &tracker, setup.metrics);
         Ok(Self {
             manifest,
             me,

@@ -1,7 +1,9 @@
 //! What goes out over the links.
 
+use std::sync::Arc;
+
 use anyhow::Context;
-use shoal_protocol::codec::packing::Packing;
+use shoal_metrics::Metrics;
 use shoal_protocol::ids::{Era, Member, Term};
 use shoal_protocol::message::{Envelope, Message, TensorTag};
 use shoal_protocol::net::transport::{Priority, Transport, TransportEvent};
@@ -11,6 +13,7 @@ use tokio_util::task::TaskTracker;
 
 use super::Gathered;
 use super::engine_thread::LOG_LOST;
+use super::packer::Packer;
 use super::payload::{Held, Tensors};
 use super::setup::Network;
 
@@ -21,6 +24,7 @@ pub(crate) struct Links {
     /// Owns sends that wait for room in a peer's queue. What may be on its way is bounded by what
     /// the scheduler lets be in flight.
     pub(crate) tracker: TaskTracker,
+    packer: Arc<Packer>,
 }
 
 impl Links {
@@ -28,9 +32,13 @@ impl Links {
     pub(crate) fn of(
         network: Option<Network>,
         tracker: &TaskTracker,
+        metrics: Metrics,
     ) -> (Option<Self>, Option<mpsc::Receiver<TransportEvent>>) {
-        let Some(Network { transport, events, .. }) = network else { return (None, None) };
-        (Some(Self { transport, tracker: tracker.clone() }), Some(events))
+        let Some(Network { transport, events, packing, .. }) = network else {
+            return (None, None);
+        };
+        let packer = Arc::new(Packer::new(packing, metrics));
+        (Some(Self { transport, tracker: tracker.clone(), packer }), Some(events))
     }
 
     /// Queues a control message.
@@ -51,7 +59,7 @@ impl Links {
         held: Held,
         gathered: &mpsc::Sender<Gathered>,
     ) {
-        let (transport, gathered) = (self.transport.clone(), gathered.clone());
+        let (links, gathered) = (self.clone(), gathered.clone());
         self.tracker.spawn(async move {
             let tensors = match load(held).await {
                 Ok(tensors) => tensors,
@@ -61,10 +69,21 @@ impl Links {
                     return;
                 }
             };
-            if let Err(error) = deliver(&transport, to, tag, &tensors).await {
+            if let Err(error) = links.deliver(to, tag, &tensors).await {
                 tracing::warn!(peer = %to, %error, "a tensor was not sent");
             }
         });
+    }
+
+    async fn deliver(&self, to: Member, tag: TensorTag, tensors: &Tensors) -> anyhow::Result<()> {
+        let frames = self.packer.frames(&tag, tensors, self.transport.rate_to(to.peer)).await?;
+        let priority = match tag {
+            TensorTag::Activation { .. } => Priority::Activation,
+            TensorTag::ActivationGradient { .. } => Priority::Gradient,
+            TensorTag::RoundPart { .. } | TensorTag::RoundResult { .. } => Priority::Gradient,
+        };
+        self.transport.send_tensor(to.peer, wire::encode(&tag)?, frames, priority)?.await;
+        Ok(())
     }
 }
 
@@ -77,21 +96,4 @@ async fn load(held: Held) -> anyhow::Result<Tensors> {
             read.context("reading the output log panicked")?.context(LOG_LOST)
         }
     }
-}
-
-async fn deliver(
-    transport: &Transport,
-    to: Member,
-    tag: TensorTag,
-    tensors: &Tensors,
-) -> anyhow::Result<()> {
-    let frames =
-        tensors.iter().map(|tensor| tensor.to_frame(Packing::Raw)).collect::<Result<_, _>>()?;
-    let priority = match tag {
-        TensorTag::Activation { .. } => Priority::Activation,
-        TensorTag::ActivationGradient { .. } => Priority::Gradient,
-        TensorTag::RoundPart { .. } | TensorTag::RoundResult { .. } => Priority::Gradient,
-    };
-    transport.send_tensor(to.peer, wire::encode(&tag)?, frames, priority)?.await;
-    Ok(())
 }

@@ -14,6 +14,7 @@ use shoal_protocol::net::transport::{Transport, TransportEvent};
 use tokio::sync::mpsc;
 
 use super::home::Files;
+use super::packer::PackingMode;
 use super::room::RoomLimits;
 
 /// What one peer needs to take part in a run.
@@ -63,6 +64,8 @@ pub struct Network {
     pub events: mpsc::Receiver<TransportEvent>,
     /// Where others reach it.
     pub addresses: Vec<SocketAddr>,
+    /// How tensors are made smaller for the links.
+    pub packing: PackingMode,
 }
 
 /// What a peer does for its run besides hosting stages.

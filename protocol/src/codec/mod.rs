@@ -26,6 +26,7 @@
 //! diverged is not hidden.
 
 mod blockwise;
+mod choice;
 mod narrow;
 pub mod packing;
 mod rounding;
@@ -33,6 +34,7 @@ mod rounding;
 use std::fmt;
 use std::str::FromStr;
 
+pub use choice::PackingChoice;
 pub use rounding::{Dither, Rounding};
 
 /// Bytes of a block's scale.

@@ -3,7 +3,7 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures::StreamExt;
@@ -151,6 +151,7 @@ async fn serve(shared: &Arc<Shared>, peer: &Arc<Peer>, session: &Arc<Session>) -
     };
     let context = Context { shared: shared.clone(), peer: peer.clone(), session: session.clone() };
     peer.outbox.connected();
+    peer.rate().broke();
     let mut writers = JoinSet::new();
     writers.spawn(write_control(context.clone(), send));
     writers.spawn(write_tensors(context.clone()));
@@ -340,12 +341,18 @@ async fn write_tensor(context: &Context, ticket: Ticket, job: TensorJob) -> Cont
     // Fails only for a stream that is already finished.
     let _ = stream.set_priority(job.priority as i32);
     context.shared.uplink.trains();
-    match tensor::write(&mut stream, &job).await {
-        Ok(bytes) => context.shared.counters.sent(Kind::Tensor, bytes),
+    context.peer.rate().began(Instant::now());
+    let arrived = match tensor::write(&mut stream, &job).await {
+        Ok(bytes) => {
+            context.shared.counters.sent(Kind::Tensor, bytes);
+            bytes
+        }
         Err(error) if tensor::is_lost(&error) => return ControlFlow::Break(()),
         // The peer does not want it.
-        Err(_) => {}
-    }
+        Err(_) => 0,
+    };
+    let round_trip = context.session.connection.rtt();
+    context.peer.rate().ended(Instant::now(), arrived, round_trip);
     drop(job);
     context.peer.outbox.tensor_done(ticket);
     ControlFlow::Continue(())

@@ -26,6 +26,7 @@ mod handshake;
 mod link;
 mod outbox;
 mod peer;
+mod rate;
 mod relay;
 mod tensor;
 #[cfg(test)]
@@ -365,6 +366,13 @@ impl Transport {
     #[must_use]
     pub fn traffic(&self) -> Traffic {
         self.shared.counters.read()
+    }
+
+    /// Bytes per second that a peer takes of tensors, once enough were sent to it.
+    #[must_use]
+    pub fn rate_to(&self, peer: PeerId) -> Option<f64> {
+        let peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        peers.get(&peer).and_then(|peer| peer.rate().rate())
     }
 
     /// What waits to be sent to a peer: messages with tensors, those on their way included, and

@@ -12,16 +12,17 @@
 //! - A hello of a later life replaces whatever there is; one of a former life is refused.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use quinn::{Connection, RecvStream, SendStream};
-use tokio::sync::{Mutex, watch};
+use tokio::sync::watch;
 
 use super::error::{ConnectError, Refusal};
 use super::event::{Run, Welcome};
 use super::handshake::Hello;
 use super::outbox::Outbox;
+use super::rate::RateMeter;
 use super::relay;
 use crate::ids::{Incarnation, Member, PeerId};
 
@@ -36,7 +37,7 @@ pub(super) struct Session {
     pub(super) connection: Connection,
     /// The control stream, until the link takes it. Whoever answers the hello holds the lock
     /// until the answer is written.
-    pub(super) control: Arc<Mutex<Option<(SendStream, RecvStream)>>>,
+    pub(super) control: Arc<tokio::sync::Mutex<Option<(SendStream, RecvStream)>>>,
     pub(super) member: Member,
     pub(super) address: SocketAddr,
     pub(super) run: Option<Run>,
@@ -100,11 +101,19 @@ pub(super) struct Peer {
     pub(super) id: PeerId,
     pub(super) outbox: Outbox,
     pub(super) state: watch::Sender<State>,
+    rate: Mutex<RateMeter>,
 }
 
 impl Peer {
     pub(super) fn new(id: PeerId) -> Self {
-        Self { id, outbox: Outbox::new(), state: watch::Sender::default() }
+        let (outbox, state, rate) = (Outbox::new(), watch::Sender::default(), Mutex::default());
+        Self { id, outbox, state, rate }
+    }
+
+    /// How fast it takes tensors.
+    pub(super) fn rate(&self) -> MutexGuard<'_, RateMeter> {
+        // Whoever holds it does no more than count.
+        self.rate.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds where the peer may be found.

@@ -43,6 +43,19 @@ async fn peers_greet_and_exchange_messages_both_ways() {
 }
 
 #[tokio::test]
+async fn who_sent_enough_knows_how_fast_a_peer_takes_it() {
+    let (left, mut right) = pair().await;
+    assert_eq!(left.transport.rate_to(right.id()), None);
+    left.send_tensor(right.id(), b"much", vec![frame(1, 8 << 20)]).await;
+    right.tensor().await;
+    // What it sent last was taken, too, before it is closed.
+    soon(left.transport.close()).await;
+    let rate = left.transport.rate_to(right.id()).expect("measured");
+    assert!(rate > 1e6, "{rate} bytes per second on loopback");
+    assert_eq!(right.transport.rate_to(left.id()), None);
+}
+
+#[tokio::test]
 async fn what_one_end_sends_the_other_receives_by_kind() {
     let (left, mut right) = pair().await;
     let before = (left.transport.traffic(), right.transport.traffic());

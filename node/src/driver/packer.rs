@@ -1,0 +1,154 @@
+//! Packs tensors for the links that they take, where that makes them arrive sooner.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use anyhow::Context;
+use clap::ValueEnum;
+use shoal_metrics::{LinkPacking, Metrics};
+use shoal_protocol::codec::PackingChoice;
+use shoal_protocol::codec::packing::Packing;
+use shoal_protocol::frame::Frame;
+use shoal_protocol::message::TensorTag;
+
+use super::payload::{Tensor, Tensors};
+
+/// How tensors are made smaller for links, without loss.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PackingMode {
+    /// As is measured to be there soonest.
+    Auto,
+    /// Not at all.
+    None,
+    /// By zstd over byte planes, wherever that makes them smaller.
+    Zstd,
+}
+
+/// What is alike in what packing makes of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    Activation,
+    ActivationGradient,
+    RoundPart,
+    RoundResult,
+}
+
+impl From<&TensorTag> for Kind {
+    fn from(tag: &TensorTag) -> Self {
+        match tag {
+            TensorTag::Activation { .. } => Self::Activation,
+            TensorTag::ActivationGradient { .. } => Self::ActivationGradient,
+            TensorTag::RoundPart { .. } => Self::RoundPart,
+            TensorTag::RoundResult { .. } => Self::RoundResult,
+        }
+    }
+}
+
+/// Packs everything that this peer sends.
+#[derive(Debug)]
+pub(crate) struct Packer {
+    mode: PackingMode,
+    /// For each kind of message and each tensor of it.
+    choices: Mutex<BTreeMap<(Kind, usize), PackingChoice>>,
+    metrics: Metrics,
+}
+
+impl Packer {
+    pub(crate) fn new(mode: PackingMode, metrics: Metrics) -> Self {
+        Self { mode, choices: Mutex::default(), metrics }
+    }
+
+    fn choices(&self) -> MutexGuard<'_, BTreeMap<(Kind, usize), PackingChoice>> {
+        // Whoever holds it does no more than calculate.
+        self.choices.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The tensors of a message for a link of so many bytes per second.
+    pub(crate) async fn frames(
+        &self,
+        tag: &TensorTag,
+        tensors: &Tensors,
+        rate: Option<f64>,
+    ) -> anyhow::Result<Vec<Frame>> {
+        let mut frames = Vec::with_capacity(tensors.len());
+        for (index, tensor) in tensors.iter().enumerate() {
+            frames.push(self.frame((tag.into(), index), tensor, rate).await?);
+        }
+        Ok(frames)
+    }
+
+    async fn frame(
+        &self,
+        kind: (Kind, usize),
+        tensor: &Tensor,
+        rate: Option<f64>,
+    ) -> anyhow::Result<Frame> {
+        let raw = tensor.bytes.len();
+        let packing = match self.mode {
+            PackingMode::Auto => self.choices().entry(kind).or_default().choose(raw, rate),
+            PackingMode::None => Packing::Raw,
+            PackingMode::Zstd => Packing::Zstd,
+        };
+        let frame = match packing {
+            Packing::Raw => tensor.to_frame(packing)?,
+            Packing::Zstd => {
+                // Where it holds up neither the links nor the decisions.
+                let tensor = tensor.clone();
+                let work = move || {
+                    let start = Instant::now();
+                    (tensor.to_frame(packing), start.elapsed())
+                };
+                let packed = tokio::task::spawn_blocking(work).await;
+                let (frame, took) = packed.context("packing panicked")?;
+                let frame = frame?;
+                self.choices().entry(kind).or_default().learn(raw, frame.body().len(), took);
+                frame
+            }
+        };
+        let label = match frame.header().packing() {
+            Packing::Raw => LinkPacking::None,
+            Packing::Zstd => LinkPacking::Zstd,
+        };
+        self.metrics.tensors.count.of(label).inc();
+        self.metrics.tensors.unpacked_bytes.of(label).inc_by(raw as u64);
+        Ok(frame)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use shoal_protocol::frame::Element;
+    use shoal_protocol::ids::{ClaimKey, Microbatch, Stage, Step};
+
+    use super::*;
+
+    async fn packed(mode: PackingMode, rate: Option<f64>) -> (Vec<Packing>, Metrics) {
+        let metrics = Metrics::new().expect("metrics");
+        let packer = Packer::new(mode, metrics.clone());
+        let zeros = Tensor::flat(Element::F32, Bytes::from(vec![0; 1 << 20]));
+        let key = ClaimKey { step: Step(0), stage: Stage(1), microbatch: Microbatch(0) };
+        let frames = packer.frames(&TensorTag::Activation { key }, &[zeros].into(), rate).await;
+        let frames = frames.expect("packed");
+        assert!(frames.iter().all(|frame| frame.unpack().is_ok_and(|raw| raw.len() == 1 << 20)));
+        (frames.iter().map(|frame| frame.header().packing()).collect(), metrics)
+    }
+
+    #[tokio::test]
+    async fn what_a_slow_link_takes_is_packed_and_counted() {
+        for (mode, rate, packing) in [
+            (PackingMode::Auto, Some(1e6), Packing::Zstd),
+            (PackingMode::Auto, Some(5e9), Packing::Raw),
+            (PackingMode::Auto, None, Packing::Raw),
+            (PackingMode::None, Some(1e6), Packing::Raw),
+            (PackingMode::Zstd, None, Packing::Zstd),
+        ] {
+            let (packings, metrics) = packed(mode, rate).await;
+            assert_eq!(packings, [packing], "{mode:?} {rate:?}");
+            let label = if packing == Packing::Raw { LinkPacking::None } else { LinkPacking::Zstd };
+            assert_eq!(metrics.tensors.count.of(label).get(), 1);
+            assert_eq!(metrics.tensors.unpacked_bytes.of(label).get(), 1 << 20);
+        }
+    }
+}
