@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use super::packing::Packing;
 
-/// On links of as many bytes per second, and faster ones, no packing ever pays.
-const FASTEST: f64 = 1e9;
+/// On links of as many bytes per second, and faster ones, no packing pays: bf16, which shrinks most,
+/// gains up to about 1.5 Gb/s.
+const FASTEST: f64 = 200e6;
 
 /// Fewer bytes travel as they are.
 const LEAST: usize = 4 << 10;
@@ -86,7 +87,7 @@ mod tests {
     fn packing_pays_where_the_link_is_slower_than_it() {
         // bf16 shrinks by 1.46: a byte costs 5 ns at both ends and spares 0.315 of one on the link.
         for (rate, packing) in
-            [(6e6, Packing::Zstd), (50e6, Packing::Zstd), (70e6, Packing::Raw), (2e9, Packing::Raw)]
+            [(6e6, Packing::Zstd), (50e6, Packing::Zstd), (70e6, Packing::Raw), (1e9, Packing::Raw)]
         {
             assert_eq!(learnt(1.0 / 1.46).choose(MEGABYTE, Some(rate)), packing, "{rate}");
         }
