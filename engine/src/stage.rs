@@ -19,7 +19,7 @@ use crate::model::{self, Layer, Shape};
 use crate::optimizer::Moments;
 use crate::parameters::{Parameter, parameters};
 use crate::shim;
-use crate::tensor::{elements, from_bytes, kind};
+use crate::tensor::{elements, kind};
 
 /// What a forward pass gives.
 #[derive(Debug, Clone, PartialEq)]
@@ -225,7 +225,7 @@ impl StageModel {
         let _guard = tch::no_grad_guard();
         let shape = [self.weights.numel() as i64];
         let what = "a stage's mean gradient";
-        let gradient = from_bytes(gradient, &shape, Dtype::F32, self.device, what)?;
+        let gradient = codec::decode(gradient, Codec::F32, &shape, self.device, what)?;
         self.moments.apply(
             &mut self.weights,
             &gradient,

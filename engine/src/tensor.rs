@@ -5,7 +5,7 @@ use bytes::Bytes;
 use shoal_protocol::manifest::Dtype;
 use tch::{Device, Kind, Tensor};
 
-use crate::error::{EngineError, Result};
+use crate::error::Result;
 
 /// libtorch's name for a dtype.
 pub(crate) fn kind(dtype: Dtype) -> Kind {
@@ -13,23 +13,6 @@ pub(crate) fn kind(dtype: Dtype) -> Kind {
         Dtype::F32 => Kind::Float,
         Dtype::Bf16 => Kind::BFloat16,
     }
-}
-
-/// A tensor on `device` from little-endian bytes, which may lie at any address.
-pub(crate) fn from_bytes(
-    bytes: &[u8],
-    shape: &[i64],
-    dtype: Dtype,
-    device: Device,
-    what: &'static str,
-) -> Result<Tensor> {
-    let mut tensor = Tensor::f_empty(shape, (kind(dtype), Device::Cpu))?;
-    let expected = tensor.numel() * dtype.size();
-    if bytes.len() != expected {
-        return Err(EngineError::WrongLength { what, expected, found: bytes.len() });
-    }
-    bytes_mut(&mut tensor).copy_from_slice(bytes);
-    Ok(tensor.f_to(device)?)
 }
 
 /// The elements as little-endian bytes. On the CPU they stay where they are, and the result keeps

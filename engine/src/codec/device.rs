@@ -1,15 +1,10 @@
 //! The codecs with blocks, by libtorch's elementwise operations: one IEEE operation at a time, as in
 //! `protocol`, so that the bytes are the same.
 
-use shoal_protocol::codec::{Codec, Dither, Rounding};
+use shoal_protocol::codec::{Codec, Dither, MAGIC, NOT_FINITE, Rounding, TINY};
 use tch::{Device, Kind, Tensor};
 
 use crate::error::Result;
-
-/// What `protocol`'s reference has under the same names.
-const TINY: i64 = (127 - 100) << 23;
-const NOT_FINITE: i64 = 0x7f80_0000;
-const MAGIC: f32 = 12_582_912.0;
 
 /// Whether a tensor of so many numbers is coded on its device: one of whole blocks.
 pub(super) fn fits(codec: Codec, numbers: usize) -> bool {
@@ -20,11 +15,11 @@ pub(super) fn fits(codec: Codec, numbers: usize) -> bool {
 pub(super) fn encode(tensor: &Tensor, codec: Codec, rounding: Rounding) -> Result<Tensor> {
     let device = tensor.device();
     let block = codec.block().expect("a codec that fits").numbers() as i64;
-    let limit = limit(codec);
+    let limit = f64::from(codec.limit().expect("a codec that fits"));
     let numbers = tensor.f_reshape([-1, block])?;
     let largest = magnitude(&numbers)?.f_amax(1, true)?;
-    let tiny = largest.f_lt(TINY)?;
-    let usable = largest.f_lt(NOT_FINITE)?.f_logical_and(&tiny.f_logical_not()?)?;
+    let tiny = largest.f_lt(i64::from(TINY))?;
+    let usable = largest.f_lt(i64::from(NOT_FINITE))?.f_logical_and(&tiny.f_logical_not()?)?;
     // Where a block is of no use the largest is 1, so that nothing below is infinite.
     let one = Tensor::f_full([1], i64::from(1.0f32.to_bits()), (Kind::Int, device))?;
     let float = largest.f_where_self(&usable, &one)?.f_view_dtype(Kind::Float)?;
@@ -78,16 +73,6 @@ pub(super) fn decode(coded: &Tensor, codec: Codec, numbers: i64) -> Result<Tenso
         Codec::F32 | Codec::Bf16 | Codec::F16 => unreachable!("they have no blocks"),
     };
     Ok(values.f_mul(&scales.f_reshape([blocks, 1])?)?.f_flatten(0, -1)?)
-}
-
-/// The code of a block's largest magnitude.
-fn limit(codec: Codec) -> f64 {
-    match codec {
-        Codec::Int8(_) => 127.0,
-        Codec::Int4(_) => 7.0,
-        Codec::Fp8(_) => 448.0,
-        Codec::F32 | Codec::Bf16 | Codec::F16 => unreachable!("they have no blocks"),
-    }
 }
 
 fn scalar(value: f64, device: Device) -> Result<Tensor> {

@@ -6,17 +6,17 @@
 use super::{Block, Rounding, SCALE};
 
 /// The bits of 2^-100: blocks of smaller numbers are coded as zeros.
-const TINY: u32 = (127 - 100) << 23;
+pub const TINY: u32 = (127 - 100) << 23;
 
 /// The bits of infinity: those of every finite magnitude are less, those of NaN more.
-const NOT_FINITE: u32 = 0x7f80_0000;
+pub const NOT_FINITE: u32 = 0x7f80_0000;
 
 /// The scale of a block with such a number.
 const NAN: u32 = 0x7fc0_0000;
 
 /// Adding and subtracting it rounds to nearest, ties to even, where the magnitude is under 2^22. As
 /// bits it is the sum's that an integer is read from.
-const MAGIC: f32 = 12_582_912.0;
+pub const MAGIC: f32 = 12_582_912.0;
 
 /// What the codes of a block are.
 pub(super) trait Codes {
@@ -52,6 +52,28 @@ fn rounded(number: f32, limit: i32) -> i32 {
     bits.clamp(-limit, limit)
 }
 
+/// One byte for each number, which `code` makes of it and its dither.
+#[inline(always)]
+fn encode_bytes(
+    numbers: &[f32],
+    by: f32,
+    offset: impl Fn(usize) -> f32,
+    codes: &mut [u8],
+    code: impl Fn(f32, f32) -> u8,
+) {
+    for (index, (to, number)) in codes.iter_mut().zip(numbers).enumerate() {
+        *to = code(number * by, offset(index));
+    }
+}
+
+/// The number that `value` makes of each byte, times the scale.
+#[inline(always)]
+fn decode_bytes(codes: &[u8], scale: f32, numbers: &mut [f32], value: impl Fn(u8) -> f32) {
+    for (code, number) in codes.iter().zip(numbers) {
+        *number = value(*code) * scale;
+    }
+}
+
 impl Codes for Int8 {
     const LIMIT: f32 = 127.0;
     const ZEROS: u8 = 0;
@@ -63,16 +85,14 @@ impl Codes for Int8 {
 
     #[inline(always)]
     fn encode(numbers: &[f32], by: f32, offset: impl Fn(usize) -> f32 + Copy, codes: &mut [u8]) {
-        for (index, (code, number)) in codes.iter_mut().zip(numbers).enumerate() {
-            *code = rounded(number * by + offset(index), 127) as u8;
-        }
+        encode_bytes(numbers, by, offset, codes, |number, offset| {
+            rounded(number + offset, 127) as u8
+        });
     }
 
     #[inline(always)]
     fn decode(codes: &[u8], scale: f32, numbers: &mut [f32]) {
-        for (code, number) in codes.iter().zip(numbers) {
-            *number = f32::from(*code as i8) * scale;
-        }
+        decode_bytes(codes, scale, numbers, |code| f32::from(code as i8));
     }
 }
 
@@ -121,16 +141,12 @@ impl Codes for Fp8 {
 
     #[inline(always)]
     fn encode(numbers: &[f32], by: f32, offset: impl Fn(usize) -> f32 + Copy, codes: &mut [u8]) {
-        for (index, (code, number)) in codes.iter_mut().zip(numbers).enumerate() {
-            *code = to_e4m3(number * by, offset(index));
-        }
+        encode_bytes(numbers, by, offset, codes, to_e4m3);
     }
 
     #[inline(always)]
     fn decode(codes: &[u8], scale: f32, numbers: &mut [f32]) {
-        for (code, number) in codes.iter().zip(numbers) {
-            *number = from_e4m3(*code) * scale;
-        }
+        decode_bytes(codes, scale, numbers, from_e4m3);
     }
 }
 

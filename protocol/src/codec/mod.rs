@@ -34,6 +34,8 @@ mod rounding;
 use std::fmt;
 use std::str::FromStr;
 
+use blockwise::Codes;
+pub use blockwise::{MAGIC, NOT_FINITE, TINY};
 pub use choice::PackingChoice;
 pub use rounding::{Dither, Rounding};
 
@@ -125,6 +127,17 @@ impl Codec {
         match self {
             Self::F32 | Self::Bf16 | Self::F16 => None,
             Self::Int8(block) | Self::Int4(block) | Self::Fp8(block) => Some(block),
+        }
+    }
+
+    /// The code of a block's largest magnitude, where there are blocks.
+    #[must_use]
+    pub fn limit(self) -> Option<f32> {
+        match self {
+            Self::F32 | Self::Bf16 | Self::F16 => None,
+            Self::Int8(_) => Some(blockwise::Int8::LIMIT),
+            Self::Int4(_) => Some(blockwise::Int4::LIMIT),
+            Self::Fp8(_) => Some(blockwise::Fp8::LIMIT),
         }
     }
 
