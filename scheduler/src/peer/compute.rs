@@ -86,9 +86,11 @@ impl Compute {
         assert!(again.is_none(), "no work is taken again before its drop is done");
     }
 
-    /// All room was given back: everything is done again.
-    pub(super) fn forget_rooms(&mut self) {
-        self.dropping.values_mut().for_each(|dropped| dropped.holds_room = false);
+    /// Takes their room from all that is being dropped: everything is done again.
+    pub(super) fn take_rooms(&mut self) -> Vec<ClaimKey> {
+        let held = self.dropping.iter_mut();
+        held.filter_map(|(key, dropped)| std::mem::take(&mut dropped.holds_room).then_some(*key))
+            .collect()
     }
 }
 

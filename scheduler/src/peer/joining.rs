@@ -272,8 +272,11 @@ impl Peer {
         self.early.drop_through(Step(u64::MAX), out);
         self.stop_listening(out);
         self.abort_rounds(out);
+        for key in self.compute.take_rooms() {
+            let hosted = self.stages.get_mut(&key.stage).expect("hosted stages are known");
+            hosted.give_room_back(key.step);
+        }
         self.stages.values_mut().for_each(Hosted::forget_work);
-        self.compute.forget_rooms();
         self.released.clear();
         self.early_askers.clear();
         self.applying = Applying::default();

@@ -90,7 +90,7 @@ impl Hosted {
 
     /// Forgets everything about work, none of which is left: all is done again.
     pub(super) fn forget_work(&mut self) {
-        self.taken.clear();
+        assert!(self.taken.is_empty(), "no work is left");
         self.offers.clear();
         self.refused.clear();
         self.turned_away.clear();
