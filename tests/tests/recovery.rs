@@ -1,13 +1,14 @@
 //! Peers die and come: the run goes on, and the model comes out bit for bit the same.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use shoal_tests::process::Process;
 use shoal_tests::program::shoal;
 use shoal_tests::run::{Run, Trained, text};
 use shoal_tests::swarm::{Swarm, own_address};
+use tempfile::TempDir;
 
 /// Waits in each pass, so that steps take a while.
 const SLOW: &[&str] = &["--slow-down", "15"];
@@ -134,6 +135,15 @@ fn anchored_swarm(homes: &Path, run: &Run, address: &str, archive: &Path) -> Swa
     swarm
 }
 
+/// Such a swarm of 60 steps at an address of its own, with its run, its folder and the archive in that.
+fn anchored() -> (Run, TempDir, PathBuf, Swarm) {
+    let run = Run::of_two_stages(60, 5);
+    let homes = tempfile::tempdir().expect("room for a folder");
+    let archive = homes.path().join("archive");
+    let swarm = anchored_swarm(homes.path(), &run, &own_address().to_string(), &archive);
+    (run, homes, archive, swarm)
+}
+
 /// Waits until three anchors keep the log, and for a few steps more.
 fn reach_three_anchors(swarm: &mut Swarm) {
     assert_eq!(swarm.peers[0].event("anchors")["count"], 3);
@@ -157,10 +167,7 @@ fn archived(mut swarm: Swarm, mut archivist: Process, steps: u64) -> Value {
 
 #[test]
 fn with_three_anchors_the_run_goes_on_when_the_one_that_keeps_it_dies() {
-    let run = Run::of_two_stages(60, 5);
-    let homes = tempfile::tempdir().expect("room for a folder");
-    let archive = homes.path().join("archive");
-    let mut swarm = anchored_swarm(homes.path(), &run, &own_address().to_string(), &archive);
+    let (run, _homes, archive, mut swarm) = anchored();
     swarm.peers.remove(0).kill();
     // It never comes back, and another peer has every checkpoint.
     let archivist = swarm.peers.remove(2);
@@ -171,10 +178,7 @@ fn with_three_anchors_the_run_goes_on_when_the_one_that_keeps_it_dies() {
 
 #[test]
 fn an_anchor_that_comes_back_after_the_end_is_told_that_the_run_is_over() {
-    let run = Run::of_two_stages(60, 5);
-    let homes = tempfile::tempdir().expect("room for a folder");
-    let archive = homes.path().join("archive");
-    let mut swarm = anchored_swarm(homes.path(), &run, &own_address().to_string(), &archive);
+    let (run, _homes, _, mut swarm) = anchored();
     swarm.peers[1].kill();
     // It was missed by then: the run lost it and went on.
     assert_eq!(swarm.peers[0].event("lost")["peer"], swarm.peer_id(1));
