@@ -442,6 +442,12 @@ pub enum PeerEvent {
         /// The step's last word.
         record: CommitRecord,
     },
+    /// Nothing more came of the result of a step that is committed: this peer begins anew from a
+    /// newer snapshot.
+    ResultLost {
+        /// Which step.
+        step: Step,
+    },
     /// A microbatch's work was counted here.
     Counted {
         /// The work.

@@ -174,6 +174,9 @@ impl Driver<'_> {
             }
             PeerEvent::Applied { record } => self.report_step(&record, StepBooks::default()),
             PeerEvent::Counted { .. } => {}
+            PeerEvent::ResultLost { step } => {
+                tracing::warn!(step = step.0, "a result was lost on the way: beginning anew");
+            }
             PeerEvent::Fault(fault) => tracing::error!(%fault, "fault"),
             PeerEvent::Finished => {
                 let sent = self.links.as_ref().map(|links| links.transport.traffic());

@@ -204,7 +204,11 @@ impl Peer {
             if let (Word::Commit(record), false) = (word, old) {
                 let record = record.clone();
                 match self.results(&record, out) {
-                    Results::Awaited => return,
+                    Results::Awaited => {
+                        let known = self.lacks.filter(|(step, _)| *step == record.step);
+                        self.lacks = known.or(Some((record.step, now)));
+                        return;
+                    }
                     Results::Differ => {
                         return self.leave(Fault::ResultDiffers { step: record.step }, out);
                     }

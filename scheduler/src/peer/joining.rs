@@ -16,6 +16,9 @@ use super::stores::Stores;
 use super::{Out, Peer, Status};
 use crate::action::{Payload, PeerAction, PeerEvent, Task, TaskResult};
 
+/// Retries without a piece of a committed result after which it is taken for lost.
+const LOST: u32 = 8;
+
 /// How far a peer is that does not serve yet.
 #[derive(Debug, Default)]
 pub(super) struct Newcomer {
@@ -209,6 +212,7 @@ impl Peer {
         let place = (round.step, round.stage);
         let hearing = self.hearing.get_mut(&place).expect("the caller has looked");
         hearing.result((member, from), piece, proof, payload, out);
+        self.lacks = self.lacks.map(|(step, _)| (step, now));
         if hearing.is_whole() {
             self.catch_up(now, out);
             self.say_ready(out);
@@ -299,6 +303,20 @@ impl Peer {
         }
     }
 
+    /// Nothing more comes of a result that was committed long ago: its pieces were lost on the way,
+    /// and those who had it have applied it and hold it no more.
+    pub(super) fn give_up_lost_results(&mut self, now: Moment, out: &mut Out) {
+        let patience = self.config.limits.retry * LOST;
+        let step = self.version;
+        let is_late = self
+            .lacks
+            .is_some_and(|(lacking, since)| lacking == step && now.since(since) >= patience);
+        if is_late && self.has_weights() && !self.hearing.values().any(Hearing::is_busy) {
+            out.push(PeerAction::Event(PeerEvent::ResultLost { step }));
+            self.fall_behind(out);
+        }
+    }
+
     /// Lets go of what was heard of steps up to this one.
     pub(super) fn forget_heard_through(&mut self, step: Step, out: &mut Out) {
         let hearing: BTreeMap<_, _> = std::mem::take(&mut self.hearing);
@@ -314,6 +332,7 @@ impl Peer {
     /// Lets go of everything that waits to be applied.
     pub(super) fn stop_listening(&mut self, out: &mut Out) {
         self.backlog.clear();
+        self.lacks = None;
         self.forget_heard_through(Step(u64::MAX), out);
     }
 }

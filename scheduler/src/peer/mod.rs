@@ -81,6 +81,8 @@ pub struct Peer {
     unheard: Vec<Hearing>,
     /// Words about steps that this peer is not ready for.
     backlog: VecDeque<Word>,
+    /// The step whose commit waits for its result, and since when nothing of that comes.
+    lacks: Option<(Step, Moment)>,
     /// How far a peer is that does not serve yet.
     newcomer: Option<Newcomer>,
     behind: Behind,
@@ -146,6 +148,7 @@ impl Peer {
             hearing: BTreeMap::new(),
             unheard: Vec::new(),
             backlog: VecDeque::new(),
+            lacks: None,
             newcomer: Some(Newcomer::default()),
             behind: Behind::default(),
             released: BTreeMap::new(),
@@ -294,6 +297,7 @@ impl Peer {
                 self.retry_blocked(now, out);
                 self.retry_offers(now, out);
                 self.repeat_outcomes(out);
+                self.give_up_lost_results(now, out);
                 self.repeat_readiness(out);
                 self.complain(out);
                 self.forget_strangers(now, out);

@@ -70,6 +70,8 @@ pub struct Recovery {
     pub joined: u64,
     /// Newcomers that began anew.
     pub behind: u64,
+    /// Committed results that a peer gave up, since pieces of them were lost on the way.
+    pub results_lost: u64,
     /// Coordinators that took over, the first one too.
     pub terms: u64,
     /// Times that a stage was lost.

@@ -134,7 +134,7 @@ fn swarms_of_all_seeds_hold_every_promise_and_repeat() {
 fn faulty_swarms_of_all_seeds_hold_every_promise() {
     let results = on_all(seeds(FAULTY), |seed| checked(seed, "faulty_swarms", with_faults));
     let reports = all_hold(results);
-    let marks: [Mark; 32] = [
+    let marks: [Mark; 33] = [
         ("commits", |report| report.commits),
         ("runs that lost members and came to their end", |report| {
             u64::from(report.finished && report.recovery.lost > 0)
@@ -147,6 +147,7 @@ fn faulty_swarms_of_all_seeds_hold_every_promise() {
         ("rounds aborted", |report| report.recovery.rounds_aborted),
         ("newcomers that caught up", |report| report.recovery.joined),
         ("newcomers that began anew", |report| report.recovery.behind),
+        ("results lost on the way", |report| report.recovery.results_lost),
         ("returns to an earlier version", |report| report.recovery.rewinds),
         ("checkpoints abandoned", |report| report.recovery.checkpoints_abandoned),
         ("cuts", |report| report.recovery.cuts),

@@ -5,6 +5,7 @@ mod limits;
 mod monotone;
 mod progress;
 mod replicas;
+mod results;
 
 use shoal_protocol::units::Moment;
 
@@ -13,6 +14,7 @@ pub(super) use self::limits::Limits;
 pub(super) use self::monotone::Monotone;
 pub(super) use self::progress::Progress;
 pub(super) use self::replicas::Replicas;
+pub(super) use self::results::Results;
 use super::reference::Reference;
 use super::scenario::Scenario;
 
@@ -33,6 +35,7 @@ pub struct Violation {
 pub(super) struct Oracles {
     pub(super) exactly_once: ExactlyOnce,
     pub(super) replicas: Replicas,
+    pub(super) results: Results,
     pub(super) monotone: Monotone,
     pub(super) limits: Limits,
     pub(super) progress: Progress,
@@ -43,6 +46,7 @@ impl Oracles {
         Self {
             exactly_once: ExactlyOnce::new(&scenario.manifest),
             replicas: Replicas::new(Reference::of(scenario)),
+            results: Results::new(scenario),
             monotone: Monotone::default(),
             limits: Limits::new(scenario),
             progress: Progress::new(scenario),

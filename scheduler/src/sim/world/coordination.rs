@@ -43,6 +43,7 @@ impl World<'_> {
                         (&message, &mut self.oracles)
                     {
                         oracles.exactly_once.closed(round);
+                        oracles.results.closed(round);
                     }
                     let home = self.nodes[index].me;
                     self.send(home, to, Cargo::Told(message));

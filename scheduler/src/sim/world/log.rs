@@ -94,6 +94,7 @@ impl World<'_> {
             let Some(oracles) = &mut self.oracles else { return Ok(()) };
             let once = oracles.exactly_once.committed(record);
             let same = oracles.replicas.committed(record);
+            oracles.results.committed(record);
             self.holds("exactly once", once)?;
             self.holds("equal replicas", same)?;
         }

@@ -60,6 +60,9 @@ impl World<'_> {
             }
             Cargo::Heard(message) => self.input(index, PeerInput::Between { from, message }),
             Cargo::Tensor { mut tag, content, size } => {
+                if let Some(oracles) = &mut self.oracles {
+                    oracles.results.came(to, &tag);
+                }
                 self.border.tagged(to, &mut tag);
                 let payload = self.nodes[index].payloads.keep(content, size);
                 self.input(index, PeerInput::Tensor { from, tag, payload })

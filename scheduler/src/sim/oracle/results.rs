@@ -1,0 +1,89 @@
+//! Nobody gives up a committed result whose pieces all came.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use shoal_protocol::ids::{Member, Stage, StageSpan, Step};
+use shoal_protocol::message::{CommitRecord, Round, RoundId, TensorTag};
+
+use crate::peer::RoundCut;
+use crate::round::{pieces_of, shares};
+use crate::sim::scenario::Scenario;
+
+/// A piece of a result: whose part, and which of it.
+type Piece = (u16, u32);
+
+/// Results on their way.
+#[derive(Debug)]
+pub(in crate::sim) struct Results {
+    parameters: BTreeMap<Stage, usize>,
+    cut: RoundCut,
+    /// Pieces of each round's result.
+    pieces: BTreeMap<RoundId, usize>,
+    came: BTreeMap<(Member, RoundId), BTreeSet<Piece>>,
+    /// The rounds that the last commit of a step names.
+    named: BTreeMap<Step, Vec<RoundId>>,
+    /// Results that were given up: a new coordinator hears of it again.
+    given_up: BTreeSet<(Member, Step)>,
+}
+
+impl Results {
+    pub(in crate::sim) fn new(scenario: &Scenario) -> Self {
+        Self {
+            parameters: scenario.parameters.clone(),
+            cut: scenario.peers[0].limits.cut,
+            pieces: BTreeMap::new(),
+            came: BTreeMap::new(),
+            named: BTreeMap::new(),
+            given_up: BTreeSet::new(),
+        }
+    }
+
+    /// The coordinator closes a step at one stage.
+    pub(in crate::sim) fn closed(&mut self, round: &Round) {
+        let weights: Vec<u32> = round.members.iter().map(|part| part.weight).collect();
+        let shares = shares(self.parameters[&round.id.stage], &weights, self.cut.block_elements);
+        let pieces = shares.iter().map(|share| pieces_of(share, self.cut)).sum();
+        self.pieces.insert(round.id, pieces);
+    }
+
+    /// A tensor came to a member.
+    pub(in crate::sim) fn came(&mut self, to: Member, tag: &TensorTag) {
+        if let TensorTag::RoundResult { round, from, piece, .. } = tag {
+            self.came.entry((to, *round)).or_default().insert((*from, *piece));
+        }
+    }
+
+    /// A step is committed.
+    pub(in crate::sim) fn committed(&mut self, record: &CommitRecord) {
+        let (era, term, step) = (record.era, record.term, record.step);
+        let rounds = (0..).map(Stage).zip(&record.stages);
+        let rounds = rounds.map(|(stage, (attempt, _))| RoundId {
+            era,
+            term,
+            step,
+            stage,
+            attempt: *attempt,
+        });
+        self.named.insert(step, rounds.collect());
+    }
+
+    /// A member that hosts these stages gives up a step's result.
+    pub(in crate::sim) fn given_up(
+        &mut self,
+        member: Member,
+        span: StageSpan,
+        step: Step,
+    ) -> Result<(), String> {
+        let named = self.named.get(&step).into_iter().flatten();
+        let lacks = named.filter(|round| span.contains(round.stage)).any(|round| {
+            let came = self.came.get(&(member, *round)).map_or(0, BTreeSet::len);
+            self.pieces.get(round).is_none_or(|pieces| came < *pieces)
+        });
+        let again = !self.given_up.insert((member, step));
+        if lacks || again {
+            Ok(())
+        } else {
+            Err(format!("{member} gave up the result of step {step}, which it has"))
+        }
+    }
+}
