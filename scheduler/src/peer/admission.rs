@@ -80,10 +80,11 @@ impl Peer {
         let job = self.jobs.get_mut(&key).expect("the caller has looked");
         if !job.askers.contains(&from) {
             // The first asker is not one of those beyond the first.
-            if job.askers.len() > askers {
+            if job.askers.len() <= askers {
+                job.askers.push(from);
+            } else if !job.answered {
                 return self.turn_away(from, key, out);
             }
-            job.askers.push(from);
         }
         if job.answered {
             let gradient = job.returned.map(|gradient| gradient.id);

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use shoal_protocol::ids::{Member, Microbatch, Stage, Step, Term};
+use shoal_protocol::ids::{Era, Member, Microbatch, Stage, Step, Term};
 use shoal_protocol::message::{
     CommitRecord, Round, RoundId, RoundOutcome, TensorTag, ToCoordinator,
 };
@@ -88,6 +88,11 @@ impl EarlyPieces {
             *account = *account - payload.size;
         }
         taken.into()
+    }
+
+    /// Lets go of pieces of eras before this one.
+    pub(super) fn drop_before(&mut self, era: Era, out: &mut Out) {
+        self.drop_where(out, |round| round.era < era);
     }
 
     /// Lets go of pieces of steps that are over.
@@ -294,7 +299,8 @@ impl Peer {
         let Some(reduction) = known else {
             let hosted = self.span.is_none_or(|span| span.contains(id.stage));
             let closed = self.rounds.get(&id.stage).is_some_and(|known| known.round().id > id);
-            let open = self.is_of_use(id.step);
+            // Word of a new era may come later than its first tensors.
+            let open = id.era > self.era || (id.era == self.era && self.is_of_use(id.step));
             if hosted && open && !closed && self.status != Status::Over {
                 let heard = self.config.limits.heard - self.heard_bytes();
                 let most = (self.early_bytes(), self.early.results() + heard);

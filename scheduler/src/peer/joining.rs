@@ -273,7 +273,7 @@ impl Peer {
             return;
         }
         self.drop_jobs_through(Step(u64::MAX), out);
-        self.early.drop_through(Step(u64::MAX), out);
+        self.early.drop_before(era, out);
         self.stop_listening(out);
         self.abort_rounds(out);
         for key in self.compute.take_rooms() {

@@ -32,7 +32,7 @@ impl Progress {
         Self { bound, last: Moment::default() }
     }
 
-    /// A step was opened, committed or saved, or a peer was admitted.
+    /// A step was opened, committed or saved, a peer was admitted, or got a file.
     pub(in crate::sim) fn advanced(&mut self, now: Moment) {
         self.last = now;
     }
