@@ -25,6 +25,8 @@ pub struct History {
     pub commit: Option<CommitRecord>,
     /// The newest complete checkpoints, oldest first.
     pub checkpoints: BTreeMap<Step, Vec<StoredStage>>,
+    /// Whether the run is over.
+    pub completed: bool,
 }
 
 /// A record that does not follow those before it.
@@ -93,6 +95,10 @@ impl History {
             LogRecord::Rewind { era, version } => self.rewind(*era, *version),
             LogRecord::Checkpoint { version, stages, oldest } => {
                 self.save(*version, stages, *oldest)
+            }
+            LogRecord::Completed => {
+                self.completed = true;
+                Ok(())
             }
         }
     }

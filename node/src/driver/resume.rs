@@ -70,11 +70,10 @@ fn offer_checkpoint(folder: &Path, run: RunId, files: &Files) -> bool {
     true
 }
 
-/// Whether a run's last checkpoint is in the log and, where there is one, in the archive.
+/// Whether the log says that a run is over, and its last checkpoint is in the archive, where there is
+/// one.
 pub(crate) fn is_complete(history: &History, manifest: &Manifest, archive: Option<&Path>) -> bool {
-    let steps = Step(manifest.training.steps);
-    let logged = history.checkpoints.contains_key(&steps) && history.version == steps;
-    logged && archive.is_none_or(|archive| is_archived(archive, manifest))
+    history.completed && archive.is_none_or(|archive| is_archived(archive, manifest))
 }
 
 /// Whether the archive has a run's last checkpoint.

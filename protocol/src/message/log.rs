@@ -29,6 +29,8 @@ pub enum LogRecord {
         /// Checkpoints before this version are kept no longer.
         oldest: Step,
     },
+    /// Everything is trained and in an archive: the run is over.
+    Completed,
 }
 
 /// The results of one step: its last word.

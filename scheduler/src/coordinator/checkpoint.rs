@@ -333,12 +333,19 @@ impl Coordinator {
             return;
         }
         if self.checkpoints.archived == Some(self.version) {
-            self.phase = Phase::Finished;
-            self.tell_all(&FromCoordinator::Finished, out);
-            event(CoordinatorEvent::Finished, out);
+            // Once some have gone, no later coordinator could find out.
+            self.phase = Phase::Ending;
+            out.push(CoordinatorAction::Append(LogRecord::Completed));
         } else {
             self.checkpoints.again_at.get_or_insert(self.now + self.config.retry);
         }
+    }
+
+    /// The log has it that the run is over.
+    pub(super) fn finish(&mut self, out: &mut Out) {
+        self.phase = Phase::Finished;
+        self.tell_all(&FromCoordinator::Finished, out);
+        event(CoordinatorEvent::Finished, out);
     }
 
     /// An archive has a checkpoint as a whole.

@@ -70,6 +70,8 @@ pub struct Coordinator {
     snapshots: Snapshots,
     checkpoints: Checkpoints,
     archive: Archive,
+    /// Whether the log had the run's end before this term.
+    completed: bool,
     complaints: Complaints,
     stragglers: Stragglers,
     /// The time of the present input.
@@ -104,6 +106,8 @@ enum Phase {
     Committing,
     /// The last step is committed, the last checkpoint is not yet where it belongs.
     Saving,
+    /// That the run is over is on its way into the log.
+    Ending,
     /// All is said and done.
     Finished,
     /// The run cannot go on.
@@ -130,6 +134,7 @@ impl Coordinator {
             archive: Archive::of(history.checkpoints),
             version: history.version,
             last_commit: history.commit,
+            completed: history.completed,
             logged_view: history.view,
             config,
             view_pending: false,
@@ -325,6 +330,7 @@ impl Coordinator {
             return;
         }
         match record {
+            LogRecord::Term(_) if self.completed => self.finish(out),
             LogRecord::Term(_) => self.begin_census(out),
             LogRecord::View(view) => self.view_logged(view, out),
             // What was committed last is undone by the rewind that follows it in the log.
@@ -335,6 +341,7 @@ impl Coordinator {
             LogRecord::Checkpoint { version, stages, oldest } => {
                 self.checkpoint_logged(version, stages, oldest, out);
             }
+            LogRecord::Completed => self.finish(out),
         }
     }
 

@@ -17,8 +17,9 @@ pub(super) struct Snapshots {
     parts: BTreeMap<(Step, Stage), Part>,
     /// How often a member was told to write, so that the work is spread.
     writes: BTreeMap<Member, u64>,
-    /// What its writer's disk did not take, and when it is tried again.
+    /// What its writer's disk did not take.
     failed: BTreeSet<(Step, Stage)>,
+    /// When that is tried again, and those are asked again who do not answer.
     pub(super) again_at: Option<Moment>,
 }
 
@@ -90,13 +91,22 @@ impl Coordinator {
         *writes.entry(writer).or_insert(0) += 1;
         parts.insert((version, stage), Part { writer, files: None });
         send(writer, FromCoordinator::Store { version, stage }, out);
+        self.snapshots.again_at.get_or_insert(self.now + self.config.retry);
     }
 
-    /// Has written again what a disk did not take.
+    /// Has written again what a disk did not take, and asks again who did not answer: one of the two
+    /// words may be lost.
     pub(super) fn retry_snapshots(&mut self, out: &mut Out) {
         let due = self.snapshots.again_at.is_some_and(|at| self.now >= at);
         if due {
             self.snapshots.again_at = None;
+            for ((version, stage), part) in &self.snapshots.parts {
+                if part.files.is_none() {
+                    let (version, stage) = (*version, *stage);
+                    send(part.writer, FromCoordinator::Store { version, stage }, out);
+                    self.snapshots.again_at = Some(self.now + self.config.retry);
+                }
+            }
             let failed = std::mem::take(&mut self.snapshots.failed);
             let parts = &self.snapshots.parts;
             let failed: Vec<_> =

@@ -320,6 +320,7 @@ fn a_run_ends_when_its_last_checkpoint_is_stored_copied_logged_and_archived() {
     let finished = |message: &FromCoordinator| *message == FromCoordinator::Finished;
     assert_eq!(messages(&ended, finished).len(), 2);
     assert_eq!(events(&ended), [CoordinatorEvent::Finished]);
+    assert_eq!(run.logged.last(), Some(&LogRecord::Completed));
     // From here on everybody may go.
     assert_eq!(run.input(CoordinatorInput::Disconnected { member: member(1) }), []);
 }

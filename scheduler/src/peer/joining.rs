@@ -62,8 +62,12 @@ impl Peer {
         parts: Vec<SnapshotPart>,
         out: &mut Out,
     ) {
+        let here = self.version;
         let Some(newcomer) = &mut self.newcomer else { return };
-        let newer = newcomer.begins.as_ref().is_none_or(|(known, _)| version > *known);
+        // Who was told twice what to begin from may be further by now than the second word.
+        let newer = newcomer.begins.as_ref().is_none_or(|(begun, missing)| {
+            version > if missing.is_empty() { here } else { *begun }
+        });
         if self.status != Status::Member || !newer {
             return;
         }

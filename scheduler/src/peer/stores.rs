@@ -32,6 +32,11 @@ impl Peer {
             let message = ToCoordinator::Stored { version, stage, files };
             return out.push(PeerAction::ToCoordinator(message));
         }
+        if version < self.version && !self.stores.writing.contains(&(version, stage)) {
+            // The word came too late: somebody else may have it, or a later version does.
+            let message = ToCoordinator::Stored { version, stage, files: Vec::new() };
+            return out.push(PeerAction::ToCoordinator(message));
+        }
         // Who serves since the last view may still have results to apply.
         let behind = self.backlog.len() as u64;
         if (self.version.0..=self.version.0 + 1 + behind).contains(&version.0) {

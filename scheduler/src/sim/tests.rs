@@ -268,7 +268,7 @@ fn oracles_catch_every_rule_that_nobody_keeps() {
         (Omit::Eras, 6000),
         (Omit::Terms, 3000),
         (Omit::Census, 300),
-        (Omit::Attempts, 300),
+        (Omit::Attempts, 3000),
         (Omit::NamedAttempt, 3000),
         (Omit::Readiness, 100),
         (Omit::Abort, 3000),

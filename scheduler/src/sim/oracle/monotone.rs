@@ -58,6 +58,7 @@ impl Monotone {
                     return Err(format!("a checkpoint of version {version} follows a newer one"));
                 }
             }
+            LogRecord::Completed => {}
         }
         Ok(())
     }
