@@ -12,8 +12,17 @@ use crate::exit::{Exit, ExitWith};
 const MARKER: &str = ".shoal-demo";
 
 /// Everything else that a demo writes. Nothing else is ever removed.
-const OUTPUTS: [&str; 8] =
-    ["run.toml", "text.txt", "report.json", "loss.svg", "checkpoint", "reference", "logs", "peers"];
+const OUTPUTS: [&str; 9] = [
+    "run.toml",
+    "reference.toml",
+    "text.txt",
+    "report.json",
+    "loss.svg",
+    "checkpoint",
+    "reference",
+    "logs",
+    "peers",
+];
 
 /// A folder that belongs to this demo, empty at first.
 #[derive(Debug)]

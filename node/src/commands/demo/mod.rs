@@ -8,7 +8,7 @@ mod summary;
 
 use std::ffi::OsString;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 use shoal_engine::{data, tokenizer};
@@ -47,7 +47,8 @@ pub(super) fn run(args: &DemoArgs, log_format: LogFormat) -> anyhow::Result<()> 
     report.write(&folder.join("report.json")).context("report.json cannot be written")?;
     let mut reference = None;
     if !args.no_reference {
-        runtime.block_on(train_reference(args, &folder, log_format))?;
+        let config = reference_config(&folder, &manifest, &report)?;
+        runtime.block_on(train_reference(args, &config, &folder, log_format))?;
         let alone = read_report(&folder.join("reference"))?;
         report.reference_hash = alone.checkpoint_hash;
         report.write(&folder.join("report.json")).context("report.json cannot be written")?;
@@ -226,13 +227,36 @@ fn peer_arguments(
     arguments.0
 }
 
+/// The configuration of the run alone. A coordinator makes up for a checkpoint that the one before
+/// it did not come to, at the next version: then the run alone saves every version.
+fn reference_config(
+    folder: &Folder,
+    manifest: &Manifest,
+    swarm: &Report,
+) -> anyhow::Result<PathBuf> {
+    let path = folder.join("run.toml");
+    let planned = |version: &u64| {
+        let every = manifest.checkpoint.every;
+        *version == manifest.training.steps || (every > 0 && version.is_multiple_of(every))
+    };
+    if swarm.checkpoints.keys().all(planned) {
+        return Ok(path);
+    }
+    let mut config = RunConfig::load(&path).exit_with(Exit::Usage)?;
+    config.checkpoint.every = 1;
+    let path = folder.join("reference.toml");
+    fs::write(&path, config.to_toml())?;
+    Ok(path)
+}
+
 async fn train_reference(
     args: &DemoArgs,
+    config: &Path,
     folder: &Folder,
     log_format: LogFormat,
 ) -> anyhow::Result<()> {
     let arguments = Arguments::default()
-        .with("local", folder.join("run.toml"))
+        .with("local", config)
         .with("--out", folder.join("reference"))
         .with("--events", "-")
         .with("--device", args.device.to_string())
