@@ -10,6 +10,7 @@ help:
 	@echo 'make bench-recovery  how long a death and a newcomer take (5 minutes)'
 	@echo 'make bench-overhead  what exactly-once costs when nothing dies (15 minutes)'
 	@echo 'make bench-codec     how fast numbers are rounded for a link (2 minutes)'
+	@echo 'make bench-transport how fast long, full and lossy links are filled (12 minutes; root)'
 	@echo 'make bench-convergence DATA=TEXT  what that rounding does to training (15 minutes)'
 	@echo 'make soak SECONDS=N  look for failures for so long: faulty swarms, demos with deaths'
 	@echo 'make lint       formatting, clippy, and what we depend on'
@@ -52,6 +53,12 @@ bench-codec: setup
 	.venv/bin/python -m pip install --quiet --no-deps --target $(peers) --upgrade bitsandbytes==0.50.2
 	.venv/bin/python bench/codec.py --codec-speed target/release/examples/codec_speed --peers $(peers)
 
+bench-transport:
+	cargo build --release -p shoal-protocol --features net --example transport_speed
+	cargo build --release -p shoal-tests --example emulated_network
+	python3 bench/transport.py --speed target/release/examples/transport_speed \
+		--network target/release/examples/emulated_network
+
 bench-convergence: build
 	@scripts/setup.sh --tests
 	.venv/bin/python bench/convergence.py --shoal target/release/shoal --data $(DATA) \
@@ -71,4 +78,4 @@ check-gpu:
 	scripts/check-gpu.sh
 
 .PHONY: help setup build demo test bench bench-recovery bench-overhead bench-codec \
-	bench-convergence soak lint check-gpu
+	bench-transport bench-convergence soak lint check-gpu

@@ -81,9 +81,11 @@ pub enum LogFormat {
 /// What steers how fast a connection sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Congestion {
+    /// Fair beside other traffic, and fast where packets are lost by chance.
+    Tolerant,
     /// Fair beside other traffic; slow on lines that lose packets.
     Cubic,
-    /// Fast on lines that lose packets.
+    /// Fast on lines that lose packets; sends much twice.
     Bbr,
 }
 
@@ -176,7 +178,7 @@ pub struct PeerArgs {
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     log_memory: Bytes,
     /// What steers how fast connections send.
-    #[arg(long, value_enum, default_value_t = Congestion::Cubic)]
+    #[arg(long, value_enum, default_value_t = Congestion::Tolerant)]
     congestion: Congestion,
     /// How tensors are made smaller for links without loss: `auto` as is measured to arrive soonest on
     /// each.

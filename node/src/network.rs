@@ -61,6 +61,7 @@ impl Links {
             incarnation,
             run,
             congestion: match options.congestion {
+                Congestion::Tolerant => transport::Congestion::Tolerant,
                 Congestion::Cubic => transport::Congestion::Cubic,
                 Congestion::Bbr => transport::Congestion::Bbr,
             },

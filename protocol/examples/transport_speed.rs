@@ -1,47 +1,127 @@
-//! How fast one peer sends tensors to another over loopback.
+//! How fast one peer sends tensors to another.
 //!
-//!     cargo run --release -p shoal-protocol --features net --example transport_speed -- [MIB] [PIECE_MIB]
+//!     transport_speed loopback [MIB] [PIECE_MIB]
+//!     transport_speed receive ADDRESS
+//!     transport_speed send PEER ADDRESS CONGESTION SECONDS
 //!
-//! Both ends run in this process: the processor time is that of both.
+//! On loopback both ends run in this process: the processor time is that of both. Between machines,
+//! the receiver prints its id and ends when its input does; the sender prints JSON.
 
+use std::io::Read;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use shoal_protocol::codec::packing::Packing;
 use shoal_protocol::frame::{Element, Frame};
-use shoal_protocol::ids::Incarnation;
+use shoal_protocol::ids::{Incarnation, PeerId};
 use shoal_protocol::net::Identity;
 use shoal_protocol::net::transport::{
     Congestion, NoBlobs, Priority, Transport, TransportConfig, TransportEvent,
 };
 use tokio::sync::mpsc;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut arguments = std::env::args().skip(1).map(|argument| argument.parse::<usize>());
-    let total = arguments.next().transpose()?.unwrap_or(2048);
-    let piece = arguments.next().transpose()?.unwrap_or(8);
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+/// What a link carries while it is found out how fast it is does not count.
+const SETTLING: Duration = Duration::from_secs(3);
+
+fn main() -> Result<()> {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(measure(total, piece))
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments[..] {
+        ["receive", address] => runtime.block_on(receive(address.parse()?)),
+        ["send", peer, address, congestion, seconds] => {
+            let congestion = congestion_of(congestion)?;
+            let seconds = Duration::from_secs_f64(seconds.parse()?);
+            runtime.block_on(send(peer.parse()?, address.parse()?, congestion, seconds))
+        }
+        ["loopback"] => runtime.block_on(measure(2048, 8)),
+        ["loopback", total] => runtime.block_on(measure(total.parse()?, 8)),
+        ["loopback", total, piece] => runtime.block_on(measure(total.parse()?, piece.parse()?)),
+        _ => Err("see the beginning of the source for what can be asked".into()),
+    }
 }
 
-async fn measure(total: usize, piece: usize) -> Result<(), Box<dyn std::error::Error>> {
-    let (sender, _sender_events) = bind()?;
-    let (receiver, mut events) = bind()?;
+fn congestion_of(name: &str) -> Result<Congestion> {
+    match name {
+        "tolerant" => Ok(Congestion::Tolerant),
+        "cubic" => Ok(Congestion::Cubic),
+        "bbr" => Ok(Congestion::Bbr),
+        other => Err(format!("no congestion control is called {other}").into()),
+    }
+}
+
+/// Takes whatever comes.
+async fn receive(address: SocketAddr) -> Result<()> {
+    let (transport, mut events) = bind(address, Congestion::default())?;
+    println!("{}", transport.peer_id());
+    let mut input = tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()));
+    loop {
+        tokio::select! {
+            event = events.recv() => if event.is_none() { break },
+            _ = &mut input => break,
+        }
+    }
+    transport.close().await;
+    Ok(())
+}
+
+/// Sends for so long, and says how much arrived after the first seconds: what has left the queue has
+/// been acknowledged.
+async fn send(
+    peer: PeerId,
+    address: SocketAddr,
+    congestion: Congestion,
+    seconds: Duration,
+) -> Result<()> {
+    let local = SocketAddr::from(([0, 0, 0, 0], 0));
+    let (transport, _events) = bind(local, congestion)?;
+    transport.connect(peer, &[address]).await?;
+    let frame = piece(1 << 20)?;
+    let began = Instant::now();
+    let mut settled = None;
+    while began.elapsed() < SETTLING + seconds {
+        let frames = vec![frame.clone()];
+        transport.send_tensor(peer, Vec::new(), frames, Priority::Bulk)?.await;
+        if settled.is_none() && began.elapsed() >= SETTLING {
+            let way = transport.way_to(peer).ok_or("the connection broke")?;
+            settled = Some((Instant::now(), transport.traffic().tensor.sent.0, way));
+        }
+    }
+    let (since, before, then) = settled.ok_or("nothing was sent for seconds")?;
+    let (elapsed, sent) = (since.elapsed(), transport.traffic().tensor.sent.0 - before);
+    let now = transport.way_to(peer).ok_or("the connection broke")?;
+    println!(
+        "{{\"mbit\": {:.2}, \"sent_packets\": {}, \"lost_packets\": {}, \"round_trip_ms\": {:.1}}}",
+        sent as f64 * 8e-6 / elapsed.as_secs_f64(),
+        now.sent_packets - then.sent_packets,
+        now.lost_packets - then.lost_packets,
+        now.round_trip.as_secs_f64() * 1e3,
+    );
+    // Whatever is left waits for nobody.
+    Ok(())
+}
+
+fn piece(bytes: usize) -> Result<Frame> {
+    let body = Bytes::from(vec![1; bytes]);
+    Ok(Frame::pack(Element::U8, &[u32::try_from(bytes)?], body, Packing::Raw)?)
+}
+
+async fn measure(total: usize, mebi: usize) -> Result<()> {
+    let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
+    let (sender, _sender_events) = bind(loopback, Congestion::default())?;
+    let (receiver, mut events) = bind(loopback, Congestion::default())?;
     let start = Instant::now();
     sender.connect(receiver.peer_id(), &receiver.local_addresses()).await?;
     println!("connected in {:.1} ms", start.elapsed().as_secs_f64() * 1e3);
 
-    let bytes = piece << 20;
-    let frame = Frame::pack(
-        Element::U8,
-        &[u32::try_from(bytes)?],
-        Bytes::from(vec![1; bytes]),
-        Packing::Raw,
-    )?;
-    let messages = total.div_ceil(piece);
+    let bytes = mebi << 20;
+    let frame = piece(bytes)?;
+    let messages = total.div_ceil(mebi);
     let to = receiver.peer_id();
     let start = Instant::now();
     let processor = processor_seconds();
@@ -49,7 +129,7 @@ async fn measure(total: usize, piece: usize) -> Result<(), Box<dyn std::error::E
         for _ in 0..messages {
             sender.send_tensor(to, Vec::new(), vec![frame.clone()], Priority::Bulk)?.await;
         }
-        Ok::<(), Box<dyn std::error::Error>>(())
+        Result::Ok(())
     };
     let receive = async {
         let mut received = 0;
@@ -60,13 +140,13 @@ async fn measure(total: usize, piece: usize) -> Result<(), Box<dyn std::error::E
                 other => return Err(format!("unexpected: {other:?}").into()),
             }
         }
-        Ok::<(), Box<dyn std::error::Error>>(())
+        Result::Ok(())
     };
     tokio::try_join!(send, receive)?;
     let seconds = start.elapsed().as_secs_f64();
     let megabytes = (messages * bytes) as f64 / 1e6;
     println!(
-        "{megabytes:.0} MB in pieces of {piece} MiB: {:.0} MB/s, {:.2} CPU s/GB both ends",
+        "{megabytes:.0} MB in pieces of {mebi} MiB: {:.0} MB/s, {:.2} CPU s/GB both ends",
         megabytes / seconds,
         (processor_seconds() - processor) / megabytes * 1e3,
     );
@@ -75,14 +155,16 @@ async fn measure(total: usize, piece: usize) -> Result<(), Box<dyn std::error::E
     Ok(())
 }
 
-fn bind() -> Result<(Transport, mpsc::Receiver<TransportEvent>), Box<dyn std::error::Error>> {
+fn bind(
+    listen: SocketAddr,
+    congestion: Congestion,
+) -> Result<(Transport, mpsc::Receiver<TransportEvent>)> {
     let config = TransportConfig {
         incarnation: Incarnation(1),
         run: None,
-        congestion: Congestion::Cubic,
+        congestion,
         blobs: Arc::new(NoBlobs),
     };
-    let listen = SocketAddr::from(([127, 0, 0, 1], 0));
     Ok(Transport::bind(&Identity::ephemeral(), &[listen], config)?)
 }
 

@@ -65,11 +65,16 @@ impl Star {
     /// The same command inside one of them.
     #[must_use]
     pub fn within(&self, place: usize, command: &Command) -> Command {
-        let mut inside = Command::new("ip");
-        inside.args(["netns", "exec", &self.names[place]]);
-        inside.arg(command.get_program()).args(command.get_args());
-        prepared(inside)
+        within(&self.names[place], command)
     }
+}
+
+/// The same command inside a namespace.
+pub(crate) fn within(namespace: &str, command: &Command) -> Command {
+    let mut inside = Command::new("ip");
+    inside.args(["netns", "exec", namespace]);
+    inside.arg(command.get_program()).args(command.get_args());
+    prepared(inside)
 }
 
 impl Drop for Star {
@@ -81,7 +86,7 @@ impl Drop for Star {
     }
 }
 
-fn ip(arguments: &[&str]) -> Result<(), String> {
+pub(crate) fn ip(arguments: &[&str]) -> Result<(), String> {
     let told = |error: String| format!("`ip {}` says: {}", arguments.join(" "), error.trim());
     let Output { status, stderr, .. } =
         Command::new("ip").args(arguments).output().map_err(|error| told(error.to_string()))?;

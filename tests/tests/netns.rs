@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use shoal_tests::emulator::link::{Access, Config};
+use shoal_tests::emulator::network::Machines;
 use shoal_tests::namespace::Star;
 use shoal_tests::process::Process;
 use shoal_tests::run::{Run, Trained};
@@ -67,5 +69,39 @@ fn two_members_that_cannot_reach_each_other_train_through_a_third() {
     all_end([first].into_iter().chain(ends));
     let trained = Trained::read(&out);
     assert_eq!(trained.report["microbatches"]["replayed"], 0, "nobody was expelled");
+    assert_eq!(trained.hash(), run.local("alone").hash());
+}
+
+#[test]
+fn machines_far_apart_train_together_over_links_that_lose_packets() {
+    let access = Access { up_mbit: Some(50.0), down_mbit: Some(200.0) };
+    let config = Config {
+        ends: vec![access; 3],
+        delay_ms: 10.0,
+        jitter_ms: 2.0,
+        queue_ms: 20.0,
+        loss: 0.01,
+        seed: 1,
+    };
+    let mut machines = match Machines::new(&config) {
+        Ok(machines) => machines,
+        Err(reason) => return skip(&format!("no emulated network here: {reason}")),
+    };
+    let run = Run::tiny(&[]);
+    let out = run.path("out");
+    let mut start = start_command(&run.config(), &run.path("peer-0"), &out);
+    start.args(["--listen", "0.0.0.0:7411", "--wait-for", "3"]);
+    let mut first = Process::start("peer-0", machines.within(0, &start));
+    let address = first.event("listening")["address"].as_str().expect("text").to_owned();
+    let others = [1, 2].map(|end| {
+        let name = format!("peer-{end}");
+        let join = join_command(&address, &run.path(&name));
+        Process::start(&name, machines.within(end, &join))
+    });
+    all_end([first].into_iter().chain(others));
+    let counts = machines.stop();
+    assert!(counts.iter().all(|end| end.lost > 0), "every machine lost packets: {counts:?}");
+    let trained = Trained::read(&out);
+    assert_eq!(trained.report["microbatches"]["missing"], 0);
     assert_eq!(trained.hash(), run.local("alone").hash());
 }

@@ -47,7 +47,7 @@ async fn fetch(args: &FetchArgs) -> anyhow::Result<()> {
     let config = TransportConfig {
         incarnation: LIFE,
         run: None,
-        congestion: Congestion::Cubic,
+        congestion: Congestion::default(),
         blobs: Arc::new(files.clone()),
     };
     let anywhere = [SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))];

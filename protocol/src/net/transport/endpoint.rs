@@ -13,6 +13,7 @@ use quinn::{
 use quinn_proto::HashedConnectionIdGenerator;
 use socket2::{Domain, Protocol, Socket, Type};
 
+use super::congestion::TolerantConfig;
 use super::error::TransportError;
 use super::relay::Relay;
 use super::tls::Tls;
@@ -23,11 +24,12 @@ use crate::units::Bytes;
 /// What decides how fast a connection sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Congestion {
-    /// Backs off on loss: right for most links.
+    /// Backs off where a queue is full, and bears with packets that are lost by chance.
     #[default]
+    Tolerant,
+    /// Backs off on every loss (RFC 9438).
     Cubic,
-    /// Follows the measured bandwidth: far faster on long links that lose packets at random, and
-    /// wasteful elsewhere.
+    /// Follows the measured bandwidth, and sends much twice.
     Bbr,
 }
 
@@ -177,6 +179,7 @@ pub(super) fn quic(congestion: Congestion) -> TransportConfig {
 
 fn controller(congestion: Congestion) -> Arc<dyn ControllerFactory + Send + Sync> {
     match congestion {
+        Congestion::Tolerant => Arc::new(TolerantConfig { initial_window: INITIAL_WINDOW }),
         Congestion::Cubic => {
             let mut config = CubicConfig::default();
             config.initial_window(INITIAL_WINDOW);

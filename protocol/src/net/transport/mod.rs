@@ -17,6 +17,7 @@
 
 mod accept;
 mod blob;
+mod congestion;
 mod control;
 mod dial;
 mod endpoint;
@@ -57,7 +58,7 @@ pub use error::{
 };
 pub use event::{Run, TensorMessage, TransportEvent, Welcome};
 pub use outbox::Priority;
-pub use traffic::{Flow, Traffic};
+pub use traffic::{Flow, Traffic, Way};
 
 use crate::frame::Frame;
 use crate::ids::{ContentHash, Incarnation, PeerId};
@@ -373,6 +374,20 @@ impl Transport {
     pub fn rate_to(&self, peer: PeerId) -> Option<f64> {
         let peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
         peers.get(&peer).and_then(|peer| peer.rate().rate())
+    }
+
+    /// What the connection to a peer shows of the way there; none where there is no connection.
+    #[must_use]
+    pub fn way_to(&self, peer: PeerId) -> Option<Way> {
+        let peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        let session = peers.get(&peer)?.session()?;
+        let path = session.connection.stats().path;
+        Some(Way {
+            round_trip: path.rtt,
+            window: units::Bytes(path.cwnd),
+            sent_packets: path.sent_packets,
+            lost_packets: path.lost_packets,
+        })
     }
 
     /// What waits to be sent to a peer: messages with tensors, those on their way included, and

@@ -1,6 +1,7 @@
 //! How many bytes went which way.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use crate::units::Bytes;
 
@@ -39,6 +40,19 @@ pub struct Flow {
     pub sent: Bytes,
     /// Taken from it.
     pub received: Bytes,
+}
+
+/// What a connection shows of the way to its other end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Way {
+    /// The smoothed round trip.
+    pub round_trip: Duration,
+    /// What may be on its way at once.
+    pub window: Bytes,
+    /// Packets sent, those sent again included.
+    pub sent_packets: u64,
+    /// Packets taken for lost, whose content was sent again.
+    pub lost_packets: u64,
 }
 
 /// The running counts.

@@ -1,0 +1,158 @@
+"""How fast one peer sends tensors to another: over loopback, and over emulated links that delay, fill
+up and lose packets, with each congestion control, and beside a TCP connection with Cubic.
+
+    python bench/transport.py --speed target/release/examples/transport_speed \
+        --network target/release/examples/emulated_network [--seconds 12]
+
+Needs root, /dev/net/tun and `ip`. A link's share is of what its rate leaves for the content of packets
+of 1500 bytes; packets sent again are those that the sender took for lost.
+"""
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+import time
+
+import table
+
+PORT = 7400
+RATE = 200  # Mbit/s
+DELAY = 50  # ms, each way
+# Of 1500 bytes: IPv4, UDP, QUIC's header with an 8-byte connection id and a 2-byte number, its
+# authentication tag, and the header of a stream frame.
+CONTENT = (1500 - 20 - 8 - 11 - 16 - 9) / 1500
+LINKS = [
+    ("no loss, queue of 5 ms", {"queue_ms": 5}),
+    ("no loss, queue of 50 ms", {"queue_ms": 50}),
+    ("no loss, queue of 200 ms", {"queue_ms": 200}),
+    ("0.1% loss, queue of 50 ms", {"queue_ms": 50, "loss": 0.001}),
+    ("1% loss, queue of 50 ms", {"queue_ms": 50, "loss": 0.01}),
+]
+CONTROLS = ["tolerant", "cubic", "bbr"]
+TCP = """
+import socket, sys, time
+if sys.argv[1] == "receive":
+    with socket.create_server(("0.0.0.0", int(sys.argv[2]))) as server:
+        print("ready", flush=True)
+        connection, _ = server.accept()
+        total, began, counting = 0, time.monotonic(), float(sys.argv[3])
+        while data := connection.recv(1 << 20):
+            if time.monotonic() - began >= counting:
+                total += len(data)
+        print(total * 8e-6 / (time.monotonic() - began - counting), flush=True)
+else:
+    with socket.socket() as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
+        client.connect((sys.argv[2], int(sys.argv[3])))
+        block, end = bytes(1 << 18), time.monotonic() + float(sys.argv[4])
+        while time.monotonic() < end:
+            client.sendall(block)
+"""
+
+
+@contextlib.contextmanager
+def network(program, link):
+    """Two machines joined by a link; gives how to start something in each, and their addresses."""
+    ends = [{"up_mbit": RATE}, {"up_mbit": RATE}]
+    config = {"ends": ends, "delay_ms": DELAY, **link}
+    process = subprocess.Popen(
+        [program, json.dumps(config)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    line = process.stdout.readline()
+    if not line:
+        sys.exit("no emulated network here: is this root, with /dev/net/tun?")
+    machines = json.loads(line)
+
+    def start(end, *command):
+        inside = ["ip", "netns", "exec", machines["namespaces"][end], *command]
+        return subprocess.Popen(
+            inside, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    try:
+        yield start, machines["addresses"]
+    finally:
+        process.stdin.close()
+        process.wait()
+
+
+def send(start, speed, address, control, seconds):
+    """Sends tensors over the link for so long; gives what the sender says."""
+    receiver = start(1, speed, "receive", f"0.0.0.0:{PORT}")
+    peer = receiver.stdout.readline().strip()
+    sender = start(0, speed, "send", peer, f"{address}:{PORT}", control, str(seconds))
+    output, _ = sender.communicate()
+    if sender.returncode != 0:
+        sys.exit(f"the sender failed: {output}")
+    receiver.communicate()
+    return json.loads(output)
+
+
+def tcp(start, address, seconds, settling):
+    """Sends over a TCP connection for so long; gives Mbit/s after the first seconds."""
+    receiver = start(1, sys.executable, "-c", TCP, "receive", str(PORT + 1), str(settling))
+    receiver.stdout.readline()
+    client = start(0, sys.executable, "-c", TCP, "send", address, str(PORT + 1), str(seconds))
+    client.communicate()
+    return float(receiver.communicate()[0])
+
+
+def alone(args):
+    rows = []
+    for name, link in LINKS:
+        for control in CONTROLS:
+            with network(args.network, link) as (start, addresses):
+                told = send(start, args.speed, addresses[1], control, args.seconds)
+            again = told["lost_packets"] / told["sent_packets"]
+            lossless = 1 - link.get("loss", 0)
+            share = told["mbit"] / (RATE * CONTENT * lossless)
+            rows.append([name, control, f"{told['mbit']:.1f}", f"{share:.3f}", f"{again:.2%}"])
+    headers = ["link of 200 Mbit/s, 50 ms each way", "control", "Mbit/s", "share", "sent again"]
+    notes = (
+        f"Shares are of the {RATE * CONTENT:.0f} Mbit/s that packets of 1500 bytes leave for content, "
+        "less what is lost; the first three seconds do not count."
+    )
+    table.show("Alone on a link", notes, headers, rows)
+
+
+def shared(args):
+    """A TCP connection is there first; the other comes after a second."""
+    rows = []
+    for queue in (20, 50, 100, 200):
+        for control in CONTROLS:
+            with network(args.network, {"queue_ms": queue}) as (start, addresses):
+                seconds = 3 * args.seconds
+                result = {}
+
+                def competitor():
+                    result["tcp"] = tcp(start, addresses[1], seconds + 3, 4)
+
+                thread = threading.Thread(target=competitor)
+                thread.start()
+                time.sleep(1)
+                told = send(start, args.speed, addresses[1], control, seconds - 1)
+                thread.join()
+            share = result["tcp"] / (result["tcp"] + told["mbit"])
+            rows.append(
+                [f"{queue} ms", control, f"{told['mbit']:.1f}", f"{result['tcp']:.1f}", f"{share:.2f}"]
+            )
+    headers = ["queue", "control", "Mbit/s", "TCP Cubic beside it", "TCP's share"]
+    notes = f"TCP (Cubic) begins a second earlier. The link is the same: {RATE} Mbit/s, {DELAY} ms."
+    table.show("Beside a TCP connection on a link without loss", notes, headers, rows)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--speed", required=True)
+    parser.add_argument("--network", required=True)
+    parser.add_argument("--seconds", type=int, default=12)
+    args = parser.parse_args()
+    print(subprocess.run([args.speed, "loopback"], capture_output=True, text=True, check=True).stdout)
+    alone(args)
+    shared(args)
+
+
+main()

@@ -1,0 +1,266 @@
+//! How much a connection may have on its way, on long links that lose packets at random and are
+//! shared with others.
+//!
+//! Cubic (RFC 9438) takes each loss for a full queue: on a link of 100 ms that loses one packet in a
+//! thousand it does not get beyond a few percent of the bandwidth. [`Tolerant`] grows as Cubic does,
+//! but slows down only where a loss means that a queue is full:
+//!
+//! - It asks what the round trips say, as TCP Veno does (Fu and Liew, 2003): a loss while they are
+//!   hardly longer than the shortest one is taken for chance.
+//! - More than about two packets lost in a hundred are too many, whatever the round trips say: queues
+//!   may be short. BBR draws its line there as well (draft-ietf-ccwg-bbr).
+//! - It slows down to what the link was measured to carry, as TCP Westwood+ does (Mascolo et al.,
+//!   2001), and at most to the 0.7 of Cubic: the queue drains, and the link does not fall idle. Beside
+//!   other connections at a long queue that is the same 0.7, and the link is shared.
+//!
+//! A way that becomes longer for good looks like a queue. Then every loss counts, as it does for
+//! Cubic.
+
+mod meter;
+#[cfg(test)]
+mod tests;
+
+use std::any::Any;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use quinn::congestion::{Controller, ControllerFactory};
+use quinn_proto::RttEstimator;
+
+use self::meter::Meter;
+
+/// The constant of Cubic's curve, in packets per cubic second (RFC 9438, 5).
+const C: f64 = 0.4;
+
+/// Cubic's share of the window after a loss (RFC 9438, 4.6).
+const BETA: f64 = 0.7;
+
+/// Packets by which Reno's window grows in a round trip where it shrinks to [`BETA`] at a loss
+/// (RFC 9438, 4.3).
+const RENO: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
+
+/// The most that a window grows in a round trip after slow start (RFC 9438, 4.4).
+const STEEPEST: f64 = 1.5;
+
+/// What the round trips are longer than the shortest one when the link is taken to be full: this
+/// share of it, within these bounds. Clouds' own jitter is about a millisecond.
+const QUEUE: (f64, Duration, Duration) = (0.1, Duration::from_millis(2), Duration::from_millis(10));
+
+/// When slow start ends though nothing was lost: when every packet of a round trip waits so long
+/// (HyStart++, RFC 9406, 4.2).
+const SLOW_START: (f64, Duration, Duration) =
+    (0.125, Duration::from_millis(4), Duration::from_millis(16));
+
+/// Makes a [`Tolerant`] for each connection.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct TolerantConfig {
+    /// Bytes sent before the first acknowledgement.
+    pub(super) initial_window: u64,
+}
+
+impl ControllerFactory for TolerantConfig {
+    fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
+        Box::new(Tolerant::new(self.initial_window, now, current_mtu))
+    }
+}
+
+/// Round trips of a connection.
+#[derive(Debug, Clone, Copy, Default)]
+struct RoundTrips {
+    /// The average of late.
+    smoothed: Duration,
+    shortest: Duration,
+}
+
+impl RoundTrips {
+    /// Whether a packet that took so long waited on the way, for more than a share of the shortest
+    /// round trip.
+    fn show_a_queue(self, time: Duration, (share, least, most): (f64, Duration, Duration)) -> bool {
+        let patience = self.shortest.mul_f64(share).clamp(least, most);
+        time.saturating_sub(self.shortest) > patience
+    }
+}
+
+/// How a window grows since it was last made smaller.
+#[derive(Debug, Clone, Copy)]
+struct Growth {
+    since: Instant,
+    /// Bytes: the window then.
+    from: f64,
+    /// Bytes: where the curve is flat.
+    peak: f64,
+    /// Seconds until there.
+    plateau: f64,
+}
+
+impl Growth {
+    fn new(since: Instant, from: f64, peak: f64, mtu: f64) -> Self {
+        let plateau = ((peak - from).max(0.0) / mtu / C).cbrt();
+        Self { since, from, peak, plateau }
+    }
+
+    /// Bytes of the window that is wanted a round trip from now.
+    fn target(&self, now: Instant, round_trip: Duration, mtu: f64) -> f64 {
+        let elapsed = now.saturating_duration_since(self.since);
+        let seconds = (elapsed + round_trip).as_secs_f64() - self.plateau;
+        let cubic = self.peak + C * seconds.powi(3) * mtu;
+        let rounds = elapsed.as_secs_f64() / round_trip.as_secs_f64().max(1e-6);
+        let reno = self.from + RENO * rounds * mtu;
+        cubic.max(reno)
+    }
+}
+
+/// The window of one connection.
+#[derive(Debug, Clone)]
+pub(super) struct Tolerant {
+    initial_window: u64,
+    mtu: f64,
+    window: f64,
+    /// None in slow start.
+    growth: Option<Growth>,
+    /// What was sent by then says nothing about the window since.
+    slowed_at: Option<Instant>,
+    /// Since when there was too little to send.
+    idle_since: Option<Instant>,
+    round_trips: RoundTrips,
+    meter: Meter,
+}
+
+impl Tolerant {
+    fn new(initial_window: u64, now: Instant, mtu: u16) -> Self {
+        Self {
+            initial_window,
+            mtu: f64::from(mtu),
+            window: initial_window as f64,
+            growth: None,
+            slowed_at: None,
+            idle_since: None,
+            round_trips: RoundTrips::default(),
+            meter: Meter::new(now),
+        }
+    }
+
+    fn smallest(&self) -> f64 {
+        2.0 * self.mtu
+    }
+
+    fn is_old(&self, sent: Instant) -> bool {
+        self.slowed_at.is_some_and(|slowed_at| sent <= slowed_at)
+    }
+
+    /// Bytes sent at `sent` have arrived.
+    fn acknowledged(
+        &mut self,
+        now: Instant,
+        sent: Instant,
+        bytes: u64,
+        idle: bool,
+        round_trips: RoundTrips,
+    ) {
+        self.round_trips = round_trips;
+        self.meter.arrived(now, sent, bytes as f64, round_trips.smoothed);
+        if idle {
+            self.idle_since.get_or_insert(now);
+            return;
+        }
+        if let (Some(since), Some(growth)) = (self.idle_since.take(), &mut self.growth) {
+            // Time without anything to send is not time in which the link took more.
+            growth.since = (growth.since + now.saturating_duration_since(since)).min(now);
+        }
+        if !self.is_old(sent) {
+            self.grow(now, bytes as f64);
+        }
+    }
+
+    fn grow(&mut self, now: Instant, arrived: f64) {
+        let Some(growth) = self.growth else {
+            self.window += arrived;
+            let quickest = self.meter.quickest();
+            if quickest.is_some_and(|time| self.round_trips.show_a_queue(time, SLOW_START)) {
+                self.growth = Some(Growth::new(now, self.window, self.window, self.mtu));
+            }
+            return;
+        };
+        let target = growth.target(now, self.round_trips.smoothed, self.mtu);
+        let more = target.min(STEEPEST * self.window) - self.window;
+        self.window += more.max(0.0) * (arrived / self.window).min(1.0);
+    }
+
+    /// Bytes are lost, the last of which were sent at `sent`; none where the network only marked
+    /// packets because it is full.
+    fn lost(&mut self, now: Instant, sent: Instant, nothing_arrives: bool, bytes: u64) {
+        self.meter.lost(bytes as f64);
+        if self.is_old(sent) {
+            return;
+        }
+        let full = bytes == 0
+            || self.round_trips.show_a_queue(self.round_trips.smoothed, QUEUE)
+            || self.meter.loses_too_much(self.mtu)
+            || nothing_arrives;
+        if full {
+            self.slow_down(now, nothing_arrives);
+        }
+    }
+
+    fn slow_down(&mut self, now: Instant, nothing_arrives: bool) {
+        let carried = self.meter.rate() * self.round_trips.shortest.as_secs_f64();
+        let before = self.window;
+        let window = if nothing_arrives {
+            self.smallest()
+        } else {
+            carried.clamp(BETA * before, before).max(self.smallest())
+        };
+        // Where it did not come as far as the last time, another takes a share (RFC 9438, 4.7).
+        let retreats = self.growth.is_some_and(|growth| before < growth.peak);
+        let peak = if retreats { (before + window) / 2.0 } else { before };
+        self.window = window;
+        self.growth = Some(Growth::new(now, window, peak, self.mtu));
+        self.slowed_at = Some(now);
+        self.meter.forget_losses();
+    }
+}
+
+impl Controller for Tolerant {
+    fn on_ack(
+        &mut self,
+        now: Instant,
+        sent: Instant,
+        bytes: u64,
+        app_limited: bool,
+        rtt: &RttEstimator,
+    ) {
+        let round_trips = RoundTrips { smoothed: rtt.get(), shortest: rtt.min() };
+        self.acknowledged(now, sent, bytes, app_limited, round_trips);
+    }
+
+    fn on_congestion_event(
+        &mut self,
+        now: Instant,
+        sent: Instant,
+        is_persistent_congestion: bool,
+        lost_bytes: u64,
+    ) {
+        self.lost(now, sent, is_persistent_congestion, lost_bytes);
+    }
+
+    fn on_mtu_update(&mut self, new_mtu: u16) {
+        self.mtu = f64::from(new_mtu);
+        self.window = self.window.max(self.smallest());
+    }
+
+    fn window(&self) -> u64 {
+        self.window as u64
+    }
+
+    fn clone_box(&self) -> Box<dyn Controller> {
+        Box::new(self.clone())
+    }
+
+    fn initial_window(&self) -> u64 {
+        self.initial_window
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any> {
+        self
+    }
+}

@@ -1,0 +1,196 @@
+//! The window on a simulated link: a queue that empties at a fixed rate, in virtual time.
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
+
+use super::*;
+
+const PACKET: u64 = 1400;
+
+/// 200 Mbit/s.
+const RATE: f64 = 25e6;
+
+/// What a round trip is taken for before the first one (RFC 9002, 6.2.2).
+const FIRST_ROUND_TRIP: Duration = Duration::from_millis(333);
+
+#[derive(Debug, Clone, Copy)]
+struct Link {
+    round_trip: Duration,
+    /// How long the queue may become.
+    queue: Duration,
+    loss: f64,
+}
+
+/// A connection that always has something to send.
+struct Flow {
+    window: Tolerant,
+    /// Sent, and when each is known to have arrived, if it does.
+    under_way: std::collections::VecDeque<(Instant, Option<Instant>)>,
+    send_at: Instant,
+    round_trips: RoundTrips,
+    arrived: u64,
+    lost: u64,
+}
+
+impl Flow {
+    fn new(now: Instant) -> Self {
+        Self {
+            window: Tolerant::new(1 << 20, now, PACKET as u16),
+            under_way: std::collections::VecDeque::new(),
+            send_at: now,
+            round_trips: RoundTrips::default(),
+            arrived: 0,
+            lost: 0,
+        }
+    }
+
+    fn may_send(&self) -> bool {
+        self.under_way.len() as u64 * PACKET + PACKET <= self.window.window()
+    }
+
+    /// The next time at which it learns of a packet: its own arrival, or that of the next one.
+    fn learns_at(&self) -> Option<Instant> {
+        self.under_way.iter().find_map(|(_, arrives)| *arrives)
+    }
+
+    /// Everything before a packet that arrived is lost: the link keeps the order.
+    fn learn(&mut self, now: Instant) {
+        while let Some((sent, arrives)) = self.under_way.pop_front() {
+            if let Some(arrives) = arrives {
+                let sample = arrives - sent;
+                let RoundTrips { smoothed, shortest } = self.round_trips;
+                self.round_trips = if shortest.is_zero() {
+                    RoundTrips { smoothed: sample, shortest: sample }
+                } else {
+                    let smoothed = smoothed.mul_f64(7.0 / 8.0) + sample.mul_f64(1.0 / 8.0);
+                    RoundTrips { smoothed, shortest: shortest.min(sample) }
+                };
+                self.arrived += PACKET;
+                self.window.acknowledged(now, sent, PACKET, false, self.round_trips);
+                return;
+            }
+            self.lost += PACKET;
+            self.window.lost(now, sent, false, PACKET);
+        }
+    }
+}
+
+/// Lets flows share a link for so long.
+fn run(link: Link, flows: usize, seconds: u64) -> Vec<Flow> {
+    let began = Instant::now();
+    let end = began + Duration::from_secs(seconds);
+    let mut random = ChaCha8Rng::seed_from_u64(1);
+    let mut flows: Vec<Flow> = (0..flows).map(|_| Flow::new(began)).collect();
+    let mut free_at = began;
+    loop {
+        let sends = |flow: &Flow| flow.may_send().then_some(flow.send_at);
+        let event = |flow: &Flow| sends(flow).into_iter().chain(flow.learns_at()).min();
+        let next = flows.iter().enumerate().filter_map(|(i, flow)| Some((event(flow)?, i))).min();
+        let Some((now, index)) = next.filter(|(now, _)| *now < end) else { return flows };
+        let flow = &mut flows[index];
+        if flow.learns_at() == Some(now) {
+            flow.learn(now);
+            flow.send_at = flow.send_at.max(now);
+            continue;
+        }
+        let waits = free_at.saturating_duration_since(now);
+        let full = waits > link.queue;
+        if !full {
+            free_at = free_at.max(now) + Duration::from_secs_f64(PACKET as f64 / RATE);
+        }
+        let lost = full || f64::from(random.next_u32()) < link.loss * f64::from(u32::MAX);
+        flow.under_way.push_back((now, (!lost).then(|| free_at + link.round_trip)));
+        // Packets are spread over the round trip, a quarter faster than the window (RFC 9002, 7.7).
+        let unknown = flow.round_trips.smoothed.is_zero();
+        let round_trip = if unknown { FIRST_ROUND_TRIP } else { flow.round_trips.smoothed };
+        let pace = round_trip.mul_f64(PACKET as f64 / (1.25 * flow.window.window));
+        flow.send_at = now + pace;
+    }
+}
+
+/// The share of the link that one flow fills, and the share of its packets that is lost.
+fn alone(round_trip_ms: u64, queue_ms: u64, loss: f64) -> (f64, f64) {
+    let link = Link {
+        round_trip: Duration::from_millis(round_trip_ms),
+        queue: Duration::from_millis(queue_ms),
+        loss,
+    };
+    let seconds = 20;
+    let flow = run(link, 1, seconds).pop().expect("one");
+    let used = flow.arrived as f64 / (RATE * seconds as f64);
+    (used, flow.lost as f64 / (flow.arrived + flow.lost) as f64)
+}
+
+#[test]
+fn a_long_link_is_filled_whatever_its_queue() {
+    for queue_ms in [5, 20, 50, 100] {
+        let (used, lost) = alone(100, queue_ms, 0.0);
+        assert!(used > 0.92 && lost < 0.03, "queue of {queue_ms} ms: {used:.3}, {lost:.3}");
+    }
+}
+
+#[test]
+fn random_loss_costs_only_what_is_lost() {
+    for (loss, queue_ms) in [(0.001, 50), (0.01, 50), (0.01, 10), (0.015, 50)] {
+        let (used, lost) = alone(100, queue_ms, loss);
+        assert!(
+            used > 0.9 && lost < loss + 0.02,
+            "loss {loss}, queue of {queue_ms} ms: {used:.3}, {lost:.4}"
+        );
+    }
+}
+
+#[test]
+fn short_links_are_filled_too() {
+    for (round_trip_ms, queue_ms) in [(1, 1), (1, 20), (10, 5)] {
+        let (used, lost) = alone(round_trip_ms, queue_ms, 0.0);
+        assert!(used > 0.9 && lost < 0.05, "{round_trip_ms}, {queue_ms}: {used:.3}, {lost:.3}");
+    }
+}
+
+#[test]
+fn too_much_loss_slows_it_down() {
+    // A link that drops a third of whatever comes is full, though nobody waits.
+    let (used, _) = alone(50, 50, 0.33);
+    assert!(used < 0.05, "{used}");
+}
+
+#[test]
+fn flows_share_a_link() {
+    for queue_ms in [20, 100] {
+        let link = Link {
+            round_trip: Duration::from_millis(50),
+            queue: Duration::from_millis(queue_ms),
+            loss: 0.0,
+        };
+        let shares: Vec<f64> =
+            run(link, 2, 60).iter().map(|flow| flow.arrived as f64 / (RATE * 60.0)).collect();
+        assert!(shares.iter().all(|share| *share > 0.3), "queue of {queue_ms} ms: {shares:?}");
+        assert!(shares.iter().sum::<f64>() > 0.92, "{shares:?}");
+    }
+}
+
+#[test]
+fn silence_leaves_two_packets() {
+    let now = Instant::now();
+    let mut window = Tolerant::new(1 << 20, now, PACKET as u16);
+    window.lost(now, now, true, 1 << 20);
+    assert_eq!(window.window(), 2 * PACKET);
+}
+
+#[test]
+fn a_pause_does_not_open_the_window() {
+    let now = Instant::now();
+    let round_trips =
+        RoundTrips { smoothed: Duration::from_millis(130), shortest: Duration::from_millis(100) };
+    let mut window = Tolerant::new(1 << 20, now, PACKET as u16);
+    window.acknowledged(now, now, PACKET, false, round_trips);
+    let later = now + Duration::from_millis(1);
+    window.lost(later, later, false, PACKET);
+    let before = window.window();
+    let paused = later + Duration::from_millis(1);
+    window.acknowledged(paused, paused, PACKET, true, round_trips);
+    let resumed = paused + Duration::from_secs(3600);
+    window.acknowledged(resumed, resumed, PACKET, false, round_trips);
+    assert!(window.window() - before < PACKET, "{before} {}", window.window());
+}
