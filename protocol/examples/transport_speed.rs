@@ -27,6 +27,10 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 /// What a link carries while it is found out how fast it is does not count.
 const SETTLING: Duration = Duration::from_secs(3);
 
+/// Bytes of a message over a link. What is under way on all streams at once fills a long link, and
+/// what is measured is right to a few of these times the streams.
+const PIECE: usize = 256 << 10;
+
 fn main() -> Result<()> {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
@@ -81,7 +85,7 @@ async fn send(
     let local = SocketAddr::from(([0, 0, 0, 0], 0));
     let (transport, _events) = bind(local, congestion)?;
     transport.connect(peer, &[address]).await?;
-    let frame = piece(1 << 20)?;
+    let frame = piece(PIECE)?;
     let began = Instant::now();
     let mut settled = None;
     while began.elapsed() < SETTLING + seconds {

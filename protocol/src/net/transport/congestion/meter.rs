@@ -8,6 +8,10 @@ const TOO_MUCH: f64 = 0.02;
 /// By how many standard deviations a few round trips must be beyond it.
 const SURELY: f64 = 3.0;
 
+/// Round trips after which what a link carried says nothing of what it carries (BBR's filter of the
+/// bandwidth has ten).
+const RATES: usize = 8;
+
 /// Packets of a round trip that say how long each takes now (HyStart++, RFC 9406, 4.3).
 const SAMPLES: u32 = 8;
 
@@ -28,13 +32,13 @@ pub(super) struct Meter {
     began: Instant,
     now: Round,
     before: Round,
-    /// Bytes per second that arrived in the last two whole round trips, the newer first.
-    rates: [f64; 2],
+    /// Bytes per second that arrived in the last whole round trips, the newest last.
+    rates: [f64; RATES],
 }
 
 impl Meter {
     pub(super) fn new(now: Instant) -> Self {
-        Self { began: now, now: Round::default(), before: Round::default(), rates: [0.0; 2] }
+        Self { began: now, now: Round::default(), before: Round::default(), rates: [0.0; RATES] }
     }
 
     /// Bytes sent at `sent` have arrived.
@@ -51,7 +55,8 @@ impl Meter {
         self.now.arrived += bytes;
         let elapsed = now.saturating_duration_since(self.began);
         if elapsed >= round_trip && !elapsed.is_zero() {
-            self.rates = [self.now.arrived / elapsed.as_secs_f64(), self.rates[0]];
+            self.rates.rotate_left(1);
+            self.rates[RATES - 1] = self.now.arrived / elapsed.as_secs_f64();
             self.before = std::mem::take(&mut self.now);
             self.began = now;
         }
@@ -72,9 +77,9 @@ impl Meter {
         self.now.quickest.filter(|_| self.now.samples >= SAMPLES)
     }
 
-    /// Bytes per second that the link carries: one slow round trip does not count.
+    /// Bytes per second that the link carries, as the fastest of the last round trips shows.
     pub(super) fn rate(&self) -> f64 {
-        self.rates[0].max(self.rates[1])
+        self.rates.iter().copied().fold(0.0, f64::max)
     }
 
     /// Whether more is lost than by chance. The count of a share of independent losses spreads by its
