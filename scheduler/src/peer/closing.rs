@@ -95,9 +95,9 @@ impl EarlyPieces {
         self.drop_where(out, |round| round.era < era);
     }
 
-    /// Lets go of pieces of steps that are over.
-    pub(super) fn drop_through(&mut self, step: Step, out: &mut Out) {
-        self.drop_where(out, |round| round.step <= step);
+    /// Lets go of pieces of steps that are over in this era. In a later one they may begin again.
+    pub(super) fn drop_through(&mut self, era: Era, step: Step, out: &mut Out) {
+        self.drop_where(out, |round| round.era <= era && round.step <= step);
     }
 
     fn drop_where(&mut self, out: &mut Out, old: impl Fn(RoundId) -> bool) {
@@ -428,7 +428,7 @@ impl Peer {
         self.abort_rounds(out);
         self.forget_heard_through(record.step, out);
         self.drop_jobs_through(record.step, out);
-        self.early.drop_through(record.step, out);
+        self.early.drop_through(self.era, record.step, out);
         self.version = record.step.next();
         let open = self.version;
         self.released.retain(|key, _| key.step >= open);

@@ -84,7 +84,7 @@ impl Peer {
         }
         if let Some(before) = version.0.checked_sub(1).map(Step) {
             self.forget_heard_through(before, out);
-            self.early.drop_through(before, out);
+            self.early.drop_through(self.era, before, out);
         }
         for part in parts {
             out.push(PeerAction::Fetch { version, part });
@@ -171,7 +171,7 @@ impl Peer {
     /// Forgets what it began from, and waits to be told of a newer snapshot.
     pub(super) fn begin_anew(&mut self, out: &mut Out) {
         self.stop_listening(out);
-        self.early.drop_through(Step(u64::MAX), out);
+        self.early.drop_through(self.era, Step(u64::MAX), out);
         if let Some(newcomer) = &mut self.newcomer {
             newcomer.begins = None;
         }
