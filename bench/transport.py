@@ -121,7 +121,7 @@ def alone(args):
 def shared(args):
     """A TCP connection is there first; the other comes after a second."""
     rows = []
-    for queue in (20, 50, 100, 200):
+    for queue in (20, 50, 100):
         for control in CONTROLS:
             with network(args.network, {"queue_ms": queue}) as (start, addresses):
                 seconds = 3 * args.seconds

@@ -117,7 +117,10 @@ impl Report {
             RunEvent::Committed(step) => self.note_step(step),
             RunEvent::Checkpoint { version, hash, .. } => {
                 self.checkpoints.entry(*version).or_default().insert(*hash);
-                self.checkpoint_hash = Some(*hash);
+                // An archive may bring an older one together after a newer one.
+                if self.checkpoints.keys().next_back() == Some(version) {
+                    self.checkpoint_hash = Some(*hash);
+                }
             }
             RunEvent::Rewound { version, .. } => self.rewind(*version),
             RunEvent::Killed { .. } => self.kills += 1,
@@ -299,6 +302,17 @@ mod tests {
         report.note(&started());
         report.note(&RunEvent::Committed(step(0, 5)));
         assert_eq!(report.microbatches.missing, 3);
+    }
+
+    #[test]
+    fn the_newest_version_is_the_run_s_whatever_is_archived_last() {
+        let mut report = Report::new();
+        for version in [20, 30, 25] {
+            let hash = ContentHash([version as u8; 32]);
+            report.note(&RunEvent::Checkpoint { version, directory: String::new(), hash });
+        }
+        assert_eq!(report.checkpoint_hash, Some(ContentHash([30; 32])));
+        assert_eq!(report.checkpoints.len(), 3);
     }
 
     #[test]
