@@ -21,6 +21,7 @@ use shoal_protocol::net::transport::{
     Congestion, NoBlobs, Priority, Transport, TransportConfig, TransportEvent,
 };
 use tokio::sync::mpsc;
+use tokio::time::sleep;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -86,19 +87,25 @@ async fn send(
     let (transport, _events) = bind(local, congestion)?;
     transport.connect(peer, &[address]).await?;
     let frame = piece(PIECE)?;
-    let began = Instant::now();
-    let mut settled = None;
-    while began.elapsed() < SETTLING + seconds {
-        let frames = vec![frame.clone()];
-        transport.send_tensor(peer, Vec::new(), frames, Priority::Bulk)?.await;
-        if settled.is_none() && began.elapsed() >= SETTLING {
-            let way = transport.way_to(peer).ok_or("the connection broke")?;
-            settled = Some((Instant::now(), transport.traffic().tensor.sent.0, way));
+    let push = async {
+        loop {
+            let frames = vec![frame.clone()];
+            transport.send_tensor(peer, Vec::new(), frames, Priority::Bulk)?.await;
         }
-    }
-    let (since, before, then) = settled.ok_or("nothing was sent for seconds")?;
-    let (elapsed, sent) = (since.elapsed(), transport.traffic().tensor.sent.0 - before);
-    let now = transport.way_to(peer).ok_or("the connection broke")?;
+    };
+    let look = || Some((transport.traffic().tensor.sent.0, transport.way_to(peer)?));
+    let measure = async {
+        sleep(SETTLING).await;
+        let (before, since) = (look(), Instant::now());
+        sleep(seconds).await;
+        (before, since.elapsed(), look())
+    };
+    let (before, elapsed, after) = tokio::select! {
+        measured = measure => measured,
+        failed = push => return failed,
+    };
+    let ((before, then), (after, now)) = before.zip(after).ok_or("the connection broke")?;
+    let sent = after - before;
     println!(
         "{{\"mbit\": {:.2}, \"sent_packets\": {}, \"lost_packets\": {}, \"round_trip_ms\": {:.1}}}",
         sent as f64 * 8e-6 / elapsed.as_secs_f64(),
