@@ -6,10 +6,43 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::program::prepared;
 
-/// One namespace in the middle and some around it. They are removed when this is dropped.
+/// A namespace with nothing but loopback in it. It is removed when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Namespace(String);
+
+impl Namespace {
+    /// Makes it.
+    pub(crate) fn new(name: String) -> Result<Self, String> {
+        ip(&["netns", "add", &name])?;
+        let made = Self(name);
+        ip(&["-n", &made.0, "link", "set", "lo", "up"])?;
+        Ok(made)
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.0
+    }
+
+    /// The same command inside it.
+    pub(crate) fn within(&self, command: &Command) -> Command {
+        let mut inside = Command::new("ip");
+        inside.args(["netns", "exec", &self.0]);
+        inside.arg(command.get_program()).args(command.get_args());
+        prepared(inside)
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        // Whoever removed it before has done what is wanted.
+        let _ = ip(&["netns", "delete", &self.0]);
+    }
+}
+
+/// One namespace in the middle and some around it.
 #[derive(Debug)]
 pub struct Star {
-    names: Vec<String>,
+    places: Vec<Namespace>,
 }
 
 impl Star {
@@ -25,15 +58,11 @@ impl Star {
         static STARS: AtomicUsize = AtomicUsize::new(0);
         let star = STARS.fetch_add(1, Ordering::Relaxed);
         let name = |end| format!("shoal-{}-{star}-{end}", std::process::id());
-        let star = Self { names: (0..=cables).map(name).collect() };
-        for name in &star.names {
-            ip(&["netns", "add", name])?;
-            ip(&["-n", name, "link", "set", "lo", "up"])?;
-        }
-        let middle = &star.names[Self::MIDDLE];
+        let places = (0..=cables).map(name).map(Namespace::new).collect::<Result<Vec<_>, _>>()?;
+        let middle = places[Self::MIDDLE].name();
         let forwarding = ["netns", "exec", middle, "sysctl", "-qw", "net.ipv4.ip_forward=0"];
         ip(&forwarding)?;
-        for (end, other) in star.names.iter().enumerate().skip(1) {
+        for (end, other) in places.iter().map(Namespace::name).enumerate().skip(1) {
             let cable = format!("cable{end}");
             let link = ["link", "add", &cable, "netns", middle, "type", "veth"];
             ip(&[link.as_slice(), &["peer", "name", &cable, "netns", other]].concat())?;
@@ -46,7 +75,7 @@ impl Star {
             ip(&["-n", other, "route", "add", "default", "via", &gateway])?;
         }
         ip(&["-n", middle, "route", "add", "default", "dev", "cable1"])?;
-        Ok(star)
+        Ok(Self { places })
     }
 
     /// The address of the one in the middle on this cable, from those set aside for tests of
@@ -65,24 +94,7 @@ impl Star {
     /// The same command inside one of them.
     #[must_use]
     pub fn within(&self, place: usize, command: &Command) -> Command {
-        within(&self.names[place], command)
-    }
-}
-
-/// The same command inside a namespace.
-pub(crate) fn within(namespace: &str, command: &Command) -> Command {
-    let mut inside = Command::new("ip");
-    inside.args(["netns", "exec", namespace]);
-    inside.arg(command.get_program()).args(command.get_args());
-    prepared(inside)
-}
-
-impl Drop for Star {
-    fn drop(&mut self) {
-        for name in &self.names {
-            // One that was never made cannot be removed.
-            let _ = ip(&["netns", "delete", name]);
-        }
+        self.places[place].within(command)
     }
 }
 

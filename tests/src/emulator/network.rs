@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::net::Ipv4Addr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,7 +17,7 @@ use nix::sys::time::TimeSpec;
 use tun_rs::{DeviceBuilder, SyncDevice};
 
 use super::link::{Config, Counts, Network, Packet};
-use crate::namespace::ip;
+use crate::namespace::{Namespace, ip};
 
 const DEVICE: &str = "link";
 
@@ -30,7 +30,7 @@ const BURST: usize = 64;
 /// Machines joined by an emulated network. They are removed when this is dropped.
 #[derive(Debug)]
 pub struct Machines {
-    names: Vec<String>,
+    places: Vec<Namespace>,
     carrier: Option<JoinHandle<Vec<Counts>>>,
     /// Dropping it ends the carrier.
     stop: Option<OwnedFd>,
@@ -45,12 +45,10 @@ impl Machines {
         static NETWORKS: AtomicUsize = AtomicUsize::new(0);
         let network = NETWORKS.fetch_add(1, Ordering::Relaxed);
         let name = |end| format!("shoal-link-{}-{network}-{end}", std::process::id());
-        let names = (0..config.ends.len()).map(name).collect();
-        let mut machines = Self { names, carrier: None, stop: None };
+        let places =
+            (0..config.ends.len()).map(name).map(Namespace::new).collect::<Result<Vec<_>, _>>()?;
         let mut devices = Vec::new();
-        for (end, name) in machines.names.iter().enumerate() {
-            ip(&["netns", "add", name])?;
-            ip(&["-n", name, "link", "set", "lo", "up"])?;
+        for (end, name) in places.iter().map(Namespace::name).enumerate() {
             let device = device(name, Self::address(end));
             devices.push(device.map_err(|error| format!("no device in {name}: {error}"))?);
             ip(&["-n", name, "route", "add", "default", "dev", DEVICE])?;
@@ -58,9 +56,8 @@ impl Machines {
         let (wait, stop) = nix::unistd::pipe().map_err(|error| error.to_string())?;
         let network = Network::new(config);
         let carrier = Carrier { devices, network, began: Instant::now() };
-        machines.carrier = Some(std::thread::spawn(move || carrier.run(&wait)));
-        machines.stop = Some(stop);
-        Ok(machines)
+        let carrier = Some(std::thread::spawn(move || carrier.run(&wait)));
+        Ok(Self { places, carrier, stop: Some(stop) })
     }
 
     /// The address of one, from those set aside for tests of networks (RFC 2544).
@@ -71,14 +68,14 @@ impl Machines {
 
     /// Names of the namespaces.
     #[must_use]
-    pub fn names(&self) -> &[String] {
-        &self.names
+    pub fn names(&self) -> Vec<&str> {
+        self.places.iter().map(Namespace::name).collect()
     }
 
     /// The same command on one of them.
     #[must_use]
     pub fn within(&self, end: usize, command: &Command) -> Command {
-        crate::namespace::within(&self.names[end], command)
+        self.places[end].within(command)
     }
 
     /// Carries nothing any more, and says what became of all packets.
@@ -86,22 +83,19 @@ impl Machines {
     /// # Panics
     /// When a device failed.
     pub fn stop(&mut self) -> Vec<Counts> {
+        self.end().map(|counts| counts.expect("it carries")).unwrap_or_default()
+    }
+
+    fn end(&mut self) -> Option<std::thread::Result<Vec<Counts>>> {
         drop(self.stop.take());
-        self.carrier.take().map(|carrier| carrier.join().expect("it carries")).unwrap_or_default()
+        self.carrier.take().map(JoinHandle::join)
     }
 }
 
 impl Drop for Machines {
     fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(carrier) = self.carrier.take() {
-            // Its panic was printed.
-            let _ = carrier.join();
-        }
-        for name in &self.names {
-            // One that was never made cannot be removed.
-            let _ = ip(&["netns", "delete", name]);
-        }
+        // A panic of its thread was printed.
+        let _ = self.end();
     }
 }
 
@@ -147,8 +141,8 @@ impl Carrier {
     fn wait(&self, stop: &OwnedFd) -> bool {
         let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
         let devices = self.devices.iter().map(AsFd::as_fd);
-        let all: Vec<BorrowedFd> = std::iter::once(stop.as_fd()).chain(devices).collect();
-        let mut all: Vec<PollFd> = all.into_iter().map(readable).collect();
+        let mut all: Vec<PollFd> =
+            std::iter::once(stop.as_fd()).chain(devices).map(readable).collect();
         let now = self.began.elapsed();
         let patience = self.network.next().map(|due| due.saturating_sub(now));
         match ppoll(&mut all, patience.map(TimeSpec::from), None) {
