@@ -115,6 +115,7 @@ impl Peer {
             && *wanted == version
         {
             missing.remove(&stage);
+            self.store_when_due(out);
             self.catch_up(now, out);
             self.say_ready(out);
         }

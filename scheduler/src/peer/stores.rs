@@ -45,8 +45,11 @@ impl Peer {
         }
     }
 
-    /// Tasks are carried out in order, so what is given now reads this version.
+    /// Tasks are carried out in order, so what is given once the engine has this version reads it.
     pub(super) fn store_when_due(&mut self, out: &mut Out) {
+        if !self.has_weights() {
+            return;
+        }
         let due: Vec<(Step, Stage)> =
             self.stores.due.range(..(self.version.next(), Stage(0))).copied().collect();
         for (version, stage) in due {
