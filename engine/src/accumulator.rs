@@ -70,6 +70,13 @@ impl FixedPoint {
         }
         Ok(Bytes::from_owner(Floats(means)))
     }
+
+    /// What sums (i64, little-endian) add to the mean gradient.
+    pub(crate) fn means(&self, sums: &[u8]) -> Vec<f32> {
+        let divisor = self.scale * f64::from(self.microbatches);
+        let words = sums.as_chunks::<8>().0.iter();
+        words.map(|word| (i64::from_le_bytes(*word) as f64 / divisor) as f32).collect()
+    }
 }
 
 /// Lets a vector of f32 be read as bytes without a copy.

@@ -8,8 +8,8 @@
 //! 2. [`Engine::forward`] and [`Engine::backward`] run one stage on it.
 //! 3. [`Engine::accumulate`] counts its weight gradients in fixed point, or [`Engine::discard`]
 //!    drops them; which one is decided elsewhere.
-//! 4. [`Engine::export`] reads the sums, [`FixedPoint::reduce`] makes the mean gradient of those of
-//!    all replicas, and [`square_norm`] gives its part of the global norm.
+//! 4. [`Engine::export`] reads the sums, and [`AllReduce`] makes the mean gradient of those of all
+//!    replicas.
 //! 5. [`Engine::apply`] makes the next version of the weights.
 //!
 //! ```text
@@ -17,6 +17,7 @@
 //! ```
 
 mod accumulator;
+mod all_reduce;
 pub mod checkpoint;
 mod codec;
 pub mod data;
@@ -43,6 +44,7 @@ mod testing;
 pub mod tokenizer;
 
 pub use accumulator::{FixedPoint, square_norm};
+pub use all_reduce::AllReduce;
 pub use checkpoint::{Checkpoint, CheckpointError, CheckpointFile, StageState};
 pub use data::{DataError, TokenFile};
 pub use device::{Device, DeviceChoice};

@@ -44,16 +44,19 @@ pub enum LinkPacking {
     None,
     /// By zstd, without loss.
     Zstd,
+    /// Integers without the bytes that only repeat their sign.
+    Integers,
 }
 
 impl Label for LinkPacking {
     const NAME: &'static str = "packing";
-    const ALL: &'static [Self] = &[Self::None, Self::Zstd];
+    const ALL: &'static [Self] = &[Self::None, Self::Zstd, Self::Integers];
 
     fn value(self) -> &'static str {
         match self {
             Self::None => "none",
             Self::Zstd => "zstd",
+            Self::Integers => "integers",
         }
     }
 }

@@ -3,11 +3,11 @@
 //! The sections are the manifest's own, so a value has one name everywhere; only `[data]` differs: a
 //! user names a text, a manifest names tokens by their hash.
 
+use std::fmt::Display;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use shoal_protocol::codec::Codec;
 use shoal_protocol::ids::ContentHash;
 use shoal_protocol::limits;
 use shoal_protocol::manifest::{
@@ -172,6 +172,7 @@ impl RunConfig {
                 GradientRounding::Nearest => "\"nearest\"",
                 GradientRounding::Stochastic => "\"stochastic\"",
             },
+            all_reduce = quoted(codec.all_reduce),
             learning_rate = optimizer.learning_rate,
             final_learning_rate = optimizer.final_learning_rate,
             warmup_steps = optimizer.warmup_steps,
@@ -238,7 +239,7 @@ impl Default for RunConfig {
 }
 
 /// As TOML has it.
-fn quoted(codec: Codec) -> String {
+fn quoted(codec: impl Display) -> String {
     format!("\"{codec}\"")
 }
 

@@ -143,6 +143,10 @@ pub struct StepReport {
     pub tokens: u64,
     /// From the commit before (or the start of the first step) to this one.
     pub seconds: f64,
+    /// Of these, from when every microbatch was done until every replica held the step's gradient;
+    /// only who keeps the run knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub all_reduce_seconds: Option<f64>,
     /// Training microbatches that the commit's proof covers, over all stages.
     pub counted: u64,
     /// Claims on a stage's microbatch that were taken back from peers who were gone, whose work

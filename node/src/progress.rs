@@ -277,6 +277,7 @@ mod tests {
             seconds: 0.5,
             counted: 8,
             replayed: 0,
+            all_reduce_seconds: None,
             duplicated: 0,
             peers: 4,
         }

@@ -239,6 +239,7 @@ mod tests {
             seconds: 0.5,
             counted,
             replayed: 1,
+            all_reduce_seconds: Some(0.5),
             duplicated: 2,
             peers: 3,
         }

@@ -654,4 +654,6 @@ pub struct StepBooks {
     pub repeated: u64,
     /// Claims that were taken back from members who were gone, whose work others did again.
     pub replayed: u64,
+    /// From when everything was done until every replica held the step's gradient.
+    pub all_reduce: Duration,
 }

@@ -1,5 +1,5 @@
-//! When a pass is late: after its mean time and four mean deviations, but twice its mean time at
-//! least, as measured per member, stage and kind of pass.
+//! When something is late: after its mean time and four mean deviations, but twice its mean time at
+//! least. Passes are measured per member, stage and kind.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,22 +12,22 @@ const LONGEST: Duration = Duration::from_secs(3600);
 
 /// A running mean and mean deviation, with gains of 1/8 and 1/4 (RFC 6298, section 2).
 #[derive(Debug, Clone, Copy)]
-struct Estimate {
+pub(crate) struct Estimate {
     mean: Duration,
     deviation: Duration,
 }
 
 impl Estimate {
-    fn first(time: Duration) -> Self {
+    pub(crate) fn first(time: Duration) -> Self {
         Self { mean: time, deviation: time / 2 }
     }
 
-    fn add(&mut self, time: Duration) {
+    pub(crate) fn add(&mut self, time: Duration) {
         self.deviation = self.deviation * 3 / 4 + self.mean.abs_diff(time) / 4;
         self.mean = self.mean * 7 / 8 + time / 8;
     }
 
-    fn late(self) -> Duration {
+    pub(crate) fn late(self) -> Duration {
         self.mean + (self.deviation * 4).max(self.mean)
     }
 }

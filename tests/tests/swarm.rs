@@ -105,6 +105,20 @@ fn lossy_codecs_give_the_bits_of_one_process_whoever_hosts_what() {
 }
 
 #[test]
+fn rounded_sums_count_everything_once_and_lose_little() {
+    let exact = Run::tiny(&[]).local("exact");
+    for codec in ["f32", "bf16", "int8:32"] {
+        let run = Run::tiny(&[("codec.all_reduce", Value::from(codec))]);
+        // Two replicas of each stage: they must hold the same after every step to go on.
+        let trained = swarm(&run.config(), &[&[], &[], &[], &[], &[], &[]]);
+        assert_whole(&trained, 4, 6, 3);
+        for (loss, expected) in trained.losses().iter().zip(exact.losses()) {
+            assert!((loss - expected).abs() < 0.01, "{codec}: {loss} instead of {expected}");
+        }
+    }
+}
+
+#[test]
 fn recomputed_graphs_give_the_bits_of_kept_ones() {
     let recompute = Run::tiny(&[("training.recompute", Value::from(true))]);
     let trained = swarm(&recompute.config(), &[&[], &[], &[]]);

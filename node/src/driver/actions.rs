@@ -172,7 +172,7 @@ impl Driver<'_> {
             PeerEvent::Checkpoint { version, stages, oldest } => {
                 self.checkpoint_completed(version, stages, oldest);
             }
-            PeerEvent::Applied { record } => self.report_step(&record, StepBooks::default()),
+            PeerEvent::Applied { record } => self.report_step(&record, None),
             PeerEvent::Counted { .. } => {}
             PeerEvent::ResultLost { step } => {
                 tracing::warn!(step = step.0, "a result was lost on the way: beginning anew");
@@ -237,7 +237,7 @@ impl Driver<'_> {
                     self.step_began = self.now();
                 }
             }
-            CoordinatorEvent::Committed { record, books } => self.report_step(&record, books),
+            CoordinatorEvent::Committed { record, books } => self.report_step(&record, Some(books)),
             CoordinatorEvent::RoundsAborted { step, rounds } => {
                 tracing::info!(%step, rounds, "all-reduces are tried again");
             }
@@ -352,7 +352,7 @@ impl Driver<'_> {
     }
 
     /// Tells of a committed step, once: the coordinator, where it is here, does so first.
-    fn report_step(&mut self, record: &CommitRecord, books: StepBooks) {
+    fn report_step(&mut self, record: &CommitRecord, books: Option<StepBooks>) {
         if self.told.is_some_and(|told| told >= (record.era, record.step)) {
             return;
         }
@@ -372,8 +372,9 @@ impl Driver<'_> {
             tokens: self.manifest.tokens_per_step(),
             seconds,
             counted: proven(record, training.stages, training.microbatches),
-            replayed: books.replayed,
-            duplicated: books.repeated,
+            all_reduce_seconds: books.map(|books| books.all_reduce.as_secs_f64()),
+            replayed: books.map_or(0, |books| books.replayed),
+            duplicated: books.map_or(0, |books| books.repeated),
             peers: self.view.members.len(),
         };
         self.meters.committed(&report, &self.manifest);

@@ -4,6 +4,7 @@
 //! channel, are carried out in order, and their results come back over another.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -11,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use bytes::Bytes;
-use shoal_engine::{Engine, EngineError, FixedPoint, ForwardOutput, Samples, square_norm};
-use shoal_protocol::codec::Codec;
+use shoal_engine::{AllReduce, Engine, EngineError, ForwardOutput, Samples};
+use shoal_protocol::codec::{Codec, SumCodec};
 use shoal_protocol::frame::Element;
-use shoal_protocol::ids::{ClaimKey, ContentHash, Stage, Step};
+use shoal_protocol::ids::{ClaimKey, Stage, Step};
 use shoal_protocol::message::{FixedLoss, RoundId};
 use shoal_scheduler::action::{Payload, Task, TaskResult};
 use tokio::sync::mpsc;
@@ -124,11 +125,11 @@ impl EngineThread {
     }
 }
 
-/// The mean gradient of a round, as it comes together.
+/// One stage's rounds, one after the other.
 #[derive(Debug)]
 struct Reduction {
     round: RoundId,
-    mean: Vec<u8>,
+    stage: AllReduce,
 }
 
 struct Bench {
@@ -172,19 +173,20 @@ impl Bench {
                 Ok(TaskResult::Discarded { key })
             }
             Task::Export { round, to, piece, range } => {
-                let sums = self.workshop.engine.export(round.stage, range)?;
-                let payload = self.workshop.payloads.keep([Tensor::flat(Element::I64, sums)]);
+                let count = range.len();
+                let sums = self.workshop.engine.export(round.stage, range.clone())?;
+                let part = self.reduction(round)?.part(range, sums)?;
+                let part = Tensor::flat(self.sum_codec().part(), count, part);
+                let payload = self.workshop.payloads.keep([part]);
                 Ok(TaskResult::Exported { round, to, piece, payload })
             }
             Task::Reduce { round, piece, range, .. } => self.reduce(round, piece, range, inputs),
             Task::Install { round, range, .. } => {
-                self.install(round, &range, &inputs[0][0].bytes)?;
+                self.reduction(round)?.install(range.clone(), &inputs[0][0].bytes)?;
                 Ok(TaskResult::Installed { round, range })
             }
             Task::Summarise { round } => {
-                let mean = &newest(&self.rounds, round).mean;
-                let hash = ContentHash::of(mean);
-                let square_norm = square_norm(mean);
+                let (hash, square_norm) = newest(&mut self.rounds, round).outcome();
                 Ok(TaskResult::Summarised { round, hash, square_norm })
             }
             Task::Apply { round, gradient_norm } => self.apply(round, gradient_norm),
@@ -266,44 +268,46 @@ impl Bench {
         range: Range<usize>,
         others: &[Tensors],
     ) -> Result<TaskResult, EngineError> {
-        let engine = &self.workshop.engine;
-        let mut parts = vec![engine.export(round.stage, range.clone())?];
-        parts.extend(others.iter().map(|tensors| tensors[0].bytes.clone()));
-        let mean = FixedPoint::of(&self.workshop.shelf.manifest).reduce(&parts)?;
-        self.install(round, &range, &mean)?;
-        let payload = self.workshop.payloads.keep([Tensor::flat(Element::F32, mean)]);
+        let sums = self.workshop.engine.export(round.stage, range.clone())?;
+        let others: Vec<Bytes> = others.iter().map(|tensors| tensors[0].bytes.clone()).collect();
+        let count = range.len();
+        let result = self.reduction(round)?.reduce(range, sums, &others)?;
+        let result = Tensor::flat(self.sum_codec().result(), count, result);
+        let payload = self.workshop.payloads.keep([result]);
         Ok(TaskResult::Reduced { round, piece, payload })
     }
 
-    /// Puts a piece of the mean gradient where it belongs. A new round begins from nothing.
-    fn install(
-        &mut self,
-        round: RoundId,
-        range: &Range<usize>,
-        mean: &[u8],
-    ) -> Result<(), EngineError> {
-        let expected = 4 * range.len();
-        if mean.len() != expected {
-            let what = "a piece of a mean gradient";
-            return Err(EngineError::WrongLength { what, expected, found: mean.len() });
+    fn sum_codec(&self) -> SumCodec {
+        self.workshop.shelf.manifest.codec.all_reduce
+    }
+
+    /// What has come together of a round; nothing, where it is new.
+    fn reduction(&mut self, round: RoundId) -> Result<&mut AllReduce, EngineError> {
+        let manifest = &self.workshop.shelf.manifest;
+        let reduction = match self.rounds.entry(round.stage) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(none) => {
+                let elements = self.workshop.engine.parameters(round.stage)?;
+                none.insert(Reduction { round, stage: AllReduce::new(manifest, elements) })
+            }
+        };
+        if reduction.round != round {
+            reduction.round = round;
+            reduction.stage.begin();
         }
-        let bytes = 4 * self.workshop.engine.parameters(round.stage)?;
-        let reduction = self
-            .rounds
-            .entry(round.stage)
-            .or_insert_with(|| Reduction { round, mean: vec![0; bytes] });
-        reduction.round = round;
-        reduction.mean[4 * range.start..4 * range.end].copy_from_slice(mean);
-        Ok(())
+        Ok(&mut reduction.stage)
     }
 
     fn apply(&mut self, round: RoundId, gradient_norm: f64) -> Result<TaskResult, EngineError> {
-        let mean = &newest(&self.rounds, round).mean;
-        self.workshop.engine.apply(round.stage, round.step, mean, gradient_norm)?;
+        let reduction = newest(&mut self.rounds, round);
+        self.workshop.engine.apply(round.stage, round.step, reduction.mean(), gradient_norm)?;
+        reduction.commit();
         Ok(TaskResult::Applied { round })
     }
 
     fn restore(&mut self, version: Step, stage: Stage) -> Result<TaskResult, EngineError> {
+        // What was kept of gradients since is none of this version's.
+        self.rounds.remove(&stage);
         if version == Step(0) {
             self.workshop.engine.restart(stage)?;
         } else {
@@ -323,7 +327,7 @@ impl Bench {
 ///
 /// # Panics
 /// When the scheduler asks for another round than its stage's newest.
-fn newest(rounds: &BTreeMap<Stage, Reduction>, round: RoundId) -> &Reduction {
-    let reduction = rounds.get(&round.stage);
-    reduction.filter(|kept| kept.round == round).expect("the newest round is asked for")
+fn newest(rounds: &mut BTreeMap<Stage, Reduction>, round: RoundId) -> &mut AllReduce {
+    let reduction = rounds.get_mut(&round.stage).filter(|kept| kept.round == round);
+    &mut reduction.expect("the newest round is asked for").stage
 }

@@ -151,8 +151,12 @@ fn check_shapes(tag: &TensorTag, frames: &[Frame], manifest: &Manifest) -> Resul
             is(gradient, codecs.activation_gradients.into(), &[samples, tokens, hidden]),
             "an activation gradient",
         ),
-        (TensorTag::RoundPart { .. }, [part]) => (piece(part, Element::I64), "a round's part"),
-        (TensorTag::RoundResult { .. }, [part]) => (piece(part, Element::F32), "a round's result"),
+        (TensorTag::RoundPart { .. }, [part]) => {
+            (piece(part, codecs.all_reduce.part()), "a round's part")
+        }
+        (TensorTag::RoundResult { .. }, [part]) => {
+            (piece(part, codecs.all_reduce.result()), "a round's result")
+        }
         _ => (false, "its tag"),
     };
     if fits { Ok(()) } else { Err(Unusable::Shape { what }) }

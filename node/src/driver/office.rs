@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use shoal_engine::parameter_count;
 use shoal_protocol::history::History;
 use shoal_protocol::ids::{Era, Incarnation, Member, PeerId, Term};
 use shoal_protocol::manifest::Manifest;
@@ -28,8 +29,10 @@ use crate::progress;
 /// After how long the coordinator says again what shows no effect.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// After how long an all-reduce without a result is tried again, at first.
+/// After how long the first all-reduce of the smallest stage is tried again where it has no result, and
+/// on how slow a link a larger one has time for all of its bytes, in bytes per second.
 const PATIENCE: Duration = Duration::from_secs(30);
+const SLOWEST: u64 = 1_000_000;
 
 /// How long a run that lost a stage waits for those who have its newest checkpoint.
 const HOMECOMING: Duration = Duration::from_secs(120);
@@ -277,7 +280,7 @@ impl Driver<'_> {
             wait_for: self.post.wait_for,
             home: self.me,
             retry: RETRY,
-            patience: PATIENCE,
+            patience: patience(&self.manifest),
             homecoming: HOMECOMING,
         });
         let mut out = Vec::new();
@@ -287,4 +290,16 @@ impl Driver<'_> {
         self.keeper.is(self.me);
         self.obey_coordinator(out);
     }
+}
+
+/// After how long the first all-reduce is tried again where it has no result.
+fn patience(manifest: &Manifest) -> Duration {
+    let codec = manifest.codec.all_reduce;
+    let bytes = |stage| {
+        let numbers = parameter_count(manifest, stage) as u64;
+        let both = [codec.part(), codec.result()].map(|element| element.bytes_of(numbers));
+        both.into_iter().flatten().sum::<u64>()
+    };
+    let largest = manifest.stages().map(bytes).max().unwrap_or(0);
+    PATIENCE + Duration::from_secs(2 * largest / SLOWEST)
 }

@@ -86,13 +86,17 @@ impl Packer {
     ) -> anyhow::Result<Frame> {
         let raw = tensor.bytes.len();
         let packing = match self.mode {
-            PackingMode::Auto => self.choices().entry(kind).or_default().choose(raw, rate),
+            PackingMode::Auto => {
+                let mut choices = self.choices();
+                let new = || PackingChoice::of(tensor.element);
+                choices.entry(kind).or_insert_with(new).choose(raw, rate)
+            }
             PackingMode::None => Packing::Raw,
             PackingMode::Zstd => Packing::Zstd,
         };
         let frame = match packing {
             Packing::Raw => tensor.to_frame(packing)?,
-            Packing::Zstd => {
+            Packing::Zstd | Packing::Integers => {
                 // Where it holds up neither the links nor the decisions.
                 let tensor = tensor.clone();
                 let work = move || {
@@ -102,13 +106,16 @@ impl Packer {
                 let packed = tokio::task::spawn_blocking(work).await;
                 let (frame, took) = packed.context("packing panicked")?;
                 let frame = frame?;
-                self.choices().entry(kind).or_default().learn(raw, frame.body().len(), took);
+                if let Some(choice) = self.choices().get_mut(&kind) {
+                    choice.learn(packing, raw, frame.body().len(), took);
+                }
                 frame
             }
         };
         let label = match frame.header().packing() {
             Packing::Raw => LinkPacking::None,
             Packing::Zstd => LinkPacking::Zstd,
+            Packing::Integers => LinkPacking::Integers,
         };
         self.metrics.tensors.count.of(label).inc();
         self.metrics.tensors.unpacked_bytes.of(label).inc_by(raw as u64);
@@ -127,7 +134,7 @@ mod tests {
     async fn packed(mode: PackingMode, rate: Option<f64>) -> (Vec<Packing>, Metrics) {
         let metrics = Metrics::new().expect("metrics");
         let packer = Packer::new(mode, metrics.clone());
-        let zeros = Tensor::flat(Element::F32, Bytes::from(vec![0; 1 << 20]));
+        let zeros = Tensor::flat(Element::F32, 1 << 18, Bytes::from(vec![0; 1 << 20]));
         let key = ClaimKey { step: Step(0), stage: Stage(1), microbatch: Microbatch(0) };
         let frames = packer.frames(&TensorTag::Activation { key }, &[zeros].into(), rate).await;
         let frames = frames.expect("packed");

@@ -25,9 +25,9 @@ pub(crate) struct Tensor {
 }
 
 impl Tensor {
-    /// A list of numbers.
-    pub(crate) fn flat(element: Element, bytes: Bytes) -> Self {
-        let length = u32::try_from(bytes.len() / element.width()).expect("a piece under its cap");
+    /// A list of so many numbers.
+    pub(crate) fn flat(element: Element, count: usize, bytes: Bytes) -> Self {
+        let length = u32::try_from(count).expect("a piece under its cap");
         Self { element, shape: vec![length], bytes }
     }
 
@@ -235,7 +235,7 @@ mod tests {
     const SIZE: units::Bytes = units::Bytes(16);
 
     fn tensors(byte: u8) -> [Tensor; 1] {
-        [Tensor::flat(Element::U8, vec![byte; SIZE.0 as usize].into())]
+        [Tensor::flat(Element::U8, SIZE.0 as usize, vec![byte; SIZE.0 as usize].into())]
     }
 
     /// Payloads whose log may have two of them in memory and `places` on the disk.

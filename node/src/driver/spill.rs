@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     fn tensors(byte: u8, length: usize) -> Tensors {
-        let tensor = |byte| Tensor::flat(Element::U8, vec![byte; length].into());
+        let tensor = |byte| Tensor::flat(Element::U8, length, vec![byte; length].into());
         [tensor(byte), tensor(byte + 1)].into()
     }
 

@@ -30,6 +30,7 @@ mod choice;
 mod narrow;
 pub mod packing;
 mod rounding;
+mod sum;
 
 use std::fmt;
 use std::str::FromStr;
@@ -38,6 +39,7 @@ use blockwise::Codes;
 pub use blockwise::{MAGIC, NOT_FINITE, TINY};
 pub use choice::PackingChoice;
 pub use rounding::{Dither, Rounding};
+pub use sum::{SumCodec, UnknownSumCodec};
 
 /// Bytes of a block's scale.
 const SCALE: u64 = 4;

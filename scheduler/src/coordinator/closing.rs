@@ -1,6 +1,7 @@
 //! The end of a step: all-reduce and commit.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use shoal_protocol::ids::{Attempt, Era, Member, Microbatch, Stage, Step, Term};
 use shoal_protocol::message::{
@@ -10,16 +11,23 @@ use shoal_protocol::units::Moment;
 
 use super::{Coordinator, Out, Phase, event, send};
 use crate::action::{CoordinatorAction, CoordinatorEvent};
+use crate::lateness::Estimate;
 use crate::ledger::Ledger;
 use crate::round::proof_of;
 
 /// How often the patience with a round doubles, at most.
 const DOUBLINGS: u32 = 6;
 
+/// No round is tried again sooner than this, however fast those before it were, unless it is said to
+/// be impatient.
+const LEAST_PATIENCE: Duration = Duration::from_secs(10);
+
 /// The rounds of the present step.
 #[derive(Debug, Default)]
 pub(super) struct Rounds {
     open: BTreeMap<Stage, OpenRound>,
+    /// When the step was closed last.
+    closed: Moment,
     /// Tries that came to nothing.
     failed: BTreeMap<Stage, u32>,
     /// How often patience ended. Deaths say nothing of how long a round takes.
@@ -105,11 +113,19 @@ impl Coordinator {
             let open = OpenRound { round, proof, outcomes: BTreeMap::new() };
             self.rounds.open.insert(stage, open);
         }
+        self.rounds.closed = self.now;
         let doublings = self.rounds.late.min(DOUBLINGS);
-        self.rounds.patience = Some(self.now + self.config.patience * (1 << doublings));
+        self.rounds.patience = Some(self.now + self.round_patience() * (1 << doublings));
         self.phase = Phase::Closing;
         self.announce_step(step.next(), out);
         self.commit_when_reduced(out);
+    }
+
+    /// After how long rounds are tried again: as the rounds before took, or as long as may be while
+    /// there were none.
+    fn round_patience(&self) -> Duration {
+        let measured = self.round_times.map(|times| times.late().max(LEAST_PATIENCE));
+        measured.map_or(self.config.patience, |late| late.min(self.config.patience))
     }
 
     /// A member holds a result. When all do, and the same, the step's last word goes into the log.
@@ -152,6 +168,12 @@ impl Coordinator {
                 commit_record(&self.rounds, self.era, self.term, self.version, loss, held_out_loss);
             self.phase = Phase::Committing;
             self.rounds.patience = None;
+            let took = self.now.since(self.rounds.closed);
+            match &mut self.round_times {
+                Some(times) => times.add(took),
+                None => self.round_times = Some(Estimate::first(took)),
+            }
+            self.work.books.all_reduce = took;
             out.push(CoordinatorAction::Append(LogRecord::Commit(record)));
         }
     }

@@ -23,7 +23,8 @@ pub struct CoordinatorConfig {
     pub home: Member,
     /// After how long a word whose effect does not show is said again.
     pub retry: Duration,
-    /// After how long an all-reduce without a result is tried again, at first.
+    /// After how long an all-reduce without a result is tried again at most, while none was late:
+    /// those before it say how long they take, and the first of all has this long.
     pub patience: Duration,
     /// How long a run that lost a stage waits for those who have its newest checkpoint, before it goes
     /// on from an older one.

@@ -35,6 +35,7 @@ use self::snapshots::Snapshots;
 use self::stragglers::Stragglers;
 use self::work::Work;
 use crate::action::{CoordinatorAction, CoordinatorEvent, CoordinatorInput};
+use crate::lateness::Estimate;
 use crate::membership::Membership;
 
 /// The run's decisions. One member at a time is the run's coordinator; what must outlast it goes
@@ -66,6 +67,8 @@ pub struct Coordinator {
     version: Step,
     work: Work,
     rounds: Rounds,
+    /// How long the rounds of this term took.
+    round_times: Option<Estimate>,
     newcomers: Newcomers,
     snapshots: Snapshots,
     checkpoints: Checkpoints,
@@ -143,6 +146,7 @@ impl Coordinator {
             phase: Phase::Beginning,
             work: Work::new(term),
             rounds: Rounds::default(),
+            round_times: None,
             newcomers: Newcomers::default(),
             snapshots: Snapshots::default(),
             checkpoints: Checkpoints::default(),

@@ -26,7 +26,7 @@ pub(super) struct Work {
     /// Numbers of this term's grants.
     grants: Grants,
     /// What befell the present step's work.
-    books: StepBooks,
+    pub(super) books: StepBooks,
 }
 
 /// What a replica of the first stage wants.

@@ -10,7 +10,7 @@ use shoal_protocol::units::{Bytes, Moment};
 
 use super::{Out, Peer, Status};
 use crate::action::{Fault, Payload, PeerAction, PeerEvent, Task, TaskResult};
-use crate::round::{AHEAD, Reduction, SUM_BYTES, proof_of};
+use crate::round::{AHEAD, Layout, Reduction, piece_bytes, proof_of, window};
 
 /// Pieces that may come before the word that closes their step: the coordinator's word and the other
 /// members' pieces travel on different connections.
@@ -245,13 +245,12 @@ impl Peer {
             return self.leave(Fault::AccumulatorDiffers { round: id, missing, surplus }, out);
         }
         let whole_proof = self.whole_proof(id);
-        let elements = self.config.parameters[&id.stage];
-        let limits = &self.config.limits;
-        let (cut, outgoing) = (limits.cut, limits.round_bytes);
+        let layout = self.layout_of(&round);
+        let outgoing = self.config.limits.round_bytes;
+        let window = window(self.piece_bytes(), outgoing, round.members.len());
         let own_proof = hosted.proof;
-        let mut reduction =
-            Reduction::new(round, me, elements, cut, outgoing, own_proof, whole_proof)
-                .expect("this peer is a member of the round");
+        let mut reduction = Reduction::new(round, me, layout, window, own_proof, whole_proof)
+            .expect("this peer is a member of the round");
         let started = reduction.start(out);
         if let Some(old) = self.rounds.insert(id.stage, reduction) {
             self.abort_round(old, out);
@@ -331,8 +330,20 @@ impl Peer {
     /// What one member may have on its way here before its rounds are closed here: pieces as far as
     /// its window may go, which is its own choice, for two steps and two tries of every stage.
     fn early_bytes(&self) -> Bytes {
-        let window = self.config.limits.cut.piece_elements as u64 * SUM_BYTES * u64::from(AHEAD);
+        let window = self.piece_bytes().0 * u64::from(AHEAD);
         Bytes(window * 4 * u64::from(self.config.manifest.training.stages))
+    }
+
+    /// What a member's sums in one piece of a round weigh at most.
+    fn piece_bytes(&self) -> Bytes {
+        piece_bytes(self.config.limits.cut, self.config.manifest.codec.all_reduce)
+    }
+
+    /// How a round's vector is cut.
+    pub(super) fn layout_of(&self, round: &Round) -> Layout {
+        let elements = self.config.parameters[&round.id.stage];
+        let codec = self.config.manifest.codec.all_reduce;
+        Layout::new(round, elements, self.config.limits.cut, codec)
     }
 
     /// Refuses a round that would not count every microbatch once.

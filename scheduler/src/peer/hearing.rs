@@ -7,17 +7,14 @@ use shoal_protocol::ids::Member;
 use shoal_protocol::message::{Round, RoundOutcome};
 use shoal_protocol::units::Bytes;
 
-use super::RoundCut;
 use crate::action::{Payload, PeerAction, Task};
-use crate::round::{mean_bytes, piece_range, pieces_of, shares};
+use crate::round::Layout;
 
 /// One round's result, as it comes in.
 #[derive(Debug)]
 pub(super) struct Hearing {
     round: Round,
-    cut: RoundCut,
-    /// Each member's part.
-    shares: Vec<Range<usize>>,
+    layout: Layout,
     whole_proof: u64,
     /// By their first element.
     pieces: BTreeMap<usize, (Range<usize>, Payload)>,
@@ -30,14 +27,11 @@ pub(super) struct Hearing {
 }
 
 impl Hearing {
-    pub(super) fn new(round: Round, elements: usize, cut: RoundCut, whole_proof: u64) -> Self {
-        let weights: Vec<u32> = round.members.iter().map(|part| part.weight).collect();
-        let shares = shares(elements, &weights, cut.block_elements);
-        let missing = shares.iter().map(|share| pieces_of(share, cut)).sum();
+    pub(super) fn new(round: Round, layout: Layout, whole_proof: u64) -> Self {
+        let missing = layout.all_pieces();
         Self {
             round,
-            cut,
-            shares,
+            layout,
             whole_proof,
             pieces: BTreeMap::new(),
             missing,
@@ -71,10 +65,10 @@ impl Hearing {
 
     /// Whether pieces of this member are still to come.
     pub(super) fn waits_for(&self, member: Member) -> bool {
-        let mut parts = self.round.members.iter().zip(&self.shares);
-        parts.any(|(part, share)| {
-            let mut all = 0..pieces_of(share, self.cut);
-            let here = |piece| self.pieces.contains_key(&piece_range(share, piece, self.cut).start);
+        let mut parts = self.round.members.iter().enumerate();
+        parts.any(|(place, part)| {
+            let mut all = 0..self.layout.pieces(place);
+            let here = |piece| self.pieces.contains_key(&self.layout.range(place, piece).start);
             part.member == member && !all.all(here)
         })
     }
@@ -91,9 +85,9 @@ impl Hearing {
         let (place, piece) = (usize::from(place), piece as usize);
         let fits = proof == self.whole_proof
             && self.round.members.get(place).is_some_and(|part| part.member == from)
-            && piece < pieces_of(&self.shares[place], self.cut);
-        let range = if fits { piece_range(&self.shares[place], piece, self.cut) } else { 0..0 };
-        let fits = fits && payload.size == mean_bytes(&range);
+            && piece < self.layout.pieces(place);
+        let range = if fits { self.layout.range(place, piece) } else { 0..0 };
+        let fits = fits && payload.size == self.layout.result_bytes(&range);
         if !fits || self.is_whole() || self.pieces.contains_key(&range.start) {
             return out.push(PeerAction::Release(payload.id));
         }

@@ -188,8 +188,8 @@ impl Peer {
         if !self.stages.contains_key(&id.stage) || old || !newer {
             return;
         }
-        let elements = self.config.parameters[&id.stage];
-        let hearing = Hearing::new(round, elements, self.config.limits.cut, self.whole_proof(id));
+        let layout = self.layout_of(&round);
+        let hearing = Hearing::new(round, layout, self.whole_proof(id));
         if let Some(failed) = self.hearing.insert(place, hearing) {
             self.retire(failed, out);
         }

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
+use shoal_protocol::codec::SumCodec;
+use shoal_protocol::frame::Element;
 use shoal_protocol::ids::{ClaimKey, Stage, Step};
 use shoal_protocol::message::{RoundId, StoredFile};
 use shoal_protocol::units::{Bytes, Moment};
@@ -41,6 +43,7 @@ struct Sizes {
     activation: Bytes,
     gradient: Bytes,
     snapshot: Bytes,
+    sums: SumCodec,
 }
 
 /// One stage's weights and what is added up for them.
@@ -103,6 +106,7 @@ impl Engine {
                 activation: manifest.activation_bytes(),
                 gradient: manifest.gradient_bytes(),
                 snapshot: scenario.snapshot,
+                sums: manifest.codec.all_reduce,
             },
             stages: scenario.parameters.iter().map(state).collect(),
             disk: BTreeMap::new(),
@@ -264,10 +268,12 @@ impl Engine {
     }
 
     fn round_task(&mut self, task: Task, payloads: &mut Payloads) -> Result<TaskResult, String> {
+        let codec = self.sizes.sums;
         match task {
             Task::Export { round, to, piece, range } => {
                 let sums = self.stage(round.stage).sums[range].to_vec();
-                Ok(TaskResult::Exported { round, to, piece, payload: keep_sums(payloads, sums, 8) })
+                let payload = keep_sums(payloads, sums, codec.part());
+                Ok(TaskResult::Exported { round, to, piece, payload })
             }
             Task::Reduce { round, piece, range, parts } => {
                 let state = self.stage(round.stage);
@@ -277,7 +283,8 @@ impl Engine {
                     numbers::add(&mut sums, 0..part.len(), &part);
                 }
                 state.install(round, range.start, &sums)?;
-                Ok(TaskResult::Reduced { round, piece, payload: keep_sums(payloads, sums, 4) })
+                let payload = keep_sums(payloads, sums, codec.result());
+                Ok(TaskResult::Reduced { round, piece, payload })
             }
             Task::Install { round, range, payload } => {
                 let sums = content_sums(payloads, payload)?;
@@ -392,8 +399,8 @@ fn content_sums(payloads: &Payloads, id: PayloadId) -> Result<Vec<i64>, String> 
     }
 }
 
-/// Keeps integers that weigh so many bytes each on their way: sums 8, means 4.
-fn keep_sums(payloads: &mut Payloads, sums: Vec<i64>, bytes: u64) -> crate::action::Payload {
-    let size = Bytes(sums.len() as u64 * bytes);
-    payloads.keep(Content::Sums(sums), size)
+/// Keeps integers that travel as such elements.
+fn keep_sums(payloads: &mut Payloads, sums: Vec<i64>, element: Element) -> crate::action::Payload {
+    let size = element.bytes_of(sums.len() as u64).expect("few");
+    payloads.keep(Content::Sums(sums), Bytes(size))
 }

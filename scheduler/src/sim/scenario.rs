@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use shoal_protocol::codec::{Codec, SumCodec};
 use shoal_protocol::ids::{ContentHash, Stage};
 use shoal_protocol::manifest::{
     Checkpoint, Codecs, Dtype, Evaluation, Manifest, Model, Optimizer, TokenWidth, Tokenizer,
@@ -426,6 +427,10 @@ fn manifest(dice: &mut Dice, stages: u16) -> Manifest {
     let steps = dice.within(0..=4);
     let mut manifest = Scenario::small_manifest(stages, microbatches, steps);
     manifest.training.seed = dice.number();
+    // What it changes here is what pieces of rounds weigh.
+    let exact = SumCodec::Exact;
+    let sums = [exact, exact, SumCodec::Rounded(Codec::F32), SumCodec::Rounded(Codec::Bf16)];
+    manifest.codec.all_reduce = sums[(manifest.training.seed % 4) as usize];
     manifest.evaluation.every = dice.within(0..=2);
     if manifest.evaluation.every > 0 {
         manifest.evaluation.microbatches = dice.within(1..=5) as u32;

@@ -3,7 +3,7 @@
 use shoal_protocol::units::Bytes;
 
 use crate::action::PeerLoad;
-use crate::round::window;
+use crate::round::{piece_bytes, window};
 use crate::sim::scenario::Scenario;
 
 /// The limits of every peer.
@@ -32,13 +32,13 @@ impl Limits {
             let limits = &peer.limits;
             // What the others may have on their way here: each as many pieces as its own limit
             // allows, and as many results.
-            let piece = 8 * limits.cut.piece_elements as u64;
+            let piece = piece_bytes(limits.cut, scenario.manifest.codec.all_reduce);
             let pieces = scenario
                 .peers
                 .iter()
-                .map(|other| u64::from(window(limits.cut, other.limits.round_bytes, members)))
+                .map(|other| u64::from(window(piece, other.limits.round_bytes, members)))
                 .sum::<u64>()
-                + members as u64 * u64::from(window(limits.cut, limits.round_bytes, members));
+                + members as u64 * u64::from(window(piece, limits.round_bytes, members));
             PeerLimit {
                 largest_window: limits.largest_window,
                 offers: limits.offers,
@@ -46,7 +46,7 @@ impl Limits {
                 logged: scenario.manifest.stages().map(logged).collect(),
                 heard: limits.heard,
                 // A round that came to nothing may still be in the engine's use when the next begins.
-                rounds: Bytes(stages * pieces * piece * 2),
+                rounds: Bytes(stages * pieces * piece.0 * 2),
             }
         };
         Self { peers: scenario.peers.iter().map(limit).collect() }

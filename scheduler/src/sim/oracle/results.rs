@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use shoal_protocol::codec::SumCodec;
 use shoal_protocol::ids::{Member, Stage, StageSpan, Step};
 use shoal_protocol::message::{CommitRecord, Round, RoundId, TensorTag};
 
 use crate::peer::RoundCut;
-use crate::round::{pieces_of, shares};
+use crate::round::Layout;
 use crate::sim::scenario::Scenario;
 
 /// A piece of a result: whose part, and which of it.
@@ -17,6 +18,7 @@ type Piece = (u16, u32);
 pub(in crate::sim) struct Results {
     parameters: BTreeMap<Stage, usize>,
     cut: RoundCut,
+    codec: SumCodec,
     /// Pieces of each round's result.
     pieces: BTreeMap<RoundId, usize>,
     came: BTreeMap<(Member, RoundId), BTreeSet<Piece>>,
@@ -31,6 +33,7 @@ impl Results {
         Self {
             parameters: scenario.parameters.clone(),
             cut: scenario.peers[0].limits.cut,
+            codec: scenario.manifest.codec.all_reduce,
             pieces: BTreeMap::new(),
             came: BTreeMap::new(),
             named: BTreeMap::new(),
@@ -40,10 +43,9 @@ impl Results {
 
     /// The coordinator closes a step at one stage.
     pub(in crate::sim) fn closed(&mut self, round: &Round) {
-        let weights: Vec<u32> = round.members.iter().map(|part| part.weight).collect();
-        let shares = shares(self.parameters[&round.id.stage], &weights, self.cut.block_elements);
-        let pieces = shares.iter().map(|share| pieces_of(share, self.cut)).sum();
-        self.pieces.insert(round.id, pieces);
+        let elements = self.parameters[&round.id.stage];
+        let layout = Layout::new(round, elements, self.cut, self.codec);
+        self.pieces.insert(round.id, layout.all_pieces());
     }
 
     /// A tensor came to a member.

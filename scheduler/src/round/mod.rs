@@ -1,10 +1,12 @@
 //! The all-reduce of one stage's replicas: a butterfly.
 //!
 //! Every member owns a part of the stage's vector in proportion to its weight. It sends each other
-//! member that one's part of its integers, adds up what it gets for its own part, and sends the
-//! result back to all. Parts travel in pieces, a bounded number at a time, so that a large stage
+//! member that one's part of its sums, adds up what it gets for its own part, and sends the result
+//! back to all. Parts travel in pieces, a bounded number at a time, so that a large stage
 //! needs little memory beside it. With every piece goes the sum of the tags of what its sender
 //! counted: if a piece's sums are not the whole batch's, it is refused.
+
+mod layout;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -15,42 +17,12 @@ use shoal_protocol::message::{Round, RoundOutcome, TensorTag, proof_tag};
 use shoal_protocol::units::Bytes;
 
 use crate::action::{Fault, Payload, PayloadId, PeerAction, Task};
-use crate::peer::RoundCut;
-
-/// Bytes of one integer of the accumulator.
-pub(crate) const SUM_BYTES: u64 = 8;
-
-/// Bytes of one element of a round's result.
-const MEAN_BYTES: u64 = 4;
+pub use layout::shares;
+pub(crate) use layout::{Layout, piece_bytes};
 
 /// Pieces that one member sends another before results come back, at most, whatever room it has
 /// itself: who has not heard yet that the step is closed keeps them, and must know how many.
 pub(crate) const AHEAD: u32 = 32;
-
-/// Each member's part of a vector of so many elements: whole blocks in proportion to the weights,
-/// in order. A part may be empty. Equal weights are given out where all are zero.
-///
-/// # Panics
-/// When there are no members or the block is empty.
-#[must_use]
-pub fn shares(elements: usize, weights: &[u32], block_elements: usize) -> Vec<Range<usize>> {
-    assert!(!weights.is_empty(), "a round has members");
-    assert!(block_elements > 0, "a block has elements");
-    let blocks = elements.div_ceil(block_elements) as u128;
-    let even = weights.iter().all(|weight| *weight == 0);
-    let weight = |index: usize| if even { 1 } else { u128::from(weights[index]) };
-    let total: u128 = (0..weights.len()).map(weight).sum();
-    let mut start = 0;
-    let mut sum = 0;
-    let mut shares = Vec::with_capacity(weights.len());
-    for index in 0..weights.len() {
-        sum += weight(index);
-        let end = ((blocks * sum / total) as usize * block_elements).min(elements);
-        shares.push(start..end);
-        start = end;
-    }
-    shares
-}
 
 /// The sum of the tags of these microbatches of a step at a stage.
 pub(crate) fn proof_of(
@@ -70,9 +42,7 @@ pub(crate) struct Reduction {
     round: Round,
     /// This member's place.
     place: usize,
-    cut: RoundCut,
-    /// Each member's part.
-    shares: Vec<Range<usize>>,
+    layout: Layout,
     /// Pieces that may be on their way to one member before its results come back.
     window: u32,
     /// Sums of the tags of what this member counted and of the whole batch.
@@ -112,30 +82,24 @@ struct OwnPiece {
 }
 
 impl Reduction {
-    /// The round as `me` sees it, which must be a member of it; none otherwise. `outgoing` bounds
-    /// the bytes on their way to the others.
+    /// The round as `me` sees it, which must be a member of it; none otherwise. `window` is how many
+    /// pieces may be on their way to one member.
     pub(crate) fn new(
         round: Round,
         me: Member,
-        elements: usize,
-        cut: RoundCut,
-        outgoing: Bytes,
+        layout: Layout,
+        window: u32,
         own_proof: u64,
         whole_proof: u64,
     ) -> Option<Self> {
         let place = round.members.iter().position(|part| part.member == me)?;
-        let weights: Vec<u32> = round.members.iter().map(|part| part.weight).collect();
-        let shares = shares(elements, &weights, cut.block_elements);
-        let window = window(cut, outgoing, round.members.len());
         let others = round.members.iter().map(|_| Other::default()).collect();
-        let pieces = |share: &Range<usize>| pieces_of(share, cut);
-        let own = (0..pieces(&shares[place])).map(|_| OwnPiece::default()).collect();
-        let missing = shares.iter().map(pieces).sum();
+        let own = (0..layout.pieces(place)).map(|_| OwnPiece::default()).collect();
+        let missing = layout.all_pieces();
         Some(Self {
             round,
             place,
-            cut,
-            shares,
+            layout,
             window,
             own_proof,
             whole_proof,
@@ -230,11 +194,11 @@ impl Reduction {
         payload: Payload,
         out: &mut Vec<PeerAction>,
     ) -> Result<(), Fault> {
-        let length = |range: Range<usize>| Bytes(range.len() as u64 * SUM_BYTES);
         let fits = !self.aborted
             && self.is_other(from, place)
-            && (piece as usize) < self.pieces(self.place)
-            && payload.size == length(self.range(self.place, piece as usize))
+            && (piece as usize) < self.layout.pieces(self.place)
+            && payload.size
+                == self.layout.part_bytes(&self.layout.range(self.place, piece as usize))
             && self
                 .own
                 .get(piece as usize)
@@ -287,8 +251,8 @@ impl Reduction {
         let other = usize::from(place);
         let fits = !self.aborted
             && self.is_other(from, place)
-            && (piece as usize) < self.pieces(other)
-            && payload.size == mean_bytes(&self.range(other, piece as usize))
+            && (piece as usize) < self.layout.pieces(other)
+            && payload.size == self.layout.result_bytes(&self.layout.range(other, piece as usize))
             && !self.others[other].results.contains(&piece);
         if !fits {
             out.push(PeerAction::Release(payload.id));
@@ -299,7 +263,7 @@ impl Reduction {
             return Err(self.proof_differs(proof));
         }
         self.others[other].results.insert(piece);
-        let range = self.range(other, piece as usize);
+        let range = self.layout.range(other, piece as usize);
         self.installing.insert(range.start, payload);
         self.held += payload.size;
         let round = self.round.id;
@@ -338,12 +302,12 @@ impl Reduction {
         if to == self.place {
             return;
         }
-        let pieces = self.pieces(to) as u32;
+        let pieces = self.layout.pieces(to) as u32;
         let allowed = pieces.min(self.others[to].results.len() as u32 + self.window);
         while self.others[to].exported < allowed {
             let piece = self.others[to].exported;
             self.others[to].exported += 1;
-            let range = self.range(to, piece as usize);
+            let range = self.layout.range(to, piece as usize);
             let (round, to) = (self.round.id, to as u16);
             self.compute(Task::Export { round, to, piece, range }, out);
         }
@@ -362,7 +326,7 @@ impl Reduction {
         }
         let parts: Vec<PayloadId> = own.parts.values().map(|payload| payload.id).collect();
         self.own[piece].given = true;
-        let range = self.range(self.place, piece);
+        let range = self.layout.range(self.place, piece);
         let (round, piece) = (self.round.id, piece as u32);
         self.compute(Task::Reduce { round, piece, range, parts }, out);
         Ok(())
@@ -388,42 +352,17 @@ impl Reduction {
             && self.round.members.get(place).is_some_and(|part| part.member == member)
     }
 
-    fn pieces(&self, place: usize) -> usize {
-        pieces_of(&self.shares[place], self.cut)
-    }
-
-    fn range(&self, place: usize, piece: usize) -> Range<usize> {
-        piece_range(&self.shares[place], piece, self.cut)
-    }
-
     fn proof_differs(&self, found: u64) -> Fault {
         Fault::ProofDiffers { round: self.round.id, expected: self.whole_proof, found }
     }
 }
 
-/// What these elements of a result weigh.
-pub(crate) fn mean_bytes(range: &Range<usize>) -> Bytes {
-    Bytes(range.len() as u64 * MEAN_BYTES)
-}
-
-/// How many pieces a part has.
-pub(crate) fn pieces_of(share: &Range<usize>, cut: RoundCut) -> usize {
-    share.len().div_ceil(cut.piece_elements)
-}
-
-/// The elements of one piece of a part.
-pub(crate) fn piece_range(share: &Range<usize>, piece: usize, cut: RoundCut) -> Range<usize> {
-    let start = share.start + piece * cut.piece_elements;
-    start..share.end.min(start + cut.piece_elements)
-}
-
-/// Pieces that one member of a round may have on their way to another before results come back.
-pub(crate) fn window(cut: RoundCut, outgoing: Bytes, members: usize) -> u32 {
-    let piece = cut.piece_elements as u64 * SUM_BYTES;
+/// Pieces of so many bytes that one member of a round may have on their way to another before results
+/// come back, where so many bytes may be on their way in all.
+pub(crate) fn window(piece: Bytes, outgoing: Bytes, members: usize) -> u32 {
     let others = members.saturating_sub(1).max(1) as u64;
-    u32::try_from(outgoing.0 / piece / others).unwrap_or(u32::MAX).clamp(1, AHEAD)
+    u32::try_from(outgoing.0 / piece.0 / others).unwrap_or(u32::MAX).clamp(1, AHEAD)
 }
 
 #[cfg(test)]
-#[path = "round_tests.rs"]
 mod tests;

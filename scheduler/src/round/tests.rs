@@ -1,8 +1,10 @@
 use proptest::prelude::*;
+use shoal_protocol::codec::SumCodec;
 use shoal_protocol::ids::{Attempt, Era, Incarnation, PeerId, Term};
 use shoal_protocol::message::{RoundId, RoundMember};
 
 use super::*;
+use crate::peer::RoundCut;
 
 const CUT: RoundCut = RoundCut { block_elements: 2, piece_elements: 4 };
 
@@ -25,11 +27,23 @@ fn round(weights: &[u32]) -> Round {
     Round { id: id(), members, listeners: Vec::new() }
 }
 
+fn layout(round: &Round, elements: usize) -> Layout {
+    Layout::new(round, elements, CUT, SumCodec::Exact)
+}
+
 /// Member 0's side of a round of two over 12 elements: its part is 0..6, the other's 6..12. One piece
 /// may be on its way; both count tags of sum 5.
 fn of_two() -> Reduction {
-    let outgoing = Bytes(CUT.piece_elements as u64 * 8);
-    Reduction::new(round(&[1, 1]), member(0), 12, CUT, outgoing, 5, 10).expect("a member")
+    let round = round(&[1, 1]);
+    let layout = layout(&round, 12);
+    Reduction::new(round, member(0), layout, 1, 5, 10).expect("a member")
+}
+
+/// The round of who is alone with a stage of three elements, and counted tags of this sum.
+fn of_one(own_proof: u64) -> Reduction {
+    let round = round(&[1]);
+    let layout = layout(&round, 3);
+    Reduction::new(round, member(0), layout, 1, own_proof, 10).expect("a member")
 }
 
 /// A member's integers for piece 0, of four elements, or 1, of two.
@@ -54,7 +68,9 @@ fn actions(act: impl FnOnce(&mut Vec<PeerAction>)) -> Vec<PeerAction> {
 
 #[test]
 fn who_is_no_member_has_no_round() {
-    let none = Reduction::new(round(&[1, 1]), member(7), 12, CUT, Bytes(0), 0, 0);
+    let round = round(&[1, 1]);
+    let layout = layout(&round, 12);
+    let none = Reduction::new(round, member(7), layout, 1, 0, 0);
     assert!(none.is_none());
 }
 
@@ -135,8 +151,7 @@ fn the_result_is_measured_when_it_is_whole() {
 
 #[test]
 fn a_member_alone_sums_its_own() {
-    let mut reduction =
-        Reduction::new(round(&[1]), member(0), 3, CUT, Bytes(0), 10, 10).expect("a member");
+    let mut reduction = of_one(10);
     let started = actions(|out| assert_eq!(reduction.start(out), Ok(())));
     let reduce = Task::Reduce { round: id(), piece: 0, range: 0..3, parts: Vec::new() };
     assert_eq!(started, [PeerAction::Compute(reduce)]);
@@ -153,8 +168,7 @@ fn a_wrong_proof_is_refused() {
     assert_eq!(summed, Err(differs(11)));
     let result = of_two().result((member(1), 1), 0, 9, mean(2, 0), &mut out);
     assert_eq!(result, Err(differs(9)));
-    let mut alone =
-        Reduction::new(round(&[1]), member(0), 3, CUT, Bytes(0), 9, 10).expect("a member");
+    let mut alone = of_one(9);
     assert_eq!(alone.start(&mut out), Err(differs(9)));
     assert!(!out.iter().any(|action| matches!(action, PeerAction::Compute(_))));
 }

@@ -2,6 +2,8 @@
 //!
 //! Two peers train together only when their manifests have the same hash; that hash names the run.
 
+mod codecs;
+
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
@@ -11,6 +13,8 @@ use crate::ids::{ClaimKey, ContentHash, RunId, Stage};
 use crate::limits;
 use crate::units::Bytes;
 use crate::wire;
+
+pub use codecs::{Codecs, GradientRounding};
 
 /// Bytes of one label, which travels beside its activation.
 const LABEL_BYTES: u64 = 4;
@@ -104,60 +108,6 @@ pub struct Training {
     pub recompute: bool,
     /// Weight gradients are rounded to multiples of 2^-gradient_fraction_bits.
     pub gradient_fraction_bits: u8,
-}
-
-/// To how many bits what travels is rounded: at every stage boundary, also where both stages are one
-/// peer's, so that the bits of the model do not depend on who hosts what.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, bincode::Encode, bincode::Decode)]
-#[serde(deny_unknown_fields)]
-pub struct Codecs {
-    /// What activations travel as.
-    pub activations: Codec,
-    /// What their gradients travel as.
-    pub activation_gradients: Codec,
-    /// How those gradients are rounded; activations go to the nearest code.
-    pub gradient_rounding: GradientRounding,
-}
-
-impl Codecs {
-    /// The same codec for everything.
-    #[must_use]
-    pub const fn all(codec: Codec) -> Self {
-        Self {
-            activations: codec,
-            activation_gradients: codec,
-            gradient_rounding: GradientRounding::Nearest,
-        }
-    }
-}
-
-/// Nothing is lost.
-impl Default for Codecs {
-    fn default() -> Self {
-        Self::all(Codec::F32)
-    }
-}
-
-/// The codec that loses nothing of what is computed in a dtype.
-impl From<Dtype> for Codec {
-    fn from(dtype: Dtype) -> Self {
-        match dtype {
-            Dtype::F32 => Self::F32,
-            Dtype::Bf16 => Self::Bf16,
-        }
-    }
-}
-
-/// How activation gradients are rounded.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, bincode::Encode, bincode::Decode,
-)]
-#[serde(rename_all = "lowercase")]
-pub enum GradientRounding {
-    /// To the nearest code.
-    Nearest,
-    /// Up or down by chance, such that the mean is right; which depends on the seed and the place.
-    Stochastic,
 }
 
 /// AdamW with decoupled decay, linear warm-up and a cosine schedule.

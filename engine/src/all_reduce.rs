@@ -1,0 +1,289 @@
+//! One stage's side of an all-reduce: what a member's sums are for the others, and what comes of all.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+use shoal_protocol::codec::{Codec, Rounding, SumCodec};
+use shoal_protocol::ids::ContentHash;
+use shoal_protocol::manifest::Manifest;
+
+use crate::accumulator::{FixedPoint, square_norm};
+use crate::error::{EngineError, Result};
+
+/// The mean gradient of one stage, as it comes together round by round.
+///
+/// Where sums are rounded, this member keeps what rounding took from its numbers, until the round is
+/// committed beside what it kept before: a try that comes to nothing changes nothing. Who adds up a
+/// range keeps what the result of it lost. So, over all members, what was applied and what is kept is
+/// always what was added.
+#[derive(Debug)]
+pub struct AllReduce {
+    fixed_point: FixedPoint,
+    codec: SumCodec,
+    mean: Vec<f32>,
+    /// Kept of the rounds before, for this one; empty where nothing is lost.
+    kept: Vec<f32>,
+    /// Kept of this round, for the next; whole once all of the vector was sent or reduced.
+    keeps: Vec<f32>,
+    /// Elements of this round of which something may be kept.
+    given: usize,
+}
+
+impl AllReduce {
+    /// For a stage of so many elements, with nothing kept.
+    #[must_use]
+    pub fn new(manifest: &Manifest, elements: usize) -> Self {
+        let codec = manifest.codec.all_reduce;
+        let kept = if codec.loses() { elements } else { 0 };
+        Self {
+            fixed_point: FixedPoint::of(manifest),
+            codec,
+            mean: vec![0.0; elements],
+            kept: vec![0.0; kept],
+            keeps: vec![0.0; kept],
+            given: 0,
+        }
+    }
+
+    /// Another try, or another step: nothing has come yet.
+    pub fn begin(&mut self) {
+        self.given = 0;
+    }
+
+    /// What this member's sums of a range (i64, little-endian) are for the member that adds them up.
+    ///
+    /// # Errors
+    /// When they are not the sums of that range.
+    pub fn part(&mut self, range: Range<usize>, sums: Bytes) -> Result<Bytes> {
+        let SumCodec::Rounded(codec) = self.codec else { return Ok(sums) };
+        let numbers = self.own(range.clone(), &sums)?;
+        Ok(self.round(codec, range, numbers)?.0)
+    }
+
+    /// Adds up a range of all members: this one's sums (i64, little-endian) and what
+    /// [`AllReduce::part`] gave at the others, in an order that is the same at every try. Gives what
+    /// the others install.
+    ///
+    /// # Errors
+    /// When one has another length than the range.
+    pub fn reduce(&mut self, range: Range<usize>, sums: Bytes, others: &[Bytes]) -> Result<Bytes> {
+        let SumCodec::Rounded(codec) = self.codec else {
+            let parts: Vec<Bytes> = std::iter::once(&sums).chain(others).cloned().collect();
+            let mean = self.fixed_point.reduce(&parts)?;
+            self.install(range, &mean)?;
+            return Ok(mean);
+        };
+        let mut total = self.own(range.clone(), &sums)?;
+        let mut part = vec![0.0; total.len()];
+        for other in others {
+            decode(codec, other, &mut part)?;
+            for (sum, number) in total.iter_mut().zip(&part) {
+                *sum += number;
+            }
+        }
+        let (bytes, rounded) = self.round(codec, range.clone(), total)?;
+        self.mean[range].copy_from_slice(&rounded);
+        Ok(bytes)
+    }
+
+    /// Takes in a range that another member reduced.
+    ///
+    /// # Errors
+    /// When it has another length.
+    pub fn install(&mut self, range: Range<usize>, result: &[u8]) -> Result<()> {
+        let codec = match self.codec {
+            SumCodec::Exact => Codec::F32,
+            SumCodec::Rounded(codec) => codec,
+        };
+        decode(codec, result, &mut self.mean[range])
+    }
+
+    /// The mean gradient, once all of it was reduced or installed: f32, little-endian.
+    #[must_use]
+    pub fn mean(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.mean)
+    }
+
+    /// The hash of the mean gradient, and its part of the global norm: see [`square_norm`].
+    #[must_use]
+    pub fn outcome(&self) -> (ContentHash, f64) {
+        (ContentHash::of(self.mean()), square_norm(self.mean()))
+    }
+
+    /// The round is committed: what was kept before it has been added.
+    pub fn commit(&mut self) {
+        // Who only listened gave nothing.
+        if self.given > 0 && !self.kept.is_empty() {
+            assert!(self.given >= self.kept.len(), "a result is whole when all gave their parts");
+            std::mem::swap(&mut self.kept, &mut self.keeps);
+        }
+        self.given = 0;
+    }
+
+    /// This member's part of the mean, with what it kept.
+    fn own(&self, range: Range<usize>, sums: &[u8]) -> Result<Vec<f32>> {
+        check("sums for an all-reduce", size_of::<i64>() * range.len(), sums.len())?;
+        let mut numbers = self.fixed_point.means(sums);
+        if let Some(kept) = self.kept.get(range) {
+            for (number, kept) in numbers.iter_mut().zip(kept) {
+                *number += kept;
+            }
+        }
+        Ok(numbers)
+    }
+
+    /// Codes numbers, keeps what that takes away, and gives the bytes and the numbers that they are.
+    fn round(
+        &mut self,
+        codec: Codec,
+        range: Range<usize>,
+        numbers: Vec<f32>,
+    ) -> Result<(Bytes, Vec<f32>)> {
+        let length = codec.bytes_of(numbers.len() as u64).expect("numbers in memory");
+        let mut bytes = vec![0; length as usize];
+        codec.encode(&numbers, Rounding::Nearest, &mut bytes);
+        let mut rounded = vec![0.0; numbers.len()];
+        decode(codec, &bytes, &mut rounded)?;
+        self.given += range.len();
+        if let Some(keeps) = self.keeps.get_mut(range) {
+            for ((keeps, number), rounded) in keeps.iter_mut().zip(&numbers).zip(&rounded) {
+                *keeps = number - rounded;
+            }
+        }
+        Ok((bytes.into(), rounded))
+    }
+}
+
+fn decode(codec: Codec, bytes: &[u8], numbers: &mut [f32]) -> Result<()> {
+    codec.decode(bytes, numbers).map_err(|wrong| EngineError::WrongLength {
+        what: "a piece of an all-reduce",
+        expected: wrong.expected as usize,
+        found: wrong.given,
+    })
+}
+
+fn check(what: &'static str, expected: usize, found: usize) -> Result<()> {
+    if expected == found { Ok(()) } else { Err(EngineError::WrongLength { what, expected, found }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::testing::manifest;
+
+    const ELEMENTS: usize = 600;
+
+    /// Sums that stand for these contributions to the mean.
+    fn sums(numbers: &[f32]) -> Bytes {
+        let whole = 44f64.exp2() * f64::from(manifest().training.microbatches);
+        numbers
+            .iter()
+            .flat_map(|number| ((f64::from(*number) * whole) as i64).to_le_bytes())
+            .collect()
+    }
+
+    fn members(codec: &str, count: usize) -> Vec<AllReduce> {
+        let mut manifest = manifest();
+        manifest.codec.all_reduce = codec.parse().expect("a codec");
+        (0..count).map(|_| AllReduce::new(&manifest, ELEMENTS)).collect()
+    }
+
+    /// One round, in which each member reduces an equal range of whole hundreds.
+    fn round(members: &mut [AllReduce], contributions: &[Vec<f32>]) {
+        let count = members.len();
+        let range = |owner: usize| owner * ELEMENTS / count..(owner + 1) * ELEMENTS / count;
+        members.iter_mut().for_each(AllReduce::begin);
+        for owner in 0..count {
+            let range = range(owner);
+            let own = |member: usize| sums(&contributions[member][range.clone()]);
+            let others = (0..count).filter(|member| *member != owner);
+            let parts: Vec<Bytes> = others
+                .map(|member| members[member].part(range.clone(), own(member)).expect("whole"))
+                .collect();
+            let sums = own(owner);
+            let result = members[owner].reduce(range.clone(), sums, &parts).expect("whole");
+            for member in (0..count).filter(|member| *member != owner) {
+                members[member].install(range.clone(), &result).expect("whole");
+            }
+        }
+    }
+
+    fn mean(member: &AllReduce) -> &[f32] {
+        &member.mean
+    }
+
+    fn wave(phase: f32) -> Vec<f32> {
+        (0..ELEMENTS).map(|index| (index as f32 * 0.7 + phase).sin()).collect()
+    }
+
+    #[test]
+    fn all_members_hold_the_same_in_every_codec() {
+        let contributions = [wave(0.0), wave(1.0), wave(2.0)];
+        for (codec, error) in [("exact", 1e-6), ("f32", 1e-6), ("bf16", 0.03), ("int8", 0.05)] {
+            let mut members = members(codec, 3);
+            round(&mut members, &contributions);
+            let outcome = members[0].outcome();
+            assert!(members.iter().all(|member| member.outcome() == outcome), "{codec}");
+            for (index, mean) in mean(&members[0]).iter().enumerate() {
+                let exact: f32 = contributions.iter().map(|all| all[index]).sum();
+                assert!((mean - exact).abs() < error, "{codec} {index}: {mean} {exact}");
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_applied_and_what_is_kept_is_what_was_added(
+            codec in prop::sample::select(vec!["bf16", "int8", "int4:16"]),
+            rounds in 1usize..8,
+            phase in 0f32..6.0,
+        ) {
+            let mut members = members(codec, 2);
+            let (mut applied, mut added) = (vec![0f64; ELEMENTS], vec![0f64; ELEMENTS]);
+            for step in 0..rounds {
+                let contributions = [wave(phase + step as f32), wave(phase * 3.0)];
+                // A try that comes to nothing.
+                round(&mut members, &contributions);
+                round(&mut members, &contributions);
+                for index in 0..ELEMENTS {
+                    applied[index] += f64::from(mean(&members[0])[index]);
+                    added[index] += contributions.iter().map(|all| f64::from(all[index])).sum::<f64>();
+                }
+                members.iter_mut().for_each(AllReduce::commit);
+            }
+            for index in 0..ELEMENTS {
+                let kept: f64 = members.iter().map(|member| f64::from(member.kept[index])).sum();
+                prop_assert!((applied[index] + kept - added[index]).abs() < 1e-5 * rounds as f64);
+            }
+        }
+    }
+
+    #[test]
+    fn who_listens_keeps_nothing() {
+        let mut both = members("int8", 2);
+        let mut listener = members("int8", 1).remove(0);
+        round(&mut both, &[wave(0.0), wave(1.0)]);
+        let range = 0..ELEMENTS;
+        listener.begin();
+        let bytes = {
+            let mut alone = members("int8", 1).remove(0);
+            alone.reduce(range.clone(), sums(&wave(0.0)), &[]).expect("whole")
+        };
+        listener.install(range, &bytes).expect("whole");
+        listener.commit();
+        assert!(listener.kept.iter().all(|kept| *kept == 0.0));
+        both[0].commit();
+        assert!(both[0].kept.iter().any(|kept| *kept != 0.0));
+    }
+
+    #[test]
+    fn pieces_of_another_length_are_refused() {
+        let mut member = members("int8", 1).remove(0);
+        let wrong = |result: Result<()>| matches!(result, Err(EngineError::WrongLength { .. }));
+        assert!(wrong(member.install(0..10, &[0; 10])));
+        assert!(wrong(member.part(0..10, sums(&[0.0; 9])).map(|_| ())));
+        assert!(wrong(member.reduce(0..10, sums(&[0.0; 10]), &[Bytes::new()]).map(|_| ())));
+    }
+}

@@ -1,0 +1,100 @@
+//! How the weight gradients of a stage's replicas are summed.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::{Codec, UnknownCodec};
+use crate::frame::Element;
+
+/// As what weight gradients travel in an all-reduce.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, bincode::Encode, bincode::Decode)]
+pub enum SumCodec {
+    /// Integers in fixed point, whose sum is exact: the mean gradient, as f32, depends on nothing
+    /// but the batch.
+    #[default]
+    Exact,
+    /// Numbers in a codec, there and back. What rounding takes away from a member's numbers the
+    /// member keeps and adds in the next step (error feedback; Karimireddy et al., arXiv
+    /// 1901.09847): it is late and not lost, unless the member dies.
+    Rounded(Codec),
+}
+
+impl SumCodec {
+    /// What a member's sums are for the one that adds them up.
+    #[must_use]
+    pub const fn part(self) -> Element {
+        match self {
+            Self::Exact => Element::I64,
+            Self::Rounded(codec) => Element::Number(codec),
+        }
+    }
+
+    /// What comes back of them.
+    #[must_use]
+    pub const fn result(self) -> Element {
+        match self {
+            Self::Exact => Element::F32,
+            Self::Rounded(codec) => Element::Number(codec),
+        }
+    }
+
+    /// Whether there is anything to be kept for the next step.
+    #[must_use]
+    pub const fn loses(self) -> bool {
+        !matches!(self, Self::Exact | Self::Rounded(Codec::F32))
+    }
+}
+
+/// As a manifest has it: `exact`, or a codec.
+impl fmt::Display for SumCodec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exact => f.write_str("exact"),
+            Self::Rounded(codec) => codec.fmt(f),
+        }
+    }
+}
+
+/// A text that names no way to sum.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("an all-reduce is exact or in a codec, and {0}")]
+pub struct UnknownSumCodec(#[from] UnknownCodec);
+
+impl FromStr for SumCodec {
+    type Err = UnknownSumCodec;
+
+    fn from_str(text: &str) -> Result<Self, UnknownSumCodec> {
+        match text {
+            "exact" => Ok(Self::Exact),
+            codec => Ok(Self::Rounded(codec.parse()?)),
+        }
+    }
+}
+
+impl serde::Serialize for SumCodec {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for SumCodec {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_names_it_and_reads_back() {
+        for text in ["exact", "f32", "bf16", "int8", "int8:1024"] {
+            let codec: SumCodec = text.parse().expect("known");
+            assert_eq!(codec.to_string(), text);
+        }
+        let error = "int9".parse::<SumCodec>().expect_err("unknown").to_string();
+        assert!(error.contains("\"int9\" is no codec"), "{error}");
+    }
+}
