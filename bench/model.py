@@ -59,7 +59,7 @@ BETAS = (0.9, 0.95)
 CLIP = 1.0
 
 
-def run_toml(default, model, *, dtype, stages, microbatches, steps):
+def run_toml(default, model, *, dtype, stages, microbatches, steps, all_reduce="exact"):
     """The default configuration `default` changed to train `model`, with nothing besides."""
     values = {
         "model": {
@@ -78,7 +78,11 @@ def run_toml(default, model, *, dtype, stages, microbatches, steps):
             "dtype": f'"{dtype}"',
             "recompute": "false",
         },
-        "codec": {"activations": f'"{dtype}"', "activation_gradients": f'"{dtype}"'},
+        "codec": {
+            "activations": f'"{dtype}"',
+            "activation_gradients": f'"{dtype}"',
+            "all_reduce": f'"{all_reduce}"',
+        },
         "optimizer": {
             "learning_rate": LEARNING_RATE,
             "final_learning_rate": LEARNING_RATE,

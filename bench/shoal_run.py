@@ -23,6 +23,8 @@ class Outcome:
 
     # Of each step after the first few.
     seconds: list
+    # Of these, from when all was computed until every replica had the gradient.
+    all_reduce_seconds: list
     tokens_per_step: int
     # Trained on in all steps.
     tokens: int
@@ -48,16 +50,18 @@ class Shoal:
             subprocess.run([self.binary, "init", "-o", path], check=True, capture_output=True)
             self.default = path.read_text(encoding="utf-8")
 
-    def swarm(self, model, **run):
-        """A peer for each stage, one thread each, on loopback."""
+    def swarm(self, model, replicas=1, **run):
+        """So many peers for each stage, one thread each, on loopback."""
+        peers = run["stages"] * replicas
         with self.folder(model, run) as folder:
             commands = []
-            for stage in range(run["stages"]):
-                what = ["start", "run.toml", "--address-file", "address", "--out", "out"]
-                what = what if stage == 0 else ["join", f"@{folder}/address"]
+            for index in range(peers):
+                what = ["start", "run.toml", "--address-file", "address", "--out", "out",
+                        "--wait-for", str(peers)]
+                what = what if index == 0 else ["join", f"@{folder}/address"]
                 commands.append([
-                    *what, "--stage", str(stage), "--data-dir", f"peer-{stage}",
-                    "--listen", "127.0.0.1:0", "--no-mdns", *self.compute(1, stage),
+                    *what, "--stage", str(index % run["stages"]), "--data-dir", f"peer-{index}",
+                    "--listen", "127.0.0.1:0", "--no-mdns", *self.compute(1, index),
                 ])
             return self.finish(folder, commands)
 
@@ -136,6 +140,7 @@ def read_outcome(folder, peaks):
     assert missing == 0, f"{missing} microbatches are missing"
     return Outcome(
         seconds=[step["seconds"] for step in steps[SKIPPED_STEPS:]],
+        all_reduce_seconds=[step.get("all_reduce_seconds") for step in steps[SKIPPED_STEPS:]],
         tokens_per_step=steps[0]["tokens"],
         tokens=sum(step["tokens"] for step in steps),
         sent=[last(one, "finished").get("sent", {}) for one in events],

@@ -37,8 +37,8 @@ pub const MEMBERS: usize = 1024;
 /// A run's manifest as TOML or on the wire.
 pub const MANIFEST: Bytes = Bytes(64 << 10);
 
-/// Elements of one piece of an all-reduce: 8 MiB of sums.
-pub const ROUND_PIECE_ELEMENTS: usize = 1 << 20;
+/// Elements of one piece of an all-reduce: 2 MiB of sums. Pieces are summed while others travel.
+pub const ROUND_PIECE_ELEMENTS: usize = 1 << 18;
 
 /// One piece of a file fetched by its hash.
 pub const BLOB_PIECE: Bytes = Bytes::mebi(1);

@@ -8,7 +8,7 @@ use anyhow::Context;
 use clap::ValueEnum;
 use shoal_metrics::{LinkPacking, Metrics};
 use shoal_protocol::codec::PackingChoice;
-use shoal_protocol::codec::packing::Packing;
+use shoal_protocol::codec::packing::{Packing, pack};
 use shoal_protocol::frame::Frame;
 use shoal_protocol::message::TensorTag;
 
@@ -95,16 +95,17 @@ impl Packer {
             PackingMode::Zstd => Packing::Zstd,
         };
         let frame = match packing {
-            Packing::Raw => tensor.to_frame(packing)?,
+            Packing::Raw => tensor.to_frame((Packing::Raw, tensor.bytes.clone()))?,
             Packing::Zstd | Packing::Integers => {
                 // Where it holds up neither the links nor the decisions.
                 let tensor = tensor.clone();
                 let work = move || {
                     let start = Instant::now();
-                    (tensor.to_frame(packing), start.elapsed())
+                    let packed = pack(packing, tensor.element.width(), tensor.bytes.clone());
+                    (start.elapsed(), tensor.to_frame(packed))
                 };
                 let packed = tokio::task::spawn_blocking(work).await;
-                let (frame, took) = packed.context("packing panicked")?;
+                let (took, frame) = packed.context("packing panicked")?;
                 let frame = frame?;
                 if let Some(choice) = self.choices().get_mut(&kind) {
                     choice.learn(packing, raw, frame.body().len(), took);

@@ -31,9 +31,9 @@ impl Tensor {
         Self { element, shape: vec![length], bytes }
     }
 
-    /// As it goes over a link.
-    pub(crate) fn to_frame(&self, packing: Packing) -> Result<Frame, FrameError> {
-        Frame::pack(self.element, &self.shape, self.bytes.clone(), packing)
+    /// As it goes over a link, with its bytes packed so.
+    pub(crate) fn to_frame(&self, packed: (Packing, Bytes)) -> Result<Frame, FrameError> {
+        Frame::seal(self.element, &self.shape, self.bytes.len(), packed)
     }
 
     /// From how it came over a link.
