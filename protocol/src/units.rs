@@ -93,6 +93,22 @@ impl FromStr for Bytes {
     }
 }
 
+/// Bytes per second.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Default,
+    bincode::Encode,
+    bincode::Decode,
+)]
+pub struct Rate(pub u64);
+
 /// A moment, as the time since some start that only the caller knows. The pure parts never ask
 /// what time it is: they are told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]

@@ -11,7 +11,7 @@ use shoal_protocol::message::{
     Between, CommitRecord, FixedLoss, FromCoordinator, LogRecord, RoundId, SnapshotPart,
     StoredFile, StoredStage, TensorTag, ToCoordinator, View,
 };
-use shoal_protocol::units::Bytes;
+use shoal_protocol::units::{Bytes, Rate};
 
 /// Handle of tensors that the driver keeps: what came over a link or out of the engine. The
 /// scheduler says when it is no longer needed.
@@ -272,6 +272,9 @@ pub enum PeerInput {
         /// The member.
         member: Member,
     },
+    /// What the links to other peers carry, as far as it was measured; in place of what was said
+    /// before.
+    Rates(BTreeMap<PeerId, Rate>),
     /// This peer is to leave in order.
     Drain,
     /// Files that were to be fetched are here, or cannot be had.

@@ -40,8 +40,8 @@ use shoal_protocol::ids::{ContentHash, Era, Member, PeerId, RunId, Stage, StageS
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{Candidate, Duties, StageChoice, StoredStage, ToCoordinator, View};
 use shoal_protocol::net::transport::TransportEvent;
-use shoal_protocol::units::Moment;
-use shoal_scheduler::action::{CoordinatorInput, PeerInput};
+use shoal_protocol::units::{Moment, Rate};
+use shoal_scheduler::action::{CoordinatorInput, PeerInput, TaskResult};
 use shoal_scheduler::coordinator::Coordinator;
 use shoal_scheduler::peer::{Peer, PeerConfig, PeerLimits};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -403,8 +403,20 @@ impl<'a> Driver<'a> {
         let JobDone { result, busy } = done.context("the engine's thread panicked")?;
         let result = result?;
         self.meters.computed(&result, busy);
+        if matches!(result, TaskResult::Summarised { .. }) {
+            // Goes out with what the round came to.
+            self.own.push_back(Own::Peer(PeerInput::Rates(self.link_rates())));
+        }
         self.own.push_back(Own::Peer(PeerInput::Done { result, busy }));
         Ok(())
+    }
+
+    /// What the links to the other members were measured to carry.
+    fn link_rates(&self) -> BTreeMap<PeerId, Rate> {
+        let Some(links) = &self.links else { return BTreeMap::new() };
+        let peers = self.view.members.iter().map(|record| record.member.peer);
+        let rate = |peer| Some((peer, Rate(links.transport.rate_to(peer)? as u64)));
+        peers.filter_map(rate).collect()
     }
 
     fn gathered(&mut self, gathered: Gathered) {

@@ -19,7 +19,7 @@ pub use self::round::{Round, RoundId, RoundMember, RoundOutcome, proof_tag};
 use crate::ids::{
     ClaimKey, Era, Grant, Incarnation, Member, Microbatch, PeerId, Stage, StageSpan, Step, Term,
 };
-use crate::units::Bytes;
+use crate::units::{Bytes, Rate};
 
 /// A control message and the lives it is between.
 #[derive(Debug, Clone, PartialEq, bincode::Encode, bincode::Decode)]
@@ -207,6 +207,8 @@ pub enum ToCoordinator {
         round: RoundId,
         /// What came out.
         outcome: RoundOutcome,
+        /// What its links to members of the round carry, by their places, as far as it was measured.
+        rates: Vec<(u16, Rate)>,
     },
     /// The sender does not take a round's result.
     RoundRefused {

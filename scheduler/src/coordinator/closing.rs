@@ -7,13 +7,13 @@ use shoal_protocol::ids::{Attempt, Era, Member, Microbatch, Stage, Step, Term};
 use shoal_protocol::message::{
     CommitRecord, FixedLoss, FromCoordinator, LogRecord, Round, RoundId, RoundMember, RoundOutcome,
 };
-use shoal_protocol::units::Moment;
+use shoal_protocol::units::{Moment, Rate};
 
 use super::{Coordinator, Out, Phase, event, send};
 use crate::action::{CoordinatorAction, CoordinatorEvent};
 use crate::lateness::Estimate;
 use crate::ledger::Ledger;
-use crate::round::proof_of;
+use crate::round::{MemberRates, NumberBytes, proof_of, weights};
 
 /// How often the patience with a round doubles, at most.
 const DOUBLINGS: u32 = 6;
@@ -96,11 +96,13 @@ impl Coordinator {
             let failed = self.rounds.failed.get(&stage).copied().unwrap_or(0);
             let (era, term, attempt) = (self.era, self.term, Attempt(failed));
             let id = RoundId { era, term, step, stage, attempt };
+            let weights = self.round_weights(&members);
             let members = members
                 .into_iter()
-                .map(|member| {
+                .zip(weights)
+                .map(|(member, weight)| {
                     let counted = ledger.counted_by(stage, member);
-                    RoundMember { member, counted, weight: 1 }
+                    RoundMember { member, counted, weight }
                 })
                 .collect();
             let listeners = self.listeners(stage);
@@ -121,6 +123,25 @@ impl Coordinator {
         self.commit_when_reduced(out);
     }
 
+    /// How much of the vector each replica of a stage reduces, from what the links between them were
+    /// measured to carry.
+    fn round_weights(&self, members: &[Member]) -> Vec<u32> {
+        let others = (members.len().max(1) - 1) as f64;
+        // Links that were not measured are taken for as fast as the others of the member.
+        let sum = |rates: Vec<Rate>| {
+            let known = rates.len() as f64;
+            let sum: f64 = rates.into_iter().map(|rate| rate.0 as f64).sum();
+            (known > 0.0).then_some(sum * others / known)
+        };
+        let rate = |from: Member, to: Member| self.link_rates.get(&(from, to)).copied();
+        let rates = |member: &Member| MemberRates {
+            up: sum(members.iter().filter_map(|to| rate(*member, *to)).collect()),
+            down: sum(members.iter().filter_map(|from| rate(*from, *member)).collect()),
+        };
+        let all: Vec<MemberRates> = members.iter().map(rates).collect();
+        weights(&all, NumberBytes::of(self.config.manifest.codec.all_reduce))
+    }
+
     /// After how long rounds are tried again: as the rounds before took, or as long as may be while
     /// there were none.
     fn round_patience(&self) -> Duration {
@@ -134,11 +155,17 @@ impl Coordinator {
         from: Member,
         round: RoundId,
         outcome: RoundOutcome,
+        rates: &[(u16, Rate)],
         out: &mut Out,
     ) {
         let Some(open) = self.rounds.open.get_mut(&round.stage) else { return };
         if open.round.id != round || !open.round.members.iter().any(|part| part.member == from) {
             return;
+        }
+        for (place, rate) in rates {
+            if let Some(to) = open.round.members.get(usize::from(*place)) {
+                self.link_rates.insert((from, to.member), *rate);
+            }
         }
         if outcome.proof != open.proof {
             let reason = format!(
@@ -230,6 +257,8 @@ impl Coordinator {
         assert!(matches!(self.phase, Phase::Committing), "only a closed step is committed");
         assert_eq!(record.step, self.version, "steps are committed one after the other");
         self.rounds = Rounds::default();
+        let Self { link_rates, membership, .. } = self;
+        link_rates.retain(|(from, to), _| membership.contains(*from) && membership.contains(*to));
         self.version = self.version.next();
         self.last_commit = Some(record.clone());
         self.tell_all(&FromCoordinator::Commit(record.clone()), out);

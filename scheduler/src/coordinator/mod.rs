@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub use config::CoordinatorConfig;
 use shoal_protocol::ids::{Era, Member, PeerId, Stage, Step, Term};
 use shoal_protocol::message::{CommitRecord, FromCoordinator, LogRecord, ToCoordinator, View};
-use shoal_protocol::units::Moment;
+use shoal_protocol::units::{Moment, Rate};
 
 use self::census::Census;
 use self::checkpoint::Checkpoints;
@@ -69,6 +69,8 @@ pub struct Coordinator {
     rounds: Rounds,
     /// How long the rounds of this term took.
     round_times: Option<Estimate>,
+    /// What the links between replicas of a stage were measured to carry, from whom and to whom.
+    link_rates: BTreeMap<(Member, Member), Rate>,
     newcomers: Newcomers,
     snapshots: Snapshots,
     checkpoints: Checkpoints,
@@ -147,6 +149,7 @@ impl Coordinator {
             work: Work::new(term),
             rounds: Rounds::default(),
             round_times: None,
+            link_rates: BTreeMap::new(),
             newcomers: Newcomers::default(),
             snapshots: Snapshots::default(),
             checkpoints: Checkpoints::default(),
@@ -290,7 +293,9 @@ impl Coordinator {
                 self.done(from, key, grant, (loss, spent), out);
             }
             ToCoordinator::Working { key, grant } => self.working(from, key, grant),
-            ToCoordinator::Reduced { round, outcome } => self.reduced(from, round, outcome, out),
+            ToCoordinator::Reduced { round, outcome, rates } => {
+                self.reduced(from, round, outcome, &rates, out)
+            }
             ToCoordinator::RoundRefused { round, reason } => {
                 self.round_refused(from, round, &reason, out);
             }

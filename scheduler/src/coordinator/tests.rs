@@ -105,7 +105,7 @@ impl Run {
     }
 
     fn reduce(&mut self, from: u8, outcome: RoundOutcome) -> Vec<CoordinatorAction> {
-        self.hear(from, ToCoordinator::Reduced { round: round(), outcome })
+        self.hear(from, ToCoordinator::Reduced { round: round(), outcome, rates: Vec::new() })
     }
 
     /// Brings the first step of a single microbatch to its close.
@@ -428,7 +428,7 @@ fn a_loss_during_the_all_reduce_begins_another_try_and_old_results_are_not_heard
     let [(_, FromCoordinator::Close(second))] = &closes[..] else { panic!("{closes:?}") };
     assert_eq!(second.id, RoundId { attempt: shoal_protocol::ids::Attempt(1), ..round() });
     assert_eq!(run.reduce(0, outcome()), [], "a result of the first try");
-    run.hear(0, ToCoordinator::Reduced { round: second.id, outcome: outcome() });
+    run.hear(0, ToCoordinator::Reduced { round: second.id, outcome: outcome(), rates: Vec::new() });
     assert!(matches!(run.logged.last(), Some(LogRecord::Commit(_))), "{:?}", run.logged);
 }
 

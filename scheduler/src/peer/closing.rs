@@ -1,12 +1,12 @@
 //! The end of a step: all-reduce and commit.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use shoal_protocol::ids::{Era, Member, Microbatch, Stage, Step, Term};
+use shoal_protocol::ids::{Era, Member, Microbatch, PeerId, Stage, Step, Term};
 use shoal_protocol::message::{
     CommitRecord, Round, RoundId, RoundOutcome, TensorTag, ToCoordinator,
 };
-use shoal_protocol::units::{Bytes, Moment};
+use shoal_protocol::units::{Bytes, Moment, Rate};
 
 use super::{Out, Peer, Status};
 use crate::action::{Fault, Payload, PeerAction, PeerEvent, Task, TaskResult};
@@ -380,7 +380,8 @@ impl Peer {
             TaskResult::Installed { range, .. } => reduction.installed(&range, out),
             TaskResult::Summarised { hash, square_norm, .. } => {
                 if let Some(outcome) = reduction.summarised(hash, square_norm) {
-                    report_outcome(round, outcome, out);
+                    let round = reduction.round();
+                    out.push(reduced(round, outcome, &self.rates));
                 }
             }
             _ => {}
@@ -392,7 +393,7 @@ impl Peer {
     pub(super) fn repeat_outcomes(&self, out: &mut Out) {
         for reduction in self.rounds.values() {
             if let Some(outcome) = reduction.outcome() {
-                report_outcome(reduction.round().id, outcome, out);
+                out.push(reduced(reduction.round(), outcome, &self.rates));
             }
         }
     }
@@ -472,6 +473,10 @@ impl Peer {
     }
 }
 
-fn report_outcome(round: RoundId, outcome: RoundOutcome, out: &mut Out) {
-    out.push(PeerAction::ToCoordinator(ToCoordinator::Reduced { round, outcome }));
+/// What a round came to, with what the links to its members were measured to carry.
+fn reduced(round: &Round, outcome: RoundOutcome, known: &BTreeMap<PeerId, Rate>) -> PeerAction {
+    let places = (0..).zip(&round.members);
+    let rates =
+        places.filter_map(|(place, part)| Some((place, *known.get(&part.member.peer)?))).collect();
+    PeerAction::ToCoordinator(ToCoordinator::Reduced { round: round.id, outcome, rates })
 }

@@ -30,7 +30,7 @@ use shoal_protocol::ids::{
     ClaimKey, Era, Grant, Incarnation, Member, PeerId, Stage, StageSpan, Step, Term,
 };
 use shoal_protocol::message::{Between, TensorTag, ToCoordinator, View};
-use shoal_protocol::units::{Bytes, Moment};
+use shoal_protocol::units::{Bytes, Moment, Rate};
 
 use self::closing::{Applying, EarlyPieces, Word};
 use self::compute::Compute;
@@ -59,6 +59,8 @@ pub struct Peer {
     term: Term,
     span: Option<StageSpan>,
     view: View,
+    /// What the links to other peers were measured to carry.
+    rates: BTreeMap<PeerId, Rate>,
     /// The newest era that this peer heard of the beginning of.
     era: Era,
     /// Steps whose commit was taken in: the version of the weights that later tasks read.
@@ -135,6 +137,7 @@ impl Peer {
             term: Term(0),
             span: None,
             view: View::default(),
+            rates: BTreeMap::new(),
             era: Era(0),
             version: Step(0),
             version_at: Moment::default(),
@@ -204,6 +207,7 @@ impl Peer {
             PeerInput::Archived { version } => {
                 out.push(PeerAction::ToCoordinator(ToCoordinator::Archived { version }));
             }
+            PeerInput::Rates(rates) => self.rates = rates,
             PeerInput::Drain => self.drain(out),
             PeerInput::Tick => {}
         }

@@ -7,6 +7,7 @@
 //! counted: if a piece's sums are not the whole batch's, it is refused.
 
 mod layout;
+mod weights;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -19,6 +20,7 @@ use shoal_protocol::units::Bytes;
 use crate::action::{Fault, Payload, PayloadId, PeerAction, Task};
 pub use layout::shares;
 pub(crate) use layout::{Layout, piece_bytes};
+pub(crate) use weights::{MemberRates, NumberBytes, weights};
 
 /// Pieces that one member sends another before results come back, at most, whatever room it has
 /// itself: who has not heard yet that the step is closed keeps them, and must know how many.

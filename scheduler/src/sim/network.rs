@@ -87,7 +87,7 @@ impl Network {
         self.cut.get(&link).is_some_and(|until| now < *until)
     }
 
-    /// A connection broke: what follows does not wait for what was on its way.
+    /// A connection broke, or one of its ends died: what follows does not wait for what was on its way.
     pub(super) fn forget(&mut self, one: usize, other: usize) {
         for link in [(one, other), (other, one)] {
             self.control.remove(&link);

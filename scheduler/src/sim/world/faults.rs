@@ -119,6 +119,7 @@ impl World<'_> {
         for other in 0..self.nodes.len() {
             let at = self.nodes[other].me;
             if other != index {
+                self.network.forget(index, other);
                 let when = self.now + self.dice.microseconds(0..=notice);
                 self.at(when, Event::Noticed { at, other: gone, dead: true });
             }

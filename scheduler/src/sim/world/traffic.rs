@@ -1,8 +1,10 @@
 //! What goes from peer to peer.
 
-use shoal_protocol::ids::{Era, Member, Step, Term};
+use std::collections::BTreeMap;
+
+use shoal_protocol::ids::{Era, Member, PeerId, Step, Term};
 use shoal_protocol::message::{Between, SnapshotPart, ToCoordinator};
-use shoal_protocol::units::{Bytes, Moment};
+use shoal_protocol::units::{Bytes, Moment, Rate};
 
 use super::{Cargo, Event, Held, Node, World, index_of, peer_id};
 use crate::action::{CoordinatorInput, PeerInput};
@@ -195,6 +197,14 @@ impl World<'_> {
         let (at, weights) = self.obtain(index, version, part);
         let (to, stage) = (self.nodes[index].me, part.stage);
         self.at(at, Event::Kept { to, version, stage, weights });
+    }
+
+    /// What a peer believes that its links carry: what it will, and in half of the swarms nothing.
+    pub(super) fn measured_rates(&self, index: usize) -> BTreeMap<PeerId, Rate> {
+        let seed = self.scenario.seed;
+        let others = (0..self.nodes.len()).filter(|other| *other != index && seed % 2 == 1);
+        let rate = |other: usize| Rate(1 + seed.rotate_left((index * 8 + other) as u32) % 1000);
+        others.map(|other| (peer_id(other), rate(other))).collect()
     }
 
     /// Gets a stage's files from this peer's own disk, or else from the first holder that has them.

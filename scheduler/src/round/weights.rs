@@ -1,0 +1,206 @@
+//! How large a part of the vector each member should reduce, for the round to end soonest.
+//!
+//! With `n` members, of whom member `i` reduces the share `w` of the vector and has an uplink of `up`
+//! and a downlink of `down`, and with `p` bytes for a number of a part and `r` for one of a result, it
+//! sends `(1 - w) p + w (n - 1) r` for each number of the vector and receives `w (n - 1) p + (1 - w) r`.
+//! The round ends when the last member has done both. A time is long enough if there are shares, one in
+//! all, with which every member keeps to it: each constraint is an interval for one share, so the least
+//! such time is found by halving.
+
+use shoal_protocol::codec::SumCodec;
+use shoal_protocol::frame::Element;
+
+/// What a member's links carry, in bytes per second, as far as it was measured.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct MemberRates {
+    /// To all others at once.
+    pub(crate) up: Option<f64>,
+    /// From all others at once.
+    pub(crate) down: Option<f64>,
+}
+
+/// Bytes of a number on its way to who adds it up, and back.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NumberBytes {
+    pub(crate) part: f64,
+    pub(crate) result: f64,
+}
+
+/// Sums in fixed point come to about so many bytes where they are packed.
+const PACKED: f64 = 6.0;
+
+impl NumberBytes {
+    pub(crate) fn of(codec: SumCodec) -> Self {
+        // Of so many that the scales of blocks are told apart.
+        let count = 1 << 12;
+        let bytes =
+            |element: Element| element.bytes_of(count).map_or(8.0, |all| all as f64 / count as f64);
+        let part = if codec == SumCodec::Exact { PACKED } else { bytes(codec.part()) };
+        Self { part, result: bytes(codec.result()) }
+    }
+}
+
+/// What shares add up to.
+const WHOLE: f64 = (1 << 16) as f64;
+
+/// Measurements are not right to less than this part: equal shares that are not worse by more are kept.
+const WORTH_IT: f64 = 0.1;
+
+/// Halvings of the time: to one part in 2^40.
+const HALVINGS: u32 = 40;
+
+/// Each member's weight. Who was not measured is taken for the slowest that was.
+pub(crate) fn weights(rates: &[MemberRates], bytes: NumberBytes) -> Vec<u32> {
+    let equal = vec![1; rates.len()];
+    let measured = rates.iter().flat_map(|member| [member.up, member.down]).flatten();
+    let Some(slowest) = measured.reduce(f64::min).filter(|_| rates.len() > 1) else { return equal };
+    let members: Vec<Links> = rates
+        .iter()
+        .map(|member| Links {
+            up: member.up.unwrap_or(slowest),
+            down: member.down.unwrap_or(slowest),
+            others: (rates.len() - 1) as f64,
+            bytes,
+        })
+        .collect();
+    let even = 1.0 / rates.len() as f64;
+    let with_equal = members.iter().map(|links| links.time(even)).fold(0.0, f64::max);
+    let (mut short, mut long) = (0.0, with_equal);
+    for _ in 0..HALVINGS {
+        let middle = f64::midpoint(short, long);
+        if shares_within(&members, middle).is_some() {
+            long = middle;
+        } else {
+            short = middle;
+        }
+    }
+    match shares_within(&members, long) {
+        Some(shares) if with_equal > long * (1.0 + WORTH_IT) => {
+            shares.into_iter().map(|share| (share * WHOLE).round() as u32).collect()
+        }
+        _ => equal,
+    }
+}
+
+/// One member's links.
+#[derive(Debug)]
+struct Links {
+    up: f64,
+    down: f64,
+    others: f64,
+    bytes: NumberBytes,
+}
+
+impl Links {
+    /// Seconds for each number of the vector.
+    fn time(&self, share: f64) -> f64 {
+        let NumberBytes { part, result } = self.bytes;
+        let sends = (1.0 - share) * part + share * self.others * result;
+        let receives = share * self.others * part + (1.0 - share) * result;
+        (sends / self.up).max(receives / self.down)
+    }
+
+    /// The shares with which it takes at most so long; none where there are none.
+    fn within(&self, time: f64) -> Option<(f64, f64)> {
+        let NumberBytes { part, result } = self.bytes;
+        let sends = (part, self.others * result - part, self.up);
+        let receives = (result, self.others * part - result, self.down);
+        let (mut least, mut most) = (0.0f64, 1.0f64);
+        for (fixed, slope, rate) in [sends, receives] {
+            let bound = (time * rate - fixed) / slope;
+            if slope > 0.0 {
+                most = most.min(bound);
+            } else if slope < 0.0 {
+                least = least.max(bound);
+            } else if time * rate < fixed {
+                return None;
+            }
+        }
+        (least <= most).then_some((least, most))
+    }
+}
+
+/// Shares with which everybody takes at most so long, if there are such.
+fn shares_within(members: &[Links], time: f64) -> Option<Vec<f64>> {
+    let bounds: Vec<(f64, f64)> =
+        members.iter().map(|links| links.within(time)).collect::<Option<_>>()?;
+    let least: f64 = bounds.iter().map(|(least, _)| least).sum();
+    let most: f64 = bounds.iter().map(|(_, most)| most).sum();
+    if least > 1.0 || most < 1.0 {
+        return None;
+    }
+    let part = if most > least { (1.0 - least) / (most - least) } else { 0.0 };
+    Some(bounds.into_iter().map(|(least, most)| least + part * (most - least)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const ALIKE: NumberBytes = NumberBytes { part: 4.0, result: 4.0 };
+
+    fn both(rate: f64) -> MemberRates {
+        MemberRates { up: Some(rate), down: Some(rate) }
+    }
+
+    /// How long the vector takes with these weights, for each of its numbers.
+    fn time(rates: &[MemberRates], weights: &[u32], bytes: NumberBytes) -> f64 {
+        let whole: f64 = weights.iter().copied().map(f64::from).sum();
+        let times = rates.iter().zip(weights).map(|(member, weight)| {
+            let (up, down) = (member.up.expect("known"), member.down.expect("known"));
+            let others = (rates.len() - 1) as f64;
+            Links { up, down, others, bytes }.time(f64::from(*weight) / whole)
+        });
+        times.fold(0.0, f64::max)
+    }
+
+    #[test]
+    fn equal_or_unknown_links_get_equal_parts() {
+        assert_eq!(weights(&[], ALIKE), []);
+        assert_eq!(weights(&[both(1e6)], ALIKE), [1]);
+        assert_eq!(weights(&[MemberRates::default(); 3], ALIKE), [1, 1, 1]);
+        assert_eq!(weights(&[both(1e6), both(1.05e6), both(1e6)], ALIKE), [1, 1, 1]);
+        assert_eq!(weights(&[both(1e6), MemberRates::default()], ALIKE), [1, 1]);
+    }
+
+    #[test]
+    fn faster_links_reduce_more() {
+        // 1 : 2 : 4 : 4. Who is slow only sends its numbers away and takes the result: no share can
+        // be faster than that.
+        let rates = [both(1.0), both(2.0), both(4.0), both(4.0)];
+        let found = weights(&rates, ALIKE);
+        assert_eq!(found[0], 0);
+        assert!(found[1] < found[2] && found[2] == found[3], "{found:?}");
+        assert!((time(&rates, &found, ALIKE) - 4.0).abs() < 1e-3);
+        assert!(time(&rates, &[1; 4], ALIKE) > 5.9);
+    }
+
+    #[test]
+    fn of_two_members_with_larger_parts_than_results_the_slow_sender_reduces() {
+        let bytes = NumberBytes { part: 5.0, result: 4.0 };
+        let slow = MemberRates { up: Some(1.0), down: Some(10.0) };
+        let found = weights(&[slow, both(10.0)], bytes);
+        assert!(found[0] > 30 * found[1], "{found:?}");
+    }
+
+    proptest! {
+        #[test]
+        fn no_other_shares_are_faster(
+            rates in prop::collection::vec((1f64..100.0, 1f64..100.0), 2..6),
+            other in prop::collection::vec(0u32..100, 6),
+            part in 1f64..8.0,
+        ) {
+            let rates: Vec<MemberRates> = rates
+                .into_iter()
+                .map(|(up, down)| MemberRates { up: Some(up), down: Some(down) })
+                .collect();
+            let bytes = NumberBytes { part, result: 4.0 };
+            let other = &other[..rates.len()];
+            prop_assume!(other.iter().any(|weight| *weight > 0));
+            let found = time(&rates, &weights(&rates, bytes), bytes);
+            prop_assert!(found <= time(&rates, other, bytes) * (1.0 + WORTH_IT + 0.01));
+        }
+    }
+}
