@@ -10,6 +10,7 @@ help:
 	@echo 'make bench-recovery  how long a death and a newcomer take (5 minutes)'
 	@echo 'make bench-overhead  what exactly-once costs when nothing dies (15 minutes)'
 	@echo 'make bench-codec     how fast numbers are rounded for a link (2 minutes)'
+	@echo 'make bench-all-reduce how fast replicas add up gradients, beside gloo and hivemind (15 minutes)'
 	@echo 'make bench-transport how fast long, full and lossy links are filled (12 minutes; root)'
 	@echo 'make bench-convergence DATA=TEXT  what that rounding does to training (15 minutes)'
 	@echo 'make soak SECONDS=N  look for failures for so long: faulty swarms, demos with deaths'
@@ -53,6 +54,12 @@ bench-codec: setup
 	.venv/bin/python -m pip install --quiet --no-deps --target $(peers) --upgrade bitsandbytes==0.50.2
 	.venv/bin/python bench/codec.py --codec-speed target/release/examples/codec_speed --peers $(peers)
 
+hivemind := bench/results/tools/hivemind
+bench-all-reduce: build
+	@scripts/setup.sh --tests
+	scripts/install-hivemind.sh $(hivemind)
+	.venv/bin/python bench/all_reduce.py --shoal target/release/shoal --hivemind $(hivemind)
+
 bench-transport:
 	cargo build --release -p shoal-protocol --features net --example transport_speed
 	cargo build --release -p shoal-tests --example emulated_network
@@ -78,4 +85,4 @@ check-gpu:
 	scripts/check-gpu.sh
 
 .PHONY: help setup build demo test bench bench-recovery bench-overhead bench-codec \
-	bench-transport bench-convergence soak lint check-gpu
+	bench-all-reduce bench-transport bench-convergence soak lint check-gpu

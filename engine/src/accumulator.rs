@@ -50,9 +50,10 @@ impl FixedPoint {
     ///
     /// # Errors
     /// When the parts have different lengths or are no whole integers.
-    pub fn reduce(&self, parts: &[Bytes]) -> Result<Bytes> {
-        let first = parts.first().map_or(0, Bytes::len);
+    pub fn reduce(&self, parts: &[impl AsRef<[u8]>]) -> Result<Bytes> {
+        let first = parts.first().map_or(0, |part| part.as_ref().len());
         for part in parts {
+            let part = part.as_ref();
             if part.len() != first || !part.len().is_multiple_of(8) {
                 return Err(EngineError::UnequalParts { first, other: part.len() });
             }
@@ -64,7 +65,8 @@ impl FixedPoint {
             let start = index * 8 * sums.len();
             sums.fill(0);
             for part in parts {
-                add_words(&mut sums[..block.len()], &part[start..start + 8 * block.len()]);
+                let words = &part.as_ref()[start..start + 8 * block.len()];
+                add_words(&mut sums[..block.len()], words);
             }
             means_of(block, &sums, divisor);
         }
@@ -204,11 +206,11 @@ impl Accumulator {
         Ok(())
     }
 
-    /// Sums of a range of the flat vector as i64, little-endian.
-    pub(crate) fn export(&self, range: Range<usize>) -> Result<Bytes> {
+    /// Has somebody read the sums of a range of the flat vector: i64, little-endian.
+    pub(crate) fn read<T>(&self, range: Range<usize>, read: impl FnOnce(&[u8]) -> T) -> Result<T> {
         let piece = self.sums.f_narrow(0, range.start as i64, range.len() as i64)?;
         let piece = piece.f_to(Device::Cpu)?;
-        Ok(Bytes::copy_from_slice(bytes_of(&piece)))
+        Ok(read(bytes_of(&piece)))
     }
 
     /// Starts the next step.
@@ -315,7 +317,7 @@ mod tests {
     }
 
     fn sums(accumulator: &Accumulator) -> Bytes {
-        accumulator.export(0..COUNT).expect("the whole")
+        accumulator.read(0..COUNT, Bytes::copy_from_slice).expect("the whole")
     }
 
     proptest! {

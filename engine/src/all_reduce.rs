@@ -54,9 +54,9 @@ impl AllReduce {
     ///
     /// # Errors
     /// When they are not the sums of that range.
-    pub fn part(&mut self, range: Range<usize>, sums: Bytes) -> Result<Bytes> {
-        let SumCodec::Rounded(codec) = self.codec else { return Ok(sums) };
-        let numbers = self.own(range.clone(), &sums)?;
+    pub fn part(&mut self, range: Range<usize>, sums: &[u8]) -> Result<Bytes> {
+        let SumCodec::Rounded(codec) = self.codec else { return Ok(Bytes::copy_from_slice(sums)) };
+        let numbers = self.own(range.clone(), sums)?;
         Ok(self.round(codec, range, numbers)?.0)
     }
 
@@ -66,14 +66,15 @@ impl AllReduce {
     ///
     /// # Errors
     /// When one has another length than the range.
-    pub fn reduce(&mut self, range: Range<usize>, sums: Bytes, others: &[Bytes]) -> Result<Bytes> {
+    pub fn reduce(&mut self, range: Range<usize>, sums: &[u8], others: &[Bytes]) -> Result<Bytes> {
         let SumCodec::Rounded(codec) = self.codec else {
-            let parts: Vec<Bytes> = std::iter::once(&sums).chain(others).cloned().collect();
+            let others = others.iter().map(Bytes::as_ref);
+            let parts: Vec<&[u8]> = std::iter::once(sums).chain(others).collect();
             let mean = self.fixed_point.reduce(&parts)?;
             self.install(range, &mean)?;
             return Ok(mean);
         };
-        let mut total = self.own(range.clone(), &sums)?;
+        let mut total = self.own(range.clone(), sums)?;
         let mut part = vec![0.0; total.len()];
         for other in others {
             decode(codec, other, &mut part)?;
@@ -200,10 +201,10 @@ mod tests {
             let own = |member: usize| sums(&contributions[member][range.clone()]);
             let others = (0..count).filter(|member| *member != owner);
             let parts: Vec<Bytes> = others
-                .map(|member| members[member].part(range.clone(), own(member)).expect("whole"))
+                .map(|member| members[member].part(range.clone(), &own(member)).expect("whole"))
                 .collect();
             let sums = own(owner);
-            let result = members[owner].reduce(range.clone(), sums, &parts).expect("whole");
+            let result = members[owner].reduce(range.clone(), &sums, &parts).expect("whole");
             for member in (0..count).filter(|member| *member != owner) {
                 members[member].install(range.clone(), &result).expect("whole");
             }
@@ -269,7 +270,7 @@ mod tests {
         listener.begin();
         let bytes = {
             let mut alone = members("int8", 1).remove(0);
-            alone.reduce(range.clone(), sums(&wave(0.0)), &[]).expect("whole")
+            alone.reduce(range.clone(), &sums(&wave(0.0)), &[]).expect("whole")
         };
         listener.install(range, &bytes).expect("whole");
         listener.commit();
@@ -283,7 +284,7 @@ mod tests {
         let mut member = members("int8", 1).remove(0);
         let wrong = |result: Result<()>| matches!(result, Err(EngineError::WrongLength { .. }));
         assert!(wrong(member.install(0..10, &[0; 10])));
-        assert!(wrong(member.part(0..10, sums(&[0.0; 9])).map(|_| ())));
-        assert!(wrong(member.reduce(0..10, sums(&[0.0; 10]), &[Bytes::new()]).map(|_| ())));
+        assert!(wrong(member.part(0..10, &sums(&[0.0; 9])).map(|_| ())));
+        assert!(wrong(member.reduce(0..10, &sums(&[0.0; 10]), &[Bytes::new()]).map(|_| ())));
     }
 }

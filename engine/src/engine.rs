@@ -97,7 +97,20 @@ impl Engine {
     /// # Errors
     /// When the stage is not hosted or has no such range.
     pub fn export(&self, stage: Stage, range: Range<usize>) -> Result<Bytes> {
-        self.stage(stage)?.export(range)
+        self.read_sums(stage, range, Bytes::copy_from_slice)
+    }
+
+    /// Has somebody read what [`Engine::export`] would copy.
+    ///
+    /// # Errors
+    /// When the stage is not hosted or has no such range.
+    pub fn read_sums<T>(
+        &self,
+        stage: Stage,
+        range: Range<usize>,
+        read: impl FnOnce(&[u8]) -> T,
+    ) -> Result<T> {
+        self.stage(stage)?.read_sums(range, read)
     }
 
     /// Makes version `step + 1` of a stage's weights from the step's whole mean gradient (f32,

@@ -215,9 +215,13 @@ impl StageModel {
         self.pending.remove(&key);
     }
 
-    /// Accumulated sums of a range of the flat vector.
-    pub(crate) fn export(&self, range: Range<usize>) -> Result<Bytes> {
-        self.accumulator.export(range)
+    /// Has somebody read the accumulated sums of a range of the flat vector.
+    pub(crate) fn read_sums<T>(
+        &self,
+        range: Range<usize>,
+        read: impl FnOnce(&[u8]) -> T,
+    ) -> Result<T> {
+        self.accumulator.read(range, read)
     }
 
     /// One optimizer update; see [`crate::Engine::apply`].

@@ -15,5 +15,6 @@ pub mod manifest;
 pub mod message;
 #[cfg(feature = "net")]
 pub mod net;
+pub mod pieces;
 pub mod units;
 pub mod wire;

@@ -111,8 +111,8 @@ pub(crate) async fn obtain(
     Ok(())
 }
 
-/// Fetches a file from the first of its holders that gives it. Who fetches decides whom it asks
-/// first, so that not all ask the same.
+/// Fetches a file from its holders. Who fetches decides whom it asks first, so that not all ask the
+/// same.
 async fn fetch(
     holders: &[PeerId],
     me: PeerId,
@@ -120,16 +120,11 @@ async fn fetch(
     to: &Path,
     transport: &Transport,
 ) -> anyhow::Result<()> {
-    let others: Vec<PeerId> = holders.iter().copied().filter(|holder| *holder != me).collect();
-    let first = usize::from(me.0[0]) % others.len().max(1);
-    let mut failure = anyhow::anyhow!("nobody has {}", file.name);
-    for holder in others.iter().cycle().skip(first).take(others.len()) {
-        match transport.fetch_blob(*holder, file.hash, file.size.0, to).await {
-            Ok(()) => return Ok(()),
-            Err(error) => failure = error.into(),
-        }
-    }
-    Err(failure)
+    let mut others: Vec<PeerId> = holders.iter().copied().filter(|holder| *holder != me).collect();
+    anyhow::ensure!(!others.is_empty(), "nobody has {}", file.name);
+    let first = usize::from(me.0[0]) % others.len();
+    others.rotate_left(first);
+    Ok(transport.fetch_blob(&others, file.hash, file.size.0, to).await?)
 }
 
 /// A name that a peer gave must stay in the folder.

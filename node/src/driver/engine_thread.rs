@@ -174,15 +174,17 @@ impl Bench {
             }
             Task::Export { round, to, piece, range } => {
                 let count = range.len();
-                let sums = self.workshop.engine.export(round.stage, range.clone())?;
-                let part = self.reduction(round)?.part(range, sums)?;
+                let (engine, reduction) = self.reduction(round)?;
+                let place = range.clone();
+                let part =
+                    engine.read_sums(round.stage, place, |sums| reduction.part(range, sums))??;
                 let part = Tensor::flat(self.sum_codec().part(), count, part);
                 let payload = self.workshop.payloads.keep([part]);
                 Ok(TaskResult::Exported { round, to, piece, payload })
             }
             Task::Reduce { round, piece, range, .. } => self.reduce(round, piece, range, inputs),
             Task::Install { round, range, .. } => {
-                self.reduction(round)?.install(range.clone(), &inputs[0][0].bytes)?;
+                self.reduction(round)?.1.install(range.clone(), &inputs[0][0].bytes)?;
                 Ok(TaskResult::Installed { round, range })
             }
             Task::Summarise { round } => {
@@ -268,10 +270,11 @@ impl Bench {
         range: Range<usize>,
         others: &[Tensors],
     ) -> Result<TaskResult, EngineError> {
-        let sums = self.workshop.engine.export(round.stage, range.clone())?;
         let others: Vec<Bytes> = others.iter().map(|tensors| tensors[0].bytes.clone()).collect();
-        let count = range.len();
-        let result = self.reduction(round)?.reduce(range, sums, &others)?;
+        let (count, place) = (range.len(), range.clone());
+        let (engine, reduction) = self.reduction(round)?;
+        let reduce = |sums: &[u8]| reduction.reduce(range, sums, &others);
+        let result = engine.read_sums(round.stage, place, reduce)??;
         let result = Tensor::flat(self.sum_codec().result(), count, result);
         let payload = self.workshop.payloads.keep([result]);
         Ok(TaskResult::Reduced { round, piece, payload })
@@ -281,8 +284,8 @@ impl Bench {
         self.workshop.shelf.manifest.codec.all_reduce
     }
 
-    /// What has come together of a round; nothing, where it is new.
-    fn reduction(&mut self, round: RoundId) -> Result<&mut AllReduce, EngineError> {
+    /// What has come together of a round; nothing, where it is new. And who has the sums for it.
+    fn reduction(&mut self, round: RoundId) -> Result<(&Engine, &mut AllReduce), EngineError> {
         let manifest = &self.workshop.shelf.manifest;
         let reduction = match self.rounds.entry(round.stage) {
             Entry::Occupied(known) => known.into_mut(),
@@ -295,7 +298,7 @@ impl Bench {
             reduction.round = round;
             reduction.stage.begin();
         }
-        Ok(&mut reduction.stage)
+        Ok((&self.workshop.engine, &mut reduction.stage))
     }
 
     fn apply(&mut self, round: RoundId, gradient_norm: f64) -> Result<TaskResult, EngineError> {

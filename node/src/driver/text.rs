@@ -36,13 +36,12 @@ pub(crate) async fn obtain(
         std::fs::create_dir_all(&folder)
             .with_context(|| format!("{} cannot be made", folder.display()))?;
         let mut fetched = Err(anyhow::anyhow!("nobody is known who has it"));
-        for (holder, round) in (0..ROUNDS).flat_map(|round| holders.iter().map(move |h| (h, round)))
-        {
+        for round in 0..ROUNDS {
             if round > 0 {
                 // Who has it may be about to come back.
                 tokio::time::sleep(PAUSE).await;
             }
-            fetched = transport.fetch_blob(*holder, hash, length, &path).await.map_err(Into::into);
+            fetched = transport.fetch_blob(&holders, hash, length, &path).await.map_err(Into::into);
             if fetched.is_ok() {
                 break;
             }

@@ -19,6 +19,10 @@ const LEAST: usize = 4 << 10;
 /// How much a measurement counts beside all before it.
 const GAIN: f64 = 0.1;
 
+/// Packing takes as long as the shortest of the last measurements, each of which counts for so much
+/// more with every one after it: what is longer was mostly kept waiting for a processor.
+const SLOWER: f64 = 1.02;
+
 /// Unpacking takes no longer than packing, and is not overlapped with it.
 const BOTH_ENDS: f64 = 2.0;
 
@@ -103,10 +107,9 @@ impl PackingChoice {
         let Some(candidate) = known.filter(|_| raw > 0) else { return };
         let new =
             Learnt { seconds: took.as_secs_f64() / raw as f64, left: packed as f64 / raw as f64 };
-        let mean = |old: f64, new: f64| old + GAIN * (new - old);
         candidate.learnt = Some(candidate.learnt.map_or(new, |old| Learnt {
-            seconds: mean(old.seconds, new.seconds),
-            left: mean(old.left, new.left),
+            seconds: new.seconds.min(old.seconds * SLOWER),
+            left: old.left + GAIN * (new.left - old.left),
         }));
     }
 }

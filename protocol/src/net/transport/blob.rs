@@ -1,16 +1,15 @@
-//! Files fetched by their hash, a piece per request, several requests at once.
+//! Files by their hash, a piece per request.
 //!
 //! A request is a stream of its own: the hash, the position and the length of a piece (u64 and
 //! u32, little-endian). The answer is the length of the whole file (u64; all ones when there is no
-//! such file), then the piece.
+//! such file), then the piece. A length of all ones asks for the hashes of all pieces instead.
 
+use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use futures::{StreamExt, TryStreamExt, stream};
 use quinn::{Connection, RecvStream, SendStream};
 
 use super::error::FetchError;
@@ -18,13 +17,14 @@ use super::traffic::{Counters, Kind};
 use super::uplink::Uplink;
 use crate::ids::ContentHash;
 use crate::limits;
-use crate::units::Bytes;
-
-/// Requests under way at once: enough to fill a long link with pieces of a mebibyte.
-const AT_ONCE: usize = 8;
+use crate::pieces::{HASH, piece_hash, pieces};
 
 const REQUEST: usize = 32 + 8 + 4;
 const NOT_FOUND: u64 = u64::MAX;
+const HASHES: u32 = u32::MAX;
+
+/// Files whose pieces' hashes are remembered.
+const LISTS: usize = 64;
 
 /// A file that can be given to others.
 #[derive(Debug)]
@@ -41,6 +41,23 @@ pub trait BlobSource: Send + Sync + 'static {
     fn open(&self, hash: &ContentHash) -> Option<Blob>;
 }
 
+/// The hashes of the pieces of files that were asked for lately.
+#[derive(Debug, Default)]
+pub(super) struct PieceLists(Mutex<VecDeque<(ContentHash, Arc<[u8]>)>>);
+
+impl PieceLists {
+    fn known(&self, hash: ContentHash) -> Option<Arc<[u8]>> {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.iter().find(|(of, _)| *of == hash).map(|(_, list)| list.clone())
+    }
+
+    fn keep(&self, hash: ContentHash, list: Arc<[u8]>) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.truncate(LISTS - 1);
+        known.push_front((hash, list));
+    }
+}
+
 /// Gives nothing.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoBlobs;
@@ -51,111 +68,115 @@ impl BlobSource for NoBlobs {
     }
 }
 
-/// Answers one request. A malformed one is dropped: who sent it gets no answer.
-pub(super) async fn serve(
-    source: Arc<dyn BlobSource>,
-    send: SendStream,
-    mut recv: RecvStream,
-    counters: &Counters,
-    uplink: &Uplink,
-) {
-    let mut request = [0; REQUEST];
-    if recv.read_exact(&mut request).await.is_err() {
-        return;
-    }
-    let (hash, rest) = request.split_first_chunk::<32>().expect("its length is larger");
-    let (position, length) = rest.split_first_chunk::<8>().expect("its length is larger");
-    let position = u64::from_le_bytes(*position);
-    let length = u32::from_le_bytes(length.try_into().expect("four are left"));
-    if u64::from(length) > limits::BLOB_PIECE.0 {
-        return;
-    }
-    let answer = answer(source, ContentHash(*hash), position, length, send, counters);
-    if length == 0 {
-        // Who only asks whether we are there waits for nothing.
-        answer.await;
-    } else {
-        uplink.give(answer).await;
-    }
+/// Whose files are served, and how.
+pub(super) struct Service<'a> {
+    pub(super) source: &'a Arc<dyn BlobSource>,
+    pub(super) lists: &'a Arc<PieceLists>,
+    pub(super) counters: &'a Counters,
+    pub(super) uplink: &'a Uplink,
 }
 
-/// Sends a piece of a file, and waits until it has arrived.
-async fn answer(
-    source: Arc<dyn BlobSource>,
-    hash: ContentHash,
-    position: u64,
-    length: u32,
-    mut send: SendStream,
-    counters: &Counters,
-) {
-    let piece = tokio::task::spawn_blocking(move || {
-        let blob = source.open(&hash)?;
-        let end = position.saturating_add(u64::from(length)).min(blob.length);
-        let mut piece = vec![0; end.saturating_sub(position) as usize];
-        match blob.file.read_exact_at(&mut piece, position) {
-            Ok(()) => Some((blob.length, piece)),
-            Err(error) => {
+impl Service<'_> {
+    /// Answers one request. A malformed one is dropped: who sent it gets no answer.
+    pub(super) async fn serve(&self, send: SendStream, mut recv: RecvStream) {
+        let mut request = [0; REQUEST];
+        if recv.read_exact(&mut request).await.is_err() {
+            return;
+        }
+        let (hash, rest) = request.split_first_chunk::<32>().expect("its length is larger");
+        let (position, length) = rest.split_first_chunk::<8>().expect("its length is larger");
+        let (hash, position) = (ContentHash(*hash), u64::from_le_bytes(*position));
+        let length = u32::from_le_bytes(length.try_into().expect("four are left"));
+        let (source, lists) = (self.source.clone(), self.lists.clone());
+        match length {
+            HASHES => self.answer(hash, send, move || list_of(&*source, &lists, hash)).await,
+            // Who only asks whether we are there waits for nothing.
+            0 => self.answer(hash, send, move || piece_of(&*source, hash, position, 0)).await,
+            _ if u64::from(length) > limits::BLOB_PIECE.0 => {}
+            _ => {
+                let piece = move || piece_of(&*source, hash, position, length);
+                self.uplink.give(self.answer(hash, send, piece)).await;
+            }
+        }
+    }
+
+    /// Sends what is found of a file, after its length, and waits until it has arrived.
+    async fn answer<B: AsRef<[u8]> + Send + 'static>(
+        &self,
+        hash: ContentHash,
+        mut send: SendStream,
+        find: impl FnOnce() -> Option<io::Result<(u64, B)>> + Send + 'static,
+    ) {
+        let found = match tokio::task::spawn_blocking(find).await.ok().flatten() {
+            Some(Err(error)) => {
                 tracing::warn!(%hash, %error, "cannot read a file that a peer asked for");
                 None
             }
+            Some(Ok(found)) => Some(found),
+            None => None,
+        };
+        let whole = found.as_ref().map_or(NOT_FOUND, |(whole, _)| *whole);
+        let bytes = found.as_ref().map_or(&[][..], |(_, bytes)| bytes.as_ref());
+        let written = async {
+            send.write_all(&whole.to_le_bytes()).await?;
+            send.write_all(bytes).await
+        };
+        if written.await.is_ok() {
+            self.counters.sent(Kind::Blob, 8 + bytes.len());
+            // Nothing is left to do if the peer has stopped listening.
+            let _ = send.finish();
+            let _ = send.stopped().await;
         }
-    });
-    let (whole, piece) = piece.await.ok().flatten().unwrap_or((NOT_FOUND, Vec::new()));
-    let written = async {
-        send.write_all(&whole.to_le_bytes()).await?;
-        send.write_all(&piece).await
-    };
-    if written.await.is_ok() {
-        counters.sent(Kind::Blob, 8 + piece.len());
-        // Nothing is left to do if the peer has stopped listening.
-        let _ = send.finish();
-        let _ = send.stopped().await;
     }
 }
 
-/// Fetches a file of `length` bytes into `destination`, which appears only once its hash is right.
-pub(super) async fn fetch(
+/// A piece of a file, after the file's length.
+fn piece_of(
+    source: &dyn BlobSource,
+    hash: ContentHash,
+    position: u64,
+    length: u32,
+) -> Option<io::Result<(u64, Vec<u8>)>> {
+    let blob = source.open(&hash)?;
+    let end = position.saturating_add(u64::from(length)).min(blob.length);
+    let mut piece = vec![0; end.saturating_sub(position) as usize];
+    Some(blob.file.read_exact_at(&mut piece, position).map(|()| (blob.length, piece)))
+}
+
+/// The hashes of a file's pieces, after the file's length.
+fn list_of(
+    source: &dyn BlobSource,
+    lists: &PieceLists,
+    hash: ContentHash,
+) -> Option<io::Result<(u64, Arc<[u8]>)>> {
+    let blob = source.open(&hash).filter(|blob| blob.length <= limits::BLOB.0)?;
+    if let Some(list) = lists.known(hash) {
+        return Some(Ok((blob.length, list)));
+    }
+    let step = limits::BLOB_PIECE.0;
+    let mut list = Vec::with_capacity(pieces(blob.length) as usize * HASH);
+    for index in 0..pieces(blob.length) {
+        let mut piece = vec![0; step.min(blob.length - index * step) as usize];
+        if let Err(error) = blob.file.read_exact_at(&mut piece, index * step) {
+            return Some(Err(error));
+        }
+        list.extend(piece_hash(blob.length, index, &piece));
+    }
+    let list: Arc<[u8]> = list.into();
+    lists.keep(hash, list.clone());
+    Some(Ok((blob.length, list)))
+}
+
+/// Asks what the pieces of a file of `length` bytes hash to. What is said is not checked.
+pub(super) async fn fetch_hashes(
     connection: &Connection,
     hash: ContentHash,
     length: u64,
-    destination: &Path,
     counters: &Counters,
-) -> Result<(), FetchError> {
-    if length > limits::BLOB.0 {
-        return Err(FetchError::TooLarge { size: Bytes(length) });
-    }
-    let io_error = |source| FetchError::Io { path: destination.to_owned(), source };
-    let partial = Partial::create(destination).map_err(io_error)?;
-    let step = limits::BLOB_PIECE.0;
-    // An empty file has no piece, but the peer must still have it.
-    let positions = (0..length.div_ceil(step).max(1)).map(|piece| piece * step);
-    let pieces = stream::iter(positions).map(|position| {
-        let wanted = step.min(length - position) as usize;
-        fetch_piece(connection, hash, position, wanted, length, counters)
-    });
-    let writer = (partial, blake3::Hasher::new());
-    let (partial, hasher) = pieces
-        .buffered(AT_ONCE)
-        .try_fold(writer, |(mut partial, mut hasher), piece| async move {
-            let written = tokio::task::spawn_blocking(move || {
-                hasher.update(&piece);
-                partial.file.write_all(&piece).map(|()| (partial, hasher))
-            });
-            written.await.map_err(io::Error::other).and_then(|written| written).map_err(io_error)
-        })
-        .await?;
-    let found = ContentHash::from(hasher.finalize());
-    if found != hash {
-        counters.wrong_file();
-        return Err(FetchError::WrongHash { expected: hash, found });
-    }
-    let destination = destination.to_owned();
-    let target = destination.clone();
-    tokio::task::spawn_blocking(move || partial.publish(&target))
-        .await
-        .map_err(io::Error::other)
-        .and_then(|published| published)
-        .map_err(|source| FetchError::Io { path: destination, source })
+) -> Result<Vec<[u8; HASH]>, FetchError> {
+    let bytes = pieces(length) as usize * HASH;
+    let list = ask(connection, (hash, 0, HASHES), bytes, length, counters).await?;
+    Ok(list.as_chunks::<HASH>().0.to_vec())
 }
 
 /// Asks for a file that nobody has: whoever answers is there.
@@ -166,10 +187,21 @@ pub(super) async fn probe(connection: &Connection, counters: &Counters) -> Resul
     }
 }
 
-async fn fetch_piece(
+pub(super) async fn fetch_piece(
     connection: &Connection,
     hash: ContentHash,
     position: u64,
+    wanted: usize,
+    length: u64,
+    counters: &Counters,
+) -> Result<Vec<u8>, FetchError> {
+    ask(connection, (hash, position, wanted as u32), wanted, length, counters).await
+}
+
+/// Sends a request and reads so many bytes of an answer about a file of `length` bytes.
+async fn ask(
+    connection: &Connection,
+    (hash, position, asked): (ContentHash, u64, u32),
     wanted: usize,
     length: u64,
     counters: &Counters,
@@ -178,7 +210,7 @@ async fn fetch_piece(
         FetchError::Interrupted(error.to_string())
     }
     let (mut send, mut recv) = connection.open_bi().await.map_err(interrupted)?;
-    let request = [&hash.0[..], &position.to_le_bytes(), &(wanted as u32).to_le_bytes()].concat();
+    let request = [&hash.0[..], &position.to_le_bytes(), &asked.to_le_bytes()].concat();
     send.write_all(&request).await.map_err(interrupted)?;
     send.finish().map_err(interrupted)?;
     let mut whole = [0; 8];
@@ -188,35 +220,8 @@ async fn fetch_piece(
         found if found != length => return Err(FetchError::Size { expected: length, found }),
         _ => {}
     }
-    let mut piece = vec![0; wanted];
-    recv.read_exact(&mut piece).await.map_err(interrupted)?;
+    let mut answer = vec![0; wanted];
+    recv.read_exact(&mut answer).await.map_err(interrupted)?;
     counters.received(Kind::Blob, 8 + wanted);
-    Ok(piece)
-}
-
-/// A file under a temporary name beside its destination; dropped, it is removed.
-struct Partial {
-    file: File,
-    path: PathBuf,
-}
-
-impl Partial {
-    fn create(destination: &Path) -> io::Result<Self> {
-        let mut name = destination.file_name().unwrap_or_default().to_owned();
-        name.push(format!(".{}.part", std::process::id()));
-        let path = destination.with_file_name(name);
-        Ok(Self { file: File::create(&path)?, path })
-    }
-
-    fn publish(self, destination: &Path) -> io::Result<()> {
-        self.file.sync_all()?;
-        std::fs::rename(&self.path, destination)
-    }
-}
-
-impl Drop for Partial {
-    fn drop(&mut self) {
-        // After `publish` there is nothing under this name any more.
-        let _ = std::fs::remove_file(&self.path);
-    }
+    Ok(answer)
 }

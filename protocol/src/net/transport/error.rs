@@ -286,12 +286,10 @@ pub enum FetchError {
         found: u64,
     },
     /// What came is not what was asked for.
-    #[error("the peer sent another file than the one asked for: {found} instead of {expected}")]
+    #[error("the peer sent something else than the file {expected}")]
     WrongHash {
         /// What was asked for.
         expected: ContentHash,
-        /// What came.
-        found: ContentHash,
     },
     /// The connection broke, or the answer was cut short.
     #[error("fetching was interrupted: {0}")]

@@ -13,13 +13,14 @@ use tokio::sync::Semaphore;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::timeout;
 
+use super::blob::Service;
 use super::dial::{self, Backoff};
 use super::error::{ConnectError, DisconnectReason};
 use super::event::{TensorMessage, TransportEvent};
 use super::outbox::{Priority, TensorJob, Ticket};
 use super::peer::{Peer, Session};
 use super::traffic::Kind;
-use super::{Shared, blob, control, endpoint, tensor};
+use super::{Shared, control, endpoint, tensor};
 use crate::limits;
 
 /// How long closing waits for the other end to take what is queued.
@@ -440,8 +441,8 @@ async fn serve_blobs(context: Context) -> DisconnectReason {
                 Ok((send, recv)) => {
                     let context = context.clone();
                     requests.spawn(async move {
-                        let Shared { blobs, counters, uplink, .. } = &*context.shared;
-                        blob::serve(blobs.clone(), send, recv, counters, uplink).await;
+                        let Shared { blobs: source, lists, counters, uplink, .. } = &*context.shared;
+                        Service { source, lists, counters, uplink }.serve(send, recv).await;
                     });
                 }
                 Err(error) => return reason_of(&error),

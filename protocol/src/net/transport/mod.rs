@@ -23,6 +23,7 @@ mod dial;
 mod endpoint;
 mod error;
 mod event;
+mod fetch;
 mod handshake;
 mod link;
 mod outbox;
@@ -51,6 +52,7 @@ use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
+use blob::PieceLists;
 pub use blob::{Blob, BlobSource, NoBlobs};
 pub use endpoint::Congestion;
 pub use error::{
@@ -65,6 +67,7 @@ use crate::ids::{ContentHash, Incarnation, PeerId};
 use crate::limits;
 use crate::net::identity::Identity;
 use crate::units;
+use fetch::Wanted;
 use handshake::Reply;
 use peer::Peer;
 use relay::Relay;
@@ -121,6 +124,7 @@ pub(crate) struct Shared {
     /// QUIC over the ways through other peers.
     relay_endpoint: Endpoint,
     counters: Counters,
+    lists: Arc<PieceLists>,
     uplink: Uplink,
     events: mpsc::Sender<TransportEvent>,
     peers: Mutex<BTreeMap<PeerId, Arc<Peer>>>,
@@ -202,6 +206,7 @@ impl Transport {
             relayed,
             relay_endpoint,
             counters: Counters::default(),
+            lists: Arc::default(),
             uplink: Uplink::default(),
             events,
             peers: Mutex::default(),
@@ -313,25 +318,20 @@ impl Transport {
         self.shared.peer(peer).ok_or(SendError::TooManyPeers)
     }
 
-    /// Fetches a file of `length` bytes from a peer into `destination`, which appears only once
-    /// its hash is right.
+    /// Fetches a file of `length` bytes from those who have it, all at once, into `destination`, which
+    /// appears only once all of it is right. Who sends other bytes, is gone or was never there leaves
+    /// it to the others.
     ///
     /// # Errors
-    /// When the peer cannot be reached or does not have that file, or what came is another one.
+    /// The last reason why no holder is left, or why the disk does not take it.
     pub async fn fetch_blob(
         &self,
-        peer: PeerId,
+        holders: &[PeerId],
         hash: ContentHash,
         length: u64,
         destination: &Path,
     ) -> Result<(), FetchError> {
-        if peer == self.shared.peer {
-            return Err(ConnectError::Myself.into());
-        }
-        let peer = self.shared.peer(peer).ok_or(ConnectError::TooManyPeers)?;
-        let addresses = peer.state.borrow().addresses.clone();
-        let session = dial::reach(&self.shared, &peer, &addresses).await?;
-        blob::fetch(&session.connection, hash, length, destination, &self.shared.counters).await
+        fetch::fetch(&self.shared, holders, Wanted { hash, length }, destination).await
     }
 
     /// Closes the connection to a peer that said something senseless.

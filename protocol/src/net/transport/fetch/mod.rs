@@ -1,0 +1,275 @@
+//! A file from several peers at once.
+//!
+//! First one of them says what its pieces hash to, which its own hash proves or refutes; from then on
+//! every piece is checked by itself as it comes, so a holder that sends other bytes is found out at once
+//! and costs one piece. A holder whose connection broke is dialled again while others go on.
+
+mod plan;
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use futures::future::join_all;
+use tokio::sync::Notify;
+use tokio::time::sleep_until;
+
+use self::plan::{Next, Plan};
+use super::blob::{fetch_hashes, fetch_piece};
+use super::error::{ConnectError, FetchError};
+use super::peer::{Peer, Session};
+use super::{Shared, dial};
+use crate::ids::{ContentHash, PeerId};
+use crate::limits;
+use crate::pieces::{PieceHashes, pieces};
+use crate::units::{Bytes, Moment};
+
+/// Pieces asked of one holder at once: enough to fill a long link with pieces of a mebibyte.
+const AT_ONCE: usize = 8;
+
+/// Holders asked for one file, at most.
+const HOLDERS: usize = 8;
+
+/// A file that is wanted.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wanted {
+    pub(super) hash: ContentHash,
+    /// Its bytes.
+    pub(super) length: u64,
+}
+
+impl Wanted {
+    fn size_of(&self, piece: u64) -> usize {
+        limits::BLOB_PIECE.0.min(self.length - piece * limits::BLOB_PIECE.0) as usize
+    }
+}
+
+/// Fetches a file into `destination`, which appears only once all of it is right.
+pub(super) async fn fetch(
+    shared: &Arc<Shared>,
+    holders: &[PeerId],
+    wanted: Wanted,
+    destination: &Path,
+) -> Result<(), FetchError> {
+    if wanted.length > limits::BLOB.0 {
+        return Err(FetchError::TooLarge { size: Bytes(wanted.length) });
+    }
+    let io_error = |source| FetchError::Io { path: destination.to_owned(), source };
+    let (hashes, honest) = hashes(shared, holders, wanted).await?;
+    let partial = Partial::create(destination, wanted.length).map_err(io_error)?;
+    let count = honest.len();
+    let work = Work {
+        shared,
+        wanted,
+        hashes: Arc::new(hashes),
+        file: partial.file.clone(),
+        destination,
+        start: Instant::now(),
+        plan: Mutex::new(Plan::new(pieces(wanted.length), count)),
+        failure: Mutex::new(None),
+        changed: Notify::new(),
+    };
+    let tasks = (0..AT_ONCE * count).map(|task| work.bring(task % count, &honest[task % count]));
+    tokio::select! {
+        () = work.completed() => {}
+        _ = join_all(tasks) => {}
+    }
+    if !work.plan().is_complete() {
+        let failure = work.failure.into_inner().unwrap_or_else(PoisonError::into_inner);
+        return Err(failure.expect("whoever is asked no more has failed"));
+    }
+    let target = destination.to_owned();
+    tokio::task::spawn_blocking(move || partial.publish(&target))
+        .await
+        .map_err(io::Error::other)
+        .and_then(|published| published)
+        .map_err(io_error)
+}
+
+/// What the pieces hash to, and who of the holders did not say something else before.
+async fn hashes(
+    shared: &Arc<Shared>,
+    holders: &[PeerId],
+    wanted: Wanted,
+) -> Result<(PieceHashes, Vec<Arc<Peer>>), FetchError> {
+    let mut failure = FetchError::NotFound { hash: wanted.hash };
+    let mut rest = holders.iter().take(HOLDERS);
+    while let Some(holder) = rest.next() {
+        let asked = async {
+            let peer = known(shared, *holder)?;
+            let session = session(shared, &peer).await?;
+            let list =
+                fetch_hashes(&session.connection, wanted.hash, wanted.length, &shared.counters)
+                    .await?;
+            Ok((peer, list))
+        };
+        match asked.await {
+            Ok((first, list)) => {
+                let Some(list) = PieceHashes::checked(wanted.hash, wanted.length, list) else {
+                    shared.counters.wrong_file();
+                    failure = FetchError::WrongHash { expected: wanted.hash };
+                    continue;
+                };
+                let others = rest.filter_map(|holder| known(shared, *holder).ok());
+                return Ok((list, std::iter::once(first).chain(others).collect()));
+            }
+            Err(error) => failure = error,
+        }
+    }
+    Err(failure)
+}
+
+fn known(shared: &Arc<Shared>, holder: PeerId) -> Result<Arc<Peer>, ConnectError> {
+    if holder == shared.peer {
+        return Err(ConnectError::Myself);
+    }
+    shared.peer(holder).ok_or(ConnectError::TooManyPeers)
+}
+
+async fn session(shared: &Shared, peer: &Peer) -> Result<Arc<Session>, ConnectError> {
+    let addresses = peer.state.borrow().addresses.clone();
+    dial::reach(shared, peer, &addresses).await
+}
+
+/// One file on its way.
+struct Work<'a> {
+    shared: &'a Arc<Shared>,
+    wanted: Wanted,
+    hashes: Arc<PieceHashes>,
+    file: Arc<File>,
+    destination: &'a Path,
+    start: Instant,
+    plan: Mutex<Plan>,
+    /// The last one.
+    failure: Mutex<Option<FetchError>>,
+    changed: Notify,
+}
+
+impl Work<'_> {
+    fn plan(&self) -> MutexGuard<'_, Plan> {
+        // Whoever holds it does no more than calculate.
+        self.plan.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> Moment {
+        Moment(self.start.elapsed())
+    }
+
+    /// Whoever is still asked for something then need not answer.
+    async fn completed(&self) {
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            if self.plan().is_complete() {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// Has one holder bring piece after piece.
+    async fn bring(&self, holder: usize, peer: &Peer) {
+        loop {
+            // Before the plan is looked at, so that no change after it is missed.
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            let next = self.plan().next(self.now(), holder);
+            match next {
+                Next::Over => return,
+                Next::Wait(None) => changed.await,
+                Next::Wait(Some(until)) => {
+                    let late = sleep_until((self.start + until.0).into());
+                    tokio::select! {
+                        () = changed => {}
+                        () = late => {}
+                    }
+                }
+                Next::Piece(piece) => self.bring_piece(holder, peer, piece).await,
+            }
+        }
+    }
+
+    async fn bring_piece(&self, holder: usize, peer: &Peer, piece: u64) {
+        let brought = self.fetch(peer, piece).await;
+        match brought {
+            Ok(()) => {
+                self.plan().brought(self.now(), holder, piece);
+            }
+            Err(error) => {
+                let for_good = matches!(
+                    error,
+                    FetchError::WrongHash { .. }
+                        | FetchError::NotFound { .. }
+                        | FetchError::Size { .. }
+                );
+                match error {
+                    // Nobody else could do better.
+                    FetchError::Io { .. } => self.plan().give_up(),
+                    _ => self.plan().failed(holder, piece, for_good),
+                }
+                if matches!(error, FetchError::WrongHash { .. }) {
+                    self.shared.counters.wrong_file();
+                }
+                *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            }
+        }
+        self.changed.notify_waiters();
+    }
+
+    /// Fetches, checks and writes a piece.
+    async fn fetch(&self, peer: &Peer, piece: u64) -> Result<(), FetchError> {
+        let Wanted { hash, length } = self.wanted;
+        let session = session(self.shared, peer).await?;
+        let position = piece * limits::BLOB_PIECE.0;
+        let size = self.wanted.size_of(piece);
+        let counters = &self.shared.counters;
+        let bytes =
+            fetch_piece(&session.connection, hash, position, size, length, counters).await?;
+        let (file, hashes) = (self.file.clone(), self.hashes.clone());
+        let written = tokio::task::spawn_blocking(move || {
+            let right = hashes.holds(length, piece, &bytes);
+            if right { file.write_all_at(&bytes, position).map(|()| true) } else { Ok(false) }
+        });
+        let io_error = |source| FetchError::Io { path: self.destination.to_owned(), source };
+        match written.await.map_err(io::Error::other).and_then(|written| written) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(FetchError::WrongHash { expected: hash }),
+            Err(error) => Err(io_error(error)),
+        }
+    }
+}
+
+/// A file under a temporary name beside its destination; dropped, it is removed.
+struct Partial {
+    file: Arc<File>,
+    path: PathBuf,
+}
+
+impl Partial {
+    fn create(destination: &Path, length: u64) -> io::Result<Self> {
+        let mut name = destination.file_name().unwrap_or_default().to_owned();
+        name.push(format!(".{}.part", std::process::id()));
+        let path = destination.with_file_name(name);
+        let file = File::create(&path)?;
+        let partial = Self { file: Arc::new(file), path };
+        partial.file.set_len(length)?;
+        Ok(partial)
+    }
+
+    fn publish(self, destination: &Path) -> io::Result<()> {
+        self.file.sync_all()?;
+        std::fs::rename(&self.path, destination)
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        // After `publish` there is nothing under this name any more.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
