@@ -27,9 +27,9 @@ MODELS = {
 }
 OURS = ["exact", "f32", "bf16", "int8"]
 # What hivemind compresses to, and how it is called there.
-THEIRS = {"f32": "NONE", "f16": "FLOAT16", "int8": "BLOCKWISE_8BIT"}
+THEIRS = {"f32": "NoCompression", "f16": "Float16Compression"}
 # Shoal's modes, what they are held against, and how many times faster they should be.
-GOALS = {"exact": ("f32", 1.5), "f32": ("f32", 1.5), "bf16": ("f16", 2.5), "int8": ("int8", 1.0)}
+GOALS = {"exact": ("f32", 1.5), "f32": ("f32", 1.5), "bf16": ("f16", 2.5), "int8": ("f16", 2.5)}
 
 
 def shoal_seconds(shoal, model, peers, mode):

@@ -38,62 +38,54 @@ def gloo(rank, peers, values, port, results):
         results.put(seconds[WARM:])
 
 
-def hivemind(rank, peers, values, compression, first, barrier, results):
+def hivemind(peers, values, compression):
+    """Each averager and each of its daemons is a process of its own, started from this one."""
     import hivemind as library
 
     torch.set_num_threads(1)
-    dht = library.DHT(
-        initial_peers=[first] if first else [], start=True, host_maddrs=["/ip4/127.0.0.1/tcp/0"]
-    )
-    if not first:
-        results.put(str(dht.get_visible_maddrs()[0]))
-    averager = library.averaging.DecentralizedAverager(
-        [torch.randn(values)], dht, prefix="bench", target_group_size=peers, min_group_size=peers,
-        compression=library.compression.BASE_COMPRESSION_TYPES[compression],
-        min_matchmaking_time=1.0, request_timeout=1.0, start=True, allow_state_sharing=False,
-    )
-    barrier.wait()
+    address = {"start": True, "host_maddrs": ["/ip4/127.0.0.1/tcp/0"]}
+    tables = [library.DHT(**address)]
+    first = [str(address) for address in tables[0].get_visible_maddrs()]
+    tables += [library.DHT(initial_peers=first, **address) for _ in range(1, peers)]
+    averagers = [
+        library.averaging.DecentralizedAverager(
+            [torch.randn(values)], table, prefix="bench", target_group_size=peers,
+            min_group_size=peers,
+            compression=getattr(library.compression, compression)(),
+            min_matchmaking_time=2.0, request_timeout=1.0, start=True, allow_state_sharing=False,
+        )
+        for table in tables
+    ]
     seconds = []
     # Who averages with whom is found out before: only what follows is timed.
     for _ in range(WARM + ROUNDS):
-        control = averager.step(wait=False, require_trigger=True, timeout=60)
-        while not control.stage.name == "AWAITING_TRIGGER":
+        steps = [averager.step(wait=False, require_trigger=True, timeout=60) for averager in averagers]
+        while any(step.stage.name != "AWAITING_TRIGGER" for step in steps):
             time.sleep(0.001)
-        barrier.wait()
         began = time.perf_counter()
-        control.allow_allreduce()
-        control.result()
-        barrier.wait()
+        for step in steps:
+            step.allow_allreduce()
+        for step in steps:
+            step.result()
         seconds.append(time.perf_counter() - began)
-    if rank == 0:
-        results.put(seconds[WARM:])
-    barrier.wait()
-    averager.shutdown()
-    dht.shutdown()
+    for other in [*averagers, *tables]:
+        other.shutdown()
+    return seconds[WARM:]
 
 
 def main():
     what, peers, values = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    if what == "hivemind":
+        print(json.dumps(hivemind(peers, values, sys.argv[4])), flush=True)
+        return
     spawn = multiprocessing.get_context("spawn")
-    results = spawn.Queue()
-    processes = []
-
-    def start(target, *arguments):
-        process = spawn.Process(target=target, args=arguments)
+    results, port = spawn.Queue(), free_port()
+    processes = [
+        spawn.Process(target=gloo, args=(rank, peers, values, port, results)) for rank in range(peers)
+    ]
+    for process in processes:
         process.start()
-        processes.append(process)
-
-    if what == "gloo":
-        port = free_port()
-        for rank in range(peers):
-            start(gloo, rank, peers, values, port, results)
-    else:
-        barrier = spawn.Barrier(peers)
-        start(hivemind, 0, peers, values, sys.argv[4], None, barrier, results)
-        first = results.get(timeout=120)
-        for rank in range(1, peers):
-            start(hivemind, rank, peers, values, sys.argv[4], first, barrier, results)
-    print(json.dumps(results.get(timeout=250)))
+    print(json.dumps(results.get(timeout=250)), flush=True)
     for process in processes:
         process.join(timeout=20)
         process.kill()
