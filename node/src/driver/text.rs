@@ -35,13 +35,17 @@ pub(crate) async fn obtain(
         tracing::info!(%hash, length, "fetching the text");
         std::fs::create_dir_all(&folder)
             .with_context(|| format!("{} cannot be made", folder.display()))?;
-        let mut fetched = Err(anyhow::anyhow!("nobody is known who has it"));
+        anyhow::ensure!(
+            !holders.is_empty(),
+            "the text cannot be fetched: nobody is known who has it"
+        );
+        let mut fetched = Ok(());
         for round in 0..ROUNDS {
             if round > 0 {
                 // Who has it may be about to come back.
                 tokio::time::sleep(PAUSE).await;
             }
-            fetched = transport.fetch_blob(&holders, hash, length, &path).await.map_err(Into::into);
+            fetched = transport.fetch_blob(&holders, hash, length, &path).await;
             if fetched.is_ok() {
                 break;
             }

@@ -2,7 +2,7 @@
 //!
 //! First one of them says what its pieces hash to, which its own hash proves or refutes; from then on
 //! every piece is checked by itself as it comes, so a holder that sends other bytes is found out at once
-//! and costs one piece. A holder whose connection broke is dialled again while others go on.
+//! and costs one piece. A holder whose connection broke is dialled once more while others go on.
 
 mod plan;
 
@@ -74,7 +74,7 @@ pub(super) async fn fetch(
     };
     let tasks = (0..AT_ONCE * count).map(|task| work.bring(task % count, &honest[task % count]));
     tokio::select! {
-        () = work.completed() => {}
+        () = work.over() => {}
         _ = join_all(tasks) => {}
     }
     if !work.plan().is_complete() {
@@ -158,13 +158,13 @@ impl Work<'_> {
         Moment(self.start.elapsed())
     }
 
-    /// Whoever is still asked for something then need not answer.
-    async fn completed(&self) {
+    /// Nobody waits for an answer, or a connection, that is of no more use.
+    async fn over(&self) {
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            if self.plan().is_complete() {
+            if self.plan().is_over() {
                 return;
             }
             changed.await;
@@ -206,16 +206,18 @@ impl Work<'_> {
                     FetchError::WrongHash { .. }
                         | FetchError::NotFound { .. }
                         | FetchError::Size { .. }
+                        | FetchError::Connect(_)
                 );
-                match error {
-                    // Nobody else could do better.
-                    FetchError::Io { .. } => self.plan().give_up(),
-                    _ => self.plan().failed(holder, piece, for_good),
-                }
                 if matches!(error, FetchError::WrongHash { .. }) {
                     self.shared.counters.wrong_file();
                 }
+                let nobody_does_better = matches!(error, FetchError::Io { .. });
                 *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                if nobody_does_better {
+                    self.plan().give_up();
+                } else {
+                    self.plan().failed(holder, piece, for_good);
+                }
             }
         }
         self.changed.notify_waiters();

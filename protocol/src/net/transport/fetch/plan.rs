@@ -58,6 +58,11 @@ impl Plan {
         self.missing == 0
     }
 
+    /// Whether nothing more comes: all is here, or nobody is asked any more.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_complete() || self.holders.iter().all(|holder| holder.out)
+    }
+
     pub(super) fn next(&mut self, now: Moment, holder: usize) -> Next {
         if self.is_complete() || self.holders[holder].out {
             return Next::Over;
@@ -100,7 +105,7 @@ impl Plan {
         self.holders.iter_mut().for_each(|holder| holder.out = true);
     }
 
-    /// A holder did not bring a piece; `for_good`, since it has none or another.
+    /// A holder did not bring a piece; `for_good`, since it has none or another, or is gone.
     pub(super) fn failed(&mut self, holder: usize, piece: u64, for_good: bool) {
         let known = &mut self.holders[holder];
         known.failures += 1;
@@ -157,12 +162,14 @@ mod tests {
         assert_eq!(plan.next(at(0), 0), Next::Piece(0));
         plan.failed(0, 0, true);
         assert_eq!(plan.next(at(1), 0), Next::Over, "it lies");
+        assert!(!plan.is_over(), "there is another");
         for _ in 0..FAILURES {
             assert_eq!(plan.next(at(1), 1), Next::Piece(0));
             plan.failed(1, 0, false);
         }
         assert_eq!(plan.next(at(2), 1), Next::Over);
         assert!(!plan.is_complete());
+        assert!(plan.is_over());
     }
 
     proptest! {

@@ -163,3 +163,25 @@ async fn who_sends_other_bytes_or_goes_away_leaves_it_to_the_others() {
     assert!(fs::read(&to).expect("it is there") == file);
     assert!(guest.transport.traffic().wrong_files >= 1, "the liar is counted");
 }
+
+#[tokio::test]
+async fn the_only_holders_end_is_the_end_of_it() {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let file = text(200 << 20);
+    let hash = ContentHash::of(&file);
+    let (dying, _) = holder(folder.path(), "dying", hash, &file);
+    let (guest, to, ids) = reader(folder.path(), &[&dying]);
+    let dies = async {
+        while dying.transport.traffic().blob.sent.0 < 1 << 20 {
+            tokio::task::yield_now().await;
+        }
+        dying.transport.close().await;
+    };
+    let fetched = guest.transport.fetch_blob(&ids, hash, file.len() as u64, &to);
+    let (fetched, ()) = soon(async { tokio::join!(fetched, dies) }).await;
+    assert!(
+        matches!(fetched, Err(FetchError::Interrupted(_) | FetchError::Connect(_))),
+        "{fetched:?}"
+    );
+    assert!(!to.exists());
+}
