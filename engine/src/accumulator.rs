@@ -51,6 +51,11 @@ impl FixedPoint {
     /// # Errors
     /// When the parts have different lengths or are no whole integers.
     pub fn reduce(&self, parts: &[impl AsRef<[u8]>]) -> Result<Bytes> {
+        Ok(Bytes::from_owner(Floats(self.means(parts)?)))
+    }
+
+    /// As [`FixedPoint::reduce`], as numbers.
+    pub(crate) fn means(&self, parts: &[impl AsRef<[u8]>]) -> Result<Vec<f32>> {
         let first = parts.first().map_or(0, |part| part.as_ref().len());
         for part in parts {
             let part = part.as_ref();
@@ -70,14 +75,7 @@ impl FixedPoint {
             }
             means_of(block, &sums, divisor);
         }
-        Ok(Bytes::from_owner(Floats(means)))
-    }
-
-    /// What sums (i64, little-endian) add to the mean gradient.
-    pub(crate) fn means(&self, sums: &[u8]) -> Vec<f32> {
-        let divisor = self.scale * f64::from(self.microbatches);
-        let words = sums.as_chunks::<8>().0.iter();
-        words.map(|word| (i64::from_le_bytes(*word) as f64 / divisor) as f32).collect()
+        Ok(means)
     }
 }
 

@@ -92,11 +92,7 @@ impl AllReduce {
     /// # Errors
     /// When it has another length.
     pub fn install(&mut self, range: Range<usize>, result: &[u8]) -> Result<()> {
-        let codec = match self.codec {
-            SumCodec::Exact => Codec::F32,
-            SumCodec::Rounded(codec) => codec,
-        };
-        decode(codec, result, &mut self.mean[range])
+        decode(self.codec.result_codec(), result, &mut self.mean[range])
     }
 
     /// The mean gradient, once all of it was reduced or installed: f32, little-endian.
@@ -123,8 +119,12 @@ impl AllReduce {
 
     /// This member's part of the mean, with what it kept.
     fn own(&self, range: Range<usize>, sums: &[u8]) -> Result<Vec<f32>> {
-        check("sums for an all-reduce", size_of::<i64>() * range.len(), sums.len())?;
-        let mut numbers = self.fixed_point.means(sums);
+        let (expected, found) = (size_of::<i64>() * range.len(), sums.len());
+        if found != expected {
+            let what = "sums for an all-reduce";
+            return Err(EngineError::WrongLength { what, expected, found });
+        }
+        let mut numbers = self.fixed_point.means(&[sums])?;
         if let Some(kept) = self.kept.get(range) {
             for (number, kept) in numbers.iter_mut().zip(kept) {
                 *number += kept;
@@ -161,10 +161,6 @@ fn decode(codec: Codec, bytes: &[u8], numbers: &mut [f32]) -> Result<()> {
         expected: wrong.expected as usize,
         found: wrong.given,
     })
-}
-
-fn check(what: &'static str, expected: usize, found: usize) -> Result<()> {
-    if expected == found { Ok(()) } else { Err(EngineError::WrongLength { what, expected, found }) }
 }
 
 #[cfg(test)]

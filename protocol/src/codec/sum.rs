@@ -32,9 +32,15 @@ impl SumCodec {
     /// What comes back of them.
     #[must_use]
     pub const fn result(self) -> Element {
+        Element::Number(self.result_codec())
+    }
+
+    /// The codec of what comes back.
+    #[must_use]
+    pub const fn result_codec(self) -> Codec {
         match self {
-            Self::Exact => Element::F32,
-            Self::Rounded(codec) => Element::Number(codec),
+            Self::Exact => Codec::F32,
+            Self::Rounded(codec) => codec,
         }
     }
 
