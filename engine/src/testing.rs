@@ -29,6 +29,7 @@ pub(crate) fn manifest() -> Manifest {
             dtype: Dtype::F32,
             recompute: false,
             gradient_fraction_bits: 44,
+            staleness: 0,
         },
         codec: Codecs::default(),
         optimizer: Optimizer {

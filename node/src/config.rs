@@ -166,6 +166,7 @@ impl RunConfig {
             dtype = name_of(training.dtype),
             recompute = training.recompute,
             gradient_fraction_bits = training.gradient_fraction_bits,
+            staleness = training.staleness,
             activations = quoted(codec.activations),
             activation_gradients = quoted(codec.activation_gradients),
             gradient_rounding = match codec.gradient_rounding {
@@ -219,6 +220,7 @@ impl Default for RunConfig {
                 dtype: Dtype::F32,
                 recompute: false,
                 gradient_fraction_bits: 44,
+                staleness: 0,
             },
             codec: Codecs::default(),
             optimizer: Optimizer {

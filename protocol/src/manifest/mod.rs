@@ -9,7 +9,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use crate::codec::{Codec, Dither, Rounding};
-use crate::ids::{ClaimKey, ContentHash, RunId, Stage};
+use crate::ids::{ClaimKey, ContentHash, RunId, Stage, Step};
 use crate::limits;
 use crate::units::Bytes;
 use crate::wire;
@@ -108,6 +108,10 @@ pub struct Training {
     pub recompute: bool,
     /// Weight gradients are rounded to multiples of 2^-gradient_fraction_bits.
     pub gradient_fraction_bits: u8,
+    /// Updates that may be missing from the weights that a step reads: 0 or 1. With 1 the all-reduce
+    /// of a step has the whole of the next step's passes for its time.
+    #[serde(default)]
+    pub staleness: u8,
 }
 
 /// AdamW with decoupled decay, linear warm-up and a cosine schedule.
@@ -300,6 +304,19 @@ impl Manifest {
         start(index)..start(index + 1)
     }
 
+    /// The version of the weights that a step reads: `max(0, step - staleness)`.
+    #[must_use]
+    pub fn reads(&self, step: Step) -> Step {
+        Step(step.0.saturating_sub(u64::from(self.training.staleness)))
+    }
+
+    /// Steps whose passes can run at a time: the one that is not committed yet, and those after it
+    /// that read no more than what is.
+    #[must_use]
+    pub fn steps_at_once(&self) -> u64 {
+        1 + u64::from(self.training.staleness)
+    }
+
     /// Every stage in order.
     pub fn stages(&self) -> impl Iterator<Item = Stage> + use<> {
         (0..self.training.stages).map(Stage)
@@ -365,13 +382,13 @@ impl Manifest {
     }
 
     /// The most that the output log of a stage can hold, activations and activation gradients, when
-    /// one replica computes all of a step: an activation of every microbatch, held out or not, and a
-    /// gradient of each that is trained on. The last stage has no activations to send, the first no
-    /// gradients.
+    /// one replica computes all of every step that can run: an activation of every microbatch, held
+    /// out or not, and a gradient of each that is trained on. The last stage has no activations to
+    /// send, the first no gradients.
     #[must_use]
     pub fn output_log(&self, stage: Stage) -> (u64, u64) {
-        let trained = u64::from(self.training.microbatches);
-        let all = trained + u64::from(self.evaluation.microbatches);
+        let trained = u64::from(self.training.microbatches) * self.steps_at_once();
+        let all = trained + u64::from(self.evaluation.microbatches) * self.steps_at_once();
         let activations = if stage == self.last_stage() { 0 } else { all };
         (activations, if stage == Stage(0) { 0 } else { trained })
     }
@@ -450,6 +467,7 @@ impl Manifest {
         within("training.microbatches", training.microbatches, 1..=limits::MICROBATCHES / 2)?;
         within("training.microbatch_size", training.microbatch_size, 1..=1 << 16)?;
         within("training.gradient_fraction_bits", training.gradient_fraction_bits, 16..=56)?;
+        within("training.staleness", training.staleness, 0..=1)?;
         if u32::from(training.stages) > self.model.layers {
             return Err(ManifestError::MoreStagesThanLayers {
                 stages: training.stages,
@@ -552,6 +570,7 @@ pub(crate) mod tests {
                 dtype: Dtype::F32,
                 recompute: false,
                 gradient_fraction_bits: 44,
+                staleness: 0,
             },
             codec: Codecs::default(),
             optimizer: Optimizer {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use shoal_protocol::ids::{Member, Stage};
+use shoal_protocol::ids::{Member, Stage, Step};
 use shoal_protocol::message::{FromCoordinator, HeldClaim};
 use shoal_protocol::units::Moment;
 
@@ -97,7 +97,8 @@ impl Coordinator {
         if step < self.version {
             return true;
         }
-        if step > self.version.next() || claim.grant.term >= self.term {
+        let newest = Step(self.version.0 + self.config.manifest.steps_at_once());
+        if step > newest || claim.grant.term >= self.term {
             return false;
         }
         let hosts = self.membership.span_of(from);

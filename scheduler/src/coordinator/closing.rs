@@ -119,7 +119,7 @@ impl Coordinator {
         let doublings = self.rounds.late.min(DOUBLINGS);
         self.rounds.patience = Some(self.now + self.round_patience() * (1 << doublings));
         self.phase = Phase::Closing;
-        self.announce_step(step.next(), out);
+        self.announce_steps(self.config.manifest.steps_at_once() + 1, out);
         self.commit_when_reduced(out);
     }
 
@@ -273,6 +273,7 @@ impl Coordinator {
                 self.start_checkpoint(out);
             }
             self.open_step(out);
+            self.close_when_complete(out);
         }
     }
 }

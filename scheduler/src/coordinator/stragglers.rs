@@ -149,7 +149,8 @@ impl Coordinator {
                 continue;
             }
             let patience = self.patience_with(key, watch.holder);
-            let open = matches!(self.phase, Phase::Open) && key.step == self.version;
+            let runs = matches!(self.phase, Phase::Open | Phase::Closing | Phase::Committing);
+            let open = runs && self.config.manifest.reads(key.step) <= self.version;
             let replaceable =
                 self.membership.replicas(key.stage).any(|other| other != watch.holder);
             if !open || !replaceable {

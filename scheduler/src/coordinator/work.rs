@@ -13,13 +13,13 @@ use crate::action::{CoordinatorEvent, StepBooks};
 use crate::ledger::{ClaimAnswer, DoneAnswer, Grants, Ledger, Revoked};
 use crate::router::Router;
 
-/// Steps that one wish can be about: the present one and those that are given out before it ends.
-const STEPS: usize = 3;
+/// Steps that one wish can be about: those that can run and those that are given out before they end.
+const STEPS: usize = 4;
 
 /// The open steps and who wants to work on them.
 #[derive(Debug)]
 pub(super) struct Work {
-    /// Of the step that is not committed yet and, once that is closed, of the one after.
+    /// Of the steps that can run and, once the first of them is closed, of the one after.
     pub(super) ledgers: BTreeMap<Step, Ledger>,
     wishes: BTreeMap<Member, Wish>,
     router: Router,
@@ -212,9 +212,12 @@ impl Work {
 }
 
 impl Coordinator {
-    /// Gives out a step's work. Its passes wait for the weights of the step before.
-    pub(super) fn announce_step(&mut self, step: Step, out: &mut Out) {
-        self.open_books(step);
+    /// Gives out the work of so many steps, the one that is not committed yet the first of them. The
+    /// passes of the last may wait for weights.
+    pub(super) fn announce_steps(&mut self, steps: u64, out: &mut Out) {
+        for ahead in 0..steps {
+            self.open_books(Step(self.version.0 + ahead));
+        }
         self.give_out(out);
     }
 
@@ -233,7 +236,7 @@ impl Coordinator {
 
     /// The weights that a step reads are there.
     pub(super) fn open_step(&mut self, out: &mut Out) {
-        self.announce_step(self.version, out);
+        self.announce_steps(self.config.manifest.steps_at_once(), out);
         self.phase = Phase::Open;
         self.begun = true;
         event(CoordinatorEvent::Opened { step: self.version }, out);

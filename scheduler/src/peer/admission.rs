@@ -235,10 +235,15 @@ impl Peer {
         }
     }
 
-    /// Whether there may be work of this step. A step's work is given out while the one before is
-    /// reduced, and the commit of the one before that may still be on its way here.
+    /// Whether there may be work of this step. A step's work is given out while one before is reduced
+    /// whose update it reads, and the commit of the one before that may still be on its way here.
     pub(super) fn is_open(&self, step: Step) -> bool {
-        (self.version..=self.version.next().next()).contains(&step)
+        (self.version..=self.newest_runnable().next().next()).contains(&step)
+    }
+
+    /// The newest step whose weights are here.
+    pub(super) fn newest_runnable(&self) -> Step {
+        Step(self.version.0 + self.config.manifest.steps_at_once() - 1)
     }
 
     /// Lets go of what an input brings to a peer that takes no further part.

@@ -239,17 +239,17 @@ impl Peer {
             return;
         }
         let expected: BTreeSet<Microbatch> = part.counted.iter().copied().collect();
-        if expected != hosted.counted {
-            let missing = expected.difference(&hosted.counted).count();
-            let surplus = hosted.counted.difference(&expected).count();
+        let counted = hosted.counted(id.step);
+        if expected != counted.microbatches {
+            let missing = expected.difference(&counted.microbatches).count();
+            let surplus = counted.microbatches.difference(&expected).count();
             return self.leave(Fault::AccumulatorDiffers { round: id, missing, surplus }, out);
         }
         let whole_proof = self.whole_proof(id);
         let layout = self.layout_of(&round);
         let outgoing = self.config.limits.round_bytes;
         let window = window(self.piece_bytes(), outgoing, round.members.len());
-        let own_proof = hosted.proof;
-        let mut reduction = Reduction::new(round, me, layout, window, own_proof, whole_proof)
+        let mut reduction = Reduction::new(round, me, layout, window, counted.proof, whole_proof)
             .expect("this peer is a member of the round");
         let started = reduction.start(out);
         if let Some(old) = self.rounds.insert(id.stage, reduction) {
@@ -446,11 +446,7 @@ impl Peer {
         self.released.retain(|key, _| key.step >= open);
         self.applying.records.push_back((record, self.stages.len()));
         for hosted in self.stages.values_mut() {
-            hosted.counted.clear();
-            hosted.proof = 0;
-            let version = self.version;
-            hosted.offers.retain(|(step, _), _| *step >= version);
-            hosted.refused.retain(|(step, _)| *step >= version);
+            hosted.forget_before(open);
         }
         self.store_when_due(out);
         let stages: Vec<Stage> = self.stages.keys().copied().collect();

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use shoal_protocol::ids::{ClaimKey, Microbatch, Stage, Step};
-use shoal_protocol::message::{FixedLoss, ToCoordinator, proof_tag};
+use shoal_protocol::message::{FixedLoss, ToCoordinator};
 use shoal_protocol::units::Moment;
 
 use super::job::{Answer, Input, Progress, Report};
@@ -17,9 +17,9 @@ use crate::action::{Payload, PeerAction, PeerEvent, Task, TaskResult};
 /// later would wait longer.
 const GIVEN: usize = 2;
 
-/// Passes that could run now, and those that the engine has. Backward passes go first, since they end
-/// microbatches; then the oldest step; among forward passes the latest stage, which is nearest to its
-/// backward pass.
+/// Passes that could run now, and those that the engine has. The oldest step goes first; of one step
+/// backward passes, since they end microbatches; among forward passes the latest stage, which is
+/// nearest to its backward pass.
 #[derive(Debug, Default)]
 pub(super) struct Compute {
     /// Passes that the engine was given and has not ended.
@@ -44,15 +44,20 @@ pub(super) struct Dropped {
 }
 
 impl Compute {
+    /// The next backward pass, unless a forward pass of an older step can run.
     fn next_backward(&mut self) -> Option<ClaimKey> {
-        let (step, stage, microbatch) = self.backward.pop_first()?;
+        let (step, stage, microbatch) = *self.backward.first()?;
+        if self.forward.first().is_some_and(|(older, _, _)| *older < step) {
+            return None;
+        }
+        self.backward.pop_first();
         Some(ClaimKey { step, stage, microbatch })
     }
 
-    /// The next forward pass that reads this version of the weights.
-    fn next_forward(&mut self, version: Step) -> Option<ClaimKey> {
+    /// The next forward pass, of the steps up to this one.
+    fn next_forward(&mut self, newest: Step) -> Option<ClaimKey> {
         let (step, Reverse(stage), microbatch) = *self.forward.first()?;
-        if step != version {
+        if step > newest {
             return None;
         }
         self.forward.pop_first();
@@ -133,7 +138,7 @@ impl Peer {
             };
             self.compute.given += 1;
             out.push(PeerAction::Compute(Task::Backward { key, gradient }));
-        } else if let Some(key) = self.compute.next_forward(self.version) {
+        } else if let Some(key) = self.compute.next_forward(self.newest_runnable()) {
             let held_out = self.is_held_out(key);
             let job = self.jobs.get_mut(&key).expect("only jobs are queued");
             job.forward = Progress::Running;
@@ -160,13 +165,15 @@ impl Peer {
         if !std::mem::take(&mut self.compute.ended) || !self.compute.is_idle() {
             return;
         }
+        let newest = self.newest_runnable();
         let stages: Vec<Stage> = self.stages.keys().copied().collect();
         for stage in stages {
             let hosted = self.stages.get_mut(&stage).expect("it was just listed");
             let kept_out =
                 stage == Stage(0) || !hosted.offers.is_empty() || !hosted.turned_away.is_empty();
-            let full = hosted.is_full(self.version) && hosted.window < hosted.largest_window;
-            if kept_out && full {
+            let mut runnable = (self.version.0..=newest.0).map(Step);
+            let full = runnable.any(|step| hosted.is_full(step));
+            if kept_out && full && hosted.window < hosted.largest_window {
                 hosted.window += 1;
                 self.admit(now, stage, out);
             }
@@ -239,7 +246,7 @@ impl Peer {
 
     /// A pass ended. Returns how long it took since it could have begun.
     fn pass_ended(&mut self, now: Moment, key: ClaimKey) -> Duration {
-        let began = self.jobs.get(&key).map_or(now, |job| self.begins_at(job));
+        let began = self.jobs.get(&key).map_or(now, |job| self.begins_at(key.step, job));
         self.compute.ended(now);
         now.since(began)
     }
@@ -320,8 +327,7 @@ impl Peer {
 
     fn accumulated(&mut self, now: Moment, key: ClaimKey, out: &mut Out) {
         let hosted = self.stages.get_mut(&key.stage).expect("a job's stage is hosted");
-        hosted.counted.insert(key.microbatch);
-        hosted.proof = hosted.proof.wrapping_add(proof_tag(key));
+        hosted.count(key);
         out.push(PeerAction::Event(PeerEvent::Counted { key }));
         self.release_room(now, key, out);
         self.report(now, key, out);

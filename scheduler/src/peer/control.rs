@@ -103,7 +103,8 @@ impl Peer {
         let limits = &self.config.limits;
         let manifest = &self.config.manifest;
         let round_trip = manifest.activation_bytes() + manifest.gradient_bytes();
-        let share = limits.in_flight.0 / hosted as u64 / round_trip.0;
+        let steps = manifest.steps_at_once();
+        let share = limits.in_flight.0 / hosted as u64 / steps / round_trip.0;
         let largest = (limits.largest_window as u64).min(share).max(1) as usize;
         let behind = usize::from(manifest.last_stage().0 - stage.0);
         let window = limits.first_window.max(2 * (behind + 1) + 1).min(largest);
@@ -162,9 +163,9 @@ impl Peer {
         // this one's again when a peer is lost.
         let room = |step: Step| (step, u32::try_from(hosted.room(step)).unwrap_or(u32::MAX));
         let wanted = if self.draining { 1 } else { usize::MAX };
-        let steps = [self.version, self.version.next(), self.version.next().next()];
+        let steps = (self.version.0..=self.newest_runnable().0 + 2).map(Step);
         let rooms: Vec<(Step, u32)> =
-            steps.map(room).into_iter().take(wanted).filter(|(_, room)| *room > 0).collect();
+            steps.map(room).take(wanted).filter(|(_, room)| *room > 0).collect();
         let wish = Some((rooms.clone(), self.through));
         if !rooms.is_empty() && self.wish != wish {
             self.wish = wish;

@@ -1,6 +1,6 @@
 //! Claims that are asked back: the answer never waits for the engine.
 
-use shoal_protocol::ids::{ClaimKey, Grant};
+use shoal_protocol::ids::{ClaimKey, Grant, Step};
 use shoal_protocol::message::{Between, Spent, ToCoordinator};
 use shoal_protocol::units::Moment;
 
@@ -51,22 +51,28 @@ impl Peer {
     /// Whether a pass that could have begun is not at its end after so long.
     fn is_late(&self, now: Moment, key: ClaimKey, job: &Job, patience: Spent) -> bool {
         match (job.forward, job.backward) {
-            (Progress::Waiting, _) if !job.can_run_forward() || key.step != self.version => false,
+            (Progress::Waiting, _)
+                if !job.can_run_forward() || key.step > self.newest_runnable() =>
+            {
+                false
+            }
             (Progress::Waiting | Progress::Running, _) => {
-                now.since(self.begins_at(job)) >= patience.forward
+                now.since(self.begins_at(key.step, job)) >= patience.forward
             }
             (Progress::Done, Progress::Done) => false,
             (Progress::Done, _) => {
                 matches!(job.answer, Answer::Own | Answer::Here(_))
-                    && now.since(self.begins_at(job)) >= patience.backward
+                    && now.since(self.begins_at(key.step, job)) >= patience.backward
             }
         }
     }
 
     /// When the engine could have begun the next pass of this work: what it needs was there, and the
     /// pass before had ended. While passes end, none that waits for its turn is late.
-    pub(super) fn begins_at(&self, job: &Job) -> Moment {
-        job.ready_at.max(self.version_at).max(self.compute.ended_at)
+    pub(super) fn begins_at(&self, step: Step, job: &Job) -> Moment {
+        let reads_newest = self.config.manifest.reads(step) == self.version;
+        let weights_at = if reads_newest { self.version_at } else { Moment::default() };
+        job.ready_at.max(weights_at).max(self.compute.ended_at)
     }
 
     /// Whoever sent this work, or is to, sends it elsewhere.

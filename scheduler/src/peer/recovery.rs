@@ -199,20 +199,21 @@ impl Peer {
         }
     }
 
-    /// Leaves in order: nothing of later steps is taken in any more, and when the open step is
+    /// Leaves in order: nothing of later steps is taken in any more, and when what was begun is
     /// committed nobody needs what is here.
     pub(super) fn drain(&mut self, out: &mut Out) {
         self.draining = true;
-        let version = self.version;
-        let at_work = self.jobs.keys().any(|key| key.step == version);
+        let newest = self.newest_runnable();
+        let at_work = self.jobs.keys().any(|key| key.step <= newest);
         if !self.serves() || !at_work {
             self.leave_drained(out);
         }
     }
 
-    /// Leaves, if it is to.
+    /// Leaves, if it is to and has begun nothing that others would have to do again.
     pub(super) fn leave_drained(&mut self, out: &mut Out) {
-        if self.draining && self.status != Status::Over {
+        let begun = self.serves() && self.jobs.values().any(|job| job.forward != Progress::Waiting);
+        if self.draining && !begun && self.status != Status::Over {
             out.push(PeerAction::ToCoordinator(ToCoordinator::Leave));
             self.end(PeerEvent::Drained, out);
         }

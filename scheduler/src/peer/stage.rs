@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use shoal_protocol::ids::{ClaimKey, Member, Microbatch, Step};
+use shoal_protocol::message::proof_tag;
 
 use crate::router::Router;
 
@@ -14,8 +15,8 @@ pub(super) struct Hosted {
     pub(super) window: usize,
     /// What the window never grows beyond.
     pub(super) largest_window: usize,
-    /// How many microbatches of each step take up room. A later step's weigh nothing before the older
-    /// one is committed, and must not keep it from ending, so each has room of its own.
+    /// How many microbatches of each step take up room. A later step's must not keep an older one from
+    /// ending, so each has room of its own.
     taken: BTreeMap<Step, usize>,
     /// Offers that wait for room, oldest step and lowest microbatch first.
     pub(super) offers: BTreeMap<(Step, Microbatch), Waiting>,
@@ -29,8 +30,15 @@ pub(super) struct Hosted {
     /// The replicas of the next stage.
     pub(super) onward: Router,
     pub(super) pace: Pace,
-    /// What is in the accumulator, and the sum of its tags.
-    pub(super) counted: BTreeSet<Microbatch>,
+    /// What is in the accumulator of each step.
+    counted: BTreeMap<Step, Counted>,
+}
+
+/// What is in a step's accumulator.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Counted {
+    pub(super) microbatches: BTreeSet<Microbatch>,
+    /// The sum of their tags.
     pub(super) proof: u64,
 }
 
@@ -47,9 +55,27 @@ impl Hosted {
             blocked: BTreeSet::new(),
             onward,
             pace: Pace::default(),
-            counted: BTreeSet::new(),
-            proof: 0,
+            counted: BTreeMap::new(),
         }
+    }
+
+    /// A microbatch is in its step's accumulator.
+    pub(super) fn count(&mut self, key: ClaimKey) {
+        let counted = self.counted.entry(key.step).or_default();
+        counted.microbatches.insert(key.microbatch);
+        counted.proof = counted.proof.wrapping_add(proof_tag(key));
+    }
+
+    /// What a step's accumulator holds.
+    pub(super) fn counted(&self, step: Step) -> Counted {
+        self.counted.get(&step).cloned().unwrap_or_default()
+    }
+
+    /// Forgets what is of steps before this one.
+    pub(super) fn forget_before(&mut self, step: Step) {
+        self.counted.retain(|of, _| *of >= step);
+        self.offers.retain(|(of, _), _| *of >= step);
+        self.refused.retain(|(of, _)| *of >= step);
     }
 
     /// How many more microbatches of a step it can take in.
@@ -96,7 +122,6 @@ impl Hosted {
         self.turned_away.clear();
         self.blocked.clear();
         self.counted.clear();
-        self.proof = 0;
         self.onward.set_all_free();
     }
 

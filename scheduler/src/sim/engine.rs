@@ -1,16 +1,18 @@
 //! A peer's engine, with integers for tensors: one task at a time, in the order given.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use shoal_protocol::codec::SumCodec;
 use shoal_protocol::frame::Element;
 use shoal_protocol::ids::{ClaimKey, Stage, Step};
+use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{RoundId, StoredFile};
 use shoal_protocol::units::{Bytes, Moment};
 
 use super::dice::Dice;
-use super::numbers;
+use super::numbers::{self, Weights};
 use super::payloads::{Content, Payloads};
 use super::scenario::{ComputeScenario, Scenario};
 use crate::action::{PayloadId, Task, TaskResult};
@@ -18,14 +20,13 @@ use crate::action::{PayloadId, Task, TaskResult};
 /// A peer's engine.
 #[derive(Debug)]
 pub(super) struct Engine {
-    seed: u64,
-    last: Stage,
+    manifest: Arc<Manifest>,
     compute: ComputeScenario,
     dice: Dice,
     sizes: Sizes,
     stages: BTreeMap<Stage, StageState>,
     /// What lies on the disk: weights that were written, and weights that were fetched.
-    pub(super) disk: BTreeMap<(Step, Stage), u64>,
+    pub(super) disk: BTreeMap<(Step, Stage), Weights>,
     queue: VecDeque<Task>,
     /// What runs, and for how long in all.
     running: Option<(Task, Duration)>,
@@ -50,8 +51,9 @@ struct Sizes {
 #[derive(Debug)]
 struct StageState {
     version: Step,
-    weights: u64,
-    sums: Vec<i64>,
+    weights: Weights,
+    /// Of each step that something was added for.
+    sums: BTreeMap<Step, Vec<i64>>,
     /// Inputs of microbatches between forward and backward.
     graphs: BTreeMap<ClaimKey, u64>,
     /// Weight gradients that wait for their claim to be used.
@@ -71,25 +73,24 @@ pub(super) enum Observed {
         step: Step,
         stage: Stage,
         sums: Vec<i64>,
-        weights: u64,
+        weights: Weights,
     },
     /// A copy was made, which is on its way to the disk.
     Copied {
         version: Step,
         stage: Stage,
-        weights: u64,
+        weights: Weights,
     },
 }
 
 impl Engine {
     pub(super) fn new(scenario: &Scenario, index: usize) -> Self {
         let manifest = &scenario.manifest;
-        let seed = manifest.training.seed;
         let state = |(stage, elements): (&Stage, &usize)| {
             let state = StageState {
                 version: Step(0),
-                weights: numbers::initial_weights(seed, *stage),
-                sums: vec![0; *elements],
+                weights: Weights::initial(manifest, *stage),
+                sums: BTreeMap::new(),
                 graphs: BTreeMap::new(),
                 waiting: BTreeMap::new(),
                 round: None,
@@ -98,8 +99,7 @@ impl Engine {
             (*stage, state)
         };
         Self {
-            seed,
-            last: manifest.last_stage(),
+            manifest: Arc::clone(manifest),
             compute: scenario.peers[index].compute.clone(),
             dice: Dice::new(scenario.seed ^ (index as u64 + 1) << 32),
             sizes: Sizes {
@@ -187,7 +187,7 @@ impl Engine {
             Task::Accumulate { key } => {
                 let state = self.stage(key.stage);
                 let part = state.waiting.remove(&key).ok_or("nothing waits to be added")?;
-                numbers::add(&mut state.sums, 0..part.len(), &part);
+                numbers::add(state.sums(key.step), 0..part.len(), &part);
                 observed = Observed::Accumulated(key);
                 TaskResult::Accumulated { key }
             }
@@ -218,6 +218,13 @@ impl Engine {
         self.stages.get_mut(&stage).expect("the run has the stage")
     }
 
+    /// The weights that the passes of this work read.
+    fn weights(&self, key: ClaimKey) -> Result<u64, String> {
+        let state = &self.stages[&key.stage];
+        let weights = state.weights.read_by(key.step, state.version, &self.manifest);
+        weights.ok_or_else(|| format!("{key} ran on version {}", state.version))
+    }
+
     fn forward(
         &mut self,
         key: ClaimKey,
@@ -227,18 +234,16 @@ impl Engine {
     ) -> Result<TaskResult, String> {
         let input = match activation {
             Some(id) => word(payloads, id)?,
-            None => numbers::samples(self.seed, key),
+            None => numbers::samples(self.manifest.training.seed, key),
         };
-        let last = self.last;
+        let last = self.manifest.last_stage();
         let size = self.sizes.activation;
+        let weights = self.weights(key)?;
         let state = self.stage(key.stage);
-        if state.version != key.step {
-            return Err(format!("{key} ran on version {}", state.version));
-        }
         if !held_out && state.graphs.insert(key, input).is_some() {
             return Err(format!("{key} ran forward twice"));
         }
-        let word = numbers::forward(state.weights, input);
+        let word = numbers::forward(weights, input);
         let is_last = key.stage == last;
         let loss = is_last.then(|| numbers::loss(word));
         let output = (!is_last).then(|| payloads.keep(Content::Word(word), size));
@@ -252,16 +257,17 @@ impl Engine {
         payloads: &mut Payloads,
     ) -> Result<TaskResult, String> {
         let size = self.sizes.gradient;
+        let weights = self.weights(key)?;
         let state = self.stage(key.stage);
         let input = state.graphs.remove(&key).ok_or("a backward pass without its forward pass")?;
         let gradient = match gradient {
             Some(id) => word(payloads, id)?,
-            None => numbers::loss_gradient(numbers::forward(state.weights, input)),
+            None => numbers::loss_gradient(numbers::forward(weights, input)),
         };
-        let elements = state.sums.len();
-        let part = numbers::weight_gradient(state.weights, input, gradient, elements);
+        let elements = state.result.len();
+        let part = numbers::weight_gradient(weights, input, gradient, elements);
         state.waiting.insert(key, part);
-        let returned = numbers::backward(state.weights, input, gradient);
+        let returned = numbers::backward(weights, input, gradient);
         let upstream = key.stage > Stage(0);
         let gradient = upstream.then(|| payloads.keep(Content::Word(returned), size));
         Ok(TaskResult::Returned { key, gradient })
@@ -271,13 +277,13 @@ impl Engine {
         let codec = self.sizes.sums;
         match task {
             Task::Export { round, to, piece, range } => {
-                let sums = self.stage(round.stage).sums[range].to_vec();
+                let sums = self.stage(round.stage).sums(round.step)[range].to_vec();
                 let payload = keep_sums(payloads, sums, codec.part());
                 Ok(TaskResult::Exported { round, to, piece, payload })
             }
             Task::Reduce { round, piece, range, parts } => {
                 let state = self.stage(round.stage);
-                let mut sums = state.sums[range.clone()].to_vec();
+                let mut sums = state.sums(round.step)[range.clone()].to_vec();
                 for part in parts {
                     let part = content_sums(payloads, part)?;
                     numbers::add(&mut sums, 0..part.len(), &part);
@@ -306,11 +312,12 @@ impl Engine {
         let state = self.stage(round.stage);
         let sums = state.whole(round)?;
         state.result.fill(None);
-        state.sums.fill(0);
-        if state.version != round.step || !state.waiting.is_empty() {
+        state.sums.retain(|step, _| *step > round.step);
+        let waits = state.waiting.keys().any(|key| key.step <= round.step);
+        if state.version != round.step || waits {
             return Err(format!("step {} is applied to version {}", round.step, state.version));
         }
-        state.weights = numbers::updated(state.weights, &sums, gradient_norm);
+        state.weights = state.weights.updated(&sums, gradient_norm);
         state.version = round.step.next();
         let (step, stage, weights) = (round.step, round.stage, state.weights);
         Ok(Observed::Applied { step, stage, sums, weights })
@@ -329,7 +336,7 @@ impl Engine {
         &self,
         version: Step,
         stage: Stage,
-        weights: u64,
+        weights: Weights,
         whole: bool,
     ) -> TaskResult {
         if !whole {
@@ -345,7 +352,7 @@ impl Engine {
 impl Engine {
     fn restore(&mut self, version: Step, stage: Stage) -> Result<TaskResult, String> {
         let weights = match version {
-            Step(0) => numbers::initial_weights(self.seed, stage),
+            Step(0) => Weights::initial(&self.manifest, stage),
             _ => *self.disk.get(&(version, stage)).ok_or("what was not fetched is restored")?,
         };
         let state = self.stage(stage);
@@ -353,12 +360,18 @@ impl Engine {
         state.version = version;
         state.graphs.clear();
         state.waiting.clear();
-        state.sums.fill(0);
+        state.sums.clear();
         Ok(TaskResult::Restored { version, stage })
     }
 }
 
 impl StageState {
+    /// What is added up for a step.
+    fn sums(&mut self, step: Step) -> &mut [i64] {
+        let elements = self.result.len();
+        self.sums.entry(step).or_insert_with(|| vec![0; elements])
+    }
+
     /// Keeps a piece of a round's result. A new round begins from nothing.
     fn install(&mut self, round: RoundId, start: usize, sums: &[i64]) -> Result<(), String> {
         if self.round != Some(round) {

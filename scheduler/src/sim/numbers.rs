@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use shoal_protocol::ids::{ClaimKey, ContentHash, Stage, Step};
+use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::FixedLoss;
 
 /// Mixes words into one (the finaliser of MurmurHash3, word by word).
@@ -18,9 +19,35 @@ pub(super) fn mix(words: &[u64]) -> u64 {
     })
 }
 
-/// Weights of a stage before the first step.
-pub(super) fn initial_weights(seed: u64, stage: Stage) -> u64 {
-    mix(&[seed, 1, u64::from(stage.0)])
+/// A stage's weights at a version and, in a run where steps read those, at the version before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Weights {
+    pub(super) newest: u64,
+    pub(super) before: Option<u64>,
+}
+
+impl Weights {
+    /// Those of a stage before the first step.
+    pub(super) fn initial(manifest: &Manifest, stage: Stage) -> Self {
+        let newest = mix(&[manifest.training.seed, 1, u64::from(stage.0)]);
+        Self { newest, before: (manifest.training.staleness > 0).then_some(newest) }
+    }
+
+    /// Those after an update.
+    pub(super) fn updated(self, sums: &[i64], gradient_norm: f64) -> Self {
+        let newest = updated(self.newest, sums, gradient_norm);
+        Self { newest, before: self.before.map(|_| self.newest) }
+    }
+
+    /// What a step reads of these, which are those of a version.
+    pub(super) fn read_by(self, step: Step, version: Step, manifest: &Manifest) -> Option<u64> {
+        let reads = manifest.reads(step);
+        if reads == version {
+            Some(self.newest)
+        } else {
+            self.before.filter(|_| reads.next() == version)
+        }
+    }
 }
 
 /// The samples of a microbatch.
@@ -71,15 +98,16 @@ pub(super) fn summary(sums: &[i64]) -> (ContentHash, f64) {
 }
 
 /// Weights after an update.
-pub(super) fn updated(weights: u64, sums: &[i64], gradient_norm: f64) -> u64 {
+fn updated(weights: u64, sums: &[i64], gradient_norm: f64) -> u64 {
     sums.iter().fold(mix(&[8, weights, gradient_norm.to_bits()]), |weights, sum| {
         mix(&[weights, *sum as u64])
     })
 }
 
 /// The content of a stage's file in a checkpoint.
-pub(super) fn file_hash(version: Step, stage: Stage, weights: u64) -> ContentHash {
-    ContentHash::of(&mix(&[9, version.0, u64::from(stage.0), weights]).to_le_bytes())
+pub(super) fn file_hash(version: Step, stage: Stage, weights: Weights) -> ContentHash {
+    let words = [9, version.0, u64::from(stage.0), weights.newest, weights.before.unwrap_or(0)];
+    ContentHash::of(&mix(&words).to_le_bytes())
 }
 
 /// Adds integers to a range of a vector.

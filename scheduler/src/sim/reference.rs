@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use shoal_protocol::ids::{ClaimKey, ContentHash, Microbatch, Stage, Step};
 use shoal_protocol::message::FixedLoss;
 
-use super::numbers;
+use super::numbers::{self, Weights};
 use super::scenario::Scenario;
 
 /// What every step must come to.
@@ -25,15 +25,14 @@ pub(super) struct ReferenceStep {
     pub(super) loss: FixedLoss,
     pub(super) held_out_loss: Option<FixedLoss>,
     /// Each stage's weights after the step.
-    pub(super) weights: Vec<u64>,
+    pub(super) weights: Vec<Weights>,
 }
 
 impl Reference {
     pub(super) fn of(scenario: &Scenario) -> Self {
         let manifest = &scenario.manifest;
-        let seed = manifest.training.seed;
-        let initial = manifest.stages().map(|stage| numbers::initial_weights(seed, stage));
-        let mut weights: Vec<u64> = initial.collect();
+        let mut weights: Vec<Weights> =
+            manifest.stages().map(|stage| Weights::initial(manifest, stage)).collect();
         let mut files = vec![file_hashes(Step(0), &weights)];
         let mut steps = Vec::new();
         for step in (0..manifest.training.steps).map(Step) {
@@ -46,20 +45,22 @@ impl Reference {
     }
 }
 
-fn file_hashes(version: Step, weights: &[u64]) -> Vec<ContentHash> {
+fn file_hashes(version: Step, weights: &[Weights]) -> Vec<ContentHash> {
     let stages = (0..).map(Stage);
     stages.zip(weights).map(|(stage, word)| numbers::file_hash(version, stage, *word)).collect()
 }
 
-fn one_step(scenario: &Scenario, step: Step, weights: &[u64]) -> ReferenceStep {
+fn one_step(scenario: &Scenario, step: Step, held: &[Weights]) -> ReferenceStep {
     let manifest = &scenario.manifest;
+    let read = |weights: &Weights| weights.read_by(step, step, manifest).expect("it is held");
+    let weights: Vec<u64> = held.iter().map(read).collect();
     let elements: Vec<usize> = scenario.parameters.values().copied().collect();
     let mut sums: Vec<Vec<i64>> = elements.iter().map(|count| vec![0; *count]).collect();
     let mut losses = BTreeMap::new();
     for microbatch in (0..manifest.microbatches_of(step.0)).map(Microbatch) {
         let key = ClaimKey { step, stage: Stage(0), microbatch };
         let mut inputs = vec![numbers::samples(manifest.training.seed, key)];
-        for word in weights {
+        for word in &weights {
             inputs.push(numbers::forward(*word, inputs[inputs.len() - 1]));
         }
         let output = inputs[weights.len()];
@@ -78,9 +79,9 @@ fn one_step(scenario: &Scenario, step: Step, weights: &[u64]) -> ReferenceStep {
     let held_out = losses.split_off(&Microbatch(manifest.training.microbatches));
     let square_norm = sums.iter().fold(0.0, |sum, sums| sum + numbers::summary(sums).1);
     let gradient_norm = square_norm.sqrt();
-    let update = |(word, sums): (&u64, &Vec<i64>)| numbers::updated(*word, sums, gradient_norm);
+    let update = |(held, sums): (&Weights, &Vec<i64>)| held.updated(sums, gradient_norm);
     ReferenceStep {
-        weights: weights.iter().zip(&sums).map(update).collect(),
+        weights: held.iter().zip(&sums).map(update).collect(),
         sums,
         gradient_norm,
         loss: losses.into_values().sum(),

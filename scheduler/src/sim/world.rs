@@ -25,6 +25,7 @@ use super::border::{Border, Omit};
 use super::dice::Dice;
 use super::engine::{Engine, Observed, is_pass};
 use super::network::Network;
+use super::numbers::Weights;
 use super::oracle::{Oracles, Violation};
 use super::payloads::{Content, Payloads};
 use super::report::{Report, Trace};
@@ -56,13 +57,13 @@ enum Event {
         to: Member,
         version: Step,
         stage: Stage,
-        weights: Option<u64>,
+        weights: Option<Weights>,
     },
     Fetched {
         to: Member,
         version: Step,
         stage: Stage,
-        weights: Option<u64>,
+        weights: Option<Weights>,
     },
     EngineDone(Member),
     /// A copy of a stage is on the disk, if that takes it.
@@ -70,7 +71,7 @@ enum Event {
         to: Member,
         version: Step,
         stage: Stage,
-        weights: u64,
+        weights: Weights,
     },
     Tick(Member),
     /// A coordinator learns that a record is down for good.
@@ -348,7 +349,13 @@ impl<'a> World<'a> {
     }
 
     /// Puts files on a peer's disk, if it takes them.
-    fn writes(&mut self, to: Member, version: Step, stage: Stage, weights: Option<u64>) -> bool {
+    fn writes(
+        &mut self,
+        to: Member,
+        version: Step,
+        stage: Stage,
+        weights: Option<Weights>,
+    ) -> bool {
         let engine = &mut self.nodes[index_of(to)].engine;
         let weights = weights.filter(|_| self.now >= engine.no_disk);
         let before = engine.disk.len();

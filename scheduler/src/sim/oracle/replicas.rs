@@ -4,6 +4,7 @@
 use shoal_protocol::ids::{Stage, Step};
 use shoal_protocol::message::{CommitRecord, StoredFile};
 
+use crate::sim::numbers::Weights;
 use crate::sim::reference::Reference;
 
 /// What the swarm comes to, against the reference.
@@ -38,7 +39,7 @@ impl Replicas {
         step: Step,
         stage: Stage,
         sums: &[i64],
-        weights: u64,
+        weights: Weights,
     ) -> Result<(), String> {
         if step.0 as usize >= self.committed {
             return Err(format!("step {step} is applied and not committed"));

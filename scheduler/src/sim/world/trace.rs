@@ -4,6 +4,7 @@ use shoal_protocol::ids::Member;
 use shoal_protocol::units::Moment;
 
 use super::{Cargo, Event, index_of};
+use crate::sim::numbers::Weights;
 use crate::sim::report::Trace;
 
 impl Trace {
@@ -33,7 +34,7 @@ impl Trace {
                 who(to);
                 self.word(version.0);
                 self.word(u64::from(stage.0));
-                self.word(weights.unwrap_or(0));
+                self.weights(*weights);
                 2
             }
             Event::EngineDone(me) => {
@@ -44,7 +45,7 @@ impl Trace {
                 who(to);
                 self.word(version.0);
                 self.word(u64::from(stage.0));
-                self.word(*weights);
+                self.weights(Some(*weights));
                 8
             }
             Event::Tick(me) => {
@@ -79,6 +80,11 @@ impl Trace {
             }
         };
         self.word(kind);
+    }
+
+    fn weights(&mut self, weights: Option<Weights>) {
+        self.word(weights.map_or(0, |held| held.newest));
+        self.word(weights.and_then(|held| held.before).unwrap_or(0));
     }
 
     fn cargo(&mut self, cargo: &Cargo) {

@@ -9,6 +9,7 @@ use shoal_protocol::units::{Bytes, Moment, Rate};
 use super::{Cargo, Event, Held, Node, World, index_of, peer_id};
 use crate::action::{CoordinatorInput, PeerInput};
 use crate::sim::border::Omit;
+use crate::sim::numbers::Weights;
 
 impl World<'_> {
     pub(super) fn arrives(
@@ -208,7 +209,12 @@ impl World<'_> {
     }
 
     /// Gets a stage's files from this peer's own disk, or else from the first holder that has them.
-    fn obtain(&mut self, to: usize, version: Step, part: &SnapshotPart) -> (Moment, Option<u64>) {
+    fn obtain(
+        &mut self,
+        to: usize,
+        version: Step,
+        part: &SnapshotPart,
+    ) -> (Moment, Option<Weights>) {
         let file = (version, part.stage);
         let has = |index: &usize| {
             let node = &self.nodes[*index];
