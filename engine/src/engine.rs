@@ -92,12 +92,12 @@ impl Engine {
         }
     }
 
-    /// The accumulator's sums of a range of the stage's flat vector: i64, little-endian.
+    /// A step's accumulated sums of a range of the stage's flat vector: i64, little-endian.
     ///
     /// # Errors
     /// When the stage is not hosted or has no such range.
-    pub fn export(&self, stage: Stage, range: Range<usize>) -> Result<Bytes> {
-        self.read_sums(stage, range, Bytes::copy_from_slice)
+    pub fn export(&self, stage: Stage, step: Step, range: Range<usize>) -> Result<Bytes> {
+        self.read_sums(stage, step, range, Bytes::copy_from_slice)
     }
 
     /// Has somebody read what [`Engine::export`] would copy.
@@ -107,15 +107,17 @@ impl Engine {
     pub fn read_sums<T>(
         &self,
         stage: Stage,
+        step: Step,
         range: Range<usize>,
         read: impl FnOnce(&[u8]) -> T,
     ) -> Result<T> {
-        self.stage(stage)?.read_sums(range, read)
+        self.stage(stage)?.read_sums(step, range, read)
     }
 
     /// Makes version `step + 1` of a stage's weights from the step's whole mean gradient (f32,
     /// little-endian, as [`crate::FixedPoint::reduce`] gives it) and its norm over all stages. Then
-    /// empties the accumulator and drops everything in flight.
+    /// empties the step's accumulator and drops what is in flight of it. Where steps read weights
+    /// without the newest update, the version before stays until the next one.
     ///
     /// # Errors
     /// When the stage is not hosted or the gradient has the wrong length.
@@ -129,7 +131,7 @@ impl Engine {
         self.stage_mut(stage)?.apply(step, gradient, global_norm)
     }
 
-    /// Empties a stage's accumulator and drops everything in flight in it.
+    /// Empties a stage's accumulators and drops everything in flight in it.
     ///
     /// # Errors
     /// When the stage is not hosted.
@@ -161,22 +163,22 @@ impl Engine {
         self.stage(stage)?.state()
     }
 
-    /// Takes over a stage's weights and moments, and drops everything in flight in it.
+    /// Takes over a stage's weights and moments at a version, and drops everything in flight in it.
     ///
     /// # Errors
     /// When the stage is not hosted, or the state is not that of this stage.
-    pub fn set_state(&mut self, stage: Stage, state: &StageState) -> Result<()> {
-        self.stage_mut(stage)?.set_state(state)
+    pub fn set_state(&mut self, stage: Stage, version: Step, state: &StageState) -> Result<()> {
+        self.stage_mut(stage)?.set_state(version, state)
     }
 
-    /// Takes over a stage's weights and moments from files that [`Engine::write_stage`] wrote, and
-    /// drops everything in flight in it.
+    /// Takes over a stage's weights and moments at a version from files that [`Engine::write_stage`]
+    /// wrote, and drops everything in flight in it.
     ///
     /// # Errors
     /// When the stage is not hosted, or the files are missing, damaged or another stage's.
-    pub fn read_stage(&mut self, stage: Stage, folder: &Path) -> Result<()> {
+    pub fn read_stage(&mut self, stage: Stage, version: Step, folder: &Path) -> Result<()> {
         let state = checkpoint::read_stage(folder, &self.manifest, stage)?;
-        self.set_state(stage, &state)
+        self.set_state(stage, version, &state)
     }
 
     /// Takes a stage back to its initial weights, and drops everything in flight in it.

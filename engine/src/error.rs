@@ -1,6 +1,6 @@
 //! Why tensor work fails.
 
-use shoal_protocol::ids::{ClaimKey, Stage};
+use shoal_protocol::ids::{ClaimKey, Stage, Step};
 
 use crate::checkpoint::CheckpointError;
 
@@ -54,6 +54,14 @@ pub enum EngineError {
     /// A second forward pass for a microbatch whose first is still in flight.
     #[error("{0} is already in flight")]
     AlreadyInFlight(ClaimKey),
+    /// A pass that reads weights of a version that is not here.
+    #[error("{key} reads other weights than those around version {version}, which are here")]
+    WrongVersion {
+        /// The work.
+        key: ClaimKey,
+        /// The newest version here.
+        version: Step,
+    },
     /// A weight gradient that fixed point cannot hold. A verdict on the run, not on the peer.
     #[error("the gradient of {tensor} for {key} {problem}")]
     BadGradient {

@@ -35,7 +35,7 @@ pub fn fingerprint(manifest: &Manifest, device: Device) -> Result<ContentHash> {
     engine.accumulate(key)?;
     let mut hasher = blake3::Hasher::new_derive_key("shoal fingerprint v1");
     hasher.update(&loss.to_le_bytes());
-    hasher.update(&engine.export(Stage(0), 0..engine.parameters(Stage(0))?)?);
+    hasher.update(&engine.export(Stage(0), Step(0), 0..engine.parameters(Stage(0))?)?);
     for part in [
         env!("CARGO_PKG_VERSION"),
         &shim::torch_version(),

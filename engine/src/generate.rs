@@ -4,7 +4,7 @@ use std::path::Path;
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
-use shoal_protocol::ids::{Stage, StageSpan};
+use shoal_protocol::ids::{Stage, StageSpan, Step};
 use shoal_protocol::manifest::Manifest;
 
 use crate::checkpoint::{Checkpoint, StageState};
@@ -41,7 +41,7 @@ impl Generator {
     /// When the checkpoint is damaged or the device has no room.
     pub fn open(folder: &Path, device: Device) -> Result<Self> {
         let checkpoint = Checkpoint::open(folder)?;
-        let mut whole = StageState { weights: vec![], first_moment: vec![], second_moment: vec![] };
+        let mut whole = StageState::default();
         for stage in checkpoint.manifest().stages() {
             let part = checkpoint.stage(stage)?;
             whole.weights.extend(part.weights);
@@ -51,8 +51,9 @@ impl Generator {
         // The stages' flat vectors one after the other are that of the uncut model.
         let mut manifest = checkpoint.manifest().clone();
         manifest.training.stages = 1;
+        manifest.training.staleness = 0;
         let mut engine = Engine::new(&manifest, StageSpan::one(Stage(0)), device)?;
-        engine.set_state(Stage(0), &whole)?;
+        engine.set_state(Stage(0), Step(0), &whole)?;
         Ok(Self { engine, manifest })
     }
 

@@ -42,6 +42,7 @@ mod tensor;
 #[cfg(test)]
 mod testing;
 pub mod tokenizer;
+mod weights;
 
 pub use accumulator::{FixedPoint, square_norm};
 pub use all_reduce::AllReduce;

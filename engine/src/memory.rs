@@ -12,8 +12,9 @@ const PER_PARAMETER: u64 = 28;
 
 /// The least memory of a peer with this span, libtorch itself (about 300 MiB) not counted.
 ///
-/// For every weight 28 bytes, 2 for its bf16 copy where passes are computed in bf16, and 8 for what an
-/// all-reduce that rounds keeps. For every microbatch in flight and stage: with `recompute` its input; else what the backward pass reads,
+/// For every weight 28 bytes, 2 for its bf16 copy where passes are computed in bf16, 8 for what an
+/// all-reduce that rounds keeps, and 12 (with its bf16 copy 14) where steps read the version before. For
+/// every microbatch in flight and stage: with `recompute` its input; else what the backward pass reads,
 /// which for each layer and token is the inputs of both norms and of the four matrix
 /// multiplications, the queries, keys, values and attention output, and the feed-forward block's
 /// inner values: `7 · hidden + 2 · keys + 3 · intermediate` numbers. With `recompute` one
@@ -24,6 +25,8 @@ pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Byt
     let model = &manifest.model;
     let narrow = if training.dtype == Dtype::Bf16 { 2 } else { 0 };
     let tokens = u64::from(training.microbatch_size) * u64::from(model.context);
+    // The weights of the version before, and a second accumulator.
+    let stale = (manifest.steps_at_once() - 1) * (4 + narrow + 8);
     // Of this round and of those before.
     let kept = if manifest.codec.all_reduce.loses() { 8 } else { 0 };
     let size = training.dtype.size() as u64;
@@ -33,7 +36,8 @@ pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Byt
     let input = manifest.boundary_bytes(manifest.codec.activations).0;
     let in_flight = u64::from(in_flight);
     let stage_bytes = |stage| {
-        let weights = parameter_count(manifest, stage) as u64 * (PER_PARAMETER + narrow + kept);
+        let weights =
+            parameter_count(manifest, stage) as u64 * (PER_PARAMETER + narrow + stale + kept);
         let graph = manifest.layers_of(stage).len() as u64 * per_layer;
         let activations =
             if training.recompute { in_flight * input + graph } else { in_flight * graph };

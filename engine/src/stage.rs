@@ -6,7 +6,7 @@ use std::ops::Range;
 use bytes::Bytes;
 use shoal_protocol::codec::{Codec, Rounding};
 use shoal_protocol::ids::{ClaimKey, ContentHash, Stage, Step};
-use shoal_protocol::manifest::{Dtype, Manifest};
+use shoal_protocol::manifest::Manifest;
 use tch::{Kind, Tensor};
 
 use crate::accumulator::Accumulator;
@@ -15,11 +15,12 @@ use crate::codec;
 use crate::device::Device;
 use crate::error::{EngineError, Result};
 use crate::init::initial_weights;
-use crate::model::{self, Layer, Shape};
+use crate::model;
 use crate::optimizer::Moments;
 use crate::parameters::{Parameter, parameters};
 use crate::shim;
 use crate::tensor::{elements, kind};
+use crate::weights::Weights;
 
 /// What a forward pass gives.
 #[derive(Debug, Clone, PartialEq)]
@@ -38,28 +39,18 @@ pub(crate) struct StageModel {
     manifest: Manifest,
     device: tch::Device,
     parameters: Vec<Parameter>,
-    /// All weights, f32.
-    weights: Tensor,
-    /// The same in bf16, when passes are computed in it.
-    narrow: Option<Tensor>,
-    blocks: Blocks,
+    /// The version of the weights: updates applied.
+    version: Step,
+    weights: Weights,
+    /// Those of the version before, in a run where steps read them.
+    stale: Option<Weights>,
     moments: Moments,
-    accumulator: Accumulator,
+    /// One for each step whose passes can run, which take turns.
+    accumulators: Vec<Accumulator>,
     /// Forward passes whose backward pass is to come.
     forwards: BTreeMap<ClaimKey, Kept>,
     /// Weight gradients whose counting is to be decided, in pieces of the flat vector.
     pending: BTreeMap<ClaimKey, Vec<Tensor>>,
-}
-
-/// The weights as the layers use them: views into the flat vector.
-#[derive(Debug)]
-struct Blocks {
-    shape: Shape,
-    embedding: Option<Tensor>,
-    layers: Vec<Layer>,
-    head: Option<(Tensor, Tensor)>,
-    /// Every view once, in the order of the flat vector.
-    all: Vec<Tensor>,
 }
 
 /// What is kept of a forward pass.
@@ -75,12 +66,9 @@ impl StageModel {
     /// The stage with its initial weights.
     pub(crate) fn new(manifest: &Manifest, stage: Stage, device: Device) -> Result<Self> {
         let flat = initial_weights(manifest, stage);
-        let weights = Tensor::f_from_slice(&flat)?.f_to(device.torch)?;
-        let narrow = match manifest.training.dtype {
-            Dtype::F32 => None,
-            Dtype::Bf16 => Some(weights.f_to_kind(Kind::BFloat16)?),
-        };
-        let blocks = Blocks::new(manifest, stage, &weights, narrow.as_ref())?;
+        let weights = || Weights::new(manifest, stage, device, &flat);
+        let accumulator = |_| Accumulator::new(manifest, flat.len(), device.torch);
+        let stale = (manifest.training.staleness > 0).then(weights).transpose()?;
         Ok(Self {
             stage,
             last: stage == manifest.last_stage(),
@@ -88,10 +76,10 @@ impl StageModel {
             device: device.torch,
             parameters: parameters(manifest, stage),
             moments: Moments::new(flat.len(), device.torch)?,
-            accumulator: Accumulator::new(manifest, flat.len(), device.torch)?,
-            weights,
-            narrow,
-            blocks,
+            accumulators: (0..manifest.steps_at_once()).map(accumulator).collect::<Result<_>>()?,
+            version: Step(0),
+            weights: weights()?,
+            stale,
             forwards: BTreeMap::new(),
             pending: BTreeMap::new(),
         })
@@ -135,7 +123,8 @@ impl StageModel {
     ) -> Result<(Option<Tensor>, Tensor)> {
         let _guard = (!keeps_graph).then(tch::no_grad_guard);
         let training = &self.manifest.training;
-        let (leaf, mut x) = match &self.blocks.embedding {
+        let blocks = &self.weights_of(key)?.blocks;
+        let (leaf, mut x) = match &blocks.embedding {
             Some(embedding) => {
                 let tokens = self.tokens(input, "tokens")?;
                 (None, model::embed(&tokens, embedding, training.dtype)?)
@@ -148,13 +137,13 @@ impl StageModel {
                 (Some(leaf.shallow_clone()), leaf)
             }
         };
-        for layer in &self.blocks.layers {
-            x = model::decoder_layer(&x, layer, &self.blocks.shape)?;
+        for layer in &blocks.layers {
+            x = model::decoder_layer(&x, layer, &blocks.shape)?;
         }
-        if let Some((norm, head)) = &self.blocks.head {
+        if let Some((norm, head)) = &blocks.head {
             let labels = labels.ok_or(EngineError::MissingLabels(key))?;
             let labels = self.tokens(labels, "labels")?.f_flatten(0, -1)?;
-            x = model::loss(&model::logits(&x, norm, head, &self.blocks.shape)?, &labels)?;
+            x = model::loss(&model::logits(&x, norm, head, &blocks.shape)?, &labels)?;
         }
         Ok((leaf, x))
     }
@@ -183,7 +172,8 @@ impl StageModel {
                 (&rerun.0, &rerun.1)
             }
         };
-        let inputs: Vec<&Tensor> = self.blocks.all.iter().chain(leaf).collect();
+        let blocks = &self.weights_of(key)?.blocks;
+        let inputs: Vec<&Tensor> = blocks.all.iter().chain(leaf).collect();
         let mut gradients = shim::gradients(output, gradient.as_ref(), &inputs)?;
         let input_gradient = match leaf {
             None => None,
@@ -204,9 +194,28 @@ impl StageModel {
     /// Adds the pending weight gradients of one microbatch to the accumulator.
     pub(crate) fn accumulate(&mut self, key: ClaimKey) -> Result<()> {
         let gradients = self.pending.get(&key).ok_or(EngineError::NotInFlight(key))?;
-        self.accumulator.add(key, gradients, &self.parameters)?;
+        let turn = self.turn(key.step);
+        self.accumulators[turn].add(key, gradients, &self.parameters)?;
         self.pending.remove(&key);
         Ok(())
+    }
+
+    /// Which accumulator is a step's.
+    fn turn(&self, step: Step) -> usize {
+        (step.0 % self.accumulators.len() as u64) as usize
+    }
+
+    /// The weights that the passes of this work read.
+    fn weights_of(&self, key: ClaimKey) -> Result<&Weights> {
+        let Some(stale) = &self.stale else { return Ok(&self.weights) };
+        let reads = self.manifest.reads(key.step);
+        if reads == self.version {
+            Ok(&self.weights)
+        } else if reads.next() == self.version {
+            Ok(stale)
+        } else {
+            Err(EngineError::WrongVersion { key, version: self.version })
+        }
     }
 
     /// Drops whatever is held of one microbatch.
@@ -215,95 +224,108 @@ impl StageModel {
         self.pending.remove(&key);
     }
 
-    /// Has somebody read the accumulated sums of a range of the flat vector.
+    /// Has somebody read a step's accumulated sums of a range of the flat vector.
     pub(crate) fn read_sums<T>(
         &self,
+        step: Step,
         range: Range<usize>,
         read: impl FnOnce(&[u8]) -> T,
     ) -> Result<T> {
-        self.accumulator.read(range, read)
+        self.accumulators[self.turn(step)].read(range, read)
     }
 
     /// One optimizer update; see [`crate::Engine::apply`].
     pub(crate) fn apply(&mut self, step: Step, gradient: &[u8], global_norm: f64) -> Result<()> {
         let _guard = tch::no_grad_guard();
-        let shape = [self.weights.numel() as i64];
+        let shape = [self.weights.flat.numel() as i64];
         let what = "a stage's mean gradient";
         let gradient = codec::decode(gradient, Codec::F32, &shape, self.device, what)?;
+        if let Some(stale) = &mut self.stale {
+            // What reads the version before it has been counted, or is dropped below.
+            stale.set(&self.weights.flat)?;
+            std::mem::swap(stale, &mut self.weights);
+        }
         self.moments.apply(
-            &mut self.weights,
+            &mut self.weights.flat,
             &gradient,
             &self.parameters,
             &self.manifest,
             step,
             global_norm,
         )?;
-        if let Some(narrow) = &mut self.narrow {
-            narrow.f_copy_(&self.weights)?;
-        }
-        // What is left in flight read the old weights.
-        self.reset()
+        self.weights.follow()?;
+        self.version = step.next();
+        // What is left in flight of the step counts nowhere any more.
+        self.forwards.retain(|key, _| key.step > step);
+        self.pending.retain(|key, _| key.step > step);
+        let turn = self.turn(step);
+        self.accumulators[turn].clear()
     }
 
-    /// Empties the accumulator and drops everything in flight.
+    /// Empties the accumulators and drops everything in flight.
     pub(crate) fn reset(&mut self) -> Result<()> {
         self.forwards.clear();
         self.pending.clear();
-        self.accumulator.clear()
+        self.accumulators.iter_mut().try_for_each(Accumulator::clear)
     }
 
     /// Elements of the flat vector.
     pub(crate) fn parameter_count(&self) -> usize {
-        self.weights.numel()
+        self.weights.flat.numel()
     }
 
-    /// A copy of weights and moments.
+    /// A copy of what makes the stage at its version.
     pub(crate) fn state(&self) -> Result<StageState> {
         let copy = |tensor: &Tensor| -> Result<Vec<f32>> {
             Ok(elements(&tensor.f_to(tch::Device::Cpu)?).to_vec())
         };
         Ok(StageState {
-            weights: copy(&self.weights)?,
+            weights: copy(&self.weights.flat)?,
+            stale_weights: self.stale.as_ref().map(|stale| copy(&stale.flat)).transpose()?,
             first_moment: copy(&self.moments.first)?,
             second_moment: copy(&self.moments.second)?,
         })
     }
 
-    /// Takes over weights and moments, and drops everything in flight.
-    pub(crate) fn set_state(&mut self, state: &StageState) -> Result<()> {
+    /// Takes over what makes the stage at a version, and drops everything in flight.
+    pub(crate) fn set_state(&mut self, version: Step, state: &StageState) -> Result<()> {
         let _guard = tch::no_grad_guard();
-        self.weights.f_copy_(&Tensor::f_from_slice(&state.weights)?)?;
+        self.weights.set(&Tensor::f_from_slice(&state.weights)?)?;
+        if let Some(stale) = &mut self.stale {
+            let values = state.stale_weights.as_ref().unwrap_or(&state.weights);
+            stale.set(&Tensor::f_from_slice(values)?)?;
+        }
         self.moments.first.f_copy_(&Tensor::f_from_slice(&state.first_moment)?)?;
         self.moments.second.f_copy_(&Tensor::f_from_slice(&state.second_moment)?)?;
-        if let Some(narrow) = &mut self.narrow {
-            narrow.f_copy_(&self.weights)?;
-        }
+        self.version = version;
         self.reset()
     }
 
-    /// Hash of weights and moments.
+    /// Hash of what makes the stage at its version.
     pub(crate) fn state_hash(&self) -> Result<ContentHash> {
+        let moments = [&self.moments.first, &self.moments.second];
+        let weights = [&self.weights].into_iter().chain(&self.stale).map(|held| &held.flat);
         let host = |tensor: &Tensor| tensor.f_to(tch::Device::Cpu);
-        let flat = [host(&self.weights)?, host(&self.moments.first)?, host(&self.moments.second)?];
-        let [weights, first, second] = [&flat[0], &flat[1], &flat[2]].map(elements::<f32>);
-        Ok(hash_tensors("shoal stage state v1", &self.parameters, &[weights, first, second]))
+        let flat: Vec<Tensor> = weights.chain(moments).map(host).collect::<Result<_, _>>()?;
+        let flat: Vec<&[f32]> = flat.iter().map(elements::<f32>).collect();
+        Ok(hash_tensors("shoal stage state v1", &self.parameters, &flat))
     }
 
     /// Logits `[T, vocabulary]` for one sample, without a graph; only where the stage is the whole
     /// model.
     pub(crate) fn whole_logits(&self, tokens: &[u32]) -> Result<Vec<f32>> {
         let _guard = tch::no_grad_guard();
-        let (Some(embedding), Some((norm, head))) = (&self.blocks.embedding, &self.blocks.head)
-        else {
+        let blocks = &self.weights.blocks;
+        let (Some(embedding), Some((norm, head))) = (&blocks.embedding, &blocks.head) else {
             return Err(EngineError::NotHosted(self.stage.next()));
         };
         let wide: Vec<i64> = tokens.iter().map(|token| i64::from(*token)).collect();
         let tokens = Tensor::f_from_slice(&wide)?.f_unsqueeze(0)?.f_to(self.device)?;
         let mut x = model::embed(&tokens, embedding, self.manifest.training.dtype)?;
-        for layer in &self.blocks.layers {
-            x = model::decoder_layer(&x, layer, &self.blocks.shape)?;
+        for layer in &blocks.layers {
+            x = model::decoder_layer(&x, layer, &blocks.shape)?;
         }
-        let logits = model::logits(&x, norm, head, &self.blocks.shape)?;
+        let logits = model::logits(&x, norm, head, &blocks.shape)?;
         let logits = logits.f_to_kind(Kind::Float)?.f_to(tch::Device::Cpu)?.f_contiguous()?;
         Ok(elements(&logits).to_vec())
     }
@@ -337,63 +359,5 @@ impl StageModel {
             ids.push(i64::from(token));
         }
         Ok(Tensor::f_from_slice(&ids)?.f_view([samples, context])?.f_to(self.device)?)
-    }
-}
-
-impl Blocks {
-    /// Cuts the flat vectors. `narrow` holds the weights in what passes are computed in, where
-    /// that is not f32; the embedding is always read in f32, whose gradient then adds up in f32.
-    fn new(
-        manifest: &Manifest,
-        stage: Stage,
-        weights: &Tensor,
-        narrow: Option<&Tensor>,
-    ) -> Result<Self> {
-        let model = &manifest.model;
-        let size = |value: u32| i64::from(value);
-        let hidden = size(model.hidden);
-        let keys = hidden / size(model.heads) * size(model.key_value_heads);
-        let computed = narrow.unwrap_or(weights);
-        let mut cutter = Cutter { offset: 0, all: Vec::new() };
-        let matrix = [size(model.vocabulary), hidden];
-        let embedding = match stage {
-            Stage(0) => Some(cutter.cut(weights, &matrix)?),
-            _ => None,
-        };
-        let mut layers = Vec::new();
-        for _ in manifest.layers_of(stage) {
-            layers.push(Layer {
-                attention_norm: cutter.cut(computed, &[hidden])?,
-                query_key_value: cutter.cut(computed, &[hidden + 2 * keys, hidden])?,
-                attention_output: cutter.cut(computed, &[hidden, hidden])?,
-                feed_forward_norm: cutter.cut(computed, &[hidden])?,
-                gate_up: cutter.cut(computed, &[2 * size(model.intermediate), hidden])?,
-                down: cutter.cut(computed, &[hidden, size(model.intermediate)])?,
-            });
-        }
-        let head = match stage == manifest.last_stage() {
-            true => Some((cutter.cut(computed, &[hidden])?, cutter.cut(computed, &matrix)?)),
-            false => None,
-        };
-        assert!(cutter.offset as usize == weights.numel(), "the blocks fill the flat vector");
-        let shape = Shape::new(model, weights.device())?;
-        Ok(Self { shape, embedding, layers, head, all: cutter.all })
-    }
-}
-
-/// Takes one block after the other from the flat vectors.
-struct Cutter {
-    offset: i64,
-    all: Vec<Tensor>,
-}
-
-impl Cutter {
-    fn cut(&mut self, flat: &Tensor, shape: &[i64]) -> Result<Tensor> {
-        let length = shape.iter().product();
-        let view = flat.f_narrow(0, self.offset, length)?.f_view(shape)?;
-        let leaf = view.f_detach()?.set_requires_grad(true);
-        self.offset += length;
-        self.all.push(leaf.shallow_clone());
-        Ok(leaf)
     }
 }

@@ -56,7 +56,7 @@ fn a_run_carries_on_from_a_checkpoint_to_the_same_bits() {
     let mut second = trainer(2, folder.path());
     for stage in second.manifest.stages() {
         let state = checkpoint.stage(stage).expect("whole");
-        second.engine.set_state(stage, &state).expect("the same stage");
+        second.engine.set_state(stage, Step(3), &state).expect("the same stage");
         let hash = |trainer: &Trainer| trainer.engine.state_hash(stage).expect("hosted");
         assert_eq!(hash(&first), hash(&second));
     }

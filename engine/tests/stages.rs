@@ -5,7 +5,7 @@ mod common;
 use bytes::Bytes;
 use common::{Trainer, key, manifest, samples, text};
 use shoal_engine::{Device, DeviceChoice, EngineError, ForwardOutput, fingerprint};
-use shoal_protocol::ids::Stage;
+use shoal_protocol::ids::{Stage, Step};
 use shoal_protocol::manifest::{Codecs, Dtype, Manifest};
 
 /// Losses, norms and weights, as bits, after four steps of the run that `change` makes.
@@ -120,7 +120,7 @@ fn a_discarded_microbatch_counts_nothing() {
     trainer.engine.discard(key);
     assert!(matches!(trainer.engine.accumulate(key), Err(EngineError::NotInFlight(_))));
     let all = 0..trainer.engine.parameters(Stage(0)).expect("hosted");
-    let sums = trainer.engine.export(Stage(0), all).expect("hosted");
+    let sums = trainer.engine.export(Stage(0), Step(0), all).expect("hosted");
     assert!(sums.iter().all(|byte| *byte == 0));
     // It may come again.
     trainer.forward(0, 0);
@@ -179,7 +179,7 @@ fn bytes_that_are_no_tensor_are_refused() {
         engine.forward(key(0, Stage(2), 0), &activation, None),
         Err(EngineError::NotHosted(Stage(2)))
     ));
-    assert!(engine.export(Stage(0), 0..usize::MAX >> 8).is_err());
+    assert!(engine.export(Stage(0), Step(0), 0..usize::MAX >> 8).is_err());
 }
 
 #[test]
@@ -196,7 +196,7 @@ fn a_wild_learning_rate_is_a_verdict_with_a_name() {
     state.weights[head..].iter_mut().enumerate().for_each(|(index, weight)| {
         *weight = if index % 7 == 0 { 1e6 } else { -1e6 };
     });
-    trainer.engine.set_state(Stage(0), &state).expect("the same stage");
+    trainer.engine.set_state(Stage(0), Step(0), &state).expect("the same stage");
     trainer.forward(0, 5);
     let key = key(0, Stage(0), 5);
     trainer.engine.backward(key, None).expect("a backward pass");

@@ -184,7 +184,7 @@ impl Trainer {
             _ => self.last(runtime, step)?,
         };
         let elements = self.engine.parameters(self.stage)?;
-        let sums = self.engine.export(self.stage, 0..elements)?;
+        let sums = self.engine.export(self.stage, step, 0..elements)?;
         let mean = FixedPoint::of(&self.manifest).reduce(&[sums])?;
         let own = square_norm(&mean);
         let [other, told] = self.link.exchange(runtime, [own, loss])?;

@@ -80,11 +80,13 @@ impl CheckpointError {
     }
 }
 
-/// Weights and moments of one stage, each in the order of its flat vector.
-#[derive(Debug, Clone, PartialEq)]
+/// What makes one stage at a version, each in the order of its flat vector.
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct StageState {
     /// The weights.
     pub weights: Vec<f32>,
+    /// Those of the version before, in a run where steps read them.
+    pub stale_weights: Option<Vec<f32>>,
     /// AdamW's mean of gradients.
     pub first_moment: Vec<f32>,
     /// AdamW's mean of squared gradients.
@@ -135,6 +137,13 @@ pub fn weights_file(manifest: &Manifest, stage: Stage) -> String {
 #[must_use]
 pub fn optimizer_file(manifest: &Manifest, stage: Stage) -> String {
     stage_file("optimizer", manifest, stage)
+}
+
+/// Prefixes of the names in an optimizer file: the moments and, in a run where steps read them, the
+/// weights of the version before.
+fn optimizer_prefixes(manifest: &Manifest) -> &'static [&'static str] {
+    let all = &["first_moment.", "second_moment.", "stale."];
+    if manifest.training.staleness > 0 { all } else { &all[..2] }
 }
 
 fn stage_file(kind: &str, manifest: &Manifest, stage: Stage) -> String {

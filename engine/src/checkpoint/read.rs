@@ -13,7 +13,7 @@ use shoal_protocol::manifest::Manifest;
 
 use super::{
     CheckpointError, CheckpointFile, DESCRIPTION, Description, FORMAT, HEADER_CAP, StageState,
-    TensorHasher, optimizer_file, weights_file,
+    TensorHasher, optimizer_file, optimizer_prefixes, weights_file,
 };
 use crate::parameters::{Parameter, parameters};
 
@@ -105,8 +105,10 @@ impl Checkpoint {
         for stage in self.manifest().stages() {
             TensorFile::open(&self.folder.join(weights_file(self.manifest(), stage)))?
                 .tensors(&parameters(self.manifest(), stage), &[""])?;
-            TensorFile::open(&self.folder.join(optimizer_file(self.manifest(), stage)))?
-                .tensors(&parameters(self.manifest(), stage), &MOMENTS)?;
+            TensorFile::open(&self.folder.join(optimizer_file(self.manifest(), stage)))?.tensors(
+                &parameters(self.manifest(), stage),
+                optimizer_prefixes(self.manifest()),
+            )?;
         }
         Ok(())
     }
@@ -174,18 +176,17 @@ impl Checkpoint {
 pub fn read_stage(folder: &Path, manifest: &Manifest, stage: Stage) -> Result<StageState> {
     let parameters = parameters(manifest, stage);
     let weights = TensorFile::open(&folder.join(weights_file(manifest, stage)))?;
-    let moments = TensorFile::open(&folder.join(optimizer_file(manifest, stage)))?;
-    let moments = moments.tensors(&parameters, &MOMENTS)?;
-    let (first, second) = moments.split_at(parameters.len());
+    let rest = TensorFile::open(&folder.join(optimizer_file(manifest, stage)))?;
+    let rest = rest.tensors(&parameters, optimizer_prefixes(manifest))?;
+    let mut vectors = rest.chunks(parameters.len()).map(flat);
+    let mut next = || vectors.next().expect("as many as prefixes");
     Ok(StageState {
         weights: flat(&weights.tensors(&parameters, &[""])?),
-        first_moment: flat(first),
-        second_moment: flat(second),
+        first_moment: next(),
+        second_moment: next(),
+        stale_weights: (manifest.training.staleness > 0).then(next),
     })
 }
-
-/// Prefixes of the names in an optimizer file.
-const MOMENTS: [&str; 2] = ["first_moment.", "second_moment."];
 
 fn flat(pieces: &[&[u8]]) -> Vec<f32> {
     let words = pieces.iter().flat_map(|piece| piece.as_chunks::<4>().0);

@@ -12,7 +12,7 @@ use shoal_protocol::manifest::Manifest;
 
 use super::{
     CheckpointError, CheckpointFile, DESCRIPTION, Description, FORMAT, StageState, optimizer_file,
-    weights_file,
+    optimizer_prefixes, weights_file,
 };
 use crate::parameters::{Parameter, parameters};
 use crate::tokenizer;
@@ -34,11 +34,13 @@ pub fn write_stage(
 ) -> Result<Vec<CheckpointFile>> {
     let parameters = parameters(manifest, stage);
     let weights = named(&parameters, "", &state.weights);
-    let mut moments = named(&parameters, "first_moment.", &state.first_moment);
-    moments.extend(named(&parameters, "second_moment.", &state.second_moment));
+    let vectors = [&state.first_moment, &state.second_moment].into_iter();
+    let vectors = optimizer_prefixes(manifest).iter().zip(vectors.chain(&state.stale_weights));
+    let rest: Vec<_> =
+        vectors.flat_map(|(prefix, vector)| named(&parameters, prefix, vector)).collect();
     Ok(vec![
         write_tensors(folder, weights_file(manifest, stage), &weights)?,
-        write_tensors(folder, optimizer_file(manifest, stage), &moments)?,
+        write_tensors(folder, optimizer_file(manifest, stage), &rest)?,
     ])
 }
 

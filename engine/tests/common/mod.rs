@@ -87,15 +87,25 @@ impl Trainer {
 
     /// Reduces and applies; the global norm.
     pub(crate) fn finish(&mut self, step: u64) -> f64 {
+        let gradients = self.gradients(step);
+        self.apply(step, &gradients)
+    }
+
+    /// The mean gradient of every stage.
+    pub(crate) fn gradients(&self, step: u64) -> Vec<Bytes> {
         let fixed_point = FixedPoint::of(&self.manifest);
-        let mut gradients = Vec::new();
-        for stage in self.manifest.stages() {
+        let mean = |stage| {
             let all = 0..self.engine.parameters(stage).expect("hosted");
-            let part = self.engine.export(stage, all).expect("hosted");
-            gradients.push(fixed_point.reduce(&[part]).expect("one part"));
-        }
+            let part = self.engine.export(stage, Step(step), all).expect("hosted");
+            fixed_point.reduce(&[part]).expect("one part")
+        };
+        self.manifest.stages().map(mean).collect()
+    }
+
+    /// Applies; the global norm.
+    pub(crate) fn apply(&mut self, step: u64, gradients: &[Bytes]) -> f64 {
         let norm = gradients.iter().map(|gradient| square_norm(gradient)).sum::<f64>().sqrt();
-        for (stage, gradient) in self.manifest.stages().zip(&gradients) {
+        for (stage, gradient) in self.manifest.stages().zip(gradients) {
             self.engine.apply(stage, Step(step), gradient, norm).expect("a whole gradient");
         }
         norm

@@ -176,8 +176,9 @@ impl Bench {
                 let count = range.len();
                 let (engine, reduction) = self.reduction(round)?;
                 let place = range.clone();
-                let part =
-                    engine.read_sums(round.stage, place, |sums| reduction.part(range, sums))??;
+                let part = engine.read_sums(round.stage, round.step, place, |sums| {
+                    reduction.part(range, sums)
+                })??;
                 let part = Tensor::flat(self.sum_codec().part(), count, part);
                 let payload = self.workshop.payloads.keep([part]);
                 Ok(TaskResult::Exported { round, to, piece, payload })
@@ -274,7 +275,7 @@ impl Bench {
         let (count, place) = (range.len(), range.clone());
         let (engine, reduction) = self.reduction(round)?;
         let reduce = |sums: &[u8]| reduction.reduce(range, sums, &others);
-        let result = engine.read_sums(round.stage, place, reduce)??;
+        let result = engine.read_sums(round.stage, round.step, place, reduce)??;
         let result = Tensor::flat(self.sum_codec().result(), count, result);
         let payload = self.workshop.payloads.keep([result]);
         Ok(TaskResult::Reduced { round, piece, payload })
@@ -315,7 +316,7 @@ impl Bench {
             self.workshop.engine.restart(stage)?;
         } else {
             let folder = self.workshop.fetched.join(version.to_string());
-            let read = self.workshop.engine.read_stage(stage, &folder);
+            let read = self.workshop.engine.read_stage(stage, version, &folder);
             if read.is_err() {
                 // It is fetched anew.
                 self.workshop.shelf.files.withdraw(&folder);

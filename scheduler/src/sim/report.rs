@@ -105,6 +105,8 @@ pub struct Rare {
     pub old_lives: u64,
     /// A newcomer that heard a round served before the round's commit.
     pub promoted_in_round: u64,
+    /// Microbatches done while the all-reduce of a step before theirs was on.
+    pub overlapped: u64,
     /// Claims that a coordinator took over from the one before.
     pub claims_taken_over: u64,
     /// A claim was asked back whose work was done.

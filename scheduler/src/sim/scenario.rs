@@ -432,7 +432,7 @@ fn manifest(dice: &mut Dice, stages: u16) -> Manifest {
     let exact = SumCodec::Exact;
     let sums = [exact, exact, SumCodec::Rounded(Codec::F32), SumCodec::Rounded(Codec::Bf16)];
     manifest.codec.all_reduce = sums[(manifest.training.seed % 4) as usize];
-    manifest.training.staleness = u8::from(manifest.training.seed / 4 % 3 == 0);
+    manifest.training.staleness = u8::from((manifest.training.seed / 4).is_multiple_of(3));
     manifest.evaluation.every = dice.within(0..=2);
     if manifest.evaluation.every > 0 {
         manifest.evaluation.microbatches = dice.within(1..=5) as u32;

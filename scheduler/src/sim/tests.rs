@@ -134,7 +134,7 @@ fn swarms_of_all_seeds_hold_every_promise_and_repeat() {
 fn faulty_swarms_of_all_seeds_hold_every_promise() {
     let results = on_all(seeds(FAULTY), |seed| checked(seed, "faulty_swarms", with_faults));
     let reports = all_hold(results);
-    let marks: [Mark; 33] = [
+    let marks: [Mark; 34] = [
         ("commits", |report| report.commits),
         ("runs that lost members and came to their end", |report| {
             u64::from(report.finished && report.recovery.lost > 0)
@@ -160,6 +160,7 @@ fn faulty_swarms_of_all_seeds_hold_every_promise() {
         ("claims released while granted", |report| report.rare.released_in_flight),
         ("words of lives that are over", |report| report.rare.old_lives),
         ("newcomers that serve during a round", |report| report.rare.promoted_in_round),
+        ("microbatches done during the all-reduce before", |report| report.rare.overlapped),
         ("late claims let go of", |report| report.recovery.recalled),
         ("words about claims of others", |report| report.recovery.refused),
         ("claims recalled when done", |report| report.rare.recalled_done),
@@ -364,6 +365,30 @@ fn unlike_replicas_share_the_work_so_that_all_stay_busy() {
     let share = ideal.as_secs_f64() / step.last.since(step.first).as_secs_f64();
     println!("share of the ideal throughput: {share:.3}");
     assert!(share >= 0.8, "{share}");
+}
+
+/// When the last pass of a run ends whose replicas exchange so many numbers a step.
+fn last_pass_with(elements: usize, staleness: u8) -> Duration {
+    let mut scenario = pipeline(2, 16, 1);
+    let two = scenario.peers.clone();
+    scenario.peers = (0..2).flat_map(|_| two.clone()).collect();
+    scenario.parameters.values_mut().for_each(|count| *count = elements);
+    scenario.network.bandwidth = Some(100_000);
+    let mut manifest = (*scenario.manifest).clone();
+    manifest.training.staleness = staleness;
+    scenario.manifest = manifest.into();
+    end_of(&scenario, Omit::Nothing).0
+}
+
+/// An all-reduce of about half a step's passes costs half a step each time, or nothing where the next
+/// step's passes need not wait for it.
+#[test]
+fn a_delayed_update_hides_the_all_reduce() {
+    let [free, waited, hidden] = [(16, 0), (24_000, 0), (24_000, 1)]
+        .map(|(elements, stale)| last_pass_with(elements, stale));
+    println!("last pass: {free:?} without an all-reduce, {waited:?} with, {hidden:?} hidden");
+    assert!(waited >= free * 13 / 10, "{waited:?} is hardly more than {free:?}");
+    assert!(hidden <= free, "{hidden:?} is more than {free:?}");
 }
 
 /// Two stages of three replicas each; from the middle of a step on, one of them needs two hundred

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use shoal_protocol::ids::{ClaimKey, Grant, Member};
+use shoal_protocol::ids::{ClaimKey, Grant, Member, Step};
 use shoal_protocol::message::{Between, FromCoordinator, ToCoordinator};
 
 use crate::action::{CoordinatorAction, CoordinatorEvent, PeerAction, PeerInput};
@@ -20,6 +20,8 @@ pub(super) struct Marks {
     listening: BTreeSet<Member>,
     /// Claims that were asked back and not answered for yet.
     recalled: BTreeSet<(ClaimKey, Grant)>,
+    /// The step whose rounds are on.
+    closing: Option<Step>,
     /// Whether a member of the rounds that are on holds its result.
     reduced: bool,
 }
@@ -30,6 +32,8 @@ impl Marks {
         self.reduced |= matches!(message, ToCoordinator::Reduced { .. });
         match message {
             ToCoordinator::Done { key, grant, .. } => {
+                let overlaps = self.closing.is_some_and(|closing| closing < key.step);
+                self.rare.overlapped += u64::from(overlaps);
                 self.rare.recalled_done += u64::from(self.recalled.remove(&(*key, *grant)));
             }
             ToCoordinator::Working { key, grant } => {
@@ -51,12 +55,14 @@ impl Marks {
                 self.rare.aborted_after_result += u64::from(self.reduced);
                 self.rare.aborted_before_result += u64::from(!self.reduced);
                 self.reduced = false;
+                self.closing = None;
             }
             CoordinatorAction::Event(CoordinatorEvent::Committed { .. }) => {
                 self.noted.clear();
                 self.recalled.clear();
                 self.listening.clear();
                 self.reduced = false;
+                self.closing = None;
             }
             CoordinatorAction::Event(CoordinatorEvent::Rewound { .. }) => {
                 let rare = self.rare;
@@ -82,7 +88,10 @@ impl Marks {
             FromCoordinator::Recall { key, grant, .. } => {
                 self.rare.recalled_again += u64::from(!self.recalled.insert((*key, *grant)));
             }
-            FromCoordinator::Close(round) => self.listening.extend(&round.listeners),
+            FromCoordinator::Close(round) => {
+                self.closing = Some(round.id.step);
+                self.listening.extend(&round.listeners);
+            }
             FromCoordinator::View(view) => {
                 let serving = view.members.iter().filter(|record| record.serving);
                 let promoted = serving.filter(|record| self.listening.remove(&record.member));

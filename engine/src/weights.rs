@@ -1,0 +1,120 @@
+//! A stage's weights at one version, and the views of them that passes read.
+
+use shoal_protocol::ids::Stage;
+use shoal_protocol::manifest::{Dtype, Manifest};
+use tch::{Kind, Tensor};
+
+use crate::device::Device;
+use crate::error::Result;
+use crate::model::{Layer, Shape};
+
+/// A stage's weights at one version.
+#[derive(Debug)]
+pub(crate) struct Weights {
+    /// All of them, flat f32.
+    pub(crate) flat: Tensor,
+    /// The same in bf16, when passes are computed in it.
+    narrow: Option<Tensor>,
+    pub(crate) blocks: Blocks,
+}
+
+impl Weights {
+    /// Weights with these values, in the order of the flat vector.
+    pub(crate) fn new(
+        manifest: &Manifest,
+        stage: Stage,
+        device: Device,
+        values: &[f32],
+    ) -> Result<Self> {
+        let flat = Tensor::f_from_slice(values)?.f_to(device.torch)?;
+        let narrow = match manifest.training.dtype {
+            Dtype::F32 => None,
+            Dtype::Bf16 => Some(flat.f_to_kind(Kind::BFloat16)?),
+        };
+        let blocks = Blocks::new(manifest, stage, &flat, narrow.as_ref())?;
+        Ok(Self { flat, narrow, blocks })
+    }
+
+    /// Takes over other values.
+    pub(crate) fn set(&mut self, values: &Tensor) -> Result<()> {
+        self.flat.f_copy_(values)?;
+        self.follow()
+    }
+
+    /// Brings what is computed with up to the flat vector, which was changed.
+    pub(crate) fn follow(&mut self) -> Result<()> {
+        if let Some(narrow) = &mut self.narrow {
+            narrow.f_copy_(&self.flat)?;
+        }
+        Ok(())
+    }
+}
+
+/// The weights as the layers use them: views into the flat vector.
+#[derive(Debug)]
+pub(crate) struct Blocks {
+    pub(crate) shape: Shape,
+    pub(crate) embedding: Option<Tensor>,
+    pub(crate) layers: Vec<Layer>,
+    pub(crate) head: Option<(Tensor, Tensor)>,
+    /// Every view once, in the order of the flat vector.
+    pub(crate) all: Vec<Tensor>,
+}
+
+impl Blocks {
+    /// Cuts the flat vectors. `narrow` holds the weights in what passes are computed in, where
+    /// that is not f32; the embedding is always read in f32, whose gradient then adds up in f32.
+    fn new(
+        manifest: &Manifest,
+        stage: Stage,
+        weights: &Tensor,
+        narrow: Option<&Tensor>,
+    ) -> Result<Self> {
+        let model = &manifest.model;
+        let size = |value: u32| i64::from(value);
+        let hidden = size(model.hidden);
+        let keys = hidden / size(model.heads) * size(model.key_value_heads);
+        let computed = narrow.unwrap_or(weights);
+        let mut cutter = Cutter { offset: 0, all: Vec::new() };
+        let matrix = [size(model.vocabulary), hidden];
+        let embedding = match stage {
+            Stage(0) => Some(cutter.cut(weights, &matrix)?),
+            _ => None,
+        };
+        let mut layers = Vec::new();
+        for _ in manifest.layers_of(stage) {
+            layers.push(Layer {
+                attention_norm: cutter.cut(computed, &[hidden])?,
+                query_key_value: cutter.cut(computed, &[hidden + 2 * keys, hidden])?,
+                attention_output: cutter.cut(computed, &[hidden, hidden])?,
+                feed_forward_norm: cutter.cut(computed, &[hidden])?,
+                gate_up: cutter.cut(computed, &[2 * size(model.intermediate), hidden])?,
+                down: cutter.cut(computed, &[hidden, size(model.intermediate)])?,
+            });
+        }
+        let head = match stage == manifest.last_stage() {
+            true => Some((cutter.cut(computed, &[hidden])?, cutter.cut(computed, &matrix)?)),
+            false => None,
+        };
+        assert!(cutter.offset as usize == weights.numel(), "the blocks fill the flat vector");
+        let shape = Shape::new(model, weights.device())?;
+        Ok(Self { shape, embedding, layers, head, all: cutter.all })
+    }
+}
+
+/// Takes one block after the other from the flat vectors.
+struct Cutter {
+    offset: i64,
+    all: Vec<Tensor>,
+}
+
+impl Cutter {
+    fn cut(&mut self, flat: &Tensor, shape: &[i64]) -> Result<Tensor> {
+        let length = shape.iter().product();
+        let view = flat.f_narrow(0, self.offset, length)?.f_view(shape)?;
+        let leaf = view.f_detach()?.set_requires_grad(true);
+        self.offset += length;
+        self.all.push(leaf.shallow_clone());
+        Ok(leaf)
+    }
+}

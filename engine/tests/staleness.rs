@@ -1,0 +1,116 @@
+//! Steps that read weights without the newest update.
+
+mod common;
+
+use common::{Trainer, manifest, samples, text};
+use shoal_engine::{EngineError, StageState};
+use shoal_protocol::ids::{Microbatch, Stage, Step};
+use shoal_protocol::manifest::Dtype;
+
+const STEPS: u64 = 5;
+
+/// A run of two stages whose steps read weights so old.
+fn trainer(staleness: u8, dtype: Dtype, recompute: bool) -> Trainer {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut manifest = manifest();
+    manifest.training.stages = 2;
+    manifest.training.staleness = staleness;
+    manifest.training.dtype = dtype;
+    manifest.training.recompute = recompute;
+    let samples = samples(&mut manifest, folder.path(), &text());
+    Trainer::new(&manifest, samples)
+}
+
+fn states(trainer: &Trainer) -> Vec<StageState> {
+    let state = |stage| trainer.engine.state(stage).expect("hosted");
+    trainer.manifest.stages().map(state).collect()
+}
+
+fn set_states(trainer: &mut Trainer, version: u64, states: &[StageState]) {
+    for (stage, state) in (0..).map(Stage).zip(states) {
+        trainer.engine.set_state(stage, Step(version), state).expect("the same stage");
+    }
+}
+
+/// What every version is where each step's gradient is taken at the version before: an engine without
+/// delays is given the older weights for the passes and the newer ones for the update.
+fn reference(dtype: Dtype) -> Vec<Vec<StageState>> {
+    let mut trainer = trainer(0, dtype, false);
+    let microbatches = trainer.manifest.training.microbatches;
+    let mut versions = vec![states(&trainer)];
+    for step in 0..STEPS {
+        let gradients: Vec<_> = {
+            set_states(&mut trainer, step, &versions[step.saturating_sub(1) as usize]);
+            for microbatch in 0..microbatches {
+                trainer.forward(step, microbatch);
+                trainer.backward(step, microbatch);
+            }
+            trainer.gradients(step)
+        };
+        set_states(&mut trainer, step, &versions[step as usize]);
+        trainer.apply(step, &gradients);
+        versions.push(states(&trainer));
+    }
+    versions
+}
+
+#[test]
+fn passes_of_the_next_step_may_run_before_and_after_the_update() {
+    for (dtype, recompute) in [(Dtype::F32, false), (Dtype::F32, true), (Dtype::Bf16, false)] {
+        let mut trainer = trainer(1, dtype, recompute);
+        let microbatches = trainer.manifest.training.microbatches;
+        let all = |step| (0..microbatches).map(move |microbatch| (step, microbatch));
+        let expected = reference(dtype);
+        all(0).for_each(|(step, microbatch)| {
+            trainer.forward(step, microbatch);
+            trainer.backward(step, microbatch);
+        });
+        for step in 0..STEPS {
+            // Of the next step one microbatch is done, one under way and one not begun.
+            trainer.forward(step + 1, 1);
+            trainer.forward(step + 1, 0);
+            trainer.backward(step + 1, 0);
+            trainer.finish(step);
+            trainer.forward(step + 1, 2);
+            trainer.backward(step + 1, 2);
+            trainer.backward(step + 1, 1);
+            let version = step + 1;
+            for (here, expected) in states(&trainer).iter().zip(&expected[version as usize]) {
+                assert_eq!(here.weights, expected.weights, "version {version}, {dtype:?}");
+                assert_eq!(here.second_moment, expected.second_moment);
+            }
+            for (here, before) in states(&trainer).iter().zip(&expected[step as usize]) {
+                assert_eq!(here.stale_weights.as_ref(), Some(&before.weights));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_run_carries_on_from_files_to_the_same_bits() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut first = trainer(1, Dtype::F32, false);
+    let mut second = trainer(1, Dtype::F32, false);
+    for step in 0..3 {
+        first.step(step);
+    }
+    for stage in first.manifest.stages() {
+        first.engine.write_stage(stage, folder.path()).expect("writable");
+        second.engine.read_stage(stage, Step(3), folder.path()).expect("just written");
+    }
+    let hash = |trainer: &Trainer| {
+        let stages = trainer.manifest.stages();
+        stages.map(|stage| trainer.engine.state_hash(stage).expect("hosted")).collect::<Vec<_>>()
+    };
+    assert_eq!(hash(&first), hash(&second));
+    assert_eq!(first.step(3), second.step(3));
+    assert_eq!(hash(&first), hash(&second));
+}
+
+#[test]
+fn a_step_whose_weights_are_not_here_is_refused() {
+    let mut trainer = trainer(1, Dtype::F32, false);
+    let batch = trainer.samples.batch(Step(2), Microbatch(0));
+    let result = trainer.engine.forward(common::key(2, Stage(0), 0), &batch.inputs, None);
+    assert!(matches!(result, Err(EngineError::WrongVersion { version: Step(0), .. })));
+}
