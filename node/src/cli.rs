@@ -434,6 +434,10 @@ pub struct DemoArgs {
     /// block as in int8:1024; else as the passes compute.
     #[arg(long, value_name = "CODEC")]
     pub codec: Option<Codec>,
+    /// Updates that may be missing from the weights that a step reads: with 1 nothing waits for the
+    /// all-reduce.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub staleness: u8,
     /// Folder for everything that comes of it; one of an earlier demo is replaced.
     #[arg(long, value_name = "DIR", default_value = "demo")]
     pub out: PathBuf,

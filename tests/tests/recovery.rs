@@ -310,23 +310,28 @@ fn a_disk_that_takes_no_checkpoint_leaves_it_to_another_replica() {
 
 #[test]
 fn a_demo_in_which_peers_are_killed_ends_with_the_references_bits() {
-    kill_in_a_demo(1, 1, "f32");
+    kill_in_a_demo(1, 1, &["--codec", "f32"]);
+}
+
+#[test]
+fn a_demo_with_delayed_updates_in_which_peers_are_killed_ends_with_the_references_bits() {
+    kill_in_a_demo(1, 2, &["--staleness", "1"]);
 }
 
 #[test]
 fn a_demo_in_which_the_keeper_is_killed_too_ends_with_the_references_bits() {
     // What is lost in rounding is the same whoever computes it, and however often.
-    kill_in_a_demo(3, 3, "int8");
+    kill_in_a_demo(3, 3, &["--codec", "int8"]);
 }
 
-/// Kills a peer about every so many seconds, with this codec between stages.
-fn kill_in_a_demo(anchors: u32, seconds: u32, codec: &str) {
+/// Kills a peer about every so many seconds in a run of this kind.
+fn kill_in_a_demo(anchors: u32, seconds: u32, kind: &[&str]) {
     let folder = tempfile::tempdir().expect("room for a folder");
     let out = folder.path().join("demo");
     let mut demo = shoal(["demo"]);
     demo.args("--peers 5 --stages 2 --steps 30 --seed 5".split(' '));
     demo.args(["--anchors", &anchors.to_string(), "--kill-every", &seconds.to_string()]);
-    demo.args(["--codec", codec]).arg("--data").arg(text()).arg("--out").arg(&out);
+    demo.args(kind).arg("--data").arg(text()).arg("--out").arg(&out);
     let shown = Process::start("demo", demo).end().success();
     let report = Trained::read(&out).report;
     assert!(report["kills"].as_u64() > Some(0), "somebody was killed");

@@ -119,6 +119,29 @@ fn rounded_sums_count_everything_once_and_lose_little() {
 }
 
 #[test]
+fn delayed_updates_give_the_bits_of_one_process_whoever_hosts_what() {
+    let prompt = Run::tiny(&[]).local("prompt");
+    for codec in ["f32", "int8:32"] {
+        let run = Run::tiny(&[
+            ("training.staleness", Value::from(1)),
+            ("codec.activations", Value::from(codec)),
+            // So that newcomers and the end find the older weights in files too.
+            ("checkpoint.every", Value::from(2)),
+        ]);
+        let alone = run.local("alone");
+        for peers in
+            [&[&[][..], &[], &[], &[]][..], &[&["--stage", "all"][..], &["--stage", "all"]]]
+        {
+            let trained = swarm(&run.config(), peers);
+            assert_whole(&trained, 4, 6, 3);
+            assert_eq!(trained.hash(), alone.hash(), "{codec}");
+            assert_eq!(trained.losses(), alone.losses(), "{codec}");
+        }
+        assert_ne!(alone.hash(), prompt.hash(), "its steps read older weights");
+    }
+}
+
+#[test]
 fn recomputed_graphs_give_the_bits_of_kept_ones() {
     let recompute = Run::tiny(&[("training.recompute", Value::from(true))]);
     let trained = swarm(&recompute.config(), &[&[], &[], &[]]);

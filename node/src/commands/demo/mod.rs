@@ -113,6 +113,7 @@ fn configure(args: &DemoArgs) -> anyhow::Result<RunConfig> {
     if let Some(dtype) = args.dtype {
         training.dtype = dtype.into();
     }
+    training.staleness = args.staleness;
     config.codec = Codecs::all(args.codec.unwrap_or(training.dtype.into()));
     if let Some(path) = &args.data {
         let path = path
