@@ -59,7 +59,9 @@ BETAS = (0.9, 0.95)
 CLIP = 1.0
 
 
-def run_toml(default, model, *, dtype, stages, microbatches, steps, all_reduce="exact"):
+def run_toml(
+    default, model, *, dtype, stages, microbatches, steps, all_reduce="exact", codec=None, staleness=0
+):
     """The default configuration `default` changed to train `model`, with nothing besides."""
     values = {
         "model": {
@@ -77,10 +79,11 @@ def run_toml(default, model, *, dtype, stages, microbatches, steps, all_reduce="
             "microbatch_size": model.batch // microbatches,
             "dtype": f'"{dtype}"',
             "recompute": "false",
+            "staleness": staleness,
         },
         "codec": {
-            "activations": f'"{dtype}"',
-            "activation_gradients": f'"{dtype}"',
+            "activations": f'"{codec or dtype}"',
+            "activation_gradients": f'"{codec or dtype}"',
             "all_reduce": f'"{all_reduce}"',
         },
         "optimizer": {

@@ -50,18 +50,21 @@ class Shoal:
             subprocess.run([self.binary, "init", "-o", path], check=True, capture_output=True)
             self.default = path.read_text(encoding="utf-8")
 
-    def swarm(self, model, replicas=1, **run):
-        """So many peers for each stage, one thread each, on loopback."""
+    def swarm(self, model, replicas=1, machines=None, flags=(), **run):
+        """So many peers for each stage, one thread each, on loopback or in a machine each (what a command
+        in it begins with, and its address)."""
         peers = run["stages"] * replicas
+        machines = machines or [([], "127.0.0.1")] * peers
         with self.folder(model, run) as folder:
             commands = []
-            for index in range(peers):
+            for index, (inside, address) in enumerate(machines):
                 what = ["start", "run.toml", "--address-file", "address", "--out", "out",
                         "--wait-for", str(peers)]
                 what = what if index == 0 else ["join", f"@{folder}/address"]
                 commands.append([
-                    *what, "--stage", str(index % run["stages"]), "--data-dir", f"peer-{index}",
-                    "--listen", "127.0.0.1:0", "--no-mdns", *self.compute(1, index),
+                    *inside, self.binary, *what, "--stage", str(index % run["stages"]),
+                    "--data-dir", f"peer-{index}", "--listen", f"{address}:0", "--no-mdns",
+                    *flags, *self.compute(1, index),
                 ])
             return self.finish(folder, commands)
 
@@ -69,7 +72,8 @@ class Shoal:
         """Everything in one process."""
         with self.folder(model, run) as folder:
             return self.finish(
-                folder, [["local", "run.toml", "--out", "out", *self.compute(threads, 0)]]
+                folder,
+                [[self.binary, "local", "run.toml", "--out", "out", *self.compute(threads, 0)]],
             )
 
     @contextlib.contextmanager
@@ -89,9 +93,7 @@ class Shoal:
         try:
             for index, command in enumerate(commands):
                 with open(folder / f"{index}.log", "wb") as log:
-                    process = subprocess.Popen(
-                        [self.binary, *command], cwd=folder, stdout=log, stderr=log
-                    )
+                    process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
                 processes.append(process)
             peaks = wait_for(processes, folder)
         finally:

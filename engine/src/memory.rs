@@ -14,7 +14,7 @@ const PER_PARAMETER: u64 = 28;
 ///
 /// For every weight 28 bytes, 2 for its bf16 copy where passes are computed in bf16, 8 for what an
 /// all-reduce that rounds keeps, and 12 (with its bf16 copy 14) where steps read the version before. For
-/// every microbatch in flight and stage: with `recompute` its input; else what the backward pass reads,
+/// every microbatch that each step has in flight, and stage: with `recompute` its input; else what the backward pass reads,
 /// which for each layer and token is the inputs of both norms and of the four matrix
 /// multiplications, the queries, keys, values and attention output, and the feed-forward block's
 /// inner values: `7 · hidden + 2 · keys + 3 · intermediate` numbers. With `recompute` one
@@ -34,7 +34,7 @@ pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Byt
     let keys = hidden / u64::from(model.heads) * u64::from(model.key_value_heads);
     let per_layer = size * tokens * (7 * hidden + 2 * keys + 3 * u64::from(model.intermediate));
     let input = manifest.boundary_bytes(manifest.codec.activations).0;
-    let in_flight = u64::from(in_flight);
+    let in_flight = u64::from(in_flight) * manifest.steps_at_once();
     let stage_bytes = |stage| {
         let weights =
             parameter_count(manifest, stage) as u64 * (PER_PARAMETER + narrow + stale + kept);
@@ -64,5 +64,8 @@ mod tests {
         manifest.training.recompute = true;
         let kept = Bytes(2 * 8 * 4 * 100 + 3 * 8 * 8 * 4);
         assert_eq!(memory_floor(&manifest, span, 3) - weights, kept);
+        manifest.training.staleness = 1;
+        let weights = Bytes(40 * parameter_count(&manifest, Stage(0)) as u64);
+        assert_eq!(memory_floor(&manifest, span, 0), weights + Bytes(2 * 8 * 4 * 100));
     }
 }

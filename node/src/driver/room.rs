@@ -21,6 +21,9 @@ use super::spill::SpillFile;
 /// other is kept.
 const DISK_PER_PARAMETER: u64 = 24;
 
+/// The same of the older weights, where steps read them.
+const DISK_PER_STALE_PARAMETER: u64 = 8;
+
 /// How much of the machine a peer may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RoomLimits {
@@ -183,7 +186,8 @@ impl Room {
         }
         let log = self.spilled(manifest, span) * manifest.largest_logged().0;
         let weights: usize = span.stages().map(|stage| parameter_count(manifest, stage)).sum();
-        let needs = Bytes(log + weights as u64 * DISK_PER_PARAMETER);
+        let stale = (manifest.steps_at_once() - 1) * DISK_PER_STALE_PARAMETER;
+        let needs = Bytes(log + weights as u64 * (DISK_PER_PARAMETER + stale));
         if needs > self.disk {
             let path = self.folder.clone();
             return Err(NoRoom::Disk { span, needs, has: self.disk, path });
