@@ -11,6 +11,7 @@ help:
 	@echo 'make bench-overhead  what exactly-once costs when nothing dies (15 minutes)'
 	@echo 'make bench-codec     how fast numbers are rounded for a link (2 minutes)'
 	@echo 'make bench-all-reduce how fast replicas add up gradients, beside gloo and hivemind (15 minutes)'
+	@echo 'make bench-links     what a swarm keeps of its speed over links (15 minutes; root)'
 	@echo 'make bench-transport how fast long, full and lossy links are filled (12 minutes; root)'
 	@echo 'make bench-convergence DATA=TEXT  what that rounding does to training (15 minutes)'
 	@echo 'make soak SECONDS=N  look for failures for so long: faulty swarms, demos with deaths'
@@ -58,7 +59,15 @@ hivemind := bench/results/tools/hivemind
 bench-all-reduce: build
 	@scripts/setup.sh --tests
 	scripts/install-hivemind.sh $(hivemind)
-	.venv/bin/python bench/all_reduce.py --shoal target/release/shoal --hivemind $(hivemind)
+	cargo build --release -p shoal-tests --example emulated_network
+	.venv/bin/python bench/all_reduce.py --shoal target/release/shoal --hivemind $(hivemind) \
+		--network target/release/examples/emulated_network
+
+bench-links: build
+	@scripts/setup.sh --tests
+	cargo build --release -p shoal-tests --example emulated_network
+	.venv/bin/python bench/links.py --shoal target/release/shoal \
+		--network target/release/examples/emulated_network
 
 bench-transport:
 	cargo build --release -p shoal-protocol --features net --example transport_speed
@@ -85,4 +94,4 @@ check-gpu:
 	scripts/check-gpu.sh
 
 .PHONY: help setup build demo test bench bench-recovery bench-overhead bench-codec \
-	bench-all-reduce bench-transport bench-convergence soak lint check-gpu
+	bench-all-reduce bench-links bench-transport bench-convergence soak lint check-gpu

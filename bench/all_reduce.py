@@ -5,6 +5,10 @@
 A swarm of one stage, of which every peer is a replica, trains a model of so many parameters. What is
 timed of each step is from when the last microbatch was done until every replica held the result: with
 packing, encryption, the proof, and the hash of the result at each. gloo encrypts nothing, hivemind does.
+
+Over emulated links (root, /dev/net/tun and `ip`) every peer is on a machine of its own. The least time for
+those links is that of the best shares: who reduces the share w of N numbers sends (1 - w) p + w (n - 1) r
+bytes for each and receives w (n - 1) p + (1 - w) r, with p bytes a number for a part and r for a result.
 """
 
 import argparse
@@ -14,6 +18,7 @@ import statistics
 import subprocess
 import sys
 
+import emulated
 import machine as machines
 import table
 from model import Model
@@ -32,12 +37,100 @@ THEIRS = {"f32": "NoCompression", "f16": "Float16Compression"}
 GOALS = {"exact": ("f32", 1.5), "f32": ("f32", 1.5), "bf16": ("f16", 2.5), "int8": ("f16", 2.5)}
 
 
-def shoal_seconds(shoal, model, peers, mode):
+# Up and down of each machine, in Mbit/s. Two cores carry about 1600 in all.
+LINKS = {
+    "even": [200, 200, 200, 200],
+    "1:2:4": [50, 100, 200],
+    "1:1:2:4": [50, 50, 100, 200],
+}
+DELAY = 5  # ms, each way
+FEW_STEPS = 3 + SKIPPED_STEPS
+# Of 1500 bytes: what is left by the headers of IP, UDP and QUIC.
+CONTENT = (1500 - 20 - 8 - 11 - 16 - 9) / 1500
+# Least share of the links' best time.
+LEAST_SHARE = 0.9
+
+
+def shoal_seconds(shoal, model, peers, mode, steps=STEPS, inside=None):
     outcome = shoal.swarm(
-        model, replicas=peers, stages=1, microbatches=8, steps=STEPS, dtype="f32", all_reduce=mode
+        model, replicas=peers, machines=inside, stages=1, microbatches=8, steps=steps, dtype="f32",
+        all_reduce=mode,
     )
-    sent = sum(peer.get("tensor", 0) for peer in outcome.sent) / STEPS
+    sent = sum(peer.get("tensor", 0) for peer in outcome.sent) / steps
     return statistics.median(outcome.all_reduce_seconds), sent
+
+
+def least_seconds(rates, numbers, part, result):
+    """The time of the best shares over links of so many bytes a second, by halving."""
+    others = len(rates) - 1
+
+    def feasible(seconds):
+        low, high = [], []
+        for rate in rates:
+            # Both (1 - w) p + w (n - 1) r and w (n - 1) p + (1 - w) r within the time.
+            least, most, budget = 0.0, 1.0, seconds * rate / numbers
+            for fixed, slope in [(part, others * result - part), (result, others * part - result)]:
+                if slope > 0:
+                    most = min(most, (budget - fixed) / slope)
+                elif slope < 0:
+                    least = max(least, (budget - fixed) / slope)
+                elif budget < fixed:
+                    return False
+            low.append(least)
+            high.append(most)
+        shares = all(least <= most for least, most in zip(low, high))
+        return shares and sum(low) <= 1 <= sum(high)
+
+    short, long = 0.0, 1e6
+    for _ in range(100):
+        middle = (short + long) / 2
+        short, long = (short, middle) if feasible(middle) else (middle, long)
+    return long
+
+
+def gloo_over(inside, count):
+    """gloo among these machines; seconds a round."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    script = os.path.join(here, "all_reduce_peers.py")
+    address = f"{inside[0][1]}:7500"
+    processes = [
+        subprocess.Popen(
+            [*prefix, sys.executable, script, "gloo-rank", str(len(inside)), str(count), str(rank),
+             address],
+            stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "link", "OMP_NUM_THREADS": "1"},
+        )
+        for rank, (prefix, _) in enumerate(inside)
+    ]
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
+    return statistics.median(json.loads(outputs[0].splitlines()[-1]))
+
+
+def rows_over_links(options, name, rates):
+    model = MODELS[10]
+    count, peers = model.parameters(), len(rates)
+    ends = [{"up_mbit": rate, "down_mbit": rate} for rate in rates]
+    link = {"delay_ms": DELAY, "queue_ms": 50}
+    bytes_per_second = [rate * 1e6 / 8 * CONTENT for rate in rates]
+    with emulated.machines(options.network, ends, link) as inside:
+        gloo = gloo_over(inside, count)
+    shoal, found = Shoal(options.shoal), []
+    for mode in OURS:
+        with emulated.machines(options.network, ends, link) as inside:
+            seconds, sent = shoal_seconds(shoal, model, peers, mode, FEW_STEPS, inside)
+        # Every number goes to who adds it up and comes back, n - 1 times each.
+        both = sent / (peers - 1) / count
+        result = {"exact": 4, "f32": 4}.get(mode, both / 2)
+        least = least_seconds(bytes_per_second, count, both - result, result)
+        share = least / seconds
+        ahead = mode in ("exact", "f32") or seconds < gloo
+        found.append([
+            f"{name}, {peers} peers", mode, f"{both:.2f}", f"{least:.2f} s", f"{seconds:.2f} s",
+            f"{share:.2f}", f"{gloo / seconds:.2f}x",
+            "met" if share >= LEAST_SHARE and ahead else "NOT met",
+        ])
+        print("  ".join(found[-1]), file=sys.stderr, flush=True)
+    return found
 
 
 def peers_seconds(what, folder, *arguments):
@@ -80,11 +173,32 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shoal", required=True, help="the node's release binary")
     parser.add_argument("--hivemind", help="a folder with hivemind")
-    parser.add_argument("--only", help="MILLIONS,PEERS")
+    parser.add_argument("--network", help="the example emulated_network")
+    parser.add_argument("--only", help="MILLIONS,PEERS, or `links`")
     options = parser.parse_args()
     cases = [(10, 2), (10, 4), (10, 8), (100, 2), (100, 4)]
     if options.only:
-        cases = [tuple(int(number) for number in options.only.split(","))]
+        known = options.only != "links"
+        cases = [tuple(int(number) for number in options.only.split(","))] if known else []
+    if cases:
+        loopback(options, cases)
+    if options.network and options.only in (None, "links"):
+        over_links(options)
+
+
+def over_links(options):
+    table.show(
+        "All-reduce over emulated links",
+        f"{MODELS[10].parameters() / 1e6:.1f}M values; rates up and down of each machine in Mbit/s: "
+        + "; ".join(f"{name}: {rates}" for name, rates in LINKS.items())
+        + f"; {DELAY} ms each way. Medians of {FEW_STEPS - SKIPPED_STEPS} rounds. The least time is that of "
+        "the best shares for the bytes of the mode.",
+        ["links", "mode", "bytes a number", "least", "time", "share", "of gloo's speed", "goal"],
+        [row for name, rates in LINKS.items() for row in rows_over_links(options, name, rates)],
+    )
+
+
+def loopback(options, cases):
     table.show(
         "All-reduce on loopback",
         f"Seconds are medians of {STEPS - SKIPPED_STEPS} rounds; the bytes are those of all peers in one "

@@ -1,6 +1,7 @@
 """Others' all-reduce among processes of this machine; prints the seconds of each round as a list.
 
     python bench/all_reduce_peers.py gloo PEERS VALUES
+    python bench/all_reduce_peers.py gloo-rank PEERS VALUES RANK ADDRESS:PORT   (one process of it)
     python bench/all_reduce_peers.py hivemind PEERS VALUES COMPRESSION
 """
 
@@ -13,6 +14,8 @@ import time
 import torch
 
 WARM, ROUNDS = 2, 8
+# Over links that take seconds.
+FEW_ROUNDS = 3
 
 
 def free_port():
@@ -21,21 +24,26 @@ def free_port():
         return listener.getsockname()[1]
 
 
-def gloo(rank, peers, values, port, results):
+def gloo(rank, peers, values, address, rounds=ROUNDS):
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=peers)
+    dist.init_process_group("gloo", f"tcp://{address}", rank=rank, world_size=peers)
     numbers = torch.randn(values)
     seconds = []
-    for _ in range(WARM + ROUNDS):
+    for _ in range(WARM + rounds):
         dist.barrier()
         began = time.perf_counter()
         dist.all_reduce(numbers)
         dist.barrier()
         seconds.append(time.perf_counter() - began)
+    return seconds[WARM:]
+
+
+def gloo_process(rank, peers, values, address, results):
+    seconds = gloo(rank, peers, values, address)
     if rank == 0:
-        results.put(seconds[WARM:])
+        results.put(seconds)
 
 
 def hivemind(peers, values, compression):
@@ -78,10 +86,15 @@ def main():
     if what == "hivemind":
         print(json.dumps(hivemind(peers, values, sys.argv[4])), flush=True)
         return
+    if what == "gloo-rank":
+        rank, address = int(sys.argv[4]), sys.argv[5]
+        print(json.dumps(gloo(rank, peers, values, address, FEW_ROUNDS)), flush=True)
+        return
     spawn = multiprocessing.get_context("spawn")
-    results, port = spawn.Queue(), free_port()
+    results, address = spawn.Queue(), f"127.0.0.1:{free_port()}"
     processes = [
-        spawn.Process(target=gloo, args=(rank, peers, values, port, results)) for rank in range(peers)
+        spawn.Process(target=gloo_process, args=(rank, peers, values, address, results))
+        for rank in range(peers)
     ]
     for process in processes:
         process.start()
