@@ -13,11 +13,11 @@ const PER_PARAMETER: u64 = 28;
 /// The least memory of a peer with this span, libtorch itself (about 300 MiB) not counted.
 ///
 /// For every weight 28 bytes, 2 for its bf16 copy where passes are computed in bf16, 8 for what an
-/// all-reduce that rounds keeps, and 12 (with its bf16 copy 14) where steps read the version before. For
-/// every microbatch that each step has in flight, and stage: with `recompute` its input; else what the backward pass reads,
-/// which for each layer and token is the inputs of both norms and of the four matrix
-/// multiplications, the queries, keys, values and attention output, and the feed-forward block's
-/// inner values: `7 · hidden + 2 · keys + 3 · intermediate` numbers. With `recompute` one
+/// all-reduce that rounds keeps, and 12 (with its bf16 copy 14) where steps read the version before.
+/// For every microbatch that each step has in flight, and stage: with `recompute` its input; else what
+/// the backward pass reads, which for each layer and token is the inputs of both norms and of the four
+/// matrix multiplications, the queries, keys, values and attention output, and the feed-forward
+/// block's inner values: `7 · hidden + 2 · keys + 3 · intermediate` numbers. With `recompute` one
 /// microbatch at a time has those as well.
 #[must_use]
 pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Bytes {
