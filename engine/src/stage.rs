@@ -10,6 +10,7 @@ use shoal_protocol::manifest::{Dtype, Manifest};
 use tch::{Kind, Tensor};
 
 use crate::accumulator::Accumulator;
+use crate::boundary::{self, Compress};
 use crate::checkpoint::{StageState, hash_tensors};
 use crate::codec;
 use crate::device::Device;
@@ -24,7 +25,7 @@ use crate::tensor::{elements, kind};
 /// What a forward pass gives.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ForwardOutput {
-    /// What the next stage reads: `[B, T, H]` in the manifest's codec.
+    /// What the next stage reads: `Manifest::boundary_shape` in the manifest's codec.
     Activation(Bytes),
     /// From the last stage: mean cross-entropy over the microbatch's tokens, in nats.
     Loss(f32),
@@ -33,7 +34,6 @@ pub enum ForwardOutput {
 /// One stage: weights, moments, accumulator, and what is in flight.
 #[derive(Debug)]
 pub(crate) struct StageModel {
-    stage: Stage,
     last: bool,
     manifest: Manifest,
     device: tch::Device,
@@ -56,7 +56,10 @@ pub(crate) struct StageModel {
 struct Blocks {
     shape: Shape,
     embedding: Option<Tensor>,
+    /// Where what crosses boundaries is compressed: what makes it wide again.
+    expand: Option<Tensor>,
     layers: Vec<Layer>,
+    compress: Option<Compress>,
     head: Option<(Tensor, Tensor)>,
     /// Every view once, in the order of the flat vector.
     all: Vec<Tensor>,
@@ -82,7 +85,6 @@ impl StageModel {
         };
         let blocks = Blocks::new(manifest, stage, &weights, narrow.as_ref())?;
         Ok(Self {
-            stage,
             last: stage == manifest.last_stage(),
             manifest: manifest.clone(),
             device: device.torch,
@@ -135,7 +137,7 @@ impl StageModel {
     ) -> Result<(Option<Tensor>, Tensor)> {
         let _guard = (!keeps_graph).then(tch::no_grad_guard);
         let training = &self.manifest.training;
-        let (leaf, mut x) = match &self.blocks.embedding {
+        let (leaf, x) = match &self.blocks.embedding {
             Some(embedding) => {
                 let tokens = self.tokens(input, "tokens")?;
                 (None, model::embed(&tokens, embedding, training.dtype)?)
@@ -148,9 +150,7 @@ impl StageModel {
                 (Some(leaf.shallow_clone()), leaf)
             }
         };
-        for layer in &self.blocks.layers {
-            x = model::decoder_layer(&x, layer, &self.blocks.shape)?;
-        }
+        let mut x = self.blocks.through(x)?;
         if let Some((norm, head)) = &self.blocks.head {
             let labels = labels.ok_or(EngineError::MissingLabels(key))?;
             let labels = self.tokens(labels, "labels")?.f_flatten(0, -1)?;
@@ -289,33 +289,27 @@ impl StageModel {
         Ok(hash_tensors("shoal stage state v1", &self.parameters, &[weights, first, second]))
     }
 
-    /// Logits `[T, vocabulary]` for one sample, without a graph; only where the stage is the whole
-    /// model.
-    pub(crate) fn whole_logits(&self, tokens: &[u32]) -> Result<Vec<f32>> {
+    /// A pass without a graph or codecs: what crosses to the next stage, or logits, of token ids in
+    /// the first stage, else of what the stage before gave.
+    pub(crate) fn infer(&self, input: &Tensor) -> Result<Tensor> {
         let _guard = tch::no_grad_guard();
-        let (Some(embedding), Some((norm, head))) = (&self.blocks.embedding, &self.blocks.head)
-        else {
-            return Err(EngineError::NotHosted(self.stage.next()));
+        let x = match &self.blocks.embedding {
+            Some(embedding) => {
+                let tokens = input.f_to(self.device)?;
+                model::embed(&tokens, embedding, self.manifest.training.dtype)?
+            }
+            None => input.shallow_clone(),
         };
-        let wide: Vec<i64> = tokens.iter().map(|token| i64::from(*token)).collect();
-        let tokens = Tensor::f_from_slice(&wide)?.f_unsqueeze(0)?.f_to(self.device)?;
-        let mut x = model::embed(&tokens, embedding, self.manifest.training.dtype)?;
-        for layer in &self.blocks.layers {
-            x = model::decoder_layer(&x, layer, &self.blocks.shape)?;
+        let x = self.blocks.through(x)?;
+        match &self.blocks.head {
+            Some((norm, head)) => model::logits(&x, norm, head, &self.blocks.shape),
+            None => Ok(x),
         }
-        let logits = model::logits(&x, norm, head, &self.blocks.shape)?;
-        let logits = logits.f_to_kind(Kind::Float)?.f_to(tch::Device::Cpu)?.f_contiguous()?;
-        Ok(elements(&logits).to_vec())
     }
 
-    /// `[B, T, H]` as it crosses a stage boundary.
+    /// What crosses a stage boundary.
     fn boundary_tensor(&self, bytes: &[u8], codec: Codec, what: &'static str) -> Result<Tensor> {
-        let training = &self.manifest.training;
-        let shape = [
-            i64::from(training.microbatch_size),
-            i64::from(self.manifest.model.context),
-            i64::from(self.manifest.model.hidden),
-        ];
+        let shape = self.manifest.boundary_shape().map(i64::from);
         codec::decode(bytes, codec, &shape, self.device, what)
     }
 
@@ -360,6 +354,10 @@ impl Blocks {
             Stage(0) => Some(cutter.cut(weights, &matrix)?),
             _ => None,
         };
+        let expand = match boundary::before(manifest, stage) {
+            Some(boundary) => Some(cutter.cut(computed, &[hidden, size(boundary.width)])?),
+            None => None,
+        };
         let mut layers = Vec::new();
         for _ in manifest.layers_of(stage) {
             layers.push(Layer {
@@ -371,13 +369,35 @@ impl Blocks {
                 down: cutter.cut(computed, &[hidden, size(model.intermediate)])?,
             });
         }
+        let compress = match boundary::after(manifest, stage) {
+            Some(boundary) => {
+                Some(Compress::cut(boundary, hidden, |shape| cutter.cut(computed, shape))?)
+            }
+            None => None,
+        };
         let head = match stage == manifest.last_stage() {
             true => Some((cutter.cut(computed, &[hidden])?, cutter.cut(computed, &matrix)?)),
             false => None,
         };
         assert!(cutter.offset as usize == weights.numel(), "the blocks fill the flat vector");
         let shape = Shape::new(model, weights.device())?;
-        Ok(Self { shape, embedding, layers, head, all: cutter.all })
+        Ok(Self { shape, embedding, expand, layers, compress, head, all: cutter.all })
+    }
+
+    /// From the embedding, or what crossed the boundary before, to what the head reads, or what
+    /// crosses the next one.
+    fn through(&self, input: Tensor) -> Result<Tensor> {
+        let mut x = match &self.expand {
+            Some(matrix) => boundary::expand(&input, matrix)?,
+            None => input,
+        };
+        for layer in &self.layers {
+            x = model::decoder_layer(&x, layer, &self.shape)?;
+        }
+        match &self.compress {
+            Some(weights) => boundary::compress(&x, weights, &self.shape),
+            None => Ok(x),
+        }
     }
 }
 

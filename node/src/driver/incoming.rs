@@ -129,8 +129,8 @@ pub(crate) fn unpack(
 
 /// Shapes are looked at before anything is unpacked, so that nothing larger is allocated.
 fn check_shapes(tag: &TensorTag, frames: &[Frame], manifest: &Manifest) -> Result<(), Unusable> {
-    let samples = manifest.training.microbatch_size;
-    let (tokens, hidden) = (manifest.model.context, manifest.model.hidden);
+    let shape = manifest.boundary_shape();
+    let [samples, tokens, _] = shape;
     let is = |frame: &Frame, element: Element, shape: &[u32]| {
         frame.element() == element && frame.shape() == shape
     };
@@ -143,14 +143,13 @@ fn check_shapes(tag: &TensorTag, frames: &[Frame], manifest: &Manifest) -> Resul
     };
     let (fits, what) = match (tag, frames) {
         (TensorTag::Activation { .. }, [activation, labels]) => (
-            is(activation, codecs.activations.into(), &[samples, tokens, hidden])
+            is(activation, codecs.activations.into(), &shape)
                 && is(labels, Element::U32, &[samples, tokens]),
             "an activation",
         ),
-        (TensorTag::ActivationGradient { .. }, [gradient]) => (
-            is(gradient, codecs.activation_gradients.into(), &[samples, tokens, hidden]),
-            "an activation gradient",
-        ),
+        (TensorTag::ActivationGradient { .. }, [gradient]) => {
+            (is(gradient, codecs.activation_gradients.into(), &shape), "an activation gradient")
+        }
         (TensorTag::RoundPart { .. }, [part]) => {
             (piece(part, codecs.all_reduce.part()), "a round's part")
         }
