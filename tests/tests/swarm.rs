@@ -7,7 +7,7 @@ use shoal_tests::process::Process;
 use shoal_tests::program::shoal;
 use shoal_tests::run::{Run, Trained, checkpoint_hash, local, text};
 use shoal_tests::swarm::Swarm;
-use toml::Value;
+use toml::{Table, Value};
 
 /// Trains a run with as many peers as there are lists of flags; the first starts it.
 fn swarm(config: &Path, peers: &[&[&str]]) -> Trained {
@@ -113,9 +113,12 @@ fn lossy_codecs_give_the_bits_of_one_process_whoever_hosts_what() {
 #[test]
 fn trained_boundaries_give_the_bits_of_one_process_whoever_hosts_what() {
     for (kind, width, codec) in [("bottleneck", 12, "f32"), ("maxout", 8, "int8")] {
-        let boundary = Value::from_iter([("kind", Value::from(kind)), ("width", width.into())]);
+        let boundary = Table::from_iter([
+            ("kind".to_owned(), Value::from(kind)),
+            ("width".to_owned(), Value::from(width)),
+        ]);
         let run = Run::tiny(&[
-            ("model.boundary", boundary),
+            ("model.boundary", Value::from(boundary)),
             ("codec.activations", Value::from(codec)),
             ("codec.activation_gradients", Value::from(codec)),
         ]);
