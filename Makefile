@@ -13,7 +13,7 @@ help:
 	@echo 'make bench-all-reduce how fast replicas add up gradients, beside gloo and hivemind (15 minutes)'
 	@echo 'make bench-links     what a swarm keeps of its speed over links (15 minutes; root)'
 	@echo 'make bench-transport how fast long, full and lossy links are filled (12 minutes; root)'
-	@echo 'make bench-convergence DATA=TEXT  what that rounding does to training (15 minutes)'
+	@echo 'make bench-convergence DATA=TEXT  what that rounding, and compressing, does to training (19 minutes)'
 	@echo 'make soak SECONDS=N  look for failures for so long: faulty swarms, demos with deaths'
 	@echo 'make lint       formatting, clippy, and what we depend on'
 	@echo 'make check-gpu  the checks that need an NVIDIA GPU'

@@ -7,11 +7,13 @@ use std::path::Path;
 use bytes::Bytes;
 use shoal_protocol::ids::{ClaimKey, ContentHash, Stage, StageSpan, Step};
 use shoal_protocol::manifest::Manifest;
+use tch::{Kind, Tensor};
 
 use crate::checkpoint::{self, CheckpointFile, StageState};
 use crate::device::Device;
 use crate::error::{EngineError, Result};
 use crate::stage::{ForwardOutput, StageModel};
+use crate::tensor::elements;
 
 /// The tensor work of one peer. It belongs to one thread; nothing in it waits for anything.
 #[derive(Debug)]
@@ -199,10 +201,16 @@ impl Engine {
         Ok(checkpoint::write_stage(folder, &self.manifest, stage, &self.state(stage)?)?)
     }
 
-    /// Logits `[T, vocabulary]` of one sample of at most `context` tokens, where the span is a run
-    /// of one stage.
+    /// Logits `[T, vocabulary]` of one sample of at most `context` tokens, where the span is every
+    /// stage. Nothing is rounded between stages.
     pub(crate) fn logits(&self, tokens: &[u32]) -> Result<Vec<f32>> {
-        self.stage(Stage(0))?.whole_logits(tokens)
+        let wide: Vec<i64> = tokens.iter().map(|token| i64::from(*token)).collect();
+        let mut x = Tensor::f_from_slice(&wide)?.f_unsqueeze(0)?;
+        for stage in self.manifest.stages() {
+            x = self.stage(stage)?.infer(&x)?;
+        }
+        let logits = x.f_to_kind(Kind::Float)?.f_to(tch::Device::Cpu)?.f_contiguous()?;
+        Ok(elements(&logits).to_vec())
     }
 
     fn stage(&self, stage: Stage) -> Result<&StageModel> {

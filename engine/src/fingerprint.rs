@@ -61,6 +61,7 @@ fn known_model(manifest: &Manifest) -> Manifest {
         key_value_heads: 2,
         intermediate: 128,
         context: 32,
+        boundary: None,
         ..known.model
     };
     known.training.seed = 0;

@@ -4,10 +4,10 @@ use std::path::Path;
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
-use shoal_protocol::ids::{Stage, StageSpan, Step};
+use shoal_protocol::ids::{StageSpan, Step};
 use shoal_protocol::manifest::Manifest;
 
-use crate::checkpoint::{Checkpoint, StageState};
+use crate::checkpoint::Checkpoint;
 use crate::device::Device;
 use crate::engine::Engine;
 use crate::error::Result;
@@ -41,19 +41,14 @@ impl Generator {
     /// When the checkpoint is damaged or the device has no room.
     pub fn open(folder: &Path, device: Device) -> Result<Self> {
         let checkpoint = Checkpoint::open(folder)?;
-        let mut whole = StageState::default();
-        for stage in checkpoint.manifest().stages() {
-            let part = checkpoint.stage(stage)?;
-            whole.weights.extend(part.weights);
-            whole.first_moment.extend(part.first_moment);
-            whole.second_moment.extend(part.second_moment);
-        }
-        // The stages' flat vectors one after the other are that of the uncut model.
         let mut manifest = checkpoint.manifest().clone();
-        manifest.training.stages = 1;
+        // Older weights are of no use here.
         manifest.training.staleness = 0;
-        let mut engine = Engine::new(&manifest, StageSpan::one(Stage(0)), device)?;
-        engine.set_state(Stage(0), Step(0), &whole)?;
+        let span = StageSpan::all(manifest.training.stages);
+        let mut engine = Engine::new(&manifest, span, device)?;
+        for stage in manifest.stages() {
+            engine.set_state(stage, Step(0), &checkpoint.stage(stage)?)?;
+        }
         Ok(Self { engine, manifest })
     }
 

@@ -18,6 +18,7 @@
 
 mod accumulator;
 mod all_reduce;
+mod boundary;
 pub mod checkpoint;
 mod codec;
 pub mod data;

@@ -4,6 +4,7 @@ use shoal_protocol::ids::StageSpan;
 use shoal_protocol::manifest::{Dtype, Manifest};
 use shoal_protocol::units::Bytes;
 
+use crate::boundary;
 use crate::parameters::parameter_count;
 
 /// Bytes per weight while a step is closed: weights 4, moments 8, one microbatch's gradient 4,
@@ -17,8 +18,9 @@ const PER_PARAMETER: u64 = 28;
 /// For every microbatch that each step has in flight, and stage: with `recompute` its input; else what
 /// the backward pass reads, which for each layer and token is the inputs of both norms and of the four
 /// matrix multiplications, the queries, keys, values and attention output, and the feed-forward
-/// block's inner values: `7 · hidden + 2 · keys + 3 · intermediate` numbers. With `recompute` one
-/// microbatch at a time has those as well.
+/// block's inner values: `7 · hidden + 2 · keys + 3 · intermediate` numbers. Where activations are
+/// compressed, the end of a stage has the inputs of two norms and of what is between them besides, the
+/// beginning of the next its input. With `recompute` one microbatch at a time has those as well.
 #[must_use]
 pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Bytes {
     let training = &manifest.training;
@@ -33,12 +35,16 @@ pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Byt
     let hidden = u64::from(model.hidden);
     let keys = hidden / u64::from(model.heads) * u64::from(model.key_value_heads);
     let per_layer = size * tokens * (7 * hidden + 2 * keys + 3 * u64::from(model.intermediate));
+    let width = u64::from(model.boundary_width());
     let input = manifest.boundary_bytes(manifest.codec.activations).0;
     let in_flight = u64::from(in_flight) * manifest.steps_at_once();
     let stage_bytes = |stage| {
         let weights =
             parameter_count(manifest, stage) as u64 * (PER_PARAMETER + narrow + stale + kept);
-        let graph = manifest.layers_of(stage).len() as u64 * per_layer;
+        let compressed = boundary::after(manifest, stage).map_or(0, |_| 2 * hidden + width);
+        let expanded = boundary::before(manifest, stage).map_or(0, |_| width);
+        let graph = manifest.layers_of(stage).len() as u64 * per_layer
+            + size * tokens * (compressed + expanded);
         let activations =
             if training.recompute { in_flight * input + graph } else { in_flight * graph };
         Bytes(weights + activations)
@@ -49,6 +55,7 @@ pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Byt
 #[cfg(test)]
 mod tests {
     use shoal_protocol::ids::Stage;
+    use shoal_protocol::manifest::{Boundary, BoundaryKind};
 
     use super::*;
     use crate::testing::manifest;
@@ -67,5 +74,25 @@ mod tests {
         manifest.training.staleness = 1;
         let weights = Bytes(40 * parameter_count(&manifest, Stage(0)) as u64);
         assert_eq!(memory_floor(&manifest, span, 0), weights + Bytes(2 * 8 * 4 * 100));
+    }
+
+    #[test]
+    fn a_narrow_boundary_keeps_less_of_what_is_recomputed() {
+        let floor = |boundary| {
+            let mut manifest = manifest();
+            manifest.training.stages = 2;
+            manifest.training.recompute = true;
+            manifest.model.boundary = boundary;
+            let each = |stage| {
+                let span = StageSpan::one(Stage(stage));
+                memory_floor(&manifest, span, 5) - memory_floor(&manifest, span, 4)
+            };
+            (each(0), each(1))
+        };
+        let tokens = 2 * 4 * 4;
+        let (wide, narrow) = (Bytes(tokens * 8), Bytes(tokens * 2));
+        assert_eq!(floor(None), (wide, wide));
+        let boundary = Boundary { kind: BoundaryKind::Maxout, width: 2 };
+        assert_eq!(floor(Some(boundary)), (narrow, narrow));
     }
 }

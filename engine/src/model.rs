@@ -34,7 +34,8 @@ pub(crate) struct Shape {
     heads: i64,
     key_value_heads: i64,
     head_size: i64,
-    epsilon: f64,
+    /// Added to the mean square before its root, in every norm.
+    pub(crate) epsilon: f64,
     /// Of each position's angles, f32 `[T, D / 2]`.
     cosine: Tensor,
     sine: Tensor,
@@ -64,7 +65,7 @@ impl Shape {
 }
 
 /// Root mean square normalisation (Zhang and Sennrich, arXiv 1910.07467), in f32.
-fn rms_norm(x: &Tensor, weight: &Tensor, epsilon: f64) -> Result<Tensor> {
+pub(crate) fn rms_norm(x: &Tensor, weight: &Tensor, epsilon: f64) -> Result<Tensor> {
     if x.device() == Device::Cpu {
         return shim::rms_norm(x, weight, epsilon);
     }

@@ -1,18 +1,21 @@
 //! The weights of a stage: their names, their shapes, and their places in one flat vector.
 //!
 //! A stage keeps all its weights in one contiguous vector of f32, in the order in which the layers
-//! use them: embedding (first stage); for each layer `input_layernorm`, `q_proj`, `k_proj`,
+//! use them: embedding (first stage), or what expands an activation; for each layer `input_layernorm`, `q_proj`, `k_proj`,
 //! `v_proj`, `o_proj`, `post_attention_layernorm`, `gate_proj`, `up_proj`, `down_proj`; norm and
-//! head (last stage). Accumulator, all-reduce, optimizer and hash work on that vector. The names
-//! are those of `transformers`' `LlamaForCausalLM`.
+//! head (last stage), or what compresses an activation. Accumulator, all-reduce, optimizer and hash work on that vector. The names
+//! are those of `transformers`' `LlamaForCausalLM`; those of boundaries, which Llama has not, begin with
+//! `shoal.boundary.` and the stage that the activation leaves.
 
 use shoal_protocol::ids::Stage;
-use shoal_protocol::manifest::Manifest;
+use shoal_protocol::manifest::{BoundaryKind, Manifest};
+
+use crate::boundary;
 
 /// One named weight.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parameter {
-    /// Hugging Face's name.
+    /// Hugging Face's name, or `shoal.boundary.{stage}.` and what it does there.
     pub name: String,
     /// Extents, outermost first; a matrix is `[outputs, inputs]`.
     pub shape: Vec<usize>,
@@ -68,6 +71,10 @@ pub fn parameters(manifest: &Manifest, stage: Stage) -> Vec<Parameter> {
     if stage == Stage(0) {
         add("model.embed_tokens.weight".to_owned(), &[size(model.vocabulary), hidden]);
     }
+    if let Some(boundary) = boundary::before(manifest, stage) {
+        let name = format!("shoal.boundary.{}.expand.weight", stage.0 - 1);
+        add(name, &[hidden, size(boundary.width)]);
+    }
     for layer in manifest.layers_of(stage) {
         let mut add = |part: &str, shape: &[usize]| {
             add(format!("model.layers.{layer}.{part}.weight"), shape);
@@ -81,6 +88,17 @@ pub fn parameters(manifest: &Manifest, stage: Stage) -> Vec<Parameter> {
         add("mlp.gate_proj", &[inner, hidden]);
         add("mlp.up_proj", &[inner, hidden]);
         add("mlp.down_proj", &[hidden, inner]);
+    }
+    if let Some(boundary) = boundary::after(manifest, stage) {
+        let width = size(boundary.width);
+        let mut add = |part: &str, shape: &[usize]| {
+            add(format!("shoal.boundary.{}.{part}.weight", stage.0), shape);
+        };
+        add("input_norm", &[hidden]);
+        if boundary.kind == BoundaryKind::Bottleneck {
+            add("compress", &[width, hidden]);
+        }
+        add("output_norm", &[width]);
     }
     if stage == manifest.last_stage() {
         add("model.norm.weight".to_owned(), &[hidden]);

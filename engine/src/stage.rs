@@ -7,7 +7,7 @@ use bytes::Bytes;
 use shoal_protocol::codec::{Codec, Rounding};
 use shoal_protocol::ids::{ClaimKey, ContentHash, Stage, Step};
 use shoal_protocol::manifest::Manifest;
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 use crate::accumulator::Accumulator;
 use crate::checkpoint::{StageState, hash_tensors};
@@ -25,7 +25,7 @@ use crate::weights::Weights;
 /// What a forward pass gives.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ForwardOutput {
-    /// What the next stage reads: `[B, T, H]` in the manifest's codec.
+    /// What the next stage reads: `Manifest::boundary_shape` in the manifest's codec.
     Activation(Bytes),
     /// From the last stage: mean cross-entropy over the microbatch's tokens, in nats.
     Loss(f32),
@@ -34,7 +34,6 @@ pub enum ForwardOutput {
 /// One stage: weights, moments, accumulator, and what is in flight.
 #[derive(Debug)]
 pub(crate) struct StageModel {
-    stage: Stage,
     last: bool,
     manifest: Manifest,
     device: tch::Device,
@@ -70,7 +69,6 @@ impl StageModel {
         let accumulator = |_| Accumulator::new(manifest, flat.len(), device.torch);
         let stale = (manifest.training.staleness > 0).then(weights).transpose()?;
         Ok(Self {
-            stage,
             last: stage == manifest.last_stage(),
             manifest: manifest.clone(),
             device: device.torch,
@@ -124,7 +122,7 @@ impl StageModel {
         let _guard = (!keeps_graph).then(tch::no_grad_guard);
         let training = &self.manifest.training;
         let blocks = &self.weights_of(key)?.blocks;
-        let (leaf, mut x) = match &blocks.embedding {
+        let (leaf, x) = match &blocks.embedding {
             Some(embedding) => {
                 let tokens = self.tokens(input, "tokens")?;
                 (None, model::embed(&tokens, embedding, training.dtype)?)
@@ -137,9 +135,7 @@ impl StageModel {
                 (Some(leaf.shallow_clone()), leaf)
             }
         };
-        for layer in &blocks.layers {
-            x = model::decoder_layer(&x, layer, &blocks.shape)?;
-        }
+        let mut x = blocks.through(x)?;
         if let Some((norm, head)) = &blocks.head {
             let labels = labels.ok_or(EngineError::MissingLabels(key))?;
             let labels = self.tokens(labels, "labels")?.f_flatten(0, -1)?;
@@ -311,33 +307,28 @@ impl StageModel {
         Ok(hash_tensors("shoal stage state v1", &self.parameters, &flat))
     }
 
-    /// Logits `[T, vocabulary]` for one sample, without a graph; only where the stage is the whole
-    /// model.
-    pub(crate) fn whole_logits(&self, tokens: &[u32]) -> Result<Vec<f32>> {
+    /// A pass without a graph or codecs: what crosses to the next stage, or logits, of token ids in
+    /// the first stage, else of what the stage before gave.
+    pub(crate) fn infer(&self, input: &Tensor) -> Result<Tensor> {
         let _guard = tch::no_grad_guard();
         let blocks = &self.weights.blocks;
-        let (Some(embedding), Some((norm, head))) = (&blocks.embedding, &blocks.head) else {
-            return Err(EngineError::NotHosted(self.stage.next()));
+        let x = match &blocks.embedding {
+            Some(embedding) => {
+                let tokens = input.f_to(self.device)?;
+                model::embed(&tokens, embedding, self.manifest.training.dtype)?
+            }
+            None => input.shallow_clone(),
         };
-        let wide: Vec<i64> = tokens.iter().map(|token| i64::from(*token)).collect();
-        let tokens = Tensor::f_from_slice(&wide)?.f_unsqueeze(0)?.f_to(self.device)?;
-        let mut x = model::embed(&tokens, embedding, self.manifest.training.dtype)?;
-        for layer in &blocks.layers {
-            x = model::decoder_layer(&x, layer, &blocks.shape)?;
+        let x = blocks.through(x)?;
+        match &blocks.head {
+            Some((norm, head)) => model::logits(&x, norm, head, &blocks.shape),
+            None => Ok(x),
         }
-        let logits = model::logits(&x, norm, head, &blocks.shape)?;
-        let logits = logits.f_to_kind(Kind::Float)?.f_to(tch::Device::Cpu)?.f_contiguous()?;
-        Ok(elements(&logits).to_vec())
     }
 
-    /// `[B, T, H]` as it crosses a stage boundary.
+    /// What crosses a stage boundary.
     fn boundary_tensor(&self, bytes: &[u8], codec: Codec, what: &'static str) -> Result<Tensor> {
-        let training = &self.manifest.training;
-        let shape = [
-            i64::from(training.microbatch_size),
-            i64::from(self.manifest.model.context),
-            i64::from(self.manifest.model.hidden),
-        ];
+        let shape = self.manifest.boundary_shape().map(i64::from);
         codec::decode(bytes, codec, &shape, self.device, what)
     }
 

@@ -19,6 +19,7 @@ pub(crate) fn manifest() -> Manifest {
             rope_theta: 10_000.0,
             norm_epsilon: 1e-5,
             initializer_range: 0.02,
+            boundary: None,
         },
         training: Training {
             seed: 7,

@@ -4,9 +4,10 @@ use shoal_protocol::ids::Stage;
 use shoal_protocol::manifest::{Dtype, Manifest};
 use tch::{Kind, Tensor};
 
+use crate::boundary::{self, Compress};
 use crate::device::Device;
 use crate::error::Result;
-use crate::model::{Layer, Shape};
+use crate::model::{self, Layer, Shape};
 
 /// A stage's weights at one version.
 #[derive(Debug)]
@@ -55,7 +56,10 @@ impl Weights {
 pub(crate) struct Blocks {
     pub(crate) shape: Shape,
     pub(crate) embedding: Option<Tensor>,
-    pub(crate) layers: Vec<Layer>,
+    /// Where what crosses boundaries is compressed: what makes it wide again.
+    expand: Option<Tensor>,
+    layers: Vec<Layer>,
+    compress: Option<Compress>,
     pub(crate) head: Option<(Tensor, Tensor)>,
     /// Every view once, in the order of the flat vector.
     pub(crate) all: Vec<Tensor>,
@@ -81,6 +85,10 @@ impl Blocks {
             Stage(0) => Some(cutter.cut(weights, &matrix)?),
             _ => None,
         };
+        let expand = match boundary::before(manifest, stage) {
+            Some(boundary) => Some(cutter.cut(computed, &[hidden, size(boundary.width)])?),
+            None => None,
+        };
         let mut layers = Vec::new();
         for _ in manifest.layers_of(stage) {
             layers.push(Layer {
@@ -92,13 +100,35 @@ impl Blocks {
                 down: cutter.cut(computed, &[hidden, size(model.intermediate)])?,
             });
         }
+        let compress = match boundary::after(manifest, stage) {
+            Some(boundary) => {
+                Some(Compress::cut(boundary, hidden, |shape| cutter.cut(computed, shape))?)
+            }
+            None => None,
+        };
         let head = match stage == manifest.last_stage() {
             true => Some((cutter.cut(computed, &[hidden])?, cutter.cut(computed, &matrix)?)),
             false => None,
         };
         assert!(cutter.offset as usize == weights.numel(), "the blocks fill the flat vector");
         let shape = Shape::new(model, weights.device())?;
-        Ok(Self { shape, embedding, layers, head, all: cutter.all })
+        Ok(Self { shape, embedding, expand, layers, compress, head, all: cutter.all })
+    }
+
+    /// From the embedding, or what crossed the boundary before, to what the head reads, or what
+    /// crosses the next one.
+    pub(crate) fn through(&self, input: Tensor) -> Result<Tensor> {
+        let mut x = match &self.expand {
+            Some(matrix) => boundary::expand(&input, matrix)?,
+            None => input,
+        };
+        for layer in &self.layers {
+            x = model::decoder_layer(&x, layer, &self.shape)?;
+        }
+        match &self.compress {
+            Some(weights) => boundary::compress(&x, weights, &self.shape),
+            None => Ok(x),
+        }
     }
 }
 

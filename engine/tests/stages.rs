@@ -2,11 +2,15 @@
 
 mod common;
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 use common::{Trainer, key, manifest, samples, text};
-use shoal_engine::{Device, DeviceChoice, EngineError, ForwardOutput, fingerprint};
+use shoal_engine::{
+    Device, DeviceChoice, EngineError, ForwardOutput, fingerprint, initial_weights, parameters,
+};
 use shoal_protocol::ids::{Stage, Step};
-use shoal_protocol::manifest::{Codecs, Dtype, Manifest};
+use shoal_protocol::manifest::{Boundary, BoundaryKind, Codecs, Dtype, Manifest};
 
 /// Losses, norms and weights, as bits, after four steps of the run that `change` makes.
 fn bits(change: impl FnOnce(&mut Manifest)) -> (Vec<(u64, u64)>, Vec<u32>) {
@@ -60,6 +64,74 @@ fn recomputing_changes_no_bit() {
         };
         assert_eq!(run(true), run(false));
     }
+}
+
+#[test]
+fn recomputing_changes_no_bit_with_trained_boundaries() {
+    for (dtype, kind) in [
+        (Dtype::F32, BoundaryKind::Bottleneck),
+        (Dtype::F32, BoundaryKind::Maxout),
+        (Dtype::Bf16, BoundaryKind::Bottleneck),
+        (Dtype::Bf16, BoundaryKind::Maxout),
+    ] {
+        let run = |recompute| {
+            bits(|manifest| {
+                manifest.training.dtype = dtype;
+                manifest.codec = Codecs::all("int8:16".parse().expect("a codec"));
+                manifest.training.stages = 3;
+                manifest.training.recompute = recompute;
+                manifest.model.boundary = Some(Boundary { kind, width: 8 });
+            })
+        };
+        assert_eq!(run(true), run(false));
+    }
+}
+
+#[test]
+fn trained_boundaries_change_no_other_initial_weight_and_all_their_weights_learn() {
+    for kind in [BoundaryKind::Bottleneck, BoundaryKind::Maxout] {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let mut manifest = manifest();
+        manifest.training.stages = 3;
+        let plain = weights_by_name(&manifest, |stage| initial_weights(&manifest, stage));
+        manifest.model.boundary = Some(Boundary { kind, width: 8 });
+        let samples = samples(&mut manifest, folder.path(), &text());
+        let mut trainer = Trainer::new(&manifest, samples);
+        let hosted = |trainer: &Trainer| {
+            weights_by_name(&manifest, |stage| trainer.engine.state(stage).expect("hosted").weights)
+        };
+        let before = hosted(&trainer);
+        for (name, weights) in &plain {
+            assert_eq!(before.get(name), Some(weights), "{name}");
+        }
+        trainer.step(0);
+        let after = hosted(&trainer);
+        let own = before.iter().filter(|(name, _)| !plain.contains_key(*name));
+        for (name, weights) in own.clone() {
+            assert!(name.starts_with("shoal.boundary."), "{name}");
+            let learnt = weights.iter().zip(&after[name]).filter(|(old, new)| old != new);
+            // A feature may not have been the largest of any group.
+            assert!(learnt.count() > weights.len() / 2, "{name} learns");
+        }
+        // Two boundaries: two norms, what expands, and a bottleneck's matrix.
+        assert_eq!(own.count(), if kind == BoundaryKind::Bottleneck { 8 } else { 6 });
+    }
+}
+
+/// The weights of all stages under their names, as bits.
+fn weights_by_name(
+    manifest: &Manifest,
+    of: impl Fn(Stage) -> Vec<f32>,
+) -> BTreeMap<String, Vec<u32>> {
+    let mut all = BTreeMap::new();
+    for stage in manifest.stages() {
+        let flat = of(stage);
+        for parameter in parameters(manifest, stage) {
+            let bits = flat[parameter.range()].iter().map(|weight| weight.to_bits());
+            all.insert(parameter.name.clone(), bits.collect());
+        }
+    }
+    all
 }
 
 #[test]

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use shoal_engine::checkpoint::write_index;
 use shoal_engine::{Device, DeviceChoice, Generator, learning_rate};
 use shoal_protocol::ids::{Microbatch, Step};
+use shoal_protocol::manifest::{Boundary, BoundaryKind, Manifest};
 
 /// Runs one of `tests/python` and reads the JSON that it prints.
 fn python(script: &str, arguments: &[&str]) -> Value {
@@ -47,12 +48,33 @@ fn write(trainer: &Trainer, step: u64, folder: &Path) -> PathBuf {
     place
 }
 
+/// The bottleneck's width divides nothing; both leave a stage of two layers and stages of one.
+const BOUNDARIES: [Boundary; 2] = [
+    Boundary { kind: BoundaryKind::Bottleneck, width: 13 },
+    Boundary { kind: BoundaryKind::Maxout, width: 8 },
+];
+
 #[test]
 fn transformers_reads_a_checkpoint_to_the_same_logits() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
     let mut manifest = manifest();
-    manifest.model.context = 48;
     manifest.training.stages = 3;
+    assert_same_logits(manifest, "checkpoint.py");
+}
+
+#[test]
+fn a_checkpoint_with_trained_boundaries_has_the_logits_of_pytorch_and_is_no_llama() {
+    for boundary in BOUNDARIES {
+        let mut manifest = manifest();
+        manifest.training.stages = 3;
+        manifest.model.boundary = Some(boundary);
+        assert_same_logits(manifest, "logits.py");
+    }
+}
+
+/// Trains a run and compares what its checkpoint says with what a script makes of it.
+fn assert_same_logits(mut manifest: Manifest, script: &str) {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    manifest.model.context = 48;
     let samples = samples(&mut manifest, folder.path(), &text());
     let mut trainer = Trainer::new(&manifest, samples);
     for step in 0..20 {
@@ -63,7 +85,7 @@ fn transformers_reads_a_checkpoint_to_the_same_logits() {
     let device = Device::open(DeviceChoice::Cpu, 1).expect("a CPU");
     let ours = Generator::open(&place, device).expect("whole").logits(&tokens).expect("logits");
     let place = place.to_str().expect("a plain path");
-    let theirs = numbers(&python("checkpoint.py", &[place, &json!(tokens).to_string()]));
+    let theirs = numbers(&python(script, &[place, &json!(tokens).to_string()]));
     assert_eq!(ours.len(), theirs.len());
     let differences = ours.iter().zip(&theirs).map(|(ours, theirs)| f64::from(*ours) - theirs);
     let largest = differences.map(f64::abs).fold(0.0, f64::max);
@@ -74,9 +96,24 @@ fn transformers_reads_a_checkpoint_to_the_same_logits() {
 
 #[test]
 fn a_loop_in_pytorch_follows_the_same_losses() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
     let mut manifest = manifest();
     manifest.training.stages = 2;
+    assert_same_losses(manifest);
+}
+
+#[test]
+fn a_loop_in_pytorch_trains_the_same_boundaries() {
+    for boundary in BOUNDARIES {
+        let mut manifest = manifest();
+        manifest.training.stages = 3;
+        manifest.model.boundary = Some(boundary);
+        assert_same_losses(manifest);
+    }
+}
+
+/// Trains a run, and the same with PyTorch alone, to the same losses and gradient norms.
+fn assert_same_losses(mut manifest: Manifest) {
+    let folder = tempfile::tempdir().expect("a temporary folder");
     let samples = samples(&mut manifest, folder.path(), &text());
     let mut trainer = Trainer::new(&manifest, samples);
     let place = write(&trainer, 0, folder.path());

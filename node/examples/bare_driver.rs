@@ -245,8 +245,7 @@ impl Trainer {
     }
 
     fn activation(&self, bytes: Bytes) -> anyhow::Result<Frame> {
-        let [samples, tokens] = self.tokens();
-        let shape = [samples, tokens, self.manifest.model.hidden];
+        let shape = self.manifest.boundary_shape();
         let element = self.manifest.codec.activations.into();
         Ok(Frame::pack(element, &shape, bytes, Packing::Raw)?)
     }

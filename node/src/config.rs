@@ -11,8 +11,8 @@ use serde::Deserialize;
 use shoal_protocol::ids::ContentHash;
 use shoal_protocol::limits;
 use shoal_protocol::manifest::{
-    Checkpoint, Codecs, Dtype, Evaluation, GradientRounding, Manifest, ManifestError, Model,
-    Optimizer, TokenWidth, Tokenizer, Tokens, Training,
+    Boundary, BoundaryKind, Checkpoint, Codecs, Dtype, Evaluation, GradientRounding, Manifest,
+    ManifestError, Model, Optimizer, TokenWidth, Tokenizer, Tokens, Training,
 };
 
 /// A run as its user describes it.
@@ -158,6 +158,7 @@ impl RunConfig {
             rope_theta = model.rope_theta,
             norm_epsilon = model.norm_epsilon,
             initializer_range = model.initializer_range,
+            boundary = boundary_line(model.boundary),
             seed = training.seed,
             steps = training.steps,
             stages = training.stages,
@@ -210,6 +211,7 @@ impl Default for RunConfig {
                 rope_theta: 10_000.0,
                 norm_epsilon: 1e-5,
                 initializer_range: 0.02,
+                boundary: None,
             },
             training: Training {
                 seed: 1,
@@ -237,6 +239,21 @@ impl Default for RunConfig {
             checkpoint: Checkpoint { every: 0, keep: 2 },
             data: Data { path: None, tokenizer: Tokenizer::Bytes },
         }
+    }
+}
+
+/// The key as TOML has it; where there is no boundary, a comment that shows how it is asked for.
+fn boundary_line(boundary: Option<Boundary>) -> String {
+    let written = |kind, width| {
+        let kind = match kind {
+            BoundaryKind::Bottleneck => "bottleneck",
+            BoundaryKind::Maxout => "maxout",
+        };
+        format!("boundary = {{ kind = \"{kind}\", width = {width} }}")
+    };
+    match boundary {
+        Some(Boundary { kind, width }) => written(kind, width),
+        None => format!("# {}", written(BoundaryKind::Bottleneck, 32)),
     }
 }
 
@@ -293,6 +310,7 @@ mod tests {
         other.optimizer.learning_rate = 1e-5;
         other.optimizer.final_learning_rate = 0.0;
         other.data.path = Some("/a \"quoted\" \\ folder/text.txt".into());
+        other.model.boundary = Some(Boundary { kind: BoundaryKind::Maxout, width: 16 });
         assert_eq!(load(&other.to_toml()).expect("valid"), other);
     }
 
@@ -331,6 +349,28 @@ mod tests {
         config.training.stages = 2;
         config.optimizer.beta1 = 1.0;
         assert!(refusal(&config.to_toml()).contains("optimizer.beta1 = 1 is out of range"));
+    }
+
+    #[test]
+    fn a_boundary_that_cannot_be_is_refused_with_what_would_do() {
+        let with = |boundary: &str| {
+            let text = RunConfig::default().to_toml();
+            let found = text.lines().find(|line| line.starts_with("# boundary")).expect("there");
+            text.replace(found, &format!("boundary = {boundary}"))
+        };
+        assert!(load(&with("{ kind = \"bottleneck\", width = 33 }")).is_ok());
+        for (boundary, words) in [
+            ("{ kind = \"maxout\", width = 33 }", "must be a divisor of hidden = 128 for maxout"),
+            ("{ kind = \"bottleneck\", width = 128 }", "must be from 2 to 127"),
+            ("{ kind = \"sieve\", width = 32 }", "unknown variant `sieve`"),
+            ("{ kind = \"maxout\" }", "missing key `width`"),
+        ] {
+            let error = refusal(&with(boundary));
+            assert!(error.contains(words), "{error}");
+        }
+        let uncut =
+            with("{ kind = \"maxout\", width = 32 }").replace("\nstages = 2", "\nstages = 1");
+        assert!(refusal(&uncut).contains("take model.boundary out, or ask for more stages"));
     }
 
     #[test]

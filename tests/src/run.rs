@@ -41,17 +41,18 @@ impl Run {
         ])
     }
 
-    /// The run in `tiny.toml` with some of its values, named as `section.key`, replaced.
+    /// The run in `tiny.toml` with some values, named as `section.key`, replaced or added.
     ///
     /// # Panics
-    /// When there is no such key.
+    /// When there is no such section.
     #[must_use]
     pub fn tiny(changes: &[(&str, toml::Value)]) -> Self {
         let mut config: toml::Table = include_str!("tiny.toml").parse().expect("valid TOML");
         for (name, value) in changes {
             let (section, key) = name.split_once('.').expect("a name is section.key");
-            let found = config.get_mut(section).and_then(|section| section.get_mut(key));
-            *found.unwrap_or_else(|| panic!("tiny.toml has no {name}")) = value.clone();
+            let found = config.get_mut(section).and_then(toml::Value::as_table_mut);
+            let section = found.unwrap_or_else(|| panic!("tiny.toml has no section of {name}"));
+            section.insert(key.to_owned(), value.clone());
         }
         let run = Self { folder: Arc::new(tempfile::tempdir().expect("room for a folder")) };
         fs::write(run.config(), config.to_string()).expect("room for a file");

@@ -7,7 +7,7 @@ use shoal_tests::process::Process;
 use shoal_tests::program::shoal;
 use shoal_tests::run::{Run, Trained, checkpoint_hash, local, text};
 use shoal_tests::swarm::Swarm;
-use toml::Value;
+use toml::{Table, Value};
 
 /// Trains a run with as many peers as there are lists of flags; the first starts it.
 fn swarm(config: &Path, peers: &[&[&str]]) -> Trained {
@@ -77,6 +77,21 @@ fn a_run_in_bf16_gives_the_bits_of_one_process() {
     assert_ne!(alone.hash(), Run::tiny(&[]).local("in-f32").hash(), "bf16 is not f32");
 }
 
+/// Trains a run alone and in swarms of other shapes, to the same bits.
+fn same_whoever_hosts_what(run: &Run, what: &str) -> Trained {
+    let alone = run.local("alone");
+    // One stage each, with two replicas of some; and a peer that hosts them all, beside one that
+    // packs what it sends.
+    for peers in
+        [&[&[][..], &[], &[], &[], &[]][..], &[&["--stage", "all"][..], &["--packing", "zstd"]]]
+    {
+        let trained = swarm(&run.config(), peers);
+        assert_whole(&trained, 4, 6, 3);
+        assert_eq!(trained.hash(), alone.hash(), "{what}");
+    }
+    alone
+}
+
 #[test]
 fn lossy_codecs_give_the_bits_of_one_process_whoever_hosts_what() {
     let lossy = |activations: &str, gradients: &str| {
@@ -88,19 +103,27 @@ fn lossy_codecs_give_the_bits_of_one_process_whoever_hosts_what() {
     };
     let mut hashes = vec![Run::tiny(&[]).local("lossless").hash()];
     for (activations, gradients) in [("int8", "int8:32"), ("fp8", "int4:16"), ("f16", "fp8:128")] {
-        let run = lossy(activations, gradients);
-        let alone = run.local("alone").hash();
-        // One stage each, with two replicas of some; and a peer that hosts them all, beside one that
-        // packs what it sends.
-        for peers in
-            [&[&[][..], &[], &[], &[], &[]][..], &[&["--stage", "all"][..], &["--packing", "zstd"]]]
-        {
-            let trained = swarm(&run.config(), peers);
-            assert_whole(&trained, 4, 6, 3);
-            assert_eq!(trained.hash(), alone, "{activations}, {gradients}");
-        }
-        assert!(!hashes.contains(&alone), "{activations}, {gradients} change something");
-        hashes.push(alone);
+        let what = format!("{activations}, {gradients}");
+        let hash = same_whoever_hosts_what(&lossy(activations, gradients), &what).hash();
+        assert!(!hashes.contains(&hash), "{what} change something");
+        hashes.push(hash);
+    }
+}
+
+#[test]
+fn trained_boundaries_give_the_bits_of_one_process_whoever_hosts_what() {
+    for (kind, width, codec) in [("bottleneck", 12, "f32"), ("maxout", 8, "int8")] {
+        let boundary = Table::from_iter([
+            ("kind".to_owned(), Value::from(kind)),
+            ("width".to_owned(), Value::from(width)),
+        ]);
+        let run = Run::tiny(&[
+            ("model.boundary", Value::from(boundary)),
+            ("codec.activations", Value::from(codec)),
+            ("codec.activation_gradients", Value::from(codec)),
+        ]);
+        let losses = same_whoever_hosts_what(&run, kind).losses();
+        assert!(losses.last() < losses.first(), "{kind} learns: {losses:?}");
     }
 }
 

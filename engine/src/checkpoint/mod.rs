@@ -1,4 +1,5 @@
-//! Saved state: a folder that `transformers` loads as it is.
+//! Saved state: a folder that `transformers` loads as it is, unless the model has trained boundaries,
+//! which Llama has not.
 //!
 //! ```text
 //! model-00001-of-0000S.safetensors      weights of each stage, f32, Hugging Face's names

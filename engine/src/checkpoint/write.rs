@@ -174,7 +174,25 @@ fn index(manifest: &Manifest) -> Value {
     json!({ "metadata": { "total_size": 4 * elements }, "weight_map": files })
 }
 
+/// Llama's configuration. A model with trained boundaries is none: transformers, which would leave
+/// them out without a word, does not know its type and refuses it.
 fn config(manifest: &Manifest) -> Value {
+    let mut config = llama_config(manifest);
+    if let Some(boundary) = manifest.model.boundary {
+        config["architectures"] = json!(["ShoalForCausalLM"]);
+        config["model_type"] = json!("shoal");
+        let last = |stage| manifest.layers_of(stage).end - 1;
+        let cut = manifest.stages().filter(|stage| *stage != manifest.last_stage());
+        config["boundary"] = json!({
+            "kind": boundary.kind,
+            "width": boundary.width,
+            "after_layers": cut.map(last).collect::<Vec<_>>(),
+        });
+    }
+    config
+}
+
+fn llama_config(manifest: &Manifest) -> Value {
     let model = &manifest.model;
     json!({
         "architectures": ["LlamaForCausalLM"],

@@ -7,14 +7,15 @@ import json
 import sys
 
 import torch
-from transformers import AutoModelForCausalLM
+
+from model import load
 
 
 def main():
     with open(sys.argv[1]) as file:
         run = json.load(file)
     torch.set_num_threads(1)
-    model = AutoModelForCausalLM.from_pretrained(run["checkpoint"], dtype=torch.float32)
+    model = load(run["checkpoint"])
     matrices = [weight for weight in model.parameters() if weight.dim() > 1]
     vectors = [weight for weight in model.parameters() if weight.dim() == 1]
     optimizer = torch.optim.AdamW(

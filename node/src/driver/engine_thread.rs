@@ -67,10 +67,9 @@ impl Workshop {
         vec![self.shelf.manifest.training.microbatch_size, self.shelf.manifest.model.context]
     }
 
-    /// What crosses a stage boundary: `[samples, tokens, hidden]`.
+    /// What crosses a stage boundary.
     fn boundary_tensor(&self, codec: Codec, bytes: Bytes) -> Tensor {
-        let mut shape = self.token_shape();
-        shape.push(self.shelf.manifest.model.hidden);
+        let shape = self.shelf.manifest.boundary_shape().to_vec();
         Tensor { element: codec.into(), shape, bytes }
     }
 }

@@ -129,8 +129,8 @@ pub(crate) fn unpack(
 
 /// Shapes are looked at before anything is unpacked, so that nothing larger is allocated.
 fn check_shapes(tag: &TensorTag, frames: &[Frame], manifest: &Manifest) -> Result<(), Unusable> {
-    let samples = manifest.training.microbatch_size;
-    let (tokens, hidden) = (manifest.model.context, manifest.model.hidden);
+    let shape = manifest.boundary_shape();
+    let [samples, tokens, _] = shape;
     let is = |frame: &Frame, element: Element, shape: &[u32]| {
         frame.element() == element && frame.shape() == shape
     };
@@ -143,14 +143,13 @@ fn check_shapes(tag: &TensorTag, frames: &[Frame], manifest: &Manifest) -> Resul
     };
     let (fits, what) = match (tag, frames) {
         (TensorTag::Activation { .. }, [activation, labels]) => (
-            is(activation, codecs.activations.into(), &[samples, tokens, hidden])
+            is(activation, codecs.activations.into(), &shape)
                 && is(labels, Element::U32, &[samples, tokens]),
             "an activation",
         ),
-        (TensorTag::ActivationGradient { .. }, [gradient]) => (
-            is(gradient, codecs.activation_gradients.into(), &[samples, tokens, hidden]),
-            "an activation gradient",
-        ),
+        (TensorTag::ActivationGradient { .. }, [gradient]) => {
+            (is(gradient, codecs.activation_gradients.into(), &shape), "an activation gradient")
+        }
         (TensorTag::RoundPart { .. }, [part]) => {
             (piece(part, codecs.all_reduce.part()), "a round's part")
         }
@@ -164,8 +163,11 @@ fn check_shapes(tag: &TensorTag, frames: &[Frame], manifest: &Manifest) -> Resul
 
 #[cfg(test)]
 mod tests {
+    use shoal_protocol::codec::packing::Packing;
     use shoal_protocol::ids::{ClaimKey, Microbatch, PeerId, Stage, Step};
+    use shoal_protocol::manifest::{Boundary, BoundaryKind};
     use shoal_protocol::message::{Between, FromCoordinator};
+    use shoal_scheduler::sim::Scenario;
 
     use super::*;
 
@@ -217,5 +219,25 @@ mod tests {
     fn what_is_no_message_is_malformed() {
         let error = open(&[255; 40], member(1, 2), receiver()).expect_err("no message");
         assert_eq!(error.refusal(), Refusal::Malformed);
+    }
+
+    #[test]
+    fn what_crosses_a_boundary_is_as_wide_as_the_manifest_says() {
+        let mut manifest = Scenario::small_manifest(2, 1, 1);
+        manifest.model.hidden = 8;
+        manifest.model.boundary = Some(Boundary { kind: BoundaryKind::Maxout, width: 4 });
+        let [samples, tokens, _] = manifest.boundary_shape();
+        let key = ClaimKey { step: Step(0), stage: Stage(0), microbatch: Microbatch(0) };
+        let tag = wire::encode(&TensorTag::ActivationGradient { key }).expect("small");
+        let gradient = |width: u32| {
+            let bytes = vec![0; 4 * (samples * tokens * width) as usize];
+            let shape = [samples, tokens, width];
+            let frame = Frame::pack(Element::F32, &shape, bytes.into(), Packing::Raw);
+            unpack(&tag, &[frame.expect("small")], &manifest)
+        };
+        assert!(gradient(4).is_ok());
+        for width in [2, 8] {
+            assert!(matches!(gradient(width), Err(Unusable::Shape { .. })), "{width}");
+        }
     }
 }

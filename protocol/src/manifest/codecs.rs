@@ -2,8 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Dtype;
-use crate::codec::{Codec, SumCodec};
+use super::{Dtype, Manifest};
+use crate::codec::{Codec, Dither, Rounding, SumCodec};
+use crate::ids::ClaimKey;
 
 /// To how many bits what travels is rounded. At every stage boundary that happens also where both
 /// stages are one peer's, so the bits of the model do not depend on who hosts what.
@@ -60,4 +61,17 @@ pub enum GradientRounding {
     Nearest,
     /// Up or down by chance, such that the mean is right; which depends on the seed and the place.
     Stochastic,
+}
+
+impl Manifest {
+    /// How the gradient of the input of work at a place is rounded.
+    #[must_use]
+    pub fn gradient_rounding(&self, key: ClaimKey) -> Rounding {
+        match self.codec.gradient_rounding {
+            GradientRounding::Nearest => Rounding::Nearest,
+            GradientRounding::Stochastic => {
+                Rounding::Stochastic(Dither::of(self.training.seed, key))
+            }
+        }
+    }
 }

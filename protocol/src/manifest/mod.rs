@@ -2,18 +2,20 @@
 //!
 //! Two peers train together only when their manifests have the same hash; that hash names the run.
 
+mod boundary;
 mod codecs;
 
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::codec::{Codec, Dither, Rounding};
-use crate::ids::{ClaimKey, ContentHash, RunId, Stage, Step};
+use crate::codec::Codec;
+use crate::ids::{ContentHash, RunId, Stage, Step};
 use crate::limits;
 use crate::units::Bytes;
 use crate::wire;
 
+pub use boundary::{Boundary, BoundaryKind};
 pub use codecs::{Codecs, GradientRounding};
 
 /// Bytes of one label, which travels beside its activation.
@@ -63,6 +65,9 @@ pub struct Model {
     pub norm_epsilon: f64,
     /// Standard deviation of the initial weights.
     pub initializer_range: f64,
+    /// What compresses activations at stage boundaries; without one they cross as they are.
+    #[serde(default)]
+    pub boundary: Option<Boundary>,
 }
 
 /// Kind of number that the forward and backward passes compute in. Weights are f32 in any case.
@@ -247,6 +252,12 @@ pub enum ManifestError {
         /// Layers there are.
         layers: u32,
     },
+    /// A boundary in a model that is not cut.
+    #[error(
+        "model.boundary compresses what crosses stage boundaries, and training.stages = 1 has \
+         none: take model.boundary out, or ask for more stages"
+    )]
+    BoundaryOfOneStage,
     /// The text does not hold one sample to train on and, where asked for, one to evaluate.
     #[error(
         "the text has {count} tokens; training on samples of {context} needs at least {needed}: \
@@ -347,40 +358,6 @@ impl Manifest {
         self.training.microbatches + held_out
     }
 
-    /// What crosses a stage boundary forward for one microbatch: the activation with its labels.
-    #[must_use]
-    pub fn activation_bytes(&self) -> Bytes {
-        let tokens = self.tokens_per_microbatch();
-        Bytes(self.boundary_bytes(self.codec.activations).0 + tokens * LABEL_BYTES)
-    }
-
-    /// What crosses a stage boundary backward for one microbatch: the activation gradient.
-    #[must_use]
-    pub fn gradient_bytes(&self) -> Bytes {
-        self.boundary_bytes(self.codec.activation_gradients)
-    }
-
-    /// Bytes of a microbatch's activation, or of its gradient, in a codec.
-    ///
-    /// # Panics
-    /// When the manifest was not checked, and has more numbers than any has.
-    #[must_use]
-    pub fn boundary_bytes(&self, codec: Codec) -> Bytes {
-        let numbers = self.tokens_per_microbatch() * u64::from(self.model.hidden);
-        Bytes(codec.bytes_of(numbers).expect("a checked manifest has fewer numbers"))
-    }
-
-    /// How the gradient of the input of work at a place is rounded.
-    #[must_use]
-    pub fn gradient_rounding(&self, key: ClaimKey) -> Rounding {
-        match self.codec.gradient_rounding {
-            GradientRounding::Nearest => Rounding::Nearest,
-            GradientRounding::Stochastic => {
-                Rounding::Stochastic(Dither::of(self.training.seed, key))
-            }
-        }
-    }
-
     /// The most that the output log of a stage can hold, activations and activation gradients, when
     /// one replica computes all of every step that can run: an activation of every microbatch, held
     /// out or not, and a gradient of each that is trained on. The last stage has no activations to
@@ -474,8 +451,9 @@ impl Manifest {
                 layers: self.model.layers,
             });
         }
+        self.check_boundary()?;
         // Far from a u64's end: the factors are in their ranges.
-        let numbers = self.tokens_per_microbatch() * u64::from(self.model.hidden);
+        let numbers = self.boundary_numbers();
         let bytes = |codec: Codec| codec.bytes_of(numbers).unwrap_or(u64::MAX);
         let cap = 1..=limits::TENSOR.0;
         within("bytes of one activation", bytes(self.codec.activations), cap.clone())?;
@@ -560,6 +538,7 @@ pub(crate) mod tests {
                 rope_theta: 10_000.0,
                 norm_epsilon: 1e-5,
                 initializer_range: 0.02,
+                boundary: None,
             },
             training: Training {
                 seed: 1,

@@ -458,7 +458,7 @@ pub enum Between {
 /// What a tensor on its way is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum TensorTag {
-    /// An activation, `[samples, tokens, hidden]`, then its labels, `[samples, tokens]`.
+    /// An activation in `Manifest::boundary_shape`, then its labels, `[samples, tokens]`.
     Activation {
         /// The receiver's work.
         key: ClaimKey,

@@ -1,0 +1,156 @@
+//! What crosses a stage boundary: its shape, and its bytes.
+
+use serde::{Deserialize, Serialize};
+
+use super::{LABEL_BYTES, Manifest, ManifestError, Model, within};
+use crate::codec::Codec;
+use crate::units::Bytes;
+
+/// Layers that compress each activation at the end of a stage and expand it at the beginning of the
+/// next, trained with the rest (Ryabinin et al., arXiv 2301.11913, "compression-aware
+/// architectures"). They are part of the model: where the stages are cut, it is narrow.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, bincode::Encode, bincode::Decode,
+)]
+#[serde(deny_unknown_fields)]
+pub struct Boundary {
+    /// How an activation becomes narrower.
+    pub kind: BoundaryKind,
+    /// Numbers that cross for each token, instead of `model.hidden`.
+    pub width: u32,
+}
+
+/// How an activation becomes narrower. It is normalised before and after.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, bincode::Encode, bincode::Decode,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum BoundaryKind {
+    /// By a matrix.
+    Bottleneck,
+    /// By the largest of each `hidden / width` neighbours (Goodfellow et al., arXiv 1302.4389).
+    Maxout,
+}
+
+impl Model {
+    /// Numbers of a token's activation where it crosses a stage boundary.
+    #[must_use]
+    pub fn boundary_width(&self) -> u32 {
+        self.boundary.map_or(self.hidden, |boundary| boundary.width)
+    }
+}
+
+impl Manifest {
+    /// Shape of what crosses a stage boundary in either direction: `[samples, tokens, width]`.
+    #[must_use]
+    pub fn boundary_shape(&self) -> [u32; 3] {
+        [self.training.microbatch_size, self.model.context, self.model.boundary_width()]
+    }
+
+    /// Checks the boundary against the model and its cut.
+    pub(super) fn check_boundary(&self) -> Result<(), ManifestError> {
+        let Some(Boundary { kind, width }) = self.model.boundary else {
+            return Ok(());
+        };
+        if self.training.stages == 1 {
+            return Err(ManifestError::BoundaryOfOneStage);
+        }
+        let hidden = self.model.hidden;
+        // The norm of one number alone is nothing.
+        within("model.boundary.width", width, 2..=hidden - 1)?;
+        if kind == BoundaryKind::Maxout && !hidden.is_multiple_of(width) {
+            return Err(ManifestError::OutOfRange {
+                key: "model.boundary.width",
+                value: width.to_string(),
+                range: format!("a divisor of hidden = {hidden} for maxout"),
+            });
+        }
+        Ok(())
+    }
+
+    /// Numbers of what crosses a stage boundary for one microbatch.
+    pub(super) fn boundary_numbers(&self) -> u64 {
+        self.boundary_shape().map(u64::from).iter().product()
+    }
+
+    /// What crosses a stage boundary forward for one microbatch: the activation with its labels.
+    #[must_use]
+    pub fn activation_bytes(&self) -> Bytes {
+        let tokens = self.tokens_per_microbatch();
+        Bytes(self.boundary_bytes(self.codec.activations).0 + tokens * LABEL_BYTES)
+    }
+
+    /// What crosses a stage boundary backward for one microbatch: the activation gradient.
+    #[must_use]
+    pub fn gradient_bytes(&self) -> Bytes {
+        self.boundary_bytes(self.codec.activation_gradients)
+    }
+
+    /// Bytes of a microbatch's activation, or of its gradient, in a codec.
+    ///
+    /// # Panics
+    /// When the manifest was not checked, and has more numbers than any has.
+    #[must_use]
+    pub fn boundary_bytes(&self, codec: Codec) -> Bytes {
+        Bytes(
+            codec.bytes_of(self.boundary_numbers()).expect("a checked manifest has fewer numbers"),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::tests::small;
+    use super::*;
+
+    fn with(kind: BoundaryKind, width: u32) -> Manifest {
+        let mut manifest = small();
+        manifest.model.boundary = Some(Boundary { kind, width });
+        manifest
+    }
+
+    #[test]
+    fn it_is_part_of_the_name_and_absent_by_default() {
+        let names = [
+            small(),
+            with(BoundaryKind::Bottleneck, 8),
+            with(BoundaryKind::Bottleneck, 4),
+            with(BoundaryKind::Maxout, 8),
+        ]
+        .map(|manifest| {
+            assert_eq!(Manifest::from_bytes(&manifest.to_bytes()).as_ref(), Ok(&manifest));
+            manifest.run_id()
+        });
+        assert_eq!(std::collections::BTreeSet::from(names).len(), names.len());
+    }
+
+    #[test]
+    fn impossible_boundaries_name_their_key() {
+        for (kind, width, words) in [
+            (BoundaryKind::Bottleneck, 1, "model.boundary.width = 1 is out of range"),
+            (BoundaryKind::Bottleneck, 32, "it must be from 2 to 31"),
+            (BoundaryKind::Maxout, 12, "it must be a divisor of hidden = 32 for maxout"),
+        ] {
+            let error = with(kind, width).check().expect_err("impossible").to_string();
+            assert!(error.contains(words), "{error}");
+        }
+        let mut uncut = with(BoundaryKind::Maxout, 8);
+        uncut.training.stages = 1;
+        assert_eq!(uncut.check(), Err(ManifestError::BoundaryOfOneStage));
+        assert_eq!(with(BoundaryKind::Bottleneck, 31).check(), Ok(()));
+    }
+
+    proptest! {
+        #[test]
+        fn every_size_follows_the_width(width in 2u32..32) {
+            let (wide, narrow) = (small(), with(BoundaryKind::Bottleneck, width));
+            let tokens = wide.tokens_per_microbatch();
+            let saved = 4 * tokens * u64::from(32 - width);
+            prop_assert_eq!(narrow.boundary_shape(), [2, 16, width]);
+            prop_assert_eq!(wide.activation_bytes() - narrow.activation_bytes(), Bytes(saved));
+            prop_assert_eq!(wide.gradient_bytes() - narrow.gradient_bytes(), Bytes(saved));
+        }
+    }
+}
