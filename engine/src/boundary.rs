@@ -13,6 +13,19 @@ use tch::{Kind, Tensor};
 use crate::error::Result;
 use crate::model::{Shape, rms_norm};
 
+/// What the names of boundaries' weights begin with.
+const PREFIX: &str = "shoal.boundary.";
+
+/// Name of a weight of the boundary after a stage.
+pub(crate) fn weight_name(before: Stage, part: &str) -> String {
+    format!("{PREFIX}{}.{part}.weight", before.0)
+}
+
+/// Whether a name is that of a boundary's weight.
+pub(crate) fn owns(name: &str) -> bool {
+    name.starts_with(PREFIX)
+}
+
 /// Weights at the end of a stage.
 #[derive(Debug)]
 pub(crate) struct Compress {

@@ -10,16 +10,21 @@ use rand_chacha::rand_core::{RngCore, SeedableRng};
 use shoal_protocol::ids::Stage;
 use shoal_protocol::manifest::Manifest;
 
+use crate::boundary;
 use crate::parameters::{Parameter, parameter_count, parameters};
 
 /// The initial flat vector of a stage: the norms' weights are 1, all others normal with standard
-/// deviation `model.initializer_range`.
+/// deviation `model.initializer_range`; those of trained boundaries, past which no path leads, with
+/// that which keeps the size of what goes through, one over the root of their inputs.
 #[must_use]
 pub fn initial_weights(manifest: &Manifest, stage: Stage) -> Vec<f32> {
     let mut flat = vec![1.0; parameter_count(manifest, stage)];
     for parameter in parameters(manifest, stage) {
         if parameter.shape.len() > 1 {
-            let deviation = manifest.model.initializer_range;
+            let deviation = match boundary::owns(&parameter.name) {
+                true => 1.0 / libm::sqrt(parameter.shape[1] as f64),
+                false => manifest.model.initializer_range,
+            };
             fill(manifest.training.seed, &parameter, deviation, &mut flat[parameter.range()]);
         }
     }

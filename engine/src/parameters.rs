@@ -71,9 +71,9 @@ pub fn parameters(manifest: &Manifest, stage: Stage) -> Vec<Parameter> {
     if stage == Stage(0) {
         add("model.embed_tokens.weight".to_owned(), &[size(model.vocabulary), hidden]);
     }
-    if let Some(boundary) = boundary::before(manifest, stage) {
-        let name = format!("shoal.boundary.{}.expand.weight", stage.0 - 1);
-        add(name, &[hidden, size(boundary.width)]);
+    if let Some(trained) = boundary::before(manifest, stage) {
+        let name = boundary::weight_name(Stage(stage.0 - 1), "expand");
+        add(name, &[hidden, size(trained.width)]);
     }
     for layer in manifest.layers_of(stage) {
         let mut add = |part: &str, shape: &[usize]| {
@@ -89,13 +89,13 @@ pub fn parameters(manifest: &Manifest, stage: Stage) -> Vec<Parameter> {
         add("mlp.up_proj", &[inner, hidden]);
         add("mlp.down_proj", &[hidden, inner]);
     }
-    if let Some(boundary) = boundary::after(manifest, stage) {
-        let width = size(boundary.width);
+    if let Some(trained) = boundary::after(manifest, stage) {
+        let width = size(trained.width);
         let mut add = |part: &str, shape: &[usize]| {
-            add(format!("shoal.boundary.{}.{part}.weight", stage.0), shape);
+            add(boundary::weight_name(stage, part), shape);
         };
         add("input_norm", &[hidden]);
-        if boundary.kind == BoundaryKind::Bottleneck {
+        if trained.kind == BoundaryKind::Bottleneck {
             add("compress", &[width, hidden]);
         }
         add("output_norm", &[width]);
