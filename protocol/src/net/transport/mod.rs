@@ -19,6 +19,9 @@ mod accept;
 mod blob;
 mod congestion;
 mod control;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod decoders;
 mod dial;
 mod endpoint;
 mod error;
