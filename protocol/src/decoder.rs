@@ -51,7 +51,12 @@ impl Decoder {
     pub fn check_changed(&self, which: usize, changes: &[Change]) {
         let mut examples = (self.examples)();
         let which = which % examples.len();
-        let mut bytes = examples.swap_remove(which);
+        (self.check)(&Self::changed(examples.swap_remove(which), changes));
+    }
+
+    /// Bytes after these changes.
+    #[must_use]
+    pub fn changed(mut bytes: Vec<u8>, changes: &[Change]) -> Vec<u8> {
         for (place, edit) in changes {
             let place = usize::from(*place) % (bytes.len() + 1);
             match edit {
@@ -64,7 +69,7 @@ impl Decoder {
                 }
             }
         }
-        (self.check)(&bytes);
+        bytes
     }
 
     /// Checks that the seeds of the fuzz target are the examples; with `SHOAL_WRITE_SEEDS` in the
@@ -89,4 +94,45 @@ impl Decoder {
             assert!(same, "{path} is old: run this test with SHOAL_WRITE_SEEDS=1 to write it");
         }
     }
+}
+
+/// The property tests of some decoders, in a module of tests: noise and changed examples are read or
+/// refused, and the examples are the seeds in the tree. Whoever uses it has `proptest`.
+#[macro_export]
+macro_rules! try_decoders {
+    ($decoders:expr) => {
+        #[test]
+        fn the_seeds_are_what_is_written_today() {
+            let seeds = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/seeds");
+            for decoder in $decoders {
+                decoder.check_seeds(::std::path::Path::new(seeds));
+            }
+        }
+
+        ::proptest::proptest! {
+            #![proptest_config(::proptest::test_runner::Config::with_cases(10_000))]
+
+            #[test]
+            fn noise_is_read_or_refused(
+                decoder in ::proptest::sample::select($decoders),
+                noise in ::proptest::collection::vec(::proptest::arbitrary::any::<u8>(), 0..400),
+            ) {
+                (decoder.check)(&noise);
+            }
+
+            #[test]
+            fn changed_bytes_are_read_or_refused(
+                decoder in ::proptest::sample::select($decoders),
+                which in ::proptest::arbitrary::any::<usize>(),
+                changes in ::proptest::collection::vec(
+                    ::proptest::arbitrary::any::<(u16, u8, u8)>(),
+                    1..6,
+                ),
+            ) {
+                let edit = |(place, kind, byte)| (place, $crate::decoder::Edit::of(kind, byte));
+                let changes: Vec<_> = changes.into_iter().map(edit).collect();
+                decoder.check_changed(which, &changes);
+            }
+        }
+    };
 }

@@ -219,12 +219,7 @@ fn name(bytes: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
-    use proptest::prelude::*;
-
     use super::*;
-    use crate::decoder::Edit;
 
     fn all() -> Vec<Decoder> {
         let all = DECODERS.iter();
@@ -233,32 +228,5 @@ mod tests {
         all.copied().collect()
     }
 
-    #[test]
-    fn the_seeds_are_what_is_written_today() {
-        let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/seeds");
-        all().iter().for_each(|decoder| decoder.check_seeds(&seeds));
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(10_000))]
-
-        #[test]
-        fn noise_is_read_or_refused(
-            decoder in prop::sample::select(all()),
-            noise in prop::collection::vec(any::<u8>(), 0..400),
-        ) {
-            (decoder.check)(&noise);
-        }
-
-        #[test]
-        fn changed_bytes_are_read_or_refused(
-            decoder in prop::sample::select(all()),
-            which in any::<usize>(),
-            changes in prop::collection::vec((any::<u16>(), any::<u8>(), any::<u8>()), 1..6),
-        ) {
-            let edit = |(place, kind, byte)| (place, Edit::of(kind, byte));
-            let changes: Vec<_> = changes.into_iter().map(edit).collect();
-            decoder.check_changed(which, &changes);
-        }
-    }
+    crate::try_decoders!(all());
 }

@@ -10,6 +10,7 @@ mod id;
 mod init;
 pub mod join;
 pub mod local;
+pub(crate) mod scenario;
 pub mod simulate;
 pub mod start;
 mod training;
