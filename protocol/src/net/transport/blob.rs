@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use quinn::{Connection, RecvStream, SendStream};
 
+use super::class::Class;
 use super::error::FetchError;
 use super::traffic::{Counters, Kind};
 use super::uplink::Uplink;
@@ -146,6 +147,7 @@ impl Service<'_> {
         };
         let whole = found.as_ref().map_or(NOT_FOUND, |(whole, _)| *whole);
         let bytes = found.as_ref().map_or(&[][..], |(_, bytes)| bytes.as_ref());
+        Class::Chunk.put(&send);
         let written = async {
             send.write_all(&whole.to_le_bytes()).await?;
             send.write_all(bytes).await
@@ -210,9 +212,9 @@ pub(super) async fn fetch_hashes(
 }
 
 /// Asks for a file that nobody has: whoever answers is there.
-pub(super) async fn probe(connection: &Connection, counters: &Counters) -> Result<(), FetchError> {
-    match fetch_piece(connection, ContentHash([0; 32]), 0, 0, 0, counters).await {
-        Ok(_) | Err(FetchError::NotFound { .. } | FetchError::Size { .. }) => Ok(()),
+pub(super) async fn probe(connection: &Connection) -> Result<(), FetchError> {
+    match fetch_length(connection, ContentHash([0; 32])).await {
+        Ok(_) | Err(FetchError::NotFound { .. }) => Ok(()),
         Err(error) => Err(error),
     }
 }
@@ -237,21 +239,38 @@ async fn ask(
     length: u64,
     counters: &Counters,
 ) -> Result<Vec<u8>, FetchError> {
-    fn interrupted(error: impl std::fmt::Display) -> FetchError {
-        FetchError::Interrupted(error.to_string())
+    let (mut recv, found) = begin(connection, request).await?;
+    if found != length {
+        return Err(FetchError::Size { expected: length, found });
     }
+    let mut answer = vec![0; wanted];
+    recv.read_exact(&mut answer).await.map_err(interrupted)?;
+    counters.received(Kind::Blob, 8 + wanted);
+    Ok(answer)
+}
+
+/// Asks how many bytes a file has. What is said is not checked.
+pub(super) async fn fetch_length(
+    connection: &Connection,
+    hash: ContentHash,
+) -> Result<u64, FetchError> {
+    let request = Request { hash, position: 0, length: 0 };
+    begin(connection, request).await.map(|(_, length)| length)
+}
+
+/// Sends a request and reads the file's length, with which the answer begins.
+async fn begin(connection: &Connection, request: Request) -> Result<(RecvStream, u64), FetchError> {
     let (mut send, mut recv) = connection.open_bi().await.map_err(interrupted)?;
     send.write_all(&request.encode()).await.map_err(interrupted)?;
     send.finish().map_err(interrupted)?;
     let mut whole = [0; 8];
     recv.read_exact(&mut whole).await.map_err(interrupted)?;
     match u64::from_le_bytes(whole) {
-        NOT_FOUND => return Err(FetchError::NotFound { hash: request.hash }),
-        found if found != length => return Err(FetchError::Size { expected: length, found }),
-        _ => {}
+        NOT_FOUND => Err(FetchError::NotFound { hash: request.hash }),
+        length => Ok((recv, length)),
     }
-    let mut answer = vec![0; wanted];
-    recv.read_exact(&mut answer).await.map_err(interrupted)?;
-    counters.received(Kind::Blob, 8 + wanted);
-    Ok(answer)
+}
+
+fn interrupted(error: impl std::fmt::Display) -> FetchError {
+    FetchError::Interrupted(error.to_string())
 }
