@@ -1,11 +1,13 @@
 //! What each command does.
 
 mod checkpoint;
+mod chunk;
 mod completion;
 mod data;
 mod demo;
 mod fetch;
 mod generate;
+mod guest;
 mod id;
 mod init;
 pub mod join;
@@ -31,6 +33,7 @@ pub fn run(command: Command, log_format: LogFormat) -> anyhow::Result<()> {
         Command::Simulate(args) => simulate::run(&args),
         Command::Data(command) => data::run(command),
         Command::Checkpoint(command) => checkpoint::run(command),
+        Command::Chunk(command) => chunk::run(command),
         Command::Generate(args) => generate::run(&args),
         Command::Id(args) => id::run(&args),
         Command::Completion(args) => {
