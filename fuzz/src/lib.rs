@@ -7,22 +7,7 @@
 
 use shoal_protocol::decoder::Decoder;
 
-mod anchor {
-    #[path = "../../../node/src/anchor/decoders.rs"]
-    pub mod decoders;
-    #[path = "../../../node/src/anchor/encoding.rs"]
-    mod encoding;
-    #[path = "../../../node/src/anchor/error.rs"]
-    mod error;
-    #[path = "../../../node/src/anchor/frame.rs"]
-    mod frame;
-    #[path = "../../../node/src/anchor/journal.rs"]
-    mod journal;
-    #[path = "../../../node/src/anchor/talk.rs"]
-    mod talk;
-    #[path = "../../../node/src/anchor/types.rs"]
-    mod types;
-}
+mod anchor;
 #[path = "../../node/src/commands/scenario.rs"]
 mod scenario;
 #[path = "../../node/src/config.rs"]
