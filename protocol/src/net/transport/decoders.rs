@@ -81,7 +81,7 @@ fn tensor_message(bytes: &[u8]) {
     let Some((prefix, rest)) = bytes.split_first_chunk() else { return };
     let Ok(prefix) = tensor::Prefix::decode(*prefix) else { return };
     let Some((head, mut rest)) = rest.split_at_checked(prefix.head()) else { return };
-    let Ok((tag, headers)) = prefix.split(head.to_vec()) else { return };
+    let Ok((tag, headers)) = prefix.split(head) else { return };
     let mut frames = Vec::new();
     for header in headers {
         let Some((body, after)) = rest.split_at_checked(header.packed_length()) else { return };

@@ -71,10 +71,10 @@ impl Prefix {
     }
 
     /// The tag and the headers in a head.
-    pub(super) fn split(self, mut head: Vec<u8>) -> Result<(Vec<u8>, Vec<Header>), Violation> {
-        let headers = head.split_off(self.tag);
+    pub(super) fn split(self, head: &[u8]) -> Result<(Vec<u8>, Vec<Header>), Violation> {
+        let (tag, headers) = head.split_at(self.tag);
         let headers = headers.as_chunks::<HEADER>().0.iter().map(Header::decode);
-        Ok((head, headers.collect::<Result<_, _>>()?))
+        Ok((tag.to_vec(), headers.collect::<Result<_, _>>()?))
     }
 }
 
@@ -117,7 +117,7 @@ pub(super) async fn read(
     let prefix = Prefix::decode(prefix)?;
     let mut head = vec![0; prefix.head()];
     exact(stream, &mut head).await?;
-    let (tag, headers) = prefix.split(head)?;
+    let (tag, headers) = prefix.split(&head)?;
 
     let bodies: usize = headers.iter().map(Header::packed_length).sum();
     let needed = bodies.min(limits::SEND_QUEUE.0 as usize) as u32;
