@@ -14,6 +14,8 @@ help:
 	@echo 'make bench-links     what a swarm keeps of its speed over links (15 minutes; root)'
 	@echo 'make bench-transport how fast long, full and lossy links are filled (12 minutes; root)'
 	@echo 'make bench-convergence DATA=TEXT  what that rounding, and compressing, does to training (19 minutes)'
+	@echo 'make bench-chunks    how fast a file comes from those who have it (10 minutes; root)'
+	@echo 'make fuzz SECONDS=N  look for bytes that break a decoder for so long; a nightly compiler'
 	@echo 'make soak SECONDS=N  look for failures for so long: faulty swarms, demos with deaths'
 	@echo 'make lint       formatting, clippy, and what we depend on'
 	@echo 'make check-gpu  the checks that need an NVIDIA GPU'
@@ -75,6 +77,16 @@ bench-transport:
 	python3 bench/transport.py --speed target/release/examples/transport_speed \
 		--network target/release/examples/emulated_network
 
+torchft := bench/results/tools/torchft
+bench-chunks:
+	@scripts/setup.sh --tests
+	cargo build --release -p shoal-protocol --features net --example chunk_speed --example plain_speed
+	cargo build --release -p shoal-tests --example emulated_network
+	-.venv/bin/python -m pip install --quiet --no-deps --target $(torchft) torchft-nightly
+	.venv/bin/python bench/chunks.py --speed target/release/examples/chunk_speed \
+		--plain target/release/examples/plain_speed \
+		--network target/release/examples/emulated_network --torchft $(torchft)
+
 bench-convergence: build
 	@scripts/setup.sh --tests
 	.venv/bin/python bench/convergence.py --shoal target/release/shoal --data $(DATA) \
@@ -83,6 +95,11 @@ bench-convergence: build
 SECONDS ?= 3600
 soak: setup
 	scripts/soak.sh $(SECONDS)
+
+# A few minutes in all unless told otherwise.
+fuzz: SECONDS := $(if $(filter command line environment,$(origin SECONDS)),$(SECONDS),300)
+fuzz:
+	scripts/fuzz.sh $(SECONDS)
 
 lint:
 	@scripts/setup.sh --lint
@@ -94,4 +111,5 @@ check-gpu:
 	scripts/check-gpu.sh
 
 .PHONY: help setup build demo test bench bench-recovery bench-overhead bench-codec \
-	bench-all-reduce bench-links bench-transport bench-convergence soak lint check-gpu
+	bench-all-reduce bench-links bench-transport bench-chunks bench-convergence fuzz soak lint \
+	check-gpu

@@ -9,13 +9,13 @@ of 1500 bytes; packets sent again are those that the sender took for lost.
 """
 
 import argparse
-import contextlib
 import json
 import subprocess
 import sys
 import threading
 import time
 
+import emulated
 import table
 
 PORT = 7400
@@ -53,30 +53,10 @@ else:
 """
 
 
-@contextlib.contextmanager
 def network(program, link):
-    """Two machines joined by a link; gives how to start something in each, and their addresses."""
+    """Two machines joined by a link."""
     ends = [{"up_mbit": RATE}, {"up_mbit": RATE}]
-    config = {"ends": ends, "delay_ms": DELAY, **link}
-    process = subprocess.Popen(
-        [program, json.dumps(config)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    line = process.stdout.readline()
-    if not line:
-        sys.exit("no emulated network here: is this root, with /dev/net/tun?")
-    machines = json.loads(line)
-
-    def start(end, *command):
-        inside = ["ip", "netns", "exec", machines["namespaces"][end], *command]
-        return subprocess.Popen(
-            inside, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    try:
-        yield start, machines["addresses"]
-    finally:
-        process.stdin.close()
-        process.wait()
+    return emulated.network(program, ends, {"delay_ms": DELAY, **link})
 
 
 def send(start, speed, address, control, seconds):

@@ -29,7 +29,7 @@ use shoal_protocol::manifest::Manifest;
 use shoal_protocol::net::discovery::PeerAddress;
 use shoal_protocol::net::identity::Identity;
 use shoal_protocol::net::transport::{
-    Congestion, NoBlobs, Priority, Transport, TransportConfig, TransportEvent,
+    Class, Congestion, NoBlobs, Transport, TransportConfig, TransportEvent,
 };
 use tokio::sync::mpsc::Receiver;
 
@@ -111,7 +111,7 @@ impl Link {
         tensors: Vec<Frame>,
     ) -> anyhow::Result<()> {
         let tag = key.microbatch.0.to_le_bytes().to_vec();
-        let queued = self.transport.send_tensor(self.other, tag, tensors, Priority::Activation)?;
+        let queued = self.transport.send_tensor(self.other, tag, tensors, Class::Activation)?;
         runtime.spawn(queued);
         Ok(())
     }

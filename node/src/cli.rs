@@ -3,12 +3,15 @@
 //! Each command's flags are a `...Args` struct that clap fills; those of the commands that take
 //! part in a run turn into a plain `...Options` struct, which is all that the command sees.
 
+mod chunk;
+
 use std::net::{Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+pub use chunk::{ChunkCommand, ChunkGetArgs, ChunkLsArgs, ChunkVerifyArgs, ListFormat};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use shoal_engine::DeviceChoice;
 use shoal_protocol::codec::Codec;
@@ -61,6 +64,9 @@ pub enum Command {
     /// Look at a saved model.
     #[command(subcommand)]
     Checkpoint(CheckpointCommand),
+    /// Look at the files that peers fetch from each other, and fetch one.
+    #[command(subcommand)]
+    Chunk(ChunkCommand),
     /// Continue a text with a saved model.
     Generate(GenerateArgs),
     /// Print this peer's id; makes one where there is none.

@@ -91,8 +91,12 @@ impl RunConfig {
     /// # Errors
     /// When it cannot be read, has unknown keys, or values that no run can have.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let text = read_capped(path)?;
-        let mut config: Self = toml::from_str(&text).map_err(|error| {
+        Self::parse(&read_capped(path)?, path)
+    }
+
+    /// Reads what the file at this path says.
+    fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
+        let mut config: Self = toml::from_str(text).map_err(|error| {
             let start = error.span().map_or(0, |span| span.start);
             let line = 1 + text[..start.min(text.len())].matches('\n').count();
             let reason = error.message().replace("unknown field", "unknown key");
@@ -281,6 +285,20 @@ fn read_capped(path: &Path) -> Result<String, ConfigError> {
     }
     Ok(text)
 }
+
+/// How the file is tried.
+#[cfg(any(test, fuzzing))]
+pub(crate) const DECODER: shoal_protocol::decoder::Decoder = shoal_protocol::decoder::Decoder {
+    name: "run_config",
+    examples: || vec![RunConfig::default().to_toml().into_bytes()],
+    check: |bytes| {
+        let Ok(text) = std::str::from_utf8(bytes) else { return };
+        let path = Path::new("run.toml");
+        let Ok(config) = RunConfig::parse(text, path) else { return };
+        let again = RunConfig::parse(&config.to_toml(), path);
+        assert_eq!(again.ok().as_ref(), Some(&config), "it is read as it was written");
+    },
+};
 
 #[cfg(test)]
 mod tests {

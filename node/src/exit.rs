@@ -12,7 +12,7 @@ pub enum Exit {
     Usage = 2,
     /// 3: the swarm cannot be reached, or did not admit this peer.
     NotAdmitted = 3,
-    /// 4: a checkpoint is truncated, corrupt or incomplete.
+    /// 4: a checkpoint or a file of one is truncated, corrupt or incomplete.
     Corrupt = 4,
 }
 
@@ -24,7 +24,7 @@ Exit codes:
   1  the run failed, was stopped, or differs from its reference
   2  a flag, a run configuration or a text that cannot be used
   3  the swarm cannot be reached, or did not admit this peer
-  4  a checkpoint is truncated, corrupt or incomplete";
+  4  a checkpoint or a file of one is truncated, corrupt or incomplete";
 
     /// The code that an error asks for, wherever in its chain: `Failed` if none does.
     #[must_use]

@@ -10,6 +10,8 @@ pub mod cli;
 pub mod commands;
 pub mod config;
 pub mod dataset;
+#[cfg(test)]
+mod decoders;
 pub mod driver;
 pub mod events;
 pub mod exit;

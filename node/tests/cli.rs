@@ -161,7 +161,9 @@ fn an_id_stays_the_same() {
 #[test]
 fn every_command_completes() {
     let script = Place::new().shoal_prints(&["completion", "bash"]);
-    for name in ["demo", "init", "start", "join", "local", "data", "checkpoint", "generate", "id"] {
+    for name in
+        ["demo", "init", "start", "join", "local", "data", "checkpoint", "chunk", "generate", "id"]
+    {
         assert!(script.contains(name), "{name}");
     }
 }
@@ -309,6 +311,65 @@ fn a_data_directory_serves_one_peer() {
     let _first = FirstPeer::start(&place);
     let second = ["start", "run.toml", "--data-dir", "first", "--listen", "127.0.0.1:0"];
     place.shoal_fails(&second, USAGE, &["first", "in use"]);
+}
+
+#[test]
+fn files_of_a_data_directory_are_listed_fetched_and_verified() {
+    let place = Place::new();
+    let first = FirstPeer::start(&place);
+    let listed = place.shoal_prints(&["chunk", "ls", "--data-dir", "first", "-o", "json"]);
+    let listed: Value = serde_json::from_str(&listed).expect("JSON");
+    let text = &listed[0];
+    assert_eq!((&text["kind"], &text["state"]), (&"text".into(), &"whole".into()));
+    let (hash, path) = (text["hash"].as_str().expect("text"), text["path"].as_str().expect("text"));
+    let path = place.path(path);
+    let tokens = fs::read(&path).expect("the tokens");
+    let line = place.shoal_prints(&["chunk", "ls", "--data-dir", "first"]);
+    assert!(line.contains(hash) && line.contains("whole"), "{line}");
+    let verify = ["chunk", "verify", "--data-dir", "first"];
+    assert!(place.shoal_prints(&verify).starts_with("1 right, 0 bad"));
+
+    let get = ["chunk", "get", hash, "--from", &first.address, "--out", "got"];
+    place.shoal_prints(&get);
+    assert_eq!(fs::read(place.path("got")).expect("it is there"), tokens);
+    place.shoal_fails(&get, USAGE, &["got is there already", "--out"]);
+    let nothing = "00".repeat(32);
+    let unknown = ["chunk", "get", &nothing, "--from", &first.address];
+    place.shoal_fails(&unknown, 1, &["shoal chunk ls", &nothing]);
+
+    let mut damaged = tokens;
+    damaged[0] ^= 1;
+    fs::write(&path, damaged).expect("written");
+    place.shoal_fails(&verify, CORRUPT, &["1 of 1 files are bad", "remove"]);
+    place.shoal_fails(&["chunk", "ls", "--data-dir", "none"], USAGE, &["none", "--data-dir"]);
+    let nobody = first.address.clone();
+    drop(first);
+    let alone = ["chunk", "get", hash, "--from", &nobody, "--out", "again"];
+    place.shoal_fails(&alone, NOT_ADMITTED, &["nobody answers"]);
+}
+
+#[test]
+fn a_killed_fetch_goes_on_where_it_was() {
+    let place = Place::new();
+    fs::write(place.path("text.txt"), "All that glisters is not gold. ".repeat(2_000_000))
+        .expect("written");
+    let first = FirstPeer::start(&place);
+    let listed = place.shoal_prints(&["chunk", "ls", "--data-dir", "first"]);
+    let hash = listed.split(' ').next().expect("a hash");
+    let get = ["chunk", "get", hash, "--from", &first.address, "--out", "got"];
+    let mut fetching =
+        command(place.0.path(), get).stdout(Stdio::null()).spawn().expect("it starts");
+    while !place.path("got.part").exists() && fetching.try_wait().expect("it runs").is_none() {
+        std::thread::yield_now();
+    }
+    fetching.kill().expect("it can be killed");
+    fetching.wait().expect("it ends");
+    if !place.path("got").exists() {
+        place.shoal_prints(&get);
+    }
+    assert!(!place.path("got.part").exists());
+    let text = fs::read(place.path("text.txt")).expect("read");
+    assert!(fs::read(place.path("got")).expect("it is there") == text);
 }
 
 #[test]

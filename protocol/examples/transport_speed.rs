@@ -18,7 +18,7 @@ use shoal_protocol::frame::{Element, Frame};
 use shoal_protocol::ids::{Incarnation, PeerId};
 use shoal_protocol::net::Identity;
 use shoal_protocol::net::transport::{
-    Congestion, NoBlobs, Priority, Transport, TransportConfig, TransportEvent,
+    Class, Congestion, NoBlobs, Transport, TransportConfig, TransportEvent,
 };
 use tokio::sync::mpsc;
 use tokio::time::sleep;
@@ -90,7 +90,7 @@ async fn send(
     let push = async {
         loop {
             let frames = vec![frame.clone()];
-            transport.send_tensor(peer, Vec::new(), frames, Priority::Bulk)?.await;
+            transport.send_tensor(peer, Vec::new(), frames, Class::Round)?.await;
         }
     };
     let look = || Some((transport.traffic().tensor.sent.0, transport.way_to(peer)?));
@@ -138,7 +138,7 @@ async fn measure(total: usize, mebi: usize) -> Result<()> {
     let processor = processor_seconds();
     let send = async {
         for _ in 0..messages {
-            sender.send_tensor(to, Vec::new(), vec![frame.clone()], Priority::Bulk)?.await;
+            sender.send_tensor(to, Vec::new(), vec![frame.clone()], Class::Round)?.await;
         }
         Result::Ok(())
     };

@@ -7,6 +7,11 @@
 //! `net` comes what touches sockets: identity, discovery and transport.
 
 pub mod codec;
+#[doc(hidden)]
+pub mod decoder;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod decoders;
 pub mod frame;
 pub mod history;
 pub mod ids;

@@ -9,6 +9,8 @@
 mod calls;
 mod clerk;
 mod contact;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod decoders;
 mod disk;
 mod encoding;
 mod error;

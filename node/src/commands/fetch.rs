@@ -1,33 +1,26 @@
 //! `shoal checkpoint fetch`: brings the newest checkpoint of a running swarm here.
 
-use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use shoal_protocol::ids::{Era, Incarnation, Member, PeerId, Term};
+use shoal_protocol::ids::{Era, Member, PeerId, Term};
 use shoal_protocol::message::{Envelope, Message, SavedCheckpoint};
-use shoal_protocol::net::identity::Identity;
-use shoal_protocol::net::transport::{
-    Congestion, Transport, TransportConfig, TransportEvent, Welcome,
-};
+use shoal_protocol::net::transport::{Transport, TransportEvent, Welcome};
 use shoal_protocol::wire;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
+use super::guest::{self, Guest, LIFE};
 use super::join::read_manifest;
 use super::training;
 use crate::cli::FetchArgs;
 use crate::driver::home::Files;
 use crate::driver::{Scattered, collect};
 use crate::exit::{Exit, ExitWith};
-use crate::network;
 
 /// How long a peer may take to answer.
 const ANSWER: Duration = Duration::from_secs(15);
-
-/// This process's one life: it is never a member.
-const LIFE: Incarnation = Incarnation(1);
 
 /// How often a peer may send on to another one.
 const HOPS: usize = 8;
@@ -41,22 +34,10 @@ pub(super) fn run(args: &FetchArgs) -> anyhow::Result<()> {
 }
 
 async fn fetch(args: &FetchArgs) -> anyhow::Result<()> {
-    let address = args.address.read()?.context("there is no address in that file yet")?;
-    let (through, resolved) = network::resolve(&address).await?;
     let files = Files::default();
-    let config = TransportConfig {
-        incarnation: LIFE,
-        run: None,
-        congestion: Congestion::default(),
-        blobs: Arc::new(files.clone()),
-    };
-    let anywhere = [SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))];
-    let (transport, mut events) = Transport::bind(&Identity::ephemeral(), &anywhere, config)?;
-    let Welcome { incarnation, run, .. } = transport
-        .connect(through.peer, &resolved)
-        .await
-        .with_context(|| format!("nobody answers at {through}"))
-        .exit_with(Exit::NotAdmitted)?;
+    let Guest { transport, mut events } = Guest::open(&files)?;
+    let (through, welcome) = guest::reach(&transport, &args.address).await?;
+    let Welcome { incarnation, run, .. } = welcome;
     let run = run.with_context(|| format!("the peer at {through} takes part in no run"))?;
     let manifest = Arc::new(read_manifest(&run).exit_with(Exit::NotAdmitted)?);
     transport.set_run(run);

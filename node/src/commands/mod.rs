@@ -1,15 +1,18 @@
 //! What each command does.
 
 mod checkpoint;
+mod chunk;
 mod completion;
 mod data;
 mod demo;
 mod fetch;
 mod generate;
+mod guest;
 mod id;
 mod init;
 pub mod join;
 pub mod local;
+pub(crate) mod scenario;
 pub mod simulate;
 pub mod start;
 mod training;
@@ -30,6 +33,7 @@ pub fn run(command: Command, log_format: LogFormat) -> anyhow::Result<()> {
         Command::Simulate(args) => simulate::run(&args),
         Command::Data(command) => data::run(command),
         Command::Checkpoint(command) => checkpoint::run(command),
+        Command::Chunk(command) => chunk::run(command),
         Command::Generate(args) => generate::run(&args),
         Command::Id(args) => id::run(&args),
         Command::Completion(args) => {

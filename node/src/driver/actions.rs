@@ -5,8 +5,8 @@ use std::sync::Arc;
 use anyhow::Context;
 use shoal_protocol::ids::{ClaimKey, Era, Member, Microbatch, Stage, Step, Term};
 use shoal_protocol::message::{
-    Between, CommitRecord, LogRecord, Message, SnapshotPart, StoredStage, TensorTag, ToCoordinator,
-    View, proof_tag,
+    Between, CommitRecord, LogRecord, Message, SnapshotPart, StoredFile, StoredStage, TensorTag,
+    ToCoordinator, View, proof_tag,
 };
 use shoal_scheduler::action::{
     CoordinatorAction, CoordinatorEvent, CoordinatorInput, PayloadId, PeerAction, PeerEvent,
@@ -15,8 +15,10 @@ use shoal_scheduler::action::{
 
 use shoal_scheduler::coordinator::Coordinator;
 
-use super::collect::{Scattered, collect, obtain};
+use super::chunks::Label;
+use super::collect::{Scattered, checked_name, collect, obtain};
 use super::resume::{self, FETCHED, KEPT, checkpoint_folder};
+use super::staging::Staging;
 use super::{Driver, Ending, Gathered, Job, Own};
 use crate::events::{RunEvent, StepReport, Traffic};
 use crate::fault_point::FaultPoint;
@@ -287,6 +289,7 @@ impl Driver<'_> {
         if let Some(archive) = self.post.archive.clone() {
             let last = version.0 == self.manifest.training.steps;
             let destination = checkpoint_folder(&archive, version, last);
+            Staging::forget_others(&destination);
             let scattered = Scattered { version, stages, destination };
             let transport = self.links.as_ref().map(|links| links.transport.clone());
             let collecting =
@@ -337,12 +340,16 @@ impl Driver<'_> {
         part: SnapshotPart,
     ) -> impl Future<Output = anyhow::Result<()>> + Send + 'static {
         let folder = self.workshop.data_dir.join(folder).join(version.to_string());
-        let (files, me) = (self.files.clone(), self.me.peer);
+        let (files, me, run) = (self.files.clone(), self.me.peer, self.manifest.run_id());
         let transport = self.links.as_ref().map(|links| links.transport.clone());
         async move {
             tokio::fs::create_dir_all(&folder)
                 .await
                 .with_context(|| format!("{} cannot be made", folder.display()))?;
+            for StoredFile { name, hash, size } in &part.stored.files {
+                let label = Label { run, hash: *hash, bytes: size.0 };
+                label.write(&folder, checked_name(name)?).context("no label is written")?;
+            }
             obtain(&part.stored, me, &folder, &files, transport.as_ref()).await?;
             for file in part.stored.files {
                 files.offer(file.hash, folder.join(&file.name));

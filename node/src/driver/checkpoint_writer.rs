@@ -14,6 +14,7 @@ use shoal_protocol::units;
 use shoal_scheduler::action::TaskResult;
 use tokio::sync::mpsc::Sender;
 
+use super::chunks::Label;
 use super::engine_thread::JobDone;
 use super::home::Files;
 use crate::fault_point::FaultPoint;
@@ -88,6 +89,12 @@ fn write(
     let folder = shelf.stored.join(version.to_string());
     make(&folder)?;
     let written = write_stage(&folder, &shelf.manifest, stage, state)?;
+    let run = shelf.manifest.run_id();
+    for CheckpointFile { name, bytes, hash } in &written {
+        let label = Label { run, hash: *hash, bytes: *bytes };
+        let path = folder.clone();
+        label.write(&folder, name).map_err(|source| CheckpointError::Io { path, source })?;
+    }
     let offer = |CheckpointFile { name, bytes, hash }| {
         shelf.files.offer(hash, folder.join(&name));
         StoredFile { name, hash, size: units::Bytes(bytes) }

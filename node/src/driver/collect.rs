@@ -8,9 +8,11 @@ use shoal_engine::{Checkpoint, CheckpointFile, EngineError, checkpoint};
 use shoal_protocol::ids::{ContentHash, PeerId, Step};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{StoredFile, StoredStage};
-use shoal_protocol::net::transport::Transport;
+use shoal_protocol::net::transport::{PARTIAL_SUFFIX, Transport};
 
+use super::chunks;
 use super::home::Files;
+use super::staging::Staging;
 
 /// A checkpoint whose stages are stored here and there.
 #[derive(Debug)]
@@ -37,33 +39,28 @@ pub(crate) async fn collect(
     transport: Option<Transport>,
 ) -> anyhow::Result<Collected> {
     let Scattered { version, stages, destination } = scattered;
-    let parent = destination.parent().unwrap_or_else(|| Path::new("."));
-    std::fs::create_dir_all(parent)
-        .with_context(|| format!("{} cannot be made", parent.display()))?;
-    let staging = tempfile::Builder::new()
-        .prefix(".checkpoint-")
-        .tempdir_in(parent)
-        .with_context(|| format!("a checkpoint cannot be written to {}", parent.display()))?;
+    let staging = Staging::open(&destination)
+        .with_context(|| format!("a checkpoint cannot be written to {}", destination.display()))?;
     let me = transport.as_ref().map_or(PeerId([0; 32]), Transport::peer_id);
     for stored in &stages {
-        obtain(stored, me, staging.path(), &files, transport.as_ref()).await?;
+        obtain(stored, me, staging.folder(), &files, transport.as_ref()).await?;
     }
     let all: Vec<CheckpointFile> = stages
         .into_iter()
         .flat_map(|stored| stored.files)
         .map(|StoredFile { name, hash, size }| CheckpointFile { name, bytes: size.0, hash })
         .collect();
-    let staging = staging.keep();
     let offered: Vec<(ContentHash, PathBuf)> =
         all.iter().map(|file| (file.hash, destination.join(&file.name))).collect();
     let published = tokio::task::spawn_blocking({
         let (manifest, destination) = (manifest.clone(), destination.clone());
         move || {
-            checkpoint::write_index(&staging, &manifest, version, &all)?;
-            let whole = Checkpoint::open(&staging)?;
+            let folder = staging.folder();
+            checkpoint::write_index(folder, &manifest, version, &all)?;
+            let whole = Checkpoint::open(folder)?;
             whole.verify()?;
             let hash = whole.hash()?;
-            checkpoint::publish(&staging, &destination)?;
+            checkpoint::publish(folder, &destination)?;
             Ok::<_, EngineError>(hash)
         }
     });
@@ -76,7 +73,7 @@ pub(crate) async fn collect(
 }
 
 /// Brings a stage's files into a folder: those that are here are linked or copied, others come from
-/// one of those who have them.
+/// those who have them.
 pub(crate) async fn obtain(
     stored: &StoredStage,
     me: PeerId,
@@ -85,7 +82,7 @@ pub(crate) async fn obtain(
     transport: Option<&Transport>,
 ) -> anyhow::Result<()> {
     // Another task may be bringing the same file here, and a third may be reading it: each puts its own
-    // in the place at once.
+    // in the place at once. A fetch does so by itself.
     let scratch = tempfile::Builder::new()
         .prefix(".part-")
         .tempdir_in(folder)
@@ -100,8 +97,11 @@ pub(crate) async fn obtain(
                     .or_else(|_| std::fs::copy(&path, &part).map(|_| ()))
                     .with_context(|| format!("{} cannot be copied", path.display()))?;
             }
+            // A process that died had it already.
+            (None, _) if is_there(&to, file).await => continue,
             (None, Some(transport)) => {
-                fetch(&stored.holders, me, file, &part, transport).await?;
+                fetch(&stored.holders, me, file, &to, transport).await?;
+                continue;
             }
             (None, None) => anyhow::bail!("{} is nowhere", file.name),
         }
@@ -109,6 +109,13 @@ pub(crate) async fn obtain(
             .with_context(|| format!("{} cannot be put in its place", to.display()))?;
     }
     Ok(())
+}
+
+/// Whether this very file is at a path.
+async fn is_there(path: &Path, file: &StoredFile) -> bool {
+    let (path, hash) = (path.to_owned(), file.hash);
+    let found = tokio::task::spawn_blocking(move || chunks::hash(&path));
+    matches!(found.await, Ok(Ok(found)) if found == hash)
 }
 
 /// Fetches a file from its holders. Who fetches decides whom it asks first, so that not all ask the
@@ -128,9 +135,10 @@ async fn fetch(
 }
 
 /// A name that a peer gave must stay in the folder.
-fn checked_name(name: &str) -> anyhow::Result<&str> {
+pub(crate) fn checked_name(name: &str) -> anyhow::Result<&str> {
     let plain = !name.is_empty()
         && !name.starts_with('.')
+        && !name.ends_with(PARTIAL_SUFFIX)
         && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'));
     anyhow::ensure!(plain, "a peer named a file {name:?}: no plain file name");
     Ok(name)
@@ -142,7 +150,7 @@ mod tests {
 
     #[test]
     fn names_that_leave_the_folder_are_refused() {
-        for name in ["", ".", "..", "../x", "a/b", "/etc/passwd", ".hidden", "a\0"] {
+        for name in ["", ".", "..", "../x", "a/b", "/etc/passwd", ".hidden", "a\0", "a.part"] {
             assert!(checked_name(name).is_err(), "{name:?}");
         }
         assert!(checked_name("model-00001-of-00002.safetensors").is_ok());

@@ -7,6 +7,7 @@
 
 mod actions;
 mod checkpoint_writer;
+pub(crate) mod chunks;
 mod collect;
 mod engine_thread;
 mod farewell;
@@ -25,6 +26,7 @@ mod resume;
 mod room;
 mod setup;
 mod spill;
+mod staging;
 mod text;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -6,7 +6,7 @@ use anyhow::Context;
 use shoal_metrics::Metrics;
 use shoal_protocol::ids::{Era, Member, Term};
 use shoal_protocol::message::{Envelope, Message, TensorTag};
-use shoal_protocol::net::transport::{Priority, Transport, TransportEvent};
+use shoal_protocol::net::transport::{Class, Transport, TransportEvent};
 use shoal_protocol::wire;
 use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
@@ -77,12 +77,12 @@ impl Links {
 
     async fn deliver(&self, to: Member, tag: TensorTag, tensors: &Tensors) -> anyhow::Result<()> {
         let frames = self.packer.frames(&tag, tensors, self.transport.rate_to(to.peer)).await?;
-        let priority = match tag {
-            TensorTag::Activation { .. } => Priority::Activation,
-            TensorTag::ActivationGradient { .. } => Priority::Gradient,
-            TensorTag::RoundPart { .. } | TensorTag::RoundResult { .. } => Priority::Gradient,
+        let class = match tag {
+            TensorTag::Activation { .. } => Class::Activation,
+            TensorTag::ActivationGradient { .. } => Class::Gradient,
+            TensorTag::RoundPart { .. } | TensorTag::RoundResult { .. } => Class::Round,
         };
-        self.transport.send_tensor(to.peer, wire::encode(&tag)?, frames, priority)?.await;
+        self.transport.send_tensor(to.peer, wire::encode(&tag)?, frames, class)?.await;
         Ok(())
     }
 }

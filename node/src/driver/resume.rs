@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 
 use shoal_engine::Checkpoint;
 use shoal_protocol::history::History;
-use shoal_protocol::ids::{ContentHash, RunId, Step};
+use shoal_protocol::ids::{RunId, Step};
 use shoal_protocol::manifest::Manifest;
 
+use super::chunks::{self, Label};
 use super::home::Files;
 
 /// The folders of a data directory in which parts of checkpoints are: written here, begun from, and
@@ -14,7 +15,7 @@ use super::home::Files;
 pub(crate) const STORED: &str = "stored";
 pub(crate) const FETCHED: &str = "fetched";
 pub(crate) const KEPT: &str = "kept";
-const PARTS: [&str; 3] = [STORED, FETCHED, KEPT];
+pub(crate) const PARTS: [&str; 3] = [STORED, FETCHED, KEPT];
 
 /// The folder of a version's checkpoint.
 pub(crate) fn checkpoint_folder(archive: &Path, version: Step, last: bool) -> PathBuf {
@@ -34,8 +35,12 @@ pub(crate) fn offer_kept(
     files: &Files,
 ) -> usize {
     for folder in PARTS.iter().flat_map(|part| folders_in(&data_dir.join(part))) {
-        for path in paths_in(&folder) {
-            match hash(&path) {
+        for path in paths_in(&folder).into_iter().filter(|path| chunks::is_whole(path)) {
+            match chunks::hash(&path) {
+                Ok(hash) if Label::read(&path).is_some_and(|label| label.hash != hash) => {
+                    let path = path.display();
+                    tracing::warn!(%path, "a part of a checkpoint is damaged: it is not offered");
+                }
                 Ok(hash) => files.offer(hash, path),
                 Err(error) => {
                     let path = path.display();
@@ -83,17 +88,11 @@ fn is_archived(archive: &Path, manifest: &Manifest) -> bool {
     found.is_ok_and(|whole| whole.run() == manifest.run_id() && whole.step() == steps)
 }
 
-fn hash(path: &Path) -> std::io::Result<ContentHash> {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update_reader(std::fs::File::open(path)?)?;
-    Ok(hasher.finalize().into())
-}
-
-fn folders_in(folder: &Path) -> Vec<PathBuf> {
+pub(crate) fn folders_in(folder: &Path) -> Vec<PathBuf> {
     paths_in(folder).into_iter().filter(|path| path.is_dir()).collect()
 }
 
-fn paths_in(folder: &Path) -> Vec<PathBuf> {
+pub(crate) fn paths_in(folder: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
     entries.flatten().map(|entry| entry.path()).collect()
 }

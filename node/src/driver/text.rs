@@ -9,7 +9,9 @@ use shoal_protocol::ids::PeerId;
 use shoal_protocol::manifest::{Manifest, Tokens};
 use shoal_protocol::net::transport::Transport;
 
+use super::chunks::is_partial;
 use super::home::Files;
+use super::resume::paths_in;
 
 /// How often each holder is asked, and how long in between.
 const ROUNDS: u32 = 30;
@@ -39,6 +41,7 @@ pub(crate) async fn obtain(
             !holders.is_empty(),
             "the text cannot be fetched: nobody is known who has it"
         );
+        forget_others(&folder, &path);
         let mut fetched = Ok(());
         for round in 0..ROUNDS {
             if round > 0 {
@@ -55,4 +58,17 @@ pub(crate) async fn obtain(
     let file = TokenFile::open(&path, &manifest.tokens)?;
     files.offer(hash, path);
     Ok(Samples::new(manifest, file))
+}
+
+/// Removes what is left of fetches of other texts.
+fn forget_others(folder: &Path, wanted: &Path) {
+    let wanted = wanted.file_name().unwrap_or_default().to_string_lossy();
+    for path in paths_in(folder).into_iter().filter(|path| is_partial(path)) {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if !name.starts_with(&*wanted)
+            && let Err(error) = std::fs::remove_file(&path)
+        {
+            tracing::warn!(path = %path.display(), %error, "not removed");
+        }
+    }
 }

@@ -62,8 +62,21 @@ pub enum Codec {
 }
 
 /// How many consecutive numbers share a scale: a power of two.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode)]
 pub struct Block(u8);
+
+/// A block that a peer names must be one: sizes are computed from it before anything is checked.
+impl<C> bincode::Decode<C> for Block {
+    fn decode<D: bincode::de::Decoder<Context = C>>(
+        decoder: &mut D,
+    ) -> Result<Self, bincode::error::DecodeError> {
+        let exponent = u8::decode(decoder)?;
+        let unknown = bincode::error::DecodeError::Other("no block has such a size");
+        Self::of_exponent(exponent).ok_or(unknown)
+    }
+}
+
+bincode::impl_borrow_decode!(Block);
 
 impl Block {
     /// The block of a codec that names none.

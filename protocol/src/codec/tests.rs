@@ -2,6 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::ids::{ClaimKey, Microbatch, Stage, Step};
+use crate::wire;
 
 const ALL: [Codec; 8] = [
     Codec::F32,
@@ -238,5 +239,13 @@ proptest! {
             let fits = codec.bytes_of(count as u64) == Some(noise.len() as u64);
             prop_assert_eq!(codec.decode(&noise, &mut numbers).is_ok(), fits);
         }
+    }
+}
+
+#[test]
+fn a_block_that_a_peer_names_is_one() {
+    let named = |exponent: u8| wire::decode::<Block>(&[exponent]).ok();
+    for exponent in 0..=u8::MAX {
+        assert_eq!(named(exponent), Block::of_exponent(exponent), "{exponent}");
     }
 }

@@ -102,7 +102,7 @@ impl Manifest {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::tests::small;
+    use super::super::example::small;
     use super::*;
 
     fn with(kind: BoundaryKind, width: u32) -> Manifest {

@@ -4,6 +4,8 @@
 
 mod boundary;
 mod codecs;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod example;
 
 use std::ops::Range;
 
@@ -521,57 +523,9 @@ fn within<T: PartialOrd + std::fmt::Display>(
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
+    use super::example::small;
     use super::*;
-
-    /// A small run for the tests of this crate.
-    pub(crate) fn small() -> Manifest {
-        Manifest {
-            model: Model {
-                vocabulary: 256,
-                hidden: 32,
-                layers: 5,
-                heads: 4,
-                key_value_heads: 2,
-                intermediate: 64,
-                context: 16,
-                rope_theta: 10_000.0,
-                norm_epsilon: 1e-5,
-                initializer_range: 0.02,
-                boundary: None,
-            },
-            training: Training {
-                seed: 1,
-                steps: 10,
-                stages: 2,
-                microbatches: 8,
-                microbatch_size: 2,
-                dtype: Dtype::F32,
-                recompute: false,
-                gradient_fraction_bits: 44,
-                staleness: 0,
-            },
-            codec: Codecs::default(),
-            optimizer: Optimizer {
-                learning_rate: 1e-3,
-                final_learning_rate: 1e-4,
-                warmup_steps: 2,
-                beta1: 0.9,
-                beta2: 0.95,
-                epsilon: 1e-8,
-                weight_decay: 0.1,
-                gradient_clip: 1.0,
-            },
-            evaluation: Evaluation { held_out: 0.1, every: 5, microbatches: 2 },
-            checkpoint: Checkpoint { every: 0, keep: 2 },
-            tokens: Tokens {
-                hash: ContentHash([0; 32]),
-                count: 1000,
-                width: TokenWidth::U8,
-                tokenizer: Tokenizer::Bytes,
-            },
-        }
-    }
 
     #[test]
     fn reads_what_it_writes_under_the_same_name() {

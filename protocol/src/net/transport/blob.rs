@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use quinn::{Connection, RecvStream, SendStream};
 
+use super::class::Class;
 use super::error::FetchError;
 use super::traffic::{Counters, Kind};
 use super::uplink::Uplink;
@@ -19,9 +20,41 @@ use crate::ids::ContentHash;
 use crate::limits;
 use crate::pieces::{HASH, piece_hash, pieces};
 
-const REQUEST: usize = 32 + 8 + 4;
+/// Bytes of a [`Request`].
+pub(super) const REQUEST: usize = 32 + 8 + 4;
 const NOT_FOUND: u64 = u64::MAX;
 const HASHES: u32 = u32::MAX;
+
+/// What is wanted of a file.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Request {
+    pub(super) hash: ContentHash,
+    pub(super) position: u64,
+    /// Or [`HASHES`].
+    pub(super) length: u32,
+}
+
+impl Request {
+    pub(super) fn encode(self) -> [u8; REQUEST] {
+        let mut bytes = [0; REQUEST];
+        let (hash, rest) = bytes.split_first_chunk_mut::<32>().expect("its length is larger");
+        let (position, length) = rest.split_first_chunk_mut::<8>().expect("its length is larger");
+        *hash = self.hash.0;
+        *position = self.position.to_le_bytes();
+        length.copy_from_slice(&self.length.to_le_bytes());
+        bytes
+    }
+
+    pub(super) fn decode(bytes: &[u8; REQUEST]) -> Self {
+        let (hash, rest) = bytes.split_first_chunk::<32>().expect("its length is larger");
+        let (position, length) = rest.split_first_chunk::<8>().expect("its length is larger");
+        Self {
+            hash: ContentHash(*hash),
+            position: u64::from_le_bytes(*position),
+            length: u32::from_le_bytes(length.try_into().expect("four are left")),
+        }
+    }
+}
 
 /// Files whose pieces' hashes are remembered.
 const LISTS: usize = 64;
@@ -83,10 +116,7 @@ impl Service<'_> {
         if recv.read_exact(&mut request).await.is_err() {
             return;
         }
-        let (hash, rest) = request.split_first_chunk::<32>().expect("its length is larger");
-        let (position, length) = rest.split_first_chunk::<8>().expect("its length is larger");
-        let (hash, position) = (ContentHash(*hash), u64::from_le_bytes(*position));
-        let length = u32::from_le_bytes(length.try_into().expect("four are left"));
+        let Request { hash, position, length } = Request::decode(&request);
         let (source, lists) = (self.source.clone(), self.lists.clone());
         match length {
             HASHES => self.answer(hash, send, move || list_of(&*source, &lists, hash)).await,
@@ -117,6 +147,7 @@ impl Service<'_> {
         };
         let whole = found.as_ref().map_or(NOT_FOUND, |(whole, _)| *whole);
         let bytes = found.as_ref().map_or(&[][..], |(_, bytes)| bytes.as_ref());
+        Class::Chunk.put(&send);
         let written = async {
             send.write_all(&whole.to_le_bytes()).await?;
             send.write_all(bytes).await
@@ -131,7 +162,7 @@ impl Service<'_> {
 }
 
 /// A piece of a file, after the file's length.
-fn piece_of(
+pub(super) fn piece_of(
     source: &dyn BlobSource,
     hash: ContentHash,
     position: u64,
@@ -175,14 +206,15 @@ pub(super) async fn fetch_hashes(
     counters: &Counters,
 ) -> Result<Vec<[u8; HASH]>, FetchError> {
     let bytes = pieces(length) as usize * HASH;
-    let list = ask(connection, (hash, 0, HASHES), bytes, length, counters).await?;
+    let request = Request { hash, position: 0, length: HASHES };
+    let list = ask(connection, request, bytes, length, counters).await?;
     Ok(list.as_chunks::<HASH>().0.to_vec())
 }
 
 /// Asks for a file that nobody has: whoever answers is there.
-pub(super) async fn probe(connection: &Connection, counters: &Counters) -> Result<(), FetchError> {
-    match fetch_piece(connection, ContentHash([0; 32]), 0, 0, 0, counters).await {
-        Ok(_) | Err(FetchError::NotFound { .. } | FetchError::Size { .. }) => Ok(()),
+pub(super) async fn probe(connection: &Connection) -> Result<(), FetchError> {
+    match fetch_length(connection, ContentHash([0; 32])).await {
+        Ok(_) | Err(FetchError::NotFound { .. }) => Ok(()),
         Err(error) => Err(error),
     }
 }
@@ -195,33 +227,50 @@ pub(super) async fn fetch_piece(
     length: u64,
     counters: &Counters,
 ) -> Result<Vec<u8>, FetchError> {
-    ask(connection, (hash, position, wanted as u32), wanted, length, counters).await
+    let request = Request { hash, position, length: wanted as u32 };
+    ask(connection, request, wanted, length, counters).await
 }
 
 /// Sends a request and reads so many bytes of an answer about a file of `length` bytes.
 async fn ask(
     connection: &Connection,
-    (hash, position, asked): (ContentHash, u64, u32),
+    request: Request,
     wanted: usize,
     length: u64,
     counters: &Counters,
 ) -> Result<Vec<u8>, FetchError> {
-    fn interrupted(error: impl std::fmt::Display) -> FetchError {
-        FetchError::Interrupted(error.to_string())
-    }
-    let (mut send, mut recv) = connection.open_bi().await.map_err(interrupted)?;
-    let request = [&hash.0[..], &position.to_le_bytes(), &asked.to_le_bytes()].concat();
-    send.write_all(&request).await.map_err(interrupted)?;
-    send.finish().map_err(interrupted)?;
-    let mut whole = [0; 8];
-    recv.read_exact(&mut whole).await.map_err(interrupted)?;
-    match u64::from_le_bytes(whole) {
-        NOT_FOUND => return Err(FetchError::NotFound { hash }),
-        found if found != length => return Err(FetchError::Size { expected: length, found }),
-        _ => {}
+    let (mut recv, found) = begin(connection, request).await?;
+    if found != length {
+        return Err(FetchError::Size { expected: length, found });
     }
     let mut answer = vec![0; wanted];
     recv.read_exact(&mut answer).await.map_err(interrupted)?;
     counters.received(Kind::Blob, 8 + wanted);
     Ok(answer)
+}
+
+/// Asks how many bytes a file has. What is said is not checked.
+pub(super) async fn fetch_length(
+    connection: &Connection,
+    hash: ContentHash,
+) -> Result<u64, FetchError> {
+    let request = Request { hash, position: 0, length: 0 };
+    begin(connection, request).await.map(|(_, length)| length)
+}
+
+/// Sends a request and reads the file's length, with which the answer begins.
+async fn begin(connection: &Connection, request: Request) -> Result<(RecvStream, u64), FetchError> {
+    let (mut send, mut recv) = connection.open_bi().await.map_err(interrupted)?;
+    send.write_all(&request.encode()).await.map_err(interrupted)?;
+    send.finish().map_err(interrupted)?;
+    let mut whole = [0; 8];
+    recv.read_exact(&mut whole).await.map_err(interrupted)?;
+    match u64::from_le_bytes(whole) {
+        NOT_FOUND => Err(FetchError::NotFound { hash: request.hash }),
+        length => Ok((recv, length)),
+    }
+}
+
+fn interrupted(error: impl std::fmt::Display) -> FetchError {
+    FetchError::Interrupted(error.to_string())
 }

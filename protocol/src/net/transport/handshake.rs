@@ -52,7 +52,7 @@ pub(super) enum Unreadable {
 
 const VERSION: usize = 4;
 
-fn encode<T: bincode::Encode>(message: &T) -> Vec<u8> {
+pub(super) fn encode<T: bincode::Encode>(message: &T) -> Vec<u8> {
     let body = wire::encode(message).expect("a manifest under its cap fits a control message");
     framed(&[&limits::PROTOCOL_VERSION.to_le_bytes(), &body[..]].concat())
 }
@@ -61,7 +61,7 @@ fn framed(message: &[u8]) -> Vec<u8> {
     [&control::prefix(message), message].concat()
 }
 
-fn decode<T: bincode::Decode<()>>(message: &[u8]) -> Result<T, Unreadable> {
+pub(super) fn decode<T: bincode::Decode<()>>(message: &[u8]) -> Result<T, Unreadable> {
     let Some((version, body)) = message.split_first_chunk::<VERSION>() else {
         return Err(Unreadable::Malformed("it is too short".to_owned()));
     };

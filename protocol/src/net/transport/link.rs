@@ -14,10 +14,11 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::timeout;
 
 use super::blob::Service;
+use super::class::Class;
 use super::dial::{self, Backoff};
 use super::error::{ConnectError, DisconnectReason};
 use super::event::{TensorMessage, TransportEvent};
-use super::outbox::{Priority, TensorJob, Ticket};
+use super::outbox::{TensorJob, Ticket};
 use super::peer::{Peer, Session};
 use super::traffic::Kind;
 use super::{Shared, control, endpoint, tensor};
@@ -251,8 +252,7 @@ impl Context {
 }
 
 async fn write_control(context: Context, mut stream: SendStream) -> DisconnectReason {
-    // A stream starts at 0, where nothing is more urgent; what is finished cannot fail otherwise.
-    let _ = stream.set_priority(Priority::Gradient as i32 + 1);
+    Class::Control.put(&stream);
     let Context { shared, peer, .. } = &context;
     loop {
         let batch = tokio::select! {
@@ -339,8 +339,7 @@ async fn write_tensor(context: &Context, ticket: Ticket, job: TensorJob) -> Cont
     let Ok(mut stream) = context.session.connection.open_uni().await else {
         return ControlFlow::Break(());
     };
-    // Fails only for a stream that is already finished.
-    let _ = stream.set_priority(job.priority as i32);
+    job.class.put(&stream);
     context.shared.uplink.trains();
     context.peer.rate().began(Instant::now());
     let arrived = match tensor::write(&mut stream, &job).await {

@@ -17,8 +17,12 @@
 
 mod accept;
 mod blob;
+mod class;
 mod congestion;
 mod control;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod decoders;
 mod dial;
 mod endpoint;
 mod error;
@@ -54,12 +58,13 @@ use tokio_util::task::TaskTracker;
 
 use blob::PieceLists;
 pub use blob::{Blob, BlobSource, NoBlobs};
+pub use class::Class;
 pub use endpoint::Congestion;
 pub use error::{
     ConnectError, DisconnectReason, FetchError, Refusal, SendError, TransportError, Violation,
 };
 pub use event::{Run, TensorMessage, TransportEvent, Welcome};
-pub use outbox::Priority;
+pub use fetch::partial::SUFFIX as PARTIAL_SUFFIX;
 pub use traffic::{Flow, Traffic, Way};
 
 use crate::frame::Frame;
@@ -298,14 +303,14 @@ impl Transport {
         peer: PeerId,
         tag: Vec<u8>,
         frames: Vec<Frame>,
-        priority: Priority,
+        class: Class,
     ) -> Result<impl Future<Output = ()> + Send + use<>, SendError> {
         check_size("a tag", tag.len(), units::Bytes(tensor::TAG as u64))?;
         if !(1..=tensor::FRAMES).contains(&frames.len()) {
             return Err(SendError::FrameCount { count: frames.len() });
         }
         let peer = self.recipient(peer)?;
-        Ok(async move { peer.outbox.push_tensor(Bytes::from(tag), frames, priority).await })
+        Ok(async move { peer.outbox.push_tensor(Bytes::from(tag), frames, class).await })
     }
 
     fn recipient(&self, peer: PeerId) -> Result<Arc<Peer>, SendError> {
@@ -318,9 +323,19 @@ impl Transport {
         self.shared.peer(peer).ok_or(SendError::TooManyPeers)
     }
 
+    /// How many bytes the file of this hash has, as one who may have it says: proved only once the
+    /// file is fetched.
+    ///
+    /// # Errors
+    /// When the peer is not there, or does not have it.
+    pub async fn blob_length(&self, holder: PeerId, hash: ContentHash) -> Result<u64, FetchError> {
+        fetch::length(&self.shared, holder, hash).await
+    }
+
     /// Fetches a file of `length` bytes from those who have it, all at once, into `destination`, which
     /// appears only once all of it is right. Who sends other bytes, is gone or was never there leaves
-    /// it to the others.
+    /// it to the others. What came of a file that did not become whole stays beside the destination
+    /// ([`PARTIAL_SUFFIX`]), and the next fetch of it goes on there.
     ///
     /// # Errors
     /// The last reason why no holder is left, or why the disk does not take it.
@@ -351,7 +366,7 @@ impl Transport {
         self.shared.tracker.spawn(async move {
             let connection = &session.connection;
             let patience = ANSWER + 4 * connection.rtt();
-            let answer = timeout(patience, blob::probe(connection, &shared.counters));
+            let answer = timeout(patience, blob::probe(connection));
             let there = tokio::select! {
                 answer = answer => matches!(answer, Ok(Ok(()))),
                 () = shared.closing.cancelled() => true,

@@ -10,26 +10,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
+use super::class::Class;
 use crate::frame::Frame;
 use crate::limits;
-
-/// What goes first when the link is the bottleneck. Control messages go before all of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Priority {
-    /// Whatever nobody waits for.
-    Bulk,
-    /// What starts new work.
-    Activation,
-    /// What ends work under way and frees its room: activation gradients, all-reduces.
-    Gradient,
-}
 
 /// A message with tensors, on its way. Clones share their bytes.
 #[derive(Debug, Clone)]
 pub(super) struct TensorJob {
     pub(super) tag: Bytes,
     pub(super) frames: Vec<Frame>,
-    pub(super) priority: Priority,
+    pub(super) class: Class,
     /// Its bytes within the cap.
     _room: Arc<OwnedSemaphorePermit>,
 }
@@ -51,7 +41,7 @@ struct Contents {
     connected: bool,
     /// The control queue was full while connected: the connection counts as stuck.
     stuck: bool,
-    queued: BTreeMap<(Reverse<Priority>, Ticket), TensorJob>,
+    queued: BTreeMap<(Reverse<Class>, Ticket), TensorJob>,
     in_flight: BTreeMap<Ticket, TensorJob>,
     next: Ticket,
 }
@@ -105,7 +95,7 @@ impl Outbox {
 
     /// Waits for room and queues tensors. What is larger than all the room waits until nothing
     /// else is on its way.
-    pub(super) async fn push_tensor(&self, tag: Bytes, frames: Vec<Frame>, priority: Priority) {
+    pub(super) async fn push_tensor(&self, tag: Bytes, frames: Vec<Frame>, class: Class) {
         let bytes = tag.len() + frames.iter().map(Frame::wire_length).sum::<usize>();
         let bytes = bytes.clamp(SMALLEST, limits::SEND_QUEUE.0 as usize) as u32;
         let room = self.room.clone().acquire_many_owned(bytes).await;
@@ -113,8 +103,8 @@ impl Outbox {
         let mut contents = self.lock();
         let ticket = contents.next;
         contents.next += 1;
-        let job = TensorJob { tag, frames, priority, _room: room };
-        contents.queued.insert((Reverse(priority), ticket), job);
+        let job = TensorJob { tag, frames, class, _room: room };
+        contents.queued.insert((Reverse(class), ticket), job);
         self.wake(contents, &self.tensor_ready);
     }
 
@@ -191,7 +181,7 @@ impl Outbox {
         contents.connected = false;
         let undelivered = std::mem::take(&mut contents.in_flight);
         let queued =
-            undelivered.into_iter().map(|(ticket, job)| ((Reverse(job.priority), ticket), job));
+            undelivered.into_iter().map(|(ticket, job)| ((Reverse(job.class), ticket), job));
         contents.queued.extend(queued);
     }
 
@@ -252,9 +242,9 @@ mod tests {
         vec![Frame::pack(Element::U8, &[bytes as u32], raw, Packing::Raw).expect("agrees")]
     }
 
-    fn push(outbox: &Outbox, name: &'static str, bytes: usize, priority: Priority) -> bool {
+    fn push(outbox: &Outbox, name: &'static str, bytes: usize, class: Class) -> bool {
         outbox
-            .push_tensor(Bytes::from_static(name.as_bytes()), tensor(bytes), priority)
+            .push_tensor(Bytes::from_static(name.as_bytes()), tensor(bytes), class)
             .now_or_never()
             .is_some()
     }
@@ -267,16 +257,17 @@ mod tests {
     #[test]
     fn urgent_tensors_go_first_and_equals_in_order() {
         let outbox = Outbox::new();
-        for (name, priority) in [
-            ("bulk", Priority::Bulk),
-            ("first", Priority::Activation),
-            ("second", Priority::Activation),
-            ("gradient", Priority::Gradient),
+        for (name, class) in [
+            ("chunk", Class::Chunk),
+            ("round", Class::Round),
+            ("first", Class::Activation),
+            ("second", Class::Activation),
+            ("gradient", Class::Gradient),
         ] {
-            assert!(push(&outbox, name, 10, priority));
+            assert!(push(&outbox, name, 10, class));
         }
-        let order: Vec<Bytes> = (0..4).map(|_| next(&outbox).1).collect();
-        assert_eq!(order, ["gradient", "first", "second", "bulk"]);
+        let order: Vec<Bytes> = (0..5).map(|_| next(&outbox).1).collect();
+        assert_eq!(order, ["gradient", "first", "second", "round", "chunk"]);
         assert!(outbox.tensor().now_or_never().is_none());
     }
 
@@ -284,7 +275,7 @@ mod tests {
     fn undelivered_tensors_go_out_again_in_order() {
         let outbox = Outbox::new();
         for name in ["a", "b", "c"] {
-            assert!(push(&outbox, name, 10, Priority::Bulk));
+            assert!(push(&outbox, name, 10, Class::Chunk));
         }
         let (delivered, _) = next(&outbox);
         let (_, lost) = next(&outbox);
@@ -298,14 +289,14 @@ mod tests {
     fn bytes_under_way_are_bounded() {
         let cap = limits::SEND_QUEUE.0 as usize;
         let outbox = Outbox::new();
-        assert!(push(&outbox, "small", 10, Priority::Bulk));
-        assert!(!push(&outbox, "as large as the cap", cap, Priority::Bulk));
+        assert!(push(&outbox, "small", 10, Class::Chunk));
+        assert!(!push(&outbox, "as large as the cap", cap, Class::Chunk));
         let (ticket, job) = outbox.tensor().now_or_never().expect("queued");
         drop(job);
-        assert!(!push(&outbox, "still on its way", cap, Priority::Bulk));
+        assert!(!push(&outbox, "still on its way", cap, Class::Chunk));
         outbox.tensor_done(ticket);
-        assert!(push(&outbox, "larger than the cap", cap + 1, Priority::Bulk));
-        assert!(!push(&outbox, "no room beside it", 1, Priority::Bulk));
+        assert!(push(&outbox, "larger than the cap", cap + 1, Class::Chunk));
+        assert!(!push(&outbox, "no room beside it", 1, Class::Chunk));
     }
 
     #[test]

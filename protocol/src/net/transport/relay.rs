@@ -135,10 +135,8 @@ impl Relay {
 
     /// A datagram came from a peer: it is for us, or for somebody else.
     pub(super) fn datagram(&self, from: PeerId, datagram: &Bytes, counters: &Counters) {
-        let Some((header, _)) = datagram.split_first_chunk::<HEADER>() else { return };
-        let id = PeerId(*header.last_chunk().expect("an id is the header's end"));
-        let packet = datagram.slice(HEADER..);
-        match header[0] {
+        let Some((direction, id, packet)) = unwrap(datagram) else { return };
+        match direction {
             ONWARD if [from, id].iter().all(|end| lock(&self.members).contains(end)) => {
                 counters.sent(Kind::Relay, packet.len());
                 counters.received(Kind::Relay, packet.len());
@@ -157,14 +155,26 @@ impl Relay {
     /// Sends a packet to the next one on its way. What does not fit is lost, as anywhere.
     fn pass(&self, to: PeerId, direction: u8, named: PeerId, packet: &[u8]) {
         let Some(next) = lock(&self.direct).get(&to).cloned() else { return };
-        let mut datagram = BytesMut::with_capacity(HEADER + packet.len());
-        datagram.put_u8(direction);
-        datagram.put_slice(&named.0);
-        datagram.put_slice(packet);
-        if let Err(error) = next.send_datagram(datagram.freeze()) {
+        if let Err(error) = next.send_datagram(wrap(direction, named, packet)) {
             tracing::trace!(peer = %to, %error, "a packet was not passed on");
         }
     }
+}
+
+/// A packet as a datagram.
+pub(super) fn wrap(direction: u8, named: PeerId, packet: &[u8]) -> Bytes {
+    let mut datagram = BytesMut::with_capacity(HEADER + packet.len());
+    datagram.put_u8(direction);
+    datagram.put_slice(&named.0);
+    datagram.put_slice(packet);
+    datagram.freeze()
+}
+
+/// Which way a datagram goes, the id in it, and the packet.
+pub(super) fn unwrap(datagram: &Bytes) -> Option<(u8, PeerId, Bytes)> {
+    let (header, _) = datagram.split_first_chunk::<HEADER>()?;
+    let id = PeerId(*header.last_chunk().expect("an id is the header's end"));
+    Some((header[0], id, datagram.slice(HEADER..)))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

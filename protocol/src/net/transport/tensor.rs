@@ -22,7 +22,8 @@ pub(super) const TAG: usize = 4 << 10;
 /// Tensors of one message.
 pub(super) const FRAMES: usize = 4;
 
-const PREFIX: usize = 4;
+/// Bytes of a [`Prefix`].
+pub(super) const PREFIX: usize = 4;
 
 /// Why no tensors were read.
 #[derive(Debug)]
@@ -47,23 +48,53 @@ pub(super) struct Received {
     pub(super) room: OwnedSemaphorePermit,
 }
 
+/// The first bytes of a message, which say how long its head is.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Prefix {
+    tag: usize,
+    frames: usize,
+}
+
+impl Prefix {
+    pub(super) fn decode([low, high, frames, zero]: [u8; PREFIX]) -> Result<Self, Violation> {
+        let tag = usize::from(u16::from_le_bytes([low, high]));
+        let frames = usize::from(frames);
+        if tag > TAG || !(1..=FRAMES).contains(&frames) || zero != 0 {
+            return Err(Violation::TensorHeader { tag, frames });
+        }
+        Ok(Self { tag, frames })
+    }
+
+    /// Bytes of tag and headers together.
+    pub(super) fn head(self) -> usize {
+        self.tag + self.frames * HEADER
+    }
+
+    /// The tag and the headers in a head.
+    pub(super) fn split(self, head: &[u8]) -> Result<(Vec<u8>, Vec<Header>), Violation> {
+        let (tag, headers) = head.split_at(self.tag);
+        let headers = headers.as_chunks::<HEADER>().0.iter().map(Header::decode);
+        Ok((tag.to_vec(), headers.collect::<Result<_, _>>()?))
+    }
+}
+
 /// The message as pieces to write; bodies are not copied.
-fn encode(job: &TensorJob) -> Vec<Bytes> {
-    let mut head = BytesMut::with_capacity(PREFIX + job.tag.len() + job.frames.len() * HEADER);
-    let tag = u16::try_from(job.tag.len()).expect("a tag is checked when it is queued");
-    head.extend_from_slice(&tag.to_le_bytes());
-    head.extend_from_slice(&[job.frames.len() as u8, 0]);
-    head.extend_from_slice(&job.tag);
-    for frame in &job.frames {
+pub(super) fn encode(tag: &[u8], frames: &[Frame]) -> Vec<Bytes> {
+    let mut head = BytesMut::with_capacity(PREFIX + tag.len() + frames.len() * HEADER);
+    let length = u16::try_from(tag.len()).expect("a tag is checked when it is queued");
+    head.extend_from_slice(&length.to_le_bytes());
+    head.extend_from_slice(&[frames.len() as u8, 0]);
+    head.extend_from_slice(tag);
+    for frame in frames {
         head.extend_from_slice(&frame.header().encode());
     }
-    let bodies = job.frames.iter().map(|frame| frame.body().clone());
+    let bodies = frames.iter().map(|frame| frame.body().clone());
     std::iter::once(head.freeze()).chain(bodies).collect()
 }
 
 /// Writes a message and waits until the peer's machine has all of it; gives its bytes.
 pub(super) async fn write(stream: &mut SendStream, job: &TensorJob) -> Result<usize, WriteError> {
-    let mut pieces = encode(job);
+    let mut pieces = encode(&job.tag, &job.frames);
     let bytes = pieces.iter().map(Bytes::len).sum();
     stream.write_all_chunks(&mut pieces).await?;
     stream.finish().map_err(|_| WriteError::ClosedStream)?;
@@ -83,17 +114,10 @@ pub(super) async fn read(
 ) -> Result<Received, ReadFailure> {
     let mut prefix = [0; PREFIX];
     exact(stream, &mut prefix).await?;
-    let [low, high, frames, zero] = prefix;
-    let tag = usize::from(u16::from_le_bytes([low, high]));
-    let frames = usize::from(frames);
-    if tag > TAG || !(1..=FRAMES).contains(&frames) || zero != 0 {
-        return Err(Violation::TensorHeader { tag, frames }.into());
-    }
-    let mut head = vec![0; tag + frames * HEADER];
+    let prefix = Prefix::decode(prefix)?;
+    let mut head = vec![0; prefix.head()];
     exact(stream, &mut head).await?;
-    let headers = head.split_off(tag);
-    let headers: Vec<Header> =
-        headers.as_chunks::<HEADER>().0.iter().map(Header::decode).collect::<Result<_, _>>()?;
+    let (tag, headers) = prefix.split(&head)?;
 
     let bodies: usize = headers.iter().map(Header::packed_length).sum();
     let needed = bodies.min(limits::SEND_QUEUE.0 as usize) as u32;
@@ -108,8 +132,8 @@ pub(super) async fn read(
         Ok(Some(_)) => return Err(Violation::TensorTrailing.into()),
         Err(_) => return Err(ReadFailure::Lost),
     }
-    let bytes = PREFIX + tag + frames.iter().map(Frame::wire_length).sum::<usize>();
-    Ok(Received { tag: head, frames, bytes, room })
+    let bytes = PREFIX + tag.len() + frames.iter().map(Frame::wire_length).sum::<usize>();
+    Ok(Received { tag, frames, bytes, room })
 }
 
 async fn exact(stream: &mut RecvStream, buffer: &mut [u8]) -> Result<(), ReadFailure> {

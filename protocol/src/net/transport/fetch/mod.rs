@@ -2,14 +2,16 @@
 //!
 //! First one of them says what its pieces hash to, which its own hash proves or refutes; from then on
 //! every piece is checked by itself as it comes, so a holder that sends other bytes is found out at once
-//! and costs one piece. A holder whose connection broke is dialled once more while others go on.
+//! and costs one piece. A holder whose connection broke is dialled once more while others go on. What an
+//! earlier fetch of the same file left is gone on with ([`partial`]).
 
+pub(super) mod partial;
 mod plan;
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -17,14 +19,15 @@ use futures::future::join_all;
 use tokio::sync::Notify;
 use tokio::time::sleep_until;
 
+use self::partial::Partial;
 use self::plan::{Next, Plan};
-use super::blob::{fetch_hashes, fetch_piece};
+use super::blob::{fetch_hashes, fetch_length, fetch_piece};
 use super::error::{ConnectError, FetchError};
 use super::peer::{Peer, Session};
 use super::{Shared, dial};
 use crate::ids::{ContentHash, PeerId};
 use crate::limits;
-use crate::pieces::{PieceHashes, pieces};
+use crate::pieces::PieceHashes;
 use crate::units::{Bytes, Moment};
 
 /// Pieces asked of one holder at once: enough to fill a long link with pieces of a mebibyte.
@@ -43,7 +46,11 @@ pub(super) struct Wanted {
 
 impl Wanted {
     fn size_of(&self, piece: u64) -> usize {
-        limits::BLOB_PIECE.0.min(self.length - piece * limits::BLOB_PIECE.0) as usize
+        limits::BLOB_PIECE.0.min(self.length - self.position_of(piece)) as usize
+    }
+
+    fn position_of(&self, piece: u64) -> u64 {
+        piece * limits::BLOB_PIECE.0
     }
 }
 
@@ -59,16 +66,22 @@ pub(super) async fn fetch(
     }
     let io_error = |source| FetchError::Io { path: destination.to_owned(), source };
     let (hashes, honest) = hashes(shared, holders, wanted).await?;
-    let partial = Partial::create(destination, wanted.length).map_err(io_error)?;
+    let hashes = Arc::new(hashes);
+    let (partial, missing) = blocking({
+        let (destination, hashes) = (destination.to_owned(), hashes.clone());
+        move || Partial::open(&destination, wanted, &hashes)
+    })
+    .await
+    .map_err(io_error)?;
     let count = honest.len();
     let work = Work {
         shared,
         wanted,
-        hashes: Arc::new(hashes),
+        hashes,
         file: partial.file.clone(),
         destination,
         start: Instant::now(),
-        plan: Mutex::new(Plan::new(pieces(wanted.length), count)),
+        plan: Mutex::new(Plan::new(missing, count)),
         failure: Mutex::new(None),
         changed: Notify::new(),
     };
@@ -82,11 +95,25 @@ pub(super) async fn fetch(
         return Err(failure.expect("whoever is asked no more has failed"));
     }
     let target = destination.to_owned();
-    tokio::task::spawn_blocking(move || partial.publish(&target))
-        .await
-        .map_err(io::Error::other)
-        .and_then(|published| published)
-        .map_err(io_error)
+    blocking(move || partial.publish(&target)).await.map_err(io_error)
+}
+
+/// Does what waits for the disk on a thread that may.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    tokio::task::spawn_blocking(work).await.map_err(io::Error::other).and_then(|done| done)
+}
+
+/// How long a holder says that a file is.
+pub(super) async fn length(
+    shared: &Arc<Shared>,
+    holder: PeerId,
+    hash: ContentHash,
+) -> Result<u64, FetchError> {
+    let peer = known(shared, holder)?;
+    let session = session(shared, &peer).await?;
+    fetch_length(&session.connection, hash).await
 }
 
 /// What the pieces hash to, and who of the holders did not say something else before.
@@ -227,51 +254,21 @@ impl Work<'_> {
     async fn fetch(&self, peer: &Peer, piece: u64) -> Result<(), FetchError> {
         let Wanted { hash, length } = self.wanted;
         let session = session(self.shared, peer).await?;
-        let position = piece * limits::BLOB_PIECE.0;
+        let position = self.wanted.position_of(piece);
         let size = self.wanted.size_of(piece);
         let counters = &self.shared.counters;
         let bytes =
             fetch_piece(&session.connection, hash, position, size, length, counters).await?;
         let (file, hashes) = (self.file.clone(), self.hashes.clone());
-        let written = tokio::task::spawn_blocking(move || {
+        let written = blocking(move || {
             let right = hashes.holds(length, piece, &bytes);
             if right { file.write_all_at(&bytes, position).map(|()| true) } else { Ok(false) }
         });
         let io_error = |source| FetchError::Io { path: self.destination.to_owned(), source };
-        match written.await.map_err(io::Error::other).and_then(|written| written) {
+        match written.await {
             Ok(true) => Ok(()),
             Ok(false) => Err(FetchError::WrongHash { expected: hash }),
             Err(error) => Err(io_error(error)),
         }
-    }
-}
-
-/// A file under a temporary name beside its destination; dropped, it is removed.
-struct Partial {
-    file: Arc<File>,
-    path: PathBuf,
-}
-
-impl Partial {
-    fn create(destination: &Path, length: u64) -> io::Result<Self> {
-        let mut name = destination.file_name().unwrap_or_default().to_owned();
-        name.push(format!(".{}.part", std::process::id()));
-        let path = destination.with_file_name(name);
-        let file = File::create(&path)?;
-        let partial = Self { file: Arc::new(file), path };
-        partial.file.set_len(length)?;
-        Ok(partial)
-    }
-
-    fn publish(self, destination: &Path) -> io::Result<()> {
-        self.file.sync_all()?;
-        std::fs::rename(&self.path, destination)
-    }
-}
-
-impl Drop for Partial {
-    fn drop(&mut self) {
-        // After `publish` there is nothing under this name any more.
-        let _ = std::fs::remove_file(&self.path);
     }
 }

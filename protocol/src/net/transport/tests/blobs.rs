@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::*;
@@ -184,4 +185,96 @@ async fn the_only_holders_end_is_the_end_of_it() {
         "{fetched:?}"
     );
     assert!(!to.exists());
+}
+
+/// A destination, and what lies beside it while it is not whole.
+fn partial(to: &Path) -> PathBuf {
+    let mut name = to.file_name().expect("a file").to_owned();
+    name.push(PARTIAL_SUFFIX);
+    to.with_file_name(name)
+}
+
+/// Fetches until a piece or more is here, and then is cut as if the process had died.
+async fn begin(guest: &Node, ids: &[PeerId], hash: ContentHash, length: u64, to: &Path) {
+    let some = async {
+        while guest.transport.traffic().blob.received.0 < 4 << 20 {
+            tokio::task::yield_now().await;
+        }
+    };
+    let fetched = guest.transport.fetch_blob(ids, hash, length, to);
+    tokio::select! {
+        biased;
+        () = some => {}
+        fetched = fetched => fetched.expect("it has not even failed"),
+    }
+}
+
+#[tokio::test]
+async fn a_fetch_that_was_cut_goes_on_where_it_was() {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let file = text(200 << 20);
+    let (hash, length) = (ContentHash::of(&file), file.len() as u64);
+    let (holder, _) = holder(folder.path(), "holder", hash, &file);
+    let (first, to, ids) = reader(folder.path(), &[&holder]);
+    soon(begin(&first, &ids, hash, length, &to)).await;
+    assert!(!to.exists(), "it is not whole");
+    first.transport.close().await;
+
+    // The machine's end tore a piece that was there.
+    let torn = File::options().write(true).open(partial(&to)).expect("what came is kept");
+    let piece = limits::BLOB_PIECE.0 as usize;
+    let there = fs::read(partial(&to)).expect("readable");
+    let right = |index: &usize| there[index * piece..][..piece] == file[index * piece..][..piece];
+    let here: Vec<usize> = (0..200).filter(right).collect();
+    assert!(here.len() >= 2, "some came");
+    torn.write_all_at(&[there[here[0] * piece] ^ 1], (here[0] * piece) as u64).expect("writable");
+
+    let (second, _, ids) = reader(folder.path(), &[&holder]);
+    soon(second.transport.fetch_blob(&ids, hash, length, &to)).await.expect("fetched");
+    assert!(fs::read(&to).expect("it is there") == file);
+    assert!(!partial(&to).exists(), "nothing is left beside it");
+    let pieces = (200 - here.len() + 1) as u64;
+    let received = second.transport.traffic().blob.received.0;
+    assert_eq!(received, pieces * (8 + piece as u64) + 8 + 32 * 200, "only what was missing");
+}
+
+#[tokio::test]
+async fn what_lies_in_the_way_is_no_hindrance() {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let file = text((3 << 20) + 5);
+    let (hash, length) = (ContentHash::of(&file), file.len() as u64);
+    let (holder, _) = holder(folder.path(), "holder", hash, &file);
+    for before in [Vec::new(), vec![7; 9 << 20], file.clone(), file[..2 << 20].to_vec()] {
+        let (guest, to, ids) = reader(folder.path(), &[&holder]);
+        fs::write(partial(&to), before).expect("writable");
+        soon(guest.transport.fetch_blob(&ids, hash, length, &to)).await.expect("fetched");
+        assert!(fs::read(&to).expect("it is there") == file);
+        assert!(!partial(&to).exists());
+    }
+}
+
+#[tokio::test]
+async fn two_may_fetch_one_file_to_one_place() {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let file = text(9 << 20);
+    let (hash, length) = (ContentHash::of(&file), file.len() as u64);
+    let (holder, _) = holder(folder.path(), "holder", hash, &file);
+    let (guest, to, ids) = reader(folder.path(), &[&holder]);
+    let fetch = || guest.transport.fetch_blob(&ids, hash, length, &to);
+    let (one, other) = soon(async { tokio::join!(fetch(), fetch()) }).await;
+    one.and(other).expect("fetched");
+    assert!(fs::read(&to).expect("it is there") == file);
+    assert_eq!(fs::read_dir(folder.path()).expect("readable").count(), 2, "it and the holder's");
+}
+
+#[tokio::test]
+async fn a_holder_says_how_long_a_file_is() {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let hash = ContentHash::of(b"file");
+    let (holder, _) = holder(folder.path(), "holder", hash, b"file");
+    let (guest, _, _) = reader(folder.path(), &[&holder]);
+    let length = soon(guest.transport.blob_length(holder.id(), hash)).await;
+    assert_eq!(length.expect("it has it"), 4);
+    let none = soon(guest.transport.blob_length(holder.id(), ContentHash([1; 32]))).await;
+    assert!(matches!(none, Err(FetchError::NotFound { .. })), "{none:?}");
 }

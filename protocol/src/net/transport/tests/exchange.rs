@@ -131,11 +131,11 @@ async fn what_is_over_a_cap_is_not_sent() {
         Err(SendError::TooLarge { size: found, .. }) if found == size
     ));
     let tag = vec![0; tensor::TAG + 1];
-    let sent = node.transport.send_tensor(other, tag, vec![frame(0, 1)], Priority::Bulk);
+    let sent = node.transport.send_tensor(other, tag, vec![frame(0, 1)], Class::Chunk);
     assert!(matches!(sent.err(), Some(SendError::TooLarge { .. })));
     for count in [0, tensor::FRAMES + 1] {
         let frames = vec![frame(0, 1); count];
-        let sent = node.transport.send_tensor(other, Vec::new(), frames, Priority::Bulk);
+        let sent = node.transport.send_tensor(other, Vec::new(), frames, Class::Chunk);
         assert_eq!(sent.err(), Some(SendError::FrameCount { count }));
     }
     assert_eq!(node.transport.send_control(node.id(), Vec::new()), Err(SendError::Myself));

@@ -111,7 +111,7 @@ impl Node {
     }
 
     async fn send_tensor(&self, to: PeerId, tag: &[u8], frames: Vec<Frame>) {
-        let queued = self.transport.send_tensor(to, tag.to_vec(), frames, Priority::Activation);
+        let queued = self.transport.send_tensor(to, tag.to_vec(), frames, Class::Activation);
         soon(queued.expect("within the caps")).await;
     }
 }

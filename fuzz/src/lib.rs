@@ -1,0 +1,36 @@
+//! Hands the fuzzer's bytes to the decoder that a target is named after. What a decoder is held to is
+//! said where it is, in the `decoders` of its crate; `make fuzz` runs all targets.
+//!
+//! The decoders of `node` are compiled in by their files, so that libtorch is not needed.
+
+#![allow(dead_code, missing_docs, reason = "the files of another crate, of which a part is used")]
+
+use shoal_protocol::decoder::Decoder;
+
+mod anchor;
+#[path = "../../node/src/commands/scenario.rs"]
+mod scenario;
+#[path = "../../node/src/config.rs"]
+mod config;
+
+/// Has a decoder read bytes.
+///
+/// # Panics
+/// When there is no decoder of this name, or it has a defect.
+pub fn check(target: &str, bytes: &[u8]) {
+    let all = shoal_protocol::decoders::DECODERS
+        .iter()
+        .chain(shoal_protocol::net::transport::decoders::DECODERS)
+        .chain(anchor::decoders::DECODERS)
+        .chain([&config::DECODER, &scenario::DECODER]);
+    let decoder: Option<&Decoder> = { all }.find(|decoder| decoder.name == target);
+    (decoder.expect("a target has the name of a decoder").check)(bytes);
+}
+
+/// The fuzz target of one decoder.
+#[macro_export]
+macro_rules! target {
+    ($name:literal) => {
+        libfuzzer_sys::fuzz_target!(|bytes: &[u8]| $crate::check($name, bytes));
+    };
+}

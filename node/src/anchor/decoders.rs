@@ -1,0 +1,189 @@
+//! The decoders of what is on an anchor's disk and of what anchors say to each other, as they are
+//! tried. See [`shoal_protocol::decoder`].
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use openraft::EntryPayload;
+use shoal_protocol::decoder::Decoder;
+use shoal_protocol::history::History;
+use shoal_protocol::ids::{Era, Incarnation, Member, PeerId, Stage, StageSpan, Step, Term};
+use shoal_protocol::message::{CommitRecord, Duties, FixedLoss, LogRecord, MemberRecord, View};
+use shoal_protocol::wire;
+
+use super::encoding::{self, Ballot, Image, Item, Mark};
+use super::journal::{self, Event};
+use super::talk::{self, Answer, Request};
+use super::types::{AnchorId, Entry, Membership, Proposal, StoredMembership, Vote, log_id};
+
+/// Those of the anchors.
+pub(crate) const DECODERS: &[Decoder] = &[
+    Decoder { name: "anchor_journal", examples: journals, check: journal },
+    Decoder { name: "anchor_image", examples: images, check: image },
+    Decoder { name: "anchor_request", examples: requests, check: request },
+    Decoder { name: "anchor_answer", examples: answers, check: answer },
+];
+
+const ME: PeerId = PeerId([1; 32]);
+
+fn view() -> LogRecord {
+    let member = Member { peer: ME, incarnation: Incarnation(4) };
+    let record = MemberRecord {
+        member,
+        span: StageSpan::one(Stage(0)),
+        addresses: vec![([192, 0, 2, 1], 7410).into()],
+        serving: true,
+        duties: Duties::default(),
+    };
+    LogRecord::View(View { number: 1, members: vec![record] })
+}
+
+fn commit() -> LogRecord {
+    LogRecord::Commit(CommitRecord {
+        era: Era(0),
+        term: Term(1),
+        step: Step(0),
+        stages: Vec::new(),
+        gradient_norm: 1.5,
+        loss: FixedLoss(1 << 34),
+        held_out_loss: None,
+    })
+}
+
+fn membership() -> Membership {
+    Membership::new(vec![BTreeSet::from([AnchorId(ME)])], None)
+}
+
+/// A log that was begun, with its records from this place on.
+fn items() -> Vec<Item> {
+    let record = |record| EntryPayload::Normal(Proposal { term: Term(1), record });
+    [
+        EntryPayload::Membership(membership()),
+        EntryPayload::Blank,
+        record(LogRecord::Term(Term(1))),
+        record(view()),
+        record(commit()),
+    ]
+    .into_iter()
+    .zip(0..)
+    .map(|(payload, index)| Item::from(&Entry { log_id: log_id(1, index), payload }))
+    .collect()
+}
+
+fn ballot() -> Ballot {
+    Vote::new_committed(1, AnchorId(ME)).into()
+}
+
+fn journals() -> Vec<Vec<u8>> {
+    let happened = [Event::Voted(ballot())]
+        .into_iter()
+        .chain(items().into_iter().map(Event::Added))
+        .chain([Event::Agreed(log_id(1, 3).into()), Event::CutFrom(4)])
+        .chain([Event::Purged(log_id(1, 1).into())]);
+    let mut bytes = journal::empty(ME);
+    bytes.extend(journal::pieces(&happened.collect::<Vec<_>>()));
+    vec![journal::empty(ME), bytes]
+}
+
+/// The file, and what its only piece would be under a head that fits: the one of a damaged disk whose
+/// checksums agree.
+fn journal(bytes: &[u8]) {
+    let path = Path::new("log");
+    for bytes in [bytes.to_vec(), super::frame::seal(bytes)] {
+        let Ok(opened) = journal::read(path, &bytes, ME) else { continue };
+        assert!(opened.whole <= bytes.len());
+        let written = journal::pieces(&opened.held.events(ME));
+        let Ok(again) = journal::read(path, &written, ME) else {
+            panic!("what was read cannot be read again");
+        };
+        assert_eq!(journal::pieces(&again.held.events(ME)), written);
+    }
+}
+
+fn images() -> Vec<Vec<u8>> {
+    let mut history = History::default();
+    for record in [LogRecord::Term(Term(1)), view(), commit()] {
+        history.apply(&record).expect("it follows");
+    }
+    let last = Some(log_id(1, 4));
+    let keepers = StoredMembership::new(Some(log_id(1, 0)), membership());
+    vec![Image { history, last, keepers }.encode()]
+}
+
+fn image(bytes: &[u8]) {
+    let Ok(image) = Image::decode(bytes) else { return };
+    let written = image.encode();
+    let again = Image::decode(&written).expect("what was written can be read");
+    assert_eq!(again.encode(), written);
+    // Whatever it says, what follows is applied or refused.
+    let mut history = image.history;
+    for record in [LogRecord::Term(Term(2)), view(), commit()] {
+        let _ = history.apply(&record);
+    }
+}
+
+fn requests() -> Vec<Vec<u8>> {
+    let last = Some(Mark::from(log_id(1, 4)));
+    let bytes = images().remove(0);
+    [
+        Request::Append { ballot: ballot(), previous: None, agreed: last, items: items() },
+        Request::Vote { ballot: ballot(), last },
+        Request::Snapshot {
+            ballot: ballot(),
+            last: log_id(1, 4).into(),
+            offset: 0,
+            bytes,
+            done: true,
+        },
+        Request::WouldVote { last: None },
+    ]
+    .map(|request| wire::encode(&request).expect("small"))
+    .to_vec()
+}
+
+fn request(bytes: &[u8]) {
+    let Ok(request) = wire::decode::<Request>(bytes) else { return };
+    let written = wire::encode(&request).expect("what was read can be written");
+    assert_eq!(
+        wire::decode::<Request>(&written).map(|again| wire::encode(&again)),
+        Ok(Ok(written))
+    );
+    match request {
+        Request::Append { ballot, previous, agreed, items } => {
+            let Ok(vote) = talk::own_vote(ME, ballot, true) else { return };
+            let count = items.len();
+            if let Ok(append) = talk::append_request(vote, previous, agreed, items) {
+                assert_eq!(append.entries.len(), count);
+            }
+        }
+        Request::Vote { ballot, last } => {
+            if let Ok(vote) = talk::own_vote(ME, ballot, false) {
+                let _ = talk::vote_request(vote, last);
+            }
+        }
+        Request::Snapshot { bytes, .. } => image(&bytes),
+        Request::WouldVote { last } => drop(encoding::place(last)),
+    }
+}
+
+fn answers() -> Vec<Vec<u8>> {
+    let last = Some(Mark::from(log_id(1, 4)));
+    [Answer::Higher(ballot()), Answer::Vote { ballot: ballot(), granted: true, last }]
+        .map(|answer| wire::encode(&answer).expect("small"))
+        .to_vec()
+}
+
+fn answer(bytes: &[u8]) {
+    let Ok(answer) = wire::decode::<Answer>(bytes) else { return };
+    let written = wire::encode(&answer).expect("what was read can be written");
+    assert_eq!(wire::decode::<Answer>(&written), Ok(answer.clone()));
+    match answer {
+        Answer::Higher(ballot) => {
+            let _ = talk::higher_vote(Vote::new_committed(3, AnchorId(ME)), ballot);
+        }
+        Answer::Vote { ballot, granted, last } => {
+            let _ = talk::vote_response(ballot, granted, last);
+        }
+        _ => {}
+    }
+}

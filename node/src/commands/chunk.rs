@@ -1,0 +1,163 @@
+//! `shoal chunk`: the files that peers fetch from each other, by content.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use futures::future::join_all;
+use shoal_protocol::ids::{ContentHash, PeerId};
+use shoal_protocol::units::Bytes;
+
+use super::guest::{self, Guest};
+use super::training;
+use crate::address::JoinAddress;
+use crate::cli::{ChunkCommand, ChunkGetArgs, ListFormat};
+use crate::driver::chunks::{self, Chunk, Content, State};
+use crate::driver::home::Files;
+use crate::exit::{Exit, ExitWith};
+
+/// Does what was asked for.
+///
+/// # Errors
+/// When there is no data directory, something in it is bad, or a file cannot be had.
+pub(super) fn run(command: ChunkCommand) -> anyhow::Result<()> {
+    match command {
+        ChunkCommand::Ls(args) => list(&args.data_dir, args.output),
+        ChunkCommand::Verify(args) => verify(&args.data_dir),
+        ChunkCommand::Get(args) => training::runtime()?.block_on(get(&args)),
+    }
+}
+
+fn held(data_dir: &Path) -> anyhow::Result<Vec<Chunk>> {
+    if !data_dir.is_dir() {
+        let text =
+            format!("there is no data directory {}: name it with --data-dir", data_dir.display());
+        return Err(anyhow::anyhow!(text)).exit_with(Exit::Usage);
+    }
+    Ok(chunks::list(data_dir))
+}
+
+fn list(data_dir: &Path, format: ListFormat) -> anyhow::Result<()> {
+    let all = held(data_dir)?;
+    match format {
+        ListFormat::Json => println!("{}", serde_json::to_string_pretty(&all)?),
+        ListFormat::Text => all.iter().for_each(|chunk| println!("{}", line(chunk))),
+    }
+    Ok(())
+}
+
+fn line(chunk: &Chunk) -> String {
+    let hash = chunk.hash.map_or_else(|| "-".to_owned(), |hash| hash.to_string());
+    let state = match chunk.state {
+        State::Whole => "whole",
+        State::Partial => "partial",
+        State::Missing => "missing",
+    };
+    let content = match &chunk.content {
+        Content::Text => "a text's tokens".to_owned(),
+        Content::Checkpoint { run, version, stage } => {
+            let stage = stage.map_or_else(|| "all stages".to_owned(), |one| format!("stage {one}"));
+            let run = run.map_or_else(String::new, |run| format!(", run {run}"));
+            format!("version {version}, {stage}{run}")
+        }
+    };
+    format!("{hash:64} {:>12} {state:7} {content}: {}", chunk.bytes, chunk.path.display())
+}
+
+/// Reads every file that is whole. What nobody wrote down the hash of cannot be checked.
+fn verify(data_dir: &Path) -> anyhow::Result<()> {
+    let all = held(data_dir)?;
+    let (mut bad, mut right, mut unknown, mut partial) = (0, 0, 0, 0);
+    for chunk in &all {
+        let path = chunk.path.display();
+        let defect = match (chunk.state, chunk.hash) {
+            (State::Partial, _) => {
+                partial += 1;
+                continue;
+            }
+            (State::Whole, None) => {
+                unknown += 1;
+                continue;
+            }
+            (State::Missing, _) => "it is not there".to_owned(),
+            (State::Whole, Some(hash)) => match chunks::hash(&chunk.path) {
+                Ok(found) if found == hash => {
+                    right += 1;
+                    continue;
+                }
+                Ok(found) => format!("its bytes hash to {found} instead of {hash}"),
+                Err(error) => error.to_string(),
+            },
+        };
+        println!("bad: {path}: {defect}");
+        bad += 1;
+    }
+    println!("{right} right, {bad} bad, {unknown} without a known hash, {partial} partial");
+    if bad > 0 {
+        let text = format!(
+            "{bad} of {} files are bad: remove them, and they are fetched again",
+            all.len()
+        );
+        return Err(anyhow::anyhow!(text)).exit_with(Exit::Corrupt);
+    }
+    Ok(())
+}
+
+async fn get(args: &ChunkGetArgs) -> anyhow::Result<()> {
+    let ChunkGetArgs { hash, from, out } = args;
+    let out = out.clone().unwrap_or_else(|| PathBuf::from(hash.to_string()));
+    if out.exists() {
+        let text = format!("{} is there already: name another file with --out", out.display());
+        return Err(anyhow::anyhow!(text)).exit_with(Exit::Usage);
+    }
+    let guest = Guest::open(&Files::default())?;
+    let fetched = fetch(&guest, *hash, from, &out).await;
+    guest.transport.close().await;
+    let length = fetched?;
+    println!("{hash}: {} ({})", out.display(), Bytes(length));
+    Ok(())
+}
+
+/// Fetches from whoever has it. Who lies about its length is found out, and the others are asked.
+async fn fetch(
+    guest: &Guest,
+    hash: ContentHash,
+    from: &[JoinAddress],
+    out: &Path,
+) -> anyhow::Result<u64> {
+    let mut failure = None;
+    let mut said: BTreeMap<u64, Vec<PeerId>> = BTreeMap::new();
+    for asked in join_all(from.iter().map(|address| ask(guest, hash, address))).await {
+        match asked {
+            Ok((peer, length)) => said.entry(length).or_default().push(peer),
+            Err(error) => {
+                tracing::warn!(%error, "one peer less");
+                failure = Some(error);
+            }
+        }
+    }
+    let mut said: Vec<(u64, Vec<PeerId>)> = said.into_iter().collect();
+    said.sort_by_key(|(_, peers)| std::cmp::Reverse(peers.len()));
+    for (length, peers) in said {
+        match guest.transport.fetch_blob(&peers, hash, length, out).await {
+            Ok(()) => return Ok(length),
+            Err(error) => failure = Some(error.into()),
+        }
+    }
+    match failure {
+        Some(error) => Err(error),
+        None => bail!("nobody was asked"),
+    }
+}
+
+/// A peer that has the file, and how long it says that it is.
+async fn ask(
+    guest: &Guest,
+    hash: ContentHash,
+    address: &JoinAddress,
+) -> anyhow::Result<(PeerId, u64)> {
+    let (at, _) = guest::reach(&guest.transport, address).await?;
+    let length = guest.transport.blob_length(at.peer, hash).await;
+    let hint = || format!("{at} cannot give it (`shoal chunk ls` there shows what it holds)");
+    Ok((at.peer, length.with_context(hint)?))
+}

@@ -1,0 +1,63 @@
+//! A process that takes part in no run: it asks those who do, and fetches from them.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+
+use anyhow::Context;
+use shoal_protocol::ids::Incarnation;
+use shoal_protocol::net::discovery::PeerAddress;
+use shoal_protocol::net::identity::Identity;
+use shoal_protocol::net::transport::{
+    Congestion, Transport, TransportConfig, TransportEvent, Welcome,
+};
+use tokio::sync::mpsc;
+
+use crate::address::JoinAddress;
+use crate::driver::home::Files;
+use crate::exit::{Exit, ExitWith};
+use crate::network;
+
+/// A guest's one life: it is never a member.
+pub(super) const LIFE: Incarnation = Incarnation(1);
+
+/// A guest's links.
+pub(super) struct Guest {
+    pub(super) transport: Transport,
+    pub(super) events: mpsc::Receiver<TransportEvent>,
+}
+
+impl Guest {
+    /// Listens on any free port, as somebody whom nobody knows.
+    ///
+    /// # Errors
+    /// When there is no free port.
+    pub(super) fn open(files: &Files) -> anyhow::Result<Self> {
+        let config = TransportConfig {
+            incarnation: LIFE,
+            run: None,
+            congestion: Congestion::default(),
+            blobs: Arc::new(files.clone()),
+        };
+        let anywhere = [SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))];
+        let (transport, events) = Transport::bind(&Identity::ephemeral(), &anywhere, config)?;
+        Ok(Self { transport, events })
+    }
+}
+
+/// Connects to the peer at an address.
+///
+/// # Errors
+/// When it is no address, or nobody answers there.
+pub(super) async fn reach(
+    transport: &Transport,
+    address: &JoinAddress,
+) -> anyhow::Result<(PeerAddress, Welcome)> {
+    let address = address.read()?.context("there is no address in that file yet")?;
+    let (peer, resolved) = network::resolve(&address).await?;
+    let welcome = transport
+        .connect(peer.peer, &resolved)
+        .await
+        .with_context(|| format!("nobody answers at {peer}"))
+        .exit_with(Exit::NotAdmitted)?;
+    Ok((peer, welcome))
+}

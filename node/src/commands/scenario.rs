@@ -1,0 +1,324 @@
+//! A swarm and what befalls it, as a file says it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
+use serde::Deserialize;
+#[cfg(any(test, fuzzing))]
+use shoal_protocol::decoder::Decoder;
+use shoal_protocol::ids::Stage;
+use shoal_protocol::limits;
+use shoal_protocol::message::StageChoice;
+use shoal_scheduler::peer::PeerLimits;
+use shoal_scheduler::sim::{
+    Clock, ComputeScenario, Fault, Faults, NetworkScenario, PeerScenario, Scenario,
+};
+
+/// What swarms may have at most: far more than a laptop simulates in a while.
+const PEERS: usize = 1024;
+const MICROBATCHES: u32 = 1 << 14;
+const STEPS: u64 = 1_000_000;
+const REGIONS: usize = 64;
+const DEATHS: f64 = 1e5;
+
+/// A file that describes no swarm.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ScenarioError {
+    /// No TOML, or not with these keys.
+    #[error(transparent)]
+    Malformed(#[from] toml::de::Error),
+    /// None, too many, or too few for the stages.
+    #[error("peers must be from 1 to {PEERS}, and at least as many as stages")]
+    Peers,
+    /// Nothing of something.
+    #[error("stages, regions and microbatches must be at least 1")]
+    None,
+    /// More than is simulated in a while.
+    #[error(
+        "at most {MICROBATCHES} microbatches, {STEPS} steps, {REGIONS} regions, and as many anchors \
+         as peers"
+    )]
+    TooMany,
+    /// No activation, or one that does not travel.
+    #[error(
+        "microbatch_size, context and hidden must be at least 1, and an activation of them no more \
+         than {}",
+        limits::TENSOR
+    )]
+    Activation,
+    /// Zero or less, or without a bound.
+    #[error("forward, slowest and bandwidth must be positive")]
+    NotPositive,
+    /// One that is none.
+    #[error("times are in seconds, from 0 to a million")]
+    Time,
+    /// More than a run can get through.
+    #[error("more than {DEATHS} deaths: let crash_every be longer")]
+    Deaths,
+}
+
+/// A swarm and what befalls it, as a file says it. Times are in seconds.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Described {
+    /// Peers; the first keeps the run and never dies.
+    peers: usize,
+    /// Pipeline stages.
+    stages: u16,
+    /// Optimizer updates.
+    steps: u64,
+    /// Microbatches of a step.
+    microbatches: u32,
+    /// Commits from one checkpoint to the next; 0 is none but the last.
+    checkpoint_every: u64,
+    /// A forward pass of one stage on the fastest peer; a backward pass takes twice as long.
+    forward: f64,
+    /// The slowest peer takes so many times as long.
+    slowest: f64,
+    /// Regions that peers are spread over in turn.
+    regions: usize,
+    /// One way between peers of one region, and of two.
+    latency_near: f64,
+    latency_far: f64,
+    /// Bytes a second from a peer to another.
+    bandwidth: f64,
+    /// Numbers of an activation, which decide its bytes: samples, tokens and width.
+    microbatch_size: u32,
+    context: u32,
+    hidden: u32,
+    /// From one death to the next, on average; 0 is no deaths.
+    crash_every: f64,
+    /// From a death until the peer starts again.
+    restart_after: f64,
+    /// From a death until others notice, at most.
+    notice: f64,
+    /// Peers that keep the log together.
+    anchors: usize,
+    /// Seconds from the death of the one that keeps the run until another does, at most.
+    election: f64,
+}
+
+impl Default for Described {
+    fn default() -> Self {
+        Self {
+            peers: 12,
+            stages: 4,
+            steps: 20,
+            microbatches: 32,
+            checkpoint_every: 5,
+            forward: 0.05,
+            slowest: 2.0,
+            regions: 3,
+            latency_near: 0.0005,
+            latency_far: 0.05,
+            bandwidth: 25e6,
+            microbatch_size: 4,
+            context: 128,
+            hidden: 256,
+            crash_every: 10.0,
+            restart_after: 3.0,
+            notice: 0.6,
+            anchors: 3,
+            election: 1.5,
+        }
+    }
+}
+
+impl Described {
+    /// Reads what a file says.
+    ///
+    /// # Errors
+    /// When it describes no swarm.
+    pub(super) fn parse(text: &str) -> Result<Self, ScenarioError> {
+        let described: Self = toml::from_str(text)?;
+        described.check()?;
+        Ok(described)
+    }
+
+    fn check(&self) -> Result<(), ScenarioError> {
+        let positive = |value: f64| value > 0.0 && value < 1e12;
+        let time = |value: f64| (0.0..1e6).contains(&value);
+        if !(1..=PEERS).contains(&self.peers) || usize::from(self.stages) > self.peers {
+            return Err(ScenarioError::Peers);
+        }
+        let counts = [u64::from(self.stages), self.regions as u64, self.microbatches.into()];
+        if counts.contains(&0) {
+            return Err(ScenarioError::None);
+        }
+        let small = self.regions <= REGIONS && self.anchors <= self.peers.max(3);
+        if self.microbatches > MICROBATCHES || self.steps > STEPS || !small {
+            return Err(ScenarioError::TooMany);
+        }
+        let sizes = [self.microbatch_size, self.context, self.hidden];
+        let numbers: u128 = sizes.into_iter().map(u128::from).product();
+        if !(1..=u128::from(limits::TENSOR.0 / 4)).contains(&numbers) {
+            return Err(ScenarioError::Activation);
+        }
+        if !positive(self.forward) || !positive(self.slowest) || !positive(self.bandwidth) {
+            return Err(ScenarioError::NotPositive);
+        }
+        let times = [
+            self.latency_near,
+            self.latency_far,
+            self.crash_every,
+            self.restart_after,
+            self.notice,
+            self.election,
+            self.forward * self.slowest,
+        ];
+        if !times.into_iter().all(time) {
+            return Err(ScenarioError::Time);
+        }
+        if self.crash_every > 0.0 && self.until() / self.crash_every > DEATHS {
+            return Err(ScenarioError::Deaths);
+        }
+        Ok(())
+    }
+
+    /// The swarm of one seed.
+    pub(super) fn scenario(&self, seed: u64) -> Scenario {
+        let mut dice = ChaCha8Rng::seed_from_u64(seed);
+        let mut manifest = Scenario::small_manifest(self.stages, self.microbatches, self.steps);
+        manifest.training.seed = seed;
+        manifest.training.microbatch_size = self.microbatch_size;
+        manifest.model.context = self.context;
+        manifest.model.hidden = self.hidden;
+        manifest.checkpoint.every = self.checkpoint_every;
+        let seconds = Duration::from_secs_f64;
+        let latency = |from: usize, to: usize| {
+            seconds(if from == to { self.latency_near } else { self.latency_far })
+        };
+        let row = |from| (0..self.regions).map(|to| latency(from, to)).collect();
+        let peers = (0..self.peers).map(|index| self.peer(index, &mut dice)).collect();
+        let happen = self.deaths(&mut dice);
+        Scenario {
+            seed,
+            manifest: Arc::new(manifest),
+            parameters: (0..self.stages).map(|stage| (Stage(stage), 64)).collect(),
+            peers,
+            network: NetworkScenario {
+                latency: (0..self.regions).map(row).collect(),
+                jitter: seconds(self.latency_near),
+                bandwidth: Some(self.bandwidth as u64),
+                duplicates_per_mille: 0,
+                strays_per_mille: 0,
+            },
+            snapshot: shoal_protocol::units::Bytes::mebi(4),
+            write: Duration::from_millis(100),
+            log_delay: Duration::from_millis(5),
+            patience: Duration::from_secs(30),
+            anchors: self.anchors,
+            homecoming: Duration::from_secs(120),
+            faults: Faults {
+                happen,
+                notice: seconds(self.notice),
+                election: seconds(self.election),
+                rebirth: seconds(self.restart_after),
+            },
+        }
+    }
+
+    /// A peer whose speed lies between those of the fastest and the slowest.
+    fn peer(&self, index: usize, dice: &mut ChaCha8Rng) -> PeerScenario {
+        let slower = 1.0 + (self.slowest - 1.0) * unit(dice);
+        let forward = Duration::from_secs_f64(self.forward * slower);
+        PeerScenario {
+            choice: StageChoice::Auto,
+            fits: (0..self.stages).map(Stage).collect(),
+            limits: PeerLimits::default(),
+            start: Duration::ZERO,
+            compute: ComputeScenario {
+                forward,
+                backward: forward * 2,
+                other: Duration::from_micros(100),
+                jitter_per_mille: 50,
+            },
+            archive: false,
+            region: index % self.regions,
+            clock: Clock::default(),
+        }
+    }
+
+    /// When the run would long be over without deaths.
+    fn until(&self) -> f64 {
+        let passes = self.steps as f64 * f64::from(self.microbatches) * f64::from(self.stages);
+        passes * 12.0 * self.forward * self.slowest / self.peers as f64
+    }
+
+    /// Deaths of any peer, the first too where others can keep the run, until then.
+    fn deaths(&self, dice: &mut ChaCha8Rng) -> Vec<(Duration, Fault)> {
+        if self.crash_every <= 0.0 || self.peers < 2 {
+            return Vec::new();
+        }
+        let mut at = 0.0;
+        let mut happen = Vec::new();
+        loop {
+            at += self.crash_every * (0.5 + unit(dice));
+            if at > self.until() {
+                return happen;
+            }
+            let spared = usize::from(self.anchors < 3);
+            let peer = spared + dice.next_u32() as usize % (self.peers - spared);
+            let restart = Some(Duration::from_secs_f64(self.restart_after));
+            happen.push((Duration::from_secs_f64(at), Fault::Crash { peer, restart, disk: false }));
+        }
+    }
+}
+
+fn unit(dice: &mut ChaCha8Rng) -> f64 {
+    f64::from(dice.next_u32()) / f64::from(u32::MAX)
+}
+
+/// How the file is tried.
+#[cfg(any(test, fuzzing))]
+pub(crate) const DECODER: Decoder = Decoder {
+    name: "scenario",
+    examples: || {
+        let texts =
+            ["peers = 4\nstages = 2\nsteps = 3\n", "crash_every = 0.5\nregions = 1\nhidden = 64\n"];
+        texts.map(|text| text.as_bytes().to_vec()).to_vec()
+    },
+    check: |bytes| {
+        let Ok(text) = std::str::from_utf8(bytes) else { return };
+        let Ok(described) = Described::parse(text) else { return };
+        // A swarm of any seed can be made.
+        let scenario = described.scenario(1);
+        assert_eq!(scenario.peers.len(), described.peers);
+    },
+};
+
+#[cfg(test)]
+mod tests {
+    use shoal_scheduler::sim;
+
+    use super::*;
+
+    #[test]
+    fn the_default_swarm_trains_through_deaths_and_repeats() {
+        let described = Described { steps: 3, crash_every: 2.0, ..Described::default() };
+        assert!(described.check().is_ok());
+        let scenario = described.scenario(1);
+        let report = sim::run(&scenario).expect("every oracle holds");
+        assert!(report.finished && report.recovery.crashes > 0, "{report:?}");
+        assert_eq!(sim::run(&described.scenario(1)), Ok(report));
+    }
+
+    #[test]
+    fn what_is_no_swarm_is_refused() {
+        for text in [
+            "peers = 0",
+            "stages = 13",
+            "forward = -1.0",
+            "latency_far = 1e9",
+            "x = 1",
+            "regions = 1000000000",
+            "anchors = 1000000000",
+            "crash_every = 1e-300",
+            "hidden = 4000000000",
+        ] {
+            assert!(Described::parse(text).is_err(), "{text}");
+        }
+    }
+}

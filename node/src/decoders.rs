@@ -1,0 +1,12 @@
+//! The decoders of this crate, tried. See [`shoal_protocol::decoder`].
+
+use shoal_protocol::decoder::Decoder;
+
+use crate::{anchor, commands, config};
+
+fn all() -> Vec<Decoder> {
+    let files = [config::DECODER, commands::scenario::DECODER];
+    anchor::decoders::DECODERS.iter().copied().chain(files).collect()
+}
+
+shoal_protocol::try_decoders!(all());

@@ -1,0 +1,220 @@
+//! What a data directory holds of files that peers fetch from each other.
+//!
+//! A part of a checkpoint has a *label* beside it, a hidden file that says what its bytes hash to; a
+//! token file has that in its name, and a whole checkpoint in its description.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use shoal_engine::Checkpoint;
+use shoal_protocol::ids::{ContentHash, RunId, Stage, Step};
+use shoal_protocol::limits;
+use shoal_protocol::net::transport::PARTIAL_SUFFIX;
+
+use super::resume::{PARTS, folders_in, paths_in};
+
+/// How a label's name ends.
+const LABEL: &str = ".label";
+
+/// What is said of a file that is, or will be, beside its label.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Label {
+    pub(crate) run: RunId,
+    pub(crate) hash: ContentHash,
+    pub(crate) bytes: u64,
+}
+
+impl Label {
+    /// Puts the label beside a file of this name.
+    ///
+    /// # Errors
+    /// When the folder cannot be written.
+    pub(crate) fn write(&self, folder: &Path, name: &str) -> io::Result<()> {
+        let file = tempfile::NamedTempFile::new_in(folder)?;
+        serde_json::to_writer(&file, self)?;
+        file.persist(label_of(&folder.join(name)))?;
+        Ok(())
+    }
+
+    /// The label of a file; `None` where it has none that can be read.
+    pub(crate) fn read(path: &Path) -> Option<Self> {
+        let text = File::open(label_of(path)).ok()?;
+        let text = io::Read::take(text, limits::MANIFEST.0);
+        serde_json::from_reader(text).ok()
+    }
+}
+
+fn label_of(path: &Path) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!(".{name}{LABEL}"))
+}
+
+/// What a file is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub(crate) enum Content {
+    /// The tokens of a text.
+    Text,
+    /// A file of a stage, or of a whole checkpoint.
+    Checkpoint {
+        /// Whose it is, where that is known.
+        run: Option<RunId>,
+        /// Of the weights.
+        version: Step,
+        /// None of what is about all stages.
+        stage: Option<Stage>,
+    },
+}
+
+/// How much of it is here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum State {
+    /// All of it.
+    Whole,
+    /// Some: a fetch was cut and will go on.
+    Partial,
+    /// Nothing, though it is listed.
+    Missing,
+}
+
+/// A file of a data directory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Chunk {
+    /// What its bytes should hash to, where that is written down.
+    pub(crate) hash: Option<ContentHash>,
+    /// Bytes of it that take up room on the disk.
+    pub(crate) bytes: u64,
+    pub(crate) state: State,
+    #[serde(flatten)]
+    pub(crate) content: Content,
+    pub(crate) path: PathBuf,
+}
+
+impl Chunk {
+    /// The file that a fetch makes or made at this path, hash not known.
+    fn at(path: &Path, content: Content) -> Self {
+        let partial = is_partial(path);
+        let (state, bytes) = match std::fs::metadata(path) {
+            // A file that grows has holes.
+            Ok(about) if partial => (State::Partial, about.len().min(about.blocks() * 512)),
+            Ok(about) => (State::Whole, about.len()),
+            Err(_) => (State::Missing, 0),
+        };
+        Self { hash: None, bytes, state, content, path: path.to_owned() }
+    }
+}
+
+/// Whether this is a file that is being fetched.
+pub(crate) fn is_partial(path: &Path) -> bool {
+    path.to_string_lossy().ends_with(PARTIAL_SUFFIX)
+}
+
+/// Whether this is a file of ours rather than one about it, or one in the making.
+pub(crate) fn is_whole(path: &Path) -> bool {
+    let hidden = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
+    !hidden && !is_partial(path) && path.is_file()
+}
+
+/// The hash of a file's bytes.
+///
+/// # Errors
+/// When it cannot be read.
+pub(crate) fn hash(path: &Path) -> io::Result<ContentHash> {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update_reader(File::open(path)?)?;
+    Ok(hasher.finalize().into())
+}
+
+/// All of them: the text, parts of checkpoints, whole checkpoints.
+pub(crate) fn list(data_dir: &Path) -> Vec<Chunk> {
+    let mut all = texts(&data_dir.join("tokens"));
+    let versions = PARTS.iter().flat_map(|part| folders_in(&data_dir.join(part)));
+    all.extend(versions.flat_map(|folder| parts(&folder)));
+    for run in folders_in(&data_dir.join("runs")) {
+        let kept = folders_in(&run.join("checkpoints"));
+        all.extend(kept.into_iter().chain([run.join("checkpoint")]).flat_map(|one| whole(&one)));
+    }
+    all.sort_by(|one, other| one.path.cmp(&other.path));
+    all
+}
+
+fn texts(folder: &Path) -> Vec<Chunk> {
+    let chunk = |path: PathBuf| {
+        let name = path.file_name()?.to_str()?;
+        let hash = name.trim_end_matches(PARTIAL_SUFFIX).strip_suffix(".tokens")?.parse().ok();
+        Some(Chunk { hash, ..Chunk::at(&path, Content::Text) })
+    };
+    paths_in(folder).into_iter().filter_map(chunk).collect()
+}
+
+/// The parts in a version's folder.
+fn parts(folder: &Path) -> Vec<Chunk> {
+    let version = folder.file_name().and_then(|name| name.to_str()?.parse().ok());
+    let Some(version) = version.map(Step) else { return Vec::new() };
+    let chunk = |path: PathBuf| {
+        if !is_whole(&path) && !is_partial(&path) {
+            return None;
+        }
+        let name = path.file_name()?.to_str()?.trim_end_matches(PARTIAL_SUFFIX);
+        let label = Label::read(&path.with_file_name(name));
+        let run = label.as_ref().map(|label| label.run);
+        let content = Content::Checkpoint { run, version, stage: stage_of(name) };
+        Some(Chunk { hash: label.map(|label| label.hash), ..Chunk::at(&path, content) })
+    };
+    paths_in(folder).into_iter().filter_map(chunk).collect()
+}
+
+/// The files of a whole checkpoint; nothing where there is none.
+fn whole(folder: &Path) -> Vec<Chunk> {
+    let Ok(checkpoint) = Checkpoint::open(folder) else { return Vec::new() };
+    let (run, version) = (Some(checkpoint.run()), checkpoint.step());
+    let chunk = |name: &str, hash| {
+        let content = Content::Checkpoint { run, version, stage: stage_of(name) };
+        Chunk { hash: Some(hash), ..Chunk::at(&folder.join(name), content) }
+    };
+    checkpoint.files().iter().map(|file| chunk(&file.name, file.hash)).collect()
+}
+
+/// The stage that a file's name tells: they are counted from 1.
+fn stage_of(name: &str) -> Option<Stage> {
+    let (_, rest) = name.split_once('-')?;
+    let (number, _) = rest.split_once("-of-")?;
+    number.parse::<u16>().ok()?.checked_sub(1).map(Stage)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_here_is_told_with_its_labels() {
+        let home = tempfile::tempdir().expect("a folder");
+        let (hash, run) = (ContentHash::of(b"bytes"), RunId::of(b"a run"));
+        let folder = home.path().join("kept/30");
+        std::fs::create_dir_all(&folder).expect("a folder");
+        std::fs::create_dir_all(home.path().join("tokens")).expect("a folder");
+        let name = "model-00002-of-00004.safetensors";
+        Label { run, hash, bytes: 5 }.write(&folder, name).expect("written");
+        std::fs::write(folder.join(name), b"bytes").expect("written");
+        std::fs::write(folder.join("optimizer-00002-of-00004.safetensors.part"), b"by")
+            .expect("written");
+        std::fs::write(home.path().join(format!("tokens/{hash}.tokens")), b"bytes")
+            .expect("written");
+        let found = list(home.path());
+        let told: Vec<_> = found.iter().map(|chunk| (chunk.hash, chunk.state)).collect();
+        assert_eq!(
+            told,
+            [(Some(hash), State::Whole), (None, State::Partial), (Some(hash), State::Whole)]
+        );
+        let content =
+            Content::Checkpoint { run: Some(run), version: Step(30), stage: Some(Stage(1)) };
+        assert_eq!(found[0].content, content);
+        assert_eq!(found[2].content, Content::Text);
+        assert_eq!(super::hash(&found[0].path).ok(), Some(hash));
+    }
+}

@@ -1,0 +1,98 @@
+//! The folder in which a checkpoint is put together, beside its destination.
+//!
+//! It has a name of its destination's and stays when the process dies, so that the next one goes on
+//! with the files in it. A second fetch of the same destination has a folder of its own.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::resume::{folders_in, paths_in};
+
+/// What the folder's name begins with.
+const PREFIX: &str = ".fetching-";
+
+/// A folder for one fetch, locked while this lives.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    folder: PathBuf,
+    _lock: File,
+    /// Removes the folder with it, where nobody goes on with it.
+    _private: Option<tempfile::TempDir>,
+}
+
+impl Staging {
+    /// Opens what an earlier fetch of the same destination left, or a new folder.
+    ///
+    /// # Errors
+    /// When the parent cannot be written.
+    pub(crate) fn open(destination: &Path) -> io::Result<Self> {
+        let parent = parent_of(destination);
+        fs::create_dir_all(parent)?;
+        let name = destination.file_name().unwrap_or_default().to_string_lossy();
+        let folder = parent.join(format!("{PREFIX}{name}"));
+        fs::create_dir_all(&folder)?;
+        let lock = File::open(&folder)?;
+        if lock.try_lock().is_err() {
+            let private = tempfile::Builder::new().prefix(PREFIX).tempdir_in(parent)?;
+            let lock = File::open(private.path())?;
+            lock.try_lock()?;
+            let folder = private.path().to_owned();
+            return Ok(Self { folder, _lock: lock, _private: Some(private) });
+        }
+        // Links in the making that a process left when it died.
+        for left in folders_in(&folder) {
+            fs::remove_dir_all(left)?;
+        }
+        Ok(Self { folder, _lock: lock, _private: None })
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Removes what dead processes left of fetches to other destinations in this one's parent.
+    pub(crate) fn forget_others(destination: &Path) {
+        let parent = parent_of(destination);
+        let mine = destination.file_name().unwrap_or_default().to_string_lossy();
+        for folder in paths_in(parent) {
+            let name = folder.file_name().unwrap_or_default().to_string_lossy();
+            let other = name.strip_prefix(PREFIX).is_some_and(|of| of != mine);
+            let abandoned = || File::open(&folder).is_ok_and(|lock| lock.try_lock().is_ok());
+            if other
+                && abandoned()
+                && let Err(error) = fs::remove_dir_all(&folder)
+            {
+                tracing::warn!(folder = %folder.display(), %error, "not removed");
+            }
+        }
+    }
+}
+
+fn parent_of(destination: &Path) -> &Path {
+    destination.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_dead_process_left_is_gone_on_with_or_forgotten() {
+        let home = tempfile::tempdir().expect("a folder");
+        let (one, other) = (home.path().join("one"), home.path().join("other"));
+        let staging = Staging::open(&one).expect("made");
+        fs::write(staging.folder().join("file"), "x").expect("written");
+        let second = Staging::open(&one).expect("made");
+        assert_ne!(second.folder(), staging.folder());
+        drop(second);
+        Staging::forget_others(&other);
+        assert!(staging.folder().join("file").exists(), "it is in use");
+        drop(staging);
+        let again = Staging::open(&one).expect("it is there");
+        assert!(again.folder().join("file").exists());
+        drop(again);
+        Staging::forget_others(&other);
+        assert_eq!(fs::read_dir(home.path()).expect("readable").count(), 0);
+    }
+}

@@ -1,0 +1,109 @@
+//! How fast a file comes from those who have it.
+//!
+//!     chunk_speed serve ADDRESS FILE [lie]
+//!     chunk_speed fetch HASH LENGTH TO PEER@ADDRESS...
+//!
+//! Who serves prints peer, hash and length as JSON and ends when its input does; who lies says truly what
+//! the pieces hash to, and sends zeros. Who fetches prints JSON.
+
+use std::fs::File;
+use std::io::Read;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use shoal_protocol::ids::{ContentHash, Incarnation, PeerId};
+use shoal_protocol::net::Identity;
+use shoal_protocol::net::transport::{
+    Blob, BlobSource, Congestion, NoBlobs, Transport, TransportConfig, TransportEvent,
+};
+use tokio::sync::mpsc;
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+fn main() -> Result<()> {
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments[..] {
+        ["serve", address, file] => runtime.block_on(serve(address.parse()?, file, false)),
+        ["serve", address, file, "lie"] => runtime.block_on(serve(address.parse()?, file, true)),
+        ["fetch", hash, length, to, ref holders @ ..] => {
+            runtime.block_on(fetch(hash.parse()?, length.parse()?, Path::new(to), holders))
+        }
+        _ => Err("see the beginning of the source for what can be asked".into()),
+    }
+}
+
+/// One file under its hash.
+struct One {
+    path: PathBuf,
+    hash: ContentHash,
+    length: u64,
+    /// Whether other bytes are given once somebody has asked what the pieces hash to.
+    lies: bool,
+    asked: AtomicBool,
+}
+
+impl BlobSource for One {
+    fn open(&self, hash: &ContentHash) -> Option<Blob> {
+        let begun = self.asked.swap(true, Ordering::Relaxed);
+        let path = if self.lies && begun { Path::new("/dev/zero") } else { &self.path };
+        let file = File::open(path).ok().filter(|_| *hash == self.hash)?;
+        Some(Blob { file, length: self.length })
+    }
+}
+
+async fn serve(address: SocketAddr, file: &str, lies: bool) -> Result<()> {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update_reader(File::open(file)?)?;
+    let (hash, length) = (ContentHash::from(hasher.finalize()), std::fs::metadata(file)?.len());
+    let one = One { path: file.into(), hash, length, lies, asked: AtomicBool::new(false) };
+    let (transport, mut events) = bind(address, Arc::new(one))?;
+    let at = transport.local_addresses()[0];
+    println!(
+        "{{\"peer\": \"{}@{at}\", \"hash\": \"{hash}\", \"length\": {length}}}",
+        transport.peer_id()
+    );
+    let mut input = tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()));
+    loop {
+        tokio::select! {
+            event = events.recv() => if event.is_none() { break },
+            _ = &mut input => break,
+        }
+    }
+    transport.close().await;
+    Ok(())
+}
+
+async fn fetch(hash: ContentHash, length: u64, to: &Path, holders: &[&str]) -> Result<()> {
+    let (transport, _events) = bind(([0, 0, 0, 0], 0).into(), Arc::new(NoBlobs))?;
+    let mut peers: Vec<PeerId> = Vec::new();
+    for holder in holders {
+        let (peer, address) = holder.split_once('@').ok_or("a holder is PEER@ADDRESS")?;
+        peers.push(peer.parse()?);
+        transport.connect(peer.parse()?, &[address.parse()?]).await?;
+    }
+    let start = Instant::now();
+    transport.fetch_blob(&peers, hash, length, to).await?;
+    println!(
+        "{{\"seconds\": {:.4}, \"received\": {}, \"wrong_files\": {}}}",
+        start.elapsed().as_secs_f64(),
+        transport.traffic().blob.received.0,
+        transport.traffic().wrong_files,
+    );
+    transport.close().await;
+    Ok(())
+}
+
+fn bind(
+    listen: SocketAddr,
+    blobs: Arc<dyn BlobSource>,
+) -> Result<(Transport, mpsc::Receiver<TransportEvent>)> {
+    let (incarnation, congestion) = (Incarnation(1), Congestion::default());
+    let config = TransportConfig { incarnation, run: None, congestion, blobs };
+    Ok(Transport::bind(&Identity::ephemeral(), &[listen], config)?)
+}

@@ -1,0 +1,232 @@
+//! The decoders of this crate, as they are tried. See [`crate::decoder`].
+
+use std::fmt::Debug;
+use std::str::FromStr;
+
+use bytes::Bytes;
+
+use crate::codec::packing::Packing;
+use crate::codec::{Block, Codec, SumCodec};
+use crate::decoder::Decoder;
+use crate::frame::{Element, Frame, HEADER, Header};
+use crate::ids::{
+    Attempt, ContentHash, Era, Grant, Incarnation, Member, Microbatch, PeerId, Stage, Step, Term,
+};
+use crate::limits;
+use crate::manifest::Manifest;
+use crate::manifest::example::small;
+use crate::message::{
+    Envelope, FromCoordinator, Message, RoundId, SavedCheckpoint, StoredFile, StoredStage,
+    TensorTag,
+};
+use crate::pieces::{HASH, PieceHashes, pieces};
+use crate::units;
+use crate::wire;
+
+/// Those that read what touches no socket.
+pub const DECODERS: &[Decoder] = &[
+    Decoder { name: "envelope", examples: envelopes, check: reads_back::<Envelope> },
+    Decoder { name: "tensor_tag", examples: tensor_tags, check: reads_back::<TensorTag> },
+    Decoder { name: "manifest", examples: manifests, check: manifest },
+    Decoder { name: "frame_header", examples: headers, check: header },
+    Decoder { name: "frame_body", examples: bodies, check: body },
+    Decoder { name: "pieces", examples: piece_lists, check: piece_list },
+    Decoder { name: "names", examples: names, check: name },
+];
+
+/// Elements of a body that is tried: a header may announce far more than the fuzzer has memory for.
+const RAW: usize = 1 << 20;
+
+/// What is read is written in no more bytes, and read as the same again. A value has one form that is
+/// written and may have several that are read.
+pub fn reads_back<T: bincode::Decode<()> + bincode::Encode>(bytes: &[u8]) {
+    let Ok(value) = wire::decode::<T>(bytes) else { return };
+    let written = wire::encode(&value).expect("what was read has a size that can be sent");
+    assert!(written.len() <= bytes.len(), "the shortest form is the one that is written");
+    let again: T = wire::decode(&written).expect("what was written can be read");
+    assert_eq!(wire::encode(&again), Ok(written), "it is read as it was written");
+}
+
+fn encoded(value: &impl wire::Encode) -> Vec<u8> {
+    wire::encode(value).expect("an example is small")
+}
+
+fn envelopes() -> Vec<Vec<u8>> {
+    let grant = Grant { term: Term(1), number: 9 };
+    let keeper = Member { peer: PeerId([7; 32]), incarnation: Incarnation(2) };
+    let addresses = vec![([192, 0, 2, 1], 7410).into(), ([0; 16], 1).into()];
+    let file = StoredFile {
+        name: "model-00001-of-00002.safetensors".to_owned(),
+        hash: ContentHash([3; 32]),
+        size: units::Bytes(1 << 33),
+    };
+    let stored = StoredStage { files: vec![file], holders: vec![keeper.peer] };
+    let holders = vec![(keeper.peer, addresses.clone())];
+    let newest = SavedCheckpoint { version: Step(300), stages: vec![stored], holders };
+    [
+        Message::FromCoordinator(FromCoordinator::Work {
+            step: Step(7),
+            grants: vec![(Microbatch(1), grant), (Microbatch(300), grant)],
+        }),
+        Message::CheckpointWanted,
+        Message::Checkpoint { newest: Some(newest) },
+        Message::Elsewhere { keeper, addresses },
+    ]
+    .map(|message| {
+        let (from, to) = (Incarnation(3), Incarnation(400));
+        encoded(&Envelope { from, to, era: Era(0), term: Term(1), message })
+    })
+    .to_vec()
+}
+
+fn tensor_tags() -> Vec<Vec<u8>> {
+    let round = RoundId {
+        era: Era(1),
+        term: Term(2),
+        step: Step(70_000),
+        stage: Stage(1),
+        attempt: Attempt(3),
+    };
+    [
+        TensorTag::RoundPart { round, from: 2, piece: 500, proof: u64::MAX },
+        TensorTag::RoundResult { round, from: 0, piece: 0, proof: 1 },
+    ]
+    .map(|tag| encoded(&tag))
+    .to_vec()
+}
+
+fn manifests() -> Vec<Vec<u8>> {
+    let mut coded = small();
+    coded.codec.activations = Codec::Int8(Block::DEFAULT);
+    coded.codec.activation_gradients = Codec::Fp8(Block::DEFAULT);
+    coded.codec.all_reduce = SumCodec::Rounded(Codec::Bf16);
+    vec![small().to_bytes(), coded.to_bytes()]
+}
+
+fn manifest(bytes: &[u8]) {
+    reads_back::<Manifest>(bytes);
+    let Ok(manifest) = Manifest::from_bytes(bytes) else { return };
+    let layers: u32 = manifest.stages().map(|stage| manifest.layers_of(stage).len() as u32).sum();
+    assert_eq!(layers, manifest.model.layers, "every layer has one stage");
+    for stage in [Stage(0), manifest.last_stage()] {
+        assert!(manifest.output_log_bytes(stage).0 < u64::MAX);
+    }
+    assert!(manifest.largest_logged() <= units::Bytes(2 * limits::TENSOR.0));
+    assert!(manifest.held_out_tokens() <= manifest.tokens.count);
+    assert!(manifest.tokens_per_step() > 0 && manifest.microbatches_of(0) > 0);
+}
+
+/// One frame of every kind of packing, over numbers that can be packed.
+fn frames() -> Vec<Frame> {
+    let sums: Vec<u8> = (0..100i64).flat_map(|sum| (sum * 1000 - 5).to_le_bytes()).collect();
+    let flat = |element: Element, packing| {
+        let count = sums.len() / element.width();
+        let raw = Bytes::from(sums[..count * element.width()].to_vec());
+        Frame::pack(element, &[count as u32], raw, packing).expect("it has its shape")
+    };
+    let blocks = vec![7; 4 * (64 + 4)].into();
+    let coded = Element::Number(Codec::Int8(Block::DEFAULT));
+    vec![
+        flat(Element::I64, Packing::Integers),
+        flat(Element::F32, Packing::Zstd),
+        flat(Element::U8, Packing::Raw),
+        Frame::pack(coded, &[2, 1, 128], blocks, Packing::Zstd).expect("it has its shape"),
+    ]
+}
+
+fn headers() -> Vec<Vec<u8>> {
+    frames().iter().map(|frame| frame.header().encode().to_vec()).collect()
+}
+
+fn header(bytes: &[u8]) {
+    let Some(bytes) = bytes.first_chunk::<HEADER>() else { return };
+    let Ok(header) = Header::decode(bytes) else { return };
+    assert_eq!(header.encode(), *bytes, "a header has one form");
+    assert!(header.packed_length() <= header.raw_length());
+    assert!(header.raw_length() as u64 <= limits::TENSOR.0);
+}
+
+fn bodies() -> Vec<Vec<u8>> {
+    let whole = |frame: &Frame| [&frame.header().encode()[..], frame.body()].concat();
+    frames().iter().map(whole).collect()
+}
+
+/// A body under a header that fits it, checksum included: one that a liar sends.
+fn body(bytes: &[u8]) {
+    let Some((header, body)) = bytes.split_first_chunk::<HEADER>() else { return };
+    let Ok(header) = Header::decode(header) else { return };
+    if header.raw_length() > RAW {
+        return;
+    }
+    let (element, packing) = (header.element(), header.packing());
+    let body = Bytes::copy_from_slice(body);
+    let Ok(frame) = Frame::seal(element, header.shape(), header.raw_length(), (packing, body))
+    else {
+        return;
+    };
+    let Ok(raw) = frame.unpack() else { return };
+    assert_eq!(raw.len(), header.raw_length(), "as many bytes as were announced");
+    let again = Frame::pack(element, header.shape(), raw.clone(), packing).expect("it fits");
+    assert_eq!(again.unpack(), Ok(raw.clone()), "what is packed again is the same");
+    if let Element::Number(codec) = element {
+        let count = header.shape().iter().map(|size| *size as usize).product();
+        codec.decode(&raw, &mut vec![0.0; count]).expect("any bytes of that length are numbers");
+    }
+}
+
+fn piece_lists() -> Vec<Vec<u8>> {
+    [0usize, 1, 3].map(|count| (0..8 + 32 + HASH * count).map(|byte| byte as u8).collect()).to_vec()
+}
+
+/// The length of the last piece, the file's hash, the pieces' hashes.
+fn piece_list(bytes: &[u8]) {
+    let Some((last, rest)) = bytes.split_first_chunk::<8>() else { return };
+    let Some((hash, list)) = rest.split_first_chunk::<HASH>() else { return };
+    let list = list.as_chunks::<HASH>().0.to_vec();
+    let last = u64::from_le_bytes(*last);
+    let whole = (list.len() as u64).saturating_sub(1) * limits::BLOB_PIECE.0;
+    for length in [last, whole.saturating_add(last % (limits::BLOB_PIECE.0 + 1))] {
+        let known = PieceHashes::checked(ContentHash(*hash), length, list.clone());
+        let Some(known) = known else { continue };
+        assert_eq!(list.len() as u64, pieces(length));
+        assert!(!known.holds(length, pieces(length), &[]), "there is no piece behind the end");
+    }
+}
+
+fn names() -> Vec<Vec<u8>> {
+    let hash = ContentHash::of(b"example").to_string();
+    let peer = PeerId([9; 32]).to_string();
+    [hash, peer, "int8:128".to_owned(), "exact".to_owned(), "8GiB".to_owned()]
+        .map(String::into_bytes)
+        .to_vec()
+}
+
+/// Whatever a text is the name of has that name, or a shorter one.
+fn name(bytes: &[u8]) {
+    fn named<T: FromStr + ToString + PartialEq + Debug>(text: &str) {
+        if let Ok(value) = text.parse::<T>() {
+            assert_eq!(value.to_string().parse().ok(), Some(value));
+        }
+    }
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    named::<ContentHash>(text);
+    named::<PeerId>(text);
+    named::<Codec>(text);
+    named::<SumCodec>(text);
+    // What is printed of an amount is rounded, so it is another.
+    let _: Result<units::Bytes, _> = text.parse();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all() -> Vec<Decoder> {
+        let all = DECODERS.iter();
+        #[cfg(feature = "net")]
+        let all = all.chain(crate::net::transport::decoders::DECODERS);
+        all.copied().collect()
+    }
+
+    crate::try_decoders!(all());
+}

@@ -1,0 +1,56 @@
+//! A run to try things with.
+
+use super::{
+    Checkpoint, Codecs, Dtype, Evaluation, Manifest, Model, Optimizer, TokenWidth, Tokenizer,
+    Tokens, Training,
+};
+use crate::ids::ContentHash;
+
+/// A small run.
+pub(crate) fn small() -> Manifest {
+    Manifest {
+        model: Model {
+            vocabulary: 256,
+            hidden: 32,
+            layers: 5,
+            heads: 4,
+            key_value_heads: 2,
+            intermediate: 64,
+            context: 16,
+            rope_theta: 10_000.0,
+            norm_epsilon: 1e-5,
+            initializer_range: 0.02,
+            boundary: None,
+        },
+        training: Training {
+            seed: 1,
+            steps: 10,
+            stages: 2,
+            microbatches: 8,
+            microbatch_size: 2,
+            dtype: Dtype::F32,
+            recompute: false,
+            gradient_fraction_bits: 44,
+            staleness: 0,
+        },
+        codec: Codecs::default(),
+        optimizer: Optimizer {
+            learning_rate: 1e-3,
+            final_learning_rate: 1e-4,
+            warmup_steps: 2,
+            beta1: 0.9,
+            beta2: 0.95,
+            epsilon: 1e-8,
+            weight_decay: 0.1,
+            gradient_clip: 1.0,
+        },
+        evaluation: Evaluation { held_out: 0.1, every: 5, microbatches: 2 },
+        checkpoint: Checkpoint { every: 0, keep: 2 },
+        tokens: Tokens {
+            hash: ContentHash([0; 32]),
+            count: 1000,
+            width: TokenWidth::U8,
+            tokenizer: Tokenizer::Bytes,
+        },
+    }
+}

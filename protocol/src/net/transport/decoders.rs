@@ -1,0 +1,145 @@
+//! The decoders of what comes over a connection, as they are tried. See [`crate::decoder`].
+
+use std::fs::File;
+use std::net::SocketAddr;
+
+use bytes::Bytes;
+
+use super::blob::{Blob, BlobSource, REQUEST, Request, piece_of};
+use super::control::{PREFIX, prefix};
+use super::error::Refusal;
+use super::event::Run;
+use super::handshake::{self, Hello, Reply};
+use super::{relay, tensor};
+use crate::codec::packing::Packing;
+use crate::decoder::Decoder;
+use crate::frame::{Element, Frame};
+use crate::ids::{ContentHash, Incarnation, PeerId};
+use crate::limits;
+use crate::manifest::example::small;
+use crate::net::discovery::PeerAddress;
+
+/// Those of the transport, and the addresses that it dials.
+pub const DECODERS: &[Decoder] = &[
+    Decoder { name: "hello", examples: hellos, check: handshake::<Hello> },
+    Decoder { name: "hello_reply", examples: replies, check: handshake::<Reply> },
+    Decoder { name: "tensor_message", examples: tensor_messages, check: tensor_message },
+    Decoder { name: "blob_request", examples: blob_requests, check: blob_request },
+    Decoder { name: "relay_datagram", examples: datagrams, check: datagram },
+    Decoder { name: "address", examples: addresses, check: address },
+];
+
+fn run() -> Option<Run> {
+    let manifest = small();
+    Some(Run { id: manifest.run_id(), manifest: manifest.to_bytes() })
+}
+
+/// Without the length that the control stream puts before each message.
+fn greeting(message: &impl bincode::Encode) -> Vec<u8> {
+    handshake::encode(message)[PREFIX..].to_vec()
+}
+
+fn hellos() -> Vec<Vec<u8>> {
+    let hello = Hello { incarnation: Incarnation(3), run: run(), number: 1, lost: Some(300) };
+    let newcomer = Hello { run: None, lost: None, ..hello.clone() };
+    vec![greeting(&hello), greeting(&newcomer)]
+}
+
+fn replies() -> Vec<Vec<u8>> {
+    let incarnation = Incarnation(1 << 40);
+    [
+        Reply::Welcome { incarnation, run: run() },
+        Reply::Refused(Refusal::Displaced { newest: incarnation }),
+        Reply::Refused(Refusal::AlreadyConnected),
+    ]
+    .map(|reply| greeting(&reply))
+    .to_vec()
+}
+
+fn handshake<T: bincode::Decode<()> + bincode::Encode>(bytes: &[u8]) {
+    let Ok(message) = handshake::decode::<T>(bytes) else { return };
+    let written = handshake::encode(&message);
+    let (length, written) = written.split_at(PREFIX);
+    assert_eq!(length, prefix(written));
+    assert!(written.len() <= bytes.len(), "the shortest form is the one that is written");
+    let Ok(again) = handshake::decode::<T>(written) else { panic!("it cannot be read again") };
+    assert_eq!(handshake::encode(&again)[PREFIX..], *written, "it is read as it was written");
+}
+
+fn tensor_messages() -> Vec<Vec<u8>> {
+    let frame = |bytes: usize| {
+        let raw = Bytes::from(vec![1; bytes]);
+        Frame::pack(Element::U8, &[bytes as u32], raw, Packing::Zstd).expect("it has its shape")
+    };
+    [tensor::encode(b"tag", &[frame(100), frame(0)]), tensor::encode(b"", &[frame(3)])]
+        .map(|pieces| pieces.concat())
+        .to_vec()
+}
+
+/// A whole stream; what is read of it is written to the same bytes.
+fn tensor_message(bytes: &[u8]) {
+    let Some((prefix, rest)) = bytes.split_first_chunk() else { return };
+    let Ok(prefix) = tensor::Prefix::decode(*prefix) else { return };
+    let Some((head, mut rest)) = rest.split_at_checked(prefix.head()) else { return };
+    let Ok((tag, headers)) = prefix.split(head) else { return };
+    let mut frames = Vec::new();
+    for header in headers {
+        let Some((body, after)) = rest.split_at_checked(header.packed_length()) else { return };
+        let Ok(frame) = Frame::new(header, Bytes::copy_from_slice(body)) else { return };
+        frames.push(frame);
+        rest = after;
+    }
+    assert_eq!([&tensor::encode(&tag, &frames).concat()[..], rest].concat(), bytes);
+}
+
+/// A file of a few bytes, whatever is asked for.
+struct Small(File);
+
+impl BlobSource for Small {
+    fn open(&self, _hash: &ContentHash) -> Option<Blob> {
+        Some(Blob { file: self.0.try_clone().ok()?, length: 0 })
+    }
+}
+
+fn blob_requests() -> Vec<Vec<u8>> {
+    let hash = ContentHash::of(b"a file");
+    [(0, 0), (3 << 20, 1 << 20), (0, u32::MAX)]
+        .map(|(position, length)| Request { hash, position, length }.encode().to_vec())
+        .to_vec()
+}
+
+fn blob_request(bytes: &[u8]) {
+    let Some(bytes) = bytes.first_chunk::<REQUEST>() else { return };
+    let request = Request::decode(bytes);
+    assert_eq!(request.encode(), *bytes, "a request has one form");
+    if u64::from(request.length) <= limits::BLOB_PIECE.0
+        && let Ok(empty) = File::open("/dev/null")
+    {
+        let Request { hash, position, length } = request;
+        let answer = piece_of(&Small(empty), hash, position, length);
+        assert!(matches!(answer, Some(Ok((0, piece))) if piece.is_empty()));
+    }
+}
+
+fn datagrams() -> Vec<Vec<u8>> {
+    vec![relay::wrap(0, PeerId([4; 32]), b"packet").to_vec()]
+}
+
+fn datagram(bytes: &[u8]) {
+    let bytes = Bytes::copy_from_slice(bytes);
+    let Some((direction, id, packet)) = relay::unwrap(&bytes) else { return };
+    assert_eq!(relay::wrap(direction, id, &packet), bytes);
+}
+
+fn addresses() -> Vec<Vec<u8>> {
+    let peer = PeerId([8; 32]);
+    let listens: SocketAddr = ([192, 0, 2, 7], 4242).into();
+    let named = format!("/dns4/seed.example.org/tcp/7410/p2p/{peer}");
+    vec![PeerAddress::new(listens, peer).to_string().into_bytes(), named.into_bytes()]
+}
+
+fn address(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let Ok(address) = text.parse::<PeerAddress>() else { return };
+    assert_eq!(address.to_string().parse(), Ok(address));
+}
