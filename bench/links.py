@@ -5,8 +5,8 @@
 
 Two stages, a machine each. Every pass takes a stated time beside its own small one, so that two cores can
 stand for two devices. A share is of the tokens a second that the same swarm trains on loopback with f32; the
-bound is what arithmetic leaves of it: the larger of the passes' time and that of a step's bytes, and one
-round trip a step for filling the pipeline. Needs root, /dev/net/tun and `ip`.
+bound is what arithmetic leaves of it: the larger of the passes' time and that of a step's bytes, and the way
+of the first activation and of the last gradient of each step. Needs root, /dev/net/tun and `ip`.
 """
 
 import argparse
@@ -48,10 +48,11 @@ def tokens_per_second(shoal, hidden, codec, staleness, inside=None):
 def bound(loopback, hidden, codec, staleness, rate, round_trip):
     """What is left of the loopback's speed."""
     step = MICROBATCHES * CONTEXT / loopback
-    sent = MICROBATCHES * CONTEXT * hidden * BYTES[codec] * 8 / (rate * 1e6 * CONTENT)
-    # Where updates come late the next step's passes fill the pipeline.
-    filling = 0 if staleness else round_trip / 1e3
-    return step / (max(step, sent) + filling)
+    each = CONTEXT * hidden * BYTES[codec] * 8 / (rate * 1e6 * CONTENT)
+    # The first activation's way and the last gradient's; where updates come late the next step's passes
+    # go on meanwhile.
+    filling = 0 if staleness else round_trip / 1e3 + 2 * each
+    return step / (max(step, MICROBATCHES * each) + filling)
 
 
 def measure(options, hidden, modes, links):
