@@ -126,6 +126,9 @@ pub(super) struct Tolerant {
     window: f64,
     /// None in slow start.
     growth: Option<Growth>,
+    /// Bytes up to which slow start goes after silence, whatever the round trips say: the link carried
+    /// as much before.
+    known_good: Option<f64>,
     /// What was sent by then says nothing about the window since.
     slowed_at: Option<Instant>,
     /// Since when there was too little to send.
@@ -141,6 +144,7 @@ impl Tolerant {
             mtu: f64::from(mtu),
             window: initial_window as f64,
             growth: None,
+            known_good: None,
             slowed_at: None,
             idle_since: None,
             round_trips: RoundTrips::default(),
@@ -183,8 +187,17 @@ impl Tolerant {
     fn grow(&mut self, now: Instant, arrived: f64) {
         let Some(growth) = self.growth else {
             self.window += arrived;
-            let quickest = self.meter.quickest();
-            if quickest.is_some_and(|time| self.round_trips.show_a_queue(time, SLOW_START)) {
+            let ends = match self.known_good {
+                Some(known) => {
+                    self.window = self.window.min(known.max(self.smallest()));
+                    self.window >= known
+                }
+                None => {
+                    let quickest = self.meter.quickest();
+                    quickest.is_some_and(|time| self.round_trips.show_a_queue(time, SLOW_START))
+                }
+            };
+            if ends {
                 self.growth = Some(Growth::new(now, self.window, self.window, self.mtu));
             }
             return;
@@ -215,16 +228,21 @@ impl Tolerant {
     fn slow_down(&mut self, now: Instant, nothing_arrives: bool) {
         let carried = self.meter.rate() * self.round_trips.shortest.as_secs_f64();
         let before = self.window;
-        let window = if nothing_arrives {
-            self.smallest()
+        if nothing_arrives {
+            // It starts anew, up to where a single loss would have led (RFC 9002, 7.6.2).
+            let known = self.known_good.map_or(before, |known| known.max(before));
+            self.known_good = Some(BETA * known);
+            self.window = self.smallest();
+            self.growth = None;
         } else {
-            carried.clamp(BETA * before, before).max(self.smallest())
-        };
-        // Where it did not come as far as the last time, another takes a share (RFC 9438, 4.7).
-        let retreats = self.growth.is_some_and(|growth| before < growth.peak);
-        let peak = if retreats { (before + window) / 2.0 } else { before };
-        self.window = window;
-        self.growth = Some(Growth::new(now, window, peak, self.mtu));
+            let window = carried.clamp(BETA * before, before).max(self.smallest());
+            // Where it did not come as far as the last time, another takes a share (RFC 9438, 4.7).
+            let retreats = self.growth.is_some_and(|growth| before < growth.peak);
+            let peak = if retreats { (before + window) / 2.0 } else { before };
+            self.window = window;
+            self.growth = Some(Growth::new(now, window, peak, self.mtu));
+            self.known_good = None;
+        }
         self.slowed_at = Some(now);
         self.meter.forget_losses();
     }

@@ -30,6 +30,8 @@ struct Flow {
     round_trips: RoundTrips,
     arrived: u64,
     lost: u64,
+    /// When the first of the packets was sent of which none arrived since.
+    silent_since: Option<Instant>,
 }
 
 impl Flow {
@@ -41,6 +43,7 @@ impl Flow {
             round_trips: RoundTrips::default(),
             arrived: 0,
             lost: 0,
+            silent_since: None,
         }
     }
 
@@ -66,11 +69,16 @@ impl Flow {
                     RoundTrips { smoothed, shortest: shortest.min(sample) }
                 };
                 self.arrived += PACKET;
+                self.silent_since = None;
                 self.window.acknowledged(now, sent, PACKET, false, self.round_trips);
                 return;
             }
             self.lost += PACKET;
-            self.window.lost(now, sent, false, PACKET);
+            // Persistent congestion (RFC 9002, 7.6), where round trips vary by an eighth.
+            let since = *self.silent_since.get_or_insert(sent);
+            let silence = 3 * self.round_trips.smoothed.mul_f64(1.5);
+            let silent = !silence.is_zero() && sent - since > silence;
+            self.window.lost(now, sent, silent, PACKET);
         }
     }
 }
@@ -171,11 +179,39 @@ fn flows_share_a_link() {
 }
 
 #[test]
-fn silence_leaves_two_packets() {
+fn several_that_start_at_once_fill_a_short_link_soon() {
+    // As in an all-reduce: each begins with more than its share of the link and its queue.
+    for (round_trip_ms, queue_ms) in [(10, 20), (10, 50), (2, 50)] {
+        let link = Link {
+            round_trip: Duration::from_millis(round_trip_ms),
+            queue: Duration::from_millis(queue_ms),
+            loss: 0.0,
+        };
+        for flows in [3, 8] {
+            let arrived: u64 = run(link, flows, 3).iter().map(|flow| flow.arrived).sum();
+            let used = arrived as f64 / (RATE * 3.0);
+            assert!(used > 0.9, "{flows} flows, {round_trip_ms} ms, {queue_ms} ms: {used:.3}");
+        }
+    }
+}
+
+#[test]
+fn silence_leaves_two_packets_which_soon_are_most_of_what_there_was() {
     let now = Instant::now();
     let mut window = Tolerant::new(1 << 20, now, PACKET as u16);
     window.lost(now, now, true, 1 << 20);
     assert_eq!(window.window(), 2 * PACKET);
+    // Each round trip doubles it, though the queue of others is seen.
+    let round_trips =
+        RoundTrips { smoothed: Duration::from_millis(90), shortest: Duration::from_millis(10) };
+    let mut at = now;
+    for _ in 0..9 {
+        at += round_trips.smoothed;
+        let whole = window.window();
+        window.acknowledged(at, at, whole, false, round_trips);
+    }
+    assert!(window.window() > (1 << 20) * 6 / 10, "{}", window.window());
+    assert!(window.window() <= 1 << 20);
 }
 
 #[test]
