@@ -3,8 +3,9 @@
     make bench-convergence DATA=tinyshakespeare.txt
 
 The default model (hidden 128) in four stages, so that three boundaries are rounded both ways or
-compressed by trained layers, 500 steps, or `--steps` to see that it works. A loss is the mean of the last 100 steps; a difference is to f32's with the same seed, which
-sees the same samples from the same weights.
+compressed by trained layers, 500 steps, or `--steps` to see that it works; and with updates that come a step
+later. A loss is the mean of the last 100 steps; a difference is to f32's with the same seed, which sees the
+same samples from the same weights.
 """
 
 import argparse
@@ -38,6 +39,7 @@ class Run:
     gradients: str = "f32"
     rounding: str = "nearest"
     boundary: str = ""
+    staleness: int = 0
     seeds: tuple = SEEDS[:1]
 
     def name(self):
@@ -46,6 +48,8 @@ class Run:
             both += f", gradients {self.gradients}"
         if self.rounding != "nearest":
             both += ", stochastic"
+        if self.staleness:
+            both += f", staleness {self.staleness}"
         return f"{self.boundary} {WIDTH}, {both}" if self.boundary else both
 
 
@@ -66,15 +70,18 @@ RUNS = [
     Run(boundary="bottleneck"),
     Run(boundary="maxout"),
     Run("int8", "int8", boundary="bottleneck"),
+    Run(staleness=1),
 ]
 COLOURS = ("#444444", "#4477aa", "#66ccee", "#228833", "#99bb33", "#117755", "#aa3377", "#ccbb44",
-           "#ee6677", "#ee8866", "#332288", "#88ccee", "#882255")
+           "#ee6677", "#ee8866", "#332288", "#88ccee", "#882255", "#999933")
 
 
 def train(shoal, data, run, seed, steps):
     """The report of one run."""
     values = {
-        "training": {"steps": steps, "stages": 4, "seed": seed},
+        "training": {
+            "steps": steps, "stages": 4, "seed": seed, "staleness": run.staleness,
+        },
         "codec": {
             "activations": f'"{run.activations}"',
             "activation_gradients": f'"{run.gradients}"',
