@@ -45,8 +45,6 @@ LINKS = {
 }
 DELAY = 5  # ms, each way
 FEW_STEPS = 3 + SKIPPED_STEPS
-# Of 1500 bytes: what is left by the headers of IP, UDP and QUIC.
-CONTENT = (1500 - 20 - 8 - 11 - 16 - 9) / 1500
 # Least share of the links' best time.
 LEAST_SHARE = 0.9
 
@@ -111,7 +109,7 @@ def rows_over_links(options, name, rates):
     count, peers = model.parameters(), len(rates)
     ends = [{"up_mbit": rate, "down_mbit": rate} for rate in rates]
     link = {"delay_ms": DELAY, "queue_ms": 50}
-    bytes_per_second = [rate * 1e6 / 8 * CONTENT for rate in rates]
+    bytes_per_second = [rate * 1e6 / 8 * emulated.CONTENT for rate in rates]
     with emulated.machines(options.network, ends, link) as inside:
         gloo = gloo_over(inside, count)
     shoal, found = Shoal(options.shoal), []

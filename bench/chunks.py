@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,8 +27,6 @@ PORT = 7400
 RATE = 200  # Mbit/s
 DELAY = 25  # ms, each way
 QUEUE = 50  # ms
-# Of 1500 bytes, as in transport.py.
-CONTENT = (1500 - 20 - 8 - 11 - 16 - 9) / 1500
 LINK_MIB = 128
 PAIRS = 3
 
@@ -80,10 +79,6 @@ def finish(process):
     return json.loads(output)
 
 
-def median(values):
-    return sorted(values)[len(values) // 2]
-
-
 def make(folder, mib):
     """A file that nothing makes smaller."""
     path = os.path.join(folder, f"file-{mib}")
@@ -99,7 +94,7 @@ def loopback(args, folder):
     rows = []
     for count in (1, 2, 4):
         with holders(count, args.speed, file) as some:
-            seconds = median([finish(begin(args.speed, some, to))["seconds"] for _ in range(PAIRS)])
+            seconds = statistics.median([finish(begin(args.speed, some, to))["seconds"] for _ in range(PAIRS)])
         rows.append([f"Shoal, {count} of them", f"{seconds:.2f}", f"{megabytes / seconds:,.0f}"])
     plain = [args.plain, "tls", str(args.mib)]
     told = subprocess.run(plain, capture_output=True, text=True, check=True).stdout
@@ -144,7 +139,7 @@ def links(args, folder):
             with holders(count, args.speed, file, start, addresses) as some:
                 told = finish(begin(args.speed, some, to, start))
         mbit = LINK_MIB * 8.388608 / told["seconds"]
-        share = mbit / (RATE * CONTENT * count)
+        share = mbit / (RATE * emulated.CONTENT * count)
         rows.append([count, f"{told['seconds']:.2f}", f"{mbit:.0f}", f"{share:.2f}"])
     notes = (
         f"{LINK_MIB} MiB; each holder sends {RATE} Mbit/s at most, {DELAY} ms each way, a queue of {QUEUE} ms. "

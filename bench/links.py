@@ -28,8 +28,6 @@ MAIN = 1024
 RATES = [50, 200, 1000]  # Mbit/s
 ROUND_TRIPS = [0, 100]  # ms
 MODES = [("f32", 0), ("int8", 0), ("int8", 1)]
-# Of 1500 bytes: what is left by the headers of IP, UDP and QUIC.
-CONTENT = (1500 - 20 - 8 - 11 - 16 - 9) / 1500
 BYTES = {"f32": 4, "int8": 1 + 4 / 64}
 # Least share of int8 where the bound allows it.
 GOAL = 0.95
@@ -48,7 +46,7 @@ def tokens_per_second(shoal, hidden, codec, staleness, inside=None):
 def bound(loopback, hidden, codec, staleness, rate, round_trip):
     """What is left of the loopback's speed."""
     step = MICROBATCHES * CONTEXT / loopback
-    each = CONTEXT * hidden * BYTES[codec] * 8 / (rate * 1e6 * CONTENT)
+    each = CONTEXT * hidden * BYTES[codec] * 8 / (rate * 1e6 * emulated.CONTENT)
     # The first activation's way and the last gradient's; where updates come late the next step's passes
     # go on meanwhile.
     filling = 0 if staleness else round_trip / 1e3 + 2 * each

@@ -21,9 +21,6 @@ import table
 PORT = 7400
 RATE = 200  # Mbit/s
 DELAY = 50  # ms, each way
-# Of 1500 bytes: IPv4, UDP, QUIC's header with an 8-byte connection id and a 2-byte number, its
-# authentication tag, and the header of a stream frame.
-CONTENT = (1500 - 20 - 8 - 11 - 16 - 9) / 1500
 LINKS = [
     ("no loss, queue of 5 ms", {"queue_ms": 5}),
     ("no loss, queue of 50 ms", {"queue_ms": 50}),
@@ -88,11 +85,11 @@ def alone(args):
                 told = send(start, args.speed, addresses[1], control, args.seconds)
             again = told["lost_packets"] / told["sent_packets"]
             lossless = 1 - link.get("loss", 0)
-            share = told["mbit"] / (RATE * CONTENT * lossless)
+            share = told["mbit"] / (RATE * emulated.CONTENT * lossless)
             rows.append([name, control, f"{told['mbit']:.1f}", f"{share:.3f}", f"{again:.2%}"])
     headers = ["link of 200 Mbit/s, 50 ms each way", "control", "Mbit/s", "share", "sent again"]
     notes = (
-        f"Shares are of the {RATE * CONTENT:.0f} Mbit/s that packets of 1500 bytes leave for content, "
+        f"Shares are of the {RATE * emulated.CONTENT:.0f} Mbit/s that packets of 1500 bytes leave for content, "
         "less what is lost; the first three seconds do not count."
     )
     table.show("Alone on a link", notes, headers, rows)

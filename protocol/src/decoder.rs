@@ -3,6 +3,8 @@
 
 use std::path::Path;
 
+use crate::wire;
+
 /// A decoder and how it is tried.
 #[derive(Debug, Clone, Copy)]
 pub struct Decoder {
@@ -94,6 +96,32 @@ impl Decoder {
             assert!(same, "{path} is old: run this test with SHOAL_WRITE_SEEDS=1 to write it");
         }
     }
+}
+
+/// What is read as a message is written in no more bytes, and read as the same again. A value has one form
+/// that is written and may have several that are read.
+///
+/// # Panics
+/// When it is not.
+pub fn reads_back<T: bincode::Decode<()> + wire::Encode>(bytes: &[u8]) {
+    let write = |value: &T| wire::encode(value).expect("what was read has a size that can be sent");
+    reads_back_by(bytes, |bytes| wire::decode::<T>(bytes).ok(), write);
+}
+
+/// The same of what is read and written in another way.
+///
+/// # Panics
+/// When it is not.
+pub fn reads_back_by<T>(
+    bytes: &[u8],
+    read: impl Fn(&[u8]) -> Option<T>,
+    write: impl Fn(&T) -> Vec<u8>,
+) {
+    let Some(value) = read(bytes) else { return };
+    let written = write(&value);
+    assert!(written.len() <= bytes.len(), "the shortest form is the one that is written");
+    let again = read(&written).expect("what was written can be read");
+    assert_eq!(write(&again), written, "it is read as it was written");
 }
 
 /// The property tests of some decoders, in a module of tests: noise and changed examples are read or

@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use crate::codec::packing::Packing;
 use crate::codec::{Block, Codec, SumCodec};
-use crate::decoder::Decoder;
+use crate::decoder::{Decoder, reads_back};
 use crate::frame::{Element, Frame, HEADER, Header};
 use crate::ids::{
     Attempt, ContentHash, Era, Grant, Incarnation, Member, Microbatch, PeerId, Stage, Step, Term,
@@ -36,16 +36,6 @@ pub const DECODERS: &[Decoder] = &[
 
 /// Elements of a body that is tried: a header may announce far more than the fuzzer has memory for.
 const RAW: usize = 1 << 20;
-
-/// What is read is written in no more bytes, and read as the same again. A value has one form that is
-/// written and may have several that are read.
-pub fn reads_back<T: bincode::Decode<()> + bincode::Encode>(bytes: &[u8]) {
-    let Ok(value) = wire::decode::<T>(bytes) else { return };
-    let written = wire::encode(&value).expect("what was read has a size that can be sent");
-    assert!(written.len() <= bytes.len(), "the shortest form is the one that is written");
-    let again: T = wire::decode(&written).expect("what was written can be read");
-    assert_eq!(wire::encode(&again), Ok(written), "it is read as it was written");
-}
 
 fn encoded(value: &impl wire::Encode) -> Vec<u8> {
     wire::encode(value).expect("an example is small")

@@ -26,6 +26,13 @@ pub fn pieces(length: u64) -> u64 {
     length.div_ceil(limits::BLOB_PIECE.0).max(1)
 }
 
+/// Where a piece of a file of so many bytes begins, and how long it is.
+#[must_use]
+pub fn piece_at(length: u64, index: u64) -> (u64, usize) {
+    let position = index * limits::BLOB_PIECE.0;
+    (position, limits::BLOB_PIECE.0.min(length - position) as usize)
+}
+
 /// The hash of one piece of a file of so many bytes.
 ///
 /// # Panics

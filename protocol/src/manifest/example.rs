@@ -1,4 +1,4 @@
-//! A run to try things with.
+//! A run to try things with: of tests, of the simulator, of fuzzing.
 
 use super::{
     Checkpoint, Codecs, Dtype, Evaluation, Manifest, Model, Optimizer, TokenWidth, Tokenizer,
@@ -6,8 +6,9 @@ use super::{
 };
 use crate::ids::ContentHash;
 
-/// A small run.
-pub(crate) fn small() -> Manifest {
+/// A small run of a text that is nowhere.
+#[must_use]
+pub fn small() -> Manifest {
     Manifest {
         model: Model {
             vocabulary: 256,

@@ -4,8 +4,7 @@
 
 mod boundary;
 mod codecs;
-#[cfg(any(test, fuzzing))]
-pub(crate) mod example;
+pub mod example;
 
 use std::ops::Range;
 

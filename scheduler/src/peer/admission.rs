@@ -238,7 +238,12 @@ impl Peer {
     /// Whether there may be work of this step. A step's work is given out while one before is reduced
     /// whose update it reads, and the commit of the one before that may still be on its way here.
     pub(super) fn is_open(&self, step: Step) -> bool {
-        (self.version..=self.newest_runnable().next().next()).contains(&step)
+        (self.version..=self.newest_open()).contains(&step)
+    }
+
+    /// The newest step that there may be work of.
+    pub(super) fn newest_open(&self) -> Step {
+        self.newest_runnable().next().next()
     }
 
     /// The newest step whose weights are here.

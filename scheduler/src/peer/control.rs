@@ -163,7 +163,7 @@ impl Peer {
         // this one's again when a peer is lost.
         let room = |step: Step| (step, u32::try_from(hosted.room(step)).unwrap_or(u32::MAX));
         let wanted = if self.draining { 1 } else { usize::MAX };
-        let steps = (self.version.0..=self.newest_runnable().0 + 2).map(Step);
+        let steps = (self.version.0..=self.newest_open().0).map(Step);
         let rooms: Vec<(Step, u32)> =
             steps.map(room).take(wanted).filter(|(_, room)| *room > 0).collect();
         let wish = Some((rooms.clone(), self.through));

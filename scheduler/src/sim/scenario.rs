@@ -5,11 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shoal_protocol::codec::{Codec, SumCodec};
-use shoal_protocol::ids::{ContentHash, Stage};
-use shoal_protocol::manifest::{
-    Checkpoint, Codecs, Dtype, Evaluation, Manifest, Model, Optimizer, TokenWidth, Tokenizer,
-    Tokens, Training,
-};
+use shoal_protocol::ids::Stage;
+use shoal_protocol::manifest::{Evaluation, Manifest, Model, Training, example};
 use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::{Bytes, Moment};
 
@@ -375,19 +372,16 @@ impl Scenario {
     /// A run that only its shape matters of.
     #[must_use]
     pub fn small_manifest(stages: u16, microbatches: u32, steps: u64) -> Manifest {
+        let small = example::small();
         Manifest {
             model: Model {
-                vocabulary: 256,
                 hidden: 2,
                 layers: u32::from(stages),
                 heads: 1,
                 key_value_heads: 1,
                 intermediate: 2,
                 context: 4,
-                rope_theta: 10_000.0,
-                norm_epsilon: 1e-5,
-                initializer_range: 0.02,
-                boundary: None,
+                ..small.model
             },
             training: Training {
                 seed: 0,
@@ -395,30 +389,10 @@ impl Scenario {
                 stages,
                 microbatches,
                 microbatch_size: 1,
-                dtype: Dtype::F32,
-                recompute: false,
-                gradient_fraction_bits: 44,
-                staleness: 0,
+                ..small.training
             },
-            codec: Codecs::default(),
-            optimizer: Optimizer {
-                learning_rate: 1e-3,
-                final_learning_rate: 1e-4,
-                warmup_steps: 2,
-                beta1: 0.9,
-                beta2: 0.95,
-                epsilon: 1e-8,
-                weight_decay: 0.1,
-                gradient_clip: 1.0,
-            },
-            evaluation: Evaluation { held_out: 0.1, every: 0, microbatches: 0 },
-            checkpoint: Checkpoint { every: 0, keep: 2 },
-            tokens: Tokens {
-                hash: ContentHash([0; 32]),
-                count: 1000,
-                width: TokenWidth::U8,
-                tokenizer: Tokenizer::Bytes,
-            },
+            evaluation: Evaluation { every: 0, microbatches: 0, ..small.evaluation },
+            ..small
         }
     }
 }

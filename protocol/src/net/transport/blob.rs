@@ -18,7 +18,7 @@ use super::traffic::{Counters, Kind};
 use super::uplink::Uplink;
 use crate::ids::ContentHash;
 use crate::limits;
-use crate::pieces::{HASH, piece_hash, pieces};
+use crate::pieces::{HASH, piece_at, piece_hash, pieces};
 
 /// Bytes of a [`Request`].
 pub(super) const REQUEST: usize = 32 + 8 + 4;
@@ -184,11 +184,11 @@ fn list_of(
     if let Some(list) = lists.known(hash) {
         return Some(Ok((blob.length, list)));
     }
-    let step = limits::BLOB_PIECE.0;
     let mut list = Vec::with_capacity(pieces(blob.length) as usize * HASH);
     for index in 0..pieces(blob.length) {
-        let mut piece = vec![0; step.min(blob.length - index * step) as usize];
-        if let Err(error) = blob.file.read_exact_at(&mut piece, index * step) {
+        let (position, size) = piece_at(blob.length, index);
+        let mut piece = vec![0; size];
+        if let Err(error) = blob.file.read_exact_at(&mut piece, position) {
             return Some(Err(error));
         }
         list.extend(piece_hash(blob.length, index, &piece));

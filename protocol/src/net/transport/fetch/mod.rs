@@ -27,7 +27,7 @@ use super::peer::{Peer, Session};
 use super::{Shared, dial};
 use crate::ids::{ContentHash, PeerId};
 use crate::limits;
-use crate::pieces::PieceHashes;
+use crate::pieces::{PieceHashes, piece_at};
 use crate::units::{Bytes, Moment};
 
 /// Pieces asked of one holder at once: enough to fill a long link with pieces of a mebibyte.
@@ -42,16 +42,6 @@ pub(super) struct Wanted {
     pub(super) hash: ContentHash,
     /// Its bytes.
     pub(super) length: u64,
-}
-
-impl Wanted {
-    fn size_of(&self, piece: u64) -> usize {
-        limits::BLOB_PIECE.0.min(self.length - self.position_of(piece)) as usize
-    }
-
-    fn position_of(&self, piece: u64) -> u64 {
-        piece * limits::BLOB_PIECE.0
-    }
 }
 
 /// Fetches a file into `destination`, which appears only once all of it is right.
@@ -254,8 +244,7 @@ impl Work<'_> {
     async fn fetch(&self, peer: &Peer, piece: u64) -> Result<(), FetchError> {
         let Wanted { hash, length } = self.wanted;
         let session = session(self.shared, peer).await?;
-        let position = self.wanted.position_of(piece);
-        let size = self.wanted.size_of(piece);
+        let (position, size) = piece_at(length, piece);
         let counters = &self.shared.counters;
         let bytes =
             fetch_piece(&session.connection, hash, position, size, length, counters).await?;

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Wanted;
-use crate::pieces::{PieceHashes, pieces};
+use crate::pieces::{PieceHashes, piece_at, pieces};
 
 /// What a partial file's name ends with.
 pub const SUFFIX: &str = ".part";
@@ -100,8 +100,9 @@ fn missing(file: &File, wanted: Wanted, hashes: &PieceHashes) -> io::Result<BTre
     let mut missing = BTreeSet::new();
     let mut room = Vec::new();
     for piece in 0..pieces(wanted.length) {
-        room.resize(wanted.size_of(piece), 0);
-        file.read_exact_at(&mut room, wanted.position_of(piece))?;
+        let (position, size) = piece_at(wanted.length, piece);
+        room.resize(size, 0);
+        file.read_exact_at(&mut room, position)?;
         if !hashes.holds(wanted.length, piece, &room) {
             missing.insert(piece);
         }

@@ -120,6 +120,14 @@ fn reader(folder: &Path, holders: &[&Node]) -> (Node, PathBuf, Vec<PeerId>) {
     (guest, folder.join("fetched"), ids)
 }
 
+/// Ends a holder when it has sent a mebibyte.
+async fn dies(holder: &Node) {
+    while holder.transport.traffic().blob.sent.0 < 1 << 20 {
+        tokio::task::yield_now().await;
+    }
+    holder.transport.close().await;
+}
+
 #[tokio::test]
 async fn several_holders_bring_a_file_together() {
     let folder = tempfile::tempdir().expect("a temporary directory");
@@ -152,14 +160,8 @@ async fn who_sends_other_bytes_or_goes_away_leaves_it_to_the_others() {
 
     let (guest, to, ids) = reader(folder.path(), &[&liar, &dying, &honest]);
     fs::remove_file(&to).expect("it was there");
-    let dies = async {
-        while dying.transport.traffic().blob.sent.0 < 1 << 20 {
-            tokio::task::yield_now().await;
-        }
-        dying.transport.close().await;
-    };
     let fetched = guest.transport.fetch_blob(&ids, hash, file.len() as u64, &to);
-    let (fetched, ()) = soon(async { tokio::join!(fetched, dies) }).await;
+    let (fetched, ()) = soon(async { tokio::join!(fetched, dies(&dying)) }).await;
     fetched.expect("one honest holder is enough");
     assert!(fs::read(&to).expect("it is there") == file);
     assert!(guest.transport.traffic().wrong_files >= 1, "the liar is counted");
@@ -172,14 +174,8 @@ async fn the_only_holders_end_is_the_end_of_it() {
     let hash = ContentHash::of(&file);
     let (dying, _) = holder(folder.path(), "dying", hash, &file);
     let (guest, to, ids) = reader(folder.path(), &[&dying]);
-    let dies = async {
-        while dying.transport.traffic().blob.sent.0 < 1 << 20 {
-            tokio::task::yield_now().await;
-        }
-        dying.transport.close().await;
-    };
     let fetched = guest.transport.fetch_blob(&ids, hash, file.len() as u64, &to);
-    let (fetched, ()) = soon(async { tokio::join!(fetched, dies) }).await;
+    let (fetched, ()) = soon(async { tokio::join!(fetched, dies(&dying)) }).await;
     assert!(
         matches!(fetched, Err(FetchError::Interrupted(_) | FetchError::Connect(_))),
         "{fetched:?}"
