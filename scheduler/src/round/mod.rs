@@ -154,8 +154,12 @@ impl Reduction {
 
     /// Sends the first pieces.
     pub(crate) fn start(&mut self, out: &mut Vec<PeerAction>) -> Result<(), Fault> {
-        for to in 0..self.others.len() {
-            self.export(to, out);
+        // A piece for each, from the next member on: nobody's downlink is everybody's first.
+        let members = self.others.len();
+        for window in 1..=self.window {
+            for offset in 1..members {
+                self.export((self.place + offset) % members, window, out);
+            }
         }
         for piece in 0..self.own.len() {
             self.reduce_when_whole(piece, out)?;
@@ -270,7 +274,7 @@ impl Reduction {
         self.held += payload.size;
         let round = self.round.id;
         self.compute(Task::Install { round, range, payload: payload.id }, out);
-        self.export(other, out);
+        self.export(other, self.window, out);
         Ok(())
     }
 
@@ -299,13 +303,10 @@ impl Reduction {
         self.outcome
     }
 
-    /// Gives out the next pieces of another member's part, as far as the window allows.
-    fn export(&mut self, to: usize, out: &mut Vec<PeerAction>) {
-        if to == self.place {
-            return;
-        }
+    /// Gives out the next pieces of another member's part, so many beyond the results that came.
+    fn export(&mut self, to: usize, window: u32, out: &mut Vec<PeerAction>) {
         let pieces = self.layout.pieces(to) as u32;
-        let allowed = pieces.min(self.others[to].results.len() as u32 + self.window);
+        let allowed = pieces.min(self.others[to].results.len() as u32 + window);
         while self.others[to].exported < allowed {
             let piece = self.others[to].exported;
             self.others[to].exported += 1;

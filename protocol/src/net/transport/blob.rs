@@ -147,7 +147,7 @@ impl Service<'_> {
         };
         let whole = found.as_ref().map_or(NOT_FOUND, |(whole, _)| *whole);
         let bytes = found.as_ref().map_or(&[][..], |(_, bytes)| bytes.as_ref());
-        Class::Chunk.put(&send);
+        Class::Chunk.put(&send, 0);
         let written = async {
             send.write_all(&whole.to_le_bytes()).await?;
             send.write_all(bytes).await

@@ -252,7 +252,7 @@ impl Context {
 }
 
 async fn write_control(context: Context, mut stream: SendStream) -> DisconnectReason {
-    Class::Control.put(&stream);
+    Class::Control.put(&stream, 0);
     let Context { shared, peer, .. } = &context;
     loop {
         let batch = tokio::select! {
@@ -339,7 +339,7 @@ async fn write_tensor(context: &Context, ticket: Ticket, job: TensorJob) -> Cont
     let Ok(mut stream) = context.session.connection.open_uni().await else {
         return ControlFlow::Break(());
     };
-    job.class.put(&stream);
+    job.class.put(&stream, ticket);
     context.shared.uplink.trains();
     context.peer.rate().began(Instant::now());
     let arrived = match tensor::write(&mut stream, &job).await {
