@@ -10,6 +10,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 use shoal_protocol::ids::ClaimKey;
+use shoal_protocol::limits;
 use shoal_protocol::manifest::Manifest;
 use tch::{Device, Kind, Tensor};
 
@@ -92,13 +93,13 @@ widest! {
     /// The part of the gradient norm that one stage's mean gradient (f32, little-endian) adds: its
     /// sum of squares, in f64.
     ///
-    /// The order is fixed, so the bits do not depend on shares or threads: blocks of 4096
-    /// elements from the stage's first; within a block, 16 running sums, of every sixteenth
-    /// element each, added up in pairs; then the blocks in order. Bytes after the last whole f32
-    /// are ignored.
+    /// The order is fixed, so the bits do not depend on shares or threads: blocks of
+    /// [`limits::ROUND_BLOCK_ELEMENTS`] elements from the stage's first; within a block, 16 running
+    /// sums, of every sixteenth element each, added up in pairs; then the blocks in order. Bytes
+    /// after the last whole f32 are ignored.
     pub fn square_norm(gradient: &[u8]) -> f64 {
         let mut total = 0.0;
-        for block in gradient.chunks(4 * 4096) {
+        for block in gradient.chunks(4 * limits::ROUND_BLOCK_ELEMENTS) {
             let mut lanes = [0f64; 16];
             let mut rows = block.chunks_exact(4 * 16);
             for row in rows.by_ref() {

@@ -5,6 +5,7 @@ use std::ops::Range;
 use bytes::Bytes;
 use shoal_protocol::codec::{Codec, Rounding, SumCodec};
 use shoal_protocol::ids::ContentHash;
+use shoal_protocol::limits::ROUND_BLOCK_ELEMENTS as BLOCK;
 use shoal_protocol::manifest::Manifest;
 
 use crate::accumulator::{FixedPoint, square_norm};
@@ -21,12 +22,23 @@ pub struct AllReduce {
     fixed_point: FixedPoint,
     codec: SumCodec,
     mean: Vec<f32>,
+    /// What each block of the mean comes to: measured as it arrives, while others are on their way.
+    blocks: Vec<Block>,
     /// Kept of the rounds before, for this one; empty where nothing is lost.
     kept: Vec<f32>,
     /// Kept of this round, for the next; whole once all of the vector was sent or reduced.
     keeps: Vec<f32>,
     /// Elements of this round of which something may be kept.
     given: usize,
+}
+
+/// So many elements of the mean; fewer at its end.
+#[derive(Debug, Clone)]
+struct Block {
+    /// Elements that are not there yet.
+    missing: usize,
+    hash: ContentHash,
+    square_norm: f64,
 }
 
 impl AllReduce {
@@ -39,6 +51,7 @@ impl AllReduce {
             fixed_point: FixedPoint::of(manifest),
             codec,
             mean: vec![0.0; elements],
+            blocks: empty(elements),
             kept: vec![0.0; kept],
             keeps: vec![0.0; kept],
             given: 0,
@@ -48,6 +61,7 @@ impl AllReduce {
     /// Another try, or another step: nothing has come yet.
     pub fn begin(&mut self) {
         self.given = 0;
+        self.blocks = empty(self.mean.len());
     }
 
     /// What this member's sums of a range (i64, little-endian) are for the member that adds them up.
@@ -83,7 +97,8 @@ impl AllReduce {
             }
         }
         let (bytes, rounded) = self.round(codec, range.clone(), total)?;
-        self.mean[range].copy_from_slice(&rounded);
+        self.mean[range.clone()].copy_from_slice(&rounded);
+        self.measure(range);
         Ok(bytes)
     }
 
@@ -92,7 +107,24 @@ impl AllReduce {
     /// # Errors
     /// When it has another length.
     pub fn install(&mut self, range: Range<usize>, result: &[u8]) -> Result<()> {
-        decode(self.codec.result_codec(), result, &mut self.mean[range])
+        decode(self.codec.result_codec(), result, &mut self.mean[range.clone()])?;
+        self.measure(range);
+        Ok(())
+    }
+
+    /// These elements have arrived: measures the blocks that are whole by them.
+    fn measure(&mut self, range: Range<usize>) {
+        let blocks = range.start / BLOCK..range.end.div_ceil(BLOCK);
+        for (index, block) in blocks.clone().zip(&mut self.blocks[blocks]) {
+            let whole = index * BLOCK..self.mean.len().min((index + 1) * BLOCK);
+            let (start, end) = (whole.start.max(range.start), whole.end.min(range.end));
+            assert!(block.missing >= end - start, "each element arrives once in a round");
+            block.missing -= end - start;
+            if block.missing == 0 {
+                let bytes = bytemuck::cast_slice(&self.mean[whole]);
+                (block.hash, block.square_norm) = (ContentHash::of(bytes), square_norm(bytes));
+            }
+        }
     }
 
     /// The mean gradient, once all of it was reduced or installed: f32, little-endian.
@@ -101,10 +133,17 @@ impl AllReduce {
         bytemuck::cast_slice(&self.mean)
     }
 
-    /// The hash of the mean gradient, and its part of the global norm: see [`square_norm`].
+    /// The hash of the hashes of the mean gradient's blocks, and its part of the global norm: see
+    /// [`square_norm`], whose blocks they are.
+    ///
+    /// # Panics
+    /// When some of it has neither been reduced nor installed.
     #[must_use]
     pub fn outcome(&self) -> (ContentHash, f64) {
-        (ContentHash::of(self.mean()), square_norm(self.mean()))
+        assert!(self.blocks.iter().all(|block| block.missing == 0), "the mean is whole");
+        let hashes: Vec<u8> = self.blocks.iter().flat_map(|block| block.hash.0).collect();
+        let norm = self.blocks.iter().fold(0.0, |sum, block| sum + block.square_norm);
+        (ContentHash::of(&hashes), norm)
     }
 
     /// The round is committed: what was kept before it has been added.
@@ -155,6 +194,13 @@ impl AllReduce {
     }
 }
 
+/// The blocks of so many elements, of which none is there.
+fn empty(elements: usize) -> Vec<Block> {
+    let missing = |start: usize| BLOCK.min(elements - start);
+    let block = |missing| Block { missing, hash: ContentHash([0; 32]), square_norm: 0.0 };
+    (0..elements).step_by(BLOCK).map(|start| block(missing(start))).collect()
+}
+
 fn decode(codec: Codec, bytes: &[u8], numbers: &mut [f32]) -> Result<()> {
     codec.decode(bytes, numbers).map_err(|wrong| EngineError::WrongLength {
         what: "a piece of an all-reduce",
@@ -170,7 +216,7 @@ mod tests {
     use super::*;
     use crate::testing::manifest;
 
-    const ELEMENTS: usize = 600;
+    const ELEMENTS: usize = 2 * BLOCK + 600;
 
     /// Sums that stand for these contributions to the mean.
     fn sums(numbers: &[f32]) -> Bytes {
@@ -223,6 +269,7 @@ mod tests {
             round(&mut members, &contributions);
             let outcome = members[0].outcome();
             assert!(members.iter().all(|member| member.outcome() == outcome), "{codec}");
+            assert_eq!(outcome.1.to_bits(), square_norm(members[0].mean()).to_bits());
             for (index, mean) in mean(&members[0]).iter().enumerate() {
                 let exact: f32 = contributions.iter().map(|all| all[index]).sum();
                 assert!((mean - exact).abs() < error, "{codec} {index}: {mean} {exact}");

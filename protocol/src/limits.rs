@@ -40,6 +40,10 @@ pub const MANIFEST: Bytes = Bytes(64 << 10);
 /// Elements of one piece of an all-reduce: 2 MiB of sums. Pieces are summed while others travel.
 pub const ROUND_PIECE_ELEMENTS: usize = 1 << 18;
 
+/// Elements of a stage's vector that are measured together once a round brought them: parts and pieces
+/// begin at multiples of this.
+pub const ROUND_BLOCK_ELEMENTS: usize = 1 << 12;
+
 /// One piece of a file fetched by its hash.
 pub const BLOB_PIECE: Bytes = Bytes::mebi(1);
 

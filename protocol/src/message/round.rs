@@ -42,7 +42,10 @@ pub struct RoundMember {
 /// What a round came to; equal at all its members.
 #[derive(Debug, Clone, Copy, PartialEq, bincode::Encode, bincode::Decode)]
 pub struct RoundOutcome {
-    /// Hash of the mean gradient's bytes.
+    /// Hash of the hashes of the mean gradient's blocks, of [`limits::ROUND_BLOCK_ELEMENTS`] elements
+    /// each: a block is measured as soon as it is there.
+    ///
+    /// [`limits::ROUND_BLOCK_ELEMENTS`]: crate::limits::ROUND_BLOCK_ELEMENTS
     pub hash: ContentHash,
     /// Sum of its squares, added in an order that depends on nothing.
     pub square_norm: f64,

@@ -64,7 +64,10 @@ pub struct RoundCut {
 
 impl Default for RoundCut {
     fn default() -> Self {
-        Self { block_elements: 1 << 10, piece_elements: limits::ROUND_PIECE_ELEMENTS }
+        Self {
+            block_elements: limits::ROUND_BLOCK_ELEMENTS,
+            piece_elements: limits::ROUND_PIECE_ELEMENTS,
+        }
     }
 }
 
