@@ -72,9 +72,10 @@ bench-links: build
 		--network target/release/examples/emulated_network
 
 bench-transport:
-	cargo build --release -p shoal-protocol --features net --example transport_speed
+	cargo build --release -p shoal-protocol --features net --example transport_speed --example plain_speed
 	cargo build --release -p shoal-tests --example emulated_network
 	python3 bench/transport.py --speed target/release/examples/transport_speed \
+		--plain target/release/examples/plain_speed \
 		--network target/release/examples/emulated_network
 
 torchft := bench/results/tools/torchft

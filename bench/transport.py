@@ -2,7 +2,11 @@
 up and lose packets, with each congestion control, and beside a TCP connection with Cubic.
 
     python bench/transport.py --speed target/release/examples/transport_speed \
+        --plain target/release/examples/plain_speed \
         --network target/release/examples/emulated_network [--seconds 12]
+
+On loopback, quinn alone and TLS over TCP are run in turn with it, all with the allocator's limits that
+the node sets (engine/src/device.rs).
 
 Needs root, /dev/net/tun and `ip`. A link's share is of what its rate leaves for the content of packets
 of 1500 bytes; packets sent again are those that the sender took for lost.
@@ -10,6 +14,9 @@ of 1500 bytes; packets sent again are those that the sender took for lost.
 
 import argparse
 import json
+import os
+import re
+import statistics
 import subprocess
 import sys
 import threading
@@ -29,6 +36,10 @@ LINKS = [
     ("1% loss, queue of 50 ms", {"queue_ms": 50, "loss": 0.01}),
 ]
 CONTROLS = ["tolerant", "cubic", "bbr"]
+# Least share of quinn alone, on loopback.
+LEAST_SHARE = 0.9
+TURNS = 5
+ALLOCATOR = {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=1073741824"}
 TCP = """
 import socket, sys, time
 if sys.argv[1] == "receive":
@@ -54,6 +65,34 @@ def network(program, link):
     """Two machines joined by a link."""
     ends = [{"up_mbit": RATE}, {"up_mbit": RATE}]
     return emulated.network(program, ends, {"delay_ms": DELAY, **link})
+
+
+def loopback(args):
+    """Ours beside libraries alone, in turns."""
+    programs = {
+        "Shoal": [args.speed, "loopback", "2048", "2"],
+        "quinn alone": [args.plain, "quinn", "2048", "2"],
+        "TLS over TCP": [args.plain, "tls", "2048", "2"],
+    }
+    rates = {name: [] for name in programs}
+    for _ in range(TURNS):
+        for name, command in programs.items():
+            env = {**os.environ, **ALLOCATOR}
+            said = subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
+            rates[name].append(float(re.search(r"([0-9.]+) MB/s", said)[1]))
+    medians = {name: statistics.median(found) for name, found in rates.items()}
+    share = medians["Shoal"] / medians["quinn alone"]
+    goal = "met" if share >= LEAST_SHARE else "NOT met"
+    rows = [
+        [name, f"{rate:.0f}", f"{min(rates[name]):.0f} to {max(rates[name]):.0f}",
+         f"{rate / medians['quinn alone']:.2f}"]
+        for name, rate in medians.items()
+    ]
+    notes = (
+        f"2 GiB in pieces of 2 MiB, both ends in one process, medians of {TURNS} turns. Shoal should have at "
+        f"least {LEAST_SHARE} of quinn alone: {goal}."
+    )
+    table.show("On loopback", notes, ["", "MB/s", "from, to", "of quinn alone"], rows)
 
 
 def send(start, speed, address, control, seconds):
@@ -124,10 +163,14 @@ def shared(args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--speed", required=True)
+    parser.add_argument("--plain", required=True)
     parser.add_argument("--network", required=True)
+    parser.add_argument("--only", choices=["loopback"])
     parser.add_argument("--seconds", type=int, default=12)
     args = parser.parse_args()
-    print(subprocess.run([args.speed, "loopback"], capture_output=True, text=True, check=True).stdout)
+    loopback(args)
+    if args.only == "loopback":
+        return
     alone(args)
     shared(args)
 

@@ -162,6 +162,8 @@ fn tls_over_tcp(messages: usize, bytes: usize) -> Result<()> {
         }
         stream.conn.send_close_notify();
         stream.flush()?;
+        // What the other end sent must be read, or closing resets the connection.
+        stream.read_to_end(&mut Vec::new())?;
         Ok(())
     });
     let (socket, _) = listener.accept()?;
@@ -173,6 +175,9 @@ fn tls_over_tcp(messages: usize, bytes: usize) -> Result<()> {
             count => received += count,
         }
     }
+    stream.conn.send_close_notify();
+    stream.flush()?;
+    drop(stream);
     sender.join().map_err(|_| "the sender panicked")??;
     assert_eq!(received, messages * bytes, "all of it arrives");
     Ok(())
