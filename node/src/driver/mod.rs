@@ -267,8 +267,10 @@ impl<'a> Driver<'a> {
         self.begin();
         loop {
             self.settle();
-            let traffic = self.links.as_ref().map(|links| links.transport.traffic());
-            self.meters.load(&self.peer.load(), self.payloads.log_use(), traffic);
+            self.meters.load(&self.peer.load(), self.payloads.log_use());
+            if let Some(links) = &self.links {
+                self.meters.links(&links.transport);
+            }
             match self.ending.take() {
                 None => {}
                 Some(Ending::Finished) if self.may_end() => return Ok(Outcome::Finished),

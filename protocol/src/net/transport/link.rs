@@ -196,6 +196,7 @@ async fn serve(shared: &Arc<Shared>, peer: &Arc<Peer>, session: &Arc<Session>) -
         }
     }
     readers.shutdown().await;
+    session.way(&shared.counters);
     reason
 }
 

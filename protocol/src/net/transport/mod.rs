@@ -65,7 +65,7 @@ pub use error::{
 };
 pub use event::{Run, TensorMessage, TransportEvent, Welcome};
 pub use fetch::partial::SUFFIX as PARTIAL_SUFFIX;
-pub use traffic::{Flow, Traffic, Way};
+pub use traffic::{Flow, Packets, Traffic, Way};
 
 use crate::frame::Frame;
 use crate::ids::{ContentHash, Incarnation, PeerId};
@@ -396,13 +396,15 @@ impl Transport {
     pub fn way_to(&self, peer: PeerId) -> Option<Way> {
         let peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
         let session = peers.get(&peer)?.session()?;
-        let path = session.connection.stats().path;
-        Some(Way {
-            round_trip: path.rtt,
-            window: units::Bytes(path.cwnd),
-            sent_packets: path.sent_packets,
-            lost_packets: path.lost_packets,
-        })
+        Some(session.way(&self.shared.counters))
+    }
+
+    /// The same of all connections that there are, in no order that means anything.
+    #[must_use]
+    pub fn ways(&self) -> Vec<Way> {
+        let peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        let sessions = peers.values().filter_map(|peer| peer.session());
+        sessions.map(|session| session.way(&self.shared.counters)).collect()
     }
 
     /// What waits to be sent to a peer: messages with tensors, those on their way included, and

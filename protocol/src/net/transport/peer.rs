@@ -24,6 +24,7 @@ use super::handshake::Hello;
 use super::outbox::Outbox;
 use super::rate::RateMeter;
 use super::relay;
+use super::traffic::{Counters, Packets, Way};
 use crate::ids::{Incarnation, Member, PeerId};
 
 /// Addresses kept of one peer; the latest heard of come first.
@@ -45,6 +46,8 @@ pub(super) struct Session {
     pub(super) number: u64,
     /// Whether we are the dialler.
     pub(super) dialled: bool,
+    /// Its packets that the transport's counters have.
+    pub(super) counted: Mutex<Packets>,
 }
 
 impl Session {
@@ -59,6 +62,16 @@ impl Session {
     /// Whether it takes a way through another peer.
     pub(super) fn is_relayed(&self) -> bool {
         relay::is_way(self.address)
+    }
+
+    /// What the connection shows of the way; adds its packets to the transport's.
+    pub(super) fn way(&self, counters: &Counters) -> Way {
+        // Read under the lock, so that no later look is counted before this one.
+        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        let way = Way::of(&self.connection);
+        counters.packets(way.packets, *counted);
+        *counted = way.packets;
+        way
     }
 
     pub(super) fn is_open(&self) -> bool {
