@@ -130,13 +130,15 @@ impl SentTensors {
     }
 }
 
-/// What the connections to other peers show of the ways there.
+/// What the connections to other peers show of the ways there, and the files that went over them.
 #[derive(Debug, Clone)]
 pub struct Links {
     /// Smoothed round trip of each connection, in seconds, looked at again and again.
     pub rtt: Histogram,
     /// What may be on its way on each connection, in bytes, looked at again and again.
     pub congestion_window: Histogram,
+    /// Pieces of files sent.
+    pub pieces: Family<LinkPacking, IntCounter>,
     /// Packets sent.
     pub sent_packets: IntCounter,
     /// Packets taken for lost.
@@ -159,6 +161,10 @@ impl Links {
                 "shoal_link_congestion_window_bytes",
                 "What may be on its way on a connection at once, each looked at every second.",
                 16_384.0,
+            )?,
+            pieces: r.counters(
+                "shoal_pieces_sent_total",
+                "Pieces of files sent to other peers, by how they were packed for the link.",
             )?,
             sent_packets: r.counter("shoal_link_packets_total", "QUIC packets sent.")?,
             lost_packets: r

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use shoal_metrics::{Direction, Metrics, Queue, TrafficKind};
 
 /// Every metric of ours, with its type.
-const EXPECTED: [(&str, &str); 36] = [
+const EXPECTED: [(&str, &str); 37] = [
     ("shoal_build_info", "gauge"),
     ("shoal_checkpoint_failures_total", "counter"),
     ("shoal_claims_recalled_total", "counter"),
@@ -30,6 +30,7 @@ const EXPECTED: [(&str, &str); 36] = [
     ("shoal_output_log_disk_bytes", "gauge"),
     ("shoal_spill_failures_total", "counter"),
     ("shoal_peers", "gauge"),
+    ("shoal_pieces_sent_total", "counter"),
     ("shoal_queue_length", "gauge"),
     ("shoal_received_bytes_total", "counter"),
     ("shoal_refused_total", "counter"),

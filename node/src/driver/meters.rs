@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use shoal_metrics::{Direction, Metrics, Queue, Refusal, TrafficKind};
+use shoal_metrics::{Direction, LinkPacking, Metrics, Queue, Refusal, TrafficKind};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::View;
 use shoal_protocol::net::transport::{Flow, Traffic, Transport};
@@ -127,6 +127,9 @@ impl Meters {
         metrics.links.sent_packets.inc_by(packets.sent - before.sent);
         metrics.links.lost_packets.inc_by(packets.lost - before.lost);
         metrics.links.lost_bytes.inc_by((packets.lost_bytes - before.lost_bytes).0);
+        let (pieces, before) = (traffic.pieces, self.traffic.pieces);
+        metrics.links.pieces.of(LinkPacking::None).inc_by(pieces.raw - before.raw);
+        metrics.links.pieces.of(LinkPacking::Zstd).inc_by(pieces.zstd - before.zstd);
         let count = |kind: TrafficKind, now: Flow, before: Flow| {
             metrics.sent_bytes.of(kind).inc_by((now.sent - before.sent).0);
             metrics.received_bytes.of(kind).inc_by((now.received - before.received).0);

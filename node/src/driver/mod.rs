@@ -201,6 +201,9 @@ impl<'a> Driver<'a> {
         let tracker = TaskTracker::new();
         let unpacker = Unpacker::new(manifest.clone());
         let (links, events) = Links::of(network, &tracker, setup.metrics);
+        if let Some(links) = &links {
+            links.transport.set_chunk_packing(manifest.codec.chunks);
+        }
         Ok(Self {
             manifest,
             me,

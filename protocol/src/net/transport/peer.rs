@@ -115,18 +115,29 @@ pub(super) struct Peer {
     pub(super) outbox: Outbox,
     pub(super) state: watch::Sender<State>,
     rate: Mutex<RateMeter>,
+    file_rate: Mutex<RateMeter>,
 }
 
 impl Peer {
     pub(super) fn new(id: PeerId) -> Self {
-        let (outbox, state, rate) = (Outbox::new(), watch::Sender::default(), Mutex::default());
-        Self { id, outbox, state, rate }
+        Self {
+            id,
+            outbox: Outbox::new(),
+            state: watch::Sender::default(),
+            rate: Mutex::default(),
+            file_rate: Mutex::default(),
+        }
     }
 
     /// How fast it takes tensors.
     pub(super) fn rate(&self) -> MutexGuard<'_, RateMeter> {
         // Whoever holds it does no more than count.
         self.rate.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How fast it takes pieces of files, which tensors may leave little room for.
+    pub(super) fn file_rate(&self) -> MutexGuard<'_, RateMeter> {
+        self.file_rate.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds where the peer may be found.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use quinn::Connection;
 
+use crate::codec::packing::Packing;
 use crate::units::Bytes;
 
 /// What bytes were for.
@@ -33,8 +34,19 @@ pub struct Traffic {
     pub relay: Flow,
     /// Files that were fetched and thrown away, since their bytes had another hash.
     pub wrong_files: u64,
+    /// Pieces of files that were sent as they are, and packed.
+    pub pieces: Pieces,
     /// What it took in packets, as of when [`Transport::ways`](super::Transport::ways) was asked last.
     pub packets: Packets,
+}
+
+/// How many pieces of files were sent which way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Pieces {
+    /// As they are.
+    pub raw: u64,
+    /// By zstd.
+    pub zstd: u64,
 }
 
 /// Bytes in both directions.
@@ -86,6 +98,8 @@ pub(super) struct Counters {
     bytes: [[AtomicU64; 2]; 4],
     wrong_files: AtomicU64,
     packets: [AtomicU64; 3],
+    raw_pieces: AtomicU64,
+    zstd_pieces: AtomicU64,
 }
 
 impl Counters {
@@ -100,6 +114,15 @@ impl Counters {
     /// A fetched file had another hash than the one it was asked for by.
     pub(super) fn wrong_file(&self) {
         self.wrong_files.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A piece of a file was sent.
+    pub(super) fn piece(&self, packing: Packing) {
+        let pieces = match packing {
+            Packing::Zstd => &self.zstd_pieces,
+            Packing::Raw | Packing::Integers => &self.raw_pieces,
+        };
+        pieces.fetch_add(1, Ordering::Relaxed);
     }
 
     /// More packets than were counted before.
@@ -128,6 +151,10 @@ impl Counters {
             blob: flow(Kind::Blob),
             relay: flow(Kind::Relay),
             wrong_files: self.wrong_files.load(Ordering::Relaxed),
+            pieces: Pieces {
+                raw: self.raw_pieces.load(Ordering::Relaxed),
+                zstd: self.zstd_pieces.load(Ordering::Relaxed),
+            },
             packets: {
                 let [sent, lost, bytes] = &self.packets;
                 Packets {
