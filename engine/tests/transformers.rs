@@ -38,7 +38,7 @@ fn numbers(value: &Value) -> Vec<f64> {
 }
 
 fn write(trainer: &Trainer, step: u64, folder: &Path) -> PathBuf {
-    let place = folder.join("checkpoint");
+    let place = folder.join(format!("checkpoint-{step}"));
     fs::create_dir(&place).expect("writable");
     let mut files = Vec::new();
     for stage in trainer.manifest.stages() {
@@ -111,7 +111,15 @@ fn a_loop_in_pytorch_trains_the_same_boundaries() {
     }
 }
 
-/// Trains a run, and the same with PyTorch alone, to the same losses and gradient norms.
+#[test]
+fn a_loop_in_pytorch_follows_updates_that_come_a_step_late() {
+    let mut manifest = manifest();
+    manifest.training.stages = 2;
+    manifest.training.staleness = 1;
+    assert_same_losses(manifest);
+}
+
+/// Trains a run, and the same with PyTorch alone, to the same losses, gradient norms and weights.
 fn assert_same_losses(mut manifest: Manifest) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let samples = samples(&mut manifest, folder.path(), &text());
@@ -121,7 +129,7 @@ fn assert_same_losses(mut manifest: Manifest) {
         let tokens: Vec<u32> = bytes.chunks_exact(4).map(|word| u32::from(word[0])).collect();
         tokens.chunks(manifest.model.context as usize).map(<[u32]>::to_vec).collect()
     };
-    let step = |step| {
+    let batches = |step| {
         let microbatch = |microbatch| {
             let batch = trainer.samples.batch(Step(step), Microbatch(microbatch));
             json!({ "inputs": rows(&batch.inputs), "labels": rows(&batch.labels) })
@@ -131,9 +139,13 @@ fn assert_same_losses(mut manifest: Manifest) {
             "learning_rate": learning_rate(&manifest, Step(step)),
         })
     };
+    let batches: Vec<_> = (0..20).map(batches).collect();
+    let ours: Vec<_> = (0..20).map(|step| trainer.step(step)).collect();
     let run = json!({
         "checkpoint": place,
-        "steps": (0..20).map(step).collect::<Vec<_>>(),
+        "trained": write(&trainer, 20, folder.path()),
+        "steps": batches,
+        "staleness": manifest.training.staleness,
         "beta1": manifest.optimizer.beta1,
         "beta2": manifest.optimizer.beta2,
         "epsilon": manifest.optimizer.epsilon,
@@ -145,9 +157,15 @@ fn assert_same_losses(mut manifest: Manifest) {
     let theirs = python("reference.py", &[path.to_str().expect("a plain path")]);
     let (losses, norms) = (numbers(&theirs["losses"]), numbers(&theirs["norms"]));
     assert_eq!(losses.len(), 20);
-    for (step, (loss, norm)) in losses.into_iter().zip(norms).enumerate() {
-        let (our_loss, our_norm) = trainer.step(step as u64);
+    let clip = manifest.optimizer.gradient_clip;
+    assert!(norms.iter().any(|norm| *norm > clip), "nothing was clipped: {norms:?}");
+    for (step, ((loss, norm), (our_loss, our_norm))) in
+        losses.into_iter().zip(norms).zip(ours).enumerate()
+    {
         assert!((our_loss - loss).abs() < 1e-3, "step {step}: {our_loss} and {loss}");
         assert!((our_norm - norm).abs() < 1e-2 * norm, "step {step}: {our_norm} and {norm}");
     }
+    let [off, moved] = ["off", "moved"].map(|key| theirs[key].as_f64().expect("a number"));
+    println!("the weights moved by {moved} and differ by {off}");
+    assert!(off < 1e-2 * moved, "the weights moved by {moved} and differ by {off}");
 }

@@ -45,6 +45,8 @@ pub struct Metrics {
     pub received_bytes: Family<TrafficKind, IntCounter>,
     /// Tensors sent to other peers.
     pub tensors: SentTensors,
+    /// The connections to other peers.
+    pub links: Links,
     /// What peers sent and this one did not use.
     pub refused: Family<Refusal, IntCounter>,
     /// Things that wait at this peer.
@@ -128,6 +130,53 @@ impl SentTensors {
     }
 }
 
+/// What the connections to other peers show of the ways there, and the files that went over them.
+#[derive(Debug, Clone)]
+pub struct Links {
+    /// Smoothed round trip of each connection, in seconds, looked at again and again.
+    pub rtt: Histogram,
+    /// What may be on its way on each connection, in bytes, looked at again and again.
+    pub congestion_window: Histogram,
+    /// Pieces of files sent.
+    pub pieces: Family<LinkPacking, IntCounter>,
+    /// Packets sent.
+    pub sent_packets: IntCounter,
+    /// Packets taken for lost.
+    pub lost_packets: IntCounter,
+    /// Bytes of those, which are sent a second time.
+    pub lost_bytes: IntCounter,
+}
+
+impl Links {
+    fn register(r: &Registrar) -> prometheus::Result<Self> {
+        Ok(Self {
+            // An eighth of a millisecond to two seconds.
+            rtt: r.doubling(
+                "shoal_link_rtt_seconds",
+                "Smoothed round trip of the connections to other peers, each looked at every second.",
+                0.000_125,
+            )?,
+            // 16 KiB to 256 MiB.
+            congestion_window: r.doubling(
+                "shoal_link_congestion_window_bytes",
+                "What may be on its way on a connection at once, each looked at every second.",
+                16_384.0,
+            )?,
+            pieces: r.counters(
+                "shoal_pieces_sent_total",
+                "Pieces of files sent to other peers, by how they were packed for the link.",
+            )?,
+            sent_packets: r.counter("shoal_link_packets_total", "QUIC packets sent.")?,
+            lost_packets: r
+                .counter("shoal_link_lost_packets_total", "QUIC packets sent and taken for lost.")?,
+            lost_bytes: r.counter(
+                "shoal_link_lost_bytes_total",
+                "Bytes of QUIC packets taken for lost, nearly all of them sent a second time.",
+            )?,
+        })
+    }
+}
+
 impl Metrics {
     /// Every metric at its start, in a registry of their own.
     ///
@@ -162,6 +211,7 @@ impl Metrics {
             received_bytes: r
                 .counters("shoal_received_bytes_total", "Bytes received from other peers.")?,
             tensors: SentTensors::register(&r)?,
+            links: Links::register(&r)?,
             refused: r.counters(
                 "shoal_refused_total",
                 "Messages and tensors from other peers that were not used.",

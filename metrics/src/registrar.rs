@@ -58,7 +58,12 @@ impl Registrar {
 
     /// From a small model's tenths of a second to a large one's half an hour.
     pub(crate) fn duration(&self, name: &str, help: &str) -> Result<Histogram> {
-        let buckets = exponential_buckets(0.125, 2.0, 15)?;
+        self.doubling(name, help, 0.125)
+    }
+
+    /// Of fifteen buckets, each as large as all before it, the first up to so much.
+    pub(crate) fn doubling(&self, name: &str, help: &str, first: f64) -> Result<Histogram> {
+        let buckets = exponential_buckets(first, 2.0, 15)?;
         self.add(Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets)))
     }
 

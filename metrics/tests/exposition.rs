@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use shoal_metrics::{Direction, Metrics, Queue, TrafficKind};
 
 /// Every metric of ours, with its type.
-const EXPECTED: [(&str, &str); 31] = [
+const EXPECTED: [(&str, &str); 37] = [
     ("shoal_build_info", "gauge"),
     ("shoal_checkpoint_failures_total", "counter"),
     ("shoal_claims_recalled_total", "counter"),
@@ -17,6 +17,11 @@ const EXPECTED: [(&str, &str); 31] = [
     ("shoal_held_out_loss", "gauge"),
     ("shoal_in_flight_bytes", "gauge"),
     ("shoal_learning_rate", "gauge"),
+    ("shoal_link_congestion_window_bytes", "histogram"),
+    ("shoal_link_lost_bytes_total", "counter"),
+    ("shoal_link_lost_packets_total", "counter"),
+    ("shoal_link_packets_total", "counter"),
+    ("shoal_link_rtt_seconds", "histogram"),
     ("shoal_members_lost_total", "counter"),
     ("shoal_microbatches_computed_total", "counter"),
     ("shoal_microbatches_duplicated_total", "counter"),
@@ -25,6 +30,7 @@ const EXPECTED: [(&str, &str); 31] = [
     ("shoal_output_log_disk_bytes", "gauge"),
     ("shoal_spill_failures_total", "counter"),
     ("shoal_peers", "gauge"),
+    ("shoal_pieces_sent_total", "counter"),
     ("shoal_queue_length", "gauge"),
     ("shoal_received_bytes_total", "counter"),
     ("shoal_refused_total", "counter"),
@@ -56,6 +62,8 @@ fn filled() -> Metrics {
     metrics.training_loss.set(2.5);
     metrics.step_duration.observe(0.2);
     metrics.sent_bytes.of(TrafficKind::Tensor).inc_by(100);
+    metrics.links.rtt.observe(0.1);
+    metrics.links.congestion_window.observe(2e6);
     metrics.received_bytes.of(TrafficKind::Control).inc_by(3);
     metrics.queue_length.of(Queue::Offers).set(2);
     metrics.microbatches.of(Direction::Backward).inc();
@@ -112,6 +120,12 @@ fn values_arrive_under_their_labels() {
         "shoal_step_duration_seconds_bucket{le=\"0.125\"} 0",
         "shoal_step_duration_seconds_bucket{le=\"0.25\"} 1",
         "shoal_step_duration_seconds_bucket{le=\"2048\"} 1",
+        "shoal_link_rtt_seconds_bucket{le=\"0.064\"} 0",
+        "shoal_link_rtt_seconds_bucket{le=\"0.128\"} 1",
+        "shoal_link_rtt_seconds_bucket{le=\"2.048\"} 1",
+        "shoal_link_congestion_window_bytes_bucket{le=\"1048576\"} 0",
+        "shoal_link_congestion_window_bytes_bucket{le=\"2097152\"} 1",
+        "shoal_link_congestion_window_bytes_bucket{le=\"268435456\"} 1",
         "shoal_sent_bytes_total{kind=\"tensor\"} 100",
         "shoal_sent_bytes_total{kind=\"blob\"} 0",
         "shoal_received_bytes_total{kind=\"control\"} 3",

@@ -11,8 +11,8 @@ use serde::Deserialize;
 use shoal_protocol::ids::ContentHash;
 use shoal_protocol::limits;
 use shoal_protocol::manifest::{
-    Boundary, BoundaryKind, Checkpoint, Codecs, Dtype, Evaluation, GradientRounding, Manifest,
-    ManifestError, Model, Optimizer, TokenWidth, Tokenizer, Tokens, Training,
+    Boundary, BoundaryKind, Checkpoint, ChunkPacking, Codecs, Dtype, Evaluation, GradientRounding,
+    Manifest, ManifestError, Model, Optimizer, TokenWidth, Tokenizer, Tokens, Training,
 };
 
 /// A run as its user describes it.
@@ -179,6 +179,11 @@ impl RunConfig {
                 GradientRounding::Stochastic => "\"stochastic\"",
             },
             all_reduce = quoted(codec.all_reduce),
+            chunks = match codec.chunks {
+                ChunkPacking::Auto => "\"auto\"",
+                ChunkPacking::None => "\"none\"",
+                ChunkPacking::Zstd => "\"zstd\"",
+            },
             learning_rate = optimizer.learning_rate,
             final_learning_rate = optimizer.final_learning_rate,
             warmup_steps = optimizer.warmup_steps,

@@ -109,8 +109,8 @@ async fn send(
     println!(
         "{{\"mbit\": {:.2}, \"sent_packets\": {}, \"lost_packets\": {}, \"round_trip_ms\": {:.1}}}",
         sent as f64 * 8e-6 / elapsed.as_secs_f64(),
-        now.sent_packets - then.sent_packets,
-        now.lost_packets - then.lost_packets,
+        now.packets.sent - then.packets.sent,
+        now.packets.lost - then.packets.lost,
         now.round_trip.as_secs_f64() * 1e3,
     );
     // Whatever is left waits for nobody.

@@ -53,6 +53,15 @@ fn peers_tell_prometheus_how_far_they_are() {
         assert!(value(&text, "shoal_peers") == 3.0, "{text}");
         assert!((1.0..8.0).contains(&value(&text, "shoal_training_loss")), "{text}");
         check(&text);
+        // Links are looked at every second, which is a few steps.
+        let looked = (0..200).any(|_| {
+            swarm.peers[0].event("committed");
+            value(&scrape(address), "shoal_link_packets_total") > 0.0
+        });
+        let text = scrape(address);
+        assert!(looked, "{text}");
+        assert!(value(&text, "shoal_link_rtt_seconds_count") >= 1.0, "{text}");
+        assert!(value(&text, "shoal_link_congestion_window_bytes_sum") > 1e4, "{text}");
     }
 }
 

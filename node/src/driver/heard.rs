@@ -10,6 +10,7 @@ use shoal_protocol::net::transport::TransportEvent;
 use shoal_scheduler::action::{CoordinatorInput, PeerInput};
 
 use super::incoming::{self, Receiver, Unusable};
+use super::unpacker::Unpacked;
 use super::{Driver, Ending, Own};
 
 impl Driver<'_> {
@@ -53,15 +54,20 @@ impl Driver<'_> {
                 }
             }
             Some(TransportEvent::Tensor(message)) => {
-                match incoming::unpack(&message.tag, &message.frames, &self.manifest) {
-                    Ok((tag, tensors)) => {
-                        let payload = self.payloads.keep(tensors);
-                        let from = message.member;
-                        self.own.push_back(Own::Peer(PeerInput::Tensor { from, tag, payload }));
-                    }
-                    Err(error) => self.refuse(message.member, &error),
+                if let Some(unpacked) = self.unpacker.take(message) {
+                    self.unpacked(unpacked);
                 }
             }
+        }
+    }
+
+    pub(super) fn unpacked(&mut self, Unpacked { from, result }: Unpacked) {
+        match result {
+            Ok((tag, tensors)) => {
+                let payload = self.payloads.keep(tensors);
+                self.own.push_back(Own::Peer(PeerInput::Tensor { from, tag, payload }));
+            }
+            Err(error) => self.refuse(from, &error),
         }
     }
 

@@ -1,15 +1,18 @@
 //! What the driver tells Prometheus.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use shoal_metrics::{Direction, Metrics, Queue, Refusal, TrafficKind};
+use shoal_metrics::{Direction, LinkPacking, Metrics, Queue, Refusal, TrafficKind};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::View;
-use shoal_protocol::net::transport::{Flow, Traffic};
+use shoal_protocol::net::transport::{Flow, Traffic, Transport};
 use shoal_scheduler::action::{CoordinatorEvent, PeerLoad, TaskResult};
 
 use super::payload::LogUse;
 use crate::events::StepReport;
+
+/// How often the connections are looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// The metrics of this process, and what was counted before.
 #[derive(Debug)]
@@ -17,11 +20,12 @@ pub(crate) struct Meters {
     metrics: Metrics,
     traffic: Traffic,
     spill_failures: u64,
+    looked: Option<Instant>,
 }
 
 impl Meters {
     pub(crate) fn new(metrics: Metrics) -> Self {
-        Self { metrics, traffic: Traffic::default(), spill_failures: 0 }
+        Self { metrics, traffic: Traffic::default(), spill_failures: 0, looked: None }
     }
 
     /// The engine finished a task.
@@ -92,8 +96,8 @@ impl Meters {
         );
     }
 
-    /// What the peer holds now, and what went over its links so far.
-    pub(crate) fn load(&mut self, load: &PeerLoad, log: LogUse, traffic: Option<Traffic>) {
+    /// What the peer holds now.
+    pub(crate) fn load(&mut self, load: &PeerLoad, log: LogUse) {
         let metrics = &self.metrics;
         let queue = |queue: Queue, length: usize| {
             metrics.queue_length.of(queue).set(gauge(length as u64));
@@ -106,7 +110,26 @@ impl Meters {
         metrics.output_log.disk_bytes.set(gauge(log.on_disk.0));
         metrics.output_log.spill_failures.inc_by(log.failures - self.spill_failures);
         self.spill_failures = log.failures;
-        let Some(traffic) = traffic else { return };
+    }
+
+    /// What went over the links so far, and now and then what the connections show.
+    pub(crate) fn links(&mut self, transport: &Transport) {
+        let metrics = &self.metrics;
+        if self.looked.is_none_or(|looked| looked.elapsed() >= LOOK_EVERY) {
+            self.looked = Some(Instant::now());
+            for way in transport.ways() {
+                metrics.links.rtt.observe(way.round_trip.as_secs_f64());
+                metrics.links.congestion_window.observe(way.window.0 as f64);
+            }
+        }
+        let traffic = transport.traffic();
+        let (packets, before) = (traffic.packets, self.traffic.packets);
+        metrics.links.sent_packets.inc_by(packets.sent - before.sent);
+        metrics.links.lost_packets.inc_by(packets.lost - before.lost);
+        metrics.links.lost_bytes.inc_by((packets.lost_bytes - before.lost_bytes).0);
+        let (pieces, before) = (traffic.pieces, self.traffic.pieces);
+        metrics.links.pieces.of(LinkPacking::None).inc_by(pieces.raw - before.raw);
+        metrics.links.pieces.of(LinkPacking::Zstd).inc_by(pieces.zstd - before.zstd);
         let count = |kind: TrafficKind, now: Flow, before: Flow| {
             metrics.sent_bytes.of(kind).inc_by((now.sent - before.sent).0);
             metrics.received_bytes.of(kind).inc_by((now.received - before.received).0);

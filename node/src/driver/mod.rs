@@ -11,6 +11,7 @@ pub(crate) mod chunks;
 mod collect;
 mod engine_thread;
 mod farewell;
+mod gathered;
 mod heard;
 pub mod home;
 mod incoming;
@@ -28,6 +29,7 @@ mod setup;
 mod spill;
 mod staging;
 mod text;
+mod unpacker;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
@@ -58,9 +60,9 @@ use crate::events::RunEvent;
 use crate::exit::{Exit, ExitWith};
 use crate::progress;
 use checkpoint_writer::Shelf;
-use collect::Collected;
 use engine_thread::{EngineThread, Job, JobDone, Workshop};
 use farewell::Farewell;
+use gathered::Gathered;
 use home::Files;
 use keeper::Keeper;
 use meters::Meters;
@@ -69,6 +71,7 @@ use office::Post;
 use outgoing::Links;
 use payload::Payloads;
 use room::Room;
+use unpacker::Unpacker;
 
 /// Checkpoints and snapshots that are brought together at once.
 const COLLECTIONS: usize = 64;
@@ -146,6 +149,7 @@ struct Driver<'a> {
     archiving: usize,
     links: Option<Links>,
     network: Option<mpsc::Receiver<TransportEvent>>,
+    unpacker: Unpacker,
     /// Where peers were reached: their own word does not know how others see them.
     seen_at: BTreeMap<PeerId, SocketAddr>,
     tracker: TaskTracker,
@@ -167,29 +171,6 @@ struct Driver<'a> {
     drain_timeout: Duration,
     /// It leaves, at this moment at the latest.
     drain_until: Option<Instant>,
-}
-
-/// Files that were brought here in the background, or could not be.
-#[derive(Debug)]
-enum Gathered {
-    Checkpoint {
-        version: Step,
-        whole: anyhow::Result<Collected>,
-    },
-    Kept {
-        version: Step,
-        stage: Stage,
-        whole: anyhow::Result<()>,
-    },
-    /// Something that was to be sent could not be read back.
-    LogLost(anyhow::Error),
-    /// Members whose processes are no more.
-    Gone(Vec<Member>),
-    Snapshot {
-        version: Step,
-        stage: Stage,
-        whole: anyhow::Result<()>,
-    },
 }
 
 /// What the engine is made of once the hosted stages are known.
@@ -218,7 +199,11 @@ impl<'a> Driver<'a> {
             meters.refused(Refusal::Checkpoint);
         }
         let tracker = TaskTracker::new();
+        let unpacker = Unpacker::new(manifest.clone());
         let (links, events) = Links::of(network, &tracker, setup.metrics);
+        if let Some(links) = &links {
+            links.transport.set_chunk_packing(manifest.codec.chunks);
+        }
         Ok(Self {
             manifest,
             me,
@@ -244,6 +229,7 @@ impl<'a> Driver<'a> {
             archiving: 0,
             links,
             network: events,
+            unpacker,
             seen_at: BTreeMap::new(),
             tracker,
             gathered: mpsc::channel(COLLECTIONS),
@@ -284,8 +270,10 @@ impl<'a> Driver<'a> {
         self.begin();
         loop {
             self.settle();
-            let traffic = self.links.as_ref().map(|links| links.transport.traffic());
-            self.meters.load(&self.peer.load(), self.payloads.log_use(), traffic);
+            self.meters.load(&self.peer.load(), self.payloads.log_use());
+            if let Some(links) = &self.links {
+                self.meters.links(&links.transport);
+            }
             match self.ending.take() {
                 None => {}
                 Some(Ending::Finished) if self.may_end() => return Ok(Outcome::Finished),
@@ -372,6 +360,7 @@ impl<'a> Driver<'a> {
         tokio::select! {
             done = next_done(&mut self.engine) => self.engine_done(done)?,
             event = next_event(&mut self.network) => self.network_event(event),
+            unpacked = self.unpacker.next() => self.unpacked(unpacked?),
             event = self.post.next() => self.anchor_event(event),
             Some(gathered) = self.gathered.1.recv() => self.gathered(gathered),
             () = sleep_until(clock, timeout) => {
@@ -419,51 +408,6 @@ impl<'a> Driver<'a> {
         let peers = self.view.members.iter().map(|record| record.member.peer);
         let rate = |peer| Some((peer, Rate(links.transport.rate_to(peer)? as u64)));
         peers.filter_map(rate).collect()
-    }
-
-    fn gathered(&mut self, gathered: Gathered) {
-        match gathered {
-            Gathered::Checkpoint { version, whole } => {
-                self.archiving -= 1;
-                match whole {
-                    Ok(Collected { directory, hash }) => {
-                        self.own.push_back(Own::Peer(PeerInput::Archived { version }));
-                        let directory = directory.display().to_string();
-                        self.note(&RunEvent::Checkpoint { version: version.0, directory, hash });
-                    }
-                    Err(error) => {
-                        self.meters.checkpoint_failed();
-                        let error = format!("{error:#}");
-                        tracing::warn!(%version, error, "a checkpoint could not be archived");
-                    }
-                }
-            }
-            Gathered::LogLost(error) => {
-                self.ending.get_or_insert(Ending::Stopped(format!("{error:#}")));
-            }
-            Gathered::Gone(members) => {
-                for member in members {
-                    let input = CoordinatorInput::Disconnected { member };
-                    self.own.push_back(Own::Coordinator(input));
-                }
-            }
-            Gathered::Kept { version, stage, whole } => {
-                if let Err(error) = &whole {
-                    let error = format!("{error:#}");
-                    tracing::warn!(%version, %stage, error, "a checkpoint's part is not kept");
-                }
-                let whole = whole.is_ok();
-                self.own.push_back(Own::Peer(PeerInput::Kept { version, stage, whole }));
-            }
-            Gathered::Snapshot { version, stage, whole } => {
-                if let Err(error) = &whole {
-                    let error = format!("{error:#}");
-                    tracing::warn!(%version, %stage, error, "a snapshot could not be fetched");
-                }
-                let whole = whole.is_ok();
-                self.own.push_back(Own::Peer(PeerInput::Fetched { version, stage, whole }));
-            }
-        }
     }
 
     /// Leaves in order, as far as the time for it allows. Who asks again does not want to wait.
@@ -531,6 +475,7 @@ impl<'a> Driver<'a> {
         self.post.close().await;
         if let Some(links) = &self.links {
             self.tracker.close();
+            self.unpacker.close().await;
             let sent = links.transport.traffic();
             tracing::info!(tensor = %sent.tensor.sent, control = %sent.control.sent, "sent");
             self.network = None;

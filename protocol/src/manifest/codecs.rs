@@ -19,6 +19,32 @@ pub struct Codecs {
     pub gradient_rounding: GradientRounding,
     /// As what the weight gradients of a stage's replicas are summed.
     pub all_reduce: SumCodec,
+    /// How pieces of files are packed for links, without loss: they are what their hashes say.
+    pub chunks: ChunkPacking,
+}
+
+/// How pieces of files are packed for links.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Default,
+    Serialize,
+    Deserialize,
+    bincode::Encode,
+    bincode::Decode,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum ChunkPacking {
+    /// As is measured to be there soonest.
+    #[default]
+    Auto,
+    /// Not at all.
+    None,
+    /// By zstd over byte planes, wherever that makes them smaller.
+    Zstd,
 }
 
 impl Codecs {
@@ -30,6 +56,7 @@ impl Codecs {
             activation_gradients: codec,
             gradient_rounding: GradientRounding::Nearest,
             all_reduce: SumCodec::Exact,
+            chunks: ChunkPacking::Auto,
         }
     }
 }

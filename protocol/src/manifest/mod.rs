@@ -17,7 +17,7 @@ use crate::units::Bytes;
 use crate::wire;
 
 pub use boundary::{Boundary, BoundaryKind};
-pub use codecs::{Codecs, GradientRounding};
+pub use codecs::{ChunkPacking, Codecs, GradientRounding};
 
 /// Bytes of one label, which travels beside its activation.
 const LABEL_BYTES: u64 = 4;

@@ -94,6 +94,7 @@ async fn handle(shared: &Arc<Shared>, incoming: Incoming) {
         run: hello.run.clone(),
         number: hello.number,
         dialled: false,
+        counted: Default::default(),
     });
     match settle(shared, &hello, &session).await {
         Ok(()) => {

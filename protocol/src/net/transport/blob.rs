@@ -2,18 +2,23 @@
 //!
 //! A request is a stream of its own: the hash, the position and the length of a piece (u64 and
 //! u32, little-endian). The answer is the length of the whole file (u64; all ones when there is no
-//! such file), then the piece. A length of all ones asks for the hashes of all pieces instead.
+//! such file), then the piece ([`super::piece`]). A length of all ones asks for the hashes of all pieces
+//! instead, which come as they are.
 
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
+use bytes::Bytes;
 use quinn::{Connection, RecvStream, SendStream};
 
 use super::class::Class;
 use super::error::FetchError;
+use super::peer::Peer;
+use super::piece::{HEAD, Head, Piece, PiecePacker};
 use super::traffic::{Counters, Kind};
 use super::uplink::Uplink;
 use crate::ids::ContentHash;
@@ -105,9 +110,16 @@ impl BlobSource for NoBlobs {
 pub(super) struct Service<'a> {
     pub(super) source: &'a Arc<dyn BlobSource>,
     pub(super) lists: &'a Arc<PieceLists>,
+    pub(super) packer: &'a Arc<PiecePacker>,
     pub(super) counters: &'a Counters,
     pub(super) uplink: &'a Uplink,
+    /// Who asks.
+    pub(super) peer: &'a Peer,
+    pub(super) connection: &'a Connection,
 }
+
+/// What there is to say of a file: its length, and pieces of an answer after that.
+type Found = Option<(u64, Vec<Bytes>)>;
 
 impl Service<'_> {
     /// Answers one request. A malformed one is dropped: who sent it gets no answer.
@@ -119,44 +131,65 @@ impl Service<'_> {
         let Request { hash, position, length } = Request::decode(&request);
         let (source, lists) = (self.source.clone(), self.lists.clone());
         match length {
-            HASHES => self.answer(hash, send, move || list_of(&*source, &lists, hash)).await,
-            // Who only asks whether we are there waits for nothing.
-            0 => self.answer(hash, send, move || piece_of(&*source, hash, position, 0)).await,
-            _ if u64::from(length) > limits::BLOB_PIECE.0 => {}
-            _ => {
-                let piece = move || piece_of(&*source, hash, position, length);
-                self.uplink.give(self.answer(hash, send, piece)).await;
+            HASHES => {
+                let list = find(hash, move || list_of(&*source, &lists, hash)).await;
+                let found = list.map(|(whole, list)| (whole, vec![Bytes::from_owner(list)]));
+                self.answer(send, found).await;
             }
+            // Who only asks whether we are there waits for nothing.
+            0 => {
+                let known = find(hash, move || Some(Ok((source.open(&hash)?.length, ())))).await;
+                self.answer(send, known.map(|(whole, ())| (whole, Vec::new()))).await;
+            }
+            _ if u64::from(length) > limits::BLOB_PIECE.0 => {}
+            _ => self.uplink.give(self.give_piece(send, hash, position, length)).await,
         }
     }
 
-    /// Sends what is found of a file, after its length, and waits until it has arrived.
-    async fn answer<B: AsRef<[u8]> + Send + 'static>(
-        &self,
-        hash: ContentHash,
-        mut send: SendStream,
-        find: impl FnOnce() -> Option<io::Result<(u64, B)>> + Send + 'static,
-    ) {
-        let found = match tokio::task::spawn_blocking(find).await.ok().flatten() {
-            Some(Err(error)) => {
-                tracing::warn!(%hash, %error, "cannot read a file that a peer asked for");
-                None
-            }
-            Some(Ok(found)) => Some(found),
-            None => None,
-        };
-        let whole = found.as_ref().map_or(NOT_FOUND, |(whole, _)| *whole);
-        let bytes = found.as_ref().map_or(&[][..], |(_, bytes)| bytes.as_ref());
+    async fn give_piece(&self, send: SendStream, hash: ContentHash, position: u64, length: u32) {
+        let (source, packer) = (self.source.clone(), self.packer.clone());
+        let rate = self.peer.file_rate().rate();
+        let found = find(hash, move || {
+            let piece = piece_of(&*source, hash, position, length)?;
+            Some(piece.map(|(whole, raw)| (whole, packer.pack(raw.into(), rate))))
+        });
+        let found = found.await.map(|(whole, piece)| {
+            self.counters.piece(piece.packing);
+            (whole, vec![Bytes::copy_from_slice(&piece.head().encode()), piece.bytes])
+        });
+        self.answer(send, found).await;
+    }
+
+    /// Sends what is found of a file, and waits until it has arrived.
+    async fn answer(&self, mut send: SendStream, found: Found) {
+        let (whole, bytes) = found.unwrap_or((NOT_FOUND, Vec::new()));
+        let mut answer = vec![Bytes::copy_from_slice(&whole.to_le_bytes())];
+        answer.extend(bytes);
+        let length = answer.iter().map(Bytes::len).sum();
         Class::Chunk.put(&send, 0);
-        let written = async {
-            send.write_all(&whole.to_le_bytes()).await?;
-            send.write_all(bytes).await
-        };
-        if written.await.is_ok() {
-            self.counters.sent(Kind::Blob, 8 + bytes.len());
+        self.peer.file_rate().began(Instant::now());
+        let written = send.write_all_chunks(&mut answer).await.is_ok();
+        if written {
+            self.counters.sent(Kind::Blob, length);
             // Nothing is left to do if the peer has stopped listening.
             let _ = send.finish();
             let _ = send.stopped().await;
+        }
+        let arrived = if written { length } else { 0 };
+        self.peer.file_rate().ended(Instant::now(), arrived, self.connection.rtt());
+    }
+}
+
+/// Looks for something of a file on a thread that may wait for the disk.
+async fn find<T: Send + 'static>(
+    hash: ContentHash,
+    look: impl FnOnce() -> Option<io::Result<(u64, T)>> + Send + 'static,
+) -> Option<(u64, T)> {
+    match tokio::task::spawn_blocking(look).await.ok().flatten()? {
+        Ok(found) => Some(found),
+        Err(error) => {
+            tracing::warn!(%hash, %error, "cannot read a file that a peer asked for");
+            None
         }
     }
 }
@@ -207,7 +240,10 @@ pub(super) async fn fetch_hashes(
 ) -> Result<Vec<[u8; HASH]>, FetchError> {
     let bytes = pieces(length) as usize * HASH;
     let request = Request { hash, position: 0, length: HASHES };
-    let list = ask(connection, request, bytes, length, counters).await?;
+    let mut recv = ask(connection, request, length).await?;
+    let mut list = vec![0; bytes];
+    recv.read_exact(&mut list).await.map_err(interrupted)?;
+    counters.received(Kind::Blob, 8 + bytes);
     Ok(list.as_chunks::<HASH>().0.to_vec())
 }
 
@@ -219,6 +255,8 @@ pub(super) async fn probe(connection: &Connection) -> Result<(), FetchError> {
     }
 }
 
+/// Asks for `wanted` bytes of a file of `length` bytes. Nothing of them is checked, but that there
+/// are no more.
 pub(super) async fn fetch_piece(
     connection: &Connection,
     hash: ContentHash,
@@ -226,27 +264,31 @@ pub(super) async fn fetch_piece(
     wanted: usize,
     length: u64,
     counters: &Counters,
-) -> Result<Vec<u8>, FetchError> {
+) -> Result<Piece, FetchError> {
     let request = Request { hash, position, length: wanted as u32 };
-    ask(connection, request, wanted, length, counters).await
+    let mut recv = ask(connection, request, length).await?;
+    if wanted == 0 {
+        // Of nothing only the length is said.
+        counters.received(Kind::Blob, 8);
+        return Ok(Piece::empty());
+    }
+    let mut head = [0; HEAD];
+    recv.read_exact(&mut head).await.map_err(interrupted)?;
+    let head = Head::decode(head, wanted).ok_or(FetchError::WrongHash { expected: hash })?;
+    let mut bytes = vec![0; head.length()];
+    recv.read_exact(&mut bytes).await.map_err(interrupted)?;
+    counters.received(Kind::Blob, 8 + HEAD + bytes.len());
+    Ok(Piece::received(head, bytes))
 }
 
-/// Sends a request and reads so many bytes of an answer about a file of `length` bytes.
+/// Sends a request and reads of the answer that it is about a file of `length` bytes.
 async fn ask(
     connection: &Connection,
     request: Request,
-    wanted: usize,
     length: u64,
-    counters: &Counters,
-) -> Result<Vec<u8>, FetchError> {
-    let (mut recv, found) = begin(connection, request).await?;
-    if found != length {
-        return Err(FetchError::Size { expected: length, found });
-    }
-    let mut answer = vec![0; wanted];
-    recv.read_exact(&mut answer).await.map_err(interrupted)?;
-    counters.received(Kind::Blob, 8 + wanted);
-    Ok(answer)
+) -> Result<RecvStream, FetchError> {
+    let (recv, found) = begin(connection, request).await?;
+    if found == length { Ok(recv) } else { Err(FetchError::Size { expected: length, found }) }
 }
 
 /// Asks how many bytes a file has. What is said is not checked.

@@ -10,6 +10,7 @@ use super::control::{PREFIX, prefix};
 use super::error::Refusal;
 use super::event::Run;
 use super::handshake::{self, Hello, Reply};
+use super::piece::{HEAD, Head, Piece};
 use super::{relay, tensor};
 use crate::codec::packing::Packing;
 use crate::decoder::{Decoder, reads_back_by};
@@ -25,6 +26,7 @@ pub const DECODERS: &[Decoder] = &[
     Decoder { name: "hello_reply", examples: replies, check: handshake::<Reply> },
     Decoder { name: "tensor_message", examples: tensor_messages, check: tensor_message },
     Decoder { name: "blob_request", examples: blob_requests, check: blob_request },
+    Decoder { name: "blob_piece", examples: blob_pieces, check: blob_piece },
     Decoder { name: "relay_datagram", examples: datagrams, check: datagram },
     Decoder { name: "address", examples: addresses, check: address },
 ];
@@ -115,6 +117,32 @@ fn blob_request(bytes: &[u8]) {
         let Request { hash, position, length } = request;
         let answer = piece_of(&Small(empty), hash, position, length);
         assert!(matches!(answer, Some(Ok((0, piece))) if piece.is_empty()));
+    }
+}
+
+/// As many bytes as the pieces of the examples have.
+const WANTED: usize = 1000;
+
+fn blob_pieces() -> Vec<Vec<u8>> {
+    let mixed: Vec<u8> = (0..WANTED).map(|at| ((at * at) >> 7) as u8).collect();
+    let pieces = [(Packing::Raw, mixed), (Packing::Zstd, vec![3; WANTED])];
+    let written = pieces.map(|(packing, raw)| {
+        let piece = Piece::pack(packing, raw.into());
+        assert_eq!(piece.packing, packing);
+        [&piece.head().encode()[..], &piece.bytes].concat()
+    });
+    written.to_vec()
+}
+
+/// What follows the file's length in an answer.
+fn blob_piece(bytes: &[u8]) {
+    let Some((head, rest)) = bytes.split_first_chunk::<HEAD>() else { return };
+    let Some(head) = Head::decode(*head, WANTED) else { return };
+    let Some((bytes, _)) = rest.split_at_checked(head.length()) else { return };
+    let piece = Piece::received(head, bytes.to_vec());
+    assert_eq!(piece.head(), head, "a head has one form");
+    if let Ok(raw) = piece.unpack(WANTED) {
+        assert_eq!(raw.len(), WANTED);
     }
 }
 

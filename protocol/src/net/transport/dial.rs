@@ -199,6 +199,7 @@ async fn greet(
         run,
         number,
         dialled: true,
+        counted: Default::default(),
     });
     let kept = peer.adopt(session.clone())?;
     if Arc::ptr_eq(&kept, &session) {

@@ -154,6 +154,7 @@ async fn serve(shared: &Arc<Shared>, peer: &Arc<Peer>, session: &Arc<Session>) -
     let context = Context { shared: shared.clone(), peer: peer.clone(), session: session.clone() };
     peer.outbox.connected();
     peer.rate().broke();
+    peer.file_rate().broke();
     let mut writers = JoinSet::new();
     writers.spawn(write_control(context.clone(), send));
     writers.spawn(write_tensors(context.clone()));
@@ -196,6 +197,7 @@ async fn serve(shared: &Arc<Shared>, peer: &Arc<Peer>, session: &Arc<Session>) -
         }
     }
     readers.shutdown().await;
+    session.way(&shared.counters);
     reason
 }
 
@@ -440,8 +442,12 @@ async fn serve_blobs(context: Context) -> DisconnectReason {
                 Ok((send, recv)) => {
                     let context = context.clone();
                     requests.spawn(async move {
-                        let Shared { blobs: source, lists, counters, uplink, .. } = &*context.shared;
-                        Service { source, lists, counters, uplink }.serve(send, recv).await;
+                        let Context { shared, peer, session } = &context;
+                        let Shared { blobs: source, lists, packer, counters, uplink, .. } = &**shared;
+                        let connection = &session.connection;
+                        Service { source, lists, packer, counters, uplink, peer, connection }
+                            .serve(send, recv)
+                            .await;
                     });
                 }
                 Err(error) => return reason_of(&error),

@@ -32,6 +32,7 @@ mod handshake;
 mod link;
 mod outbox;
 mod peer;
+mod piece;
 mod rate;
 mod relay;
 mod tensor;
@@ -65,16 +66,18 @@ pub use error::{
 };
 pub use event::{Run, TensorMessage, TransportEvent, Welcome};
 pub use fetch::partial::SUFFIX as PARTIAL_SUFFIX;
-pub use traffic::{Flow, Traffic, Way};
+pub use traffic::{Flow, Packets, Pieces, Traffic, Way};
 
 use crate::frame::Frame;
 use crate::ids::{ContentHash, Incarnation, PeerId};
 use crate::limits;
+use crate::manifest::ChunkPacking;
 use crate::net::identity::Identity;
 use crate::units;
 use fetch::Wanted;
 use handshake::Reply;
 use peer::Peer;
+use piece::PiecePacker;
 use relay::Relay;
 use traffic::Counters;
 use uplink::Uplink;
@@ -130,6 +133,7 @@ pub(crate) struct Shared {
     relay_endpoint: Endpoint,
     counters: Counters,
     lists: Arc<PieceLists>,
+    packer: Arc<PiecePacker>,
     uplink: Uplink,
     events: mpsc::Sender<TransportEvent>,
     peers: Mutex<BTreeMap<PeerId, Arc<Peer>>>,
@@ -212,6 +216,7 @@ impl Transport {
             relay_endpoint,
             counters: Counters::default(),
             lists: Arc::default(),
+            packer: Arc::default(),
             uplink: Uplink::default(),
             events,
             peers: Mutex::default(),
@@ -242,6 +247,11 @@ impl Transport {
     /// Connections that exist already stay.
     pub fn set_run(&self, run: Run) {
         *self.shared.run.write().unwrap_or_else(PoisonError::into_inner) = Some(run);
+    }
+
+    /// How pieces of files are packed from now on, as the run's manifest has it; not at all before.
+    pub fn set_chunk_packing(&self, packing: ChunkPacking) {
+        self.shared.packer.set(packing);
     }
 
     /// Who takes part in our run: packets are passed on between these, where they cannot reach each
@@ -396,13 +406,15 @@ impl Transport {
     pub fn way_to(&self, peer: PeerId) -> Option<Way> {
         let peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
         let session = peers.get(&peer)?.session()?;
-        let path = session.connection.stats().path;
-        Some(Way {
-            round_trip: path.rtt,
-            window: units::Bytes(path.cwnd),
-            sent_packets: path.sent_packets,
-            lost_packets: path.lost_packets,
-        })
+        Some(session.way(&self.shared.counters))
+    }
+
+    /// The same of all connections that there are, in no order that means anything.
+    #[must_use]
+    pub fn ways(&self) -> Vec<Way> {
+        let peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        let sessions = peers.values().filter_map(|peer| peer.session());
+        sessions.map(|session| session.way(&self.shared.counters)).collect()
     }
 
     /// What waits to be sent to a peer: messages with tensors, those on their way included, and

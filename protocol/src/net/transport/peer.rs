@@ -24,6 +24,7 @@ use super::handshake::Hello;
 use super::outbox::Outbox;
 use super::rate::RateMeter;
 use super::relay;
+use super::traffic::{Counters, Packets, Way};
 use crate::ids::{Incarnation, Member, PeerId};
 
 /// Addresses kept of one peer; the latest heard of come first.
@@ -45,6 +46,8 @@ pub(super) struct Session {
     pub(super) number: u64,
     /// Whether we are the dialler.
     pub(super) dialled: bool,
+    /// Its packets that the transport's counters have.
+    pub(super) counted: Mutex<Packets>,
 }
 
 impl Session {
@@ -59,6 +62,16 @@ impl Session {
     /// Whether it takes a way through another peer.
     pub(super) fn is_relayed(&self) -> bool {
         relay::is_way(self.address)
+    }
+
+    /// What the connection shows of the way; adds its packets to the transport's.
+    pub(super) fn way(&self, counters: &Counters) -> Way {
+        // Read under the lock, so that no later look is counted before this one.
+        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        let way = Way::of(&self.connection);
+        counters.packets(way.packets, *counted);
+        *counted = way.packets;
+        way
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -102,18 +115,29 @@ pub(super) struct Peer {
     pub(super) outbox: Outbox,
     pub(super) state: watch::Sender<State>,
     rate: Mutex<RateMeter>,
+    file_rate: Mutex<RateMeter>,
 }
 
 impl Peer {
     pub(super) fn new(id: PeerId) -> Self {
-        let (outbox, state, rate) = (Outbox::new(), watch::Sender::default(), Mutex::default());
-        Self { id, outbox, state, rate }
+        Self {
+            id,
+            outbox: Outbox::new(),
+            state: watch::Sender::default(),
+            rate: Mutex::default(),
+            file_rate: Mutex::default(),
+        }
     }
 
     /// How fast it takes tensors.
     pub(super) fn rate(&self) -> MutexGuard<'_, RateMeter> {
         // Whoever holds it does no more than count.
         self.rate.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How fast it takes pieces of files, which tensors may leave little room for.
+    pub(super) fn file_rate(&self) -> MutexGuard<'_, RateMeter> {
+        self.file_rate.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds where the peer may be found.

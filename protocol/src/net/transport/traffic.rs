@@ -3,6 +3,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use quinn::Connection;
+
+use crate::codec::packing::Packing;
 use crate::units::Bytes;
 
 /// What bytes were for.
@@ -31,6 +34,19 @@ pub struct Traffic {
     pub relay: Flow,
     /// Files that were fetched and thrown away, since their bytes had another hash.
     pub wrong_files: u64,
+    /// Pieces of files that were sent as they are, and packed.
+    pub pieces: Pieces,
+    /// What it took in packets, as of when [`Transport::ways`](super::Transport::ways) was asked last.
+    pub packets: Packets,
+}
+
+/// How many pieces of files were sent which way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Pieces {
+    /// As they are.
+    pub raw: u64,
+    /// By zstd.
+    pub zstd: u64,
 }
 
 /// Bytes in both directions.
@@ -49,10 +65,31 @@ pub struct Way {
     pub round_trip: Duration,
     /// What may be on its way at once.
     pub window: Bytes,
-    /// Packets sent, those sent again included.
-    pub sent_packets: u64,
-    /// Packets taken for lost, whose content was sent again.
-    pub lost_packets: u64,
+    /// What went over it since it was established.
+    pub packets: Packets,
+}
+
+impl Way {
+    pub(super) fn of(connection: &Connection) -> Self {
+        let path = connection.stats().path;
+        let packets = Packets {
+            sent: path.sent_packets,
+            lost: path.lost_packets,
+            lost_bytes: Bytes(path.lost_bytes),
+        };
+        Self { round_trip: path.rtt, window: Bytes(path.cwnd), packets }
+    }
+}
+
+/// QUIC's packets. Those that carry others', for two peers without a way between them, count as well.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Packets {
+    /// Sent, those with something sent again included.
+    pub sent: u64,
+    /// Taken for lost.
+    pub lost: u64,
+    /// Bytes of those, nearly all of which are sent a second time.
+    pub lost_bytes: Bytes,
 }
 
 /// The running counts.
@@ -60,6 +97,9 @@ pub struct Way {
 pub(super) struct Counters {
     bytes: [[AtomicU64; 2]; 4],
     wrong_files: AtomicU64,
+    packets: [AtomicU64; 3],
+    raw_pieces: AtomicU64,
+    zstd_pieces: AtomicU64,
 }
 
 impl Counters {
@@ -76,6 +116,27 @@ impl Counters {
         self.wrong_files.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// A piece of a file was sent.
+    pub(super) fn piece(&self, packing: Packing) {
+        let pieces = match packing {
+            Packing::Zstd => &self.zstd_pieces,
+            Packing::Raw | Packing::Integers => &self.raw_pieces,
+        };
+        pieces.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// More packets than were counted before.
+    pub(super) fn packets(&self, now: Packets, before: Packets) {
+        let more = [
+            now.sent - before.sent,
+            now.lost - before.lost,
+            (now.lost_bytes - before.lost_bytes).0,
+        ];
+        for (counted, more) in self.packets.iter().zip(more) {
+            counted.fetch_add(more, Ordering::Relaxed);
+        }
+    }
+
     pub(super) fn read(&self) -> Traffic {
         let flow = |kind: Kind| {
             let [sent, received] = &self.bytes[kind as usize];
@@ -90,6 +151,18 @@ impl Counters {
             blob: flow(Kind::Blob),
             relay: flow(Kind::Relay),
             wrong_files: self.wrong_files.load(Ordering::Relaxed),
+            pieces: Pieces {
+                raw: self.raw_pieces.load(Ordering::Relaxed),
+                zstd: self.zstd_pieces.load(Ordering::Relaxed),
+            },
+            packets: {
+                let [sent, lost, bytes] = &self.packets;
+                Packets {
+                    sent: sent.load(Ordering::Relaxed),
+                    lost: lost.load(Ordering::Relaxed),
+                    lost_bytes: Bytes(bytes.load(Ordering::Relaxed)),
+                }
+            },
         }
     }
 }

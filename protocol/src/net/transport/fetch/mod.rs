@@ -246,10 +246,12 @@ impl Work<'_> {
         let session = session(self.shared, peer).await?;
         let (position, size) = piece_at(length, piece);
         let counters = &self.shared.counters;
-        let bytes =
+        let received =
             fetch_piece(&session.connection, hash, position, size, length, counters).await?;
         let (file, hashes) = (self.file.clone(), self.hashes.clone());
         let written = blocking(move || {
+            // What does not unpack is as wrong as what is something else.
+            let Ok(bytes) = received.unpack(size) else { return Ok(false) };
             let right = hashes.holds(length, piece, &bytes);
             if right { file.write_all_at(&bytes, position).map(|()| true) } else { Ok(false) }
         });

@@ -71,7 +71,24 @@ async fn a_file_is_fetched_by_its_hash() {
         let pieces = length.div_ceil(piece).max(1);
         let received = library.guest.transport.traffic().blob.received;
         let hashes = 8 + 32 * pieces;
-        assert_eq!(received.0, (length + 8 * pieces + hashes) as u64);
+        let heads = if length > 0 { 5 * pieces } else { 0 };
+        assert_eq!(received.0, (length + 8 * pieces + heads + hashes) as u64);
+    }
+}
+
+#[tokio::test]
+async fn a_file_travels_packed_where_the_run_says_so() {
+    for (length, packed) in [((2 << 20) + 17, true), (3, false)] {
+        let file = vec![7; length];
+        let library = Library::new(&[(ContentHash::of(&file), &file)]);
+        library.host.transport.set_chunk_packing(ChunkPacking::Zstd);
+        let (fetched, _) = library.fetch(ContentHash::of(&file), length as u64).await;
+        assert!(fetched.expect("fetched") == file);
+        let received = library.guest.transport.traffic().blob.received;
+        assert_eq!(received.0 < length as u64, packed, "{received} of {length} bytes");
+        let Pieces { raw, zstd } = library.host.transport.traffic().pieces;
+        // The last piece has 17 bytes or 3, which become no fewer.
+        assert_eq!((raw, zstd), if packed { (1, 2) } else { (1, 0) });
     }
 }
 
@@ -231,7 +248,7 @@ async fn a_fetch_that_was_cut_goes_on_where_it_was() {
     assert!(!partial(&to).exists(), "nothing is left beside it");
     let pieces = (200 - here.len() + 1) as u64;
     let received = second.transport.traffic().blob.received.0;
-    assert_eq!(received, pieces * (8 + piece as u64) + 8 + 32 * 200, "only what was missing");
+    assert_eq!(received, pieces * (8 + 5 + piece as u64) + 8 + 32 * 200, "only what was missing");
 }
 
 #[tokio::test]

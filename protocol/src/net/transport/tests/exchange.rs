@@ -56,6 +56,33 @@ async fn who_sent_enough_knows_how_fast_a_peer_takes_it() {
 }
 
 #[tokio::test]
+async fn packets_are_counted_once_over_all_connections() {
+    let (left, mut right) = pair().await;
+    assert_eq!(left.transport.traffic().packets, Packets::default(), "nobody has looked");
+    left.send_tensor(right.id(), b"much", vec![frame(1, 1 << 20)]).await;
+    right.tensor().await;
+    let ways = left.transport.ways();
+    assert_eq!(ways.len(), 1);
+    assert!(ways[0].round_trip > Duration::ZERO && ways[0].window.0 > 0, "{ways:?}");
+    let first = left.transport.traffic().packets;
+    assert_eq!(first, ways[0].packets);
+    // A mebibyte does not fit into fewer.
+    assert!(first.sent > 16 && first.lost <= first.sent, "{first:?}");
+    let way = left.transport.way_to(right.id()).expect("connected");
+    assert_eq!(left.transport.traffic().packets, way.packets, "looked at twice, counted once");
+
+    right.transport.reject(left.id(), "begin anew");
+    right.disconnected().await;
+    left.send_tensor(right.id(), b"more", vec![frame(1, 5)]).await;
+    right.connected().await;
+    right.tensor().await;
+    let ways = left.transport.ways();
+    assert_eq!(ways.len(), 1);
+    let both = left.transport.traffic().packets;
+    assert!(both.sent >= way.packets.sent + ways[0].packets.sent, "{both:?} {ways:?}");
+}
+
+#[tokio::test]
 async fn what_one_end_sends_the_other_receives_by_kind() {
     let (left, mut right) = pair().await;
     let before = (left.transport.traffic(), right.transport.traffic());

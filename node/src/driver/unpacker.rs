@@ -1,0 +1,220 @@
+//! Unpacks tensors beside the loop that decides, so that words need not wait for it.
+
+use std::collections::VecDeque;
+use std::future::pending;
+use std::sync::Arc;
+
+use anyhow::Context;
+use shoal_protocol::codec::packing::Packing;
+use shoal_protocol::ids::Member;
+use shoal_protocol::manifest::Manifest;
+use shoal_protocol::message::TensorTag;
+use shoal_protocol::net::transport::TensorMessage;
+use tokio::task::JoinSet;
+
+use super::incoming::{self, Unusable};
+use super::payload::Tensor;
+
+/// Messages that are unpacked at once, so that a large one holds up no other.
+const AT_ONCE: usize = 4;
+
+/// Tensors from a peer, or why they are not used.
+#[derive(Debug)]
+pub(crate) struct Unpacked {
+    pub(crate) from: Member,
+    pub(crate) result: Result<(TensorTag, Vec<Tensor>), Unusable>,
+}
+
+/// Messages whose tensors are being unpacked. They come out in any order, as tensors do from the
+/// links, and perhaps after their connection has ended.
+#[derive(Debug)]
+pub(crate) struct Unpacker {
+    manifest: Arc<Manifest>,
+    /// Each counts against what its sender may have on its way here.
+    waiting: VecDeque<TensorMessage>,
+    under_way: JoinSet<Unpacked>,
+}
+
+impl Unpacker {
+    pub(crate) fn new(manifest: Arc<Manifest>) -> Self {
+        Self { manifest, waiting: VecDeque::new(), under_way: JoinSet::new() }
+    }
+
+    /// Takes in a message, and gives it back at once where nothing of it is packed.
+    pub(crate) fn take(&mut self, message: TensorMessage) -> Option<Unpacked> {
+        if message.frames.iter().all(|frame| frame.header().packing() == Packing::Raw) {
+            return Some(unpack(&message, &self.manifest));
+        }
+        self.waiting.push_back(message);
+        self.start();
+        None
+    }
+
+    /// The next message that is unpacked; waits for ever where there is none.
+    ///
+    /// # Errors
+    /// When unpacking panicked.
+    pub(crate) async fn next(&mut self) -> anyhow::Result<Unpacked> {
+        let Some(unpacked) = self.under_way.join_next().await else { return pending().await };
+        self.start();
+        unpacked.context("unpacking a tensor panicked")
+    }
+
+    /// Drops what waits, and waits for what is under way.
+    pub(crate) async fn close(&mut self) {
+        self.waiting.clear();
+        while self.under_way.join_next().await.is_some() {}
+    }
+
+    fn start(&mut self) {
+        while self.under_way.len() < AT_ONCE
+            && let Some(message) = self.waiting.pop_front()
+        {
+            let manifest = self.manifest.clone();
+            self.under_way.spawn_blocking(move || unpack(&message, &manifest));
+        }
+    }
+}
+
+fn unpack(message: &TensorMessage, manifest: &Manifest) -> Unpacked {
+    let result = incoming::unpack(&message.tag, &message.frames, manifest);
+    Unpacked { from: message.member, result }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use bytes::Bytes;
+    use shoal_metrics::Refusal;
+    use shoal_protocol::frame::{Element, Frame};
+    use shoal_protocol::ids::{ClaimKey, Incarnation, Microbatch, PeerId, Stage, Step};
+    use shoal_protocol::net::identity::Identity;
+    use shoal_protocol::net::transport::{
+        Class, Congestion, NoBlobs, Transport, TransportConfig, TransportEvent,
+    };
+    use shoal_protocol::wire;
+    use shoal_scheduler::sim::Scenario;
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    struct Pair {
+        sender: Transport,
+        receiver: Transport,
+        events: mpsc::Receiver<TransportEvent>,
+        /// While it exists, the sender has an owner.
+        _owner: mpsc::Receiver<TransportEvent>,
+    }
+
+    impl Pair {
+        async fn connected() -> Self {
+            let bind = || {
+                let config = TransportConfig {
+                    incarnation: Incarnation(1),
+                    run: None,
+                    congestion: Congestion::default(),
+                    blobs: Arc::new(NoBlobs),
+                };
+                let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
+                Transport::bind(&Identity::ephemeral(), &[loopback], config).expect("a free port")
+            };
+            let ((sender, _owner), (receiver, events)) = (bind(), bind());
+            let at = receiver.local_addresses();
+            sender.connect(receiver.peer_id(), &at).await.expect("it listens");
+            Self { sender, receiver, events, _owner }
+        }
+
+        fn sender(&self) -> PeerId {
+            self.sender.peer_id()
+        }
+
+        /// A gradient of this microbatch, as it is received.
+        async fn carry(&mut self, microbatch: u32, frame: Frame) -> TensorMessage {
+            let key =
+                ClaimKey { step: Step(0), stage: Stage(0), microbatch: Microbatch(microbatch) };
+            let tag = wire::encode(&TensorTag::ActivationGradient { key }).expect("small");
+            let to = self.receiver.peer_id();
+            let sent = self.sender.send_tensor(to, tag, vec![frame], Class::Gradient);
+            sent.expect("under the caps").await;
+            loop {
+                match self.events.recv().await.expect("the transport lives") {
+                    TransportEvent::Tensor(message) => return message,
+                    TransportEvent::Connected { .. } => {}
+                    other => panic!("no tensor: {other:?}"),
+                }
+            }
+        }
+    }
+
+    fn manifest() -> Arc<Manifest> {
+        Arc::new(Scenario::small_manifest(2, 1, 1))
+    }
+
+    /// A whole gradient of zeros, packed so.
+    fn zeros(manifest: &Manifest, packing: Packing) -> Frame {
+        let shape = manifest.boundary_shape();
+        let raw = vec![0; 4 * shape.iter().product::<u32>() as usize];
+        Frame::pack(Element::F32, &shape, raw.into(), packing).expect("its shape")
+    }
+
+    /// One whose bytes are no zstd, though the header says so and the checksum is right.
+    fn damaged(manifest: &Manifest) -> Frame {
+        let shape = manifest.boundary_shape();
+        let length = 4 * shape.iter().product::<u32>() as usize;
+        let noise = (Packing::Zstd, Bytes::from(vec![7; 20]));
+        Frame::seal(Element::F32, &shape, length, noise).expect("its shape")
+    }
+
+    #[tokio::test]
+    async fn what_is_not_packed_comes_back_at_once() {
+        let (manifest, mut pair) = (manifest(), Pair::connected().await);
+        let mut unpacker = Unpacker::new(manifest.clone());
+        let message = pair.carry(0, zeros(&manifest, Packing::Raw)).await;
+        assert!(unpacker.take(message).is_some_and(|unpacked| unpacked.result.is_ok()));
+    }
+
+    #[tokio::test]
+    async fn all_that_is_packed_comes_out_once_and_damage_is_its_senders() {
+        const MESSAGES: u32 = 3 * AT_ONCE as u32;
+        const DAMAGED: u32 = 5;
+        let (manifest, mut pair) = (manifest(), Pair::connected().await);
+        let mut unpacker = Unpacker::new(manifest.clone());
+        for microbatch in 0..MESSAGES {
+            let whole = microbatch != DAMAGED;
+            let frame = if whole { zeros(&manifest, Packing::Zstd) } else { damaged(&manifest) };
+            assert!(unpacker.take(pair.carry(microbatch, frame).await).is_none());
+            assert!(unpacker.under_way.len() <= AT_ONCE);
+        }
+        let mut good = Vec::new();
+        let mut refused = Vec::new();
+        for _ in 0..MESSAGES {
+            let Unpacked { from, result } = unpacker.next().await.expect("no panic");
+            assert_eq!(from.peer, pair.sender());
+            match result {
+                Ok((TensorTag::ActivationGradient { key }, tensors)) => {
+                    assert!(tensors[0].bytes.iter().all(|byte| *byte == 0));
+                    good.push(key.microbatch.0);
+                }
+                Ok((other, _)) => panic!("another tag: {other:?}"),
+                Err(error) => refused.push((error.refusal(), error.is_violation())),
+            }
+        }
+        good.sort_unstable();
+        let whole: Vec<u32> = (0..MESSAGES).filter(|number| *number != DAMAGED).collect();
+        assert_eq!(good, whole);
+        assert_eq!(refused, [(Refusal::Malformed, true)]);
+    }
+
+    #[tokio::test]
+    async fn closing_leaves_nothing_behind() {
+        let (manifest, mut pair) = (manifest(), Pair::connected().await);
+        let mut unpacker = Unpacker::new(manifest.clone());
+        for microbatch in 0..2 * AT_ONCE as u32 {
+            let message = pair.carry(microbatch, zeros(&manifest, Packing::Zstd)).await;
+            assert!(unpacker.take(message).is_none());
+        }
+        unpacker.close().await;
+        assert!(unpacker.waiting.is_empty() && unpacker.under_way.is_empty());
+    }
+}
