@@ -9,11 +9,13 @@
 pub mod action;
 mod anchors;
 pub mod coordinator;
+pub mod dice;
 mod lateness;
 mod ledger;
 mod membership;
 pub mod peer;
 pub mod placement;
+pub mod planner;
 pub mod round;
 pub mod router;
 pub mod sim;

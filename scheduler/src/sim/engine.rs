@@ -11,11 +11,11 @@ use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{RoundId, StoredFile};
 use shoal_protocol::units::{Bytes, Moment};
 
-use super::dice::Dice;
 use super::numbers::{self, Weights};
 use super::payloads::{Content, Payloads};
 use super::scenario::{ComputeScenario, Scenario};
 use crate::action::{PayloadId, Task, TaskResult};
+use crate::dice::Dice;
 
 /// A peer's engine.
 #[derive(Debug)]

@@ -5,7 +5,6 @@
 //! transformer, so that whether every microbatch is counted exactly once is checked on real values.
 
 mod border;
-mod dice;
 mod engine;
 mod network;
 mod numbers;

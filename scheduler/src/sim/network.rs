@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use shoal_protocol::units::{Bytes, Moment};
 
-use super::dice::Dice;
 use super::scenario::{NetworkScenario, Scenario};
+use crate::dice::Dice;
 
 /// The network: when what is sent arrives.
 #[derive(Debug)]

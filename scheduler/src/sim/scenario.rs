@@ -10,7 +10,7 @@ use shoal_protocol::manifest::{Evaluation, Manifest, Model, Training, example};
 use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::{Bytes, Moment};
 
-use super::dice::Dice;
+use crate::dice::Dice;
 use crate::peer::{PeerLimits, RoundCut};
 
 /// Members of the largest swarm that a seed makes.

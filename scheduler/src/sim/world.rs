@@ -22,7 +22,6 @@ use shoal_protocol::units::{Bytes, Moment};
 use self::log::{Log, Seat};
 use self::marks::Marks;
 use super::border::{Border, Omit};
-use super::dice::Dice;
 use super::engine::{Engine, Observed, is_pass};
 use super::network::Network;
 use super::numbers::Weights;
@@ -32,6 +31,7 @@ use super::report::{Report, Trace};
 use super::scenario::{Fault, Scenario};
 use super::tamper::Tamper;
 use crate::action::{PeerAction, PeerEvent, PeerInput, Task, TaskResult};
+use crate::dice::Dice;
 use crate::peer::{Peer, PeerConfig};
 
 /// Events of one run at most: far more than any takes.

@@ -1,0 +1,62 @@
+//! DT-FM's published placements and Shoal's: prints the table of docs/placement.md.
+
+use std::time::Instant;
+
+use shoal_scheduler::dice::Dice;
+use shoal_scheduler::planner::cases::{CASES, Case, STAGES, TRAFFIC};
+use shoal_scheduler::planner::{Cost, CostModel, Effort, PlanError, random_groups, search};
+
+/// Placements that the mean of random ones is taken over.
+const RANDOM: u32 = 1000;
+
+/// The search is run once for each of so many seeds.
+const SEEDS: u64 = 5;
+
+fn main() -> Result<(), PlanError> {
+    println!("DT-FM's cases of 64 devices: modelled seconds of a step (data parallel + pipeline)");
+    println!("beside the published ones (Yuan et al. 2022, arXiv 2206.01288).");
+    for case in &CASES {
+        print_case(case)?;
+    }
+    Ok(())
+}
+
+fn print_case(case: &Case) -> Result<(), PlanError> {
+    let model = CostModel::new(&case.network()?, TRAFFIC, STAGES)?;
+    println!("\ncase {}, {}", case.number, case.name);
+    let mut dice = Dice::new(1);
+    let mut totals: Vec<f64> = (0..RANDOM)
+        .map(|_| model.place(&random_groups(&model, &mut dice)).cost.total().as_secs_f64())
+        .collect();
+    totals.sort_by(f64::total_cmp);
+    let mean = totals.iter().sum::<f64>() / totals.len() as f64;
+    let published = case.published;
+    println!(
+        "  random, mean of {RANDOM}  {mean:6.2} (from {:.1} to {:.1})   published {:.1}",
+        totals[0],
+        totals[totals.len() - 1],
+        published.random
+    );
+    let fixed = model.place(&case.by_region()).cost;
+    println!("  stage in a region      {}   published {}", words(&fixed), published.by_region);
+    for seed in 0..SEEDS {
+        let start = Instant::now();
+        let found = search(&model, &Effort::default(), &mut Dice::new(seed)).cost;
+        let took = start.elapsed().as_secs_f64();
+        println!(
+            "  search, seed {seed}         {}   published {}   {took:.1} s of search",
+            words(&found),
+            published.best
+        );
+    }
+    Ok(())
+}
+
+fn words(cost: &Cost) -> String {
+    format!(
+        "{:6.2} = {:5.2} + {:5.2}",
+        cost.total().as_secs_f64(),
+        cost.data_parallel.as_secs_f64(),
+        cost.pipeline.as_secs_f64()
+    )
+}

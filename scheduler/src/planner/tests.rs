@@ -1,0 +1,131 @@
+//! Placements whose cost is known, and what must hold of all.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use shoal_protocol::units::{Bytes, Rate};
+
+use super::cases::{CASES, Case, STAGES, TRAFFIC};
+use super::*;
+use crate::dice::Dice;
+
+fn model(case: &Case) -> CostModel {
+    let network = case.network().expect("a case is a network");
+    CostModel::new(&network, TRAFFIC, STAGES).expect("a case can be planned")
+}
+
+fn seconds(cost: Duration) -> f64 {
+    cost.as_secs_f64()
+}
+
+#[test]
+fn a_stage_in_a_region_costs_what_is_published() {
+    let parts = [(1.83, 15.81), (4.62, 34.62), (4.62, 54.82)];
+    for (case, (data_parallel, pipeline)) in CASES.iter().zip(parts) {
+        let cost = model(case).place(&case.by_region()).cost;
+        assert!((seconds(cost.data_parallel) - data_parallel).abs() < 0.01, "{cost:?}");
+        assert!((seconds(cost.pipeline) - pipeline).abs() < 0.01, "{cost:?}");
+        assert!((seconds(cost.total()) - case.published.by_region).abs() < 0.01, "{cost:?}");
+    }
+}
+
+#[test]
+fn devices_anywhere_cost_about_what_is_published() {
+    for case in &CASES {
+        let (model, mut dice) = (model(case), Dice::new(1));
+        let total =
+            |dice: &mut Dice| seconds(model.place(&random_groups(&model, dice)).cost.total());
+        let mean = (0..200).map(|_| total(&mut dice)).sum::<f64>() / 200.0;
+        // Theirs is a mean of few, and the placements of a case differ by tens of percent.
+        assert!((mean / case.published.random - 1.0).abs() < 0.05, "{}: {mean}", case.name);
+    }
+}
+
+#[test]
+fn the_search_is_as_good_as_the_published_one_where_a_moment_is_enough() {
+    for case in &CASES[..2] {
+        let found = search(&model(case), &Effort::default(), &mut Dice::new(1));
+        assert!(seconds(found.cost.total()) < case.published.best + 0.01, "{:?}", found.cost);
+    }
+}
+
+#[test]
+fn little_search_is_better_than_a_stage_in_a_region_all_over_the_world() {
+    let model = model(&CASES[2]);
+    let effort = Effort { population: 6, children: 12, exchanges: 4096 };
+    let found = search(&model, &effort, &mut Dice::new(1));
+    assert!(found.cost.total() < model.place(&CASES[2].by_region()).cost.total());
+}
+
+#[test]
+fn what_cannot_be_placed_is_refused() {
+    let link = |_, _| Link { delay: Duration::ZERO, rate: Rate(1) };
+    let refused = |devices, stages| {
+        let network = Network::new(devices, link).expect("links carry something");
+        CostModel::new(&network, TRAFFIC, stages).expect_err("not placed")
+    };
+    assert_eq!(refused(0, 1), PlanError::NoDevices);
+    assert_eq!(refused(4, 0), PlanError::Stages { stages: 0 });
+    assert_eq!(
+        refused(MAX_STAGES + 1, MAX_STAGES + 1),
+        PlanError::Stages { stages: MAX_STAGES + 1 }
+    );
+    let uneven = refused(10, 4);
+    assert_eq!(uneven, PlanError::Uneven { devices: 10, stages: 4 });
+    assert!(uneven.to_string().contains("leave 2 out"), "{uneven}");
+}
+
+/// A network without any regularity, and how many stages it has.
+fn anything() -> impl Strategy<Value = (CostModel, u64)> {
+    let size = (1usize..5, 1usize..4);
+    (size, 0u64..1000, 1u64..4).prop_map(|((stages, replicas), seed, kinds)| {
+        let mut dice = Dice::new(seed);
+        let devices = stages * replicas;
+        let pairs = devices * devices;
+        let any: Vec<(u64, u64)> =
+            (0..pairs).map(|_| (dice.number() % (100 * kinds), 1 + dice.number() % 5000)).collect();
+        let link = |from: Device, to: Device| {
+            let (delay, rate) = any[from.0 * devices + to.0];
+            Link { delay: Duration::from_millis(delay), rate: Rate(rate * 1000) }
+        };
+        let network = Network::new(devices, link).expect("links carry something");
+        let traffic = Traffic { activations: Bytes(1_000_000), gradient: Bytes(3_000_000) };
+        (CostModel::new(&network, traffic, stages).expect("stages are even"), seed)
+    })
+}
+
+proptest! {
+    #[test]
+    fn the_cost_does_not_depend_on_the_order_in_groups_or_of_groups((model, seed) in anything()) {
+        let mut dice = Dice::new(seed);
+        let mut groups = random_groups(&model, &mut dice);
+        let before = model.place(&groups);
+        dice.shuffle(&mut groups);
+        groups.iter_mut().for_each(|group| dice.shuffle(group));
+        prop_assert_eq!(before.cost, model.place(&groups).cost);
+    }
+
+    #[test]
+    fn a_placement_says_what_its_cost_is_made_of((model, seed) in anything()) {
+        let placed = model.place(&random_groups(&model, &mut Dice::new(seed)));
+        let slowest = placed.busiest.iter().map(|one| one.time).max();
+        prop_assert_eq!(slowest, Some(placed.cost.data_parallel));
+        let boundaries: Duration = placed.boundaries.iter().map(|one| one.time).sum();
+        prop_assert_eq!(boundaries, placed.cost.pipeline);
+        // Placing what is placed changes nothing.
+        prop_assert_eq!(model.place(&placed.stages).cost, placed.cost);
+    }
+
+    #[test]
+    fn the_search_repeats_and_is_no_worse_than_keeping_together_who_is_near((model, seed) in anything()) {
+        let effort = Effort { population: 3, children: 5, exchanges: 64 };
+        let found = search(&model, &effort, &mut Dice::new(seed));
+        prop_assert_eq!(&found, &search(&model, &effort, &mut Dice::new(seed)));
+        let mut there: Vec<usize> = found.stages.iter().flatten().map(|one| one.0).collect();
+        there.sort_unstable();
+        prop_assert_eq!(there, (0..model.devices()).collect::<Vec<_>>());
+        // The search begins with it, and makes nothing worse.
+        let together = model.place(&super::search::nearest_together(&model));
+        prop_assert!(found.cost.total() <= together.cost.total());
+    }
+}
