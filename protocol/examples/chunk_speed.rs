@@ -6,20 +6,19 @@
 //! Who serves prints peer, hash and length as JSON and ends when its input does; who lies says truly what
 //! the pieces hash to, and sends zeros. Who fetches prints JSON.
 
+mod common;
+
 use std::fs::File;
-use std::io::Read;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use shoal_protocol::ids::{ContentHash, Incarnation, PeerId};
-use shoal_protocol::net::Identity;
-use shoal_protocol::net::transport::{
-    Blob, BlobSource, Congestion, NoBlobs, Transport, TransportConfig, TransportEvent,
-};
-use tokio::sync::mpsc;
+use shoal_protocol::ids::{ContentHash, PeerId};
+use shoal_protocol::net::transport::{Blob, BlobSource, Congestion, NoBlobs};
+
+use common::{bind, take_until_input_ends};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -62,25 +61,19 @@ async fn serve(address: SocketAddr, file: &str, lies: bool) -> Result<()> {
     hasher.update_reader(File::open(file)?)?;
     let (hash, length) = (ContentHash::from(hasher.finalize()), std::fs::metadata(file)?.len());
     let one = One { path: file.into(), hash, length, lies, asked: AtomicBool::new(false) };
-    let (transport, mut events) = bind(address, Arc::new(one))?;
+    let (transport, events) = bind(address, Congestion::default(), Arc::new(one))?;
     let at = transport.local_addresses()[0];
     println!(
         "{{\"peer\": \"{}@{at}\", \"hash\": \"{hash}\", \"length\": {length}}}",
         transport.peer_id()
     );
-    let mut input = tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()));
-    loop {
-        tokio::select! {
-            event = events.recv() => if event.is_none() { break },
-            _ = &mut input => break,
-        }
-    }
-    transport.close().await;
+    take_until_input_ends(&transport, events).await;
     Ok(())
 }
 
 async fn fetch(hash: ContentHash, length: u64, to: &Path, holders: &[&str]) -> Result<()> {
-    let (transport, _events) = bind(([0, 0, 0, 0], 0).into(), Arc::new(NoBlobs))?;
+    let anywhere = ([0, 0, 0, 0], 0).into();
+    let (transport, _events) = bind(anywhere, Congestion::default(), Arc::new(NoBlobs))?;
     let mut peers: Vec<PeerId> = Vec::new();
     for holder in holders {
         let (peer, address) = holder.split_once('@').ok_or("a holder is PEER@ADDRESS")?;
@@ -97,13 +90,4 @@ async fn fetch(hash: ContentHash, length: u64, to: &Path, holders: &[&str]) -> R
     );
     transport.close().await;
     Ok(())
-}
-
-fn bind(
-    listen: SocketAddr,
-    blobs: Arc<dyn BlobSource>,
-) -> Result<(Transport, mpsc::Receiver<TransportEvent>)> {
-    let (incarnation, congestion) = (Incarnation(1), Congestion::default());
-    let config = TransportConfig { incarnation, run: None, congestion, blobs };
-    Ok(Transport::bind(&Identity::ephemeral(), &[listen], config)?)
 }

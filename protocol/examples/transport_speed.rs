@@ -7,7 +7,8 @@
 //! On loopback both ends run in this process: the processor time is that of both. Between machines,
 //! the receiver prints its id and ends when its input does; the sender prints JSON.
 
-use std::io::Read;
+mod common;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,13 +16,11 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use shoal_protocol::codec::packing::Packing;
 use shoal_protocol::frame::{Element, Frame};
-use shoal_protocol::ids::{Incarnation, PeerId};
-use shoal_protocol::net::Identity;
-use shoal_protocol::net::transport::{
-    Class, Congestion, NoBlobs, Transport, TransportConfig, TransportEvent,
-};
-use tokio::sync::mpsc;
+use shoal_protocol::ids::PeerId;
+use shoal_protocol::net::transport::{Class, Congestion, NoBlobs, TransportEvent};
 use tokio::time::sleep;
+
+use common::{bind, take_until_input_ends};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -62,16 +61,9 @@ fn congestion_of(name: &str) -> Result<Congestion> {
 
 /// Takes whatever comes.
 async fn receive(address: SocketAddr) -> Result<()> {
-    let (transport, mut events) = bind(address, Congestion::default())?;
+    let (transport, events) = bind(address, Congestion::default(), Arc::new(NoBlobs))?;
     println!("{}", transport.peer_id());
-    let mut input = tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()));
-    loop {
-        tokio::select! {
-            event = events.recv() => if event.is_none() { break },
-            _ = &mut input => break,
-        }
-    }
-    transport.close().await;
+    take_until_input_ends(&transport, events).await;
     Ok(())
 }
 
@@ -84,7 +76,7 @@ async fn send(
     seconds: Duration,
 ) -> Result<()> {
     let local = SocketAddr::from(([0, 0, 0, 0], 0));
-    let (transport, _events) = bind(local, congestion)?;
+    let (transport, _events) = bind(local, congestion, Arc::new(NoBlobs))?;
     transport.connect(peer, &[address]).await?;
     let frame = piece(PIECE)?;
     let push = async {
@@ -124,8 +116,8 @@ fn piece(bytes: usize) -> Result<Frame> {
 
 async fn measure(total: usize, mebi: usize) -> Result<()> {
     let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
-    let (sender, _sender_events) = bind(loopback, Congestion::default())?;
-    let (receiver, mut events) = bind(loopback, Congestion::default())?;
+    let (sender, _sender_events) = bind(loopback, Congestion::default(), Arc::new(NoBlobs))?;
+    let (receiver, mut events) = bind(loopback, Congestion::default(), Arc::new(NoBlobs))?;
     let start = Instant::now();
     sender.connect(receiver.peer_id(), &receiver.local_addresses()).await?;
     println!("connected in {:.1} ms", start.elapsed().as_secs_f64() * 1e3);
@@ -164,19 +156,6 @@ async fn measure(total: usize, mebi: usize) -> Result<()> {
     sender.close().await;
     receiver.close().await;
     Ok(())
-}
-
-fn bind(
-    listen: SocketAddr,
-    congestion: Congestion,
-) -> Result<(Transport, mpsc::Receiver<TransportEvent>)> {
-    let config = TransportConfig {
-        incarnation: Incarnation(1),
-        run: None,
-        congestion,
-        blobs: Arc::new(NoBlobs),
-    };
-    Ok(Transport::bind(&Identity::ephemeral(), &[listen], config)?)
 }
 
 /// User and system time of this process, from the kernel's accounts.

@@ -4,12 +4,15 @@
 //! agree and stay under the caps lets anything be allocated for the body, and only a body with the
 //! announced checksum becomes a [`Frame`].
 
+mod error;
+
 use std::fmt;
 
 use bytes::Bytes;
+pub use error::FrameError;
 use twox_hash::{XxHash3_64, XxHash3_128};
 
-use crate::codec::packing::{self, Packing, PackingError};
+use crate::codec::packing::{self, Packing};
 use crate::codec::{Block, Codec};
 use crate::limits;
 
@@ -401,88 +404,6 @@ impl Frame {
 impl fmt::Debug for Frame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Frame({:?} {:?})", self.header.element, self.header.shape)
-    }
-}
-
-/// What is wrong with a tensor on the wire.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum FrameError {
-    /// A layout that we do not know.
-    #[error("tensor frame of version {version}; this build reads version {VERSION}")]
-    Version {
-        /// What it says it is.
-        version: u8,
-    },
-    /// No such kind of number.
-    #[error("tensor frame with unknown element type {code}")]
-    UnknownElement {
-        /// Its code.
-        code: u8,
-    },
-    /// No such packing.
-    #[error("tensor frame with unknown packing {code}")]
-    UnknownPacking {
-        /// Its code.
-        code: u8,
-    },
-    /// Too many dimensions.
-    #[error("a tensor of {rank} dimensions is over the cap of {}", limits::TENSOR_RANK)]
-    Rank {
-        /// How many.
-        rank: usize,
-    },
-    /// A size beyond the last dimension.
-    #[error("tensor frame of {rank} dimensions gives a size to one more")]
-    UnusedDimension {
-        /// How many it says it has.
-        rank: usize,
-    },
-    /// Over the cap.
-    #[error("{} over the cap of {}", Size(*.bytes), limits::TENSOR)]
-    TooLarge {
-        /// Its bytes; `None` when they do not even fit a u64.
-        bytes: Option<u64>,
-    },
-    /// Length, shape and element type disagree.
-    #[error("a tensor of {announced} bytes where its shape makes {expected}")]
-    RawLength {
-        /// Bytes announced, or given.
-        announced: u64,
-        /// What element type and shape make.
-        expected: u64,
-    },
-    /// Packed bytes that are not fewer than raw ones, or raw ones of another count.
-    #[error("{announced} packed bytes for a tensor of {raw} bytes")]
-    PackedLength {
-        /// Packed bytes announced.
-        announced: u64,
-        /// Raw bytes.
-        raw: u64,
-    },
-    /// The body does not have the announced length.
-    #[error("tensor body of {given} bytes where {announced} were announced")]
-    BodyLength {
-        /// Bytes announced.
-        announced: u64,
-        /// Bytes that came.
-        given: u64,
-    },
-    /// Changed on the way.
-    #[error("tensor frame with a wrong checksum")]
-    Checksum,
-    /// The checksum is right and the packed bytes are not.
-    #[error(transparent)]
-    Codec(#[from] PackingError),
-}
-
-struct Size(Option<u64>);
-
-impl fmt::Display for Size {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(bytes) => write!(f, "a tensor of {bytes} bytes is"),
-            None => f.write_str("a tensor of more than 2^64 bytes is"),
-        }
     }
 }
 

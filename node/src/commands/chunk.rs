@@ -64,35 +64,50 @@ fn line(chunk: &Chunk) -> String {
     format!("{hash:64} {:>12} {state:7} {content}: {}", chunk.bytes, chunk.path.display())
 }
 
-/// Reads every file that is whole. What nobody wrote down the hash of cannot be checked.
+/// What is found out about a file.
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    Right,
+    /// And why.
+    Bad(String),
+    /// Nobody wrote down its hash.
+    Unknown,
+    /// It is on its way here.
+    Partial,
+}
+
+/// Reads a file that is whole.
+fn judge(chunk: &Chunk) -> Verdict {
+    match (chunk.state, chunk.hash) {
+        (State::Partial, _) => Verdict::Partial,
+        (State::Whole, None) => Verdict::Unknown,
+        (State::Missing, _) => Verdict::Bad("it is not there".to_owned()),
+        (State::Whole, Some(hash)) => match chunks::hash(&chunk.path) {
+            Ok(found) if found == hash => Verdict::Right,
+            Ok(found) => Verdict::Bad(format!("its bytes hash to {found} instead of {hash}")),
+            Err(error) => Verdict::Bad(error.to_string()),
+        },
+    }
+}
+
 fn verify(data_dir: &Path) -> anyhow::Result<()> {
     let all = held(data_dir)?;
-    let (mut bad, mut right, mut unknown, mut partial) = (0, 0, 0, 0);
+    let mut verdicts = Vec::with_capacity(all.len());
     for chunk in &all {
-        let path = chunk.path.display();
-        let defect = match (chunk.state, chunk.hash) {
-            (State::Partial, _) => {
-                partial += 1;
-                continue;
-            }
-            (State::Whole, None) => {
-                unknown += 1;
-                continue;
-            }
-            (State::Missing, _) => "it is not there".to_owned(),
-            (State::Whole, Some(hash)) => match chunks::hash(&chunk.path) {
-                Ok(found) if found == hash => {
-                    right += 1;
-                    continue;
-                }
-                Ok(found) => format!("its bytes hash to {found} instead of {hash}"),
-                Err(error) => error.to_string(),
-            },
-        };
-        println!("bad: {path}: {defect}");
-        bad += 1;
+        let verdict = judge(chunk);
+        if let Verdict::Bad(defect) = &verdict {
+            println!("bad: {}: {defect}", chunk.path.display());
+        }
+        verdicts.push(verdict);
     }
-    println!("{right} right, {bad} bad, {unknown} without a known hash, {partial} partial");
+    let count = |of: fn(&Verdict) -> bool| verdicts.iter().filter(|verdict| of(verdict)).count();
+    let bad = count(|verdict| matches!(verdict, Verdict::Bad(_)));
+    println!(
+        "{} right, {bad} bad, {} without a known hash, {} partial",
+        count(|verdict| *verdict == Verdict::Right),
+        count(|verdict| *verdict == Verdict::Unknown),
+        count(|verdict| *verdict == Verdict::Partial),
+    );
     if bad > 0 {
         let text = format!(
             "{bad} of {} files are bad: remove them, and they are fetched again",

@@ -346,8 +346,8 @@ impl Driver<'_> {
             tokio::fs::create_dir_all(&folder)
                 .await
                 .with_context(|| format!("{} cannot be made", folder.display()))?;
-            for StoredFile { name, hash, size } in &part.stored.files {
-                let label = Label { run, hash: *hash, bytes: size.0 };
+            for StoredFile { name, hash, .. } in &part.stored.files {
+                let label = Label { run, hash: *hash };
                 label.write(&folder, checked_name(name)?).context("no label is written")?;
             }
             obtain(&part.stored, me, &folder, &files, transport.as_ref()).await?;

@@ -90,8 +90,8 @@ fn write(
     make(&folder)?;
     let written = write_stage(&folder, &shelf.manifest, stage, state)?;
     let run = shelf.manifest.run_id();
-    for CheckpointFile { name, bytes, hash } in &written {
-        let label = Label { run, hash: *hash, bytes: *bytes };
+    for CheckpointFile { name, hash, .. } in &written {
+        let label = Label { run, hash: *hash };
         let path = folder.clone();
         label.write(&folder, name).map_err(|source| CheckpointError::Io { path, source })?;
     }

@@ -25,7 +25,6 @@ const LABEL: &str = ".label";
 pub(crate) struct Label {
     pub(crate) run: RunId,
     pub(crate) hash: ContentHash,
-    pub(crate) bytes: u64,
 }
 
 impl Label {
@@ -199,7 +198,7 @@ mod tests {
         std::fs::create_dir_all(&folder).expect("a folder");
         std::fs::create_dir_all(home.path().join("tokens")).expect("a folder");
         let name = "model-00002-of-00004.safetensors";
-        Label { run, hash, bytes: 5 }.write(&folder, name).expect("written");
+        Label { run, hash }.write(&folder, name).expect("written");
         std::fs::write(folder.join(name), b"bytes").expect("written");
         std::fs::write(folder.join("optimizer-00002-of-00004.safetensors.part"), b"by")
             .expect("written");

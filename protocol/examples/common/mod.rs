@@ -1,0 +1,37 @@
+//! What the measuring programs share.
+
+use std::io::Read;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use shoal_protocol::ids::Incarnation;
+use shoal_protocol::net::Identity;
+use shoal_protocol::net::transport::{
+    BlobSource, Congestion, Transport, TransportConfig, TransportError, TransportEvent,
+};
+use tokio::sync::mpsc;
+
+/// A peer of no run, with a new identity.
+pub(crate) fn bind(
+    listen: SocketAddr,
+    congestion: Congestion,
+    blobs: Arc<dyn BlobSource>,
+) -> Result<(Transport, mpsc::Receiver<TransportEvent>), TransportError> {
+    let config = TransportConfig { incarnation: Incarnation(1), run: None, congestion, blobs };
+    Transport::bind(&Identity::ephemeral(), &[listen], config)
+}
+
+/// Takes whatever comes until this process's input ends, and closes.
+pub(crate) async fn take_until_input_ends(
+    transport: &Transport,
+    mut events: mpsc::Receiver<TransportEvent>,
+) {
+    let mut input = tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()));
+    loop {
+        tokio::select! {
+            event = events.recv() => if event.is_none() { break },
+            _ = &mut input => break,
+        }
+    }
+    transport.close().await;
+}
