@@ -4,6 +4,7 @@
 //! part in a run turn into a plain `...Options` struct, which is all that the command sees.
 
 mod chunk;
+mod plan;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;
@@ -13,6 +14,7 @@ use std::time::Duration;
 
 pub use chunk::{ChunkCommand, ChunkGetArgs, ChunkLsArgs, ChunkVerifyArgs, ListFormat};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+pub use plan::PlanArgs;
 pub use shoal_engine::DeviceChoice;
 use shoal_protocol::codec::Codec;
 use shoal_protocol::ids::Stage;
@@ -58,6 +60,8 @@ pub enum Command {
     Local(LocalArgs),
     /// Run a swarm in a modelled world, with deaths, and print what came of it.
     Simulate(SimulateArgs),
+    /// Say which devices of a fleet should host which stage, and why.
+    Plan(PlanArgs),
     /// Look at what a run trains on.
     #[command(subcommand)]
     Data(DataCommand),
