@@ -9,7 +9,7 @@ use shoal_protocol::decoder::Decoder;
 use shoal_protocol::units::{Bytes, Rate};
 use shoal_scheduler::planner::{Device, Link, MAX_STAGES, Network, PlanError, Traffic};
 
-/// What fleets may have at most. The search takes minutes with so many devices.
+/// What fleets may have at most. The search takes half a minute with so many devices.
 const DEVICES: usize = 256;
 const REGIONS: usize = 64;
 
