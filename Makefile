@@ -16,6 +16,7 @@ help:
 	@echo 'make bench-convergence DATA=TEXT  what that rounding, and compressing, does to training (19 minutes)'
 	@echo 'make bench-chunks    how fast a file comes from those who have it (10 minutes; root)'
 	@echo 'make bench-placement where a model puts 64 devices, beside DT-FM (1 minute)'
+	@echo 'make bench-schedules what orders of passes keep of engines over slow links (1 minute)'
 	@echo 'make fuzz SECONDS=N  look for bytes that break a decoder for so long; a nightly compiler'
 	@echo 'make soak SECONDS=N  look for failures for so long: faulty swarms, demos with deaths'
 	@echo 'make lint       formatting, clippy, and what we depend on'
@@ -97,6 +98,9 @@ bench-convergence: build
 bench-placement:
 	cargo run --release -p shoal-scheduler --example placement
 
+bench-schedules:
+	cargo run --release -p shoal-scheduler --example schedules
+
 SECONDS ?= 3600
 soak: setup
 	scripts/soak.sh $(SECONDS)
@@ -116,5 +120,5 @@ check-gpu:
 	scripts/check-gpu.sh
 
 .PHONY: help setup build demo test bench bench-recovery bench-overhead bench-codec \
-	bench-all-reduce bench-links bench-transport bench-chunks bench-convergence bench-placement fuzz \
-	soak lint check-gpu
+	bench-all-reduce bench-links bench-transport bench-chunks bench-convergence bench-placement \
+	bench-schedules fuzz soak lint check-gpu

@@ -8,10 +8,12 @@
 use shoal_protocol::decoder::Decoder;
 
 mod anchor;
-#[path = "../../node/src/commands/scenario.rs"]
-mod scenario;
 #[path = "../../node/src/config.rs"]
 mod config;
+#[path = "../../node/src/commands/fleet.rs"]
+mod fleet;
+#[path = "../../node/src/commands/scenario.rs"]
+mod scenario;
 
 /// Has a decoder read bytes.
 ///
@@ -22,7 +24,7 @@ pub fn check(target: &str, bytes: &[u8]) {
         .iter()
         .chain(shoal_protocol::net::transport::decoders::DECODERS)
         .chain(anchor::decoders::DECODERS)
-        .chain([&config::DECODER, &scenario::DECODER]);
+        .chain([&config::DECODER, &fleet::DECODER, &scenario::DECODER]);
     let decoder: Option<&Decoder> = { all }.find(|decoder| decoder.name == target);
     (decoder.expect("a target has the name of a decoder").check)(bytes);
 }

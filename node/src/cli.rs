@@ -5,6 +5,7 @@
 
 mod chunk;
 mod demo;
+mod plan;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;
@@ -14,6 +15,7 @@ use std::time::Duration;
 pub use chunk::{ChunkCommand, ChunkGetArgs, ChunkLsArgs, ChunkVerifyArgs, ListFormat};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use demo::{DemoArgs, DtypeChoice, SlowPeer};
+pub use plan::PlanArgs;
 pub use shoal_engine::DeviceChoice;
 use shoal_protocol::ids::Stage;
 pub use shoal_protocol::message::StageChoice;
@@ -57,6 +59,8 @@ pub enum Command {
     Local(LocalArgs),
     /// Run a swarm in a modelled world, with deaths, and print what came of it.
     Simulate(SimulateArgs),
+    /// Say which devices of a fleet should host which stage, and why.
+    Plan(PlanArgs),
     /// Look at what a run trains on.
     #[command(subcommand)]
     Data(DataCommand),

@@ -5,7 +5,7 @@ use shoal_protocol::decoder::Decoder;
 use crate::{anchor, commands, config};
 
 fn all() -> Vec<Decoder> {
-    let files = [config::DECODER, commands::scenario::DECODER];
+    let files = [config::DECODER, commands::fleet::DECODER, commands::scenario::DECODER];
     anchor::decoders::DECODERS.iter().copied().chain(files).collect()
 }
 

@@ -161,11 +161,34 @@ fn an_id_stays_the_same() {
 #[test]
 fn every_command_completes() {
     let script = Place::new().shoal_prints(&["completion", "bash"]);
-    for name in
-        ["demo", "init", "start", "join", "local", "data", "checkpoint", "chunk", "generate", "id"]
-    {
+    for name in [
+        "demo",
+        "init",
+        "start",
+        "join",
+        "local",
+        "plan",
+        "data",
+        "checkpoint",
+        "chunk",
+        "generate",
+        "id",
+    ] {
         assert!(script.contains(name), "{name}");
     }
+}
+
+#[test]
+fn plan_says_who_hosts_what_and_why_or_what_the_file_lacks() {
+    let place = Place::new();
+    let fleet = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/fleets/dt-fm-3.toml");
+    let text = place.shoal_prints(&["plan", fleet]);
+    assert!(text.contains("16.09 s of a step") && text.contains("All-reduces wait"), "{text}");
+    let plans = place.shoal_prints(&["plan", fleet, "-o", "json"]);
+    let plans: Value = serde_json::from_str(&plans).expect("JSON");
+    assert_eq!(plans[0]["stages"].as_array().map(Vec::len), Some(8), "{plans}");
+    place.shoal_fails(&["plan", "none.toml"], USAGE, &["none.toml"]);
+    place.shoal_fails(&["plan", "run.toml"], USAGE, &["run.toml is no fleet"]);
 }
 
 #[test]

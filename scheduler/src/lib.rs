@@ -18,4 +18,5 @@ pub mod placement;
 pub mod planner;
 pub mod round;
 pub mod router;
+pub mod schedule;
 pub mod sim;

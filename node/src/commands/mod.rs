@@ -6,12 +6,14 @@ mod completion;
 mod data;
 mod demo;
 mod fetch;
+pub(crate) mod fleet;
 mod generate;
 mod guest;
 mod id;
 mod init;
 pub mod join;
 pub mod local;
+mod plan;
 pub(crate) mod scenario;
 pub mod simulate;
 pub mod start;
@@ -31,6 +33,7 @@ pub fn run(command: Command, log_format: LogFormat) -> anyhow::Result<()> {
         Command::Join(args) => join::run(args.options()),
         Command::Local(args) => local::run(args.into()),
         Command::Simulate(args) => simulate::run(&args),
+        Command::Plan(args) => plan::run(&args),
         Command::Data(command) => data::run(command),
         Command::Checkpoint(command) => checkpoint::run(command),
         Command::Chunk(command) => chunk::run(command),

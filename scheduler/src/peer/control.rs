@@ -12,6 +12,7 @@ use super::stage::Hosted;
 use super::{Out, Peer, Status};
 use crate::action::{PeerAction, PeerEvent};
 use crate::router::Router;
+use crate::schedule::first_window;
 
 impl Peer {
     pub(super) fn told(&mut self, now: Moment, message: FromCoordinator, out: &mut Out) {
@@ -107,7 +108,7 @@ impl Peer {
         let share = limits.in_flight.0 / hosted as u64 / steps / round_trip.0;
         let largest = (limits.largest_window as u64).min(share).max(1) as usize;
         let behind = usize::from(manifest.last_stage().0 - stage.0);
-        let window = limits.first_window.max(2 * (behind + 1) + 1).min(largest);
+        let window = limits.first_window.max(first_window(behind)).min(largest);
         // Each stage has a router of its own, and they need not agree.
         let onward = Router::new(self.config.seed ^ u64::from(stage.0) << 48);
         Hosted::new(window, largest, onward)

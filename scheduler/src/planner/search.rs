@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::cost::{CostModel, Placement};
 use super::network::Device;
-use super::route::Ways;
+use super::route::{self, MAX_STAGES, Ways};
 use crate::dice::Dice;
 
 /// How much is tried.
@@ -26,6 +26,18 @@ pub struct Effort {
 impl Default for Effort {
     fn default() -> Self {
         Self { population: 16, children: 64, exchanges: 4096 }
+    }
+}
+
+impl Effort {
+    /// What takes seconds for 64 devices and 8 stages, and for more of either not hours: trying one exchange takes
+    /// time in the square of the devices, and orders of stages double with each of them.
+    #[must_use]
+    pub fn for_size(devices: usize, stages: usize) -> Self {
+        let times = (devices / 64).max(1).pow(2) << stages.min(MAX_STAGES).saturating_sub(10);
+        let all = Self::default();
+        let children = (all.children / times).max(all.population);
+        Self { children, exchanges: (all.exchanges / times).max(64), ..all }
     }
 }
 
@@ -194,9 +206,13 @@ impl<'a> Individual<'a> {
         if self.slowest_reduce() < worth.0 {
             self.bound(one.group);
             self.bound(other.group);
-            self.total = self.slowest_reduce() + self.pipeline();
-            if self.worth() < worth {
-                return true;
+            let stages = self.groups.len();
+            let least = route::at_least(stages, |a, b| self.boundaries[a * stages + b]);
+            if self.slowest_reduce() + least <= worth.0 {
+                self.total = self.slowest_reduce() + self.pipeline();
+                if self.worth() < worth {
+                    return true;
+                }
             }
         }
         self.swap(one, other);

@@ -1,0 +1,283 @@
+//! `shoal plan`: which devices of a fleet should host which stage, and why.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Write as _};
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use anyhow::Context;
+use serde::Serialize;
+use shoal_protocol::limits;
+use shoal_scheduler::dice::Dice;
+use shoal_scheduler::planner::{
+    CostModel, Device, Effort, Network, Placement, PlanError, random_groups, search,
+};
+
+use super::fleet::Fleet;
+use crate::cli::{ListFormat, PlanArgs};
+use crate::exit::{Exit, ExitWith};
+
+/// Placements that the mean of random ones is taken over.
+const RANDOM: usize = 100;
+
+/// Plans for a fleet and prints the plan.
+///
+/// # Errors
+/// When the file describes no fleet, or nothing can be planned for it.
+pub(super) fn run(args: &PlanArgs) -> anyhow::Result<()> {
+    let fleet = read(&args.fleet).exit_with(Exit::Usage)?;
+    let plans = plans(&fleet, args.seed).exit_with(Exit::Usage)?;
+    match args.output {
+        ListFormat::Json => println!("{}", serde_json::to_string_pretty(&plans)?),
+        ListFormat::Text => print!("{}", text(&plans)),
+    }
+    Ok(())
+}
+
+fn read(path: &Path) -> anyhow::Result<Fleet> {
+    let mut text = String::new();
+    File::open(path)
+        .and_then(|file| file.take(limits::MANIFEST.0).read_to_string(&mut text))
+        .with_context(|| format!("no fleet can be read at {}", path.display()))?;
+    Fleet::parse(&text).with_context(|| format!("{} is no fleet", path.display()))
+}
+
+/// One plan. Times are in seconds.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct Plan {
+    stages: Vec<StagePlan>,
+    /// Data parallel and pipeline together.
+    total: f64,
+    data_parallel: f64,
+    pipeline: f64,
+    /// The mean of devices anywhere.
+    random: f64,
+}
+
+/// One stage of a plan.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct StagePlan {
+    /// Who hosts it. Those at one position of all stages pass on to each other.
+    devices: Vec<String>,
+    /// How many of them are in each region.
+    regions: BTreeMap<String, usize>,
+    /// How long its all-reduce takes, and whom it waits for.
+    all_reduce: f64,
+    busiest: String,
+    /// The slowest link between that one and another of the stage; none where it is alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    slowest: Option<Way>,
+    /// The slowest pair that passes on to the next stage; none at the last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    onward: Option<Onward>,
+}
+
+/// The slowest pair of two stages.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct Onward {
+    /// Activations there and gradients back.
+    seconds: f64,
+    #[serde(flatten)]
+    way: Way,
+}
+
+/// One way of a link.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct Way {
+    from: String,
+    to: String,
+    delay: f64,
+    bytes_per_second: u64,
+}
+
+impl Way {
+    fn new(fleet: &Fleet, network: &Network, from: Device, to: Device) -> Self {
+        let link = network.link(from, to);
+        Self {
+            from: fleet.name(from),
+            to: fleet.name(to),
+            delay: link.delay.as_secs_f64(),
+            bytes_per_second: link.rate.0,
+        }
+    }
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (milliseconds, rate) = (self.delay * 1e3, self.bytes_per_second as f64 / 1e6);
+        write!(f, "{} - {} ({milliseconds:.0} ms, {rate:.1} MB/s)", self.from, self.to)
+    }
+}
+
+/// A plan for each number of stages that the fleet may have, the cheapest first.
+fn plans(fleet: &Fleet, seed: u64) -> Result<Vec<Plan>, PlanError> {
+    let network = fleet.network()?;
+    let plan = |stages: usize| {
+        let model = CostModel::new(&network, fleet.traffic(stages), stages)?;
+        let mut dice = Dice::new(seed);
+        let any = |_| model.place(&random_groups(&model, &mut dice)).cost.total().as_secs_f64();
+        let random = (0..RANDOM).map(any).sum::<f64>() / RANDOM as f64;
+        let effort = Effort::for_size(model.devices(), stages);
+        let found = search(&model, &effort, &mut Dice::new(seed));
+        Ok(describe(fleet, &network, &found, random))
+    };
+    let mut plans = fleet.stages().into_iter().map(plan).collect::<Result<Vec<_>, _>>()?;
+    plans.sort_by(|one, other| one.total.total_cmp(&other.total));
+    Ok(plans)
+}
+
+fn describe(fleet: &Fleet, network: &Network, found: &Placement, random: f64) -> Plan {
+    let onward = |stage: usize| {
+        let slowest = found.boundaries.get(stage)?;
+        let way = Way::new(fleet, network, slowest.from, slowest.to);
+        Some(Onward { seconds: slowest.time.as_secs_f64(), way })
+    };
+    let slowest = |devices: &[Device], busiest: Device| {
+        let others = devices.iter().copied().filter(|other| *other != busiest);
+        let other = others.min_by_key(|other| network.link(busiest, *other).rate)?;
+        Some(Way::new(fleet, network, busiest, other))
+    };
+    let stages = found.stages.iter().zip(&found.busiest).enumerate();
+    let stages = stages.map(|(index, (devices, busiest))| StagePlan {
+        devices: devices.iter().map(|device| fleet.name(*device)).collect(),
+        regions: regions(fleet, devices),
+        all_reduce: busiest.time.as_secs_f64(),
+        busiest: fleet.name(busiest.device),
+        slowest: slowest(devices, busiest.device),
+        onward: onward(index),
+    });
+    Plan {
+        stages: stages.collect(),
+        total: found.cost.total().as_secs_f64(),
+        data_parallel: found.cost.data_parallel.as_secs_f64(),
+        pipeline: found.cost.pipeline.as_secs_f64(),
+        random,
+    }
+}
+
+fn regions(fleet: &Fleet, devices: &[Device]) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    for device in devices {
+        *counts.entry(fleet.region(fleet.home(*device).0).to_owned()).or_default() += 1;
+    }
+    counts
+}
+
+/// The cheapest plan as a table with its reasons, and a line for each other.
+fn text(plans: &[Plan]) -> String {
+    let mut text = String::new();
+    for (index, plan) in plans.iter().enumerate() {
+        let number = plan.stages.len();
+        let each = plan.stages.first().map_or(0, |stage| stage.devices.len());
+        let _ = writeln!(
+            text,
+            "{number} stages of {each} devices: {:.2} s of a step on links = {:.2} all-reduce + {:.2} \
+             between stages; devices anywhere: {:.2} s",
+            plan.total, plan.data_parallel, plan.pipeline, plan.random
+        );
+        if index == 0 {
+            table(plan, &mut text);
+        }
+    }
+    text
+}
+
+fn table(plan: &Plan, text: &mut String) {
+    let places = |stage: &StagePlan| {
+        let all = stage.regions.iter().map(|(region, count)| format!("{count} {region}"));
+        all.collect::<Vec<_>>().join(", ")
+    };
+    let widest = plan.stages.iter().map(|stage| places(stage).chars().count()).max().unwrap_or(0);
+    let widest = widest.max("devices".len());
+    let _ = writeln!(
+        text,
+        "  stage  {:widest$}  all-reduce, waits for       to the next stage, slowest pair",
+        "devices"
+    );
+    for (number, stage) in plan.stages.iter().enumerate() {
+        let _ = write!(
+            text,
+            "  {number:5}  {:widest$}  {:7.2} s  {:16}",
+            places(stage),
+            stage.all_reduce,
+            stage.busiest
+        );
+        if let Some(onward) = &stage.onward {
+            let _ = write!(text, "  {:7.2} s  {}", onward.seconds, onward.way);
+        }
+        let _ = writeln!(text);
+    }
+    why(plan, text);
+}
+
+/// What would have to change for the plan to be cheaper.
+fn why(plan: &Plan, text: &mut String) {
+    let slowest =
+        plan.stages.iter().enumerate().max_by(|a, b| a.1.all_reduce.total_cmp(&b.1.all_reduce));
+    if let Some((number, way)) =
+        slowest.and_then(|(number, it)| Some((number, it.slowest.as_ref()?)))
+    {
+        let _ = writeln!(text, "  All-reduces wait for stage {number}, most for {way}.");
+    }
+    let onward = plan.stages.iter().filter_map(|stage| stage.onward.as_ref());
+    if let Some(slowest) = onward.max_by(|a, b| a.seconds.total_cmp(&b.seconds)) {
+        let _ = writeln!(text, "  The slowest boundary waits for {}.", slowest.way);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shoal_scheduler::planner::cases::{CASES, Case, STAGES, TRAFFIC};
+
+    use super::*;
+
+    const FILES: [&str; 3] = [
+        include_str!("../../../docs/fleets/dt-fm-3.toml"),
+        include_str!("../../../docs/fleets/dt-fm-4.toml"),
+        include_str!("../../../docs/fleets/dt-fm-5.toml"),
+    ];
+
+    fn same_links(fleet: &Network, case: &Case) -> bool {
+        let published = case.network().expect("a case is a network");
+        let devices = || (0..published.devices()).map(Device);
+        let mut pairs = devices().flat_map(|from| devices().map(move |to| (from, to)));
+        pairs.all(|(from, to)| fleet.link(from, to) == published.link(from, to))
+    }
+
+    #[test]
+    fn the_example_files_are_the_published_cases() {
+        for (file, case) in FILES.iter().zip(&CASES) {
+            let fleet = Fleet::parse(file).expect(case.name);
+            assert_eq!(fleet.traffic(STAGES), TRAFFIC);
+            assert!(same_links(&fleet.network().expect(case.name), case), "{}", case.name);
+        }
+    }
+
+    #[test]
+    fn a_plan_says_what_it_costs_and_why() {
+        let fleet = Fleet::parse(FILES[0]).expect("a fleet");
+        let plans = plans(&fleet, 1).expect("a plan");
+        let [plan] = plans.as_slice() else { panic!("one number of stages: {plans:?}") };
+        assert!((plan.total - 16.09).abs() < 0.01 && plan.random > plan.total, "{plan:?}");
+        let all: usize = plan.stages.iter().flat_map(|stage| stage.regions.values()).sum();
+        assert_eq!((plan.stages.len(), all), (8, 64));
+        assert!(plan.stages[7].onward.is_none());
+        let text = text(&plans);
+        for words in
+            ["8 stages of 8 devices: 16.09 s", "All-reduces wait for stage", "Virginia", "MB/s"]
+        {
+            assert!(text.contains(words), "{words}: {text}");
+        }
+    }
+
+    #[test]
+    fn of_several_numbers_of_stages_the_cheapest_is_first() {
+        let text = FILES[0].replace("stages = [8]", "stages = [4, 2]");
+        let plans = plans(&Fleet::parse(&text).expect("a fleet"), 1).expect("plans");
+        assert!(plans.len() == 2 && plans[0].total < plans[1].total, "{plans:?}");
+        let uneven = FILES[0].replace("stages = [8]", "stages = [7]");
+        let error = super::plans(&Fleet::parse(&uneven).expect("a fleet"), 1).expect_err("uneven");
+        assert!(error.to_string().contains("leave 1 out"), "{error}");
+    }
+}
