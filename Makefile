@@ -64,8 +64,10 @@ bench-all-reduce: build
 	@scripts/setup.sh --tests
 	scripts/install-hivemind.sh $(hivemind)
 	cargo build --release -p shoal-tests --example emulated_network
+	cargo build --release -p shoal-protocol --features net --example transport_speed
 	.venv/bin/python bench/all_reduce.py --shoal target/release/shoal --hivemind $(hivemind) \
-		--network target/release/examples/emulated_network
+		--network target/release/examples/emulated_network \
+		--speed target/release/examples/transport_speed
 
 bench-links: build
 	@scripts/setup.sh --tests

@@ -14,6 +14,7 @@ bytes for each and receives w (n - 1) p + (1 - w) r, with p bytes a number for a
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -143,7 +144,17 @@ def peers_seconds(what, folder, *arguments):
     return statistics.median(json.loads(lines[-1]))
 
 
-def rows(options, millions, peers):
+def bulk_rate(speed):
+    """Bytes a second that the transport alone carries over loopback."""
+    env = {**os.environ, **machines.ALLOCATOR}
+    rates = []
+    for _ in range(3):
+        done = subprocess.run([speed, "loopback", "2048", "2"], capture_output=True, text=True, check=True, env=env)
+        rates.append(float(re.search(r"([0-9.]+) MB/s", done.stdout)[1]) * 1e6)
+    return statistics.median(rates)
+
+
+def rows(options, millions, peers, bulk):
     model = MODELS[millions]
     count = model.parameters()
     gloo = peers_seconds("gloo", "", peers, count)
@@ -157,12 +168,12 @@ def rows(options, millions, peers):
         beside = theirs.get(name)
         found.append([
             f"{count / 1e6:.1f}M, {peers}", mode, f"{1e3 * seconds:.0f} ms", f"{sent / 1e6:.0f} MB",
-            f"{sent / seconds / 1e6:.0f} MB/s", f"{gloo / seconds:.2f}x",
-            f"{beside / seconds:.2f}x {name}" if beside else "",
+            f"{sent / seconds / 1e6:.0f} MB/s", f"{sent / seconds / bulk:.2f}" if bulk else "",
+            f"{gloo / seconds:.2f}x", f"{beside / seconds:.2f}x {name}" if beside else "",
             "" if not beside else "met" if beside / seconds >= goal else f"NOT met ({goal}x)",
         ])
-    found.append([f"{count / 1e6:.1f}M, {peers}", "gloo, f32", f"{1e3 * gloo:.0f} ms"] + [""] * 5)
-    found += [[f"{count / 1e6:.1f}M, {peers}", f"hivemind, {name}", f"{1e3 * seconds:.0f} ms"] + [""] * 5
+    found.append([f"{count / 1e6:.1f}M, {peers}", "gloo, f32", f"{1e3 * gloo:.0f} ms"] + [""] * 6)
+    found += [[f"{count / 1e6:.1f}M, {peers}", f"hivemind, {name}", f"{1e3 * seconds:.0f} ms"] + [""] * 6
               for name, seconds in theirs.items()]
     return found
 
@@ -172,6 +183,7 @@ def main():
     parser.add_argument("--shoal", required=True, help="the node's release binary")
     parser.add_argument("--hivemind", help="a folder with hivemind")
     parser.add_argument("--network", help="the example emulated_network")
+    parser.add_argument("--speed", help="the example transport_speed")
     parser.add_argument("--only", help="MILLIONS,PEERS, or `links`")
     options = parser.parse_args()
     cases = [(10, 2), (10, 4), (10, 8), (100, 2), (100, 4)]
@@ -197,13 +209,15 @@ def over_links(options):
 
 
 def loopback(options, cases):
+    bulk = bulk_rate(options.speed) if options.speed else None
+    of_bulk = f" The transport alone carries {bulk / 1e6:.0f} MB/s." if bulk else ""
     table.show(
         "All-reduce on loopback",
         f"Seconds are medians of {STEPS - SKIPPED_STEPS} rounds; the bytes are those of all peers in one "
-        f"of them. One thread each. {machines.line(machines.describe(sys.executable))}.",
-        ["values, peers", "mode", "time", "sent", "sent by all", "of gloo's speed", "of hivemind's",
-         "goal"],
-        [row for case in cases for row in rows(options, *case)],
+        f"of them. One thread each.{of_bulk} {machines.line(machines.describe(sys.executable))}.",
+        ["values, peers", "mode", "time", "sent", "sent by all", "of bulk", "of gloo's speed",
+         "of hivemind's", "goal"],
+        [row for case in cases for row in rows(options, *case, bulk)],
     )
 
 

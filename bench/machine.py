@@ -5,6 +5,11 @@ import platform
 import re
 import subprocess
 
+# The limits of glibc's allocator that the node sets (engine/src/device.rs), for examples, which do not.
+ALLOCATOR = {
+    "GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=1073741824"
+}
+
 
 def processor():
     """The processor's name, as the kernel has it."""

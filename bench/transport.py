@@ -23,6 +23,7 @@ import threading
 import time
 
 import emulated
+import machine
 import table
 
 PORT = 7400
@@ -39,7 +40,6 @@ CONTROLS = ["tolerant", "cubic", "bbr"]
 # Least share of quinn alone, on loopback.
 LEAST_SHARE = 0.9
 TURNS = 5
-ALLOCATOR = {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=1073741824"}
 TCP = """
 import socket, sys, time
 if sys.argv[1] == "receive":
@@ -77,7 +77,7 @@ def loopback(args):
     rates = {name: [] for name in programs}
     for _ in range(TURNS):
         for name, command in programs.items():
-            env = {**os.environ, **ALLOCATOR}
+            env = {**os.environ, **machine.ALLOCATOR}
             said = subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
             rates[name].append(float(re.search(r"([0-9.]+) MB/s", said)[1]))
     medians = {name: statistics.median(found) for name, found in rates.items()}
