@@ -233,12 +233,12 @@ mod tests {
         (0..count).map(|_| AllReduce::new(&manifest, ELEMENTS)).collect()
     }
 
-    /// One round, in which each member reduces an equal range of whole hundreds.
+    /// One round, in which each member reduces an equal range, the last first.
     fn round(members: &mut [AllReduce], contributions: &[Vec<f32>]) {
         let count = members.len();
         let range = |owner: usize| owner * ELEMENTS / count..(owner + 1) * ELEMENTS / count;
         members.iter_mut().for_each(AllReduce::begin);
-        for owner in 0..count {
+        for owner in (0..count).rev() {
             let range = range(owner);
             let own = |member: usize| sums(&contributions[member][range.clone()]);
             let others = (0..count).filter(|member| *member != owner);
@@ -270,6 +270,9 @@ mod tests {
             let outcome = members[0].outcome();
             assert!(members.iter().all(|member| member.outcome() == outcome), "{codec}");
             assert_eq!(outcome.1.to_bits(), square_norm(members[0].mean()).to_bits());
+            let blocks = members[0].mean().chunks(size_of::<f32>() * BLOCK).map(ContentHash::of);
+            let hashes: Vec<u8> = blocks.flat_map(|hash| hash.0).collect();
+            assert_eq!(outcome.0, ContentHash::of(&hashes));
             for (index, mean) in mean(&members[0]).iter().enumerate() {
                 let exact: f32 = contributions.iter().map(|all| all[index]).sum();
                 assert!((mean - exact).abs() < error, "{codec} {index}: {mean} {exact}");
@@ -302,6 +305,23 @@ mod tests {
                 prop_assert!((applied[index] + kept - added[index]).abs() < 1e-5 * rounds as f64);
             }
         }
+    }
+
+    #[test]
+    fn a_round_is_measured_anew_after_one_that_came_to_nothing() {
+        let mut members = members("exact", 2);
+        round(&mut members, &[wave(0.0), wave(1.0)]);
+        let first = members[0].outcome();
+        // Half of another.
+        members[0].begin();
+        let half = 0..ELEMENTS / 2;
+        let zeros = Bytes::from(vec![0; size_of::<f32>() * half.len()]);
+        members[0].install(half, &zeros).expect("whole");
+        round(&mut members, &[wave(0.0), wave(2.0)]);
+        let second = members[0].outcome();
+        assert!(first.0 != second.0 && members[1].outcome() == second);
+        round(&mut members, &[wave(0.0), wave(1.0)]);
+        assert_eq!(members[0].outcome(), first);
     }
 
     #[test]

@@ -4,7 +4,8 @@
 //! user names a text, a manifest names tokens by their hash.
 
 use std::fmt::Display;
-use std::io::Read;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -280,13 +281,22 @@ fn name_of(dtype: Dtype) -> &'static str {
 }
 
 fn read_capped(path: &Path) -> Result<String, ConfigError> {
-    let unreadable = |error| ConfigError::Unreadable { path: path.to_owned(), error };
+    read_text(path, limits::MANIFEST).map_err(|error| match error.kind() {
+        io::ErrorKind::FileTooLarge => ConfigError::TooLarge { path: path.to_owned() },
+        _ => ConfigError::Unreadable { path: path.to_owned(), error },
+    })
+}
+
+/// A whole text, of so many bytes at most.
+///
+/// # Errors
+/// As the file's; [`io::ErrorKind::FileTooLarge`] where it is longer.
+pub(crate) fn read_text(path: &Path, cap: Bytes) -> io::Result<String> {
     let mut text = String::new();
-    std::fs::File::open(path)
-        .and_then(|file| file.take(limits::MANIFEST.0 + 1).read_to_string(&mut text))
-        .map_err(unreadable)?;
-    if text.len() as u64 > limits::MANIFEST.0 {
-        return Err(ConfigError::TooLarge { path: path.to_owned() });
+    File::open(path)?.take(cap.0 + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > cap.0 {
+        let longer = format!("it is longer than {cap}");
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, longer));
     }
     Ok(text)
 }

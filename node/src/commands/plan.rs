@@ -2,13 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 use anyhow::Context;
 use serde::Serialize;
-use shoal_protocol::limits;
+use shoal_protocol::units::Bytes;
 use shoal_scheduler::dice::Dice;
 use shoal_scheduler::planner::{
     CostModel, Device, Effort, Network, Placement, PlanError, random_groups, search,
@@ -16,6 +14,7 @@ use shoal_scheduler::planner::{
 
 use super::fleet::Fleet;
 use crate::cli::{ListFormat, PlanArgs};
+use crate::config::read_text;
 use crate::exit::{Exit, ExitWith};
 
 /// Placements that the mean of random ones is taken over.
@@ -36,12 +35,13 @@ pub(super) fn run(args: &PlanArgs) -> anyhow::Result<()> {
 }
 
 fn read(path: &Path) -> anyhow::Result<Fleet> {
-    let mut text = String::new();
-    File::open(path)
-        .and_then(|file| file.take(limits::MANIFEST.0).read_to_string(&mut text))
+    let text = read_text(path, LARGEST_FLEET)
         .with_context(|| format!("no fleet can be read at {}", path.display()))?;
     Fleet::parse(&text).with_context(|| format!("{} is no fleet", path.display()))
 }
+
+/// Bytes of a file: 64 regions of which every two have a link of their own fit.
+const LARGEST_FLEET: Bytes = Bytes::mebi(1);
 
 /// One plan. Times are in seconds.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -1,7 +1,5 @@
 //! `shoal simulate`: a swarm in a modelled world, with the state machines of the real one.
 
-use std::fs::File;
-use std::io::Read;
 use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
@@ -12,6 +10,7 @@ use shoal_scheduler::sim::{self, Report, Scenario};
 
 use super::scenario::Described;
 use crate::cli::SimulateArgs;
+use crate::config::read_text;
 use crate::exit::{Exit, ExitWith};
 
 /// Runs a swarm for each seed and prints what came of it.
@@ -55,9 +54,7 @@ impl std::str::FromStr for Seeds {
 }
 
 fn read(path: &Path) -> anyhow::Result<Described> {
-    let mut text = String::new();
-    File::open(path)
-        .and_then(|file| file.take(limits::MANIFEST.0).read_to_string(&mut text))
+    let text = read_text(path, limits::MANIFEST)
         .with_context(|| format!("no scenario can be read at {}", path.display()))?;
     Described::parse(&text).with_context(|| format!("{} is no scenario", path.display()))
 }

@@ -18,6 +18,9 @@ use super::payload::Tensor;
 /// Messages that are unpacked at once, so that a large one holds up no other.
 const AT_ONCE: usize = 4;
 
+/// Messages that wait for that at most. What comes then is unpacked on the loop, which holds up who sends.
+const WAITING: usize = 256;
+
 /// Tensors from a peer, or why they are not used.
 #[derive(Debug)]
 pub(crate) struct Unpacked {
@@ -40,9 +43,10 @@ impl Unpacker {
         Self { manifest, waiting: VecDeque::new(), under_way: JoinSet::new() }
     }
 
-    /// Takes in a message, and gives it back at once where nothing of it is packed.
+    /// Takes in a message, and gives it back at once where nothing of it is packed, or too many wait.
     pub(crate) fn take(&mut self, message: TensorMessage) -> Option<Unpacked> {
-        if message.frames.iter().all(|frame| frame.header().packing() == Packing::Raw) {
+        let mut packings = message.frames.iter().map(|frame| frame.header().packing());
+        if packings.all(|packing| packing == Packing::Raw) || self.waiting.len() >= WAITING {
             return Some(unpack(&message, &self.manifest));
         }
         self.waiting.push_back(message);

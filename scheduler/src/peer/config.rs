@@ -30,8 +30,8 @@ pub struct PeerConfig {
 /// How much a peer takes on.
 #[derive(Debug, Clone)]
 pub struct PeerLimits {
-    /// Microbatches in flight at one stage, at least at first. A stage that is `k` stages from the
-    /// end needs `2k + 1` for the engine to stay busy over links of no latency.
+    /// Microbatches in flight at one stage, at least at first. What a stage needs over links of no
+    /// latency it has in any case: [`crate::schedule::first_window`].
     pub first_window: usize,
     /// Microbatches in flight at one stage, at most.
     pub largest_window: usize,

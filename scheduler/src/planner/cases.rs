@@ -13,9 +13,9 @@ use super::{PlanError, Traffic};
 /// Stages in every case; as many devices host each.
 pub const STAGES: usize = 8;
 
-/// What a step of GPT-3 XL (24 layers, 8 stages) sends with batches of 1M tokens: 61 sequences of 2048 tokens of a
-/// width that the released code has as 2024, in f16, 2^30 bytes taken for a gigabyte; and an eighth of
-/// 1.3 billion gradients in f32.
+/// What a step of GPT-3 XL (24 layers, 8 stages) sends with batches of 1M tokens: 125,000 tokens for each of eight
+/// replicas, of a width that the released code has as 2024, in f16, 2^30 bytes taken for a gigabyte; and
+/// an eighth of 1.3 billion gradients in f32.
 pub const TRAFFIC: Traffic =
     Traffic { activations: Bytes(471_249_163), gradient: Bytes(650_000_000) };
 

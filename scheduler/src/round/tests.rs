@@ -105,6 +105,22 @@ fn a_piece_goes_out_when_the_one_before_has_come_back() {
 }
 
 #[test]
+fn the_first_pieces_go_to_each_in_turn_from_the_next_member_on() {
+    let round = round(&[1, 1, 1, 1]);
+    let layout = layout(&round, 32);
+    let mut second = Reduction::new(round, member(1), layout, 2, 5, 10).expect("a member");
+    let exported = actions(|out| second.start(out).expect("nothing is wrong yet"));
+    let order: Vec<(u16, u32)> = exported
+        .iter()
+        .map(|action| match action {
+            PeerAction::Compute(Task::Export { to, piece, .. }) => (*to, *piece),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(order, [(2, 0), (3, 0), (0, 0), (2, 1), (3, 1), (0, 1)]);
+}
+
+#[test]
 fn an_own_piece_is_summed_when_all_parts_are_in_and_goes_to_the_others() {
     let mut reduction = of_two();
     let summed = actions(|out| {

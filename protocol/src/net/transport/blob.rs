@@ -163,10 +163,11 @@ impl Service<'_> {
     /// Sends what is found of a file, and waits until it has arrived.
     async fn answer(&self, mut send: SendStream, found: Found) {
         let (whole, bytes) = found.unwrap_or((NOT_FOUND, Vec::new()));
+        let class = if bytes.is_empty() { Class::Control } else { Class::Chunk };
         let mut answer = vec![Bytes::copy_from_slice(&whole.to_le_bytes())];
         answer.extend(bytes);
         let length = answer.iter().map(Bytes::len).sum();
-        Class::Chunk.put(&send, 0);
+        class.put(&send, 0);
         self.peer.file_rate().began(Instant::now());
         let written = send.write_all_chunks(&mut answer).await.is_ok();
         if written {
@@ -303,6 +304,8 @@ pub(super) async fn fetch_length(
 /// Sends a request and reads the file's length, with which the answer begins.
 async fn begin(connection: &Connection, request: Request) -> Result<(RecvStream, u64), FetchError> {
     let (mut send, mut recv) = connection.open_bi().await.map_err(interrupted)?;
+    // A few bytes, which must not wait for what is given the other way.
+    Class::Control.put(&send, 0);
     send.write_all(&request.encode()).await.map_err(interrupted)?;
     send.finish().map_err(interrupted)?;
     let mut whole = [0; 8];

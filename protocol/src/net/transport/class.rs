@@ -2,9 +2,9 @@
 //!
 //! Streams of a higher class are sent before those of a lower one, and wait in the outbox before them.
 //! Within a class, tensors go one after the other: who waits for several can begin with the first, where
-//! streams that share the link would all arrive at its end. That orders what one connection carries. A chunk goes to a peer that may have nothing to do with
-//! what this one computes, over another connection, so chunks also keep away from training by the time
-//! that they take of the way out ([`super::uplink`]).
+//! streams that share the link would all arrive at its end. That orders what one connection carries. A
+//! chunk goes to a peer that may have nothing to do with what this one computes, over another connection,
+//! so chunks also keep away from training by the time that they take of the way out ([`super::uplink`]).
 
 use quinn::SendStream;
 

@@ -30,8 +30,8 @@ pub(super) type Ticket = u64;
 /// The most that is written to the control stream in one go.
 const BATCH: usize = 64 << 10;
 
-/// Every message counts at least this much, so that there are never too many.
-const SMALLEST: usize = 1024;
+/// Every message counts at least this much, at both ends, so that there are never too many.
+pub(super) const SMALLEST: usize = 1024;
 
 #[derive(Debug, Default)]
 struct Contents {

@@ -29,7 +29,12 @@ pub(super) struct Head {
 impl Head {
     pub(super) fn encode(self) -> [u8; HEAD] {
         let [a, b, c, d] = self.length.to_le_bytes();
-        [u8::from(self.packing == Packing::Zstd), a, b, c, d]
+        let packing = match self.packing {
+            Packing::Raw => 0,
+            Packing::Zstd => 1,
+            Packing::Integers => unreachable!("files hold no sums"),
+        };
+        [packing, a, b, c, d]
     }
 
     /// The head of a piece of `wanted` bytes; none where no honest holder says that. What is packed

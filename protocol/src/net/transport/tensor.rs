@@ -12,7 +12,7 @@ use tokio::io::AsyncReadExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::error::Violation;
-use super::outbox::TensorJob;
+use super::outbox::{SMALLEST, TensorJob};
 use crate::frame::{Frame, HEADER, Header};
 use crate::limits;
 
@@ -119,8 +119,8 @@ pub(super) async fn read(
     exact(stream, &mut head).await?;
     let (tag, headers) = prefix.split(&head)?;
 
-    let bodies: usize = headers.iter().map(Header::packed_length).sum();
-    let needed = bodies.min(limits::SEND_QUEUE.0 as usize) as u32;
+    let bytes = prefix.head() + headers.iter().map(Header::packed_length).sum::<usize>();
+    let needed = bytes.clamp(SMALLEST, limits::SEND_QUEUE.0 as usize) as u32;
     let room = room.acquire_many_owned(needed).await.map_err(|_| ReadFailure::Lost)?;
     let mut frames = Vec::with_capacity(headers.len());
     for header in headers {

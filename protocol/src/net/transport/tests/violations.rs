@@ -93,11 +93,12 @@ async fn a_control_stream_that_ends_is_refused() {
 #[tokio::test]
 async fn a_hello_that_is_none_is_refused() {
     let target = Node::new();
+    let version = limits::PROTOCOL_VERSION.to_le_bytes();
     for hello in [
         &[0, 0, 0, 0][..],
-        &[3, 0, 0, 0, 1, 0, 0],
+        &[3, 0, 0, 0, version[0], 0, 0],
         &[0xff, 0xff, 0xff, 0xff],
-        &[8, 0, 0, 0, 1, 0, 0, 0, 0xff, 0xff, 0xff, 0xff],
+        &[&[8, 0, 0, 0][..], &version, &[0xff, 0xff, 0xff, 0xff]].concat(),
     ] {
         let mut raw = Raw::dial(Identity::ephemeral(), &target).await;
         raw.send.write_all(hello).await.expect("open");
