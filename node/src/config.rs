@@ -15,6 +15,7 @@ use shoal_protocol::manifest::{
     Boundary, BoundaryKind, Checkpoint, ChunkPacking, Codecs, Dtype, Evaluation, GradientRounding,
     Manifest, ManifestError, Model, Optimizer, TokenWidth, Tokenizer, Tokens, Training,
 };
+use shoal_protocol::units::Bytes;
 
 /// A run as its user describes it.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
