@@ -53,7 +53,8 @@ fn learning_rate(optimizer: &toml::Table, step: u64) -> f64 {
 #[test]
 fn a_loop_in_pytorch_follows_the_losses_of_a_run() {
     let run = run_of(STEPS);
-    let ours = run.local("trained").losses();
+    let trained = run.local("trained");
+    let ours = trained.losses();
     let untrained = run_of(0);
     let initial = untrained.local("initial");
 
@@ -69,6 +70,8 @@ fn a_loop_in_pytorch_follows_the_losses_of_a_run() {
     };
     let mut request = json!({
         "checkpoint": initial.checkpoint(),
+        "trained": trained.checkpoint(),
+        "staleness": 0,
         "steps": (0..STEPS).map(step).collect::<Vec<_>>(),
     });
     for name in ["beta1", "beta2", "epsilon", "weight_decay", "gradient_clip"] {
@@ -84,6 +87,8 @@ fn a_loop_in_pytorch_follows_the_losses_of_a_run() {
         let theirs = theirs.as_f64().expect("a number");
         assert!((ours - theirs).abs() < 1e-3, "step {step}: {ours} and {theirs}");
     }
+    let [off, moved] = ["off", "moved"].map(|what| answer[what].as_f64().expect("a number"));
+    assert!(off < 0.1 * moved, "weights that moved by {moved} differ by {off}");
     assert!(ours[0] - ours[STEPS as usize - 1] > 0.5, "nothing was learnt: {ours:?}");
 }
 
