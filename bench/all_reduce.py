@@ -172,6 +172,7 @@ def rows(options, millions, peers, bulk):
             f"{gloo / seconds:.2f}x", f"{beside / seconds:.2f}x {name}" if beside else "",
             "" if not beside else "met" if beside / seconds >= goal else f"NOT met ({goal}x)",
         ])
+        print("  ".join(found[-1]), file=sys.stderr, flush=True)
     found.append([f"{count / 1e6:.1f}M, {peers}", "gloo, f32", f"{1e3 * gloo:.0f} ms"] + [""] * 6)
     found += [[f"{count / 1e6:.1f}M, {peers}", f"hivemind, {name}", f"{1e3 * seconds:.0f} ms"] + [""] * 6
               for name, seconds in theirs.items()]
