@@ -70,6 +70,16 @@ struct Between {
     bandwidth: f64,
 }
 
+impl Between {
+    fn pair(&self) -> (&str, &str) {
+        ordered(&self.between[0], &self.between[1])
+    }
+
+    fn line(&self) -> Line {
+        Line { delay: self.delay, bandwidth: self.bandwidth }
+    }
+}
+
 /// A fleet and what a model sends, as a file says it; docs/placement.md has the keys.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -120,12 +130,7 @@ impl Fleet {
     /// When nothing can be planned for it.
     pub(super) fn network(&self) -> Result<Network, PlanError> {
         let homes: Vec<usize> = (0..self.devices()).map(|at| self.home(Device(at)).0).collect();
-        let pairs = self.link.iter().map(|one| {
-            (
-                ordered(&one.between[0], &one.between[1]),
-                Line { delay: one.delay, bandwidth: one.bandwidth },
-            )
-        });
+        let pairs = self.link.iter().map(|one| (one.pair(), one.line()));
         let pairs: BTreeMap<(&str, &str), Line> = pairs.collect();
         let line = |from: usize, to: usize| {
             let (one, other) = (&self.region[from], &self.region[to]);
@@ -191,8 +196,7 @@ impl Fleet {
 
     fn check_links(&self) -> Result<(), FleetError> {
         let own = self.region.iter().filter_map(|region| region.within);
-        let between =
-            self.link.iter().map(|one| Line { delay: one.delay, bandwidth: one.bandwidth });
+        let between = self.link.iter().map(Between::line);
         let mut lines = own.chain(between).chain(self.between).chain([self.within]);
         let good = |line: Line| {
             (0.0..=1e3).contains(&line.delay) && (1.0..=1e12).contains(&line.bandwidth)

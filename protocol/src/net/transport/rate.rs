@@ -34,7 +34,9 @@ impl RateMeter {
     /// A message of so many bytes has arrived, as is known after a round trip; of none, where it was
     /// given up.
     pub(super) fn ended(&mut self, now: Instant, bytes: usize, round_trip: Duration) {
-        self.under_way -= 1;
+        // An answer may outlive its connection for a moment, of which `broke` forgot all.
+        let Some(left) = self.under_way.checked_sub(1) else { return };
+        self.under_way = left;
         self.bytes += bytes;
         let elapsed = self.began.map_or(Duration::ZERO, |began| now.duration_since(began));
         let idle = self.under_way == 0;
@@ -107,6 +109,8 @@ mod tests {
         meter.ended(after(start, 200), 1000, ROUND_TRIP);
         meter.began(after(start, 300));
         meter.broke();
+        meter.ended(after(start, 400), 200_000, ROUND_TRIP);
+        assert_eq!(meter.rate(), None, "of the connection before");
         meter.began(after(start, 9000));
         meter.ended(after(start, 9200), 200_000, ROUND_TRIP);
         assert_eq!(meter.rate(), Some(2e6));
