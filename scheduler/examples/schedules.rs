@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use shoal_scheduler::schedule::{Outcome, Pipeline, Schedule, Windows, run_table, run_windows};
+use shoal_scheduler::schedule::{Pipeline, Schedule, run_table, settle};
 
 /// Round trips in milliseconds that SWARM's authors measured at.
 const ROUND_TRIPS: [u64; 5] = [0, 10, 50, 100, 200];
@@ -17,9 +17,6 @@ const PUBLISHED: [(&str, [f64; 5]); 4] = [
 
 const STAGES: usize = 4;
 const MICROBATCHES: usize = 64;
-
-/// Steps until windows are as wide as they get.
-const STEPS: usize = 50;
 
 fn main() {
     println!(
@@ -60,7 +57,7 @@ fn print_layer(name: &str, published: [f64; 5]) {
         };
         let tables = Schedule::ALL.map(|schedule| run_table(&pipeline, schedule));
         let [gpipe, plain, eager] = tables.each_ref().map(|outcome| outcome.utilisation() * 100.0);
-        let shoal = settled(&pipeline);
+        let (shoal, _) = settle(&pipeline);
         let bound = milliseconds(compute).as_secs_f64() * MICROBATCHES as f64 * 100.0
             / pipeline.least().as_secs_f64();
         println!(
@@ -71,12 +68,4 @@ fn print_layer(name: &str, published: [f64; 5]) {
             shoal.peak[0]
         );
     }
-}
-
-fn settled(pipeline: &Pipeline) -> Outcome {
-    let mut windows = Windows::first(pipeline.stages);
-    for _ in 1..STEPS {
-        let _ = run_windows(pipeline, &mut windows);
-    }
-    run_windows(pipeline, &mut windows)
 }

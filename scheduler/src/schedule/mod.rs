@@ -15,7 +15,7 @@ mod world;
 use shoal_protocol::ids::Microbatch;
 
 pub(crate) use self::window::first_window;
-pub use self::world::{Outcome, Pipeline, Windows, run_table, run_windows};
+pub use self::world::{Outcome, Pipeline, Windows, run_table, run_windows, settle};
 
 /// What an engine runs at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

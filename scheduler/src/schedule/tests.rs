@@ -15,19 +15,6 @@ fn pipeline(stages: usize, microbatches: usize, delay: f64) -> Pipeline {
     Pipeline { stages, microbatches, forward, backward, delay, transfer }
 }
 
-/// The last of some steps, when windows are what they come to be.
-fn settled(pipeline: &Pipeline) -> (Outcome, Windows) {
-    let mut windows = Windows::first(pipeline.stages);
-    for _ in 0..40 {
-        let before = windows.clone();
-        let outcome = run_windows(pipeline, &mut windows);
-        if windows == before {
-            return (outcome, windows);
-        }
-    }
-    (run_windows(pipeline, &mut windows), windows)
-}
-
 #[test]
 fn tables_are_those_of_the_literature() {
     let text = |schedule: Schedule, behind| -> String {
@@ -57,7 +44,7 @@ fn over_links_with_latency_1f1b_loses_to_gpipe_and_windows_to_nobody() {
             let utilisation = run_table(&pipeline, schedule).utilisation();
             assert!((utilisation - part).abs() < 0.001, "{schedule:?} at {delay}: {utilisation}");
         }
-        let (outcome, windows) = settled(&pipeline);
+        let (outcome, windows) = settle(&pipeline);
         assert_eq!(outcome.time, pipeline.least(), "{windows:?} at {delay}: {outcome:?}");
     }
 }
@@ -67,7 +54,7 @@ fn with_many_microbatches_no_table_is_ahead_of_windows_over_any_link() {
     for (delay, halves) in (0..4).flat_map(|delay| (0..8).map(move |halves| (delay * 3, halves))) {
         let transfer = SECOND * halves / 2;
         let pipeline = Pipeline { transfer, ..pipeline(4, 64, f64::from(delay)) };
-        let (outcome, windows) = settled(&pipeline);
+        let (outcome, windows) = settle(&pipeline);
         for schedule in Schedule::ALL {
             let table = run_table(&pipeline, schedule);
             assert!(outcome.time <= table.time, "{schedule:?} {pipeline:?} {windows:?}");
@@ -100,7 +87,7 @@ proptest! {
     ) {
         let transfer = SECOND * transfer as u32;
         let pipeline = Pipeline { transfer, ..pipeline(stages, microbatches, delay as f64) };
-        let (outcome, windows) = settled(&pipeline);
+        let (outcome, windows) = settle(&pipeline);
         let tables = Schedule::ALL.map(|schedule| run_table(&pipeline, schedule));
         for outcome in tables.iter().chain([&outcome]) {
             prop_assert_eq!(outcome.busy, SECOND * 3 * (stages * microbatches) as u32);

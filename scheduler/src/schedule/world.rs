@@ -102,6 +102,26 @@ pub fn run_windows(pipeline: &Pipeline, windows: &mut Windows) -> Outcome {
     outcome
 }
 
+/// Steps by whose end windows have become as wide as they get.
+const SETTLED: usize = 50;
+
+/// The last of some steps as [`run_windows`] has them, and the windows that they come to.
+///
+/// # Panics
+/// When the pipeline has no stages.
+#[must_use]
+pub fn settle(pipeline: &Pipeline) -> (Outcome, Windows) {
+    let mut windows = Windows::first(pipeline.stages);
+    for _ in 1..SETTLED {
+        let before = windows.clone();
+        let outcome = run_windows(pipeline, &mut windows);
+        if windows == before {
+            return (outcome, windows);
+        }
+    }
+    (run_windows(pipeline, &mut windows), windows)
+}
+
 /// What decides which pass is next.
 #[derive(Debug)]
 enum Order {
