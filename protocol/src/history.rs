@@ -199,6 +199,8 @@ mod tests {
             addresses: Vec::new(),
             serving: true,
             duties: Duties::default(),
+            mobile: false,
+            moves: None,
         };
         LogRecord::View(View { number, members: vec![record] })
     }

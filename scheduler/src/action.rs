@@ -103,10 +103,16 @@ pub enum Task {
         gradient_norm: f64,
     },
     /// Take over a stage's weights as they were fetched at this version, or its initial ones at
-    /// version 0, and drop whatever is kept for microbatches.
+    /// version 0, and drop whatever is kept for microbatches. The stage may be one that was not hosted
+    /// before.
     Restore {
         /// The version of the weights.
         version: Step,
+        /// The stage.
+        stage: Stage,
+    },
+    /// Let go of a stage: this peer hosts it no more.
+    Leave {
         /// The stage.
         stage: Stage,
     },
@@ -201,6 +207,11 @@ pub enum TaskResult {
     NotRestored {
         /// The version of the weights.
         version: Step,
+        /// The stage.
+        stage: Stage,
+    },
+    /// `Leave`.
+    Left {
         /// The stage.
         stage: Stage,
     },
@@ -417,6 +428,25 @@ pub enum PeerEvent {
         /// The version of its weights.
         version: Step,
     },
+    /// It fetches another stage, to host it in place of its own.
+    MoveBegun {
+        /// Which.
+        to: Stage,
+    },
+    /// It hosts another stage from now on.
+    Moved {
+        /// What it hosted.
+        from: StageSpan,
+        /// What it hosts.
+        to: Stage,
+        /// The first step.
+        at: Step,
+    },
+    /// It does not move after all.
+    MoveCancelled {
+        /// The stage that it does not go to.
+        to: Stage,
+    },
     /// It is not.
     Refused {
         /// Why.
@@ -484,7 +514,7 @@ pub struct PeerLoad {
     pub logged: Bytes,
     /// Bytes of other members' pieces of rounds, waiting or in use.
     pub rounds: Bytes,
-    /// Bytes of results that a newcomer keeps until it has its weights.
+    /// Bytes of results that a newcomer, or who is to move, keeps until it has its weights.
     pub heard: Bytes,
 }
 
@@ -631,6 +661,33 @@ pub enum CoordinatorEvent {
         stages: Vec<Vec<StoredFile>>,
         /// Whether the run ends with it.
         last: bool,
+    },
+    /// A member fetches another stage, to host it in place of its own.
+    MoveBegun {
+        /// Who.
+        member: Member,
+        /// What it hosts.
+        from: StageSpan,
+        /// What it will.
+        to: Stage,
+    },
+    /// A member has another stage's weights, and hosts it from a step on.
+    Moves {
+        /// Who.
+        member: Member,
+        /// What it hosts until then.
+        from: StageSpan,
+        /// What it hosts then.
+        to: Stage,
+        /// The step.
+        at: Step,
+    },
+    /// A member is needed where it is, and stays.
+    MoveCancelled {
+        /// Who.
+        member: Member,
+        /// The stage that it does not go to.
+        to: Stage,
     },
     /// A member is gone.
     Lost {

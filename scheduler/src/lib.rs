@@ -16,6 +16,7 @@ mod membership;
 pub mod peer;
 pub mod placement;
 pub mod planner;
+pub mod rebalance;
 pub mod round;
 pub mod router;
 pub mod schedule;

@@ -1,12 +1,11 @@
 //! Who is a member, and what it hosts.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 
 use shoal_protocol::history::History;
-use shoal_protocol::ids::{ContentHash, Incarnation, Member, PeerId, Stage, StageSpan};
+use shoal_protocol::ids::{ContentHash, Era, Incarnation, Member, PeerId, Stage, StageSpan, Step};
 use shoal_protocol::limits;
-use shoal_protocol::message::{Candidate, Duties, MemberRecord, View};
+use shoal_protocol::message::{Candidate, Duties, MemberRecord, Move, View};
 
 use crate::placement::{PlacementError, place};
 
@@ -22,17 +21,15 @@ pub(crate) struct Membership {
     /// The newest life of each peer that was expelled: it never comes back, and none before it.
     expelled: BTreeMap<PeerId, Incarnation>,
     number: u64,
+    /// Where the run stands.
+    now: (Era, Step),
 }
 
 #[derive(Debug)]
 struct Registered {
-    incarnation: Incarnation,
-    span: StageSpan,
-    addresses: Vec<SocketAddr>,
+    record: MemberRecord,
     /// None where an earlier coordinator admitted it.
     fingerprint: Option<ContentHash>,
-    serving: bool,
-    duties: Duties,
 }
 
 /// What an admission did.
@@ -66,20 +63,31 @@ pub(crate) enum AdmissionError {
 impl Membership {
     /// Who is a member as the log has it.
     pub(crate) fn of(stages: u16, history: &History) -> Self {
-        let registered = |record: &MemberRecord| Registered {
-            incarnation: record.member.incarnation,
-            span: record.span,
-            addresses: record.addresses.clone(),
-            fingerprint: None,
-            serving: record.serving,
-            duties: record.duties,
-        };
+        let registered =
+            |record: &MemberRecord| Registered { record: record.clone(), fingerprint: None };
         let members = history.view.members.iter();
         let members: BTreeMap<PeerId, Registered> =
             members.map(|record| (record.member.peer, registered(record))).collect();
         let gone = history.lives.iter().filter(|(peer, _)| !members.contains_key(peer));
         let expelled = gone.map(|(peer, life)| (*peer, *life)).collect();
-        Self { stages, members, expelled, number: history.view.number }
+        let now = (history.era, history.version);
+        let mut membership = Self { stages, members, expelled, number: history.view.number, now };
+        membership.stands_at(history.era, history.version);
+        membership
+    }
+
+    /// The run has come to a step, or gone back to one: who was to move by then has moved, and who
+    /// was not ready for it in an earlier era stays.
+    pub(crate) fn stands_at(&mut self, era: Era, version: Step) {
+        self.now = (era, version);
+        for known in self.members.values_mut() {
+            let Some(moves) = known.record.moves else { continue };
+            let span = known.record.span_at(era, version);
+            if span != known.record.span || moves.era < era {
+                known.record.moves = None;
+            }
+            known.record.span = span;
+        }
     }
 
     /// Forgets that any life of a peer was expelled.
@@ -95,17 +103,17 @@ impl Membership {
         candidate: Candidate,
         serving: bool,
     ) -> Result<Admission, AdmissionError> {
-        let Candidate { choice, fits, addresses, fingerprint, duties } = candidate;
+        let Candidate { choice, fits, addresses, fingerprint, duties, mobile } = candidate;
         let mut replaced = None;
         if let Some(known) = self.members.get(&member.peer) {
-            if known.incarnation == member.incarnation {
-                let span = known.span;
+            let MemberRecord { member: life, span, .. } = known.record;
+            if life == member {
                 return Ok(Admission { span, again: true, replaced, unlike: false });
             }
-            if known.incarnation > member.incarnation {
+            if life > member {
                 return Err(AdmissionError::OldLife);
             }
-            replaced = Some((Member { incarnation: known.incarnation, ..member }, known.span));
+            replaced = Some((life, span));
         } else if self.expelled.get(&member.peer).is_some_and(|last| member.incarnation <= *last) {
             return Err(AdmissionError::Expelled);
         } else if self.members.len() >= limits::MEMBERS {
@@ -122,11 +130,11 @@ impl Membership {
             .filter(|(peer, _)| others(peer))
             .find_map(|(_, other)| other.fingerprint)
             .is_some_and(|other| fingerprint.is_some_and(|own| own != other));
-        let incarnation = member.incarnation;
         // Who hosts nothing has nothing to catch up with.
         let serving = serving || span.is_empty();
-        let registered = Registered { incarnation, span, addresses, fingerprint, serving, duties };
-        self.members.insert(member.peer, registered);
+        let moves = None;
+        let record = MemberRecord { member, span, addresses, serving, duties, mobile, moves };
+        self.members.insert(member.peer, Registered { record, fingerprint });
         Ok(Admission { span, again: false, replaced, unlike })
     }
 
@@ -138,33 +146,98 @@ impl Membership {
         }
     }
 
+    /// What is known of a member; none of who is no member.
+    pub(crate) fn record(&self, member: Member) -> Option<&MemberRecord> {
+        let known = self.members.get(&member.peer).map(|known| &known.record);
+        known.filter(|record| record.member == member)
+    }
+
+    fn record_mut(&mut self, member: Member) -> Option<&mut MemberRecord> {
+        let known = self.members.get_mut(&member.peer).map(|known| &mut known.record);
+        known.filter(|record| record.member == member)
+    }
+
     /// What a member hosts; none of who is no member.
     pub(crate) fn span_of(&self, member: Member) -> Option<StageSpan> {
-        self.members
-            .get(&member.peer)
-            .filter(|known| known.incarnation == member.incarnation)
-            .map(|known| known.span)
+        self.record(member).map(|record| record.span)
+    }
+
+    /// Whether a member takes part in a step at a stage.
+    pub(crate) fn hosts(&self, member: Member, stage: Stage, step: Step) -> bool {
+        self.record(member).is_some_and(|record| record.hosts(stage, self.now.0, step))
+    }
+
+    /// Whether a member hears what a step's rounds at a stage come to.
+    pub(crate) fn listens(&self, member: Member, stage: Stage, step: Step) -> bool {
+        self.record(member).is_some_and(|record| record.listens(stage, self.now.0, step))
     }
 
     /// A newcomer has its weights; returns whether that is new.
     pub(crate) fn serves(&mut self, member: Member) -> bool {
-        self.members
-            .get_mut(&member.peer)
-            .filter(|known| known.incarnation == member.incarnation)
-            .is_some_and(|known| !std::mem::replace(&mut known.serving, true))
+        let record = self.record_mut(member);
+        record.is_some_and(|record| !std::mem::replace(&mut record.serving, true))
     }
 
     /// Nobody has its weights any more.
     pub(crate) fn stop_serving(&mut self) {
-        self.members.values_mut().for_each(|known| known.serving = false);
+        self.members.values_mut().for_each(|known| known.record.serving = false);
     }
 
     pub(crate) fn is_serving(&self, member: Member) -> bool {
-        self.contains(member) && self.members[&member.peer].serving
+        self.record(member).is_some_and(|record| record.serving)
     }
 
     pub(crate) fn contains(&self, member: Member) -> bool {
-        self.span_of(member).is_some()
+        self.record(member).is_some()
+    }
+
+    /// The stage that a member fetches, to host it in place of its own.
+    pub(crate) fn fetches(&self, member: Member) -> Option<Stage> {
+        let moves = self.record(member)?.moves?;
+        moves.at.is_none().then_some(moves.to)
+    }
+
+    /// Whether a member leaves a stage, or has just left it, for another.
+    pub(crate) fn is_leaving(&self, member: Member, stage: Stage) -> bool {
+        let leaves = |record: &MemberRecord| {
+            record.span.contains(stage) && record.moves.is_some_and(|moves| moves.at.is_some())
+        };
+        self.record(member).is_some_and(leaves)
+    }
+
+    /// A member begins to fetch another stage.
+    ///
+    /// # Panics
+    /// When it is no member, or is on its way already.
+    pub(crate) fn begin_move(&mut self, member: Member, to: Stage) {
+        let era = self.now.0;
+        let record = self.record_mut(member).expect("members move");
+        let before = record.moves.replace(Move { to, era, at: None });
+        assert_eq!(before, None, "one move at a time");
+    }
+
+    /// A member has what it fetched, and changes over at a step.
+    pub(crate) fn end_move(&mut self, member: Member, at: Step) {
+        let moves = self.record_mut(member).and_then(|record| record.moves.as_mut());
+        moves.expect("it is on its way").at = Some(at);
+    }
+
+    /// A member stays where it is.
+    pub(crate) fn cancel_move(&mut self, member: Member) {
+        if let Some(record) = self.record_mut(member) {
+            record.moves = None;
+        }
+    }
+
+    /// Whether the members serve a stage now, and still when everybody who is to leave it has left.
+    fn covers(&self, stage: Stage) -> bool {
+        self.staying(stage).next().is_some()
+    }
+
+    /// The members that serve a stage and are not about to leave it for another, in order.
+    pub(crate) fn staying(&self, stage: Stage) -> impl Iterator<Item = Member> + '_ {
+        let stays = |record: &MemberRecord| record.moves.is_none_or(|moves| moves.at.is_none());
+        self.replicas(stage).filter(move |member| self.record(*member).is_some_and(stays))
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -172,59 +245,51 @@ impl Membership {
     }
 
     pub(crate) fn members(&self) -> impl Iterator<Item = Member> + '_ {
-        self.members.iter().map(|(peer, known)| known.as_member(*peer))
+        self.records().map(|record| record.member)
+    }
+
+    /// Everything that is known of the members, in order.
+    pub(crate) fn records(&self) -> impl Iterator<Item = &MemberRecord> + '_ {
+        self.members.values().map(|known| &known.record)
     }
 
     /// The life of a peer that is a member now.
     pub(crate) fn life_of(&self, peer: PeerId) -> Option<Member> {
-        self.members.get(&peer).map(|known| known.as_member(peer))
+        self.members.get(&peer).map(|known| known.record.member)
     }
 
     /// The members that would do something besides hosting stages, in order.
     pub(crate) fn with_duty(&self, duty: fn(Duties) -> bool) -> impl Iterator<Item = Member> + '_ {
-        let able = self.members.iter().filter(move |(_, known)| duty(known.duties));
-        able.map(|(peer, known)| known.as_member(*peer))
+        self.records().filter(move |record| duty(record.duties)).map(|record| record.member)
     }
 
     /// The members that serve a stage, in order.
     pub(crate) fn replicas(&self, stage: Stage) -> impl Iterator<Item = Member> + '_ {
-        self.members
-            .iter()
-            .filter(move |(_, known)| known.serving && known.span.contains(stage))
-            .map(|(peer, known)| known.as_member(*peer))
+        let (era, step) = self.now;
+        let hosts = move |record: &&MemberRecord| record.hosts(stage, era, step);
+        self.records().filter(hosts).map(|record| record.member)
     }
 
     /// The stages that nobody serves.
     pub(crate) fn uncovered(&self) -> Vec<Stage> {
-        (0..self.stages).map(Stage).filter(|stage| self.replicas(*stage).next().is_none()).collect()
+        (0..self.stages).map(Stage).filter(|stage| !self.covers(*stage)).collect()
     }
 
     /// Who is a member, under the next number.
     pub(crate) fn next_view(&mut self) -> View {
         self.number += 1;
-        let record = |(peer, known): (&PeerId, &Registered)| MemberRecord {
-            member: known.as_member(*peer),
-            span: known.span,
-            addresses: known.addresses.clone(),
-            serving: known.serving,
-            duties: known.duties,
-        };
-        View { number: self.number, members: self.members.iter().map(record).collect() }
+        View { number: self.number, members: self.records().cloned().collect() }
     }
 
     fn replicas_among(&self, counts: impl Fn(&PeerId) -> bool) -> BTreeMap<Stage, usize> {
         let mut replicas = BTreeMap::new();
         for (_, known) in self.members.iter().filter(|(peer, _)| counts(peer)) {
-            for stage in known.span.stages() {
+            // Who is on its way counts where it goes.
+            let moves = known.record.moves.map(|moves| StageSpan::one(moves.to));
+            for stage in moves.unwrap_or(known.record.span).stages() {
                 *replicas.entry(stage).or_insert(0) += 1;
             }
         }
         replicas
-    }
-}
-
-impl Registered {
-    fn as_member(&self, peer: PeerId) -> Member {
-        Member { peer, incarnation: self.incarnation }
     }
 }

@@ -34,6 +34,8 @@ fn view() -> LogRecord {
         addresses: vec![([192, 0, 2, 1], 7410).into()],
         serving: true,
         duties: Duties::default(),
+        mobile: false,
+        moves: None,
     };
     LogRecord::View(View { number: 1, members: vec![record] })
 }

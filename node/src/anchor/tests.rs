@@ -51,6 +51,8 @@ fn record(number: u64, trace: u64) -> LogRecord {
         addresses: Vec::new(),
         serving: true,
         duties: Duties::default(),
+        mobile: false,
+        moves: None,
     };
     LogRecord::View(View { number, members: vec![record] })
 }

@@ -92,6 +92,8 @@ mod tests {
             serving: true,
             addresses: Vec::new(),
             duties: Duties::default(),
+            mobile: false,
+            moves: None,
         };
         View { members: members.iter().map(record).collect(), ..View::default() }
     }

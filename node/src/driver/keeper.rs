@@ -155,6 +155,8 @@ mod tests {
             addresses: Vec::new(),
             serving: true,
             duties: Duties { anchor: number < 4, archive: false },
+            mobile: false,
+            moves: None,
         };
         let mut keeper = Keeper::new(Some(member(1)));
         keeper.view(&View { number: 1, members: (1..=4).map(record).collect() });

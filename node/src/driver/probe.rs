@@ -65,6 +65,8 @@ mod tests {
             addresses: addresses.to_vec(),
             serving: true,
             duties: Duties::default(),
+            mobile: false,
+            moves: None,
         };
         let members = vec![
             record(1, &[shut]),

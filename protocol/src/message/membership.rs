@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
-use crate::ids::{ContentHash, Member, Stage, StageSpan};
+use crate::ids::{ContentHash, Era, Member, Stage, StageSpan, Step};
 
 /// Which stages a newcomer wants to host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
@@ -41,6 +41,9 @@ pub struct Candidate {
     pub fingerprint: Option<ContentHash>,
     /// What else it would do for the run.
     pub duties: Duties,
+    /// Whether it may be given another stage later: it has room for any two at once, and nobody
+    /// chose its stage.
+    pub mobile: bool,
 }
 
 /// Who is a member.
@@ -48,7 +51,7 @@ pub struct Candidate {
 pub struct View {
     /// Grows with every change.
     pub number: u64,
-    /// In order of members.
+    /// In order of members: they are looked up by it.
     pub members: Vec<MemberRecord>,
 }
 
@@ -56,7 +59,8 @@ impl View {
     /// What is known of a member; none of who is no member.
     #[must_use]
     pub fn record(&self, member: Member) -> Option<&MemberRecord> {
-        self.members.iter().find(|record| record.member == member)
+        let place = self.members.binary_search_by_key(&member, |record| record.member);
+        self.members.get(place.ok()?)
     }
 
     /// Whether this life of a peer is a member.
@@ -91,4 +95,46 @@ pub struct MemberRecord {
     pub serving: bool,
     /// What else it does for the run.
     pub duties: Duties,
+    /// Whether it may be given another stage.
+    pub mobile: bool,
+    /// Its way to another stage, while it is on one.
+    pub moves: Option<Move>,
+}
+
+/// A member's way from its stage to another: it serves the one while it fetches the other, and
+/// changes over between two steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct Move {
+    /// The other stage.
+    pub to: Stage,
+    /// The era that it began in. A later one finds it where it was, or, where the step was decided,
+    /// there already.
+    pub era: Era,
+    /// The first step that it serves there; none while it is not ready.
+    pub at: Option<Step>,
+}
+
+impl MemberRecord {
+    /// The stages that it hosts in a step.
+    #[must_use]
+    pub fn span_at(&self, era: Era, step: Step) -> StageSpan {
+        let there = |moves: &Move| moves.at.is_some_and(|at| (moves.era, at) <= (era, step));
+        let moved = self.moves.filter(there);
+        moved.map_or(self.span, |moves| StageSpan::one(moves.to))
+    }
+
+    /// Whether it takes part in a step at a stage.
+    #[must_use]
+    pub fn hosts(&self, stage: Stage, era: Era, step: Step) -> bool {
+        self.serving && self.span_at(era, step).contains(stage)
+    }
+
+    /// Whether it hears what the rounds of a stage come to, to host it later.
+    #[must_use]
+    pub fn listens(&self, stage: Stage, era: Era, step: Step) -> bool {
+        let moves = |moves: Move| moves.to == stage && moves.era == era;
+        let follows = self.serving && self.moves.is_some_and(moves);
+        let comes = !self.serving && self.span.contains(stage);
+        comes || (follows && !self.hosts(stage, era, step))
+    }
 }

@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 pub use self::log::{CommitRecord, LogRecord, SnapshotPart, StoredFile, StoredStage};
-pub use self::membership::{Candidate, Duties, MemberRecord, StageChoice, View};
+pub use self::membership::{Candidate, Duties, MemberRecord, Move, StageChoice, View};
 pub use self::round::{Round, RoundId, RoundMember, RoundOutcome, proof_tag};
 
 use crate::ids::{

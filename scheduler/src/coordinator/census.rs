@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use shoal_protocol::ids::{Member, Stage, Step};
+use shoal_protocol::ids::{Member, Step};
 use shoal_protocol::message::{FromCoordinator, HeldClaim};
 use shoal_protocol::units::Moment;
 
@@ -101,11 +101,10 @@ impl Coordinator {
         if step > newest || claim.grant.term >= self.term {
             return false;
         }
-        let hosts = self.membership.span_of(from);
+        let hosts = self.membership.hosts(from, claim.key.stage, step);
         self.open_books(step);
         let Some(ledger) = self.work.ledgers.get_mut(&step) else { return false };
-        let sound = hosts.is_some_and(|span| span.contains(claim.key.stage));
-        let restored = sound && ledger.restore(claim, from);
+        let restored = hosts && ledger.restore(claim, from);
         if restored && claim.key.stage.0 == 0 && !claim.done {
             self.work.holds(from, step);
         }
@@ -133,15 +132,17 @@ impl Coordinator {
         if self.is_checkpoint_missing() {
             self.checkpoints.make_up();
         }
-        self.work.set_givers(self.replicas_of(Stage(0)));
+        self.set_givers();
         self.watch_taken_over();
         self.tell_all(&FromCoordinator::TakenOver, out);
         if !fresh && !self.membership.uncovered().is_empty() {
             return self.strand(out);
         }
         let members = self.membership.members();
-        let newcomers: Vec<Member> =
-            members.filter(|member| !self.membership.is_serving(*member)).collect();
+        let fetches = |member: &Member| {
+            !self.membership.is_serving(*member) || self.membership.fetches(*member).is_some()
+        };
+        let newcomers: Vec<Member> = members.filter(fetches).collect();
         for member in newcomers {
             self.begin_again(member, out);
         }

@@ -89,10 +89,11 @@ impl Coordinator {
         let step = self.version;
         let ledger = &self.work.ledgers[&step];
         let microbatches = self.config.manifest.training.microbatches;
-        for (stage, members) in self.replicas() {
+        for stage in self.config.manifest.stages() {
             if self.rounds.open.contains_key(&stage) {
                 continue;
             }
+            let members = self.replicas_at(stage, step);
             let failed = self.rounds.failed.get(&stage).copied().unwrap_or(0);
             let (era, term, attempt) = (self.era, self.term, Attempt(failed));
             let id = RoundId { era, term, step, stage, attempt };
@@ -105,7 +106,7 @@ impl Coordinator {
                     RoundMember { member, counted, weight }
                 })
                 .collect();
-            let listeners = self.listeners(stage);
+            let listeners = self.listeners_at(stage, step);
             let round = Round { id, members, listeners };
             let all = round.members.iter().map(|part| part.member);
             for to in all.chain(round.listeners.iter().copied()) {
@@ -260,6 +261,7 @@ impl Coordinator {
         let Self { link_rates, membership, .. } = self;
         link_rates.retain(|(from, to), _| membership.contains(*from) && membership.contains(*to));
         self.version = self.version.next();
+        self.membership.stands_at(self.era, self.version);
         self.last_commit = Some(record.clone());
         self.tell_all(&FromCoordinator::Commit(record.clone()), out);
         self.stragglers.forget_through(record.step);

@@ -1,13 +1,14 @@
-//! Newcomers while training runs: a snapshot to begin from, the results since, then serving.
+//! Newcomers while training runs: a snapshot to begin from, the results since, then serving. Who
+//! moves to another stage is a newcomer there.
 
 use std::collections::BTreeMap;
 
-use shoal_protocol::ids::{Member, Stage, Step};
+use shoal_protocol::ids::{Member, Stage, StageSpan, Step};
 use shoal_protocol::message::{FromCoordinator, SnapshotPart, StoredStage};
 
 use super::{Coordinator, Out, Phase, send};
 
-/// Members that do not serve yet.
+/// Members that fetch weights: those that do not serve yet, and those that are to move.
 #[derive(Debug, Default)]
 pub(super) struct Newcomers {
     waiting: BTreeMap<Member, Newcomer>,
@@ -57,8 +58,14 @@ impl Coordinator {
         self.begin_from(member, version, out);
     }
 
+    /// The stages whose weights a member fetches.
+    fn fetched_by(&self, member: Member) -> Option<StageSpan> {
+        let moves = self.membership.fetches(member).map(StageSpan::one);
+        moves.or_else(|| self.membership.span_of(member))
+    }
+
     fn begin_from(&mut self, member: Member, version: Step, out: &mut Out) {
-        let Some(span) = self.membership.span_of(member) else { return };
+        let Some(span) = self.fetched_by(member) else { return };
         self.newcomers.waiting.insert(member, Newcomer { version, told: false });
         if version.0 > 0 {
             for stage in span.stages() {
@@ -88,7 +95,7 @@ impl Coordinator {
     /// Where a member's stages are stored at a version; none while one is not. The initial weights
     /// are stored nowhere.
     fn snapshot_for(&self, member: Member, version: Step) -> Option<Vec<SnapshotPart>> {
-        let span = self.membership.span_of(member)?;
+        let span = self.fetched_by(member)?;
         if version.0 == 0 {
             return Some(Vec::new());
         }
@@ -109,7 +116,12 @@ impl Coordinator {
     pub(super) fn ready(&mut self, from: Member, version: Step, out: &mut Out) {
         let settled = !matches!(self.phase, Phase::Committing);
         let known = self.newcomers.waiting.contains_key(&from);
-        if known && settled && version == self.version && self.membership.serves(from) {
+        if !known || !settled || version != self.version {
+            return;
+        }
+        if self.membership.is_serving(from) {
+            self.change_over(from, out);
+        } else if self.membership.serves(from) {
             self.newcomers.forget(from);
             self.drop_unwanted_snapshots();
             self.view_changed(out);
@@ -137,9 +149,7 @@ impl Coordinator {
             let begun: Vec<Member> = waiting
                 .filter(|(_, newcomer)| newcomer.version == *version)
                 .map(|(member, _)| *member)
-                .filter(|member| {
-                    self.membership.span_of(*member).is_some_and(|span| span.contains(*stage))
-                })
+                .filter(|member| self.fetched_by(*member).is_some_and(|span| span.contains(*stage)))
                 .collect();
             for member in begun {
                 self.begin_again(member, out);

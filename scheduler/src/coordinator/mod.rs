@@ -4,11 +4,13 @@
 //! is lost (`rewind`). What is late is asked back (`stragglers`). A term begins with what the log says
 //! and what members hold (`census`).
 
+mod balance;
 mod census;
 mod checkpoint;
 mod closing;
 mod config;
 mod joining;
+mod moving;
 mod recovery;
 mod registration;
 mod rewind;
@@ -25,6 +27,7 @@ use shoal_protocol::ids::{Era, Member, PeerId, Stage, Step, Term};
 use shoal_protocol::message::{CommitRecord, FromCoordinator, LogRecord, ToCoordinator, View};
 use shoal_protocol::units::{Moment, Rate};
 
+use self::balance::Balance;
 use self::census::Census;
 use self::checkpoint::Checkpoints;
 use self::closing::Rounds;
@@ -72,6 +75,7 @@ pub struct Coordinator {
     /// What the links between replicas of a stage were measured to carry, from whom and to whom.
     link_rates: BTreeMap<(Member, Member), Rate>,
     newcomers: Newcomers,
+    balance: Balance,
     snapshots: Snapshots,
     checkpoints: Checkpoints,
     archive: Archive,
@@ -151,6 +155,7 @@ impl Coordinator {
             round_times: None,
             link_rates: BTreeMap::new(),
             newcomers: Newcomers::default(),
+            balance: Balance::default(),
             snapshots: Snapshots::default(),
             checkpoints: Checkpoints::default(),
             complaints: Complaints::default(),
@@ -201,6 +206,7 @@ impl Coordinator {
         self.retry_late_rounds(out);
         self.retry_snapshots(out);
         self.retry_copies(out);
+        self.balance(out);
     }
 
     /// The era of the run.
@@ -246,7 +252,7 @@ impl Coordinator {
             _ if self.is_suspended() => return None,
             _ => {}
         }
-        let again = [self.snapshots.again_at, self.checkpoints.again_at];
+        let again = [self.snapshots.again_at, self.checkpoints.again_at, self.balance.at];
         let others = [self.replay_at, self.rounds.patience(), self.stragglers.patience()];
         others.into_iter().chain(again).flatten().min()
     }
@@ -259,10 +265,10 @@ impl Coordinator {
             return self.register(from, candidate, out);
         }
         // A word is dropped because its sender is no member, and for no other reason.
-        let Some(span) = self.membership.span_of(from) else {
+        if !self.membership.contains(from) {
             let reason = "it is not a member any more".to_owned();
             return send(from, FromCoordinator::Expelled { reason }, out);
-        };
+        }
         if let Phase::Stopped { reason } = &self.phase {
             let reason = reason.clone();
             return send(from, FromCoordinator::Stopped { reason }, out);
@@ -277,14 +283,19 @@ impl Coordinator {
         match message {
             ToCoordinator::Register(_) => {}
             ToCoordinator::WorkWanted { rooms, through, pace } => {
-                if span.contains(Stage(0)) {
+                let hosts = |(step, _): &(Step, u32)| self.membership.hosts(from, Stage(0), *step);
+                let rooms: Vec<(Step, u32)> = rooms.into_iter().filter(hosts).collect();
+                if !rooms.is_empty() {
                     self.work.wanted(from, &rooms, through, pace);
                     self.give_out(out);
                 }
             }
             ToCoordinator::Claim { key } => {
-                if span.contains(key.stage) {
+                if self.membership.hosts(from, key.stage, key.step) {
                     self.claim(from, key, out);
+                } else if self.membership.is_leaving(from, key.stage) {
+                    // It does not know yet.
+                    send(from, FromCoordinator::NotOpen { key }, out);
                 } else {
                     event(CoordinatorEvent::ClaimRefused { member: from, key }, out);
                 }
@@ -370,28 +381,28 @@ impl Coordinator {
         }
     }
 
-    /// The replicas of every stage that the log knows and nobody misses, in order of stages.
-    fn replicas(&self) -> BTreeMap<Stage, Vec<Member>> {
-        let stages = self.config.manifest.stages();
-        stages.map(|stage| (stage, self.replicas_of(stage))).collect()
+    /// The replicas of a stage in a step that the log knows and nobody misses.
+    fn replicas_at(&self, stage: Stage, step: Step) -> Vec<Member> {
+        self.logged(true, |member| self.membership.hosts(member, stage, step))
     }
 
+    /// The replicas of a stage now that stay with it.
     fn replicas_of(&self, stage: Stage) -> Vec<Member> {
-        self.hosts(stage).filter(|(_, serving)| *serving).map(|(member, _)| member).collect()
+        let staying: BTreeSet<Member> = self.membership.staying(stage).collect();
+        self.logged(true, |member| staying.contains(&member))
     }
 
-    /// Newcomers that will host a stage.
-    fn listeners(&self, stage: Stage) -> Vec<Member> {
-        self.hosts(stage).filter(|(_, serving)| !serving).map(|(member, _)| member).collect()
+    /// Who will host a stage and hears what becomes of a step there: newcomers, and who is to move.
+    fn listeners_at(&self, stage: Stage, step: Step) -> Vec<Member> {
+        let listens = |member| self.membership.listens(member, stage, step);
+        let comers = self.logged(false, listens);
+        comers.into_iter().chain(self.logged(true, listens)).collect()
     }
 
-    fn hosts(&self, stage: Stage) -> impl Iterator<Item = (Member, bool)> + '_ {
-        self.logged_view
-            .members
-            .iter()
-            .filter(move |record| record.span.contains(stage))
-            .filter(|record| self.membership.contains(record.member))
-            .map(|record| (record.member, record.serving))
+    /// The members in the log, serving or not, of whom something is so.
+    fn logged(&self, serving: bool, is_so: impl Fn(Member) -> bool) -> Vec<Member> {
+        let logged = self.logged_view.members.iter().filter(|record| record.serving == serving);
+        logged.map(|record| record.member).filter(|member| is_so(*member)).collect()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use shoal_protocol::ids::{Era, Member, PeerId, Stage, Step};
+use shoal_protocol::ids::{Era, Member, PeerId, Step};
 use shoal_protocol::message::{Candidate, FromCoordinator, LogRecord, View};
 
 use super::{Coordinator, Out, Phase, event, send};
@@ -78,6 +78,7 @@ impl Coordinator {
             .map(|record| (record.member, !old.lists(record.member)))
             .filter(|(member, _)| self.membership.contains(*member))
             .collect();
+        self.begin_moves(&old, out);
         for (member, new) in here {
             send(member, FromCoordinator::View(self.logged_view.clone()), out);
             if new {
@@ -85,7 +86,7 @@ impl Coordinator {
             }
         }
         self.choose_anchors(out);
-        self.work.set_givers(self.replicas_of(Stage(0)));
+        self.set_givers();
         self.expelled(&gone, out);
         self.end_census_when_heard(out);
         self.ask_holders(out);

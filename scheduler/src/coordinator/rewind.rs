@@ -96,7 +96,8 @@ impl Coordinator {
     pub(super) fn rewind_when_uncovered(&mut self, gone: &[Member], out: &mut Out) -> bool {
         let training =
             matches!(self.phase, Phase::Open | Phase::Closing | Phase::Committing | Phase::Saving);
-        let lost = self.replicas().values().any(Vec::is_empty);
+        let mut stages = self.config.manifest.stages();
+        let lost = stages.any(|stage| self.replicas_of(stage).is_empty());
         let rewinds = training && !gone.is_empty() && lost;
         if rewinds {
             self.strand(out);
@@ -215,6 +216,7 @@ impl Coordinator {
         self.era = era;
         self.began_at = version;
         self.version = version;
+        self.membership.stands_at(era, version);
         self.last_commit = None;
         self.archive.forget_after(version);
         self.work.begin_again();

@@ -14,6 +14,7 @@ use shoal_protocol::message::{
 use shoal_protocol::units::Bytes;
 
 use super::*;
+use crate::rebalance::Rebalance;
 use crate::round::proof_of;
 use crate::sim::Scenario;
 
@@ -45,6 +46,7 @@ impl Run {
             retry: Duration::from_secs(2),
             patience: Duration::from_secs(30),
             homecoming: Duration::from_secs(60),
+            rebalance: Rebalance::Never,
         };
         let mut run = Self {
             coordinator: Coordinator::new(config),
@@ -140,6 +142,7 @@ fn register(choice: StageChoice) -> ToCoordinator {
         addresses: Vec::new(),
         fingerprint: Some(ContentHash([0; 32])),
         duties: Duties { anchor: false, archive: true },
+        mobile: false,
     })
 }
 

@@ -142,6 +142,7 @@ impl Work {
         &mut self,
         step: Step,
         avoids: impl Fn(ClaimKey) -> Option<Member>,
+        hosts: impl Fn(Member) -> bool,
     ) -> Option<(Member, Microbatch, Grant)> {
         let free = self.ledgers.get(&step)?.free();
         if free == 0 || self.wishes.values().all(|wish| wish.unmet(step) == 0) {
@@ -154,7 +155,7 @@ impl Work {
         let key = ClaimKey { step, stage: Stage(0), microbatch };
         let avoided = avoids(key);
         let wants = |member: &Member| {
-            let able = in_time.contains(member) && avoided != Some(*member);
+            let able = in_time.contains(member) && avoided != Some(*member) && hosts(*member);
             able && wishes.get(member).is_some_and(|wish| wish.unmet(step) > 0)
         };
         let member = router.choose_where(wants)?;
@@ -221,6 +222,22 @@ impl Coordinator {
         self.give_out(out);
     }
 
+    /// Gives the first stage's work to those who host it, or are about to.
+    pub(super) fn set_givers(&mut self) {
+        let first = Stage(0);
+        let steps = self.version.0..=self.first_unopened().0;
+        let hosts =
+            |member| steps.clone().any(|step| self.membership.hosts(member, first, Step(step)));
+        let givers = self.logged(true, hosts);
+        self.work.set_givers(givers);
+    }
+
+    /// The first step of which nothing is given out.
+    pub(super) fn first_unopened(&self) -> Step {
+        let newest = self.work.ledgers.last_key_value().map(|(step, _)| step.next());
+        newest.unwrap_or(self.version).max(self.version)
+    }
+
     /// Opens a step's ledger, if there is such a step and it is not open.
     pub(super) fn open_books(&mut self, step: Step) {
         let manifest = &self.config.manifest;
@@ -251,10 +268,10 @@ impl Coordinator {
         let steps: Vec<Step> = self.work.ledgers.keys().copied().collect();
         for step in steps {
             let mut given: BTreeMap<Member, Vec<(Microbatch, Grant)>> = BTreeMap::new();
-            let Self { work, stragglers, now, .. } = self;
-            while let Some((member, microbatch, grant)) =
-                work.give_one(step, |key| stragglers.avoids(key, *now))
-            {
+            let Self { work, stragglers, now, membership, .. } = self;
+            let avoids = |key| stragglers.avoids(key, *now);
+            let hosts = |member| membership.hosts(member, Stage(0), step);
+            while let Some((member, microbatch, grant)) = work.give_one(step, avoids, hosts) {
                 given.entry(member).or_default().push((microbatch, grant));
             }
             for (member, grants) in given {

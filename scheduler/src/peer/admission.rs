@@ -14,13 +14,10 @@ impl Peer {
     /// Another member has an activation for a stage of this one.
     pub(super) fn offered(&mut self, now: Moment, offer: Waiting, key: ClaimKey, out: &mut Out) {
         let from = offer.from;
-        let Some(span) = self.span.filter(|_| self.serves()) else {
-            let known = self.early_askers.contains(&(key.stage, from));
-            if known || self.early_askers.len() < self.config.limits.askers {
-                self.early_askers.insert((key.stage, from));
-            }
+        if !self.serves() {
+            self.remember_asker(key.stage, from);
             return self.say_busy(from, key, out);
-        };
+        }
         if key.step < self.version {
             return;
         }
@@ -31,8 +28,15 @@ impl Peer {
             // The others are ahead: words are on their way here, of commits or of an expulsion.
             return;
         }
-        if key.stage == Stage(0) || !span.contains(key.stage) || !exists {
+        if key.stage == Stage(0) || key.stage > manifest.last_stage() || !exists {
             return Self::nonsense(from, "an offer for work that is not there", out);
+        }
+        if !self.hosts_at(key.stage, key.step) {
+            // It does not know yet who hosts what, or this peer does not.
+            if self.is_moving_to(key.stage) {
+                self.remember_asker(key.stage, from);
+            }
+            return self.say_busy(from, key, out);
         }
         if self.jobs.contains_key(&key) {
             return self.offered_again(from, key, out);
@@ -52,6 +56,14 @@ impl Peer {
         }
         self.queue_offer(offer, key, out);
         self.admit(now, key.stage, out);
+    }
+
+    /// Remembers who asked before this peer served a stage.
+    fn remember_asker(&mut self, stage: Stage, from: Member) {
+        let known = self.early_askers.contains(&(stage, from));
+        if known || self.early_askers.len() < self.config.limits.askers {
+            self.early_askers.insert((stage, from));
+        }
     }
 
     /// Queues an offer, ahead of a newer one if need be; who finds no place is told.
@@ -104,7 +116,7 @@ impl Peer {
         self.say_busy(from, key, out);
     }
 
-    fn say_busy(&self, to: Member, key: ClaimKey, out: &mut Out) {
+    pub(super) fn say_busy(&self, to: Member, key: ClaimKey, out: &mut Out) {
         let pace = self.pace();
         out.push(PeerAction::Send { to, message: Between::Busy { key, pace } });
     }

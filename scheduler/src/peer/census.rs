@@ -29,6 +29,7 @@ impl Peer {
             self.term = term;
             self.rewind(era, began_at, out);
             self.backlog.retain(|word| !word.is_of_term_before(term));
+            self.taken_over_on_the_way(out);
             if self.newcomer.is_some() {
                 // What it missed in between nobody knows: it is told anew what to begin from.
                 self.begin_anew(out);

@@ -95,6 +95,11 @@ impl EarlyPieces {
         self.drop_where(out, |round| round.era < era);
     }
 
+    /// Lets go of everything of a stage.
+    pub(super) fn drop_of(&mut self, stage: Stage, out: &mut Out) {
+        self.drop_where(out, |round| round.stage == stage);
+    }
+
     /// Lets go of pieces of steps that are over in this era. In a later one they may begin again.
     pub(super) fn drop_through(&mut self, era: Era, step: Step, out: &mut Out) {
         self.drop_where(out, |round| round.era <= era && round.step <= step);
@@ -117,8 +122,8 @@ impl EarlyPieces {
 /// Commits taken in whose tasks the engine has not all carried out.
 #[derive(Debug, Default)]
 pub(super) struct Applying {
-    /// Each with the number of stages still to be applied.
-    records: VecDeque<(CommitRecord, usize)>,
+    /// Each with the stages still to be applied.
+    records: VecDeque<(CommitRecord, BTreeSet<Stage>)>,
 }
 
 fn round_of(tag: &TensorTag) -> Option<RoundId> {
@@ -181,6 +186,7 @@ impl Peer {
 
     /// The step's last word.
     pub(super) fn commit(&mut self, now: Moment, record: CommitRecord, out: &mut Out) {
+        self.commit_there(now, &record, out);
         self.keep_word(Word::Commit(record), out);
         self.catch_up(now, out);
     }
@@ -208,7 +214,9 @@ impl Peer {
             let mut rounds = Vec::new();
             if let (Word::Commit(record), false) = (word, old) {
                 let record = record.clone();
-                match self.results(&record, out) {
+                let held_up =
+                    self.moving.as_ref().is_some_and(|moving| moving.holds_up(record.step));
+                match if held_up { Results::Awaited } else { self.results(&record, out) } {
                     Results::Awaited => {
                         let known = self.lacks.filter(|(step, _)| *step == record.step);
                         self.lacks = known.or(Some((record.step, now)));
@@ -296,19 +304,22 @@ impl Peer {
         }
         let known = self.rounds.get_mut(&id.stage).filter(|known| known.round().id == id);
         let Some(reduction) = known else {
-            let hosted = self.span.is_none_or(|span| span.contains(id.stage));
+            let hosted =
+                self.span.is_none_or(|span| span.contains(id.stage)) || self.is_moving_to(id.stage);
             let closed = self.rounds.get(&id.stage).is_some_and(|known| known.round().id > id);
             // Word of a new era may come later than its first tensors.
-            let open = id.era > self.era || (id.era == self.era && self.is_of_use(id.step));
+            let open =
+                id.era > self.era || (id.era == self.era && self.is_of_use(id.stage, id.step));
             if hosted && open && !closed && self.status != Status::Over {
                 let heard = self.config.limits.heard - self.heard_bytes();
                 let most = (self.early_bytes(), self.early.results() + heard);
                 let kept = self.early.keep((member, tag, payload), most, out);
-                match (kept, &self.newcomer) {
+                let listens = self.newcomer.is_some() || self.is_moving_to(id.stage);
+                match (kept, listens) {
                     (true, _) => {}
                     // Nobody waits for who listens.
-                    (false, Some(_)) => self.fall_behind(out),
-                    (false, None) => Self::nonsense(member, "more pieces than a round has", out),
+                    (false, true) => self.fall_behind_at(id.stage, out),
+                    (false, false) => Self::nonsense(member, "more pieces than a round has", out),
                 }
             } else {
                 out.push(PeerAction::Release(payload.id));
@@ -401,7 +412,8 @@ impl Peer {
     /// Whether the results that a commit names are here. What was heard is put together now.
     fn results(&mut self, record: &CommitRecord, out: &mut Out) -> Results {
         let (mut rounds, mut awaited) = (Vec::new(), false);
-        for stage in self.stages.keys() {
+        let hosted: Vec<Stage> = self.hosted_in(record.step).collect();
+        for stage in &hosted {
             let Some((attempt, named)) = record.stages.get(usize::from(stage.0)) else {
                 return Results::Differ;
             };
@@ -444,7 +456,13 @@ impl Peer {
         self.version = record.step.next();
         let open = self.version;
         self.released.retain(|key, _| key.step >= open);
-        self.applying.records.push_back((record, self.stages.len()));
+        let stages: BTreeSet<Stage> = rounds.iter().map(|round| round.stage).collect();
+        if stages.is_empty() {
+            out.push(PeerAction::Event(PeerEvent::Applied { record }));
+        } else {
+            self.applying.records.push_back((record, stages));
+        }
+        self.change_over(out);
         for hosted in self.stages.values_mut() {
             hosted.forget_before(open);
         }
@@ -457,12 +475,20 @@ impl Peer {
         self.leave_drained(out);
     }
 
+    /// The stages that are served in a step.
+    fn hosted_in(&self, step: Step) -> impl Iterator<Item = Stage> + '_ {
+        self.stages.keys().copied().filter(move |stage| self.hosts_at(*stage, step))
+    }
+
     /// The engine applied one stage's result.
-    pub(super) fn applied(&mut self, out: &mut Out) {
-        // After a rewind nobody waits for what was being applied.
-        let Some((_, missing)) = self.applying.records.front_mut() else { return };
-        *missing -= 1;
-        if *missing == 0 {
+    pub(super) fn applied(&mut self, round: RoundId, out: &mut Out) {
+        // After a rewind nobody waits for what was being applied, and what is applied to weights that
+        // are not served yet is nobody's business.
+        let Some((record, missing)) = self.applying.records.front_mut() else { return };
+        if record.step == round.step {
+            missing.remove(&round.stage);
+        }
+        if missing.is_empty() {
             let (record, _) = self.applying.records.pop_front().expect("it was just there");
             out.push(PeerAction::Event(PeerEvent::Applied { record }));
         }

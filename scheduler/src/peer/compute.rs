@@ -228,7 +228,8 @@ impl Peer {
                 let message = ToCoordinator::Diverged { key, reason };
                 out.push(PeerAction::ToCoordinator(message));
             }
-            TaskResult::Applied { .. } => self.applied(out),
+            TaskResult::Applied { round } => self.applied(round, out),
+            TaskResult::Left { .. } => {}
             TaskResult::Stored { version, stage, files } => {
                 self.stored(version, stage, files, out);
             }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use shoal_protocol::ids::{ClaimKey, Era, Grant, Member, Microbatch, Stage, StageSpan, Step};
-use shoal_protocol::message::{Between, FromCoordinator, ToCoordinator, View};
+use shoal_protocol::message::{Between, FromCoordinator, MemberRecord, ToCoordinator, View};
 use shoal_protocol::units::Moment;
 
 use super::job::{Claim, Job, Report};
@@ -100,7 +100,7 @@ impl Peer {
     }
 
     /// A stage that this peer hosts beside others, each with its own share of the limits.
-    fn hosted(&self, stage: Stage, hosted: usize) -> Hosted {
+    pub(super) fn hosted(&self, stage: Stage, hosted: usize) -> Hosted {
         let limits = &self.config.limits;
         let manifest = &self.config.manifest;
         let round_trip = manifest.activation_bytes() + manifest.gradient_bytes();
@@ -123,16 +123,19 @@ impl Peer {
         self.route_by_view();
         out.push(PeerAction::Event(PeerEvent::View(self.view.clone())));
         self.serve_when_listed(out);
+        self.follow_moves(now, out);
         self.departed(now, &gone, out);
     }
 
-    fn route_by_view(&mut self) {
+    pub(super) fn route_by_view(&mut self) {
+        let (era, open) = (self.era, [self.version, self.newest_open()]);
         let Self { stages, view, .. } = self;
         for (stage, hosted) in stages {
-            let next = view
-                .members
-                .iter()
-                .filter(|record| record.serving && record.span.contains(stage.next()));
+            // Who changes its stage is a candidate at both, for the steps that it is there in.
+            let hosts = |record: &&MemberRecord| {
+                open.iter().any(|step| record.hosts(stage.next(), era, *step))
+            };
+            let next = view.members.iter().filter(hosts);
             hosted.onward.set_candidates(next.map(|record| record.member));
         }
     }
@@ -140,7 +143,7 @@ impl Peer {
     /// Microbatches of the first stage, with their claims.
     fn work(&mut self, now: Moment, step: Step, grants: &[(Microbatch, Grant)], out: &mut Out) {
         let first = Stage(0);
-        if !self.stages.contains_key(&first) || !self.is_open(step) {
+        if !self.hosts_at(first, step) || !self.is_open(step) {
             return;
         }
         for (microbatch, grant) in grants {
@@ -165,6 +168,7 @@ impl Peer {
         let room = |step: Step| (step, u32::try_from(hosted.room(step)).unwrap_or(u32::MAX));
         let wanted = if self.draining { 1 } else { usize::MAX };
         let steps = (self.version.0..=self.newest_open().0).map(Step);
+        let steps = steps.filter(|step| self.hosts_at(Stage(0), *step));
         let rooms: Vec<(Step, u32)> =
             steps.map(room).take(wanted).filter(|(_, room)| *room > 0).collect();
         let wish = Some((rooms.clone(), self.through));

@@ -2,6 +2,7 @@
 //! applies them, and serves when it holds what the others hold.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use shoal_protocol::ids::{Era, Member, Stage, Step};
 use shoal_protocol::message::{
@@ -63,7 +64,9 @@ impl Peer {
         out: &mut Out,
     ) {
         let here = self.version;
-        let Some(newcomer) = &mut self.newcomer else { return };
+        let Some(newcomer) = &mut self.newcomer else {
+            return self.snapshot_to_move(now, version, parts, out);
+        };
         // Who was told twice what to begin from may be further by now than the second word.
         let newer = newcomer.begins.as_ref().is_none_or(|(begun, missing)| {
             version > if missing.is_empty() { here } else { *begun }
@@ -95,6 +98,9 @@ impl Peer {
 
     /// The files of a stage are here, or cannot be had.
     pub(super) fn fetched(&mut self, version: Step, stage: Stage, whole: bool, out: &mut Out) {
+        if self.fetched_to_move(version, stage, whole, out) {
+            return;
+        }
         let begins = self.newcomer.as_ref().and_then(|newcomer| newcomer.begins.as_ref());
         let wanted =
             begins.is_some_and(|(wanted, missing)| *wanted == version && missing.contains(&stage));
@@ -110,6 +116,9 @@ impl Peer {
 
     /// The engine holds a stage at a version.
     pub(super) fn restored(&mut self, now: Moment, version: Step, stage: Stage, out: &mut Out) {
+        if self.restored_to_move(now, version, stage, out) {
+            return;
+        }
         let begins = self.newcomer.as_mut().and_then(|newcomer| newcomer.begins.as_mut());
         if let Some((wanted, missing)) = begins
             && *wanted == version
@@ -128,6 +137,7 @@ impl Peer {
             let version = self.version;
             out.push(PeerAction::ToCoordinator(ToCoordinator::Ready { version }));
         }
+        self.say_ready_to_move(out);
     }
 
     /// Says again what a newcomer waits for.
@@ -141,7 +151,11 @@ impl Peer {
 
     /// Whether a step's results may be of use: a newcomer that does not know yet what it begins from
     /// hears everything.
-    pub(super) fn is_of_use(&self, step: Step) -> bool {
+    pub(super) fn is_of_use(&self, stage: Stage, step: Step) -> bool {
+        let there = self.moving.as_ref().filter(|moving| moving.to == stage);
+        if there.is_some_and(|moving| moving.hears(step)) {
+            return true;
+        }
         match &self.newcomer {
             None => self.is_open(step),
             Some(newcomer) => newcomer.begins.is_none() || step >= self.version,
@@ -161,12 +175,25 @@ impl Peer {
 
     /// This peer cannot follow from what it has: it begins anew, from a newer snapshot.
     pub(super) fn fall_behind(&mut self, out: &mut Out) {
+        self.say_behind(out);
+        self.begin_anew(out);
+    }
+
+    pub(super) fn say_behind(&mut self, out: &mut Out) {
         if std::mem::replace(&mut self.behind, Behind::Said) == Behind::No {
             out.push(PeerAction::ToCoordinator(ToCoordinator::Behind));
         } else {
             self.behind = Behind::Again;
         }
-        self.begin_anew(out);
+    }
+
+    /// This peer cannot follow at a stage, which it hosts or is to host.
+    pub(super) fn fall_behind_at(&mut self, stage: Stage, out: &mut Out) {
+        if self.is_moving_to(stage) {
+            self.begin_moving_anew(out);
+        } else {
+            self.fall_behind(out);
+        }
     }
 
     /// Forgets what it began from, and waits to be told of a newer snapshot.
@@ -183,9 +210,14 @@ impl Peer {
         let id = round.id;
         let place = (id.step, id.stage);
         let begins = self.newcomer.as_ref().and_then(|newcomer| newcomer.begins.as_ref());
-        let old = begins.is_some() && id.step < self.version;
+        let there = self.moving.as_ref().filter(|moving| moving.to == id.stage);
+        let old = match there {
+            Some(moving) => !moving.hears(id.step),
+            None => begins.is_some() && id.step < self.version,
+        };
         let newer = self.hearing.get(&place).is_none_or(|known| known.round().id < id);
-        if !self.stages.contains_key(&id.stage) || old || !newer {
+        let mine = there.is_some() || self.stages.contains_key(&id.stage);
+        if !mine || old || !newer {
             return;
         }
         let layout = self.layout_of(&round);
@@ -212,13 +244,16 @@ impl Peer {
         };
         if self.heard_bytes() + payload.size > self.config.limits.heard {
             out.push(PeerAction::Release(payload.id));
-            return self.fall_behind(out);
+            return self.fall_behind_at(round.stage, out);
         }
         let place = (round.step, round.stage);
         let hearing = self.hearing.get_mut(&place).expect("the caller has looked");
         hearing.result((member, from), piece, proof, payload, out);
+        let whole = hearing.is_whole();
         self.lacks = self.lacks.map(|(step, _)| (step, now));
-        if hearing.is_whole() {
+        self.heard_there(now, round.stage);
+        if whole {
+            self.catch_up_there(now, out);
             self.catch_up(now, out);
             self.say_ready(out);
         }
@@ -247,6 +282,7 @@ impl Peer {
             TaskResult::Summarised { hash, square_norm, .. } => {
                 let proof = hearing.whole_proof();
                 hearing.summarised(RoundOutcome { hash, square_norm, proof });
+                self.catch_up_there(now, out);
                 self.catch_up(now, out);
                 self.say_ready(out);
             }
@@ -278,14 +314,19 @@ impl Peer {
             return;
         }
         self.drop_jobs_through(Step(u64::MAX), out);
+        self.stop_moving(out);
         self.early.drop_before(era, out);
         self.stop_listening(out);
         self.abort_rounds(out);
         for key in self.compute.take_rooms() {
-            let hosted = self.stages.get_mut(&key.stage).expect("hosted stages are known");
-            hosted.give_room_back(key.step);
+            if let Some(hosted) = self.stages.get_mut(&key.stage) {
+                hosted.give_room_back(key.step);
+            }
         }
         self.stages.values_mut().for_each(Hosted::forget_work);
+        let decided = self.view.record(self.config.me);
+        self.span = decided.map(|record| record.span_at(era, version)).or(self.span);
+        self.keep_stages(out);
         self.released.clear();
         self.early_askers.clear();
         self.applying = Applying::default();
@@ -298,11 +339,12 @@ impl Peer {
 
     /// Who is gone sends no more of what this peer still needs to hear.
     pub(super) fn stop_waiting_for(&mut self, gone: &BTreeSet<Member>, out: &mut Out) {
+        self.stop_waiting_there(gone, out);
         let waits = |hearing: &Hearing| gone.iter().any(|member| hearing.waits_for(*member));
         // A round that was not committed is tried again without them.
         let committed = |step: Step| self.backlog.iter().any(|word| word.commits(step));
-        let lacks =
-            self.hearing.iter().any(|((step, _), hearing)| committed(*step) && waits(hearing));
+        let mut here = self.hearing.iter().filter(|((_, stage), _)| !self.is_moving_to(*stage));
+        let lacks = here.any(|((step, _), hearing)| committed(*step) && waits(hearing));
         if lacks {
             self.fall_behind(out);
         }
@@ -311,7 +353,7 @@ impl Peer {
     /// Nothing more comes of a result that was committed long ago: its pieces were lost on the way,
     /// and those who had it have applied it and hold it no more.
     pub(super) fn give_up_lost_results(&mut self, now: Moment, out: &mut Out) {
-        let patience = self.config.limits.retry * LOST;
+        let patience = self.lost_patience();
         let step = self.version;
         let is_late = self
             .lacks
@@ -322,14 +364,29 @@ impl Peer {
         }
     }
 
-    /// Lets go of what was heard of steps up to this one.
+    /// After how long without a piece of a committed result it is taken for lost.
+    pub(super) fn lost_patience(&self) -> Duration {
+        self.config.limits.retry * LOST
+    }
+
+    /// Lets go of what was heard at the hosted stages of steps up to this one.
     pub(super) fn forget_heard_through(&mut self, step: Step, out: &mut Out) {
+        let there = self.moving.as_ref().map(|moving| moving.to);
+        self.forget_heard(|place| place.0 <= step && Some(place.1) != there, out);
+    }
+
+    /// Lets go of what was heard at a stage of steps up to this one.
+    pub(super) fn forget_heard_of(&mut self, stage: Stage, step: Step, out: &mut Out) {
+        self.forget_heard(|place| place.0 <= step && place.1 == stage, out);
+    }
+
+    fn forget_heard(&mut self, of_no_use: impl Fn((Step, Stage)) -> bool, out: &mut Out) {
         let hearing: BTreeMap<_, _> = std::mem::take(&mut self.hearing);
         for (place, heard) in hearing {
-            if place.0 > step {
-                self.hearing.insert(place, heard);
-            } else {
+            if of_no_use(place) {
                 self.retire(heard, out);
+            } else {
+                self.hearing.insert(place, heard);
             }
         }
     }

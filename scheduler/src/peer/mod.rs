@@ -4,7 +4,7 @@
 //! (`compute`), sent on (`routing`), answered and reported. Words of the coordinator come in
 //! through `control`, which may ask work back (`recall`); the end of a step is `closing`. What a loss
 //! of others leads to is `recovery`; a newcomer catches up in `joining`, with what it hears of rounds
-//! (`hearing`). A new coordinator is told what this peer holds in `census`.
+//! (`hearing`), and so does who changes its stage (`moving`). A new coordinator is told what this peer holds in `census`.
 
 mod admission;
 mod census;
@@ -15,6 +15,7 @@ mod control;
 mod hearing;
 mod job;
 mod joining;
+mod moving;
 mod recall;
 mod recovery;
 mod routing;
@@ -37,6 +38,7 @@ use self::compute::Compute;
 use self::hearing::Hearing;
 use self::job::Job;
 use self::joining::{Behind, Newcomer};
+use self::moving::Moving;
 use self::stage::{Hosted, Waiting};
 use self::stores::Stores;
 use crate::action::{Fault, Payload, PeerAction, PeerEvent, PeerInput, PeerLoad};
@@ -88,6 +90,8 @@ pub struct Peer {
     /// How far a peer is that does not serve yet.
     newcomer: Option<Newcomer>,
     behind: Behind,
+    /// The stage that it is to host in place of its own.
+    moving: Option<Moving>,
     /// The last grant of each work that was let go of.
     released: BTreeMap<ClaimKey, Grant>,
     /// It leaves as soon as nothing that it counted depends on it.
@@ -154,6 +158,7 @@ impl Peer {
             lacks: None,
             newcomer: Some(Newcomer::default()),
             behind: Behind::default(),
+            moving: None,
             released: BTreeMap::new(),
             draining: false,
             unreachable: BTreeSet::new(),
@@ -302,6 +307,7 @@ impl Peer {
                 self.retry_offers(now, out);
                 self.repeat_outcomes(out);
                 self.give_up_lost_results(now, out);
+                self.give_up_lost_result_there(now, out);
                 self.repeat_readiness(out);
                 self.complain(out);
                 self.forget_strangers(now, out);

@@ -76,7 +76,7 @@ impl Peer {
     }
 
     /// Whoever sent this work, or is to, sends it elsewhere.
-    fn turn_askers_away(&self, key: ClaimKey, out: &mut Out) {
+    pub(super) fn turn_askers_away(&self, key: ClaimKey, out: &mut Out) {
         let pace = self.pace();
         for to in self.jobs[&key].askers.iter().copied() {
             out.push(PeerAction::Send { to, message: Between::Busy { key, pace } });

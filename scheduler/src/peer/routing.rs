@@ -26,7 +26,11 @@ impl Peer {
     pub(super) fn offer(&mut self, now: Moment, key: ClaimKey, out: &mut Out) {
         let job = self.jobs.get_mut(&key).expect("only jobs are offered");
         let hosted = self.stages.get_mut(&key.stage).expect("hosted stages are known");
-        match job.holder.or_else(|| hosted.onward.choose()) {
+        let (view, era) = (&self.view, self.era);
+        let hosts = |member: &Member| {
+            view.record(*member).is_some_and(|record| record.hosts(key.stage.next(), era, key.step))
+        };
+        match job.holder.or_else(|| hosted.onward.choose_where(hosts)) {
             Some(to) => self.offer_to(now, to, key, out),
             None => {
                 // However often it is tried meanwhile, it has waited since the first time.
@@ -124,7 +128,9 @@ impl Peer {
         if sent && job.holder == Some(from) {
             job.holder = None;
         }
-        let offered = matches!(job.route, Route::Offered { to, .. } if to == from);
+        let offered = matches!(
+            job.route, Route::Offered { to, .. } | Route::Accepted { to } if to == from
+        );
         if (offered || sent) && job.must_go_on() {
             hosted.onward.set_busy(from);
             if job.holder == Some(from) {

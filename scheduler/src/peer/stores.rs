@@ -23,7 +23,9 @@ impl Peer {
     /// A stage is to be saved at a version.
     pub(super) fn store(&mut self, version: Step, stage: Stage, out: &mut Out) {
         if !self.stages.contains_key(&stage) {
-            return;
+            // It was left meanwhile.
+            let message = ToCoordinator::Stored { version, stage, files: Vec::new() };
+            return out.push(PeerAction::ToCoordinator(message));
         }
         if let Some((written, files)) = self.stores.written.get(&stage)
             && *written == version

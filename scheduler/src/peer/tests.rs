@@ -46,6 +46,7 @@ impl Probe {
                 addresses: Vec::new(),
                 fingerprint: Some(ContentHash([0; 32])),
                 duties: Duties::default(),
+                mobile: false,
             },
             limits,
             seed: 0,
@@ -58,6 +59,8 @@ impl Probe {
             addresses: Vec::new(),
             serving: true,
             duties: Duties::default(),
+            mobile: false,
+            moves: None,
         };
         let members = vec![record(ME, stage), record(1, 1 - stage), record(2, 1 - stage)];
         probe.tell(FromCoordinator::View(View { number: 1, members }));

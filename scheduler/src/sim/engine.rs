@@ -68,7 +68,7 @@ struct StageState {
 pub(super) enum Observed {
     Nothing,
     Accumulated(ClaimKey),
-    Restored,
+    Restored(Stage),
     Applied {
         step: Step,
         stage: Stage,
@@ -206,8 +206,16 @@ impl Engine {
                 return Ok((None, busy, copied));
             }
             Task::Restore { version, stage } => {
-                observed = Observed::Restored;
+                observed = Observed::Restored(stage);
                 self.restore(version, stage)?
+            }
+            Task::Leave { stage } => {
+                let state = self.stage(stage);
+                if !state.graphs.is_empty() || !state.waiting.is_empty() {
+                    return Err(format!("stage {stage} is left with work"));
+                }
+                observed = Observed::Restored(stage);
+                TaskResult::Left { stage }
             }
             task => self.round_task(task, payloads)?,
         };

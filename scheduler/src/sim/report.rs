@@ -27,6 +27,8 @@ pub struct Report {
     pub recovery: Recovery,
     /// How often rare paths were taken.
     pub rare: Rare,
+    /// Changes of a peer's stage.
+    pub moves: u64,
     /// Offers that were answered busy.
     pub turned_away: u64,
     /// Offers that were sent on to a claim's holder.

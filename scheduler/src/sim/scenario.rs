@@ -12,6 +12,7 @@ use shoal_protocol::units::{Bytes, Moment};
 
 use crate::dice::Dice;
 use crate::peer::{PeerLimits, RoundCut};
+use crate::rebalance::Rebalance;
 
 /// Members of the largest swarm that a seed makes.
 const PEERS: u64 = 64;
@@ -47,6 +48,8 @@ pub struct Scenario {
     pub anchors: usize,
     /// How long a run that lost a stage waits for those who have its newest checkpoint.
     pub homecoming: Duration,
+    /// When members change their stages.
+    pub rebalance: Rebalance,
     /// What goes wrong.
     pub faults: Faults,
 }
@@ -307,6 +310,7 @@ impl Scenario {
             patience,
             anchors: 1,
             homecoming: Duration::from_secs(10),
+            rebalance: Rebalance::Never,
             faults,
         }
     }
@@ -341,6 +345,13 @@ impl Scenario {
             .collect();
         scenario.anchors = dice.pick(&[1, 1, 3, 5]);
         scenario.homecoming = Duration::from_secs(dice.pick(&[1, 10]));
+        let mut other = Dice::new(seed ^ 0x6d6f_7665_0000_0000);
+        let every = Duration::from_millis(other.pick(&[30, 300, 3_000]));
+        scenario.rebalance = match other.within(0..=3) {
+            0 => Rebalance::Never,
+            1 => Rebalance::When { every, gain: 50 },
+            _ => Rebalance::Restless { every },
+        };
         for peer in &mut scenario.peers {
             peer.archive = dice.chance(50);
         }

@@ -134,7 +134,7 @@ fn swarms_of_all_seeds_hold_every_promise_and_repeat() {
 fn faulty_swarms_of_all_seeds_hold_every_promise() {
     let results = on_all(seeds(FAULTY), |seed| checked(seed, "faulty_swarms", with_faults));
     let reports = all_hold(results);
-    let marks: [Mark; 34] = [
+    let marks: [Mark; 35] = [
         ("commits", |report| report.commits),
         ("runs that lost members and came to their end", |report| {
             u64::from(report.finished && report.recovery.lost > 0)
@@ -146,6 +146,7 @@ fn faulty_swarms_of_all_seeds_hold_every_promise() {
         ("claims let go of", |report| report.recovery.released),
         ("rounds aborted", |report| report.recovery.rounds_aborted),
         ("newcomers that caught up", |report| report.recovery.joined),
+        ("changes of a stage", |report| report.moves),
         ("newcomers that began anew", |report| report.recovery.behind),
         ("results lost on the way", |report| report.recovery.results_lost),
         ("returns to an earlier version", |report| report.recovery.rewinds),

@@ -15,7 +15,7 @@ use shoal_protocol::ids::{
     ContentHash, Era, Incarnation, Member, PeerId, Stage, StageSpan, Step, Term,
 };
 use shoal_protocol::message::{
-    Between, Candidate, Duties, FromCoordinator, LogRecord, TensorTag, ToCoordinator,
+    Between, Candidate, Duties, FromCoordinator, LogRecord, StageChoice, TensorTag, ToCoordinator,
 };
 use shoal_protocol::units::{Bytes, Moment};
 
@@ -511,8 +511,8 @@ impl<'a> World<'a> {
                 let held = oracles.exactly_once.added(*key, self.nodes[index].me);
                 self.holds("exactly once", held)
             }
-            Observed::Restored => {
-                oracles.exactly_once.begins_again(self.nodes[index].me);
+            Observed::Restored(stage) => {
+                oracles.exactly_once.begins_again(self.nodes[index].me, *stage);
                 Ok(())
             }
             Observed::Applied { step, stage, sums, weights } => {
@@ -572,6 +572,12 @@ impl<'a> World<'a> {
             PeerEvent::Checkpoint { version, stages, oldest } => {
                 return self.archives(index, version, stages.len(), oldest);
             }
+            PeerEvent::Moved { to, .. } => {
+                self.nodes[index].span = Some(StageSpan::one(to));
+                self.report.moves += 1;
+                Ok(())
+            }
+            PeerEvent::MoveBegun { .. } | PeerEvent::MoveCancelled { .. } => Ok(()),
             PeerEvent::View(_) | PeerEvent::Counted { .. } => Ok(()),
         };
         if self.oracles.is_some() { self.holds("no fault", held) } else { Ok(()) }
@@ -640,6 +646,7 @@ fn node(scenario: &Scenario, index: usize, life: Incarnation) -> Node {
         candidate: Candidate {
             choice: scenario.peers[index].choice,
             fits: scenario.peers[index].fits.clone(),
+            mobile: scenario.peers[index].choice == StageChoice::Auto,
             addresses: Vec::new(),
             fingerprint: Some(ContentHash([0; 32])),
             duties: Duties {

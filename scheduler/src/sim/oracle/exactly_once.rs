@@ -29,9 +29,9 @@ impl ExactlyOnce {
         }
     }
 
-    /// A member took over other weights, with an empty accumulator.
-    pub(in crate::sim) fn begins_again(&mut self, member: Member) {
-        for members in self.added.values_mut() {
+    /// A member took over other weights of a stage, with an empty accumulator.
+    pub(in crate::sim) fn begins_again(&mut self, member: Member, stage: Stage) {
+        for (_, members) in self.added.iter_mut().filter(|(key, _)| key.stage == stage) {
             members.remove(&member);
         }
     }

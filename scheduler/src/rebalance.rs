@@ -1,0 +1,237 @@
+//! Who should change its stage so that the swarm gets faster.
+//!
+//! A pipeline is as fast as its slowest stage. Members go one after the other from where most is left
+//! over to where least is, as long as that makes the lesser of the two stages faster (max-min
+//! fairness; SWARM, arXiv 2301.11913, section 3.2 and appendix, moves one peer at a time so). What
+//! counts is where that ends: from (2, 2, 6, 6) no single move is of use, and four together are.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use shoal_protocol::ids::{Member, Stage};
+
+/// When members change their stages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rebalance {
+    /// Never.
+    Never,
+    /// Where it pays.
+    When {
+        /// How often the stages are compared.
+        every: Duration,
+        /// By how many thousandths the swarm must become faster.
+        gain: u32,
+    },
+    /// Whenever somebody can, whether it is of use or not: what moves may lead to is tried so.
+    Restless {
+        /// How often.
+        every: Duration,
+    },
+}
+
+impl Rebalance {
+    /// What a run does unless told otherwise.
+    pub const DEFAULT: Self = Self::When { every: Duration::from_secs(60), gain: 50 };
+
+    /// How often the stages are compared.
+    #[must_use]
+    pub fn every(self) -> Option<Duration> {
+        match self {
+            Self::Never => None,
+            Self::When { every, .. } | Self::Restless { every } => Some(every),
+        }
+    }
+}
+
+/// A member as a replica of a stage.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Replica {
+    /// Who.
+    pub member: Member,
+    /// Where it serves, or will once it has arrived.
+    pub stage: Stage,
+    /// Microbatches per second that it gets through there.
+    pub speed: f64,
+    /// Whether it may go elsewhere.
+    pub mobile: bool,
+}
+
+/// Moves that together make the swarm faster.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    /// Who goes where.
+    pub moves: Vec<(Member, Stage)>,
+    /// Microbatches per second of the slowest stage as it is.
+    pub before: f64,
+    /// And after the moves.
+    pub after: f64,
+}
+
+/// The moves that make the slowest of so many stages as fast as moves can, the fewest that do. `cost`
+/// is what a microbatch takes at one stage, in any unit that is the same for all.
+///
+/// # Panics
+/// When a stage has no cost.
+#[must_use]
+pub fn plan(replicas: &[Replica], costs: &BTreeMap<Stage, f64>) -> Plan {
+    let mut replicas = replicas.to_vec();
+    let before = slowest(&replicas, costs).1;
+    let (mut moves, mut best) = (Vec::new(), (0, before));
+    while let Some((mover, to)) = next_move(&replicas, costs) {
+        let replica = &mut replicas[mover];
+        replica.speed *= costs[&replica.stage] / costs[&to];
+        replica.stage = to;
+        // Nobody goes twice: a chain of moves would only be a longer way.
+        replica.mobile = false;
+        moves.push((replica.member, to));
+        let after = slowest(&replicas, costs).1;
+        if after > best.1 {
+            best = (moves.len(), after);
+        }
+    }
+    moves.truncate(best.0);
+    Plan { moves, before, after: best.1 }
+}
+
+/// The slowest stage, the first of several, and its microbatches per second.
+fn slowest(replicas: &[Replica], costs: &BTreeMap<Stage, f64>) -> (Stage, f64) {
+    let all = costs.keys().map(|stage| (*stage, capacity(replicas, *stage)));
+    all.min_by(|one, other| one.1.total_cmp(&other.1)).expect("a run has stages")
+}
+
+fn capacity(replicas: &[Replica], stage: Stage) -> f64 {
+    replicas.iter().filter(|replica| replica.stage == stage).map(|replica| replica.speed).sum()
+}
+
+/// Who goes to the slowest stage: whose leaving and coming leaves the lesser of the two fastest, and
+/// faster than the slowest is now.
+fn next_move(replicas: &[Replica], costs: &BTreeMap<Stage, f64>) -> Option<(usize, Stage)> {
+    let (to, now) = slowest(replicas, costs);
+    let lesser = |replica: &Replica| {
+        let there = now + replica.speed * costs[&replica.stage] / costs[&to];
+        let here = capacity(replicas, replica.stage) - replica.speed;
+        there.min(here)
+    };
+    let alone = |replica: &Replica| {
+        replicas.iter().filter(|other| other.stage == replica.stage).count() == 1
+    };
+    let movers = replicas.iter().enumerate().filter(|(_, replica)| {
+        replica.mobile && replica.stage != to && !alone(replica) && lesser(replica) > now
+    });
+    let best = movers.max_by(|(_, one), (_, other)| {
+        // Of equals the lowest, so that the same is proposed again.
+        lesser(one).total_cmp(&lesser(other)).then(other.member.cmp(&one.member))
+    });
+    best.map(|(index, _)| (index, to))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use shoal_protocol::ids::{Incarnation, PeerId};
+
+    use super::*;
+
+    fn replicas(counts: &[usize]) -> Vec<Replica> {
+        let stages = (0..).map(Stage).zip(counts);
+        let places = stages.flat_map(|(stage, count)| std::iter::repeat_n(stage, *count));
+        let replica = |(number, stage): (usize, Stage)| {
+            let mut id = [0; 32];
+            id[..8].copy_from_slice(&(number as u64).to_be_bytes());
+            let member = Member { peer: PeerId(id), incarnation: Incarnation(1) };
+            Replica { member, stage, speed: 1.0, mobile: true }
+        };
+        places.enumerate().map(replica).collect()
+    }
+
+    fn costs(stages: usize) -> BTreeMap<Stage, f64> {
+        (0..stages as u16).map(|stage| (Stage(stage), 1.0)).collect()
+    }
+
+    fn after(replicas: &[Replica], plan: &Plan, stages: usize) -> Vec<usize> {
+        let mut counts = vec![0; stages];
+        for replica in replicas {
+            let moved = plan.moves.iter().find(|(member, _)| *member == replica.member);
+            counts[usize::from(moved.map_or(replica.stage, |(_, to)| *to).0)] += 1;
+        }
+        counts
+    }
+
+    #[test]
+    fn equal_members_spread_evenly_with_the_fewest_moves() {
+        for (counts, moves, slowest) in [
+            (&[4, 4, 4, 4][..], 0, 4.0),
+            (&[2, 2, 6, 6], 4, 4.0),
+            (&[1, 7], 3, 4.0),
+            (&[3, 4, 5, 4], 1, 4.0),
+            (&[3, 3, 3, 4], 0, 3.0),
+            // A second move would make nothing faster.
+            (&[1, 2, 5], 1, 2.0),
+            (&[0, 2], 1, 1.0),
+            (&[0, 1], 0, 0.0),
+        ] {
+            let replicas = replicas(counts);
+            let plan = plan(&replicas, &costs(counts.len()));
+            assert_eq!((plan.moves.len(), plan.after), (moves, slowest), "{counts:?}: {plan:?}");
+            assert!(
+                after(&replicas, &plan, counts.len()).iter().all(|count| *count as f64 >= slowest)
+            );
+        }
+    }
+
+    #[test]
+    fn who_may_not_move_stays() {
+        let mut replicas = replicas(&[1, 5]);
+        replicas.iter_mut().skip(2).for_each(|replica| replica.mobile = false);
+        let plan = plan(&replicas, &costs(2));
+        assert_eq!(plan.moves, [(replicas[1].member, Stage(0))]);
+    }
+
+    #[test]
+    fn a_fast_member_goes_where_a_slow_one_would_not_help() {
+        let mut replicas = replicas(&[1, 3]);
+        replicas[1].speed = 2.0;
+        replicas[2].speed = 4.0;
+        replicas[3].speed = 4.0;
+        let plan = plan(&replicas, &costs(2));
+        assert_eq!((plan.moves, plan.after), (vec![(replicas[2].member, Stage(0))], 5.0));
+    }
+
+    #[test]
+    fn a_stage_that_costs_more_gets_more_members() {
+        let replicas = replicas(&[4, 4]);
+        let dear = BTreeMap::from([(Stage(0), 3.0), (Stage(1), 1.0)]);
+        let slow: Vec<Replica> = replicas
+            .iter()
+            .map(|replica| Replica { speed: 1.0 / dear[&replica.stage], ..*replica })
+            .collect();
+        let plan = plan(&slow, &dear);
+        assert_eq!(after(&slow, &plan, 2), [6, 2]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_plan_makes_a_stage_empty_or_anything_slower(
+            counts in prop::collection::vec(1usize..9, 1..6),
+            speeds in prop::collection::vec(0.1f64..10.0, 48),
+        ) {
+            let mut all = replicas(&counts);
+            for (replica, speed) in all.iter_mut().zip(speeds) {
+                replica.speed = speed;
+            }
+            let plan = plan(&all, &costs(counts.len()));
+            prop_assert!(plan.after >= plan.before);
+            prop_assert!(plan.moves.is_empty() || plan.after > plan.before);
+            prop_assert!(after(&all, &plan, counts.len()).iter().all(|count| *count > 0));
+            prop_assert!(plan.moves.len() < all.len());
+        }
+
+        /// The best that equal members can do is an even filling.
+        #[test]
+        fn equal_members_come_to_the_optimum(counts in prop::collection::vec(1usize..12, 1..8)) {
+            let all = replicas(&counts);
+            let plan = plan(&all, &costs(counts.len()));
+            prop_assert_eq!(plan.after, (all.len() / counts.len()) as f64);
+        }
+    }
+}
