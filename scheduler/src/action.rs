@@ -480,6 +480,8 @@ pub enum PeerEvent {
     ResultLost {
         /// Which step.
         step: Step,
+        /// At which stages.
+        span: StageSpan,
     },
     /// A microbatch's work was counted here.
     Counted {

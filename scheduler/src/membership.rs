@@ -205,6 +205,44 @@ impl Membership {
         self.record(member).is_some_and(leaves)
     }
 
+    /// The stages that each member has in the next era.
+    fn next_spans(&self) -> BTreeMap<Member, StageSpan> {
+        let next = |record: &MemberRecord| record.span_at(self.now.0.next(), Step(0));
+        self.records().map(|record| (record.member, next(record))).collect()
+    }
+
+    /// A stage that nobody has in the next era, and who could have it there: the first of those who
+    /// may move, of the stage that most have.
+    fn next_cover(&self) -> Option<(Stage, Member)> {
+        let spans = self.next_spans();
+        let count = |stage: Stage| spans.values().filter(|span| span.contains(stage)).count();
+        let stage = (0..self.stages).map(Stage).find(|stage| count(*stage) == 0)?;
+        let spare = self.records().filter(|record| {
+            let span = spans[&record.member];
+            record.mobile && span.stages().count() == 1 && count(span.first) > 1
+        });
+        let most = spare.max_by_key(|record| {
+            (count(spans[&record.member].first), std::cmp::Reverse(record.member))
+        })?;
+        Some((stage, most.member))
+    }
+
+    /// Whether a new era would have more stages hosted than this one has.
+    pub(crate) fn can_cover_more(&self) -> bool {
+        let hosted = |stage: Stage| self.records().any(|record| record.span.contains(stage));
+        let all = (0..self.stages).map(Stage).all(hosted);
+        let moves = |record: &MemberRecord| record.moves.is_some_and(|moves| moves.at.is_some());
+        !all && (self.records().any(moves) || self.next_cover().is_some())
+    }
+
+    /// Has who may move host in the next era what nobody would.
+    pub(crate) fn cover_all(&mut self) {
+        while let Some((to, member)) = self.next_cover() {
+            let moves = Move { to, era: self.now.0, at: Some(Step(0)) };
+            self.record_mut(member).expect("it was just listed").moves = Some(moves);
+        }
+    }
+
     /// A member begins to fetch another stage.
     ///
     /// # Panics

@@ -240,15 +240,21 @@ pub enum ToCoordinator {
         /// The grant.
         grant: Grant,
     },
-    /// The sender, which is not serving yet, holds its stages at this version. Repeated until it
-    /// serves.
+    /// The sender, which is not serving yet, holds its stages at this version; or the one that it is to
+    /// move to. Repeated until it serves.
     Ready {
         /// The version of the weights.
         version: Step,
+        /// The newest membership that it knows: a word of before a move says nothing of it.
+        view: u64,
     },
-    /// The sender, which is not serving yet, cannot use the snapshot that it was told of, or lacks
-    /// results since: it needs a newer one.
-    Behind,
+    /// The sender, which is not serving yet or is to move, cannot use the snapshot that it was told of,
+    /// or lacks results since: it needs a newer one.
+    Behind {
+        /// Whether that is of the stage that it is to move to. Who serves and lacks a result of its own
+        /// stage cannot go on.
+        there: bool,
+    },
     /// The sender cannot reach a member that it must speak with.
     CannotReach {
         /// Whom.
@@ -272,6 +278,8 @@ pub enum FromCoordinator {
         era: Era,
         /// The version that the present era began at.
         began_at: Step,
+        /// The stages that the receiver hosts.
+        span: StageSpan,
         /// The newest commit of the era.
         commit: Option<CommitRecord>,
     },
@@ -318,6 +326,8 @@ pub enum FromCoordinator {
         era: Era,
         /// The version of the weights.
         version: Step,
+        /// The stages that the receiver hosts from now on.
+        span: StageSpan,
     },
     /// The receiver is no member any more. It may come back as a new life.
     Expelled {

@@ -44,7 +44,7 @@ impl Coordinator {
         send(member, FromCoordinator::View(self.logged_view.clone()), out);
         send(member, FromCoordinator::Admitted { era, span, version }, out);
         let commit = self.last_commit.clone();
-        send(member, FromCoordinator::Census { term, era, began_at, commit }, out);
+        send(member, FromCoordinator::Census { term, era, began_at, span, commit }, out);
     }
 
     /// Asks those again whose answer may have been lost.

@@ -19,6 +19,8 @@ pub(super) struct Newcomers {
 struct Newcomer {
     version: Step,
     told: bool,
+    /// The membership in which it began to wait.
+    view: u64,
 }
 
 impl Newcomers {
@@ -66,7 +68,8 @@ impl Coordinator {
 
     fn begin_from(&mut self, member: Member, version: Step, out: &mut Out) {
         let Some(span) = self.fetched_by(member) else { return };
-        self.newcomers.waiting.insert(member, Newcomer { version, told: false });
+        let view = self.logged_view.number;
+        self.newcomers.waiting.insert(member, Newcomer { version, told: false, view });
         if version.0 > 0 {
             for stage in span.stages() {
                 self.want_snapshot(version, stage, out);
@@ -113,10 +116,13 @@ impl Coordinator {
 
     /// A newcomer holds its weights. It serves if they are the present ones; if not it will say so
     /// again.
-    pub(super) fn ready(&mut self, from: Member, version: Step, out: &mut Out) {
+    pub(super) fn ready(&mut self, from: Member, version: Step, view: u64, out: &mut Out) {
         let settled = !matches!(self.phase, Phase::Committing);
-        let known = self.newcomers.waiting.contains_key(&from);
-        if !known || !settled || version != self.version {
+        let known = self.newcomers.waiting.get(&from);
+        if !known.is_some_and(|newcomer| view >= newcomer.view)
+            || !settled
+            || version != self.version
+        {
             return;
         }
         if self.membership.is_serving(from) {
@@ -129,8 +135,9 @@ impl Coordinator {
     }
 
     /// A member lacks what it needs to follow.
-    pub(super) fn behind(&mut self, from: Member, out: &mut Out) {
-        if self.newcomers.waiting.contains_key(&from) {
+    pub(super) fn behind(&mut self, from: Member, there: bool, out: &mut Out) {
+        let moves = self.membership.is_serving(from);
+        if self.newcomers.waiting.contains_key(&from) && moves == there {
             self.begin_again(from, out);
             self.ask_holders_again(from, out);
         } else {

@@ -105,8 +105,8 @@ enum Phase {
     Gathering,
     /// A stage is lost, and it is not known yet what can be gone back to.
     Stranded(Search),
-    /// A return to an earlier version is on its way into the log.
-    Rewinding,
+    /// A return to an earlier version is on its way into the log, after who hosts what from then on.
+    Rewinding { version: Step, logging: bool },
     /// Microbatches flow.
     Open,
     /// All are done, the all-reduce is on.
@@ -237,7 +237,7 @@ impl Coordinator {
     fn is_suspended(&self) -> bool {
         matches!(
             self.phase,
-            Phase::Beginning | Phase::Census(_) | Phase::Stranded(_) | Phase::Rewinding
+            Phase::Beginning | Phase::Census(_) | Phase::Stranded(_) | Phase::Rewinding { .. }
         )
     }
 
@@ -324,8 +324,8 @@ impl Coordinator {
                 self.kept(from, version, stage, whole, out);
             }
             ToCoordinator::Released { key, grant } => self.released(from, key, grant, out),
-            ToCoordinator::Ready { version } => self.ready(from, version, out),
-            ToCoordinator::Behind => self.behind(from, out),
+            ToCoordinator::Ready { version, view } => self.ready(from, version, view, out),
+            ToCoordinator::Behind { there } => self.behind(from, there, out),
             ToCoordinator::CannotReach { member } => self.cannot_reach(from, member, out),
             ToCoordinator::Present => {}
             ToCoordinator::Leave => self.lost(from, "it left", out),
@@ -354,8 +354,8 @@ impl Coordinator {
             LogRecord::Term(_) => self.begin_census(out),
             LogRecord::View(view) => self.view_logged(view, out),
             // What was committed last is undone by the rewind that follows it in the log.
-            LogRecord::Commit(_) if matches!(self.phase, Phase::Rewinding | Phase::Stranded(_)) => {
-            }
+            LogRecord::Commit(_)
+                if matches!(self.phase, Phase::Rewinding { .. } | Phase::Stranded(_)) => {}
             LogRecord::Commit(record) => self.committed(record, out),
             LogRecord::Rewind { era, version } => self.rewound(era, version, out),
             LogRecord::Checkpoint { version, stages, oldest } => {

@@ -4,7 +4,7 @@
 use shoal_protocol::ids::{Member, Stage};
 use shoal_protocol::message::View;
 
-use super::{Coordinator, Out, event};
+use super::{Coordinator, Out, Phase, event};
 use crate::action::CoordinatorEvent;
 
 impl Coordinator {
@@ -33,7 +33,8 @@ impl Coordinator {
     /// which nothing is given out, unless it is needed where it is by now.
     pub(super) fn change_over(&mut self, member: Member, out: &mut Out) {
         // What is decided must be in the log before the step that it is about is committed.
-        if self.view_pending {
+        let trains = matches!(self.phase, Phase::Open | Phase::Closing);
+        if self.view_pending || !trains {
             return;
         }
         let Some(to) = self.membership.fetches(member) else { return };
@@ -48,6 +49,7 @@ impl Coordinator {
         } else {
             let at = self.first_unopened().max(self.version.next());
             self.membership.end_move(member, at);
+            self.work.forget_wishes_from(member, at);
             event(CoordinatorEvent::Moves { member, from, to, at }, out);
         }
         self.view_changed(out);

@@ -95,6 +95,7 @@ impl Coordinator {
         if std::mem::take(&mut self.view_outdated) {
             self.view_changed(out);
         }
+        self.rewind_when_placed(out);
         self.open_when_gathered(out);
         self.give_out(out);
         self.replay(out);
@@ -135,6 +136,10 @@ impl Coordinator {
         // Members were waited for once.
         let wanted = if self.is_before_first_step() { self.config.wait_for } else { 0 };
         let members = wanted.saturating_sub(self.membership.len());
+        // In a new era others host what nobody does now.
+        if !self.is_before_first_step() && self.membership.can_cover_more() {
+            return self.strand(out);
+        }
         if !stages.is_empty() || members > 0 {
             let waiting = Some((stages.clone(), members));
             if self.waiting_said != waiting {

@@ -202,16 +202,27 @@ impl Coordinator {
     }
 
     fn go_back_to(&mut self, version: Step, out: &mut Out) {
-        self.phase = Phase::Rewinding;
+        self.phase = Phase::Rewinding { version, logging: false };
         // No membership that is written from here on calls anybody a replica.
         self.membership.stop_serving();
-        out.push(CoordinatorAction::Append(LogRecord::Rewind { era: self.era.next(), version }));
+        self.membership.cover_all();
         self.view_changed(out);
+    }
+
+    /// Who hosts what in the new era is in the log: the era begins.
+    pub(super) fn rewind_when_placed(&mut self, out: &mut Out) {
+        if let Phase::Rewinding { version, logging } = &mut self.phase
+            && !self.view_pending
+            && !std::mem::replace(logging, true)
+        {
+            let (era, version) = (self.era.next(), *version);
+            out.push(CoordinatorAction::Append(LogRecord::Rewind { era, version }));
+        }
     }
 
     /// The new era is in the log: everybody begins again.
     pub(super) fn rewound(&mut self, era: Era, version: Step, out: &mut Out) {
-        assert!(matches!(self.phase, Phase::Rewinding), "only this coordinator rewinds");
+        assert!(matches!(self.phase, Phase::Rewinding { .. }), "only this coordinator rewinds");
         let steps = self.version.0.saturating_sub(version.0);
         self.era = era;
         self.began_at = version;
@@ -229,9 +240,10 @@ impl Coordinator {
         self.waiting_said = None;
         self.phase = Phase::Gathering;
         event(CoordinatorEvent::Rewound { era, version, steps }, out);
-        self.tell_all(&FromCoordinator::Rewind { era, version }, out);
         let members: Vec<Member> = self.membership.members().collect();
         for member in members {
+            let span = self.membership.span_of(member).expect("it was just listed");
+            send(member, FromCoordinator::Rewind { era, version, span }, out);
             self.begin_again(member, out);
         }
         self.open_when_gathered(out);

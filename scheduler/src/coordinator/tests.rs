@@ -450,7 +450,7 @@ fn with_its_last_replica_a_stage_and_the_run_go_back_in_a_new_era() {
     let next = run.hear(2, register(StageChoice::Auto));
     let snapshot = FromCoordinator::Snapshot { version: Step(0), parts: Vec::new() };
     assert!(next.contains(&CoordinatorAction::Send { to: member(2), message: snapshot }));
-    let ready = run.hear(2, ToCoordinator::Ready { version: Step(0) });
+    let ready = run.hear(2, ToCoordinator::Ready { version: Step(0), view: 9 });
     assert_eq!(events(&ready), [CoordinatorEvent::Opened { step: Step(0) }]);
     let grants = vec![(Microbatch(0), nth(2))];
     let work = FromCoordinator::Work { step: Step(0), grants };
@@ -491,8 +491,8 @@ fn a_newcomer_begins_from_a_snapshot_hears_rounds_and_serves_once_it_is_ready() 
     let FromCoordinator::Close(round) = &closes[0].1 else { unreachable!("just filtered") };
     assert_eq!((round.members.len(), &round.listeners[..]), (2, &[member(2)][..]));
     // Of an old version it is not ready, of the present one it is.
-    assert_eq!(run.hear(2, ToCoordinator::Ready { version: Step(0) }), []);
-    let ready = run.hear(2, ToCoordinator::Ready { version: Step(1) });
+    assert_eq!(run.hear(2, ToCoordinator::Ready { version: Step(0), view: 9 }), []);
+    let ready = run.hear(2, ToCoordinator::Ready { version: Step(1), view: 9 });
     let views = messages(&ready, |message| matches!(message, FromCoordinator::View(_)));
     let FromCoordinator::View(view) = &views[0].1 else { unreachable!("just filtered") };
     assert!(view.members.iter().all(|record| record.serving));
@@ -502,7 +502,7 @@ fn a_newcomer_begins_from_a_snapshot_hears_rounds_and_serves_once_it_is_ready() 
 fn of_two_who_cannot_reach_each_other_one_goes() {
     let mut run = Run::opened(1, 1);
     run.hear(2, register(StageChoice::Auto));
-    run.hear(2, ToCoordinator::Ready { version: Step(0) });
+    run.hear(2, ToCoordinator::Ready { version: Step(0), view: 9 });
     let cut = run.hear(2, ToCoordinator::CannotReach { member: member(1) });
     assert_eq!(events(&cut)[0], lost(1, "another member cannot reach it"));
     // The last but one is at home, and the coordinator would know if it were gone.

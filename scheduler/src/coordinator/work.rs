@@ -201,6 +201,13 @@ impl Work {
         self.router.set_candidates([]);
     }
 
+    /// A member hosts the first stage only until a step.
+    pub(super) fn forget_wishes_from(&mut self, member: Member, step: Step) {
+        if let Some(wish) = self.wishes.get_mut(&member) {
+            wish.rooms.retain(|of, _| *of < step);
+        }
+    }
+
     /// Takes a committed step's books away.
     pub(super) fn close_books(&mut self, step: Step) -> StepBooks {
         self.ledgers.remove(&step);

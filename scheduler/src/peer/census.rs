@@ -1,6 +1,6 @@
 //! A new coordinator: it is told what this peer holds, and obeyed from then on.
 
-use shoal_protocol::ids::{Era, Step, Term};
+use shoal_protocol::ids::{Era, StageSpan, Step, Term};
 use shoal_protocol::message::{CommitRecord, HeldClaim, ToCoordinator};
 use shoal_protocol::units::Moment;
 
@@ -18,7 +18,7 @@ impl Peer {
         &mut self,
         now: Moment,
         term: Term,
-        (era, began_at): (Era, Step),
+        (era, began_at, span): (Era, Step, StageSpan),
         commit: Option<CommitRecord>,
         out: &mut Out,
     ) {
@@ -27,7 +27,7 @@ impl Peer {
         }
         if term > self.term {
             self.term = term;
-            self.rewind(era, began_at, out);
+            self.rewind(era, began_at, span, out);
             self.backlog.retain(|word| !word.is_of_term_before(term));
             self.taken_over_on_the_way(out);
             if self.newcomer.is_some() {

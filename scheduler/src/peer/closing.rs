@@ -216,7 +216,10 @@ impl Peer {
                 let record = record.clone();
                 let held_up =
                     self.moving.as_ref().is_some_and(|moving| moving.holds_up(record.step));
-                match if held_up { Results::Awaited } else { self.results(&record, out) } {
+                if held_up {
+                    return;
+                }
+                match self.results(&record, out) {
                     Results::Awaited => {
                         let known = self.lacks.filter(|(step, _)| *step == record.step);
                         self.lacks = known.or(Some((record.step, now)));
@@ -462,7 +465,7 @@ impl Peer {
         } else {
             self.applying.records.push_back((record, stages));
         }
-        self.change_over(out);
+        self.change_over(now, out);
         for hosted in self.stages.values_mut() {
             hosted.forget_before(open);
         }

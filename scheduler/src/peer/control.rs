@@ -20,8 +20,8 @@ impl Peer {
             FromCoordinator::Admitted { era, span, version } => {
                 self.admitted(era, span, version, out);
             }
-            FromCoordinator::Census { term, era, began_at, commit } => {
-                self.census(now, term, (era, began_at), commit, out);
+            FromCoordinator::Census { term, era, began_at, span, commit } => {
+                self.census(now, term, (era, began_at, span), commit, out);
             }
             FromCoordinator::TakenOver => self.taken_over(now, out),
             FromCoordinator::Keep { version, part } => {
@@ -42,7 +42,7 @@ impl Peer {
             FromCoordinator::Snapshot { version, parts } => {
                 self.snapshot(now, version, parts, out);
             }
-            FromCoordinator::Rewind { era, version } => self.rewind(era, version, out),
+            FromCoordinator::Rewind { era, version, span } => self.rewind(era, version, span, out),
             FromCoordinator::View(view) => self.viewed(now, view, out),
             FromCoordinator::Replay { keys } => self.replay(now, &keys, out),
             FromCoordinator::Work { step, grants } => self.work(now, step, &grants, out),
@@ -128,12 +128,12 @@ impl Peer {
     }
 
     pub(super) fn route_by_view(&mut self) {
-        let (era, open) = (self.era, [self.version, self.newest_open()]);
+        let (era, ends) = (self.era, [Step(0), Step(u64::MAX)]);
         let Self { stages, view, .. } = self;
         for (stage, hosted) in stages {
             // Who changes its stage is a candidate at both, for the steps that it is there in.
             let hosts = |record: &&MemberRecord| {
-                open.iter().any(|step| record.hosts(stage.next(), era, *step))
+                ends.iter().any(|step| record.hosts(stage.next(), era, *step))
             };
             let next = view.members.iter().filter(hosts);
             hosted.onward.set_candidates(next.map(|record| record.member));

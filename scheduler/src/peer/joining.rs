@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use shoal_protocol::ids::{Era, Member, Stage, Step};
+use shoal_protocol::ids::{Era, Member, Stage, StageSpan, Step};
 use shoal_protocol::message::{
     Round, RoundId, RoundOutcome, SnapshotPart, TensorTag, ToCoordinator,
 };
@@ -134,8 +134,8 @@ impl Peer {
     /// are over, so there is no need to say it before they are done.
     pub(super) fn say_ready(&self, out: &mut Out) {
         if self.newcomer.is_some() && self.has_weights() && self.backlog.is_empty() {
-            let version = self.version;
-            out.push(PeerAction::ToCoordinator(ToCoordinator::Ready { version }));
+            let (version, view) = (self.version, self.view.number);
+            out.push(PeerAction::ToCoordinator(ToCoordinator::Ready { version, view }));
         }
         self.say_ready_to_move(out);
     }
@@ -145,7 +145,8 @@ impl Peer {
         self.say_ready(out);
         if std::mem::take(&mut self.behind) == Behind::Again {
             self.behind = Behind::Said;
-            out.push(PeerAction::ToCoordinator(ToCoordinator::Behind));
+            let there = self.moving.is_some();
+            out.push(PeerAction::ToCoordinator(ToCoordinator::Behind { there }));
         }
     }
 
@@ -175,13 +176,16 @@ impl Peer {
 
     /// This peer cannot follow from what it has: it begins anew, from a newer snapshot.
     pub(super) fn fall_behind(&mut self, out: &mut Out) {
-        self.say_behind(out);
+        self.say_behind(false, out);
         self.begin_anew(out);
     }
 
-    pub(super) fn say_behind(&mut self, out: &mut Out) {
+    pub(super) fn say_behind(&mut self, there: bool, out: &mut Out) {
+        if !there {
+            self.moving = None;
+        }
         if std::mem::replace(&mut self.behind, Behind::Said) == Behind::No {
-            out.push(PeerAction::ToCoordinator(ToCoordinator::Behind));
+            out.push(PeerAction::ToCoordinator(ToCoordinator::Behind { there }));
         } else {
             self.behind = Behind::Again;
         }
@@ -307,7 +311,7 @@ impl Peer {
 
     /// The whole run goes back to a version: whatever is kept for later steps is of no more use. The
     /// engine's tasks end before it takes over other weights, and nothing of them counts.
-    pub(super) fn rewind(&mut self, era: Era, version: Step, out: &mut Out) {
+    pub(super) fn rewind(&mut self, era: Era, version: Step, span: StageSpan, out: &mut Out) {
         let known = self.era;
         self.era = era.max(known);
         if self.status != Status::Member || era <= known {
@@ -324,8 +328,7 @@ impl Peer {
             }
         }
         self.stages.values_mut().for_each(Hosted::forget_work);
-        let decided = self.view.record(self.config.me);
-        self.span = decided.map(|record| record.span_at(era, version)).or(self.span);
+        self.span = Some(span);
         self.keep_stages(out);
         self.released.clear();
         self.early_askers.clear();
@@ -359,7 +362,8 @@ impl Peer {
             .lacks
             .is_some_and(|(lacking, since)| lacking == step && now.since(since) >= patience);
         if is_late && self.has_weights() && !self.hearing.values().any(Hearing::is_busy) {
-            out.push(PeerAction::Event(PeerEvent::ResultLost { step }));
+            let span = self.span.expect("who has weights hosts stages");
+            out.push(PeerAction::Event(PeerEvent::ResultLost { step, span }));
             self.fall_behind(out);
         }
     }
@@ -395,6 +399,6 @@ impl Peer {
     pub(super) fn stop_listening(&mut self, out: &mut Out) {
         self.backlog.clear();
         self.lacks = None;
-        self.forget_heard_through(Step(u64::MAX), out);
+        self.forget_heard(|_| true, out);
     }
 }

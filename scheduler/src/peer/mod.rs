@@ -332,6 +332,7 @@ impl Peer {
     fn end(&mut self, event: PeerEvent, out: &mut Out) {
         self.drop_jobs_through(Step(u64::MAX), out);
         self.early.drop_through(Era(u32::MAX), Step(u64::MAX), out);
+        self.moving = None;
         self.stop_listening(out);
         self.abort_rounds(out);
         self.status = Status::Over;

@@ -80,36 +80,41 @@ impl Peer {
     /// Follows what the membership says of this peer's way to another stage.
     pub(super) fn follow_moves(&mut self, now: Moment, out: &mut Out) {
         let Some(record) = self.view.record(self.config.me) else { return };
+        let span = record.span;
         let moves = record.moves.filter(|moves| moves.era == self.era);
-        match (&mut self.moving, moves) {
-            (None, Some(moves)) if self.newcomer.is_none() && moves.at.is_none() => {
-                self.moving = Some(Moving::new(moves.to));
-                out.push(PeerAction::Event(PeerEvent::MoveBegun { to: moves.to }));
-            }
-            (Some(moving), Some(moves)) if moving.at.is_none() => {
-                moving.at = moves.at;
-                if let Some(at) = moves.at {
-                    self.leave_work_from(now, at, out);
+        if let Some(moving) = self.moving.as_ref().filter(|moving| moving.at.is_none()) {
+            let to = moving.to;
+            let at = moves.filter(|moves| moves.to == to).map(|moves| moves.at);
+            match at {
+                // The step that it was decided for is committed: nobody needs this peer elsewhere.
+                None if span.contains(to) => self.decided(now, self.version, out),
+                None => {
+                    self.stop_moving(out);
+                    out.push(PeerAction::Event(PeerEvent::MoveCancelled { to }));
                 }
+                Some(None) => {}
+                Some(Some(at)) => self.decided(now, at, out),
             }
-            (Some(moving), None) if moving.at.is_none() => {
-                let to = moving.to;
-                out.push(PeerAction::Event(PeerEvent::MoveCancelled { to }));
-                self.stop_moving(out);
-            }
-            _ => {}
         }
-        self.open_other_stage(out);
+        let begins = moves.filter(|moves| moves.at.is_none());
+        if let Some(moves) = begins
+            && self.moving.is_none()
+            && self.newcomer.is_none()
+        {
+            self.moving = Some(Moving::new(moves.to));
+            out.push(PeerAction::Event(PeerEvent::MoveBegun { to: moves.to }));
+        }
+    }
+
+    /// It is decided from which step on the other stage is served.
+    fn decided(&mut self, now: Moment, at: Step, out: &mut Out) {
+        self.moving.as_mut().expect("the caller has looked").at = Some(at);
+        self.leave_work_from(now, at, out);
+        self.open_other_stage(now, out);
     }
 
     /// Work of a step from which on this peer is elsewhere, taken in before it knew, goes to others.
     fn leave_work_from(&mut self, now: Moment, at: Step, out: &mut Out) {
-        let keys: Vec<ClaimKey> = self.jobs.keys().filter(|key| key.step >= at).copied().collect();
-        for key in keys {
-            self.turn_askers_away(key, out);
-            self.abandon(key, out);
-            self.admit(now, key.stage, out);
-        }
         let stages: Vec<Stage> = self.stages.keys().copied().collect();
         for stage in stages {
             let hosted = self.stages.get_mut(&stage).expect("it was just listed");
@@ -118,11 +123,17 @@ impl Peer {
                 self.say_busy(offer.from, ClaimKey { step, stage, microbatch }, out);
             }
         }
+        let keys: Vec<ClaimKey> = self.jobs.keys().filter(|key| key.step >= at).copied().collect();
+        for key in keys {
+            self.turn_askers_away(key, out);
+            self.abandon(key, out);
+            self.admit(now, key.stage, out);
+        }
     }
 
     /// Takes in work of the other stage as soon as its weights are not older than those that are
     /// served.
-    fn open_other_stage(&mut self, out: &mut Out) {
+    fn open_other_stage(&mut self, now: Moment, out: &mut Out) {
         let Some(moving) = &self.moving else { return };
         let (to, served) = (moving.to, self.version);
         let level = moving.version().is_some_and(|version| version >= served);
@@ -131,6 +142,7 @@ impl Peer {
             self.route_by_view();
             self.welcome_early_askers(out);
         }
+        self.change_over(now, out);
     }
 
     /// Where the weights are that this peer is to move with.
@@ -256,7 +268,7 @@ impl Peer {
             begins.version = version.next();
             self.forget_heard_of(stage, step, out);
         }
-        self.open_other_stage(out);
+        self.open_other_stage(now, out);
         self.say_ready(out);
     }
 
@@ -265,8 +277,8 @@ impl Peer {
         let level =
             |moving: &&Moving| moving.at.is_none() && moving.version() == Some(self.version);
         if self.moving.as_ref().filter(level).is_some() {
-            let version = self.version;
-            out.push(PeerAction::ToCoordinator(ToCoordinator::Ready { version }));
+            let (version, view) = (self.version, self.view.number);
+            out.push(PeerAction::ToCoordinator(ToCoordinator::Ready { version, view }));
         }
     }
 
@@ -275,7 +287,7 @@ impl Peer {
     pub(super) fn begin_moving_anew(&mut self, out: &mut Out) {
         if self.moving.is_some() {
             self.wait_to_move_anew(out);
-            self.say_behind(out);
+            self.say_behind(true, out);
         }
     }
 
@@ -304,7 +316,8 @@ impl Peer {
         if let Some((step, since)) = lacks
             && now.since(since) >= patience
         {
-            out.push(PeerAction::Event(PeerEvent::ResultLost { step }));
+            let span = StageSpan::one(self.moving.as_ref().expect("it lacks something").to);
+            out.push(PeerAction::Event(PeerEvent::ResultLost { step, span }));
             self.begin_moving_anew(out);
         }
     }
@@ -329,19 +342,18 @@ impl Peer {
         }
     }
 
-    /// Changes over, if the step is the next one.
-    pub(super) fn change_over(&mut self, out: &mut Out) {
-        let due = |moving: &Moving| moving.at.is_some_and(|at| at <= self.version);
-        if !self.moving.as_ref().is_some_and(due) {
-            return;
-        }
-        self.open_other_stage(out);
-        let moving = self.moving.take().expect("it was just looked at");
+    /// Changes over as soon as the step is the next one, and the other stage's weights are level.
+    pub(super) fn change_over(&mut self, now: Moment, out: &mut Out) {
+        let due = |moving: &Moving| {
+            moving.at.is_some_and(|at| at <= self.version) && self.stages.contains_key(&moving.to)
+        };
+        let Some(moving) = self.moving.take_if(|moving| due(moving)) else { return };
         let (to, at) = (moving.to, self.version);
-        assert!(self.stages.contains_key(&to), "nothing is served without its weights");
         let from = self.span.replace(StageSpan::one(to)).expect("members host something");
         self.keep_stages(out);
         out.push(PeerAction::Event(PeerEvent::Moved { from, to, at }));
+        // The membership may say already where to go from here.
+        self.follow_moves(now, out);
     }
 
     /// Lets go of the stages that this peer hosts no more.
@@ -353,7 +365,7 @@ impl Peer {
             self.stages.remove(&stage);
             out.push(PeerAction::Compute(Task::Leave { stage }));
         }
-        let count = self.stages.len();
+        let count = span.stages().count();
         for stage in span.stages() {
             let alone = self.hosted(stage, count);
             match self.stages.get_mut(&stage) {

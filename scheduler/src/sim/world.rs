@@ -562,9 +562,8 @@ impl<'a> World<'a> {
                 }
                 Ok(())
             }
-            PeerEvent::ResultLost { step } => {
+            PeerEvent::ResultLost { step, span } => {
                 self.report.recovery.results_lost += 1;
-                let span = self.nodes[index].span.expect("a member hosts stages");
                 let oracles = self.oracles.as_mut();
                 let held = oracles.map(|oracles| oracles.results.given_up(me, span, step));
                 return self.holds("kept results", held.unwrap_or(Ok(())));

@@ -79,7 +79,7 @@ impl World<'_> {
                 if let ToCoordinator::Stored { files, .. } = &message {
                     self.report.recovery.not_stored += u64::from(files.is_empty());
                 }
-                if matches!(message, ToCoordinator::Behind) {
+                if matches!(message, ToCoordinator::Behind { .. }) {
                     self.report.recovery.behind += 1;
                 }
                 self.coordinator_input(index, CoordinatorInput::Message { from, message })
