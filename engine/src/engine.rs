@@ -173,6 +173,22 @@ impl Engine {
         self.stage_mut(stage)?.set_state(version, state)
     }
 
+    /// Hosts one more stage, if it is not hosted yet, with its initial weights.
+    ///
+    /// # Errors
+    /// When the device has no room.
+    pub fn host(&mut self, stage: Stage) -> Result<()> {
+        if !self.stages.contains_key(&stage) {
+            self.stages.insert(stage, StageModel::new(&self.manifest, stage, self.device)?);
+        }
+        Ok(())
+    }
+
+    /// Lets go of a stage, with everything in flight in it.
+    pub fn leave(&mut self, stage: Stage) {
+        self.stages.remove(&stage);
+    }
+
     /// Takes over a stage's weights and moments at a version from files that [`Engine::write_stage`]
     /// wrote, and drops everything in flight in it.
     ///

@@ -20,6 +20,7 @@ pub use shoal_engine::DeviceChoice;
 use shoal_protocol::ids::Stage;
 pub use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::Bytes;
+use shoal_scheduler::rebalance::Rebalance;
 
 use crate::address::JoinAddress;
 use crate::commands::simulate::Seeds;
@@ -209,6 +210,10 @@ pub struct PeerArgs {
     /// How long leaving in order (SIGTERM, SIGINT, --preempt-file) may take at most.
     #[arg(long, value_name = "SECONDS", default_value = "25", value_parser = parse_seconds)]
     drain_timeout: Duration,
+    /// How often the stages are compared, and peers moved from one to another where that makes the
+    /// swarm faster, while this peer keeps the run; 0 is never.
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_seconds)]
+    rebalance: Duration,
     /// Milliseconds to wait in each pass over a microbatch, to model a slow peer.
     #[arg(long, value_name = "MS", default_value_t = 0, hide = true)]
     slow_down: u64,
@@ -241,6 +246,8 @@ pub struct PeerOptions {
     pub archive: Option<PathBuf>,
     /// When and how to leave before the run is over.
     pub leaving: Leaving,
+    /// When members change their stages, while this peer keeps the run.
+    pub rebalance: Rebalance,
     /// Waited in each pass (a forward or a backward) over a microbatch, to model a slow peer.
     pub slow_down: Duration,
 }
@@ -260,6 +267,7 @@ impl PeerArgs {
             anchor: self.anchor,
             archive: self.archive,
             leaving: Leaving { preempt_file: self.preempt_file, drain_timeout: self.drain_timeout },
+            rebalance: Rebalance::every_so_often(self.rebalance),
             slow_down: Duration::from_millis(self.slow_down),
         }
     }

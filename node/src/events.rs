@@ -47,6 +47,26 @@ pub enum RunEvent {
         /// The stages it hosts.
         span: StageSpan,
     },
+    /// A peer hosts another stage from a step on.
+    Moves {
+        /// Who.
+        peer: PeerId,
+        /// What it hosts until then.
+        from: StageSpan,
+        /// What it hosts then.
+        to: u16,
+        /// The step.
+        step: u64,
+    },
+    /// This process hosts another stage from now on.
+    Moved {
+        /// What it hosted.
+        from: StageSpan,
+        /// What it hosts.
+        to: u16,
+        /// The first step.
+        step: u64,
+    },
     /// This process holds the weights of the others and takes part from now on.
     Serving {
         /// The version of the weights.

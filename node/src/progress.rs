@@ -88,6 +88,15 @@ impl Progress {
             RunEvent::Admitted { peer, span } => {
                 self.say(&format!("{} hosts stage {span}", peer.short()));
             }
+            RunEvent::Moves { peer, from, to, step } => {
+                let peer = peer.short();
+                self.say(&format!(
+                    "{peer} hosts stage {to} in place of {from} from step {step} on"
+                ));
+            }
+            RunEvent::Moved { from, to, .. } => {
+                self.say(&format!("hosts stage {to} in place of {from} from now on"));
+            }
             RunEvent::Joined { span } => self.say(&format!("joined, hosting stage {span}")),
             RunEvent::Committed(step) => self.step(step),
             RunEvent::Checkpoint { version, directory, hash } => self.say(&format!(

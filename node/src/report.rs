@@ -28,6 +28,8 @@ pub struct Report {
     pub stages: u16,
     /// Peers that were killed on purpose.
     pub kills: u64,
+    /// Changes of a peer's stage.
+    pub moves: u64,
     /// Returns of the whole run to a checkpoint.
     pub rewinds: u64,
     /// What became of the microbatches of the committed steps.
@@ -124,7 +126,9 @@ impl Report {
             }
             RunEvent::Rewound { version, .. } => self.rewind(*version),
             RunEvent::Killed { .. } => self.kills += 1,
+            RunEvent::Moves { .. } => self.moves += 1,
             RunEvent::Listening { .. }
+            | RunEvent::Moved { .. }
             | RunEvent::Waiting { .. }
             | RunEvent::Joined { .. }
             | RunEvent::Serving { .. }
@@ -273,6 +277,7 @@ mod tests {
                 "peers": 3,
                 "stages": 2,
                 "kills": 0,
+                "moves": 0,
                 "rewinds": 0,
                 "microbatches": {"counted": 16, "replayed": 2, "duplicated": 4, "missing": 0},
                 "checkpoint_hash": ContentHash([9; 32]),

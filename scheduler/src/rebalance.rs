@@ -29,9 +29,16 @@ pub enum Rebalance {
     },
 }
 
+/// By how many thousandths a swarm must become faster for somebody to move: under that the measured
+/// speeds say nothing.
+const GAIN: u32 = 50;
+
 impl Rebalance {
-    /// What a run does unless told otherwise.
-    pub const DEFAULT: Self = Self::When { every: Duration::from_secs(60), gain: 50 };
+    /// Where it pays, with so much time between two looks; none is never.
+    #[must_use]
+    pub fn every_so_often(every: Duration) -> Self {
+        if every.is_zero() { Self::Never } else { Self::When { every, gain: GAIN } }
+    }
 
     /// How often the stages are compared.
     #[must_use]

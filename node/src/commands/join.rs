@@ -120,6 +120,7 @@ async fn live(
         office: Office {
             anchor: options.anchor.then_some(AnchorPart::Joins),
             wait_for: 0,
+            rebalance: options.rebalance,
             archive: options.archive.clone(),
             keeper: Some(keeper),
         },

@@ -7,6 +7,7 @@ use shoal_metrics::Metrics;
 use shoal_protocol::ids::{Incarnation, Member};
 use shoal_protocol::message::StageChoice;
 use shoal_protocol::net::identity::Identity;
+use shoal_scheduler::rebalance::Rebalance;
 
 use super::training;
 use crate::cli::LocalOptions;
@@ -49,6 +50,7 @@ pub fn run(options: LocalOptions) -> anyhow::Result<()> {
         office: Office {
             anchor: Some(AnchorPart::Founds),
             wait_for: 1,
+            rebalance: Rebalance::Never,
             archive: Some(out.clone()),
             keeper: None,
         },

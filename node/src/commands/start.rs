@@ -121,6 +121,7 @@ async fn live(
         office: Office {
             anchor: Some(AnchorPart::Founds),
             wait_for: wait_for.map_or(1, NonZeroUsize::get),
+            rebalance: options.rebalance,
             archive: Some(out.clone()),
             keeper: None,
         },

@@ -142,6 +142,7 @@ impl Driver<'_> {
             | Task::Summarise { .. }
             | Task::Apply { .. }
             | Task::Restore { .. }
+            | Task::Leave { .. }
             | Task::Store { .. } => Vec::new(),
         };
         let inputs = ids.into_iter().map(|id| self.payloads.get(id)).collect();
@@ -176,7 +177,16 @@ impl Driver<'_> {
             }
             PeerEvent::Applied { record } => self.report_step(&record, None),
             PeerEvent::Counted { .. } => {}
-            PeerEvent::ResultLost { step } => {
+            PeerEvent::MoveBegun { to } => {
+                tracing::info!(stage = %to, "fetching another stage, to host it instead");
+            }
+            PeerEvent::Moved { from, to, at } => {
+                self.note(&RunEvent::Moved { from, to: to.0, step: at.0 });
+            }
+            PeerEvent::MoveCancelled { to } => {
+                tracing::info!(stage = %to, "needed where it is: it stays");
+            }
+            PeerEvent::ResultLost { step, .. } => {
                 tracing::warn!(step = step.0, "a result was lost on the way: beginning anew");
             }
             PeerEvent::Fault(fault) => tracing::error!(%fault, "fault"),
@@ -273,6 +283,16 @@ impl Driver<'_> {
                 "its known answers differ from the first member's: exactly-once holds, \
                  the reference's bits may not"
             ),
+            CoordinatorEvent::MoveBegun { member, from, to } => {
+                tracing::info!(peer = %member, stage = %from, %to, "is to move");
+            }
+            CoordinatorEvent::Moves { member, from, to, at } => {
+                let (peer, to, step) = (member.peer, to.0, at.0);
+                self.note(&RunEvent::Moves { peer, from, to, step });
+            }
+            CoordinatorEvent::MoveCancelled { member, to } => {
+                tracing::info!(peer = %member, %to, "is needed where it is, and stays");
+            }
             CoordinatorEvent::Lost { member, span, how } => {
                 self.note(&RunEvent::Lost { peer: member.peer, span, how });
             }
@@ -315,8 +335,14 @@ impl Driver<'_> {
     fn fetch(&self, version: Step, part: SnapshotPart) {
         let stage = part.stage;
         let (whole, done) = (self.obtain(FETCHED, version, part), self.gathered.0.clone());
+        // Who comes to the first stage from another reads the text from now on.
+        let (text, holders) = (self.text(), self.text_holders());
+        let transport = self.links.as_ref().map(|links| links.transport.clone());
         self.tracker.spawn(async move {
-            let whole = whole.await;
+            let mut whole = whole.await;
+            if stage == Stage(0) && whole.is_ok() {
+                whole = text.obtain(transport, holders).await;
+            }
             let _ = done.send(Gathered::Snapshot { version, stage, whole }).await;
         });
     }

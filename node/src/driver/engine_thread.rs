@@ -22,6 +22,7 @@ use tokio::sync::mpsc;
 
 use super::checkpoint_writer::{CheckpointWriter, Shelf};
 use super::payload::{Held, Payloads, Tensor, Tensors};
+use super::text::Text;
 
 /// Tasks given and not yet begun. The scheduler gives one pass at a time and a handful of short
 /// tasks with it; a round has one task for each piece.
@@ -49,8 +50,10 @@ pub(crate) struct JobDone {
 pub(crate) struct Workshop {
     /// The hosted stages.
     pub(crate) engine: Engine,
-    /// The text; only who hosts the first stage needs it.
+    /// The text, once the first stage is hosted, which is the only one that needs it.
     pub(crate) samples: Option<Samples>,
+    /// Where the text is.
+    pub(crate) text: Text,
     /// Where outputs are kept.
     pub(crate) payloads: Payloads,
     /// Where parts of checkpoints are written.
@@ -139,8 +142,9 @@ struct Bench {
 
 impl Bench {
     fn new(workshop: Workshop, results: &mpsc::Sender<JobDone>) -> anyhow::Result<Self> {
-        // A copy of every hosted stage may wait, so that none of one version waits for another's.
-        let waiting = workshop.engine.hosted();
+        // A copy of every hosted stage may wait, and of one that it moves to, so that none of one
+        // version waits for another's.
+        let waiting = workshop.engine.hosted() + 1;
         let writer = CheckpointWriter::start(workshop.shelf.clone(), results.clone(), waiting)
             .context("no thread for checkpoints")?;
         Ok(Self { workshop, rounds: BTreeMap::new(), writer })
@@ -199,6 +203,11 @@ impl Bench {
                 }
                 restored => restored,
             },
+            Task::Leave { stage } => {
+                self.rounds.remove(&stage);
+                self.workshop.engine.leave(stage);
+                Ok(TaskResult::Left { stage })
+            }
             Task::Store { version, stage } => {
                 let state = self.workshop.engine.state(stage)?;
                 self.writer.give(version, stage, state);
@@ -311,6 +320,18 @@ impl Bench {
     fn restore(&mut self, version: Step, stage: Stage) -> Result<TaskResult, EngineError> {
         // What was kept of gradients since is none of this version's.
         self.rounds.remove(&stage);
+        self.workshop.engine.host(stage)?;
+        if stage == Stage(0) && self.workshop.samples.is_none() {
+            // It was fetched with the weights.
+            match self.workshop.text.open() {
+                Ok(samples) => self.workshop.samples = Some(samples),
+                Err(error) => {
+                    let error = format!("{error:#}");
+                    tracing::warn!(%version, error, "the text cannot be read");
+                    return Ok(TaskResult::NotRestored { version, stage });
+                }
+            }
+        }
         if version == Step(0) {
             self.workshop.engine.restart(stage)?;
         } else {

@@ -52,10 +52,12 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
-pub(crate) use self::collect::{Scattered, collect};
+use self::collect::{Scattered, collect};
 pub use self::packer::PackingMode;
 pub use self::room::RoomLimits;
-pub use self::setup::{AnchorPart, Leaving, Network, Office, Setup};
+use self::setup::{AnchorPart, Leaving, Network, Office, Setup};
+pub use self::text::Text;
+pub(crate) use self::text::Text;
 use crate::events::RunEvent;
 use crate::exit::{Exit, ExitWith};
 use crate::progress;
@@ -180,6 +182,7 @@ struct WorkshopPlan {
     slow_down: Duration,
     data_dir: PathBuf,
     room: Room,
+    choice: StageChoice,
 }
 
 impl<'a> Driver<'a> {
@@ -221,6 +224,7 @@ impl<'a> Driver<'a> {
                 slow_down: setup.slow_down,
                 data_dir: setup.data_dir,
                 room,
+                choice: setup.choice,
             },
             engine: None,
             files: setup.files,
@@ -434,21 +438,22 @@ impl<'a> Driver<'a> {
             return Ok(());
         }
         let plan = &self.workshop;
-        let spill = plan.room.spill_file(&self.manifest, span);
+        let spill = plan.room.spill_file(&self.manifest, span, plan.choice);
         let spill = spill.context("the disk has no room for the output log")?;
         self.payloads.spill_into(spill, plan.room.log_memory());
         let (device, threads, slow_down) = (plan.device, plan.threads, plan.slow_down);
         let data_dir = plan.data_dir.clone();
         let (manifest, payloads, files) =
             (self.manifest.clone(), self.payloads.clone(), self.files.clone());
+        let text = self.text();
         let transport = self.links.as_ref().map(|links| links.transport.clone());
         let holders = self.text_holders();
         let runtime = tokio::runtime::Handle::current();
         let make = move || {
             let needs_text = span.contains(Stage(0));
             let samples = if needs_text {
-                let fetch = text::obtain(&manifest, &data_dir, &files, transport, holders);
-                Some(runtime.block_on(fetch)?)
+                runtime.block_on(text.obtain(transport, holders))?;
+                Some(text.open()?)
             } else {
                 None
             };
@@ -456,10 +461,15 @@ impl<'a> Driver<'a> {
                 shoal_engine::Engine::new(&manifest, span, Device::open(device, threads)?)?;
             let (stored, fetched) = (data_dir.join(resume::STORED), data_dir.join(resume::FETCHED));
             let shelf = Shelf { manifest, stored, files };
-            Ok(Workshop { engine, samples, payloads, shelf, fetched, slow_down })
+            Ok(Workshop { engine, samples, text, payloads, shelf, fetched, slow_down })
         };
         self.engine = Some(EngineThread::start(make).context("no thread for the engine")?);
         Ok(())
+    }
+
+    fn text(&self) -> Text {
+        let folder = self.workshop.data_dir.clone();
+        Text { manifest: self.manifest.clone(), folder, files: self.files.clone() }
     }
 
     /// Who may have the text: who hosts the first stage, who archives, and who keeps the run.
@@ -493,10 +503,12 @@ async fn peer(setup: &Setup, room: &Room) -> anyhow::Result<Peer> {
         _ => Some(known_answers(manifest.clone(), *device, *threads).await?),
     };
     let limits = PeerLimits::default();
+    let mobile = room.has_any_two(manifest, *choice, &fits);
     let largest_window = room.window(manifest, &fits, limits.largest_window);
     let candidate = Candidate {
         choice: *choice,
         fits,
+        mobile,
         addresses: network.as_ref().map_or_else(Vec::new, |net| net.addresses.clone()),
         fingerprint,
         duties: Duties { anchor: office.anchor.is_some(), archive: office.archive.is_some() },

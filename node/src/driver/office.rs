@@ -16,6 +16,7 @@ use shoal_protocol::net::transport::Transport;
 use shoal_protocol::wire;
 use shoal_scheduler::action::CoordinatorInput;
 use shoal_scheduler::coordinator::{Coordinator, CoordinatorConfig};
+use shoal_scheduler::rebalance::Rebalance;
 use tokio::sync::mpsc;
 
 use super::resume::is_complete;
@@ -52,6 +53,7 @@ pub(super) struct Post {
     /// Who is to keep the log, by the coordinator's word.
     wanted: BTreeSet<PeerId>,
     wait_for: usize,
+    rebalance: Rebalance,
     /// Where checkpoints go, if it archives.
     pub(super) archive: Option<PathBuf>,
     /// People were told that there are too few anchors, or that they have no majority.
@@ -97,7 +99,7 @@ impl Post {
         folder: PathBuf,
         transport: Option<Transport>,
     ) -> anyhow::Result<Self> {
-        let Office { anchor: part, wait_for, archive, .. } = office;
+        let Office { anchor: part, wait_for, rebalance, archive, .. } = office;
         let (mut anchor, mut happened, alone) = (None, None, transport.is_none());
         if let Some(part) = part {
             std::fs::create_dir_all(&folder)
@@ -114,6 +116,7 @@ impl Post {
             seat: None,
             wanted: BTreeSet::new(),
             wait_for,
+            rebalance,
             archive,
             warned: alone,
             paused: false,
@@ -282,6 +285,7 @@ impl Driver<'_> {
             retry: RETRY,
             patience: patience(&self.manifest),
             homecoming: HOMECOMING,
+            rebalance: self.post.rebalance,
         });
         let mut out = Vec::new();
         coordinator.start(self.now(), &mut out);

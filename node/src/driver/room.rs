@@ -153,6 +153,25 @@ impl Room {
         stages.iter().map(window).min().unwrap_or(most).clamp(1, most)
     }
 
+    /// Whether there is room for any two stages at once, and nobody chose one: who has may be given
+    /// another stage later.
+    pub(crate) fn has_any_two(
+        &self,
+        manifest: &Manifest,
+        choice: StageChoice,
+        fits: &BTreeSet<Stage>,
+    ) -> bool {
+        let all = fits.len() == usize::from(manifest.training.stages);
+        let needs = |stage| self.memory_for(manifest, StageSpan::one(stage), 1);
+        let largest = manifest.stages().map(needs).max().unwrap_or(Bytes(0));
+        let log = manifest.stages().map(|stage| self.spilled(manifest, StageSpan::one(stage)));
+        let log = 2 * log.max().unwrap_or(0) * manifest.largest_logged().0;
+        choice == StageChoice::Auto
+            && all
+            && largest + largest <= self.memory
+            && Bytes(log) <= self.disk
+    }
+
     /// The output log's place on the disk; none where all of it stays in memory.
     ///
     /// # Errors
@@ -161,8 +180,15 @@ impl Room {
         &self,
         manifest: &Manifest,
         span: StageSpan,
+        choice: StageChoice,
     ) -> io::Result<Option<Arc<SpillFile>>> {
-        match self.spilled(manifest, span) {
+        // Who may move hosts any stage some time, and two at once for a while.
+        let any = || manifest.stages().map(|stage| self.spilled(manifest, StageSpan::one(stage)));
+        let places = match choice {
+            StageChoice::Auto => 2 * any().max().unwrap_or(0),
+            _ => self.spilled(manifest, span),
+        };
+        match places {
             0 => Ok(None),
             places => SpillFile::create(&self.folder, manifest.largest_logged(), places).map(Some),
         }

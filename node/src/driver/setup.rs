@@ -11,6 +11,7 @@ use shoal_protocol::ids::Member;
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::StageChoice;
 use shoal_protocol::net::transport::{Transport, TransportEvent};
+use shoal_scheduler::rebalance::Rebalance;
 use tokio::sync::mpsc;
 
 use super::home::Files;
@@ -74,6 +75,8 @@ pub struct Office {
     pub anchor: Option<AnchorPart>,
     /// Members that the first step waits for, should it keep the run then.
     pub wait_for: usize,
+    /// When members change their stages, should it keep the run.
+    pub rebalance: Rebalance,
     /// Gets `checkpoint/` and, along the way, `checkpoints/`, if it archives.
     pub archive: Option<PathBuf>,
     /// Whom it takes for the run's keeper at first; it asks nobody where it founds the run.

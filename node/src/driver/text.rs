@@ -1,6 +1,7 @@
 //! Gets the text to the peers that read it: those of the first stage.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -17,24 +18,48 @@ use super::resume::paths_in;
 const ROUNDS: u32 = 30;
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Opens the token file of a run; where it is not here yet, fetches it by its hash from one of the
-/// `holders`.
-///
-/// # Errors
-/// When it is neither here nor to be had, or is another file.
-pub(crate) async fn obtain(
-    manifest: &Manifest,
-    folder: &Path,
-    files: &Files,
-    transport: Option<Transport>,
-    holders: Vec<PeerId>,
-) -> anyhow::Result<Samples> {
-    let Tokens { hash, count, width, .. } = manifest.tokens;
-    let folder = folder.join("tokens");
-    let path = files.path(&hash).unwrap_or_else(|| folder.join(format!("{hash}.tokens")));
-    if let (false, Some(transport)) = (path.exists(), transport) {
+/// Where the token file of a run is, or will be.
+#[derive(Debug, Clone)]
+pub(crate) struct Text {
+    pub(crate) manifest: Arc<Manifest>,
+    /// The data directory.
+    pub(crate) folder: PathBuf,
+    pub(crate) files: Files,
+}
+
+impl Text {
+    fn path(&self) -> PathBuf {
+        let hash = self.manifest.tokens.hash;
+        let own = || self.folder.join("tokens").join(format!("{hash}.tokens"));
+        self.files.path(&hash).unwrap_or_else(own)
+    }
+
+    /// Opens the token file, which is here.
+    ///
+    /// # Errors
+    /// When it is not, or is another file.
+    pub(crate) fn open(&self) -> anyhow::Result<Samples> {
+        let path = self.path();
+        let file = TokenFile::open(&path, &self.manifest.tokens)?;
+        self.files.offer(self.manifest.tokens.hash, path);
+        Ok(Samples::new(&self.manifest, file))
+    }
+
+    /// Fetches the token file by its hash from one of the `holders`, where it is not here yet.
+    ///
+    /// # Errors
+    /// When it is not to be had.
+    pub(crate) async fn obtain(
+        &self,
+        transport: Option<Transport>,
+        holders: Vec<PeerId>,
+    ) -> anyhow::Result<()> {
+        let Tokens { hash, count, width, .. } = self.manifest.tokens;
+        let path = self.path();
+        let Some(transport) = transport.filter(|_| !path.exists()) else { return Ok(()) };
         let length = count.saturating_mul(width.size() as u64);
         tracing::info!(%hash, length, "fetching the text");
+        let folder = self.folder.join("tokens");
         std::fs::create_dir_all(&folder)
             .with_context(|| format!("{} cannot be made", folder.display()))?;
         anyhow::ensure!(
@@ -53,11 +78,8 @@ pub(crate) async fn obtain(
                 break;
             }
         }
-        fetched.context("the text cannot be fetched")?;
+        fetched.context("the text cannot be fetched")
     }
-    let file = TokenFile::open(&path, &manifest.tokens)?;
-    files.offer(hash, path);
-    Ok(Samples::new(manifest, file))
 }
 
 /// Removes what is left of fetches of other texts.
