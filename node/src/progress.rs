@@ -71,73 +71,35 @@ impl Progress {
     /// Shows the next event.
     pub fn note(&mut self, event: &RunEvent) {
         match event {
-            RunEvent::Started { run, stages, steps, tokens_per_step, .. } => {
+            RunEvent::Started { steps, .. } => {
                 self.pace.steps = *steps;
-                self.say(&format!(
-                    "run {:.8}: {steps} steps of {tokens_per_step} tokens, {} of the model",
-                    run.to_string(),
-                    counted(u64::from(*stages), "stage"),
-                ));
                 if let Some(bar) = &self.bar {
                     bar.set_length(*steps);
                 }
+                self.tell(event);
             }
             // `start` says it, whoever sees the progress.
             RunEvent::Listening { .. } | RunEvent::Draining { .. } => {}
-            RunEvent::Waiting { stages, members } => self.wait(stages, *members),
-            RunEvent::Admitted { peer, span } => {
-                self.say(&format!("{} hosts stage {span}", peer.short()));
-            }
-            RunEvent::Joined { span } => self.say(&format!("joined, hosting stage {span}")),
+            RunEvent::Waiting { .. } => self.wait(event),
             RunEvent::Committed(step) => self.step(step),
-            RunEvent::Checkpoint { version, directory, hash } => self.say(&format!(
-                "version {version} of the weights saved in {directory} ({:.8})",
-                hash.to_string()
-            )),
-            RunEvent::Serving { version } => {
-                if *version > 0 {
-                    self.say(&format!("caught up at version {version} of the weights"));
-                }
-            }
-            RunEvent::Lost { peer, span, how } => {
-                self.say(&format!("{} is gone from stage {span}: {how}", peer.short()));
-            }
-            RunEvent::Rewound { version, steps } => self.say(&format!(
-                "a stage lost its last replica: the run goes back to version {version}, {} are \
-                 computed again",
-                counted(*steps, "step")
-            )),
-            RunEvent::Anchors { count } => {
-                self.say(&format!("{} keep the run's log", counted(*count as u64, "peer")));
-            }
-            RunEvent::Paused { answering, anchors } => self.say(&format!(
-                "the run pauses: {answering} of {anchors} peers that keep its log answer, and more \
-                 than half must"
-            )),
-            // A first term is nothing to tell of.
-            RunEvent::TookOver { term: 0 | 1, .. } => {}
-            RunEvent::TookOver { claims, .. } => self.say(&format!(
-                "keeps the run from now on: its members hold {}",
-                counted(*claims, "claim")
-            )),
-            RunEvent::Stranded { stages, version } => self.say(&format!(
-                "no replica of stage {} is left: looks for version {version} of the weights",
-                listed(stages)
-            )),
-            RunEvent::Killed { index } => self.say(&format!("killed peer {index}")),
             RunEvent::Finished { .. } => {
                 self.clear();
                 self.say(&self.pace.summary());
             }
             RunEvent::Stopped { .. } => self.clear(),
+            other => self.tell(other),
         }
     }
 
-    fn wait(&mut self, stages: &[u16], members: usize) {
-        let text = waiting(stages, members);
-        if text == self.waiting {
-            return;
+    fn tell(&self, event: &RunEvent) {
+        if let Some(text) = describe(event) {
+            self.say(&text);
         }
+    }
+
+    fn wait(&mut self, event: &RunEvent) {
+        let text = describe(event).filter(|text| *text != self.waiting);
+        let Some(text) = text else { return };
         match &self.bar {
             Some(bar) => bar.set_message(text.clone()),
             None => self.say(&text),
@@ -169,9 +131,60 @@ impl Progress {
     }
 }
 
+/// An event in words, on one line; none where there is nothing to tell.
+pub(crate) fn describe(event: &RunEvent) -> Option<String> {
+    Some(match event {
+        RunEvent::Started { run, stages, steps, tokens_per_step, .. } => format!(
+            "run {:.8}: {steps} steps of {tokens_per_step} tokens, {} of the model",
+            run.to_string(),
+            counted(u64::from(*stages), "stage"),
+        ),
+        RunEvent::Waiting { stages, members } => waiting(stages, *members),
+        RunEvent::Admitted { peer, span } => format!("{} hosts stage {span}", peer.short()),
+        RunEvent::Joined { span } => format!("joined, hosting stage {span}"),
+        RunEvent::Serving { version: 0 } => return None,
+        RunEvent::Serving { version } => format!("caught up at version {version} of the weights"),
+        RunEvent::Checkpoint { version, directory, hash } => format!(
+            "version {version} of the weights saved in {directory} ({:.8})",
+            hash.to_string()
+        ),
+        RunEvent::Lost { peer, span, how } => {
+            format!("{} is gone from stage {span}: {how}", peer.short())
+        }
+        RunEvent::Rewound { version, steps } => format!(
+            "a stage lost its last replica: the run goes back to version {version}, {} are \
+             computed again",
+            counted(*steps, "step")
+        ),
+        RunEvent::Anchors { count } => {
+            format!("{} keep the run's log", counted(*count as u64, "peer"))
+        }
+        RunEvent::Paused { answering, anchors } => format!(
+            "the run pauses: {answering} of {anchors} peers that keep its log answer, and more \
+             than half must"
+        ),
+        // A first term is nothing to tell of.
+        RunEvent::TookOver { term: 0 | 1, .. } => return None,
+        RunEvent::TookOver { claims, .. } => {
+            format!("keeps the run from now on: its members hold {}", counted(*claims, "claim"))
+        }
+        RunEvent::Stranded { stages, version } => format!(
+            "no replica of stage {} is left: looks for version {version} of the weights",
+            listed(stages)
+        ),
+        RunEvent::Draining { source } => {
+            format!("{source}: leaves when the open step is committed")
+        }
+        RunEvent::Killed { index } => format!("killed peer {index}"),
+        RunEvent::Finished { .. } => "the run is over".to_owned(),
+        RunEvent::Stopped { reason } => format!("the run stopped: {reason}"),
+        RunEvent::Listening { .. } | RunEvent::Committed(_) => return None,
+    })
+}
+
 /// How fast a run goes, and how far it came.
-#[derive(Debug, Default)]
-struct Pace {
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Pace {
     steps: u64,
     done: u64,
     tokens: u64,
@@ -179,12 +192,12 @@ struct Pace {
     first_loss: Option<f64>,
     last_loss: f64,
     /// Moving averages.
-    tokens_per_second: f64,
-    seconds_per_step: f64,
+    pub(crate) tokens_per_second: f64,
+    pub(crate) seconds_per_step: f64,
 }
 
 impl Pace {
-    fn note(&mut self, step: &StepReport) {
+    pub(crate) fn note(&mut self, step: &StepReport) {
         self.done = step.step + 1;
         self.tokens += step.tokens;
         self.seconds += step.seconds;
@@ -253,9 +266,10 @@ fn counted(count: u64, thing: &str) -> String {
     format!("{count} {thing}{plural}")
 }
 
-/// Three digits or so, with `k` or `M`.
+/// Three digits or so, with `k`, `M` or `G`.
 pub(crate) fn with_prefix(value: f64) -> String {
     match value {
+        value if value >= 1e9 => format!("{:.2}G", value / 1e9),
         value if value >= 1e6 => format!("{:.2}M", value / 1e6),
         value if value >= 1e4 => format!("{:.1}k", value / 1e3),
         value if value >= 1e3 => format!("{:.2}k", value / 1e3),
