@@ -444,7 +444,12 @@ impl Peer {
         self.version = record.step.next();
         let open = self.version;
         self.released.retain(|key, _| key.step >= open);
-        self.applying.records.push_back((record, self.stages.len()));
+        if self.stages.is_empty() {
+            // Who hosts nothing has no task to wait for.
+            out.push(PeerAction::Event(PeerEvent::Applied { record }));
+        } else {
+            self.applying.records.push_back((record, self.stages.len()));
+        }
         for hosted in self.stages.values_mut() {
             hosted.forget_before(open);
         }
