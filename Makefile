@@ -19,6 +19,7 @@ help:
 	@echo 'make bench-schedules what orders of passes keep of engines over slow links (1 minute)'
 	@echo 'make fuzz SECONDS=N  look for bytes that break a decoder for so long; a nightly compiler'
 	@echo 'make soak SECONDS=N  look for failures for so long: faulty swarms, demos with deaths'
+	@echo 'make screenshots     pictures of a run that is watched (3 minutes; Chromium, tmux)'
 	@echo 'make lint       formatting, clippy, and what we depend on'
 	@echo 'make check-gpu  the checks that need an NVIDIA GPU'
 
@@ -103,6 +104,9 @@ bench-placement:
 bench-schedules:
 	cargo run --release -p shoal-scheduler --example schedules
 
+screenshots: build
+	python3 scripts/screenshots.py --shoal target/release/shoal
+
 SECONDS ?= 3600
 soak: setup
 	scripts/soak.sh $(SECONDS)
@@ -123,4 +127,4 @@ check-gpu:
 
 .PHONY: help setup build demo test bench bench-recovery bench-overhead bench-codec \
 	bench-all-reduce bench-links bench-transport bench-chunks bench-convergence bench-placement \
-	bench-schedules fuzz soak lint check-gpu
+	bench-schedules screenshots fuzz soak lint check-gpu

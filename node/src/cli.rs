@@ -59,6 +59,8 @@ pub enum Command {
     Join(JoinArgs),
     /// Print what a running peer of this machine knows of its run.
     Status(StatusArgs),
+    /// Watch what a running peer knows of its run, in the terminal.
+    Top(NodeArgs),
     /// Say whether a running peer of this machine is well: exit code 0, or 1.
     Healthcheck(HealthcheckArgs),
     /// Train the same run in one process, without a network: the reference.

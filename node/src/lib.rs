@@ -23,3 +23,4 @@ pub mod plot;
 pub mod progress;
 pub mod report;
 pub mod status;
+mod top;

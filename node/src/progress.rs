@@ -342,5 +342,6 @@ mod tests {
         assert_eq!(with_prefix(8_250.0), "8.25k");
         assert_eq!(with_prefix(82_500.0), "82.5k");
         assert_eq!(with_prefix(1_234_567.0), "1.23M");
+        assert_eq!(with_prefix(2.05e9), "2.05G");
     }
 }

@@ -19,6 +19,7 @@ pub(crate) mod scenario;
 pub mod simulate;
 pub mod start;
 mod status;
+mod top;
 mod training;
 
 use crate::cli::{Command, LogFormat};
@@ -34,6 +35,7 @@ pub fn run(command: Command, log_format: LogFormat) -> anyhow::Result<()> {
         Command::Start(args) => start::run(args.into()),
         Command::Join(args) => join::run(args.options()),
         Command::Status(args) => status::run(&args),
+        Command::Top(args) => top::run(&args),
         Command::Healthcheck(args) => healthcheck::run(&args),
         Command::Local(args) => local::run(args.into()),
         Command::Simulate(args) => simulate::run(&args),

@@ -5,8 +5,8 @@ use std::fmt::{self, Write as _};
 use super::training;
 use crate::cli::{ListFormat, StatusArgs};
 use crate::http::client;
-use crate::status::words::{age, by_stage, link_words, roles, standing};
-use crate::status::{MemberStatus, Status};
+use crate::status::Status;
+use crate::status::words::{TITLES, age, rows_of, standing};
 
 /// Of what happened, the newest so many are printed.
 const NEWEST: usize = 12;
@@ -44,34 +44,18 @@ fn table(status: &Status) -> Result<String, fmt::Error> {
 }
 
 fn members(status: &Status, text: &mut String) -> fmt::Result {
-    let titles = ["STAGE", "PEER", "STATE", "PART", "ROUND TRIP", "RATE", "LOST"];
-    let mut rows = vec![titles.map(str::to_owned)];
-    for (stage, members) in by_stage(status) {
-        let stage = stage.map_or_else(|| "-".to_owned(), |stage| stage.to_string());
-        if members.is_empty() {
-            let [none, rest] = ["nobody".to_owned(), String::new()];
-            let empty = || rest.clone();
-            rows.push([stage, none, empty(), empty(), empty(), empty(), empty()]);
-            continue;
-        }
-        rows.extend(members.into_iter().map(|member| row(&stage, member)));
-    }
+    let mut rows = vec![TITLES.map(str::to_owned)];
+    rows.extend(rows_of(status));
     let width = |column: usize| {
         rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default()
     };
-    let widths: Vec<usize> = (0..titles.len()).map(width).collect();
+    let widths: Vec<usize> = (0..TITLES.len()).map(width).collect();
     writeln!(text)?;
     for row in &rows {
         let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
         writeln!(text, "{}", cells.collect::<Vec<_>>().join("  ").trim_end())?;
     }
     Ok(())
-}
-
-fn row(stage: &str, member: &MemberStatus) -> [String; 7] {
-    let state = format!("{} {}", member.state.sign(), member.state.name());
-    let [trip, rate, lost] = link_words(member);
-    [stage.to_owned(), member.peer.short(), state, roles(member), trip, rate, lost]
 }
 
 #[cfg(test)]

@@ -46,7 +46,7 @@ pub(super) struct Chronicle {
 impl Chronicle {
     /// Takes in an event.
     pub(super) fn note(&mut self, at: Millis, event: &RunEvent) {
-        let text = describe(event);
+        let text = describe(event).map(|text| plain(&text));
         match event {
             RunEvent::Started { run, .. } => self.begin(*run),
             RunEvent::Committed(step) => self.step(at, step),
@@ -185,14 +185,17 @@ impl Chronicle {
     }
 
     fn push(&mut self, at_ms: Millis, tone: Tone, text: &str) {
-        // A peer's word may be anything, and a terminal obeys some of it.
-        let text = text.chars().take(CHARACTERS);
-        let text = text.map(|c| if c.is_control() { ' ' } else { c }).collect();
-        self.happenings.push_back(Happening { at_ms, tone, text });
+        self.happenings.push_back(Happening { at_ms, tone, text: plain(text) });
         if self.happenings.len() > HAPPENINGS {
             self.happenings.pop_front();
         }
     }
+}
+
+/// A text that is short and on one line: a peer's word may be anything, and a terminal obeys some of it.
+fn plain(text: &str) -> String {
+    let characters = text.chars().take(CHARACTERS);
+    characters.map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 fn tone(event: &RunEvent) -> Tone {
@@ -202,5 +205,166 @@ fn tone(event: &RunEvent) -> Tone {
         }
         RunEvent::Paused { .. } | RunEvent::Stranded { .. } | RunEvent::Stopped { .. } => Tone::Bad,
         _ => Tone::Plain,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shoal_protocol::ids::{ContentHash, StageSpan};
+
+    use super::*;
+    use crate::status::{MemberState, NodeStatus, RunStatus, example};
+
+    fn started() -> RunEvent {
+        RunEvent::Started {
+            run: ContentHash([7; 32]),
+            seed: 3,
+            stages: 3,
+            steps: 10,
+            tokens_per_step: 1000,
+            microbatches: 4,
+        }
+    }
+
+    fn committed(step: u64, loss: f64) -> RunEvent {
+        RunEvent::Committed(StepReport {
+            step,
+            loss,
+            held_out_loss: (step == 0).then_some(5.5),
+            gradient_norm: 1.0,
+            tokens: 1000,
+            seconds: 0.5,
+            counted: 12,
+            replayed: 0,
+            all_reduce_seconds: None,
+            duplicated: 0,
+            peers: 3,
+        })
+    }
+
+    /// What the driver of a serving node sees.
+    fn sight() -> Sight {
+        let example = example::status();
+        let node = NodeStatus { state: NodeState::Serving, why: None, ..example.node };
+        Sight { node, run: example.run, view: 1, members: example.members }
+    }
+
+    fn texts(chronicle: &Chronicle) -> Vec<&str> {
+        chronicle.happenings.iter().map(|happening| happening.text.as_str()).collect()
+    }
+
+    #[test]
+    fn steps_become_numbers_and_curves() {
+        let mut chronicle = Chronicle::default();
+        chronicle.note(0, &started());
+        // Before it serves it hears of many steps at once: of what they took nothing is known.
+        chronicle.note(1, &committed(0, 5.0));
+        chronicle.see(2, sight());
+        chronicle.note(3, &committed(1, 4.0));
+        let status = chronicle.status(4);
+        assert_eq!(status.curves.loss.len(), 2);
+        assert_eq!(status.curves.held_out_loss.len(), 1);
+        assert_eq!(status.curves.tokens_per_second, [crate::status::Point(1, 2000.0)]);
+        assert_eq!(status.training.loss, Some(4.0));
+        assert_eq!(status.training.held_out_loss, Some(5.5));
+        assert_eq!(status.training.committed_at_ms, Some(3));
+    }
+
+    #[test]
+    fn a_loss_that_is_no_number_can_still_be_told() {
+        let mut chronicle = Chronicle::default();
+        chronicle.note(0, &committed(0, f64::NAN));
+        let status = chronicle.status(1);
+        let text = serde_json::to_string(&status).expect("plain data");
+        assert_eq!(serde_json::from_str::<Status>(&text).expect("what was written"), status);
+        assert_eq!(status.training.loss, None);
+    }
+
+    #[test]
+    fn a_run_stands_still_until_a_step_begins() {
+        let mut chronicle = Chronicle::default();
+        chronicle.note(0, &started());
+        chronicle.see(0, sight());
+        let waiting = RunEvent::Waiting { stages: vec![2], members: 0 };
+        chronicle.note(1, &waiting);
+        chronicle.note(2, &waiting);
+        let node = chronicle.status(3).node;
+        assert_eq!(node.state, NodeState::Paused);
+        assert_eq!(node.why.as_deref(), Some("waits for a host of stage 2"));
+        assert_eq!(texts(&chronicle).len(), 2, "{:?}", texts(&chronicle));
+        chronicle.opened();
+        assert_eq!(chronicle.status(4).node.state, NodeState::Serving);
+        chronicle.note(5, &waiting);
+        chronicle.note(6, &committed(0, 5.0));
+        assert_eq!(chronicle.status(7).node.state, NodeState::Serving);
+    }
+
+    #[test]
+    fn who_leaves_is_not_ready_and_another_life_may_be() {
+        let mut chronicle = Chronicle::default();
+        chronicle.note(0, &started());
+        chronicle.see(0, sight());
+        assert!(chronicle.is_ready());
+        chronicle.note(1, &RunEvent::Draining { source: "SIGTERM".into() });
+        assert!(!chronicle.is_ready());
+        assert_eq!(chronicle.status(1).node.state, NodeState::Draining);
+        chronicle.look_away();
+        chronicle.note(2, &started());
+        assert!(!chronicle.is_ready());
+        chronicle.see(3, sight());
+        assert!(chronicle.is_ready());
+        chronicle.note(4, &RunEvent::Stopped { reason: "no room".into() });
+        assert_eq!(chronicle.status(5).node.why.as_deref(), Some("the run stopped: no room"));
+    }
+
+    #[test]
+    fn members_come_and_go_with_the_cause_where_it_is_known() {
+        let mut chronicle = Chronicle::default();
+        let mut now = sight();
+        chronicle.see(0, now.clone());
+        let lost = now.members.remove(1);
+        let how = "its connection broke".to_owned();
+        let span = StageSpan::none();
+        chronicle.note(1, &RunEvent::Lost { peer: lost.peer, span, how });
+        now.members[1].state = MemberState::Serving;
+        now.view = 2;
+        chronicle.see(2, now.clone());
+        let expected = [
+            format!("{} is gone from stage 1: its connection broke", lost.peer.short()),
+            format!("{} serves stage 1", now.members[1].peer.short()),
+        ];
+        assert_eq!(texts(&chronicle), expected);
+
+        now.members.push(lost);
+        now.view = 3;
+        let run: &mut RunStatus = now.run.as_mut().expect("there is one");
+        (run.era, run.version) = (2, 35);
+        chronicle.see(3, now.clone());
+        let expected = [
+            "the run goes back to version 35".to_owned(),
+            format!("{} hosts stage 1", now.members[3].peer.short()),
+        ];
+        assert_eq!(texts(&chronicle)[2..], expected);
+        // Of another run nothing is news.
+        now.run.as_mut().expect("there is one").id = ContentHash([8; 32]);
+        now.members.clear();
+        chronicle.see(4, now);
+        assert_eq!(texts(&chronicle).len(), 4);
+    }
+
+    #[test]
+    fn what_happened_is_kept_short_and_plain() {
+        let mut chronicle = Chronicle::default();
+        for step in 0..3 * HAPPENINGS {
+            let source = format!("{step} \u{1b}[2J\r\n{}", "x".repeat(10_000));
+            chronicle.note(0, &RunEvent::Draining { source });
+        }
+        assert_eq!(chronicle.happenings.len(), HAPPENINGS);
+        for text in texts(&chronicle) {
+            assert!(
+                text.chars().count() <= CHARACTERS && !text.contains(char::is_control),
+                "{text}"
+            );
+        }
     }
 }

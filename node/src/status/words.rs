@@ -3,11 +3,11 @@
 use shoal_protocol::ids::Stage;
 use shoal_protocol::units::Bytes;
 
-use super::{MemberStatus, NodeState, Status};
+use super::{MemberStatus, Status};
 use crate::progress::with_prefix;
 
 /// The members of each stage in order, and of none those who watch, if there are any.
-pub(crate) fn by_stage(status: &Status) -> Vec<(Option<Stage>, Vec<&MemberStatus>)> {
+fn by_stage(status: &Status) -> Vec<(Option<Stage>, Vec<&MemberStatus>)> {
     let stages = status.run.as_ref().map_or(0, |run| run.stages);
     let hosts = |stage| {
         let members = status.members.iter();
@@ -23,9 +23,34 @@ pub(crate) fn by_stage(status: &Status) -> Vec<(Option<Stage>, Vec<&MemberStatus
     found
 }
 
+/// What the columns of the members' table are.
+pub(crate) const TITLES: [&str; 7] =
+    ["STAGE", "PEER", "STATE", "PART", "ROUND TRIP", "RATE", "LOST"];
+
+/// The members' table: a row for each replica of each stage, and one where there is none.
+pub(crate) fn rows_of(status: &Status) -> Vec<[String; 7]> {
+    let mut rows = Vec::new();
+    for (stage, members) in by_stage(status) {
+        let stage = stage.map_or_else(|| "-".to_owned(), |stage| stage.to_string());
+        if members.is_empty() {
+            let mut row: [String; 7] = Default::default();
+            (row[0], row[1]) = (stage, "nobody".to_owned());
+            rows.push(row);
+            continue;
+        }
+        for member in members {
+            let state = format!("{} {}", member.state.sign(), member.state.name());
+            let [trip, rate, lost] = link_words(member);
+            let (stage, peer) = (stage.clone(), member.peer.short());
+            rows.push([stage, peer, state, roles(member), trip, rate, lost]);
+        }
+    }
+    rows
+}
+
 /// How node, run and training stand: a name and a line each.
 pub(crate) fn standing(status: &Status) -> Vec<(&'static str, String)> {
-    let mut lines = vec![("node", node(status))];
+    let mut lines = vec![("state", state(status)), ("node", node(status))];
     if let Some(run) = &status.run {
         let id = run.id.to_string();
         let keeper = run.keeper.map_or_else(|| "nobody".to_owned(), |keeper| keeper.short());
@@ -67,20 +92,18 @@ fn node(status: &Status) -> String {
         Some(span) if !span.is_empty() => format!(", stage {span}"),
         _ => String::new(),
     };
-    format!("{who}, life {}{place}: {}", node.incarnation, state(status))
+    format!("{who}, life {}{place}", node.incarnation)
 }
 
 /// What the node is at, and why.
-pub(crate) fn state(status: &Status) -> String {
+fn state(status: &Status) -> String {
     let node = &status.node;
     let why = node.why.as_ref().map_or_else(String::new, |why| format!(": {why}"));
-    let ready = matches!(node.state, NodeState::Paused) && node.ready;
-    let also = if ready { " (itself ready)" } else { "" };
-    format!("{}{why}{also}", node.state.name())
+    format!("{}{why}", node.state.name())
 }
 
 /// How the training goes.
-pub(crate) fn training(status: &Status) -> String {
+fn training(status: &Status) -> String {
     let training = &status.training;
     let Some(step) = training.step else { return "no step is committed yet".to_owned() };
     let number = |value: Option<f64>| value.map_or_else(|| "?".to_owned(), |v| format!("{v:.3}"));
@@ -111,7 +134,7 @@ fn memory(status: &Status) -> String {
 }
 
 /// What a member does besides hosting stages.
-pub(crate) fn roles(member: &MemberStatus) -> String {
+fn roles(member: &MemberStatus) -> String {
     let all = [
         (member.own, "this peer"),
         (member.keeper, "keeper"),
@@ -123,7 +146,7 @@ pub(crate) fn roles(member: &MemberStatus) -> String {
 }
 
 /// Round trip, measured rate and lost packets of the link to a member.
-pub(crate) fn link_words(member: &MemberStatus) -> [String; 3] {
+fn link_words(member: &MemberStatus) -> [String; 3] {
     let Some(link) = &member.link else { return ["-", "-", "-"].map(str::to_owned) };
     let rate = |rate: f64| format!("{}B/s", with_prefix(rate));
     let lost = link.lost_packets as f64 / link.sent_packets.max(1) as f64;
@@ -135,7 +158,7 @@ pub(crate) fn link_words(member: &MemberStatus) -> [String; 3] {
 }
 
 /// `12.3 ms`.
-pub(crate) fn milliseconds(seconds: f64) -> String {
+fn milliseconds(seconds: f64) -> String {
     format!("{:.1} ms", seconds * 1e3)
 }
 
