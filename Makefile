@@ -16,6 +16,7 @@ help:
 	@echo 'make bench-convergence DATA=TEXT  what that rounding, and compressing, does to training (19 minutes)'
 	@echo 'make bench-chunks    how fast a file comes from those who have it (10 minutes; root)'
 	@echo 'make bench-placement where a model puts 64 devices, beside DT-FM (1 minute)'
+	@echo 'make bench-watching  what being watched costs a swarm (6 minutes)'
 	@echo 'make bench-schedules what orders of passes keep of engines over slow links (1 minute)'
 	@echo 'make fuzz SECONDS=N  look for bytes that break a decoder for so long; a nightly compiler'
 	@echo 'make soak SECONDS=N  look for failures for so long: faulty swarms, demos with deaths'
@@ -101,6 +102,10 @@ bench-convergence: build
 bench-placement:
 	cargo run --release -p shoal-scheduler --example placement
 
+bench-watching: build
+	@scripts/setup.sh --tests
+	.venv/bin/python bench/watching.py --shoal target/release/shoal
+
 bench-schedules:
 	cargo run --release -p shoal-scheduler --example schedules
 
@@ -127,4 +132,4 @@ check-gpu:
 
 .PHONY: help setup build demo test bench bench-recovery bench-overhead bench-codec \
 	bench-all-reduce bench-links bench-transport bench-chunks bench-convergence bench-placement \
-	bench-schedules screenshots fuzz soak lint check-gpu
+	bench-watching bench-schedules screenshots fuzz soak lint check-gpu

@@ -109,7 +109,7 @@ def picture_page(page, url, out):
     for name, width, height, scale, dark in SCREENS:
         page.size(width, height, scale, dark)
         page.open(url)
-        page.until("Number(document.body.dataset.polls) >= 3")
+        page.until("Number(document.body?.dataset.polls) >= 3")
         widest = page.value("document.documentElement.scrollWidth")
         if widest > width:
             sys.exit(f"screenshots: {name} is {widest} pixels wide, its screen {width}")

@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use std::sync::LazyLock;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use shoal_protocol::ids::StageSpan;
 
 use crate::events::{RunEvent, StepReport};
 use crate::logging;
@@ -140,16 +141,19 @@ pub(crate) fn describe(event: &RunEvent) -> Option<String> {
             counted(u64::from(*stages), "stage"),
         ),
         RunEvent::Waiting { stages, members } => waiting(stages, *members),
-        RunEvent::Admitted { peer, span } => format!("{} hosts stage {span}", peer.short()),
-        RunEvent::Joined { span } => format!("joined, hosting stage {span}"),
+        RunEvent::Admitted { peer, span } => format!("{} hosts {}", peer.short(), place(*span)),
+        RunEvent::Joined { span } => format!("joined, hosting {}", place(*span)),
         RunEvent::Serving { version: 0 } => return None,
         RunEvent::Serving { version } => format!("caught up at version {version} of the weights"),
         RunEvent::Checkpoint { version, directory, hash } => format!(
             "version {version} of the weights saved in {directory} ({:.8})",
             hash.to_string()
         ),
+        RunEvent::Lost { peer, span, how } if span.is_empty() => {
+            format!("{} is gone, which hosted nothing: {how}", peer.short())
+        }
         RunEvent::Lost { peer, span, how } => {
-            format!("{} is gone from stage {span}: {how}", peer.short())
+            format!("{} is gone from {}: {how}", peer.short(), place(*span))
         }
         RunEvent::Rewound { version, steps } => format!(
             "a stage lost its last replica: the run goes back to version {version}, {} are \
@@ -180,6 +184,10 @@ pub(crate) fn describe(event: &RunEvent) -> Option<String> {
         RunEvent::Stopped { reason } => format!("the run stopped: {reason}"),
         RunEvent::Listening { .. } | RunEvent::Committed(_) => return None,
     })
+}
+
+fn place(span: StageSpan) -> String {
+    if span.is_empty() { "nothing".to_owned() } else { format!("stage {span}") }
 }
 
 /// How fast a run goes, and how far it came.
@@ -329,6 +337,15 @@ mod tests {
         assert_eq!(waiting(&[1, 2], 3), "waits for hosts of stages 1, 2 and 3 more peers");
         assert_eq!(waiting(&[1], 0), "waits for a host of stage 1");
         assert_eq!(waiting(&[], 1), "waits for 1 more peer");
+    }
+
+    #[test]
+    fn who_hosts_nothing_is_told_of_as_such() {
+        let span = StageSpan::none();
+        let text = describe(&RunEvent::Joined { span });
+        assert_eq!(text.as_deref(), Some("joined, hosting nothing"));
+        let text = describe(&RunEvent::Joined { span: StageSpan::all(3) });
+        assert_eq!(text.as_deref(), Some("joined, hosting stage 0-2"));
     }
 
     #[test]

@@ -49,7 +49,7 @@ pub async fn status(address: SocketAddr) -> anyhow::Result<Status> {
     if code != StatusCode::OK {
         bail!("what answers at {address} says {code}: is it a node of Shoal?");
     }
-    serde_json::from_slice(&body)
+    Status::parse(&body)
         .with_context(|| format!("what answers at {address} is no node of this version of Shoal"))
 }
 

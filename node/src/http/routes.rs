@@ -58,7 +58,7 @@ async fn page() -> Response {
 }
 
 async fn status(State(shown): State<Shown>) -> Response {
-    match serde_json::to_string(&shown.board.status()) {
+    match shown.board.status().to_json() {
         Ok(text) => ([(CONTENT_TYPE, "application/json")], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }

@@ -172,6 +172,10 @@ impl Chronicle {
             self.training.tokens_per_second = number(self.pace.tokens_per_second);
             self.training.seconds_per_step = number(self.pace.seconds_per_step);
         }
+        // The driver looks now and then; the next look tells again.
+        if let Some(run) = &mut self.sight.run {
+            run.version = run.version.max(step.step.saturating_add(1));
+        }
         let training = &mut self.training;
         training.step = Some(step.step);
         training.loss = number(step.loss);

@@ -148,7 +148,7 @@ fn roles(member: &MemberStatus) -> String {
 /// Round trip, measured rate and lost packets of the link to a member.
 fn link_words(member: &MemberStatus) -> [String; 3] {
     let Some(link) = &member.link else { return ["-", "-", "-"].map(str::to_owned) };
-    let rate = |rate: f64| format!("{}B/s", with_prefix(rate));
+    let rate = |rate: f64| format!("{}/s", Bytes(rate as u64));
     let lost = link.lost_packets as f64 / link.sent_packets.max(1) as f64;
     [
         milliseconds(link.round_trip_seconds),
