@@ -69,8 +69,13 @@ impl Board {
     /// Whether the node is well.
     #[must_use]
     pub fn health(&self) -> Health {
+        self.health_at(Instant::now())
+    }
+
+    fn health_at(&self, now: Instant) -> Health {
         let shared = self.lock();
-        let live = shared.looked.is_none_or(|looked| looked.elapsed() < STANDSTILL);
+        let live =
+            shared.looked.is_none_or(|looked| now.saturating_duration_since(looked) < STANDSTILL);
         Health { live, ready: live && shared.chronicle.is_ready() }
     }
 
@@ -90,4 +95,28 @@ fn resident_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status::NodeStatus;
+
+    #[test]
+    fn a_driver_that_no_longer_looks_is_not_alive() {
+        let board = Board::default();
+        let node = NodeStatus { ready: true, ..NodeStatus::default() };
+        board.see(Sight { node, ..Sight::default() });
+        let later = Instant::now() + STANDSTILL;
+        assert_eq!(board.health(), Health { live: true, ready: true });
+        assert_eq!(board.health_at(later), Health { live: false, ready: false });
+        // Between two lives there is no driver that could stand still.
+        board.look_away();
+        assert_eq!(board.health_at(later), Health { live: true, ready: false });
+    }
+
+    #[test]
+    fn a_process_knows_its_memory() {
+        assert!(Board::default().status().node.resident_bytes.is_some_and(|bytes| bytes > 1 << 20));
+    }
 }

@@ -48,7 +48,7 @@ pub(crate) fn rows_of(status: &Status) -> Vec<[String; 7]> {
     rows
 }
 
-/// How node, run and training stand: a name and a line each.
+/// How node, run and training stand: a name and a line each, what matters most first.
 pub(crate) fn standing(status: &Status) -> Vec<(&'static str, String)> {
     let mut lines = vec![("state", state(status)), ("node", node(status))];
     if let Some(run) = &status.run {
@@ -61,13 +61,13 @@ pub(crate) fn standing(status: &Status) -> Vec<(&'static str, String)> {
                 run.version, run.steps, run.era, run.term
             ),
         ));
-        if let Some(checkpoint) = &run.checkpoint {
-            let hash = checkpoint.hash.map(|hash| format!(" ({:.8})", hash.to_string()));
-            let line = format!("version {}{}", checkpoint.version, hash.unwrap_or_default());
-            lines.push(("checkpoint", line));
-        }
     }
     lines.push(("training", training(status)));
+    if let Some(checkpoint) = status.run.as_ref().and_then(|run| run.checkpoint.as_ref()) {
+        let hash = checkpoint.hash.map(|hash| format!(" ({:.8})", hash.to_string()));
+        let line = format!("version {}{}", checkpoint.version, hash.unwrap_or_default());
+        lines.push(("checkpoint", line));
+    }
     lines.push(("memory", memory(status)));
     let (sent, received) = (&status.node.sent, &status.node.received);
     lines.push((

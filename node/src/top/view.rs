@@ -17,8 +17,8 @@ use crate::status::{NodeState, Point, Status, Tone};
 /// The least width and height at which the curves are shown beside the rest.
 const FOR_CURVES: (u16, u16) = (80, 24);
 
-/// The least height that the events get where there is a table above them.
-const EVENTS: u16 = 5;
+/// Lines on how things stand that the smallest screen has; a larger one has up to a third of it.
+const LINES: usize = 4;
 
 /// Widths of the members' columns.
 const WIDTHS: [u16; 7] = [5, 6, 13, 26, 10, 11, 6];
@@ -35,7 +35,8 @@ const HELP: [&str; 6] = [
 /// Draws everything.
 pub(super) fn draw(frame: &mut Frame, screen: &Screen) {
     let area = frame.area();
-    let lines = standing(&screen.status);
+    let mut lines = standing(&screen.status);
+    lines.truncate(usize::from(area.height / 3).max(LINES));
     let head = u16::try_from(lines.len() + 1).unwrap_or(u16::MAX).min(area.height);
     let [top, middle, bottom] =
         Layout::vertical([Constraint::Length(head), Constraint::Fill(1), Constraint::Length(1)])
@@ -78,7 +79,7 @@ fn draw_middle(frame: &mut Frame, area: Rect, screen: &Screen) {
     // A frame and the titles.
     let wanted = u16::try_from(rows.len()).unwrap_or(u16::MAX).saturating_add(3);
     let curves = frame.area().width >= FOR_CURVES.0 && frame.area().height >= FOR_CURVES.1;
-    let most = area.height.saturating_sub(EVENTS) / if curves { 2 } else { 1 };
+    let most = if curves { area.height / 2 } else { area.height / 3 * 2 };
     let [members, rest] =
         Layout::vertical([Constraint::Length(wanted.min(most)), Constraint::Fill(1)]).areas(area);
     draw_members(frame, members, rows);
@@ -214,11 +215,15 @@ mod tests {
     use super::*;
     use crate::status::example;
 
-    fn drawn(screen: &Screen, width: u16, height: u16) -> String {
-        let mut terminal =
-            Terminal::new(TestBackend::new(width, height)).expect("no terminal needed");
+    fn terminal(screen: &Screen, width: u16, height: u16) -> Terminal<TestBackend> {
+        let backend = TestBackend::new(width, height);
+        let mut terminal = Terminal::new(backend).expect("no terminal is needed");
         terminal.draw(|frame| draw(frame, screen)).expect("drawn");
-        terminal.backend().to_string()
+        terminal
+    }
+
+    fn drawn(screen: &Screen, width: u16, height: u16) -> String {
+        terminal(screen, width, height).backend().to_string()
     }
 
     #[test]
@@ -245,9 +250,9 @@ mod tests {
 
     #[test]
     fn a_small_screen_has_how_things_stand() {
-        let text = drawn(&Screen::of(example::status()), 60, 14);
+        let text = drawn(&Screen::of(example::status()), 60, 16);
         assert!(text.contains("paused: nobody serves stage 2"), "{text}");
-        assert!(text.contains("the run goes back"), "{text}");
+        assert!(text.contains("the run goes back") && text.contains("● serving"), "{text}");
         assert!(!text.contains("┌ loss"), "{text}");
     }
 
@@ -275,11 +280,11 @@ mod tests {
         fn any_size_can_be_drawn(width in 0u16..200, height in 0u16..80, help: bool) {
             let mut screen = Screen::of(example::status());
             screen.help = help;
-            drawn(&screen, width, height);
+            terminal(&screen, width, height);
             screen.status.run = None;
             screen.status.members.clear();
             screen.status.curves.loss.truncate(1);
-            drawn(&screen, width, height);
+            terminal(&screen, width, height);
         }
     }
 }
