@@ -29,6 +29,7 @@ class Browser:
         self.errors = []
         self.asked = []
         self._number = 0
+        self._instead = b""
         self._buffer = b""
         self._profile = tempfile.TemporaryDirectory(prefix="shoal-browser-", ignore_cleanup_errors=True)
         from_us, self._out = os.pipe()
@@ -78,18 +79,22 @@ class Browser:
 
     def call(self, method, **parameters):
         """Has the browser do something and returns what it answers."""
+        number = self._send(method, **parameters)
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            answer = self._next(deadline)
+            if answer.get("id") == number:
+                if "error" in answer:
+                    raise BrowserError(f"{method}: {answer['error']}")
+                return answer["result"]
+
+    def _send(self, method, **parameters):
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         if self._session:
             message["sessionId"] = self._session
         os.write(self._out, json.dumps(message).encode() + b"\0")
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            answer = self._next(deadline)
-            if answer.get("id") == self._number:
-                if "error" in answer:
-                    raise BrowserError(f"{method}: {answer['error']}")
-                return answer["result"]
+        return self._number
 
     def _next(self, deadline):
         while b"\0" not in self._buffer:
@@ -113,6 +118,14 @@ class Browser:
             self.errors.append(said["entry"]["text"])
         elif method == "Network.requestWillBeSent":
             self.asked.append(said["request"]["url"])
+        elif method == "Fetch.requestPaused":
+            body = base64.b64encode(self._instead).decode()
+            self._send("Fetch.fulfillRequest", requestId=said["requestId"], responseCode=200, body=body)
+
+    def answer(self, pattern, body):
+        """From now on gives this, instead of what would come, to who asks for addresses like the pattern."""
+        self._instead = body
+        self.call("Fetch.enable", patterns=[{"urlPattern": pattern}])
 
     def size(self, width, height, scale=1.0, dark=False):
         """Gives the page a screen."""

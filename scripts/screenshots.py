@@ -118,6 +118,7 @@ def picture_page(page, url, out):
         page.picture(path, whole=True)
         check_size(path)
     check_keyboard(page)
+    check_hostile(page, url)
     elsewhere = [asked for asked in page.asked if not asked.startswith((url, "data:", "about:"))]
     if elsewhere:
         sys.exit(f"screenshots: the page asked others: {elsewhere}")
@@ -146,6 +147,33 @@ def check_keyboard(page):
     page.until("document.querySelectorAll('.member[aria-expanded=true] .detail').length > 1")
     page.press("Escape", 27)
     page.until("document.querySelectorAll('.member[aria-expanded=true]').length === 0")
+
+
+def check_hostile(page, url):
+    """Whatever a peer says is text: a status full of markup adds nothing but text to the page."""
+    markup = '</script><img src=x onerror="window.obeyed=1"><script>window.obeyed=1</script>'
+    seen = status(url)
+
+    def spoil(value):
+        if isinstance(value, dict):
+            return {name: spoil(inner) for name, inner in value.items()}
+        if isinstance(value, list):
+            return [spoil(inner) for inner in value]
+        return value + markup if isinstance(value, str) else value
+
+    for event in seen["events"]:
+        event["text"] += markup
+    for member in seen["members"]:
+        member.update(spoil({"peer": member["peer"], "addresses": member["addresses"]}))
+    seen["node"].update(why=markup, state=markup, peer=markup)
+    seen["run"].update(id=markup + seen["run"]["id"], keeper=markup)
+    before = page.value("document.body.dataset.polls")
+    page.answer("*/status", json.dumps(seen).encode())
+    page.until(f"Number(document.body.dataset.polls) > Number({before}) + 2")
+    page.until("document.getElementById('notice').textContent.includes('onerror')")
+    added = page.value("document.querySelectorAll('img, body script ~ script, iframe, [onerror]').length")
+    if added or page.value("window.obeyed === 1"):
+        sys.exit("screenshots: the page takes what a peer says for more than text")
 
 
 def picture_top(page, shoal, home, folder, out):

@@ -13,6 +13,7 @@ use crate::cli::HttpAddress;
 use crate::driver::home::Home;
 use crate::driver::observer::Observer;
 use crate::http::{HttpServer, Shown};
+use crate::progress;
 use crate::status::Board;
 
 /// Threads for links and decisions; the tensor work has its own.
@@ -57,7 +58,9 @@ impl Serving {
         if let Some(address) = address.0 {
             let server = HttpServer::bind(address).await?;
             let path = home.http_file();
-            publish(&path, &server.address()?.to_string())?;
+            let address = server.address()?;
+            publish(&path, &address.to_string())?;
+            progress::say(&format!("shown at http://{address}/"));
             address_file = Some(path);
             let shown = Shown { metrics: metrics.clone(), board: board.clone() };
             tracker.spawn(server.serve(shown, stop.clone()));
