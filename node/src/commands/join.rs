@@ -96,6 +96,7 @@ async fn live(
     let manifest = Arc::new(read_manifest(&run).exit_with(Exit::NotAdmitted)?);
     let id = run.id;
     transport.set_run(run);
+    serving.announce();
     // From here on others can join through this peer.
     if let (Some(path), Some(own)) = (address_file, own) {
         publish(path, &own.to_string())?;

@@ -100,6 +100,7 @@ async fn live(
         publish(path, &address)?;
     }
     progress::say(&format!("others join with: shoal join {address}"));
+    serving.announce();
     observer.note(&RunEvent::Listening { address });
     let Links { transport, events, search } = links;
     search.discovery.join(id).await;

@@ -1,6 +1,7 @@
 //! What `start`, `join` and `local` share.
 
 use std::io::Write;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -40,8 +41,8 @@ pub(super) struct Serving {
     pub(super) metrics: Metrics,
     stop: CancellationToken,
     tracker: TaskTracker,
-    /// Says where it listens.
-    address_file: Option<PathBuf>,
+    /// Where it listens, and the file that says so.
+    at: Option<(SocketAddr, PathBuf)>,
 }
 
 impl Serving {
@@ -54,24 +55,30 @@ impl Serving {
     ) -> anyhow::Result<Self> {
         let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
         let metrics = Metrics::new()?;
-        let mut address_file = None;
+        let mut at = None;
         if let Some(address) = address.0 {
             let server = HttpServer::bind(address).await?;
             let path = home.http_file();
             let address = server.address()?;
             publish(&path, &address.to_string())?;
-            progress::say(&format!("shown at http://{address}/"));
-            address_file = Some(path);
+            at = Some((address, path));
             let shown = Shown { metrics: metrics.clone(), board: board.clone() };
             tracker.spawn(server.serve(shown, stop.clone()));
         }
         tracker.close();
-        Ok(Self { metrics, stop, tracker, address_file })
+        Ok(Self { metrics, stop, tracker, at })
+    }
+
+    /// Says where the run can be seen, now that there is one.
+    pub(super) fn announce(&self) {
+        if let Some((address, _)) = &self.at {
+            progress::say(&format!("shown at http://{address}/"));
+        }
     }
 
     /// Answers what was asked and stops.
     pub(super) async fn close(self) {
-        if let Some(path) = self.address_file {
+        if let Some((_, path)) = self.at {
             // Who finds it all the same finds nobody there, and says so.
             let _ = std::fs::remove_file(path);
         }
