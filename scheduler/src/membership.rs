@@ -167,11 +167,8 @@ impl Membership {
         self.span_of(member).is_some()
     }
 
-    /// How many do something for the run: who only watches is a member as well.
-    pub(crate) fn working(&self) -> usize {
-        let works =
-            |known: &&Registered| !known.span.is_empty() || known.duties != Duties::default();
-        self.members.values().filter(works).count()
+    pub(crate) fn len(&self) -> usize {
+        self.members.len()
     }
 
     pub(crate) fn members(&self) -> impl Iterator<Item = Member> + '_ {

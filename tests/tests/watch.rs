@@ -32,8 +32,7 @@ fn an_observer_says_what_befalls_the_swarm() {
         ("training.steps", Value::from(1_000_000)),
         ("training.stages", Value::from(2)),
     ]);
-    let mut swarm = Swarm::start(&run.config(), &["--wait-for", "3", "--stage", "all"]);
-    // It is not one of the three.
+    let mut swarm = Swarm::start(&run.config(), &["--wait-for", "4", "--stage", "all"]);
     swarm.join(&["--observer"]);
     swarm.join(&["--stage", "0"]);
     swarm.join(&["--stage", "1"]);

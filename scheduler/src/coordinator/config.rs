@@ -17,8 +17,7 @@ pub struct CoordinatorConfig {
     pub history: History,
     /// Who keeps the log.
     pub anchors: BTreeSet<PeerId>,
-    /// Members that do something for the run which the first step waits for, besides a replica of every
-    /// stage.
+    /// Members that the first step waits for, besides a replica of every stage.
     pub wait_for: usize,
     /// The peer that it lives with, in its present life.
     pub home: Member,

@@ -133,7 +133,7 @@ impl Coordinator {
         let stages = self.membership.uncovered();
         // Members were waited for once.
         let wanted = if self.is_before_first_step() { self.config.wait_for } else { 0 };
-        let members = wanted.saturating_sub(self.membership.working());
+        let members = wanted.saturating_sub(self.membership.len());
         if !stages.is_empty() || members > 0 {
             let waiting = Some((stages.clone(), members));
             if self.waiting_said != waiting {

@@ -188,21 +188,6 @@ fn is_work(message: &FromCoordinator) -> bool {
 }
 
 #[test]
-fn who_only_watches_is_not_waited_for() {
-    let mut run = Run::new(1, 1, 1);
-    run.hear(0, register(StageChoice::Auto));
-    let ToCoordinator::Register(mut watcher) = register(StageChoice::None) else {
-        unreachable!("just made")
-    };
-    watcher.duties = Duties::default();
-    let opened = CoordinatorEvent::Opened { step: Step(0) };
-    let actions = run.hear(2, ToCoordinator::Register(watcher));
-    assert!(!events(&actions).contains(&opened));
-    let actions = run.hear(1, register(StageChoice::Auto));
-    assert!(events(&actions).contains(&opened));
-}
-
-#[test]
 fn newcomers_are_members_when_the_log_has_them_and_the_first_step_waits_for_all() {
     let mut run = Run::new(2, 4, 1);
     let mut out = Vec::new();
