@@ -16,9 +16,11 @@ help:
 	@echo 'make bench-convergence DATA=TEXT  what that rounding, and compressing, does to training (19 minutes)'
 	@echo 'make bench-chunks    how fast a file comes from those who have it (10 minutes; root)'
 	@echo 'make bench-placement where a model puts 64 devices, beside DT-FM (1 minute)'
+	@echo 'make bench-watching  what being watched costs a swarm (6 minutes)'
 	@echo 'make bench-schedules what orders of passes keep of engines over slow links (1 minute)'
 	@echo 'make fuzz SECONDS=N  look for bytes that break a decoder for so long; a nightly compiler'
 	@echo 'make soak SECONDS=N  look for failures for so long: faulty swarms, demos with deaths'
+	@echo 'make screenshots     pictures of a run that is watched (3 minutes; Chromium, tmux)'
 	@echo 'make lint       formatting, clippy, and what we depend on'
 	@echo 'make check-gpu  the checks that need an NVIDIA GPU'
 
@@ -100,8 +102,15 @@ bench-convergence: build
 bench-placement:
 	cargo run --release -p shoal-scheduler --example placement
 
+bench-watching: build
+	@scripts/setup.sh --tests
+	.venv/bin/python bench/watching.py --shoal target/release/shoal
+
 bench-schedules:
 	cargo run --release -p shoal-scheduler --example schedules
+
+screenshots: build
+	python3 scripts/screenshots.py --shoal target/release/shoal
 
 SECONDS ?= 3600
 soak: setup
@@ -123,4 +132,4 @@ check-gpu:
 
 .PHONY: help setup build demo test bench bench-recovery bench-overhead bench-codec \
 	bench-all-reduce bench-links bench-transport bench-chunks bench-convergence bench-placement \
-	bench-schedules fuzz soak lint check-gpu
+	bench-watching bench-schedules screenshots fuzz soak lint check-gpu

@@ -14,6 +14,8 @@ mod config;
 mod fleet;
 #[path = "../../node/src/commands/scenario.rs"]
 mod scenario;
+#[path = "../../node/src/status/snapshot.rs"]
+mod snapshot;
 
 /// Has a decoder read bytes.
 ///
@@ -24,7 +26,7 @@ pub fn check(target: &str, bytes: &[u8]) {
         .iter()
         .chain(shoal_protocol::net::transport::decoders::DECODERS)
         .chain(anchor::decoders::DECODERS)
-        .chain([&config::DECODER, &fleet::DECODER, &scenario::DECODER]);
+        .chain([&config::DECODER, &fleet::DECODER, &scenario::DECODER, &snapshot::DECODER]);
     let decoder: Option<&Decoder> = { all }.find(|decoder| decoder.name == target);
     (decoder.expect("a target has the name of a decoder").check)(bytes);
 }

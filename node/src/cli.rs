@@ -6,6 +6,7 @@
 mod chunk;
 mod demo;
 mod plan;
+mod watch;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;
@@ -21,6 +22,7 @@ use shoal_protocol::ids::Stage;
 pub use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::Bytes;
 use shoal_scheduler::rebalance::Rebalance;
+pub use watch::{HealthcheckArgs, HttpAddress, NodeArgs, StatusArgs};
 
 use crate::address::JoinAddress;
 use crate::commands::simulate::Seeds;
@@ -56,6 +58,12 @@ pub enum Command {
     Start(StartArgs),
     /// Join a run.
     Join(JoinArgs),
+    /// Print what a running peer of this machine knows of its run.
+    Status(StatusArgs),
+    /// Watch what a running peer knows of its run, in the terminal.
+    Top(NodeArgs),
+    /// Say whether a running peer of this machine is well: exit code 0, or 1.
+    Healthcheck(HealthcheckArgs),
     /// Train the same run in one process, without a network: the reference.
     Local(LocalArgs),
     /// Run a swarm in a modelled world, with deaths, and print what came of it.
@@ -171,11 +179,12 @@ pub struct PeerArgs {
     /// Where this peer keeps its identity and its files; one process at a time.
     #[arg(long, value_name = "D", default_value_os_t = default_data_dir())]
     data_dir: PathBuf,
-    /// Serve Prometheus metrics over HTTP at this IP:PORT.
-    #[arg(long, value_name = "ADDR")]
-    metrics: Option<SocketAddr>,
+    /// Show this peer over HTTP at this IP:PORT: the web page, /status, /metrics, /livez and /readyz.
+    /// Only this machine can ask unless told otherwise; `none` shows nothing.
+    #[arg(long, visible_alias = "metrics", value_name = "ADDR", default_value_t = HttpAddress::default())]
+    http: HttpAddress,
     /// The stage to host: `auto` takes the one that lacks replicas most, `none` computes nothing (with
-    /// --anchor or --archive).
+    /// --anchor or --archive; with neither it watches).
     #[arg(long, value_name = "auto|N|all|none", default_value = "auto", value_parser = parse_stage)]
     stage: StageChoice,
     #[command(flatten)]
@@ -226,8 +235,8 @@ pub struct PeerOptions {
     pub data_dir: PathBuf,
     /// Where to listen; never empty.
     pub listen: Vec<SocketAddr>,
-    /// Where metrics are served, if anywhere.
-    pub metrics: Option<SocketAddr>,
+    /// Where it is shown over HTTP, if anywhere.
+    pub http: HttpAddress,
     /// Which stages to host.
     pub stage: StageChoice,
     /// What to compute with, and where events go.
@@ -257,7 +266,7 @@ impl PeerArgs {
         PeerOptions {
             data_dir: self.data_dir,
             listen,
-            metrics: self.metrics,
+            http: self.http,
             stage: self.stage,
             compute: self.compute.into(),
             room: RoomLimits { memory: self.memory, log_memory: self.log_memory },
@@ -330,6 +339,10 @@ pub struct JoinArgs {
     /// the first that answers is used.
     #[arg(value_name = "ADDRESS", required = true)]
     addresses: Vec<JoinAddress>,
+    /// Watch the run and do nothing for it: `shoal status`, `shoal top` and the web page of this peer
+    /// show the swarm.
+    #[arg(long, conflicts_with_all = ["stage", "anchor", "archive"])]
+    observer: bool,
     #[command(flatten)]
     peer: PeerArgs,
     /// Listen at this IP:PORT (port 0: any free one); may be given several times.
@@ -356,8 +369,12 @@ impl JoinArgs {
     /// What was asked for.
     #[must_use]
     pub fn options(self) -> JoinOptions {
-        let Self { addresses, peer, listen, address_file } = self;
-        JoinOptions { addresses, address_file, peer: peer.options(listen) }
+        let Self { addresses, observer, peer, listen, address_file } = self;
+        let mut peer = peer.options(listen);
+        if observer {
+            peer.stage = StageChoice::None;
+        }
+        JoinOptions { addresses, address_file, peer }
     }
 }
 
@@ -548,6 +565,20 @@ mod tests {
     }
 
     #[test]
+    fn an_observer_hosts_nothing_and_peers_are_shown_to_their_own_machine() {
+        let options = |line| match parse(line) {
+            Command::Join(args) => args.options().peer,
+            _ => panic!("another command"),
+        };
+        let observer = options("shoal join @a --observer");
+        assert_eq!(observer.stage, StageChoice::None);
+        assert!(observer.http.0.is_some_and(|address| address.ip().is_loopback()));
+        assert_eq!(options("shoal join @a --http none").http, HttpAddress(None));
+        let shown = options("shoal join @a --metrics 0.0.0.0:9464").http;
+        assert_eq!(shown, HttpAddress(Some(([0, 0, 0, 0], 9464).into())));
+    }
+
+    #[test]
     fn flags_that_mean_nothing_are_refused() {
         for line in [
             "shoal",
@@ -558,6 +589,10 @@ mod tests {
             "shoal start run.toml --threads 0",
             "shoal start run.toml --listen localhost",
             "shoal join",
+            "shoal join @a --observer --stage 1",
+            "shoal join @a --observer --anchor",
+            "shoal start run.toml --http localhost",
+            "shoal status localhost",
             "shoal local run.toml",
             "shoal demo --peers 0",
             "shoal demo --dtype f16",

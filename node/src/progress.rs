@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use std::sync::LazyLock;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use shoal_protocol::ids::StageSpan;
 
 use crate::events::{RunEvent, StepReport};
 use crate::logging;
@@ -71,82 +72,35 @@ impl Progress {
     /// Shows the next event.
     pub fn note(&mut self, event: &RunEvent) {
         match event {
-            RunEvent::Started { run, stages, steps, tokens_per_step, .. } => {
+            RunEvent::Started { steps, .. } => {
                 self.pace.steps = *steps;
-                self.say(&format!(
-                    "run {:.8}: {steps} steps of {tokens_per_step} tokens, {} of the model",
-                    run.to_string(),
-                    counted(u64::from(*stages), "stage"),
-                ));
                 if let Some(bar) = &self.bar {
                     bar.set_length(*steps);
                 }
+                self.tell(event);
             }
             // `start` says it, whoever sees the progress.
             RunEvent::Listening { .. } | RunEvent::Draining { .. } => {}
-            RunEvent::Waiting { stages, members } => self.wait(stages, *members),
-            RunEvent::Admitted { peer, span } => {
-                self.say(&format!("{} hosts stage {span}", peer.short()));
-            }
-            RunEvent::Moves { peer, from, to, step } => {
-                let peer = peer.short();
-                self.say(&format!(
-                    "{peer} hosts stage {to} in place of {from} from step {step} on"
-                ));
-            }
-            RunEvent::Moved { from, to, .. } => {
-                self.say(&format!("hosts stage {to} in place of {from} from now on"));
-            }
-            RunEvent::Joined { span } => self.say(&format!("joined, hosting stage {span}")),
+            RunEvent::Waiting { .. } => self.wait(event),
             RunEvent::Committed(step) => self.step(step),
-            RunEvent::Checkpoint { version, directory, hash } => self.say(&format!(
-                "version {version} of the weights saved in {directory} ({:.8})",
-                hash.to_string()
-            )),
-            RunEvent::Serving { version } => {
-                if *version > 0 {
-                    self.say(&format!("caught up at version {version} of the weights"));
-                }
-            }
-            RunEvent::Lost { peer, span, how } => {
-                self.say(&format!("{} is gone from stage {span}: {how}", peer.short()));
-            }
-            RunEvent::Rewound { version, steps } => self.say(&format!(
-                "a stage lost its last replica: the run goes back to version {version}, {} are \
-                 computed again",
-                counted(*steps, "step")
-            )),
-            RunEvent::Anchors { count } => {
-                self.say(&format!("{} keep the run's log", counted(*count as u64, "peer")));
-            }
-            RunEvent::Paused { answering, anchors } => self.say(&format!(
-                "the run pauses: {answering} of {anchors} peers that keep its log answer, and more \
-                 than half must"
-            )),
-            // A first term is nothing to tell of.
-            RunEvent::TookOver { term: 0 | 1, .. } => {}
-            RunEvent::TookOver { claims, .. } => self.say(&format!(
-                "keeps the run from now on: its members hold {}",
-                counted(*claims, "claim")
-            )),
-            RunEvent::Stranded { stages, version } => self.say(&format!(
-                "no replica of stage {} is left: looks for version {version} of the weights",
-                listed(stages)
-            )),
-            RunEvent::Killed { index } => self.say(&format!("killed peer {index}")),
             RunEvent::Finished { .. } => {
                 self.clear();
                 self.say(&self.pace.summary());
             }
             RunEvent::Stopped { .. } => self.clear(),
+            other => self.tell(other),
         }
     }
 
-    fn wait(&mut self, stages: &[u16], members: usize) {
-        let text = waiting(stages, members);
-        if text == self.waiting {
-            return;
+    fn tell(&self, event: &RunEvent) {
+        if let Some(text) = describe(event) {
+            self.say(&text);
         }
+    }
+
+    fn wait(&mut self, event: &RunEvent) {
+        let text = describe(event).filter(|text| *text != self.waiting);
+        let Some(text) = text else { return };
         match &self.bar {
             Some(bar) => bar.set_message(text.clone()),
             None => self.say(&text),
@@ -178,9 +132,74 @@ impl Progress {
     }
 }
 
+/// An event in words, on one line; none where there is nothing to tell.
+pub(crate) fn describe(event: &RunEvent) -> Option<String> {
+    Some(match event {
+        RunEvent::Started { run, stages, steps, tokens_per_step, .. } => format!(
+            "run {:.8}: {steps} steps of {tokens_per_step} tokens, {} of the model",
+            run.to_string(),
+            counted(u64::from(*stages), "stage"),
+        ),
+        RunEvent::Waiting { stages, members } => waiting(stages, *members),
+        RunEvent::Admitted { peer, span } => format!("{} hosts {}", peer.short(), place(*span)),
+        RunEvent::Joined { span } => format!("joined, hosting {}", place(*span)),
+        RunEvent::Moves { peer, from, to, step } => {
+            let (peer, from) = (peer.short(), place(*from));
+            format!("{peer} hosts stage {to} instead of {from} from step {step} on")
+        }
+        RunEvent::Moved { from, to, .. } => {
+            format!("hosts stage {to} instead of {} from now on", place(*from))
+        }
+        RunEvent::Serving { version: 0 } => return None,
+        RunEvent::Serving { version } => format!("caught up at version {version} of the weights"),
+        RunEvent::Checkpoint { version, directory, hash } => format!(
+            "version {version} of the weights saved in {directory} ({:.8})",
+            hash.to_string()
+        ),
+        RunEvent::Lost { peer, span, how } if span.is_empty() => {
+            format!("{} is gone, which hosted nothing: {how}", peer.short())
+        }
+        RunEvent::Lost { peer, span, how } => {
+            format!("{} is gone from {}: {how}", peer.short(), place(*span))
+        }
+        RunEvent::Rewound { version, steps } => format!(
+            "a stage lost its last replica: the run goes back to version {version}, {} are \
+             computed again",
+            counted(*steps, "step")
+        ),
+        RunEvent::Anchors { count } => {
+            format!("{} keep the run's log", counted(*count as u64, "peer"))
+        }
+        RunEvent::Paused { answering, anchors } => format!(
+            "the run pauses: {answering} of {anchors} peers that keep its log answer, and more \
+             than half must"
+        ),
+        // A first term is nothing to tell of.
+        RunEvent::TookOver { term: 0 | 1, .. } => return None,
+        RunEvent::TookOver { claims, .. } => {
+            format!("keeps the run from now on: its members hold {}", counted(*claims, "claim"))
+        }
+        RunEvent::Stranded { stages, version } => format!(
+            "no replica of stage {} is left: looks for version {version} of the weights",
+            listed(stages)
+        ),
+        RunEvent::Draining { source } => {
+            format!("{source}: leaves when the open step is committed")
+        }
+        RunEvent::Killed { index } => format!("killed peer {index}"),
+        RunEvent::Finished { .. } => "the run is over".to_owned(),
+        RunEvent::Stopped { reason } => format!("the run stopped: {reason}"),
+        RunEvent::Listening { .. } | RunEvent::Committed(_) => return None,
+    })
+}
+
+fn place(span: StageSpan) -> String {
+    if span.is_empty() { "nothing".to_owned() } else { format!("stage {span}") }
+}
+
 /// How fast a run goes, and how far it came.
-#[derive(Debug, Default)]
-struct Pace {
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Pace {
     steps: u64,
     done: u64,
     tokens: u64,
@@ -188,12 +207,12 @@ struct Pace {
     first_loss: Option<f64>,
     last_loss: f64,
     /// Moving averages.
-    tokens_per_second: f64,
-    seconds_per_step: f64,
+    pub(crate) tokens_per_second: f64,
+    pub(crate) seconds_per_step: f64,
 }
 
 impl Pace {
-    fn note(&mut self, step: &StepReport) {
+    pub(crate) fn note(&mut self, step: &StepReport) {
         self.done = step.step + 1;
         self.tokens += step.tokens;
         self.seconds += step.seconds;
@@ -262,9 +281,10 @@ fn counted(count: u64, thing: &str) -> String {
     format!("{count} {thing}{plural}")
 }
 
-/// Three digits or so, with `k` or `M`.
+/// Three digits or so, with `k`, `M` or `G`.
 pub(crate) fn with_prefix(value: f64) -> String {
     match value {
+        value if value >= 1e9 => format!("{:.2}G", value / 1e9),
         value if value >= 1e6 => format!("{:.2}M", value / 1e6),
         value if value >= 1e4 => format!("{:.1}k", value / 1e3),
         value if value >= 1e3 => format!("{:.2}k", value / 1e3),
@@ -327,6 +347,15 @@ mod tests {
     }
 
     #[test]
+    fn who_hosts_nothing_is_told_of_as_such() {
+        let span = StageSpan::none();
+        let text = describe(&RunEvent::Joined { span });
+        assert_eq!(text.as_deref(), Some("joined, hosting nothing"));
+        let text = describe(&RunEvent::Joined { span: StageSpan::all(3) });
+        assert_eq!(text.as_deref(), Some("joined, hosting stage 0-2"));
+    }
+
+    #[test]
     fn a_run_of_no_steps_has_a_summary() {
         assert_eq!(Pace::default().summary(), "no steps to train");
     }
@@ -337,5 +366,6 @@ mod tests {
         assert_eq!(with_prefix(8_250.0), "8.25k");
         assert_eq!(with_prefix(82_500.0), "82.5k");
         assert_eq!(with_prefix(1_234_567.0), "1.23M");
+        assert_eq!(with_prefix(2.05e9), "2.05G");
     }
 }

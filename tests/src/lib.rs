@@ -5,6 +5,7 @@
 //! Every wait ends: with the event, or after [`PATIENCE`] with a message that says what did not come.
 
 pub mod emulator;
+pub mod http;
 pub mod namespace;
 pub mod process;
 pub mod program;

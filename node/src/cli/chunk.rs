@@ -35,7 +35,7 @@ pub struct ChunkLsArgs {
 pub enum ListFormat {
     /// For people.
     Text,
-    /// One JSON array.
+    /// JSON.
     Json,
 }
 

@@ -10,8 +10,7 @@ use shoal_protocol::manifest::Manifest;
 use shoal_protocol::net::discovery::PeerAddress;
 use shoal_protocol::net::transport::{Run, Transport, Welcome};
 
-use super::start::publish;
-use super::training::{self, Serving};
+use super::training::{self, Serving, publish};
 use crate::address::{self, JoinAddress};
 use crate::cli::{JoinOptions, PeerOptions};
 use crate::driver::home::{Files, Home};
@@ -42,8 +41,8 @@ pub fn run(options: JoinOptions) -> anyhow::Result<()> {
 async fn join(options: JoinOptions) -> anyhow::Result<()> {
     let JoinOptions { addresses, address_file, peer: options } = options;
     let home = Home::open(&options.data_dir).exit_with(Exit::Usage)?;
-    let serving = Serving::start(options.metrics).await?;
     let mut observer = Observer::new(options.compute.events.as_ref(), "training")?;
+    let serving = Serving::start(options.http, observer.board(), &home).await?;
     let (mut lives, mut patience) = (0, Duration::ZERO);
     let place = Place { addresses, address_file, options, home };
     let outcome = loop {
@@ -97,6 +96,7 @@ async fn live(
     let manifest = Arc::new(read_manifest(&run).exit_with(Exit::NotAdmitted)?);
     let id = run.id;
     transport.set_run(run);
+    serving.announce();
     // From here on others can join through this peer.
     if let (Some(path), Some(own)) = (address_file, own) {
         publish(path, &own.to_string())?;

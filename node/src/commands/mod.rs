@@ -9,6 +9,7 @@ mod fetch;
 pub(crate) mod fleet;
 mod generate;
 mod guest;
+mod healthcheck;
 mod id;
 mod init;
 pub mod join;
@@ -17,6 +18,8 @@ mod plan;
 pub(crate) mod scenario;
 pub mod simulate;
 pub mod start;
+mod status;
+mod top;
 mod training;
 
 use crate::cli::{Command, LogFormat};
@@ -31,6 +34,9 @@ pub fn run(command: Command, log_format: LogFormat) -> anyhow::Result<()> {
         Command::Init(args) => init::run(&args),
         Command::Start(args) => start::run(args.into()),
         Command::Join(args) => join::run(args.options()),
+        Command::Status(args) => status::run(&args),
+        Command::Top(args) => top::run(&args),
+        Command::Healthcheck(args) => healthcheck::run(&args),
         Command::Local(args) => local::run(args.into()),
         Command::Simulate(args) => simulate::run(&args),
         Command::Plan(args) => plan::run(&args),

@@ -1,8 +1,7 @@
 //! `shoal start`: the first peer of a run.
 
-use std::io::Write;
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
@@ -11,7 +10,7 @@ use shoal_protocol::manifest::Manifest;
 use shoal_protocol::net::transport::Run;
 
 use super::join::LIVES;
-use super::training::{self, Serving};
+use super::training::{self, Serving, publish};
 use crate::cli::StartOptions;
 use crate::config::RunConfig;
 use crate::dataset;
@@ -40,8 +39,8 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
     let out = options.out.clone().unwrap_or_else(runs);
     let files = Files::default();
     files.offer(manifest.tokens.hash, dataset.token_file);
-    let serving = Serving::start(options.peer.metrics).await?;
     let mut observer = Observer::new(options.peer.compute.events.as_ref(), "training")?;
+    let serving = Serving::start(options.peer.http, observer.board(), &home).await?;
     let place = Place { options, home, manifest, files, out };
     let mut lives = 0;
     let outcome = loop {
@@ -101,6 +100,7 @@ async fn live(
         publish(path, &address)?;
     }
     progress::say(&format!("others join with: shoal join {address}"));
+    serving.announce();
     observer.note(&RunEvent::Listening { address });
     let Links { transport, events, search } = links;
     search.discovery.join(id).await;
@@ -129,16 +129,4 @@ async fn live(
     let outcome = driver::run(setup, observer).await;
     search.close().await;
     outcome
-}
-
-/// Writes the address where a script waits for it: whole at once.
-pub(super) fn publish(path: &Path, address: &str) -> anyhow::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let write = || -> std::io::Result<()> {
-        let mut file = tempfile::NamedTempFile::new_in(folder.unwrap_or(Path::new(".")))?;
-        writeln!(file, "{address}")?;
-        file.persist(path)?;
-        Ok(())
-    };
-    write().with_context(|| format!("the address cannot be written to {}", path.display()))
 }

@@ -1,8 +1,8 @@
 //! What `start`, `join` and `local` share.
 
+use std::io::Write;
 use std::net::SocketAddr;
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use shoal_metrics::Metrics;
@@ -10,8 +10,12 @@ use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::cli::HttpAddress;
+use crate::driver::home::Home;
 use crate::driver::observer::Observer;
-use crate::metrics_server::MetricsServer;
+use crate::http::{HttpServer, Shown};
+use crate::progress;
+use crate::status::Board;
 
 /// Threads for links and decisions; the tensor work has its own.
 const WORKERS: usize = 4;
@@ -32,34 +36,65 @@ pub(super) fn write_report(observer: &Observer, folder: &Path) -> anyhow::Result
     observer.report().write(&path).with_context(|| format!("{} cannot be written", path.display()))
 }
 
-/// This process's metrics, served over HTTP for as long as it exists.
+/// What this process shows of itself over HTTP, for as long as it exists.
 pub(super) struct Serving {
     pub(super) metrics: Metrics,
     stop: CancellationToken,
     tracker: TaskTracker,
+    /// Where it listens, and the file that says so.
+    at: Option<(SocketAddr, PathBuf)>,
 }
 
 impl Serving {
-    /// Serves metrics at an address, if there is one.
-    pub(super) async fn start(address: Option<SocketAddr>) -> anyhow::Result<Self> {
+    /// Serves metrics and the board at an address, if there is to be one, and writes the address into
+    /// the data directory.
+    pub(super) async fn start(
+        address: HttpAddress,
+        board: &Board,
+        home: &Home,
+    ) -> anyhow::Result<Self> {
         let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
         let metrics = Metrics::new()?;
-        if let Some(address) = address {
-            let server = MetricsServer::bind(address).await?;
-            let serving = server.serve(Arc::new(metrics.clone()), stop.clone());
-            tracker.spawn(async move {
-                if let Err(error) = serving.await {
-                    tracing::warn!(error = format!("{error:#}"), "metrics are no longer served");
-                }
-            });
+        let mut at = None;
+        if let Some(address) = address.0 {
+            let server = HttpServer::bind(address).await?;
+            let path = home.http_file();
+            let address = server.address()?;
+            publish(&path, &address.to_string())?;
+            at = Some((address, path));
+            let shown = Shown { metrics: metrics.clone(), board: board.clone() };
+            tracker.spawn(server.serve(shown, stop.clone()));
         }
         tracker.close();
-        Ok(Self { metrics, stop, tracker })
+        Ok(Self { metrics, stop, tracker, at })
+    }
+
+    /// Says where the run can be seen, now that there is one.
+    pub(super) fn announce(&self) {
+        if let Some((address, _)) = &self.at {
+            progress::say(&format!("shown at http://{address}/"));
+        }
     }
 
     /// Answers what was asked and stops.
     pub(super) async fn close(self) {
+        if let Some((_, path)) = self.at {
+            // Who finds it all the same finds nobody there, and says so.
+            let _ = std::fs::remove_file(path);
+        }
         self.stop.cancel();
         self.tracker.wait().await;
     }
+}
+
+/// Writes an address where a script waits for it: whole at once.
+pub(super) fn publish(path: &Path, address: &str) -> anyhow::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let write = || -> std::io::Result<()> {
+        let mut file = tempfile::NamedTempFile::new_in(folder.unwrap_or(Path::new(".")))?;
+        writeln!(file, "{address}")?;
+        file.persist(path)?;
+        Ok(())
+    };
+    write().with_context(|| format!("the address cannot be written to {}", path.display()))
 }

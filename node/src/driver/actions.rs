@@ -244,6 +244,7 @@ impl Driver<'_> {
                 self.note(&RunEvent::Waiting { stages, members });
             }
             CoordinatorEvent::Opened { step } => {
+                self.lookout.opened();
                 // Later steps begin with the commit before.
                 if step == Step(0) {
                     self.step_began = self.now();

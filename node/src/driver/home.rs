@@ -74,6 +74,12 @@ impl Home {
         &self.path
     }
 
+    /// The file that says where the peer answers over HTTP.
+    #[must_use]
+    pub fn http_file(&self) -> PathBuf {
+        http_file(&self.path)
+    }
+
     /// Who this peer is; a new one the first time.
     ///
     /// # Errors
@@ -108,6 +114,12 @@ impl Home {
         File::open(&self.path).and_then(|folder| folder.sync_all()).map_err(unusable)?;
         Ok(next)
     }
+}
+
+/// The file in a data directory that says where its peer answers over HTTP.
+#[must_use]
+pub fn http_file(data_dir: &Path) -> PathBuf {
+    data_dir.join("http")
 }
 
 /// The files that other peers may fetch from this one.

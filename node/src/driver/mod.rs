@@ -26,6 +26,7 @@ mod probe;
 mod resume;
 mod room;
 mod setup;
+mod sight;
 mod spill;
 mod staging;
 mod text;
@@ -52,12 +53,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
-use self::collect::{Scattered, collect};
+pub(crate) use self::collect::{Scattered, collect};
 pub use self::packer::PackingMode;
 pub use self::room::RoomLimits;
-use self::setup::{AnchorPart, Leaving, Network, Office, Setup};
-pub use self::text::Text;
-pub(crate) use self::text::Text;
+pub use self::setup::{AnchorPart, Leaving, Network, Office, Setup};
 use crate::events::RunEvent;
 use crate::exit::{Exit, ExitWith};
 use crate::progress;
@@ -73,6 +72,8 @@ use office::Post;
 use outgoing::Links;
 use payload::Payloads;
 use room::Room;
+use sight::Lookout;
+use text::Text;
 use unpacker::Unpacker;
 
 /// Checkpoints and snapshots that are brought together at once.
@@ -163,6 +164,7 @@ struct Driver<'a> {
     told: Option<(Era, Step)>,
     observer: &'a mut Observer,
     meters: Meters,
+    lookout: Lookout,
     step_began: Moment,
     ending: Option<Ending>,
     /// When the run is over: those who are still to be told.
@@ -203,6 +205,7 @@ impl<'a> Driver<'a> {
         }
         let tracker = TaskTracker::new();
         let unpacker = Unpacker::new(manifest.clone());
+        let lookout = Lookout::new(observer.board().clone());
         let (links, events) = Links::of(network, &tracker, setup.metrics);
         if let Some(links) = &links {
             links.transport.set_chunk_packing(manifest.codec.chunks);
@@ -241,6 +244,7 @@ impl<'a> Driver<'a> {
             told: None,
             observer,
             meters,
+            lookout,
             step_began: Moment::default(),
             ending: complete.then_some(Ending::Complete),
             farewell: None,
@@ -278,6 +282,7 @@ impl<'a> Driver<'a> {
             if let Some(links) = &self.links {
                 self.meters.links(&links.transport);
             }
+            self.look();
             match self.ending.take() {
                 None => {}
                 Some(Ending::Finished) if self.may_end() => return Ok(Outcome::Finished),
@@ -420,8 +425,9 @@ impl<'a> Driver<'a> {
             self.tell_coordinator(ToCoordinator::Leave);
             bail!("interrupted by {source}");
         }
-        progress::say(&format!("{source}: leaves when the open step is committed"));
-        self.note(&RunEvent::Draining { source: source.to_owned() });
+        let event = RunEvent::Draining { source: source.to_owned() };
+        progress::say(&progress::describe(&event).expect("leaving is told of"));
+        self.note(&event);
         self.drain_until = Some(Instant::now() + self.drain_timeout);
         if self.post.seat.is_some() && self.post.is_alone() {
             // The run stands still until it is started again, so there is nothing to wait for.

@@ -1,5 +1,5 @@
 //! Everybody who watches a run from inside its process: the event stream, the progress view, the
-//! report and the metrics.
+//! report and the board.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -10,12 +10,14 @@ use crate::cli::EventSink;
 use crate::events::RunEvent;
 use crate::progress::Progress;
 use crate::report::Report;
+use crate::status::Board;
 
 /// Takes every event of a run once and passes it on.
 pub struct Observer {
     events: Option<BufWriter<Box<dyn Write + Send>>>,
     progress: Option<Progress>,
     report: Report,
+    board: Board,
 }
 
 impl std::fmt::Debug for Observer {
@@ -40,12 +42,14 @@ impl Observer {
             }
         };
         let progress = (events != Some(&EventSink::Stdout)).then(|| Progress::new(name));
-        Ok(Self { events: sink.map(BufWriter::new), progress, report: Report::new() })
+        let events = sink.map(BufWriter::new);
+        Ok(Self { events, progress, report: Report::new(), board: Board::default() })
     }
 
     /// Passes an event on. A reader of the events that went away no longer gets any.
     pub fn note(&mut self, event: &RunEvent) {
         self.report.note(event);
+        self.board.note(event);
         if let Some(progress) = &mut self.progress {
             progress.note(event);
         }
@@ -56,6 +60,12 @@ impl Observer {
                 self.events = None;
             }
         }
+    }
+
+    /// Where the run hangs for whoever asks over HTTP.
+    #[must_use]
+    pub fn board(&self) -> &Board {
+        &self.board
     }
 
     /// The run so far, as a report.

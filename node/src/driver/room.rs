@@ -106,6 +106,11 @@ impl Room {
         })
     }
 
+    /// Memory that the peer may use, if that is of this machine.
+    pub(crate) fn memory(&self) -> Option<Bytes> {
+        (self.memory != Bytes(u64::MAX)).then_some(self.memory)
+    }
+
     /// Memory for the output log.
     pub(crate) fn log_memory(&self) -> Bytes {
         self.log_memory

@@ -461,6 +461,7 @@ impl Peer {
         self.released.retain(|key, _| key.step >= open);
         let stages: BTreeSet<Stage> = rounds.iter().map(|round| round.stage).collect();
         if stages.is_empty() {
+            // Who hosts nothing has no task to wait for.
             out.push(PeerAction::Event(PeerEvent::Applied { record }));
         } else {
             self.applying.records.push_back((record, stages));

@@ -235,6 +235,12 @@ impl Peer {
         (self.status != Status::Over).then_some(self.sweep_at)
     }
 
+    /// Steps whose commit it took in: the version of the weights.
+    #[must_use]
+    pub fn version(&self) -> Step {
+        self.version
+    }
+
     /// What the peer holds now.
     #[must_use]
     pub fn load(&self) -> PeerLoad {

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use shoal_protocol::ids::{ContentHash, Incarnation, Microbatch, PeerId};
+use shoal_protocol::ids::{Attempt, ContentHash, Incarnation, Microbatch, PeerId};
 use shoal_protocol::message::{
-    Candidate, Duties, FixedLoss, FromCoordinator, MemberRecord, Spent, StageChoice,
+    Candidate, CommitRecord, Duties, FixedLoss, FromCoordinator, MemberRecord, RoundOutcome, Spent,
+    StageChoice,
 };
 
 use super::*;
@@ -33,16 +34,25 @@ impl Probe {
     /// A replica of a stage of a run of two stages and eight microbatches, with the other stage at
     /// members 1 and 2.
     fn at(stage: u16, change: impl FnOnce(&mut PeerLimits)) -> (Self, Vec<PeerAction>) {
-        let manifest = Arc::new(Scenario::small_manifest(2, 8, 3));
         let mut limits = PeerLimits::default();
         change(&mut limits);
+        Self::hosting(StageSpan::one(Stage(stage)), 1 - stage, limits)
+    }
+
+    /// A member of that run that hosts a span, with a stage at members 1 and 2.
+    fn hosting(span: StageSpan, others: u16, limits: PeerLimits) -> (Self, Vec<PeerAction>) {
+        let manifest = Arc::new(Scenario::small_manifest(2, 8, 3));
         let config = PeerConfig {
             me: member(ME),
             parameters: manifest.stages().map(|stage| (stage, 4)).collect(),
             manifest,
             candidate: Candidate {
-                choice: StageChoice::One(Stage(stage)),
-                fits: [Stage(stage)].into(),
+                choice: if span.is_empty() {
+                    StageChoice::None
+                } else {
+                    StageChoice::One(span.first)
+                },
+                fits: span.stages().collect(),
                 addresses: Vec::new(),
                 fingerprint: Some(ContentHash([0; 32])),
                 duties: Duties::default(),
@@ -53,18 +63,18 @@ impl Probe {
         };
         let mut probe = Self { peer: Peer::new(config), now: Moment::default() };
         probe.peer.start(probe.now, &mut Vec::new());
-        let record = |number, stage| MemberRecord {
+        let record = |number, span| MemberRecord {
             member: member(number),
-            span: StageSpan::one(Stage(stage)),
+            span,
             addresses: Vec::new(),
             serving: true,
             duties: Duties::default(),
             mobile: false,
             moves: None,
         };
-        let members = vec![record(ME, stage), record(1, 1 - stage), record(2, 1 - stage)];
+        let other = StageSpan::one(Stage(others));
+        let members = vec![record(ME, span), record(1, other), record(2, other)];
         probe.tell(FromCoordinator::View(View { number: 1, members }));
-        let span = StageSpan::one(Stage(stage));
         let admitted =
             probe.tell(FromCoordinator::Admitted { era: Era(0), span, version: Step(0) });
         (probe, admitted)
@@ -158,6 +168,27 @@ fn offered(actions: &[PeerAction]) -> Vec<(Member, ClaimKey)> {
         _ => None,
     };
     actions.iter().filter_map(offer).collect()
+}
+
+#[test]
+fn who_hosts_nothing_follows_every_commit() {
+    let (mut watcher, _) = Probe::hosting(StageSpan::none(), 1, PeerLimits::default());
+    // More than are ever applied at once.
+    for step in (0..2000).map(Step) {
+        let outcome = RoundOutcome { hash: ContentHash([5; 32]), square_norm: 1.0, proof: 0 };
+        let record = CommitRecord {
+            era: Era(0),
+            term: Term(1),
+            step,
+            stages: vec![(Attempt(0), outcome); 2],
+            gradient_norm: 1.0,
+            loss: FixedLoss(1),
+            held_out_loss: None,
+        };
+        let actions = watcher.tell(FromCoordinator::Commit(record.clone()));
+        assert!(actions.contains(&PeerAction::Event(PeerEvent::Applied { record })), "{actions:?}");
+        assert_eq!(watcher.peer.version(), step.next());
+    }
 }
 
 #[test]

@@ -20,7 +20,7 @@ use crate::dataset;
 use crate::events::RunEvent;
 use crate::exit::{Exit, ExitWith};
 use crate::plot::LossCurve;
-use crate::progress::Progress;
+use crate::progress::{self, Progress};
 use crate::report::Report;
 use folder::Folder;
 use process::{Chaos, Process, watch};
@@ -156,6 +156,8 @@ async fn train_swarm(
         let arguments = peer_arguments(index, args, manifest, folder);
         Process::start(&name, &arguments, &log, log_format, index < args.anchors)
     };
+    let watched = folder.join("peers/0");
+    progress::say(&format!("watch it with: shoal top --data-dir {}", watched.display()));
     let processes = (0..args.peers.get()).map(start).collect::<anyhow::Result<Vec<Process>>>()?;
     let seed = manifest.training.seed;
     let chaos = args.kill_every.map(|every| Chaos {

@@ -1,0 +1,109 @@
+"""What being watched costs: a swarm whose peers are asked for the page's status and for their metrics every
+second, beside one whose peers are shown to nobody.
+
+    make bench-watching
+
+Two processes of one stage and one thread each on loopback, in alternated pairs. What is measured are
+the processor's seconds of both processes, from one step's end to another's. Who asks is not counted.
+"""
+
+import argparse
+import contextlib
+import statistics
+import sys
+import threading
+import urllib.request
+
+import machine as machines
+import table
+from model import SMALL
+from overhead import killed_in_the_end
+from peer import Peer
+from shoal_run import Shoal
+
+MICROBATCHES = 16
+# Steps before the measurement, in which windows widen and caches warm up, and steps measured.
+WARM, MEASURED = 4, 16
+EVERY = 1.0
+GOAL = 1.01
+
+
+def swarm(shoal, folder, watched):
+    """Two peers of a run, shown or not."""
+    http = ["--http", "127.0.0.1:0" if watched else "none"]
+    first = Peer.of_shoal(shoal, folder, 0, [
+        "start", "run.toml", "--address-file", "address", "--wait-for", "2", "--out", "out",
+        "--stage", "0", *http])
+    second = Peer.of_shoal(shoal, folder, 1, ["join", f"@{folder}/address", "--stage", "1", *http])
+    return [first, second]
+
+
+@contextlib.contextmanager
+def watching(folder, watched):
+    """Asks both peers every second while its block runs; counts what was answered."""
+    done, answers = threading.Event(), [0]
+
+    def look():
+        while not done.wait(EVERY):
+            for index in range(2):
+                address = (folder / f"peer-{index}" / "http").read_text(encoding="utf-8").strip()
+                for path in ("status", "metrics"):
+                    with urllib.request.urlopen(f"http://{address}/{path}", timeout=10) as answer:
+                        answers[0] += len(answer.read()) > 0
+
+    watcher = threading.Thread(target=look)
+    if watched:
+        watcher.start()
+    try:
+        yield answers
+    finally:
+        done.set()
+        if watched:
+            watcher.join()
+
+
+def cost(shoal, watched):
+    """Seconds of the processor for a token, and how often the peers answered."""
+    run = {"stages": 2, "steps": WARM + MEASURED + 1, "microbatches": MICROBATCHES, "dtype": "f32"}
+    with shoal.folder(SMALL, run) as folder:
+        with killed_in_the_end(swarm(shoal, folder, watched)) as peers:
+            for peer in peers:
+                peer.steps(WARM)
+            before = sum(peer.processor_seconds() for peer in peers)
+            with watching(folder, watched) as answers:
+                for peer in peers:
+                    peer.steps(MEASURED)
+                after = sum(peer.processor_seconds() for peer in peers)
+    assert (answers[0] > 0) == watched, "whoever is watched answers"
+    return (after - before) / (MEASURED * SMALL.tokens_per_step()), answers[0]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shoal", required=True, help="the node's release binary")
+    parser.add_argument("--pairs", type=int, default=10, help="alternated pairs")
+    options = parser.parse_args()
+    shoal = Shoal(options.shoal)
+    pairs, answered = [], 0
+    for index in range(options.pairs):
+        costs = {}
+        for watched in (True, False) if index % 2 else (False, True):
+            costs[watched], answers = cost(shoal, watched)
+            answered += answers
+        pairs.append(costs)
+    ratio = statistics.median(one[True] / one[False] for one in pairs)
+    each = {which: statistics.median(one[which] for one in pairs) for which in (True, False)}
+    table.show(
+        "What being watched costs",
+        f"Two stages of one peer each, one thread each, {MICROBATCHES} microbatches; "
+        f"{SMALL.describe()}; {machines.line(machines.describe(sys.executable))}. Each peer is asked for "
+        f"/status and /metrics every second, {answered} answers in all. Medians of {len(pairs)} alternated "
+        "pairs, of the processor per token; the ratio is the median of the pairs' ratios.",
+        ["watched", "shown to nobody", "ratio", "goal"],
+        [[f"{each[True] * 1e6:.1f} us", f"{each[False] * 1e6:.1f} us", f"{ratio:.3f}",
+          f"{'met' if ratio <= GOAL else 'NOT met'} (at most {GOAL})"]],
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+//! The flags of the commands that watch a peer, and where a peer is shown.
+
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use anyhow::Context;
+use clap::Args;
+
+use super::{ListFormat, default_data_dir};
+use crate::driver::home::http_file;
+use crate::exit::{Exit, ExitWith};
+
+/// The most bytes of a file with an address that are read.
+const ADDRESS: u64 = 256;
+
+/// Where a peer is shown over HTTP, if anywhere: to this machine alone unless told otherwise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HttpAddress(pub Option<SocketAddr>);
+
+impl Default for HttpAddress {
+    fn default() -> Self {
+        Self(Some((Ipv4Addr::LOCALHOST, 0).into()))
+    }
+}
+
+impl fmt::Display for HttpAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            None => f.write_str("none"),
+            Some(address) => address.fmt(f),
+        }
+    }
+}
+
+impl FromStr for HttpAddress {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "none" => Ok(Self(None)),
+            text => text
+                .parse()
+                .map(|address| Self(Some(address)))
+                .map_err(|_| "an address is IP:PORT, as 127.0.0.1:9464, or `none`"),
+        }
+    }
+}
+
+/// Which running peer is asked.
+#[derive(Debug, Clone, Args)]
+pub struct NodeArgs {
+    /// Where it answers over HTTP (its --http); else its data directory says it.
+    #[arg(value_name = "IP:PORT")]
+    address: Option<SocketAddr>,
+    /// The data directory of the peer.
+    #[arg(long, value_name = "D", default_value_os_t = default_data_dir())]
+    data_dir: PathBuf,
+}
+
+impl NodeArgs {
+    /// Where the peer answers.
+    ///
+    /// # Errors
+    /// When its data directory does not say, since it does not run.
+    pub fn address(&self) -> anyhow::Result<SocketAddr> {
+        if let Some(address) = self.address {
+            return Ok(address);
+        }
+        let path = http_file(&self.data_dir);
+        let read = || -> std::io::Result<String> {
+            let mut text = String::new();
+            File::open(&path)?.take(ADDRESS).read_to_string(&mut text)?;
+            Ok(text)
+        };
+        let text = read()
+            .with_context(|| {
+                let folder = self.data_dir.display();
+                format!("no peer that is shown over HTTP runs with --data-dir {folder}")
+            })
+            .exit_with(Exit::Failed)?;
+        let address = text.trim().parse();
+        address.with_context(|| format!("{} is damaged: start the peer again", path.display()))
+    }
+}
+
+/// `shoal status`
+#[derive(Debug, Clone, Args)]
+pub struct StatusArgs {
+    /// Which peer.
+    #[command(flatten)]
+    pub node: NodeArgs,
+    /// How it is printed.
+    #[arg(short, long, value_enum, default_value_t = ListFormat::Text)]
+    pub output: ListFormat,
+}
+
+/// `shoal healthcheck`
+#[derive(Debug, Clone, Args)]
+pub struct HealthcheckArgs {
+    /// Which peer.
+    #[command(flatten)]
+    pub node: NodeArgs,
+    /// Whether it does for the run what it is there for, rather than whether it is alive.
+    #[arg(long)]
+    pub ready: bool,
+}

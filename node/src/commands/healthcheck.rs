@@ -1,0 +1,24 @@
+//! `shoal healthcheck`: whether a running peer is well, as an exit code.
+
+use anyhow::bail;
+
+use super::training;
+use crate::cli::HealthcheckArgs;
+use crate::http::client;
+
+/// Asks the peer whether it is alive, or ready.
+///
+/// # Errors
+/// When it is not, or does not answer.
+pub(super) fn run(args: &HealthcheckArgs) -> anyhow::Result<()> {
+    let address = args.node.address()?;
+    let path = if args.ready { "/readyz" } else { "/livez" };
+    let answer = training::runtime()?.block_on(client::get(address, path))?;
+    let said = String::from_utf8_lossy(&answer.body);
+    let said = said.trim();
+    if !answer.code.is_success() {
+        bail!("the peer at {address} is not well: {said}");
+    }
+    println!("{said}");
+    Ok(())
+}

@@ -1,0 +1,78 @@
+//! `shoal status`: what a running peer knows of its run, for people or as JSON.
+
+use std::fmt::{self, Write as _};
+
+use super::training;
+use crate::cli::{ListFormat, StatusArgs};
+use crate::http::client;
+use crate::status::Status;
+use crate::status::words::{TITLES, age, rows_of, standing};
+
+/// Of what happened, the newest so many are printed.
+const NEWEST: usize = 12;
+
+/// Asks the peer and prints what it says.
+///
+/// # Errors
+/// When it does not answer.
+pub(super) fn run(args: &StatusArgs) -> anyhow::Result<()> {
+    let address = args.node.address()?;
+    let status = training::runtime()?.block_on(client::status(address))?;
+    match args.output {
+        ListFormat::Json => println!("{}", serde_json::to_string_pretty(&status)?),
+        ListFormat::Text => print!("{}", table(&status)?),
+    }
+    Ok(())
+}
+
+fn table(status: &Status) -> Result<String, fmt::Error> {
+    let mut text = String::new();
+    for (name, line) in standing(status) {
+        writeln!(text, "{name:<11} {line}")?;
+    }
+    if !status.members.is_empty() {
+        members(status, &mut text)?;
+    }
+    if !status.events.is_empty() {
+        writeln!(text)?;
+    }
+    let old = status.events.len().saturating_sub(NEWEST);
+    for event in &status.events[old..] {
+        writeln!(text, "{:>10}  {}", age(status.at_ms, event.at_ms), event.text)?;
+    }
+    Ok(text)
+}
+
+fn members(status: &Status, text: &mut String) -> fmt::Result {
+    let mut rows = vec![TITLES.map(str::to_owned)];
+    rows.extend(rows_of(status));
+    let width = |column: usize| {
+        rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default()
+    };
+    let widths: Vec<usize> = (0..TITLES.len()).map(width).collect();
+    writeln!(text)?;
+    for row in &rows {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
+        writeln!(text, "{}", cells.collect::<Vec<_>>().join("  ").trim_end())?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status::example;
+
+    #[test]
+    fn a_table_has_a_row_for_each_replica_and_what_is_lacking() {
+        let text = table(&example::status()).expect("it is text");
+        let lines: Vec<&str> = text.lines().collect();
+        let row = |stage: &str| lines.iter().filter(|line| line.starts_with(stage)).count();
+        // One of stage 0, two of stage 1, nobody of stage 2, and one that watches.
+        assert_eq!((row("0 "), row("1 "), row("2 "), row("- ")), (1, 2, 1, 1), "{text}");
+        assert!(text.contains("2      nobody\n"), "{text}");
+        assert!(text.contains("◐ catching up"), "{text}");
+        assert!(text.contains("paused: nobody serves stage 2"), "{text}");
+        assert!(text.contains("5s ago  the run goes back to version 40"), "{text}");
+    }
+}

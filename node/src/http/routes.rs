@@ -1,0 +1,163 @@
+//! What is answered to which question.
+
+use std::net::IpAddr;
+use std::sync::LazyLock;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST, HeaderName, HeaderValue,
+    REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
+};
+use axum::http::{HeaderMap, StatusCode};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use sha2::{Digest, Sha256};
+use shoal_metrics::Metrics;
+
+use super::Shown;
+
+/// The page: everything in one file, and nothing from elsewhere.
+const PAGE: &str = include_str!("page.html");
+
+/// A browser runs the page's own script and style, told by their hashes, and asks nobody but this node.
+static POLICY: LazyLock<HeaderValue> = LazyLock::new(|| {
+    let hash = |open, close| BASE64_STANDARD.encode(Sha256::digest(between(PAGE, open, close)));
+    let policy = format!(
+        "default-src 'none'; script-src 'sha256-{}'; style-src 'sha256-{}'; connect-src 'self'; \
+         img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        hash("<script>", "</script>"),
+        hash("<style>", "</style>"),
+    );
+    HeaderValue::from_str(&policy).expect("base64 is plain text")
+});
+
+/// All questions that have an answer. Where only this machine can ask, `only_here`, a name that is not
+/// this machine's is refused: a page of somebody else's cannot read through a name that it has point here.
+pub(super) fn router(shown: Shown, only_here: bool) -> Router {
+    let router = Router::new()
+        .route("/", get(page))
+        .route("/status", get(status))
+        .route("/metrics", get(exposition))
+        .route("/livez", get(live))
+        .route("/readyz", get(ready))
+        .with_state(shown);
+    let router = if only_here { router.layer(middleware::from_fn(refuse_names)) } else { router };
+    router.layer(middleware::map_response(harden))
+}
+
+async fn page() -> Response {
+    let headers: [(HeaderName, HeaderValue); 2] = [
+        (CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8")),
+        (CONTENT_SECURITY_POLICY, POLICY.clone()),
+    ];
+    (headers, PAGE).into_response()
+}
+
+async fn status(State(shown): State<Shown>) -> Response {
+    match shown.board.status().to_json() {
+        Ok(text) => ([(CONTENT_TYPE, "application/json")], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+async fn exposition(State(shown): State<Shown>) -> Response {
+    match shown.metrics.encode() {
+        Ok(text) => ([(CONTENT_TYPE, Metrics::CONTENT_TYPE)], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+async fn live(State(shown): State<Shown>) -> Response {
+    verdict(shown.board.health().live, "live", "stands still")
+}
+
+async fn ready(State(shown): State<Shown>) -> Response {
+    verdict(shown.board.health().ready, "ready", "not ready")
+}
+
+fn verdict(good: bool, yes: &'static str, no: &'static str) -> Response {
+    let (code, text) =
+        if good { (StatusCode::OK, yes) } else { (StatusCode::SERVICE_UNAVAILABLE, no) };
+    (code, format!("{text}\n")).into_response()
+}
+
+/// Answers are of this moment, and are what they say they are.
+async fn harden(mut response: Response) -> Response {
+    let headers = response.headers_mut();
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    response
+}
+
+async fn refuse_names(request: Request, next: Next) -> Response {
+    if is_here(request.headers()) {
+        next.run(request).await
+    } else {
+        let text = "this node answers at an address of its machine, or at localhost\n";
+        (StatusCode::MISDIRECTED_REQUEST, text).into_response()
+    }
+}
+
+/// Whether the question is for an address or this machine's own name.
+fn is_here(headers: &HeaderMap) -> bool {
+    let Some(host) = headers.get(HOST) else { return true };
+    let Ok(host) = host.to_str() else { return false };
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let bare = name.trim_start_matches('[').trim_end_matches(']');
+    name.eq_ignore_ascii_case("localhost") || bare.parse::<IpAddr>().is_ok()
+}
+
+/// What stands between two texts.
+fn between<'a>(text: &'a str, open: &str, close: &str) -> &'a str {
+    let (_, rest) = text.split_once(open).expect("the page has such a part");
+    let (inner, _) = rest.split_once(close).expect("the part has an end");
+    inner
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_others_are_not_here() {
+        let is_here = |host: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(HOST, HeaderValue::from_static(host));
+            is_here(&headers)
+        };
+        for host in ["127.0.0.1:80", "127.0.0.1", "[::1]:80", "[::1]", "localhost:9", "LOCALHOST"] {
+            assert!(is_here(host), "{host}");
+        }
+        for host in ["example.org", "example.org:80", "localhost.example.org", "", "127.0.0.1.x:1"]
+        {
+            assert!(!is_here(host), "{host}");
+        }
+        assert!(super::is_here(&HeaderMap::new()));
+    }
+
+    #[test]
+    fn the_page_is_whole_and_loads_nothing_from_elsewhere() {
+        assert_eq!(PAGE.matches("<script").count(), 1);
+        assert_eq!(PAGE.matches("<style").count(), 1);
+        let policy = POLICY.to_str().expect("text");
+        assert!(policy.starts_with("default-src 'none'; script-src 'sha256-"), "{policy}");
+        // What a peer says is shown as text, whatever it is.
+        for unsafe_way in
+            ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("]
+        {
+            assert!(!PAGE.contains(unsafe_way), "{unsafe_way}");
+        }
+        let elsewhere = PAGE.replace("http://www.w3.org/2000/svg", "");
+        for scheme in ["http://", "https://", "src=", "@import", "url("] {
+            assert!(!elsewhere.contains(scheme), "{scheme}");
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! A status to try views with: a swarm that has just lost the last replica of a stage.
+
+use shoal_protocol::ids::{ContentHash, Incarnation, PeerId, Stage, StageSpan};
+
+use super::{
+    CheckpointStatus, Curves, Happening, LinkStatus, MemberState, MemberStatus, NodeState,
+    NodeStatus, Point, RunStatus, Status, Tone, TrainingStatus,
+};
+
+/// The node's own moment.
+const NOW: u64 = 1_800_000_000_000;
+
+pub(crate) fn peer(number: u8) -> PeerId {
+    PeerId([number; 32])
+}
+
+fn member(number: u8, stages: StageSpan, state: MemberState) -> MemberStatus {
+    let link = LinkStatus {
+        round_trip_seconds: 0.0125,
+        bytes_per_second: Some(2.5e7),
+        window_bytes: 100_000,
+        sent_packets: 1000,
+        lost_packets: 10,
+    };
+    MemberStatus {
+        peer: peer(number),
+        incarnation: Incarnation(1),
+        stages,
+        state,
+        keeper: number == 1,
+        anchor: number == 1,
+        archive: false,
+        own: number == 1,
+        addresses: vec!["127.0.0.1:7410".parse().expect("an address")],
+        link: (number != 1).then_some(link),
+    }
+}
+
+/// One of stage 0, two of stage 1, nobody of stage 2, and one that watches.
+pub(crate) fn status() -> Status {
+    let one = |stage| StageSpan::one(Stage(stage));
+    let happening =
+        |ago, tone, text: &str| Happening { at_ms: NOW - ago, tone, text: text.to_owned() };
+    Status {
+        version: "0.1.0".into(),
+        at_ms: NOW,
+        node: NodeStatus {
+            peer: Some(peer(1)),
+            incarnation: Incarnation(1),
+            state: NodeState::Paused,
+            why: Some("nobody serves stage 2".into()),
+            ready: true,
+            stages: Some(one(0)),
+            memory_limit_bytes: Some(8_000_000_000),
+            resident_bytes: Some(324_000_000),
+            ..NodeStatus::default()
+        },
+        run: Some(RunStatus {
+            id: ContentHash([7; 32]),
+            stages: 3,
+            steps: 200,
+            version: 40,
+            era: 1,
+            term: 2,
+            keeper: Some(peer(1)),
+            tokens_per_step: 4096,
+            microbatches: 16,
+            checkpoint: Some(CheckpointStatus { version: 40, hash: None }),
+        }),
+        members: vec![
+            member(1, one(0), MemberState::Serving),
+            member(2, one(1), MemberState::Serving),
+            member(3, one(1), MemberState::CatchingUp),
+            member(4, StageSpan::none(), MemberState::Watching),
+        ],
+        training: TrainingStatus {
+            step: Some(39),
+            loss: Some(2.5),
+            held_out_loss: Some(2.75),
+            gradient_norm: Some(1.25),
+            tokens_per_second: Some(8250.0),
+            seconds_per_step: Some(0.5),
+            committed_at_ms: Some(NOW - 6000),
+        },
+        curves: Curves {
+            loss: (0..40).map(|step| Point(step, 5.5 - step as f64 * 0.075)).collect(),
+            held_out_loss: vec![Point(0, 5.5), Point(20, 4.0), Point(39, 2.75)],
+            tokens_per_second: (0..40).map(|step| Point(step, 8000.0)).collect(),
+        },
+        events: vec![
+            happening(60_000, Tone::Good, "serves stage 1"),
+            happening(5_000, Tone::Bad, "the run goes back to version 40"),
+        ],
+    }
+}

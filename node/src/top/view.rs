@@ -1,0 +1,290 @@
+//! Draws the screen, however small it is: what matters most comes first, and what has no place is left
+//! out.
+
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Margin, Rect};
+use ratatui::style::{Color, Modifier, Style, Stylize};
+use ratatui::symbols::Marker;
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{
+    Axis, Block, Chart, Clear, Dataset, GraphType, LineGauge, List, Paragraph, Row, Table,
+};
+
+use super::screen::Screen;
+use crate::status::words::{TITLES, age, rows_of, standing};
+use crate::status::{NodeState, Point, Status, Tone};
+
+/// The least width and height at which the curves are shown beside the rest.
+const FOR_CURVES: (u16, u16) = (80, 24);
+
+/// Lines on how things stand that the smallest screen has; a larger one has up to a third of it.
+const LINES: usize = 4;
+
+/// Widths of the members' columns.
+const WIDTHS: [u16; 7] = [5, 6, 13, 26, 10, 11, 6];
+
+const HELP: [&str; 6] = [
+    "q, Esc      leave",
+    "h, ?        this help",
+    "Down, j     older events",
+    "Up, k       newer events",
+    "PgDn, PgUp  ten at once",
+    "Home        the newest",
+];
+
+/// Draws everything.
+pub(super) fn draw(frame: &mut Frame, screen: &Screen) {
+    let area = frame.area();
+    let mut lines = standing(&screen.status);
+    lines.truncate(usize::from(area.height / 3).max(LINES));
+    let head = u16::try_from(lines.len() + 1).unwrap_or(u16::MAX).min(area.height);
+    let [top, middle, bottom] =
+        Layout::vertical([Constraint::Length(head), Constraint::Fill(1), Constraint::Length(1)])
+            .areas(area);
+    draw_head(frame, top, screen, lines);
+    draw_middle(frame, middle, screen);
+    draw_foot(frame, bottom, screen);
+    if screen.help {
+        draw_help(frame, area);
+    }
+}
+
+fn draw_head(frame: &mut Frame, area: Rect, screen: &Screen, lines: Vec<(&'static str, String)>) {
+    let [bar, rest] = Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(area);
+    draw_progress(frame, bar, &screen.status);
+    let colour = state_colour(screen.status.node.state);
+    let line = |(name, text): (&'static str, String)| {
+        let text = Span::raw(text);
+        let text = if name == "state" { text.fg(colour).bold() } else { text };
+        Line::from(vec![Span::from(format!("{name:<11}")).dim(), text])
+    };
+    frame.render_widget(Paragraph::new(lines.into_iter().map(line).collect::<Vec<_>>()), rest);
+}
+
+fn draw_progress(frame: &mut Frame, area: Rect, status: &Status) {
+    let Some(run) = &status.run else {
+        return frame.render_widget(Line::from("Shoal: no run yet").bold(), area);
+    };
+    let ratio = (run.version as f64 / run.steps.max(1) as f64).clamp(0.0, 1.0);
+    let gauge = LineGauge::default()
+        .label(format!("Shoal {}/{}", run.version, run.steps))
+        .filled_style(Style::new().fg(Color::Cyan))
+        .ratio(ratio);
+    frame.render_widget(gauge, area);
+}
+
+/// Members, curves and events, as far as there is room.
+fn draw_middle(frame: &mut Frame, area: Rect, screen: &Screen) {
+    let rows = rows_of(&screen.status);
+    // A frame and the titles.
+    let wanted = u16::try_from(rows.len()).unwrap_or(u16::MAX).saturating_add(3);
+    let curves = frame.area().width >= FOR_CURVES.0 && frame.area().height >= FOR_CURVES.1;
+    let most = if curves { area.height / 2 } else { area.height / 3 * 2 };
+    let [members, rest] =
+        Layout::vertical([Constraint::Length(wanted.min(most)), Constraint::Fill(1)]).areas(area);
+    draw_members(frame, members, rows);
+    if curves {
+        let halves = [Constraint::Fill(1), Constraint::Fill(1)];
+        let [left, right] = Layout::horizontal(halves).areas(rest);
+        let [loss, rate] = Layout::vertical(halves).areas(left);
+        let of = &screen.status.curves;
+        draw_curve(
+            frame,
+            loss,
+            " loss ",
+            &[(&of.loss, Color::Cyan), (&of.held_out_loss, Color::Yellow)],
+        );
+        draw_curve(frame, rate, " tokens/s ", &[(&of.tokens_per_second, Color::Green)]);
+        draw_events(frame, right, screen);
+    } else {
+        draw_events(frame, rest, screen);
+    }
+}
+
+fn draw_members(frame: &mut Frame, area: Rect, mut rows: Vec<[String; 7]>) {
+    if area.height < 4 {
+        return;
+    }
+    let fit = usize::from(area.height - 3);
+    if rows.len() > fit {
+        let left_out = rows.len() - (fit - 1);
+        rows.truncate(fit - 1);
+        let mut more: [String; 7] = Default::default();
+        more[1] = format!("+{left_out}");
+        rows.push(more);
+    }
+    let styled = rows.into_iter().map(|row| {
+        let style = match row[2].chars().next() {
+            Some('●' | '○') => Style::new(),
+            None if row[1] == "nobody" => Style::new().fg(Color::Red),
+            _ => Style::new().fg(Color::Yellow),
+        };
+        Row::new(row).style(style)
+    });
+    let table = Table::new(styled, WIDTHS.map(Constraint::Length))
+        .header(Row::new(TITLES).add_modifier(Modifier::DIM))
+        .block(Block::bordered().title(" members "));
+    frame.render_widget(table, area);
+}
+
+fn draw_curve(frame: &mut Frame, area: Rect, title: &'static str, curves: &[(&Vec<Point>, Color)]) {
+    let points = || curves.iter().flat_map(|(points, _)| points.iter());
+    let bounds = |values: Vec<f64>| {
+        let low = values.iter().copied().fold(f64::INFINITY, f64::min);
+        let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        // A curve of one value has its axis all the same.
+        (values.len() > 1).then_some([low, if high > low { high } else { low + 1.0 }])
+    };
+    let x = bounds(points().map(|point| point.0 as f64).collect());
+    let y = bounds(points().map(|point| point.1).collect());
+    let block = Block::bordered().title(title);
+    let (Some(x), Some(y)) = (x, y) else {
+        return frame.render_widget(Paragraph::new("nothing yet").dim().block(block), area);
+    };
+    let data: Vec<(Vec<(f64, f64)>, Color)> = curves
+        .iter()
+        .map(|(points, colour)| {
+            (points.iter().map(|point| (point.0 as f64, point.1)).collect(), *colour)
+        })
+        .collect();
+    let datasets = data.iter().map(|(points, colour)| {
+        Dataset::default()
+            .marker(Marker::Braille)
+            .graph_type(GraphType::Line)
+            .style(Style::new().fg(*colour))
+            .data(points)
+    });
+    let digits = if y[1] < 100.0 { 2 } else { 0 };
+    let labels = |bounds: [f64; 2], digits: usize| bounds.map(|value| format!("{value:.digits$}"));
+    let chart = Chart::new(datasets.collect())
+        .x_axis(Axis::default().bounds(x).labels(labels(x, 0)).dim())
+        .y_axis(Axis::default().bounds(y).labels(labels(y, digits)).dim())
+        .block(block);
+    frame.render_widget(chart, area);
+}
+
+fn draw_events(frame: &mut Frame, area: Rect, screen: &Screen) {
+    let status = &screen.status;
+    let items = status.events.iter().rev().skip(screen.back).map(|event| {
+        let style = match event.tone {
+            Tone::Plain => Style::new(),
+            Tone::Good => Style::new().fg(Color::Green),
+            Tone::Bad => Style::new().fg(Color::Red),
+        };
+        let when = Span::from(format!("{:>9} ", age(status.at_ms, event.at_ms))).dim();
+        Line::from(vec![when, Span::styled(event.text.clone(), style)])
+    });
+    let list = List::new(items).block(Block::bordered().title(" events "));
+    frame.render_widget(list, area);
+}
+
+fn draw_foot(frame: &mut Frame, area: Rect, screen: &Screen) {
+    let line = match &screen.failure {
+        None => Line::from("q leaves, h helps").dim(),
+        Some(failure) => Line::from(format!("asked in vain: {failure}")).fg(Color::Red),
+    };
+    frame.render_widget(line, area);
+}
+
+fn draw_help(frame: &mut Frame, area: Rect) {
+    let width = area.width.min(34);
+    let height = area.height.min(u16::try_from(HELP.len()).unwrap_or(u16::MAX) + 2);
+    let margin = Margin::new((area.width - width) / 2, (area.height - height) / 2);
+    let inner = area.inner(margin);
+    let place = Rect { width, height, ..inner }.intersection(area);
+    frame.render_widget(Clear, place);
+    let text: Vec<Line> = HELP.iter().map(|line| Line::from(*line)).collect();
+    frame.render_widget(Paragraph::new(text).block(Block::bordered().title(" keys ")), place);
+}
+
+fn state_colour(state: NodeState) -> Color {
+    match state {
+        NodeState::Serving | NodeState::Watching => Color::Green,
+        NodeState::Joining | NodeState::CatchingUp | NodeState::Draining => Color::Yellow,
+        NodeState::Paused => Color::Red,
+        NodeState::Over => Color::Gray,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
+    use super::*;
+    use crate::status::example;
+
+    fn terminal(screen: &Screen, width: u16, height: u16) -> Terminal<TestBackend> {
+        let backend = TestBackend::new(width, height);
+        let mut terminal = Terminal::new(backend).expect("no terminal is needed");
+        terminal.draw(|frame| draw(frame, screen)).expect("drawn");
+        terminal
+    }
+
+    fn drawn(screen: &Screen, width: u16, height: u16) -> String {
+        terminal(screen, width, height).backend().to_string()
+    }
+
+    #[test]
+    fn a_large_screen_has_everything() {
+        let text = drawn(&Screen::of(example::status()), 120, 40);
+        for part in [
+            "Shoal 40/200",
+            "paused: nobody serves stage 2",
+            " members ",
+            "● serving",
+            "◐ catching up",
+            "○ watching",
+            "nobody",
+            "12.5 ms",
+            "23.8 MiB/s",
+            " loss ",
+            " tokens/s ",
+            "the run goes back to version 40",
+            "q leaves, h helps",
+        ] {
+            assert!(text.contains(part), "{part} is missing in\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_small_screen_has_how_things_stand() {
+        let text = drawn(&Screen::of(example::status()), 60, 16);
+        assert!(text.contains("paused: nobody serves stage 2"), "{text}");
+        assert!(text.contains("the run goes back") && text.contains("● serving"), "{text}");
+        assert!(!text.contains("┌ loss"), "{text}");
+    }
+
+    #[test]
+    fn more_members_than_lines_are_counted() {
+        let mut status = example::status();
+        let one = status.members[1].clone();
+        status.members.extend(std::iter::repeat_n(one, 50));
+        let text = drawn(&Screen::of(status), 100, 40);
+        assert!(text.contains("+4"), "{text}");
+    }
+
+    #[test]
+    fn who_does_not_answer_is_told_of_and_help_covers_it_all() {
+        let mut screen = Screen::of(example::status());
+        screen.answer(Err("no answer".into()));
+        screen.help = true;
+        let text = drawn(&screen, 80, 24);
+        assert!(text.contains("asked in vain: no answer"), "{text}");
+        assert!(text.contains("PgDn, PgUp  ten at once"), "{text}");
+    }
+
+    proptest! {
+        #[test]
+        fn any_size_can_be_drawn(width in 0u16..200, height in 0u16..80, help: bool) {
+            let mut screen = Screen::of(example::status());
+            screen.help = help;
+            terminal(&screen, width, height);
+            screen.status.run = None;
+            screen.status.members.clear();
+            screen.status.curves.loss.truncate(1);
+            terminal(&screen, width, height);
+        }
+    }
+}
