@@ -26,7 +26,8 @@ fn scrape(address: SocketAddr) -> String {
 fn value(text: &str, name: &str) -> f64 {
     let samples = text.lines().filter_map(|line| {
         let rest = line.strip_prefix(name)?;
-        let labelled = rest.starts_with(' ') || rest.starts_with('{');
+        // After some of its labels come the others.
+        let labelled = rest.starts_with([' ', '{', ',']);
         labelled.then(|| rest.rsplit(' ').next()?.parse::<f64>().ok())?
     });
     let samples: Vec<f64> = samples.collect();
@@ -52,6 +53,14 @@ fn peers_tell_prometheus_how_far_they_are() {
         assert!(value(&text, "shoal_tokens_total") >= 384.0, "{text}");
         assert!(value(&text, "shoal_peers") == 3.0, "{text}");
         assert!((1.0..8.0).contains(&value(&text, "shoal_training_loss")), "{text}");
+        assert!(value(&text, r#"shoal_node_state{state="serving""#) == 1.0, "{text}");
+        assert!(value(&text, "shoal_stage_hosted") >= 1.0, "{text}");
+        assert!(value(&text, "shoal_flops_total") > 1e6, "{text}");
+        assert!(value(&text, "shoal_peak_flops_per_second") > 1e8, "{text}");
+        assert!(
+            value(&text, r#"shoal_phase_duration_seconds_count{phase="backward""#) >= 1.0,
+            "{text}"
+        );
         check(&text);
         // Links are looked at every second, which is a few steps.
         let looked = (0..200).any(|_| {
@@ -76,7 +85,7 @@ fn a_checkpoint_of_another_run_is_refused_and_counted() {
     swarm.join(&["--archive", archive, "--metrics", &address.to_string()]);
     swarm.peers[1].event("committed");
     let text = scrape(address);
-    let refused = r#"shoal_refused_total{reason="checkpoint"}"#;
+    let refused = r#"shoal_refused_total{reason="checkpoint""#;
     assert_eq!(value(&text, refused), 1.0, "{text}");
     assert!(checkpoint.is_dir(), "nothing is lost");
 }

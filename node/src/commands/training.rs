@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
-use shoal_metrics::Metrics;
+use shoal_metrics::{Metrics, NodeState};
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -44,6 +44,7 @@ impl Serving {
     pub(super) async fn start(address: Option<SocketAddr>) -> anyhow::Result<Self> {
         let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
         let metrics = Metrics::new()?;
+        metrics.node.state.choose(NodeState::Searching);
         if let Some(address) = address {
             let server = MetricsServer::bind(address).await?;
             let serving = server.serve(Arc::new(metrics.clone()), stop.clone());

@@ -106,6 +106,11 @@ impl Room {
         })
     }
 
+    /// Memory for stages; none where it is a device's, which is not looked at.
+    pub(crate) fn memory(&self) -> Option<Bytes> {
+        Some(self.memory).filter(|memory| memory.0 < u64::MAX)
+    }
+
     /// Memory for the output log.
     pub(crate) fn log_memory(&self) -> Bytes {
         self.log_memory
@@ -195,7 +200,7 @@ impl Room {
         Ok(())
     }
 
-    fn memory_for(&self, manifest: &Manifest, span: StageSpan, in_flight: u32) -> Bytes {
+    pub(crate) fn memory_for(&self, manifest: &Manifest, span: StageSpan, in_flight: u32) -> Bytes {
         let log = log_of(manifest, span).min(self.log_memory);
         memory_floor(manifest, span, in_flight) + log
     }
