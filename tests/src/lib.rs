@@ -5,9 +5,11 @@
 //! Every wait ends: with the event, or after [`PATIENCE`] with a message that says what did not come.
 
 pub mod emulator;
+pub mod http;
 pub mod namespace;
 pub mod process;
 pub mod program;
+pub mod prometheus;
 pub mod python;
 pub mod run;
 pub mod swarm;

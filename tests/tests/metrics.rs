@@ -1,25 +1,18 @@
 //! The metrics of a peer that trains, as Prometheus gets them.
 
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::io::Write;
+use std::net::SocketAddr;
 use std::process::{Command, Stdio};
 
+use shoal_tests::http::get;
 use shoal_tests::run::Run;
+use shoal_tests::skip;
 use shoal_tests::swarm::{Swarm, own_address};
-use shoal_tests::{PATIENCE, skip};
 use toml::Value;
 
-/// The body of `GET /metrics`.
+/// What Prometheus would get.
 fn scrape(address: SocketAddr) -> String {
-    let mut stream = TcpStream::connect(address).expect("it listens");
-    stream.set_read_timeout(Some(PATIENCE)).expect("not zero");
-    write!(stream, "GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")
-        .expect("sent");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("answered");
-    let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
-    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
-    body.to_owned()
+    get(address, "/metrics")
 }
 
 /// The sum of a metric over its labels.

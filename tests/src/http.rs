@@ -1,0 +1,33 @@
+//! Questions over HTTP to processes of a test.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+
+use crate::PATIENCE;
+
+/// The body of what is answered to `GET path`; none where nobody listens there yet, or no more.
+///
+/// # Panics
+/// When the answer is not a good one.
+#[must_use]
+pub fn try_get(address: SocketAddr, path: &str) -> Option<String> {
+    let mut stream = TcpStream::connect(address).ok()?;
+    stream.set_read_timeout(Some(PATIENCE)).expect("not zero");
+    // The old version, so that the body comes as it is and ends with the connection.
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n").ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    let status = head.split(' ').nth(1);
+    assert_eq!(status, Some("200"), "GET {path}: {head}\n{body}");
+    Some(body.to_owned())
+}
+
+/// The body of what is answered to `GET path`.
+///
+/// # Panics
+/// When nobody answers, or not well.
+#[must_use]
+pub fn get(address: SocketAddr, path: &str) -> String {
+    try_get(address, path).unwrap_or_else(|| panic!("nobody answers at {address}"))
+}
