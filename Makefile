@@ -38,9 +38,13 @@ test:
 	cargo build --workspace
 	cargo test --workspace
 
+kubernetes := bench/results/tools/kubernetes
 # Prometheus and docker, which not every machine has: each check says why it does not run where it cannot.
 test-system: build
+	@scripts/setup.sh --tests
 	cargo test -p shoal-tests --test monitoring
+	-.venv/bin/python -m pip install --quiet --target $(kubernetes) --upgrade kubernetes-validate==1.37.0
+	PYTHONPATH=$(kubernetes) docker/check.sh .venv/bin/python
 	docker/try.sh
 
 bench:

@@ -3,6 +3,8 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::process::Command;
 
 use serde_json::Value as Json;
@@ -154,6 +156,33 @@ fn a_loss_that_rises_is_noticed() {
     let mut swarm = Swarm::start(&run.config(), &flags);
     swarm.peers[0].event("committed");
     prometheus.await_alert("ShoalLossDiverged");
+}
+
+/// No peer commits such a step, so this one only says that it did.
+#[test]
+fn a_loss_that_is_no_number_is_noticed() {
+    let listener = TcpListener::bind(own_address()).expect("a free port");
+    let address = listener.local_addr().expect("bound");
+    let Some(prometheus) = Prometheus::start(&[address], &[]) else { return };
+    let metrics = "shoal_training_loss{run=\"r\"} NaN\nshoal_gradient_norm{run=\"r\"} 1\n";
+    for steps in [0, 1] {
+        let text = format!("{metrics}shoal_steps_total{{run=\"r\"}} {steps}\n");
+        answer(&listener, &text);
+        prometheus.wait("it", || !prometheus.query("shoal_steps_total").is_empty());
+        if steps == 0 {
+            assert_eq!(prometheus.firing(), BTreeSet::new(), "before the first step it never is");
+        }
+    }
+    prometheus.await_alert("ShoalLossDiverged");
+}
+
+/// Answers one question for metrics.
+fn answer(listener: &TcpListener, metrics: &str) {
+    let (mut stream, _) = listener.accept().expect("Prometheus asks");
+    let mut question = [0; 4096];
+    let _ = stream.read(&mut question).expect("it says what it asks for");
+    let head = "HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\n\r\n";
+    stream.write_all(format!("{head}{metrics}").as_bytes()).expect("it listens");
 }
 
 #[test]
