@@ -26,6 +26,8 @@ torch=${libtorch%/lib/*}
 if [[ ${WITH_CUDA:-no} == yes ]]; then
     [[ -e $torch/lib/libtorch_cuda.so ]] || { echo "$torch has no CUDA half" >&2; exit 1; }
     { echo "$torch/lib/libtorch_cuda.so"; loads "$torch/lib/libtorch_cuda.so"; } | sort -u | keep
+    # These are loaded by name when they are first needed.
+    find "${torch%/torch}/nvidia" \( -name 'libcudnn_*.so*' -o -name 'libnvrtc*.so*' \) | keep
 fi
 # Licences go with the libraries.
 find "${torch%/torch}" -maxdepth 1 \( -name 'torch-*.dist-info' -o -name 'nvidia_*.dist-info' \) -print0 \

@@ -68,6 +68,27 @@ fn peers_tell_prometheus_how_far_they_are() {
 }
 
 #[test]
+fn a_peer_that_comes_back_says_where_the_run_stood() {
+    let run = Run::of_two_stages(1_000_000, 2);
+    let homes = tempfile::tempdir().expect("room for a folder");
+    let first = ["--stage", "0", "--wait-for", "2"];
+    let mut swarm = Swarm::start_in(homes.path(), &run.config(), &first);
+    swarm.join(&["--stage", "1"]);
+    let checkpoint = swarm.peers[0].event("checkpoint");
+    let version = checkpoint["version"].as_u64().expect("a version") as f64;
+    drop(swarm);
+    let address = own_address();
+    // Nobody hosts the other stage, so nothing is committed.
+    let flags = ["--stage", "0", "--metrics", &address.to_string()];
+    let mut swarm = Swarm::start_in(homes.path(), &run.config(), &flags);
+    swarm.peers[0].event("started");
+    let text = scrape(address);
+    assert!(value(&text, "shoal_step") >= version, "{text}");
+    assert!(value(&text, "shoal_checkpoint_step") >= version, "{text}");
+    assert_eq!(value(&text, "shoal_steps_total"), 0.0, "{text}");
+}
+
+#[test]
 fn a_checkpoint_of_another_run_is_refused_and_counted() {
     let other = Run::tiny(&[("training.seed", Value::from(8))]);
     let checkpoint = other.local("alone").checkpoint();

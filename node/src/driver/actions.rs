@@ -159,9 +159,13 @@ impl Driver<'_> {
             }
             PeerEvent::Rewound { era, version } => {
                 self.era = era;
+                self.meters.stands(version);
                 tracing::warn!(%era, %version, "the run goes back");
             }
-            PeerEvent::Serving { version } => self.note(&RunEvent::Serving { version: version.0 }),
+            PeerEvent::Serving { version } => {
+                self.meters.stands(version);
+                self.note(&RunEvent::Serving { version: version.0 });
+            }
             PeerEvent::Drained => {
                 self.ending.get_or_insert(Ending::Drained);
             }

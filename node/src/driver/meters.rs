@@ -7,6 +7,7 @@ use shoal_metrics::{
     Direction, Fault, LinkPacking, Metrics, NodeState, PeerState, Phase, Queue, Refusal, Repeat,
     RoundFailure, TrafficKind,
 };
+use shoal_protocol::history::History;
 use shoal_protocol::ids::{ClaimKey, Era, Member, Step};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{MemberRecord, View};
@@ -70,6 +71,19 @@ impl Meters {
     /// What the hosted stages take of it.
     pub(crate) fn hosts(&self, needed: Bytes) {
         self.metrics.memory.needed_bytes.set(needed.0 as f64);
+    }
+
+    /// How the run stood when this life began, as the log has it.
+    pub(crate) fn stood(&self, history: &History) {
+        self.stands(history.version);
+        if let Some((version, _)) = history.checkpoints.last_key_value() {
+            self.metrics.checkpoints.step.set(gauge(version.0));
+        }
+    }
+
+    /// The version of the weights, where no commit of this life's told of it.
+    pub(crate) fn stands(&self, version: Step) {
+        self.metrics.run.step.set(gauge(version.0));
     }
 
     /// What it is doing from now on.
