@@ -50,7 +50,8 @@ prepare_images() {
         image=shoal-try-prometheus
         docker build --quiet --tag "$image" - <try/prometheus.Dockerfile
     }
-    export PROMETHEUS_IMAGE=$image
+    # Any free port: it is asked at its own address.
+    export PROMETHEUS_IMAGE=$image PROMETHEUS_PORT=0
 }
 
 # wait_for WHAT COMMAND...: until the command succeeds.
