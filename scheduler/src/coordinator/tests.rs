@@ -434,6 +434,17 @@ fn a_loss_during_the_all_reduce_begins_another_try_and_old_results_are_not_heard
 }
 
 #[test]
+fn an_all_reduce_that_takes_too_long_is_tried_again_and_called_late() {
+    let mut run = Run::closed();
+    run.now = Moment(Duration::from_secs(31));
+    let again = run.input(CoordinatorInput::Tick);
+    let late = CoordinatorEvent::RoundsAborted { step: Step(0), rounds: 1, late: true };
+    assert_eq!(events(&again), [late]);
+    let closes = messages(&again, |message| matches!(message, FromCoordinator::Close(_)));
+    assert_eq!(closes.len(), 2, "both members take part again");
+}
+
+#[test]
 fn with_its_last_replica_a_stage_and_the_run_go_back_in_a_new_era() {
     let mut run = Run::opened(1, 1);
     run.want(1, 1, 0);
