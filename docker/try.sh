@@ -68,6 +68,8 @@ wait_for() {
 # How many events of a kind the first peer has written.
 events() { docker exec "$first" grep --count "\"event\":\"$1\"" /data/events || true; }
 has_events() { (($(events "$1") >= $2)); }
+# What there is before something is done.
+note_events() { lost=$(events lost) admitted=$(events admitted); }
 is_running() { [[ $(docker inspect --format '{{.State.Running}}' "$1") == true ]]; }
 has_ended() { ! is_running "$1"; }
 exit_code() { docker inspect --format '{{.State.ExitCode}}' "$1"; }
@@ -93,28 +95,27 @@ start() {
 }
 
 kill_one() {
-    local lost
-    lost=$(events lost)
+    note_events
     # Not docker's own kill, which keeps the container down: this is a process that died.
     docker exec "${joiners[0]}" sh -c 'kill -9 -1' || true
     wait_for "a joiner was killed with -9 and is lost" has_events lost $((lost + 1))
-    wait_for "docker started it again, and it is a member" answers 'max(shoal_members)' $((JOINERS + 1))
+    wait_for "docker started it again, and it is a member" has_events admitted $((admitted + 1))
 }
 
 stop_one() {
     docker stop --time 30 "${joiners[1]}" >/dev/null
     has_ended "${joiners[1]}" || fail "a joiner that was stopped runs"
     [[ $(exit_code "${joiners[1]}") == 0 ]] || fail "it left with $(exit_code "${joiners[1]}")"
+    wait_for "Prometheus counts one less" answers 'max(shoal_members)' "$JOINERS"
     say "a joiner was stopped, and left with exit code 0"
 }
 
 cut_off_one() {
-    local lost
-    lost=$(events lost)
+    note_events
     docker network disconnect "$network" "${joiners[2]}"
     wait_for "a joiner was cut off and is lost" has_events lost $((lost + 1))
     docker network connect "$network" "${joiners[2]}"
-    wait_for "its network is back, and it is a member" answers 'max(shoal_members)' "$JOINERS"
+    wait_for "its network is back, and it is a member" has_events admitted $((admitted + 1))
     is_running "${joiners[2]}" || fail "it ended"
 }
 
