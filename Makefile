@@ -5,6 +5,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 help:
 	@echo 'make demo       train a small model with a swarm of processes on this machine, and show it'
 	@echo 'make test       run every test'
+	@echo 'make test-system  and those of what is around it: Prometheus, docker (each where it can run)'
 	@echo 'make build      build target/release/shoal'
 	@echo 'make bench      measure Shoal beside PyTorch (at most 15 minutes)'
 	@echo 'make bench-recovery  how long a death and a newcomer take (5 minutes)'
@@ -38,6 +39,15 @@ test:
 	@scripts/setup.sh --tests
 	cargo build --workspace
 	cargo test --workspace
+
+kubernetes := bench/results/tools/kubernetes
+# Prometheus and docker, which not every machine has: each check says why it does not run where it cannot.
+test-system: build
+	@scripts/setup.sh --tests
+	cargo test -p shoal-tests --test monitoring
+	-.venv/bin/python -m pip install --quiet --target $(kubernetes) --upgrade kubernetes-validate==1.37.0
+	PYTHONPATH=$(kubernetes) docker/check.sh .venv/bin/python
+	docker/try.sh
 
 bench:
 	@scripts/setup.sh --tests
@@ -130,6 +140,6 @@ lint:
 check-gpu:
 	scripts/check-gpu.sh
 
-.PHONY: help setup build demo test bench bench-recovery bench-overhead bench-codec \
+.PHONY: help setup build demo test test-system bench bench-recovery bench-overhead bench-codec \
 	bench-all-reduce bench-links bench-transport bench-chunks bench-convergence bench-placement \
 	bench-watching bench-schedules screenshots fuzz soak lint check-gpu

@@ -2,6 +2,8 @@
 
 use std::marker::PhantomData;
 
+use prometheus::IntGauge;
+
 use crate::labels::Label;
 
 /// One metric of type `M` for each value of the label `L`. All exist from the start, so that a rate
@@ -13,8 +15,9 @@ pub struct Family<L, M> {
 }
 
 impl<L: Label, M> Family<L, M> {
-    pub(crate) fn new(member: impl Fn(&'static str) -> M) -> Self {
-        let members = L::ALL.iter().map(|label| member(label.value())).collect();
+    /// Of one metric for each value, in the order of [`Label::ALL`].
+    pub(crate) fn new(members: Vec<M>) -> Self {
+        assert_eq!(members.len(), L::ALL.len(), "one for each value");
         Self { members, label: PhantomData }
     }
 
@@ -22,5 +25,14 @@ impl<L: Label, M> Family<L, M> {
     pub fn of(&self, label: L) -> &M {
         let index = L::ALL.iter().position(|other| *other == label);
         &self.members[index.expect("ALL holds every value")]
+    }
+}
+
+impl<L: Label> Family<L, IntGauge> {
+    /// Sets this value's gauge to 1 and all others to 0.
+    pub fn choose(&self, label: L) {
+        for (other, gauge) in L::ALL.iter().zip(&self.members) {
+            gauge.set((*other == label).into());
+        }
     }
 }

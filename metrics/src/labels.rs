@@ -10,146 +10,179 @@ pub trait Label: Copy + Eq + Sized + 'static {
     fn value(self) -> &'static str;
 }
 
-/// What bytes on the network are for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TrafficKind {
-    /// Control messages.
-    Control,
-    /// Activations, gradients and pieces of rounds.
-    Tensor,
-    /// Files.
-    Blob,
-    /// Packets passed on between peers that have no way to each other.
-    Relay,
+/// An enum whose values are those of a label: the label's name, then each value with its text.
+macro_rules! label {
+    (
+        $(#[$attribute:meta])*
+        pub enum $label:ident = $name:literal {
+            $($(#[$about:meta])* $value:ident = $text:literal,)+
+        }
+    ) => {
+        $(#[$attribute])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum $label {
+            $($(#[$about])* $value,)+
+        }
+
+        impl Label for $label {
+            const NAME: &'static str = $name;
+            const ALL: &'static [Self] = &[$(Self::$value),+];
+
+            fn value(self) -> &'static str {
+                match self {
+                    $(Self::$value => $text,)+
+                }
+            }
+        }
+    };
 }
 
-impl Label for TrafficKind {
-    const NAME: &'static str = "kind";
-    const ALL: &'static [Self] = &[Self::Control, Self::Tensor, Self::Blob, Self::Relay];
-
-    fn value(self) -> &'static str {
-        match self {
-            Self::Control => "control",
-            Self::Tensor => "tensor",
-            Self::Blob => "blob",
-            Self::Relay => "relay",
-        }
+label! {
+    /// What bytes on the network are for.
+    pub enum TrafficKind = "kind" {
+        /// Control messages.
+        Control = "control",
+        /// Activations, gradients and pieces of rounds.
+        Tensor = "tensor",
+        /// Files.
+        Blob = "blob",
+        /// Packets passed on between peers that have no way to each other.
+        Relay = "relay",
     }
 }
 
-/// How a tensor was packed for its link.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LinkPacking {
-    /// Not at all.
-    None,
-    /// By zstd, without loss.
-    Zstd,
-    /// Integers without the bytes that only repeat their sign.
-    Integers,
-}
-
-impl Label for LinkPacking {
-    const NAME: &'static str = "packing";
-    const ALL: &'static [Self] = &[Self::None, Self::Zstd, Self::Integers];
-
-    fn value(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Zstd => "zstd",
-            Self::Integers => "integers",
-        }
+label! {
+    /// How a tensor was packed for its link.
+    pub enum LinkPacking = "packing" {
+        /// Not at all.
+        None = "none",
+        /// By zstd, without loss.
+        Zstd = "zstd",
+        /// Integers without the bytes that only repeat their sign.
+        Integers = "integers",
     }
 }
 
-/// Why something that a peer sent was not used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refusal {
-    /// It makes no sense: no correct peer sends it.
-    Malformed,
-    /// It is from or to a life that is over.
-    OtherLife,
-    /// It is from before or after a rewind of the run.
-    OtherEra,
-    /// It is from a coordinator whose term is over.
-    PastTerm,
-    /// It is for, or from, a coordinator that is none.
-    NoCoordinator,
-    /// It is about a claim that its sender does not hold.
-    Claim,
-    /// It is a file whose bytes have another hash than was asked for.
-    File,
-    /// It is a checkpoint, or a part of one, that is another run's or damaged.
-    Checkpoint,
-}
-
-impl Label for Refusal {
-    const NAME: &'static str = "reason";
-    const ALL: &'static [Self] = &[
-        Self::Malformed,
-        Self::OtherLife,
-        Self::OtherEra,
-        Self::PastTerm,
-        Self::NoCoordinator,
-        Self::Claim,
-        Self::File,
-        Self::Checkpoint,
-    ];
-
-    fn value(self) -> &'static str {
-        match self {
-            Self::Malformed => "malformed",
-            Self::OtherLife => "other_life",
-            Self::OtherEra => "other_era",
-            Self::PastTerm => "past_term",
-            Self::NoCoordinator => "no_coordinator",
-            Self::Claim => "claim",
-            Self::File => "file",
-            Self::Checkpoint => "checkpoint",
-        }
+label! {
+    /// Why something that a peer sent was not used.
+    pub enum Refusal = "reason" {
+        /// It makes no sense: no correct peer sends it.
+        Malformed = "malformed",
+        /// It is from or to a life that is over.
+        OtherLife = "other_life",
+        /// It is from before or after a rewind of the run.
+        OtherEra = "other_era",
+        /// It is from a coordinator whose term is over.
+        PastTerm = "past_term",
+        /// It is for, or from, a coordinator that is none.
+        NoCoordinator = "no_coordinator",
+        /// It is about a claim that its sender does not hold.
+        Claim = "claim",
+        /// It is a file whose bytes have another hash than was asked for.
+        File = "file",
+        /// It is a checkpoint, or a part of one, that is another run's or damaged.
+        Checkpoint = "checkpoint",
     }
 }
 
-/// A queue of a peer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Queue {
-    /// Microbatches accepted and not yet given back.
-    Accepted,
-    /// Offers that wait for room.
-    Offers,
-    /// Tasks given to the engine and not yet done.
-    Compute,
-}
-
-impl Label for Queue {
-    const NAME: &'static str = "queue";
-    const ALL: &'static [Self] = &[Self::Accepted, Self::Offers, Self::Compute];
-
-    fn value(self) -> &'static str {
-        match self {
-            Self::Accepted => "accepted",
-            Self::Offers => "offers",
-            Self::Compute => "compute",
-        }
+label! {
+    /// A queue of a peer.
+    pub enum Queue = "queue" {
+        /// Microbatches accepted and not yet given back.
+        Accepted = "accepted",
+        /// Offers that wait for room.
+        Offers = "offers",
+        /// Tasks given to the engine and not yet done.
+        Compute = "compute",
     }
 }
 
-/// Which way a microbatch goes through a stage.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Direction {
-    /// From its input to its output.
-    Forward,
-    /// From its output's gradient to its input's.
-    Backward,
+label! {
+    /// Which way a microbatch goes through a stage.
+    pub enum Direction = "direction" {
+        /// From its input to its output.
+        Forward = "forward",
+        /// From its output's gradient to its input's.
+        Backward = "backward",
+    }
 }
 
-impl Label for Direction {
-    const NAME: &'static str = "direction";
-    const ALL: &'static [Self] = &[Self::Forward, Self::Backward];
+label! {
+    /// What a peer is doing.
+    pub enum NodeState = "state" {
+        /// It looks for somebody who keeps the run.
+        Searching = "searching",
+        /// It takes part in the run and does not serve yet.
+        Joining = "joining",
+        /// It serves.
+        Serving = "serving",
+        /// It leaves in order.
+        Draining = "draining",
+        /// The run is over.
+        Finished = "finished",
+    }
+}
 
-    fn value(self) -> &'static str {
-        match self {
-            Self::Forward => "forward",
-            Self::Backward => "backward",
-        }
+label! {
+    /// Whether a member takes part.
+    pub enum PeerState = "state" {
+        /// Not yet: it fetches the weights.
+        Joining = "joining",
+        /// It does.
+        Serving = "serving",
+    }
+}
+
+label! {
+    /// Why work was done again.
+    pub enum Repeat = "reason" {
+        /// Who had claimed it was lost.
+        Lost = "lost",
+        /// Who had claimed it was late and let go of it.
+        Late = "late",
+        /// The run went back to a checkpoint.
+        Rewind = "rewind",
+    }
+}
+
+label! {
+    /// Why an all-reduce came to nothing.
+    pub enum RoundFailure = "reason" {
+        /// A member that took part was lost.
+        MemberLost = "member_lost",
+        /// It took too long: something got lost on the way.
+        Late = "late",
+    }
+}
+
+label! {
+    /// What a peer found that must not be.
+    pub enum Fault = "fault" {
+        /// Its accumulator does not hold what the run counts on.
+        Accumulator = "accumulator",
+        /// An all-reduce did not count every microbatch once.
+        Proof = "proof",
+        /// A commit names another result than the one held here.
+        Result = "result",
+        /// A member sent what no member would.
+        Nonsense = "nonsense",
+    }
+}
+
+label! {
+    /// What the engine works at.
+    pub enum Phase = "phase" {
+        /// A forward pass.
+        Forward = "forward",
+        /// A backward pass.
+        Backward = "backward",
+        /// The addition of a gradient to the accumulator.
+        Accumulate = "accumulate",
+        /// A piece of an all-reduce.
+        Reduce = "reduce",
+        /// The optimizer's update.
+        Apply = "apply",
+        /// The reading of weights.
+        Restore = "restore",
     }
 }

@@ -2,14 +2,23 @@
 //!
 //! Names start with `shoal_` and end in their unit; what the operating system knows of the process
 //! (memory, processor time, open files) has the usual `process_` names. No label holds a peer id:
-//! its values would grow with the swarm.
+//! its values would grow with the swarm. [`groups`] is the table of all of them; the example
+//! `monitoring` writes the reference and the dashboards from it.
 
+mod by_stage;
 mod family;
+pub mod groups;
 mod labels;
-mod metrics;
 mod registrar;
+mod registry;
+mod table;
 
+pub use by_stage::{Hosted, StagePeers};
 pub use family::Family;
-pub use labels::{Direction, Label, LinkPacking, Queue, Refusal, TrafficKind};
-pub use metrics::{Metrics, MetricsError};
+pub use labels::{
+    Direction, Fault, Label, LinkPacking, NodeState, PeerState, Phase, Queue, Refusal, Repeat,
+    RoundFailure, TrafficKind,
+};
 pub use prometheus::{Counter, Gauge, Histogram, IntCounter, IntGauge};
+pub use registry::{Metrics, MetricsError};
+pub use table::{Kind, Spec};

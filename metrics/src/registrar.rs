@@ -3,27 +3,24 @@
 use prometheus::core::Collector;
 use prometheus::process_collector::ProcessCollector;
 use prometheus::{
-    Counter, Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
-    Opts, Registry, Result, exponential_buckets,
+    Counter, CounterVec, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec,
+    IntGauge, IntGaugeVec, Opts, Registry, Result, exponential_buckets,
 };
 
-use crate::family::Family;
-use crate::labels::Label;
+use crate::by_stage::{Hosted, StagePeers};
+use crate::table::Spec;
 
-/// Not `stage`, which monitoring set-ups like to use for themselves.
-const STAGE_LABEL: &str = "pipeline_stage";
+/// Buckets of a histogram. Each holds as much as all before it.
+const BUCKETS: usize = 16;
 
 /// A registry that is being filled.
 pub(crate) struct Registrar(Registry);
 
 impl Registrar {
-    /// Starts with what the operating system knows of the process, and what the process is.
+    /// Starts with what the operating system knows of the process.
     pub(crate) fn new() -> Result<Self> {
         let registrar = Self(Registry::new());
         registrar.0.register(Box::new(ProcessCollector::for_self()))?;
-        let build = Opts::new("shoal_build_info", "Always 1; the label says what is running.")
-            .const_label("version", env!("CARGO_PKG_VERSION"));
-        registrar.add(IntGauge::with_opts(build))?.set(1);
         Ok(registrar)
     }
 
@@ -37,51 +34,80 @@ impl Registrar {
         Ok(metric)
     }
 
-    pub(crate) fn counter(&self, name: &str, help: &str) -> Result<IntCounter> {
-        self.add(IntCounter::new(name, help))
+    /// A gauge that is always 1, with a label that says what is there.
+    pub(crate) fn info(&self, spec: &Spec, value: &str) -> Result<()> {
+        let options = Opts::new(spec.name, spec.help()).const_label(spec.labels[0], value);
+        self.add(IntGauge::with_opts(options))?.set(1);
+        Ok(())
     }
 
-    pub(crate) fn seconds(&self, name: &str, help: &str) -> Result<Counter> {
-        self.add(Counter::new(name, help))
+    pub(crate) fn counter(&self, spec: &Spec) -> Result<IntCounter> {
+        self.add(IntCounter::new(spec.name, spec.help()))
     }
 
-    pub(crate) fn gauge(&self, name: &str, help: &str) -> Result<IntGauge> {
-        self.add(IntGauge::new(name, help))
+    pub(crate) fn fractions(&self, spec: &Spec) -> Result<Counter> {
+        self.add(Counter::new(spec.name, spec.help()))
+    }
+
+    pub(crate) fn gauge(&self, spec: &Spec) -> Result<IntGauge> {
+        self.add(IntGauge::new(spec.name, spec.help()))
     }
 
     /// A gauge that has no value before it is first set.
-    pub(crate) fn unknown(&self, name: &str, help: &str) -> Result<Gauge> {
-        let gauge = self.add(Gauge::new(name, help))?;
+    pub(crate) fn unknown(&self, spec: &Spec) -> Result<Gauge> {
+        let gauge = self.add(Gauge::new(spec.name, spec.help()))?;
         gauge.set(f64::NAN);
         Ok(gauge)
     }
 
-    /// From a small model's tenths of a second to a large one's half an hour.
-    pub(crate) fn duration(&self, name: &str, help: &str) -> Result<Histogram> {
-        self.doubling(name, help, 0.125)
+    pub(crate) fn histogram(&self, spec: &Spec, first: f64) -> Result<Histogram> {
+        self.add(Histogram::with_opts(doubling(spec, first)?))
     }
 
-    /// Of fifteen buckets, each as large as all before it, the first up to so much.
-    pub(crate) fn doubling(&self, name: &str, help: &str, first: f64) -> Result<Histogram> {
-        let buckets = exponential_buckets(first, 2.0, 15)?;
-        self.add(Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets)))
+    pub(crate) fn peers_by_stage(&self, spec: &Spec) -> Result<StagePeers> {
+        self.add(IntGaugeVec::new(options(spec), spec.labels)).map(StagePeers)
     }
 
-    pub(crate) fn counters<L: Label>(
+    pub(crate) fn hosted(&self, spec: &Spec) -> Result<Hosted> {
+        self.add(IntGaugeVec::new(options(spec), spec.labels)).map(Hosted)
+    }
+
+    pub(crate) fn counters(&self, spec: &Spec, values: &[&str], _: f64) -> Result<Vec<IntCounter>> {
+        let vector = self.add(IntCounterVec::new(options(spec), spec.labels))?;
+        Ok(values.iter().map(|value| vector.with_label_values(&[*value])).collect())
+    }
+
+    pub(crate) fn counters_of_fractions(
         &self,
-        name: &str,
-        help: &str,
-    ) -> Result<Family<L, IntCounter>> {
-        let vector = self.add(IntCounterVec::new(Opts::new(name, help), &[L::NAME]))?;
-        Ok(Family::new(|value| vector.with_label_values(&[value])))
+        spec: &Spec,
+        values: &[&str],
+        _: f64,
+    ) -> Result<Vec<Counter>> {
+        let vector = self.add(CounterVec::new(options(spec), spec.labels))?;
+        Ok(values.iter().map(|value| vector.with_label_values(&[*value])).collect())
     }
 
-    pub(crate) fn gauges<L: Label>(&self, name: &str, help: &str) -> Result<Family<L, IntGauge>> {
-        let vector = self.add(IntGaugeVec::new(Opts::new(name, help), &[L::NAME]))?;
-        Ok(Family::new(|value| vector.with_label_values(&[value])))
+    pub(crate) fn gauges(&self, spec: &Spec, values: &[&str], _: f64) -> Result<Vec<IntGauge>> {
+        let vector = self.add(IntGaugeVec::new(options(spec), spec.labels))?;
+        Ok(values.iter().map(|value| vector.with_label_values(&[*value])).collect())
     }
 
-    pub(crate) fn by_stage(&self, name: &str, help: &str) -> Result<IntGaugeVec> {
-        self.add(IntGaugeVec::new(Opts::new(name, help), &[STAGE_LABEL]))
+    pub(crate) fn histograms(
+        &self,
+        spec: &Spec,
+        values: &[&str],
+        first: f64,
+    ) -> Result<Vec<Histogram>> {
+        let vector = self.add(HistogramVec::new(doubling(spec, first)?, spec.labels))?;
+        Ok(values.iter().map(|value| vector.with_label_values(&[*value])).collect())
     }
+}
+
+fn options(spec: &Spec) -> Opts {
+    Opts::new(spec.name, spec.help())
+}
+
+fn doubling(spec: &Spec, first: f64) -> Result<HistogramOpts> {
+    let buckets = exponential_buckets(first, 2.0, BUCKETS)?;
+    Ok(HistogramOpts::new(spec.name, spec.help()).buckets(buckets))
 }

@@ -5,48 +5,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-use shoal_metrics::{Direction, Metrics, Queue, TrafficKind};
-
-/// Every metric of ours, with its type.
-const EXPECTED: [(&str, &str); 37] = [
-    ("shoal_build_info", "gauge"),
-    ("shoal_checkpoint_failures_total", "counter"),
-    ("shoal_claims_recalled_total", "counter"),
-    ("shoal_compute_busy_seconds_total", "counter"),
-    ("shoal_gradient_norm", "gauge"),
-    ("shoal_held_out_loss", "gauge"),
-    ("shoal_in_flight_bytes", "gauge"),
-    ("shoal_learning_rate", "gauge"),
-    ("shoal_link_congestion_window_bytes", "histogram"),
-    ("shoal_link_lost_bytes_total", "counter"),
-    ("shoal_link_lost_packets_total", "counter"),
-    ("shoal_link_packets_total", "counter"),
-    ("shoal_link_rtt_seconds", "histogram"),
-    ("shoal_members_lost_total", "counter"),
-    ("shoal_microbatches_computed_total", "counter"),
-    ("shoal_microbatches_duplicated_total", "counter"),
-    ("shoal_microbatches_replayed_total", "counter"),
-    ("shoal_output_log_bytes", "gauge"),
-    ("shoal_output_log_disk_bytes", "gauge"),
-    ("shoal_spill_failures_total", "counter"),
-    ("shoal_peers", "gauge"),
-    ("shoal_pieces_sent_total", "counter"),
-    ("shoal_queue_length", "gauge"),
-    ("shoal_received_bytes_total", "counter"),
-    ("shoal_refused_total", "counter"),
-    ("shoal_rewinds_total", "counter"),
-    ("shoal_terms_total", "counter"),
-    ("shoal_rounds_aborted_total", "counter"),
-    ("shoal_sent_bytes_total", "counter"),
-    ("shoal_step", "gauge"),
-    ("shoal_step_duration_seconds", "histogram"),
-    ("shoal_steps_total", "counter"),
-    ("shoal_tensors_sent_total", "counter"),
-    ("shoal_tokens_total", "counter"),
-    ("shoal_unpacked_bytes_total", "counter"),
-    ("shoal_training_loss", "gauge"),
-    ("process_resident_memory_bytes", "gauge"),
-];
+use shoal_metrics::{Direction, Metrics, NodeState, PeerState, Phase, Queue, TrafficKind};
 
 /// A metric as the text tells it.
 #[derive(Default)]
@@ -57,18 +16,25 @@ struct Described {
 
 fn filled() -> Metrics {
     let metrics = Metrics::new().expect("the metrics do not clash");
-    metrics.tokens.inc_by(4096);
-    metrics.step.set(7);
-    metrics.training_loss.set(2.5);
-    metrics.step_duration.observe(0.2);
-    metrics.sent_bytes.of(TrafficKind::Tensor).inc_by(100);
+    metrics.name_run("ab12");
+    metrics.run.tokens.inc_by(4096);
+    metrics.run.step.set(7);
+    metrics.run.training_loss.set(2.5);
+    metrics.run.step_duration.observe(0.2);
+    metrics.run.peers.set(0, PeerState::Serving, 2);
+    metrics.run.peers.set(1, PeerState::Serving, 3);
+    metrics.run.peers.set(1, PeerState::Joining, 1);
+    metrics.links.sent_bytes.of(TrafficKind::Tensor).inc_by(100);
     metrics.links.rtt.observe(0.1);
     metrics.links.congestion_window.observe(2e6);
-    metrics.received_bytes.of(TrafficKind::Control).inc_by(3);
-    metrics.queue_length.of(Queue::Offers).set(2);
-    metrics.microbatches.of(Direction::Backward).inc();
-    metrics.compute_busy.inc_by(1.5);
-    metrics.set_peers([2, 3]);
+    metrics.links.received_bytes.of(TrafficKind::Control).inc_by(3);
+    metrics.node.queue_length.of(Queue::Offers).set(2);
+    metrics.node.microbatches.of(Direction::Backward).inc();
+    metrics.node.compute_busy.inc_by(1.5);
+    metrics.node.phase_duration.of(Phase::Apply).observe(0.003);
+    metrics.node.state.choose(NodeState::Joining);
+    metrics.node.state.choose(NodeState::Serving);
+    metrics.node.hosted.set(1, true);
     metrics
 }
 
@@ -90,6 +56,11 @@ fn describe(text: &str) -> BTreeMap<String, Described> {
     found
 }
 
+/// The name of a sample line.
+fn name(line: &str) -> &str {
+    line.split(['{', ' ']).next().expect("split gives something")
+}
+
 /// Label names of a sample line.
 fn label_names(line: &str) -> Vec<&str> {
     let Some((_, rest)) = line.split_once('{') else { return Vec::new() };
@@ -98,56 +69,90 @@ fn label_names(line: &str) -> Vec<&str> {
 }
 
 #[test]
-fn names_and_types_are_the_promised_ones() {
-    let found = describe(&filled().encode().unwrap());
-    for (name, kind) in EXPECTED {
-        assert_eq!(found.get(name).map(|described| described.kind.as_str()), Some(kind), "{name}");
+fn the_text_has_what_the_table_says_and_nothing_else() {
+    let text = filled().encode().unwrap();
+    let found = describe(&text);
+    let table = Metrics::table();
+    let specs: Vec<_> = table.iter().flat_map(|(_, specs)| *specs).collect();
+    for spec in &specs {
+        let described = found.get(spec.name).unwrap_or_else(|| panic!("{} is missing", spec.name));
+        assert_eq!(described.kind, spec.kind.name(), "{}", spec.name);
+        assert_eq!(described.help, spec.help(), "{}", spec.name);
     }
-    let promised = |name: &str| EXPECTED.iter().any(|(expected, _)| *expected == name);
+    let promised = |name: &str| specs.iter().any(|spec| spec.name == name);
     let unknown: Vec<_> =
         found.keys().filter(|name| !name.starts_with("process_") && !promised(name)).collect();
-    assert!(unknown.is_empty(), "not in the list: {unknown:?}");
+    assert!(unknown.is_empty(), "not in the table: {unknown:?}");
+    for line in text.lines().filter(|line| line.starts_with("shoal_")) {
+        let spec = specs.iter().find(|spec| spec.is_sampled_by(name(line))).expect("in the table");
+        let mut labels = label_names(line);
+        labels.retain(|label| *label != "le");
+        assert_eq!(labels, [spec.labels, &["run"]].concat(), "{line}");
+    }
+}
+
+#[test]
+fn a_metric_knows_the_names_of_its_samples() {
+    let table = Metrics::table();
+    let named = |name: &str| {
+        let mut specs = table.iter().flat_map(|(_, specs)| *specs);
+        specs.find(|spec| spec.is_sampled_by(name)).map(|spec| spec.name)
+    };
+    assert_eq!(named("shoal_link_rtt_seconds_bucket"), Some("shoal_link_rtt_seconds"));
+    assert_eq!(named("shoal_step"), Some("shoal_step"));
+    assert_eq!(named("shoal_link_rtt_seconds"), None, "a histogram has no sample of its name");
+    assert_eq!(named("shoal_step_sum"), None);
+    assert_eq!(named("shoal_steps"), None);
 }
 
 #[test]
 fn values_arrive_under_their_labels() {
     let text = filled().encode().unwrap();
     for line in [
-        "shoal_tokens_total 4096",
-        "shoal_step 7",
-        "shoal_training_loss 2.5",
-        "shoal_held_out_loss NaN",
-        "shoal_step_duration_seconds_bucket{le=\"0.125\"} 0",
-        "shoal_step_duration_seconds_bucket{le=\"0.25\"} 1",
-        "shoal_step_duration_seconds_bucket{le=\"2048\"} 1",
-        "shoal_link_rtt_seconds_bucket{le=\"0.064\"} 0",
-        "shoal_link_rtt_seconds_bucket{le=\"0.128\"} 1",
-        "shoal_link_rtt_seconds_bucket{le=\"2.048\"} 1",
-        "shoal_link_congestion_window_bytes_bucket{le=\"1048576\"} 0",
-        "shoal_link_congestion_window_bytes_bucket{le=\"2097152\"} 1",
-        "shoal_link_congestion_window_bytes_bucket{le=\"268435456\"} 1",
-        "shoal_sent_bytes_total{kind=\"tensor\"} 100",
-        "shoal_sent_bytes_total{kind=\"blob\"} 0",
-        "shoal_received_bytes_total{kind=\"control\"} 3",
-        "shoal_queue_length{queue=\"offers\"} 2",
-        "shoal_queue_length{queue=\"accepted\"} 0",
-        "shoal_microbatches_computed_total{direction=\"backward\"} 1",
-        "shoal_microbatches_computed_total{direction=\"forward\"} 0",
-        "shoal_compute_busy_seconds_total 1.5",
-        "shoal_peers{pipeline_stage=\"0\"} 2",
-        "shoal_peers{pipeline_stage=\"1\"} 3",
+        "shoal_tokens_total{run=\"ab12\"} 4096",
+        "shoal_step{run=\"ab12\"} 7",
+        "shoal_training_loss{run=\"ab12\"} 2.5",
+        "shoal_held_out_loss{run=\"ab12\"} NaN",
+        "shoal_step_duration_seconds_bucket{run=\"ab12\",le=\"0.125\"} 0",
+        "shoal_step_duration_seconds_bucket{run=\"ab12\",le=\"0.25\"} 1",
+        "shoal_step_duration_seconds_bucket{run=\"ab12\",le=\"4096\"} 1",
+        "shoal_link_rtt_seconds_bucket{run=\"ab12\",le=\"0.064\"} 0",
+        "shoal_link_rtt_seconds_bucket{run=\"ab12\",le=\"0.128\"} 1",
+        "shoal_link_congestion_window_bytes_bucket{run=\"ab12\",le=\"1048576\"} 0",
+        "shoal_link_congestion_window_bytes_bucket{run=\"ab12\",le=\"2097152\"} 1",
+        "shoal_sent_bytes_total{kind=\"tensor\",run=\"ab12\"} 100",
+        "shoal_sent_bytes_total{kind=\"blob\",run=\"ab12\"} 0",
+        "shoal_received_bytes_total{kind=\"control\",run=\"ab12\"} 3",
+        "shoal_queue_length{queue=\"offers\",run=\"ab12\"} 2",
+        "shoal_queue_length{queue=\"accepted\",run=\"ab12\"} 0",
+        "shoal_microbatches_computed_total{direction=\"backward\",run=\"ab12\"} 1",
+        "shoal_microbatches_computed_total{direction=\"forward\",run=\"ab12\"} 0",
+        "shoal_compute_busy_seconds_total{run=\"ab12\"} 1.5",
+        "shoal_phase_duration_seconds_bucket{phase=\"apply\",run=\"ab12\",le=\"0.002\"} 0",
+        "shoal_phase_duration_seconds_bucket{phase=\"apply\",run=\"ab12\",le=\"0.004\"} 1",
+        "shoal_node_state{state=\"joining\",run=\"ab12\"} 0",
+        "shoal_node_state{state=\"serving\",run=\"ab12\"} 1",
+        "shoal_stage_hosted{pipeline_stage=\"1\",run=\"ab12\"} 1",
+        "shoal_peers{pipeline_stage=\"0\",state=\"serving\",run=\"ab12\"} 2",
+        "shoal_peers{pipeline_stage=\"1\",state=\"serving\",run=\"ab12\"} 3",
+        "shoal_peers{pipeline_stage=\"1\",state=\"joining\",run=\"ab12\"} 1",
     ] {
         assert!(text.lines().any(|found| found == line), "{line} is missing in:\n{text}");
     }
-    assert!(
-        text.contains(&format!("shoal_build_info{{version=\"{}\"}} 1", env!("CARGO_PKG_VERSION")))
-    );
+    let version = env!("CARGO_PKG_VERSION");
+    assert!(text.contains(&format!("shoal_build_info{{version=\"{version}\",run=\"ab12\"}} 1")));
+}
+
+#[test]
+fn before_the_run_is_known_there_is_no_such_label() {
+    let metrics = Metrics::new().unwrap();
+    assert!(metrics.encode().unwrap().lines().any(|line| line == "shoal_tokens_total 0"));
 }
 
 #[test]
 fn two_peers_in_one_process_do_not_share_metrics() {
     let (one, other) = (filled(), Metrics::new().unwrap());
-    assert_eq!((one.tokens.get(), other.tokens.get()), (4096, 0));
+    assert_eq!((one.run.tokens.get(), other.run.tokens.get()), (4096, 0));
     assert!(other.encode().unwrap().contains("shoal_tokens_total 0"));
 }
 

@@ -576,6 +576,13 @@ pub enum CoordinatorEvent {
         /// Who.
         member: Member,
     },
+    /// Who wanted to be a member is none.
+    NotAdmitted {
+        /// Who.
+        member: Member,
+        /// Why.
+        reason: String,
+    },
     /// The run waits for more peers.
     Waiting {
         /// Stages that nobody hosts yet.
@@ -616,6 +623,8 @@ pub enum CoordinatorEvent {
         step: Step,
         /// How many.
         rounds: usize,
+        /// Whether they took too long, and nobody who takes part is gone.
+        late: bool,
     },
     /// An expelled member's claims are anybody's again.
     Revoked {

@@ -1,23 +1,43 @@
-//! Asks a process over HTTP.
+//! Questions over HTTP to processes of a test.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 
 use crate::PATIENCE;
 
+/// The code and the body of the answer to `GET path`; none where nobody listens there yet, or no more.
+///
+/// # Panics
+/// When the answer is no HTTP.
+#[must_use]
+pub fn try_get(address: SocketAddr, path: &str) -> Option<(u16, String)> {
+    let mut stream = TcpStream::connect(address).ok()?;
+    stream.set_read_timeout(Some(PATIENCE)).expect("not zero");
+    // The old version, so that the body comes as it is and ends with the connection.
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n").ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    let code = head.split(' ').nth(1).and_then(|code| code.parse().ok());
+    Some((code.expect("a code"), body.to_owned()))
+}
+
 /// The code and the body of the answer to `GET path`.
 ///
 /// # Panics
-/// When there is none.
+/// When nobody answers.
 #[must_use]
 pub fn get(address: SocketAddr, path: &str) -> (u16, String) {
-    let mut stream = TcpStream::connect(address).expect("it listens");
-    stream.set_read_timeout(Some(PATIENCE)).expect("not zero");
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")
-        .expect("sent");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("answered");
-    let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
-    let code = head.split(' ').nth(1).and_then(|code| code.parse().ok());
-    (code.expect("a code"), body.to_owned())
+    try_get(address, path).unwrap_or_else(|| panic!("nobody answers at {address}"))
+}
+
+/// What a page has.
+///
+/// # Panics
+/// When nobody answers, or not well.
+#[must_use]
+pub fn page(address: SocketAddr, path: &str) -> String {
+    let (code, body) = get(address, path);
+    assert_eq!(code, 200, "GET {path}: {body}");
+    body
 }

@@ -9,6 +9,7 @@ pub mod http;
 pub mod namespace;
 pub mod process;
 pub mod program;
+pub mod prometheus;
 pub mod python;
 pub mod run;
 pub mod swarm;

@@ -4,24 +4,23 @@ use std::io::Write;
 use std::net::SocketAddr;
 use std::process::{Command, Stdio};
 
-use shoal_tests::http::get;
+use shoal_tests::http::page;
 use shoal_tests::run::Run;
 use shoal_tests::skip;
 use shoal_tests::swarm::{Swarm, own_address};
 use toml::Value;
 
-/// The body of `GET /metrics`.
+/// What Prometheus would get.
 fn scrape(address: SocketAddr) -> String {
-    let (code, body) = get(address, "/metrics");
-    assert_eq!(code, 200, "{body}");
-    body
+    page(address, "/metrics")
 }
 
 /// The sum of a metric over its labels.
 fn value(text: &str, name: &str) -> f64 {
     let samples = text.lines().filter_map(|line| {
         let rest = line.strip_prefix(name)?;
-        let labelled = rest.starts_with(' ') || rest.starts_with('{');
+        // After some of its labels come the others.
+        let labelled = rest.starts_with([' ', '{', ',']);
         labelled.then(|| rest.rsplit(' ').next()?.parse::<f64>().ok())?
     });
     let samples: Vec<f64> = samples.collect();
@@ -47,6 +46,14 @@ fn peers_tell_prometheus_how_far_they_are() {
         assert!(value(&text, "shoal_tokens_total") >= 384.0, "{text}");
         assert!(value(&text, "shoal_peers") == 3.0, "{text}");
         assert!((1.0..8.0).contains(&value(&text, "shoal_training_loss")), "{text}");
+        assert!(value(&text, r#"shoal_node_state{state="serving""#) == 1.0, "{text}");
+        assert!(value(&text, "shoal_stage_hosted") >= 1.0, "{text}");
+        assert!(value(&text, "shoal_flops_total") > 1e6, "{text}");
+        assert!(value(&text, "shoal_peak_flops_per_second") > 1e8, "{text}");
+        assert!(
+            value(&text, r#"shoal_phase_duration_seconds_count{phase="backward""#) >= 1.0,
+            "{text}"
+        );
         check(&text);
         // Links are looked at every second, which is a few steps.
         let looked = (0..200).any(|_| {
@@ -61,6 +68,27 @@ fn peers_tell_prometheus_how_far_they_are() {
 }
 
 #[test]
+fn a_peer_that_comes_back_says_where_the_run_stood() {
+    let run = Run::of_two_stages(1_000_000, 2);
+    let homes = tempfile::tempdir().expect("room for a folder");
+    let first = ["--stage", "0", "--wait-for", "2"];
+    let mut swarm = Swarm::start_in(homes.path(), &run.config(), &first);
+    swarm.join(&["--stage", "1"]);
+    let checkpoint = swarm.peers[0].event("checkpoint");
+    let version = checkpoint["version"].as_u64().expect("a version") as f64;
+    drop(swarm);
+    let address = own_address();
+    // Nobody hosts the other stage, so nothing is committed.
+    let flags = ["--stage", "0", "--metrics", &address.to_string()];
+    let mut swarm = Swarm::start_in(homes.path(), &run.config(), &flags);
+    swarm.peers[0].event("started");
+    let text = scrape(address);
+    assert!(value(&text, "shoal_step") >= version, "{text}");
+    assert!(value(&text, "shoal_checkpoint_step") >= version, "{text}");
+    assert_eq!(value(&text, "shoal_steps_total"), 0.0, "{text}");
+}
+
+#[test]
 fn a_checkpoint_of_another_run_is_refused_and_counted() {
     let other = Run::tiny(&[("training.seed", Value::from(8))]);
     let checkpoint = other.local("alone").checkpoint();
@@ -71,7 +99,7 @@ fn a_checkpoint_of_another_run_is_refused_and_counted() {
     swarm.join(&["--archive", archive, "--metrics", &address.to_string()]);
     swarm.peers[1].event("committed");
     let text = scrape(address);
-    let refused = r#"shoal_refused_total{reason="checkpoint"}"#;
+    let refused = r#"shoal_refused_total{reason="checkpoint""#;
     assert_eq!(value(&text, refused), 1.0, "{text}");
     assert!(checkpoint.is_dir(), "nothing is lost");
 }

@@ -21,6 +21,14 @@ const ADDRESS: u64 = 256;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HttpAddress(pub Option<SocketAddr>);
 
+impl HttpAddress {
+    /// Whether somebody chose a port, to look at the peer for long.
+    #[must_use]
+    pub fn is_chosen(self) -> bool {
+        self.0.is_some_and(|address| address.port() != 0)
+    }
+}
+
 impl Default for HttpAddress {
     fn default() -> Self {
         Self(Some((Ipv4Addr::LOCALHOST, 0).into()))

@@ -106,6 +106,7 @@ async fn live(
     let addresses = transport.local_addresses();
     let setup = Setup {
         metrics: serving.metrics.clone(),
+        watched: options.http.is_chosen(),
         manifest,
         me,
         choice: options.stage,

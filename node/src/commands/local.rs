@@ -36,6 +36,7 @@ pub fn run(options: LocalOptions) -> anyhow::Result<()> {
     let mut observer = Observer::new(compute.events.as_ref(), "local")?;
     let setup = Setup {
         metrics: Metrics::new()?,
+        watched: false,
         manifest: Arc::new(dataset.manifest),
         me: Member { peer: Identity::ephemeral().peer_id(), incarnation: Incarnation(1) },
         choice: StageChoice::All,

@@ -107,6 +107,7 @@ async fn live(
     let addresses = transport.local_addresses();
     let setup = Setup {
         metrics: serving.metrics.clone(),
+        watched: options.http.is_chosen(),
         manifest: Arc::clone(manifest),
         me,
         choice: options.stage,

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use shoal_metrics::Metrics;
+use shoal_metrics::{Metrics, NodeState};
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -55,6 +55,7 @@ impl Serving {
     ) -> anyhow::Result<Self> {
         let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
         let metrics = Metrics::new()?;
+        metrics.node.state.choose(NodeState::Searching);
         let mut at = None;
         if let Some(address) = address.0 {
             let server = HttpServer::bind(address).await?;

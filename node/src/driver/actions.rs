@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::Context;
+use shoal_metrics::NodeState;
 use shoal_protocol::ids::{ClaimKey, Era, Member, Microbatch, Stage, Step, Term};
 use shoal_protocol::message::{
     Between, CommitRecord, LogRecord, Message, SnapshotPart, StoredFile, StoredStage, TensorTag,
@@ -159,9 +160,13 @@ impl Driver<'_> {
             }
             PeerEvent::Rewound { era, version } => {
                 self.era = era;
+                self.meters.stands(version);
                 tracing::warn!(%era, %version, "the run goes back");
             }
-            PeerEvent::Serving { version } => self.note(&RunEvent::Serving { version: version.0 }),
+            PeerEvent::Serving { version } => {
+                self.meters.stands(version);
+                self.note(&RunEvent::Serving { version: version.0 });
+            }
             PeerEvent::Drained => {
                 self.ending.get_or_insert(Ending::Drained);
             }
@@ -189,7 +194,10 @@ impl Driver<'_> {
             PeerEvent::ResultLost { step, .. } => {
                 tracing::warn!(step = step.0, "a result was lost on the way: beginning anew");
             }
-            PeerEvent::Fault(fault) => tracing::error!(%fault, "fault"),
+            PeerEvent::Fault(fault) => {
+                self.meters.fault(&fault);
+                tracing::error!(%fault, "fault");
+            }
             PeerEvent::Finished => {
                 let sent = self.links.as_ref().map(|links| links.transport.traffic());
                 let sent = sent.map_or_else(Traffic::default, |traffic| Traffic {
@@ -198,6 +206,7 @@ impl Driver<'_> {
                     blob: traffic.blob.sent.0,
                 });
                 self.note(&RunEvent::Finished { sent });
+                self.meters.is(NodeState::Finished);
                 self.begin_farewell();
                 self.ending.get_or_insert(Ending::Finished);
             }
@@ -212,7 +221,7 @@ impl Driver<'_> {
 
     /// Notes where the other members are.
     fn meet(&mut self, view: View) {
-        self.meters.members(&view, &self.manifest);
+        self.meters.members(&view, self.me, &self.manifest);
         self.meet_addresses(&view);
         self.view = view;
     }
@@ -234,10 +243,13 @@ impl Driver<'_> {
     }
 
     fn coordinator_event(&mut self, event: CoordinatorEvent) {
-        self.meters.befell(&event);
+        self.meters.befell(&event, &self.manifest);
         match event {
             CoordinatorEvent::Admitted { member, span } => {
                 self.note(&RunEvent::Admitted { peer: member.peer, span });
+            }
+            CoordinatorEvent::NotAdmitted { member, reason } => {
+                tracing::warn!(peer = %member, reason, "not admitted");
             }
             CoordinatorEvent::Waiting { stages, members } => {
                 let stages = stages.into_iter().map(|stage| stage.0).collect();
@@ -251,8 +263,8 @@ impl Driver<'_> {
                 }
             }
             CoordinatorEvent::Committed { record, books } => self.report_step(&record, Some(books)),
-            CoordinatorEvent::RoundsAborted { step, rounds } => {
-                tracing::info!(%step, rounds, "all-reduces are tried again");
+            CoordinatorEvent::RoundsAborted { step, rounds, late } => {
+                tracing::info!(%step, rounds, late, "all-reduces are tried again");
             }
             CoordinatorEvent::Rewound { version, steps, .. } => {
                 self.note(&RunEvent::Rewound { version: version.0, steps });
@@ -304,6 +316,7 @@ impl Driver<'_> {
 
     /// A checkpoint is complete: who archives brings it together, and what is of no more use goes.
     fn checkpoint_completed(&mut self, version: Step, stages: Vec<StoredStage>, oldest: Step) {
+        self.meters.checkpoint_completed(version);
         self.kept.insert(version);
         self.kept.retain(|kept| *kept >= oldest);
         self.newest = Some((version, stages.clone()));
@@ -411,7 +424,7 @@ impl Driver<'_> {
             duplicated: books.map_or(0, |books| books.repeated),
             peers: self.view.members.len(),
         };
-        self.meters.committed(&report, &self.manifest);
+        self.meters.committed(record.era, &report, &self.manifest);
         self.note(&RunEvent::Committed(report));
     }
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::time::Duration;
+use std::time::Instant;
 
 use shoal_engine::checkpoint::write_stage;
 use shoal_engine::{CheckpointError, CheckpointFile, StageState};
@@ -68,6 +68,7 @@ impl CheckpointWriter {
 
 fn write_all(shelf: &Shelf, queue: &Receiver<Copied>, results: &Sender<JobDone>) {
     for Copied { version, stage, state } in queue {
+        let start = Instant::now();
         let result = match write(shelf, version, stage, &state) {
             Ok(files) => TaskResult::Stored { version, stage, files },
             Err(error) => {
@@ -76,7 +77,7 @@ fn write_all(shelf: &Shelf, queue: &Receiver<Copied>, results: &Sender<JobDone>)
             }
         };
         // Nobody listens any more when the process is about to end.
-        let _ = results.blocking_send(JobDone { result: Ok(result), busy: Duration::ZERO });
+        let _ = results.blocking_send(JobDone { result: Ok(result), busy: start.elapsed() });
     }
 }
 

@@ -40,7 +40,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use shoal_engine::{Device, DeviceChoice};
-use shoal_metrics::Refusal;
+use shoal_metrics::{NodeState, Refusal};
 use shoal_protocol::ids::{ContentHash, Era, Member, PeerId, RunId, Stage, StageSpan, Step};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{Candidate, Duties, StageChoice, StoredStage, ToCoordinator, View};
@@ -198,7 +198,13 @@ impl<'a> Driver<'a> {
         let transport = network.as_ref().map(|network| network.transport.clone());
         let post = Post::take_up(office, me, folder, transport).await?;
         let complete = post.has_completed(&manifest);
-        let meters = Meters::new(setup.metrics.clone());
+        let meters = Meters::new(setup.metrics.clone(), &manifest);
+        if let Some(history) = post.history() {
+            meters.stood(&history);
+        }
+        let peak =
+            if setup.watched { Some(peak_flops(&manifest, device, threads).await?) } else { None };
+        meters.room(room.memory(), room.log_memory(), peak);
         let (data_dir, archive) = (setup.data_dir.clone(), post.archive.clone());
         for _ in 0..offer_kept(data_dir, archive, run, setup.files.clone()).await? {
             meters.refused(Refusal::Checkpoint);
@@ -280,7 +286,7 @@ impl<'a> Driver<'a> {
             self.settle();
             self.meters.load(&self.peer.load(), self.payloads.log_use());
             if let Some(links) = &self.links {
-                self.meters.links(&links.transport);
+                self.meters.links(&links.transport, &self.view);
             }
             self.look();
             match self.ending.take() {
@@ -425,6 +431,7 @@ impl<'a> Driver<'a> {
             self.tell_coordinator(ToCoordinator::Leave);
             bail!("interrupted by {source}");
         }
+        self.meters.is(NodeState::Draining);
         let event = RunEvent::Draining { source: source.to_owned() };
         progress::say(&progress::describe(&event).expect("leaving is told of"));
         self.note(&event);
@@ -444,6 +451,7 @@ impl<'a> Driver<'a> {
             return Ok(());
         }
         let plan = &self.workshop;
+        self.meters.hosts(plan.room.memory_for(&self.manifest, span, 1));
         let spill = plan.room.spill_file(&self.manifest, span, plan.choice);
         let spill = spill.context("the disk has no room for the output log")?;
         self.payloads.spill_into(spill, plan.room.log_memory());
@@ -488,6 +496,7 @@ impl<'a> Driver<'a> {
     }
 
     async fn close(&mut self) {
+        self.meters.over();
         self.post.close().await;
         if let Some(links) = &self.links {
             self.tracker.close();
@@ -552,6 +561,18 @@ async fn known_answers(
     let compute = move || shoal_engine::fingerprint(&manifest, Device::open(device, threads)?);
     let computed = tokio::task::spawn_blocking(compute).await;
     Ok(computed.context("the known-answer pass panicked")??)
+}
+
+/// What the device can do.
+async fn peak_flops(
+    manifest: &Manifest,
+    device: DeviceChoice,
+    threads: usize,
+) -> anyhow::Result<f64> {
+    let dtype = manifest.training.dtype;
+    let measure = move || shoal_engine::peak_flops(Device::open(device, threads)?, dtype);
+    let measured = tokio::task::spawn_blocking(measure).await;
+    Ok(measured.context("the measurement of the device panicked")??)
 }
 
 async fn next_done(engine: &mut Option<EngineThread>) -> Option<JobDone> {

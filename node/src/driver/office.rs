@@ -208,6 +208,7 @@ impl Driver<'_> {
         {
             self.note(&RunEvent::Paused { answering, anchors });
         }
+        self.meters.office(self.post.seat.is_some(), self.post.voters().len(), self.post.paused);
     }
 
     /// Something happened to this process's anchor. Who leads when the run is over is of no matter.

@@ -118,8 +118,10 @@ impl Packer {
             Packing::Zstd => LinkPacking::Zstd,
             Packing::Integers => LinkPacking::Integers,
         };
-        self.metrics.tensors.count.of(label).inc();
-        self.metrics.tensors.unpacked_bytes.of(label).inc_by(raw as u64);
+        let links = &self.metrics.links;
+        links.tensors.of(label).inc();
+        links.unpacked_bytes.of(label).inc_by(raw as u64);
+        links.packed_bytes.of(label).inc_by(frame.body().len() as u64);
         Ok(frame)
     }
 }
@@ -155,8 +157,8 @@ mod tests {
             let (packings, metrics) = packed(mode, rate).await;
             assert_eq!(packings, [packing], "{mode:?} {rate:?}");
             let label = if packing == Packing::Raw { LinkPacking::None } else { LinkPacking::Zstd };
-            assert_eq!(metrics.tensors.count.of(label).get(), 1);
-            assert_eq!(metrics.tensors.unpacked_bytes.of(label).get(), 1 << 20);
+            assert_eq!(metrics.links.tensors.of(label).get(), 1);
+            assert_eq!(metrics.links.unpacked_bytes.of(label).get(), 1 << 20);
         }
     }
 }

@@ -226,7 +226,7 @@ impl Room {
         Ok(())
     }
 
-    fn memory_for(&self, manifest: &Manifest, span: StageSpan, in_flight: u32) -> Bytes {
+    pub(crate) fn memory_for(&self, manifest: &Manifest, span: StageSpan, in_flight: u32) -> Bytes {
         let log = log_of(manifest, span).min(self.log_memory);
         memory_floor(manifest, span, in_flight) + log
     }

@@ -46,6 +46,8 @@ pub struct Setup {
     pub office: Office,
     /// What it tells Prometheus.
     pub metrics: Metrics,
+    /// Whether that is served, so that it is worth while to measure what only it says.
+    pub watched: bool,
 }
 
 /// When and how a peer leaves before the run is over.

@@ -225,7 +225,7 @@ impl Coordinator {
     /// member had counted is done anew.
     pub(super) fn abort_rounds_with(&mut self, gone: Member, out: &mut Out) {
         let with = |open: &OpenRound| open.round.members.iter().any(|part| part.member == gone);
-        self.fail_rounds(with, out);
+        self.fail_rounds(with, false, out);
     }
 
     /// Rounds that take too long are tried again: something got lost on the way.
@@ -233,19 +233,20 @@ impl Coordinator {
         let late = self.rounds.patience.is_some_and(|patience| self.now >= patience);
         if late && matches!(self.phase, Phase::Closing) {
             self.rounds.late += 1;
-            self.fail_rounds(|open| !open.is_whole(), out);
+            self.fail_rounds(|open| !open.is_whole(), true, out);
             self.close_when_complete(out);
         }
     }
 
-    fn fail_rounds(&mut self, broken: impl Fn(&OpenRound) -> bool, out: &mut Out) {
+    fn fail_rounds(&mut self, broken: impl Fn(&OpenRound) -> bool, late: bool, out: &mut Out) {
         // What is on its way into the log is held by all who are left.
         if matches!(self.phase, Phase::Committing) {
             return;
         }
         let failed = self.rounds.fail(broken);
         if failed > 0 {
-            event(CoordinatorEvent::RoundsAborted { step: self.version, rounds: failed }, out);
+            let (step, rounds) = (self.version, failed);
+            event(CoordinatorEvent::RoundsAborted { step, rounds, late }, out);
         }
         if matches!(self.phase, Phase::Closing) {
             self.phase = Phase::Open;

@@ -18,7 +18,7 @@ impl Coordinator {
             _ => None,
         };
         if let Some(reason) = over.filter(|_| !self.membership.contains(from)) {
-            return send(from, FromCoordinator::Refused { reason }, out);
+            return refuse(from, reason, out);
         }
         #[cfg(test)]
         if self.omit == Some(crate::sim::Omit::Lives) {
@@ -31,9 +31,7 @@ impl Coordinator {
                 let reason = AdmissionError::Expelled.to_string();
                 send(from, FromCoordinator::Expelled { reason }, out);
             }
-            Err(error) => {
-                send(from, FromCoordinator::Refused { reason: error.to_string() }, out);
-            }
+            Err(error) => refuse(from, error.to_string(), out),
             Ok(admission) if admission.again => {
                 if self.logged_view.lists(from) {
                     send(from, FromCoordinator::View(self.logged_view.clone()), out);
@@ -165,4 +163,9 @@ impl Coordinator {
     pub(super) fn is_last_version(&self) -> bool {
         self.version.0 == self.config.manifest.training.steps
     }
+}
+
+fn refuse(member: Member, reason: String, out: &mut Out) {
+    event(CoordinatorEvent::NotAdmitted { member, reason: reason.clone() }, out);
+    send(member, FromCoordinator::Refused { reason }, out);
 }

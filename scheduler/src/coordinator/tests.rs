@@ -216,9 +216,10 @@ fn newcomers_are_members_when_the_log_has_them_and_the_first_step_waits_for_all(
 fn who_asks_for_what_is_not_there_is_refused() {
     let mut run = Run::new(1, 1, 1);
     let refusal = |actions: &[CoordinatorAction]| match actions {
-        [CoordinatorAction::Send { message: FromCoordinator::Refused { reason }, .. }] => {
-            reason.clone()
-        }
+        [
+            CoordinatorAction::Event(CoordinatorEvent::NotAdmitted { .. }),
+            CoordinatorAction::Send { message: FromCoordinator::Refused { reason }, .. },
+        ] => reason.clone(),
         other => panic!("{other:?}"),
     };
     let wrong = run.hear(0, register(StageChoice::One(Stage(1))));
@@ -425,7 +426,7 @@ fn a_loss_during_the_all_reduce_begins_another_try_and_old_results_are_not_heard
     assert_eq!(run.reduce(0, outcome()), []);
     // Member 1 counted nothing, so nothing is missing without it.
     let gone = run.input(CoordinatorInput::Disconnected { member: member(1) });
-    let aborted = CoordinatorEvent::RoundsAborted { step: Step(0), rounds: 1 };
+    let aborted = CoordinatorEvent::RoundsAborted { step: Step(0), rounds: 1, late: false };
     assert_eq!(events(&gone), [lost(1, BROKE), revoked(1, 0), aborted]);
     let closes = messages(&gone, |message| matches!(message, FromCoordinator::Close(_)));
     let [(_, FromCoordinator::Close(second))] = &closes[..] else { panic!("{closes:?}") };
@@ -433,6 +434,17 @@ fn a_loss_during_the_all_reduce_begins_another_try_and_old_results_are_not_heard
     assert_eq!(run.reduce(0, outcome()), [], "a result of the first try");
     run.hear(0, ToCoordinator::Reduced { round: second.id, outcome: outcome(), rates: Vec::new() });
     assert!(matches!(run.logged.last(), Some(LogRecord::Commit(_))), "{:?}", run.logged);
+}
+
+#[test]
+fn an_all_reduce_that_takes_too_long_is_tried_again_and_called_late() {
+    let mut run = Run::closed();
+    run.now = Moment(Duration::from_secs(31));
+    let again = run.input(CoordinatorInput::Tick);
+    let late = CoordinatorEvent::RoundsAborted { step: Step(0), rounds: 1, late: true };
+    assert_eq!(events(&again), [late]);
+    let closes = messages(&again, |message| matches!(message, FromCoordinator::Close(_)));
+    assert_eq!(closes.len(), 2, "both members take part again");
 }
 
 #[test]

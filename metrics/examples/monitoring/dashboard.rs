@@ -1,0 +1,251 @@
+//! Dashboards as Grafana reads them.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+use shoal_metrics::Metrics;
+
+use crate::queries;
+
+/// The columns of Grafana's grid.
+const COLUMNS: u64 = 24;
+
+/// What a number is, in Grafana's words.
+#[derive(Clone, Copy)]
+pub(crate) enum Unit {
+    None,
+    Seconds,
+    Bytes,
+    BytesPerSecond,
+    PerSecond,
+    /// From 0 to 1.
+    Ratio,
+    Flops,
+}
+
+impl Unit {
+    fn name(self) -> &'static str {
+        match self {
+            Self::None => "short",
+            Self::Seconds => "s",
+            Self::Bytes => "bytes",
+            Self::BytesPerSecond => "Bps",
+            Self::PerSecond => "cps",
+            Self::Ratio => "percentunit",
+            Self::Flops => "flops",
+        }
+    }
+}
+
+/// How a panel shows what it asks for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Shape {
+    /// One number, as it is now.
+    Number,
+    /// Curves over time.
+    Curves,
+}
+
+impl Shape {
+    /// Its name, width and height.
+    fn layout(self) -> (&'static str, u64, u64) {
+        match self {
+            Self::Number => ("stat", 4, 4),
+            Self::Curves => ("timeseries", 8, 8),
+        }
+    }
+}
+
+/// One panel: what it asks for, each with its legend.
+pub(crate) struct Panel {
+    pub(crate) title: &'static str,
+    pub(crate) shape: Shape,
+    pub(crate) unit: Unit,
+    pub(crate) queries: &'static [(&'static str, &'static str)],
+}
+
+/// A number.
+pub(crate) const fn number(
+    title: &'static str,
+    unit: Unit,
+    queries: &'static [(&'static str, &'static str)],
+) -> Panel {
+    Panel { title, shape: Shape::Number, unit, queries }
+}
+
+/// Curves.
+pub(crate) const fn curves(
+    title: &'static str,
+    unit: Unit,
+    queries: &'static [(&'static str, &'static str)],
+) -> Panel {
+    Panel { title, shape: Shape::Curves, unit, queries }
+}
+
+impl Panel {
+    /// What the metrics that it asks for say, as the table has it.
+    fn description(&self) -> String {
+        let table = Metrics::table();
+        let asked: BTreeSet<String> =
+            self.queries.iter().flat_map(|(_, query)| queries::names(query)).collect();
+        let specs = table.iter().flat_map(|(_, specs)| *specs);
+        let named = specs.filter(|spec| asked.iter().any(|name| spec.is_sampled_by(name)));
+        let lines: Vec<_> = named.map(|spec| format!("`{}`: {}", spec.name, spec.help())).collect();
+        lines.join("\n\n")
+    }
+
+    fn to_json(&self, id: usize, (x, y): (u64, u64)) -> Value {
+        let (shape, width, height) = self.shape.layout();
+        let targets: Vec<_> = ('A'..)
+            .zip(self.queries)
+            .map(|(name, (legend, query))| {
+                json!({
+                    "refId": name.to_string(),
+                    "datasource": source(),
+                    "expr": query,
+                    "legendFormat": legend,
+                    "instant": self.shape == Shape::Number,
+                    "range": self.shape == Shape::Curves,
+                })
+            })
+            .collect();
+        json!({
+            "id": id,
+            "type": shape,
+            "title": self.title,
+            "description": self.description(),
+            "datasource": source(),
+            "gridPos": { "x": x, "y": y, "w": width, "h": height },
+            "fieldConfig": {
+                "defaults": { "unit": self.unit.name(), "min": self.least() },
+                "overrides": [],
+            },
+            "options": options(self.shape),
+            "targets": targets,
+        })
+    }
+
+    /// Amounts begin at nothing.
+    fn least(&self) -> Value {
+        if matches!(self.unit, Unit::None) { Value::Null } else { json!(0) }
+    }
+}
+
+fn options(shape: Shape) -> Value {
+    match shape {
+        Shape::Number => json!({
+            "reduceOptions": { "calcs": ["lastNotNull"], "fields": "", "values": false },
+            "textMode": "auto",
+        }),
+        Shape::Curves => json!({
+            "legend": { "displayMode": "list", "placement": "bottom", "showLegend": true },
+            "tooltip": { "mode": "multi", "sort": "desc" },
+        }),
+    }
+}
+
+/// Whichever Prometheus is chosen at the top of the page.
+fn source() -> Value {
+    json!({ "type": "prometheus", "uid": "${datasource}" })
+}
+
+/// A choice at the top of the page: its name, and what Prometheus is asked for its values.
+pub(crate) type Choice = (&'static str, &'static str);
+
+/// One page.
+pub(crate) struct Dashboard {
+    pub(crate) uid: &'static str,
+    pub(crate) title: &'static str,
+    pub(crate) choices: &'static [Choice],
+    /// Numbers first.
+    pub(crate) panels: &'static [Panel],
+}
+
+impl Dashboard {
+    pub(crate) fn to_json(&self) -> String {
+        let datasource = json!({
+            "name": "datasource", "type": "datasource", "query": "prometheus", "label": "Prometheus",
+        });
+        let choices = self.choices.iter().map(|(name, query)| {
+            json!({
+                "name": name,
+                "label": name,
+                "type": "query",
+                "datasource": source(),
+                "query": { "query": query, "refId": name },
+                "refresh": 2,
+                "sort": 1,
+                "includeAll": false,
+                "multi": false,
+            })
+        });
+        let list: Vec<_> = std::iter::once(datasource).chain(choices).collect();
+        let panels: Vec<_> = self
+            .panels
+            .iter()
+            .zip(self.places())
+            .enumerate()
+            .map(|(index, (panel, place))| panel.to_json(index + 1, place))
+            .collect();
+        let dashboard = json!({
+            "uid": self.uid,
+            "title": self.title,
+            "tags": ["shoal"],
+            "schemaVersion": 39,
+            "version": 1,
+            "editable": true,
+            "graphTooltip": 1,
+            "refresh": "10s",
+            "time": { "from": "now-1h", "to": "now" },
+            "timezone": "browser",
+            "annotations": { "list": [] },
+            "links": [{
+                "type": "dashboards", "tags": ["shoal"], "title": "Shoal", "asDropdown": false,
+                "includeVars": true, "keepTime": true, "targetBlank": false, "icon": "dashboard",
+                "tooltip": "", "url": "",
+            }],
+            "templating": { "list": list },
+            "panels": panels,
+        });
+        let text = serde_json::to_string_pretty(&dashboard).expect("plain data");
+        format!("{text}\n")
+    }
+
+    /// From left to right, and on in the next row where there is no more room.
+    fn places(&self) -> Vec<(u64, u64)> {
+        let (mut x, mut y, mut row) = (0, 0, 0);
+        let place = |panel: &Panel| {
+            let (_, width, height) = panel.shape.layout();
+            if x + width > COLUMNS || height != row {
+                (x, y) = (0, y + row);
+            }
+            let place = (x, y);
+            (x, row) = (x + width, height);
+            place
+        };
+        self.panels.iter().map(place).collect()
+    }
+
+    /// Everything that Prometheus is asked for.
+    #[cfg(test)]
+    pub(crate) fn expressions(&self) -> Vec<String> {
+        let queries = self.panels.iter().flat_map(|panel| panel.queries);
+        let choices = self.choices.iter().map(|(_, query)| (*query).to_owned());
+        queries.map(|(_, query)| (*query).to_owned()).chain(choices).collect()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn check(&self) {
+        let titles: BTreeSet<_> = self.panels.iter().map(|panel| panel.title).collect();
+        assert_eq!(titles.len(), self.panels.len(), "{}: titles are used once", self.title);
+        let mut taken = BTreeSet::new();
+        for (panel, (x, y)) in self.panels.iter().zip(self.places()) {
+            let (_, width, height) = panel.shape.layout();
+            assert!(x + width <= COLUMNS, "{} sticks out", panel.title);
+            assert!(!panel.queries.is_empty(), "{} asks for nothing", panel.title);
+            for cell in (x..x + width).flat_map(|x| (y..y + height).map(move |y| (x, y))) {
+                assert!(taken.insert(cell), "{} lies over another", panel.title);
+            }
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! The dashboard of one peer.
+
+use crate::dashboard::Unit::{Bytes, BytesPerSecond, Flops, None, PerSecond, Ratio, Seconds};
+use crate::dashboard::{Dashboard, Panel, curves, number};
+
+pub(crate) const fn dashboard() -> Dashboard {
+    Dashboard {
+        uid: "shoal-node",
+        title: "Shoal: a node",
+        choices: &[
+            ("run", "label_values(shoal_steps_total, run)"),
+            ("instance", r#"label_values(shoal_steps_total{run="$run"}, instance)"#),
+        ],
+        panels: PANELS,
+    }
+}
+
+const PANELS: &[Panel] = &[
+    number("State", None, &[("{{state}}", r#"shoal_node_state{instance="$instance"} == 1"#)]),
+    number(
+        "Stages",
+        None,
+        &[("{{pipeline_stage}}", r#"shoal_stage_hosted{instance="$instance"} == 1"#)],
+    ),
+    number("Version", None, &[("{{version}}", r#"shoal_build_info{instance="$instance"}"#)]),
+    number("Keeps the run", None, &[("keeps", r#"shoal_keeps_run{instance="$instance"}"#)]),
+    number("Step", None, &[("step", r#"shoal_step{instance="$instance"}"#)]),
+    number("Connections", None, &[("connections", r#"shoal_connections{instance="$instance"}"#)]),
+    curves(
+        "Compute",
+        Flops,
+        &[
+            ("done", r#"rate(shoal_flops_total{instance="$instance"}[$__rate_interval])"#),
+            ("peak", r#"shoal_peak_flops_per_second{instance="$instance"}"#),
+        ],
+    ),
+    curves(
+        "Engine",
+        Ratio,
+        &[
+            (
+                "at work",
+                r#"rate(shoal_compute_busy_seconds_total{instance="$instance"}[$__rate_interval])"#,
+            ),
+            (
+                "{{phase}}",
+                r#"sum by (phase) (rate(shoal_phase_duration_seconds_sum{instance="$instance"}[$__rate_interval]))"#,
+            ),
+        ],
+    ),
+    curves(
+        "One task, 95%",
+        Seconds,
+        &[(
+            "{{phase}}",
+            r#"histogram_quantile(0.95, sum by (phase, le) (rate(shoal_phase_duration_seconds_bucket{instance="$instance"}[$__rate_interval])))"#,
+        )],
+    ),
+    curves(
+        "Microbatches",
+        PerSecond,
+        &[(
+            "{{direction}}",
+            r#"rate(shoal_microbatches_computed_total{instance="$instance"}[$__rate_interval])"#,
+        )],
+    ),
+    curves("Queues", None, &[("{{queue}}", r#"shoal_queue_length{instance="$instance"}"#)]),
+    curves(
+        "Processor",
+        Ratio,
+        &[("cores", r#"rate(process_cpu_seconds_total{instance="$instance"}[$__rate_interval])"#)],
+    ),
+    curves(
+        "Memory",
+        Bytes,
+        &[
+            ("resident", r#"process_resident_memory_bytes{instance="$instance"}"#),
+            ("may use", r#"shoal_memory_limit_bytes{instance="$instance"}"#),
+            ("stages need", r#"shoal_memory_needed_bytes{instance="$instance"}"#),
+        ],
+    ),
+    curves(
+        "Output log",
+        Bytes,
+        &[
+            ("all", r#"shoal_output_log_bytes{instance="$instance"}"#),
+            ("on the disk", r#"shoal_output_log_disk_bytes{instance="$instance"}"#),
+            ("may be in memory", r#"shoal_output_log_limit_bytes{instance="$instance"}"#),
+        ],
+    ),
+    curves("In flight", Bytes, &[("bytes", r#"shoal_in_flight_bytes{instance="$instance"}"#)]),
+    curves(
+        "Sent",
+        BytesPerSecond,
+        &[("{{kind}}", r#"rate(shoal_sent_bytes_total{instance="$instance"}[$__rate_interval])"#)],
+    ),
+    curves(
+        "Received",
+        BytesPerSecond,
+        &[(
+            "{{kind}}",
+            r#"rate(shoal_received_bytes_total{instance="$instance"}[$__rate_interval])"#,
+        )],
+    ),
+    curves(
+        "Tensors sent",
+        BytesPerSecond,
+        &[
+            (
+                "{{packing}}, before",
+                r#"rate(shoal_unpacked_bytes_total{instance="$instance"}[$__rate_interval])"#,
+            ),
+            (
+                "{{packing}}, after",
+                r#"rate(shoal_packed_bytes_total{instance="$instance"}[$__rate_interval])"#,
+            ),
+        ],
+    ),
+    curves(
+        "Messages with tensors, pieces of files",
+        PerSecond,
+        &[
+            (
+                "tensors, {{packing}}",
+                r#"rate(shoal_tensors_sent_total{instance="$instance"}[$__rate_interval])"#,
+            ),
+            (
+                "pieces, {{packing}}",
+                r#"rate(shoal_pieces_sent_total{instance="$instance"}[$__rate_interval])"#,
+            ),
+        ],
+    ),
+    curves(
+        "Round trips, 95%",
+        Seconds,
+        &[(
+            "95%",
+            r#"histogram_quantile(0.95, sum by (le) (rate(shoal_link_rtt_seconds_bucket{instance="$instance"}[$__rate_interval])))"#,
+        )],
+    ),
+    curves(
+        "May be on its way, median",
+        Bytes,
+        &[(
+            "median",
+            r#"histogram_quantile(0.5, sum by (le) (rate(shoal_link_congestion_window_bytes_bucket{instance="$instance"}[$__rate_interval])))"#,
+        )],
+    ),
+    curves(
+        "Lost on the way",
+        BytesPerSecond,
+        &[("lost", r#"rate(shoal_link_lost_bytes_total{instance="$instance"}[$__rate_interval])"#)],
+    ),
+    curves(
+        "Refused from others",
+        PerSecond,
+        &[("{{reason}}", r#"rate(shoal_refused_total{instance="$instance"}[$__rate_interval])"#)],
+    ),
+    curves(
+        "What must not be",
+        None,
+        &[
+            ("fault: {{fault}}", r#"shoal_faults_total{instance="$instance"}"#),
+            ("not spilled", r#"shoal_spill_failures_total{instance="$instance"}"#),
+            ("checkpoints failed", r#"shoal_checkpoint_failures_total{instance="$instance"}"#),
+        ],
+    ),
+    curves(
+        "A stage of a checkpoint, written",
+        Seconds,
+        &[(
+            "95%",
+            r#"histogram_quantile(0.95, sum by (le) (rate(shoal_checkpoint_write_duration_seconds_bucket{instance="$instance"}[1h])))"#,
+        )],
+    ),
+    curves("Open files", None, &[("files", r#"process_open_fds{instance="$instance"}"#)]),
+];

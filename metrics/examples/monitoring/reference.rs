@@ -1,0 +1,31 @@
+//! The reference of all metrics.
+
+use std::fmt::Write;
+
+use shoal_metrics::Metrics;
+
+const HEAD: &str = "\
+# Metrics
+
+Written by `cargo run -p shoal-metrics --example monitoring` from the table in `metrics/src/groups.rs`.
+
+Every metric has the label `run`, the first digits of the run's id, once the peer knows which run it is in. No
+label holds a peer's id: Prometheus tells peers apart by `instance`. Beside these come the usual `process_`
+metrics: memory, processor time, open files.
+";
+
+pub(crate) fn text() -> String {
+    let mut text = HEAD.to_owned();
+    let mut line = |line: String| writeln!(text, "{line}").expect("a string takes everything");
+    for (group, specs) in Metrics::table() {
+        line(format!(
+            "\n## {group}\n\n| metric | kind | labels | what it says |\n|---|---|---|---|"
+        ));
+        for spec in specs {
+            let labels: Vec<_> = spec.labels.iter().map(|label| format!("`{label}`")).collect();
+            let (name, kind, labels) = (spec.name, spec.kind.name(), labels.join(", "));
+            line(format!("| `{name}` | {kind} | {labels} | {} |", spec.help()));
+        }
+    }
+    text
+}
