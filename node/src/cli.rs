@@ -173,7 +173,7 @@ pub struct PeerArgs {
     /// Serve Prometheus metrics over HTTP at this IP:PORT.
     #[arg(long, value_name = "ADDR")]
     metrics: Option<SocketAddr>,
-    /// The stage to host: `auto` takes the one that lacks replicas most, `none` computes nothing (with
+    /// The stage to host: `auto` takes the one that gets through least, `none` computes nothing (with
     /// --anchor or --archive).
     #[arg(long, value_name = "auto|N|all|none", default_value = "auto", value_parser = parse_stage)]
     stage: StageChoice,

@@ -8,6 +8,7 @@ use shoal_protocol::ids::{ContentHash, Incarnation, Member, PeerId, Stage, Stage
 use shoal_protocol::limits;
 use shoal_protocol::message::{Candidate, Duties, MemberRecord, View};
 
+use crate::capacity::{Capacity, Estimates};
 use crate::placement::{PlacementError, place};
 
 /// Addresses that one member may announce: a view of all members stays under the cap of a control
@@ -88,12 +89,14 @@ impl Membership {
         self.expelled.remove(&peer);
     }
 
-    /// Takes in a newcomer; says so again to who is a member already.
+    /// Takes in a newcomer; says so again to who is a member already. What stages get through is as
+    /// it is estimated.
     pub(crate) fn admit(
         &mut self,
         member: Member,
         candidate: Candidate,
         serving: bool,
+        estimates: &Estimates<'_>,
     ) -> Result<Admission, AdmissionError> {
         let Candidate { choice, fits, addresses, fingerprint, duties } = candidate;
         let mut replaced = None;
@@ -115,7 +118,8 @@ impl Membership {
             return Err(AdmissionError::TooManyAddresses { count: addresses.len() });
         }
         let others = |peer: &PeerId| *peer != member.peer;
-        let span = place(choice, self.stages, &fits, &self.replicas_among(others))?;
+        let capacity = self.capacity_among(others, estimates);
+        let span = place(member.peer, choice, self.stages, &fits, &capacity)?;
         let unlike = self
             .members
             .iter()
@@ -212,14 +216,15 @@ impl Membership {
         View { number: self.number, members: self.members.iter().map(record).collect() }
     }
 
-    fn replicas_among(&self, counts: impl Fn(&PeerId) -> bool) -> BTreeMap<Stage, usize> {
-        let mut replicas = BTreeMap::new();
-        for (_, known) in self.members.iter().filter(|(peer, _)| counts(peer)) {
-            for stage in known.span.stages() {
-                *replicas.entry(stage).or_insert(0) += 1;
-            }
-        }
-        replicas
+    /// What the stages get through with all those who host them, and those who are on their way.
+    fn capacity_among(
+        &self,
+        counts: impl Fn(&PeerId) -> bool,
+        estimates: &Estimates<'_>,
+    ) -> Capacity {
+        let hosts = self.members.iter().filter(|(peer, _)| counts(peer));
+        let hosts = hosts.map(|(peer, known)| (known.as_member(*peer), known.span));
+        Capacity::of(self.stages, hosts, estimates)
     }
 }
 

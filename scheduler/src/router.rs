@@ -9,6 +9,8 @@ use std::collections::BTreeMap;
 
 use shoal_protocol::ids::Member;
 
+use crate::dice::mixed;
+
 /// What an unmeasured candidate is taken to need while nobody is measured.
 const UNKNOWN_PACE: u64 = 1_000_000;
 
@@ -129,8 +131,7 @@ impl Router {
     /// A fixed order that differs from router to router.
     fn tie_break(&self, member: &Member) -> u64 {
         let bytes = member.peer.0.first_chunk::<8>().expect("a peer id has 32 bytes");
-        let mixed = (u64::from_le_bytes(*bytes) ^ self.seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9)
+        mixed(u64::from_le_bytes(*bytes), self.seed)
     }
 }
 

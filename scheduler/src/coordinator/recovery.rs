@@ -63,7 +63,7 @@ impl Coordinator {
             let revoked = self.work.expel(*member, committing);
             event(CoordinatorEvent::Revoked { member: *member, claims: revoked.claims }, out);
             self.newcomers.forget(*member);
-            self.stragglers.times.forget(*member);
+            self.stragglers.forget_member(*member);
             self.complaints.forget(*member);
             lost.extend(self.snapshots.forget_writer(*member));
             self.forget_keeper(*member, out);

@@ -9,6 +9,7 @@ use shoal_protocol::units::Moment;
 
 use super::{Coordinator, Out, Phase, event, send};
 use crate::action::CoordinatorEvent;
+use crate::capacity::Paces;
 use crate::lateness::Times;
 use crate::ledger::Ledger;
 
@@ -21,7 +22,9 @@ const DOUBLINGS: u32 = 6;
 /// The claims that are looked after, and what is known of how long work takes.
 #[derive(Debug, Default)]
 pub(super) struct Stragglers {
-    pub(super) times: Times,
+    times: Times,
+    /// What work is expected to take, for placing newcomers.
+    pub(super) paces: Paces,
     watches: BTreeMap<ClaimKey, Watch>,
     /// When each watch ends.
     due: BTreeSet<(Moment, ClaimKey)>,
@@ -91,7 +94,14 @@ impl Stragglers {
 
     /// Every open step is forgotten.
     pub(super) fn forget_work(&mut self) {
-        *self = Self { times: std::mem::take(&mut self.times), ..Self::default() };
+        let (times, paces) = (std::mem::take(&mut self.times), std::mem::take(&mut self.paces));
+        *self = Self { times, paces, ..Self::default() };
+    }
+
+    /// A member is gone.
+    pub(super) fn forget_member(&mut self, member: Member) {
+        self.times.forget(member);
+        self.paces.forget(member);
     }
 }
 
@@ -117,6 +127,10 @@ impl Coordinator {
     /// Work is done: how long it took is learnt from, and the stage before has all it needs.
     pub(super) fn learn(&mut self, from: Member, key: ClaimKey, spent: Spent) {
         self.stragglers.times.add(key.stage, from, spent);
+        // What is held out has no backward pass.
+        if key.microbatch.0 < self.config.manifest.training.microbatches {
+            self.stragglers.paces.add(key.stage, from, spent, self.now);
+        }
         self.stragglers.unwatch(key);
         let Some(before) = key.upstream() else { return };
         if let Some(mut watch) = self.stragglers.watches.get(&before).copied()
