@@ -14,10 +14,25 @@ use crate::dice::mixed;
 /// What an unmeasured candidate is taken to need while nobody is measured.
 const UNKNOWN_PACE: u64 = 1_000_000;
 
+/// By what the next candidate is chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Routing {
+    /// By speed, as a swarm does.
+    #[default]
+    BySpeed,
+    /// One after the other: what a simulation is compared with.
+    InTurn,
+    /// Any, each as likely as another: the same.
+    AtRandom,
+}
+
 /// One choice among members, again and again.
 #[derive(Debug, Clone)]
 pub struct Router {
     seed: u64,
+    routing: Routing,
+    /// Choices made.
+    choices: u64,
     /// The largest virtual time that was ever chosen as the smallest. Who comes back after a while
     /// without work starts here, so that it does not get everything at once.
     floor: u64,
@@ -37,7 +52,19 @@ impl Router {
     /// A router without candidates. The seed orders candidates that are equally good.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        Self { seed, floor: 0, candidates: BTreeMap::new() }
+        Self::by(Routing::BySpeed, seed)
+    }
+
+    /// The same with another way to choose.
+    #[must_use]
+    pub fn by(routing: Routing, seed: u64) -> Self {
+        Self { seed, routing, choices: 0, floor: 0, candidates: BTreeMap::new() }
+    }
+
+    /// By what it chooses.
+    #[must_use]
+    pub fn routing(&self) -> Routing {
+        self.routing
     }
 
     /// Makes these members the candidates. Who was one keeps its time; newcomers start at the
@@ -55,7 +82,8 @@ impl Router {
 
     /// The measured pace of a candidate in nanoseconds per microbatch; 0 says nothing.
     pub fn measured(&mut self, member: Member, pace: u64) {
-        if let Some(candidate) = self.candidates.get_mut(&member).filter(|_| pace > 0) {
+        let counts = pace > 0 && self.routing == Routing::BySpeed;
+        if let Some(candidate) = self.candidates.get_mut(&member).filter(|_| counts) {
             candidate.pace = Some(pace);
         }
     }
@@ -94,8 +122,9 @@ impl Router {
             .candidates
             .iter()
             .filter(|(member, candidate)| !candidate.busy && eligible(member))
-            .min_by_key(|(member, candidate)| (candidate.virtual_time, self.tie_break(member)))
+            .min_by_key(|(member, candidate)| (self.turn(candidate), self.tie_break(member)))
             .map(|(member, _)| *member)?;
+        self.choices += 1;
         let time = self.candidates[&member].virtual_time;
         self.floor = self.floor.max(time);
         self.charge(member);
@@ -128,10 +157,20 @@ impl Router {
         }
     }
 
-    /// A fixed order that differs from router to router.
+    /// What counts first: whose turn it is.
+    fn turn(&self, candidate: &Candidate) -> u64 {
+        if self.routing == Routing::AtRandom { 0 } else { candidate.virtual_time }
+    }
+
+    /// An order of candidates whose turn it is, which differs from router to router; it is always the
+    /// same one, but where chance alone decides.
     fn tie_break(&self, member: &Member) -> u64 {
         let bytes = member.peer.0.first_chunk::<8>().expect("a peer id has 32 bytes");
-        mixed(u64::from_le_bytes(*bytes), self.seed)
+        let seed = match self.routing {
+            Routing::AtRandom => mixed(self.seed, self.choices),
+            Routing::BySpeed | Routing::InTurn => self.seed,
+        };
+        mixed(u64::from_le_bytes(*bytes), seed)
     }
 }
 

@@ -12,6 +12,7 @@ use shoal_protocol::ids::Stage;
 use shoal_protocol::limits;
 use shoal_protocol::message::StageChoice;
 use shoal_scheduler::peer::PeerLimits;
+use shoal_scheduler::router::Routing;
 use shoal_scheduler::sim::{
     Clock, ComputeScenario, Fault, Faults, NetworkScenario, PeerScenario, Scenario,
 };
@@ -211,6 +212,7 @@ impl Described {
             patience: Duration::from_secs(30),
             anchors: self.anchors,
             homecoming: Duration::from_secs(120),
+            routing: Routing::default(),
             faults: Faults {
                 happen,
                 notice: seconds(self.notice),

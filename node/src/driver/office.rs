@@ -16,6 +16,7 @@ use shoal_protocol::net::transport::Transport;
 use shoal_protocol::wire;
 use shoal_scheduler::action::CoordinatorInput;
 use shoal_scheduler::coordinator::{Coordinator, CoordinatorConfig};
+use shoal_scheduler::router::Routing;
 use tokio::sync::mpsc;
 
 use super::resume::is_complete;
@@ -282,6 +283,7 @@ impl Driver<'_> {
             retry: RETRY,
             patience: patience(&self.manifest),
             homecoming: HOMECOMING,
+            routing: Routing::default(),
         });
         let mut out = Vec::new();
         coordinator.start(self.now(), &mut out);

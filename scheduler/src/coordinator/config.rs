@@ -8,6 +8,8 @@ use shoal_protocol::history::History;
 use shoal_protocol::ids::{Member, PeerId};
 use shoal_protocol::manifest::Manifest;
 
+use crate::router::Routing;
+
 /// Everything that a coordinator starts with.
 #[derive(Debug, Clone)]
 pub struct CoordinatorConfig {
@@ -29,4 +31,6 @@ pub struct CoordinatorConfig {
     /// How long a run that lost a stage waits for those who have its newest checkpoint, before it goes
     /// on from an older one.
     pub homecoming: Duration,
+    /// By what it chooses between replicas of the first stage.
+    pub routing: Routing,
 }

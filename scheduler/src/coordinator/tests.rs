@@ -15,6 +15,7 @@ use shoal_protocol::units::Bytes;
 
 use super::*;
 use crate::round::proof_of;
+use crate::router::Routing;
 use crate::sim::Scenario;
 
 fn nth(number: u64) -> Grant {
@@ -45,6 +46,7 @@ impl Run {
             retry: Duration::from_secs(2),
             patience: Duration::from_secs(30),
             homecoming: Duration::from_secs(60),
+            routing: Routing::default(),
         };
         let mut run = Self {
             coordinator: Coordinator::new(config),

@@ -16,6 +16,7 @@ mod scenario;
 mod tamper;
 #[cfg(test)]
 mod tests;
+mod watch;
 mod world;
 
 #[cfg(test)]
@@ -26,6 +27,7 @@ pub use self::scenario::{
     Clock, ComputeScenario, Fault, Faults, NetworkScenario, PeerScenario, Scenario,
 };
 use self::tamper::Tamper;
+pub use self::watch::{Seen, Sort, Watch};
 use self::world::World;
 
 /// Runs a swarm to its end.
@@ -42,4 +44,12 @@ pub fn run(scenario: &Scenario) -> Result<Report, Violation> {
 /// As those of [`run`].
 pub fn run_traced(scenario: &Scenario) -> Result<Report, Violation> {
     World::new(scenario, Tamper::Nothing, true).traced().run()
+}
+
+/// The same, watched.
+///
+/// # Errors
+/// As those of [`run`].
+pub fn run_watched(scenario: &Scenario, watch: &mut dyn Watch) -> Result<Report, Violation> {
+    World::new(scenario, Tamper::Nothing, true).watched(watch).run()
 }

@@ -12,6 +12,7 @@ use shoal_protocol::units::{Bytes, Moment};
 
 use crate::dice::Dice;
 use crate::peer::{PeerLimits, RoundCut};
+use crate::router::Routing;
 
 /// Members of the largest swarm that a seed makes.
 const PEERS: u64 = 64;
@@ -47,6 +48,8 @@ pub struct Scenario {
     pub anchors: usize,
     /// How long a run that lost a stage waits for those who have its newest checkpoint.
     pub homecoming: Duration,
+    /// By what peers choose between replicas.
+    pub routing: Routing,
     /// What goes wrong.
     pub faults: Faults,
 }
@@ -307,6 +310,7 @@ impl Scenario {
             patience,
             anchors: 1,
             homecoming: Duration::from_secs(10),
+            routing: Routing::default(),
             faults,
         }
     }

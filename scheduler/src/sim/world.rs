@@ -30,6 +30,7 @@ use super::payloads::{Content, Payloads};
 use super::report::{Report, Trace};
 use super::scenario::{Fault, Scenario};
 use super::tamper::Tamper;
+use super::watch::{Seen, Watch};
 use crate::action::{PeerAction, PeerEvent, PeerInput, Task, TaskResult};
 use crate::dice::Dice;
 use crate::peer::{Peer, PeerConfig};
@@ -203,6 +204,7 @@ pub(super) struct World<'a> {
     marks: Marks,
     /// Whether people want to see every event.
     traced: bool,
+    watch: Option<&'a mut dyn Watch>,
     report: Report,
 }
 
@@ -231,8 +233,15 @@ impl<'a> World<'a> {
             trace: Trace::default(),
             marks: Marks::default(),
             traced: cfg!(test) && std::env::var_os("SHOAL_SIM_TRACE").is_some(),
+            watch: None,
             report: Report::default(),
         }
+    }
+
+    /// The same with somebody who watches.
+    pub(super) fn watched(mut self, watch: &'a mut dyn Watch) -> Self {
+        self.watch = Some(watch);
+        self
     }
 
     /// The same with every event printed.
@@ -290,6 +299,7 @@ impl<'a> World<'a> {
         match event {
             Event::Start(me) if self.lives(me) => {
                 let index = index_of(me);
+                self.show(Seen::Born { peer: index });
                 let mut actions = Vec::new();
                 let now = self.reads(index);
                 self.nodes[index].peer.start(now, &mut actions);
@@ -391,6 +401,7 @@ impl<'a> World<'a> {
         let load = node.peer.load();
         let held = self.oracles.as_ref().map(|oracles| oracles.limits.check(index, &load));
         self.holds("limits", held.unwrap_or(Ok(())))?;
+        self.show(Seen::Holds { peer: index, load: &load });
         let widest = load.window.values().max().copied().unwrap_or(0);
         self.report.widest_window = self.report.widest_window.max(widest);
         self.carry_out(index, actions)?;
@@ -461,7 +472,9 @@ impl<'a> World<'a> {
             return;
         };
         if let Task::Forward { key, .. } | Task::Backward { key, .. } = task {
+            let key = *key;
             self.report.ran(key.step, self.now, end);
+            self.show(Seen::Ran { peer: index, key, until: end });
         }
     }
 
@@ -572,7 +585,11 @@ impl<'a> World<'a> {
             PeerEvent::Checkpoint { version, stages, oldest } => {
                 return self.archives(index, version, stages.len(), oldest);
             }
-            PeerEvent::View(_) | PeerEvent::Counted { .. } => Ok(()),
+            PeerEvent::Counted { key } => {
+                self.show(Seen::Counted { peer: index, key });
+                Ok(())
+            }
+            PeerEvent::View(_) => Ok(()),
         };
         if self.oracles.is_some() { self.holds("no fault", held) } else { Ok(()) }
     }
@@ -622,6 +639,13 @@ impl<'a> World<'a> {
         Ok(self.report)
     }
 
+    /// Shows what happens to who watches.
+    fn show(&mut self, seen: Seen<'_>) {
+        if let Some(watch) = &mut self.watch {
+            watch.sees(self.now, seen);
+        }
+    }
+
     fn at(&mut self, moment: Moment, event: Event) {
         self.events.insert((moment, self.sequence), event);
         self.sequence += 1;
@@ -650,6 +674,7 @@ fn node(scenario: &Scenario, index: usize, life: Incarnation) -> Node {
         parameters: scenario.parameters.clone(),
         limits: scenario.peers[index].limits.clone(),
         seed: scenario.seed ^ index as u64,
+        routing: scenario.routing,
     });
     Node {
         peer,

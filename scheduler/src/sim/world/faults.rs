@@ -6,6 +6,7 @@ use shoal_protocol::units::Moment;
 use super::{Event, Held, Node, World, index_of, node};
 use crate::action::{CoordinatorInput, PeerInput};
 use crate::sim::scenario::Fault;
+use crate::sim::watch::Seen;
 use std::time::Duration;
 
 impl World<'_> {
@@ -111,6 +112,7 @@ impl World<'_> {
     pub(super) fn ends(&mut self, index: usize, rebirth: Duration) {
         let gone = self.nodes[index].me;
         self.nodes[index].alive = false;
+        self.show(Seen::Died { peer: index });
         self.nodes[index].seat = None;
         if self.log.leader == Some(gone) {
             self.elect_soon();

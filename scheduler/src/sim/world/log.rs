@@ -172,6 +172,7 @@ impl World<'_> {
             retry: self.scenario.peers[index].limits.retry,
             patience: self.scenario.patience,
             homecoming: self.scenario.homecoming,
+            routing: self.scenario.routing,
         });
         #[cfg(test)]
         {
