@@ -53,7 +53,16 @@ fn main() -> Result<(), sim::Violation> {
             scenario.faults.happen = vec![(middle.0, slow)];
             let (after, report) = self::counts(&scenario)?;
             let (gone, lost) = damage(&after, middle);
-            if microbatches == 256 && std::env::var_os("X").is_some() { for c in after.windows(33).step_by(32) { print!("{:.2}@{:.0} ", 32.0 / c[32].since(c[0]).as_secs_f64() / fluid(true), c[0].0.as_secs_f64()); } println!(); }
+            if microbatches == 256 && std::env::var_os("X").is_some() {
+                for c in after.windows(33).step_by(32) {
+                    print!(
+                        "{:.2}@{:.0} ",
+                        32.0 / c[32].since(c[0]).as_secs_f64() / fluid(true),
+                        c[0].0.as_secs_f64()
+                    );
+                }
+                println!();
+            }
             println!(
                 "    straggler: gone after {gone:?}, lost {lost:.1}, whole {:.3}  recalled {}",
                 share_after(&after, microbatches),
@@ -103,10 +112,35 @@ fn peer(slower: u32, stage: Stage) -> PeerScenario {
 
 /// When microbatches were counted at the middle stage.
 #[derive(Debug, Default)]
-struct Counts(Vec<Moment>);
+struct Counts(Vec<Moment>, std::collections::BTreeMap<usize, String>, u64, u64);
 
 impl Watch for Counts {
     fn sees(&mut self, now: Moment, seen: Seen<'_>) {
+        if std::env::var_os("Y").is_some() {
+            if let Seen::Holds { peer, load } = &seen {
+                self.1.insert(
+                    *peer,
+                    format!(
+                        "{}/{}/{}",
+                        load.accepted.values().next().unwrap_or(&0),
+                        load.waiting.values().next().unwrap_or(&0),
+                        load.window.values().next().unwrap_or(&0)
+                    ),
+                );
+            }
+            if let Seen::Counted { .. } = &seen {
+                self.3 += 1;
+            }
+            if now.0.as_secs() / 2 != self.2 {
+                self.2 = now.0.as_secs() / 2;
+                println!(
+                    "{} {} {:?}",
+                    now.0.as_secs(),
+                    self.3,
+                    self.1.values().collect::<Vec<_>>()
+                );
+            }
+        }
         if let Seen::Counted { key, .. } = seen
             && key.stage == Stage(STAGES / 2)
         {

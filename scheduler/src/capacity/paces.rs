@@ -77,6 +77,12 @@ impl Paces {
         self.of.retain(|(_, of), _| *of != member);
     }
 
+    /// Nanoseconds that a member was measured to need for a microbatch at a stage.
+    #[must_use]
+    pub fn measured(&self, stage: Stage, member: Member) -> Option<u64> {
+        self.of.get(&(stage, member)).map(|average| average.pace())
+    }
+
     /// What is to be expected now of everybody at every stage of a run.
     #[must_use]
     pub fn estimates(&self, stages: u16, now: Moment) -> Estimates<'_> {

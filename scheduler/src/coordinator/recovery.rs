@@ -87,6 +87,7 @@ impl Coordinator {
             return;
         }
         self.let_go(from, key, out);
+        self.relief_answered(key, grant, out);
         if key.stage == Stage(0) {
             self.work.done(from, key.step);
             self.give_out(out);

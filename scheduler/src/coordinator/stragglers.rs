@@ -7,6 +7,7 @@ use shoal_protocol::ids::{ClaimKey, Grant, Member, Step};
 use shoal_protocol::message::{FromCoordinator, Spent};
 use shoal_protocol::units::Moment;
 
+use super::relief::Relief;
 use super::{Coordinator, Out, Phase, event, send};
 use crate::action::CoordinatorEvent;
 use crate::capacity::Paces;
@@ -28,6 +29,7 @@ pub(super) struct Stragglers {
     watches: BTreeMap<ClaimKey, Watch>,
     /// When each watch ends.
     due: BTreeSet<(Moment, ClaimKey)>,
+    pub(super) relief: Relief,
     /// What was let go of.
     released: BTreeMap<ClaimKey, Released>,
 }
@@ -58,13 +60,16 @@ impl Stragglers {
     fn watch(&mut self, key: ClaimKey, watch: Watch) {
         if let Some(before) = self.watches.insert(key, watch) {
             self.due.remove(&(before.at, key));
+            self.relief.ended(key, before.holder);
         }
+        self.relief.claimed(key, watch.holder, watch.grant);
         self.due.insert((watch.at, key));
     }
 
     fn unwatch(&mut self, key: ClaimKey) -> Option<Watch> {
         let watch = self.watches.remove(&key)?;
         self.due.remove(&(watch.at, key));
+        self.relief.ended(key, watch.holder);
         Some(watch)
     }
 
@@ -90,6 +95,7 @@ impl Stragglers {
         self.watches.retain(|key, _| key.step > step);
         self.due.retain(|(_, key)| key.step > step);
         self.released.retain(|key, _| key.step > step);
+        self.relief.forget_through(step);
     }
 
     /// Every open step is forgotten.

@@ -310,6 +310,7 @@ impl Coordinator {
             if key.stage == Stage(0) {
                 self.work.done(from, key.step);
             }
+            self.relieve(key.step, key.stage, from, out);
         }
         if answer != DoneAnswer::Refused || committed {
             send(from, FromCoordinator::Noted { key, grant }, out);
