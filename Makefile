@@ -17,6 +17,7 @@ help:
 	@echo 'make bench-chunks    how fast a file comes from those who have it (10 minutes; root)'
 	@echo 'make bench-placement where a model puts 64 devices, beside DT-FM (1 minute)'
 	@echo 'make bench-schedules what orders of passes keep of engines over slow links (1 minute)'
+	@echo 'make bench-routing   what unlike replicas keep of their speeds together (1 minute)'
 	@echo 'make fuzz SECONDS=N  look for bytes that break a decoder for so long; a nightly compiler'
 	@echo 'make soak SECONDS=N  look for failures for so long: faulty swarms, demos with deaths'
 	@echo 'make lint       formatting, clippy, and what we depend on'
@@ -103,6 +104,9 @@ bench-placement:
 bench-schedules:
 	cargo run --release -p shoal-scheduler --example schedules
 
+bench-routing:
+	cargo run --release -p shoal-scheduler --example routing
+
 SECONDS ?= 3600
 soak: setup
 	scripts/soak.sh $(SECONDS)
@@ -123,4 +127,4 @@ check-gpu:
 
 .PHONY: help setup build demo test bench bench-recovery bench-overhead bench-codec \
 	bench-all-reduce bench-links bench-transport bench-chunks bench-convergence bench-placement \
-	bench-schedules fuzz soak lint check-gpu
+	bench-schedules bench-routing fuzz soak lint check-gpu

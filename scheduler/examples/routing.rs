@@ -33,6 +33,12 @@ const TENFOLD: u32 = 10;
 const IN_A_ROW: usize = 20;
 const SHARE: f64 = 0.95;
 
+/// The step that it happens in.
+const SLOWS_IN: u32 = 3;
+
+/// Passes take up to so many thousandths longer.
+const JITTER_PER_MILLE: u64 = 50;
+
 const ROUTINGS: [(&str, Routing); 3] = [
     ("by speed", Routing::BySpeed),
     ("in turn", Routing::InTurn),
@@ -40,33 +46,36 @@ const ROUTINGS: [(&str, Routing); 3] = [
 ];
 
 fn main() -> Result<(), sim::Violation> {
-    println!("{STAGES} stages of three replicas each, speeds 1 : 2 : 4");
-    for microbatches in [32, 64, 128, 256, 512] {
+    println!(
+        "{STAGES} stages of three replicas each, speeds 1 : 2 : 4, links of a tenth of the fastest forward pass."
+    );
+    println!(
+        "Share: of what the stages get through if work is divisible without end, from the second"
+    );
+    println!(
+        "commit to the last. Then the fastest replica of the middle stage takes ten times as long from a"
+    );
+    println!(
+        "quarter of a step on. Gone: microbatches counted at its stage until {IN_A_ROW} in a row come at"
+    );
+    println!(
+        "{SHARE} of the new rate. Share after: of the new rate, over the whole steps that follow.\n"
+    );
+    println!("microbatches  chosen       share  gone  share after");
+    for microbatches in [64, 128, 256, 512] {
         for (name, routing) in ROUTINGS {
-            let scenario = scenario(microbatches, routing);
-            let (counts, _) = counts(&scenario)?;
-            println!("M {microbatches} {name}: {:.3}", share(&counts, microbatches));
-            let mut scenario = scenario;
-            let middle = between(&counts, microbatches, 3);
+            let mut scenario = scenario(microbatches, routing);
+            let even = counts(&scenario)?;
+            let since = even[(SLOWS_IN * microbatches + microbatches / 4) as usize];
             let forever = Duration::from_secs(1 << 20);
             let slow = Fault::SlowPeer { peer: STRAGGLER, factor: TENFOLD, time: forever };
-            scenario.faults.happen = vec![(middle.0, slow)];
-            let (after, report) = self::counts(&scenario)?;
-            let (gone, lost) = damage(&after, middle);
-            if microbatches == 256 && std::env::var_os("X").is_some() {
-                for c in after.windows(33).step_by(32) {
-                    print!(
-                        "{:.2}@{:.0} ",
-                        32.0 / c[32].since(c[0]).as_secs_f64() / fluid(true),
-                        c[0].0.as_secs_f64()
-                    );
-                }
-                println!();
-            }
+            scenario.faults.happen = vec![(since.0, slow)];
+            let uneven = counts(&scenario)?;
             println!(
-                "    straggler: gone after {gone:?}, lost {lost:.1}, whole {:.3}  recalled {}",
-                share_after(&after, microbatches),
-                report.recovery.recalled
+                "{microbatches:12}  {name:11}  {:.3}  {:>4}  {:.3}",
+                share(&even, 2 * microbatches, fluid(false)),
+                gone(&uneven, since).map_or("-".to_owned(), |count| count.to_string()),
+                share(&uneven, (SLOWS_IN + 1) * microbatches, fluid(true)),
             );
         }
     }
@@ -102,7 +111,7 @@ fn peer(slower: u32, stage: Stage) -> PeerScenario {
             forward: FORWARD * slower,
             backward: BACKWARD * slower,
             other: Duration::ZERO,
-            jitter_per_mille: 50,
+            jitter_per_mille: JITTER_PER_MILLE,
         },
         archive: false,
         region: 0,
@@ -112,35 +121,10 @@ fn peer(slower: u32, stage: Stage) -> PeerScenario {
 
 /// When microbatches were counted at the middle stage.
 #[derive(Debug, Default)]
-struct Counts(Vec<Moment>, std::collections::BTreeMap<usize, String>, u64, u64);
+struct Counts(Vec<Moment>);
 
 impl Watch for Counts {
     fn sees(&mut self, now: Moment, seen: Seen<'_>) {
-        if std::env::var_os("Y").is_some() {
-            if let Seen::Holds { peer, load } = &seen {
-                self.1.insert(
-                    *peer,
-                    format!(
-                        "{}/{}/{}",
-                        load.accepted.values().next().unwrap_or(&0),
-                        load.waiting.values().next().unwrap_or(&0),
-                        load.window.values().next().unwrap_or(&0)
-                    ),
-                );
-            }
-            if let Seen::Counted { .. } = &seen {
-                self.3 += 1;
-            }
-            if now.0.as_secs() / 2 != self.2 {
-                self.2 = now.0.as_secs() / 2;
-                println!(
-                    "{} {} {:?}",
-                    now.0.as_secs(),
-                    self.3,
-                    self.1.values().collect::<Vec<_>>()
-                );
-            }
-        }
         if let Seen::Counted { key, .. } = seen
             && key.stage == Stage(STAGES / 2)
         {
@@ -149,15 +133,16 @@ impl Watch for Counts {
     }
 }
 
-fn counts(scenario: &Scenario) -> Result<(Vec<Moment>, sim::Report), sim::Violation> {
+fn counts(scenario: &Scenario) -> Result<Vec<Moment>, sim::Violation> {
     let mut counts = Counts::default();
-    let report = sim::run_watched(scenario, &mut counts)?;
-    Ok((counts.0, report))
+    sim::run_watched(scenario, &mut counts)?;
+    Ok(counts.0)
 }
 
-/// Microbatches a second that a stage gets through if work is divisible without end.
+/// Microbatches a second that the slowest stage gets through if work is divisible without end.
 fn fluid(straggles: bool) -> f64 {
-    let pass = (FORWARD + BACKWARD).as_secs_f64() * 1.025;
+    let longer = 1.0 + JITTER_PER_MILLE as f64 / 2000.0;
+    let pass = (FORWARD + BACKWARD).as_secs_f64() * longer;
     let speeds = SLOWER.iter().enumerate().map(|(index, slower)| {
         let tenfold = if straggles && index == 0 { TENFOLD } else { 1 };
         1.0 / f64::from(slower * tenfold)
@@ -165,33 +150,20 @@ fn fluid(straggles: bool) -> f64 {
     speeds.sum::<f64>() / pass
 }
 
-/// The part of the fluid rate from the end of the second step to that of the last.
-fn share(counts: &[Moment], microbatches: u32) -> f64 {
-    let step = microbatches as usize;
-    let (from, to) = (counts[2 * step - 1], counts[counts.len() - 1]);
-    (counts.len() - 2 * step) as f64 / to.since(from).as_secs_f64() / fluid(false)
+/// The part of a rate that is reached after so many microbatches.
+fn share(counts: &[Moment], after: u32, rate: f64) -> f64 {
+    let after = after as usize;
+    let time = counts[counts.len() - 1].since(counts[after - 1]);
+    (counts.len() - after) as f64 / time.as_secs_f64() / rate
 }
 
-fn share_after(counts: &[Moment], microbatches: u32) -> f64 {
-    let step = microbatches as usize;
-    let (from, to) = (counts[4 * step - 1], counts[counts.len() - 1]);
-    (counts.len() - 4 * step) as f64 / to.since(from).as_secs_f64() / fluid(true)
-}
-
-/// The middle of a step.
-fn between(counts: &[Moment], microbatches: u32, step: u32) -> Moment {
-    counts[(step * microbatches + microbatches / 4) as usize]
-}
-
-/// After how many microbatches the damage is gone, and how many fewer were counted until then than
-/// the fluid rate would have.
-fn damage(counts: &[Moment], since: Moment) -> (Option<usize>, f64) {
-    let after: Vec<f64> =
-        counts.iter().filter(|at| **at > since).map(|at| at.since(since).as_secs_f64()).collect();
-    let rate = fluid(true);
-    let at = |k: usize| if k == 0 { 0.0 } else { after[k - 1] };
-    let gone = (0..after.len() - IN_A_ROW)
-        .find(|k| IN_A_ROW as f64 / (at(k + IN_A_ROW) - at(*k)) >= SHARE * rate);
-    let lost = gone.map_or(f64::NAN, |k| at(k) * rate - k as f64);
-    (gone, lost)
+/// After how many microbatches so many in a row come as fast as they should.
+fn gone(counts: &[Moment], since: Moment) -> Option<usize> {
+    let first = counts.partition_point(|at| *at <= since);
+    let mut ends = vec![since];
+    ends.extend(&counts[first..]);
+    let enough = |row: &[Moment]| {
+        IN_A_ROW as f64 / row[IN_A_ROW].since(row[0]).as_secs_f64() >= SHARE * fluid(true)
+    };
+    ends.windows(IN_A_ROW + 1).position(enough)
 }
