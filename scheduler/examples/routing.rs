@@ -90,6 +90,7 @@ fn scenario(microbatches: u32, routing: Routing) -> Scenario {
         latency: vec![vec![FORWARD / 10]],
         jitter: Duration::ZERO,
         bandwidth: None,
+        bandwidths: Vec::new(),
         duplicates_per_mille: 0,
         strays_per_mille: 0,
     };
@@ -106,7 +107,7 @@ fn peer(slower: u32, stage: Stage) -> PeerScenario {
         choice: StageChoice::One(stage),
         fits: [stage].into(),
         limits: PeerLimits::default(),
-        start: Duration::ZERO,
+        start: Some(Duration::ZERO),
         compute: ComputeScenario {
             forward: FORWARD * slower,
             backward: BACKWARD * slower,

@@ -13,9 +13,11 @@ mod payloads;
 mod reference;
 mod report;
 mod scenario;
+mod spot;
 mod tamper;
 #[cfg(test)]
 mod tests;
+mod timeline;
 mod watch;
 mod world;
 
@@ -26,7 +28,9 @@ pub use self::report::{Rare, Recovery, Report, StepTime};
 pub use self::scenario::{
     Clock, ComputeScenario, Fault, Faults, NetworkScenario, PeerScenario, Scenario,
 };
+pub use self::spot::{SpotError, SpotTrace, SpotUnit};
 use self::tamper::Tamper;
+pub use self::timeline::{Part, Timeline};
 pub use self::watch::{Seen, Sort, Watch};
 use self::world::World;
 

@@ -296,6 +296,7 @@ fn pipeline(stages: u16, microbatches: u32, latency: u32) -> Scenario {
         latency: (0..regions).map(|from| (0..regions).map(|to| away(from, to)).collect()).collect(),
         jitter: Duration::ZERO,
         bandwidth: None,
+        bandwidths: Vec::new(),
         duplicates_per_mille: 0,
         strays_per_mille: 0,
     };
@@ -304,7 +305,7 @@ fn pipeline(stages: u16, microbatches: u32, latency: u32) -> Scenario {
             choice: StageChoice::One(Stage(stage)),
             fits: [Stage(stage)].into(),
             limits: PeerLimits::default(),
-            start: Duration::ZERO,
+            start: Some(Duration::ZERO),
             compute: ComputeScenario {
                 forward,
                 backward: forward * 2,

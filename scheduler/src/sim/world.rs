@@ -260,7 +260,10 @@ impl<'a> World<'a> {
     /// Runs until nothing happens any more.
     pub(super) fn run(mut self) -> Result<Report, Violation> {
         for (index, peer) in self.scenario.peers.iter().enumerate() {
-            self.at(Moment(peer.start), Event::Start(self.nodes[index].me));
+            match peer.start {
+                Some(start) => self.at(Moment(start), Event::Start(self.nodes[index].me)),
+                None => self.nodes[index].alive = false,
+            }
         }
         for (at, fault) in &self.scenario.faults.happen {
             self.at(Moment(*at), Event::Fault(*fault));
@@ -268,6 +271,9 @@ impl<'a> World<'a> {
         self.elect()?;
         while let Some(((at, _), event)) = self.events.pop_first() {
             assert!(at >= self.now, "time does not go back");
+            if self.scenario.until.is_some_and(|until| at.0 > until) {
+                return Ok(self.concluded());
+            }
             self.now = at;
             self.report.events += 1;
             self.trace.note(at, &event);
@@ -549,7 +555,7 @@ impl<'a> World<'a> {
                 Ok(())
             }
             PeerEvent::Drained | PeerEvent::Expelled { .. } => {
-                self.ends(index, self.scenario.faults.rebirth);
+                self.ends(index, Some(self.scenario.faults.rebirth));
                 Ok(())
             }
             PeerEvent::Refused { .. } | PeerEvent::Stopped { .. } if self.is_over() => {
@@ -613,13 +619,9 @@ impl<'a> World<'a> {
     }
 
     /// Checks what must hold at the end.
-    fn finish(mut self) -> Result<Report, Violation> {
-        self.report.end = self.now;
-        self.report.rare = self.marks.rare;
-        self.report.trace = self.trace.hash();
-        self.report.busy = self.nodes.iter().map(|node| node.engine.busy).sum();
+    fn finish(self) -> Result<Report, Violation> {
         if self.report.stopped.is_some() {
-            return Ok(self.report);
+            return Ok(self.concluded());
         }
         for (index, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.alive) {
             let end = if !node.finished {
@@ -636,7 +638,15 @@ impl<'a> World<'a> {
             };
             self.holds("payloads", leaked)?;
         }
-        Ok(self.report)
+        Ok(self.concluded())
+    }
+
+    fn concluded(mut self) -> Report {
+        self.report.end = self.now;
+        self.report.rare = self.marks.rare;
+        self.report.trace = self.trace.hash();
+        self.report.busy = self.nodes.iter().map(|node| node.engine.busy).sum();
+        self.report
     }
 
     /// Shows what happens to who watches.

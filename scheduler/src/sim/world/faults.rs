@@ -15,7 +15,14 @@ impl World<'_> {
             return Ok(());
         }
         if let Some(oracles) = &mut self.oracles {
-            oracles.progress.advanced(self.now + fault.time());
+            let mut time = fault.time();
+            if matches!(fault, Fault::Leave { .. } | Fault::Join { .. }) {
+                // Too few may live until others join.
+                let happen = &self.scenario.faults.happen;
+                let next = happen.get(happen.partition_point(|(at, _)| *at <= self.now.0));
+                time = next.map_or(time, |(at, _)| Moment(*at).since(self.now));
+            }
+            oracles.progress.advanced(self.now + time);
         }
         match fault {
             Fault::Depose => {
@@ -29,7 +36,19 @@ impl World<'_> {
                         self.nodes[peer].engine.disk.clear();
                     }
                     let after = restart.unwrap_or_else(|| self.after_all_faults());
-                    self.ends(peer, after);
+                    self.ends(peer, Some(after));
+                }
+            }
+            Fault::Leave { peer } => {
+                if self.nodes[peer].alive {
+                    self.report.recovery.crashes += 1;
+                    self.ends(peer, None);
+                }
+            }
+            Fault::Join { peer } => {
+                if !self.nodes[peer].alive {
+                    self.nodes[peer].engine.disk.clear();
+                    self.reborn(peer);
                 }
             }
             Fault::Ambush { stage, restart } => self.ambush = Some((stage, restart)),
@@ -108,8 +127,8 @@ impl World<'_> {
         Moment(last).since(self.now) + Duration::from_secs(1)
     }
 
-    /// A life is over; others notice after a while, and the peer begins a new one later.
-    pub(super) fn ends(&mut self, index: usize, rebirth: Duration) {
+    /// A life is over; others notice after a while, and the peer begins a new one later, if it does.
+    pub(super) fn ends(&mut self, index: usize, rebirth: Option<Duration>) {
         let gone = self.nodes[index].me;
         self.nodes[index].alive = false;
         self.show(Seen::Died { peer: index });
@@ -126,7 +145,9 @@ impl World<'_> {
                 self.at(when, Event::Noticed { at, other: gone, dead: true });
             }
         }
-        self.at(self.now + rebirth, Event::Reborn(index));
+        if let Some(rebirth) = rebirth {
+            self.at(self.now + rebirth, Event::Reborn(index));
+        }
     }
 
     fn breaks(&mut self, one: usize, other: usize) {
