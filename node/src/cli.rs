@@ -395,6 +395,9 @@ pub struct SimulateArgs {
     /// One swarm for each of these seeds.
     #[arg(long, value_name = "A..B", conflicts_with = "seed")]
     pub seeds: Option<Seeds>,
+    /// Write what the run did over its time, and a picture of that beside it (FILE.svg).
+    #[arg(short, long, value_name = "FILE.json", conflicts_with_all = ["seeds", "trace"])]
+    pub output: Option<PathBuf>,
     /// Print every event to stderr.
     #[arg(long)]
     pub trace: bool,

@@ -8,6 +8,7 @@ mod demo;
 mod fetch;
 pub(crate) mod fleet;
 mod generate;
+mod groups;
 mod guest;
 mod id;
 mod init;
@@ -17,6 +18,7 @@ mod plan;
 pub(crate) mod scenario;
 pub mod simulate;
 pub mod start;
+mod timeline;
 mod training;
 
 use crate::cli::{Command, LogFormat};

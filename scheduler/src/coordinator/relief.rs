@@ -15,12 +15,24 @@ const LEFT: usize = 1;
 /// How many times as long as the other would need a member must have to do.
 const TIMES_AS_LONG: u64 = 2;
 
+/// How often the same work is asked for in this way, whoever holds it.
+const TIMES: u32 = 2;
+
 /// Who has which claims, and which were asked for to relieve their holders.
 #[derive(Debug, Default)]
 pub(super) struct Relief {
     open: BTreeMap<(Step, Stage), BTreeMap<Member, BTreeMap<Microbatch, Grant>>>,
-    /// Whom it was asked for, while that is not answered. Nothing is asked for twice under one grant.
-    asked: BTreeMap<ClaimKey, (Grant, Option<Member>)>,
+    asked: BTreeMap<ClaimKey, Asked>,
+}
+
+/// Work that was asked for.
+#[derive(Debug, Clone, Copy)]
+struct Asked {
+    /// Under which grant last: nothing is asked for twice under one.
+    grant: Grant,
+    /// Whom for, while that is not answered.
+    idle: Option<Member>,
+    times: u32,
 }
 
 impl Relief {
@@ -43,8 +55,8 @@ impl Relief {
 
     /// The holder of what was asked for answered. Returns whom it was asked for.
     fn answered(&mut self, key: ClaimKey, grant: Grant) -> Option<Member> {
-        let (of, other) = self.asked.get_mut(&key)?;
-        if *of == grant { other.take() } else { None }
+        let asked = self.asked.get_mut(&key).filter(|asked| asked.grant == grant)?;
+        asked.idle.take()
     }
 
     /// A step is committed.
@@ -60,7 +72,7 @@ impl Relief {
         let last = ClaimKey { microbatch: Microbatch(u32::MAX), ..first };
         let coming = self.asked.range(first..=last);
         open.map_or(0, BTreeMap::len)
-            + coming.filter(|(_, (_, other))| *other == Some(member)).count()
+            + coming.filter(|(_, asked)| asked.idle == Some(member)).count()
     }
 }
 
@@ -78,7 +90,9 @@ impl Coordinator {
                 self.stragglers.relief.ended(key, holder);
                 continue;
             }
-            self.stragglers.relief.asked.insert(key, (grant, Some(idle)));
+            let asked = &mut self.stragglers.relief.asked;
+            let times = asked.get(&key).map_or(0, |asked| asked.times) + 1;
+            asked.insert(key, Asked { grant, idle: Some(idle), times });
             let patience = Spent::default();
             send(holder, FromCoordinator::Recall { key, grant, patience }, out);
         }
@@ -97,7 +111,8 @@ impl Coordinator {
         }
         let unasked = |(microbatch, grant): &(&Microbatch, &Grant)| {
             let key = ClaimKey { step, stage, microbatch: **microbatch };
-            relief.asked.get(&key).is_none_or(|(of, _)| of != *grant)
+            let asked = relief.asked.get(&key);
+            asked.is_none_or(|asked| asked.grant != **grant && asked.times < TIMES)
         };
         let others = relief.open.get(&place)?.iter().filter(|(member, _)| **member != idle);
         let busy = others.filter_map(|(member, claims)| {
@@ -106,7 +121,9 @@ impl Coordinator {
             Some((pace(*member)?.saturating_mul(through_it), *member, *last, *grant))
         });
         let (all, holder, microbatch, grant) = busy.max()?;
-        let longer = all >= done_at.saturating_mul(TIMES_AS_LONG);
+        // What is asked for comes after a few round trips, which are shorter than this.
+        let way = u64::try_from(self.config.retry.as_nanos()).unwrap_or(u64::MAX);
+        let longer = all >= done_at.saturating_mul(TIMES_AS_LONG).saturating_add(way);
         longer.then_some((ClaimKey { step, stage, microbatch }, holder, grant))
     }
 

@@ -229,6 +229,28 @@ mod tests {
         }
     }
 
+    #[test]
+    fn real_traces_are_read() {
+        for (text, unit, most) in [
+            (
+                include_str!("../../../tests/data/spot-traces/aws-g4dn-us-east-1c.csv"),
+                SpotUnit::Seconds,
+                64,
+            ),
+            (include_str!("../../../tests/data/spot-traces/aws-p2.csv"), SpotUnit::Hours, 64),
+            (
+                include_str!("../../../tests/data/spot-traces/g4dn-events.csv"),
+                SpotUnit::Seconds,
+                64,
+            ),
+        ] {
+            let trace = SpotTrace::parse(text, unit).expect("a trace");
+            let (peers, fates) = trace.fates(0, 1.0, 1);
+            assert!((8..=most).contains(&peers) && fates.len() > 100, "{peers} {}", fates.len());
+            assert!(trace.end() > Duration::from_secs(3600));
+        }
+    }
+
     proptest! {
         #[test]
         fn any_text_is_read_or_refused(text in "[0-9a-d,.\\-\n]{0,200}", hours: bool) {
