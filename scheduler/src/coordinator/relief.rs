@@ -135,3 +135,62 @@ impl Coordinator {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use shoal_protocol::ids::{Incarnation, PeerId};
+
+    use super::*;
+
+    const PLACE: (Step, Stage) = (Step(3), Stage(1));
+
+    fn member(number: u8) -> Member {
+        Member { peer: PeerId([number; 32]), incarnation: Incarnation(1) }
+    }
+
+    fn key(microbatch: u32) -> ClaimKey {
+        ClaimKey { step: PLACE.0, stage: PLACE.1, microbatch: Microbatch(microbatch) }
+    }
+
+    fn grant() -> Grant {
+        Grant::default()
+    }
+
+    #[test]
+    fn what_is_asked_for_counts_for_whom_it_is_asked_until_it_is_answered() {
+        let mut relief = Relief::default();
+        relief.claimed(key(0), member(1), grant());
+        relief.asked.insert(key(0), Asked { grant: grant(), idle: Some(member(2)), times: 1 });
+        assert_eq!([1, 2, 3].map(|number| relief.left(PLACE, member(number))), [1, 1, 0]);
+        assert_eq!(relief.answered(key(0), grant()), Some(member(2)));
+        assert_eq!(relief.answered(key(0), grant()), None);
+        assert_eq!(relief.left(PLACE, member(2)), 0);
+        relief.forget_through(PLACE.0);
+        assert_eq!(relief.left(PLACE, member(1)), 0);
+    }
+
+    proptest! {
+        /// However claims come and go, each holder has those that did not end.
+        #[test]
+        fn what_is_left_is_what_was_claimed_and_has_not_ended(
+            words in prop::collection::vec((0u32..8, 0u8..3, any::<bool>()), 0..60),
+        ) {
+            let mut relief = Relief::default();
+            let mut held = std::collections::BTreeSet::new();
+            for (microbatch, number, claims) in words {
+                if claims {
+                    relief.claimed(key(microbatch), member(number), grant());
+                    held.insert((number, microbatch));
+                } else {
+                    relief.ended(key(microbatch), member(number));
+                    held.remove(&(number, microbatch));
+                }
+                for number in 0..3 {
+                    let left = held.iter().filter(|(of, _)| *of == number).count();
+                    prop_assert_eq!(relief.left(PLACE, member(number)), left);
+                }
+            }
+        }
+    }
+}
