@@ -93,7 +93,7 @@ pub(super) fn check(described: &Described) -> Result<(), ScenarioError> {
         if !(0.0..1e6).contains(&(described.forward / group.speed)) {
             return wrong(index, "a pass takes less than a million seconds");
         }
-        if group.memory.is_some_and(|memory| !(memory >= needs)) {
+        if group.memory.is_some_and(|memory| memory.is_nan() || memory < needs) {
             return wrong(index, "it has no room for a stage: cut the model into more stages");
         }
     }

@@ -208,7 +208,8 @@ impl Described {
         if !times.into_iter().all(time) {
             return Err(ScenarioError::Time);
         }
-        if self.crash_every > 0.0 && self.until() / self.crash_every > DEATHS {
+        let dies = self.crash_every > 0.0 && self.group.is_empty();
+        if dies && self.until() / self.crash_every > DEATHS {
             return Err(ScenarioError::Deaths);
         }
         Ok(())

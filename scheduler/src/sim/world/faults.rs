@@ -5,7 +5,7 @@ use shoal_protocol::units::Moment;
 
 use super::{Event, Held, Node, World, index_of, node};
 use crate::action::{CoordinatorInput, PeerInput};
-use crate::sim::scenario::Fault;
+use crate::sim::scenario::{Fault, Scenario};
 use crate::sim::watch::Seen;
 use std::time::Duration;
 
@@ -15,14 +15,7 @@ impl World<'_> {
             return Ok(());
         }
         if let Some(oracles) = &mut self.oracles {
-            let mut time = fault.time();
-            if matches!(fault, Fault::Leave { .. } | Fault::Join { .. }) {
-                // Too few may live until others join.
-                let happen = &self.scenario.faults.happen;
-                let next = happen.get(happen.partition_point(|(at, _)| *at <= self.now.0));
-                time = next.map_or(time, |(at, _)| Moment(*at).since(self.now));
-            }
-            oracles.progress.advanced(self.now + time);
+            oracles.progress.advanced(self.now + hinders(self.scenario, self.now, fault));
         }
         match fault {
             Fault::Depose => {
@@ -200,5 +193,18 @@ impl World<'_> {
         if self.log.voters.contains(&old.me.peer) {
             self.anchor_is_back();
         }
+    }
+}
+
+/// How long nothing may come of anything after a fault.
+fn hinders(scenario: &Scenario, now: Moment, fault: Fault) -> Duration {
+    match fault {
+        // Too few may live until others join.
+        Fault::Leave { .. } | Fault::Join { .. } => {
+            let happen = &scenario.faults.happen;
+            let next = happen.get(happen.partition_point(|(at, _)| *at <= now.0));
+            next.map_or(Duration::ZERO, |(at, _)| Moment(*at).since(now))
+        }
+        _ => fault.time(),
     }
 }
