@@ -41,8 +41,6 @@ pub(super) struct Engine {
 /// What tensors weigh.
 #[derive(Debug, Clone, Copy)]
 struct Sizes {
-    /// An element stands for so many.
-    weight: u64,
     activation: Bytes,
     gradient: Bytes,
     snapshot: Bytes,
@@ -105,7 +103,6 @@ impl Engine {
             compute: scenario.peers[index].compute.clone(),
             dice: Dice::new(scenario.seed ^ (index as u64 + 1) << 32),
             sizes: Sizes {
-                weight: scenario.weight,
                 activation: manifest.activation_bytes(),
                 gradient: manifest.gradient_bytes(),
                 snapshot: scenario.snapshot,
@@ -277,11 +274,11 @@ impl Engine {
     }
 
     fn round_task(&mut self, task: Task, payloads: &mut Payloads) -> Result<TaskResult, String> {
-        let (codec, weight) = (self.sizes.sums, self.sizes.weight);
+        let codec = self.sizes.sums;
         match task {
             Task::Export { round, to, piece, range } => {
                 let sums = self.stage(round.stage).sums(round.step)[range].to_vec();
-                let payload = keep_sums(payloads, sums, codec.part(), weight);
+                let payload = keep_sums(payloads, sums, codec.part());
                 Ok(TaskResult::Exported { round, to, piece, payload })
             }
             Task::Reduce { round, piece, range, parts } => {
@@ -292,7 +289,7 @@ impl Engine {
                     numbers::add(&mut sums, 0..part.len(), &part);
                 }
                 state.install(round, range.start, &sums)?;
-                let payload = keep_sums(payloads, sums, codec.result(), weight);
+                let payload = keep_sums(payloads, sums, codec.result());
                 Ok(TaskResult::Reduced { round, piece, payload })
             }
             Task::Install { round, range, payload } => {
@@ -415,13 +412,8 @@ fn content_sums(payloads: &Payloads, id: PayloadId) -> Result<Vec<i64>, String> 
     }
 }
 
-/// Keeps integers that travel as so many such elements each.
-fn keep_sums(
-    payloads: &mut Payloads,
-    sums: Vec<i64>,
-    element: Element,
-    weight: u64,
-) -> crate::action::Payload {
-    let size = element.bytes_of(sums.len() as u64 * weight).expect("few");
+/// Keeps integers that travel as such elements.
+fn keep_sums(payloads: &mut Payloads, sums: Vec<i64>, element: Element) -> crate::action::Payload {
+    let size = element.bytes_of(sums.len() as u64).expect("few");
     payloads.keep(Content::Sums(sums), Bytes(size))
 }

@@ -32,7 +32,7 @@ pub struct Scenario {
     pub manifest: Arc<Manifest>,
     /// Elements of each stage's vector.
     pub parameters: BTreeMap<Stage, usize>,
-    /// On a link each element weighs as much as so many.
+    /// On a link each element of a round weighs as much as so many.
     pub weight: u64,
     /// When nothing more is looked at; else the run goes to its end.
     pub until: Option<Duration>,

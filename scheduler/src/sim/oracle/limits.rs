@@ -46,7 +46,7 @@ impl Limits {
                 logged: scenario.manifest.stages().map(logged).collect(),
                 heard: limits.heard,
                 // A round that came to nothing may still be in the engine's use when the next begins.
-                rounds: Bytes(stages * pieces * piece.0 * 2 * scenario.weight),
+                rounds: Bytes(stages * pieces * piece.0 * 2),
             }
         };
         Self { peers: scenario.peers.iter().map(limit).collect() }
