@@ -19,6 +19,8 @@ help:
 	@echo 'make bench-placement where a model puts 64 devices, beside DT-FM (1 minute)'
 	@echo 'make bench-watching  what being watched costs a swarm (6 minutes)'
 	@echo 'make bench-schedules what orders of passes keep of engines over slow links (1 minute)'
+	@echo 'make bench-routing   what unlike replicas keep of their speeds together (1 minute)'
+	@echo 'make bench-scale     what words weigh in swarms of 100 and 1,000 peers (15 minutes)'
 	@echo 'make fuzz SECONDS=N  look for bytes that break a decoder for so long; a nightly compiler'
 	@echo 'make soak SECONDS=N  look for failures for so long: faulty swarms, demos with deaths'
 	@echo 'make screenshots     pictures of a run that is watched (3 minutes; Chromium, tmux)'
@@ -122,6 +124,12 @@ bench-schedules:
 screenshots: build
 	python3 scripts/screenshots.py --shoal target/release/shoal
 
+bench-routing:
+	cargo run --release -p shoal-scheduler --example routing
+
+bench-scale:
+	cargo run --release -p shoal-scheduler --example scale
+
 SECONDS ?= 3600
 soak: setup
 	scripts/soak.sh $(SECONDS)
@@ -142,4 +150,4 @@ check-gpu:
 
 .PHONY: help setup build demo test test-system bench bench-recovery bench-overhead bench-codec \
 	bench-all-reduce bench-links bench-transport bench-chunks bench-convergence bench-placement \
-	bench-watching bench-schedules screenshots fuzz soak lint check-gpu
+	bench-watching bench-schedules bench-routing bench-scale screenshots fuzz soak lint check-gpu

@@ -183,7 +183,7 @@ pub struct PeerArgs {
     /// Only this machine can ask unless told otherwise; `none` shows nothing.
     #[arg(long, visible_alias = "metrics", value_name = "ADDR", default_value_t = HttpAddress::default())]
     http: HttpAddress,
-    /// The stage to host: `auto` takes the one that lacks replicas most, `none` computes nothing (with
+    /// The stage to host: `auto` takes the one that gets through least, `none` computes nothing (with
     /// --anchor or --archive; with neither it watches).
     #[arg(long, value_name = "auto|N|all|none", default_value = "auto", value_parser = parse_stage)]
     stage: StageChoice,
@@ -420,6 +420,9 @@ pub struct SimulateArgs {
     /// One swarm for each of these seeds.
     #[arg(long, value_name = "A..B", conflicts_with = "seed")]
     pub seeds: Option<Seeds>,
+    /// Write what the run did over its time, and a picture of that beside it (FILE.svg).
+    #[arg(short, long, value_name = "FILE.json", conflicts_with_all = ["seeds", "trace"])]
+    pub output: Option<PathBuf>,
     /// Print every event to stderr.
     #[arg(long)]
     pub trace: bool,

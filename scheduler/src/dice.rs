@@ -6,6 +6,12 @@ use std::time::Duration;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
+/// One number of two, for an order that looks like chance.
+pub(crate) fn mixed(one: u64, other: u64) -> u64 {
+    let mixed = (one ^ other).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9)
+}
+
 /// Numbers that follow from a seed alone.
 #[derive(Debug, Clone)]
 pub struct Dice(ChaCha8Rng);

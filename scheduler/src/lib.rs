@@ -8,6 +8,7 @@
 
 pub mod action;
 mod anchors;
+pub mod capacity;
 pub mod coordinator;
 pub mod dice;
 mod lateness;

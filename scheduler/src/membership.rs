@@ -7,6 +7,7 @@ use shoal_protocol::ids::{ContentHash, Era, Incarnation, Member, PeerId, Stage, 
 use shoal_protocol::limits;
 use shoal_protocol::message::{Candidate, Duties, MemberRecord, Move, View};
 
+use crate::capacity::{Capacity, Estimates};
 use crate::placement::{PlacementError, place};
 
 /// Addresses that one member may announce: a view of all members stays under the cap of a control
@@ -96,12 +97,14 @@ impl Membership {
         self.expelled.remove(&peer);
     }
 
-    /// Takes in a newcomer; says so again to who is a member already.
+    /// Takes in a newcomer; says so again to who is a member already. What stages get through is as
+    /// it is estimated.
     pub(crate) fn admit(
         &mut self,
         member: Member,
         candidate: Candidate,
         serving: bool,
+        estimates: &Estimates<'_>,
     ) -> Result<Admission, AdmissionError> {
         let Candidate { choice, fits, addresses, fingerprint, duties, mobile } = candidate;
         let mut replaced = None;
@@ -123,7 +126,8 @@ impl Membership {
             return Err(AdmissionError::TooManyAddresses { count: addresses.len() });
         }
         let others = |peer: &PeerId| *peer != member.peer;
-        let span = place(choice, self.stages, &fits, &self.replicas_among(others))?;
+        let capacity = self.capacity_among(others, estimates);
+        let span = place(member.peer, choice, self.stages, &fits, &capacity)?;
         let unlike = self
             .members
             .iter()
@@ -319,15 +323,17 @@ impl Membership {
         View { number: self.number, members: self.records().cloned().collect() }
     }
 
-    fn replicas_among(&self, counts: impl Fn(&PeerId) -> bool) -> BTreeMap<Stage, usize> {
-        let mut replicas = BTreeMap::new();
-        for (_, known) in self.members.iter().filter(|(peer, _)| counts(peer)) {
-            // Who is on its way counts where it goes.
-            let moves = known.record.moves.map(|moves| StageSpan::one(moves.to));
-            for stage in moves.unwrap_or(known.record.span).stages() {
-                *replicas.entry(stage).or_insert(0) += 1;
-            }
-        }
-        replicas
+    /// What the stages get through with all those who host them, and those who are on their way.
+    fn capacity_among(
+        &self,
+        counts: impl Fn(&PeerId) -> bool,
+        estimates: &Estimates<'_>,
+    ) -> Capacity {
+        let hosts = self.records().filter(|record| counts(&record.member.peer));
+        let hosts = hosts.map(|record| {
+            let moves = record.moves.map(|moves| StageSpan::one(moves.to));
+            (record.member, moves.unwrap_or(record.span))
+        });
+        Capacity::of(self.stages, hosts, estimates)
     }
 }

@@ -1,9 +1,11 @@
 //! Which stages a newcomer hosts.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use shoal_protocol::ids::{Stage, StageSpan};
+use shoal_protocol::ids::{PeerId, Stage, StageSpan};
 use shoal_protocol::message::StageChoice;
+
+use crate::capacity::Capacity;
 
 /// Why a newcomer cannot host what it asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -31,8 +33,8 @@ pub enum PlacementError {
 pub const NO_ROOM_ADVICE: &str = "give it more memory or disk, or cut the run into more stages";
 
 /// The span of a newcomer in a run of `stages` stages, which has room for those that it `fits`, each
-/// alone. `replicas` counts the replicas that each stage has; stages without any may be missing.
-/// `Auto` takes the stage with the fewest, the lowest of several.
+/// alone. `Auto` takes the stage that needs it most, by what the stages get through with those who
+/// host them and those who are on their way.
 ///
 /// # Errors
 /// When the run has no such stage, or the newcomer no room for it.
@@ -40,10 +42,11 @@ pub const NO_ROOM_ADVICE: &str = "give it more memory or disk, or cut the run in
 /// # Panics
 /// When the run has no stages.
 pub fn place(
+    newcomer: PeerId,
     choice: StageChoice,
     stages: u16,
     fits: &BTreeSet<Stage>,
-    replicas: &BTreeMap<Stage, usize>,
+    capacity: &Capacity,
 ) -> Result<StageSpan, PlacementError> {
     assert!(stages > 0, "a run has stages");
     let last = Stage(stages - 1);
@@ -57,9 +60,7 @@ pub fn place(
         StageChoice::One(stage) => Ok(StageSpan::one(stage)),
         StageChoice::None => Ok(StageSpan::none()),
         StageChoice::Auto => {
-            let count = |stage: &Stage| replicas.get(stage).copied().unwrap_or(0);
-            let possible = (0..stages).map(Stage).filter(|stage| fits.contains(stage));
-            let neediest = possible.min_by_key(count);
+            let neediest = capacity.neediest(fits, newcomer);
             neediest.map(StageSpan::one).ok_or(PlacementError::NoRoom { stage: None })
         }
     }
@@ -67,44 +68,52 @@ pub fn place(
 
 #[cfg(test)]
 mod tests {
+    use shoal_protocol::units::Moment;
+
     use super::*;
+    use crate::capacity::{Paces, Throughput};
 
     fn all(stages: u16) -> BTreeSet<Stage> {
         (0..stages).map(Stage).collect()
     }
 
-    fn counts(replicas: &[usize]) -> BTreeMap<Stage, usize> {
-        (0..).map(Stage).zip(replicas.iter().copied()).collect()
+    /// Stages with so many equal replicas each.
+    fn counts(replicas: &[usize]) -> Capacity {
+        let paces = Paces::default();
+        let stages = replicas.len() as u16;
+        let mut capacity = Capacity::of(stages, [], &paces.estimates(stages, Moment::default()));
+        for (stage, count) in (0..).map(Stage).zip(replicas) {
+            (0..*count).for_each(|_| capacity.add(StageSpan::one(stage), Throughput(100)));
+        }
+        capacity
     }
 
+    const NEWCOMER: PeerId = PeerId([1; 32]);
+
     #[test]
-    fn auto_takes_the_stage_with_fewest_replicas_and_the_lowest_of_several() {
-        for (replicas, stage) in [
-            (&[][..], 0),
-            (&[1], 1),
-            (&[1, 1], 2),
-            (&[2, 1, 1], 1),
-            (&[1, 1, 1], 0),
-            (&[3, 2, 1], 2),
-        ] {
-            let span = place(StageChoice::Auto, 3, &all(3), &counts(replicas));
+    fn auto_takes_the_stage_with_fewest_of_equal_replicas_and_the_lowest_of_those_with_none() {
+        for (replicas, stage) in
+            [([0, 0, 0], 0), ([1, 0, 0], 1), ([1, 1, 0], 2), ([2, 1, 2], 1), ([3, 2, 1], 2)]
+        {
+            let span = place(NEWCOMER, StageChoice::Auto, 3, &all(3), &counts(&replicas));
             assert_eq!(span, Ok(StageSpan::one(Stage(stage))), "{replicas:?}");
         }
     }
 
     #[test]
     fn newcomers_by_auto_cover_every_stage_before_any_is_doubled() {
-        let mut replicas = BTreeMap::new();
-        for _ in 0..8 {
-            let span = place(StageChoice::Auto, 8, &all(8), &replicas).expect("always possible");
-            *replicas.entry(span.first).or_insert(0) += 1;
+        let mut replicas = [0; 8];
+        for number in 0..8 {
+            let newcomer = PeerId([number; 32]);
+            let span = place(newcomer, StageChoice::Auto, 8, &all(8), &counts(&replicas));
+            replicas[usize::from(span.expect("always possible").first.0)] += 1;
         }
-        assert_eq!(replicas, counts(&[1; 8]));
+        assert_eq!(replicas, [1; 8]);
     }
 
     #[test]
     fn a_choice_is_honoured_or_refused() {
-        let placed = |choice| place(choice, 2, &all(2), &counts(&[5, 0]));
+        let placed = |choice| place(NEWCOMER, choice, 2, &all(2), &counts(&[5, 0]));
         assert_eq!(placed(StageChoice::All), Ok(StageSpan::all(2)));
         assert_eq!(placed(StageChoice::One(Stage(0))), Ok(StageSpan::one(Stage(0))));
         assert_eq!(placed(StageChoice::None), Ok(StageSpan::none()));
@@ -115,11 +124,11 @@ mod tests {
     #[test]
     fn nobody_is_given_more_than_it_has_room_for() {
         let fits = BTreeSet::from([Stage(1), Stage(2)]);
-        let placed = |choice| place(choice, 3, &fits, &counts(&[0, 4, 5]));
+        let placed = |choice| place(NEWCOMER, choice, 3, &fits, &counts(&[0, 4, 5]));
         assert_eq!(placed(StageChoice::Auto), Ok(StageSpan::one(Stage(1))));
         let no_room = PlacementError::NoRoom { stage: Some(Stage(0)) };
         assert_eq!(placed(StageChoice::One(Stage(0))), Err(no_room));
-        let none = place(StageChoice::Auto, 3, &BTreeSet::new(), &counts(&[]));
+        let none = place(NEWCOMER, StageChoice::Auto, 3, &BTreeSet::new(), &counts(&[0; 3]));
         assert_eq!(none, Err(PlacementError::NoRoom { stage: None }));
     }
 }

@@ -8,14 +8,41 @@
 use std::collections::BTreeMap;
 
 use shoal_protocol::ids::Member;
+use shoal_protocol::units::Moment;
+
+use crate::dice::mixed;
 
 /// What an unmeasured candidate is taken to need while nobody is measured.
 const UNKNOWN_PACE: u64 = 1_000_000;
+
+/// One answer counts for a part in so many of what is seen, when there are so many.
+const WEIGHT: u32 = 8;
+
+/// So many times as much as is typical may a candidate's answers take of what it claims.
+const BELIEVED: u64 = 2;
+
+/// By what the next candidate is chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Routing {
+    /// By speed, as a swarm does.
+    #[default]
+    BySpeed,
+    /// One after the other: what a simulation is compared with.
+    InTurn,
+    /// Any, each as likely as another: the same.
+    AtRandom,
+}
 
 /// One choice among members, again and again.
 #[derive(Debug, Clone)]
 pub struct Router {
     seed: u64,
+    routing: Routing,
+    /// Choices made, and answers seen.
+    choices: u64,
+    answers: u64,
+    /// What is typical of candidates: see [`Candidate::boast`].
+    boast: Option<u64>,
     /// The largest virtual time that was ever chosen as the smallest. Who comes back after a while
     /// without work starts here, so that it does not get everything at once.
     floor: u64,
@@ -25,17 +52,86 @@ pub struct Router {
 #[derive(Debug, Clone)]
 struct Candidate {
     virtual_time: u64,
-    /// Nanoseconds for one microbatch; none while it is not measured.
+    /// Nanoseconds for one microbatch, as it says; none while it says nothing.
     pace: Option<u64>,
+    seen: Seen,
     /// It said so, and has not taken that back.
     busy: bool,
+}
+
+impl Candidate {
+    /// How many thousandths of the pace that it claims its answers take. Where others send to it as
+    /// well and links are long that is more than a thousand, but about as much more for all.
+    fn boast(&self) -> Option<u64> {
+        let (interval, pace) = (self.seen.interval()?, self.pace?);
+        u64::try_from(u128::from(interval) * 1000 / u128::from(pace)).ok()
+    }
+
+    /// The pace that it is believed to have: what it claims, unless its answers take more than twice
+    /// as much of that as is typical. Then what is seen counts.
+    fn believed(&self, typical: Option<u64>) -> Option<u64> {
+        let pace = self.pace?;
+        match (self.boast(), typical) {
+            (Some(own), Some(typical)) if own / BELIEVED > typical => {
+                let times = u128::from(own) / u128::from(typical.max(1));
+                Some(u64::try_from(u128::from(pace) * times).unwrap_or(u64::MAX / 16))
+            }
+            _ => Some(pace),
+        }
+    }
+}
+
+/// What was seen of a candidate's answers.
+#[derive(Debug, Clone, Copy, Default)]
+struct Seen {
+    /// When the last one came, and how many did.
+    last: Option<Moment>,
+    count: u32,
+    /// Nanoseconds from one to the next while it had something to answer, on average.
+    interval: u64,
+}
+
+impl Seen {
+    fn answer(&mut self, sent: Moment, now: Moment) {
+        let since = self.last.map_or(sent, |last| last.max(sent));
+        let interval = u64::try_from(now.since(since).as_nanos()).unwrap_or(u64::MAX / 16).max(1);
+        self.last = Some(now);
+        self.count = self.count.saturating_add(1);
+        let weight = u64::from(self.count.min(WEIGHT));
+        self.interval = self.interval - self.interval / weight + interval / weight;
+    }
+
+    /// The average, where it is one.
+    fn interval(&self) -> Option<u64> {
+        (self.count >= 2 && self.interval > 0).then_some(self.interval)
+    }
 }
 
 impl Router {
     /// A router without candidates. The seed orders candidates that are equally good.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        Self { seed, floor: 0, candidates: BTreeMap::new() }
+        Self::by(Routing::BySpeed, seed)
+    }
+
+    /// The same with another way to choose.
+    #[must_use]
+    pub fn by(routing: Routing, seed: u64) -> Self {
+        Self {
+            seed,
+            routing,
+            choices: 0,
+            answers: 0,
+            boast: None,
+            floor: 0,
+            candidates: BTreeMap::new(),
+        }
+    }
+
+    /// By what it chooses.
+    #[must_use]
+    pub fn routing(&self) -> Routing {
+        self.routing
     }
 
     /// Makes these members the candidates. Who was one keeps its time; newcomers start at the
@@ -44,17 +140,32 @@ impl Router {
         let mut old = std::mem::take(&mut self.candidates);
         let start =
             old.values().map(|candidate| candidate.virtual_time).min().unwrap_or(self.floor);
-        let new = || Candidate { virtual_time: start, pace: None, busy: false };
+        let seen = Seen::default();
+        let new = || Candidate { virtual_time: start, pace: None, seen, busy: false };
         self.candidates = members
             .into_iter()
             .map(|member| (member, old.remove(&member).unwrap_or_else(new)))
             .collect();
     }
 
-    /// The measured pace of a candidate in nanoseconds per microbatch; 0 says nothing.
+    /// The pace that a candidate claims in nanoseconds per microbatch; 0 says nothing.
     pub fn measured(&mut self, member: Member, pace: u64) {
-        if let Some(candidate) = self.candidates.get_mut(&member).filter(|_| pace > 0) {
+        let counts = pace > 0 && self.routing == Routing::BySpeed;
+        if let Some(candidate) = self.candidates.get_mut(&member).filter(|_| counts) {
             candidate.pace = Some(pace);
+        }
+    }
+
+    /// A candidate answered what was sent to it at a moment.
+    pub fn answered(&mut self, member: Member, sent: Moment, now: Moment) {
+        let Some(candidate) = self.candidates.get_mut(&member) else { return };
+        candidate.seen.answer(sent, now);
+        self.answers += 1;
+        if self.answers.is_multiple_of(u64::from(WEIGHT)) {
+            let boasts = self.candidates.values().filter_map(Candidate::boast);
+            let mut boasts: Vec<u64> = boasts.collect();
+            boasts.sort_unstable();
+            self.boast = boasts.get(boasts.len().saturating_sub(1) / 2).copied();
         }
     }
 
@@ -92,8 +203,9 @@ impl Router {
             .candidates
             .iter()
             .filter(|(member, candidate)| !candidate.busy && eligible(member))
-            .min_by_key(|(member, candidate)| (candidate.virtual_time, self.tie_break(member)))
+            .min_by_key(|(member, candidate)| (self.turn(candidate), self.tie_break(member)))
             .map(|(member, _)| *member)?;
+        self.choices += 1;
         let time = self.candidates[&member].virtual_time;
         self.floor = self.floor.max(time);
         self.charge(member);
@@ -103,39 +215,54 @@ impl Router {
     /// Charges a candidate for a piece of work that it got without being chosen.
     pub fn charge(&mut self, member: Member) {
         let typical = self.typical_pace();
+        let boast = self.boast;
         if let Some(candidate) = self.candidates.get_mut(&member) {
-            candidate.virtual_time += candidate.pace.unwrap_or(typical).max(1);
+            let pace = candidate.believed(boast).unwrap_or(typical).max(1);
+            candidate.virtual_time = candidate.virtual_time.saturating_add(pace);
         }
     }
 
     /// Takes the charge back from a candidate that did not take the work.
     pub fn refund(&mut self, member: Member) {
         let typical = self.typical_pace();
+        let boast = self.boast;
         if let Some(candidate) = self.candidates.get_mut(&member) {
-            let pace = candidate.pace.unwrap_or(typical).max(1);
+            let pace = candidate.believed(boast).unwrap_or(typical).max(1);
             candidate.virtual_time = candidate.virtual_time.saturating_sub(pace);
         }
     }
 
     /// Mean pace of those that are measured.
     fn typical_pace(&self) -> u64 {
-        let paces = || self.candidates.values().filter_map(|candidate| candidate.pace);
+        let paces = || self.candidates.values().filter_map(|known| known.believed(self.boast));
         match paces().count() as u64 {
             0 => UNKNOWN_PACE,
             count => (paces().map(u128::from).sum::<u128>() / u128::from(count)) as u64,
         }
     }
 
-    /// A fixed order that differs from router to router.
+    /// What counts first: whose turn it is.
+    fn turn(&self, candidate: &Candidate) -> u64 {
+        if self.routing == Routing::AtRandom { 0 } else { candidate.virtual_time }
+    }
+
+    /// An order of candidates whose turn it is, which differs from router to router; it is always the
+    /// same one, but where chance alone decides.
     fn tie_break(&self, member: &Member) -> u64 {
         let bytes = member.peer.0.first_chunk::<8>().expect("a peer id has 32 bytes");
-        let mixed = (u64::from_le_bytes(*bytes) ^ self.seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9)
+        let seed = match self.routing {
+            Routing::AtRandom => mixed(self.seed, self.choices),
+            Routing::BySpeed | Routing::InTurn => self.seed,
+        };
+        mixed(u64::from_le_bytes(*bytes), seed)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+    use std::time::Duration;
+
     use proptest::prelude::*;
     use shoal_protocol::ids::{Incarnation, PeerId};
 
@@ -152,6 +279,35 @@ mod tests {
             router.measured(member(number as u8), *pace);
         }
         router
+    }
+
+    /// How many of the last half of so many microbatches go to each of these replicas, if the first of
+    /// them says that it is so many times as fast as it is. Some are on their way at a time, and each
+    /// replica answers one after the other.
+    fn last_go_to(paces: &[u64], boast: u64, count: usize) -> Vec<usize> {
+        let mut router = router(&[]);
+        router.set_candidates((0..paces.len()).map(|number| member(number as u8)));
+        for (number, pace) in paces.iter().enumerate() {
+            let claims = if number == 0 { pace / boast } else { *pace };
+            router.measured(member(number as u8), claims);
+        }
+        let moment = |nanoseconds: u64| Moment(Duration::from_nanos(nanoseconds));
+        let (mut free, mut coming) = (vec![0; paces.len()], BTreeSet::new());
+        let mut counts = vec![0; paces.len()];
+        let mut now = 0;
+        for number in 0..count {
+            let to = router.choose().expect("nobody is busy");
+            let place = usize::from(to.peer.0[0]);
+            counts[place] += usize::from(number >= count / 2);
+            free[place] = now.max(free[place]) + paces[place];
+            coming.insert((free[place], to, now));
+            if number >= 4 * paces.len() {
+                let (at, from, sent) = coming.pop_first().expect("some are on their way");
+                now = at;
+                router.answered(from, moment(sent), moment(now));
+            }
+        }
+        counts
     }
 
     fn chosen(router: &mut Router, times: usize, of: usize) -> Vec<usize> {
@@ -202,6 +358,18 @@ mod tests {
     }
 
     proptest! {
+        /// Whatever one of several claims, what was seen of it counts in the end.
+        #[test]
+        fn who_boasts_gets_little_more_than_its_part(
+            paces in prop::collection::vec(1_000u64..8_000, 3..8),
+            boast in 1u64..100,
+        ) {
+            let speed: f64 = paces.iter().map(|pace| 1.0 / *pace as f64).sum();
+            let part = 1.0 / paces[0] as f64 / speed;
+            let counts = last_go_to(&paces, boast, 4_000);
+            prop_assert!(counts[0] as f64 <= 2.2 * part * 2_000.0 + 10.0, "{counts:?} {part}");
+        }
+
         #[test]
         fn counts_are_proportional_to_speed(
             paces in prop::collection::vec(1_000u64..100_000, 1..12),

@@ -1,6 +1,6 @@
 //! Devices, the links between them and what a model sends over them, as a file says it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -48,9 +48,15 @@ pub(super) enum FleetError {
 /// A link. Seconds one way, and bytes a second.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Line {
-    delay: f64,
-    bandwidth: f64,
+pub(super) struct Line {
+    pub(super) delay: f64,
+    pub(super) bandwidth: f64,
+}
+
+impl Line {
+    fn can_be(self) -> bool {
+        (0.0..=1e3).contains(&self.delay) && (1.0..=1e12).contains(&self.bandwidth)
+    }
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -64,7 +70,7 @@ struct Region {
 
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Between {
+pub(super) struct Between {
     between: [String; 2],
     delay: f64,
     bandwidth: f64,
@@ -130,18 +136,17 @@ impl Fleet {
     /// When nothing can be planned for it.
     pub(super) fn network(&self) -> Result<Network, PlanError> {
         let homes: Vec<usize> = (0..self.devices()).map(|at| self.home(Device(at)).0).collect();
-        let pairs = self.link.iter().map(|one| (one.pair(), one.line()));
-        let pairs: BTreeMap<(&str, &str), Line> = pairs.collect();
-        let line = |from: usize, to: usize| {
-            let (one, other) = (&self.region[from], &self.region[to]);
-            if from == to {
+        let line = |one: &Region, other: &Region| {
+            if one.name == other.name {
                 return one.within.unwrap_or(self.within);
             }
-            let own = pairs.get(&ordered(&one.name, &other.name)).copied();
-            own.or(self.between).expect("every pair has a link: the file was checked")
+            let link = self.links().line(&one.name, &other.name);
+            link.expect("every pair has a link: the file was checked")
         };
+        let row = |one: &Region| self.region.iter().map(|other| line(one, other)).collect();
+        let lines: Vec<Vec<Line>> = self.region.iter().map(row).collect();
         Network::new(homes.len(), |from, to| {
-            let line = line(homes[from.0], homes[to.0]);
+            let line = lines[homes[from.0]][homes[to.0]];
             let delay = Duration::from_secs_f64(line.delay);
             Link { delay, rate: Rate(line.bandwidth as u64) }
         })
@@ -195,18 +200,51 @@ impl Fleet {
     }
 
     fn check_links(&self) -> Result<(), FleetError> {
-        let own = self.region.iter().filter_map(|region| region.within);
-        let between = self.link.iter().map(Between::line);
-        let mut lines = own.chain(between).chain(self.between).chain([self.within]);
-        let good = |line: Line| {
-            (0.0..=1e3).contains(&line.delay) && (1.0..=1e12).contains(&line.bandwidth)
-        };
-        if !lines.all(good) {
+        let mut own = self.region.iter().filter_map(|region| region.within);
+        if !own.all(Line::can_be) {
             return Err(FleetError::Link);
         }
         let mut names = BTreeSet::new();
         if let Some(twice) = self.region.iter().find(|region| !names.insert(region.name.as_str())) {
             return Err(FleetError::SameRegion(twice.name.clone()));
+        }
+        self.links().check(&names)
+    }
+
+    fn links(&self) -> Links<'_> {
+        Links { within: self.within, between: self.between, link: &self.link }
+    }
+}
+
+/// The links between regions.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Links<'a> {
+    /// Between those of one region.
+    pub(super) within: Line,
+    /// Between regions that have none of their own.
+    pub(super) between: Option<Line>,
+    /// Those that have.
+    pub(super) link: &'a [Between],
+}
+
+impl Links<'_> {
+    /// The link between a region and another, or itself; none where nothing says.
+    pub(super) fn line(&self, one: &str, other: &str) -> Option<Line> {
+        if one == other {
+            return Some(self.within);
+        }
+        let own = self.link.iter().find(|link| link.pair() == ordered(one, other));
+        own.map(Between::line).or(self.between)
+    }
+
+    /// Whether every two of these regions have a link, one that can be.
+    ///
+    /// # Errors
+    /// When they have not.
+    pub(super) fn check(&self, names: &BTreeSet<&str>) -> Result<(), FleetError> {
+        let between = self.link.iter().map(Between::line);
+        if !between.chain(self.between).chain([self.within]).all(Line::can_be) {
+            return Err(FleetError::Link);
         }
         let mut linked = BTreeSet::new();
         for [one, other] in self.link.iter().map(|link| &link.between) {

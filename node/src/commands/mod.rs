@@ -8,6 +8,7 @@ mod demo;
 mod fetch;
 pub(crate) mod fleet;
 mod generate;
+mod groups;
 mod guest;
 mod healthcheck;
 mod id;
@@ -19,6 +20,7 @@ pub(crate) mod scenario;
 pub mod simulate;
 pub mod start;
 mod status;
+mod timeline;
 mod top;
 mod training;
 

@@ -13,16 +13,23 @@ use shoal_protocol::limits;
 use shoal_protocol::message::StageChoice;
 use shoal_scheduler::peer::PeerLimits;
 use shoal_scheduler::rebalance::Rebalance;
+use shoal_scheduler::router::Routing;
 use shoal_scheduler::sim::{
     Clock, ComputeScenario, Fault, Faults, NetworkScenario, PeerScenario, Scenario,
 };
 
+use super::fleet::{Between, FleetError, Line};
+use super::groups::{self, Group};
+
 /// What swarms may have at most: far more than a laptop simulates in a while.
-const PEERS: usize = 1024;
+pub(super) const PEERS: usize = 1024;
 const MICROBATCHES: u32 = 1 << 14;
 const STEPS: u64 = 1_000_000;
 const REGIONS: usize = 64;
 const DEATHS: f64 = 1e5;
+
+/// Elements of a stage's vector, each of which stands for many parameters of a real one.
+pub(super) const ELEMENTS: usize = 64;
 
 /// A file that describes no swarm.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +59,15 @@ pub(super) enum ScenarioError {
     /// Zero or less, or without a bound.
     #[error("forward, slowest and bandwidth must be positive")]
     NotPositive,
+    /// A group that cannot be.
+    #[error("group {0}: {1}")]
+    Group(usize, &'static str),
+    /// Links that cannot be.
+    #[error(transparent)]
+    Links(#[from] FleetError),
+    /// A model that cannot be.
+    #[error("parameters is a number from 0 to 1e13")]
+    Parameters,
     /// One that is none.
     #[error("times are in seconds, from 0 to a million")]
     Time,
@@ -65,40 +81,52 @@ pub(super) enum ScenarioError {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Described {
     /// Peers; the first keeps the run and never dies.
-    peers: usize,
+    pub(super) peers: usize,
     /// Pipeline stages.
-    stages: u16,
+    pub(super) stages: u16,
     /// Optimizer updates.
-    steps: u64,
+    pub(super) steps: u64,
     /// Microbatches of a step.
-    microbatches: u32,
+    pub(super) microbatches: u32,
     /// Commits from one checkpoint to the next; 0 is none but the last.
-    checkpoint_every: u64,
+    pub(super) checkpoint_every: u64,
     /// A forward pass of one stage on the fastest peer; a backward pass takes twice as long.
-    forward: f64,
+    pub(super) forward: f64,
     /// The slowest peer takes so many times as long.
-    slowest: f64,
+    pub(super) slowest: f64,
     /// Regions that peers are spread over in turn.
-    regions: usize,
+    pub(super) regions: usize,
     /// One way between peers of one region, and of two.
-    latency_near: f64,
-    latency_far: f64,
+    pub(super) latency_near: f64,
+    pub(super) latency_far: f64,
     /// Bytes a second from a peer to another.
-    bandwidth: f64,
+    pub(super) bandwidth: f64,
     /// Numbers of an activation, which decide its bytes: samples, tokens and width.
-    microbatch_size: u32,
-    context: u32,
-    hidden: u32,
+    pub(super) microbatch_size: u32,
+    pub(super) context: u32,
+    pub(super) hidden: u32,
     /// From one death to the next, on average; 0 is no deaths.
-    crash_every: f64,
+    pub(super) crash_every: f64,
     /// From a death until the peer starts again.
-    restart_after: f64,
+    pub(super) restart_after: f64,
     /// From a death until others notice, at most.
-    notice: f64,
+    pub(super) notice: f64,
     /// Peers that keep the log together.
-    anchors: usize,
+    pub(super) anchors: usize,
     /// Seconds from the death of the one that keeps the run until another does, at most.
-    election: f64,
+    pub(super) election: f64,
+    /// Parameters of the whole model, which decide what rounds and snapshots weigh and who has room; 0
+    /// is a model of next to none.
+    pub(super) parameters: f64,
+    /// After how long it is over, whatever was done until then; 0 is the end of all steps.
+    pub(super) until: f64,
+    /// Peers by kind, in place of `peers` and `slowest`; besides them one keeps the run, computes
+    /// nothing and never dies.
+    pub(super) group: Vec<Group>,
+    /// Links between their regions, in place of `regions`, `latency_near`, `latency_far` and `bandwidth`.
+    pub(super) within: Line,
+    pub(super) between: Option<Line>,
+    pub(super) link: Vec<Between>,
 }
 
 impl Default for Described {
@@ -123,6 +151,12 @@ impl Default for Described {
             notice: 0.6,
             anchors: 3,
             election: 1.5,
+            parameters: 0.0,
+            until: 0.0,
+            group: Vec::new(),
+            within: Line { delay: 0.0005, bandwidth: 1.25e9 },
+            between: Some(Line { delay: 0.05, bandwidth: 25e6 }),
+            link: Vec::new(),
         }
     }
 }
@@ -135,13 +169,15 @@ impl Described {
     pub(super) fn parse(text: &str) -> Result<Self, ScenarioError> {
         let described: Self = toml::from_str(text)?;
         described.check()?;
+        groups::check(&described)?;
         Ok(described)
     }
 
     fn check(&self) -> Result<(), ScenarioError> {
         let positive = |value: f64| value > 0.0 && value < 1e12;
         let time = |value: f64| (0.0..1e6).contains(&value);
-        if !(1..=PEERS).contains(&self.peers) || usize::from(self.stages) > self.peers {
+        let few = self.group.is_empty() && usize::from(self.stages) > self.peers;
+        if !(1..=PEERS).contains(&self.peers) || few {
             return Err(ScenarioError::Peers);
         }
         let counts = [u64::from(self.stages), self.regions as u64, self.microbatches.into()];
@@ -168,11 +204,13 @@ impl Described {
             self.notice,
             self.election,
             self.forward * self.slowest,
+            self.until,
         ];
         if !times.into_iter().all(time) {
             return Err(ScenarioError::Time);
         }
-        if self.crash_every > 0.0 && self.until() / self.crash_every > DEATHS {
+        let dies = self.crash_every > 0.0 && self.group.is_empty();
+        if dies && self.until() / self.crash_every > DEATHS {
             return Err(ScenarioError::Deaths);
         }
         Ok(())
@@ -194,15 +232,18 @@ impl Described {
         let row = |from| (0..self.regions).map(|to| latency(from, to)).collect();
         let peers = (0..self.peers).map(|index| self.peer(index, &mut dice)).collect();
         let happen = self.deaths(&mut dice);
-        Scenario {
+        let mut scenario = Scenario {
             seed,
             manifest: Arc::new(manifest),
-            parameters: (0..self.stages).map(|stage| (Stage(stage), 64)).collect(),
+            parameters: (0..self.stages).map(|stage| (Stage(stage), ELEMENTS)).collect(),
+            weight: 1,
+            until: (self.until > 0.0).then(|| seconds(self.until)),
             peers,
             network: NetworkScenario {
                 latency: (0..self.regions).map(row).collect(),
                 jitter: seconds(self.latency_near),
                 bandwidth: Some(self.bandwidth as u64),
+                bandwidths: Vec::new(),
                 duplicates_per_mille: 0,
                 strays_per_mille: 0,
             },
@@ -213,24 +254,27 @@ impl Described {
             anchors: self.anchors,
             homecoming: Duration::from_secs(120),
             rebalance: Rebalance::every_so_often(Duration::from_secs(60)),
+            routing: Routing::default(),
             faults: Faults {
                 happen,
                 notice: seconds(self.notice),
                 election: seconds(self.election),
                 rebirth: seconds(self.restart_after),
             },
-        }
+        };
+        groups::apply(self, &mut scenario);
+        scenario
     }
 
     /// A peer whose speed lies between those of the fastest and the slowest.
-    fn peer(&self, index: usize, dice: &mut ChaCha8Rng) -> PeerScenario {
+    pub(super) fn peer(&self, index: usize, dice: &mut ChaCha8Rng) -> PeerScenario {
         let slower = 1.0 + (self.slowest - 1.0) * unit(dice);
         let forward = Duration::from_secs_f64(self.forward * slower);
         PeerScenario {
             choice: StageChoice::Auto,
             fits: (0..self.stages).map(Stage).collect(),
             limits: PeerLimits::default(),
-            start: Duration::ZERO,
+            start: Some(Duration::ZERO),
             compute: ComputeScenario {
                 forward,
                 backward: forward * 2,
@@ -251,7 +295,7 @@ impl Described {
 
     /// Deaths of any peer, the first too where others can keep the run, until then.
     fn deaths(&self, dice: &mut ChaCha8Rng) -> Vec<(Duration, Fault)> {
-        if self.crash_every <= 0.0 || self.peers < 2 {
+        if self.crash_every <= 0.0 || self.peers < 2 || !self.group.is_empty() {
             return Vec::new();
         }
         let mut at = 0.0;
@@ -278,8 +322,11 @@ fn unit(dice: &mut ChaCha8Rng) -> f64 {
 pub(crate) const DECODER: Decoder = Decoder {
     name: "scenario",
     examples: || {
-        let texts =
-            ["peers = 4\nstages = 2\nsteps = 3\n", "crash_every = 0.5\nregions = 1\nhidden = 64\n"];
+        let texts = [
+            "peers = 4\nstages = 2\nsteps = 3\n",
+            "crash_every = 0.5\nregions = 1\nhidden = 64\n",
+            groups::EXAMPLE,
+        ];
         texts.map(|text| text.as_bytes().to_vec()).to_vec()
     },
     check: |bytes| {
@@ -287,7 +334,7 @@ pub(crate) const DECODER: Decoder = Decoder {
         let Ok(described) = Described::parse(text) else { return };
         // A swarm of any seed can be made.
         let scenario = described.scenario(1);
-        assert_eq!(scenario.peers.len(), described.peers);
+        assert!(!described.group.is_empty() || scenario.peers.len() == described.peers);
     },
 };
 

@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use anyhow::Context;
 use shoal_protocol::limits;
-use shoal_scheduler::sim::{self, Report, Scenario};
+use shoal_scheduler::sim::{self, Report, Scenario, Timeline};
 
+use super::groups;
 use super::scenario::Described;
+use super::timeline::Series;
 use crate::cli::SimulateArgs;
 use crate::config::read_text;
 use crate::exit::{Exit, ExitWith};
@@ -28,13 +30,21 @@ pub(super) fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     };
     for seed in seeds {
         let scenario = described.scenario(seed);
-        let outcome = if args.trace { sim::run_traced(&scenario) } else { sim::run(&scenario) };
+        let mut timeline = Timeline::default();
+        let outcome = match (args.trace, &args.output) {
+            (true, _) => sim::run_traced(&scenario),
+            (false, Some(_)) => sim::run_watched(&scenario, &mut timeline),
+            (false, None) => sim::run(&scenario),
+        };
         let report = outcome.with_context(|| {
             let file =
                 args.scenario.as_ref().map_or_else(String::new, |p| format!("{} ", p.display()));
             format!("seed {seed} fails; again: shoal simulate {file}--seed {seed} --trace")
         })?;
         print_report(seed, &scenario, &report);
+        if let Some(path) = &args.output {
+            Series::of(&timeline).write(path)?;
+        }
     }
     Ok(())
 }
@@ -56,7 +66,10 @@ impl std::str::FromStr for Seeds {
 fn read(path: &Path) -> anyhow::Result<Described> {
     let text = read_text(path, limits::MANIFEST)
         .with_context(|| format!("no scenario can be read at {}", path.display()))?;
-    Described::parse(&text).with_context(|| format!("{} is no scenario", path.display()))
+    let described = Described::parse(&text);
+    let mut described = described.with_context(|| format!("{} is no scenario", path.display()))?;
+    groups::read_traces(&mut described, path.parent().unwrap_or(Path::new("")))?;
+    Ok(described)
 }
 
 fn print_report(seed: u64, scenario: &Scenario, report: &Report) {

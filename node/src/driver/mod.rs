@@ -49,6 +49,7 @@ use shoal_protocol::units::{Moment, Rate};
 use shoal_scheduler::action::{CoordinatorInput, PeerInput, TaskResult};
 use shoal_scheduler::coordinator::Coordinator;
 use shoal_scheduler::peer::{Peer, PeerConfig, PeerLimits};
+use shoal_scheduler::router::Routing;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
@@ -538,6 +539,7 @@ async fn peer(setup: &Setup, room: &Room) -> anyhow::Result<Peer> {
             .collect(),
         limits: PeerLimits { largest_window, ..limits },
         seed: u64::from_le_bytes(*me.peer.0.first_chunk().expect("32 bytes")),
+        routing: Routing::default(),
     }))
 }
 

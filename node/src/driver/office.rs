@@ -17,6 +17,7 @@ use shoal_protocol::wire;
 use shoal_scheduler::action::CoordinatorInput;
 use shoal_scheduler::coordinator::{Coordinator, CoordinatorConfig};
 use shoal_scheduler::rebalance::Rebalance;
+use shoal_scheduler::router::Routing;
 use tokio::sync::mpsc;
 
 use super::resume::is_complete;
@@ -287,6 +288,7 @@ impl Driver<'_> {
             patience: patience(&self.manifest),
             homecoming: HOMECOMING,
             rebalance: self.post.rebalance,
+            routing: Routing::default(),
         });
         let mut out = Vec::new();
         coordinator.start(self.now(), &mut out);

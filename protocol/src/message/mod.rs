@@ -375,8 +375,8 @@ pub enum FromCoordinator {
         /// The work.
         key: ClaimKey,
     },
-    /// The claim is asked back if its work is late. It is answered at once: `Released`, or `Working`
-    /// where it is not late.
+    /// The claim is asked back if its work is late or, without any patience, if it is yet to be begun.
+    /// It is answered at once: `Released`, or `Working` where it is not so.
     Recall {
         /// The work.
         key: ClaimKey,

@@ -9,6 +9,7 @@ use shoal_protocol::ids::{Member, PeerId};
 use shoal_protocol::manifest::Manifest;
 
 use crate::rebalance::Rebalance;
+use crate::router::Routing;
 
 /// Everything that a coordinator starts with.
 #[derive(Debug, Clone)]
@@ -33,4 +34,6 @@ pub struct CoordinatorConfig {
     pub homecoming: Duration,
     /// When members change their stages.
     pub rebalance: Rebalance,
+    /// By what it chooses between replicas of the first stage.
+    pub routing: Routing,
 }

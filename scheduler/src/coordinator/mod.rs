@@ -1,7 +1,8 @@
 //! The run's decisions: who is a member (`registration`, `joining`), who works on what (`work`), when
 //! a step is closed and committed (`closing`), what becomes of the work of who is gone (`recovery`),
 //! what is written (`snapshots`) and saved (`checkpoint`), and where it all begins again when a stage
-//! is lost (`rewind`). What is late is asked back (`stragglers`). A term begins with what the log says
+//! is lost (`rewind`). What is late is asked back (`stragglers`), and
+//! what the slow have yet to begin when others have nothing left (`relief`). A term begins with what the log says
 //! and what members hold (`census`).
 
 mod balance;
@@ -13,6 +14,7 @@ mod joining;
 mod moving;
 mod recovery;
 mod registration;
+mod relief;
 mod rewind;
 mod snapshots;
 mod stragglers;
@@ -145,12 +147,12 @@ impl Coordinator {
             last_commit: history.commit,
             completed: history.completed,
             logged_view: history.view,
+            work: Work::new(term, config.routing),
             config,
             view_pending: false,
             view_outdated: false,
             waiting_said: None,
             phase: Phase::Beginning,
-            work: Work::new(term),
             rounds: Rounds::default(),
             round_times: None,
             link_rates: BTreeMap::new(),
@@ -303,7 +305,10 @@ impl Coordinator {
             ToCoordinator::Done { key, grant, loss, spent } => {
                 self.done(from, key, grant, (loss, spent), out);
             }
-            ToCoordinator::Working { key, grant } => self.working(from, key, grant),
+            ToCoordinator::Working { key, grant } => {
+                self.working(from, key, grant);
+                self.relief_answered(key, grant, out);
+            }
             ToCoordinator::Reduced { round, outcome, rates } => {
                 self.reduced(from, round, outcome, &rates, out)
             }

@@ -63,7 +63,7 @@ impl Coordinator {
             let revoked = self.work.expel(*member, committing);
             event(CoordinatorEvent::Revoked { member: *member, claims: revoked.claims }, out);
             self.newcomers.forget(*member);
-            self.stragglers.times.forget(*member);
+            self.stragglers.forget_member(*member);
             self.complaints.forget(*member);
             lost.extend(self.snapshots.forget_writer(*member));
             self.forget_keeper(*member, out);
@@ -87,6 +87,7 @@ impl Coordinator {
             return;
         }
         self.let_go(from, key, out);
+        self.relief_answered(key, grant, out);
         if key.stage == Stage(0) {
             self.work.done(from, key.step);
             self.give_out(out);

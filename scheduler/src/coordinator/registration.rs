@@ -26,7 +26,9 @@ impl Coordinator {
         }
         // Before the first step everybody has the initial weights.
         let serving = matches!(self.phase, Phase::Gathering) && self.is_before_first_step();
-        match self.membership.admit(from, candidate, serving) {
+        let estimates =
+            self.stragglers.paces.estimates(self.config.manifest.training.stages, self.now);
+        match self.membership.admit(from, candidate, serving, &estimates) {
             Err(AdmissionError::Expelled) => {
                 let reason = AdmissionError::Expelled.to_string();
                 send(from, FromCoordinator::Expelled { reason }, out);

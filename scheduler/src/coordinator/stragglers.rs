@@ -7,8 +7,10 @@ use shoal_protocol::ids::{ClaimKey, Grant, Member, Step};
 use shoal_protocol::message::{FromCoordinator, Spent};
 use shoal_protocol::units::Moment;
 
+use super::relief::Relief;
 use super::{Coordinator, Out, Phase, event, send};
 use crate::action::CoordinatorEvent;
+use crate::capacity::Paces;
 use crate::lateness::Times;
 use crate::ledger::Ledger;
 
@@ -21,10 +23,13 @@ const DOUBLINGS: u32 = 6;
 /// The claims that are looked after, and what is known of how long work takes.
 #[derive(Debug, Default)]
 pub(super) struct Stragglers {
-    pub(super) times: Times,
+    times: Times,
+    /// What work is expected to take, for placing newcomers.
+    pub(super) paces: Paces,
     watches: BTreeMap<ClaimKey, Watch>,
     /// When each watch ends.
     due: BTreeSet<(Moment, ClaimKey)>,
+    pub(super) relief: Relief,
     /// What was let go of.
     released: BTreeMap<ClaimKey, Released>,
 }
@@ -55,13 +60,16 @@ impl Stragglers {
     fn watch(&mut self, key: ClaimKey, watch: Watch) {
         if let Some(before) = self.watches.insert(key, watch) {
             self.due.remove(&(before.at, key));
+            self.relief.ended(key, before.holder);
         }
+        self.relief.claimed(key, watch.holder, watch.grant);
         self.due.insert((watch.at, key));
     }
 
     fn unwatch(&mut self, key: ClaimKey) -> Option<Watch> {
         let watch = self.watches.remove(&key)?;
         self.due.remove(&(watch.at, key));
+        self.relief.ended(key, watch.holder);
         Some(watch)
     }
 
@@ -87,11 +95,19 @@ impl Stragglers {
         self.watches.retain(|key, _| key.step > step);
         self.due.retain(|(_, key)| key.step > step);
         self.released.retain(|key, _| key.step > step);
+        self.relief.forget_through(step);
     }
 
     /// Every open step is forgotten.
     pub(super) fn forget_work(&mut self) {
-        *self = Self { times: std::mem::take(&mut self.times), ..Self::default() };
+        let (times, paces) = (std::mem::take(&mut self.times), std::mem::take(&mut self.paces));
+        *self = Self { times, paces, ..Self::default() };
+    }
+
+    /// A member is gone.
+    pub(super) fn forget_member(&mut self, member: Member) {
+        self.times.forget(member);
+        self.paces.forget(member);
     }
 }
 
@@ -117,6 +133,10 @@ impl Coordinator {
     /// Work is done: how long it took is learnt from, and the stage before has all it needs.
     pub(super) fn learn(&mut self, from: Member, key: ClaimKey, spent: Spent) {
         self.stragglers.times.add(key.stage, from, spent);
+        // What is held out has no backward pass.
+        if key.microbatch.0 < self.config.manifest.training.microbatches {
+            self.stragglers.paces.add(key.stage, from, spent, self.now);
+        }
         self.stragglers.unwatch(key);
         let Some(before) = key.upstream() else { return };
         if let Some(mut watch) = self.stragglers.watches.get(&before).copied()

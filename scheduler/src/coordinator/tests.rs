@@ -16,6 +16,7 @@ use shoal_protocol::units::Bytes;
 use super::*;
 use crate::rebalance::Rebalance;
 use crate::round::proof_of;
+use crate::router::Routing;
 use crate::sim::Scenario;
 
 fn nth(number: u64) -> Grant {
@@ -47,6 +48,7 @@ impl Run {
             patience: Duration::from_secs(30),
             homecoming: Duration::from_secs(60),
             rebalance: Rebalance::Never,
+            routing: Routing::default(),
         };
         let mut run = Self {
             coordinator: Coordinator::new(config),

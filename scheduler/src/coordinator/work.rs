@@ -11,7 +11,7 @@ use shoal_protocol::message::{FixedLoss, FromCoordinator, Spent};
 use super::{Coordinator, Out, Phase, event, send};
 use crate::action::{CoordinatorEvent, StepBooks};
 use crate::ledger::{ClaimAnswer, DoneAnswer, Grants, Ledger, Revoked};
-use crate::router::Router;
+use crate::router::{Router, Routing};
 
 /// Steps that one wish can be about: those that can run and those that are given out before they end.
 const STEPS: usize = 4;
@@ -58,11 +58,11 @@ impl Wish {
 }
 
 impl Work {
-    pub(super) fn new(term: Term) -> Self {
+    pub(super) fn new(term: Term, routing: Routing) -> Self {
         Self {
             ledgers: BTreeMap::new(),
             wishes: BTreeMap::new(),
-            router: Router::new(0),
+            router: Router::by(routing, 0),
             grants: Grants::of(term),
             books: StepBooks::default(),
         }
@@ -119,6 +119,9 @@ impl Work {
     /// end of a step would keep everybody waiting. Who neither wants any of this step nor has any
     /// that it could want another after does not count: nobody may wait for it.
     fn in_time(&self, step: Step, free: usize) -> BTreeSet<Member> {
+        if self.router.routing() != Routing::BySpeed {
+            return self.wishes.keys().copied().collect();
+        }
         let able = |wish: &&Wish| wish.unmet(step) > 0 || wish.open_through(step) > 0;
         let wishes = || self.wishes.values().filter(able);
         let Some(fastest) = wishes().map(|wish| wish.pace).min().filter(|pace| *pace > 0) else {
@@ -331,6 +334,7 @@ impl Coordinator {
             if key.stage == Stage(0) {
                 self.work.done(from, key.step);
             }
+            self.relieve(key.step, key.stage, from, out);
         }
         if answer != DoneAnswer::Refused || committed {
             send(from, FromCoordinator::Noted { key, grant }, out);

@@ -10,6 +10,8 @@ use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::Candidate;
 use shoal_protocol::units::Bytes;
 
+use crate::router::Routing;
+
 /// Everything that a peer starts with.
 #[derive(Debug, Clone)]
 pub struct PeerConfig {
@@ -25,6 +27,8 @@ pub struct PeerConfig {
     pub limits: PeerLimits,
     /// Decides between replicas that are equally good, so that peers do not all choose the same.
     pub seed: u64,
+    /// By what it chooses between replicas of the next stage.
+    pub routing: Routing,
 }
 
 /// How much a peer takes on.

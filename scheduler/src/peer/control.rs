@@ -110,7 +110,7 @@ impl Peer {
         let behind = usize::from(manifest.last_stage().0 - stage.0);
         let window = limits.first_window.max(first_window(behind)).min(largest);
         // Each stage has a router of its own, and they need not agree.
-        let onward = Router::new(self.config.seed ^ u64::from(stage.0) << 48);
+        let onward = Router::by(self.config.routing, self.config.seed ^ u64::from(stage.0) << 48);
         Hosted::new(window, largest, onward)
     }
 

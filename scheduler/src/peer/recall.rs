@@ -9,7 +9,8 @@ use super::{Out, Peer};
 use crate::action::PeerAction;
 
 impl Peer {
-    /// The coordinator asks a claim back, if its work is late.
+    /// The coordinator asks a claim back, if its work is late or, without any patience, if it is yet
+    /// to be begun.
     pub(super) fn recalled(
         &mut self,
         now: Moment,
@@ -28,8 +29,18 @@ impl Peer {
         };
         // What is done was reported, and that repeats by itself until it is noted.
         let granted = job.grant().is_some() && job.report == Report::NotDone;
-        if granted && self.is_late(now, key, job, patience) {
+        let relieved = patience == Spent::default();
+        let goes = if relieved {
+            job.forward == Progress::Waiting
+        } else {
+            self.is_late(now, key, job, patience)
+        };
+        if granted && goes {
             self.turn_askers_away(key, out);
+            if relieved {
+                // It is not busy for what else they have.
+                self.remember_askers(key);
+            }
             self.abandon(key, out);
             self.admit(now, key.stage, out);
         } else {
@@ -73,6 +84,17 @@ impl Peer {
         let reads_newest = self.config.manifest.reads(step) == self.version;
         let weights_at = if reads_newest { self.version_at } else { Moment::default() };
         job.ready_at.max(weights_at).max(self.compute.ended_at)
+    }
+
+    /// Whoever sent this work is told when there is room again.
+    fn remember_askers(&mut self, key: ClaimKey) {
+        let hosted = self.stages.get_mut(&key.stage).expect("a job's stage is hosted");
+        let most = self.config.limits.askers;
+        for asker in &self.jobs[&key].askers {
+            if hosted.turned_away.len() < most {
+                hosted.turned_away.insert(*asker, key.step);
+            }
+        }
     }
 
     /// Whoever sent this work, or is to, sends it elsewhere.

@@ -218,7 +218,7 @@ impl Peer {
                     job.ready_at = now;
                 }
                 self.in_flight += payload.size;
-                self.settle(key);
+                self.settle(now, key);
                 self.queue_passes(key);
             }
             Some(job) => {
@@ -238,7 +238,7 @@ impl Peer {
         let Some(job) = self.jobs.get_mut(&key) else { return };
         if job.answer == Answer::Expected {
             job.answer = Answer::Evaluated;
-            self.settle(key);
+            self.settle(now, key);
             self.advance(now, key, out);
         } else {
             job.replay = false;
@@ -246,9 +246,12 @@ impl Peer {
     }
 
     /// The answer is here: the activation need not go anywhere any more.
-    fn settle(&mut self, key: ClaimKey) {
+    fn settle(&mut self, now: Moment, key: ClaimKey) {
         let hosted = self.stages.get_mut(&key.stage).expect("a job's stage is hosted");
         let job = self.jobs.get_mut(&key).expect("only jobs are answered");
+        if let Route::Sent { to, at } = job.route {
+            hosted.onward.answered(to, at, now);
+        }
         // A replay that was waiting for a place is asked for again, if it is still needed.
         if hosted.blocked.remove(&key) {
             job.route = Route::Unrouted;

@@ -11,6 +11,7 @@ use shoal_protocol::message::{
 
 use super::*;
 use crate::action::{PayloadId, Task, TaskResult};
+use crate::router::Routing;
 use crate::sim::Scenario;
 
 const COORDINATOR: u8 = 100;
@@ -60,6 +61,7 @@ impl Probe {
             },
             limits,
             seed: 0,
+            routing: Routing::default(),
         };
         let mut probe = Self { peer: Peer::new(config), now: Moment::default() };
         probe.peer.start(probe.now, &mut Vec::new());

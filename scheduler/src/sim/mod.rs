@@ -13,9 +13,12 @@ mod payloads;
 mod reference;
 mod report;
 mod scenario;
+mod spot;
 mod tamper;
 #[cfg(test)]
 mod tests;
+mod timeline;
+mod watch;
 mod world;
 
 #[cfg(test)]
@@ -25,7 +28,10 @@ pub use self::report::{Rare, Recovery, Report, StepTime};
 pub use self::scenario::{
     Clock, ComputeScenario, Fault, Faults, NetworkScenario, PeerScenario, Scenario,
 };
+pub use self::spot::{SpotError, SpotTrace, SpotUnit};
 use self::tamper::Tamper;
+pub use self::timeline::{Part, Timeline};
+pub use self::watch::{Seen, Sort, Watch};
 use self::world::World;
 
 /// Runs a swarm to its end.
@@ -42,4 +48,12 @@ pub fn run(scenario: &Scenario) -> Result<Report, Violation> {
 /// As those of [`run`].
 pub fn run_traced(scenario: &Scenario) -> Result<Report, Violation> {
     World::new(scenario, Tamper::Nothing, true).traced().run()
+}
+
+/// The same, watched.
+///
+/// # Errors
+/// As those of [`run`].
+pub fn run_watched(scenario: &Scenario, watch: &mut dyn Watch) -> Result<Report, Violation> {
+    World::new(scenario, Tamper::Nothing, true).watched(watch).run()
 }

@@ -61,7 +61,9 @@ impl Network {
         if from == to {
             return self.twice(now);
         }
-        let transfer = match self.scenario.bandwidth {
+        let of_regions = self.scenario.bandwidths.get(self.regions[from]);
+        let of_regions = of_regions.map(|row| row[self.regions[to]]);
+        let transfer = match of_regions.or(self.scenario.bandwidth) {
             Some(bandwidth) => Duration::from_micros(size.0 * 1_000_000 / bandwidth),
             None => Duration::ZERO,
         };

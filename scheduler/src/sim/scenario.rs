@@ -13,6 +13,7 @@ use shoal_protocol::units::{Bytes, Moment};
 use crate::dice::Dice;
 use crate::peer::{PeerLimits, RoundCut};
 use crate::rebalance::Rebalance;
+use crate::router::Routing;
 
 /// Members of the largest swarm that a seed makes.
 const PEERS: u64 = 64;
@@ -32,6 +33,10 @@ pub struct Scenario {
     pub manifest: Arc<Manifest>,
     /// Elements of each stage's vector.
     pub parameters: BTreeMap<Stage, usize>,
+    /// On a link each element of a round weighs as much as so many.
+    pub weight: u64,
+    /// When nothing more is looked at; else the run goes to its end.
+    pub until: Option<Duration>,
     /// The peers, the first of which is the coordinator's too.
     pub peers: Vec<PeerScenario>,
     /// The network.
@@ -50,6 +55,8 @@ pub struct Scenario {
     pub homecoming: Duration,
     /// When members change their stages.
     pub rebalance: Rebalance,
+    /// By what peers choose between replicas.
+    pub routing: Routing,
     /// What goes wrong.
     pub faults: Faults,
 }
@@ -78,6 +85,16 @@ pub enum Fault {
         restart: Option<Duration>,
         /// Whether its disk is lost with it.
         disk: bool,
+    },
+    /// A peer dies, and does not come back unless it is said to.
+    Leave {
+        /// Which.
+        peer: usize,
+    },
+    /// A peer that does not live begins a life, with nothing on its disk.
+    Join {
+        /// Which.
+        peer: usize,
     },
     /// The anchors choose another leader though the one that leads lives.
     Depose,
@@ -161,6 +178,8 @@ impl Fault {
             | Self::SlowPeer { time, .. }
             | Self::Disk { time, .. } => time,
             Self::Crash { .. }
+            | Self::Leave { .. }
+            | Self::Join { .. }
             | Self::Ambush { .. }
             | Self::Break { .. }
             | Self::Region { .. }
@@ -207,8 +226,8 @@ pub struct PeerScenario {
     pub fits: BTreeSet<Stage>,
     /// How much it takes on.
     pub limits: PeerLimits,
-    /// When it starts.
-    pub start: Duration,
+    /// When it starts; none where it waits for a [`Fault::Join`].
+    pub start: Option<Duration>,
     /// What its tasks take.
     pub compute: ComputeScenario,
     /// Whether it keeps every checkpoint.
@@ -241,6 +260,8 @@ pub struct NetworkScenario {
     pub jitter: Duration,
     /// Bytes per second from a peer to another; none is no limit.
     pub bandwidth: Option<u64>,
+    /// The same from each region to each, where they differ; else empty.
+    pub bandwidths: Vec<Vec<u64>>,
     /// Of a thousand messages and tensors, so many arrive twice.
     pub duplicates_per_mille: u64,
     /// Of a thousand offers, so many go to two replicas, as if the sender had given up on the first.
@@ -302,6 +323,8 @@ impl Scenario {
             seed,
             manifest,
             parameters,
+            weight: 1,
+            until: None,
             peers,
             network,
             snapshot,
@@ -311,6 +334,7 @@ impl Scenario {
             anchors: 1,
             homecoming: Duration::from_secs(10),
             rebalance: Rebalance::Never,
+            routing: Routing::default(),
             faults,
         }
     }
@@ -464,6 +488,7 @@ fn network(dice: &mut Dice) -> NetworkScenario {
         latency,
         jitter: Duration::from_micros(jitter),
         bandwidth: dice.pick(&[None, Some(100_000), Some(10_000)]),
+        bandwidths: Vec::new(),
         duplicates_per_mille: dice.pick(&[0, 0, 10, 200]),
         strays_per_mille: dice.pick(&[0, 0, 100]),
     }
@@ -481,7 +506,7 @@ fn peer(
         choice,
         fits: manifest.stages().collect(),
         limits: limits(dice, manifest, cut),
-        start: dice.microseconds(0..=100_000),
+        start: Some(dice.microseconds(0..=100_000)),
         compute: ComputeScenario {
             forward,
             backward: forward * 2,

@@ -297,6 +297,7 @@ fn pipeline(stages: u16, microbatches: u32, latency: u32) -> Scenario {
         latency: (0..regions).map(|from| (0..regions).map(|to| away(from, to)).collect()).collect(),
         jitter: Duration::ZERO,
         bandwidth: None,
+        bandwidths: Vec::new(),
         duplicates_per_mille: 0,
         strays_per_mille: 0,
     };
@@ -305,7 +306,7 @@ fn pipeline(stages: u16, microbatches: u32, latency: u32) -> Scenario {
             choice: StageChoice::One(Stage(stage)),
             fits: [Stage(stage)].into(),
             limits: PeerLimits::default(),
-            start: Duration::ZERO,
+            start: Some(Duration::ZERO),
             compute: ComputeScenario {
                 forward,
                 backward: forward * 2,
@@ -428,4 +429,23 @@ fn what_a_straggler_holds_is_done_by_others() {
     println!("claims let go of: {none} without a straggler, {some} with");
     assert_eq!(none, 0, "nobody is late where all are steady");
     assert!(some > 0 && recalled < waited, "{recalled:?} {waited:?}");
+}
+
+/// Two stages of three replicas each, of which one becomes ten times as slow: what it has taken in
+/// and yet to begin is done by those who have nothing left.
+#[test]
+fn a_step_does_not_wait_at_its_end_for_what_the_slow_have_yet_to_begin() {
+    let mut scenario = straggling();
+    for (_, fault) in &mut scenario.faults.happen {
+        if let Fault::SlowPeer { factor, .. } = fault {
+            *factor = 10;
+        }
+    }
+    let report = run(&scenario).expect("a swarm whose peers live");
+    let (_, step) = report.steps.last_key_value().expect("it has steps");
+    // Were the work divisible without end: 64 microbatches of 3 passes at 2 replicas and a tenth.
+    let ideal = Duration::from_millis(100) * 3 * 640 / 21;
+    let share = ideal.as_secs_f64() / step.last.since(step.first).as_secs_f64();
+    println!("share of the ideal throughput with a slow replica: {share:.3}");
+    assert!(share >= 0.7, "{share}");
 }

@@ -30,6 +30,7 @@ use super::payloads::{Content, Payloads};
 use super::report::{Report, Trace};
 use super::scenario::{Fault, Scenario};
 use super::tamper::Tamper;
+use super::watch::{Seen, Watch};
 use crate::action::{PeerAction, PeerEvent, PeerInput, Task, TaskResult};
 use crate::dice::Dice;
 use crate::peer::{Peer, PeerConfig};
@@ -203,6 +204,7 @@ pub(super) struct World<'a> {
     marks: Marks,
     /// Whether people want to see every event.
     traced: bool,
+    watch: Option<&'a mut dyn Watch>,
     report: Report,
 }
 
@@ -231,8 +233,15 @@ impl<'a> World<'a> {
             trace: Trace::default(),
             marks: Marks::default(),
             traced: cfg!(test) && std::env::var_os("SHOAL_SIM_TRACE").is_some(),
+            watch: None,
             report: Report::default(),
         }
+    }
+
+    /// The same with somebody who watches.
+    pub(super) fn watched(mut self, watch: &'a mut dyn Watch) -> Self {
+        self.watch = Some(watch);
+        self
     }
 
     /// The same with every event printed.
@@ -251,7 +260,10 @@ impl<'a> World<'a> {
     /// Runs until nothing happens any more.
     pub(super) fn run(mut self) -> Result<Report, Violation> {
         for (index, peer) in self.scenario.peers.iter().enumerate() {
-            self.at(Moment(peer.start), Event::Start(self.nodes[index].me));
+            match peer.start {
+                Some(start) => self.at(Moment(start), Event::Start(self.nodes[index].me)),
+                None => self.nodes[index].alive = false,
+            }
         }
         for (at, fault) in &self.scenario.faults.happen {
             self.at(Moment(*at), Event::Fault(*fault));
@@ -259,6 +271,9 @@ impl<'a> World<'a> {
         self.elect()?;
         while let Some(((at, _), event)) = self.events.pop_first() {
             assert!(at >= self.now, "time does not go back");
+            if self.scenario.until.is_some_and(|until| at.0 > until) {
+                return Ok(self.concluded());
+            }
             self.now = at;
             self.report.events += 1;
             self.trace.note(at, &event);
@@ -290,6 +305,7 @@ impl<'a> World<'a> {
         match event {
             Event::Start(me) if self.lives(me) => {
                 let index = index_of(me);
+                self.show(Seen::Born { peer: index });
                 let mut actions = Vec::new();
                 let now = self.reads(index);
                 self.nodes[index].peer.start(now, &mut actions);
@@ -391,6 +407,7 @@ impl<'a> World<'a> {
         let load = node.peer.load();
         let held = self.oracles.as_ref().map(|oracles| oracles.limits.check(index, &load));
         self.holds("limits", held.unwrap_or(Ok(())))?;
+        self.show(Seen::Holds { peer: index, load: &load });
         let widest = load.window.values().max().copied().unwrap_or(0);
         self.report.widest_window = self.report.widest_window.max(widest);
         self.carry_out(index, actions)?;
@@ -461,7 +478,9 @@ impl<'a> World<'a> {
             return;
         };
         if let Task::Forward { key, .. } | Task::Backward { key, .. } = task {
+            let key = *key;
             self.report.ran(key.step, self.now, end);
+            self.show(Seen::Ran { peer: index, key, until: end });
         }
     }
 
@@ -536,7 +555,7 @@ impl<'a> World<'a> {
                 Ok(())
             }
             PeerEvent::Drained | PeerEvent::Expelled { .. } => {
-                self.ends(index, self.scenario.faults.rebirth);
+                self.ends(index, Some(self.scenario.faults.rebirth));
                 Ok(())
             }
             PeerEvent::Refused { .. } | PeerEvent::Stopped { .. } if self.is_over() => {
@@ -577,7 +596,11 @@ impl<'a> World<'a> {
                 Ok(())
             }
             PeerEvent::MoveBegun { .. } | PeerEvent::MoveCancelled { .. } => Ok(()),
-            PeerEvent::View(_) | PeerEvent::Counted { .. } => Ok(()),
+            PeerEvent::Counted { key } => {
+                self.show(Seen::Counted { peer: index, key });
+                Ok(())
+            }
+            PeerEvent::View(_) => Ok(()),
         };
         if self.oracles.is_some() { self.holds("no fault", held) } else { Ok(()) }
     }
@@ -601,13 +624,9 @@ impl<'a> World<'a> {
     }
 
     /// Checks what must hold at the end.
-    fn finish(mut self) -> Result<Report, Violation> {
-        self.report.end = self.now;
-        self.report.rare = self.marks.rare;
-        self.report.trace = self.trace.hash();
-        self.report.busy = self.nodes.iter().map(|node| node.engine.busy).sum();
+    fn finish(self) -> Result<Report, Violation> {
         if self.report.stopped.is_some() {
-            return Ok(self.report);
+            return Ok(self.concluded());
         }
         for (index, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.alive) {
             let end = if !node.finished {
@@ -624,7 +643,22 @@ impl<'a> World<'a> {
             };
             self.holds("payloads", leaked)?;
         }
-        Ok(self.report)
+        Ok(self.concluded())
+    }
+
+    fn concluded(mut self) -> Report {
+        self.report.end = self.now;
+        self.report.rare = self.marks.rare;
+        self.report.trace = self.trace.hash();
+        self.report.busy = self.nodes.iter().map(|node| node.engine.busy).sum();
+        self.report
+    }
+
+    /// Shows what happens to who watches.
+    fn show(&mut self, seen: Seen<'_>) {
+        if let Some(watch) = &mut self.watch {
+            watch.sees(self.now, seen);
+        }
     }
 
     fn at(&mut self, moment: Moment, event: Event) {
@@ -656,6 +690,7 @@ fn node(scenario: &Scenario, index: usize, life: Incarnation) -> Node {
         parameters: scenario.parameters.clone(),
         limits: scenario.peers[index].limits.clone(),
         seed: scenario.seed ^ index as u64,
+        routing: scenario.routing,
     });
     Node {
         peer,

@@ -4,6 +4,7 @@ use shoal_protocol::message::{FromCoordinator, LogRecord};
 
 use super::{Cargo, Event, Held, World};
 use crate::action::{CoordinatorAction, CoordinatorEvent, CoordinatorInput};
+use crate::sim::watch::Seen;
 
 impl World<'_> {
     /// Tells the coordinator that lives with a peer, if one does.
@@ -67,6 +68,7 @@ impl World<'_> {
     }
 
     fn coordinator_event(&mut self, event: CoordinatorEvent) -> Held {
+        self.show(Seen::Decided(&event));
         if let Some(oracles) = &mut self.oracles {
             oracles.progress.advanced(self.now);
         }

@@ -5,7 +5,8 @@ use shoal_protocol::units::Moment;
 
 use super::{Event, Held, Node, World, index_of, node};
 use crate::action::{CoordinatorInput, PeerInput};
-use crate::sim::scenario::Fault;
+use crate::sim::scenario::{Fault, Scenario};
+use crate::sim::watch::Seen;
 use std::time::Duration;
 
 impl World<'_> {
@@ -14,7 +15,7 @@ impl World<'_> {
             return Ok(());
         }
         if let Some(oracles) = &mut self.oracles {
-            oracles.progress.advanced(self.now + fault.time());
+            oracles.progress.advanced(self.now + hinders(self.scenario, self.now, fault));
         }
         match fault {
             Fault::Depose => {
@@ -28,7 +29,19 @@ impl World<'_> {
                         self.nodes[peer].engine.disk.clear();
                     }
                     let after = restart.unwrap_or_else(|| self.after_all_faults());
-                    self.ends(peer, after);
+                    self.ends(peer, Some(after));
+                }
+            }
+            Fault::Leave { peer } => {
+                if self.nodes[peer].alive {
+                    self.report.recovery.crashes += 1;
+                    self.ends(peer, None);
+                }
+            }
+            Fault::Join { peer } => {
+                if !self.nodes[peer].alive {
+                    self.nodes[peer].engine.disk.clear();
+                    self.reborn(peer);
                 }
             }
             Fault::Ambush { stage, restart } => self.ambush = Some((stage, restart)),
@@ -107,10 +120,11 @@ impl World<'_> {
         Moment(last).since(self.now) + Duration::from_secs(1)
     }
 
-    /// A life is over; others notice after a while, and the peer begins a new one later.
-    pub(super) fn ends(&mut self, index: usize, rebirth: Duration) {
+    /// A life is over; others notice after a while, and the peer begins a new one later, if it does.
+    pub(super) fn ends(&mut self, index: usize, rebirth: Option<Duration>) {
         let gone = self.nodes[index].me;
         self.nodes[index].alive = false;
+        self.show(Seen::Died { peer: index });
         self.nodes[index].seat = None;
         if self.log.leader == Some(gone) {
             self.elect_soon();
@@ -124,7 +138,9 @@ impl World<'_> {
                 self.at(when, Event::Noticed { at, other: gone, dead: true });
             }
         }
-        self.at(self.now + rebirth, Event::Reborn(index));
+        if let Some(rebirth) = rebirth {
+            self.at(self.now + rebirth, Event::Reborn(index));
+        }
     }
 
     fn breaks(&mut self, one: usize, other: usize) {
@@ -177,5 +193,18 @@ impl World<'_> {
         if self.log.voters.contains(&old.me.peer) {
             self.anchor_is_back();
         }
+    }
+}
+
+/// How long nothing may come of anything after a fault.
+fn hinders(scenario: &Scenario, now: Moment, fault: Fault) -> Duration {
+    match fault {
+        // Too few may live until others join.
+        Fault::Leave { .. } | Fault::Join { .. } => {
+            let happen = &scenario.faults.happen;
+            let next = happen.get(happen.partition_point(|(at, _)| *at <= now.0));
+            next.map_or(Duration::ZERO, |(at, _)| Moment(*at).since(now))
+        }
+        _ => fault.time(),
     }
 }

@@ -167,12 +167,13 @@ impl World<'_> {
             manifest: self.scenario.manifest.clone(),
             history: self.log.history.clone(),
             anchors: self.log.voters.clone(),
-            wait_for: self.scenario.peers.len(),
+            wait_for: self.scenario.peers.iter().filter(|peer| peer.start.is_some()).count(),
             home: me,
             retry: self.scenario.peers[index].limits.retry,
             patience: self.scenario.patience,
             homecoming: self.scenario.homecoming,
             rebalance: self.scenario.rebalance,
+            routing: self.scenario.routing,
         });
         #[cfg(test)]
         {

@@ -3,13 +3,15 @@
 use std::collections::BTreeMap;
 
 use shoal_protocol::ids::{Era, Member, PeerId, Step, Term};
-use shoal_protocol::message::{Between, SnapshotPart, ToCoordinator};
+use shoal_protocol::message::{Between, SnapshotPart, TensorTag, ToCoordinator};
 use shoal_protocol::units::{Bytes, Moment, Rate};
+use shoal_protocol::wire;
 
 use super::{Cargo, Event, Held, Node, World, index_of, peer_id};
 use crate::action::{CoordinatorInput, PeerInput};
 use crate::sim::border::Omit;
 use crate::sim::numbers::Weights;
+use crate::sim::watch::{Seen, Sort};
 
 impl World<'_> {
     pub(super) fn arrives(
@@ -164,8 +166,15 @@ impl World<'_> {
             let at = self.now + self.dice.microseconds(0..=100_000);
             return self.at(at, Event::Unreached { at: from, other: to });
         }
+        if self.watch.is_some() {
+            let (sort, size) = self.weight(&cargo);
+            self.show(Seen::Sent { from: sender, to: receiver, sort, size });
+        }
         let mut arrivals = match &cargo {
-            Cargo::Tensor { size, .. } => self.network.tensor(self.now, sender, receiver, *size),
+            Cargo::Tensor { .. } => {
+                let (_, size) = self.weight(&cargo);
+                self.network.tensor(self.now, sender, receiver, size)
+            }
             _ => self.network.control(self.now, sender, receiver),
         };
         // A registration comes once more when its life may be over.
@@ -233,6 +242,28 @@ impl World<'_> {
         if from == to {
             return (self.now, weights);
         }
+        self.show(Seen::Sent { from, to, sort: Sort::File, size });
         (self.network.tensor(self.now, from, to, size)[0], weights)
+    }
+
+    /// What something weighs on its way.
+    fn weight(&self, cargo: &Cargo) -> (Sort, Bytes) {
+        let words = |length: Result<Vec<u8>, wire::WireError>| {
+            Bytes(length.expect("messages are under their cap").len() as u64)
+        };
+        match cargo {
+            Cargo::Told(message) => (Sort::Told, words(wire::encode(message))),
+            Cargo::Reported(message) => (Sort::Reported, words(wire::encode(message))),
+            Cargo::Heard(message) => (Sort::Said, words(wire::encode(message))),
+            Cargo::Elsewhere(keeper) => (Sort::Told, words(wire::encode(keeper))),
+            Cargo::Tensor { tag, size, .. } => match tag {
+                TensorTag::Activation { .. } | TensorTag::ActivationGradient { .. } => {
+                    (Sort::Tensor, *size)
+                }
+                TensorTag::RoundPart { .. } | TensorTag::RoundResult { .. } => {
+                    (Sort::Piece, Bytes(size.0.saturating_mul(self.scenario.weight)))
+                }
+            },
+        }
     }
 }

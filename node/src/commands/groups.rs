@@ -1,0 +1,234 @@
+//! Peers by kind: how many, how fast, where, with how much memory, and when they live.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context;
+use serde::Deserialize;
+use shoal_protocol::message::StageChoice;
+use shoal_protocol::units::Bytes;
+use shoal_scheduler::sim::{Scenario, SpotTrace, SpotUnit};
+
+use super::fleet::Links;
+use super::scenario::{Described, ELEMENTS, PEERS, ScenarioError};
+use crate::config::read_text;
+
+/// Groups of one scenario at most.
+const GROUPS: usize = 64;
+
+/// Bytes of a trace at most.
+const LARGEST_TRACE: Bytes = Bytes::mebi(4);
+
+/// What a stage takes of memory for each of its parameters: weights 4, Adam 8, gradient 4,
+/// accumulator 8, result 4.
+const BYTES_PER_PARAMETER: f64 = 28.0;
+
+/// What a snapshot has for each: weights and Adam's moments.
+const SNAPSHOT_PER_PARAMETER: f64 = 12.0;
+
+/// Peers of one kind.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Group {
+    /// How many there are from the beginning to the end. Those of a trace come besides.
+    #[serde(default)]
+    count: usize,
+    /// Passes take `forward` over this.
+    #[serde(default = "one")]
+    speed: f64,
+    /// Bytes; none is enough.
+    memory: Option<f64>,
+    /// Where they are.
+    region: String,
+    /// By what more of them come and go.
+    spot: Option<Spot>,
+}
+
+/// A trace of a real fleet.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Spot {
+    /// The file, from the scenario's folder.
+    trace: PathBuf,
+    #[serde(default)]
+    unit: Unit,
+    /// So many times as fast as it was.
+    #[serde(default = "one")]
+    faster: f64,
+    #[serde(skip)]
+    read: Option<SpotTrace>,
+}
+
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Unit {
+    #[default]
+    Seconds,
+    Hours,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+/// Whether there can be such groups, links and such a model.
+pub(super) fn check(described: &Described) -> Result<(), ScenarioError> {
+    if !(0.0..=1e13).contains(&described.parameters) {
+        return Err(ScenarioError::Parameters);
+    }
+    let wrong = |index, what| Err(ScenarioError::Group(index, what));
+    if described.group.len() > GROUPS {
+        return wrong(GROUPS, "there are too many groups");
+    }
+    let needs = described.parameters / f64::from(described.stages) * BYTES_PER_PARAMETER;
+    for (index, group) in described.group.iter().enumerate() {
+        if group.count > PEERS || (group.count == 0 && group.spot.is_none()) {
+            return wrong(index, "give it a count from 1 to 1024, or a spot trace");
+        }
+        let factor = |value: f64| (1e-6..=1e6).contains(&value);
+        if !factor(group.speed) || group.spot.as_ref().is_some_and(|spot| !factor(spot.faster)) {
+            return wrong(index, "speed and faster are from 1e-6 to 1e6");
+        }
+        if !(0.0..1e6).contains(&(described.forward / group.speed)) {
+            return wrong(index, "a pass takes less than a million seconds");
+        }
+        if group.memory.is_some_and(|memory| memory.is_nan() || memory < needs) {
+            return wrong(index, "it has no room for a stage: cut the model into more stages");
+        }
+    }
+    if described.group.iter().map(|group| group.count).sum::<usize>() > PEERS {
+        return wrong(0, "there are too many peers in all");
+    }
+    if described.group.is_empty() {
+        return Ok(());
+    }
+    let names: BTreeSet<&str> = described.group.iter().map(|group| group.region.as_str()).collect();
+    Ok(links(described).check(&names)?)
+}
+
+fn links(described: &Described) -> Links<'_> {
+    Links { within: described.within, between: described.between, link: &described.link }
+}
+
+/// Reads the traces that groups name.
+///
+/// # Errors
+/// When one cannot be read.
+pub(super) fn read_traces(described: &mut Described, folder: &Path) -> anyhow::Result<()> {
+    for spot in described.group.iter_mut().filter_map(|group| group.spot.as_mut()) {
+        let path = folder.join(&spot.trace);
+        let text = read_text(&path, LARGEST_TRACE)
+            .with_context(|| format!("no trace can be read at {}", path.display()))?;
+        let unit = match spot.unit {
+            Unit::Seconds => SpotUnit::Seconds,
+            Unit::Hours => SpotUnit::Hours,
+        };
+        let trace = SpotTrace::parse(&text, unit);
+        spot.read = Some(trace.with_context(|| format!("{} is no trace", path.display()))?);
+    }
+    Ok(())
+}
+
+/// Puts the groups, their links and the model's weight in place of what a scenario has.
+pub(super) fn apply(described: &Described, scenario: &mut Scenario) {
+    let stage = described.parameters / f64::from(described.stages);
+    scenario.weight = ((stage / ELEMENTS as f64) as u64).max(1);
+    if described.parameters > 0.0 {
+        scenario.snapshot = Bytes((stage * SNAPSHOT_PER_PARAMETER) as u64);
+    }
+    if described.group.is_empty() {
+        return;
+    }
+    let names: BTreeSet<&str> = described.group.iter().map(|group| group.region.as_str()).collect();
+    let place = |name: &str| names.iter().position(|known| *known == name);
+    let line = |one: &str, other: &str| links(described).line(one, other).expect("it was checked");
+    let matrix = |value: &dyn Fn(&str, &str) -> u64| -> Vec<Vec<u64>> {
+        names.iter().map(|one| names.iter().map(|other| value(one, other)).collect()).collect()
+    };
+    scenario.network.bandwidths = matrix(&|one, other| line(one, other).bandwidth as u64);
+    let delays = matrix(&|one, other| (line(one, other).delay * 1e6) as u64);
+    scenario.network.latency = delays
+        .into_iter()
+        .map(|row| row.into_iter().map(Duration::from_micros).collect())
+        .collect();
+    let template = scenario.peers[0].clone();
+    let keeper = &mut scenario.peers;
+    keeper.truncate(1);
+    keeper[0].choice = StageChoice::None;
+    keeper[0].region = 0;
+    scenario.anchors = 1;
+    for (index, group) in described.group.iter().enumerate() {
+        let mut peer = template.clone();
+        peer.compute.forward = Duration::from_secs_f64(described.forward / group.speed);
+        peer.compute.backward = peer.compute.forward * 2;
+        peer.region = place(&group.region).expect("every group is in one");
+        peer.limits.heard = Bytes(u64::MAX / 4);
+        peer.start = Some(Duration::ZERO);
+        scenario.peers.extend(std::iter::repeat_n(peer.clone(), group.count));
+        let Some(spot) = &group.spot else { continue };
+        let Some(trace) = &spot.read else { continue };
+        let seed = scenario.seed ^ (index as u64) << 32;
+        let (most, fates) = trace.fates(scenario.peers.len(), spot.faster, seed);
+        peer.start = None;
+        scenario.peers.extend(std::iter::repeat_n(peer, most));
+        scenario.faults.happen.extend(fates);
+    }
+    scenario.faults.happen.sort_by_key(|(at, _)| *at);
+}
+
+/// A small fleet of groups.
+#[cfg(any(test, fuzzing))]
+pub(super) const EXAMPLE: &str = r#"stages = 2
+steps = 3
+parameters = 1e6
+between = { delay = 0.02, bandwidth = 1e7 }
+[[group]]
+count = 2
+region = "a"
+memory = 16e9
+[[group]]
+count = 1
+speed = 2.0
+region = "b"
+spot = { trace = "spot.csv", unit = "seconds", faster = 60.0 }
+[[link]]
+between = ["a", "b"]
+delay = 0.03
+bandwidth = 2e7
+"#;
+
+#[cfg(test)]
+mod tests {
+    use shoal_scheduler::sim;
+
+    use super::*;
+
+    #[test]
+    fn a_fleet_of_groups_trains_while_peers_come_and_go_by_a_trace() {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::write(folder.path().join("spot.csv"), "0,1\n60,1\n60,3\n120,3\n120,2\n")
+            .expect("written");
+        let mut described = Described::parse(EXAMPLE).expect("a scenario");
+        read_traces(&mut described, folder.path()).expect("a trace");
+        let scenario = described.scenario(1);
+        assert_eq!(scenario.peers.len(), 1 + 2 + 1 + 3);
+        let report = sim::run(&scenario).expect("every oracle holds");
+        assert!(report.finished && report.recovery.crashes == 1, "{report:?}");
+    }
+
+    #[test]
+    fn what_is_no_fleet_is_refused() {
+        for (from, to, reason) in [
+            ("count = 2", "count = 2000", "count"),
+            ("speed = 2.0", "speed = 0.0", "speed"),
+            ("memory = 16e9", "memory = 1e6", "no room"),
+            ("\"b\"]", "\"c\"]", "no region"),
+            ("parameters = 1e6", "parameters = nan", "parameters"),
+            ("faster = 60.0", "faster = -1.0", "faster"),
+        ] {
+            let error = Described::parse(&EXAMPLE.replace(from, to)).expect_err(to).to_string();
+            assert!(error.contains(reason), "{error}: {reason}");
+        }
+    }
+}

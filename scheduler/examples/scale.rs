@@ -1,0 +1,158 @@
+//! What a swarm's words weigh as it grows: prints the table of docs/scale.md.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use shoal_protocol::ids::Stage;
+use shoal_protocol::message::StageChoice;
+use shoal_protocol::units::{Bytes, Moment};
+use shoal_scheduler::peer::PeerLimits;
+use shoal_scheduler::sim::{
+    self, Clock, ComputeScenario, Fault, Faults, NetworkScenario, PeerScenario, Scenario, Seen,
+    Sort, Watch,
+};
+
+const STAGES: u16 = 8;
+
+/// Microbatches of a step for each replica of a stage.
+const EACH: u32 = 8;
+
+const FORWARD: Duration = Duration::from_secs(1);
+
+/// When what is measured begins and ends. Who is there joins before.
+const FROM: Duration = Duration::from_secs(120);
+const UNTIL: Duration = Duration::from_secs(420);
+
+/// From a death to the next, where peers die; each comes back after a while.
+const DEATHS: Duration = Duration::from_secs(30);
+const RESTART: Duration = Duration::from_secs(10);
+
+fn main() -> Result<(), sim::Violation> {
+    println!(
+        "{STAGES} stages, passes of 1 s and 2 s, {EACH} microbatches a replica and step; words only."
+    );
+    println!(
+        "Between {} s and {} s of the model's time; with deaths, one every {} s.\n",
+        FROM.as_secs(),
+        UNTIL.as_secs(),
+        DEATHS.as_secs()
+    );
+    println!(
+        " peers  deaths  bytes/peer/s: told  reported  between  largest peer  coordinator msg/s  kB/s out  steps  events/s  wall s/h"
+    );
+    let sizes: Vec<usize> =
+        std::env::args().skip(1).map(|size| size.parse().expect("a number of peers")).collect();
+    let sizes = if sizes.is_empty() { vec![100, 1000] } else { sizes };
+    for peers in sizes {
+        for deaths in [false, true] {
+            measure(peers, deaths)?;
+        }
+    }
+    Ok(())
+}
+
+fn measure(peers: usize, deaths: bool) -> Result<(), sim::Violation> {
+    let mut words = Words::default();
+    let began = Instant::now();
+    let report = sim::run_watched(&scenario(peers, deaths), &mut words)?;
+    let wall = began.elapsed().as_secs_f64();
+    let time = (UNTIL - FROM).as_secs_f64();
+    let each = |sort| words.bytes(sort) as f64 / peers as f64 / time;
+    let largest = words.received.values().map(|bytes| bytes.0).max().unwrap_or(0) as f64 / time;
+    let of_coordinator = words.count(Sort::Told) + words.count(Sort::Reported);
+    println!(
+        "{peers:6}  {:6}  {:18.0}  {:8.0}  {:7.0}  {largest:12.0}  {:17.0}  {:8.0}  {:5}  {:8.0}  {:8.0}",
+        if deaths { "yes" } else { "no" },
+        each(Sort::Told),
+        each(Sort::Reported),
+        each(Sort::Said),
+        of_coordinator as f64 / time,
+        words.bytes(Sort::Told) as f64 / 1e3 / time,
+        report.steps.len(),
+        report.events as f64 / wall,
+        wall * 3600.0 / UNTIL.as_secs_f64(),
+    );
+    Ok(())
+}
+
+/// What went over links while it was measured.
+#[derive(Debug, Default)]
+struct Words {
+    sent: BTreeMap<Sort, (u64, Bytes)>,
+    /// By each peer, of the coordinator and of others.
+    received: BTreeMap<usize, Bytes>,
+}
+
+impl Words {
+    fn count(&self, sort: Sort) -> u64 {
+        self.sent.get(&sort).map_or(0, |(count, _)| *count)
+    }
+
+    fn bytes(&self, sort: Sort) -> u64 {
+        self.sent.get(&sort).map_or(0, |(_, bytes)| bytes.0)
+    }
+}
+
+impl Watch for Words {
+    fn sees(&mut self, now: Moment, seen: Seen<'_>) {
+        if let Seen::Sent { from, to, sort, size } = seen
+            && from != to
+            && now.0 >= FROM
+        {
+            let (count, bytes) = self.sent.entry(sort).or_default();
+            *count += 1;
+            *bytes += size;
+            if matches!(sort, Sort::Told | Sort::Said) {
+                *self.received.entry(to).or_default() += size;
+            }
+        }
+    }
+}
+
+fn scenario(peers: usize, deaths: bool) -> Scenario {
+    let mut scenario = Scenario::from_seed(0);
+    let replicas = (peers / usize::from(STAGES)) as u32;
+    let mut manifest = Scenario::small_manifest(STAGES, EACH * replicas, 1_000);
+    manifest.checkpoint.every = 0;
+    scenario.manifest = manifest.into();
+    scenario.parameters = (0..STAGES).map(|stage| (Stage(stage), 64)).collect();
+    scenario.network = NetworkScenario {
+        latency: vec![vec![Duration::from_millis(20)]],
+        jitter: Duration::from_millis(2),
+        bandwidth: None,
+        bandwidths: Vec::new(),
+        duplicates_per_mille: 0,
+        strays_per_mille: 0,
+    };
+    scenario.log_delay = Duration::from_millis(5);
+    scenario.until = Some(UNTIL);
+    // The first one keeps the run and computes nothing.
+    scenario.peers = (0..=peers).map(peer).collect();
+    let times = if deaths { UNTIL.as_secs() / DEATHS.as_secs() } else { 0 };
+    let crash = |peer| Fault::Crash { peer, restart: Some(RESTART), disk: false };
+    scenario.faults = Faults {
+        happen: (2..times as u32).map(|i| (DEATHS * i, crash(1 + i as usize))).collect(),
+        notice: Duration::from_millis(500),
+        election: Duration::from_secs(1),
+        rebirth: RESTART,
+    };
+    scenario
+}
+
+fn peer(index: usize) -> PeerScenario {
+    PeerScenario {
+        choice: if index == 0 { StageChoice::None } else { StageChoice::Auto },
+        fits: (0..STAGES).map(Stage).collect(),
+        limits: PeerLimits::default(),
+        start: Some(Duration::ZERO),
+        compute: ComputeScenario {
+            forward: FORWARD,
+            backward: FORWARD * 2,
+            other: Duration::from_micros(100),
+            jitter_per_mille: 100,
+        },
+        archive: false,
+        region: 0,
+        clock: Clock::default(),
+    }
+}
