@@ -27,6 +27,10 @@ impl Estimate {
         self.mean = self.mean * 7 / 8 + time / 8;
     }
 
+    pub(crate) fn mean(self) -> Duration {
+        self.mean
+    }
+
     pub(crate) fn late(self) -> Duration {
         self.mean + (self.deviation * 4).max(self.mean)
     }

@@ -31,7 +31,7 @@ pub enum Rebalance {
 
 /// By how many thousandths a swarm must become faster for somebody to move: under that the measured
 /// speeds say nothing.
-const GAIN: u32 = 50;
+const GAIN: u32 = 100;
 
 impl Rebalance {
     /// Where it pays, with so much time between two looks; none is never.

@@ -200,9 +200,7 @@ impl<'a> Driver<'a> {
         let post = Post::take_up(office, me, folder, transport).await?;
         let complete = post.has_completed(&manifest);
         let meters = Meters::new(setup.metrics.clone(), &manifest);
-        if let Some(history) = post.history() {
-            meters.stood(&history);
-        }
+        let _ = post.history().inspect(|history| meters.stood(history));
         let peak =
             if setup.watched { Some(peak_flops(&manifest, device, threads).await?) } else { None };
         meters.room(room.memory(), room.log_memory(), peak);

@@ -146,7 +146,7 @@ impl Estimates<'_> {
     }
 
     /// What a microbatch takes at a stage, typically.
-    fn typical(&self, stage: Stage) -> u64 {
+    pub(crate) fn typical(&self, stage: Stage) -> u64 {
         self.typical.get(usize::from(stage.0)).copied().unwrap_or(UNKNOWN_PACE)
     }
 

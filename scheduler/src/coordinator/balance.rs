@@ -2,13 +2,20 @@
 //! moves.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use shoal_protocol::ids::{Member, Stage};
+use shoal_protocol::ids::{Member, Stage, StageSpan};
 use shoal_protocol::message::MemberRecord;
 use shoal_protocol::units::Moment;
 
 use super::{Coordinator, Out, Phase};
-use crate::rebalance::{self, Rebalance, Replica};
+use crate::capacity::{Estimates, Throughput};
+use crate::lateness::Estimate;
+use crate::rebalance::{self, Plan, Rebalance, Replica};
+
+/// Steps of a term before anybody moves for the speeds that were measured: the first passes are slow
+/// for reasons of their own.
+const STEPS: u64 = 3;
 
 /// When the stages are compared.
 #[derive(Debug, Default)]
@@ -17,6 +24,50 @@ pub(super) struct Balance {
     pub(super) at: Option<Moment>,
     /// How often they were.
     looks: u64,
+    /// How long steps took of late, and when the last one ended.
+    steps: Option<Estimate>,
+    committed: u64,
+    stepped_at: Option<Moment>,
+    /// How long it took newcomers, and who moved, from when they were told what to fetch until they had
+    /// the weights.
+    fetches: Option<Estimate>,
+}
+
+impl Balance {
+    /// A step is committed.
+    pub(super) fn stepped(&mut self, now: Moment) {
+        self.committed += 1;
+        if let Some(before) = self.stepped_at.replace(now) {
+            add(&mut self.steps, now.since(before));
+        }
+    }
+
+    /// Somebody has the weights that it was to fetch so long ago.
+    pub(super) fn fetched(&mut self, took: Duration) {
+        add(&mut self.fetches, took);
+    }
+
+    /// Whether enough was seen for speeds to say something.
+    fn is_settled(&self) -> bool {
+        self.committed >= STEPS
+    }
+
+    /// Whether moves are worth more in what is left of the run than what the movers do while they
+    /// fetch, which is what a move costs where it turns out to be of no use.
+    fn pays(&self, plan: &Plan, members: usize, steps: u64) -> bool {
+        let Some(step) = self.steps else { return true };
+        let fetch = self.fetches.map_or(Duration::ZERO, Estimate::mean).as_secs_f64();
+        let left = step.mean().as_secs_f64() * steps as f64 - fetch;
+        let gain = plan.after / plan.before - 1.0;
+        left > 0.0 && gain * left > fetch * plan.moves.len() as f64 / members.max(1) as f64
+    }
+}
+
+fn add(estimate: &mut Option<Estimate>, time: Duration) {
+    match estimate {
+        Some(known) => known.add(time),
+        None => *estimate = Some(Estimate::first(time)),
+    }
 }
 
 impl Coordinator {
@@ -45,24 +96,33 @@ impl Coordinator {
         }
     }
 
-    /// Moves that make the swarm faster by so many thousandths.
+    /// Moves that make the swarm faster by so many thousandths, and pay.
     fn useful_moves(&self, gain: u32) -> Vec<(Member, Stage)> {
+        let training = &self.config.manifest.training;
+        let estimates = self.stragglers.paces.estimates(training.stages, self.now);
         let stages = self.config.manifest.stages();
-        let costs: BTreeMap<Stage, f64> = stages.map(|stage| (stage, 1.0)).collect();
-        let plan = rebalance::plan(&self.placed(), &costs);
-        let enough = plan.before * (1.0 + f64::from(gain) / 1000.0);
-        if plan.after >= enough { plan.moves } else { Vec::new() }
+        let costs: BTreeMap<Stage, f64> =
+            stages.map(|stage| (stage, estimates.typical(stage) as f64)).collect();
+        let plan = rebalance::plan(&self.placed(&estimates), &costs);
+        let enough = self.balance.is_settled()
+            && plan.after >= plan.before * (1.0 + f64::from(gain) / 1000.0);
+        let left = training.steps - self.version.0;
+        let pays = enough && self.balance.pays(&plan, self.membership.len(), left);
+        if pays { plan.moves } else { Vec::new() }
     }
 
-    /// The members with one stage each where they serve or will.
-    fn placed(&self) -> Vec<Replica> {
-        let replica = |record: &MemberRecord| {
-            let stage = record.moves.map_or(record.span.first, |moves| moves.to);
-            let mobile = self.may_move(record);
-            Replica { member: record.member, stage, speed: 1.0, mobile }
-        };
-        let hosts = |record: &&MemberRecord| !record.span.is_empty();
-        self.membership.records().filter(hosts).map(replica).collect()
+    /// The members with one stage each where they serve or will, and those with more at each of them.
+    fn placed(&self, estimates: &Estimates<'_>) -> Vec<Replica> {
+        let hosts = self.membership.records().filter(|record| !record.span.is_empty());
+        hosts
+            .flat_map(|record| {
+                let span = record.moves.map_or(record.span, |moves| StageSpan::one(moves.to));
+                let mobile = self.may_move(record);
+                let Throughput(speed) = estimates.throughput(record.member, span);
+                let (member, speed) = (record.member, speed as f64);
+                span.stages().map(move |stage| Replica { member, stage, speed, mobile })
+            })
+            .collect()
     }
 
     /// Whether a member may be given another stage now.

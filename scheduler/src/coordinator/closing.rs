@@ -263,6 +263,7 @@ impl Coordinator {
         link_rates.retain(|(from, to), _| membership.contains(*from) && membership.contains(*to));
         self.version = self.version.next();
         self.membership.stands_at(self.era, self.version);
+        self.balance.stepped(self.now);
         self.last_commit = Some(record.clone());
         self.tell_all(&FromCoordinator::Commit(record.clone()), out);
         self.stragglers.forget_through(record.step);

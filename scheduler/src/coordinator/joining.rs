@@ -2,9 +2,12 @@
 //! moves to another stage is a newcomer there.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use shoal_protocol::ids::{Member, Stage, StageSpan, Step};
 use shoal_protocol::message::{FromCoordinator, SnapshotPart, StoredStage};
+
+use shoal_protocol::units::Moment;
 
 use super::{Coordinator, Out, Phase, send};
 
@@ -21,6 +24,8 @@ struct Newcomer {
     told: bool,
     /// The membership in which it began to wait.
     view: u64,
+    /// When that was.
+    since: Moment,
 }
 
 impl Newcomers {
@@ -68,8 +73,8 @@ impl Coordinator {
 
     fn begin_from(&mut self, member: Member, version: Step, out: &mut Out) {
         let Some(span) = self.fetched_by(member) else { return };
-        let view = self.logged_view.number;
-        self.newcomers.waiting.insert(member, Newcomer { version, told: false, view });
+        let (view, since) = (self.logged_view.number, self.now);
+        self.newcomers.waiting.insert(member, Newcomer { version, told: false, view, since });
         if version.0 > 0 {
             for stage in span.stages() {
                 self.want_snapshot(version, stage, out);
@@ -119,16 +124,16 @@ impl Coordinator {
     pub(super) fn ready(&mut self, from: Member, version: Step, view: u64, out: &mut Out) {
         let settled = !matches!(self.phase, Phase::Committing);
         let known = self.newcomers.waiting.get(&from);
-        if !known.is_some_and(|newcomer| view >= newcomer.view)
-            || !settled
-            || version != self.version
+        if known.is_none_or(|newcomer| view < newcomer.view) || !settled || version != self.version
         {
             return;
         }
+        let took = known.map_or(Duration::ZERO, |newcomer| self.now.since(newcomer.since));
         if self.membership.is_serving(from) {
             self.change_over(from, out);
         } else if self.membership.serves(from) {
             self.newcomers.forget(from);
+            self.balance.fetched(took);
             self.drop_unwanted_snapshots();
             self.view_changed(out);
         }

@@ -285,23 +285,9 @@ impl Coordinator {
         match message {
             ToCoordinator::Register(_) => {}
             ToCoordinator::WorkWanted { rooms, through, pace } => {
-                let hosts = |(step, _): &(Step, u32)| self.membership.hosts(from, Stage(0), *step);
-                let rooms: Vec<(Step, u32)> = rooms.into_iter().filter(hosts).collect();
-                if !rooms.is_empty() {
-                    self.work.wanted(from, &rooms, through, pace);
-                    self.give_out(out);
-                }
+                self.wanted(from, &rooms, through, pace, out);
             }
-            ToCoordinator::Claim { key } => {
-                if self.membership.hosts(from, key.stage, key.step) {
-                    self.claim(from, key, out);
-                } else if self.membership.is_leaving(from, key.stage) {
-                    // It does not know yet.
-                    send(from, FromCoordinator::NotOpen { key }, out);
-                } else {
-                    event(CoordinatorEvent::ClaimRefused { member: from, key }, out);
-                }
-            }
+            ToCoordinator::Claim { key } => self.claimed(from, key, out),
             ToCoordinator::Done { key, grant, loss, spent } => {
                 self.done(from, key, grant, (loss, spent), out);
             }

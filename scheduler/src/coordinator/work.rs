@@ -294,7 +294,36 @@ impl Coordinator {
         }
     }
 
-    pub(super) fn claim(&mut self, from: Member, key: ClaimKey, out: &mut Out) {
+    /// A member wants work of steps that it hosts the first stage in.
+    pub(super) fn wanted(
+        &mut self,
+        from: Member,
+        rooms: &[(Step, u32)],
+        through: Grant,
+        pace: u64,
+        out: &mut Out,
+    ) {
+        let hosts = |(step, _): &&(Step, u32)| self.membership.hosts(from, Stage(0), *step);
+        let rooms: Vec<(Step, u32)> = rooms.iter().filter(hosts).copied().collect();
+        if !rooms.is_empty() {
+            self.work.wanted(from, &rooms, through, pace);
+            self.give_out(out);
+        }
+    }
+
+    /// A member asks for a claim.
+    pub(super) fn claimed(&mut self, from: Member, key: ClaimKey, out: &mut Out) {
+        if self.membership.hosts(from, key.stage, key.step) {
+            self.claim(from, key, out);
+        } else if self.membership.is_leaving(from, key.stage) {
+            // It does not know yet.
+            send(from, FromCoordinator::NotOpen { key }, out);
+        } else {
+            event(CoordinatorEvent::ClaimRefused { member: from, key }, out);
+        }
+    }
+
+    fn claim(&mut self, from: Member, key: ClaimKey, out: &mut Out) {
         let Work { ledgers, grants, .. } = &mut self.work;
         let answer = match ledgers.get_mut(&key.step) {
             // The first stage's claims come with the work and are not asked for.

@@ -1,0 +1,40 @@
+//! Peers that are of more use at another stage go there, and the model comes out bit for bit the same.
+
+use shoal_tests::run::Run;
+use shoal_tests::swarm::Swarm;
+
+/// Waits in each pass, so that all peers are about equally fast, whatever else the machine does.
+const SLOW: &[&str] = &["--slow-down", "25"];
+
+/// The stage that each peer hosts, in the order of their start.
+fn stages(swarm: &mut Swarm) -> Vec<u64> {
+    let stage = |event: serde_json::Value| event["span"][0].as_u64().expect("a stage");
+    swarm.peers.iter_mut().map(|peer| stage(peer.event("joined"))).collect()
+}
+
+#[test]
+fn a_stage_that_deaths_left_to_one_peer_gets_another_from_where_there_are_more() {
+    let run = Run::of_two_stages(60, 0);
+    let mut swarm =
+        Swarm::start(&run.config(), &[&["--wait-for", "6", "--rebalance", "1"], SLOW].concat());
+    for _ in 1..6 {
+        swarm.join(SLOW);
+    }
+    let stages = stages(&mut swarm);
+    let starved = 1 - stages[0];
+    let hosts: Vec<usize> = (0..6).filter(|peer| stages[*peer] == starved).collect();
+    assert_eq!(hosts.len(), 3, "{stages:?}");
+    while swarm.peers[0].event("committed")["step"] != 4 {}
+    for victim in hosts[1..].iter().rev() {
+        swarm.peers.remove(*victim).kill();
+    }
+
+    let moves = swarm.peers[0].event("moves");
+    assert_eq!(moves["to"], starved, "{moves}");
+    let trained = swarm.finish();
+    assert_eq!(trained.report["microbatches"]["counted"], 60 * 6 * 2);
+    assert_eq!(trained.report["microbatches"]["missing"], 0);
+    assert_eq!(trained.report["rewinds"], 0);
+    assert_eq!(trained.report["moves"], 1);
+    assert_eq!(trained.hash(), run.local("alone").hash());
+}
