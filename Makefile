@@ -20,6 +20,7 @@ help:
 	@echo 'make bench-watching  what being watched costs a swarm (6 minutes)'
 	@echo 'make bench-schedules what orders of passes keep of engines over slow links (1 minute)'
 	@echo 'make bench-routing   what unlike replicas keep of their speeds together (1 minute)'
+	@echo 'make bench-rebalance what a spot fleet keeps of the best placement (20 minutes)'
 	@echo 'make bench-scale     what words weigh in swarms of 100 and 1,000 peers (15 minutes)'
 	@echo 'make fuzz SECONDS=N  look for bytes that break a decoder for so long; a nightly compiler'
 	@echo 'make soak SECONDS=N  look for failures for so long: faulty swarms, demos with deaths'
@@ -127,6 +128,9 @@ screenshots: build
 bench-routing:
 	cargo run --release -p shoal-scheduler --example routing
 
+bench-rebalance:
+	cargo run --release -p shoal-scheduler --example rebalance
+
 bench-scale:
 	cargo run --release -p shoal-scheduler --example scale
 
@@ -150,4 +154,4 @@ check-gpu:
 
 .PHONY: help setup build demo test test-system bench bench-recovery bench-overhead bench-codec \
 	bench-all-reduce bench-links bench-transport bench-chunks bench-convergence bench-placement \
-	bench-watching bench-schedules bench-routing bench-scale screenshots fuzz soak lint check-gpu
+	bench-watching bench-schedules bench-routing bench-rebalance bench-scale screenshots fuzz soak lint check-gpu

@@ -12,6 +12,8 @@ mod anchor;
 mod config;
 #[path = "../../node/src/commands/fleet.rs"]
 mod fleet;
+#[path = "../../node/src/commands/groups.rs"]
+mod groups;
 #[path = "../../node/src/commands/scenario.rs"]
 mod scenario;
 #[path = "../../node/src/status/snapshot.rs"]
