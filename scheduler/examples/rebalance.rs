@@ -1,7 +1,7 @@
 //! What a spot fleet keeps of the best placement of those who live, with and without members that change
 //! their stages: prints the table of docs/rebalancing.md.
 //!
-//! Arguments: the seeds of each row (1), and the hours of each trace from its first instance on (6).
+//! Arguments: the seeds of each row (1), and the hours of each trace from when a pipeline can be (1).
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ const TRACES: [(&str, &str, SpotUnit); 3] = [
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
     let mut next = |default: u64| arguments.next().map_or(Ok(default), |text| text.parse());
-    let (seeds, hours) = (next(1)?, next(6)?);
+    let (seeds, hours) = (next(1)?, next(1)?);
     println!(
         "{STAGES} stages, equal peers, passes of 1 s and 2 s, {MICROBATCHES} microbatches a step, {STATE} a \
          stage over links of 1 Gbit/s; at most {hours} h of each trace, mean of {seeds} seeds."
@@ -116,7 +116,7 @@ fn measure(
         optimum: sum.optimum + hour.optimum,
     });
     let first = (from.0.as_secs() / HOUR.as_secs()) as usize;
-    let last = fleet.hours.len().saturating_sub(1);
+    let last = (end.as_secs().saturating_sub(1) / HOUR.as_secs()) as usize;
     Ok(Shares {
         whole: whole.share(),
         first: hour(first),
@@ -229,8 +229,11 @@ fn scenario(
         Some((*at, *alive))
     });
     let from = { enough }.find(|(_, alive)| *alive >= u64::from(STAGES));
-    let from = from.map_or(Duration::ZERO, |(at, _)| at);
-    let end = (from + time).min(trace.end());
+    // Nothing happens before that, so it begins there.
+    let skipped = from.map_or(Duration::ZERO, |(at, _)| at);
+    let from = Duration::ZERO;
+    happen.iter_mut().for_each(|(at, _)| *at = at.saturating_sub(skipped) + from);
+    let end = time.min(trace.end() - skipped) + from;
     happen.retain(|(at, _)| *at <= end);
     scenario.until = Some(end);
     scenario.peers = (0..=most).map(peer).collect();

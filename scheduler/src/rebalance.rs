@@ -2,7 +2,7 @@
 //!
 //! A pipeline is as fast as its slowest stage. Members go one after the other from where most is left
 //! over to where least is, as long as that makes the lesser of the two stages faster (max-min
-//! fairness; SWARM, arXiv 2301.11913, section 3.2 and appendix, moves one peer at a time so). What
+//! fairness; SWARM, arXiv 2301.11913, moves one peer at a time so). What
 //! counts is where that ends: from (2, 2, 6, 6) no single move is of use, and four together are.
 
 use std::collections::BTreeMap;

@@ -277,6 +277,8 @@ impl Driver<'_> {
     /// The anchors chose this one: its coordinator takes over from what the log says.
     fn take_seat(&mut self, term: Term, history: History) {
         self.meet_addresses(&history.view);
+        // The newest records count only once this peer was chosen again.
+        self.meters.stood(&history);
         let anchors = self.post.voters();
         let mut coordinator = Coordinator::new(CoordinatorConfig {
             manifest: self.manifest.clone(),
