@@ -93,12 +93,13 @@ fn a_stage_that_lost_its_last_replica_is_taken_over_from_a_checkpoint() {
     assert_eq!(trained.hash(), run.local("alone").hash());
 }
 
-/// A swarm whose first peer can be started again at the same address.
+/// A swarm whose first peer can be started again at the same address. The others host the second stage
+/// and the first in turn, so that two of them host both.
 fn lasting_swarm(homes: &Path, run: &Run, address: &str, peers: usize) -> Swarm {
     let flags = ["--listen", address, "--wait-for", &peers.to_string()];
     let mut swarm = Swarm::start_in(homes, &run.config(), &[&flags, SLOW].concat());
-    for _ in 1..peers {
-        swarm.join(SLOW);
+    for peer in 1..peers {
+        swarm.join(&[&["--stage", if peer % 2 == 0 { "0" } else { "1" }], SLOW].concat());
     }
     swarm
 }
