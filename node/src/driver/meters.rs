@@ -40,13 +40,13 @@ pub(crate) struct Meters {
 }
 
 impl Meters {
-    /// At the beginning of a life in a run.
-    pub(crate) fn new(metrics: Metrics, manifest: &Manifest) -> Self {
+    /// At the beginning of a life in a run, of which the log says so much.
+    pub(crate) fn new(metrics: Metrics, manifest: &Manifest, history: Option<&History>) -> Self {
         metrics.name_run(format!("{:.NAME_LENGTH$}", manifest.run_id().to_string()));
         metrics.run.planned_steps.set(gauge(manifest.training.steps));
         metrics.checkpoints.interval.set(gauge(manifest.checkpoint.every));
         metrics.node.state.choose(NodeState::Joining);
-        Self {
+        let meters = Self {
             metrics,
             flops: manifest.stages().map(|stage| forward_flops(manifest, stage)).collect(),
             traffic: Traffic::default(),
@@ -54,7 +54,11 @@ impl Meters {
             looked: None,
             joining: Some(Instant::now()),
             lost: None,
+        };
+        if let Some(history) = history {
+            meters.stood(history);
         }
+        meters
     }
 
     /// What the machine can give.
@@ -73,7 +77,7 @@ impl Meters {
         self.metrics.memory.needed_bytes.set(needed.0 as f64);
     }
 
-    /// How the run stood when this life began, as the log has it.
+    /// How the run stands, as the log has it.
     pub(crate) fn stood(&self, history: &History) {
         self.stands(history.version);
         if let Some((version, _)) = history.checkpoints.last_key_value() {

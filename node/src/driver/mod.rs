@@ -185,13 +185,14 @@ struct WorkshopPlan {
     slow_down: Duration,
     data_dir: PathBuf,
     room: Room,
-    choice: StageChoice,
+    /// Whether it may be given another stage than its first.
+    mobile: bool,
 }
 
 impl<'a> Driver<'a> {
     async fn new(setup: Setup, observer: &'a mut Observer) -> anyhow::Result<Self> {
         let room = Room::measure(setup.room, setup.device.is_processor(), &setup.data_dir)?;
-        let peer = peer(&setup, &room).await?;
+        let (peer, mobile) = peer(&setup, &room).await?;
         let Setup { manifest, me, device, threads, network, office, .. } = setup;
         let keeper = Keeper::new(office.keeper);
         let run = manifest.run_id();
@@ -199,8 +200,7 @@ impl<'a> Driver<'a> {
         let transport = network.as_ref().map(|network| network.transport.clone());
         let post = Post::take_up(office, me, folder, transport).await?;
         let complete = post.has_completed(&manifest);
-        let meters = Meters::new(setup.metrics.clone(), &manifest);
-        let _ = post.history().inspect(|history| meters.stood(history));
+        let meters = Meters::new(setup.metrics.clone(), &manifest, post.history().as_ref());
         let peak =
             if setup.watched { Some(peak_flops(&manifest, device, threads).await?) } else { None };
         meters.room(room.memory(), room.log_memory(), peak);
@@ -232,7 +232,7 @@ impl<'a> Driver<'a> {
                 slow_down: setup.slow_down,
                 data_dir: setup.data_dir,
                 room,
-                choice: setup.choice,
+                mobile,
             },
             engine: None,
             files: setup.files,
@@ -451,7 +451,7 @@ impl<'a> Driver<'a> {
         }
         let plan = &self.workshop;
         self.meters.hosts(plan.room.memory_for(&self.manifest, span, 1));
-        let spill = plan.room.spill_file(&self.manifest, span, plan.choice);
+        let spill = plan.room.spill_file(&self.manifest, span, plan.mobile);
         let spill = spill.context("the disk has no room for the output log")?;
         self.payloads.spill_into(spill, plan.room.log_memory());
         let (device, threads, slow_down) = (plan.device, plan.threads, plan.slow_down);
@@ -508,16 +508,16 @@ impl<'a> Driver<'a> {
     }
 }
 
-/// This process's peer, which hosts what the machine has room for.
-async fn peer(setup: &Setup, room: &Room) -> anyhow::Result<Peer> {
+/// This process's peer, which hosts what the machine has room for, and whether it may move.
+async fn peer(setup: &Setup, room: &Room) -> anyhow::Result<(Peer, bool)> {
     let Setup { manifest, me, choice, device, threads, network, office, .. } = setup;
     let fits = room.fits(manifest, *choice).exit_with(Exit::NotAdmitted)?;
+    let mobile = room.has_any_two(manifest, *choice, &fits);
     let fingerprint = match choice {
         StageChoice::None => None,
         _ => Some(known_answers(manifest.clone(), *device, *threads).await?),
     };
     let limits = PeerLimits::default();
-    let mobile = room.has_any_two(manifest, *choice, &fits);
     let largest_window = room.window(manifest, &fits, limits.largest_window);
     let candidate = Candidate {
         choice: *choice,
@@ -527,7 +527,7 @@ async fn peer(setup: &Setup, room: &Room) -> anyhow::Result<Peer> {
         fingerprint,
         duties: Duties { anchor: office.anchor.is_some(), archive: office.archive.is_some() },
     };
-    Ok(Peer::new(PeerConfig {
+    let peer = Peer::new(PeerConfig {
         me: *me,
         manifest: manifest.clone(),
         candidate,
@@ -538,7 +538,8 @@ async fn peer(setup: &Setup, room: &Room) -> anyhow::Result<Peer> {
         limits: PeerLimits { largest_window, ..limits },
         seed: u64::from_le_bytes(*me.peer.0.first_chunk().expect("32 bytes")),
         routing: Routing::default(),
-    }))
+    });
+    Ok((peer, mobile))
 }
 
 /// Offers what earlier lives left, on a thread of its own.

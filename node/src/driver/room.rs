@@ -166,15 +166,14 @@ impl Room {
         choice: StageChoice,
         fits: &BTreeSet<Stage>,
     ) -> bool {
-        let all = fits.len() == usize::from(manifest.training.stages);
-        let needs = |stage| self.memory_for(manifest, StageSpan::one(stage), 1);
-        let largest = manifest.stages().map(needs).max().unwrap_or(Bytes(0));
-        let log = manifest.stages().map(|stage| self.spilled(manifest, StageSpan::one(stage)));
-        let log = 2 * log.max().unwrap_or(0) * manifest.largest_logged().0;
+        let alone = |stage| StageSpan::one(stage);
+        let memory = manifest.stages().map(|stage| self.memory_for(manifest, alone(stage), 1));
+        let disk = manifest.stages().map(|stage| self.disk_for(manifest, alone(stage)));
+        let twice = |largest: Option<Bytes>| largest.map_or(Bytes(0), |bytes| bytes + bytes);
         choice == StageChoice::Auto
-            && all
-            && largest + largest <= self.memory
-            && Bytes(log) <= self.disk
+            && fits.len() == usize::from(manifest.training.stages)
+            && twice(memory.max()) <= self.memory
+            && twice(disk.max()) <= self.disk
     }
 
     /// The output log's place on the disk; none where all of it stays in memory.
@@ -185,13 +184,13 @@ impl Room {
         &self,
         manifest: &Manifest,
         span: StageSpan,
-        choice: StageChoice,
+        mobile: bool,
     ) -> io::Result<Option<Arc<SpillFile>>> {
         // Who may move hosts any stage some time, and two at once for a while.
-        let any = || manifest.stages().map(|stage| self.spilled(manifest, StageSpan::one(stage)));
-        let places = match choice {
-            StageChoice::Auto => 2 * any().max().unwrap_or(0),
-            _ => self.spilled(manifest, span),
+        let any = manifest.stages().map(|stage| self.spilled(manifest, StageSpan::one(stage)));
+        let places = match mobile {
+            true => 2 * any.max().unwrap_or(0),
+            false => self.spilled(manifest, span),
         };
         match places {
             0 => Ok(None),
@@ -215,15 +214,20 @@ impl Room {
         if needs > self.memory {
             return Err(NoRoom::Memory { span, needs, has: self.memory });
         }
-        let log = self.spilled(manifest, span) * manifest.largest_logged().0;
-        let weights: usize = span.stages().map(|stage| parameter_count(manifest, stage)).sum();
-        let stale = (manifest.steps_at_once() - 1) * DISK_PER_STALE_PARAMETER;
-        let needs = Bytes(log + weights as u64 * (DISK_PER_PARAMETER + stale));
+        let needs = self.disk_for(manifest, span);
         if needs > self.disk {
             let path = self.folder.clone();
             return Err(NoRoom::Disk { span, needs, has: self.disk, path });
         }
         Ok(())
+    }
+
+    /// Disk for the output log, and for the files of the stages.
+    fn disk_for(&self, manifest: &Manifest, span: StageSpan) -> Bytes {
+        let log = self.spilled(manifest, span) * manifest.largest_logged().0;
+        let weights: usize = span.stages().map(|stage| parameter_count(manifest, stage)).sum();
+        let stale = (manifest.steps_at_once() - 1) * DISK_PER_STALE_PARAMETER;
+        Bytes(log + weights as u64 * (DISK_PER_PARAMETER + stale))
     }
 
     pub(crate) fn memory_for(&self, manifest: &Manifest, span: StageSpan, in_flight: u32) -> Bytes {
@@ -297,6 +301,26 @@ mod tests {
         assert_eq!(spilled(Bytes(0)), 16);
         assert_eq!(spilled(Bytes(3 * one.0)), 13);
         assert_eq!(spilled(manifest.output_log_bytes(Stage(1))), 0);
+    }
+
+    #[test]
+    fn who_has_room_for_one_stage_and_not_for_two_keeps_its_first() {
+        let manifest = manifest();
+        let all: BTreeSet<Stage> = manifest.stages().collect();
+        let alone = |stage: &Stage| room(0, 0).disk_for(&manifest, StageSpan::one(*stage));
+        let largest = all.iter().map(alone).max().expect("there are stages").0;
+        let auto = |disk| room(1 << 40, disk).has_any_two(&manifest, StageChoice::Auto, &all);
+        let one = room(1 << 40, largest);
+        assert_eq!(one.fits(&manifest, StageChoice::Auto), Ok(all.clone()));
+        assert_eq!([largest, 2 * largest - 1, 2 * largest].map(auto), [false, false, true]);
+        // It takes the disk for what it hosts, not for two.
+        let folder = tempfile::tempdir().expect("a folder");
+        let one = Room { folder: folder.path().to_owned(), ..one };
+        let places = |mobile| {
+            let file = one.spill_file(&manifest, StageSpan::one(Stage(1)), mobile);
+            file.expect("room").expect("something is spilled").places()
+        };
+        assert_eq!([false, true].map(places), [16, 32]);
     }
 
     #[test]

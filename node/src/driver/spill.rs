@@ -49,6 +49,12 @@ impl SpillFile {
         Ok(Arc::new(Self { file, place: place.0, free }))
     }
 
+    /// How many places are free.
+    #[cfg(test)]
+    pub(super) fn places(&self) -> usize {
+        self.free().len()
+    }
+
     /// Puts tensors into a free place.
     ///
     /// # Errors
