@@ -10,6 +10,11 @@ use shoal_protocol::message::Spent;
 /// What anybody may say that a pass took, at most.
 const LONGEST: Duration = Duration::from_secs(3600);
 
+/// What a member says that it spent, as far as it can be believed.
+pub(crate) fn believable(spent: Spent) -> Spent {
+    Spent { forward: spent.forward.min(LONGEST), backward: spent.backward.min(LONGEST) }
+}
+
 /// A running mean and mean deviation, with gains of 1/8 and 1/4 (RFC 6298, section 2).
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Estimate {
@@ -44,7 +49,7 @@ pub(crate) struct Times {
 
 impl Times {
     pub(crate) fn add(&mut self, stage: Stage, member: Member, spent: Spent) {
-        let (forward, backward) = (spent.forward.min(LONGEST), spent.backward.min(LONGEST));
+        let Spent { forward, backward } = believable(spent);
         match self.of.get_mut(&(stage, member)) {
             Some((of_forward, of_backward)) => {
                 of_forward.add(forward);

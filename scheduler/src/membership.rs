@@ -203,10 +203,7 @@ impl Membership {
 
     /// Whether a member leaves a stage, or has just left it, for another.
     pub(crate) fn is_leaving(&self, member: Member, stage: Stage) -> bool {
-        let leaves = |record: &MemberRecord| {
-            record.span.contains(stage) && record.moves.is_some_and(|moves| moves.at.is_some())
-        };
-        self.record(member).is_some_and(leaves)
+        self.record(member).is_some_and(|record| record.span.contains(stage) && record.leaves())
     }
 
     /// The stages that each member has in the next era.
@@ -235,8 +232,7 @@ impl Membership {
     pub(crate) fn can_cover_more(&self) -> bool {
         let hosted = |stage: Stage| self.records().any(|record| record.span.contains(stage));
         let all = (0..self.stages).map(Stage).all(hosted);
-        let moves = |record: &MemberRecord| record.moves.is_some_and(|moves| moves.at.is_some());
-        !all && (self.records().any(moves) || self.next_cover().is_some())
+        !all && (self.records().any(MemberRecord::leaves) || self.next_cover().is_some())
     }
 
     /// Has who may move host in the next era what nobody would.
@@ -278,8 +274,8 @@ impl Membership {
 
     /// The members that serve a stage and are not about to leave it for another, in order.
     pub(crate) fn staying(&self, stage: Stage) -> impl Iterator<Item = Member> + '_ {
-        let stays = |record: &MemberRecord| record.moves.is_none_or(|moves| moves.at.is_none());
-        self.replicas(stage).filter(move |member| self.record(*member).is_some_and(stays))
+        let stays = |member: &Member| self.record(*member).is_some_and(|record| !record.leaves());
+        self.replicas(stage).filter(stays)
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -330,10 +326,7 @@ impl Membership {
         estimates: &Estimates<'_>,
     ) -> Capacity {
         let hosts = self.records().filter(|record| counts(&record.member.peer));
-        let hosts = hosts.map(|record| {
-            let moves = record.moves.map(|moves| StageSpan::one(moves.to));
-            (record.member, moves.unwrap_or(record.span))
-        });
+        let hosts = hosts.map(|record| (record.member, record.destination()));
         Capacity::of(self.stages, hosts, estimates)
     }
 }

@@ -123,6 +123,18 @@ impl MemberRecord {
         moved.map_or(self.span, |moves| StageSpan::one(moves.to))
     }
 
+    /// The stages that it hosts, or goes to where it is on its way.
+    #[must_use]
+    pub fn destination(&self) -> StageSpan {
+        self.moves.map_or(self.span, |moves| StageSpan::one(moves.to))
+    }
+
+    /// Whether it is decided from which step on it hosts another stage.
+    #[must_use]
+    pub fn leaves(&self) -> bool {
+        self.moves.is_some_and(|moves| moves.at.is_some())
+    }
+
     /// Whether it takes part in a step at a stage.
     #[must_use]
     pub fn hosts(&self, stage: Stage, era: Era, step: Step) -> bool {

@@ -9,9 +9,7 @@ use shoal_protocol::message::Spent;
 use shoal_protocol::units::Moment;
 
 use super::Throughput;
-
-/// What anybody may say that a pass took, at most.
-const LONGEST: Duration = Duration::from_secs(3600);
+use crate::lateness::believable;
 
 /// What a microbatch is taken to need at a stage while nobody is measured anywhere, in nanoseconds.
 const UNKNOWN_PACE: u64 = 1_000_000_000;
@@ -66,7 +64,8 @@ impl Average {
 impl Paces {
     /// A microbatch took a member so long at a stage.
     pub fn add(&mut self, stage: Stage, member: Member, spent: Spent, now: Moment) {
-        let time = spent.forward.min(LONGEST) + spent.backward.min(LONGEST);
+        let Spent { forward, backward } = believable(spent);
+        let time = forward + backward;
         let nanoseconds = u64::try_from(time.as_nanos()).expect("two hours are few nanoseconds");
         let average = self.of.entry((stage, member)).or_insert_with(|| Average::new(now));
         average.add(nanoseconds, now);

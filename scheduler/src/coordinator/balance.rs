@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use shoal_protocol::ids::{Member, Stage, StageSpan};
+use shoal_protocol::ids::{Member, Stage};
 use shoal_protocol::message::MemberRecord;
 use shoal_protocol::units::Moment;
 
@@ -28,8 +28,8 @@ pub(super) struct Balance {
     steps: Option<Estimate>,
     committed: u64,
     stepped_at: Option<Moment>,
-    /// How long it took newcomers, and who moved, from when they were told what to fetch until they had
-    /// the weights.
+    /// How long it took newcomers from when they began to wait for a snapshot until they had the
+    /// weights: a move takes as long.
     fetches: Option<Estimate>,
 }
 
@@ -116,7 +116,7 @@ impl Coordinator {
         let hosts = self.membership.records().filter(|record| !record.span.is_empty());
         hosts
             .flat_map(|record| {
-                let span = record.moves.map_or(record.span, |moves| StageSpan::one(moves.to));
+                let span = record.destination();
                 let mobile = self.may_move(record);
                 let Throughput(speed) = estimates.throughput(record.member, span);
                 let (member, speed) = (record.member, speed as f64);

@@ -2,7 +2,6 @@
 //! moves to another stage is a newcomer there.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use shoal_protocol::ids::{Member, Stage, StageSpan, Step};
 use shoal_protocol::message::{FromCoordinator, SnapshotPart, StoredStage};
@@ -128,12 +127,12 @@ impl Coordinator {
         {
             return;
         }
-        let took = known.map_or(Duration::ZERO, |newcomer| self.now.since(newcomer.since));
+        let since = known.map_or(self.now, |newcomer| newcomer.since);
         if self.membership.is_serving(from) {
             self.change_over(from, out);
         } else if self.membership.serves(from) {
             self.newcomers.forget(from);
-            self.balance.fetched(took);
+            self.balance.fetched(self.now.since(since));
             self.drop_unwanted_snapshots();
             self.view_changed(out);
         }

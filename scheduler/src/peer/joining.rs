@@ -176,14 +176,13 @@ impl Peer {
 
     /// This peer cannot follow from what it has: it begins anew, from a newer snapshot.
     pub(super) fn fall_behind(&mut self, out: &mut Out) {
+        // Who lacks a result of its own stage goes nowhere.
+        self.moving = None;
         self.say_behind(false, out);
         self.begin_anew(out);
     }
 
     pub(super) fn say_behind(&mut self, there: bool, out: &mut Out) {
-        if !there {
-            self.moving = None;
-        }
         if std::mem::replace(&mut self.behind, Behind::Said) == Behind::No {
             out.push(PeerAction::ToCoordinator(ToCoordinator::Behind { there }));
         } else {
