@@ -15,6 +15,7 @@ mod id;
 mod init;
 pub mod join;
 pub mod local;
+mod man;
 mod plan;
 pub(crate) mod scenario;
 pub mod simulate;
@@ -51,5 +52,6 @@ pub fn run(command: Command, log_format: LogFormat) -> anyhow::Result<()> {
             completion::run(&args);
             Ok(())
         }
+        Command::Man(args) => man::run(&args),
     }
 }
