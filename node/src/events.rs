@@ -187,4 +187,6 @@ pub struct Traffic {
     pub tensor: u64,
     /// Files.
     pub blob: u64,
+    /// Packets passed on between two others.
+    pub relay: u64,
 }

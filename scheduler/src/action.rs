@@ -245,7 +245,7 @@ pub enum TaskResult {
 pub struct MeasuredLink {
     /// What it carries.
     pub rate: Rate,
-    /// How long an answer takes to come, with what waits on the way.
+    /// How long an answer takes to come at least.
     pub round_trip: Duration,
 }
 

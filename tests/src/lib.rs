@@ -7,6 +7,7 @@
 pub mod emulator;
 pub mod http;
 pub mod namespace;
+pub mod nat;
 pub mod process;
 pub mod program;
 pub mod prometheus;

@@ -91,6 +91,11 @@ impl Star {
         format!("198.18.{cable}.2")
     }
 
+    /// What the namespace at one of them is called.
+    pub(crate) fn name(&self, place: usize) -> &str {
+        self.places[place].name()
+    }
+
     /// The same command inside one of them.
     #[must_use]
     pub fn within(&self, place: usize, command: &Command) -> Command {

@@ -204,6 +204,7 @@ impl Driver<'_> {
                     control: traffic.control.sent.0,
                     tensor: traffic.tensor.sent.0,
                     blob: traffic.blob.sent.0,
+                    relay: traffic.relay.sent.0,
                 });
                 self.note(&RunEvent::Finished { sent });
                 self.meters.is(NodeState::Finished);

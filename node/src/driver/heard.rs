@@ -174,7 +174,8 @@ impl Driver<'_> {
         self.send(to, Message::Elsewhere { keeper, addresses });
     }
 
-    /// A newcomer that listens on every address does not know which one others reach it at.
+    /// A newcomer that listens on every address does not know which one others reach it at, and one behind
+    /// a router does not know its port there.
     fn seen_from_here(&self, from: Member, message: ToCoordinator) -> ToCoordinator {
         match (message, self.seen_at.get(&from.peer)) {
             (ToCoordinator::Register(mut candidate), Some(seen)) => {
@@ -182,6 +183,9 @@ impl Driver<'_> {
                     if address.ip().is_unspecified() {
                         address.set_ip(seen.ip());
                     }
+                }
+                if !candidate.addresses.contains(seen) {
+                    candidate.addresses.push(*seen);
                 }
                 ToCoordinator::Register(candidate)
             }

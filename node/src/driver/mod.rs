@@ -422,7 +422,7 @@ impl<'a> Driver<'a> {
         let peers = self.view.members.iter().map(|record| record.member.peer);
         let link = |peer| {
             let rate = Rate(links.transport.rate_to(peer)? as u64);
-            let round_trip = links.transport.way_to(peer)?.round_trip;
+            let round_trip = links.transport.way_to(peer)?.shortest_round_trip;
             Some((peer, MeasuredLink { rate, round_trip }))
         };
         peers.filter_map(link).collect()

@@ -28,11 +28,11 @@ pub(crate) use weights::{MemberRates, NumberBytes, weights};
 pub(crate) const AHEAD: u32 = 128;
 
 /// For so long, or so many round trips, a member sends to another before results come back, and so
-/// much at least. A result is there only when all members' sums have come, so who is faster than others
-/// waits for them here and leaves them the links: connections that meet at one share it evenly only
-/// after many seconds, and the slowest decides when a round ends.
-const AHEAD_TIME: (Duration, u32) = (Duration::from_millis(100), 4);
-const LEAST_AHEAD: u32 = 2;
+/// many pieces at least. A result is there only when all members' sums have come, so who is faster than
+/// others waits for them here and leaves them the links: connections that meet at one share it evenly
+/// only after many seconds, and the slowest decides when a round ends.
+const AHEAD_TIME: (Duration, u32) = (Duration::from_millis(20), 3);
+const LEAST_AHEAD: u32 = 4;
 
 /// The sum of the tags of these microbatches of a step at a stage.
 pub(crate) fn proof_of(

@@ -249,8 +249,8 @@ fn what_may_be_ahead_goes_by_the_link() {
         ahead(piece, AHEAD, Some(&MeasuredLink { rate: Rate(rate), round_trip }))
     };
     assert_eq!(ahead(piece, AHEAD, None), AHEAD);
-    assert_eq!(link(8 << 20, 10), 4, "100 ms of 8 MiB a second");
-    assert_eq!(link(8 << 20, 100), 13, "four round trips");
+    assert_eq!(link(100 << 20, 1), 8, "20 ms of 100 MiB a second");
+    assert_eq!(link(8 << 20, 100), 10, "three round trips");
     assert_eq!(link(1000, 10), LEAST_AHEAD);
     assert_eq!(link(u64::MAX, 3_600_000), AHEAD);
     assert_eq!(

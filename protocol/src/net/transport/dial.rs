@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
+use futures::future::join_all;
 use futures::stream::FuturesUnordered;
 use quinn::{ClientConfig, Connection};
 use tokio::sync::Mutex;
@@ -146,6 +147,14 @@ pub(super) async fn straighten(
         greet(shared, peer, connection, address).await
     });
     dialled.await.unwrap_or(Err(ConnectError::TimedOut)).map(drop)
+}
+
+/// Sends packets to a peer's addresses while that peer dials ours. What comes of it is its dial; a
+/// connection of this one's own says nothing and is let go of.
+pub(super) async fn knock(shared: &Shared, peer: &Peer, addresses: &[SocketAddr]) {
+    let knocks = join_all(addresses.iter().map(|&address| open(shared, peer, address)));
+    // Whether anybody answered does not matter.
+    let _ = timeout(limits::HANDSHAKE_TIMEOUT, knocks).await;
 }
 
 async fn open(shared: &Shared, peer: &Peer, address: SocketAddr) -> Result<Answer, ConnectError> {

@@ -161,7 +161,7 @@ async fn serve(shared: &Arc<Shared>, peer: &Arc<Peer>, session: &Arc<Session>) -
     if !session.is_relayed() {
         shared.relay.connected(peer.id, session.connection.clone());
         writers.spawn(pass_on(context.clone()));
-    } else if session.dialled {
+    } else {
         writers.spawn(seek_direct(context.clone()));
     }
     let mut readers = JoinSet::new();
@@ -304,15 +304,17 @@ async fn pass_on(context: Context) -> DisconnectReason {
     }
 }
 
-/// Tries again and again to do without the peer in the middle.
+/// Tries again and again to do without the peer in the middle. Who was dialled only knocks: a router that
+/// lets in nobody who was not sent to lets the dialler in then.
 async fn seek_direct(context: Context) -> DisconnectReason {
     let Context { shared, peer, .. } = &context;
     let mut state = peer.state.subscribe();
     loop {
         let addresses = state.borrow_and_update().addresses.clone();
-        if !addresses.is_empty()
-            && let Err(error) = dial::straighten(shared, peer, &addresses).await
-        {
+        if addresses.is_empty() {
+        } else if !context.session.dialled {
+            dial::knock(shared, peer, &addresses).await;
+        } else if let Err(error) = dial::straighten(shared, peer, &addresses).await {
             tracing::debug!(peer = %peer.id, %error, "still no direct way");
         }
         // A success ends the link's service of this connection, and this task with it.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use quinn::Connection;
 
+use super::congestion;
 use crate::codec::packing::Packing;
 use crate::units::Bytes;
 
@@ -63,6 +64,8 @@ pub struct Flow {
 pub struct Way {
     /// The smoothed round trip.
     pub round_trip: Duration,
+    /// The shortest one, where what steers the window knows it, else the same.
+    pub shortest_round_trip: Duration,
     /// What may be on its way at once.
     pub window: Bytes,
     /// What went over it since it was established.
@@ -77,7 +80,8 @@ impl Way {
             lost: path.lost_packets,
             lost_bytes: Bytes(path.lost_bytes),
         };
-        Self { round_trip: path.rtt, window: Bytes(path.cwnd), packets }
+        let shortest_round_trip = congestion::shortest_round_trip(connection).unwrap_or(path.rtt);
+        Self { round_trip: path.rtt, shortest_round_trip, window: Bytes(path.cwnd), packets }
     }
 }
 

@@ -66,6 +66,12 @@ pub(super) struct TolerantConfig {
     pub(super) initial_window: u64,
 }
 
+/// The shortest round trip of a connection that [`Tolerant`] steers, once there was one.
+pub(super) fn shortest_round_trip(connection: &quinn::Connection) -> Option<Duration> {
+    let state = connection.congestion_state().into_any().downcast::<Tolerant>().ok()?;
+    Some(state.round_trips.shortest).filter(|shortest| !shortest.is_zero())
+}
+
 impl ControllerFactory for TolerantConfig {
     fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
         Box::new(Tolerant::new(self.initial_window, now, current_mtu))
