@@ -5,6 +5,7 @@
 //! the progress view ([`progress`]), the report ([`report`]) and the loss curve ([`plot`]) are made.
 
 pub mod address;
+mod admission;
 mod anchor;
 pub mod cli;
 pub mod commands;

@@ -13,9 +13,11 @@ mod guest;
 mod healthcheck;
 mod id;
 mod init;
+mod invite;
 pub mod join;
 pub mod local;
 mod plan;
+mod reach;
 pub(crate) mod scenario;
 pub mod simulate;
 pub mod start;
@@ -36,6 +38,9 @@ pub fn run(command: Command, log_format: LogFormat) -> anyhow::Result<()> {
         Command::Init(args) => init::run(&args),
         Command::Start(args) => start::run(args.into()),
         Command::Join(args) => join::run(args.options()),
+        Command::Invite(command) => invite::run(&command),
+        Command::Ban(args) => invite::ban(&args),
+        Command::Unban(args) => invite::unban(&args),
         Command::Status(args) => status::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Healthcheck(args) => healthcheck::run(&args),

@@ -7,10 +7,12 @@ use libp2p::identity::Keypair;
 use libp2p::swarm::NetworkBehaviour;
 use libp2p::swarm::behaviour::toggle::Toggle;
 use libp2p::{PeerId, StreamProtocol};
-use libp2p::{Swarm, SwarmBuilder, identify, kad, mdns, noise, tcp, yamux};
+use libp2p::{Swarm, SwarmBuilder, identify, kad, mdns, tcp, yamux};
 
 use super::DiscoveryError;
+use super::guard::Guard;
 use super::store::ProviderStore;
+use crate::net::admission::Gate;
 
 /// Our own network, apart from every other libp2p one.
 pub(super) const KAD: StreamProtocol = StreamProtocol::new("/shoal/kad/1");
@@ -23,6 +25,9 @@ const PROVIDER_LIFE: Duration = Duration::from_secs(180);
 
 /// One question to the network.
 const QUERY: Duration = Duration::from_secs(30);
+
+/// From the first packet of a connection until both ends have let each other in.
+const GREETING: Duration = Duration::from_secs(10);
 
 /// A connection that nothing uses is closed, but not soon: it tells at once when the process at its
 /// other end dies.
@@ -87,15 +92,22 @@ fn multicast(own: PeerId) -> Option<mdns::tokio::Behaviour> {
 }
 
 /// Everything put together, listening nowhere yet.
-pub(super) fn swarm(keypair: &Keypair, mdns: bool) -> Result<Swarm<Behaviour>, DiscoveryError> {
+pub(super) fn swarm(
+    keypair: &Keypair,
+    mdns: bool,
+    gate: Gate,
+) -> Result<Swarm<Behaviour>, DiscoveryError> {
     let failed = |reason: String| DiscoveryError::Setup { reason };
+    let guard = |keypair: &Keypair| Guard::new(keypair, gate);
     let swarm = SwarmBuilder::with_existing_identity(keypair.clone())
         .with_tokio()
-        .with_tcp(tcp::Config::default().nodelay(true), noise::Config::new, yamux::Config::default)
+        .with_tcp(tcp::Config::default().nodelay(true), guard, yamux::Config::default)
         .map_err(|error| failed(error.to_string()))?
         .with_behaviour(|keypair| Behaviour::new(keypair, mdns))
         .map_err(|error| failed(error.to_string()))?
         .with_swarm_config(|config| config.with_idle_connection_timeout(IDLE))
+        // Who says nothing holds one of the places of `limits` for so long.
+        .with_connection_timeout(GREETING)
         .build();
     Ok(swarm)
 }

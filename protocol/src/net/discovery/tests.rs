@@ -26,7 +26,7 @@ impl Searcher {
         let free = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let listen = free.local_addr().expect("bound");
         drop(free);
-        let config = DiscoveryConfig { listen: vec![listen], mdns: false };
+        let config = DiscoveryConfig { listen: vec![listen], mdns: false, gate: Gate::default() };
         let (discovery, events) = Discovery::start(identity, &config).expect("a free port");
         Self { discovery, events, address: PeerAddress::new(listen, identity.peer_id()) }
     }
@@ -133,7 +133,7 @@ async fn an_address_where_nobody_listens_is_named() {
 async fn a_port_in_use_is_named() {
     let searcher = Searcher::new();
     let taken = searcher.socket_address();
-    let config = DiscoveryConfig { listen: vec![taken], mdns: false };
+    let config = DiscoveryConfig { listen: vec![taken], mdns: false, gate: Gate::default() };
     let error = Discovery::start(&Identity::ephemeral(), &config).err().expect("taken");
     assert!(matches!(error, DiscoveryError::AddressInUse { address } if address == taken));
     assert!(error.to_string().contains(&taken.to_string()), "{error}");
