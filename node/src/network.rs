@@ -120,7 +120,7 @@ fn bind(
         let listen = transport.local_addresses();
         let (mdns, gate) = (options.mdns, config.gate.clone());
         let discovery = &DiscoveryConfig { listen, mdns, gate };
-        match Discovery::start(identity, &discovery) {
+        match Discovery::start(identity, discovery) {
             Ok((discovery, found)) => return Ok((transport, events, discovery, found)),
             Err(DiscoveryError::AddressInUse { .. }) if attempts > 0 => {}
             Err(error) => return Err(error).exit_with(Exit::Usage),

@@ -11,6 +11,7 @@ use shoal_protocol::wire;
 use tokio::sync::watch;
 
 use super::Driver;
+use super::outgoing::Links;
 use crate::events::RunEvent;
 
 /// How often refused connections are looked at.
@@ -27,7 +28,8 @@ pub(super) struct Doors {
 
 impl Doors {
     /// Those of a peer, which has none where it is alone.
-    pub(super) fn of(gate: Option<&Gate>) -> Self {
+    pub(super) fn of(links: Option<&Links>) -> Self {
+        let gate = links.map(|links| links.transport.gate());
         let told = gate.map_or(0, |gate| gate.roster().0.version);
         Self { changes: gate.map(Gate::changes), told, looked: None }
     }

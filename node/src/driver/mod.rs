@@ -216,7 +216,6 @@ impl<'a> Driver<'a> {
         let tracker = TaskTracker::new();
         let unpacker = Unpacker::new(manifest.clone());
         let lookout = Lookout::new(observer.board().clone());
-        let doors = Doors::of(network.as_ref().map(|network| network.transport.gate()));
         let (links, events) = Links::of(network, &tracker, setup.metrics);
         if let Some(links) = &links {
             links.transport.set_chunk_packing(manifest.codec.chunks);
@@ -245,6 +244,7 @@ impl<'a> Driver<'a> {
             kept: BTreeSet::new(),
             newest: None,
             archiving: 0,
+            doors: Doors::of(links.as_ref()),
             links,
             network: events,
             unpacker,
@@ -256,7 +256,6 @@ impl<'a> Driver<'a> {
             observer,
             meters,
             lookout,
-            doors,
             step_began: Moment::default(),
             ending: complete.then_some(Ending::Complete),
             farewell: None,

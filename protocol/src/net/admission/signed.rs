@@ -19,20 +19,17 @@ pub trait Statement: bincode::Encode + bincode::Decode<()> {
     const PURPOSE: &'static [u8];
 }
 
-/// A statement as it was signed. The signature is over these bytes, never over an encoding made anew.
+/// A statement as it was signed: the signature, and the bytes that it is over, never an encoding made anew.
 #[derive(Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub struct Signed {
-    body: Vec<u8>,
-    signature: [u8; SIGNATURE],
-}
+pub struct Signed(Vec<u8>);
 
 impl Signed {
     /// Signs a statement.
     #[must_use]
     pub fn of<T: Statement>(value: &T, identity: &Identity) -> Self {
         let body = wire::encode(value).expect("a statement is kept under the cap of a message");
-        let signature = identity.sign(&message::<T>(&body));
-        Self { body, signature }
+        let signature: [u8; SIGNATURE] = identity.sign(&message::<T>(&body));
+        Self([&signature[..], &body].concat())
     }
 
     /// The statement, if this key signed it.
@@ -40,9 +37,13 @@ impl Signed {
     /// # Errors
     /// [`Denied::Forged`] when another key did, or none.
     pub fn open<T: Statement>(&self, key: PeerId) -> Result<T, Denied> {
+        let forged = Denied::Forged { paper: T::PAPER };
+        let Some((signature, body)) = self.0.split_first_chunk::<SIGNATURE>() else {
+            return Err(forged);
+        };
         let known = PublicKey::try_from_bytes(&key.0);
-        let good = known.is_ok_and(|key| key.verify(&message::<T>(&self.body), &self.signature));
-        if good { self.peek() } else { Err(Denied::Forged { paper: T::PAPER }) }
+        let good = known.is_ok_and(|key| key.verify(&message::<T>(body), signature));
+        if good { self.peek() } else { Err(forged) }
     }
 
     /// What it says, whoever signed it.
@@ -50,7 +51,8 @@ impl Signed {
     /// # Errors
     /// [`Denied::Forged`] when it says nothing of the kind.
     pub fn peek<T: Statement>(&self) -> Result<T, Denied> {
-        wire::decode(&self.body).map_err(|_| Denied::Forged { paper: T::PAPER })
+        let body = self.0.get(SIGNATURE..).unwrap_or_default();
+        wire::decode(body).map_err(|_| Denied::Forged { paper: T::PAPER })
     }
 }
 
@@ -60,6 +62,6 @@ fn message<T: Statement>(body: &[u8]) -> Vec<u8> {
 
 impl std::fmt::Debug for Signed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Signed({} bytes)", self.body.len())
+        write!(f, "Signed({} bytes)", self.0.len())
     }
 }

@@ -203,7 +203,7 @@ async fn greet(
     };
     if let Err(denied) = gate.admit(peer.id, &shown.pass, UnixTime::now()) {
         gate.turned_away((&denied).into(), Some(peer.id), Some(address), denied.to_string());
-        return Err(ConnectError::Stranger { peer: peer.id, address, denied });
+        return Err(ConnectError::Stranger { peer: peer.id, address, denied: denied.into() });
     }
     if let Some(permit) = &shown.permit {
         gate.hold(permit.clone());

@@ -149,7 +149,7 @@ pub enum ConnectError {
         /// Where.
         address: SocketAddr,
         /// What it lacks.
-        denied: Denied,
+        denied: Box<Denied>,
     },
     /// What came back is no answer to a hello.
     #[error("the peer's answer is malformed: {reason}")]
