@@ -3,6 +3,7 @@
 //! ([`transport`]).
 
 pub mod admission;
+mod crowd;
 pub mod discovery;
 pub mod identity;
 pub mod transport;

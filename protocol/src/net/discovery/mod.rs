@@ -8,6 +8,7 @@
 mod actor;
 mod address;
 mod behaviour;
+mod door;
 mod guard;
 mod store;
 #[cfg(test)]

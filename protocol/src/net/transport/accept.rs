@@ -1,10 +1,10 @@
 //! Answering peers that dial us.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use quinn::{Connection, Endpoint, Incoming, SendStream};
-use tokio::sync::{Mutex, Semaphore};
+use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use super::Shared;
@@ -17,35 +17,55 @@ use super::traffic::Kind;
 use crate::ids::{Member, PeerId};
 use crate::limits;
 use crate::net::admission::{Denied, Pass, Reason, Signed, UnixTime};
+use crate::net::crowd::{Crowd, CrowdLimits};
 
 /// Handshakes under way at once.
-const HANDSHAKES: usize = 64;
+const HANDSHAKES: CrowdLimits = CrowdLimits { all: 128, host: 64 };
+
+/// From so many on, a dialler must show that it is where it says it is before it is given a place: it costs
+/// it a round trip, and who only pretends to be somewhere gets no further.
+const WARY: usize = 32;
 
 /// How long a refused peer may take to read why.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// Accepts connections on one socket until we close.
 pub(super) async fn run(shared: Arc<Shared>, endpoint: Endpoint) {
-    let handshakes = Arc::new(Semaphore::new(HANDSHAKES));
+    let crowd = Arc::new(Mutex::new(Crowd::new(HANDSHAKES)));
     loop {
         let incoming = tokio::select! {
             () = shared.closed.cancelled() => break,
             incoming = endpoint.accept() => incoming,
         };
         let Some(incoming) = incoming else { break };
-        let Ok(permit) = handshakes.clone().try_acquire_owned() else {
+        let address = incoming.remote_address();
+        let mut there = crowd.lock().await;
+        if there.len() >= WARY && incoming.may_retry() {
+            // It fails only for who has been asked already.
+            let _ = incoming.retry();
+            continue;
+        }
+        let Ok(place) = there.enter(address.ip(), Instant::now()) else {
             incoming.refuse();
+            let text = "more connections are being made than are looked at".to_owned();
+            shared.gate.turned_away(Reason::Flood, None, Some(address), text);
             continue;
         };
-        let for_task = shared.clone();
+        drop(there);
+        let (for_task, crowd) = (shared.clone(), crowd.clone());
         shared.tracker.spawn(async move {
-            let _permit = permit;
             let handshake = handle(&for_task, incoming);
-            tokio::select! {
-                () = for_task.closed.cancelled() => {}
+            let slow = tokio::select! {
+                () = for_task.closed.cancelled() => false,
                 // A peer that takes longer is dropped, and its connection with it.
-                _ = timeout(limits::HANDSHAKE_TIMEOUT, handshake) => {}
+                handled = timeout(limits::HANDSHAKE_TIMEOUT, handshake) => handled.is_err(),
+                () = place.ended.cancelled() => true,
+            };
+            if slow {
+                let text = "it took too long to say who it is".to_owned();
+                for_task.gate.turned_away(Reason::Slow, None, Some(address), text);
             }
+            crowd.lock().await.leave(place.number);
         });
     }
 }

@@ -1,5 +1,6 @@
 //! Whole transports against each other over loopback.
 
+mod admission;
 mod blobs;
 mod exchange;
 mod pressure;
