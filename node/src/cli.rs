@@ -7,6 +7,7 @@ mod admission;
 mod checkpoint;
 mod chunk;
 mod demo;
+mod doctor;
 mod plan;
 mod watch;
 
@@ -22,6 +23,7 @@ pub use checkpoint::{CheckpointArgs, CheckpointCommand, FetchArgs};
 pub use chunk::{ChunkCommand, ChunkGetArgs, ChunkLsArgs, ChunkVerifyArgs, ListFormat};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use demo::{DemoArgs, DtypeChoice, SlowPeer};
+pub use doctor::DoctorArgs;
 pub use plan::PlanArgs;
 pub use shoal_engine::DeviceChoice;
 use shoal_protocol::ids::Stage;
@@ -71,6 +73,8 @@ pub enum Command {
     Ban(BanArgs),
     /// Open a run again to a peer that was banned.
     Unban(BanArgs),
+    /// Say what would keep this machine out of a run, and what to do about it; exit code 1 if anything.
+    Doctor(DoctorArgs),
     /// Print what a running peer of this machine knows of its run.
     Status(StatusArgs),
     /// Watch what a running peer knows of its run, in the terminal.

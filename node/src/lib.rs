@@ -13,6 +13,7 @@ pub mod config;
 pub mod dataset;
 #[cfg(test)]
 mod decoders;
+mod doctor;
 pub mod driver;
 pub mod events;
 pub mod exit;

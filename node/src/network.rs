@@ -155,7 +155,7 @@ async fn remember(
 
 /// Where this machine's packets to the outside come from. Nothing is sent: connecting a UDP socket
 /// only looks up the route. The address is one set aside for documents (RFC 5737).
-fn outward_ip() -> IpAddr {
+pub(crate) fn outward_ip() -> IpAddr {
     UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))
         .and_then(|socket| {
             socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9))?;

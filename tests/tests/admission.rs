@@ -1,8 +1,10 @@
 //! Who may take part in a run: tickets, permits, lists and bans, with whole processes.
 
+use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::process::Command;
 
 use serde_json::Value as Json;
+use shoal_tests::PATIENCE;
 use shoal_tests::process::Process;
 use shoal_tests::program::shoal;
 use shoal_tests::run::Run;
@@ -166,5 +168,41 @@ fn an_allowlist_lets_in_whom_it_names() {
     swarm.peers[0].event("roster");
     swarm.join(&[]);
     swarm.join(&[]);
+    assert_eq!(swarm.finish().hash(), run.local("alone").hash());
+}
+
+#[test]
+fn a_crowd_at_the_door_changes_no_bit() {
+    let run = run("invite", 12);
+    let mut swarm = Swarm::start(&run.config(), &["--wait-for", "3"]);
+    let ticket = said(&swarm, &["invite", "new", "--uses", "2"]);
+    let mut parts = swarm.address.split('/').skip(2);
+    let (host, port) = (parts.next().expect("an address"), parts.nth(1).expect("a port"));
+    let door: SocketAddr = format!("{host}:{port}").parse().expect("an address");
+    // As many as this process may open, and no more than ten thousand. They say nothing.
+    let crowd: Vec<TcpStream> =
+        (0..10_000).map_while(|_| TcpStream::connect_timeout(&door, PATIENCE).ok()).collect();
+    let noise = UdpSocket::bind("127.0.0.1:0").expect("a port");
+    let mut packet = [0x5a; 1200];
+    packet[..6].copy_from_slice(&[0xc0, 0, 0, 0, 1, 8]);
+    let shout = |count: u32| {
+        for number in 0..count {
+            let mut packet = packet;
+            packet[6..10].copy_from_slice(&number.to_le_bytes());
+            let _ = noise.send_to(&packet, door);
+        }
+    };
+    shout(20_000);
+    for index in [1, 2] {
+        swarm.peers.push(swarm.newcomer(&ticket, index, &OWN_PORT));
+    }
+    let strangers = [5, 6, 7].map(|index| swarm.newcomer(&swarm.address, index, &OWN_PORT));
+    swarm.peers[0].event("committed");
+    shout(20_000);
+    for stranger in strangers {
+        let reason = stranger.end().failure(NOT_ADMITTED);
+        assert!(reason.contains("who has a ticket"), "{reason}");
+    }
+    drop(crowd);
     assert_eq!(swarm.finish().hash(), run.local("alone").hash());
 }

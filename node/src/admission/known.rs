@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use shoal_protocol::ids::PeerId;
 use shoal_protocol::net::discovery::{Host, PeerAddress};
 
+use super::Folder;
 use super::folder::{read_capped, write_whole};
 
 /// Peers that are remembered; those met last take the place of those met first.
@@ -77,6 +78,11 @@ pub(crate) fn companions(data_dir: &Path, of: &[PeerId]) -> Vec<PeerAddress> {
         }
     }
     all
+}
+
+/// Where the peers are that were met in the run that the peer of a data directory last took part in.
+pub(crate) fn met(data_dir: &Path) -> Vec<PeerAddress> {
+    Folder::current(data_dir).map_or_else(|_| Vec::new(), |folder| read(&folder.peers()))
 }
 
 /// The addresses in a file; what is none is passed over.

@@ -11,7 +11,7 @@ mod watch;
 
 pub(crate) use entrance::{entrance, issue, roster_of};
 pub(crate) use folder::{Folder, Issued, KeptRules};
-pub(crate) use known::{KnownPeers, companions};
+pub(crate) use known::{KnownPeers, companions, met};
 pub(crate) use watch::keep;
 
 use std::sync::Arc;

@@ -5,6 +5,7 @@ mod chunk;
 mod completion;
 mod data;
 mod demo;
+mod doctor;
 mod fetch;
 pub(crate) mod fleet;
 mod generate;
@@ -41,6 +42,7 @@ pub fn run(command: Command, log_format: LogFormat) -> anyhow::Result<()> {
         Command::Invite(command) => invite::run(&command),
         Command::Ban(args) => invite::ban(&args),
         Command::Unban(args) => invite::unban(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Healthcheck(args) => healthcheck::run(&args),

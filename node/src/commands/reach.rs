@@ -170,7 +170,8 @@ impl Failure {
                 not_let_in(&denied).context(format!("cannot join at {address}"))
             }
             Self::Connect(address, error) => {
-                anyhow::Error::from(error).context(format!("cannot join at {address}"))
+                let hint = "`shoal doctor` with this address looks for the cause";
+                anyhow!("{error} ({hint})").context(format!("cannot join at {address}"))
             }
             Self::Other(error) => error,
         }
