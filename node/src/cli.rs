@@ -102,6 +102,8 @@ pub enum Command {
     Id(IdArgs),
     /// Print a completion script for a shell.
     Completion(CompletionArgs),
+    /// Write a man page for each command.
+    Man(ManArgs),
 }
 
 /// How log lines look.
@@ -508,6 +510,14 @@ pub struct CompletionArgs {
     /// Which shell.
     #[arg(value_name = "SHELL")]
     pub shell: clap_complete::Shell,
+}
+
+/// `shoal man`
+#[derive(Debug, Clone, Args)]
+pub struct ManArgs {
+    /// The folder to write them into, as `~/.local/share/man/man1`; made where there is none.
+    #[arg(value_name = "DIR")]
+    pub dir: PathBuf,
 }
 
 /// `$XDG_DATA_HOME/shoal`, `~/.local/share/shoal`, or `.shoal` here.

@@ -179,6 +179,16 @@ fn every_command_completes() {
 }
 
 #[test]
+fn every_command_has_a_man_page() {
+    let place = Place::new();
+    place.shoal_prints(&["man", "man1"]);
+    for (page, word) in [("shoal.1", "simulate"), ("shoal-join.1", "drain"), ("shoal-chunk-get.1", "from")] {
+        let text = std::fs::read_to_string(place.path("man1").join(page)).expect("a page");
+        assert!(text.starts_with(".ie") && text.contains(word), "{page}: {text}");
+    }
+}
+
+#[test]
 fn plan_says_who_hosts_what_and_why_or_what_the_file_lacks() {
     let place = Place::new();
     let fleet = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/fleets/dt-fm-3.toml");

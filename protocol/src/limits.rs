@@ -37,8 +37,8 @@ pub const MEMBERS: usize = 1024;
 /// A run's manifest as TOML or on the wire.
 pub const MANIFEST: Bytes = Bytes(64 << 10);
 
-/// Elements of one piece of an all-reduce: 2 MiB of sums. Pieces are summed while others travel.
-pub const ROUND_PIECE_ELEMENTS: usize = 1 << 18;
+/// Elements of one piece of an all-reduce: 512 KiB of sums. Pieces are summed while others travel.
+pub const ROUND_PIECE_ELEMENTS: usize = 1 << 16;
 
 /// Elements of a stage's vector that are measured together once a round brought them: parts and pieces
 /// begin at multiples of this.

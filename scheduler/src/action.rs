@@ -240,6 +240,15 @@ pub enum TaskResult {
     },
 }
 
+/// What the link to another peer was measured to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MeasuredLink {
+    /// What it carries.
+    pub rate: Rate,
+    /// How long an answer takes to come, with what waits on the way.
+    pub round_trip: Duration,
+}
+
 /// What a peer is told.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PeerInput {
@@ -285,7 +294,7 @@ pub enum PeerInput {
     },
     /// What the links to other peers carry, as far as it was measured; in place of what was said
     /// before.
-    Rates(BTreeMap<PeerId, Rate>),
+    Links(BTreeMap<PeerId, MeasuredLink>),
     /// This peer is to leave in order.
     Drain,
     /// Files that were to be fetched are here, or cannot be had.

@@ -17,6 +17,7 @@ mod init;
 mod invite;
 pub mod join;
 pub mod local;
+mod man;
 mod plan;
 mod reach;
 pub(crate) mod scenario;
@@ -58,5 +59,6 @@ pub fn run(command: Command, log_format: LogFormat) -> anyhow::Result<()> {
             completion::run(&args);
             Ok(())
         }
+        Command::Man(args) => man::run(&args),
     }
 }

@@ -48,7 +48,7 @@ use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{Candidate, Duties, StageChoice, StoredStage, ToCoordinator, View};
 use shoal_protocol::net::transport::TransportEvent;
 use shoal_protocol::units::{Moment, Rate};
-use shoal_scheduler::action::{CoordinatorInput, PeerInput, TaskResult};
+use shoal_scheduler::action::{CoordinatorInput, MeasuredLink, PeerInput, TaskResult};
 use shoal_scheduler::coordinator::Coordinator;
 use shoal_scheduler::peer::{Peer, PeerConfig, PeerLimits};
 use shoal_scheduler::router::Routing;
@@ -418,18 +418,22 @@ impl<'a> Driver<'a> {
         self.meters.computed(&result, busy);
         if matches!(result, TaskResult::Summarised { .. }) {
             // Goes out with what the round came to.
-            self.own.push_back(Own::Peer(PeerInput::Rates(self.link_rates())));
+            self.own.push_back(Own::Peer(PeerInput::Links(self.measured_links())));
         }
         self.own.push_back(Own::Peer(PeerInput::Done { result, busy }));
         Ok(())
     }
 
-    /// What the links to the other members were measured to carry.
-    fn link_rates(&self) -> BTreeMap<PeerId, Rate> {
+    /// What the links to the other members were measured to be.
+    fn measured_links(&self) -> BTreeMap<PeerId, MeasuredLink> {
         let Some(links) = &self.links else { return BTreeMap::new() };
         let peers = self.view.members.iter().map(|record| record.member.peer);
-        let rate = |peer| Some((peer, Rate(links.transport.rate_to(peer)? as u64)));
-        peers.filter_map(rate).collect()
+        let link = |peer| {
+            let rate = Rate(links.transport.rate_to(peer)? as u64);
+            let round_trip = links.transport.way_to(peer)?.round_trip;
+            Some((peer, MeasuredLink { rate, round_trip }))
+        };
+        peers.filter_map(link).collect()
     }
 
     /// Leaves in order, as far as the time for it allows. Who asks again does not want to wait.

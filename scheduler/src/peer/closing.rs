@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use shoal_protocol::ids::{Era, Member, Microbatch, PeerId, Stage, Step, Term};
 use shoal_protocol::message::{
-    CommitRecord, Round, RoundId, RoundOutcome, TensorTag, ToCoordinator,
+    CommitRecord, Round, RoundId, RoundMember, RoundOutcome, TensorTag, ToCoordinator,
 };
-use shoal_protocol::units::{Bytes, Moment, Rate};
+use shoal_protocol::units::{Bytes, Moment};
 
 use super::{Out, Peer, Status};
-use crate::action::{Fault, Payload, PeerAction, PeerEvent, Task, TaskResult};
-use crate::round::{AHEAD, Layout, Reduction, piece_bytes, proof_of, window};
+use crate::action::{Fault, MeasuredLink, Payload, PeerAction, PeerEvent, Task, TaskResult};
+use crate::round::{AHEAD, Layout, Reduction, ahead, most_ahead, piece_bytes, proof_of};
 
 /// Pieces that may come before the word that closes their step: the coordinator's word and the other
 /// members' pieces travel on different connections.
@@ -258,9 +258,11 @@ impl Peer {
         }
         let whole_proof = self.whole_proof(id);
         let layout = self.layout_of(&round);
-        let outgoing = self.config.limits.round_bytes;
-        let window = window(self.piece_bytes(), outgoing, round.members.len());
-        let mut reduction = Reduction::new(round, me, layout, window, counted.proof, whole_proof)
+        let piece = self.piece_bytes();
+        let most = most_ahead(piece, self.config.limits.round_bytes, round.members.len());
+        let link = |part: &RoundMember| self.links.get(&part.member.peer);
+        let ahead = round.members.iter().map(|part| ahead(piece, most, link(part))).collect();
+        let mut reduction = Reduction::new(round, me, layout, ahead, counted.proof, whole_proof)
             .expect("this peer is a member of the round");
         let started = reduction.start(out);
         if let Some(old) = self.rounds.insert(id.stage, reduction) {
@@ -395,7 +397,7 @@ impl Peer {
             TaskResult::Summarised { hash, square_norm, .. } => {
                 if let Some(outcome) = reduction.summarised(hash, square_norm) {
                     let round = reduction.round();
-                    out.push(reduced(round, outcome, &self.rates));
+                    out.push(reduced(round, outcome, &self.links));
                 }
             }
             _ => {}
@@ -407,7 +409,7 @@ impl Peer {
     pub(super) fn repeat_outcomes(&self, out: &mut Out) {
         for reduction in self.rounds.values() {
             if let Some(outcome) = reduction.outcome() {
-                out.push(reduced(reduction.round(), outcome, &self.rates));
+                out.push(reduced(reduction.round(), outcome, &self.links));
             }
         }
     }
@@ -500,9 +502,14 @@ impl Peer {
 }
 
 /// What a round came to, with what the links to its members were measured to carry.
-fn reduced(round: &Round, outcome: RoundOutcome, known: &BTreeMap<PeerId, Rate>) -> PeerAction {
+fn reduced(
+    round: &Round,
+    outcome: RoundOutcome,
+    known: &BTreeMap<PeerId, MeasuredLink>,
+) -> PeerAction {
     let places = (0..).zip(&round.members);
-    let rates =
-        places.filter_map(|(place, part)| Some((place, *known.get(&part.member.peer)?))).collect();
+    let rates = places
+        .filter_map(|(place, part)| Some((place, known.get(&part.member.peer)?.rate)))
+        .collect();
     PeerAction::ToCoordinator(ToCoordinator::Reduced { round: round.id, outcome, rates })
 }

@@ -31,7 +31,7 @@ use shoal_protocol::ids::{
     ClaimKey, Era, Grant, Incarnation, Member, PeerId, Stage, StageSpan, Step, Term,
 };
 use shoal_protocol::message::{Between, TensorTag, ToCoordinator, View};
-use shoal_protocol::units::{Bytes, Moment, Rate};
+use shoal_protocol::units::{Bytes, Moment};
 
 use self::closing::{Applying, EarlyPieces, Word};
 use self::compute::Compute;
@@ -41,7 +41,7 @@ use self::joining::{Behind, Newcomer};
 use self::moving::Moving;
 use self::stage::{Hosted, Waiting};
 use self::stores::Stores;
-use crate::action::{Fault, Payload, PeerAction, PeerEvent, PeerInput, PeerLoad};
+use crate::action::{Fault, MeasuredLink, Payload, PeerAction, PeerEvent, PeerInput, PeerLoad};
 use crate::round::Reduction;
 
 /// Retries without a word of the coordinator after which it is told that this peer is there.
@@ -61,8 +61,8 @@ pub struct Peer {
     term: Term,
     span: Option<StageSpan>,
     view: View,
-    /// What the links to other peers were measured to carry.
-    rates: BTreeMap<PeerId, Rate>,
+    /// What the links to other peers were measured to be.
+    links: BTreeMap<PeerId, MeasuredLink>,
     /// The newest era that this peer heard of the beginning of.
     era: Era,
     /// Steps whose commit was taken in: the version of the weights that later tasks read.
@@ -141,7 +141,7 @@ impl Peer {
             term: Term(0),
             span: None,
             view: View::default(),
-            rates: BTreeMap::new(),
+            links: BTreeMap::new(),
             era: Era(0),
             version: Step(0),
             version_at: Moment::default(),
@@ -212,7 +212,7 @@ impl Peer {
             PeerInput::Archived { version } => {
                 out.push(PeerAction::ToCoordinator(ToCoordinator::Archived { version }));
             }
-            PeerInput::Rates(rates) => self.rates = rates,
+            PeerInput::Links(links) => self.links = links,
             PeerInput::Drain => self.drain(out),
             PeerInput::Tick => {}
         }

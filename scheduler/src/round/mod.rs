@@ -11,20 +11,28 @@ mod weights;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::time::Duration;
 
 use shoal_protocol::ids::ClaimKey;
 use shoal_protocol::ids::{ContentHash, Member, Microbatch, Stage, Step};
 use shoal_protocol::message::{Round, RoundOutcome, TensorTag, proof_tag};
 use shoal_protocol::units::Bytes;
 
-use crate::action::{Fault, Payload, PayloadId, PeerAction, Task};
+use crate::action::{Fault, MeasuredLink, Payload, PayloadId, PeerAction, Task};
 pub use layout::shares;
 pub(crate) use layout::{Layout, piece_bytes};
 pub(crate) use weights::{MemberRates, NumberBytes, weights};
 
 /// Pieces that one member sends another before results come back, at most, whatever room it has
 /// itself: who has not heard yet that the step is closed keeps them, and must know how many.
-pub(crate) const AHEAD: u32 = 32;
+pub(crate) const AHEAD: u32 = 128;
+
+/// For so long, or so many round trips, a member sends to another before results come back, and so
+/// much at least. A result is there only when all members' sums have come, so who is faster than others
+/// waits for them here and leaves them the links: connections that meet at one share it evenly only
+/// after many seconds, and the slowest decides when a round ends.
+const AHEAD_TIME: (Duration, u32) = (Duration::from_millis(100), 4);
+const LEAST_AHEAD: u32 = 2;
 
 /// The sum of the tags of these microbatches of a step at a stage.
 pub(crate) fn proof_of(
@@ -45,8 +53,8 @@ pub(crate) struct Reduction {
     /// This member's place.
     place: usize,
     layout: Layout,
-    /// Pieces that may be on their way to one member before its results come back.
-    window: u32,
+    /// Pieces that may be on their way to each member before its results come back, by places.
+    ahead: Vec<u32>,
     /// Sums of the tags of what this member counted and of the whole batch.
     own_proof: u64,
     whole_proof: u64,
@@ -84,13 +92,13 @@ struct OwnPiece {
 }
 
 impl Reduction {
-    /// The round as `me` sees it, which must be a member of it; none otherwise. `window` is how many
-    /// pieces may be on their way to one member.
+    /// The round as `me` sees it, which must be a member of it; none otherwise. `ahead` is how many
+    /// pieces may be on their way to each member, by places.
     pub(crate) fn new(
         round: Round,
         me: Member,
         layout: Layout,
-        window: u32,
+        ahead: Vec<u32>,
         own_proof: u64,
         whole_proof: u64,
     ) -> Option<Self> {
@@ -102,7 +110,7 @@ impl Reduction {
             round,
             place,
             layout,
-            window,
+            ahead,
             own_proof,
             whole_proof,
             others,
@@ -156,9 +164,10 @@ impl Reduction {
     pub(crate) fn start(&mut self, out: &mut Vec<PeerAction>) -> Result<(), Fault> {
         // A piece for each, from the next member on: nobody's downlink is everybody's first.
         let members = self.others.len();
-        for window in 1..=self.window {
+        let most = self.ahead.iter().copied().max().unwrap_or(0);
+        for ahead in 1..=most {
             for offset in 1..members {
-                self.export((self.place + offset) % members, window, out);
+                self.export((self.place + offset) % members, ahead, out);
             }
         }
         for piece in 0..self.own.len() {
@@ -274,7 +283,7 @@ impl Reduction {
         self.held += payload.size;
         let round = self.round.id;
         self.compute(Task::Install { round, range, payload: payload.id }, out);
-        self.export(other, self.window, out);
+        self.export(other, u32::MAX, out);
         Ok(())
     }
 
@@ -303,10 +312,11 @@ impl Reduction {
         self.outcome
     }
 
-    /// Gives out the next pieces of another member's part, so many beyond the results that came.
-    fn export(&mut self, to: usize, window: u32, out: &mut Vec<PeerAction>) {
+    /// Gives out the next pieces of another member's part: at most so many beyond the results that
+    /// came, and no more than may be on their way to it.
+    fn export(&mut self, to: usize, most: u32, out: &mut Vec<PeerAction>) {
         let pieces = self.layout.pieces(to) as u32;
-        let allowed = pieces.min(self.others[to].results.len() as u32 + window);
+        let allowed = pieces.min(self.others[to].results.len() as u32 + most.min(self.ahead[to]));
         while self.others[to].exported < allowed {
             let piece = self.others[to].exported;
             self.others[to].exported += 1;
@@ -362,9 +372,18 @@ impl Reduction {
 
 /// Pieces of so many bytes that one member of a round may have on their way to another before results
 /// come back, where so many bytes may be on their way in all.
-pub(crate) fn window(piece: Bytes, outgoing: Bytes, members: usize) -> u32 {
+pub(crate) fn most_ahead(piece: Bytes, outgoing: Bytes, members: usize) -> u32 {
     let others = members.saturating_sub(1).max(1) as u64;
     u32::try_from(outgoing.0 / piece.0 / others).unwrap_or(u32::MAX).clamp(1, AHEAD)
+}
+
+/// Of these, so many as the link to that other one wants, once it was measured.
+pub(crate) fn ahead(piece: Bytes, most: u32, link: Option<&MeasuredLink>) -> u32 {
+    let Some(link) = link else { return most };
+    let (least, round_trips) = AHEAD_TIME;
+    let time = least.max(round_trips * link.round_trip);
+    let pieces = (link.rate.0 as f64 * time.as_secs_f64() / piece.0 as f64).ceil();
+    (pieces as u32).max(LEAST_AHEAD).min(most)
 }
 
 #[cfg(test)]

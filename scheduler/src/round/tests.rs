@@ -2,6 +2,7 @@ use proptest::prelude::*;
 use shoal_protocol::codec::SumCodec;
 use shoal_protocol::ids::{Attempt, Era, Incarnation, PeerId, Term};
 use shoal_protocol::message::{RoundId, RoundMember};
+use shoal_protocol::units::Rate;
 
 use super::*;
 use crate::peer::RoundCut;
@@ -36,14 +37,14 @@ fn layout(round: &Round, elements: usize) -> Layout {
 fn of_two() -> Reduction {
     let round = round(&[1, 1]);
     let layout = layout(&round, 12);
-    Reduction::new(round, member(0), layout, 1, 5, 10).expect("a member")
+    Reduction::new(round, member(0), layout, vec![1; 2], 5, 10).expect("a member")
 }
 
 /// The round of who is alone with a stage of three elements, and counted tags of this sum.
 fn of_one(own_proof: u64) -> Reduction {
     let round = round(&[1]);
     let layout = layout(&round, 3);
-    Reduction::new(round, member(0), layout, 1, own_proof, 10).expect("a member")
+    Reduction::new(round, member(0), layout, vec![1], own_proof, 10).expect("a member")
 }
 
 /// A member's integers for piece 0, of four elements, or 1, of two.
@@ -70,7 +71,7 @@ fn actions(act: impl FnOnce(&mut Vec<PeerAction>)) -> Vec<PeerAction> {
 fn who_is_no_member_has_no_round() {
     let round = round(&[1, 1]);
     let layout = layout(&round, 12);
-    let none = Reduction::new(round, member(7), layout, 1, 0, 0);
+    let none = Reduction::new(round, member(7), layout, vec![1; 2], 0, 0);
     assert!(none.is_none());
 }
 
@@ -108,7 +109,7 @@ fn a_piece_goes_out_when_the_one_before_has_come_back() {
 fn the_first_pieces_go_to_each_in_turn_from_the_next_member_on() {
     let round = round(&[1, 1, 1, 1]);
     let layout = layout(&round, 32);
-    let mut second = Reduction::new(round, member(1), layout, 2, 5, 10).expect("a member");
+    let mut second = Reduction::new(round, member(1), layout, vec![2; 4], 5, 10).expect("a member");
     let exported = actions(|out| second.start(out).expect("nothing is wrong yet"));
     let order: Vec<(u16, u32)> = exported
         .iter()
@@ -238,4 +239,25 @@ proptest! {
             prop_assert!((share.len() as f64 - exact).abs() <= 2.0 * block as f64);
         }
     }
+}
+
+#[test]
+fn what_may_be_ahead_goes_by_the_link() {
+    let piece = Bytes(1 << 18);
+    let link = |rate: u64, milliseconds: u64| {
+        let round_trip = Duration::from_millis(milliseconds);
+        ahead(piece, AHEAD, Some(&MeasuredLink { rate: Rate(rate), round_trip }))
+    };
+    assert_eq!(ahead(piece, AHEAD, None), AHEAD);
+    assert_eq!(link(8 << 20, 10), 4, "100 ms of 8 MiB a second");
+    assert_eq!(link(8 << 20, 100), 13, "four round trips");
+    assert_eq!(link(1000, 10), LEAST_AHEAD);
+    assert_eq!(link(u64::MAX, 3_600_000), AHEAD);
+    assert_eq!(
+        ahead(piece, 1, Some(&MeasuredLink { rate: Rate(0), round_trip: Duration::ZERO })),
+        1
+    );
+    assert_eq!(most_ahead(piece, Bytes(1 << 24), 5), 16);
+    assert_eq!(most_ahead(piece, Bytes(1), 5), 1);
+    assert_eq!(most_ahead(piece, Bytes(u64::MAX), 2), AHEAD);
 }

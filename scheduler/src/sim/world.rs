@@ -512,7 +512,7 @@ impl<'a> World<'a> {
             self.compute(index, Task::Apply { round: *round, gradient_norm: 1.0 });
         }
         if matches!(result, TaskResult::Summarised { .. }) {
-            self.input(index, PeerInput::Rates(self.measured_rates(index)))?;
+            self.input(index, PeerInput::Links(self.measured_links(index)))?;
         }
         self.input(index, PeerInput::Done { result, busy })
     }

@@ -3,7 +3,7 @@
 use shoal_protocol::units::Bytes;
 
 use crate::action::PeerLoad;
-use crate::round::{piece_bytes, window};
+use crate::round::{most_ahead, piece_bytes};
 use crate::sim::scenario::Scenario;
 
 /// The limits of every peer.
@@ -36,9 +36,9 @@ impl Limits {
             let pieces = scenario
                 .peers
                 .iter()
-                .map(|other| u64::from(window(piece, other.limits.round_bytes, members)))
+                .map(|other| u64::from(most_ahead(piece, other.limits.round_bytes, members)))
                 .sum::<u64>()
-                + members as u64 * u64::from(window(piece, limits.round_bytes, members));
+                + members as u64 * u64::from(most_ahead(piece, limits.round_bytes, members));
             PeerLimit {
                 largest_window: limits.largest_window,
                 offers: limits.offers,

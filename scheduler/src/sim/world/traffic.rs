@@ -1,6 +1,7 @@
 //! What goes from peer to peer.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use shoal_protocol::ids::{Era, Member, PeerId, Step, Term};
 use shoal_protocol::message::{Between, SnapshotPart, TensorTag, ToCoordinator};
@@ -8,7 +9,7 @@ use shoal_protocol::units::{Bytes, Moment, Rate};
 use shoal_protocol::wire;
 
 use super::{Cargo, Event, Held, Node, World, index_of, peer_id};
-use crate::action::{CoordinatorInput, PeerInput};
+use crate::action::{CoordinatorInput, MeasuredLink, PeerInput};
 use crate::sim::border::Omit;
 use crate::sim::numbers::Weights;
 use crate::sim::watch::{Seen, Sort};
@@ -210,11 +211,14 @@ impl World<'_> {
     }
 
     /// What a peer believes that its links carry: what it will, and in half of the swarms nothing.
-    pub(super) fn measured_rates(&self, index: usize) -> BTreeMap<PeerId, Rate> {
+    pub(super) fn measured_links(&self, index: usize) -> BTreeMap<PeerId, MeasuredLink> {
         let seed = self.scenario.seed;
         let others = (0..self.nodes.len()).filter(|other| *other != index && seed % 2 == 1);
-        let rate = |other: usize| Rate(1 + seed.rotate_left((index * 8 + other) as u32) % 1000);
-        others.map(|other| (peer_id(other), rate(other))).collect()
+        let link = |other: usize| {
+            let number = seed.rotate_left((index * 8 + other) as u32) % 1000;
+            MeasuredLink { rate: Rate(1 + number), round_trip: Duration::from_millis(number) }
+        };
+        others.map(|other| (peer_id(other), link(other))).collect()
     }
 
     /// Gets a stage's files from this peer's own disk, or else from the first holder that has them.

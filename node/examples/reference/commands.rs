@@ -1,0 +1,89 @@
+//! Every command with its flags.
+
+use std::fmt::Write as _;
+
+use clap::{Arg, Command, CommandFactory};
+use shoal_node::cli::Cli;
+use shoal_node::exit::Exit;
+
+/// The whole document.
+pub(crate) fn text() -> String {
+    let mut root = Cli::command();
+    // Fills in what commands have from the root, and `help`.
+    root.build();
+    let mut text = String::from(
+        "# Commands\n\nWritten by `cargo run -p shoal-node --example reference` from the command line \
+         itself. `shoal COMMAND --help`\nsays the same, `shoal man DIR` writes it as man pages, and \
+         `shoal completion SHELL` prints a completion script.\n",
+    );
+    text.push_str("\n## For every command\n\n");
+    flags(&mut text, root.get_arguments().filter(|arg| arg.is_global_set()));
+    for command in root.get_subcommands() {
+        describe(&mut text, command);
+    }
+    write!(text, "\n## How it ends\n\n```text\n{}\n```\n", Exit::HELP).expect("a String takes it");
+    text
+}
+
+/// A command, and those below it.
+fn describe(text: &mut String, command: &Command) {
+    if command.is_hide_set() || command.get_name() == "help" {
+        return;
+    }
+    let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+    let name = command.get_bin_name().unwrap_or(command.get_name());
+    write!(text, "\n## {name}\n\n{}.\n", about.trim_end_matches('.')).expect("a String takes it");
+    if command.has_subcommands() {
+        command.get_subcommands().for_each(|below| describe(text, below));
+        return;
+    }
+    let usage = command.clone().render_usage().to_string();
+    write!(text, "\n```text\n{}\n```\n\n", usage.trim_start_matches("Usage: "))
+        .expect("a String takes it");
+    flags(text, command.get_arguments().filter(|arg| !arg.is_global_set()));
+}
+
+/// A table of what may be given.
+fn flags<'a>(text: &mut String, all: impl Iterator<Item = &'a Arg>) {
+    let own =
+        |arg: &&Arg| !arg.is_hide_set() && !["help", "version"].contains(&arg.get_id().as_str());
+    let rows: Vec<String> = all.filter(own).map(row).collect();
+    if !rows.is_empty() {
+        text.push_str("| what | default | meaning |\n|---|---|---|\n");
+        text.extend(rows);
+    }
+}
+
+fn row(arg: &Arg) -> String {
+    let values: Vec<String> =
+        arg.get_value_names().into_iter().flatten().map(ToString::to_string).collect();
+    let value = if arg.get_action().takes_values() { values.join(" ") } else { String::new() };
+    let shown = match arg.get_long() {
+        Some(long) => format!("--{long} {value}").trim_end().to_owned(),
+        None => value,
+    };
+    let default: Vec<String> =
+        arg.get_default_values().iter().map(|value| value.to_string_lossy().into_owned()).collect();
+    // Where it keeps its files depends on whose machine this is.
+    let home = arg.get_id() == "data_dir";
+    let default = if home { "~/.local/share/shoal".to_owned() } else { default.join(" ") };
+    let takes = arg.get_action().takes_values() && !default.is_empty();
+    let default = if takes { format!("`{default}`") } else { String::new() };
+    let meaning = arg.get_help().map(ToString::to_string).unwrap_or_default();
+    let choices: Vec<String> = arg
+        .get_possible_values()
+        .iter()
+        .filter(|_| arg.get_action().takes_values())
+        .map(|value| {
+            let help = value
+                .get_help()
+                .map(|help| format!(" ({})", help.to_string().trim_end_matches('.')));
+            format!("`{}`{}", value.get_name(), help.unwrap_or_default())
+        })
+        .collect();
+    let choices =
+        if choices.is_empty() { String::new() } else { format!(": {}", choices.join(", ")) };
+    let cell = |text: &str| text.replace('|', "\\|").replace('\n', " ");
+    let meaning = cell(&format!("{}{choices}", meaning.trim_end_matches('.')));
+    format!("| `{}` | {} | {meaning} |\n", cell(&shown), cell(&default))
+}

@@ -1,0 +1,20 @@
+//! `shoal man`: the command line as man pages.
+
+use anyhow::Context;
+use clap::CommandFactory;
+
+use crate::cli::{Cli, ManArgs};
+use crate::exit::{Exit, ExitWith};
+
+/// Writes the pages.
+pub(super) fn run(args: &ManArgs) -> anyhow::Result<()> {
+    let write = || {
+        std::fs::create_dir_all(&args.dir)?;
+        clap_mangen::generate_to(Cli::command(), &args.dir)
+    };
+    write()
+        .with_context(|| format!("man pages cannot be written to {}", args.dir.display()))
+        .exit_with(Exit::Usage)?;
+    println!("man pages are in {}; try: man -l {}/shoal.1", args.dir.display(), args.dir.display());
+    Ok(())
+}
