@@ -19,7 +19,7 @@ use std::time::Duration;
 pub use admission::{
     BanArgs, InviteAllowArgs, InviteCommand, InviteLsArgs, InviteNewArgs, InviteRevokeArgs, Invited,
 };
-pub use checkpoint::{CheckpointArgs, CheckpointCommand, FetchArgs};
+pub use checkpoint::{CheckpointArgs, CheckpointCommand, FetchArgs, GenerateArgs};
 pub use chunk::{ChunkCommand, ChunkGetArgs, ChunkLsArgs, ChunkVerifyArgs, ListFormat};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use demo::{DemoArgs, DtypeChoice, SlowPeer};
@@ -474,26 +474,6 @@ pub struct DataShowArgs {
     /// Which microbatch of it; held-out ones come after those trained on.
     #[arg(long, value_name = "M")]
     pub microbatch: u32,
-}
-
-/// `shoal generate`
-#[derive(Debug, Clone, Args)]
-pub struct GenerateArgs {
-    /// The checkpoint's folder.
-    #[arg(value_name = "DIR")]
-    pub directory: PathBuf,
-    /// The text to continue.
-    #[arg(long, value_name = "TEXT")]
-    pub prompt: String,
-    /// Tokens to add.
-    #[arg(long, value_name = "N", default_value_t = 200)]
-    pub tokens: usize,
-    /// Decides what is drawn.
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub seed: u64,
-    /// Below 1 keeps to likely tokens, at 0 always takes the likeliest.
-    #[arg(long, value_name = "T", default_value_t = 0.8)]
-    pub temperature: f64,
 }
 
 /// `shoal id`

@@ -182,7 +182,9 @@ fn every_command_completes() {
 fn every_command_has_a_man_page() {
     let place = Place::new();
     place.shoal_prints(&["man", "man1"]);
-    for (page, word) in [("shoal.1", "simulate"), ("shoal-join.1", "drain"), ("shoal-chunk-get.1", "from")] {
+    for (page, word) in
+        [("shoal.1", "simulate"), ("shoal-join.1", "drain"), ("shoal-chunk-get.1", "from")]
+    {
         let text = std::fs::read_to_string(place.path("man1").join(page)).expect("a page");
         assert!(text.starts_with(".ie") && text.contains(word), "{page}: {text}");
     }

@@ -15,12 +15,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use shoal_protocol::ids::PeerId;
-use shoal_protocol::net::transport::{Congestion, NoBlobs};
+use shoal_protocol::net::transport::{Congestion, NoBlobs, Transport};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::interval;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+
+use common::{bind, take_until_input_ends};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -54,24 +56,16 @@ async fn main() -> Result<()> {
     let (tally, stop, tracker) =
         (Arc::new(Tally::default()), CancellationToken::new(), TaskTracker::new());
     let pause = Duration::from_secs(1) / rate;
-    tracker.spawn(stop.clone().run_until_cancelled_owned(crowd(
-        address,
-        connections,
-        pause,
-        tally.clone(),
-    )));
-    tracker.spawn(stop.clone().run_until_cancelled_owned(noise(address, pause, tally.clone())));
-    tracker.spawn(stop.clone().run_until_cancelled_owned(knock(
-        peer,
-        address,
-        pause,
-        tally.clone(),
-    )));
+    let anywhere = SocketAddr::from(([0, 0, 0, 0], 0));
+    let (transport, events) = bind(anywhere, Congestion::Cubic, Arc::new(NoBlobs))?;
+    let until_end = || stop.clone();
+    let held = crowd(address, connections, pause, tally.clone());
+    tracker.spawn(until_end().run_until_cancelled_owned(held));
+    tracker.spawn(until_end().run_until_cancelled_owned(noise(address, pause, tally.clone())));
+    let greets = knock(transport.clone(), (peer, address), pause, tally.clone());
+    tracker.spawn(until_end().run_until_cancelled_owned(greets));
     tracker.close();
-    tokio::task::spawn_blocking(|| {
-        std::io::Read::read_to_end(&mut std::io::stdin(), &mut Vec::new())
-    })
-    .await??;
+    take_until_input_ends(&transport, events).await;
     stop.cancel();
     tracker.wait().await;
     let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -136,12 +130,12 @@ async fn noise(address: SocketAddr, pause: Duration, tally: Arc<Tally>) {
 }
 
 /// Greets as a peer that has nothing to show.
-async fn knock(peer: PeerId, address: SocketAddr, pause: Duration, tally: Arc<Tally>) {
-    let anywhere = SocketAddr::from(([0, 0, 0, 0], 0));
-    let Ok((transport, _events)) = common::bind(anywhere, Congestion::Cubic, Arc::new(NoBlobs))
-    else {
-        return;
-    };
+async fn knock(
+    transport: Transport,
+    (peer, address): (PeerId, SocketAddr),
+    pause: Duration,
+    tally: Arc<Tally>,
+) {
     let mut ticks = interval(pause);
     loop {
         ticks.tick().await;

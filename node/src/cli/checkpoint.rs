@@ -1,4 +1,4 @@
-//! The flags of `shoal checkpoint`.
+//! The flags of the commands about saved models: `shoal checkpoint` and `shoal generate`.
 
 use std::path::PathBuf;
 
@@ -34,4 +34,24 @@ pub struct CheckpointArgs {
     /// The checkpoint's folder.
     #[arg(value_name = "DIR")]
     pub directory: PathBuf,
+}
+
+/// `shoal generate`
+#[derive(Debug, Clone, Args)]
+pub struct GenerateArgs {
+    /// The checkpoint's folder.
+    #[arg(value_name = "DIR")]
+    pub directory: PathBuf,
+    /// The text to continue.
+    #[arg(long, value_name = "TEXT")]
+    pub prompt: String,
+    /// Tokens to add.
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    pub tokens: usize,
+    /// Decides what is drawn.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// Below 1 keeps to likely tokens, at 0 always takes the likeliest.
+    #[arg(long, value_name = "T", default_value_t = 0.8)]
+    pub temperature: f64,
 }
