@@ -18,6 +18,7 @@ help:
 	@echo 'make bench-chunks    how fast a file comes from those who have it (10 minutes; root)'
 	@echo 'make bench-placement where a model puts 64 devices, beside DT-FM (1 minute)'
 	@echo 'make bench-watching  what being watched costs a swarm (6 minutes)'
+	@echo 'make bench-hostile   what a run keeps of its speed with strangers at its doors (4 minutes)'
 	@echo 'make bench-schedules what orders of passes keep of engines over slow links (1 minute)'
 	@echo 'make bench-routing   what unlike replicas keep of their speeds together (1 minute)'
 	@echo 'make bench-rebalance what a spot fleet keeps of the best placement (20 minutes)'
@@ -119,6 +120,12 @@ bench-watching: build
 	@scripts/setup.sh --tests
 	.venv/bin/python bench/watching.py --shoal target/release/shoal
 
+bench-hostile: build
+	@scripts/setup.sh --tests
+	cargo build --release -p shoal-protocol --features net --example hostile
+	.venv/bin/python bench/hostile.py --shoal target/release/shoal \
+		--hostile target/release/examples/hostile
+
 bench-schedules:
 	cargo run --release -p shoal-scheduler --example schedules
 
@@ -154,4 +161,4 @@ check-gpu:
 
 .PHONY: help setup build demo test test-system bench bench-recovery bench-overhead bench-codec \
 	bench-all-reduce bench-links bench-transport bench-chunks bench-convergence bench-placement \
-	bench-watching bench-schedules bench-routing bench-rebalance bench-scale screenshots fuzz soak lint check-gpu
+	bench-watching bench-hostile bench-schedules bench-routing bench-rebalance bench-scale screenshots fuzz soak lint check-gpu

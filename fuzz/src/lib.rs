@@ -26,6 +26,7 @@ mod snapshot;
 pub fn check(target: &str, bytes: &[u8]) {
     let all = shoal_protocol::decoders::DECODERS
         .iter()
+        .chain(shoal_protocol::net::admission::decoders::DECODERS)
         .chain(shoal_protocol::net::transport::decoders::DECODERS)
         .chain(anchor::decoders::DECODERS)
         .chain([&config::DECODER, &fleet::DECODER, &scenario::DECODER, &snapshot::DECODER]);

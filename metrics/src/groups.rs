@@ -7,7 +7,7 @@ use crate::by_stage::{Hosted, StagePeers};
 use crate::family::Family;
 use crate::labels::{
     Direction, Fault, LinkPacking, NodeState, Phase, Queue, Refusal, Repeat, RoundFailure,
-    TrafficKind,
+    TrafficKind, Turned,
 };
 use crate::table::group;
 
@@ -135,6 +135,8 @@ group! {
     pub struct Links {
         /// Connections to other peers.
         connections: IntGauge = "shoal_connections";
+        /// Connections that were refused before anything was said on them.
+        turned: Family<Turned, IntCounter> = "shoal_connections_refused_total";
         /// Smoothed round trip of the connections to other peers, each looked at every second.
         rtt: Histogram = "shoal_link_rtt_seconds" from 0.000_125;
         /// What other members take of tensors, as measured, each looked at every second.

@@ -86,6 +86,40 @@ label! {
 }
 
 label! {
+    /// Why a connection was refused before anything was said on it.
+    pub enum Turned = "reason" {
+        /// It showed no permit, or is not on the list.
+        NoPermit = "no_permit",
+        /// Its ticket or permit has expired.
+        Expired = "expired",
+        /// Its ticket or permit is from the future.
+        Clock = "clock",
+        /// All uses of its ticket are used up.
+        UsedUp = "used_up",
+        /// Its ticket was revoked.
+        Revoked = "revoked",
+        /// It is banned.
+        Banned = "banned",
+        /// It showed another peer's permit.
+        OtherPeer = "other_peer",
+        /// What it showed is not signed by the run's warden.
+        Forged = "forged",
+        /// It belongs to another run.
+        OtherRun = "other_run",
+        /// It speaks another protocol version.
+        Version = "version",
+        /// Its first words make no sense.
+        Malformed = "malformed",
+        /// It took too long to say who it is.
+        Slow = "slow",
+        /// More connections were being made than are looked at.
+        Flood = "flood",
+        /// It is a life that is over, or there is no room.
+        Other = "other",
+    }
+}
+
+label! {
     /// A queue of a peer.
     pub enum Queue = "queue" {
         /// Microbatches accepted and not yet given back.

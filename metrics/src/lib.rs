@@ -17,7 +17,7 @@ pub use by_stage::{Hosted, StagePeers};
 pub use family::Family;
 pub use labels::{
     Direction, Fault, Label, LinkPacking, NodeState, PeerState, Phase, Queue, Refusal, Repeat,
-    RoundFailure, TrafficKind,
+    RoundFailure, TrafficKind, Turned,
 };
 pub use prometheus::{Counter, Gauge, Histogram, IntCounter, IntGauge};
 pub use registry::{Metrics, MetricsError};

@@ -21,11 +21,12 @@ use shoal_engine::{
     Device, DeviceChoice, Engine, FixedPoint, ForwardOutput, Samples, TokenFile, square_norm,
 };
 use shoal_node::config::RunConfig;
-use shoal_node::{dataset, network};
+use shoal_node::dataset;
 use shoal_protocol::codec::packing::Packing;
 use shoal_protocol::frame::{Element, Frame};
 use shoal_protocol::ids::{ClaimKey, Incarnation, Microbatch, PeerId, Stage, StageSpan, Step};
 use shoal_protocol::manifest::Manifest;
+use shoal_protocol::net::admission::Gate;
 use shoal_protocol::net::discovery::PeerAddress;
 use shoal_protocol::net::identity::Identity;
 use shoal_protocol::net::transport::{
@@ -82,11 +83,13 @@ impl Link {
             run: None,
             congestion: Congestion::Cubic,
             blobs: Arc::new(NoBlobs),
+            gate: Gate::default(),
         };
         let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let (transport, mut events) = Transport::bind(&identity, &[listen], config)?;
         let other = if let Some(first) = first {
-            let (first, addresses) = network::resolve(first).await?;
+            let first: PeerAddress = first.parse()?;
+            let addresses = first.resolve().await?;
             transport.connect(first.peer, &addresses).await?;
             first.peer
         } else {

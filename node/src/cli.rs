@@ -3,8 +3,11 @@
 //! Each command's flags are a `...Args` struct that clap fills; those of the commands that take
 //! part in a run turn into a plain `...Options` struct, which is all that the command sees.
 
+mod admission;
+mod checkpoint;
 mod chunk;
 mod demo;
+mod doctor;
 mod plan;
 mod watch;
 
@@ -13,9 +16,14 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use admission::{
+    BanArgs, InviteAllowArgs, InviteCommand, InviteLsArgs, InviteNewArgs, InviteRevokeArgs, Invited,
+};
+pub use checkpoint::{CheckpointArgs, CheckpointCommand, FetchArgs, GenerateArgs};
 pub use chunk::{ChunkCommand, ChunkGetArgs, ChunkLsArgs, ChunkVerifyArgs, ListFormat};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use demo::{DemoArgs, DtypeChoice, SlowPeer};
+pub use doctor::DoctorArgs;
 pub use plan::PlanArgs;
 pub use shoal_engine::DeviceChoice;
 use shoal_protocol::ids::Stage;
@@ -58,6 +66,15 @@ pub enum Command {
     Start(StartArgs),
     /// Join a run.
     Join(JoinArgs),
+    /// Invite peers into a run that lets in only the invited, from the data directory of its warden.
+    #[command(subcommand)]
+    Invite(InviteCommand),
+    /// Close a run to a peer, from the data directory of its warden: its connections end at once.
+    Ban(BanArgs),
+    /// Open a run again to a peer that was banned.
+    Unban(BanArgs),
+    /// Say what would keep this machine out of a run, and what to do about it; exit code 1 if anything.
+    Doctor(DoctorArgs),
     /// Print what a running peer of this machine knows of its run.
     Status(StatusArgs),
     /// Watch what a running peer knows of its run, in the terminal.
@@ -457,56 +474,6 @@ pub struct DataShowArgs {
     /// Which microbatch of it; held-out ones come after those trained on.
     #[arg(long, value_name = "M")]
     pub microbatch: u32,
-}
-
-/// `shoal checkpoint`
-#[derive(Debug, Clone, Subcommand)]
-pub enum CheckpointCommand {
-    /// Print the hash over names, shapes, dtypes and bytes of the weights.
-    Hash(CheckpointArgs),
-    /// Check that every file and every weight is there and whole.
-    Verify(CheckpointArgs),
-    /// Fetch the newest checkpoint of a running swarm.
-    Fetch(FetchArgs),
-}
-
-/// `shoal checkpoint fetch`
-#[derive(Debug, Clone, Args)]
-pub struct FetchArgs {
-    /// The address of any peer of the run, as for `shoal join`, or `@PATH` of a file with it.
-    #[arg(value_name = "ADDRESS")]
-    pub address: JoinAddress,
-    /// The folder that the checkpoint becomes; one that is there is replaced.
-    #[arg(short, long, value_name = "DIR")]
-    pub out: PathBuf,
-}
-
-/// `shoal checkpoint hash` and `verify`
-#[derive(Debug, Clone, Args)]
-pub struct CheckpointArgs {
-    /// The checkpoint's folder.
-    #[arg(value_name = "DIR")]
-    pub directory: PathBuf,
-}
-
-/// `shoal generate`
-#[derive(Debug, Clone, Args)]
-pub struct GenerateArgs {
-    /// The checkpoint's folder.
-    #[arg(value_name = "DIR")]
-    pub directory: PathBuf,
-    /// The text to continue.
-    #[arg(long, value_name = "TEXT")]
-    pub prompt: String,
-    /// Tokens to add.
-    #[arg(long, value_name = "N", default_value_t = 200)]
-    pub tokens: usize,
-    /// Decides what is drawn.
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub seed: u64,
-    /// Below 1 keeps to likely tokens, at 0 always takes the likeliest.
-    #[arg(long, value_name = "T", default_value_t = 0.8)]
-    pub temperature: f64,
 }
 
 /// `shoal id`

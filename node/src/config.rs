@@ -12,8 +12,9 @@ use serde::Deserialize;
 use shoal_protocol::ids::ContentHash;
 use shoal_protocol::limits;
 use shoal_protocol::manifest::{
-    Boundary, BoundaryKind, Checkpoint, ChunkPacking, Codecs, Dtype, Evaluation, GradientRounding,
-    Manifest, ManifestError, Model, Optimizer, TokenWidth, Tokenizer, Tokens, Training,
+    Admission, AdmissionMode, Boundary, BoundaryKind, Checkpoint, ChunkPacking, Codecs, Dtype,
+    Evaluation, GradientRounding, Manifest, ManifestError, Model, Optimizer, TokenWidth, Tokenizer,
+    Tokens, Training,
 };
 use shoal_protocol::units::Bytes;
 
@@ -33,6 +34,9 @@ pub struct RunConfig {
     pub evaluation: Evaluation,
     /// How often the state is saved.
     pub checkpoint: Checkpoint,
+    /// Who may take part.
+    #[serde(default)]
+    pub admission: Admission,
     /// The text trained on.
     pub data: Data,
 }
@@ -141,13 +145,15 @@ impl RunConfig {
             evaluation: self.evaluation.clone(),
             checkpoint: self.checkpoint.clone(),
             tokens,
+            admission: self.admission.clone(),
         }
     }
 
     /// The configuration as a commented file that reads back as the same.
     #[must_use]
     pub fn to_toml(&self) -> String {
-        let Self { model, training, codec, optimizer, evaluation, checkpoint, data } = self;
+        let Self { model, training, codec, optimizer, evaluation, checkpoint, admission, data } =
+            self;
         let path = data.path.as_ref().map_or_else(
             || "# path = \"text.txt\"".to_owned(),
             |path| format!("path = {}", toml::Value::from(path.to_string_lossy().as_ref())),
@@ -199,6 +205,15 @@ impl RunConfig {
             evaluation_microbatches = evaluation.microbatches,
             checkpoint_every = checkpoint.every,
             checkpoint_keep = checkpoint.keep,
+            admission = match admission.mode {
+                AdmissionMode::Open => "\"open\"",
+                AdmissionMode::Invite => "\"invite\"",
+                AdmissionMode::Allowlist => "\"allowlist\"",
+            },
+            admission_key = match admission.key {
+                Some(key) => format!("key = \"{key}\""),
+                None => "# key = \"12D3KooW...\"".to_owned(),
+            },
             path = path,
             tokenizer = match data.tokenizer {
                 Tokenizer::Bytes => "\"bytes\"",
@@ -248,6 +263,7 @@ impl Default for RunConfig {
             },
             evaluation: Evaluation { held_out: 0.1, every: 50, microbatches: 8 },
             checkpoint: Checkpoint { every: 0, keep: 2 },
+            admission: Admission::default(),
             data: Data { path: None, tokenizer: Tokenizer::Bytes },
         }
     }
@@ -318,6 +334,8 @@ pub(crate) const DECODER: shoal_protocol::decoder::Decoder = shoal_protocol::dec
 
 #[cfg(test)]
 mod tests {
+    use shoal_protocol::ids::PeerId;
+
     use super::*;
 
     fn load(text: &str) -> Result<RunConfig, ConfigError> {
@@ -345,6 +363,8 @@ mod tests {
         other.optimizer.final_learning_rate = 0.0;
         other.data.path = Some("/a \"quoted\" \\ folder/text.txt".into());
         other.model.boundary = Some(Boundary { kind: BoundaryKind::Maxout, width: 16 });
+        other.admission.mode = AdmissionMode::Invite;
+        other.admission.key = Some(PeerId([7; 32]));
         assert_eq!(load(&other.to_toml()).expect("valid"), other);
     }
 

@@ -1,6 +1,8 @@
 //! What happens in a run, as typed events: the progress view, the report, the metrics and the tests
 //! all read these, and nothing reads a log.
 
+use std::net::SocketAddr;
+
 use serde::{Deserialize, Serialize};
 use shoal_protocol::ids::{ContentHash, PeerId, RunId, StageSpan};
 
@@ -124,6 +126,30 @@ pub enum RunEvent {
         stages: Vec<u16>,
         /// The version of the newest checkpoint.
         version: u64,
+    },
+    /// A connection was refused. Of many in one second only the first few are told of.
+    TurnedAway {
+        /// Who, if that came out.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        peer: Option<PeerId>,
+        /// Where from, as far as is known.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        address: Option<SocketAddr>,
+        /// Why, as `shoal_connections_refused_total` names it.
+        reason: String,
+        /// In words, as the refused was told.
+        text: String,
+    },
+    /// The run's warden said anew who is banned and who is let in.
+    Roster {
+        /// Which edition.
+        version: u64,
+        /// Banned peers.
+        banned: usize,
+        /// Revoked tickets.
+        revoked: usize,
+        /// Peers that are let in by name.
+        allowed: usize,
     },
     /// This process leaves in order.
     Draining {

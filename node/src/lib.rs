@@ -5,6 +5,7 @@
 //! the progress view ([`progress`]), the report ([`report`]) and the loss curve ([`plot`]) are made.
 
 pub mod address;
+mod admission;
 mod anchor;
 pub mod cli;
 pub mod commands;
@@ -12,6 +13,7 @@ pub mod config;
 pub mod dataset;
 #[cfg(test)]
 mod decoders;
+mod doctor;
 pub mod driver;
 pub mod events;
 pub mod exit;

@@ -1,18 +1,21 @@
 //! Opens this peer's links: discovery over TCP and the data plane over UDP, on the same ports.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::Context;
 use shoal_protocol::ids::{Incarnation, PeerId};
+use shoal_protocol::net::admission::Gate;
 use shoal_protocol::net::discovery::{
     Discovery, DiscoveryConfig, DiscoveryError, DiscoveryEvent, PeerAddress,
 };
 use shoal_protocol::net::identity::Identity;
 use shoal_protocol::net::transport::{self, Run, Transport, TransportConfig, TransportEvent};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::admission::{self, Folder, KnownPeers};
 use crate::cli::{Congestion, PeerOptions};
 use crate::driver::home::Files;
 use crate::exit::{Exit, ExitWith};
@@ -25,11 +28,22 @@ pub struct Search {
     /// Finds them, and is found.
     pub discovery: Discovery,
     tracker: TaskTracker,
+    stop: CancellationToken,
+    /// Where peers that are met are remembered, once the run is known.
+    met: watch::Sender<Option<PathBuf>>,
 }
 
 impl Search {
+    /// Keeps the folder of the run's admission from now on, and remembers in it whom it meets.
+    pub(crate) fn keep(&self, gate: &Gate, folder: &Folder) {
+        let _ = self.met.send(Some(folder.peers()));
+        self.tracker.spawn(admission::keep(gate.clone(), folder.clone(), self.stop.clone()));
+    }
+
     /// Ends the search.
     pub async fn close(self) {
+        self.stop.cancel();
+        self.tracker.close();
         self.discovery.close().await;
         self.tracker.wait().await;
     }
@@ -56,6 +70,7 @@ impl Links {
         run: Option<Run>,
         options: &PeerOptions,
         files: &Files,
+        gate: &Gate,
     ) -> anyhow::Result<Self> {
         let config = TransportConfig {
             incarnation,
@@ -66,12 +81,13 @@ impl Links {
                 Congestion::Bbr => transport::Congestion::Bbr,
             },
             blobs: Arc::new(files.clone()),
+            gate: gate.clone(),
         };
         let (transport, events, discovery, found) = bind(identity, &config, options)?;
-        let tracker = TaskTracker::new();
-        tracker.spawn(remember(transport.clone(), found));
-        tracker.close();
-        Ok(Self { transport, events, search: Search { discovery, tracker } })
+        let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
+        let (met, folder) = watch::channel(None);
+        tracker.spawn(remember(transport.clone(), found, folder));
+        Ok(Self { transport, events, search: Search { discovery, tracker, stop, met } })
     }
 
     /// What others type after `shoal join`.
@@ -102,7 +118,9 @@ fn bind(
         let (transport, events) =
             Transport::bind(identity, &options.listen, config.clone()).exit_with(Exit::Usage)?;
         let listen = transport.local_addresses();
-        match Discovery::start(identity, &DiscoveryConfig { listen, mdns: options.mdns }) {
+        let (mdns, gate) = (options.mdns, config.gate.clone());
+        let discovery = &DiscoveryConfig { listen, mdns, gate };
+        match Discovery::start(identity, discovery) {
             Ok((discovery, found)) => return Ok((transport, events, discovery, found)),
             Err(DiscoveryError::AddressInUse { .. }) if attempts > 0 => {}
             Err(error) => return Err(error).exit_with(Exit::Usage),
@@ -111,10 +129,24 @@ fn bind(
 }
 
 /// Notes where found peers are, until discovery ends.
-async fn remember(transport: Transport, mut found: mpsc::Receiver<DiscoveryEvent>) {
+async fn remember(
+    transport: Transport,
+    mut found: mpsc::Receiver<DiscoveryEvent>,
+    folder: watch::Receiver<Option<PathBuf>>,
+) {
+    let mut known: Option<KnownPeers> = None;
     while let Some(event) = found.recv().await {
         match event {
-            DiscoveryEvent::Found { peer, addresses, .. } => transport.remember(peer, &addresses),
+            DiscoveryEvent::Found { peer, addresses, .. } => {
+                transport.remember(peer, &addresses);
+                let path = folder.borrow().clone();
+                known = known.or_else(|| path.map(KnownPeers::open));
+                if let Some(known) = &mut known
+                    && let Err(error) = known.meet(peer, &addresses)
+                {
+                    tracing::warn!(%error, "a peer is not remembered");
+                }
+            }
             DiscoveryEvent::Broken { peer } => transport.suspect(peer),
             other => tracing::info!(?other, "discovery"),
         }
@@ -123,25 +155,11 @@ async fn remember(transport: Transport, mut found: mpsc::Receiver<DiscoveryEvent
 
 /// Where this machine's packets to the outside come from. Nothing is sent: connecting a UDP socket
 /// only looks up the route. The address is one set aside for documents (RFC 5737).
-fn outward_ip() -> IpAddr {
+pub(crate) fn outward_ip() -> IpAddr {
     UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))
         .and_then(|socket| {
             socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9))?;
             socket.local_addr()
         })
         .map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |address: SocketAddr| address.ip())
-}
-
-/// Reads an address to join at and finds its host.
-///
-/// # Errors
-/// When it is none, or its host has no address.
-pub async fn resolve(text: &str) -> anyhow::Result<(PeerAddress, Vec<SocketAddr>)> {
-    let address: PeerAddress = text.parse().exit_with(Exit::Usage)?;
-    let resolved = address
-        .resolve()
-        .await
-        .with_context(|| format!("the host of {text} is not known"))
-        .exit_with(Exit::NotAdmitted)?;
-    Ok((address, resolved))
 }

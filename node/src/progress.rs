@@ -80,7 +80,10 @@ impl Progress {
                 self.tell(event);
             }
             // `start` says it, whoever sees the progress.
-            RunEvent::Listening { .. } | RunEvent::Draining { .. } => {}
+            RunEvent::Listening { .. }
+            | RunEvent::Draining { .. }
+            | RunEvent::TurnedAway { .. }
+            | RunEvent::Roster { .. } => {}
             RunEvent::Waiting { .. } => self.wait(event),
             RunEvent::Committed(step) => self.step(step),
             RunEvent::Finished { .. } => {
@@ -189,6 +192,11 @@ pub(crate) fn describe(event: &RunEvent) -> Option<String> {
         RunEvent::Killed { index } => format!("killed peer {index}"),
         RunEvent::Finished { .. } => "the run is over".to_owned(),
         RunEvent::Stopped { reason } => format!("the run stopped: {reason}"),
+        // A flood of strangers must not hide how the run goes.
+        RunEvent::TurnedAway { .. } => return None,
+        RunEvent::Roster { banned, revoked, allowed, .. } => format!(
+            "the roster is new: {banned} banned, {revoked} tickets revoked, {allowed} let in by name"
+        ),
         RunEvent::Listening { .. } | RunEvent::Committed(_) => return None,
     })
 }

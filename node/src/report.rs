@@ -136,6 +136,8 @@ impl Report {
             | RunEvent::Anchors { .. }
             | RunEvent::Paused { .. }
             | RunEvent::Stranded { .. }
+            | RunEvent::TurnedAway { .. }
+            | RunEvent::Roster { .. }
             | RunEvent::Draining { .. }
             | RunEvent::Finished { .. }
             | RunEvent::Stopped { .. } => {}

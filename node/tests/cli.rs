@@ -380,7 +380,7 @@ fn files_of_a_data_directory_are_listed_fetched_and_verified() {
     let nobody = first.address.clone();
     drop(first);
     let alone = ["chunk", "get", hash, "--from", &nobody, "--out", "again"];
-    place.shoal_fails(&alone, NOT_ADMITTED, &["nobody answers"]);
+    place.shoal_fails(&alone, NOT_ADMITTED, &["does not answer as a Shoal peer"]);
 }
 
 #[test]

@@ -214,7 +214,9 @@ mod tests {
     fn all() -> Vec<Decoder> {
         let all = DECODERS.iter();
         #[cfg(feature = "net")]
-        let all = all.chain(crate::net::transport::decoders::DECODERS);
+        let all = all
+            .chain(crate::net::admission::decoders::DECODERS)
+            .chain(crate::net::transport::decoders::DECODERS);
         all.copied().collect()
     }
 

@@ -154,7 +154,13 @@ const PANELS: &[Panel] = &[
     curves(
         "Refused from others",
         PerSecond,
-        &[("{{reason}}", r#"rate(shoal_refused_total{instance="$instance"}[$__rate_interval])"#)],
+        &[
+            ("{{reason}}", r#"rate(shoal_refused_total{instance="$instance"}[$__rate_interval])"#),
+            (
+                "connection: {{reason}}",
+                r#"rate(shoal_connections_refused_total{instance="$instance"}[$__rate_interval])"#,
+            ),
+        ],
     ),
     curves(
         "What must not be",

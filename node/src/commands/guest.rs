@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use shoal_protocol::ids::Incarnation;
+use shoal_protocol::net::admission::Gate;
 use shoal_protocol::net::discovery::PeerAddress;
 use shoal_protocol::net::identity::Identity;
 use shoal_protocol::net::transport::{
@@ -12,10 +13,10 @@ use shoal_protocol::net::transport::{
 };
 use tokio::sync::mpsc;
 
+use super::reach::{Entrance, Seeker};
 use crate::address::JoinAddress;
 use crate::driver::home::Files;
 use crate::exit::{Exit, ExitWith};
-use crate::network;
 
 /// A guest's one life: it is never a member.
 pub(super) const LIFE: Incarnation = Incarnation(1);
@@ -37,6 +38,7 @@ impl Guest {
             run: None,
             congestion: Congestion::default(),
             blobs: Arc::new(files.clone()),
+            gate: Gate::default(),
         };
         let anywhere = [SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))];
         let (transport, events) = Transport::bind(&Identity::ephemeral(), &anywhere, config)?;
@@ -44,7 +46,7 @@ impl Guest {
     }
 }
 
-/// Connects to the peer at an address.
+/// Connects to the peer at an address, or with a ticket, of which that is a use.
 ///
 /// # Errors
 /// When it is no address, or nobody answers there.
@@ -52,12 +54,7 @@ pub(super) async fn reach(
     transport: &Transport,
     address: &JoinAddress,
 ) -> anyhow::Result<(PeerAddress, Welcome)> {
-    let address = address.read()?.context("there is no address in that file yet")?;
-    let (peer, resolved) = network::resolve(&address).await?;
-    let welcome = transport
-        .connect(peer.peer, &resolved)
-        .await
-        .with_context(|| format!("nobody answers at {peer}"))
-        .exit_with(Exit::NotAdmitted)?;
-    Ok((peer, welcome))
+    let text = address.read()?.context("there is no address in that file yet")?;
+    let entrance: Entrance = text.parse().exit_with(Exit::Usage)?;
+    Seeker { transport, data_dir: None }.reach(&entrance).await
 }

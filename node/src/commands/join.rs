@@ -5,19 +5,22 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
-use shoal_protocol::ids::{Incarnation, Member};
+use shoal_protocol::ids::{Member, PeerId};
 use shoal_protocol::manifest::Manifest;
+use shoal_protocol::net::admission::{Gate, UnixTime};
 use shoal_protocol::net::discovery::PeerAddress;
 use shoal_protocol::net::transport::{Run, Transport, Welcome};
 
+use super::reach::{Entrance, Seeker};
 use super::training::{self, Serving, publish};
 use crate::address::{self, JoinAddress};
+use crate::admission;
 use crate::cli::{JoinOptions, PeerOptions};
 use crate::driver::home::{Files, Home};
 use crate::driver::observer::Observer;
 use crate::driver::{self, AnchorPart, Network, Office, Outcome, Setup};
 use crate::exit::{Exit, ExitWith};
-use crate::network::{self, Links};
+use crate::network::Links;
 use crate::progress;
 
 /// How long a peer waits for the one that keeps the run to come back.
@@ -26,6 +29,9 @@ const PATIENCE: Duration = Duration::from_secs(600);
 /// From one attempt to reach it to the next, at first and at most.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// Peers met before that are tried at a time.
+const COMPANIONS: usize = 8;
 
 /// How often a peer that the others expelled comes back.
 pub(super) const LIVES: u32 = 1000;
@@ -44,7 +50,7 @@ async fn join(options: JoinOptions) -> anyhow::Result<()> {
     let mut observer = Observer::new(options.compute.events.as_ref(), "training")?;
     let serving = Serving::start(options.http, observer.board(), &home).await?;
     let (mut lives, mut patience) = (0, Duration::ZERO);
-    let place = Place { addresses, address_file, options, home };
+    let place = Place { addresses, address_file, options, home, gate: Gate::default() };
     let outcome = loop {
         match live(&place, &serving, &mut observer, patience).await {
             Ok(Outcome::Expelled) if lives < LIVES => {
@@ -75,6 +81,7 @@ struct Place {
     address_file: Option<PathBuf>,
     options: PeerOptions,
     home: Home,
+    gate: Gate,
 }
 
 /// One life in the run, from its start to its end.
@@ -84,22 +91,33 @@ async fn live(
     observer: &mut Observer,
     patience: Duration,
 ) -> anyhow::Result<Outcome> {
-    let Place { addresses, address_file, options, home } = place;
+    let Place { address_file, options, home, gate, .. } = place;
     let identity = home.identity()?;
     let me = Member { peer: identity.peer_id(), incarnation: home.next_incarnation()? };
     let files = Files::default();
-    let links = Links::open(&identity, me.incarnation, None, options, &files)?;
+    let links = Links::open(&identity, me.incarnation, None, options, &files, gate)?;
     let own = links.join_address(me.peer);
     let Links { transport, events, search } = links;
-    let (through, life, run) = reach(&transport, addresses, patience).await?;
-    let keeper = Member { peer: through.peer, incarnation: life };
+    let (through, welcome, run) = reach(place, &transport, patience).await?;
+    let keeper = Member { peer: through.peer, incarnation: welcome.incarnation };
     let manifest = Arc::new(read_manifest(&run).exit_with(Exit::NotAdmitted)?);
     let id = run.id;
     transport.set_run(run);
+    let folder = admission::enter(gate, home, &identity, &manifest)?;
+    // Until now nobody could be asked for what it takes to be in this run.
+    gate.admit(through.peer, &welcome.pass, UnixTime::now())
+        .with_context(|| {
+            format!("the peer at {through} does not prove that it takes part in its run")
+        })
+        .exit_with(Exit::NotAdmitted)?;
+    search.keep(gate, &folder);
     serving.announce();
     // From here on others can join through this peer.
-    if let (Some(path), Some(own)) = (address_file, own) {
-        publish(path, &own.to_string())?;
+    if let Some(own) = own {
+        folder.keep_addresses(&[own.to_string()])?;
+        if let Some(path) = address_file {
+            publish(path, &own.to_string())?;
+        }
     }
     search.discovery.bootstrap(through).await;
     search.discovery.join(id).await;
@@ -131,26 +149,35 @@ async fn live(
     outcome
 }
 
-/// A peer that takes part in a run, its life and the run.
-type Reached = (PeerAddress, Incarnation, Run);
+/// A peer that takes part in a run, how it greeted, and the run.
+type Reached = (PeerAddress, Welcome, Run);
 
-/// Connects to the first peer that answers, again and again until the patience is used up. Files are
-/// read anew each time: a peer may have moved.
+/// Connects to the first peer that answers, again and again until the patience is used up: those whose
+/// addresses were given, then those that were met before in the same run. Files are read anew each time: a
+/// peer may have moved.
 async fn reach(
+    place: &Place,
     transport: &Transport,
-    addresses: &[JoinAddress],
     patience: Duration,
 ) -> anyhow::Result<Reached> {
+    let Place { addresses, home, .. } = place;
     let begun = Instant::now();
     let mut pause = FIRST_PAUSE;
     loop {
-        let mut failure = None;
+        let (mut failure, mut tried) = (None, Vec::new());
         for address in addresses {
-            let Some(address) = address.read()? else { continue };
-            match reach_at(transport, &address).await {
+            let Some(text) = address.read()? else { continue };
+            let entrance: Entrance = text.parse().exit_with(Exit::Usage)?;
+            tried.extend(entrance.addresses());
+            match reach_by(home, transport, &entrance).await {
                 Ok(reached) => return Ok(reached),
-                Err(error) => failure = Some(error),
+                Err(error) => failure = failure.or(Some(error)),
             }
+        }
+        if failure.is_some()
+            && let Some(reached) = reach_companions(home, transport, &tried).await
+        {
+            return Ok(reached);
         }
         let waited = begun.elapsed();
         match failure {
@@ -166,19 +193,37 @@ async fn reach(
     }
 }
 
-/// Connects to the peer at an address.
-async fn reach_at(transport: &Transport, address: &str) -> anyhow::Result<Reached> {
-    let (through, resolved) = network::resolve(address).await?;
-    let welcome = transport
-        .connect(through.peer, &resolved)
-        .await
-        .with_context(|| format!("cannot join at {through}"))
-        .exit_with(Exit::NotAdmitted)?;
-    let Welcome { incarnation, run, .. } = welcome;
-    let run = run
+/// Connects by an address or a ticket to a peer that takes part in a run.
+async fn reach_by(home: &Home, transport: &Transport, by: &Entrance) -> anyhow::Result<Reached> {
+    let seeker = Seeker { transport, data_dir: Some(home.path()) };
+    let (through, mut welcome) = seeker.reach(by).await?;
+    let run = welcome
+        .run
+        .take()
         .with_context(|| format!("the peer at {through} takes part in no run"))
         .exit_with(Exit::NotAdmitted)?;
-    Ok((through, incarnation, run))
+    Ok((through, welcome, run))
+}
+
+/// Connects to a peer that was met in the run of those that do not answer.
+async fn reach_companions(
+    home: &Home,
+    transport: &Transport,
+    tried: &[PeerAddress],
+) -> Option<Reached> {
+    let peers: Vec<PeerId> = tried.iter().map(|address| address.peer).collect();
+    let met = admission::companions(home.path(), &peers);
+    for address in met.into_iter().filter(|address| !tried.contains(address)).take(COMPANIONS) {
+        let by = Entrance::Address(address);
+        match reach_by(home, transport, &by).await {
+            Ok(reached) => {
+                tracing::info!(at = %reached.0, "reached through a peer that was met before");
+                return Some(reached);
+            }
+            Err(error) => tracing::debug!(%error, "a peer that was met before is not there"),
+        }
+    }
+    None
 }
 
 /// What a peer said the run is, which must be what the run's name says.

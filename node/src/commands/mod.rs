@@ -5,6 +5,7 @@ mod chunk;
 mod completion;
 mod data;
 mod demo;
+mod doctor;
 mod fetch;
 pub(crate) mod fleet;
 mod generate;
@@ -13,10 +14,12 @@ mod guest;
 mod healthcheck;
 mod id;
 mod init;
+mod invite;
 pub mod join;
 pub mod local;
 mod man;
 mod plan;
+mod reach;
 pub(crate) mod scenario;
 pub mod simulate;
 pub mod start;
@@ -37,6 +40,10 @@ pub fn run(command: Command, log_format: LogFormat) -> anyhow::Result<()> {
         Command::Init(args) => init::run(&args),
         Command::Start(args) => start::run(args.into()),
         Command::Join(args) => join::run(args.options()),
+        Command::Invite(command) => invite::run(&command),
+        Command::Ban(args) => invite::ban(&args),
+        Command::Unban(args) => invite::unban(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Healthcheck(args) => healthcheck::run(&args),

@@ -7,10 +7,12 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use shoal_protocol::ids::Member;
 use shoal_protocol::manifest::Manifest;
+use shoal_protocol::net::admission::Gate;
 use shoal_protocol::net::transport::Run;
 
 use super::join::LIVES;
 use super::training::{self, Serving, publish};
+use crate::admission;
 use crate::cli::StartOptions;
 use crate::config::RunConfig;
 use crate::dataset;
@@ -34,14 +36,17 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
     let config = RunConfig::load(&options.config).exit_with(Exit::Usage)?;
     let home = Home::open(&options.peer.data_dir).exit_with(Exit::Usage)?;
     let dataset = dataset::prepare(&config, home.path())?;
-    let manifest = Arc::new(dataset.manifest);
+    let mut manifest = dataset.manifest;
+    // Whoever starts a run is its warden, unless another one is named.
+    manifest.admission.key.get_or_insert(home.identity()?.peer_id());
+    let manifest = Arc::new(manifest);
     let runs = || home.path().join("runs").join(manifest.run_id().to_string());
     let out = options.out.clone().unwrap_or_else(runs);
     let files = Files::default();
     files.offer(manifest.tokens.hash, dataset.token_file);
     let mut observer = Observer::new(options.peer.compute.events.as_ref(), "training")?;
     let serving = Serving::start(options.peer.http, observer.board(), &home).await?;
-    let place = Place { options, home, manifest, files, out };
+    let place = Place { options, home, manifest, files, out, gate: Gate::default() };
     let mut lives = 0;
     let outcome = loop {
         match live(&place, &serving, &mut observer).await {
@@ -80,6 +85,7 @@ struct Place {
     manifest: Arc<Manifest>,
     files: Files,
     out: PathBuf,
+    gate: Gate,
 }
 
 /// One life in the run, from its start to its end.
@@ -89,20 +95,23 @@ async fn live(
     observer: &mut Observer,
 ) -> anyhow::Result<Outcome> {
     let Place { options: StartOptions { peer: options, address_file, wait_for, .. }, .. } = place;
-    let Place { home, manifest, files, out, .. } = place;
+    let Place { home, manifest, files, out, gate, .. } = place;
     let identity = home.identity()?;
     let me = Member { peer: identity.peer_id(), incarnation: home.next_incarnation()? };
     let id = manifest.run_id();
     let run = Run { id, manifest: manifest.to_bytes() };
-    let links = Links::open(&identity, me.incarnation, Some(run), options, files)?;
+    let folder = admission::enter(gate, home, &identity, manifest)?;
+    let links = Links::open(&identity, me.incarnation, Some(run), options, files, gate)?;
     let address = links.join_address(me.peer).context("no address to be joined at")?.to_string();
     if let Some(path) = address_file {
         publish(path, &address)?;
     }
-    progress::say(&format!("others join with: shoal join {address}"));
+    let entrance = admission::entrance(&folder, &identity, &address)?;
+    progress::say(&entrance.line());
     serving.announce();
     observer.note(&RunEvent::Listening { address });
     let Links { transport, events, search } = links;
+    search.keep(gate, &folder);
     search.discovery.join(id).await;
     let addresses = transport.local_addresses();
     let setup = Setup {

@@ -3,10 +3,9 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
-use shoal_metrics::Refusal;
 use shoal_protocol::ids::{Era, Member, PeerId, Term};
 use shoal_protocol::message::{Envelope, Message, SavedCheckpoint, ToCoordinator};
-use shoal_protocol::net::transport::TransportEvent;
+use shoal_protocol::net::transport::{ConnectError, Refusal, TransportEvent};
 use shoal_scheduler::action::{CoordinatorInput, PeerInput};
 
 use super::incoming::{self, Receiver, Unusable};
@@ -38,6 +37,13 @@ impl Driver<'_> {
                 tracing::warn!(peer = %peer.short(), %error, "unreachable");
                 let known = self.view.members.iter().find(|record| record.member.peer == peer);
                 let keeper = self.keeper.member().filter(|member| member.peer == peer);
+                if keeper.is_some()
+                    && let ConnectError::Refused(Refusal::Denied(denied)) = &error
+                    && !denied.may_pass()
+                {
+                    // Trying again does not help, and the run goes on without this peer.
+                    self.ending.get_or_insert(Ending::Refused(denied.to_string()));
+                }
                 if let Some(member) = known.map(|record| record.member) {
                     self.own.push_back(Own::Peer(PeerInput::Unreachable { member }));
                     self.gone(member, &error.to_string());
@@ -83,7 +89,7 @@ impl Driver<'_> {
             }
             Message::FromCoordinator(_) => {
                 tracing::warn!(peer = %from, %term, "a word of a coordinator that is none");
-                self.meters.refused(Refusal::NoCoordinator);
+                self.meters.refused(shoal_metrics::Refusal::NoCoordinator);
             }
             Message::Between(message) => {
                 self.own.push_back(Own::Peer(PeerInput::Between { from, message }));
@@ -97,6 +103,7 @@ impl Driver<'_> {
                     _ => tracing::debug!(peer = %from, "a word of an anchor that is none"),
                 }
             }
+            Message::Roster { signed } => self.hear_roster(from, &signed),
             Message::CheckpointWanted => self.answer_checkpoint(from),
             // Only who is no member asks.
             Message::Checkpoint { .. } => {}

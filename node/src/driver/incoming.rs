@@ -94,6 +94,7 @@ pub(crate) fn open(bytes: &[u8], from: Member, to: Receiver) -> Result<Envelope,
         Message::Between(_) => era == to.era,
         Message::ToCoordinator(_)
         | Message::Anchor(_)
+        | Message::Roster { .. }
         | Message::CheckpointWanted
         | Message::Checkpoint { .. }
         | Message::Elsewhere { .. } => true,

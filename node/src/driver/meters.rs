@@ -1,16 +1,18 @@
 //! What the driver tells Prometheus.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime};
 
 use shoal_engine::forward_flops;
 use shoal_metrics::{
-    Direction, Fault, LinkPacking, Metrics, NodeState, PeerState, Phase, Queue, Refusal, Repeat,
-    RoundFailure, TrafficKind,
+    Direction, Fault, Label, LinkPacking, Metrics, NodeState, PeerState, Phase, Queue, Refusal,
+    Repeat, RoundFailure, TrafficKind, Turned,
 };
 use shoal_protocol::history::History;
 use shoal_protocol::ids::{ClaimKey, Era, Member, Step};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{MemberRecord, View};
+use shoal_protocol::net::admission::Reason;
 use shoal_protocol::net::transport::{Flow, Traffic, Transport};
 use shoal_protocol::units::Bytes;
 use shoal_scheduler::action::{self, CoordinatorEvent, PeerLoad, TaskResult};
@@ -93,6 +95,19 @@ impl Meters {
     /// What it is doing from now on.
     pub(crate) fn is(&self, state: NodeState) {
         self.metrics.node.state.choose(state);
+    }
+
+    /// So many connections were refused so far, by reason.
+    pub(crate) fn turned_away(&self, counts: &BTreeMap<Reason, u64>) {
+        for (reason, count) in counts {
+            let counter = self.metrics.links.turned.of(label_of(*reason));
+            counter.inc_by(count.saturating_sub(counter.get()));
+        }
+    }
+
+    /// What a reason is called.
+    pub(crate) fn name_of(&self, reason: Reason) -> &'static str {
+        label_of(reason).value()
     }
 
     /// This life is over. Unless that is the end, another one begins by a search for the run.
@@ -323,4 +338,23 @@ fn since_1970() -> f64 {
 
 fn gauge(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+fn label_of(reason: Reason) -> Turned {
+    match reason {
+        Reason::NoPermit => Turned::NoPermit,
+        Reason::Expired => Turned::Expired,
+        Reason::Clock => Turned::Clock,
+        Reason::UsedUp => Turned::UsedUp,
+        Reason::Revoked => Turned::Revoked,
+        Reason::Banned => Turned::Banned,
+        Reason::OtherPeer => Turned::OtherPeer,
+        Reason::Forged => Turned::Forged,
+        Reason::OtherRun => Turned::OtherRun,
+        Reason::Version => Turned::Version,
+        Reason::Malformed => Turned::Malformed,
+        Reason::Slow => Turned::Slow,
+        Reason::Flood => Turned::Flood,
+        Reason::Other => Turned::Other,
+    }
 }

@@ -9,6 +9,7 @@ mod actions;
 mod checkpoint_writer;
 pub(crate) mod chunks;
 mod collect;
+mod doors;
 mod engine_thread;
 mod farewell;
 mod gathered;
@@ -23,6 +24,7 @@ mod outgoing;
 mod packer;
 mod payload;
 mod probe;
+mod prospects;
 mod resume;
 mod room;
 mod setup;
@@ -41,7 +43,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use shoal_engine::{Device, DeviceChoice};
 use shoal_metrics::{NodeState, Refusal};
-use shoal_protocol::ids::{ContentHash, Era, Member, PeerId, RunId, Stage, StageSpan, Step};
+use shoal_protocol::ids::{Era, Member, PeerId, Stage, StageSpan, Step};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{Candidate, Duties, StageChoice, StoredStage, ToCoordinator, View};
 use shoal_protocol::net::transport::TransportEvent;
@@ -62,6 +64,7 @@ use crate::events::RunEvent;
 use crate::exit::{Exit, ExitWith};
 use crate::progress;
 use checkpoint_writer::Shelf;
+use doors::Doors;
 use engine_thread::{EngineThread, Job, JobDone, Workshop};
 use farewell::Farewell;
 use gathered::Gathered;
@@ -72,6 +75,7 @@ use observer::Observer;
 use office::Post;
 use outgoing::Links;
 use payload::Payloads;
+use prospects::{known_answers, offer_kept, peak_flops};
 use room::Room;
 use sight::Lookout;
 use text::Text;
@@ -166,6 +170,7 @@ struct Driver<'a> {
     observer: &'a mut Observer,
     meters: Meters,
     lookout: Lookout,
+    doors: Doors,
     step_began: Moment,
     ending: Option<Ending>,
     /// When the run is over: those who are still to be told.
@@ -239,6 +244,7 @@ impl<'a> Driver<'a> {
             kept: BTreeSet::new(),
             newest: None,
             archiving: 0,
+            doors: Doors::of(links.as_ref()),
             links,
             network: events,
             unpacker,
@@ -288,6 +294,7 @@ impl<'a> Driver<'a> {
                 self.meters.links(&links.transport, &self.view);
             }
             self.look();
+            self.look_at_doors();
             match self.ending.take() {
                 None => {}
                 Some(Ending::Finished) if self.may_end() => return Ok(Outcome::Finished),
@@ -382,6 +389,7 @@ impl<'a> Driver<'a> {
                 self.own.push_back(Own::Coordinator(CoordinatorInput::Tick));
                 self.tend_anchors();
             }
+            () = self.doors.changed() => self.doors_changed(),
             () = sleep_to(farewell) => self.farewell = None,
             () = sleep_to(orphaned) => {
                 let reason = "its keeper has been out of reach for too long".to_owned();
@@ -544,40 +552,6 @@ async fn peer(setup: &Setup, room: &Room) -> anyhow::Result<(Peer, bool)> {
         routing: Routing::default(),
     });
     Ok((peer, mobile))
-}
-
-/// Offers what earlier lives left, on a thread of its own.
-async fn offer_kept(
-    data_dir: PathBuf,
-    archive: Option<PathBuf>,
-    run: RunId,
-    files: Files,
-) -> anyhow::Result<usize> {
-    let look = move || resume::offer_kept(&data_dir, archive.as_deref(), run, &files);
-    tokio::task::spawn_blocking(look).await.context("the search for kept files panicked")
-}
-
-/// Computes what tells whether this process computes the same bits as others.
-async fn known_answers(
-    manifest: Arc<Manifest>,
-    device: DeviceChoice,
-    threads: usize,
-) -> anyhow::Result<ContentHash> {
-    let compute = move || shoal_engine::fingerprint(&manifest, Device::open(device, threads)?);
-    let computed = tokio::task::spawn_blocking(compute).await;
-    Ok(computed.context("the known-answer pass panicked")??)
-}
-
-/// What the device can do.
-async fn peak_flops(
-    manifest: &Manifest,
-    device: DeviceChoice,
-    threads: usize,
-) -> anyhow::Result<f64> {
-    let dtype = manifest.training.dtype;
-    let measure = move || shoal_engine::peak_flops(Device::open(device, threads)?, dtype);
-    let measured = tokio::task::spawn_blocking(measure).await;
-    Ok(measured.context("the measurement of the device panicked")??)
 }
 
 async fn next_done(engine: &mut Option<EngineThread>) -> Option<JobDone> {

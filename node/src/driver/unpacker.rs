@@ -93,6 +93,7 @@ mod tests {
     use shoal_metrics::Refusal;
     use shoal_protocol::frame::{Element, Frame};
     use shoal_protocol::ids::{ClaimKey, Incarnation, Microbatch, PeerId, Stage, Step};
+    use shoal_protocol::net::admission::Gate;
     use shoal_protocol::net::identity::Identity;
     use shoal_protocol::net::transport::{
         Class, Congestion, NoBlobs, Transport, TransportConfig, TransportEvent,
@@ -119,6 +120,7 @@ mod tests {
                     run: None,
                     congestion: Congestion::default(),
                     blobs: Arc::new(NoBlobs),
+                    gate: Gate::default(),
                 };
                 let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
                 Transport::bind(&Identity::ephemeral(), &[loopback], config).expect("a free port")

@@ -75,6 +75,8 @@ impl Chronicle {
             }
             RunEvent::Finished { .. } | RunEvent::Stopped { .. } => self.ended.clone_from(&text),
             RunEvent::Listening { .. }
+            | RunEvent::TurnedAway { .. }
+            | RunEvent::Roster { .. }
             | RunEvent::Moves { .. }
             | RunEvent::Moved { .. }
             | RunEvent::Joined { .. }

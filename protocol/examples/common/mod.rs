@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use shoal_protocol::ids::Incarnation;
 use shoal_protocol::net::Identity;
+use shoal_protocol::net::admission::Gate;
 use shoal_protocol::net::transport::{
     BlobSource, Congestion, Transport, TransportConfig, TransportError, TransportEvent,
 };
@@ -17,7 +18,8 @@ pub(crate) fn bind(
     congestion: Congestion,
     blobs: Arc<dyn BlobSource>,
 ) -> Result<(Transport, mpsc::Receiver<TransportEvent>), TransportError> {
-    let config = TransportConfig { incarnation: Incarnation(1), run: None, congestion, blobs };
+    let (incarnation, gate) = (Incarnation(1), Gate::default());
+    let config = TransportConfig { incarnation, run: None, congestion, blobs, gate };
     Transport::bind(&Identity::ephemeral(), &[listen], config)
 }
 

@@ -1,8 +1,8 @@
 //! A run to try things with: of tests, of the simulator, of fuzzing.
 
 use super::{
-    Checkpoint, Codecs, Dtype, Evaluation, Manifest, Model, Optimizer, TokenWidth, Tokenizer,
-    Tokens, Training,
+    Admission, Checkpoint, Codecs, Dtype, Evaluation, Manifest, Model, Optimizer, TokenWidth,
+    Tokenizer, Tokens, Training,
 };
 use crate::ids::ContentHash;
 
@@ -53,5 +53,6 @@ pub fn small() -> Manifest {
             width: TokenWidth::U8,
             tokenizer: Tokenizer::Bytes,
         },
+        admission: Admission::default(),
     }
 }

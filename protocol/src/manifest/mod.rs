@@ -2,6 +2,7 @@
 //!
 //! Two peers train together only when their manifests have the same hash; that hash names the run.
 
+mod admission;
 mod boundary;
 mod codecs;
 pub mod example;
@@ -16,6 +17,7 @@ use crate::limits;
 use crate::units::Bytes;
 use crate::wire;
 
+pub use admission::{Admission, AdmissionMode};
 pub use boundary::{Boundary, BoundaryKind};
 pub use codecs::{ChunkPacking, Codecs, GradientRounding};
 
@@ -40,6 +42,9 @@ pub struct Manifest {
     pub checkpoint: Checkpoint,
     /// The tokens trained on.
     pub tokens: Tokens,
+    /// Who may take part.
+    #[serde(default)]
+    pub admission: Admission,
 }
 
 /// A Llama-shaped decoder.

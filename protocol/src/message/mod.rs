@@ -47,6 +47,12 @@ pub enum Message {
     Between(Between),
     /// An anchor to an anchor, about the run's log.
     Anchor(AnchorMessage),
+    /// Who is banned and who is let in by name, as the run's warden signed it. Whoever did not know it
+    /// passes it on.
+    Roster {
+        /// The encoded statement and its signature.
+        signed: Vec<u8>,
+    },
     /// Somebody, who need not be a member, wants the newest checkpoint.
     CheckpointWanted,
     /// Where the newest checkpoint is, as far as the sender knows.

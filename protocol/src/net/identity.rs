@@ -74,6 +74,13 @@ impl Identity {
         Self::from_keypair(Keypair::generate_ed25519()).expect("an ed25519 key was asked for")
     }
 
+    /// The identity of a secret, for examples that are the same each time.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn of_seed(seed: [u8; 32]) -> Self {
+        let keypair = Keypair::ed25519_from_bytes(seed).expect("32 bytes are a secret key");
+        Self::from_keypair(keypair).expect("it is an ed25519 key")
+    }
+
     /// Whose identity it is.
     #[must_use]
     pub fn peer_id(&self) -> PeerId {
@@ -82,6 +89,13 @@ impl Identity {
 
     pub(super) fn keypair(&self) -> &Keypair {
         &self.keypair
+    }
+
+    /// Signs bytes. What they are begins with what they are for, so that one signature never serves another
+    /// purpose.
+    pub(super) fn sign(&self, message: &[u8]) -> [u8; 64] {
+        let signature = self.keypair.sign(message).expect("an ed25519 key signs anything");
+        signature.try_into().expect("an ed25519 signature has 64 bytes")
     }
 
     /// 32 secret bytes for one purpose, the same in every life of this peer.

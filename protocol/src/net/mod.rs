@@ -1,7 +1,9 @@
-//! Everything that touches a socket: who we are ([`identity`]), how peers find one another
-//! ([`discovery`]), and what carries control messages, tensors and files between them
+//! Everything that touches a socket: who we are ([`identity`]), who may talk to us ([`admission`]), how peers
+//! find one another ([`discovery`]), and what carries control messages, tensors and files between them
 //! ([`transport`]).
 
+pub mod admission;
+mod crowd;
 pub mod discovery;
 pub mod identity;
 pub mod transport;

@@ -20,6 +20,7 @@ use super::address::{PeerAddress, multiaddr, socket_address};
 use super::behaviour::{Behaviour, BehaviourEvent, IDENTIFY, KAD};
 use crate::ids::RunId;
 use crate::limits;
+use crate::net::admission::{Gate, UnixTime};
 use crate::net::identity::{libp2p_peer_of, peer_of};
 
 /// From one look for the others of a run to the next. We publish every other time.
@@ -51,6 +52,7 @@ type Resolved = (PeerAddress, std::io::Result<Vec<SocketAddr>>);
 /// The libp2p node and what is known.
 pub(super) struct Actor {
     swarm: Swarm<Behaviour>,
+    gate: Gate,
     events: mpsc::Sender<DiscoveryEvent>,
     run: Option<RunId>,
     entrances: BTreeSet<PeerAddress>,
@@ -71,9 +73,14 @@ pub(super) struct Actor {
 }
 
 impl Actor {
-    pub(super) fn new(swarm: Swarm<Behaviour>, events: mpsc::Sender<DiscoveryEvent>) -> Self {
+    pub(super) fn new(
+        swarm: Swarm<Behaviour>,
+        events: mpsc::Sender<DiscoveryEvent>,
+        gate: Gate,
+    ) -> Self {
         Self {
             swarm,
+            gate,
             events,
             run: None,
             entrances: BTreeSet::new(),
@@ -91,6 +98,7 @@ impl Actor {
 
     /// Runs until it is stopped or nobody listens any more.
     pub(super) async fn run(mut self, mut inbox: mpsc::Receiver<Command>, stop: CancellationToken) {
+        let mut changes = self.gate.changes();
         loop {
             let next_round = self.next_round;
             let round = async {
@@ -112,6 +120,7 @@ impl Actor {
                         Vec::new()
                     }
                 },
+                _ = changes.changed() => { self.sweep(); Vec::new() }
                 () = round => { self.start_round(); Vec::new() }
                 event = self.swarm.select_next_some() => self.handle(event),
             };
@@ -176,8 +185,22 @@ impl Actor {
         }
     }
 
+    /// Ends the connections of peers that are let in no more.
+    fn sweep(&mut self) {
+        let now = UnixTime::now();
+        let peers: Vec<libp2p::PeerId> = self.swarm.connected_peers().copied().collect();
+        for peer in peers {
+            let stands = peer_of(&peer).is_some_and(|id| self.gate.stands(id, now).is_ok());
+            if !stands {
+                let _ = self.swarm.disconnect_peer_id(peer);
+            }
+        }
+    }
+
     /// Publishes and asks, or enters the network again when it has lost everybody.
     fn start_round(&mut self) {
+        // Permits expire without anything changing.
+        self.sweep();
         let now = Instant::now();
         self.last_round = Some(now);
         self.next_round = Some(now + ROUND);

@@ -22,7 +22,7 @@ pub struct PeerAddress {
 }
 
 /// An IP address or a name.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, bincode::Encode, bincode::Decode)]
 pub enum Host {
     /// `/ip4` or `/ip6`.
     Ip(IpAddr),

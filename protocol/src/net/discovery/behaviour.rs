@@ -7,10 +7,13 @@ use libp2p::identity::Keypair;
 use libp2p::swarm::NetworkBehaviour;
 use libp2p::swarm::behaviour::toggle::Toggle;
 use libp2p::{PeerId, StreamProtocol};
-use libp2p::{Swarm, SwarmBuilder, identify, kad, mdns, noise, tcp, yamux};
+use libp2p::{Swarm, SwarmBuilder, identify, kad, mdns, tcp, yamux};
 
 use super::DiscoveryError;
+use super::door::Door;
+use super::guard::Guard;
 use super::store::ProviderStore;
+use crate::net::admission::Gate;
 
 /// Our own network, apart from every other libp2p one.
 pub(super) const KAD: StreamProtocol = StreamProtocol::new("/shoal/kad/1");
@@ -24,6 +27,9 @@ const PROVIDER_LIFE: Duration = Duration::from_secs(180);
 /// One question to the network.
 const QUERY: Duration = Duration::from_secs(30);
 
+/// From the first packet of a connection until both ends have let each other in.
+const GREETING: Duration = Duration::from_secs(10);
+
 /// A connection that nothing uses is closed, but not soon: it tells at once when the process at its
 /// other end dies.
 const IDLE: Duration = Duration::from_secs(24 * 60 * 60);
@@ -36,11 +42,13 @@ pub(super) struct Behaviour {
     pub(super) kad: kad::Behaviour<ProviderStore>,
     pub(super) identify: identify::Behaviour,
     pub(super) mdns: Toggle<mdns::tokio::Behaviour>,
+    /// Before `limits`: who finds no room here takes none there.
+    door: Door,
     limits: connection_limits::Behaviour,
 }
 
 impl Behaviour {
-    fn new(keypair: &Keypair, with_mdns: bool) -> Self {
+    fn new(keypair: &Keypair, with_mdns: bool, gate: Gate) -> Self {
         let own = keypair.public().to_peer_id();
         let identify = identify::Config::new(IDENTIFY.to_owned(), keypair.public())
             .with_agent_version(concat!("shoal/", env!("CARGO_PKG_VERSION")).to_owned());
@@ -48,9 +56,10 @@ impl Behaviour {
             kad: kademlia(own),
             identify: identify::Behaviour::new(identify),
             mdns: with_mdns.then(|| multicast(own)).flatten().into(),
+            door: Door::new(gate),
             limits: connection_limits::Behaviour::new(
                 ConnectionLimits::default()
-                    .with_max_pending_incoming(Some(64))
+                    .with_max_pending_incoming(Some(128))
                     .with_max_pending_outgoing(Some(64))
                     .with_max_established_incoming(Some(256))
                     .with_max_established_outgoing(Some(128))
@@ -87,15 +96,22 @@ fn multicast(own: PeerId) -> Option<mdns::tokio::Behaviour> {
 }
 
 /// Everything put together, listening nowhere yet.
-pub(super) fn swarm(keypair: &Keypair, mdns: bool) -> Result<Swarm<Behaviour>, DiscoveryError> {
+pub(super) fn swarm(
+    keypair: &Keypair,
+    mdns: bool,
+    gate: Gate,
+) -> Result<Swarm<Behaviour>, DiscoveryError> {
     let failed = |reason: String| DiscoveryError::Setup { reason };
+    let guard = |keypair: &Keypair| Guard::new(keypair, gate.clone());
     let swarm = SwarmBuilder::with_existing_identity(keypair.clone())
         .with_tokio()
-        .with_tcp(tcp::Config::default().nodelay(true), noise::Config::new, yamux::Config::default)
+        .with_tcp(tcp::Config::default().nodelay(true), guard, yamux::Config::default)
         .map_err(|error| failed(error.to_string()))?
-        .with_behaviour(|keypair| Behaviour::new(keypair, mdns))
+        .with_behaviour(|keypair| Behaviour::new(keypair, mdns, gate.clone()))
         .map_err(|error| failed(error.to_string()))?
         .with_swarm_config(|config| config.with_idle_connection_timeout(IDLE))
+        // Who says nothing holds one of the places of `limits` for so long.
+        .with_connection_timeout(GREETING)
         .build();
     Ok(swarm)
 }

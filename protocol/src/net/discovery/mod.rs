@@ -8,6 +8,8 @@
 mod actor;
 mod address;
 mod behaviour;
+mod door;
+mod guard;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -23,6 +25,7 @@ use tokio_util::task::TaskTracker;
 pub use address::{AddressError, Host, PeerAddress};
 
 use crate::ids::{PeerId, RunId};
+use crate::net::admission::Gate;
 use crate::net::identity::Identity;
 use actor::{Actor, Command};
 
@@ -36,6 +39,8 @@ pub struct DiscoveryConfig {
     pub listen: Vec<SocketAddr>,
     /// Whether to look for peers on the local network by multicast.
     pub mdns: bool,
+    /// Who may talk to us.
+    pub gate: Gate,
 }
 
 /// What was found, or not.
@@ -114,7 +119,7 @@ impl Discovery {
         identity: &Identity,
         config: &DiscoveryConfig,
     ) -> Result<(Self, mpsc::Receiver<DiscoveryEvent>), DiscoveryError> {
-        let mut swarm = behaviour::swarm(identity.keypair(), config.mdns)?;
+        let mut swarm = behaviour::swarm(identity.keypair(), config.mdns, config.gate.clone())?;
         for &address in &config.listen {
             check_free(address)?;
             swarm.listen_on(address::multiaddr(address)).map_err(|error| {
@@ -125,7 +130,7 @@ impl Discovery {
         let (events, receiver) = mpsc::channel(QUEUE);
         let stop = CancellationToken::new();
         let tracker = TaskTracker::new();
-        let actor = Actor::new(swarm, events);
+        let actor = Actor::new(swarm, events, config.gate.clone());
         tracker.spawn(actor.run(inbox, stop.clone()));
         tracker.close();
         let guard = Arc::new(stop.clone().drop_guard());

@@ -6,6 +6,8 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use super::*;
+use crate::manifest::{Admission, AdmissionMode};
+use crate::net::admission::{Permit, Reason, Rules, TicketId, UnixTime};
 
 /// Far longer than anything here takes: a test that waits for it has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -22,11 +24,15 @@ impl Searcher {
     }
 
     fn with(identity: &Identity) -> Self {
+        Self::guarded(identity, Gate::default())
+    }
+
+    fn guarded(identity: &Identity, gate: Gate) -> Self {
         // Discovery is given the ports that the transport got; here a free one.
         let free = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let listen = free.local_addr().expect("bound");
         drop(free);
-        let config = DiscoveryConfig { listen: vec![listen], mdns: false };
+        let config = DiscoveryConfig { listen: vec![listen], mdns: false, gate };
         let (discovery, events) = Discovery::start(identity, &config).expect("a free port");
         Self { discovery, events, address: PeerAddress::new(listen, identity.peer_id()) }
     }
@@ -133,8 +139,88 @@ async fn an_address_where_nobody_listens_is_named() {
 async fn a_port_in_use_is_named() {
     let searcher = Searcher::new();
     let taken = searcher.socket_address();
-    let config = DiscoveryConfig { listen: vec![taken], mdns: false };
+    let config = DiscoveryConfig { listen: vec![taken], mdns: false, gate: Gate::default() };
     let error = Discovery::start(&Identity::ephemeral(), &config).err().expect("taken");
     assert!(matches!(error, DiscoveryError::AddressInUse { address } if address == taken));
     assert!(error.to_string().contains(&taken.to_string()), "{error}");
+}
+
+/// A peer of a run of invited peers, whose warden signs what it shows.
+fn invited(warden: &Identity, identity: &Identity) -> Searcher {
+    let (run, gate) = (RunId::of(b"a run"), Gate::default());
+    let admission = Admission { mode: AdmissionMode::Invite, key: Some(warden.peer_id()) };
+    gate.enter(Rules { run, admission });
+    gate.hold(Permit::sign(warden, run, identity.peer_id(), TicketId(1), UnixTime::now()));
+    Searcher::guarded(identity, gate)
+}
+
+async fn refusal(searcher: &mut Searcher) -> String {
+    match searcher.event().await {
+        DiscoveryEvent::Unreachable { reason, .. } => reason,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn libp2p_says_nothing_to_who_is_not_let_in() {
+    let warden = Identity::ephemeral();
+    let mut first = invited(&warden, &warden);
+    let mut second = invited(&warden, &Identity::ephemeral());
+    second.discovery.bootstrap(first.address.clone()).await;
+    first.discovery.join(RunId::of(b"a run")).await;
+    second.discovery.join(RunId::of(b"a run")).await;
+    second.finds(&first).await;
+    first.finds(&second).await;
+    // Without a permit, and with one that another key signed.
+    let mut stranger = Searcher::new();
+    stranger.discovery.bootstrap(first.address.clone()).await;
+    let reason = refusal(&mut stranger).await;
+    assert!(reason.contains("who has a ticket"), "{reason}");
+    let mut forger = invited(&Identity::ephemeral(), &Identity::ephemeral());
+    forger.discovery.bootstrap(second.address.clone()).await;
+    let reason = refusal(&mut forger).await;
+    assert!(reason.contains("not signed by the run's warden"), "{reason}");
+    // Who dials looks as well at who answers.
+    second.discovery.bootstrap(stranger.address.clone()).await;
+    let reason = refusal(&mut second).await;
+    assert!(reason.contains("does not prove that it takes part"), "{reason}");
+    assert!(first.events.try_recv().is_err(), "nobody else was found");
+}
+
+#[tokio::test]
+async fn connections_that_say_nothing_are_dropped_and_others_get_in() {
+    let warden = Identity::ephemeral();
+    let gate = Gate::default();
+    let run = RunId::of(b"a run");
+    let admission = Admission { mode: AdmissionMode::Invite, key: Some(warden.peer_id()) };
+    gate.enter(Rules { run, admission });
+    let first = Searcher::guarded(&warden, gate.clone());
+    let mut silent = Vec::new();
+    for _ in 0..1000 {
+        let connected = tokio::net::TcpStream::connect(first.socket_address()).await;
+        silent.push(connected.expect("the system takes it"));
+    }
+    // Wholly other words, and an endless length.
+    for words in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 4096]] {
+        let mut stream = tokio::net::TcpStream::connect(first.socket_address()).await;
+        let stream = stream.as_mut().expect("the system takes it");
+        let _ = tokio::io::AsyncWriteExt::write_all(stream, words).await;
+    }
+    // Here all are of one host, so a peer gets in when the first of the silent are given up.
+    let identity = Identity::ephemeral();
+    let mut second = invited(&warden, &identity);
+    second.discovery.bootstrap(first.address.clone()).await;
+    second.discovery.join(run).await;
+    first.discovery.join(run).await;
+    loop {
+        match second.event().await {
+            DiscoveryEvent::Found { peer, .. } if peer == warden.peer_id() => break,
+            // Tried again in the next round.
+            DiscoveryEvent::Unreachable { .. } => {
+                second.discovery.bootstrap(first.address.clone()).await;
+            }
+            _ => {}
+        }
+    }
+    assert!(gate.refusals()[&Reason::Flood] > 500, "{:?}", gate.refusals());
 }

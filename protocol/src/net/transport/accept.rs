@@ -1,50 +1,71 @@
 //! Answering peers that dial us.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use quinn::{Connection, Endpoint, Incoming, SendStream};
-use tokio::sync::{Mutex, Semaphore};
+use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use super::Shared;
 use super::error::Refusal;
 use super::handshake::{self, Hello, Reply, Unreadable};
 use super::link::CloseCode;
-use super::peer::{CROSSING, Session, Verdict};
+use super::peer::{CROSSING, Session, Shown, Verdict};
 use super::tls;
 use super::traffic::Kind;
-use crate::ids::Member;
+use crate::ids::{Member, PeerId};
 use crate::limits;
+use crate::net::admission::{Denied, Pass, Reason, Signed, UnixTime};
+use crate::net::crowd::{Crowd, CrowdLimits};
 
 /// Handshakes under way at once.
-const HANDSHAKES: usize = 64;
+const HANDSHAKES: CrowdLimits = CrowdLimits { all: 128, host: 64 };
+
+/// From so many on, a dialler must show that it is where it says it is before it is given a place: it costs
+/// it a round trip, and who only pretends to be somewhere gets no further.
+const WARY: usize = 32;
 
 /// How long a refused peer may take to read why.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// Accepts connections on one socket until we close.
 pub(super) async fn run(shared: Arc<Shared>, endpoint: Endpoint) {
-    let handshakes = Arc::new(Semaphore::new(HANDSHAKES));
+    let crowd = Arc::new(Mutex::new(Crowd::new(HANDSHAKES)));
     loop {
         let incoming = tokio::select! {
             () = shared.closed.cancelled() => break,
             incoming = endpoint.accept() => incoming,
         };
         let Some(incoming) = incoming else { break };
-        let Ok(permit) = handshakes.clone().try_acquire_owned() else {
+        let address = incoming.remote_address();
+        let mut there = crowd.lock().await;
+        if there.len() >= WARY && incoming.may_retry() {
+            // It fails only for who has been asked already.
+            let _ = incoming.retry();
+            continue;
+        }
+        let Ok(place) = there.enter(address.ip(), Instant::now()) else {
             incoming.refuse();
+            let text = "more connections are being made than are looked at".to_owned();
+            shared.gate.turned_away(Reason::Flood, None, Some(address), text);
             continue;
         };
-        let for_task = shared.clone();
+        drop(there);
+        let (for_task, crowd) = (shared.clone(), crowd.clone());
         shared.tracker.spawn(async move {
-            let _permit = permit;
             let handshake = handle(&for_task, incoming);
-            tokio::select! {
-                () = for_task.closed.cancelled() => {}
+            let slow = tokio::select! {
+                () = for_task.closed.cancelled() => false,
                 // A peer that takes longer is dropped, and its connection with it.
-                _ = timeout(limits::HANDSHAKE_TIMEOUT, handshake) => {}
+                handled = timeout(limits::HANDSHAKE_TIMEOUT, handshake) => handled.is_err(),
+                () = place.ended.cancelled() => true,
+            };
+            if slow {
+                let text = "it took too long to say who it is".to_owned();
+                for_task.gate.turned_away(Reason::Slow, None, Some(address), text);
             }
+            crowd.lock().await.leave(place.number);
         });
     }
 }
@@ -70,14 +91,14 @@ async fn handle(shared: &Arc<Shared>, incoming: Incoming) {
             hello
         }
         Err(Unreadable::Version(theirs)) => {
-            tracing::warn!(
-                %peer, %address, theirs, ours = limits::PROTOCOL_VERSION,
-                "refused a peer of another protocol version"
-            );
+            let refusal = Refusal::Version { ours: theirs, theirs: limits::PROTOCOL_VERSION };
+            let reason = Reason::Version;
+            shared.gate.turned_away(reason, Some(peer), Some(address), refusal.to_string());
             return refuse(shared, None, &connection, send).await;
         }
         Err(Unreadable::Malformed(reason)) => {
-            tracing::warn!(%peer, %address, reason, "refused a malformed hello");
+            let (counted, text) = (Reason::Malformed, reason.clone());
+            shared.gate.turned_away(counted, Some(peer), Some(address), text);
             connection.close(CloseCode::Violation.into(), reason.as_bytes());
             return;
         }
@@ -92,18 +113,23 @@ async fn handle(shared: &Arc<Shared>, incoming: Incoming) {
         member: Member { peer, incarnation: hello.incarnation },
         address,
         run: hello.run.clone(),
+        shown: Shown { pass: hello.pass.clone(), ..Shown::default() },
         number: hello.number,
         dialled: false,
         counted: Default::default(),
     });
     match settle(shared, &hello, &session).await {
-        Ok(()) => {
-            let sent = handshake::answer(Some(&shared.welcome()), &mut send).await;
+        Ok(permit) => {
+            let welcome = shared.welcome(address, permit);
+            let sent = handshake::answer(Some(&welcome), &mut send).await;
             shared.counters.sent(Kind::Control, sent.unwrap_or_default());
             *slot = Some((send, recv));
         }
         Err(refusal) => {
-            tracing::info!(%peer, %address, %refusal, "refused a peer");
+            tracing::debug!(%peer, %address, %refusal, "refused a peer");
+            if let Some(reason) = refusal.reason() {
+                shared.gate.turned_away(reason, Some(peer), Some(address), refusal.to_string());
+            }
             refuse(shared, Some(&Reply::Refused(refusal)), &connection, send).await;
         }
     }
@@ -114,7 +140,7 @@ async fn settle(
     shared: &Arc<Shared>,
     hello: &Hello,
     session: &Arc<Session>,
-) -> Result<(), Refusal> {
+) -> Result<Option<Signed>, Refusal> {
     let id = session.member.peer;
     if id == shared.peer {
         return Err(Refusal::OwnIdentity);
@@ -127,12 +153,13 @@ async fn settle(
     {
         return Err(Refusal::OtherRun { ours: ours.id, theirs: theirs.id });
     }
+    let permit = admit(shared, hello, id).await?;
     let peer = shared.peer(id).ok_or(Refusal::Full)?;
     let mut state = peer.state.subscribe();
     let mut crossing_over = false;
     loop {
         match peer.decide(shared.peer, hello, session, crossing_over) {
-            Verdict::Accepted => return Ok(()),
+            Verdict::Accepted => return Ok(permit),
             Verdict::Refused(refusal) => return Err(refusal),
             Verdict::Wait => {
                 let decided = state.wait_for(|state| !state.dialling || state.open().is_some());
@@ -140,6 +167,26 @@ async fn settle(
             }
         }
     }
+}
+
+/// Lets a peer in or not. The warden gives it a permit for its ticket, or for one that gets old.
+async fn admit(
+    shared: &Arc<Shared>,
+    hello: &Hello,
+    peer: PeerId,
+) -> Result<Option<Signed>, Refusal> {
+    let (gate, now) = (&shared.gate, UnixTime::now());
+    let Some(ticket) = hello.ticket.clone() else {
+        gate.admit(peer, &hello.pass, now)?;
+        return Ok(gate.renewal(peer, now));
+    };
+    let desk = gate.clone();
+    // The use is on the disk before the permit is given.
+    let claimed = tokio::task::spawn_blocking(move || desk.claim(&ticket, peer, now)).await;
+    let permit = claimed.unwrap_or(Err(Denied::NotRecorded))?;
+    let pass = Pass { permit: Some(permit.clone()), roster: hello.pass.roster.clone() };
+    gate.admit(peer, &pass, now)?;
+    Ok(Some(permit))
 }
 
 /// Says no and leaves the peer a moment to read it.

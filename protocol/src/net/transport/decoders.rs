@@ -18,6 +18,7 @@ use crate::frame::{Element, Frame};
 use crate::ids::{ContentHash, Incarnation, PeerId};
 use crate::limits;
 use crate::manifest::example::small;
+use crate::net::admission::{Denied, Pass, UnixTime, decoders as papers};
 use crate::net::discovery::PeerAddress;
 
 /// Those of the transport, and the addresses that it dials.
@@ -45,15 +46,32 @@ fn greeting<T: bincode::Encode>(message: &T) -> Vec<u8> {
 }
 
 fn hellos() -> Vec<Vec<u8>> {
-    let hello = Hello { incarnation: Incarnation(3), run: run(), number: 1, lost: Some(300) };
-    let newcomer = Hello { run: None, lost: None, ..hello.clone() };
+    let hello = Hello {
+        incarnation: Incarnation(3),
+        run: run(),
+        number: 1,
+        lost: Some(300),
+        pass: papers::pass(),
+        ticket: None,
+    };
+    let pass = Pass::default();
+    let ticket = Some(papers::ticket().signed().clone());
+    let newcomer = Hello { run: None, lost: None, pass, ticket, ..hello.clone() };
     vec![greeting(&hello), greeting(&newcomer)]
 }
 
 fn replies() -> Vec<Vec<u8>> {
     let incarnation = Incarnation(1 << 40);
     [
-        Reply::Welcome { incarnation, run: run() },
+        Reply::Welcome {
+            incarnation,
+            run: run(),
+            pass: papers::pass(),
+            permit: papers::pass().permit,
+            clock: UnixTime(1_800_000_000),
+            seen: ([192, 0, 2, 7], 4242).into(),
+        },
+        Reply::Refused(Refusal::Denied(Denied::Banned)),
         Reply::Refused(Refusal::Displaced { newest: incarnation }),
         Reply::Refused(Refusal::AlreadyConnected),
     ]

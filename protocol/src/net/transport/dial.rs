@@ -16,11 +16,12 @@ use super::endpoint;
 use super::error::{ConnectError, Refusal};
 use super::handshake::{self, Hello, Reply};
 use super::link::CloseCode;
-use super::peer::{Peer, Session, State};
+use super::peer::{Peer, Session, Shown, State};
 use super::relay;
 use super::traffic::Kind;
 use crate::ids::Member;
 use crate::limits;
+use crate::net::admission::UnixTime;
 
 /// TLS wants a name; who is at the other end is decided by its certificate alone.
 const SERVER_NAME: &str = "shoal";
@@ -186,8 +187,15 @@ async fn greet(
 ) -> Result<Arc<Session>, ConnectError> {
     let guard = CloseUnlessKept(Some(connection.clone()));
     let number = shared.next_number();
-    let hello =
-        Hello { incarnation: shared.incarnation, run: shared.run(), number, lost: peer.lost() };
+    let gate = &shared.gate;
+    let hello = Hello {
+        incarnation: shared.incarnation,
+        run: shared.run(),
+        number,
+        lost: peer.lost(),
+        pass: gate.pass(),
+        ticket: gate.ticket_for(peer.id),
+    };
     let lost = |error: quinn::ConnectionError| ConnectError::Unreachable {
         address,
         reason: error.to_string(),
@@ -196,16 +204,26 @@ async fn greet(
     let (reply, sent, received) = handshake::greet(&hello, &mut send, &mut recv).await?;
     shared.counters.sent(Kind::Control, sent);
     shared.counters.received(Kind::Control, received);
-    let (incarnation, run) = match reply {
-        Reply::Welcome { incarnation, run } => (incarnation, run),
+    let (incarnation, run, shown) = match reply {
+        Reply::Welcome { incarnation, run, pass, permit, clock, seen } => {
+            (incarnation, run, Shown { pass, permit, clock: Some(clock), seen: Some(seen) })
+        }
         Reply::Refused(refusal) => return Err(refusal.into()),
     };
+    if let Err(denied) = gate.admit(peer.id, &shown.pass, UnixTime::now()) {
+        gate.turned_away((&denied).into(), Some(peer.id), Some(address), denied.to_string());
+        return Err(ConnectError::Stranger { peer: peer.id, address, denied: denied.into() });
+    }
+    if let Some(permit) = &shown.permit {
+        gate.hold(permit.clone());
+    }
     let session = Arc::new(Session {
         connection,
         control: Arc::new(Mutex::new(Some((send, recv)))),
         member: Member { peer: peer.id, incarnation },
         address,
         run,
+        shown,
         number,
         dialled: true,
         counted: Default::default(),

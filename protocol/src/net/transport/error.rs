@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use crate::frame::FrameError;
 use crate::ids::{ContentHash, Incarnation, PeerId, RunId};
 use crate::limits;
+use crate::net::admission::{Denied, Reason};
 use crate::units::Bytes;
 
 /// Why the transport cannot be had.
@@ -74,6 +75,9 @@ pub enum Refusal {
         /// The latest that the peer has met.
         newest: Incarnation,
     },
+    /// The run does not let us in.
+    #[error("not let in: {0}")]
+    Denied(#[from] Denied),
     /// Both ends dialled at once, and the other connection won.
     #[error("the peer keeps another connection to this one")]
     AlreadyConnected,
@@ -83,6 +87,19 @@ pub enum Refusal {
     /// The peer keeps as many connections as it may.
     #[error("the peer has no room for another connection")]
     Full,
+}
+
+impl Refusal {
+    /// How it is counted; none for what good peers of the run meet every day.
+    pub(super) fn reason(&self) -> Option<Reason> {
+        match self {
+            Self::Denied(denied) => Some(denied.into()),
+            Self::Version { .. } => Some(Reason::Version),
+            Self::OtherRun { .. } => Some(Reason::OtherRun),
+            Self::OwnIdentity | Self::Displaced { .. } | Self::Full => Some(Reason::Other),
+            Self::AlreadyConnected | Self::Closing => None,
+        }
+    }
 }
 
 /// Why a peer was not reached.
@@ -124,6 +141,16 @@ pub enum ConnectError {
     /// The peer said no.
     #[error(transparent)]
     Refused(#[from] Refusal),
+    /// The peer says it takes part in our run, and cannot prove it.
+    #[error("peer {peer} at {address} does not prove that it takes part in the run: {denied}")]
+    Stranger {
+        /// Who.
+        peer: PeerId,
+        /// Where.
+        address: SocketAddr,
+        /// What it lacks.
+        denied: Box<Denied>,
+    },
     /// What came back is no answer to a hello.
     #[error("the peer's answer is malformed: {reason}")]
     Malformed {
@@ -154,7 +181,8 @@ impl ConnectError {
     #[must_use]
     pub fn is_final(&self) -> bool {
         match self {
-            Self::Myself | Self::WrongPeer { .. } | Self::Closing => true,
+            Self::Myself | Self::WrongPeer { .. } | Self::Closing | Self::Stranger { .. } => true,
+            Self::Refused(Refusal::Denied(denied)) => !denied.may_pass(),
             Self::Refused(refusal) => {
                 !matches!(refusal, Refusal::AlreadyConnected | Refusal::Full | Refusal::Closing)
             }

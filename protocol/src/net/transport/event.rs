@@ -7,6 +7,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::error::{ConnectError, DisconnectReason};
 use crate::frame::Frame;
 use crate::ids::{Incarnation, Member, PeerId, RunId};
+use crate::net::admission::{Pass, Signed, UnixTime};
 
 /// Something that happened between us and a peer. For one peer, everything from a connection comes
 /// between its `Connected` and its `Disconnected`, and connections do not overlap.
@@ -78,4 +79,12 @@ pub struct Welcome {
     pub address: SocketAddr,
     /// The run it takes part in; `None` before it has joined one.
     pub run: Option<Run>,
+    /// What lets it in; looked at already where our own run is known.
+    pub pass: Pass,
+    /// A permit that it gave us with its answer.
+    pub permit: Option<Signed>,
+    /// What its clock said; none where it dialled us.
+    pub clock: Option<UnixTime>,
+    /// Where it sees us; none where it dialled us.
+    pub seen: Option<SocketAddr>,
 }

@@ -3,12 +3,15 @@
 //! Both begin with the protocol version in four bytes, which never move, so that builds of
 //! different versions understand at least why they cannot talk.
 
+use std::net::SocketAddr;
+
 use quinn::{RecvStream, SendStream};
 
 use super::control;
 use super::error::{ConnectError, Refusal};
 use super::event::Run;
 use crate::ids::Incarnation;
+use crate::net::admission::{Pass, Signed, UnixTime};
 use crate::{limits, wire};
 
 /// Who dials and what it knows.
@@ -23,6 +26,10 @@ pub(super) struct Hello {
     /// The number of the last connection that the answering end dialled and that the dialler saw
     /// end: who still holds on to that one learns here that it is gone.
     pub(super) lost: Option<u64>,
+    /// What lets it in.
+    pub(super) pass: Pass,
+    /// What it asks a permit for, where the answering end gives them.
+    pub(super) ticket: Option<Signed>,
 }
 
 /// The answer to a hello.
@@ -34,6 +41,14 @@ pub(super) enum Reply {
         incarnation: Incarnation,
         /// Its run; `None` before it has joined one.
         run: Option<Run>,
+        /// What lets the answering peer in.
+        pass: Pass,
+        /// For the dialler: a permit of its own, new or renewed.
+        permit: Option<Signed>,
+        /// What the answering peer's clock says.
+        clock: UnixTime,
+        /// Where it sees the dialler.
+        seen: SocketAddr,
     },
     /// Do not.
     Refused(Refusal),

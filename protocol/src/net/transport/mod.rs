@@ -35,6 +35,7 @@ mod peer;
 mod piece;
 mod rate;
 mod relay;
+mod sweep;
 mod tensor;
 #[cfg(test)]
 mod tests;
@@ -69,9 +70,10 @@ pub use fetch::partial::SUFFIX as PARTIAL_SUFFIX;
 pub use traffic::{Flow, Packets, Pieces, Traffic, Way};
 
 use crate::frame::Frame;
-use crate::ids::{ContentHash, Incarnation, PeerId};
+use crate::ids::{ContentHash, Incarnation, Member, PeerId};
 use crate::limits;
 use crate::manifest::ChunkPacking;
+use crate::net::admission::{Gate, Signed, UnixTime};
 use crate::net::identity::Identity;
 use crate::units;
 use fetch::Wanted;
@@ -108,6 +110,8 @@ pub struct TransportConfig {
     pub congestion: Congestion,
     /// The files that other peers may fetch.
     pub blobs: Arc<dyn BlobSource>,
+    /// Who may talk to us.
+    pub gate: Gate,
 }
 
 /// A handle on the transport; all clones are the same one. When the last is dropped, connections
@@ -124,6 +128,7 @@ pub(crate) struct Shared {
     incarnation: Incarnation,
     run: RwLock<Option<Run>>,
     blobs: Arc<dyn BlobSource>,
+    gate: Gate,
     tls: tls::Tls,
     quic: Arc<quinn::TransportConfig>,
     endpoints: Vec<Endpoint>,
@@ -155,8 +160,15 @@ impl Shared {
         std::iter::once(&self.relay_endpoint).chain(&self.endpoints)
     }
 
-    fn welcome(&self) -> Reply {
-        Reply::Welcome { incarnation: self.incarnation, run: self.run() }
+    fn welcome(&self, seen: SocketAddr, permit: Option<Signed>) -> Reply {
+        Reply::Welcome {
+            incarnation: self.incarnation,
+            run: self.run(),
+            pass: self.gate.pass(),
+            permit,
+            clock: UnixTime::now(),
+            seen,
+        }
     }
 
     fn next_number(&self) -> u64 {
@@ -208,6 +220,7 @@ impl Transport {
             incarnation: config.incarnation,
             run: RwLock::new(config.run),
             blobs: config.blobs,
+            gate: config.gate,
             tls,
             quic,
             endpoints,
@@ -228,6 +241,7 @@ impl Transport {
         for endpoint in shared.all_endpoints() {
             shared.tracker.spawn(accept::run(shared.clone(), endpoint.clone()));
         }
+        shared.tracker.spawn(sweep::run(shared.clone()));
         Ok((Self { shared, _guard: Arc::new(closed.drop_guard()) }, receiver))
     }
 
@@ -235,6 +249,19 @@ impl Transport {
     #[must_use]
     pub fn peer_id(&self) -> PeerId {
         self.shared.peer
+    }
+
+    /// Who may talk to us.
+    #[must_use]
+    pub fn gate(&self) -> &Gate {
+        &self.shared.gate
+    }
+
+    /// Who is connected, in order.
+    #[must_use]
+    pub fn connected(&self) -> Vec<Member> {
+        let peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        peers.values().filter_map(|peer| Some(peer.session()?.member)).collect()
     }
 
     /// Where we listen, with the ports that were free.

@@ -26,12 +26,22 @@ use super::rate::RateMeter;
 use super::relay;
 use super::traffic::{Counters, Packets, Way};
 use crate::ids::{Incarnation, Member, PeerId};
+use crate::net::admission::{Pass, Signed, UnixTime};
 
 /// Addresses kept of one peer; the latest heard of come first.
 const ADDRESSES: usize = 16;
 
 /// How long a hello waits for our own dial of the same peer, which is preferred.
 pub(super) const CROSSING: Duration = Duration::from_secs(2);
+
+/// What came with the other end's first words beside its life and its run.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Shown {
+    pub(super) pass: Pass,
+    pub(super) permit: Option<Signed>,
+    pub(super) clock: Option<UnixTime>,
+    pub(super) seen: Option<SocketAddr>,
+}
 
 /// One established connection.
 pub(super) struct Session {
@@ -42,6 +52,8 @@ pub(super) struct Session {
     pub(super) member: Member,
     pub(super) address: SocketAddr,
     pub(super) run: Option<Run>,
+    /// What the other end showed and said of us.
+    pub(super) shown: Shown,
     /// The dialler's number for it.
     pub(super) number: u64,
     /// Whether we are the dialler.
@@ -52,10 +64,15 @@ pub(super) struct Session {
 
 impl Session {
     pub(super) fn welcome(&self) -> Welcome {
+        let Shown { pass, permit, clock, seen } = self.shown.clone();
         Welcome {
             incarnation: self.member.incarnation,
             address: self.address,
             run: self.run.clone(),
+            pass,
+            permit,
+            clock,
+            seen,
         }
     }
 
@@ -288,7 +305,8 @@ mod tests {
     use super::*;
 
     fn hello(incarnation: u64, lost: Option<u64>) -> Hello {
-        Hello { incarnation: Incarnation(incarnation), run: None, number: 7, lost }
+        let (pass, ticket) = (Pass::default(), None);
+        Hello { incarnation: Incarnation(incarnation), run: None, number: 7, lost, pass, ticket }
     }
 
     fn situation(dialling: bool, current: Option<(bool, u64)>) -> Situation {

@@ -1,5 +1,6 @@
 //! Whole transports against each other over loopback.
 
+mod admission;
 mod blobs;
 mod exchange;
 mod pressure;
@@ -22,6 +23,7 @@ use super::*;
 use crate::codec::packing::Packing;
 use crate::frame::Element;
 use crate::ids::{Member, RunId};
+use crate::net::admission::Pass;
 
 /// Far longer than anything here takes: a test that waits for it has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -40,6 +42,7 @@ fn config(incarnation: u64) -> TransportConfig {
         run: None,
         congestion: Congestion::Cubic,
         blobs: Arc::new(NoBlobs),
+        gate: Gate::default(),
     }
 }
 
@@ -163,7 +166,9 @@ impl Raw {
     }
 
     async fn greet(&mut self) -> Result<Reply, ConnectError> {
-        let hello = Hello { incarnation: Incarnation(1), run: None, number: 0, lost: None };
+        let (pass, ticket) = (Pass::default(), None);
+        let hello =
+            Hello { incarnation: Incarnation(1), run: None, number: 0, lost: None, pass, ticket };
         let reply = soon(handshake::greet(&hello, &mut self.send, &mut self.recv)).await;
         reply.map(|(reply, ..)| reply)
     }

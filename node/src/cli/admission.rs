@@ -1,0 +1,144 @@
+//! The flags of `shoal invite`, `shoal ban` and `shoal unban`.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use shoal_protocol::ids::PeerId;
+use shoal_protocol::net::admission::TicketId;
+
+use super::{ListFormat, default_data_dir};
+
+/// The longest that a ticket can be used.
+const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+
+/// `shoal invite`
+#[derive(Debug, Clone, Subcommand)]
+pub enum InviteCommand {
+    /// Make a ticket: whoever is given it joins with `shoal join TICKET`.
+    New(InviteNewArgs),
+    /// List the tickets, who used them, and who is let in or banned by name.
+    Ls(InviteLsArgs),
+    /// Take a ticket back, with every permit that came of it; or take a peer off the list.
+    Revoke(InviteRevokeArgs),
+    /// Let peers in by their ids, without a ticket.
+    Allow(InviteAllowArgs),
+}
+
+/// `shoal invite new`
+#[derive(Debug, Clone, Args)]
+pub struct InviteNewArgs {
+    /// How long it can be used: 30m, 24h, 7d.
+    #[arg(long, value_name = "TIME", default_value = "24h", value_parser = parse_life)]
+    pub ttl: Duration,
+    /// How many peers it lets in.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    pub uses: u16,
+    /// The data directory of the run's warden; it may be running.
+    #[arg(long, value_name = "D", default_value_os_t = default_data_dir())]
+    pub data_dir: PathBuf,
+}
+
+/// `shoal invite ls`
+#[derive(Debug, Clone, Args)]
+pub struct InviteLsArgs {
+    /// The data directory of the run's warden; it may be running.
+    #[arg(long, value_name = "D", default_value_os_t = default_data_dir())]
+    pub data_dir: PathBuf,
+    /// How the list looks.
+    #[arg(short, long, value_enum, default_value_t = ListFormat::Text)]
+    pub output: ListFormat,
+}
+
+/// `shoal invite revoke`
+#[derive(Debug, Clone, Args)]
+pub struct InviteRevokeArgs {
+    /// The number of a ticket, as `shoal invite ls` prints it, or the id of a peer on the list.
+    #[arg(value_name = "ID")]
+    pub what: Invited,
+    /// The data directory of the run's warden; it may be running.
+    #[arg(long, value_name = "D", default_value_os_t = default_data_dir())]
+    pub data_dir: PathBuf,
+}
+
+/// `shoal invite allow`
+#[derive(Debug, Clone, Args)]
+pub struct InviteAllowArgs {
+    /// Their ids, as `shoal id` prints them there.
+    #[arg(value_name = "PEER", required = true)]
+    pub peers: Vec<PeerId>,
+    /// The data directory of the run's warden; it may be running.
+    #[arg(long, value_name = "D", default_value_os_t = default_data_dir())]
+    pub data_dir: PathBuf,
+}
+
+/// `shoal ban` and `shoal unban`
+#[derive(Debug, Clone, Args)]
+pub struct BanArgs {
+    /// Its id.
+    #[arg(value_name = "PEER")]
+    pub peer: PeerId,
+    /// The data directory of the run's warden; it may be running.
+    #[arg(long, value_name = "D", default_value_os_t = default_data_dir())]
+    pub data_dir: PathBuf,
+}
+
+/// What can be taken back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Invited {
+    /// A ticket.
+    Ticket(TicketId),
+    /// A peer that is let in by name.
+    Peer(PeerId),
+}
+
+impl FromStr for Invited {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let ticket = text.parse().map(|number| Self::Ticket(TicketId(number)));
+        ticket.or_else(|_| {
+            let peer = text.parse().map(Self::Peer);
+            peer.map_err(|_| "the number of a ticket (`shoal invite ls`) or the id of a peer")
+        })
+    }
+}
+
+/// Reads a number of minutes, hours or days.
+fn parse_life(text: &str) -> Result<Duration, &'static str> {
+    let wrong = "a number with s, m, h or d, at most 366d, as 24h";
+    let unit = text.chars().next_back().ok_or(wrong)?;
+    let seconds = match unit {
+        's' => 1,
+        'm' => 60,
+        'h' => 60 * 60,
+        'd' => 24 * 60 * 60,
+        _ => return Err(wrong),
+    };
+    let count: u64 = text[..text.len() - 1].parse().map_err(|_| wrong)?;
+    let life = count.checked_mul(seconds).map(Duration::from_secs);
+    life.filter(|life| (Duration::from_secs(1)..=LONGEST).contains(life)).ok_or(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_life_has_a_unit_and_an_end() {
+        assert_eq!(parse_life("24h"), Ok(Duration::from_secs(24 * 60 * 60)));
+        assert_eq!(parse_life("90s"), Ok(Duration::from_secs(90)));
+        for text in ["", "h", "0h", "24", "367d", "1y", "-1h", "99999999999999999999d", "1é"] {
+            assert!(parse_life(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn tickets_go_by_number_and_peers_by_id() {
+        let peer = PeerId([7; 32]);
+        assert_eq!("12".parse(), Ok(Invited::Ticket(TicketId(12))));
+        assert_eq!(peer.to_string().parse(), Ok(Invited::Peer(peer)));
+        assert!("twelve".parse::<Invited>().is_err());
+    }
+}

@@ -1,0 +1,269 @@
+//! `shoal invite`, `ban` and `unban`: what the warden of a run signs, from its data directory. A peer that runs
+//! there notices, and tells the others.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use anyhow::Context;
+use serde::Serialize;
+use shoal_protocol::ids::{PeerId, RunId};
+use shoal_protocol::manifest::AdmissionMode;
+use shoal_protocol::net::admission::{ClaimBook, Roster, TicketId, UnixTime};
+use shoal_protocol::net::identity::Identity;
+
+use crate::admission::{self, Folder, KeptRules, roster_of};
+use crate::cli::{
+    BanArgs, InviteAllowArgs, InviteCommand, InviteLsArgs, InviteNewArgs, InviteRevokeArgs,
+    Invited, ListFormat,
+};
+use crate::exit::{Exit, ExitWith};
+
+/// Does what was asked for.
+///
+/// # Errors
+/// When the data directory is not the warden's, or the disk refuses.
+pub(super) fn run(command: &InviteCommand) -> anyhow::Result<()> {
+    match command {
+        InviteCommand::New(args) => new(args),
+        InviteCommand::Ls(args) => list(args),
+        InviteCommand::Revoke(args) => revoke(args),
+        InviteCommand::Allow(args) => allow(args),
+    }
+}
+
+/// The warden's key and folder.
+struct Office {
+    warden: Identity,
+    folder: Folder,
+    rules: KeptRules,
+}
+
+impl Office {
+    fn open(data_dir: &Path) -> anyhow::Result<Self> {
+        let folder = Folder::current(data_dir).exit_with(Exit::Usage)?;
+        let rules = folder.rules().exit_with(Exit::Usage)?;
+        // Not through `Home`, which a running peer has locked.
+        let warden = Identity::load_or_create(&data_dir.join("identity"))?;
+        match rules.admission.key {
+            Some(key) if key == warden.peer_id() => Ok(Self { warden, folder, rules }),
+            Some(key) => Err(anyhow::anyhow!(
+                "who may join run {} is signed by peer {key}: do this where that peer's data directory is",
+                rules.run
+            )),
+            None => Err(anyhow::anyhow!("run {} has no warden", rules.run)),
+        }
+        .exit_with(Exit::Usage)
+    }
+
+    fn run(&self) -> RunId {
+        self.rules.run
+    }
+
+    /// Changes the roster and signs its next edition.
+    fn change(&self, change: impl FnOnce(&mut Roster) -> anyhow::Result<()>) -> anyhow::Result<()> {
+        let _lock = self.folder.lock()?;
+        let mut roster = roster_of(&self.folder)?;
+        change(&mut roster)?;
+        let signed = roster.publish(self.run(), &self.warden, UnixTime::now());
+        self.folder.keep_roster(&signed)
+    }
+}
+
+fn new(args: &InviteNewArgs) -> anyhow::Result<()> {
+    let office = Office::open(&args.data_dir)?;
+    match office.rules.admission.mode {
+        AdmissionMode::Invite => {}
+        AdmissionMode::Open => {
+            let text =
+                "the run is open: others need no ticket, only the line that `shoal start` prints";
+            return Err(anyhow::anyhow!(text)).exit_with(Exit::Usage);
+        }
+        AdmissionMode::Allowlist => {
+            let text = "the run lets in listed peers: list this one with `shoal invite allow PEER`";
+            return Err(anyhow::anyhow!(text)).exit_with(Exit::Usage);
+        }
+    }
+    let ticket = admission::issue(&office.folder, &office.warden, args.ttl, args.uses)?;
+    println!("{ticket}");
+    Ok(())
+}
+
+fn revoke(args: &InviteRevokeArgs) -> anyhow::Result<()> {
+    let office = Office::open(&args.data_dir)?;
+    match args.what {
+        Invited::Ticket(id) => {
+            let tickets = office.folder.tickets()?;
+            let ticket = tickets.iter().find(|ticket| ticket.id == id);
+            let missing = || format!("there is no ticket {id}: `shoal invite ls` lists them");
+            let expires = ticket.with_context(missing).exit_with(Exit::Usage)?.expires;
+            office.change(|roster| Ok(roster.revoke(id, expires)?))?;
+            println!("ticket {id} is revoked, and every permit that came of it");
+        }
+        Invited::Peer(peer) => {
+            office.change(|roster| {
+                let listed = roster.disallow(peer);
+                anyhow::ensure!(
+                    listed,
+                    "peer {peer} is not on the list: `shoal ban` closes the run to it"
+                );
+                Ok(())
+            })?;
+            println!("{peer} is no longer let in by name");
+        }
+    }
+    Ok(())
+}
+
+fn allow(args: &InviteAllowArgs) -> anyhow::Result<()> {
+    let office = Office::open(&args.data_dir)?;
+    office.change(|roster| {
+        for peer in &args.peers {
+            roster.allow(*peer)?;
+        }
+        Ok(())
+    })?;
+    for peer in &args.peers {
+        println!("{peer} is let in");
+    }
+    Ok(())
+}
+
+/// `shoal ban`
+///
+/// # Errors
+/// As [`run`].
+pub(super) fn ban(args: &BanArgs) -> anyhow::Result<()> {
+    let office = Office::open(&args.data_dir)?;
+    if args.peer == office.warden.peer_id() {
+        return Err(anyhow::anyhow!("the warden cannot ban itself")).exit_with(Exit::Usage);
+    }
+    office.change(|roster| Ok(roster.ban(args.peer)?))?;
+    println!("{} is banned", args.peer);
+    Ok(())
+}
+
+/// `shoal unban`
+///
+/// # Errors
+/// As [`run`], and when the peer is not banned.
+pub(super) fn unban(args: &BanArgs) -> anyhow::Result<()> {
+    let office = Office::open(&args.data_dir)?;
+    office.change(|roster| {
+        anyhow::ensure!(roster.unban(args.peer), "peer {} is not banned", args.peer);
+        Ok(())
+    })?;
+    println!("{} is no longer banned", args.peer);
+    Ok(())
+}
+
+/// How a ticket stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Standing {
+    Open,
+    UsedUp,
+    Expired,
+    Revoked,
+}
+
+impl Standing {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Open => "open",
+            Self::UsedUp => "used up",
+            Self::Expired => "expired",
+            Self::Revoked => "revoked",
+        }
+    }
+}
+
+/// A ticket in the list.
+#[derive(Debug, Serialize)]
+struct ListedTicket {
+    id: TicketId,
+    standing: Standing,
+    uses: u16,
+    expires: UnixTime,
+    claimed_by: Vec<PeerId>,
+    ticket: String,
+}
+
+/// Everything that the warden has said.
+#[derive(Debug, Serialize)]
+struct Listed {
+    run: RunId,
+    mode: AdmissionMode,
+    roster: u64,
+    tickets: Vec<ListedTicket>,
+    allowed: Vec<PeerId>,
+    banned: Vec<PeerId>,
+}
+
+fn list(args: &InviteLsArgs) -> anyhow::Result<()> {
+    let office = Office::open(&args.data_dir)?;
+    let listed = listed(&office, UnixTime::now())?;
+    match args.output {
+        ListFormat::Json => println!("{}", serde_json::to_string_pretty(&listed)?),
+        ListFormat::Text => print!("{}", table(&listed, UnixTime::now())?),
+    }
+    Ok(())
+}
+
+fn listed(office: &Office, now: UnixTime) -> anyhow::Result<Listed> {
+    let roster = roster_of(&office.folder)?;
+    let mut claims: BTreeMap<TicketId, Vec<PeerId>> = BTreeMap::new();
+    for claim in ClaimBook::read(&office.folder.claims())? {
+        claims.entry(claim.ticket).or_default().push(claim.peer);
+    }
+    let tickets = office.folder.tickets()?.into_iter().map(|ticket| {
+        let claimed_by = claims.remove(&ticket.id).unwrap_or_default();
+        let standing = if roster.revoked.contains_key(&ticket.id) {
+            Standing::Revoked
+        } else if claimed_by.len() >= usize::from(ticket.uses) {
+            Standing::UsedUp
+        } else if ticket.expires < now {
+            Standing::Expired
+        } else {
+            Standing::Open
+        };
+        let (id, uses, expires) = (ticket.id, ticket.uses, ticket.expires);
+        ListedTicket { id, standing, uses, expires, claimed_by, ticket: ticket.text }
+    });
+    Ok(Listed {
+        run: office.run(),
+        mode: office.rules.admission.mode,
+        roster: roster.version,
+        tickets: tickets.collect(),
+        allowed: roster.allowed.into_iter().collect(),
+        banned: roster.banned.into_iter().collect(),
+    })
+}
+
+fn table(listed: &Listed, now: UnixTime) -> Result<String, std::fmt::Error> {
+    let mut text = String::new();
+    writeln!(text, "{:<8}{:<9}{:<7}{:<12}used by", "ticket", "state", "uses", "expires in")?;
+    for ticket in &listed.tickets {
+        let left = ticket.expires.since(now).as_secs();
+        let left = match left {
+            0 => "-".to_owned(),
+            1..7200 => format!("{} min", left.div_ceil(60)),
+            _ => format!("{} h", left / 3600),
+        };
+        let uses = format!("{}/{}", ticket.claimed_by.len(), ticket.uses);
+        let peers: Vec<String> = ticket.claimed_by.iter().map(ToString::to_string).collect();
+        let row = format!(
+            "{:<8}{:<9}{uses:<7}{left:<12}{}",
+            ticket.id,
+            ticket.standing.word(),
+            peers.join(" ")
+        );
+        writeln!(text, "{}", row.trim_end())?;
+    }
+    for (word, peers) in [("let in", &listed.allowed), ("banned", &listed.banned)] {
+        for peer in peers {
+            writeln!(text, "{word}  {peer}")?;
+        }
+    }
+    Ok(text)
+}

@@ -1,0 +1,95 @@
+//! The decoders of what the warden signs, as they are tried. See [`crate::decoder`].
+
+use std::collections::BTreeMap;
+
+use super::gate::Pass;
+use super::permit::Permit;
+use super::roster::Roster;
+use super::signed::{Signed, Statement};
+use super::ticket::{Ticket, TicketId};
+use super::{Term, UnixTime};
+use crate::decoder::{Decoder, reads_back};
+use crate::ids::{PeerId, RunId};
+use crate::net::discovery::PeerAddress;
+use crate::net::identity::Identity;
+use crate::wire;
+
+/// Those of the papers that peers show.
+pub const DECODERS: &[Decoder] = &[
+    Decoder { name: "ticket", examples: tickets, check: check_ticket },
+    Decoder { name: "pass", examples: passes, check: check_pass },
+];
+
+const NOW: UnixTime = UnixTime(1_800_000_000);
+
+fn warden() -> Identity {
+    Identity::of_seed([1; 32])
+}
+
+fn run() -> RunId {
+    RunId::of(b"a run")
+}
+
+/// One for two peers, with an address of the warden and one of another.
+pub(crate) fn ticket() -> Ticket {
+    let warden = warden();
+    let named = format!("/dns4/seed.example.org/tcp/7410/p2p/{}", PeerId([9; 32]));
+    let addresses = [
+        PeerAddress::new(([192, 0, 2, 7], 4242).into(), warden.peer_id()),
+        named.parse().expect("an address"),
+    ];
+    let term = Term { issued: NOW, expires: UnixTime(NOW.0 + 86_400) };
+    Ticket::new(&warden, (run(), TicketId(3)), term, 2, &addresses)
+}
+
+/// A permit and a roster with every kind of name.
+pub(crate) fn pass() -> Pass {
+    let (warden, peer) = (warden(), PeerId([8; 32]));
+    let mut roster = Roster {
+        banned: [PeerId([6; 32])].into(),
+        revoked: BTreeMap::from([(TicketId(1), UnixTime(NOW.0 + 1))]),
+        allowed: [peer].into(),
+        ..Roster::default()
+    };
+    let roster = roster.publish(run(), &warden, NOW);
+    let permit = Permit::sign(&warden, run(), peer, TicketId(3), NOW);
+    Pass { permit: Some(permit), roster: Some(roster) }
+}
+
+fn tickets() -> Vec<Vec<u8>> {
+    vec![ticket().to_string().into_bytes()]
+}
+
+fn check_ticket(bytes: &[u8]) {
+    // The text, and what is in it, which a fuzzer cannot sign.
+    if let Ok(text) = std::str::from_utf8(bytes)
+        && let Ok(ticket) = text.parse::<Ticket>()
+    {
+        assert_eq!(ticket.to_string().parse(), Ok(ticket));
+    }
+    if let Ok((key, signed)) = wire::decode::<(PeerId, Signed)>(bytes) {
+        let _ = Ticket::received(key, signed);
+    }
+}
+
+fn passes() -> Vec<Vec<u8>> {
+    vec![
+        wire::encode(&pass()).expect("it is small"),
+        wire::encode(&Pass::default()).expect("it is small"),
+    ]
+}
+
+fn check_pass(bytes: &[u8]) {
+    reads_back::<Pass>(bytes);
+    let Ok(pass) = wire::decode::<Pass>(bytes) else { return };
+    let key = warden().peer_id();
+    look::<Permit>(pass.permit.as_ref(), key);
+    look::<Roster>(pass.roster.as_ref(), key);
+}
+
+/// Whoever signed it: what it says can be read, or cannot.
+fn look<T: Statement>(signed: Option<&Signed>, key: PeerId) {
+    let Some(signed) = signed else { return };
+    let said = signed.peek::<T>();
+    assert!(said.is_ok() || signed.open::<T>(key).is_err(), "what cannot be read is not believed");
+}

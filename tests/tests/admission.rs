@@ -1,0 +1,208 @@
+//! Who may take part in a run: tickets, permits, lists and bans, with whole processes.
+
+use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::process::Command;
+
+use serde_json::Value as Json;
+use shoal_tests::PATIENCE;
+use shoal_tests::process::Process;
+use shoal_tests::program::shoal;
+use shoal_tests::run::Run;
+use shoal_tests::swarm::Swarm;
+use toml::Value;
+
+/// Nobody can be reached, or nobody admits the newcomer.
+const NOT_ADMITTED: i32 = 3;
+
+/// A command line that makes no sense here.
+const USAGE: i32 = 2;
+
+const OWN_PORT: [&str; 2] = ["--listen", "127.0.0.1:0"];
+
+fn run(mode: &str, steps: i64) -> Run {
+    Run::tiny(&[("admission.mode", Value::from(mode)), ("training.steps", Value::from(steps))])
+}
+
+/// What the warden's commands print, from the first peer's data directory.
+fn warden(swarm: &Swarm, words: &[&str]) -> Command {
+    let mut command = shoal(words);
+    command.arg("--data-dir").arg(swarm.data_dir(0));
+    command
+}
+
+fn said(swarm: &Swarm, words: &[&str]) -> String {
+    Process::start("warden", warden(swarm, words)).end().success().trim().to_owned()
+}
+
+fn listed(swarm: &Swarm) -> Json {
+    serde_json::from_str(&said(swarm, &["invite", "ls", "-o", "json"])).expect("it is JSON")
+}
+
+/// Why the peer number `index` is not let in.
+fn refusal(swarm: &Swarm, entrance: &str, index: usize) -> String {
+    swarm.newcomer(entrance, index, &OWN_PORT).end().failure(NOT_ADMITTED)
+}
+
+#[test]
+fn tickets_let_in_whom_they_are_given_to_and_nobody_else() {
+    let run = run("invite", 6);
+    let mut swarm = Swarm::start(&run.config(), &["--wait-for", "4"]);
+    // Without a ticket.
+    let reason = refusal(&swarm, &swarm.address, 7);
+    assert!(reason.contains("ask who runs it for one (`shoal invite new`)"), "{reason}");
+    let turned = swarm.peers[0].event("turned_away");
+    assert_eq!(turned["reason"], "no_permit");
+    assert_eq!(turned["peer"], swarm.peer_id(7));
+    // One for two peers, and no third.
+    let ticket = said(&swarm, &["invite", "new", "--uses", "2"]);
+    for index in [1, 2] {
+        let mut peer = swarm.newcomer(&ticket, index, &OWN_PORT);
+        peer.event("joined");
+        swarm.peers.push(peer);
+    }
+    let reason = refusal(&swarm, &ticket, 3);
+    assert!(reason.contains("all 2 uses of ticket 2 are used up"), "{reason}");
+    let listed = listed(&swarm);
+    assert_eq!(listed["tickets"][1]["standing"], "used_up");
+    let claimed = listed["tickets"][1]["claimed_by"].as_array().expect("a list").clone();
+    assert_eq!(claimed, [swarm.peer_id(1), swarm.peer_id(2)]);
+    let another = said(&swarm, &["invite", "new"]);
+    swarm.peers.push(swarm.newcomer(&another, 3, &OWN_PORT));
+    // None of it changes a bit of the model.
+    assert_eq!(swarm.finish().hash(), run.local("alone").hash());
+}
+
+#[test]
+fn a_permit_outlives_its_process_and_works_at_every_peer() {
+    let run = run("invite", 1_000_000);
+    let mut swarm = Swarm::start(&run.config(), &["--wait-for", "9"]);
+    let ticket = said(&swarm, &["invite", "new", "--uses", "2"]);
+    for index in [1, 2] {
+        let file = swarm.data_dir(index).with_extension("address");
+        let file = file.to_str().expect("a path of this test").to_owned();
+        let flags = [&OWN_PORT[..], &["--address-file", &file]].concat();
+        let mut peer = swarm.newcomer(&ticket, index, &flags);
+        peer.event("joined");
+        swarm.peers.push(peer);
+    }
+    // The second life of peer 1 knows nothing but the address of peer 2, and the ticket is used up.
+    swarm.peers[1].kill();
+    let elsewhere = format!("@{}", swarm.data_dir(2).with_extension("address").display());
+    let mut again = swarm.newcomer(&elsewhere, 1, &OWN_PORT);
+    again.event("joined");
+    // With the ticket it is the same use.
+    again.kill();
+    drop(again);
+    let mut again = swarm.newcomer(&ticket, 1, &OWN_PORT);
+    again.event("joined");
+    // A stolen permit is of no use to another peer.
+    let run_folder =
+        std::fs::read_dir(swarm.data_dir(1).join("runs")).expect("it took part in one");
+    let name = run_folder.flatten().next().expect("it took part in one").file_name();
+    let permit = |index: usize| swarm.data_dir(index).join("runs").join(&name).join("admission");
+    std::fs::create_dir_all(permit(3)).expect("room for a folder");
+    std::fs::copy(permit(1).join("permit"), permit(3).join("permit")).expect("it has one");
+    let reason = refusal(&swarm, &swarm.address, 3);
+    assert!(reason.contains(&format!("the permit is peer {}'s", swarm.peer_id(1))), "{reason}");
+}
+
+#[test]
+fn what_is_revoked_or_expired_is_of_no_use() {
+    let run = run("invite", 1_000_000);
+    let mut swarm = Swarm::start(&run.config(), &["--wait-for", "9"]);
+    let ticket = said(&swarm, &["invite", "new", "--uses", "2"]);
+    let mut peer = swarm.newcomer(&ticket, 1, &OWN_PORT);
+    peer.event("joined");
+    said(&swarm, &["invite", "revoke", "2"]);
+    // Its connections end, and it is told why.
+    let reason = peer.end().failure(NOT_ADMITTED);
+    assert!(reason.contains("ticket 2 was revoked"), "{reason}");
+    let roster = swarm.peers[0].event("roster");
+    assert_eq!(roster["revoked"], 1);
+    let reason = refusal(&swarm, &ticket, 2);
+    assert!(reason.contains("ticket 2 was revoked"), "{reason}");
+    // Cut short on the way.
+    let reason = swarm.newcomer(&ticket[..ticket.len() - 3], 2, &OWN_PORT).end().failure(USAGE);
+    assert!(reason.contains("copy all of it"), "{reason}");
+}
+
+#[test]
+fn a_ban_ends_connections_everywhere_and_the_run_goes_on() {
+    let run = run("open", 1_000_000);
+    let mut swarm = Swarm::start(&run.config(), &["--wait-for", "3", "--stage", "all"]);
+    for flags in [["--stage", "1"], ["--stage", "2"]] {
+        swarm.join(&flags);
+    }
+    swarm.peers[2].event("committed");
+    let banned = swarm.peer_id(2);
+    said(&swarm, &["ban", &banned]);
+    let reason = swarm.peers.remove(2).end().failure(NOT_ADMITTED);
+    assert!(reason.contains("banned from the run"), "{reason}");
+    let lost = swarm.peers[0].event("lost");
+    assert_eq!(lost["peer"], banned);
+    // The roster came to the other member as well.
+    assert_eq!(swarm.peers[1].event("roster")["banned"], 1);
+    swarm.peers[1].event("committed");
+    let reason = refusal(&swarm, &swarm.address, 2);
+    assert!(reason.contains("banned from the run"), "{reason}");
+    said(&swarm, &["unban", &banned]);
+    let address = swarm.address.clone();
+    let mut back = swarm.newcomer(&address, 2, &OWN_PORT);
+    back.event("joined");
+    // Only the warden's data directory will do.
+    let mut command = shoal(["ban", &banned, "--data-dir"]);
+    command.arg(swarm.data_dir(1));
+    let reason = Process::start("another", command).end().failure(USAGE);
+    assert!(reason.contains(&swarm.peer_id(0)), "{reason}");
+}
+
+#[test]
+fn an_allowlist_lets_in_whom_it_names() {
+    let run = run("allowlist", 6);
+    let mut swarm = Swarm::start(&run.config(), &["--wait-for", "3"]);
+    let reason = refusal(&swarm, &swarm.address, 1);
+    assert!(reason.contains("for `shoal invite allow`"), "{reason}");
+    let reason = Process::start("warden", warden(&swarm, &["invite", "new"])).end().failure(USAGE);
+    assert!(reason.contains("shoal invite allow PEER"), "{reason}");
+    said(&swarm, &["invite", "allow", &swarm.peer_id(1), &swarm.peer_id(2)]);
+    swarm.peers[0].event("roster");
+    swarm.join(&[]);
+    swarm.join(&[]);
+    assert_eq!(swarm.finish().hash(), run.local("alone").hash());
+}
+
+#[test]
+fn a_crowd_at_the_door_changes_no_bit() {
+    let run = run("invite", 12);
+    let mut swarm = Swarm::start(&run.config(), &["--wait-for", "3"]);
+    let ticket = said(&swarm, &["invite", "new", "--uses", "2"]);
+    let mut parts = swarm.address.split('/').skip(2);
+    let (host, port) = (parts.next().expect("an address"), parts.nth(1).expect("a port"));
+    let door: SocketAddr = format!("{host}:{port}").parse().expect("an address");
+    // As many as this process may open, and no more than ten thousand. They say nothing.
+    let crowd: Vec<TcpStream> =
+        (0..10_000).map_while(|_| TcpStream::connect_timeout(&door, PATIENCE).ok()).collect();
+    let noise = UdpSocket::bind("127.0.0.1:0").expect("a port");
+    let mut packet = [0x5a; 1200];
+    packet[..6].copy_from_slice(&[0xc0, 0, 0, 0, 1, 8]);
+    let shout = |count: u32| {
+        for number in 0..count {
+            let mut packet = packet;
+            packet[6..10].copy_from_slice(&number.to_le_bytes());
+            let _ = noise.send_to(&packet, door);
+        }
+    };
+    shout(20_000);
+    for index in [1, 2] {
+        swarm.peers.push(swarm.newcomer(&ticket, index, &OWN_PORT));
+    }
+    let strangers = [5, 6, 7].map(|index| swarm.newcomer(&swarm.address, index, &OWN_PORT));
+    swarm.peers[0].event("committed");
+    shout(20_000);
+    for stranger in strangers {
+        let reason = stranger.end().failure(NOT_ADMITTED);
+        assert!(reason.contains("who has a ticket"), "{reason}");
+    }
+    drop(crowd);
+    assert_eq!(swarm.finish().hash(), run.local("alone").hash());
+}
