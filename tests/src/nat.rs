@@ -34,9 +34,9 @@ impl Nat {
         };
         format!(
             "table ip home {{
-                chain inwards {{ type nat hook prerouting priority dstnat; {inwards} }}
-                chain out {{ type nat hook postrouting priority srcnat; oifname \"cable*\" {out} }}
-                chain router {{ type filter hook input priority filter; iifname \"cable*\" drop }}
+                chain inwards {{ type nat hook prerouting priority dstnat; {inwards}; }}
+                chain out {{ type nat hook postrouting priority srcnat; oifname \"cable*\" {out}; }}
+                chain router {{ type filter hook input priority filter; iifname \"cable*\" drop; }}
             }}"
         )
     }
@@ -105,9 +105,7 @@ fn translate(router: &str, rules: &str) -> Result<(), String> {
     input.write_all(rules.as_bytes()).map_err(told)?;
     drop(input);
     let done = nft.wait_with_output().map_err(told)?;
-    if done.status.success() {
-        Ok(())
-    } else {
-        Err(format!("nft says: {}", String::from_utf8_lossy(&done.stderr).trim()))
-    }
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(!said.contains("syntax error"), "{rules}: {said}");
+    if done.status.success() { Ok(()) } else { Err(format!("nft says: {}", said.trim())) }
 }

@@ -304,20 +304,25 @@ async fn pass_on(context: Context) -> DisconnectReason {
     }
 }
 
-/// Tries again and again to do without the peer in the middle. Who was dialled only knocks: a router that
-/// lets in nobody who was not sent to lets the dialler in then.
+/// Tries again and again to do without the peer in the middle. The two ends take turns: while one dials,
+/// the other knocks, since a router that lets in nobody who was not sent to lets the dialler in then; and
+/// one of the two may be behind a router that is of no help.
 async fn seek_direct(context: Context) -> DisconnectReason {
-    let Context { shared, peer, .. } = &context;
+    let Context { shared, peer, session } = &context;
     let mut state = peer.state.subscribe();
     loop {
         let addresses = state.borrow_and_update().addresses.clone();
-        if addresses.is_empty() {
-        } else if !context.session.dialled {
-            dial::knock(shared, peer, &addresses).await;
-        } else if let Err(error) = dial::straighten(shared, peer, &addresses).await {
-            tracing::debug!(peer = %peer.id, %error, "still no direct way");
+        for dials in [session.dialled, !session.dialled] {
+            // Turns last as long at both ends, whatever comes of them. A success ends the link's service
+            // of this connection, and this task with it.
+            let end = tokio::time::Instant::now() + limits::HANDSHAKE_TIMEOUT;
+            if !dials {
+                dial::knock(shared, peer, &addresses).await;
+            } else if let Err(error) = dial::straighten(shared, peer, &addresses).await {
+                tracing::debug!(peer = %peer.id, %error, "still no direct way");
+            }
+            tokio::time::sleep_until(end).await;
         }
-        // A success ends the link's service of this connection, and this task with it.
         let moved = state.wait_for(|state| state.addresses != addresses);
         let _ = timeout(SEEK_EVERY, moved).await;
     }

@@ -9,6 +9,7 @@
 //! - Once connected, another hello of the same life is believed when it can only mean that the
 //!   peer has lost the connection: when the peer had dialled that one too, or says that it saw it
 //!   end. Otherwise it crossed with our dial and is refused.
+//! - A direct connection takes the place of one through another peer, whoever dialled which.
 //! - A hello of a later life replaces whatever there is; one of a former life is refused.
 
 use std::net::SocketAddr;
@@ -197,7 +198,9 @@ impl Peer {
     ) -> Verdict {
         let mut verdict = Verdict::Accepted;
         self.state.send_if_modified(|state| {
-            let current = state.open().map(|current| (current.dialled, current.number));
+            let better = |current: &&Arc<Session>| !current.is_relayed() || session.is_relayed();
+            let current = state.open().filter(better);
+            let current = current.map(|current| (current.dialled, current.number));
             verdict = judge(
                 &Situation {
                     ours_preferred: own < self.id,
