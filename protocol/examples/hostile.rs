@@ -80,7 +80,7 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// So often and no more, also after something took long.
+/// So often and no more, also after something took long: greetings that nobody waits for are none.
 fn evenly(pause: Duration) -> Interval {
     let mut ticks = interval(pause);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -90,7 +90,7 @@ fn evenly(pause: Duration) -> Interval {
 /// Keeps so many TCP connections open.
 async fn crowd(address: SocketAddr, connections: u64, pause: Duration, tally: Arc<Tally>) {
     let tracker = TaskTracker::new();
-    let mut ticks = evenly(pause);
+    let mut ticks = interval(pause);
     loop {
         ticks.tick().await;
         if tracker.len() as u64 >= connections {
@@ -125,7 +125,7 @@ async fn noise(address: SocketAddr, pause: Duration, tally: Arc<Tally>) {
     packet[14] = 8;
     packet[23] = 0;
     packet[24..26].copy_from_slice(&[0x44, 0x80]);
-    let mut ticks = evenly(pause);
+    let mut ticks = interval(pause);
     loop {
         ticks.tick().await;
         let number = tally.datagrams.load(Ordering::Relaxed).to_le_bytes();
