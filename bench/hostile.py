@@ -132,7 +132,7 @@ def show(options, pairs, done, refused):
         "What strangers at the door cost a run",
         f"Two stages of one peer each, one thread each, {MICROBATCHES} microbatches, invited peers only; "
         f"{SMALL.describe()}; {machines.line(machines.describe(sys.executable))}. Under load the first peer "
-        f"is asked for {options.connections:,} TCP connections at once, and {options.rate} a second of "
+        f"is asked for {options.connections:,} TCP connections at once, and at most {options.rate} a second of "
         f"connections, datagrams and greetings each: {done['opened']:,} connections ({done['dropped']:,} "
         f"dropped by the peer), {done['datagrams']:,} datagrams and {done['greetings']:,} greetings "
         f"({done['refused']:,} refused) in all; it counted {told}. Medians of {len(pairs)} alternated "

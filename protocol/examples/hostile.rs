@@ -15,10 +15,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use shoal_protocol::ids::PeerId;
-use shoal_protocol::net::transport::{Congestion, NoBlobs, Transport};
+use shoal_protocol::net::transport::{Congestion, ConnectError, NoBlobs, Transport};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpStream, UdpSocket};
-use tokio::time::interval;
+use tokio::time::{Interval, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -80,6 +80,13 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
+/// So often and no more, also after something took long: greetings that nobody waits for are none.
+fn evenly(pause: Duration) -> Interval {
+    let mut ticks = interval(pause);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks
+}
+
 /// Keeps so many TCP connections open.
 async fn crowd(address: SocketAddr, connections: u64, pause: Duration, tally: Arc<Tally>) {
     let tracker = TaskTracker::new();
@@ -136,11 +143,15 @@ async fn knock(
     pause: Duration,
     tally: Arc<Tally>,
 ) {
-    let mut ticks = interval(pause);
+    let mut ticks = evenly(pause);
     loop {
         ticks.tick().await;
+        let greeted = transport.connect(peer, &[address]).await;
+        if greeted == Err(ConnectError::Closing) {
+            return;
+        }
         Tally::count(&tally.greetings);
-        if transport.connect(peer, &[address]).await.is_err() {
+        if greeted.is_err() {
             Tally::count(&tally.refused);
         }
     }
