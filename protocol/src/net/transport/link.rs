@@ -11,7 +11,7 @@ use futures::stream::FuturesUnordered;
 use quinn::{ConnectionError, RecvStream, SendStream, VarInt};
 use tokio::sync::Semaphore;
 use tokio::task::{JoinError, JoinSet};
-use tokio::time::timeout;
+use tokio::time::{timeout, timeout_at};
 
 use super::blob::Service;
 use super::class::Class;
@@ -29,6 +29,10 @@ const FLUSH: Duration = Duration::from_secs(5);
 
 /// How often a direct way is looked for where there is only one through another peer.
 const SEEK_EVERY: Duration = Duration::from_secs(60);
+
+/// How long one end dials and the other knocks: enough for a packet that was dropped to be sent again, twice
+/// (QUIC does after one and two seconds more).
+const TURN: Duration = Duration::from_secs(4);
 
 /// Why we close a connection, as the other end learns it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -315,13 +319,16 @@ async fn seek_direct(context: Context) -> DisconnectReason {
         for dials in [session.dialled, !session.dialled] {
             // Turns last as long at both ends, whatever comes of them. A success ends the link's service
             // of this connection, and this task with it.
-            let end = tokio::time::Instant::now() + limits::HANDSHAKE_TIMEOUT;
-            if !dials {
-                dial::knock(shared, peer, &addresses).await;
-            } else if let Err(error) = dial::straighten(shared, peer, &addresses).await {
-                tracing::debug!(peer = %peer.id, %error, "still no direct way");
-            }
-            tokio::time::sleep_until(end).await;
+            let end = tokio::time::Instant::now() + TURN;
+            let attempt = async {
+                if !dials {
+                    dial::knock(shared, peer, &addresses).await;
+                } else if let Err(error) = dial::straighten(shared, peer, &addresses).await {
+                    tracing::debug!(peer = %peer.id, %error, "still no direct way");
+                }
+                std::future::pending::<()>().await;
+            };
+            let _ = timeout_at(end, attempt).await;
         }
         let moved = state.wait_for(|state| state.addresses != addresses);
         let _ = timeout(SEEK_EVERY, moved).await;
