@@ -8,11 +8,10 @@ use std::time::Duration;
 use shoal_protocol::ids::Stage;
 use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::{Bytes, Moment};
-use shoal_scheduler::peer::PeerLimits;
 use shoal_scheduler::rebalance::Rebalance;
 use shoal_scheduler::sim::{
-    self, Clock, ComputeScenario, Fault, Faults, NetworkScenario, PeerScenario, Scenario, Seen,
-    SpotTrace, SpotUnit, Watch,
+    self, ComputeScenario, Fault, NetworkScenario, PeerScenario, Scenario, Seen, SpotTrace,
+    SpotUnit, Watch,
 };
 
 const STAGES: u16 = 4;
@@ -201,26 +200,17 @@ fn scenario(
     time: Duration,
     seed: u64,
 ) -> (Scenario, Moment) {
-    let mut scenario = Scenario::from_seed(0);
     let mut manifest = Scenario::small_manifest(STAGES, MICROBATCHES, 1_000_000);
     manifest.checkpoint.every = 8;
     manifest.training.staleness = 1;
+    let (most, mut happen) = trace.fates(1, 1.0, seed);
+    let (latency, jitter) = (Duration::from_millis(1), Duration::from_micros(100));
+    let network = NetworkScenario::even(latency, jitter, Some(LINK));
+    let mut scenario = Scenario::plain(manifest, (0..=most).map(peer).collect(), network);
     scenario.seed = seed;
-    scenario.manifest = manifest.into();
-    scenario.parameters = (0..STAGES).map(|stage| (Stage(stage), 64)).collect();
-    scenario.network = NetworkScenario {
-        latency: vec![vec![Duration::from_millis(1)]],
-        jitter: Duration::from_micros(100),
-        bandwidth: Some(LINK),
-        bandwidths: Vec::new(),
-        duplicates_per_mille: 0,
-        strays_per_mille: 0,
-    };
     scenario.snapshot = STATE;
     scenario.write = Duration::from_secs(1);
-    scenario.log_delay = Duration::from_millis(5);
     scenario.rebalance = Rebalance::every_so_often(every.unwrap_or_default());
-    let (most, mut happen) = trace.fates(1, 1.0, seed);
     let enough = happen.iter().scan(0u64, |alive, (at, fate)| {
         match fate {
             Fault::Join { .. } => *alive += 1,
@@ -236,30 +226,16 @@ fn scenario(
     let end = time.min(trace.end() - skipped) + from;
     happen.retain(|(at, _)| *at <= end);
     scenario.until = Some(end);
-    scenario.peers = (0..=most).map(peer).collect();
-    scenario.faults = Faults {
-        happen,
-        notice: Duration::from_millis(500),
-        election: Duration::from_secs(1),
-        rebirth: Duration::from_secs(10),
-    };
+    scenario.faults.happen = happen;
     (scenario, Moment(from))
 }
 
 fn peer(index: usize) -> PeerScenario {
+    let choice = if index == 0 { StageChoice::None } else { StageChoice::Auto };
+    let compute = ComputeScenario::passes(FORWARD, BACKWARD, 20);
     PeerScenario {
-        choice: if index == 0 { StageChoice::None } else { StageChoice::Auto },
-        fits: (0..STAGES).map(Stage).collect(),
-        limits: PeerLimits::default(),
         start: (index == 0).then_some(Duration::ZERO),
-        compute: ComputeScenario {
-            forward: FORWARD,
-            backward: BACKWARD,
-            other: Duration::from_micros(100),
-            jitter_per_mille: 20,
-        },
         archive: index == 0,
-        region: 0,
-        clock: Clock::default(),
+        ..PeerScenario::plain(choice, STAGES, compute)
     }
 }

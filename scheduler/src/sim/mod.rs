@@ -10,6 +10,7 @@ mod network;
 mod numbers;
 mod oracle;
 mod payloads;
+mod plain;
 mod reference;
 mod report;
 mod scenario;
