@@ -22,6 +22,8 @@ mod timeline;
 mod watch;
 mod world;
 
+use shoal_protocol::ids::Member;
+
 #[cfg(test)]
 pub(crate) use self::border::Omit;
 pub use self::oracle::Violation;
@@ -57,4 +59,10 @@ pub fn run_traced(scenario: &Scenario) -> Result<Report, Violation> {
 /// As those of [`run`].
 pub fn run_watched(scenario: &Scenario, watch: &mut dyn Watch) -> Result<Report, Violation> {
     World::new(scenario, Tamper::Nothing, true).watched(watch).run()
+}
+
+/// The place in its scenario of a peer that a simulator's log or words name.
+#[must_use]
+pub fn place_of(member: Member) -> usize {
+    world::index_of(member)
 }
