@@ -11,6 +11,7 @@ use shoal_protocol::units::Moment;
 use super::tamper::Tamper;
 use super::world::World;
 use super::*;
+use crate::rebalance::Rebalance;
 
 /// Swarms that are tried.
 const SEEDS: u64 = 600;
@@ -430,4 +431,22 @@ fn a_step_does_not_wait_at_its_end_for_what_the_slow_have_yet_to_begin() {
     let share = ideal.as_secs_f64() / step.last.since(step.first).as_secs_f64();
     println!("share of the ideal throughput with a slow replica: {share:.3}");
     assert!(share >= 0.7, "{share}");
+}
+
+/// A move may begin from a checkpoint that is there already: who moves hears so only after it heard
+/// that it is to move.
+#[test]
+fn moves_that_begin_from_a_checkpoint_end() {
+    let every = Duration::from_secs(2);
+    let forward = Duration::from_millis(100);
+    let compute = ComputeScenario::passes(forward, forward * 2, 20);
+    let peer = |_| PeerScenario::plain(StageChoice::Auto, 2, compute.clone());
+    let mut manifest = Scenario::small_manifest(2, 8, 40);
+    manifest.checkpoint.every = 1;
+    let network = NetworkScenario::even(Duration::from_millis(1), Duration::ZERO, None);
+    let mut scenario = Scenario::plain(manifest, (0..6).map(peer).collect(), network);
+    scenario.rebalance = Rebalance::Restless { every };
+    let report = run(&scenario).expect("nothing goes wrong");
+    // One at a time, and each is over before many looks are.
+    assert!(report.moves >= 4, "{} moves", report.moves);
 }
