@@ -21,7 +21,7 @@ help:
 	@echo 'make bench-hostile   what a run keeps of its speed with strangers at its doors (4 minutes)'
 	@echo 'make bench-schedules what orders of passes keep of engines over slow links (1 minute)'
 	@echo 'make bench-routing   what unlike replicas keep of their speeds together (1 minute)'
-	@echo 'make bench-rebalance what a spot fleet keeps of the best placement (20 minutes)'
+	@echo 'make bench-rebalance what a spot fleet keeps of the best placement (10 minutes)'
 	@echo 'make bench-scale     what words weigh in swarms of 100 and 1,000 peers (15 minutes)'
 	@echo 'make fuzz SECONDS=N  look for bytes that break a decoder for so long; a nightly compiler'
 	@echo 'make soak SECONDS=N  look for failures for so long: faulty swarms, demos with deaths'

@@ -1,16 +1,16 @@
 //! What a stage of unlike replicas keeps of their speeds together, by how senders choose between
 //! them: prints the tables of docs/routing.md.
+//!
+//! Argument: the seeds of each row (10).
 
 use std::time::Duration;
 
 use shoal_protocol::ids::Stage;
 use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::Moment;
-use shoal_scheduler::peer::PeerLimits;
 use shoal_scheduler::router::Routing;
 use shoal_scheduler::sim::{
-    self, Clock, ComputeScenario, Fault, Faults, NetworkScenario, PeerScenario, Scenario, Seen,
-    Watch,
+    self, ComputeScenario, Fault, NetworkScenario, PeerScenario, Scenario, Seen, Watch,
 };
 
 /// How many times as long the passes of each replica of a stage take as those of the fastest.
@@ -22,6 +22,13 @@ const STEPS: u64 = 6;
 /// The passes of the fastest replica.
 const FORWARD: Duration = Duration::from_millis(100);
 const BACKWARD: Duration = Duration::from_millis(200);
+
+/// From any peer to any other.
+const LATENCY: Duration = Duration::from_millis(10);
+
+/// Ways from peer to peer between a step's last gradient and the next step's first pass: done, close,
+/// a piece, its sum, reduced, committed.
+const WAYS: u32 = 6;
 
 /// The straggler is the fastest replica of the middle stage: from a moment on it takes ten times as
 /// long.
@@ -45,79 +52,73 @@ const ROUTINGS: [(&str, Routing); 3] = [
     ("at random", Routing::AtRandom),
 ];
 
-fn main() -> Result<(), sim::Violation> {
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let seeds = std::env::args().nth(1).map_or(Ok(10), |text| text.parse())?;
     println!(
-        "{STAGES} stages of three replicas each, speeds 1 : 2 : 4, links of a tenth of the fastest forward pass."
+        "{STAGES} stages of three replicas each, speeds 1 : 2 : 4, links of a tenth of the fastest forward pass; \
+         means of {seeds} seeds.\n\
+         Share: of what the stages get through if work is divisible without end, from the second commit to the\n\
+         last. Best: the same with nothing but a step's beginning and end lost. Then the fastest replica of the\n\
+         middle stage takes ten times as long from a quarter of a step on. Gone: microbatches counted at its\n\
+         stage until {IN_A_ROW} in a row come at {SHARE} of the new rate, the worst of the seeds. Share after: of the\n\
+         new rate, over the whole steps that follow.\n"
     );
-    println!(
-        "Share: of what the stages get through if work is divisible without end, from the second"
-    );
-    println!(
-        "commit to the last. Then the fastest replica of the middle stage takes ten times as long from a"
-    );
-    println!(
-        "quarter of a step on. Gone: microbatches counted at its stage until {IN_A_ROW} in a row come at"
-    );
-    println!(
-        "{SHARE} of the new rate. Share after: of the new rate, over the whole steps that follow.\n"
-    );
-    println!("microbatches  chosen       share  gone  share after");
+    println!("microbatches  chosen       share  best   gone  share after  best");
     for microbatches in [64, 128, 256, 512] {
         for (name, routing) in ROUTINGS {
-            let mut scenario = scenario(microbatches, routing);
-            let even = counts(&scenario)?;
-            let since = even[(SLOWS_IN * microbatches + microbatches / 4) as usize];
-            let forever = Duration::from_secs(1 << 20);
-            let slow = Fault::SlowPeer { peer: STRAGGLER, factor: TENFOLD, time: forever };
-            scenario.faults.happen = vec![(since.0, slow)];
-            let uneven = counts(&scenario)?;
+            let all = (0..seeds).map(|seed| measure(microbatches, routing, seed));
+            let all = all.collect::<Result<Vec<Row>, _>>()?;
+            let mean = |of: fn(&Row) -> f64| all.iter().map(of).sum::<f64>() / all.len() as f64;
+            let gone = all.iter().map(|row| row.gone).max_by_key(|gone| gone.unwrap_or(usize::MAX));
             println!(
-                "{microbatches:12}  {name:11}  {:.3}  {:>4}  {:.3}",
-                share(&even, 2 * microbatches, fluid(false)),
-                gone(&uneven, since).map_or("-".to_owned(), |count| count.to_string()),
-                share(&uneven, (SLOWS_IN + 1) * microbatches, fluid(true)),
+                "{microbatches:12}  {name:11}  {:.3}  {:.3}  {:>4}  {:11.3}  {:.3}",
+                mean(|row| row.share),
+                best(microbatches, fluid(false)),
+                gone.flatten().map_or("-".to_owned(), |count| count.to_string()),
+                mean(|row| row.after),
+                best(microbatches, fluid(true)),
             );
         }
     }
     Ok(())
 }
 
-fn scenario(microbatches: u32, routing: Routing) -> Scenario {
-    let mut scenario = Scenario::from_seed(0);
-    scenario.manifest = Scenario::small_manifest(STAGES, microbatches, STEPS).into();
-    scenario.parameters = (0..STAGES).map(|stage| (Stage(stage), 16)).collect();
-    scenario.network = NetworkScenario {
-        latency: vec![vec![FORWARD / 10]],
-        jitter: Duration::ZERO,
-        bandwidth: None,
-        bandwidths: Vec::new(),
-        duplicates_per_mille: 0,
-        strays_per_mille: 0,
-    };
-    scenario.log_delay = Duration::ZERO;
-    scenario.routing = routing;
-    scenario.faults = Faults::default();
-    let replicas = SLOWER.into_iter().flat_map(|slower| (0..STAGES).map(move |s| (slower, s)));
-    scenario.peers = replicas.map(|(slower, stage)| peer(slower, Stage(stage))).collect();
-    scenario
+/// What one seed came to.
+struct Row {
+    share: f64,
+    gone: Option<usize>,
+    after: f64,
 }
 
-fn peer(slower: u32, stage: Stage) -> PeerScenario {
-    PeerScenario {
-        choice: StageChoice::One(stage),
-        fits: [stage].into(),
-        limits: PeerLimits::default(),
-        start: Some(Duration::ZERO),
-        compute: ComputeScenario {
-            forward: FORWARD * slower,
-            backward: BACKWARD * slower,
-            other: Duration::ZERO,
-            jitter_per_mille: JITTER_PER_MILLE,
-        },
-        archive: false,
-        region: 0,
-        clock: Clock::default(),
-    }
+fn measure(microbatches: u32, routing: Routing, seed: u64) -> Result<Row, sim::Violation> {
+    let mut scenario = scenario(microbatches, routing);
+    scenario.seed = seed;
+    let even = counts(&scenario)?;
+    let since = even[(SLOWS_IN * microbatches + microbatches / 4) as usize];
+    let forever = Duration::from_secs(1 << 20);
+    let slow = Fault::SlowPeer { peer: STRAGGLER, factor: TENFOLD, time: forever };
+    scenario.faults.happen = vec![(since.0, slow)];
+    let uneven = counts(&scenario)?;
+    Ok(Row {
+        share: share(&even, 2 * microbatches, fluid(false)),
+        gone: gone(&uneven, since),
+        after: share(&uneven, (SLOWS_IN + 1) * microbatches, fluid(true)),
+    })
+}
+
+fn scenario(microbatches: u32, routing: Routing) -> Scenario {
+    let manifest = Scenario::small_manifest(STAGES, microbatches, STEPS);
+    let replicas = SLOWER.into_iter().flat_map(|slower| (0..STAGES).map(move |s| (slower, s)));
+    let peers = replicas.map(|(slower, stage)| {
+        let compute =
+            ComputeScenario::passes(FORWARD * slower, BACKWARD * slower, JITTER_PER_MILLE);
+        PeerScenario::plain(StageChoice::One(Stage(stage)), STAGES, compute)
+    });
+    let network = NetworkScenario::even(LATENCY, Duration::ZERO, None);
+    let mut scenario = Scenario::plain(manifest, peers.collect(), network);
+    scenario.log_delay = Duration::ZERO;
+    scenario.routing = routing;
+    scenario
 }
 
 /// When microbatches were counted at the middle stage.
@@ -140,15 +141,28 @@ fn counts(scenario: &Scenario) -> Result<Vec<Moment>, sim::Violation> {
     Ok(counts.0)
 }
 
+/// How much longer passes are by chance.
+fn longer() -> f64 {
+    1.0 + JITTER_PER_MILLE as f64 / 2000.0
+}
+
 /// Microbatches a second that the slowest stage gets through if work is divisible without end.
 fn fluid(straggles: bool) -> f64 {
-    let longer = 1.0 + JITTER_PER_MILLE as f64 / 2000.0;
-    let pass = (FORWARD + BACKWARD).as_secs_f64() * longer;
+    let pass = (FORWARD + BACKWARD).as_secs_f64() * longer();
     let speeds = SLOWER.iter().enumerate().map(|(index, slower)| {
         let tenfold = if straggles && index == 0 { TENFOLD } else { 1 };
         1.0 / f64::from(slower * tenfold)
     });
     speeds.sum::<f64>() / pass
+}
+
+/// The share that is left when the last stage waits for a step's first activation and, with everybody,
+/// for its last gradient to come back through the stages before it and to be summed, all on the fastest.
+fn best(microbatches: u32, rate: f64) -> f64 {
+    let passes = (FORWARD + BACKWARD).as_secs_f64() * longer() * f64::from(STAGES - 1);
+    let ways = LATENCY * (2 * u32::from(STAGES - 1) + WAYS);
+    let work = f64::from(microbatches) / rate;
+    work / (work + passes + ways.as_secs_f64())
 }
 
 /// The part of a rate that is reached after so many microbatches.

@@ -3,13 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use shoal_protocol::ids::Stage;
 use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::{Bytes, Moment};
-use shoal_scheduler::peer::PeerLimits;
 use shoal_scheduler::sim::{
-    self, Clock, ComputeScenario, Fault, Faults, NetworkScenario, PeerScenario, Scenario, Seen,
-    Sort, Watch,
+    self, ComputeScenario, Fault, NetworkScenario, PeerScenario, Scenario, Seen, Sort, Watch,
 };
 
 const STAGES: u16 = 8;
@@ -110,49 +107,19 @@ impl Watch for Words {
 }
 
 fn scenario(peers: usize, deaths: bool) -> Scenario {
-    let mut scenario = Scenario::from_seed(0);
     let replicas = (peers / usize::from(STAGES)) as u32;
     let mut manifest = Scenario::small_manifest(STAGES, EACH * replicas, 1_000);
     manifest.checkpoint.every = 0;
-    scenario.manifest = manifest.into();
-    scenario.parameters = (0..STAGES).map(|stage| (Stage(stage), 64)).collect();
-    scenario.network = NetworkScenario {
-        latency: vec![vec![Duration::from_millis(20)]],
-        jitter: Duration::from_millis(2),
-        bandwidth: None,
-        bandwidths: Vec::new(),
-        duplicates_per_mille: 0,
-        strays_per_mille: 0,
-    };
-    scenario.log_delay = Duration::from_millis(5);
-    scenario.until = Some(UNTIL);
+    let network = NetworkScenario::even(Duration::from_millis(20), Duration::from_millis(2), None);
+    let compute = ComputeScenario::passes(FORWARD, FORWARD * 2, 100);
     // The first one keeps the run and computes nothing.
-    scenario.peers = (0..=peers).map(peer).collect();
+    let choice = |index| if index == 0 { StageChoice::None } else { StageChoice::Auto };
+    let peer = |index| PeerScenario::plain(choice(index), STAGES, compute.clone());
+    let mut scenario = Scenario::plain(manifest, (0..=peers).map(peer).collect(), network);
+    scenario.until = Some(UNTIL);
     let times = if deaths { UNTIL.as_secs() / DEATHS.as_secs() } else { 0 };
     let crash = |peer| Fault::Crash { peer, restart: Some(RESTART), disk: false };
-    scenario.faults = Faults {
-        happen: (2..times as u32).map(|i| (DEATHS * i, crash(1 + i as usize))).collect(),
-        notice: Duration::from_millis(500),
-        election: Duration::from_secs(1),
-        rebirth: RESTART,
-    };
+    scenario.faults.happen =
+        (2..times as u32).map(|i| (DEATHS * i, crash(1 + i as usize))).collect();
     scenario
-}
-
-fn peer(index: usize) -> PeerScenario {
-    PeerScenario {
-        choice: if index == 0 { StageChoice::None } else { StageChoice::Auto },
-        fits: (0..STAGES).map(Stage).collect(),
-        limits: PeerLimits::default(),
-        start: Some(Duration::ZERO),
-        compute: ComputeScenario {
-            forward: FORWARD,
-            backward: FORWARD * 2,
-            other: Duration::from_micros(100),
-            jitter_per_mille: 100,
-        },
-        archive: false,
-        region: 0,
-        clock: Clock::default(),
-    }
 }

@@ -32,6 +32,14 @@ impl Estimate {
         self.mean = self.mean * 7 / 8 + time / 8;
     }
 
+    /// The same of what nothing may be known of yet.
+    pub(crate) fn note(estimate: &mut Option<Self>, time: Duration) {
+        match estimate {
+            Some(known) => known.add(time),
+            None => *estimate = Some(Self::first(time)),
+        }
+    }
+
     pub(crate) fn mean(self) -> Duration {
         self.mean
     }

@@ -24,6 +24,8 @@ pub(crate) struct Ledger {
     /// from must be sent again.
     orphaned: BTreeSet<(Stage, Microbatch)>,
     done: usize,
+    /// How many microbatches of each stage somebody holds.
+    held: Vec<u32>,
 }
 
 /// Numbers of one term's grants: each higher than all before.
@@ -81,12 +83,18 @@ impl Ledger {
         let free = (0..microbatches).map(Microbatch).collect();
         let claims = BTreeMap::new();
         let orphaned = BTreeSet::new();
-        Self { step, stages, training, microbatches, claims, free, orphaned, done: 0 }
+        let held = vec![0; usize::from(stages)];
+        Self { step, stages, training, microbatches, claims, free, orphaned, done: 0, held }
     }
 
     /// How many microbatches of the first stage nobody holds.
     pub(crate) fn free(&self) -> usize {
         self.free.len()
+    }
+
+    /// How many microbatches nobody holds at a stage.
+    pub(crate) fn unheld(&self, stage: Stage) -> u32 {
+        self.microbatches - self.held[usize::from(stage.0)]
     }
 
     /// The lowest microbatch of the first stage that nobody holds.
@@ -117,6 +125,7 @@ impl Ledger {
         let grant = grants.next();
         let claim = Claim { holder: member, grant, done: false, loss: None };
         self.claims.insert((key.stage, key.microbatch), claim);
+        self.held[usize::from(key.stage.0)] += 1;
         self.orphaned.remove(&(key.stage, key.microbatch));
         if key.stage == Stage(0) {
             self.free.remove(&key.microbatch);
@@ -136,6 +145,7 @@ impl Ledger {
             return false;
         }
         self.claims.insert(place, Claim { holder, grant, done, loss: loss.filter(|_| done) });
+        self.held[usize::from(key.stage.0)] += 1;
         self.done += usize::from(done);
         if key.stage == Stage(0) {
             self.free.remove(&key.microbatch);
@@ -256,6 +266,7 @@ impl Ledger {
     /// Makes a claim nobody's; returns whether it was done.
     fn take_back(&mut self, stage: Stage, microbatch: Microbatch) -> bool {
         let claim = self.claims.remove(&(stage, microbatch)).expect("the caller has looked");
+        self.held[usize::from(stage.0)] -= 1;
         self.done -= usize::from(claim.done);
         if stage == Stage(0) {
             self.free.insert(microbatch);

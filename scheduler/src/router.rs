@@ -5,7 +5,7 @@
 //! the smallest virtual time is next. Over any while, candidates that always have room get work in
 //! proportion to their speed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use shoal_protocol::ids::Member;
 use shoal_protocol::units::Moment;
@@ -20,6 +20,14 @@ const WEIGHT: u32 = 8;
 
 /// So many times as much as is typical may a candidate's answers take of what it claims.
 const BELIEVED: u64 = 2;
+
+/// Speeds are pieces of work in so many nanoseconds, so that integers do.
+pub(crate) const PER: u128 = 1_000_000_000_000_000;
+
+/// The speed of who needs so many nanoseconds for a piece of work.
+pub(crate) fn speed(pace: u64) -> u128 {
+    PER / u128::from(pace.max(1))
+}
 
 /// By what the next candidate is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -212,6 +220,33 @@ impl Router {
         Some(member)
     }
 
+    /// The same for a piece of work that so many follow before a step's end: who would still be at this
+    /// one when all together can be done with those is left out.
+    pub fn choose_in_time(
+        &mut self,
+        following: u64,
+        eligible: impl Fn(&Member) -> bool,
+    ) -> Option<Member> {
+        let boast = self.boast;
+        let able = self.candidates.iter().filter(|(member, _)| eligible(member));
+        let paces = able.filter_map(|(_, known)| known.believed(boast));
+        let (mut fastest, mut together) = (u64::MAX, 0u128);
+        for pace in paces {
+            fastest = fastest.min(pace);
+            together += speed(pace);
+        }
+        let rest = u128::from(following) * PER / together.max(1);
+        let longest = u128::from(fastest).saturating_add(rest);
+        let late = |known: &Candidate| known.believed(boast).map_or(0, u128::from) > longest;
+        let late: BTreeSet<Member> = self
+            .candidates
+            .iter()
+            .filter(|(_, known)| late(known))
+            .map(|(member, _)| *member)
+            .collect();
+        self.choose_where(|member| eligible(member) && !late.contains(member))
+    }
+
     /// Charges a candidate for a piece of work that it got without being chosen.
     pub fn charge(&mut self, member: Member) {
         let typical = self.typical_pace();
@@ -355,6 +390,23 @@ mod tests {
         let first = router.choose().expect("somebody is free");
         router.refund(first);
         assert_eq!(router.choose(), Some(first));
+    }
+
+    #[test]
+    fn the_last_of_a_step_go_to_those_who_end_them_in_time() {
+        let all = |_: &Member| true;
+        let mut router = router(&[1000, 2000, 4000]);
+        let mut last = vec![Vec::new(); 3];
+        for following in (0..21).rev() {
+            let to = router.choose_in_time(following, all).expect("nobody is busy");
+            last[usize::from(to.peer.0[0])].push(following);
+        }
+        // 7 in 4000: who needs 3000 longer than the fastest has to have 5.25 after it.
+        assert!(last[2].iter().all(|following| *following >= 6), "{last:?}");
+        assert!(last[1].iter().all(|following| *following >= 2), "{last:?}");
+        // Where only the slow may have it, they do.
+        let slow = |candidate: &Member| *candidate == member(2);
+        assert_eq!(router.choose_in_time(0, slow), Some(member(2)));
     }
 
     proptest! {

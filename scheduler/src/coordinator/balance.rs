@@ -38,13 +38,13 @@ impl Balance {
     pub(super) fn stepped(&mut self, now: Moment) {
         self.committed += 1;
         if let Some(before) = self.stepped_at.replace(now) {
-            add(&mut self.steps, now.since(before));
+            Estimate::note(&mut self.steps, now.since(before));
         }
     }
 
     /// Somebody has the weights that it was to fetch so long ago.
     pub(super) fn fetched(&mut self, took: Duration) {
-        add(&mut self.fetches, took);
+        Estimate::note(&mut self.fetches, took);
     }
 
     /// Whether enough was seen for speeds to say something.
@@ -60,13 +60,6 @@ impl Balance {
         let left = step.mean().as_secs_f64() * steps as f64 - fetch;
         let gain = plan.after / plan.before - 1.0;
         left > 0.0 && gain * left > fetch * plan.moves.len() as f64 / members.max(1) as f64
-    }
-}
-
-fn add(estimate: &mut Option<Estimate>, time: Duration) {
-    match estimate {
-        Some(known) => known.add(time),
-        None => *estimate = Some(Estimate::first(time)),
     }
 }
 

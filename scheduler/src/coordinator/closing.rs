@@ -197,10 +197,7 @@ impl Coordinator {
             self.phase = Phase::Committing;
             self.rounds.patience = None;
             let took = self.now.since(self.rounds.closed);
-            match &mut self.round_times {
-                Some(times) => times.add(took),
-                None => self.round_times = Some(Estimate::first(took)),
-            }
+            Estimate::note(&mut self.round_times, took);
             self.work.books.all_reduce = took;
             out.push(CoordinatorAction::Append(LogRecord::Commit(record)));
         }

@@ -78,13 +78,14 @@ impl Coordinator {
             .map(|record| (record.member, !old.lists(record.member)))
             .filter(|(member, _)| self.membership.contains(*member))
             .collect();
-        self.begin_moves(&old, out);
         for (member, new) in here {
             send(member, FromCoordinator::View(self.logged_view.clone()), out);
             if new {
                 self.welcome(member, out);
             }
         }
+        // After it was told that it moves: it may be told at once what to begin from.
+        self.begin_moves(&old, out);
         self.choose_anchors(out);
         self.set_givers();
         self.expelled(&gone, out);

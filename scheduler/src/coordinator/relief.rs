@@ -9,11 +9,17 @@ use shoal_protocol::message::{FromCoordinator, Spent};
 
 use super::{Coordinator, Out, Phase, send};
 
-/// Claims left of a step with which a member may get another's besides.
+/// Claims left of a step with which a member may get another's besides: in general, and when fewer
+/// microbatches are unheld than there are replicas at work.
 const LEFT: usize = 1;
+const LEFT_AT_END: usize = 4;
 
-/// How many times as long as the other would need a member must have to do.
-const TIMES_AS_LONG: u64 = 2;
+/// How many halves as long as the other would need a member must have to do.
+const HALVES: u64 = 3;
+
+/// Round trips from when work is asked for until another has it: its holder lets go of it, who is
+/// before it hears so, offers it and sends it.
+const ROUND_TRIPS: u32 = 3;
 
 /// How often the same work is asked for in this way, whoever holds it.
 const TIMES: u32 = 2;
@@ -106,7 +112,9 @@ impl Coordinator {
         let left = relief.left(place, idle);
         let pace = |member: Member| self.stragglers.paces.measured(stage, member);
         let done_at = pace(idle)?.saturating_mul(left as u64 + 1);
-        if left > LEFT {
+        let open = relief.open.get(&place)?;
+        let unheld = self.work.ledgers.get(&step)?.unheld(stage) as usize;
+        if left > if unheld < open.len() { LEFT_AT_END } else { LEFT } {
             return None;
         }
         let unasked = |(microbatch, grant): &(&Microbatch, &Grant)| {
@@ -114,16 +122,16 @@ impl Coordinator {
             let asked = relief.asked.get(&key);
             asked.is_none_or(|asked| asked.grant != **grant && asked.times < TIMES)
         };
-        let others = relief.open.get(&place)?.iter().filter(|(member, _)| **member != idle);
+        let others = open.iter().filter(|(member, _)| **member != idle);
         let busy = others.filter_map(|(member, claims)| {
             let (last, grant) = claims.iter().rev().find(unasked)?;
             let through_it = claims.range(..=last).count() as u64;
             Some((pace(*member)?.saturating_mul(through_it), *member, *last, *grant))
         });
         let (all, holder, microbatch, grant) = busy.max()?;
-        // What is asked for comes after a few round trips, which are shorter than this.
-        let way = u64::try_from(self.config.retry.as_nanos()).unwrap_or(u64::MAX);
-        let longer = all >= done_at.saturating_mul(TIMES_AS_LONG).saturating_add(way);
+        let way = self.work.round_trip().map_or(self.config.retry, |time| time * ROUND_TRIPS);
+        let way = u64::try_from(way.as_nanos()).unwrap_or(u64::MAX);
+        let longer = all >= (done_at.saturating_mul(HALVES) / 2).saturating_add(way);
         longer.then_some((ClaimKey { step, stage, microbatch }, holder, grant))
     }
 

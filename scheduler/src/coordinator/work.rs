@@ -4,14 +4,17 @@
 //! offers, acceptances and claims have made their ways when the weights are there to be used.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use shoal_protocol::ids::{ClaimKey, Grant, Member, Microbatch, Stage, Step, Term};
 use shoal_protocol::message::{FixedLoss, FromCoordinator, Spent};
+use shoal_protocol::units::Moment;
 
 use super::{Coordinator, Out, Phase, event, send};
 use crate::action::{CoordinatorEvent, StepBooks};
+use crate::lateness::Estimate;
 use crate::ledger::{ClaimAnswer, DoneAnswer, Grants, Ledger, Revoked};
-use crate::router::{Router, Routing};
+use crate::router::{PER, Router, Routing, speed};
 
 /// Steps that one wish can be about: those that can run and those that are given out before they end.
 const STEPS: usize = 4;
@@ -23,6 +26,8 @@ pub(super) struct Work {
     pub(super) ledgers: BTreeMap<Step, Ledger>,
     wishes: BTreeMap<Member, Wish>,
     router: Router,
+    /// How long it took from when work was given until its receiver said that it has it.
+    round_trips: Option<Estimate>,
     /// Numbers of this term's grants.
     grants: Grants,
     /// What befell the present step's work.
@@ -35,8 +40,8 @@ struct Wish {
     /// Room for microbatches of each step beyond the grants up to `through`.
     rooms: BTreeMap<Step, u32>,
     through: Grant,
-    /// Grants beyond `through`, and of which step they are.
-    given: BTreeMap<Grant, Step>,
+    /// Grants beyond `through`, of which step they are, and when they were given.
+    given: BTreeMap<Grant, (Step, Moment)>,
     /// Microbatches of each step that are given and not done.
     open: BTreeMap<Step, u64>,
     /// Nanoseconds that it needs for one; 0 while it is not measured.
@@ -46,7 +51,7 @@ struct Wish {
 impl Wish {
     fn unmet(&self, step: Step) -> usize {
         let room = self.rooms.get(&step).copied().unwrap_or(0);
-        let given = self.given.values().filter(|of| **of == step).count();
+        let given = self.given.values().filter(|(of, _)| *of == step).count();
         (room as usize).saturating_sub(given)
     }
 
@@ -63,6 +68,7 @@ impl Work {
             ledgers: BTreeMap::new(),
             wishes: BTreeMap::new(),
             router: Router::by(routing, 0),
+            round_trips: None,
             grants: Grants::of(term),
             books: StepBooks::default(),
         }
@@ -95,13 +101,16 @@ impl Work {
         &mut self,
         member: Member,
         rooms: &[(Step, u32)],
-        through: Grant,
-        pace: u64,
+        (through, pace): (Grant, u64),
+        now: Moment,
     ) {
         self.router.measured(member, pace);
         let wish = self.wishes.entry(member).or_default();
         wish.pace = pace;
         if through > wish.through {
+            if let Some((_, given)) = wish.given.get(&through) {
+                Estimate::note(&mut self.round_trips, now.since(*given));
+            }
             wish.through = through;
             wish.rooms.clear();
             wish.given.retain(|grant, _| *grant > through);
@@ -114,9 +123,14 @@ impl Work {
         }
     }
 
+    /// What a round trip to a member takes at most, as far as is known.
+    pub(super) fn round_trip(&self) -> Option<Duration> {
+        self.round_trips.map(Estimate::late)
+    }
+
     /// The members that would be done with one more microbatch, after all they have, about when all
-    /// together can be done with what they have and the `free` ones. A slow member's window near the
-    /// end of a step would keep everybody waiting. Who neither wants any of this step nor has any
+    /// together can be done with what they have and the `free` ones, and with this one when together they
+    /// can with those. A slow member's window near the end of a step would keep everybody waiting. Who neither wants any of this step nor has any
     /// that it could want another after does not count: nobody may wait for it.
     fn in_time(&self, step: Step, free: usize) -> BTreeSet<Member> {
         if self.router.routing() != Routing::BySpeed {
@@ -128,13 +142,13 @@ impl Work {
             return self.wishes.keys().copied().collect();
         };
         let left = free as u64 + wishes().map(|wish| wish.open_through(step)).sum::<u64>();
-        // Microbatches in a million seconds, so that integers do.
-        let speed = |wish: &Wish| 1_000_000_000_000_000 / u128::from(wish.pace);
-        let together: u128 = wishes().map(speed).sum();
-        let rest = u128::from(left) * 1_000_000_000_000_000 / together.max(1);
+        let together = wishes().map(|wish| speed(wish.pace)).sum::<u128>().max(1);
+        let rest = u128::from(left) * PER / together;
+        let after_it = free as u128 * PER / together;
         let in_time = |wish: &Wish| {
+            let (pace, fastest) = (u128::from(wish.pace), u128::from(fastest));
             let all = u128::from(wish.open_through(step) + 1);
-            all * u128::from(wish.pace) <= rest + u128::from(fastest)
+            all * pace <= rest + fastest && pace <= after_it + fastest
         };
         self.wishes.iter().filter(|(_, wish)| in_time(wish)).map(|(member, _)| *member).collect()
     }
@@ -144,6 +158,7 @@ impl Work {
     fn give_one(
         &mut self,
         step: Step,
+        now: Moment,
         avoids: impl Fn(ClaimKey) -> Option<Member>,
         hosts: impl Fn(Member) -> bool,
     ) -> Option<(Member, Microbatch, Grant)> {
@@ -166,7 +181,7 @@ impl Work {
             unreachable!("the microbatch was free");
         };
         let wish = wishes.get_mut(&member).expect("it wants work");
-        wish.given.insert(grant, step);
+        wish.given.insert(grant, (step, now));
         *wish.open.entry(step).or_insert(0) += 1;
         Some((member, microbatch, grant))
     }
@@ -281,7 +296,7 @@ impl Coordinator {
             let Self { work, stragglers, now, membership, .. } = self;
             let avoids = |key| stragglers.avoids(key, *now);
             let hosts = |member| membership.hosts(member, Stage(0), step);
-            while let Some((member, microbatch, grant)) = work.give_one(step, avoids, hosts) {
+            while let Some((member, microbatch, grant)) = work.give_one(step, *now, avoids, hosts) {
                 given.entry(member).or_default().push((microbatch, grant));
             }
             for (member, grants) in given {
@@ -306,7 +321,7 @@ impl Coordinator {
         let hosts = |(step, _): &&(Step, u32)| self.membership.hosts(from, Stage(0), *step);
         let rooms: Vec<(Step, u32)> = rooms.iter().filter(hosts).copied().collect();
         if !rooms.is_empty() {
-            self.work.wanted(from, &rooms, through, pace);
+            self.work.wanted(from, &rooms, (through, pace), self.now);
             self.give_out(out);
         }
     }

@@ -254,6 +254,8 @@ impl Peer {
                     moving.lacks.filter(|(lacking, _)| *lacking == step).or(Some((step, now)));
                 return;
             };
+            // All of it is here, however long the engine takes to put it together.
+            moving.lacks = None;
             heard.install(out);
             match heard.outcome() {
                 None => return,
@@ -263,7 +265,6 @@ impl Peer {
             let (round, gradient_norm) = (heard.round().id, record.gradient_norm);
             out.push(PeerAction::Compute(Task::Apply { round, gradient_norm }));
             moving.commits.pop_front();
-            moving.lacks = None;
             let begins = moving.begins.as_mut().expect("its version was just read");
             begins.version = version.next();
             self.forget_heard_of(stage, step, out);

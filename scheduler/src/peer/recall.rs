@@ -61,6 +61,8 @@ impl Peer {
 
     /// Whether a pass that could have begun is not at its end after so long.
     fn is_late(&self, now: Moment, key: ClaimKey, job: &Job, patience: Spent) -> bool {
+        // The engine may have the other pass of another microbatch first, which may take longer.
+        let patience = patience.forward.max(patience.backward);
         match (job.forward, job.backward) {
             (Progress::Waiting, _)
                 if !job.can_run_forward() || key.step > self.newest_runnable() =>
@@ -68,12 +70,12 @@ impl Peer {
                 false
             }
             (Progress::Waiting | Progress::Running, _) => {
-                now.since(self.begins_at(key.step, job)) >= patience.forward
+                now.since(self.begins_at(key.step, job)) >= patience
             }
             (Progress::Done, Progress::Done) => false,
             (Progress::Done, _) => {
                 matches!(job.answer, Answer::Own | Answer::Here(_))
-                    && now.since(self.begins_at(key.step, job)) >= patience.backward
+                    && now.since(self.begins_at(key.step, job)) >= patience
             }
         }
     }

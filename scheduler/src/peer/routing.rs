@@ -30,7 +30,15 @@ impl Peer {
         let hosts = |member: &Member| {
             view.record(*member).is_some_and(|record| record.hosts(key.stage.next(), era, key.step))
         };
-        match job.holder.or_else(|| hosted.onward.choose_where(hosts)) {
+        let all = self.config.manifest.microbatches_of(key.step.0);
+        let following = u64::from(all.saturating_sub(key.microbatch.0 + 1));
+        let chosen = match job.holder {
+            Some(holder) => Some(holder),
+            // What comes again is late already: anybody may have it.
+            None if job.offered => hosted.onward.choose_where(hosts),
+            None => hosted.onward.choose_in_time(following, hosts),
+        };
+        match chosen {
             Some(to) => self.offer_to(now, to, key, out),
             None => {
                 // However often it is tried meanwhile, it has waited since the first time.

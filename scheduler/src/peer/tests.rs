@@ -505,3 +505,22 @@ fn who_drains_finishes_the_open_step_takes_nothing_of_the_next_and_leaves_with_t
     let left = idle.input(PeerInput::Drain);
     assert_eq!(left, [leaves, PeerAction::Event(PeerEvent::Drained)]);
 }
+
+#[test]
+fn a_forward_pass_may_wait_for_the_longer_backward_pass_of_another() {
+    let (mut probe, _) = Probe::at(1, |_| {});
+    probe.offer(1, 0);
+    let (key, grant) = (key(1, 0), nth(9));
+    probe.tell(FromCoordinator::Granted { key, grant, next_holder: None });
+    probe.tensor(1, TensorTag::Activation { key }, 1);
+    let second = Duration::from_secs(1);
+    let patience = Spent { forward: second, backward: second * 3 };
+    let recall = FromCoordinator::Recall { key, grant, patience };
+    let working = PeerAction::ToCoordinator(ToCoordinator::Working { key, grant });
+    let begin = probe.now;
+    probe.now = begin + second * 2;
+    assert_eq!(probe.tell(recall.clone())[0], working);
+    probe.now = begin + second * 3;
+    let released = PeerAction::ToCoordinator(ToCoordinator::Released { key, grant });
+    assert!(probe.tell(recall).contains(&released));
+}

@@ -10,6 +10,7 @@ mod network;
 mod numbers;
 mod oracle;
 mod payloads;
+mod plain;
 mod reference;
 mod report;
 mod scenario;
@@ -20,6 +21,8 @@ mod tests;
 mod timeline;
 mod watch;
 mod world;
+
+use shoal_protocol::ids::Member;
 
 #[cfg(test)]
 pub(crate) use self::border::Omit;
@@ -56,4 +59,10 @@ pub fn run_traced(scenario: &Scenario) -> Result<Report, Violation> {
 /// As those of [`run`].
 pub fn run_watched(scenario: &Scenario, watch: &mut dyn Watch) -> Result<Report, Violation> {
     World::new(scenario, Tamper::Nothing, true).watched(watch).run()
+}
+
+/// The place in its scenario of a peer that a simulator's log or words name.
+#[must_use]
+pub fn place_of(member: Member) -> usize {
+    world::index_of(member)
 }

@@ -1,19 +1,26 @@
 //! The run that no swarm is needed for: one microbatch after the other, one stage after the other.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use shoal_protocol::ids::{ClaimKey, ContentHash, Microbatch, Stage, Step};
+use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::FixedLoss;
 
 use super::numbers::{self, Weights};
 use super::scenario::Scenario;
 
-/// What every step must come to.
+/// What every step must come to, as far as the run has come: a run may be told to stop long before its
+/// end.
 #[derive(Debug)]
 pub(super) struct Reference {
-    pub(super) steps: Vec<ReferenceStep>,
+    manifest: Arc<Manifest>,
+    /// Elements of each stage.
+    elements: Vec<usize>,
+    steps: Vec<ReferenceStep>,
     /// Each stage's file of every version's checkpoint.
-    pub(super) files: Vec<Vec<ContentHash>>,
+    files: Vec<Vec<ContentHash>>,
+    initial: Vec<Weights>,
 }
 
 /// What one step must come to.
@@ -30,18 +37,37 @@ pub(super) struct ReferenceStep {
 
 impl Reference {
     pub(super) fn of(scenario: &Scenario) -> Self {
-        let manifest = &scenario.manifest;
-        let mut weights: Vec<Weights> =
-            manifest.stages().map(|stage| Weights::initial(manifest, stage)).collect();
-        let mut files = vec![file_hashes(Step(0), &weights)];
-        let mut steps = Vec::new();
-        for step in (0..manifest.training.steps).map(Step) {
-            let done = one_step(scenario, step, &weights);
-            weights.clone_from(&done.weights);
-            files.push(file_hashes(step.next(), &weights));
-            steps.push(done);
+        let manifest = Arc::clone(&scenario.manifest);
+        let initial: Vec<Weights> =
+            manifest.stages().map(|stage| Weights::initial(&manifest, stage)).collect();
+        let files = vec![file_hashes(Step(0), &initial)];
+        let elements = scenario.parameters.values().copied().collect();
+        Self { manifest, elements, steps: Vec::new(), files, initial }
+    }
+
+    /// What a step must come to; none where the run has no such step.
+    pub(super) fn reach(&mut self, step: Step) -> Option<&ReferenceStep> {
+        if step.0 >= self.manifest.training.steps {
+            return None;
         }
-        Self { steps, files }
+        while self.steps.len() as u64 <= step.0 {
+            let held = self.steps.last().map_or(&self.initial, |step| &step.weights);
+            let next = Step(self.steps.len() as u64);
+            let done = one_step(&self.manifest, &self.elements, next, held);
+            self.files.push(file_hashes(next.next(), &done.weights));
+            self.steps.push(done);
+        }
+        self.reached(step)
+    }
+
+    /// The same of a step that the run has come to.
+    pub(super) fn reached(&self, step: Step) -> Option<&ReferenceStep> {
+        self.steps.get(step.0 as usize)
+    }
+
+    /// Each stage's file of a version that the run has come to.
+    pub(super) fn files(&self, version: Step) -> Option<&[ContentHash]> {
+        self.files.get(version.0 as usize).map(Vec::as_slice)
     }
 }
 
@@ -50,11 +76,14 @@ fn file_hashes(version: Step, weights: &[Weights]) -> Vec<ContentHash> {
     stages.zip(weights).map(|(stage, word)| numbers::file_hash(version, stage, *word)).collect()
 }
 
-fn one_step(scenario: &Scenario, step: Step, held: &[Weights]) -> ReferenceStep {
-    let manifest = &scenario.manifest;
+fn one_step(
+    manifest: &Manifest,
+    elements: &[usize],
+    step: Step,
+    held: &[Weights],
+) -> ReferenceStep {
     let read = |weights: &Weights| weights.read_by(step, step, manifest).expect("it is held");
     let weights: Vec<u64> = held.iter().map(read).collect();
-    let elements: Vec<usize> = scenario.parameters.values().copied().collect();
     let mut sums: Vec<Vec<i64>> = elements.iter().map(|count| vec![0; *count]).collect();
     let mut losses = BTreeMap::new();
     for microbatch in (0..manifest.microbatches_of(step.0)).map(Microbatch) {

@@ -11,7 +11,7 @@ use shoal_protocol::units::Moment;
 use super::tamper::Tamper;
 use super::world::World;
 use super::*;
-use crate::peer::PeerLimits;
+use crate::rebalance::Rebalance;
 
 /// Swarms that are tried.
 const SEEDS: u64 = 600;
@@ -287,38 +287,21 @@ fn oracles_catch_every_rule_that_nobody_keeps() {
 /// forward pass between any two.
 fn pipeline(stages: u16, microbatches: u32, latency: u32) -> Scenario {
     let forward = Duration::from_millis(100);
-    let mut scenario = Scenario::from_seed(0);
-    scenario.manifest = Scenario::small_manifest(stages, microbatches, 8).into();
-    scenario.parameters = (0..stages).map(|stage| (Stage(stage), 16)).collect();
     let regions = usize::from(stages);
     let away =
         |from: usize, to: usize| if from == to { Duration::ZERO } else { forward * latency / 10 };
-    scenario.network = NetworkScenario {
+    let network = NetworkScenario {
         latency: (0..regions).map(|from| (0..regions).map(|to| away(from, to)).collect()).collect(),
-        jitter: Duration::ZERO,
-        bandwidth: None,
-        bandwidths: Vec::new(),
-        duplicates_per_mille: 0,
-        strays_per_mille: 0,
+        ..NetworkScenario::even(Duration::ZERO, Duration::ZERO, None)
     };
-    scenario.peers = (0..stages)
-        .map(|stage| PeerScenario {
-            choice: StageChoice::One(Stage(stage)),
-            fits: [Stage(stage)].into(),
-            limits: PeerLimits::default(),
-            start: Some(Duration::ZERO),
-            compute: ComputeScenario {
-                forward,
-                backward: forward * 2,
-                other: Duration::ZERO,
-                jitter_per_mille: 0,
-            },
-            archive: false,
-            region: usize::from(stage),
-            clock: Clock::default(),
-        })
-        .collect();
-    scenario
+    let passes = ComputeScenario::passes(forward, forward * 2, 0);
+    let compute = ComputeScenario { other: Duration::ZERO, ..passes };
+    let host = |stage| PeerScenario {
+        region: usize::from(stage),
+        ..PeerScenario::plain(StageChoice::One(Stage(stage)), stages, compute.clone())
+    };
+    let manifest = Scenario::small_manifest(stages, microbatches, 8);
+    Scenario::plain(manifest, (0..stages).map(host).collect(), network)
 }
 
 /// The share of the time between a step's first and last pass that all peers compute, in the last
@@ -448,4 +431,22 @@ fn a_step_does_not_wait_at_its_end_for_what_the_slow_have_yet_to_begin() {
     let share = ideal.as_secs_f64() / step.last.since(step.first).as_secs_f64();
     println!("share of the ideal throughput with a slow replica: {share:.3}");
     assert!(share >= 0.7, "{share}");
+}
+
+/// A move may begin from a checkpoint that is there already: who moves hears so only after it heard
+/// that it is to move.
+#[test]
+fn moves_that_begin_from_a_checkpoint_end() {
+    let every = Duration::from_secs(2);
+    let forward = Duration::from_millis(100);
+    let compute = ComputeScenario::passes(forward, forward * 2, 20);
+    let peer = |_| PeerScenario::plain(StageChoice::Auto, 2, compute.clone());
+    let mut manifest = Scenario::small_manifest(2, 8, 40);
+    manifest.checkpoint.every = 1;
+    let network = NetworkScenario::even(Duration::from_millis(1), Duration::ZERO, None);
+    let mut scenario = Scenario::plain(manifest, (0..6).map(peer).collect(), network);
+    scenario.rebalance = Rebalance::Restless { every };
+    let report = run(&scenario).expect("nothing goes wrong");
+    // One at a time, and each is over before many looks are.
+    assert!(report.moves >= 4, "{} moves", report.moves);
 }

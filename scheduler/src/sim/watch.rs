@@ -3,6 +3,7 @@
 use std::fmt;
 
 use shoal_protocol::ids::ClaimKey;
+use shoal_protocol::message::LogRecord;
 use shoal_protocol::units::{Bytes, Moment};
 
 use crate::action::{CoordinatorEvent, PeerLoad};
@@ -60,6 +61,8 @@ pub enum Seen<'a> {
         /// As it would go over the wire.
         size: Bytes,
     },
+    /// A record is in the log for good.
+    Logged(&'a LogRecord),
     /// The coordinator says what people want to know.
     Decided(&'a CoordinatorEvent),
 }

@@ -35,7 +35,7 @@ use crate::action::{PeerAction, PeerEvent, PeerInput, Task, TaskResult};
 use crate::dice::Dice;
 use crate::peer::{Peer, PeerConfig};
 
-/// Events of one run at most: far more than any takes.
+/// Events of one run at most, in each hour that it is looked at: far more than any takes.
 const EVENTS: u64 = 20_000_000;
 
 /// The index of the peer that keeps the run first, and brings its checkpoints together.
@@ -190,7 +190,7 @@ pub(super) struct World<'a> {
     border: Border,
     now: Moment,
     /// In the order of their moments and, at one moment, in the order in which they were caused.
-    events: BTreeMap<(Moment, u64), Event>,
+    events: BTreeMap<(Moment, u64), Box<Event>>,
     sequence: u64,
     network: Network,
     /// How often the connection of two peers was made anew: what was sent before is lost.
@@ -269,6 +269,8 @@ impl<'a> World<'a> {
             self.at(Moment(*at), Event::Fault(*fault));
         }
         self.elect()?;
+        let hours = self.scenario.until.unwrap_or_default().as_secs() / 3600;
+        let most = EVENTS * (1 + hours);
         while let Some(((at, _), event)) = self.events.pop_first() {
             assert!(at >= self.now, "time does not go back");
             if self.scenario.until.is_some_and(|until| at.0 > until) {
@@ -280,7 +282,7 @@ impl<'a> World<'a> {
             if self.traced {
                 eprintln!("{:?} {event:?}", at.0);
             }
-            self.happen(event)?;
+            self.happen(*event)?;
             if self.report.stopped.is_some() && self.oracles.is_none() {
                 break;
             }
@@ -289,7 +291,7 @@ impl<'a> World<'a> {
             let gone = |node: &Node| !node.alive || node.finished;
             let stuck = stuck.filter(|held| held.is_err() && !self.nodes.iter().all(gone));
             self.holds("progress", stuck.unwrap_or(Ok(())))?;
-            let endless = self.report.events > EVENTS;
+            let endless = self.report.events > most;
             self.holds("progress", if endless { Err("it never ends".to_owned()) } else { Ok(()) })?;
         }
         self.finish()
@@ -662,7 +664,7 @@ impl<'a> World<'a> {
     }
 
     fn at(&mut self, moment: Moment, event: Event) {
-        self.events.insert((moment, self.sequence), event);
+        self.events.insert((moment, self.sequence), Box::new(event));
         self.sequence += 1;
     }
 
@@ -718,7 +720,8 @@ fn peer_id(index: usize) -> PeerId {
     PeerId(id)
 }
 
-fn index_of(member: Member) -> usize {
+/// The place of a peer in its scenario.
+pub(super) fn index_of(member: Member) -> usize {
     let id = member.peer.0.first_chunk().expect("a peer id has 32 bytes");
     u64::from_le_bytes(*id) as usize
 }

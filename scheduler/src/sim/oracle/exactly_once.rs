@@ -12,7 +12,7 @@ use shoal_protocol::message::{CommitRecord, Round, RoundId};
 pub(in crate::sim) struct ExactlyOnce {
     manifest: Arc<Manifest>,
     added: BTreeMap<ClaimKey, BTreeSet<Member>>,
-    rounds: BTreeMap<RoundId, Vec<Member>>,
+    rounds: BTreeMap<RoundId, BTreeSet<Member>>,
 }
 
 impl ExactlyOnce {
@@ -57,7 +57,7 @@ impl ExactlyOnce {
                 let key = ClaimKey { step: record.step, stage, microbatch };
                 let added = self.added.get(&key);
                 let counted = added
-                    .map_or(0, |by| members.iter().filter(|member| by.contains(member)).count());
+                    .map_or(0, |by| by.iter().filter(|member| members.contains(member)).count());
                 if counted != 1 {
                     return Err(format!("{key} is committed and was counted {counted} times"));
                 }

@@ -21,7 +21,7 @@ impl Replicas {
 
     pub(in crate::sim) fn committed(&mut self, record: &CommitRecord) -> Result<(), String> {
         self.committed = self.committed.max(record.step.0 as usize + 1);
-        let Some(expected) = self.reference.steps.get(record.step.0 as usize) else {
+        let Some(expected) = self.reference.reach(record.step) else {
             return Err(format!("step {} is not of this run", record.step));
         };
         let same = record.gradient_norm.to_bits() == expected.gradient_norm.to_bits()
@@ -44,7 +44,7 @@ impl Replicas {
         if step.0 as usize >= self.committed {
             return Err(format!("step {step} is applied and not committed"));
         }
-        let expected = &self.reference.steps[step.0 as usize];
+        let expected = self.reference.reached(step).expect("it is committed");
         let stage = usize::from(stage.0);
         if expected.sums[stage] != sums {
             return Err(format!("the gradient of step {step}, stage {stage} is not the batch's"));
@@ -61,7 +61,7 @@ impl Replicas {
         stages: &[Vec<StoredFile>],
     ) -> Result<(), String> {
         let hashes: Vec<_> = stages.iter().flatten().map(|file| file.hash).collect();
-        if self.reference.files.get(version.0 as usize) == Some(&hashes) {
+        if self.reference.files(version) == Some(&hashes[..]) {
             Ok(())
         } else {
             Err(format!("the checkpoint of version {version} is not the reference's"))

@@ -11,6 +11,7 @@ use shoal_protocol::units::Moment;
 use super::{Event, Held, World, index_of};
 use crate::action::CoordinatorInput;
 use crate::coordinator::{Coordinator, CoordinatorConfig};
+use crate::sim::watch::Seen;
 
 /// The log, and who leads.
 #[derive(Debug)]
@@ -87,6 +88,7 @@ impl World<'_> {
     fn commit(&mut self, record: &LogRecord) -> Held {
         let applied = self.log.history.apply(record).map_err(|error| error.to_string());
         self.holds("never back", applied)?;
+        self.show(Seen::Logged(record));
         let held = self.oracles.as_mut().map(|oracles| oracles.monotone.logged(record));
         self.holds("never back", held.unwrap_or(Ok(())))?;
         if let LogRecord::Commit(record) = record {

@@ -1,0 +1,96 @@
+//! Swarms in which nothing is left to chance but what is said: what benchmarks begin with.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use shoal_protocol::ids::Stage;
+use shoal_protocol::manifest::Manifest;
+use shoal_protocol::message::StageChoice;
+use shoal_protocol::units::Bytes;
+
+use super::scenario::{Clock, ComputeScenario, Faults, NetworkScenario, PeerScenario, Scenario};
+use crate::peer::PeerLimits;
+use crate::rebalance::Rebalance;
+use crate::router::Routing;
+
+/// Elements of each stage's vector: few, since nobody looks at them.
+const ELEMENTS: usize = 64;
+
+/// What one stage's file in a snapshot weighs, unless that is said.
+const SNAPSHOT: Bytes = Bytes(8);
+
+impl Scenario {
+    /// A run of these peers in which nothing goes wrong.
+    #[must_use]
+    pub fn plain(manifest: Manifest, peers: Vec<PeerScenario>, network: NetworkScenario) -> Self {
+        let parameters: BTreeMap<Stage, usize> =
+            manifest.stages().map(|stage| (stage, ELEMENTS)).collect();
+        Self {
+            seed: 0,
+            manifest: manifest.into(),
+            parameters,
+            weight: 1,
+            until: None,
+            peers,
+            network,
+            snapshot: SNAPSHOT,
+            write: Duration::ZERO,
+            log_delay: Duration::from_millis(5),
+            patience: Duration::from_secs(30),
+            anchors: 1,
+            homecoming: Duration::from_secs(10),
+            rebalance: Rebalance::Never,
+            routing: Routing::default(),
+            faults: Faults {
+                happen: Vec::new(),
+                notice: Duration::from_millis(500),
+                election: Duration::from_secs(1),
+                rebirth: Duration::from_secs(10),
+            },
+        }
+    }
+}
+
+impl PeerScenario {
+    /// A peer that is there from the beginning and could host what it chooses.
+    #[must_use]
+    pub fn plain(choice: StageChoice, stages: u16, compute: ComputeScenario) -> Self {
+        let fits: BTreeSet<Stage> = match choice {
+            StageChoice::One(stage) => [stage].into(),
+            _ => (0..stages).map(Stage).collect(),
+        };
+        Self {
+            choice,
+            fits,
+            limits: PeerLimits::default(),
+            start: Some(Duration::ZERO),
+            compute,
+            archive: false,
+            region: 0,
+            clock: Clock::default(),
+        }
+    }
+}
+
+impl NetworkScenario {
+    /// Links that are all alike.
+    #[must_use]
+    pub fn even(latency: Duration, jitter: Duration, bandwidth: Option<u64>) -> Self {
+        Self {
+            latency: vec![vec![latency]],
+            jitter,
+            bandwidth,
+            bandwidths: Vec::new(),
+            duplicates_per_mille: 0,
+            strays_per_mille: 0,
+        }
+    }
+}
+
+impl ComputeScenario {
+    /// Passes that take so long, or by chance up to so many thousandths longer.
+    #[must_use]
+    pub fn passes(forward: Duration, backward: Duration, jitter_per_mille: u64) -> Self {
+        Self { forward, backward, other: Duration::from_micros(100), jitter_per_mille }
+    }
+}
