@@ -309,8 +309,7 @@ impl Peer {
         }
         let known = self.rounds.get_mut(&id.stage).filter(|known| known.round().id == id);
         let Some(reduction) = known else {
-            let hosted =
-                self.span.is_none_or(|span| span.contains(id.stage)) || self.is_moving_to(id.stage);
+            let hosted = self.may_host(id.stage);
             let closed = self.rounds.get(&id.stage).is_some_and(|known| known.round().id > id);
             // Word of a new era may come later than its first tensors.
             let open =

@@ -72,6 +72,11 @@ impl Peer {
         span.is_some_and(|span| span.contains(stage)) && self.stages.contains_key(&stage)
     }
 
+    /// Whether this peer hosts a stage or is to host it some time, or does not know yet what it will host.
+    pub(crate) fn may_host(&self, stage: Stage) -> bool {
+        self.span.is_none_or(|span| span.contains(stage)) || self.is_moving_to(stage)
+    }
+
     /// Whether this peer is to host a stage some time.
     pub(super) fn is_moving_to(&self, stage: Stage) -> bool {
         self.moving.as_ref().is_some_and(|moving| moving.to == stage)

@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use shoal_protocol::codec::SumCodec;
 use shoal_protocol::ids::{Member, Stage, StageSpan, Step};
-use shoal_protocol::message::{CommitRecord, Round, RoundId, TensorTag};
+use shoal_protocol::message::{CommitRecord, Round, RoundId};
 
 use crate::peer::RoundCut;
 use crate::round::Layout;
 use crate::sim::scenario::Scenario;
 
 /// A piece of a result: whose part, and which of it.
-type Piece = (u16, u32);
+pub(in crate::sim) type Piece = (u16, u32);
 
 /// Results on their way.
 #[derive(Debug)]
@@ -48,11 +48,9 @@ impl Results {
         self.pieces.insert(round.id, layout.all_pieces());
     }
 
-    /// A tensor came to a member.
-    pub(in crate::sim) fn came(&mut self, to: Member, tag: &TensorTag) {
-        if let TensorTag::RoundResult { round, from, piece, .. } = tag {
-            self.came.entry((to, *round)).or_default().insert((*from, *piece));
-        }
+    /// A piece came to a member that had heard why it does.
+    pub(in crate::sim) fn came(&mut self, to: Member, round: RoundId, piece: Piece) {
+        self.came.entry((to, round)).or_default().insert(piece);
     }
 
     /// A step is committed.

@@ -66,8 +66,11 @@ impl World<'_> {
             }
             Cargo::Heard(message) => self.input(index, PeerInput::Between { from, message }),
             Cargo::Tensor { mut tag, content, size } => {
-                if let Some(oracles) = &mut self.oracles {
-                    oracles.results.came(to, &tag);
+                if let Some(oracles) = &mut self.oracles
+                    && let TensorTag::RoundResult { round, from, piece, .. } = tag
+                    && self.nodes[index].peer.may_host(round.stage)
+                {
+                    oracles.results.came(to, round, (from, piece));
                 }
                 self.border.tagged(to, &mut tag);
                 let payload = self.nodes[index].payloads.keep(content, size);
