@@ -5,7 +5,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 help:
 	@echo 'make demo       train a small model with a swarm of processes on this machine, and show it'
 	@echo 'make test       run every test'
-	@echo 'make test-system  and those of what is around it: Prometheus, docker (each where it can run)'
+	@echo 'make test-system  and those of what is around it: routers, Prometheus, docker, a browser (each where it can run)'
 	@echo 'make build      build target/release/shoal'
 	@echo 'make bench      measure Shoal beside PyTorch (at most 15 minutes)'
 	@echo 'make bench-recovery  how long a death and a newcomer take (5 minutes)'
@@ -45,13 +45,14 @@ test:
 	cargo test --workspace
 
 kubernetes := bench/results/tools/kubernetes
-# Prometheus and docker, which not every machine has: each check says why it does not run where it cannot.
+# What wants root, routers, Prometheus, docker or a browser: each check says why it does not run where it cannot.
 test-system: build
 	@scripts/setup.sh --tests
-	cargo test -p shoal-tests --test monitoring
+	cargo test -p shoal-tests --test netns --test nat --test monitoring -- --nocapture
 	-.venv/bin/python -m pip install --quiet --target $(kubernetes) --upgrade kubernetes-validate==1.37.0
 	PYTHONPATH=$(kubernetes) docker/check.sh .venv/bin/python
 	docker/try.sh
+	python3 scripts/screenshots.py --shoal target/release/shoal --out target/screenshots
 
 bench:
 	@scripts/setup.sh --tests
