@@ -128,10 +128,12 @@ fn what_is_revoked_or_expired_is_of_no_use() {
 
 #[test]
 fn a_ban_ends_connections_everywhere_and_the_run_goes_on() {
-    let run = run("open", 1_000_000);
+    let run = run("invite", 1_000_000);
     let mut swarm = Swarm::start(&run.config(), &["--wait-for", "3", "--stage", "all"]);
-    for flags in [["--stage", "1"], ["--stage", "2"]] {
-        swarm.join(&flags);
+    let ticket = said(&swarm, &["invite", "new", "--uses", "2"]);
+    for (index, stage) in [(1, "1"), (2, "2")] {
+        let flags = [&OWN_PORT[..], &["--stage", stage]].concat();
+        swarm.peers.push(swarm.newcomer(&ticket, index, &flags));
     }
     swarm.peers[2].event("committed");
     let banned = swarm.peer_id(2);

@@ -51,7 +51,11 @@ impl Office {
                 "who may join run {} is signed by peer {key}: do this where that peer's data directory is",
                 rules.run
             )),
-            None => Err(anyhow::anyhow!("run {} has no warden", rules.run)),
+            None => Err(anyhow::anyhow!(
+                "run {} is open, and nobody's key is in it: bans need `key` under [admission] in run.toml, \
+                 from its start",
+                rules.run
+            )),
         }
         .exit_with(Exit::Usage)
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use shoal_protocol::ids::Member;
-use shoal_protocol::manifest::Manifest;
+use shoal_protocol::manifest::{AdmissionMode, Manifest};
 use shoal_protocol::net::admission::Gate;
 use shoal_protocol::net::transport::Run;
 
@@ -37,8 +37,11 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
     let home = Home::open(&options.peer.data_dir).exit_with(Exit::Usage)?;
     let dataset = dataset::prepare(&config, home.path())?;
     let mut manifest = dataset.manifest;
-    // Whoever starts a run is its warden, unless another one is named.
-    manifest.admission.key.get_or_insert(home.identity()?.peer_id());
+    // Whoever starts a run that does not let in everybody is its warden, unless another one is named. An
+    // open run is the same run whoever starts it: it goes on from any of its peers' disks.
+    if manifest.admission.mode != AdmissionMode::Open {
+        manifest.admission.key.get_or_insert(home.identity()?.peer_id());
+    }
     let manifest = Arc::new(manifest);
     let runs = || home.path().join("runs").join(manifest.run_id().to_string());
     let out = options.out.clone().unwrap_or_else(runs);

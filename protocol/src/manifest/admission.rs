@@ -13,8 +13,8 @@ use crate::ids::PeerId;
 pub struct Admission {
     /// Whom the run lets in.
     pub mode: AdmissionMode,
-    /// The warden: the peer whose key signs tickets, permits and the roster. Whoever starts the run
-    /// unless it is named. Without one, nobody can be invited or banned.
+    /// The warden: the peer whose key signs tickets, permits and the roster. In a run that is not open
+    /// whoever starts it, unless it is named. Without one, nobody can be invited or banned.
     #[serde(default)]
     pub key: Option<PeerId>,
 }
