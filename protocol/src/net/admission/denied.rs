@@ -1,7 +1,6 @@
 //! Why a peer is not let in, in words for the one who is not.
 
 use std::fmt;
-use std::time::Duration;
 
 use super::UnixTime;
 use super::ticket::TicketId;
@@ -141,11 +140,11 @@ fn needed(mode: AdmissionMode) -> &'static str {
 
 /// A span as people say it.
 fn span(seconds: u64) -> String {
-    let (count, unit) = match Duration::from_secs(seconds).as_secs() {
-        seconds @ 0..120 => (seconds, "s"),
-        seconds @ 120..7200 => (seconds / 60, "minutes"),
-        seconds @ 7200..172_800 => (seconds / 3600, "hours"),
-        seconds => (seconds / 86_400, "days"),
+    let (count, unit) = match seconds {
+        0..120 => (seconds, "s"),
+        120..7200 => (seconds / 60, "minutes"),
+        7200..172_800 => (seconds / 3600, "hours"),
+        _ => (seconds / 86_400, "days"),
     };
     format!("{count} {unit}")
 }

@@ -13,7 +13,7 @@ use super::permit::Permit;
 use super::refusals::{Reason, Refusals, TurnedAway};
 use super::roster::Roster;
 use super::signed::Signed;
-use super::ticket::Ticket;
+use super::ticket::{Ticket, TicketId};
 use crate::ids::{PeerId, RunId};
 use crate::limits;
 use crate::manifest::{Admission, AdmissionMode};
@@ -72,7 +72,7 @@ impl Default for Gate {
 
 impl Gate {
     fn state(&self) -> MutexGuard<'_, State> {
-        // Whoever holds it does no more than look up and note.
+        // Whoever holds it looks up, checks and notes, and waits for nothing.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -177,7 +177,7 @@ impl Gate {
         };
         let permit: Permit = permit.open(key)?;
         permit.admits(peer, run, now)?;
-        state.roster.honours(&permit)?;
+        state.roster.honours(permit.ticket)?;
         if state.known.len() >= KNOWN && !state.known.contains_key(&peer) {
             state.known.retain(|_, known| known.term.expires >= now);
             if state.known.len() >= KNOWN {
@@ -202,7 +202,7 @@ impl Gate {
         let none = Denied::Needed { run: *run, mode: admission.mode };
         let permit = state.known.get(&peer).ok_or(none)?;
         permit.admits(peer, *run, now)?;
-        state.roster.honours(permit)
+        state.roster.honours(permit.ticket)
     }
 
     /// Turns a ticket into a permit, and counts the use. Waits for the disk.
@@ -210,19 +210,13 @@ impl Gate {
     /// # Errors
     /// When this is not the warden, or the ticket is of no use.
     pub fn claim(&self, ticket: &Signed, peer: PeerId, now: UnixTime) -> Result<Signed, Denied> {
-        let desk = {
-            let state = self.state();
-            if state.roster.banned.contains(&peer) {
-                return Err(Denied::Banned);
-            }
-            let desk = state.desk.clone().ok_or(Denied::NotWarden)?;
-            let terms = Ticket::received(desk.warden(), ticket.clone())?.terms;
-            if state.roster.revoked.contains_key(&terms.id) {
-                return Err(Denied::Revoked { ticket: terms.id });
-            }
-            desk
-        };
-        desk.claim(ticket, peer, now)
+        if self.state().roster.banned.contains(&peer) {
+            return Err(Denied::Banned);
+        }
+        let desk = self.state().desk.clone().ok_or(Denied::NotWarden)?;
+        let ticket = Ticket::received(desk.warden(), ticket.clone())?;
+        self.state().roster.honours(ticket.terms.id)?;
+        desk.claim(&ticket, peer, now)
     }
 
     /// A fresh permit for a peer that was let in by an old one, from its warden.
@@ -283,9 +277,8 @@ impl State {
 }
 
 impl Roster {
-    /// Whether the ticket that a permit came of was not revoked.
-    fn honours(&self, permit: &Permit) -> Result<(), Denied> {
-        let ticket = permit.ticket;
+    /// Whether a ticket, and what came of it, was not revoked.
+    fn honours(&self, ticket: TicketId) -> Result<(), Denied> {
         if self.revoked.contains_key(&ticket) { Err(Denied::Revoked { ticket }) } else { Ok(()) }
     }
 }

@@ -120,6 +120,12 @@ impl Ticket {
         Self { warden: own, terms, signed }
     }
 
+    /// Whether a text is meant to be one.
+    #[must_use]
+    pub fn is_meant(text: &str) -> bool {
+        text.starts_with(PREFIX)
+    }
+
     /// A ticket that came over a connection, if its signature is this warden's.
     ///
     /// # Errors
@@ -197,13 +203,5 @@ impl FromStr for Ticket {
         let ticket = Self { warden, terms, signed };
         ticket.check()?;
         Ok(ticket)
-    }
-}
-
-impl Ticket {
-    /// Whether a text is meant to be one.
-    #[must_use]
-    pub fn is_meant(text: &str) -> bool {
-        text.starts_with(PREFIX)
     }
 }
