@@ -5,7 +5,7 @@
 //! the smallest virtual time is next. Over any while, candidates that always have room get work in
 //! proportion to their speed.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use shoal_protocol::ids::Member;
 use shoal_protocol::units::Moment;
@@ -207,10 +207,15 @@ impl Router {
 
     /// Chooses the next candidate among those that are not busy and eligible, and charges it.
     pub fn choose_where(&mut self, eligible: impl Fn(&Member) -> bool) -> Option<Member> {
+        self.choose_among(|member, _| eligible(member))
+    }
+
+    /// The same by what is known of them.
+    fn choose_among(&mut self, eligible: impl Fn(&Member, &Candidate) -> bool) -> Option<Member> {
         let member = self
             .candidates
             .iter()
-            .filter(|(member, candidate)| !candidate.busy && eligible(member))
+            .filter(|(member, candidate)| !candidate.busy && eligible(member, candidate))
             .min_by_key(|(member, candidate)| (self.turn(candidate), self.tie_break(member)))
             .map(|(member, _)| *member)?;
         self.choices += 1;
@@ -238,13 +243,7 @@ impl Router {
         let rest = u128::from(following) * PER / together.max(1);
         let longest = u128::from(fastest).saturating_add(rest);
         let late = |known: &Candidate| known.believed(boast).map_or(0, u128::from) > longest;
-        let late: BTreeSet<Member> = self
-            .candidates
-            .iter()
-            .filter(|(_, known)| late(known))
-            .map(|(member, _)| *member)
-            .collect();
-        self.choose_where(|member| eligible(member) && !late.contains(member))
+        self.choose_among(|member, known| eligible(member) && !late(known))
     }
 
     /// Charges a candidate for a piece of work that it got without being chosen.

@@ -130,8 +130,9 @@ impl Work {
 
     /// The members that would be done with one more microbatch, after all they have, about when all
     /// together can be done with what they have and the `free` ones, and with this one when together they
-    /// can with those. A slow member's window near the end of a step would keep everybody waiting. Who neither wants any of this step nor has any
-    /// that it could want another after does not count: nobody may wait for it.
+    /// can with those. A slow member's window near the end of a step would keep everybody waiting. Who
+    /// neither wants any of this step nor has any that it could want another after does not count: nobody
+    /// may wait for it.
     fn in_time(&self, step: Step, free: usize) -> BTreeSet<Member> {
         if self.router.routing() != Routing::BySpeed {
             return self.wishes.keys().copied().collect();
