@@ -26,3 +26,4 @@ pub mod progress;
 pub mod report;
 pub mod status;
 mod top;
+mod whole_file;

@@ -19,9 +19,8 @@ pub(crate) fn text() -> String {
     // What comes before the first section is about the file.
     let sections = file.find("\n\n").map_or(&file[..], |end| &file[end..]);
     for line in sections.lines() {
-        let key = line.split_once(" = ").filter(|(name, _)| !name.contains(char::is_whitespace));
-        let unset = line.strip_prefix("# ").and_then(|line| line.split_once(" = "));
-        let unset = unset.filter(|(name, _)| !name.contains(char::is_whitespace));
+        let key = key_in(line);
+        let unset = line.strip_prefix("# ").and_then(key_in);
         if let Some(name) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
             write!(text, "\n## [{name}]\n\n").expect("a String takes it");
             if !above.is_empty() {
@@ -41,6 +40,11 @@ pub(crate) fn text() -> String {
         }
     }
     text
+}
+
+/// The key that a line sets, and what to.
+fn key_in(line: &str) -> Option<(&str, &str)> {
+    line.split_once(" = ").filter(|(name, _)| !name.contains(char::is_whitespace))
 }
 
 fn row(name: &str, default: &str, above: &[&str], comment: &str) -> String {

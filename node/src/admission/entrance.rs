@@ -8,7 +8,7 @@ use shoal_protocol::net::admission::{ClaimBook, Roster, Term, Ticket, TicketId, 
 use shoal_protocol::net::discovery::PeerAddress;
 use shoal_protocol::net::identity::Identity;
 
-use super::{Folder, Issued, KeptRules};
+use super::{Folder, Issued, KeptRules, Standing};
 
 /// How long the ticket can be used that the first peer prints.
 const TICKET_LIFE: Duration = Duration::from_secs(24 * 60 * 60);
@@ -62,14 +62,13 @@ pub(crate) fn entrance(
     let (now, claims) = (UnixTime::now(), ClaimBook::read(&folder.claims())?);
     let used = |id: TicketId| claims.iter().filter(|claim| claim.ticket == id).count();
     let tickets = folder.tickets()?;
-    let revoked = roster_of(folder)?.revoked;
+    let roster = roster_of(folder)?;
     let good = tickets.iter().find(|ticket| {
         let here = ticket
             .text
             .parse::<Ticket>()
             .is_ok_and(|read| read.addresses().any(|known| known.to_string() == address));
-        let open = used(ticket.id) < usize::from(ticket.uses) && ticket.expires > now;
-        here && open && !revoked.contains_key(&ticket.id)
+        here && ticket.standing(used(ticket.id), &roster, now) == Standing::Open
     });
     match good {
         Some(ticket) => Ok(Entrance::Ticket(ticket.text.clone())),

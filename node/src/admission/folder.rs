@@ -1,7 +1,7 @@
 //! The files of one run's admission.
 
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -11,6 +11,8 @@ use shoal_protocol::ids::RunId;
 use shoal_protocol::manifest::Admission;
 use shoal_protocol::net::admission::{Rules, Signed, TicketId, UnixTime};
 use shoal_protocol::wire;
+
+use crate::whole_file;
 
 /// The most bytes of one of the files that are read.
 const LARGEST: u64 = 1 << 20;
@@ -49,7 +51,12 @@ pub(crate) struct Issued {
 impl Folder {
     /// The folder of a run in a data directory.
     pub(crate) fn of(data_dir: &Path, run: RunId) -> Self {
-        Self { path: data_dir.join("runs").join(run.to_string()).join("admission") }
+        Self::in_run(&data_dir.join("runs").join(run.to_string()))
+    }
+
+    /// The same in the folder that the run has.
+    pub(super) fn in_run(path: &Path) -> Self {
+        Self { path: path.join("admission") }
     }
 
     /// The folder of the run that the peer of a data directory last took part in.
@@ -174,15 +181,7 @@ impl Folder {
 
 /// A file that is there whole or not at all, for its owner alone.
 pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
-    let write = || -> io::Result<()> {
-        let folder = path.parent().unwrap_or(Path::new("."));
-        let mut file = tempfile::NamedTempFile::new_in(folder)?;
-        file.write_all(bytes)?;
-        file.as_file().sync_all()?;
-        file.persist(path)?;
-        Ok(())
-    };
-    write().with_context(|| format!("{} cannot be written", path.display()))
+    whole_file::write(path, bytes).with_context(|| format!("{} cannot be written", path.display()))
 }
 
 /// A file's bytes; none where there is no file.

@@ -72,7 +72,7 @@ pub(crate) fn companions(data_dir: &Path, of: &[PeerId]) -> Vec<PeerAddress> {
     let Ok(runs) = std::fs::read_dir(data_dir.join("runs")) else { return Vec::new() };
     let mut all = Vec::new();
     for run in runs.flatten() {
-        let found = read(&run.path().join("admission").join("peers"));
+        let found = read(&Folder::in_run(&run.path()).peers());
         if found.iter().any(|address| of.contains(&address.peer)) {
             all.extend(found);
         }

@@ -7,11 +7,13 @@
 mod entrance;
 mod folder;
 mod known;
+mod standing;
 mod watch;
 
 pub(crate) use entrance::{entrance, issue, roster_of};
 pub(crate) use folder::{Folder, Issued, KeptRules};
 pub(crate) use known::{KnownPeers, companions, met};
+pub(crate) use standing::Standing;
 pub(crate) use watch::keep;
 
 use std::sync::Arc;

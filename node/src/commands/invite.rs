@@ -12,7 +12,7 @@ use shoal_protocol::manifest::AdmissionMode;
 use shoal_protocol::net::admission::{ClaimBook, Roster, TicketId, UnixTime};
 use shoal_protocol::net::identity::Identity;
 
-use crate::admission::{self, Folder, KeptRules, roster_of};
+use crate::admission::{self, Folder, KeptRules, Standing, roster_of};
 use crate::cli::{
     BanArgs, InviteAllowArgs, InviteCommand, InviteLsArgs, InviteNewArgs, InviteRevokeArgs,
     Invited, ListFormat,
@@ -161,27 +161,6 @@ pub(super) fn unban(args: &BanArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How a ticket stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-enum Standing {
-    Open,
-    UsedUp,
-    Expired,
-    Revoked,
-}
-
-impl Standing {
-    fn word(self) -> &'static str {
-        match self {
-            Self::Open => "open",
-            Self::UsedUp => "used up",
-            Self::Expired => "expired",
-            Self::Revoked => "revoked",
-        }
-    }
-}
-
 /// A ticket in the list.
 #[derive(Debug, Serialize)]
 struct ListedTicket {
@@ -222,15 +201,7 @@ fn listed(office: &Office, now: UnixTime) -> anyhow::Result<Listed> {
     }
     let tickets = office.folder.tickets()?.into_iter().map(|ticket| {
         let claimed_by = claims.remove(&ticket.id).unwrap_or_default();
-        let standing = if roster.revoked.contains_key(&ticket.id) {
-            Standing::Revoked
-        } else if claimed_by.len() >= usize::from(ticket.uses) {
-            Standing::UsedUp
-        } else if ticket.expires < now {
-            Standing::Expired
-        } else {
-            Standing::Open
-        };
+        let standing = ticket.standing(claimed_by.len(), &roster, now);
         let (id, uses, expires) = (ticket.id, ticket.uses, ticket.expires);
         ListedTicket { id, standing, uses, expires, claimed_by, ticket: ticket.text }
     });

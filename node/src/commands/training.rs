@@ -1,6 +1,5 @@
 //! What `start`, `join` and `local` share.
 
-use std::io::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -16,6 +15,7 @@ use crate::driver::observer::Observer;
 use crate::http::{HttpServer, Shown};
 use crate::progress;
 use crate::status::Board;
+use crate::whole_file;
 
 /// Threads for links and decisions; the tensor work has its own.
 const WORKERS: usize = 4;
@@ -90,12 +90,6 @@ impl Serving {
 
 /// Writes an address where a script waits for it: whole at once.
 pub(super) fn publish(path: &Path, address: &str) -> anyhow::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let write = || -> std::io::Result<()> {
-        let mut file = tempfile::NamedTempFile::new_in(folder.unwrap_or(Path::new(".")))?;
-        writeln!(file, "{address}")?;
-        file.persist(path)?;
-        Ok(())
-    };
-    write().with_context(|| format!("the address cannot be written to {}", path.display()))
+    whole_file::write(path, format!("{address}\n").as_bytes())
+        .with_context(|| format!("the address cannot be written to {}", path.display()))
 }

@@ -2,13 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use shoal_protocol::ids::{ContentHash, Incarnation};
 use shoal_protocol::net::identity::{Identity, IdentityError};
 use shoal_protocol::net::transport::{Blob, BlobSource};
+
+use crate::whole_file;
 
 /// A data directory that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -108,9 +110,7 @@ impl Home {
             Err(error) => return Err(unusable(error)),
         };
         let next = last.checked_add(1).ok_or(HomeError::Damaged { path: path.clone() })?;
-        let mut file = tempfile::NamedTempFile::new_in(&self.path).map_err(unusable)?;
-        writeln!(file, "{next}").and_then(|()| file.as_file().sync_all()).map_err(unusable)?;
-        file.persist(&path).map_err(|error| unusable(error.error))?;
+        whole_file::write(&path, format!("{next}\n").as_bytes()).map_err(unusable)?;
         File::open(&self.path).and_then(|folder| folder.sync_all()).map_err(unusable)?;
         Ok(next)
     }

@@ -1,0 +1,17 @@
+//! Files that are there whole, or as they were before.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+/// Writes a file for its owner alone; its bytes are on the disk before it has its name.
+///
+/// # Errors
+/// When the folder cannot be written, or the disk is full.
+pub(crate) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let mut file = tempfile::NamedTempFile::new_in(folder.unwrap_or(Path::new(".")))?;
+    file.write_all(bytes)?;
+    file.as_file().sync_all()?;
+    file.persist(path)?;
+    Ok(())
+}
