@@ -21,14 +21,15 @@ fn train(nats: [Nat; 2]) -> Option<(u64, u64)> {
     let run = Run::of_two_stages(40, 0);
     let out = run.path("out");
     let mut start = start_command(&run.config(), &run.path("peer-0"), &out);
-    start.args(["--listen", "0.0.0.0:7411", "--wait-for", "3", "--stage", "none"]);
+    let everywhere = format!("0.0.0.0:{PORT}");
+    start.args(["--listen", &everywhere, "--wait-for", "3", "--stage", "none"]);
     let mut first = Process::start("peer-0", homes.outside(&start));
     let address = first.event("listening")["address"].as_str().expect("text").to_owned();
     let mut peers: Vec<Process> = (0..nats.len())
         .map(|home| {
             let name = format!("peer-{}", home + 1);
             let mut join = join_command(&address, &run.path(&name));
-            join.args(["--listen", &format!("0.0.0.0:{PORT}"), "--stage", &home.to_string()]);
+            join.args(["--listen", &everywhere, "--stage", &home.to_string()]);
             join.args(["--slow-down", "20"]);
             Process::start(&name, homes.within(home, &join))
         })
