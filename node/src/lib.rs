@@ -22,6 +22,7 @@ pub mod http;
 pub mod logging;
 pub mod network;
 pub mod plot;
+mod port_map;
 pub mod progress;
 pub mod report;
 pub mod status;
