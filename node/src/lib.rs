@@ -20,6 +20,7 @@ pub mod exit;
 mod fault_point;
 pub mod http;
 pub mod logging;
+mod memory;
 pub mod network;
 pub mod plot;
 mod port_map;

@@ -48,7 +48,8 @@ async fn join(options: JoinOptions) -> anyhow::Result<()> {
     let JoinOptions { addresses, address_file, peer: options } = options;
     let home = Home::open(&options.data_dir).exit_with(Exit::Usage)?;
     let mut observer = Observer::new(options.compute.events.as_ref(), "training")?;
-    let serving = Serving::start(options.http, observer.board(), &home).await?;
+    let serving =
+        Serving::start(options.http, observer.board(), &home, options.compute.device).await?;
     let (mut lives, mut patience) = (0, Duration::ZERO);
     let place = Place { addresses, address_file, options, home, gate: Gate::default() };
     let outcome = loop {

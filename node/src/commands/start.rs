@@ -48,7 +48,9 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
     let files = Files::default();
     files.offer(manifest.tokens.hash, dataset.token_file);
     let mut observer = Observer::new(options.peer.compute.events.as_ref(), "training")?;
-    let serving = Serving::start(options.peer.http, observer.board(), &home).await?;
+    let serving =
+        Serving::start(options.peer.http, observer.board(), &home, options.peer.compute.device)
+            .await?;
     let place = Place { options, home, manifest, files, out, gate: Gate::default() };
     let mut lives = 0;
     let outcome = loop {
