@@ -1,6 +1,8 @@
 //! The dashboard of one peer.
 
-use crate::dashboard::Unit::{Bytes, BytesPerSecond, Flops, None, PerSecond, Ratio, Seconds};
+use crate::dashboard::Unit::{
+    Bytes, BytesPerSecond, Celsius, Flops, None, PerSecond, Ratio, Seconds, Watts,
+};
 use crate::dashboard::{Dashboard, Panel, curves, number};
 
 pub(crate) const fn dashboard() -> Dashboard {
@@ -101,6 +103,21 @@ const PANELS: &[Panel] = &[
         "Device at work",
         Ratio,
         &[("part of the time", r#"shoal_device_utilization_ratio{instance="$instance"}"#)],
+    ),
+    curves(
+        "Device power",
+        Watts,
+        &[("takes", r#"shoal_device_power_watts{instance="$instance"}"#)],
+    ),
+    curves(
+        "Device temperature",
+        Celsius,
+        &[("device", r#"shoal_device_temperature_celsius{instance="$instance"}"#)],
+    ),
+    number(
+        "Told to leave",
+        None,
+        &[("{{source}}", r#"shoal_preemptions_total{instance="$instance"}"#)],
     ),
     curves(
         "Output log",
