@@ -133,7 +133,7 @@ group! {
 }
 
 group! {
-    /// The machine, looked at when it is asked for. What is of the device is 0 where NVML knows none.
+    /// The machine, looked at when it is asked for. What is of the device is NaN where NVML knows none.
     pub struct Machine {
         /// Memory of the machine, or of the container if that has less.
         memory_bytes: Gauge = "shoal_host_memory_bytes";
