@@ -6,7 +6,7 @@ use prometheus::{Counter, Gauge, Histogram, IntCounter, IntGauge};
 use crate::by_stage::{Hosted, StagePeers};
 use crate::family::Family;
 use crate::labels::{
-    Direction, Fault, LinkPacking, NodeState, Phase, Preemption, Queue, Refusal, Repeat,
+    Direction, Fault, LinkPacking, NodeState, Path, Phase, Preemption, Queue, Refusal, Repeat,
     RoundFailure, Swap, TrafficKind, Turned,
 };
 use crate::table::group;
@@ -157,8 +157,8 @@ group! {
 group! {
     /// The connections to other peers, and what went over them.
     pub struct Links {
-        /// Connections to other peers.
-        connections: IntGauge = "shoal_connections";
+        /// Connections to other peers, by how they lead there.
+        connections: Family<Path, IntGauge> = "shoal_connections";
         /// Connections that were refused before anything was said on them.
         turned: Family<Turned, IntCounter> = "shoal_connections_refused_total";
         /// Smoothed round trip of the connections to other peers, each looked at every second.

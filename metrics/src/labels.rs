@@ -52,6 +52,16 @@ label! {
 }
 
 label! {
+    /// How a connection leads to a peer.
+    pub enum Path = "path" {
+        /// Straight there.
+        Direct = "direct",
+        /// Through another peer.
+        Relayed = "relayed",
+    }
+}
+
+label! {
     /// How a tensor was packed for its link.
     pub enum LinkPacking = "packing" {
         /// Not at all.

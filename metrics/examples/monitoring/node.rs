@@ -27,7 +27,7 @@ const PANELS: &[Panel] = &[
     number("Version", None, &[("{{version}}", r#"shoal_build_info{instance="$instance"}"#)]),
     number("Keeps the run", None, &[("keeps", r#"shoal_keeps_run{instance="$instance"}"#)]),
     number("Step", None, &[("step", r#"shoal_step{instance="$instance"}"#)]),
-    number("Connections", None, &[("connections", r#"shoal_connections{instance="$instance"}"#)]),
+    number("Connections", None, &[("{{path}}", r#"shoal_connections{instance="$instance"}"#)]),
     curves(
         "Compute",
         Flops,

@@ -87,7 +87,7 @@ impl Session {
     pub(super) fn way(&self, counters: &Counters) -> Way {
         // Read under the lock, so that no later look is counted before this one.
         let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
-        let way = Way::of(&self.connection);
+        let way = Way::of(&self.connection, self.is_relayed());
         counters.packets(way.packets, *counted);
         *counted = way.packets;
         way
