@@ -55,7 +55,7 @@ struct Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:#}", self.error)
+        f.write_str(&with_causes(&self.error))
     }
 }
 
@@ -84,10 +84,23 @@ impl<T, E: Into<anyhow::Error>> ExitWith<T> for Result<T, E> {
     }
 }
 
+/// What went wrong and its causes. Many errors say their cause themselves: it is not said twice.
+fn with_causes(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |text, cause| {
+        if text.is_empty() {
+            cause
+        } else if text.ends_with(&cause) {
+            text
+        } else {
+            format!("{text}: {cause}")
+        }
+    })
+}
+
 /// What went wrong and its causes, on one line.
 #[must_use]
 pub fn one_line(error: &anyhow::Error) -> String {
-    let text = format!("{error:#}");
+    let text = with_causes(error);
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     lines.join(" ")
 }
@@ -110,6 +123,13 @@ mod tests {
     #[test]
     fn errors_without_a_wish_are_failures() {
         assert_eq!(Exit::of(&anyhow!("oh")), Exit::Failed);
+    }
+
+    #[test]
+    fn a_cause_is_said_once() {
+        let system = std::io::Error::other("no room");
+        let error = anyhow::Error::new(system).context("a: no room").context("writing");
+        assert_eq!(one_line(&error), "writing: a: no room");
     }
 
     #[test]

@@ -237,7 +237,8 @@ async fn keep(
                 }
             }
             Err(error) => {
-                tracing::info!(%error, "no port at a router");
+                // Most peers do without one.
+                tracing::debug!(%error, "no port at a router");
                 tell.send_replace(Standing::Closed);
             }
         }
