@@ -104,7 +104,8 @@ bench-chunks:
 	@scripts/setup.sh --tests
 	cargo build --release -p shoal-protocol --features net --example chunk_speed --example plain_speed
 	cargo build --release -p shoal-tests --example emulated_network
-	-.venv/bin/python -m pip install --quiet --no-deps --target $(torchft) torchft==0.2.0
+	-.venv/bin/python -m pip install --quiet --no-deps --target $(torchft) --upgrade torchft==0.2.0
+	-.venv/bin/python -m pip install --quiet --target $(torchft) --upgrade opentelemetry-exporter-otlp-proto-http==1.39.0
 	.venv/bin/python bench/chunks.py --speed target/release/examples/chunk_speed \
 		--plain target/release/examples/plain_speed \
 		--network target/release/examples/emulated_network --torchft $(torchft)
