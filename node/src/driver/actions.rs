@@ -176,7 +176,7 @@ impl Driver<'_> {
             PeerEvent::Refused { reason } => {
                 self.ending.get_or_insert(Ending::Refused(reason));
             }
-            PeerEvent::View(view) => self.meet(view),
+            PeerEvent::View => self.meet(self.peer.view().clone()),
             PeerEvent::Checkpoint { version, stages, oldest } => {
                 self.checkpoint_completed(version, stages, oldest);
             }

@@ -10,10 +10,11 @@ mod membership;
 mod round;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::log::{CommitRecord, LogRecord, SnapshotPart, StoredFile, StoredStage};
-pub use self::membership::{Candidate, Duties, MemberRecord, Move, StageChoice, View};
+pub use self::membership::{Candidate, Duties, MemberRecord, Move, StageChoice, View, ViewChange};
 pub use self::round::{Round, RoundId, RoundMember, RoundOutcome, proof_tag};
 
 use crate::ids::{
@@ -261,6 +262,8 @@ pub enum ToCoordinator {
         /// stage cannot go on.
         there: bool,
     },
+    /// The sender lacks a membership that the present one was made of: it wants the whole.
+    ViewWanted,
     /// The sender cannot reach a member that it must speak with.
     CannotReach {
         /// Whom.
@@ -288,6 +291,8 @@ pub enum FromCoordinator {
         span: StageSpan,
         /// The newest commit of the era.
         commit: Option<CommitRecord>,
+        /// The membership in the log: who does not have it wants it before anything else.
+        view: u64,
     },
     /// The new coordinator has heard everybody: whatever waits for an answer is to be said again.
     TakenOver,
@@ -351,8 +356,17 @@ pub enum FromCoordinator {
         /// Why, and what to do.
         reason: String,
     },
-    /// Who is a member now.
-    View(View),
+    /// Who came, went or changed.
+    View(ViewChange),
+    /// Who is a member now, all of them, in so many parts.
+    Members {
+        /// Of which membership.
+        number: u64,
+        /// Which part this is, and of how many.
+        part: (u32, u32),
+        /// The members in it.
+        members: Vec<Arc<MemberRecord>>,
+    },
     /// Microbatches of the first stage, given out with their claims.
     Work {
         /// The step they belong to.

@@ -318,6 +318,7 @@ impl Coordinator {
             ToCoordinator::Ready { version, view } => self.ready(from, version, view, out),
             ToCoordinator::Behind { there } => self.behind(from, there, out),
             ToCoordinator::CannotReach { member } => self.cannot_reach(from, member, out),
+            ToCoordinator::ViewWanted => self.view_wanted(from, out),
             ToCoordinator::Present => {}
             ToCoordinator::Leave => self.lost(from, "it left", out),
         }
@@ -326,7 +327,9 @@ impl Coordinator {
     /// What is of use before anything is given out: who leaves, and what members hold.
     fn hears_while_suspended(&self, message: &ToCoordinator) -> bool {
         match message {
-            ToCoordinator::Leave | ToCoordinator::CannotReach { .. } => true,
+            ToCoordinator::Leave
+            | ToCoordinator::CannotReach { .. }
+            | ToCoordinator::ViewWanted => true,
             ToCoordinator::Held { .. }
             | ToCoordinator::Done { .. }
             | ToCoordinator::Stored { .. }
@@ -343,7 +346,7 @@ impl Coordinator {
         match record {
             LogRecord::Term(_) if self.completed => self.finish(out),
             LogRecord::Term(_) => self.begin_census(out),
-            LogRecord::View(view) => self.view_logged(view, out),
+            LogRecord::View(change) => self.view_logged(change, out),
             // What was committed last is undone by the rewind that follows it in the log.
             LogRecord::Commit(_)
                 if matches!(self.phase, Phase::Rewinding { .. } | Phase::Stranded(_)) => {}

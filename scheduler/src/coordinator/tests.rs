@@ -183,6 +183,20 @@ fn messages(
     actions.iter().filter_map(message).collect()
 }
 
+/// Who hears of the membership: how many are listed, as a change of which one; of none if it is all.
+fn views(actions: &[CoordinatorAction]) -> Vec<(Member, (u64, usize))> {
+    let told = |action: &CoordinatorAction| match action {
+        CoordinatorAction::Send { to, message: FromCoordinator::View(change) } => {
+            Some((*to, (change.since, change.here.len())))
+        }
+        CoordinatorAction::Send { to, message: FromCoordinator::Members { members, .. } } => {
+            Some((*to, (0, members.len())))
+        }
+        _ => None,
+    };
+    actions.iter().filter_map(told).collect()
+}
+
 fn work(to: u8, grants: &[(u32, u64)]) -> (Member, FromCoordinator) {
     let grants = grants.iter().map(|(m, grant)| (Microbatch(*m), nth(*grant))).collect();
     (member(to), FromCoordinator::Work { step: Step(0), grants })
@@ -209,8 +223,8 @@ fn newcomers_are_members_when_the_log_has_them_and_the_first_step_waits_for_all(
     let waiting = CoordinatorEvent::Waiting { stages: vec![Stage(1)], members: 1 };
     assert_eq!(events(&answered), [waiting]);
     let second = run.hear(1, register(StageChoice::Auto));
-    let views = messages(&second, |message| matches!(message, FromCoordinator::View(_)));
-    assert_eq!(views.len(), 2);
+    // Who was there hears who came, who came hears of all.
+    assert_eq!(views(&second), [(member(0), (1, 1)), (member(1), (0, 2))]);
     assert_eq!(events(&second), [CoordinatorEvent::Opened { step: Step(0) }]);
 }
 
@@ -508,8 +522,8 @@ fn a_newcomer_begins_from_a_snapshot_hears_rounds_and_serves_once_it_is_ready() 
     assert_eq!(run.hear(2, ToCoordinator::Ready { version: Step(0), view: 9 }), []);
     let ready = run.hear(2, ToCoordinator::Ready { version: Step(1), view: 9 });
     let views = messages(&ready, |message| matches!(message, FromCoordinator::View(_)));
-    let FromCoordinator::View(view) = &views[0].1 else { unreachable!("just filtered") };
-    assert!(view.members.iter().all(|record| record.serving));
+    let FromCoordinator::View(change) = &views[0].1 else { unreachable!("just filtered") };
+    assert!(change.here.iter().all(|record| record.serving));
 }
 
 #[test]

@@ -4,7 +4,8 @@
 //! (`compute`), sent on (`routing`), answered and reported. Words of the coordinator come in
 //! through `control`, which may ask work back (`recall`); the end of a step is `closing`. What a loss
 //! of others leads to is `recovery`; a newcomer catches up in `joining`, with what it hears of rounds
-//! (`hearing`), and so does who changes its stage (`moving`). A new coordinator is told what this peer holds in `census`.
+//! (`hearing`), and so does who changes its stage (`moving`). Who is a member comes in through
+//! `viewing`. A new coordinator is told what this peer holds in `census`.
 
 mod admission;
 mod census;
@@ -23,6 +24,7 @@ mod stage;
 mod stores;
 #[cfg(test)]
 mod tests;
+mod viewing;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -41,6 +43,7 @@ use self::joining::{Behind, Newcomer};
 use self::moving::Moving;
 use self::stage::{Hosted, Waiting};
 use self::stores::Stores;
+use self::viewing::Viewing;
 use crate::action::{Fault, MeasuredLink, Payload, PeerAction, PeerEvent, PeerInput, PeerLoad};
 use crate::round::Reduction;
 
@@ -61,6 +64,7 @@ pub struct Peer {
     term: Term,
     span: Option<StageSpan>,
     view: View,
+    viewing: Viewing,
     /// What the links to other peers were measured to be.
     links: BTreeMap<PeerId, MeasuredLink>,
     /// The newest era that this peer heard of the beginning of.
@@ -141,6 +145,7 @@ impl Peer {
             term: Term(0),
             span: None,
             view: View::default(),
+            viewing: Viewing::default(),
             links: BTreeMap::new(),
             era: Era(0),
             version: Step(0),
@@ -308,6 +313,7 @@ impl Peer {
         match self.status {
             Status::Joining => self.register(out),
             Status::Member => {
+                self.repeat_want_of_view(now, out);
                 self.repeat_reports(now, out);
                 self.retry_blocked(now, out);
                 self.retry_offers(now, out);

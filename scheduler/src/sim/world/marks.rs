@@ -92,8 +92,8 @@ impl Marks {
                 self.closing = Some(round.id.step);
                 self.listening.extend(&round.listeners);
             }
-            FromCoordinator::View(view) => {
-                let serving = view.members.iter().filter(|record| record.serving);
+            FromCoordinator::View(change) => {
+                let serving = change.here.iter().filter(|record| record.serving);
                 let promoted = serving.filter(|record| self.listening.remove(&record.member));
                 self.rare.promoted_in_round += promoted.count() as u64;
             }

@@ -1,0 +1,111 @@
+//! Who is a member, as this peer is told: changes, one made of the other, and the whole where one of
+//! them is missing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use shoal_protocol::ids::{Member, Step};
+use shoal_protocol::limits;
+use shoal_protocol::message::{MemberRecord, ToCoordinator, View, ViewChange};
+use shoal_protocol::units::Moment;
+
+use super::{Out, Peer};
+use crate::action::{PeerAction, PeerEvent};
+
+/// Parts of a whole membership, at most.
+const PARTS: u32 = limits::MEMBERS.div_ceil(limits::CHANGED_MEMBERS) as u32;
+
+/// What is known of a membership that is not here yet.
+#[derive(Debug, Default)]
+pub(super) struct Viewing {
+    /// When the whole was last asked for, while it is waited for.
+    wanted: Option<Moment>,
+    /// Of which membership parts of the whole came, and which.
+    number: u64,
+    parts: BTreeMap<u32, Vec<Arc<MemberRecord>>>,
+}
+
+impl Peer {
+    /// Who is a member, as far as this peer knows.
+    #[must_use]
+    pub fn view(&self) -> &View {
+        &self.view
+    }
+
+    /// Members came, went or changed.
+    pub(super) fn view_changed(&mut self, now: Moment, change: &ViewChange, out: &mut Out) {
+        if change.number <= self.view.number {
+            return;
+        }
+        match self.view.take(change) {
+            Some(gone) => self.viewed(now, gone.into_iter().collect(), out),
+            None => self.want_view(now, out),
+        }
+    }
+
+    /// A part of the whole membership came. Parts may come again, and late.
+    pub(super) fn members_told(
+        &mut self,
+        now: Moment,
+        number: u64,
+        (part, parts): (u32, u32),
+        members: Vec<Arc<MemberRecord>>,
+        out: &mut Out,
+    ) {
+        let viewing = &mut self.viewing;
+        let fits = part < parts && parts <= PARTS && members.len() <= limits::CHANGED_MEMBERS;
+        if number <= self.view.number || number < viewing.number || !fits {
+            return;
+        }
+        if number > viewing.number {
+            viewing.number = number;
+            viewing.parts.clear();
+        }
+        viewing.parts.insert(part, members);
+        if viewing.parts.len() < parts as usize {
+            return;
+        }
+        let members = std::mem::take(&mut viewing.parts).into_values().flatten().collect();
+        let old = std::mem::replace(&mut self.view, View { number, members });
+        let gone = old.gone_in(&self.view).collect();
+        self.viewed(now, gone, out);
+    }
+
+    fn viewed(&mut self, now: Moment, gone: BTreeSet<Member>, out: &mut Out) {
+        self.viewing = Viewing::default();
+        self.route_by_view();
+        out.push(PeerAction::Event(PeerEvent::View));
+        self.serve_when_listed(out);
+        self.follow_moves(now, out);
+        self.departed(now, &gone, out);
+    }
+
+    /// Asks for the whole membership, unless that was asked for just now.
+    pub(super) fn want_view(&mut self, now: Moment, out: &mut Out) {
+        let asked = self.viewing.wanted;
+        if asked.is_none_or(|asked| now.since(asked) >= self.config.limits.retry) {
+            self.viewing.wanted = Some(now);
+            out.push(PeerAction::ToCoordinator(ToCoordinator::ViewWanted));
+        }
+    }
+
+    /// Asks again for what did not come.
+    pub(super) fn repeat_want_of_view(&mut self, now: Moment, out: &mut Out) {
+        if self.viewing.wanted.is_some() {
+            self.want_view(now, out);
+        }
+    }
+
+    pub(super) fn route_by_view(&mut self) {
+        let (era, ends) = (self.era, [Step(0), Step(u64::MAX)]);
+        let Self { stages, view, .. } = self;
+        for (stage, hosted) in stages {
+            // Who changes its stage is a candidate at both, for the steps that it is there in.
+            let hosts = |record: &&MemberRecord| {
+                ends.iter().any(|step| record.hosts(stage.next(), era, *step))
+            };
+            let next = view.members.iter().map(AsRef::as_ref).filter(hosts);
+            hosted.onward.set_candidates(next.map(|record| record.member));
+        }
+    }
+}
