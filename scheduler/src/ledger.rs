@@ -209,13 +209,14 @@ impl Ledger {
         self.done == usize::from(self.stages) * self.microbatches as usize
     }
 
-    /// The training microbatches that a member's accumulator of a stage must hold, in order.
-    pub(crate) fn counted_by(&self, stage: Stage, member: Member) -> Vec<Microbatch> {
-        self.claims
-            .range((stage, Microbatch(0))..(stage, Microbatch(self.training)))
-            .filter(|(_, claim)| claim.done && claim.holder == member)
-            .map(|((_, microbatch), _)| *microbatch)
-            .collect()
+    /// The training microbatches that each member's accumulator of a stage must hold, in order.
+    pub(crate) fn counted(&self, stage: Stage) -> BTreeMap<Member, Vec<Microbatch>> {
+        let mut counted: BTreeMap<Member, Vec<Microbatch>> = BTreeMap::new();
+        let all = (stage, Microbatch(0))..(stage, Microbatch(self.training));
+        for ((_, microbatch), claim) in self.claims.range(all).filter(|(_, claim)| claim.done) {
+            counted.entry(claim.holder).or_default().push(*microbatch);
+        }
+        counted
     }
 
     /// Sum of the training microbatches' losses and, where the step has any, of the held-out ones'.
@@ -429,8 +430,8 @@ mod tests {
         let mut books = books();
         finish(&mut books);
         assert!(books.ledger.is_complete());
-        assert_eq!(books.ledger.counted_by(Stage(1), member(0)), [Microbatch(0)]);
-        assert_eq!(books.ledger.counted_by(Stage(0), member(1)), [Microbatch(1)]);
+        assert_eq!(books.ledger.counted(Stage(1))[&member(0)], [Microbatch(0)]);
+        assert_eq!(books.ledger.counted(Stage(0))[&member(1)], [Microbatch(1)]);
         assert_eq!(books.ledger.losses(), (FixedLoss(3), Some(FixedLoss(4))));
     }
 
@@ -443,7 +444,7 @@ mod tests {
         assert_eq!(books.ledger.lowest_free(), Some(Microbatch(1)));
         let answer = books.claim(key(0, 1), member(0));
         assert_eq!(answer, granted(16));
-        assert_eq!(books.ledger.counted_by(Stage(0), member(1)), []);
+        assert_eq!(books.ledger.counted(Stage(0)).get(&member(1)), None);
     }
 
     #[test]

@@ -15,7 +15,9 @@ use std::time::Duration;
 
 pub use self::log::{CommitRecord, LogRecord, SnapshotPart, StoredFile, StoredStage};
 pub use self::membership::{Candidate, Duties, MemberRecord, Move, StageChoice, View, ViewChange};
-pub use self::round::{Round, RoundId, RoundMember, RoundOutcome, proof_tag};
+pub use self::round::{
+    Crew, CrewChange, CrewMember, Round, RoundId, RoundMember, RoundOutcome, proof_tag,
+};
 
 use crate::ids::{
     ClaimKey, Era, Grant, Incarnation, Member, Microbatch, PeerId, Stage, StageSpan, Step, Term,
@@ -217,6 +219,11 @@ pub enum ToCoordinator {
         /// What its links to members of the round carry, by their places, as far as it was measured.
         rates: Vec<(u16, Rate)>,
     },
+    /// The sender does not know whom a round is among: it wants all of them.
+    CrewWanted {
+        /// Which round.
+        round: RoundId,
+    },
     /// The sender does not take a round's result.
     RoundRefused {
         /// Which.
@@ -413,7 +420,26 @@ pub enum FromCoordinator {
         grant: Grant,
     },
     /// Every microbatch of the step is done: all-reduce.
-    Close(Round),
+    Close {
+        /// Which round.
+        round: RoundId,
+        /// With whom, beginning from whom the stage's last round was among.
+        crew: CrewChange,
+        /// The training microbatches that the receiver's accumulator must hold, in order; none where
+        /// it only listens.
+        counted: Vec<Microbatch>,
+    },
+    /// Whom a stage's rounds are among, all of them, in so many parts.
+    Crew {
+        /// The stage.
+        stage: Stage,
+        /// Which crew.
+        number: u64,
+        /// Which part this is, and of how many.
+        part: (u32, u32),
+        /// The members in it.
+        here: Vec<CrewMember>,
+    },
     /// The step's results: apply them.
     Commit(CommitRecord),
     /// Write your stage's part of a checkpoint as soon as you are at that version.

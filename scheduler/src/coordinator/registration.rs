@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 
 use shoal_protocol::ids::{Era, Member, PeerId, Step};
-use shoal_protocol::limits;
 use shoal_protocol::message::{Candidate, FromCoordinator, LogRecord, ViewChange};
 
 use super::{Coordinator, Out, Phase, event, send};
 use crate::action::{CoordinatorAction, CoordinatorEvent};
 use crate::anchors;
 use crate::membership::AdmissionError;
+use crate::parts;
 
 impl Coordinator {
     pub(super) fn register(&mut self, from: Member, candidate: Candidate, out: &mut Out) {
@@ -105,10 +105,7 @@ impl Coordinator {
     /// Tells a member of all members.
     fn send_members(&self, to: Member, out: &mut Out) {
         let number = self.logged_view.number;
-        let parts = self.logged_view.members.chunks(limits::CHANGED_MEMBERS);
-        let count = parts.len() as u32;
-        for (part, members) in (0..).zip(parts) {
-            let (part, members) = ((part, count), members.to_vec());
+        for (part, members) in parts::cut(&self.logged_view.members) {
             send(to, FromCoordinator::Members { number, part, members }, out);
         }
     }

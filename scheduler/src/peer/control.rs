@@ -64,7 +64,12 @@ impl Peer {
                     job.report = Report::Noted;
                 }
             }
-            FromCoordinator::Close(round) => self.close(now, round, out),
+            FromCoordinator::Close { round, crew, counted } => {
+                self.closed(now, round, &crew, counted, out);
+            }
+            FromCoordinator::Crew { stage, number, part, here } => {
+                self.crew_told(stage, number, part, here);
+            }
             FromCoordinator::Commit(record) => self.commit(now, record, out),
             FromCoordinator::Store { version, stage } => self.store(version, stage, out),
             FromCoordinator::Finished => self.end(PeerEvent::Finished, out),

@@ -2,7 +2,8 @@
 //!
 //! A microbatch's life at one stage is a `job::Job`: taken in (`admission`), computed
 //! (`compute`), sent on (`routing`), answered and reported. Words of the coordinator come in
-//! through `control`, which may ask work back (`recall`); the end of a step is `closing`. What a loss
+//! through `control`, which may ask work back (`recall`); the end of a step is `closing`,
+//! among whom `crews` says. What a loss
 //! of others leads to is `recovery`; a newcomer catches up in `joining`, with what it hears of rounds
 //! (`hearing`), and so does who changes its stage (`moving`). Who is a member comes in through
 //! `viewing`. A new coordinator is told what this peer holds in `census`.
@@ -13,6 +14,7 @@ mod closing;
 mod compute;
 mod config;
 mod control;
+mod crews;
 mod hearing;
 mod job;
 mod joining;
@@ -37,6 +39,7 @@ use shoal_protocol::units::{Bytes, Moment};
 
 use self::closing::{Applying, EarlyPieces, Word};
 use self::compute::Compute;
+use self::crews::Crews;
 use self::hearing::Hearing;
 use self::job::Job;
 use self::joining::{Behind, Newcomer};
@@ -81,6 +84,7 @@ pub struct Peer {
     jobs: BTreeMap<ClaimKey, Job>,
     compute: Compute,
     rounds: BTreeMap<Stage, Reduction>,
+    crews: Crews,
     /// Rounds that came to nothing and of which the engine still has tasks.
     ended: Vec<Reduction>,
     /// Results of rounds that this peer only listens to.
@@ -156,6 +160,7 @@ impl Peer {
             jobs: BTreeMap::new(),
             compute: Compute::default(),
             rounds: BTreeMap::new(),
+            crews: Crews::new(),
             ended: Vec::new(),
             hearing: BTreeMap::new(),
             unheard: Vec::new(),
@@ -314,6 +319,7 @@ impl Peer {
             Status::Joining => self.register(out),
             Status::Member => {
                 self.repeat_want_of_view(now, out);
+                self.repeat_want_of_crews(now, out);
                 self.repeat_reports(now, out);
                 self.retry_blocked(now, out);
                 self.retry_offers(now, out);

@@ -1,28 +1,24 @@
 //! Who is a member, as this peer is told: changes, one made of the other, and the whole where one of
 //! them is missing.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use shoal_protocol::ids::{Member, Step};
-use shoal_protocol::limits;
 use shoal_protocol::message::{MemberRecord, ToCoordinator, View, ViewChange};
 use shoal_protocol::units::Moment;
 
 use super::{Out, Peer};
 use crate::action::{PeerAction, PeerEvent};
-
-/// Parts of a whole membership, at most.
-const PARTS: u32 = limits::MEMBERS.div_ceil(limits::CHANGED_MEMBERS) as u32;
+use crate::parts::Parts;
 
 /// What is known of a membership that is not here yet.
 #[derive(Debug, Default)]
 pub(super) struct Viewing {
     /// When the whole was last asked for, while it is waited for.
     wanted: Option<Moment>,
-    /// Of which membership parts of the whole came, and which.
-    number: u64,
-    parts: BTreeMap<u32, Vec<Arc<MemberRecord>>>,
+    /// What came of it.
+    parts: Parts<Arc<MemberRecord>>,
 }
 
 impl Peer {
@@ -43,29 +39,19 @@ impl Peer {
         }
     }
 
-    /// A part of the whole membership came. Parts may come again, and late.
+    /// A part of the whole membership came.
     pub(super) fn members_told(
         &mut self,
         now: Moment,
         number: u64,
-        (part, parts): (u32, u32),
+        part: (u32, u32),
         members: Vec<Arc<MemberRecord>>,
         out: &mut Out,
     ) {
-        let viewing = &mut self.viewing;
-        let fits = part < parts && parts <= PARTS && members.len() <= limits::CHANGED_MEMBERS;
-        if number <= self.view.number || number < viewing.number || !fits {
+        if number <= self.view.number {
             return;
         }
-        if number > viewing.number {
-            viewing.number = number;
-            viewing.parts.clear();
-        }
-        viewing.parts.insert(part, members);
-        if viewing.parts.len() < parts as usize {
-            return;
-        }
-        let members = std::mem::take(&mut viewing.parts).into_values().flatten().collect();
+        let Some(members) = self.viewing.parts.take(number, part, members) else { return };
         let old = std::mem::replace(&mut self.view, View { number, members });
         let gone = old.gone_in(&self.view).collect();
         self.viewed(now, gone, out);

@@ -83,8 +83,7 @@ impl Border {
                     self.answered.remove(&(to, answer));
                 }
             }
-            FromCoordinator::Close(round) => {
-                let id = round.id;
+            FromCoordinator::Close { round: id, .. } => {
                 self.attempts.insert((to, id.era, id.step, id.stage), id.attempt);
             }
             FromCoordinator::Commit(record) if self.omit == Omit::NamedAttempt => {

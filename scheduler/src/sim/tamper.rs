@@ -33,10 +33,8 @@ impl Tamper {
     pub(super) fn coordinator_action(self, action: &mut CoordinatorAction) {
         let CoordinatorAction::Send { message, .. } = action else { return };
         match (self, &mut *message) {
-            (Self::DropFromClose, FromCoordinator::Close(round)) => {
-                for member in &mut round.members {
-                    member.counted.pop();
-                }
+            (Self::DropFromClose, FromCoordinator::Close { counted, .. }) => {
+                counted.pop();
             }
             (Self::IgnoreHeld, FromCoordinator::Held { key, .. }) => {
                 let grant = shoal_protocol::ids::Grant { number: u64::MAX, ..Default::default() };

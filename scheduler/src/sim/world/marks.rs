@@ -88,9 +88,10 @@ impl Marks {
             FromCoordinator::Recall { key, grant, .. } => {
                 self.rare.recalled_again += u64::from(!self.recalled.insert((*key, *grant)));
             }
-            FromCoordinator::Close(round) => {
-                self.closing = Some(round.id.step);
-                self.listening.extend(&round.listeners);
+            FromCoordinator::Close { round, crew, .. } => {
+                self.closing = Some(round.step);
+                let listen = crew.here.iter().filter(|one| one.weight.is_none());
+                self.listening.extend(listen.map(|one| one.member));
             }
             FromCoordinator::View(change) => {
                 let serving = change.here.iter().filter(|record| record.serving);
