@@ -86,6 +86,9 @@ impl ViewChange {
     }
 }
 
+/// Newcomers that are put into a membership one by one.
+const FEW: usize = 16;
+
 impl View {
     /// What is known of a member; none of who is no member.
     #[must_use]
@@ -96,8 +99,12 @@ impl View {
     /// What is known of the life of a peer that is a member.
     #[must_use]
     pub fn of_peer(&self, peer: PeerId) -> Option<&MemberRecord> {
-        let place = self.members.binary_search_by_key(&peer, |record| record.member.peer);
-        self.members.get(place.ok()?).map(AsRef::as_ref)
+        self.members.get(self.place_of(peer).ok()?).map(AsRef::as_ref)
+    }
+
+    /// Where a peer is listed, or would be.
+    fn place_of(&self, peer: PeerId) -> Result<usize, usize> {
+        self.members.binary_search_by_key(&peer, |record| record.member.peer)
     }
 
     /// Whether this life of a peer is a member.
@@ -125,31 +132,42 @@ impl View {
         if change.since != self.number || change.number < change.since {
             return None;
         }
-        let mut new: BTreeMap<PeerId, &Arc<MemberRecord>> =
-            change.here.iter().map(|record| (record.member.peer, record)).collect();
-        let before = std::mem::take(&mut self.members);
         let mut gone = Vec::new();
-        self.members.reserve(before.len() + new.len());
-        for mut record in before {
-            let member = record.member;
-            while let Some(first) = new.first_entry().filter(|first| *first.key() < member.peer) {
-                self.members.push(Arc::clone(first.remove()));
-            }
-            let newer = new.remove(&member.peer);
-            let stays = newer.map_or(!change.gone.contains(&member), |new| new.member == member);
-            if !stays {
-                gone.push(member);
-            }
-            if let Some(newer) = newer {
-                self.members.push(Arc::clone(newer));
-            } else if stays {
-                if change.stops && record.serving {
-                    Arc::make_mut(&mut record).serving = false;
-                }
-                self.members.push(record);
+        if change.stops {
+            for record in self.members.iter_mut().filter(|record| record.serving) {
+                Arc::make_mut(record).serving = false;
             }
         }
-        self.members.extend(new.into_values().map(Arc::clone));
+        for member in &change.gone {
+            if let Ok(place) = self.place_of(member.peer)
+                && self.members[place].member == *member
+            {
+                self.members.remove(place);
+                gone.push(*member);
+            }
+        }
+        let mut new = BTreeMap::new();
+        for record in &change.here {
+            match self.place_of(record.member.peer) {
+                Ok(place) => {
+                    let old = std::mem::replace(&mut self.members[place], Arc::clone(record));
+                    gone.extend((old.member != record.member).then_some(old.member));
+                }
+                Err(_) => {
+                    new.insert(record.member.peer, Arc::clone(record));
+                }
+            }
+        }
+        // A few find their places sooner than all are put in order.
+        if new.len() < FEW {
+            for (peer, record) in new {
+                let (Ok(place) | Err(place)) = self.place_of(peer);
+                self.members.insert(place, record);
+            }
+        } else {
+            self.members.extend(new.into_values());
+            self.members.sort_by_key(|record| record.member.peer);
+        }
         self.number = change.number;
         Some(gone)
     }

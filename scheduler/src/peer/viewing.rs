@@ -12,6 +12,10 @@ use super::{Out, Peer};
 use crate::action::{PeerAction, PeerEvent};
 use crate::parts::Parts;
 
+/// Replicas of the next stage that a peer sends to, at most: enough that some have room, and few
+/// enough that what it says to them does not grow with the swarm.
+const CELL: usize = 64;
+
 /// What is known of a membership that is not here yet.
 #[derive(Debug, Default)]
 pub(super) struct Viewing {
@@ -33,10 +37,28 @@ impl Peer {
         if change.number <= self.view.number {
             return;
         }
+        let reroutes = self.concerns_routes(change);
         match self.view.take(change) {
-            Some(gone) => self.viewed(now, gone.into_iter().collect(), out),
+            Some(gone) => self.viewed(now, gone.into_iter().collect(), reroutes, out),
             None => self.want_view(now, out),
         }
+    }
+
+    /// Whether a change is about who hosts, hosted or goes to a stage after one of this peer's. Of a
+    /// crowd most are not.
+    fn concerns_routes(&self, change: &ViewChange) -> bool {
+        let next = |record: &MemberRecord| {
+            let mut stages = self.stages.keys().map(|stage| stage.next());
+            let there = |stage| {
+                record.span.contains(stage) || record.moves.is_some_and(|moves| moves.to == stage)
+            };
+            stages.any(there)
+        };
+        let named = change.here.iter().map(|record| record.member);
+        let mut named = named.chain(change.gone.iter().copied());
+        change.stops
+            || change.here.iter().any(|record| next(record))
+            || named.any(|member| self.view.of_peer(member.peer).is_some_and(next))
     }
 
     /// A part of the whole membership came.
@@ -54,12 +76,14 @@ impl Peer {
         let Some(members) = self.viewing.parts.take(number, part, members) else { return };
         let old = std::mem::replace(&mut self.view, View { number, members });
         let gone = old.gone_in(&self.view).collect();
-        self.viewed(now, gone, out);
+        self.viewed(now, gone, true, out);
     }
 
-    fn viewed(&mut self, now: Moment, gone: BTreeSet<Member>, out: &mut Out) {
+    fn viewed(&mut self, now: Moment, gone: BTreeSet<Member>, reroutes: bool, out: &mut Out) {
         self.viewing = Viewing::default();
-        self.route_by_view();
+        if reroutes {
+            self.route_by_view();
+        }
         out.push(PeerAction::Event(PeerEvent::View));
         self.serve_when_listed(out);
         self.follow_moves(now, out);
@@ -82,16 +106,22 @@ impl Peer {
         }
     }
 
+    /// Has each stage's work go on to replicas of the next one: to all, or where they are many to a
+    /// cell of them, those that follow this peer in the order of ids. Ids are random, so everybody is
+    /// in about as many cells, and whoever comes or goes is so in few.
     pub(super) fn route_by_view(&mut self) {
         let (era, ends) = (self.era, [Step(0), Step(u64::MAX)]);
-        let Self { stages, view, .. } = self;
+        let Self { stages, view, config, .. } = self;
         for (stage, hosted) in stages {
             // Who changes its stage is a candidate at both, for the steps that it is there in.
             let hosts = |record: &&MemberRecord| {
                 ends.iter().any(|step| record.hosts(stage.next(), era, *step))
             };
-            let next = view.members.iter().map(AsRef::as_ref).filter(hosts);
-            hosted.onward.set_candidates(next.map(|record| record.member));
+            let me = view.members.partition_point(|record| record.member.peer < config.me.peer);
+            let (before, after) = view.members.split_at(me);
+            let others = after.iter().chain(before).map(AsRef::as_ref);
+            let cell = others.filter(hosts).take(CELL);
+            hosted.onward.set_candidates(cell.map(|record| record.member));
         }
     }
 }
