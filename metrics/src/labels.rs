@@ -220,3 +220,25 @@ label! {
         Restore = "restore",
     }
 }
+
+label! {
+    /// What announced that the machine is about to be taken away.
+    pub enum Preemption = "source" {
+        /// SIGTERM, as supervisors and clouds send it.
+        Terminated = "terminated",
+        /// SIGINT, as somebody at the keyboard sends it.
+        Interrupted = "interrupted",
+        /// The file of `--preempt-file`.
+        File = "file",
+    }
+}
+
+label! {
+    /// Which way memory goes.
+    pub enum Swap = "direction" {
+        /// From the disk.
+        In = "in",
+        /// To the disk.
+        Out = "out",
+    }
+}

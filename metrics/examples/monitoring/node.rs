@@ -77,7 +77,30 @@ const PANELS: &[Panel] = &[
             ("resident", r#"process_resident_memory_bytes{instance="$instance"}"#),
             ("may use", r#"shoal_memory_limit_bytes{instance="$instance"}"#),
             ("stages need", r#"shoal_memory_needed_bytes{instance="$instance"}"#),
+            ("machine has", r#"shoal_host_memory_bytes{instance="$instance"}"#),
+            ("left there", r#"shoal_host_memory_available_bytes{instance="$instance"}"#),
         ],
+    ),
+    curves(
+        "Swapped",
+        BytesPerSecond,
+        &[(
+            "{{direction}}",
+            r#"rate(shoal_host_swapped_bytes_total{instance="$instance"}[$__rate_interval])"#,
+        )],
+    ),
+    curves(
+        "Device memory",
+        Bytes,
+        &[
+            ("used", r#"shoal_device_memory_used_bytes{instance="$instance"}"#),
+            ("device has", r#"shoal_device_memory_bytes{instance="$instance"}"#),
+        ],
+    ),
+    curves(
+        "Device at work",
+        Ratio,
+        &[("part of the time", r#"shoal_device_utilization_ratio{instance="$instance"}"#)],
     ),
     curves(
         "Output log",
