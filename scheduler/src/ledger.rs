@@ -284,6 +284,14 @@ impl Ledger {
         onward.filter(|key| key.0.0 < self.stages && !self.claims.contains_key(key)).collect()
     }
 
+    /// Whose activation this work starts from, if nobody holds it any more: the holder and its own work.
+    pub(crate) fn sender_of(&self, key: ClaimKey) -> Option<(Member, ClaimKey)> {
+        let upstream = key.upstream()?;
+        let orphaned = self.orphaned.contains(&(key.stage, key.microbatch));
+        let claim = self.claims.get(&(upstream.stage, upstream.microbatch));
+        claim.filter(|_| orphaned).map(|claim| (claim.holder, upstream))
+    }
+
     /// The work whose activation must be offered again, by its holders: what lost its holder, and
     /// these gaps.
     pub(crate) fn to_replay(

@@ -167,7 +167,7 @@ mod tests {
         #[test]
         fn a_change_makes_the_crew_that_it_leads_to(old in crew(4), new in crew(7)) {
             let change = old.change_to(&new);
-            prop_assert_eq!(old.changed_by(&change).as_ref(), Some(&new));
+            prop_assert_eq!(old.changed_by(&change), Some(new.clone()));
             prop_assert_eq!(new.changed_by(&change), None);
             let same = new.change_to(&new);
             prop_assert!(same.gone.is_empty() && same.here.is_empty());

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use shoal_protocol::ids::{Era, Member, Microbatch, PeerId, Stage, Step, Term};
+use shoal_protocol::limits;
 use shoal_protocol::message::{
     CommitRecord, Round, RoundId, RoundMember, RoundOutcome, TensorTag, ToCoordinator,
 };
@@ -14,7 +15,7 @@ use crate::round::{AHEAD, Layout, Reduction, ahead, most_ahead, piece_bytes, pro
 
 /// Pieces that may come before the word that closes their step: the coordinator's word and the other
 /// members' pieces travel on different connections.
-const EARLY_PIECES: usize = 4096;
+const EARLY_PIECES: usize = limits::MEMBERS;
 
 /// Commits whose tasks the engine may still have to carry out: more than one only of who catches up.
 const APPLYING: usize = 1 << 10;
