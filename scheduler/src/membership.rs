@@ -9,6 +9,7 @@ use shoal_protocol::limits;
 use shoal_protocol::message::{Candidate, Duties, MemberRecord, Move, ViewChange};
 
 use crate::capacity::{Capacity, Estimates};
+use crate::parts::CHANGED;
 use crate::placement::{PlacementError, place};
 
 /// Who is a member. The coordinator decides it, the log makes it last.
@@ -347,7 +348,7 @@ impl Membership {
         let since = self.number;
         self.number += 1;
         let Self { members, unsaid, number, .. } = self;
-        let mut room = limits::CHANGED_MEMBERS;
+        let mut room = CHANGED;
         let gone = take_first(&mut unsaid.gone, &mut room);
         let here = take_first(&mut unsaid.here, &mut room);
         let here = here.iter().filter_map(|peer| members.get(peer));

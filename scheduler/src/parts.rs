@@ -4,8 +4,12 @@ use std::collections::BTreeMap;
 
 use shoal_protocol::limits;
 
+/// Members that one message, or one record of the log, is about at most: so few in tests that every
+/// swarm of theirs has more.
+pub(crate) const CHANGED: usize = if cfg!(test) { 3 } else { limits::CHANGED_MEMBERS };
+
 /// Parts of a whole, at most.
-const PARTS: u32 = limits::MEMBERS.div_ceil(limits::CHANGED_MEMBERS) as u32;
+const PARTS: u32 = limits::MEMBERS.div_ceil(CHANGED) as u32;
 
 /// The parts of the newest whole that came. They may come again, late and in any order.
 #[derive(Debug)]
@@ -28,7 +32,7 @@ impl<T> Parts<T> {
         (part, count): (u32, u32),
         items: Vec<T>,
     ) -> Option<Vec<T>> {
-        let fits = part < count && count <= PARTS && items.len() <= limits::CHANGED_MEMBERS;
+        let fits = part < count && count <= PARTS && items.len() <= CHANGED;
         if number < self.number || !fits {
             return None;
         }
@@ -43,8 +47,8 @@ impl<T> Parts<T> {
 
 /// Cuts a whole into parts, each with its number and how many there are; what is empty is one part.
 pub(crate) fn cut<T: Clone>(all: &[T]) -> Vec<((u32, u32), Vec<T>)> {
-    let count = all.len().div_ceil(limits::CHANGED_MEMBERS).max(1) as u32;
-    let mut rest = all.chunks(limits::CHANGED_MEMBERS);
+    let count = all.len().div_ceil(CHANGED).max(1) as u32;
+    let mut rest = all.chunks(CHANGED);
     (0..count).map(|part| ((part, count), rest.next().unwrap_or_default().to_vec())).collect()
 }
 
@@ -54,7 +58,7 @@ mod tests {
 
     #[test]
     fn a_whole_is_put_together_from_parts_in_any_order() {
-        let all: Vec<usize> = (0..limits::CHANGED_MEMBERS * 2 + 3).collect();
+        let all: Vec<usize> = (0..CHANGED * 2 + 1).collect();
         let parts = cut(&all);
         assert_eq!(parts.len(), 3);
         let mut taken = Parts::default();
@@ -74,7 +78,7 @@ mod tests {
         for part in [(2, 2), (0, PARTS + 1)] {
             assert_eq!(taken.take(3, part, vec![1]), None);
         }
-        assert_eq!(taken.take(3, (0, 1), vec![0; limits::CHANGED_MEMBERS + 1]), None);
+        assert_eq!(taken.take(3, (0, 1), vec![0; CHANGED + 1]), None);
         assert_eq!(cut::<u8>(&[]), [((0, 1), vec![])]);
     }
 }

@@ -16,7 +16,8 @@ use std::time::Duration;
 pub use self::log::{CommitRecord, LogRecord, SnapshotPart, StoredFile, StoredStage};
 pub use self::membership::{Candidate, Duties, MemberRecord, Move, StageChoice, View, ViewChange};
 pub use self::round::{
-    Crew, CrewChange, CrewMember, Round, RoundId, RoundMember, RoundOutcome, proof_tag,
+    Crew, CrewChange, CrewMember, Round, RoundId, RoundMember, RoundOutcome, proof_of_all,
+    proof_tag,
 };
 
 use crate::ids::{

@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shoal_protocol::ids::{Attempt, Era, Member, Microbatch, Stage, Step, Term};
-use shoal_protocol::limits;
 use shoal_protocol::message::{
     CommitRecord, Crew, CrewChange, CrewMember, FixedLoss, FromCoordinator, LogRecord, Round,
-    RoundId, RoundOutcome,
+    RoundId, RoundOutcome, proof_of_all,
 };
 use shoal_protocol::units::{Moment, Rate};
 
@@ -17,7 +16,7 @@ use crate::action::{CoordinatorAction, CoordinatorEvent};
 use crate::lateness::Estimate;
 use crate::ledger::Ledger;
 use crate::parts;
-use crate::round::{MemberRates, NumberBytes, proof_of, weights};
+use crate::round::{MemberRates, NumberBytes, weights};
 
 /// How often the patience with a round doubles, at most.
 const DOUBLINGS: u32 = 6;
@@ -104,7 +103,7 @@ impl Coordinator {
             let round = Round { id, crew: Arc::clone(&crew) };
             self.tell_round(&round, &before, out);
             self.crews.insert(stage, crew);
-            let proof = proof_of(step, stage, (0..microbatches).map(Microbatch));
+            let proof = proof_of_all(step, stage, microbatches);
             let open = OpenRound { round, proof, outcomes: BTreeMap::new() };
             self.rounds.open.insert(stage, open);
         }
@@ -138,7 +137,7 @@ impl Coordinator {
         let (id, crew) = (round.id, &round.crew);
         let change = before.change_to(crew);
         let told: BTreeSet<Member> = before.all().map(|one| one.member).collect();
-        let small = change.gone.len() + change.here.len() <= limits::CHANGED_MEMBERS;
+        let small = change.gone.len() + change.here.len() <= parts::CHANGED;
         let mut counted = self.accumulated(id);
         for CrewMember { member, .. } in crew.all() {
             let counted = counted.remove(&member).unwrap_or_default();

@@ -9,13 +9,12 @@ use shoal_protocol::ids::{
 };
 use shoal_protocol::message::{
     Candidate, Duties, FixedLoss, RoundId, RoundOutcome, SnapshotPart, Spent, StageChoice,
-    StoredFile, StoredStage,
+    StoredFile, StoredStage, proof_of_all,
 };
 use shoal_protocol::units::Bytes;
 
 use super::*;
 use crate::rebalance::Rebalance;
-use crate::round::proof_of;
 use crate::router::Routing;
 use crate::sim::Scenario;
 
@@ -160,7 +159,7 @@ fn round() -> RoundId {
 }
 
 fn outcome() -> RoundOutcome {
-    let proof = proof_of(Step(0), Stage(0), [Microbatch(0)]);
+    let proof = proof_of_all(Step(0), Stage(0), 1);
     RoundOutcome { hash: ContentHash([5; 32]), square_norm: 9.0, proof }
 }
 

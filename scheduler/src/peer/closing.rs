@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use shoal_protocol::ids::{Era, Member, Microbatch, PeerId, Stage, Step, Term};
 use shoal_protocol::limits;
 use shoal_protocol::message::{
-    CommitRecord, Round, RoundId, RoundMember, RoundOutcome, TensorTag, ToCoordinator,
+    CommitRecord, Round, RoundId, RoundMember, RoundOutcome, TensorTag, ToCoordinator, proof_of_all,
 };
 use shoal_protocol::units::{Bytes, Moment};
 
 use super::{Out, Peer, Status};
 use crate::action::{Fault, MeasuredLink, Payload, PeerAction, PeerEvent, Task, TaskResult};
-use crate::round::{AHEAD, Layout, Reduction, ahead, most_ahead, piece_bytes, proof_of};
+use crate::round::{AHEAD, Layout, Reduction, ahead, most_ahead, piece_bytes};
 
 /// Pieces that may come before the word that closes their step: the coordinator's word and the other
 /// members' pieces travel on different connections.
@@ -299,8 +299,7 @@ impl Peer {
 
     /// The sum of the tags of the whole batch.
     pub(super) fn whole_proof(&self, round: RoundId) -> u64 {
-        let all = (0..self.config.manifest.training.microbatches).map(Microbatch);
-        proof_of(round.step, round.stage, all)
+        proof_of_all(round.step, round.stage, self.config.manifest.training.microbatches)
     }
 
     /// A piece of a round came.

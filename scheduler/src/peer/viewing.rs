@@ -12,10 +12,6 @@ use super::{Out, Peer};
 use crate::action::{PeerAction, PeerEvent};
 use crate::parts::Parts;
 
-/// Replicas of the next stage that a peer sends to, at most: enough that some have room, and few
-/// enough that what it says to them does not grow with the swarm.
-const CELL: usize = 64;
-
 /// What is known of a membership that is not here yet.
 #[derive(Debug, Default)]
 pub(super) struct Viewing {
@@ -120,7 +116,13 @@ impl Peer {
             let me = view.members.partition_point(|record| record.member.peer < config.me.peer);
             let (before, after) = view.members.split_at(me);
             let others = after.iter().chain(before).map(AsRef::as_ref);
-            let cell = others.filter(hosts).take(CELL);
+            let mut room = config.limits.cell;
+            // Who changes its stage is not there in every step, and takes nobody's place.
+            let cell = others.filter(hosts).take_while(|record| {
+                let (has, stays) = (room > 0, record.moves.is_none());
+                room = room.saturating_sub(usize::from(stays));
+                has
+            });
             hosted.onward.set_candidates(cell.map(|record| record.member));
         }
     }

@@ -13,9 +13,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::Duration;
 
-use shoal_protocol::ids::ClaimKey;
-use shoal_protocol::ids::{ContentHash, Member, Microbatch, Stage, Step};
-use shoal_protocol::message::{Round, RoundOutcome, TensorTag, proof_tag};
+use shoal_protocol::ids::{ContentHash, Member};
+use shoal_protocol::message::{Round, RoundOutcome, TensorTag};
 use shoal_protocol::units::Bytes;
 
 use crate::action::{Fault, MeasuredLink, Payload, PayloadId, PeerAction, Task};
@@ -33,18 +32,6 @@ pub(crate) const AHEAD: u32 = 128;
 /// only after many seconds, and the slowest decides when a round ends.
 const AHEAD_TIME: (Duration, u32) = (Duration::from_millis(20), 3);
 const LEAST_AHEAD: u32 = 4;
-
-/// The sum of the tags of these microbatches of a step at a stage.
-pub(crate) fn proof_of(
-    step: Step,
-    stage: Stage,
-    microbatches: impl IntoIterator<Item = Microbatch>,
-) -> u64 {
-    microbatches
-        .into_iter()
-        .map(|microbatch| proof_tag(ClaimKey { step, stage, microbatch }))
-        .fold(0, u64::wrapping_add)
-}
 
 /// One member's side of one round.
 #[derive(Debug)]

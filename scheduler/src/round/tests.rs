@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 use shoal_protocol::codec::SumCodec;
-use shoal_protocol::ids::{Attempt, Era, Incarnation, PeerId, Term};
+use shoal_protocol::ids::{Attempt, Era, Incarnation, PeerId, Stage, Step, Term};
 use shoal_protocol::message::{Crew, RoundId, RoundMember};
 use shoal_protocol::units::Rate;
 

@@ -26,6 +26,9 @@ pub(super) enum Tamper {
     KeepPayload,
     /// Acceptances do not arrive.
     LoseAcceptances,
+    /// No change of a membership or a crew begins from what a member has. That is no error: it asks for
+    /// the whole.
+    BreakChanges,
 }
 
 impl Tamper {
@@ -35,6 +38,12 @@ impl Tamper {
         match (self, &mut *message) {
             (Self::DropFromClose, FromCoordinator::Close { counted, .. }) => {
                 counted.pop();
+            }
+            (Self::BreakChanges, FromCoordinator::View(change)) => change.since = u64::MAX,
+            (Self::BreakChanges, FromCoordinator::Close { crew, .. })
+                if crew.since != crew.number =>
+            {
+                crew.since = u64::MAX;
             }
             (Self::IgnoreHeld, FromCoordinator::Held { key, .. }) => {
                 let grant = shoal_protocol::ids::Grant { number: u64::MAX, ..Default::default() };

@@ -657,6 +657,10 @@ impl<'a> World<'a> {
     }
 
     fn concluded(mut self) -> Report {
+        let leader = self.leader().map(index_of);
+        self.show(Seen::Goes { gone: false });
+        drop(leader.and_then(|leader| self.nodes[leader].seat.take()));
+        self.show(Seen::Goes { gone: true });
         self.report.end = self.now;
         self.report.rare = self.marks.rare;
         self.report.trace = self.trace.hash();

@@ -59,8 +59,8 @@ impl Monotone {
         for gone in &change.gone {
             if self.members.get(&gone.peer) == Some(gone) {
                 self.members.remove(&gone.peer);
+                self.expelled.insert(*gone);
             }
-            self.expelled.insert(*gone);
         }
         for record in &change.here {
             let life = record.member;

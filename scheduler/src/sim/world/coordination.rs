@@ -11,8 +11,14 @@ impl World<'_> {
     pub(super) fn coordinator_input(&mut self, index: usize, input: CoordinatorInput) -> Held {
         let mut actions = Vec::new();
         let now = self.reads(index);
-        let Some(seat) = self.nodes[index].seat.as_mut() else { return Ok(()) };
-        seat.coordinator.handle(now, input, &mut actions);
+        if self.nodes[index].seat.is_none() {
+            return Ok(());
+        }
+        self.show(Seen::Decides { begins: true });
+        if let Some(seat) = &mut self.nodes[index].seat {
+            seat.coordinator.handle(now, input, &mut actions);
+        }
+        self.show(Seen::Decides { begins: false });
         self.coordinate(index, actions)?;
         let clock = self.scenario.peers[index].clock;
         let to = self.nodes[index].me;

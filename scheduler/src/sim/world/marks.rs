@@ -36,6 +36,8 @@ impl Marks {
                 self.rare.overlapped += u64::from(overlaps);
                 self.rare.recalled_done += u64::from(self.recalled.remove(&(*key, *grant)));
             }
+            ToCoordinator::ViewWanted => self.rare.members_wanted += 1,
+            ToCoordinator::CrewWanted { .. } => self.rare.crews_wanted += 1,
             ToCoordinator::Working { key, grant } => {
                 self.rare.recalled_early += u64::from(self.recalled.remove(&(*key, *grant)));
             }
