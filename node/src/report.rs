@@ -40,16 +40,26 @@ pub struct Report {
     pub checkpoints: BTreeMap<u64, BTreeSet<ContentHash>>,
     /// The same of a single process that trained alone, where one did.
     pub reference_hash: Option<ContentHash>,
-    /// What was told of each step, by whoever told it.
+    /// The most that was told of each step's microbatches, by whoever told it.
     #[serde(skip)]
-    told: BTreeMap<u64, StepReport>,
-    /// What befell the work of steps that were computed again.
+    told: BTreeMap<u64, Told>,
+    /// Of all steps together.
     #[serde(skip)]
-    undone: MicrobatchNumbers,
+    tokens: u64,
+    #[serde(skip)]
+    seconds: f64,
     #[serde(skip)]
     microbatches_per_step: u64,
     #[serde(skip)]
     admitted: BTreeSet<PeerId>,
+}
+
+/// What befell one step's microbatches.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Told {
+    counted: u64,
+    replayed: u64,
+    duplicated: u64,
 }
 
 /// One committed step in numbers.
@@ -148,10 +158,13 @@ impl Report {
     fn rewind(&mut self, version: u64) {
         self.rewinds += 1;
         for step in self.told.split_off(&version).into_values() {
-            self.undone.replayed += step.replayed;
-            self.undone.duplicated += step.duplicated;
+            self.microbatches.counted -= step.counted;
+            self.microbatches.missing -= self.microbatches_per_step as i64 - step.counted as i64;
         }
-        self.add_up();
+        self.steps.retain(|step| step.step < version);
+        self.tokens = self.steps.iter().map(|step| step.tokens).sum();
+        self.seconds = self.steps.iter().map(|step| step.seconds).sum();
+        self.rate();
     }
 
     /// Whether this step was told of, since the last return to before it.
@@ -163,35 +176,44 @@ impl Report {
     /// Several peers may tell of a step; who keeps the run knows most of it.
     fn note_step(&mut self, step: &StepReport) {
         self.peers = self.peers.max(step.peers);
-        let told = self.told.entry(step.step).or_insert_with(|| step.clone());
-        told.counted = told.counted.max(step.counted);
-        told.replayed = told.replayed.max(step.replayed);
-        told.duplicated = told.duplicated.max(step.duplicated);
-        self.add_up();
+        if !self.told.contains_key(&step.step) {
+            self.begin_step(step);
+        }
+        let told = self.told.entry(step.step).or_default();
+        let more = |known: &mut u64, said: u64| {
+            let more = said.saturating_sub(*known);
+            *known += more;
+            more
+        };
+        let counted = more(&mut told.counted, step.counted);
+        self.microbatches.counted += counted;
+        self.microbatches.missing -= counted as i64;
+        self.microbatches.replayed += more(&mut told.replayed, step.replayed);
+        self.microbatches.duplicated += more(&mut told.duplicated, step.duplicated);
     }
 
-    fn add_up(&mut self) {
-        let mut numbers = self.undone;
-        for step in self.told.values() {
-            numbers.counted += step.counted;
-            numbers.replayed += step.replayed;
-            numbers.duplicated += step.duplicated;
-            numbers.missing += self.microbatches_per_step as i64 - step.counted as i64;
-        }
-        self.microbatches = numbers;
-        let steps = self.told.values().map(|step| StepNumbers {
+    /// A step is told of for the first time. A run has so many that they are not added up again for
+    /// each.
+    fn begin_step(&mut self, step: &StepReport) {
+        let numbers = StepNumbers {
             step: step.step,
             loss: step.loss,
             gradient_norm: step.gradient_norm,
             tokens: step.tokens,
             seconds: step.seconds,
             held_out_loss: step.held_out_loss,
-        });
-        self.steps = steps.collect();
+        };
+        let place = self.steps.partition_point(|known| known.step < step.step);
+        self.steps.insert(place, numbers);
+        self.microbatches.missing += self.microbatches_per_step as i64;
+        self.tokens += step.tokens;
+        self.seconds += step.seconds;
+        self.rate();
+    }
 
-        let tokens: u64 = self.steps.iter().map(|step| step.tokens).sum();
-        let seconds: f64 = self.steps.iter().map(|step| step.seconds).sum();
-        self.tokens_per_second = if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
+    fn rate(&mut self) {
+        let known = self.seconds > 0.0;
+        self.tokens_per_second = if known { self.tokens as f64 / self.seconds } else { 0.0 };
     }
 
     /// Reads what [`Report::write`] wrote.

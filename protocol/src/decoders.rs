@@ -2,6 +2,7 @@
 
 use std::fmt::Debug;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use bytes::Bytes;
 
@@ -10,14 +11,15 @@ use crate::codec::{Block, Codec, SumCodec};
 use crate::decoder::{Decoder, reads_back};
 use crate::frame::{Element, Frame, HEADER, Header};
 use crate::ids::{
-    Attempt, ContentHash, Era, Grant, Incarnation, Member, Microbatch, PeerId, Stage, Step, Term,
+    Attempt, ContentHash, Era, Grant, Incarnation, Member, Microbatch, PeerId, Stage, StageSpan,
+    Step, Term,
 };
 use crate::limits;
 use crate::manifest::Manifest;
 use crate::manifest::example::small;
 use crate::message::{
-    Envelope, FromCoordinator, Message, RoundId, SavedCheckpoint, StoredFile, StoredStage,
-    TensorTag,
+    CrewChange, CrewMember, Duties, Envelope, FromCoordinator, MemberRecord, Message, RoundId,
+    SavedCheckpoint, StoredFile, StoredStage, TensorTag, ViewChange,
 };
 use crate::pieces::{HASH, PieceHashes, pieces};
 use crate::units;
@@ -52,11 +54,46 @@ fn envelopes() -> Vec<Vec<u8>> {
     };
     let stored = StoredStage { files: vec![file], holders: vec![keeper.peer] };
     let holders = vec![(keeper.peer, addresses.clone())];
+    let member = MemberRecord {
+        member: keeper,
+        span: StageSpan::one(Stage(2)),
+        addresses: addresses.clone(),
+        serving: true,
+        duties: Duties::default(),
+        mobile: true,
+        moves: None,
+    };
+    let member = Arc::new(member);
+    let listens = CrewMember { member: keeper, weight: None };
+    let round = round();
     let newest = SavedCheckpoint { version: Step(300), stages: vec![stored], holders };
     [
         Message::FromCoordinator(FromCoordinator::Work {
             step: Step(7),
             grants: vec![(Microbatch(1), grant), (Microbatch(300), grant)],
+        }),
+        Message::FromCoordinator(FromCoordinator::View(ViewChange {
+            since: 3,
+            number: 4,
+            stops: true,
+            gone: [keeper].into(),
+            here: vec![member.clone()],
+        })),
+        Message::FromCoordinator(FromCoordinator::Members {
+            number: 4,
+            part: (1, 3),
+            members: vec![member],
+        }),
+        Message::FromCoordinator(FromCoordinator::Close {
+            round,
+            crew: CrewChange { since: 8, number: 9, gone: [keeper].into(), here: vec![listens] },
+            counted: vec![Microbatch(2), Microbatch(300)],
+        }),
+        Message::FromCoordinator(FromCoordinator::Crew {
+            stage: Stage(1),
+            number: 9,
+            part: (0, 1),
+            here: vec![listens, CrewMember { weight: Some(1 << 16), ..listens }],
         }),
         Message::CheckpointWanted,
         Message::Checkpoint { newest: Some(newest) },
@@ -69,14 +106,13 @@ fn envelopes() -> Vec<Vec<u8>> {
     .to_vec()
 }
 
+fn round() -> RoundId {
+    let (era, term, step) = (Era(1), Term(2), Step(70_000));
+    RoundId { era, term, step, stage: Stage(1), attempt: Attempt(3) }
+}
+
 fn tensor_tags() -> Vec<Vec<u8>> {
-    let round = RoundId {
-        era: Era(1),
-        term: Term(2),
-        step: Step(70_000),
-        stage: Stage(1),
-        attempt: Attempt(3),
-    };
+    let round = round();
     [
         TensorTag::RoundPart { round, from: 2, piece: 500, proof: u64::MAX },
         TensorTag::RoundResult { round, from: 0, piece: 0, proof: 1 },

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use crate::ids::{Era, Incarnation, Member, PeerId, Step, Term};
 use crate::limits;
-use crate::message::{CommitRecord, LogRecord, StoredStage, View};
+use crate::message::{CommitRecord, LogRecord, StoredStage, View, ViewChange};
 
 /// A run as its log's records leave it, taken in one after the other from the first.
 #[derive(Debug, Clone, PartialEq, Default, bincode::Encode, bincode::Decode)]
 pub struct History {
     /// The newest term.
     pub term: Term,
-    /// The newest membership. After a rewind nobody in it serves until a newer one says so.
+    /// The newest membership.
     pub view: View,
     /// The newest life of each peer that ever was a member.
     pub lives: BTreeMap<PeerId, Incarnation>,
@@ -40,13 +40,23 @@ pub enum HistoryError {
         /// The newest before it.
         last: Term,
     },
-    /// An older membership.
-    #[error("membership {number} does not follow membership {last}")]
+    /// A change of another membership than the newest.
+    #[error("membership {number}, made of membership {since}, does not follow membership {last}")]
     View {
         /// The record's.
         number: u64,
+        /// What it begins from.
+        since: u64,
         /// The newest before it.
         last: u64,
+    },
+    /// More members than a run has.
+    #[error("membership {number} has {count} members: a run has {} at most", limits::MEMBERS)]
+    Members {
+        /// The record's.
+        number: u64,
+        /// How many there would be.
+        count: usize,
     },
     /// A second commit of a step, one of another era, or one ahead of its time.
     #[error(
@@ -134,12 +144,19 @@ impl History {
         Ok(())
     }
 
-    fn change_view(&mut self, view: &View) -> Result<(), HistoryError> {
-        if view.number <= self.view.number {
-            return Err(HistoryError::View { number: view.number, last: self.view.number });
+    fn change_view(&mut self, change: &ViewChange) -> Result<(), HistoryError> {
+        let (number, since, last) = (change.number, change.since, self.view.number);
+        if since != last || number <= last {
+            return Err(HistoryError::View { number, since, last });
         }
-        self.view = view.clone();
-        for record in &view.members {
+        let mut view = self.view.clone();
+        let _gone = view.take(change);
+        let count = view.members.len();
+        if count > limits::MEMBERS {
+            return Err(HistoryError::Members { number, count });
+        }
+        self.view = view;
+        for record in &change.here {
             let Member { peer, incarnation } = record.member;
             let known = self.lives.entry(peer).or_insert(incarnation);
             *known = incarnation.max(*known);
@@ -168,7 +185,6 @@ impl History {
         self.commit = None;
         // A newer one could not be had. What is computed again is saved again, and is the same.
         self.checkpoints.retain(|saved, _| *saved <= version);
-        self.view.members.iter_mut().for_each(|record| record.serving = false);
         Ok(())
     }
 }
@@ -202,7 +218,9 @@ mod tests {
             mobile: false,
             moves: None,
         };
-        LogRecord::View(View { number, members: vec![record] })
+        let since = number - 1;
+        let here = vec![record.into()];
+        LogRecord::View(ViewChange { since, number, here, ..ViewChange::default() })
     }
 
     #[test]
@@ -219,14 +237,14 @@ mod tests {
     }
 
     #[test]
-    fn a_rewind_ends_an_era_and_everybodys_service() {
+    fn a_rewind_ends_an_era() {
         let mut history = History::default();
         for record in [view(1, 4), commit(0, 0), commit(0, 1)] {
             history.apply(&record).expect("in order");
         }
         history.apply(&LogRecord::Rewind { era: Era(1), version: Step(1) }).expect("back");
         assert_eq!((history.version, history.began_at), (Step(1), Step(1)));
-        assert!(history.commit.is_none() && !history.view.members[0].serving);
+        assert!(history.commit.is_none());
         let again = LogRecord::Rewind { era: Era(1), version: Step(0) };
         assert!(matches!(history.apply(&again), Err(HistoryError::Rewind { .. })));
         assert!(matches!(history.apply(&commit(0, 1)), Err(HistoryError::Commit { .. })));
@@ -240,7 +258,9 @@ mod tests {
             history.apply(&record).expect("in order");
         }
         assert!(matches!(history.apply(&LogRecord::Term(Term(1))), Err(HistoryError::Term { .. })));
-        assert!(matches!(history.apply(&view(2, 5)), Err(HistoryError::View { .. })));
+        for wrong in [view(2, 5), view(4, 5)] {
+            assert!(matches!(history.apply(&wrong), Err(HistoryError::View { .. })));
+        }
         assert_eq!(history.lives.get(&PeerId([1; 32])), Some(&Incarnation(4)));
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::units::Bytes;
 
 /// Version of everything that peers say to each other; peers of different versions do not talk.
-pub const PROTOCOL_VERSION: u32 = 4;
+pub const PROTOCOL_VERSION: u32 = 5;
 
 /// One encoded control message.
 pub const CONTROL_MESSAGE: Bytes = Bytes(256 << 10);
@@ -32,7 +32,14 @@ pub const CHECKPOINTS: u32 = 64;
 pub const STAGES: u16 = 1024;
 
 /// Members of one run.
-pub const MEMBERS: usize = 1024;
+pub const MEMBERS: usize = 1 << 14;
+
+/// Members that one message, or one record of the log, is about at most: with all their addresses they
+/// stay under the cap of a control message.
+pub const CHANGED_MEMBERS: usize = 512;
+
+/// Addresses that one member may announce.
+pub const MEMBER_ADDRESSES: usize = 8;
 
 /// A run's manifest as TOML or on the wire.
 pub const MANIFEST: Bytes = Bytes(64 << 10);

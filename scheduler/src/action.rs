@@ -9,7 +9,7 @@ use shoal_protocol::ids::{
 };
 use shoal_protocol::message::{
     Between, CommitRecord, FixedLoss, FromCoordinator, LogRecord, RoundId, SnapshotPart,
-    StoredFile, StoredStage, TensorTag, ToCoordinator, View,
+    StoredFile, StoredStage, TensorTag, ToCoordinator,
 };
 use shoal_protocol::units::{Bytes, Rate};
 
@@ -468,8 +468,10 @@ pub enum PeerEvent {
         /// Why.
         reason: String,
     },
-    /// A new membership.
-    View(View),
+    /// A new membership: [`Peer::view`] has it.
+    ///
+    /// [`Peer::view`]: crate::peer::Peer::view
+    View,
     /// A checkpoint is complete.
     Checkpoint {
         /// The version of the weights.

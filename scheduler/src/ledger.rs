@@ -209,13 +209,14 @@ impl Ledger {
         self.done == usize::from(self.stages) * self.microbatches as usize
     }
 
-    /// The training microbatches that a member's accumulator of a stage must hold, in order.
-    pub(crate) fn counted_by(&self, stage: Stage, member: Member) -> Vec<Microbatch> {
-        self.claims
-            .range((stage, Microbatch(0))..(stage, Microbatch(self.training)))
-            .filter(|(_, claim)| claim.done && claim.holder == member)
-            .map(|((_, microbatch), _)| *microbatch)
-            .collect()
+    /// The training microbatches that each member's accumulator of a stage must hold, in order.
+    pub(crate) fn counted(&self, stage: Stage) -> BTreeMap<Member, Vec<Microbatch>> {
+        let mut counted: BTreeMap<Member, Vec<Microbatch>> = BTreeMap::new();
+        let all = (stage, Microbatch(0))..(stage, Microbatch(self.training));
+        for ((_, microbatch), claim) in self.claims.range(all).filter(|(_, claim)| claim.done) {
+            counted.entry(claim.holder).or_default().push(*microbatch);
+        }
+        counted
     }
 
     /// Sum of the training microbatches' losses and, where the step has any, of the held-out ones'.
@@ -281,6 +282,14 @@ impl Ledger {
     pub(crate) fn gaps(&self) -> BTreeSet<(Stage, Microbatch)> {
         let onward = self.claims.keys().map(|(stage, microbatch)| (stage.next(), *microbatch));
         onward.filter(|key| key.0.0 < self.stages && !self.claims.contains_key(key)).collect()
+    }
+
+    /// Whose activation this work starts from, if nobody holds it any more: the holder and its own work.
+    pub(crate) fn sender_of(&self, key: ClaimKey) -> Option<(Member, ClaimKey)> {
+        let upstream = key.upstream()?;
+        let orphaned = self.orphaned.contains(&(key.stage, key.microbatch));
+        let claim = self.claims.get(&(upstream.stage, upstream.microbatch));
+        claim.filter(|_| orphaned).map(|claim| (claim.holder, upstream))
     }
 
     /// The work whose activation must be offered again, by its holders: what lost its holder, and
@@ -429,8 +438,8 @@ mod tests {
         let mut books = books();
         finish(&mut books);
         assert!(books.ledger.is_complete());
-        assert_eq!(books.ledger.counted_by(Stage(1), member(0)), [Microbatch(0)]);
-        assert_eq!(books.ledger.counted_by(Stage(0), member(1)), [Microbatch(1)]);
+        assert_eq!(books.ledger.counted(Stage(1))[&member(0)], [Microbatch(0)]);
+        assert_eq!(books.ledger.counted(Stage(0))[&member(1)], [Microbatch(1)]);
         assert_eq!(books.ledger.losses(), (FixedLoss(3), Some(FixedLoss(4))));
     }
 
@@ -443,7 +452,7 @@ mod tests {
         assert_eq!(books.ledger.lowest_free(), Some(Microbatch(1)));
         let answer = books.claim(key(0, 1), member(0));
         assert_eq!(answer, granted(16));
-        assert_eq!(books.ledger.counted_by(Stage(0), member(1)), []);
+        assert_eq!(books.ledger.counted(Stage(0)).get(&member(1)), None);
     }
 
     #[test]

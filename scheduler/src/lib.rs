@@ -14,6 +14,7 @@ pub mod dice;
 mod lateness;
 mod ledger;
 mod membership;
+mod parts;
 pub mod peer;
 pub mod placement;
 pub mod planner;

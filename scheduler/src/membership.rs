@@ -1,18 +1,16 @@
 //! Who is a member, and what it hosts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use shoal_protocol::history::History;
 use shoal_protocol::ids::{ContentHash, Era, Incarnation, Member, PeerId, Stage, StageSpan, Step};
 use shoal_protocol::limits;
-use shoal_protocol::message::{Candidate, Duties, MemberRecord, Move, View};
+use shoal_protocol::message::{Candidate, Duties, MemberRecord, Move, ViewChange};
 
 use crate::capacity::{Capacity, Estimates};
+use crate::parts::CHANGED;
 use crate::placement::{PlacementError, place};
-
-/// Addresses that one member may announce: a view of all members stays under the cap of a control
-/// message.
-const ADDRESSES: usize = 8;
 
 /// Who is a member. The coordinator decides it, the log makes it last.
 #[derive(Debug)]
@@ -21,14 +19,27 @@ pub(crate) struct Membership {
     members: BTreeMap<PeerId, Registered>,
     /// The newest life of each peer that was expelled: it never comes back, and none before it.
     expelled: BTreeMap<PeerId, Incarnation>,
+    /// The newest membership that was given to the log.
     number: u64,
+    /// What has changed since.
+    unsaid: Unsaid,
     /// Where the run stands.
     now: (Era, Step),
 }
 
+/// What no membership that was given to the log says yet.
+#[derive(Debug, Default)]
+struct Unsaid {
+    /// Nobody serves any more, but for those in `here` who do.
+    stops: bool,
+    gone: BTreeSet<Member>,
+    /// Whose records are new, or not what they were.
+    here: BTreeSet<PeerId>,
+}
+
 #[derive(Debug)]
 struct Registered {
-    record: MemberRecord,
+    record: Arc<MemberRecord>,
     /// None where an earlier coordinator admitted it.
     fingerprint: Option<ContentHash>,
 }
@@ -55,7 +66,7 @@ pub(crate) enum AdmissionError {
     Expelled,
     #[error("the run has its {} members: wait until one leaves", limits::MEMBERS)]
     Full,
-    #[error("{count} addresses are announced: at most {ADDRESSES} can be")]
+    #[error("{count} addresses are announced: at most {} can be", limits::MEMBER_ADDRESSES)]
     TooManyAddresses { count: usize },
     #[error(transparent)]
     Placement(#[from] PlacementError),
@@ -64,15 +75,18 @@ pub(crate) enum AdmissionError {
 impl Membership {
     /// Who is a member as the log has it.
     pub(crate) fn of(stages: u16, history: &History) -> Self {
-        let registered =
-            |record: &MemberRecord| Registered { record: record.clone(), fingerprint: None };
+        let registered = |record: &Arc<MemberRecord>| Registered {
+            record: Arc::clone(record),
+            fingerprint: None,
+        };
         let members = history.view.members.iter();
         let members: BTreeMap<PeerId, Registered> =
             members.map(|record| (record.member.peer, registered(record))).collect();
         let gone = history.lives.iter().filter(|(peer, _)| !members.contains_key(peer));
         let expelled = gone.map(|(peer, life)| (*peer, *life)).collect();
         let now = (history.era, history.version);
-        let mut membership = Self { stages, members, expelled, number: history.view.number, now };
+        let (number, unsaid) = (history.view.number, Unsaid::default());
+        let mut membership = Self { stages, members, expelled, number, unsaid, now };
         membership.stands_at(history.era, history.version);
         membership
     }
@@ -81,13 +95,14 @@ impl Membership {
     /// was not ready for it in an earlier era stays.
     pub(crate) fn stands_at(&mut self, era: Era, version: Step) {
         self.now = (era, version);
-        for known in self.members.values_mut() {
+        for (peer, known) in &mut self.members {
             let Some(moves) = known.record.moves else { continue };
             let span = known.record.span_at(era, version);
             if span != known.record.span || moves.era < era {
-                known.record.moves = None;
+                let record = Arc::make_mut(&mut known.record);
+                (record.span, record.moves) = (span, None);
+                self.unsaid.here.insert(*peer);
             }
-            known.record.span = span;
         }
     }
 
@@ -109,7 +124,7 @@ impl Membership {
         let Candidate { choice, fits, addresses, fingerprint, duties, mobile } = candidate;
         let mut replaced = None;
         if let Some(known) = self.members.get(&member.peer) {
-            let MemberRecord { member: life, span, .. } = known.record;
+            let MemberRecord { member: life, span, .. } = *known.record;
             if life == member {
                 return Ok(Admission { span, again: true, replaced, unlike: false });
             }
@@ -122,7 +137,7 @@ impl Membership {
         } else if self.members.len() >= limits::MEMBERS {
             return Err(AdmissionError::Full);
         }
-        if addresses.len() > ADDRESSES {
+        if addresses.len() > limits::MEMBER_ADDRESSES {
             return Err(AdmissionError::TooManyAddresses { count: addresses.len() });
         }
         let others = |peer: &PeerId| *peer != member.peer;
@@ -138,7 +153,9 @@ impl Membership {
         let serving = serving || span.is_empty();
         let moves = None;
         let record = MemberRecord { member, span, addresses, serving, duties, mobile, moves };
+        let record = Arc::new(record);
         self.members.insert(member.peer, Registered { record, fingerprint });
+        self.unsaid.here.insert(member.peer);
         Ok(Admission { span, again: false, replaced, unlike })
     }
 
@@ -146,19 +163,25 @@ impl Membership {
     pub(crate) fn expel(&mut self, member: Member) {
         if self.contains(member) {
             self.members.remove(&member.peer);
+            self.unsaid.here.remove(&member.peer);
+            self.unsaid.gone.insert(member);
             self.expelled.insert(member.peer, member.incarnation);
         }
     }
 
     /// What is known of a member; none of who is no member.
     pub(crate) fn record(&self, member: Member) -> Option<&MemberRecord> {
-        let known = self.members.get(&member.peer).map(|known| &known.record);
+        let known = self.members.get(&member.peer).map(|known| known.record.as_ref());
         known.filter(|record| record.member == member)
     }
 
     fn record_mut(&mut self, member: Member) -> Option<&mut MemberRecord> {
-        let known = self.members.get_mut(&member.peer).map(|known| &mut known.record);
-        known.filter(|record| record.member == member)
+        let known = self.members.get_mut(&member.peer)?;
+        if known.record.member != member {
+            return None;
+        }
+        self.unsaid.here.insert(member.peer);
+        Some(Arc::make_mut(&mut known.record))
     }
 
     /// What a member hosts; none of who is no member.
@@ -178,13 +201,19 @@ impl Membership {
 
     /// A newcomer has its weights; returns whether that is new.
     pub(crate) fn serves(&mut self, member: Member) -> bool {
-        let record = self.record_mut(member);
-        record.is_some_and(|record| !std::mem::replace(&mut record.serving, true))
+        let serves = self.record(member).is_none_or(|record| record.serving);
+        if !serves && let Some(record) = self.record_mut(member) {
+            record.serving = true;
+        }
+        !serves
     }
 
     /// Nobody has its weights any more.
     pub(crate) fn stop_serving(&mut self) {
-        self.members.values_mut().for_each(|known| known.record.serving = false);
+        self.unsaid.stops = true;
+        for known in self.members.values_mut().filter(|known| known.record.serving) {
+            Arc::make_mut(&mut known.record).serving = false;
+        }
     }
 
     pub(crate) fn is_serving(&self, member: Member) -> bool {
@@ -288,7 +317,7 @@ impl Membership {
 
     /// Everything that is known of the members, in order.
     pub(crate) fn records(&self) -> impl Iterator<Item = &MemberRecord> + '_ {
-        self.members.values().map(|known| &known.record)
+        self.members.values().map(|known| known.record.as_ref())
     }
 
     /// The life of a peer that is a member now.
@@ -313,10 +342,24 @@ impl Membership {
         (0..self.stages).map(Stage).filter(|stage| !self.covers(*stage)).collect()
     }
 
-    /// Who is a member, under the next number.
-    pub(crate) fn next_view(&mut self) -> View {
+    /// What has changed since the last membership, under the next number: of so many members as one
+    /// record of the log is about, those who are gone before others.
+    pub(crate) fn next_change(&mut self) -> ViewChange {
+        let since = self.number;
         self.number += 1;
-        View { number: self.number, members: self.records().cloned().collect() }
+        let Self { members, unsaid, number, .. } = self;
+        let mut room = CHANGED;
+        let gone = take_first(&mut unsaid.gone, &mut room);
+        let here = take_first(&mut unsaid.here, &mut room);
+        let here = here.iter().filter_map(|peer| members.get(peer));
+        let here = here.map(|known| Arc::clone(&known.record)).collect();
+        let stops = std::mem::take(&mut unsaid.stops);
+        ViewChange { since, number: *number, stops, gone, here }
+    }
+
+    /// Whether there is something that the last membership does not say.
+    pub(crate) fn is_ahead(&self) -> bool {
+        self.unsaid.stops || !self.unsaid.gone.is_empty() || !self.unsaid.here.is_empty()
     }
 
     /// What the stages get through with all those who host them, and those who are on their way.
@@ -329,4 +372,16 @@ impl Membership {
         let hosts = hosts.map(|record| (record.member, record.destination()));
         Capacity::of(self.stages, hosts, estimates)
     }
+}
+
+/// Takes out the first of a set, as many as there is room for.
+fn take_first<T: Ord>(all: &mut BTreeSet<T>, room: &mut usize) -> BTreeSet<T> {
+    let mut taken = BTreeSet::new();
+    while *room > 0
+        && let Some(first) = all.pop_first()
+    {
+        taken.insert(first);
+        *room -= 1;
+    }
+    taken
 }

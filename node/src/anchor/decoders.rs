@@ -8,7 +8,9 @@ use openraft::EntryPayload;
 use shoal_protocol::decoder::{Decoder, reads_back};
 use shoal_protocol::history::History;
 use shoal_protocol::ids::{Era, Incarnation, Member, PeerId, Stage, StageSpan, Step, Term};
-use shoal_protocol::message::{CommitRecord, Duties, FixedLoss, LogRecord, MemberRecord, View};
+use shoal_protocol::message::{
+    CommitRecord, Duties, FixedLoss, LogRecord, MemberRecord, ViewChange,
+};
 use shoal_protocol::wire;
 
 use super::encoding::{self, Ballot, Image, Item, Mark};
@@ -37,7 +39,14 @@ fn view() -> LogRecord {
         mobile: false,
         moves: None,
     };
-    LogRecord::View(View { number: 1, members: vec![record] })
+    let gone = [Member { peer: PeerId([2; 32]), incarnation: Incarnation(3) }].into();
+    LogRecord::View(ViewChange {
+        since: 0,
+        number: 1,
+        stops: true,
+        gone,
+        here: vec![record.into()],
+    })
 }
 
 fn commit() -> LogRecord {

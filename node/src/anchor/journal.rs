@@ -14,7 +14,7 @@ use super::frame;
 use super::types::{Entry, LogId, Vote};
 
 /// The form of the file.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// Bytes that one piece of the file is filled up to; its last item may take it beyond.
 const PIECE: usize = 256 << 10;

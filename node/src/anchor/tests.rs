@@ -15,7 +15,7 @@ use std::time::Duration;
 use shoal_protocol::history::History;
 use shoal_protocol::ids::{ContentHash, Incarnation, Member, PeerId, Stage, StageSpan, Step, Term};
 use shoal_protocol::message::{
-    AnchorMessage, Duties, LogRecord, MemberRecord, StoredFile, StoredStage, View,
+    AnchorMessage, Duties, LogRecord, MemberRecord, StoredFile, StoredStage, ViewChange,
 };
 use shoal_protocol::units::Bytes;
 use tempfile::TempDir;
@@ -54,7 +54,9 @@ fn record(number: u64, trace: u64) -> LogRecord {
         mobile: false,
         moves: None,
     };
-    LogRecord::View(View { number, members: vec![record] })
+    let since = number - 1;
+    let here = vec![record.into()];
+    LogRecord::View(ViewChange { since, number, here, ..ViewChange::default() })
 }
 
 /// A record of about this many bytes; only the last of them is in a history.

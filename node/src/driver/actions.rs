@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use shoal_metrics::NodeState;
-use shoal_protocol::ids::{ClaimKey, Era, Member, Microbatch, Stage, Step, Term};
+use shoal_protocol::ids::{Era, Member, Stage, Step, Term};
 use shoal_protocol::message::{
     Between, CommitRecord, LogRecord, Message, SnapshotPart, StoredFile, StoredStage, TensorTag,
-    ToCoordinator, View, proof_tag,
+    ToCoordinator, View, proof_of_all,
 };
 use shoal_scheduler::action::{
     CoordinatorAction, CoordinatorEvent, CoordinatorInput, PayloadId, PeerAction, PeerEvent,
@@ -176,7 +176,7 @@ impl Driver<'_> {
             PeerEvent::Refused { reason } => {
                 self.ending.get_or_insert(Ending::Refused(reason));
             }
-            PeerEvent::View(view) => self.meet(view),
+            PeerEvent::View => self.meet(self.peer.view().clone()),
             PeerEvent::Checkpoint { version, stages, oldest } => {
                 self.checkpoint_completed(version, stages, oldest);
             }
@@ -433,14 +433,7 @@ impl Driver<'_> {
 /// How many microbatches the record's proofs cover, over all stages: a stage whose proof is the
 /// whole batch's counted each of them once.
 fn proven(record: &CommitRecord, stages: u16, microbatches: u32) -> u64 {
-    let whole = |stage: u16| -> u64 {
-        (0..microbatches)
-            .map(|index| {
-                let (stage, microbatch) = (Stage(stage), Microbatch(index));
-                proof_tag(ClaimKey { step: record.step, stage, microbatch })
-            })
-            .fold(0, u64::wrapping_add)
-    };
+    let whole = |stage: u16| proof_of_all(record.step, Stage(stage), microbatches);
     let right = (0..stages)
         .zip(&record.stages)
         .filter(|(stage, (_, outcome))| outcome.proof == whole(*stage))

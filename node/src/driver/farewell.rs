@@ -95,7 +95,8 @@ mod tests {
             mobile: false,
             moves: None,
         };
-        View { members: members.iter().map(record).collect(), ..View::default() }
+        let members = members.iter().map(record).map(Into::into).collect();
+        View { members, ..View::default() }
     }
 
     fn voters() -> BTreeSet<PeerId> {

@@ -159,7 +159,8 @@ mod tests {
             moves: None,
         };
         let mut keeper = Keeper::new(Some(member(1)));
-        keeper.view(&View { number: 1, members: (1..=4).map(record).collect() });
+        let members = (1..=4).map(record).map(Into::into).collect();
+        keeper.view(&View { number: 1, members });
         assert!(keeper.obeys(member(1), Term(5)));
         keeper
     }

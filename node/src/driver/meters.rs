@@ -267,7 +267,7 @@ impl Meters {
         for stage in manifest.stages() {
             let hosts = |record: &&MemberRecord| record.span.contains(stage);
             for (state, serving) in [(PeerState::Serving, true), (PeerState::Joining, false)] {
-                let hosting = view.members.iter().filter(hosts);
+                let hosting = view.members.iter().map(AsRef::as_ref).filter(hosts);
                 let count = hosting.filter(|record| record.serving == serving).count();
                 run.peers.set(stage.0, state, count);
             }

@@ -68,13 +68,14 @@ mod tests {
             mobile: false,
             moves: None,
         };
-        let members = vec![
+        let members = [
             record(1, &[shut]),
             record(2, &[shut]),
             record(3, &[shut, open]),
             record(4, &[open]),
             record(5, &[]),
         ];
+        let members = members.into_iter().map(Into::into).collect();
         assert_eq!(gone(View { number: 1, members }, member(1)).await, [member(2)]);
     }
 }

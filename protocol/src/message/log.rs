@@ -1,6 +1,6 @@
 //! What the run's log has: terms, memberships, commits, rewinds and checkpoints.
 
-use super::{FixedLoss, RoundOutcome, View};
+use super::{FixedLoss, RoundOutcome, ViewChange};
 use crate::ids::{Attempt, ContentHash, Era, PeerId, Stage, Step, Term};
 use crate::units::Bytes;
 
@@ -9,8 +9,10 @@ use crate::units::Bytes;
 pub enum LogRecord {
     /// A term of office began.
     Term(Term),
-    /// Who is a member from now on.
-    View(View),
+    /// Who is a member from now on, of no more than [`limits::CHANGED_MEMBERS`] at once.
+    ///
+    /// [`limits::CHANGED_MEMBERS`]: crate::limits::CHANGED_MEMBERS
+    View(ViewChange),
     /// A step's results.
     Commit(CommitRecord),
     /// A new era began at this version of the weights.

@@ -1,9 +1,10 @@
 //! Who takes part in a run, and who would.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::sync::Arc;
 
-use crate::ids::{ContentHash, Era, Member, Stage, StageSpan, Step};
+use crate::ids::{ContentHash, Era, Member, PeerId, Stage, StageSpan, Step};
 
 /// Which stages a newcomer wants to host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
@@ -51,16 +52,59 @@ pub struct Candidate {
 pub struct View {
     /// Grows with every change.
     pub number: u64,
-    /// In order of members: they are looked up by it.
-    pub members: Vec<MemberRecord>,
+    /// In order of members: they are looked up by it. Records are shared, since those who say a
+    /// membership and those who keep it are many.
+    pub members: Vec<Arc<MemberRecord>>,
 }
+
+/// What makes another membership of one. Who has not the one that it begins from asks for the whole.
+#[derive(Debug, Clone, PartialEq, Eq, Default, bincode::Encode, bincode::Decode)]
+pub struct ViewChange {
+    /// The membership that it begins from.
+    pub since: u64,
+    /// The one that it makes of it.
+    pub number: u64,
+    /// Whether nobody serves any more, but for those who do by `here`.
+    pub stops: bool,
+    /// Who is no member any more.
+    pub gone: BTreeSet<Member>,
+    /// Who is new, or not what it was: a new life takes the place of an old one.
+    pub here: Vec<Arc<MemberRecord>>,
+}
+
+impl ViewChange {
+    /// How many members it is about.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.gone.len() + self.here.len()
+    }
+
+    /// Whether it changes nothing but the number.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        !self.stops && self.len() == 0
+    }
+}
+
+/// Newcomers that are put into a membership one by one.
+const FEW: usize = 16;
 
 impl View {
     /// What is known of a member; none of who is no member.
     #[must_use]
     pub fn record(&self, member: Member) -> Option<&MemberRecord> {
-        let place = self.members.binary_search_by_key(&member, |record| record.member);
-        self.members.get(place.ok()?)
+        self.of_peer(member.peer).filter(|record| record.member == member)
+    }
+
+    /// What is known of the life of a peer that is a member.
+    #[must_use]
+    pub fn of_peer(&self, peer: PeerId) -> Option<&MemberRecord> {
+        self.members.get(self.place_of(peer).ok()?).map(AsRef::as_ref)
+    }
+
+    /// Where a peer is listed, or would be.
+    fn place_of(&self, peer: PeerId) -> Result<usize, usize> {
+        self.members.binary_search_by_key(&peer, |record| record.member.peer)
     }
 
     /// Whether this life of a peer is a member.
@@ -79,6 +123,53 @@ impl View {
     pub fn gone_in(&self, newer: &Self) -> impl Iterator<Item = Member> {
         let members = self.members.iter().map(|record| record.member);
         members.filter(|member| !newer.lists(*member))
+    }
+
+    /// Makes the membership that a change leads to. Returns who was a member and is none, or
+    /// nothing where the change begins from another membership: then this one stays.
+    #[must_use]
+    pub fn take(&mut self, change: &ViewChange) -> Option<Vec<Member>> {
+        if change.since != self.number || change.number < change.since {
+            return None;
+        }
+        let mut gone = Vec::new();
+        if change.stops {
+            for record in self.members.iter_mut().filter(|record| record.serving) {
+                Arc::make_mut(record).serving = false;
+            }
+        }
+        for member in &change.gone {
+            if let Ok(place) = self.place_of(member.peer)
+                && self.members[place].member == *member
+            {
+                self.members.remove(place);
+                gone.push(*member);
+            }
+        }
+        let mut new = BTreeMap::new();
+        for record in &change.here {
+            match self.place_of(record.member.peer) {
+                Ok(place) => {
+                    let old = std::mem::replace(&mut self.members[place], Arc::clone(record));
+                    gone.extend((old.member != record.member).then_some(old.member));
+                }
+                Err(_) => {
+                    new.insert(record.member.peer, Arc::clone(record));
+                }
+            }
+        }
+        // A few find their places sooner than all are put in order.
+        if new.len() < FEW {
+            for (peer, record) in new {
+                let (Ok(place) | Err(place)) = self.place_of(peer);
+                self.members.insert(place, record);
+            }
+        } else {
+            self.members.extend(new.into_values());
+            self.members.sort_by_key(|record| record.member.peer);
+        }
+        self.number = change.number;
+        Some(gone)
     }
 }
 
@@ -148,5 +239,58 @@ impl MemberRecord {
         let follows = self.serving && self.moves.is_some_and(moves);
         let comes = !self.serving && self.span.contains(stage);
         comes || (follows && !self.hosts(stage, era, step))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::ids::Incarnation;
+
+    /// Members by peer, each in some life, serving or not.
+    fn members() -> impl Strategy<Value = BTreeMap<u8, (u64, bool)>> {
+        prop::collection::btree_map(0u8..40, (1u64..4, any::<bool>()), 0..40)
+    }
+
+    fn record(peer: u8, life: u64, serving: bool) -> Arc<MemberRecord> {
+        let member = Member { peer: PeerId([peer; 32]), incarnation: Incarnation(life) };
+        let (span, addresses, duties) = (StageSpan::none(), Vec::new(), Duties::default());
+        MemberRecord { member, span, addresses, serving, duties, mobile: false, moves: None }.into()
+    }
+
+    fn view(number: u64, members: &BTreeMap<u8, (u64, bool)>) -> View {
+        let members = members.iter().map(|(peer, (life, serving))| record(*peer, *life, *serving));
+        View { number, members: members.collect() }
+    }
+
+    proptest! {
+        #[test]
+        fn a_change_makes_the_membership_that_it_says(
+            before in members(), after in members(), stops in any::<bool>()
+        ) {
+            let (old, new) = (view(3, &before), view(5, &after));
+            let stopped = |record: &Arc<MemberRecord>| {
+                let mut record = MemberRecord::clone(record);
+                record.serving &= !stops;
+                record
+            };
+            let known = |record: &MemberRecord| {
+                old.members.iter().map(stopped).any(|known| known == *record)
+            };
+            let here = new.members.iter().filter(|record| !known(record)).cloned().collect();
+            let peers = |view: &View, gone: &Member| view.of_peer(gone.peer).is_none();
+            let left: BTreeSet<Member> = old.gone_in(&new).collect();
+            // Whose place a new life takes need not be named.
+            let gone = left.iter().copied().filter(|gone| peers(&new, gone)).collect();
+            let change = ViewChange { since: 3, number: 5, stops, gone, here };
+            let mut made = old.clone();
+            let told = made.take(&change).expect("it begins from there");
+            prop_assert_eq!(told.into_iter().collect::<BTreeSet<_>>(), left);
+            prop_assert_eq!(&made, &new);
+            prop_assert_eq!(made.take(&change), None);
+            prop_assert_eq!(made, new);
+        }
     }
 }

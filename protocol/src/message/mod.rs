@@ -10,11 +10,15 @@ mod membership;
 mod round;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::log::{CommitRecord, LogRecord, SnapshotPart, StoredFile, StoredStage};
-pub use self::membership::{Candidate, Duties, MemberRecord, Move, StageChoice, View};
-pub use self::round::{Round, RoundId, RoundMember, RoundOutcome, proof_tag};
+pub use self::membership::{Candidate, Duties, MemberRecord, Move, StageChoice, View, ViewChange};
+pub use self::round::{
+    Crew, CrewChange, CrewMember, Round, RoundId, RoundMember, RoundOutcome, proof_of_all,
+    proof_tag,
+};
 
 use crate::ids::{
     ClaimKey, Era, Grant, Incarnation, Member, Microbatch, PeerId, Stage, StageSpan, Step, Term,
@@ -216,6 +220,11 @@ pub enum ToCoordinator {
         /// What its links to members of the round carry, by their places, as far as it was measured.
         rates: Vec<(u16, Rate)>,
     },
+    /// The sender does not know whom a round is among: it wants all of them.
+    CrewWanted {
+        /// Which round.
+        round: RoundId,
+    },
     /// The sender does not take a round's result.
     RoundRefused {
         /// Which.
@@ -261,6 +270,8 @@ pub enum ToCoordinator {
         /// stage cannot go on.
         there: bool,
     },
+    /// The sender lacks a membership that the present one was made of: it wants the whole.
+    ViewWanted,
     /// The sender cannot reach a member that it must speak with.
     CannotReach {
         /// Whom.
@@ -288,6 +299,8 @@ pub enum FromCoordinator {
         span: StageSpan,
         /// The newest commit of the era.
         commit: Option<CommitRecord>,
+        /// The membership in the log: who does not have it wants it before anything else.
+        view: u64,
     },
     /// The new coordinator has heard everybody: whatever waits for an answer is to be said again.
     TakenOver,
@@ -351,8 +364,17 @@ pub enum FromCoordinator {
         /// Why, and what to do.
         reason: String,
     },
-    /// Who is a member now.
-    View(View),
+    /// Who came, went or changed.
+    View(ViewChange),
+    /// Who is a member now, all of them, in so many parts.
+    Members {
+        /// Of which membership.
+        number: u64,
+        /// Which part this is, and of how many.
+        part: (u32, u32),
+        /// The members in it.
+        members: Vec<Arc<MemberRecord>>,
+    },
     /// Microbatches of the first stage, given out with their claims.
     Work {
         /// The step they belong to.
@@ -399,7 +421,26 @@ pub enum FromCoordinator {
         grant: Grant,
     },
     /// Every microbatch of the step is done: all-reduce.
-    Close(Round),
+    Close {
+        /// Which round.
+        round: RoundId,
+        /// With whom, beginning from whom the stage's last round was among.
+        crew: CrewChange,
+        /// The training microbatches that the receiver's accumulator must hold, in order; none where
+        /// it only listens.
+        counted: Vec<Microbatch>,
+    },
+    /// Whom a stage's rounds are among, all of them, in so many parts.
+    Crew {
+        /// The stage.
+        stage: Stage,
+        /// Which crew.
+        number: u64,
+        /// Which part this is, and of how many.
+        part: (u32, u32),
+        /// The members in it.
+        here: Vec<CrewMember>,
+    },
     /// The step's results: apply them.
     Commit(CommitRecord),
     /// Write your stage's part of a checkpoint as soon as you are at that version.

@@ -1,6 +1,9 @@
 //! The all-reduce of one stage's replicas, and the proof that travels with it.
 
-use crate::ids::{Attempt, ClaimKey, ContentHash, Era, Member, Microbatch, Stage, Step, Term};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::ids::{Attempt, ClaimKey, ContentHash, Era, Member, Stage, Step, Term};
 
 /// One try at the all-reduce of one stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, bincode::Encode, bincode::Decode)]
@@ -18,25 +21,100 @@ pub struct RoundId {
 }
 
 /// Who reduces with whom.
-#[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Round {
     /// Which round.
     pub id: RoundId,
-    /// Every replica, what its accumulator must hold, and its weight in sharing out the work.
+    /// Who takes part in it.
+    pub crew: Arc<Crew>,
+}
+
+/// Who takes part in a stage's rounds. From one to the next few come or go, so it is told as a change.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Crew {
+    /// Which one, of all that this stage's rounds ever had.
+    pub number: u64,
+    /// Every replica, in order.
     pub members: Vec<RoundMember>,
-    /// Newcomers that hear the result and add nothing.
+    /// Newcomers that hear the result and add nothing, in order.
     pub listeners: Vec<Member>,
 }
 
 /// One replica in a round.
-#[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RoundMember {
     /// Who.
     pub member: Member,
-    /// The training microbatches that its accumulator must hold, in order.
-    pub counted: Vec<Microbatch>,
     /// Its part of the vector is in proportion to this.
     pub weight: u32,
+}
+
+/// One of a crew.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct CrewMember {
+    /// Who.
+    pub member: Member,
+    /// A replica's weight; none of who listens.
+    pub weight: Option<u32>,
+}
+
+/// What makes another crew of one. Who has not the one that it begins from asks for the whole.
+#[derive(Debug, Clone, PartialEq, Eq, Default, bincode::Encode, bincode::Decode)]
+pub struct CrewChange {
+    /// The crew that it begins from.
+    pub since: u64,
+    /// The one that it makes of it; the same where nothing changes.
+    pub number: u64,
+    /// Who is in it no more.
+    pub gone: BTreeSet<Member>,
+    /// Who is new, or not what it was.
+    pub here: Vec<CrewMember>,
+}
+
+impl Crew {
+    /// Those who are in it.
+    pub fn all(&self) -> impl Iterator<Item = CrewMember> + '_ {
+        let members = self.members.iter();
+        let members =
+            members.map(|part| CrewMember { member: part.member, weight: Some(part.weight) });
+        let listeners = self.listeners.iter();
+        members.chain(listeners.map(|member| CrewMember { member: *member, weight: None }))
+    }
+
+    /// The crew of these. Of who is named twice the last word counts.
+    #[must_use]
+    pub fn of(number: u64, all: impl IntoIterator<Item = CrewMember>) -> Self {
+        let all: BTreeMap<Member, Option<u32>> =
+            all.into_iter().map(|one| (one.member, one.weight)).collect();
+        let part = |(member, weight): (&Member, &Option<u32>)| {
+            weight.map(|weight| RoundMember { member: *member, weight })
+        };
+        let members = all.iter().filter_map(part).collect();
+        let listens =
+            |(member, weight): (&Member, &Option<u32>)| weight.is_none().then_some(*member);
+        let listeners = all.iter().filter_map(listens).collect();
+        Self { number, members, listeners }
+    }
+
+    /// What leads from this crew to a newer one.
+    #[must_use]
+    pub fn change_to(&self, newer: &Self) -> CrewChange {
+        let by_member = |crew: &Self| -> BTreeMap<Member, Option<u32>> {
+            crew.all().map(|one| (one.member, one.weight)).collect()
+        };
+        let (old, new) = (by_member(self), by_member(newer));
+        let gone = old.keys().filter(|member| !new.contains_key(member)).copied().collect();
+        let here = newer.all().filter(|one| old.get(&one.member) != Some(&one.weight)).collect();
+        CrewChange { since: self.number, number: newer.number, gone, here }
+    }
+
+    /// The crew that a change leads to; none where it begins from another.
+    #[must_use]
+    pub fn changed_by(&self, change: &CrewChange) -> Option<Self> {
+        let stay = self.all().filter(|one| !change.gone.contains(&one.member));
+        let all = stay.chain(change.here.iter().copied());
+        (change.since == self.number).then(|| Self::of(change.number, all))
+    }
 }
 
 /// What a round came to; equal at all its members.
@@ -58,11 +136,79 @@ pub struct RoundOutcome {
 /// same keys only by a chance of 2^-64.
 #[must_use]
 pub fn proof_tag(key: ClaimKey) -> u64 {
-    let mut hasher = blake3::Hasher::new_derive_key("shoal proof tag v1");
-    hasher.update(&key.step.0.to_le_bytes());
-    hasher.update(&key.stage.0.to_le_bytes());
-    hasher.update(&key.microbatch.0.to_le_bytes());
-    let mut tag = [0; 8];
-    hasher.finalize_xof().fill(&mut tag);
+    let mut tags = proof_tags(key.step, key.stage);
+    tags.set_position(u64::from(key.microbatch.0) * TAG as u64);
+    let mut tag = [0; TAG];
+    tags.fill(&mut tag);
     u64::from_le_bytes(tag)
+}
+
+/// The sum of the tags of the first so many microbatches of a step at a stage, which every replica of
+/// the stage needs: much less work than one tag after the other.
+#[must_use]
+pub fn proof_of_all(step: Step, stage: Stage, microbatches: u32) -> u64 {
+    let mut tags = proof_tags(step, stage);
+    let mut sum = 0u64;
+    let mut left = microbatches as usize;
+    let mut some = [0; TAG * 1024];
+    while left > 0 {
+        let count = left.min(some.len() / TAG);
+        tags.fill(&mut some[..count * TAG]);
+        let (words, _) = some[..count * TAG].as_chunks::<TAG>();
+        sum = words.iter().fold(sum, |sum, tag| sum.wrapping_add(u64::from_le_bytes(*tag)));
+        left -= count;
+    }
+    sum
+}
+
+/// Bytes of one tag.
+const TAG: usize = 8;
+
+/// The tags of a step at a stage, one microbatch's after the other's.
+fn proof_tags(step: Step, stage: Stage) -> blake3::OutputReader {
+    let mut hasher = blake3::Hasher::new_derive_key("shoal proof tags v2");
+    hasher.update(&step.0.to_le_bytes());
+    hasher.update(&stage.0.to_le_bytes());
+    hasher.finalize_xof()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::ids::{Incarnation, Microbatch, PeerId};
+
+    fn crew(number: u64) -> impl Strategy<Value = Crew> {
+        let weight = prop::option::of(0u32..3);
+        prop::collection::btree_map(0u8..40, weight, 0..40).prop_map(move |all| {
+            let one = |(peer, weight): (u8, Option<u32>)| {
+                let member = Member { peer: PeerId([peer; 32]), incarnation: Incarnation(1) };
+                CrewMember { member, weight }
+            };
+            Crew::of(number, all.into_iter().map(one))
+        })
+    }
+
+    #[test]
+    fn all_tags_sum_to_the_sum_of_each() {
+        let (step, stage) = (Step(7), Stage(2));
+        for count in [0, 1, 7, 1024, 1025, 3000] {
+            let tag = |number| proof_tag(ClaimKey { step, stage, microbatch: Microbatch(number) });
+            let each = (0..count).map(tag).fold(0, u64::wrapping_add);
+            assert_eq!(proof_of_all(step, stage, count), each, "{count}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_change_makes_the_crew_that_it_leads_to(old in crew(4), new in crew(7)) {
+            let change = old.change_to(&new);
+            prop_assert_eq!(old.changed_by(&change), Some(new.clone()));
+            prop_assert_eq!(new.changed_by(&change), None);
+            let same = new.change_to(&new);
+            prop_assert!(same.gone.is_empty() && same.here.is_empty());
+            prop_assert_eq!(new.changed_by(&same), Some(new));
+        }
+    }
 }

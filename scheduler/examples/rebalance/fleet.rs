@@ -5,7 +5,7 @@ use std::ops::AddAssign;
 use std::time::Duration;
 
 use shoal_protocol::ids::{Era, Stage, Step};
-use shoal_protocol::message::{LogRecord, MemberRecord};
+use shoal_protocol::message::{LogRecord, MemberRecord, View};
 use shoal_protocol::units::Moment;
 use shoal_scheduler::sim::{Seen, Watch, place_of};
 
@@ -51,7 +51,7 @@ pub(crate) struct Fleet {
     /// Both passes at one stage.
     pass: Duration,
     alive: BTreeSet<usize>,
-    members: Vec<MemberRecord>,
+    view: View,
     now: (Era, Step),
     until: Moment,
     /// What the rates are since then: the optimum's, the placed members' and the serving ones'.
@@ -72,7 +72,7 @@ impl Fleet {
             microbatches,
             pass,
             alive: BTreeSet::new(),
-            members: Vec::new(),
+            view: View::default(),
             now: (Era(0), Step(0)),
             until: Moment::default(),
             rates: [0.0; 3],
@@ -119,7 +119,8 @@ impl Fleet {
         let living = |record: &&MemberRecord| self.alive.contains(&place_of(record.member));
         let least = |counts: &dyn Fn(&MemberRecord, Stage) -> bool| {
             let count = |stage: u16| {
-                let living = self.members.iter().filter(living);
+                let members = self.view.members.iter().map(AsRef::as_ref);
+                let living = members.filter(living);
                 living.filter(|record| counts(record, Stage(stage))).count()
             };
             (0..self.stages).map(count).min().unwrap_or(0) as f64
@@ -135,7 +136,9 @@ impl Fleet {
     fn logged(&mut self, now: Moment, record: &LogRecord) {
         let all = f64::from(self.microbatches);
         match record {
-            LogRecord::View(view) => self.members.clone_from(&view.members),
+            LogRecord::View(change) => {
+                let _gone = self.view.take(change);
+            }
             LogRecord::Commit(record) => {
                 self.now.1 = record.step.next();
                 let (could, did, troubled) = std::mem::take(&mut self.step);

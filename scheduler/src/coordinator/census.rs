@@ -37,14 +37,14 @@ impl Coordinator {
         self.end_census_when_heard(out);
     }
 
-    /// Asks a member what it holds. What an earlier coordinator had no time to say comes first.
-    fn ask(&self, member: Member, out: &mut Out) {
-        let span = self.membership.span_of(member).expect("members are asked");
+    /// Asks a member what it holds. What an earlier coordinator had no time to say comes first; who
+    /// lacks the membership asks for it, and is asked again.
+    pub(super) fn ask(&self, member: Member, out: &mut Out) {
+        let Some(span) = self.membership.span_of(member) else { return };
         let (term, era, began_at, version) = (self.term, self.era, self.began_at, self.version);
-        send(member, FromCoordinator::View(self.logged_view.clone()), out);
         send(member, FromCoordinator::Admitted { era, span, version }, out);
-        let commit = self.last_commit.clone();
-        send(member, FromCoordinator::Census { term, era, began_at, span, commit }, out);
+        let (commit, view) = (self.last_commit.clone(), self.logged_view.number);
+        send(member, FromCoordinator::Census { term, era, began_at, span, commit, view }, out);
     }
 
     /// Asks those again whose answer may have been lost.
@@ -56,9 +56,7 @@ impl Coordinator {
         census.again_at = self.now + self.config.retry;
         let missing: Vec<Member> = census.missing.keys().copied().collect();
         for member in missing {
-            if self.membership.contains(member) {
-                self.ask(member, out);
-            }
+            self.ask(member, out);
         }
     }
 

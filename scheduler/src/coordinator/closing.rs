@@ -1,11 +1,13 @@
 //! The end of a step: all-reduce and commit.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use shoal_protocol::ids::{Attempt, Era, Member, Microbatch, Stage, Step, Term};
 use shoal_protocol::message::{
-    CommitRecord, FixedLoss, FromCoordinator, LogRecord, Round, RoundId, RoundMember, RoundOutcome,
+    CommitRecord, Crew, CrewChange, CrewMember, FixedLoss, FromCoordinator, LogRecord, Round,
+    RoundId, RoundOutcome, proof_of_all,
 };
 use shoal_protocol::units::{Moment, Rate};
 
@@ -13,7 +15,8 @@ use super::{Coordinator, Out, Phase, event, send};
 use crate::action::{CoordinatorAction, CoordinatorEvent};
 use crate::lateness::Estimate;
 use crate::ledger::Ledger;
-use crate::round::{MemberRates, NumberBytes, proof_of, weights};
+use crate::parts;
+use crate::round::{MemberRates, NumberBytes, weights};
 
 /// How often the patience with a round doubles, at most.
 const DOUBLINGS: u32 = 6;
@@ -47,7 +50,7 @@ struct OpenRound {
 
 impl OpenRound {
     fn is_whole(&self) -> bool {
-        self.outcomes.len() == self.round.members.len()
+        self.outcomes.len() == self.round.crew.members.len()
     }
 }
 
@@ -87,32 +90,20 @@ impl Coordinator {
     /// that a death left untouched go on.
     fn close_step(&mut self, out: &mut Out) {
         let step = self.version;
-        let ledger = &self.work.ledgers[&step];
         let microbatches = self.config.manifest.training.microbatches;
         for stage in self.config.manifest.stages() {
             if self.rounds.open.contains_key(&stage) {
                 continue;
             }
-            let members = self.replicas_at(stage, step);
             let failed = self.rounds.failed.get(&stage).copied().unwrap_or(0);
             let (era, term, attempt) = (self.era, self.term, Attempt(failed));
             let id = RoundId { era, term, step, stage, attempt };
-            let weights = self.round_weights(&members);
-            let members = members
-                .into_iter()
-                .zip(weights)
-                .map(|(member, weight)| {
-                    let counted = ledger.counted_by(stage, member);
-                    RoundMember { member, counted, weight }
-                })
-                .collect();
-            let listeners = self.listeners_at(stage, step);
-            let round = Round { id, members, listeners };
-            let all = round.members.iter().map(|part| part.member);
-            for to in all.chain(round.listeners.iter().copied()) {
-                send(to, FromCoordinator::Close(round.clone()), out);
-            }
-            let proof = proof_of(step, stage, (0..microbatches).map(Microbatch));
+            let before = self.crews.get(&stage).cloned().unwrap_or_default();
+            let crew = self.next_crew(&before, stage, step);
+            let round = Round { id, crew: Arc::clone(&crew) };
+            self.tell_round(&round, &before, out);
+            self.crews.insert(stage, crew);
+            let proof = proof_of_all(step, stage, microbatches);
             let open = OpenRound { round, proof, outcomes: BTreeMap::new() };
             self.rounds.open.insert(stage, open);
         }
@@ -122,6 +113,61 @@ impl Coordinator {
         self.phase = Phase::Closing;
         self.announce_steps(self.config.manifest.steps_at_once() + 1, out);
         self.commit_when_reduced(out);
+    }
+
+    /// Whom a stage's next round is among: the same ones as its last, if they still are.
+    fn next_crew(&self, before: &Arc<Crew>, stage: Stage, step: Step) -> Arc<Crew> {
+        let members = self.replicas_at(stage, step);
+        let weights = self.round_weights(&members);
+        let parts = members.into_iter().zip(weights);
+        let parts = parts.map(|(member, weight)| CrewMember { member, weight: Some(weight) });
+        let listeners = self.listeners_at(stage, step).into_iter();
+        let listeners = listeners.map(|member| CrewMember { member, weight: None });
+        let same = Crew::of(before.number, parts.chain(listeners));
+        if same == **before {
+            return Arc::clone(before);
+        }
+        // Those of another term had other numbers.
+        let number = before.number.max(self.term.0 << 32) + 1;
+        Crew { number, ..same }.into()
+    }
+
+    /// Tells everybody in a round of it: who knows the crew before, what is another in this one.
+    fn tell_round(&self, round: &Round, before: &Crew, out: &mut Out) {
+        let (id, crew) = (round.id, &round.crew);
+        let change = before.change_to(crew);
+        let told: BTreeSet<Member> = before.all().map(|one| one.member).collect();
+        let small = change.gone.len() + change.here.len() <= parts::CHANGED;
+        let mut counted = self.accumulated(id);
+        for CrewMember { member, .. } in crew.all() {
+            let counted = counted.remove(&member).unwrap_or_default();
+            if small && told.contains(&member) {
+                let crew = change.clone();
+                send(member, FromCoordinator::Close { round: id, crew, counted }, out);
+            } else {
+                tell_whole_round(round, member, counted, out);
+            }
+        }
+    }
+
+    /// What each replica's accumulator must hold in a round.
+    fn accumulated(&self, id: RoundId) -> BTreeMap<Member, Vec<Microbatch>> {
+        self.work.ledgers.get(&id.step).map(|ledger| ledger.counted(id.stage)).unwrap_or_default()
+    }
+
+    /// A member does not know whom a round is among that it is in.
+    pub(super) fn crew_wanted(&mut self, from: Member, id: RoundId, out: &mut Out) {
+        let Some(round) = self.round(id) else { return };
+        if round.crew.all().any(|one| one.member == from) {
+            let counted = self.accumulated(id).remove(&from).unwrap_or_default();
+            tell_whole_round(round, from, counted, out);
+        }
+    }
+
+    /// A round that is on, or whose results are on their way into the log.
+    pub(crate) fn round(&self, id: RoundId) -> Option<&Round> {
+        let open = self.rounds.open.get(&id.stage).map(|open| &open.round);
+        open.filter(|round| round.id == id)
     }
 
     /// How much of the vector each replica of a stage reduces, from what the links between them were
@@ -160,11 +206,12 @@ impl Coordinator {
         out: &mut Out,
     ) {
         let Some(open) = self.rounds.open.get_mut(&round.stage) else { return };
-        if open.round.id != round || !open.round.members.iter().any(|part| part.member == from) {
+        if open.round.id != round || !open.round.crew.members.iter().any(|part| part.member == from)
+        {
             return;
         }
         for (place, rate) in rates {
-            if let Some(to) = open.round.members.get(usize::from(*place)) {
+            if let Some(to) = open.round.crew.members.get(usize::from(*place)) {
                 self.link_rates.insert((from, to.member), *rate);
             }
         }
@@ -221,7 +268,8 @@ impl Coordinator {
     /// Rounds with a member that is gone come to nothing. The step is open again until what the
     /// member had counted is done anew.
     pub(super) fn abort_rounds_with(&mut self, gone: Member, out: &mut Out) {
-        let with = |open: &OpenRound| open.round.members.iter().any(|part| part.member == gone);
+        let with =
+            |open: &OpenRound| open.round.crew.members.iter().any(|part| part.member == gone);
         self.fail_rounds(with, false, out);
     }
 
@@ -277,6 +325,18 @@ impl Coordinator {
             self.close_when_complete(out);
         }
     }
+}
+
+/// Tells a member of a round and of everybody in it.
+fn tell_whole_round(round: &Round, to: Member, counted: Vec<Microbatch>, out: &mut Out) {
+    let number = round.crew.number;
+    let all: Vec<CrewMember> = round.crew.all().collect();
+    for (part, here) in parts::cut(&all) {
+        let stage = round.id.stage;
+        send(to, FromCoordinator::Crew { stage, number, part, here }, out);
+    }
+    let crew = CrewChange { since: number, number, ..CrewChange::default() };
+    send(to, FromCoordinator::Close { round: round.id, crew, counted }, out);
 }
 
 fn equal_bits(one: &RoundOutcome, other: &RoundOutcome) -> bool {

@@ -23,10 +23,13 @@ mod tests;
 mod work;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 pub use config::CoordinatorConfig;
 use shoal_protocol::ids::{Era, Member, PeerId, Stage, Step, Term};
-use shoal_protocol::message::{CommitRecord, FromCoordinator, LogRecord, ToCoordinator, View};
+use shoal_protocol::message::{
+    CommitRecord, Crew, FromCoordinator, LogRecord, ToCoordinator, View,
+};
 use shoal_protocol::units::{Moment, Rate};
 
 use self::balance::Balance;
@@ -72,6 +75,8 @@ pub struct Coordinator {
     version: Step,
     work: Work,
     rounds: Rounds,
+    /// Whom each stage's last round was among.
+    crews: BTreeMap<Stage, Arc<Crew>>,
     /// How long the rounds of this term took.
     round_times: Option<Estimate>,
     /// What the links between replicas of a stage were measured to carry, from whom and to whom.
@@ -154,6 +159,7 @@ impl Coordinator {
             waiting_said: None,
             phase: Phase::Beginning,
             rounds: Rounds::default(),
+            crews: BTreeMap::new(),
             round_times: None,
             link_rates: BTreeMap::new(),
             newcomers: Newcomers::default(),
@@ -298,6 +304,7 @@ impl Coordinator {
             ToCoordinator::Reduced { round, outcome, rates } => {
                 self.reduced(from, round, outcome, &rates, out)
             }
+            ToCoordinator::CrewWanted { round } => self.crew_wanted(from, round, out),
             ToCoordinator::RoundRefused { round, reason } => {
                 self.round_refused(from, round, &reason, out);
             }
@@ -318,6 +325,7 @@ impl Coordinator {
             ToCoordinator::Ready { version, view } => self.ready(from, version, view, out),
             ToCoordinator::Behind { there } => self.behind(from, there, out),
             ToCoordinator::CannotReach { member } => self.cannot_reach(from, member, out),
+            ToCoordinator::ViewWanted => self.view_wanted(from, out),
             ToCoordinator::Present => {}
             ToCoordinator::Leave => self.lost(from, "it left", out),
         }
@@ -326,7 +334,9 @@ impl Coordinator {
     /// What is of use before anything is given out: who leaves, and what members hold.
     fn hears_while_suspended(&self, message: &ToCoordinator) -> bool {
         match message {
-            ToCoordinator::Leave | ToCoordinator::CannotReach { .. } => true,
+            ToCoordinator::Leave
+            | ToCoordinator::CannotReach { .. }
+            | ToCoordinator::ViewWanted => true,
             ToCoordinator::Held { .. }
             | ToCoordinator::Done { .. }
             | ToCoordinator::Stored { .. }
@@ -343,7 +353,7 @@ impl Coordinator {
         match record {
             LogRecord::Term(_) if self.completed => self.finish(out),
             LogRecord::Term(_) => self.begin_census(out),
-            LogRecord::View(view) => self.view_logged(view, out),
+            LogRecord::View(change) => self.view_logged(change, out),
             // What was committed last is undone by the rewind that follows it in the log.
             LogRecord::Commit(_)
                 if matches!(self.phase, Phase::Rewinding { .. } | Phase::Stranded(_)) => {}

@@ -92,7 +92,19 @@ impl Coordinator {
             self.work.done(from, key.step);
             self.give_out(out);
         }
-        self.replay(out);
+        self.replay_one(key, out);
+    }
+
+    /// Has the activation of work that was just let go of sent again. What else waits for one was asked
+    /// for and is asked for again in time: with everything that is let go of that would be too often.
+    fn replay_one(&mut self, key: ClaimKey, out: &mut Out) {
+        let ledger = self.work.ledgers.get(&key.step).filter(|_| !self.is_suspended());
+        let Some((holder, upstream)) = ledger.and_then(|ledger| ledger.sender_of(key)) else {
+            return;
+        };
+        send(holder, FromCoordinator::Replay { keys: vec![upstream] }, out);
+        let again = self.now + self.config.retry;
+        self.replay_at = Some(self.replay_at.map_or(again, |at| at.min(again)));
     }
 
     /// Has activations sent again whose receivers are gone, until somebody holds the work.

@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 
 use shoal_protocol::ids::{Era, Member, PeerId, Step};
-use shoal_protocol::message::{Candidate, FromCoordinator, LogRecord, View};
+use shoal_protocol::message::{Candidate, FromCoordinator, LogRecord, ViewChange};
 
 use super::{Coordinator, Out, Phase, event, send};
 use crate::action::{CoordinatorAction, CoordinatorEvent};
 use crate::anchors;
 use crate::membership::AdmissionError;
+use crate::parts;
 
 impl Coordinator {
     pub(super) fn register(&mut self, from: Member, candidate: Candidate, out: &mut Out) {
@@ -36,7 +37,7 @@ impl Coordinator {
             Err(error) => refuse(from, error.to_string(), out),
             Ok(admission) if admission.again => {
                 if self.logged_view.lists(from) {
-                    send(from, FromCoordinator::View(self.logged_view.clone()), out);
+                    self.send_members(from, out);
                     self.welcome(from, out);
                 }
             }
@@ -61,26 +62,24 @@ impl Coordinator {
             self.view_outdated = true;
         } else {
             self.view_pending = true;
-            let view = self.membership.next_view();
-            out.push(CoordinatorAction::Append(LogRecord::View(view)));
+            let change = self.membership.next_change();
+            self.view_outdated = self.membership.is_ahead();
+            out.push(CoordinatorAction::Append(LogRecord::View(change)));
         }
     }
 
-    pub(super) fn view_logged(&mut self, view: View, out: &mut Out) {
-        assert!(view.number > self.logged_view.number, "the log keeps its order");
-        let old = std::mem::replace(&mut self.logged_view, view);
+    pub(super) fn view_logged(&mut self, change: ViewChange, out: &mut Out) {
+        let old = self.logged_view.clone();
+        let gone = self.logged_view.take(&change).expect("the log keeps its order");
         self.view_pending = false;
-        let gone: Vec<Member> = old.gone_in(&self.logged_view).collect();
-        let here: Vec<(Member, bool)> = self
-            .logged_view
-            .members
-            .iter()
-            .map(|record| (record.member, !old.lists(record.member)))
-            .filter(|(member, _)| self.membership.contains(*member))
-            .collect();
-        for (member, new) in here {
-            send(member, FromCoordinator::View(self.logged_view.clone()), out);
-            if new {
+        let members = self.logged_view.members.iter().map(|record| record.member);
+        let here: Vec<Member> =
+            members.filter(|member| self.membership.contains(*member)).collect();
+        for member in here {
+            if old.lists(member) {
+                send(member, FromCoordinator::View(change.clone()), out);
+            } else {
+                self.send_members(member, out);
                 self.welcome(member, out);
             }
         }
@@ -101,6 +100,23 @@ impl Coordinator {
         self.give_out(out);
         self.replay(out);
         self.close_when_complete(out);
+    }
+
+    /// Tells a member of all members.
+    fn send_members(&self, to: Member, out: &mut Out) {
+        let number = self.logged_view.number;
+        for (part, members) in parts::cut(&self.logged_view.members) {
+            send(to, FromCoordinator::Members { number, part, members }, out);
+        }
+    }
+
+    /// A member lacks what the present membership was made of. In a census it is asked again what it
+    /// holds.
+    pub(super) fn view_wanted(&mut self, from: Member, out: &mut Out) {
+        self.send_members(from, out);
+        if matches!(self.phase, Phase::Census(_)) {
+            self.ask(from, out);
+        }
     }
 
     /// Has the log kept by others where members came or went who would.

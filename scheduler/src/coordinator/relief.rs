@@ -3,6 +3,7 @@
 //! had taken in that becomes slow is done by others.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 
 use shoal_protocol::ids::{ClaimKey, Grant, Member, Microbatch, Stage, Step};
 use shoal_protocol::message::{FromCoordinator, Spent};
@@ -20,6 +21,10 @@ const HALVES: u64 = 3;
 /// Round trips from when work is asked for until another has it: its holder lets go of it, who is
 /// before it hears so, offers it and sends it.
 const ROUND_TRIPS: u32 = 3;
+
+/// Replicas that are looked at for one that is idle, those that follow it in order: all, where they are
+/// not very many. Looking at all of many with each report would take the square of them.
+const LOOKED_AT: usize = 64;
 
 /// How often the same work is asked for in this way, whoever holds it.
 const TIMES: u32 = 2;
@@ -104,7 +109,7 @@ impl Coordinator {
         }
     }
 
-    /// The last claim of the replica that has most to do, if that is so much more than the idle one
+    /// The last claim of the replica that has most to do, of those that are looked at, if that is so much more than the idle one
     /// has that one claim less makes the step's end come sooner.
     fn to_relieve(&self, place: (Step, Stage), idle: Member) -> Option<(ClaimKey, Member, Grant)> {
         let (step, stage) = place;
@@ -122,7 +127,8 @@ impl Coordinator {
             let asked = relief.asked.get(&key);
             asked.is_none_or(|asked| asked.grant != **grant && asked.times < TIMES)
         };
-        let others = open.iter().filter(|(member, _)| **member != idle);
+        let after = open.range((Bound::Excluded(idle), Bound::Unbounded));
+        let others = after.chain(open.range(..idle)).take(LOOKED_AT);
         let busy = others.filter_map(|(member, claims)| {
             let (last, grant) = claims.iter().rev().find(unasked)?;
             let through_it = claims.range(..=last).count() as u64;

@@ -9,13 +9,12 @@ use shoal_protocol::ids::{
 };
 use shoal_protocol::message::{
     Candidate, Duties, FixedLoss, RoundId, RoundOutcome, SnapshotPart, Spent, StageChoice,
-    StoredFile, StoredStage,
+    StoredFile, StoredStage, proof_of_all,
 };
 use shoal_protocol::units::Bytes;
 
 use super::*;
 use crate::rebalance::Rebalance;
-use crate::round::proof_of;
 use crate::router::Routing;
 use crate::sim::Scenario;
 
@@ -117,12 +116,14 @@ impl Run {
         let mut run = Self::opened(1, 1);
         run.want(0, 1, 0);
         let actions = run.finish(0, 0, 1);
-        let closes = messages(&actions, |message| matches!(message, FromCoordinator::Close(_)));
+        let closes = messages(&actions, |message| matches!(message, FromCoordinator::Close { .. }));
         assert_eq!(closes.iter().map(|(to, _)| *to).collect::<Vec<_>>(), [member(0), member(1)]);
-        let FromCoordinator::Close(close) = &closes[0].1 else { unreachable!("just filtered") };
-        assert_eq!(close.id, round());
-        let counted: Vec<_> = close.members.iter().map(|part| part.counted.clone()).collect();
-        assert_eq!(counted, [vec![Microbatch(0)], vec![]]);
+        let told = closes.into_iter().map(|(_, message)| match message {
+            FromCoordinator::Close { round, counted, .. } => (round, counted),
+            _ => unreachable!("just filtered"),
+        });
+        let told: Vec<_> = told.collect();
+        assert_eq!(told, [(round(), vec![Microbatch(0)]), (round(), vec![])]);
         run
     }
 }
@@ -158,7 +159,7 @@ fn round() -> RoundId {
 }
 
 fn outcome() -> RoundOutcome {
-    let proof = proof_of(Step(0), Stage(0), [Microbatch(0)]);
+    let proof = proof_of_all(Step(0), Stage(0), 1);
     RoundOutcome { hash: ContentHash([5; 32]), square_norm: 9.0, proof }
 }
 
@@ -181,6 +182,20 @@ fn messages(
         _ => None,
     };
     actions.iter().filter_map(message).collect()
+}
+
+/// Who hears of the membership: how many are listed, as a change of which one; of none if it is all.
+fn views(actions: &[CoordinatorAction]) -> Vec<(Member, (u64, usize))> {
+    let told = |action: &CoordinatorAction| match action {
+        CoordinatorAction::Send { to, message: FromCoordinator::View(change) } => {
+            Some((*to, (change.since, change.here.len())))
+        }
+        CoordinatorAction::Send { to, message: FromCoordinator::Members { members, .. } } => {
+            Some((*to, (0, members.len())))
+        }
+        _ => None,
+    };
+    actions.iter().filter_map(told).collect()
 }
 
 fn work(to: u8, grants: &[(u32, u64)]) -> (Member, FromCoordinator) {
@@ -209,8 +224,8 @@ fn newcomers_are_members_when_the_log_has_them_and_the_first_step_waits_for_all(
     let waiting = CoordinatorEvent::Waiting { stages: vec![Stage(1)], members: 1 };
     assert_eq!(events(&answered), [waiting]);
     let second = run.hear(1, register(StageChoice::Auto));
-    let views = messages(&second, |message| matches!(message, FromCoordinator::View(_)));
-    assert_eq!(views.len(), 2);
+    // Who was there hears who came, who came hears of all.
+    assert_eq!(views(&second), [(member(0), (1, 1)), (member(1), (0, 2))]);
     assert_eq!(events(&second), [CoordinatorEvent::Opened { step: Step(0) }]);
 }
 
@@ -416,10 +431,13 @@ fn what_a_lost_member_held_is_given_to_others_and_the_step_closes_without_it() {
     ));
     run.finish(1, 1, 2);
     let closed = run.finish(1, 0, 3);
-    let closes = messages(&closed, |message| matches!(message, FromCoordinator::Close(_)));
-    let [(to, FromCoordinator::Close(round))] = &closes[..] else { panic!("{closes:?}") };
-    assert_eq!((*to, round.members.len()), (member(1), 1));
-    assert_eq!(round.members[0].counted, [Microbatch(0), Microbatch(1)]);
+    let closes = messages(&closed, |message| matches!(message, FromCoordinator::Close { .. }));
+    let [(to, FromCoordinator::Close { round, counted, .. })] = &closes[..] else {
+        panic!("{closes:?}")
+    };
+    let members = run.coordinator.round(*round).map(|round| round.crew.members.len());
+    assert_eq!((*to, members), (member(1), Some(1)));
+    assert_eq!(*counted, [Microbatch(0), Microbatch(1)]);
 }
 
 #[test]
@@ -430,11 +448,14 @@ fn a_loss_during_the_all_reduce_begins_another_try_and_old_results_are_not_heard
     let gone = run.input(CoordinatorInput::Disconnected { member: member(1) });
     let aborted = CoordinatorEvent::RoundsAborted { step: Step(0), rounds: 1, late: false };
     assert_eq!(events(&gone), [lost(1, BROKE), revoked(1, 0), aborted]);
-    let closes = messages(&gone, |message| matches!(message, FromCoordinator::Close(_)));
-    let [(_, FromCoordinator::Close(second))] = &closes[..] else { panic!("{closes:?}") };
-    assert_eq!(second.id, RoundId { attempt: shoal_protocol::ids::Attempt(1), ..round() });
+    let closes = messages(&gone, |message| matches!(message, FromCoordinator::Close { .. }));
+    let [(_, FromCoordinator::Close { round: second, .. })] = &closes[..] else {
+        panic!("{closes:?}")
+    };
+    let second = *second;
+    assert_eq!(second, RoundId { attempt: shoal_protocol::ids::Attempt(1), ..round() });
     assert_eq!(run.reduce(0, outcome()), [], "a result of the first try");
-    run.hear(0, ToCoordinator::Reduced { round: second.id, outcome: outcome(), rates: Vec::new() });
+    run.hear(0, ToCoordinator::Reduced { round: second, outcome: outcome(), rates: Vec::new() });
     assert!(matches!(run.logged.last(), Some(LogRecord::Commit(_))), "{:?}", run.logged);
 }
 
@@ -445,7 +466,7 @@ fn an_all_reduce_that_takes_too_long_is_tried_again_and_called_late() {
     let again = run.input(CoordinatorInput::Tick);
     let late = CoordinatorEvent::RoundsAborted { step: Step(0), rounds: 1, late: true };
     assert_eq!(events(&again), [late]);
-    let closes = messages(&again, |message| matches!(message, FromCoordinator::Close(_)));
+    let closes = messages(&again, |message| matches!(message, FromCoordinator::Close { .. }));
     assert_eq!(closes.len(), 2, "both members take part again");
 }
 
@@ -500,16 +521,17 @@ fn a_newcomer_begins_from_a_snapshot_hears_rounds_and_serves_once_it_is_ready() 
     let done =
         ToCoordinator::Done { key, grant, loss: Some(FixedLoss(1)), spent: Spent::default() };
     let closed = run.hear(0, done);
-    let closes = messages(&closed, |message| matches!(message, FromCoordinator::Close(_)));
+    let closes = messages(&closed, |message| matches!(message, FromCoordinator::Close { .. }));
     assert_eq!(closes.len(), 3);
-    let FromCoordinator::Close(round) = &closes[0].1 else { unreachable!("just filtered") };
-    assert_eq!((round.members.len(), &round.listeners[..]), (2, &[member(2)][..]));
+    let FromCoordinator::Close { round, .. } = &closes[0].1 else { unreachable!("just filtered") };
+    let crew = &run.coordinator.round(*round).expect("it is on").crew;
+    assert_eq!((crew.members.len(), &crew.listeners[..]), (2, &[member(2)][..]));
     // Of an old version it is not ready, of the present one it is.
     assert_eq!(run.hear(2, ToCoordinator::Ready { version: Step(0), view: 9 }), []);
     let ready = run.hear(2, ToCoordinator::Ready { version: Step(1), view: 9 });
     let views = messages(&ready, |message| matches!(message, FromCoordinator::View(_)));
-    let FromCoordinator::View(view) = &views[0].1 else { unreachable!("just filtered") };
-    assert!(view.members.iter().all(|record| record.serving));
+    let FromCoordinator::View(change) = &views[0].1 else { unreachable!("just filtered") };
+    assert!(change.here.iter().all(|record| record.serving));
 }
 
 #[test]
@@ -541,7 +563,7 @@ fn a_word_about_anothers_claim_is_refused_and_changes_nothing() {
     let refused = [CoordinatorEvent::ClaimRefused { member: member(0), key: nowhere }];
     assert_eq!(events(&run.hear(0, ToCoordinator::Claim { key: nowhere })), refused);
     let closes =
-        messages(&run.finish(1, 0, 1), |message| matches!(message, FromCoordinator::Close(_)));
+        messages(&run.finish(1, 0, 1), |message| matches!(message, FromCoordinator::Close { .. }));
     assert_eq!(closes.len(), 2, "the holder's own word counts");
 }
 

@@ -19,11 +19,15 @@ impl Peer {
         now: Moment,
         term: Term,
         (era, began_at, span): (Era, Step, StageSpan),
-        commit: Option<CommitRecord>,
+        (commit, view): (Option<CommitRecord>, u64),
         out: &mut Out,
     ) {
         if term < self.term || self.status != Status::Member {
             return;
+        }
+        if self.view.number < view {
+            // It is asked again when it has heard who is a member.
+            return self.want_view(now, out);
         }
         if term > self.term {
             self.term = term;

@@ -3,18 +3,19 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use shoal_protocol::ids::{Era, Member, Microbatch, PeerId, Stage, Step, Term};
+use shoal_protocol::limits;
 use shoal_protocol::message::{
-    CommitRecord, Round, RoundId, RoundMember, RoundOutcome, TensorTag, ToCoordinator,
+    CommitRecord, Round, RoundId, RoundMember, RoundOutcome, TensorTag, ToCoordinator, proof_of_all,
 };
 use shoal_protocol::units::{Bytes, Moment};
 
 use super::{Out, Peer, Status};
 use crate::action::{Fault, MeasuredLink, Payload, PeerAction, PeerEvent, Task, TaskResult};
-use crate::round::{AHEAD, Layout, Reduction, ahead, most_ahead, piece_bytes, proof_of};
+use crate::round::{AHEAD, Layout, Reduction, ahead, most_ahead, piece_bytes};
 
 /// Pieces that may come before the word that closes their step: the coordinator's word and the other
 /// members' pieces travel on different connections.
-const EARLY_PIECES: usize = 4096;
+const EARLY_PIECES: usize = limits::MEMBERS;
 
 /// Commits whose tasks the engine may still have to carry out: more than one only of who catches up.
 const APPLYING: usize = 1 << 10;
@@ -140,14 +141,14 @@ fn is_result(tag: &TensorTag) -> bool {
 /// A word about a step, which waits until the steps before it are applied.
 #[derive(Debug)]
 pub(super) enum Word {
-    Close(Round),
+    Close(Round, Vec<Microbatch>),
     Commit(CommitRecord),
 }
 
 impl Word {
     /// Whether it orders a round in an earlier term than this.
     pub(super) fn is_of_term_before(&self, term: Term) -> bool {
-        matches!(self, Self::Close(round) if round.id.term < term)
+        matches!(self, Self::Close(round, _) if round.id.term < term)
     }
 
     /// Whether it is the last word of this step.
@@ -157,7 +158,7 @@ impl Word {
 
     fn step(&self) -> Step {
         match self {
-            Self::Close(round) => round.id.step,
+            Self::Close(round, _) => round.id.step,
             Self::Commit(record) => record.step,
         }
     }
@@ -174,12 +175,18 @@ enum Results {
 }
 
 impl Peer {
-    /// A step is closed at one of this peer's stages.
-    pub(super) fn close(&mut self, now: Moment, round: Round, out: &mut Out) {
-        if round.listeners.contains(&self.config.me) {
+    /// A step is closed at one of this peer's stages, where its accumulator must hold what was counted.
+    pub(super) fn close(
+        &mut self,
+        now: Moment,
+        round: Round,
+        counted: Vec<Microbatch>,
+        out: &mut Out,
+    ) {
+        if round.crew.listeners.contains(&self.config.me) {
             self.listen(now, round, out);
         } else {
-            self.keep_word(Word::Close(round), out);
+            self.keep_word(Word::Close(round, counted), out);
         }
         self.catch_up(now, out);
     }
@@ -232,7 +239,7 @@ impl Peer {
                 }
             }
             match self.backlog.pop_front() {
-                Some(Word::Close(round)) if !old => self.reduce(now, round, out),
+                Some(Word::Close(round, counted)) if !old => self.reduce(now, round, counted, out),
                 Some(Word::Commit(record)) if !old => self.apply(now, record, &rounds, out),
                 _ => {}
             }
@@ -240,16 +247,18 @@ impl Peer {
     }
 
     /// Begins this peer's part in a round.
-    fn reduce(&mut self, now: Moment, round: Round, out: &mut Out) {
+    fn reduce(&mut self, now: Moment, round: Round, counted: Vec<Microbatch>, out: &mut Out) {
         let id = round.id;
         let Some(hosted) = self.stages.get(&id.stage) else { return };
         let me = self.config.me;
-        let Some(part) = round.members.iter().find(|part| part.member == me) else { return };
+        if !round.crew.members.iter().any(|part| part.member == me) {
+            return;
+        }
         let known = self.rounds.get(&id.stage);
         if known.is_some_and(|known| known.round().id >= id) {
             return;
         }
-        let expected: BTreeSet<Microbatch> = part.counted.iter().copied().collect();
+        let expected: BTreeSet<Microbatch> = counted.into_iter().collect();
         let counted = hosted.counted(id.step);
         if expected != counted.microbatches {
             let missing = expected.difference(&counted.microbatches).count();
@@ -259,9 +268,9 @@ impl Peer {
         let whole_proof = self.whole_proof(id);
         let layout = self.layout_of(&round);
         let piece = self.piece_bytes();
-        let most = most_ahead(piece, self.config.limits.round_bytes, round.members.len());
+        let most = most_ahead(piece, self.config.limits.round_bytes, round.crew.members.len());
         let link = |part: &RoundMember| self.links.get(&part.member.peer);
-        let ahead = round.members.iter().map(|part| ahead(piece, most, link(part))).collect();
+        let ahead = round.crew.members.iter().map(|part| ahead(piece, most, link(part))).collect();
         let mut reduction = Reduction::new(round, me, layout, ahead, counted.proof, whole_proof)
             .expect("this peer is a member of the round");
         let started = reduction.start(out);
@@ -290,8 +299,7 @@ impl Peer {
 
     /// The sum of the tags of the whole batch.
     pub(super) fn whole_proof(&self, round: RoundId) -> u64 {
-        let all = (0..self.config.manifest.training.microbatches).map(Microbatch);
-        proof_of(round.step, round.stage, all)
+        proof_of_all(round.step, round.stage, self.config.manifest.training.microbatches)
     }
 
     /// A piece of a round came.
@@ -506,7 +514,7 @@ fn reduced(
     outcome: RoundOutcome,
     known: &BTreeMap<PeerId, MeasuredLink>,
 ) -> PeerAction {
-    let places = (0..).zip(&round.members);
+    let places = (0..).zip(&round.crew.members);
     let rates = places
         .filter_map(|(place, part)| Some((place, known.get(&part.member.peer)?.rate)))
         .collect();

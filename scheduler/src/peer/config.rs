@@ -44,6 +44,9 @@ pub struct PeerLimits {
     /// Senders remembered at one stage, to be told when there is room again, and senders of one
     /// microbatch beyond the first.
     pub askers: usize,
+    /// Replicas of the next stage that it sends to: enough that some have room, and few enough that
+    /// what is said to them does not grow with the swarm.
+    pub cell: usize,
     /// Activations and gradients that wait or are in use, all hosted stages together.
     pub in_flight: Bytes,
     /// Integers of a round on their way to the other members. At least one piece per member goes
@@ -82,6 +85,7 @@ impl Default for PeerLimits {
             largest_window: 1 << 10,
             offers: 64,
             askers: 64,
+            cell: 64,
             in_flight: Bytes::mebi(4 << 10),
             round_bytes: Bytes::mebi(256),
             heard: Bytes::mebi(4 << 10),

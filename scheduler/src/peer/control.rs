@@ -1,9 +1,7 @@
 //! Words of the coordinator.
 
-use std::collections::BTreeSet;
-
 use shoal_protocol::ids::{ClaimKey, Era, Grant, Member, Microbatch, Stage, StageSpan, Step};
-use shoal_protocol::message::{Between, FromCoordinator, MemberRecord, ToCoordinator, View};
+use shoal_protocol::message::{Between, FromCoordinator, ToCoordinator};
 use shoal_protocol::units::Moment;
 
 use super::job::{Claim, Job, Report};
@@ -20,8 +18,8 @@ impl Peer {
             FromCoordinator::Admitted { era, span, version } => {
                 self.admitted(era, span, version, out);
             }
-            FromCoordinator::Census { term, era, began_at, span, commit } => {
-                self.census(now, term, (era, began_at, span), commit, out);
+            FromCoordinator::Census { term, era, began_at, span, commit, view } => {
+                self.census(now, term, (era, began_at, span), (commit, view), out);
             }
             FromCoordinator::TakenOver => self.taken_over(now, out),
             FromCoordinator::Keep { version, part } => {
@@ -43,7 +41,10 @@ impl Peer {
                 self.snapshot(now, version, parts, out);
             }
             FromCoordinator::Rewind { era, version, span } => self.rewind(era, version, span, out),
-            FromCoordinator::View(view) => self.viewed(now, view, out),
+            FromCoordinator::View(change) => self.view_changed(now, &change, out),
+            FromCoordinator::Members { number, part, members } => {
+                self.members_told(now, number, part, members, out);
+            }
             FromCoordinator::Replay { keys } => self.replay(now, &keys, out),
             FromCoordinator::Work { step, grants } => self.work(now, step, &grants, out),
             FromCoordinator::Granted { key, grant, next_holder } => {
@@ -63,7 +64,12 @@ impl Peer {
                     job.report = Report::Noted;
                 }
             }
-            FromCoordinator::Close(round) => self.close(now, round, out),
+            FromCoordinator::Close { round, crew, counted } => {
+                self.closed(now, round, &crew, counted, out);
+            }
+            FromCoordinator::Crew { stage, number, part, here } => {
+                self.crew_told(stage, number, part, here);
+            }
             FromCoordinator::Commit(record) => self.commit(now, record, out),
             FromCoordinator::Store { version, stage } => self.store(version, stage, out),
             FromCoordinator::Finished => self.end(PeerEvent::Finished, out),
@@ -112,32 +118,6 @@ impl Peer {
         // Each stage has a router of its own, and they need not agree.
         let onward = Router::by(self.config.routing, self.config.seed ^ u64::from(stage.0) << 48);
         Hosted::new(window, largest, onward)
-    }
-
-    fn viewed(&mut self, now: Moment, view: View, out: &mut Out) {
-        if view.number <= self.view.number {
-            return;
-        }
-        let old = std::mem::replace(&mut self.view, view);
-        let gone: BTreeSet<Member> = old.gone_in(&self.view).collect();
-        self.route_by_view();
-        out.push(PeerAction::Event(PeerEvent::View(self.view.clone())));
-        self.serve_when_listed(out);
-        self.follow_moves(now, out);
-        self.departed(now, &gone, out);
-    }
-
-    pub(super) fn route_by_view(&mut self) {
-        let (era, ends) = (self.era, [Step(0), Step(u64::MAX)]);
-        let Self { stages, view, .. } = self;
-        for (stage, hosted) in stages {
-            // Who changes its stage is a candidate at both, for the steps that it is there in.
-            let hosts = |record: &&MemberRecord| {
-                ends.iter().any(|step| record.hosts(stage.next(), era, *step))
-            };
-            let next = view.members.iter().filter(hosts);
-            hosted.onward.set_candidates(next.map(|record| record.member));
-        }
     }
 
     /// Microbatches of the first stage, with their claims.

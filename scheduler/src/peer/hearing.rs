@@ -65,7 +65,7 @@ impl Hearing {
 
     /// Whether pieces of this member are still to come.
     pub(super) fn waits_for(&self, member: Member) -> bool {
-        let mut parts = self.round.members.iter().enumerate();
+        let mut parts = self.round.crew.members.iter().enumerate();
         parts.any(|(place, part)| {
             let mut all = 0..self.layout.pieces(place);
             let here = |piece| self.pieces.contains_key(&self.layout.range(place, piece).start);
@@ -84,7 +84,7 @@ impl Hearing {
     ) {
         let (place, piece) = (usize::from(place), piece as usize);
         let fits = proof == self.whole_proof
-            && self.round.members.get(place).is_some_and(|part| part.member == from)
+            && self.round.crew.members.get(place).is_some_and(|part| part.member == from)
             && piece < self.layout.pieces(place);
         let range = if fits { self.layout.range(place, piece) } else { 0..0 };
         let fits = fits && payload.size == self.layout.result_bytes(&range);

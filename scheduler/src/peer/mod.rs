@@ -2,9 +2,11 @@
 //!
 //! A microbatch's life at one stage is a `job::Job`: taken in (`admission`), computed
 //! (`compute`), sent on (`routing`), answered and reported. Words of the coordinator come in
-//! through `control`, which may ask work back (`recall`); the end of a step is `closing`. What a loss
+//! through `control`, which may ask work back (`recall`); the end of a step is `closing`,
+//! among whom `crews` says. What a loss
 //! of others leads to is `recovery`; a newcomer catches up in `joining`, with what it hears of rounds
-//! (`hearing`), and so does who changes its stage (`moving`). A new coordinator is told what this peer holds in `census`.
+//! (`hearing`), and so does who changes its stage (`moving`). Who is a member comes in through
+//! `viewing`. A new coordinator is told what this peer holds in `census`.
 
 mod admission;
 mod census;
@@ -12,6 +14,7 @@ mod closing;
 mod compute;
 mod config;
 mod control;
+mod crews;
 mod hearing;
 mod job;
 mod joining;
@@ -23,6 +26,7 @@ mod stage;
 mod stores;
 #[cfg(test)]
 mod tests;
+mod viewing;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -35,12 +39,14 @@ use shoal_protocol::units::{Bytes, Moment};
 
 use self::closing::{Applying, EarlyPieces, Word};
 use self::compute::Compute;
+use self::crews::Crews;
 use self::hearing::Hearing;
 use self::job::Job;
 use self::joining::{Behind, Newcomer};
 use self::moving::Moving;
 use self::stage::{Hosted, Waiting};
 use self::stores::Stores;
+use self::viewing::Viewing;
 use crate::action::{Fault, MeasuredLink, Payload, PeerAction, PeerEvent, PeerInput, PeerLoad};
 use crate::round::Reduction;
 
@@ -61,6 +67,7 @@ pub struct Peer {
     term: Term,
     span: Option<StageSpan>,
     view: View,
+    viewing: Viewing,
     /// What the links to other peers were measured to be.
     links: BTreeMap<PeerId, MeasuredLink>,
     /// The newest era that this peer heard of the beginning of.
@@ -77,6 +84,7 @@ pub struct Peer {
     jobs: BTreeMap<ClaimKey, Job>,
     compute: Compute,
     rounds: BTreeMap<Stage, Reduction>,
+    crews: Crews,
     /// Rounds that came to nothing and of which the engine still has tasks.
     ended: Vec<Reduction>,
     /// Results of rounds that this peer only listens to.
@@ -141,6 +149,7 @@ impl Peer {
             term: Term(0),
             span: None,
             view: View::default(),
+            viewing: Viewing::default(),
             links: BTreeMap::new(),
             era: Era(0),
             version: Step(0),
@@ -151,6 +160,7 @@ impl Peer {
             jobs: BTreeMap::new(),
             compute: Compute::default(),
             rounds: BTreeMap::new(),
+            crews: Crews::new(),
             ended: Vec::new(),
             hearing: BTreeMap::new(),
             unheard: Vec::new(),
@@ -308,6 +318,8 @@ impl Peer {
         match self.status {
             Status::Joining => self.register(out),
             Status::Member => {
+                self.repeat_want_of_view(now, out);
+                self.repeat_want_of_crews(now, out);
                 self.repeat_reports(now, out);
                 self.retry_blocked(now, out);
                 self.retry_offers(now, out);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use shoal_protocol::ids::{Attempt, ContentHash, Incarnation, Microbatch, PeerId};
 use shoal_protocol::message::{
     Candidate, CommitRecord, Duties, FixedLoss, FromCoordinator, MemberRecord, RoundOutcome, Spent,
-    StageChoice,
+    StageChoice, ViewChange,
 };
 
 use super::*;
@@ -76,7 +76,8 @@ impl Probe {
         };
         let other = StageSpan::one(Stage(others));
         let members = vec![record(ME, span), record(1, other), record(2, other)];
-        probe.tell(FromCoordinator::View(View { number: 1, members }));
+        let here = members.into_iter().map(Arc::new).collect();
+        probe.tell(FromCoordinator::View(ViewChange { number: 1, here, ..ViewChange::default() }));
         let admitted =
             probe.tell(FromCoordinator::Admitted { era: Era(0), span, version: Step(0) });
         (probe, admitted)

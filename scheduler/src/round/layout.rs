@@ -45,7 +45,7 @@ pub(crate) struct Layout {
 impl Layout {
     /// That of a stage of so many elements.
     pub(crate) fn new(round: &Round, elements: usize, cut: RoundCut, codec: SumCodec) -> Self {
-        let weights: Vec<u32> = round.members.iter().map(|part| part.weight).collect();
+        let weights: Vec<u32> = round.crew.members.iter().map(|part| part.weight).collect();
         let shares = shares(elements, &weights, cut.block_elements);
         Self { shares, piece_elements: cut.piece_elements, codec }
     }

@@ -13,9 +13,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::Duration;
 
-use shoal_protocol::ids::ClaimKey;
-use shoal_protocol::ids::{ContentHash, Member, Microbatch, Stage, Step};
-use shoal_protocol::message::{Round, RoundOutcome, TensorTag, proof_tag};
+use shoal_protocol::ids::{ContentHash, Member};
+use shoal_protocol::message::{Round, RoundOutcome, TensorTag};
 use shoal_protocol::units::Bytes;
 
 use crate::action::{Fault, MeasuredLink, Payload, PayloadId, PeerAction, Task};
@@ -33,18 +32,6 @@ pub(crate) const AHEAD: u32 = 128;
 /// only after many seconds, and the slowest decides when a round ends.
 const AHEAD_TIME: (Duration, u32) = (Duration::from_millis(20), 3);
 const LEAST_AHEAD: u32 = 4;
-
-/// The sum of the tags of these microbatches of a step at a stage.
-pub(crate) fn proof_of(
-    step: Step,
-    stage: Stage,
-    microbatches: impl IntoIterator<Item = Microbatch>,
-) -> u64 {
-    microbatches
-        .into_iter()
-        .map(|microbatch| proof_tag(ClaimKey { step, stage, microbatch }))
-        .fold(0, u64::wrapping_add)
-}
 
 /// One member's side of one round.
 #[derive(Debug)]
@@ -102,8 +89,8 @@ impl Reduction {
         own_proof: u64,
         whole_proof: u64,
     ) -> Option<Self> {
-        let place = round.members.iter().position(|part| part.member == me)?;
-        let others = round.members.iter().map(|_| Other::default()).collect();
+        let place = round.crew.members.iter().position(|part| part.member == me)?;
+        let others = round.crew.members.iter().map(|_| Other::default()).collect();
         let own = (0..layout.pieces(place)).map(|_| OwnPiece::default()).collect();
         let missing = layout.all_pieces();
         Some(Self {
@@ -195,7 +182,7 @@ impl Reduction {
             piece,
             proof: self.own_proof,
         };
-        let to = self.round.members[usize::from(to)].member;
+        let to = self.round.crew.members[usize::from(to)].member;
         out.push(PeerAction::SendTensor { to, tag, payload: payload.id });
         out.push(PeerAction::Release(payload.id));
     }
@@ -243,9 +230,9 @@ impl Reduction {
             piece,
             proof: self.whole_proof,
         };
-        let members = self.round.members.iter().map(|part| part.member);
+        let members = self.round.crew.members.iter().map(|part| part.member);
         let others = members.enumerate().filter(|(place, _)| *place != self.place);
-        let listeners = self.round.listeners.iter().copied();
+        let listeners = self.round.crew.listeners.iter().copied();
         for to in others.map(|(_, member)| member).chain(listeners) {
             out.push(PeerAction::SendTensor { to, tag, payload: payload.id });
         }
@@ -330,7 +317,7 @@ impl Reduction {
     /// the tags are those of the whole batch.
     fn reduce_when_whole(&mut self, piece: usize, out: &mut Vec<PeerAction>) -> Result<(), Fault> {
         let own = &self.own[piece];
-        if own.given || own.parts.len() + 1 < self.round.members.len() {
+        if own.given || own.parts.len() + 1 < self.round.crew.members.len() {
             return Ok(());
         }
         let proof = own.proof.wrapping_add(self.own_proof);
@@ -362,7 +349,7 @@ impl Reduction {
     fn is_other(&self, member: Member, place: u16) -> bool {
         let place = usize::from(place);
         place != self.place
-            && self.round.members.get(place).is_some_and(|part| part.member == member)
+            && self.round.crew.members.get(place).is_some_and(|part| part.member == member)
     }
 
     fn proof_differs(&self, found: u64) -> Fault {

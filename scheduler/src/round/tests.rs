@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 use shoal_protocol::codec::SumCodec;
-use shoal_protocol::ids::{Attempt, Era, Incarnation, PeerId, Term};
-use shoal_protocol::message::{RoundId, RoundMember};
+use shoal_protocol::ids::{Attempt, Era, Incarnation, PeerId, Stage, Step, Term};
+use shoal_protocol::message::{Crew, RoundId, RoundMember};
 use shoal_protocol::units::Rate;
 
 use super::*;
@@ -21,11 +21,10 @@ fn id() -> RoundId {
 fn round(weights: &[u32]) -> Round {
     let part = |(number, weight): (usize, &u32)| RoundMember {
         member: member(number as u8),
-        counted: Vec::new(),
         weight: *weight,
     };
     let members = weights.iter().enumerate().map(part).collect();
-    Round { id: id(), members, listeners: Vec::new() }
+    Round { id: id(), crew: Crew { members, ..Crew::default() }.into() }
 }
 
 fn layout(round: &Round, elements: usize) -> Layout {

@@ -2,9 +2,10 @@
 //! or changed as if who says or hears them did not keep the rule.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use shoal_protocol::ids::{Attempt, ClaimKey, Era, Grant, Member, Stage, Step};
-use shoal_protocol::message::{Between, FromCoordinator, TensorTag, ToCoordinator};
+use shoal_protocol::message::{Between, FromCoordinator, TensorTag, ToCoordinator, ViewChange};
 
 use crate::action::PeerAction;
 
@@ -82,8 +83,7 @@ impl Border {
                     self.answered.remove(&(to, answer));
                 }
             }
-            FromCoordinator::Close(round) => {
-                let id = round.id;
+            FromCoordinator::Close { round: id, .. } => {
                 self.attempts.insert((to, id.era, id.step, id.stage), id.attempt);
             }
             FromCoordinator::Commit(record) if self.omit == Omit::NamedAttempt => {
@@ -92,8 +92,11 @@ impl Border {
                     *attempt = known.copied().unwrap_or(*attempt);
                 }
             }
-            FromCoordinator::View(view) if self.omit == Omit::Readiness => {
-                view.members.iter_mut().for_each(|record| record.serving = true);
+            FromCoordinator::View(ViewChange { here: members, .. })
+            | FromCoordinator::Members { members, .. }
+                if self.omit == Omit::Readiness =>
+            {
+                members.iter_mut().for_each(|record| Arc::make_mut(record).serving = true);
             }
             _ => {}
         }

@@ -121,6 +121,10 @@ pub struct Rare {
     pub logged_unheard: u64,
     /// A coordinator gave the log something though another had been chosen.
     pub logged_too_late: u64,
+    /// Somebody asked for the whole membership.
+    pub members_wanted: u64,
+    /// Somebody asked for all whom a round is among.
+    pub crews_wanted: u64,
     /// All replicas of a stage died while a commit was on its way into the log.
     pub lost_in_commit: u64,
 }

@@ -529,6 +529,7 @@ fn limits(dice: &mut Dice, manifest: &Manifest, cut: RoundCut) -> PeerLimits {
         largest_window: dice.pick(&[1, 2, 4, 64]),
         offers: dice.pick(&[0, 1, 3, 64]),
         askers: dice.pick(&[1, 4, 64]),
+        cell: dice.pick(&[1, 3, 64]),
         in_flight: Bytes(unit * stages * dice.pick(&[1, 3, 64])),
         // Room for the results of two steps at least.
         heard: Bytes(8 * ELEMENTS * stages * dice.pick(&[2, 3, 1000])),

@@ -26,6 +26,9 @@ pub(super) enum Tamper {
     KeepPayload,
     /// Acceptances do not arrive.
     LoseAcceptances,
+    /// No change of a membership or a crew begins from what a member has. That is no error: it asks for
+    /// the whole.
+    BreakChanges,
 }
 
 impl Tamper {
@@ -33,10 +36,14 @@ impl Tamper {
     pub(super) fn coordinator_action(self, action: &mut CoordinatorAction) {
         let CoordinatorAction::Send { message, .. } = action else { return };
         match (self, &mut *message) {
-            (Self::DropFromClose, FromCoordinator::Close(round)) => {
-                for member in &mut round.members {
-                    member.counted.pop();
-                }
+            (Self::DropFromClose, FromCoordinator::Close { counted, .. }) => {
+                counted.pop();
+            }
+            (Self::BreakChanges, FromCoordinator::View(change)) => change.since = u64::MAX,
+            (Self::BreakChanges, FromCoordinator::Close { crew, .. })
+                if crew.since != crew.number =>
+            {
+                crew.since = u64::MAX;
             }
             (Self::IgnoreHeld, FromCoordinator::Held { key, .. }) => {
                 let grant = shoal_protocol::ids::Grant { number: u64::MAX, ..Default::default() };

@@ -158,7 +158,7 @@ impl Watch for Timeline {
             Seen::Sent { from, to, sort, size } if from != to => {
                 *self.part(now).bytes.entry(sort).or_default() += size;
             }
-            Seen::Sent { .. } | Seen::Logged(_) => {}
+            Seen::Sent { .. } | Seen::Logged(_) | Seen::Decides { .. } | Seen::Goes { .. } => {}
             Seen::Decided(event) => match event {
                 CoordinatorEvent::Admitted { .. } => self.part(now).admitted += 1,
                 CoordinatorEvent::Committed { .. } => self.part(now).commits += 1,

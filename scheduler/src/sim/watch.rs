@@ -61,6 +61,17 @@ pub enum Seen<'a> {
         /// As it would go over the wire.
         size: Bytes,
     },
+    /// The coordinator begins to take in what happened, or has: all that it decides it decides in
+    /// between.
+    Decides {
+        /// Whether it begins.
+        begins: bool,
+    },
+    /// The coordinator that leads at the end is let go of, or has been: what it held is free.
+    Goes {
+        /// Whether it has been.
+        gone: bool,
+    },
     /// A record is in the log for good.
     Logged(&'a LogRecord),
     /// The coordinator says what people want to know.

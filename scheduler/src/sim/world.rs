@@ -602,9 +602,17 @@ impl<'a> World<'a> {
                 self.show(Seen::Counted { peer: index, key });
                 Ok(())
             }
-            PeerEvent::View(_) => Ok(()),
+            PeerEvent::View => return self.viewed(index),
         };
         if self.oracles.is_some() { self.holds("no fault", held) } else { Ok(()) }
+    }
+
+    /// A peer has another membership. Who is told of newcomers as if they served has none of the log's.
+    fn viewed(&mut self, index: usize) -> Held {
+        let node = &self.nodes[index];
+        let oracles = self.oracles.as_ref().filter(|_| self.border.omit != Omit::Readiness);
+        let held = oracles.map(|oracles| oracles.views.has(node.me, node.peer.view()));
+        self.holds("equal memberships", held.unwrap_or(Ok(())))
     }
 
     /// A checkpoint is complete: who archives brings it together, and old files go.
@@ -649,6 +657,10 @@ impl<'a> World<'a> {
     }
 
     fn concluded(mut self) -> Report {
+        let leader = self.leader().map(index_of);
+        self.show(Seen::Goes { gone: false });
+        drop(leader.and_then(|leader| self.nodes[leader].seat.take()));
+        self.show(Seen::Goes { gone: true });
         self.report.end = self.now;
         self.report.rare = self.marks.rare;
         self.report.trace = self.trace.hash();

@@ -115,9 +115,9 @@ impl Wild {
             self.note(one);
         }
         for record in &self.agreed {
-            let LogRecord::View(view) = record else { continue };
-            let kept = history.lives.contains_key(&view.members[0].member.peer);
-            assert!(kept, "record {} is lost", view.number);
+            let LogRecord::View(change) = record else { continue };
+            let kept = history.lives.contains_key(&change.here[0].member.peer);
+            assert!(kept, "record {} is lost", change.number);
         }
         assert!(self.agreed.contains(&record(last, trace)));
     }

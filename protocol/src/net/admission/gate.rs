@@ -19,7 +19,7 @@ use crate::limits;
 use crate::manifest::{Admission, AdmissionMode};
 
 /// Permits that are remembered of others.
-const KNOWN: usize = 16 * limits::MEMBERS;
+const KNOWN: usize = 2 * limits::MEMBERS;
 
 /// What a run's manifest says of who may take part.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -8,11 +8,13 @@ use super::permit::PERMIT_LIFE;
 use super::signed::{Signed, Statement};
 use super::ticket::TicketId;
 use crate::ids::{PeerId, RunId};
-use crate::limits;
 use crate::net::identity::Identity;
 
 /// Peers banned at once.
 const BANNED: usize = 512;
+
+/// Peers that are let in by name: each greeting carries the roster.
+const ALLOWED: usize = 1024;
 
 /// Tickets revoked whose permits may still be about.
 const REVOKED: usize = 512;
@@ -99,6 +101,6 @@ impl Roster {
             |length: usize, cap: usize| if length > cap { Err(RosterFull(cap)) } else { Ok(()) };
         over(self.banned.len(), BANNED)?;
         over(self.revoked.len(), REVOKED)?;
-        over(self.allowed.len(), limits::MEMBERS)
+        over(self.allowed.len(), ALLOWED)
     }
 }

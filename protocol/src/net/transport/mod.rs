@@ -88,7 +88,7 @@ use uplink::Uplink;
 const EVENTS: usize = 256;
 
 /// Peers that are known at once, connected or not.
-const PEERS: usize = 4 * limits::MEMBERS;
+const PEERS: usize = 2 * limits::MEMBERS;
 
 /// How long a peer under suspicion may take to answer, beside the way there and back.
 const ANSWER: Duration = Duration::from_millis(500);

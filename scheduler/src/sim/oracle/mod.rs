@@ -6,6 +6,7 @@ mod monotone;
 mod progress;
 mod replicas;
 mod results;
+mod views;
 
 use shoal_protocol::units::Moment;
 
@@ -15,6 +16,7 @@ pub(super) use self::monotone::Monotone;
 pub(super) use self::progress::Progress;
 pub(super) use self::replicas::Replicas;
 pub(super) use self::results::Results;
+pub(super) use self::views::Views;
 use super::reference::Reference;
 use super::scenario::Scenario;
 
@@ -37,6 +39,7 @@ pub(super) struct Oracles {
     pub(super) replicas: Replicas,
     pub(super) results: Results,
     pub(super) monotone: Monotone,
+    pub(super) views: Views,
     pub(super) limits: Limits,
     pub(super) progress: Progress,
 }
@@ -48,6 +51,7 @@ impl Oracles {
             replicas: Replicas::new(Reference::of(scenario)),
             results: Results::new(scenario),
             monotone: Monotone::default(),
+            views: Views::default(),
             limits: Limits::new(scenario),
             progress: Progress::new(scenario),
         }

@@ -3,15 +3,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use shoal_protocol::ids::{Era, Member, Step, Term};
-use shoal_protocol::message::LogRecord;
+use shoal_protocol::ids::{Era, Member, PeerId, Step, Term};
+use shoal_protocol::message::{LogRecord, ViewChange};
 
 /// How far everybody is.
 #[derive(Debug, Default)]
 pub(in crate::sim) struct Monotone {
     term: Option<Term>,
     view: u64,
-    members: BTreeSet<Member>,
+    members: BTreeMap<PeerId, Member>,
     expelled: BTreeSet<Member>,
     era: Option<Era>,
     committed: Option<(Era, Step)>,
@@ -27,19 +27,7 @@ impl Monotone {
                     return Err(format!("term {term} is not a later one"));
                 }
             }
-            LogRecord::View(view) => {
-                if view.number <= self.view {
-                    return Err(format!("view {} follows view {}", view.number, self.view));
-                }
-                self.view = view.number;
-                let now: BTreeSet<Member> =
-                    view.members.iter().map(|record| record.member).collect();
-                self.expelled.extend(self.members.difference(&now));
-                if let Some(member) = now.intersection(&self.expelled).next() {
-                    return Err(format!("{member} was expelled and is a member again"));
-                }
-                self.members = now;
-            }
+            LogRecord::View(change) => self.changed(change)?,
             LogRecord::Commit(record) => {
                 let this = (record.era, record.step);
                 if self.committed.replace(this).is_some_and(|old| old >= this) {
@@ -59,6 +47,28 @@ impl Monotone {
                 }
             }
             LogRecord::Completed => {}
+        }
+        Ok(())
+    }
+
+    fn changed(&mut self, change: &ViewChange) -> Result<(), String> {
+        if change.number <= self.view {
+            return Err(format!("view {} follows view {}", change.number, self.view));
+        }
+        self.view = change.number;
+        for gone in &change.gone {
+            if self.members.get(&gone.peer) == Some(gone) {
+                self.members.remove(&gone.peer);
+                self.expelled.insert(*gone);
+            }
+        }
+        for record in &change.here {
+            let life = record.member;
+            if self.expelled.contains(&life) {
+                return Err(format!("{life} was expelled and is a member again"));
+            }
+            let before = self.members.insert(life.peer, life);
+            self.expelled.extend(before.filter(|before| *before != life));
         }
         Ok(())
     }

@@ -44,8 +44,8 @@ impl Results {
     /// The coordinator closes a step at one stage.
     pub(in crate::sim) fn closed(&mut self, round: &Round) {
         let elements = self.parameters[&round.id.stage];
-        let layout = Layout::new(round, elements, self.cut, self.codec);
-        self.pieces.insert(round.id, layout.all_pieces());
+        let layout = || Layout::new(round, elements, self.cut, self.codec);
+        self.pieces.entry(round.id).or_insert_with(|| layout().all_pieces());
     }
 
     /// A piece came to a member that had heard why it does.

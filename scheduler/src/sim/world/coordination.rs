@@ -1,6 +1,6 @@
 //! The coordinators: the one that leads, and perhaps one that does not know that it does no more.
 
-use shoal_protocol::message::{FromCoordinator, LogRecord};
+use shoal_protocol::message::{FromCoordinator, LogRecord, RoundId};
 
 use super::{Cargo, Event, Held, World};
 use crate::action::{CoordinatorAction, CoordinatorEvent, CoordinatorInput};
@@ -11,8 +11,14 @@ impl World<'_> {
     pub(super) fn coordinator_input(&mut self, index: usize, input: CoordinatorInput) -> Held {
         let mut actions = Vec::new();
         let now = self.reads(index);
-        let Some(seat) = self.nodes[index].seat.as_mut() else { return Ok(()) };
-        seat.coordinator.handle(now, input, &mut actions);
+        if self.nodes[index].seat.is_none() {
+            return Ok(());
+        }
+        self.show(Seen::Decides { begins: true });
+        if let Some(seat) = &mut self.nodes[index].seat {
+            seat.coordinator.handle(now, input, &mut actions);
+        }
+        self.show(Seen::Decides { begins: false });
         self.coordinate(index, actions)?;
         let clock = self.scenario.peers[index].clock;
         let to = self.nodes[index].me;
@@ -40,11 +46,8 @@ impl World<'_> {
                     if let FromCoordinator::Replay { keys } = &message {
                         self.report.recovery.replays += keys.len() as u64;
                     }
-                    if let (FromCoordinator::Close(round), Some(oracles)) =
-                        (&message, &mut self.oracles)
-                    {
-                        oracles.exactly_once.closed(round);
-                        oracles.results.closed(round);
+                    if let FromCoordinator::Close { round, .. } = &message {
+                        self.closes(index, *round);
                     }
                     let home = self.nodes[index].me;
                     self.send(home, to, Cargo::Told(message));
@@ -65,6 +68,17 @@ impl World<'_> {
             }
         }
         Ok(())
+    }
+
+    /// A round begins.
+    fn closes(&mut self, index: usize, id: RoundId) {
+        let Self { nodes, oracles, .. } = self;
+        let coordinator = nodes[index].seat.as_ref().map(|seat| &seat.coordinator);
+        let round = coordinator.and_then(|coordinator| coordinator.round(id));
+        if let (Some(round), Some(oracles)) = (round, oracles) {
+            oracles.exactly_once.closed(round);
+            oracles.results.closed(round);
+        }
     }
 
     fn coordinator_event(&mut self, event: CoordinatorEvent) -> Held {

@@ -91,6 +91,9 @@ impl World<'_> {
         self.show(Seen::Logged(record));
         let held = self.oracles.as_mut().map(|oracles| oracles.monotone.logged(record));
         self.holds("never back", held.unwrap_or(Ok(())))?;
+        if let (LogRecord::View(_), Some(oracles)) = (record, &mut self.oracles) {
+            oracles.views.logged(&self.log.history.view);
+        }
         if let LogRecord::Commit(record) = record {
             self.report.commits += 1;
             let Some(oracles) = &mut self.oracles else { return Ok(()) };

@@ -36,6 +36,8 @@ impl Marks {
                 self.rare.overlapped += u64::from(overlaps);
                 self.rare.recalled_done += u64::from(self.recalled.remove(&(*key, *grant)));
             }
+            ToCoordinator::ViewWanted => self.rare.members_wanted += 1,
+            ToCoordinator::CrewWanted { .. } => self.rare.crews_wanted += 1,
             ToCoordinator::Working { key, grant } => {
                 self.rare.recalled_early += u64::from(self.recalled.remove(&(*key, *grant)));
             }
@@ -88,12 +90,13 @@ impl Marks {
             FromCoordinator::Recall { key, grant, .. } => {
                 self.rare.recalled_again += u64::from(!self.recalled.insert((*key, *grant)));
             }
-            FromCoordinator::Close(round) => {
-                self.closing = Some(round.id.step);
-                self.listening.extend(&round.listeners);
+            FromCoordinator::Close { round, crew, .. } => {
+                self.closing = Some(round.step);
+                let listen = crew.here.iter().filter(|one| one.weight.is_none());
+                self.listening.extend(listen.map(|one| one.member));
             }
-            FromCoordinator::View(view) => {
-                let serving = view.members.iter().filter(|record| record.serving);
+            FromCoordinator::View(change) => {
+                let serving = change.here.iter().filter(|record| record.serving);
                 let promoted = serving.filter(|record| self.listening.remove(&record.member));
                 self.rare.promoted_in_round += promoted.count() as u64;
             }

@@ -1,5 +1,7 @@
 //! What a swarm's words weigh as it grows: prints the table of docs/scale.md.
 
+mod memory;
+
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -35,11 +37,11 @@ fn main() -> Result<(), sim::Violation> {
         DEATHS.as_secs()
     );
     println!(
-        " peers  deaths  bytes/peer/s: told  reported  between  largest peer  coordinator msg/s  kB/s out  steps  events/s  wall s/h"
+        " peers  deaths  bytes/peer/s: told  reported  between  largest peer  coordinator msg/s  kB/s out  decisions/s/core     MB  steps  events/s  wall s/h  world's MB"
     );
     let sizes: Vec<usize> =
         std::env::args().skip(1).map(|size| size.parse().expect("a number of peers")).collect();
-    let sizes = if sizes.is_empty() { vec![100, 1000] } else { sizes };
+    let sizes = if sizes.is_empty() { vec![100, 1000, 10_000] } else { sizes };
     for peers in sizes {
         for deaths in [false, true] {
             measure(peers, deaths)?;
@@ -58,16 +60,19 @@ fn measure(peers: usize, deaths: bool) -> Result<(), sim::Violation> {
     let largest = words.received.values().map(|bytes| bytes.0).max().unwrap_or(0) as f64 / time;
     let of_coordinator = words.count(Sort::Told) + words.count(Sort::Reported);
     println!(
-        "{peers:6}  {:6}  {:18.0}  {:8.0}  {:7.0}  {largest:12.0}  {:17.0}  {:8.0}  {:5}  {:8.0}  {:8.0}",
+        "{peers:6}  {:6}  {:18.0}  {:8.0}  {:7.0}  {largest:12.0}  {:17.0}  {:8.0}  {:16.0}  {:5.1}  {:5}  {:8.0}  {:8.0}  {:10.0}",
         if deaths { "yes" } else { "no" },
         each(Sort::Told),
         each(Sort::Reported),
         each(Sort::Said),
         of_coordinator as f64 / time,
         words.bytes(Sort::Told) as f64 / 1e3 / time,
+        words.decisions as f64 / words.deciding.as_secs_f64(),
+        (words.before - words.after) as f64 / 1e6,
         report.steps.len(),
         report.events as f64 / wall,
         wall * 3600.0 / UNTIL.as_secs_f64(),
+        words.before as f64 / 1e6,
     );
     Ok(())
 }
@@ -78,6 +83,13 @@ struct Words {
     sent: BTreeMap<Sort, (u64, Bytes)>,
     /// By each peer, of the coordinator and of others.
     received: BTreeMap<usize, Bytes>,
+    /// What the coordinator took in from the beginning, and how long it took for that.
+    decisions: u64,
+    deciding: Duration,
+    since: Option<Instant>,
+    /// Bytes held by the whole world at the end, with the coordinator and without it.
+    before: usize,
+    after: usize,
 }
 
 impl Words {
@@ -92,6 +104,16 @@ impl Words {
 
 impl Watch for Words {
     fn sees(&mut self, now: Moment, seen: Seen<'_>) {
+        match seen {
+            Seen::Decides { begins: true } => self.since = Some(Instant::now()),
+            Seen::Decides { begins: false } => {
+                self.decisions += 1;
+                self.deciding += self.since.take().map_or(Duration::ZERO, |since| since.elapsed());
+            }
+            Seen::Goes { gone: false } => self.before = memory::held(),
+            Seen::Goes { gone: true } => self.after = memory::held(),
+            _ => {}
+        }
         if let Seen::Sent { from, to, sort, size } = seen
             && from != to
             && now.0 >= FROM

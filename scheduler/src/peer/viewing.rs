@@ -1,0 +1,129 @@
+//! Who is a member, as this peer is told: changes, one made of the other, and the whole where one of
+//! them is missing.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use shoal_protocol::ids::{Member, Step};
+use shoal_protocol::message::{MemberRecord, ToCoordinator, View, ViewChange};
+use shoal_protocol::units::Moment;
+
+use super::{Out, Peer};
+use crate::action::{PeerAction, PeerEvent};
+use crate::parts::Parts;
+
+/// What is known of a membership that is not here yet.
+#[derive(Debug, Default)]
+pub(super) struct Viewing {
+    /// When the whole was last asked for, while it is waited for.
+    wanted: Option<Moment>,
+    /// What came of it.
+    parts: Parts<Arc<MemberRecord>>,
+}
+
+impl Peer {
+    /// Who is a member, as far as this peer knows.
+    #[must_use]
+    pub fn view(&self) -> &View {
+        &self.view
+    }
+
+    /// Members came, went or changed.
+    pub(super) fn view_changed(&mut self, now: Moment, change: &ViewChange, out: &mut Out) {
+        if change.number <= self.view.number {
+            return;
+        }
+        let reroutes = self.concerns_routes(change);
+        match self.view.take(change) {
+            Some(gone) => self.viewed(now, gone.into_iter().collect(), reroutes, out),
+            None => self.want_view(now, out),
+        }
+    }
+
+    /// Whether a change is about who hosts, hosted or goes to a stage after one of this peer's. Of a
+    /// crowd most are not.
+    fn concerns_routes(&self, change: &ViewChange) -> bool {
+        let next = |record: &MemberRecord| {
+            let mut stages = self.stages.keys().map(|stage| stage.next());
+            let there = |stage| {
+                record.span.contains(stage) || record.moves.is_some_and(|moves| moves.to == stage)
+            };
+            stages.any(there)
+        };
+        let named = change.here.iter().map(|record| record.member);
+        let mut named = named.chain(change.gone.iter().copied());
+        change.stops
+            || change.here.iter().any(|record| next(record))
+            || named.any(|member| self.view.of_peer(member.peer).is_some_and(next))
+    }
+
+    /// A part of the whole membership came.
+    pub(super) fn members_told(
+        &mut self,
+        now: Moment,
+        number: u64,
+        part: (u32, u32),
+        members: Vec<Arc<MemberRecord>>,
+        out: &mut Out,
+    ) {
+        if number <= self.view.number {
+            return;
+        }
+        let Some(members) = self.viewing.parts.take(number, part, members) else { return };
+        let old = std::mem::replace(&mut self.view, View { number, members });
+        let gone = old.gone_in(&self.view).collect();
+        self.viewed(now, gone, true, out);
+    }
+
+    fn viewed(&mut self, now: Moment, gone: BTreeSet<Member>, reroutes: bool, out: &mut Out) {
+        self.viewing = Viewing::default();
+        if reroutes {
+            self.route_by_view();
+        }
+        out.push(PeerAction::Event(PeerEvent::View));
+        self.serve_when_listed(out);
+        self.follow_moves(now, out);
+        self.departed(now, &gone, out);
+    }
+
+    /// Asks for the whole membership, unless that was asked for just now.
+    pub(super) fn want_view(&mut self, now: Moment, out: &mut Out) {
+        let asked = self.viewing.wanted;
+        if asked.is_none_or(|asked| now.since(asked) >= self.config.limits.retry) {
+            self.viewing.wanted = Some(now);
+            out.push(PeerAction::ToCoordinator(ToCoordinator::ViewWanted));
+        }
+    }
+
+    /// Asks again for what did not come.
+    pub(super) fn repeat_want_of_view(&mut self, now: Moment, out: &mut Out) {
+        if self.viewing.wanted.is_some() {
+            self.want_view(now, out);
+        }
+    }
+
+    /// Has each stage's work go on to replicas of the next one: to all, or where they are many to a
+    /// cell of them, those that follow this peer in the order of ids. Ids are random, so everybody is
+    /// in about as many cells, and whoever comes or goes is so in few.
+    pub(super) fn route_by_view(&mut self) {
+        let (era, ends) = (self.era, [Step(0), Step(u64::MAX)]);
+        let Self { stages, view, config, .. } = self;
+        for (stage, hosted) in stages {
+            // Who changes its stage is a candidate at both, for the steps that it is there in.
+            let hosts = |record: &&MemberRecord| {
+                ends.iter().any(|step| record.hosts(stage.next(), era, *step))
+            };
+            let me = view.members.partition_point(|record| record.member.peer < config.me.peer);
+            let (before, after) = view.members.split_at(me);
+            let others = after.iter().chain(before).map(AsRef::as_ref);
+            let mut room = config.limits.cell;
+            // Who changes its stage is not there in every step, and takes nobody's place.
+            let cell = others.filter(hosts).take_while(|record| {
+                let (has, stays) = (room > 0, record.moves.is_none());
+                room = room.saturating_sub(usize::from(stays));
+                has
+            });
+            hosted.onward.set_candidates(cell.map(|record| record.member));
+        }
+    }
+}
