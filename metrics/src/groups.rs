@@ -6,8 +6,8 @@ use prometheus::{Counter, Gauge, Histogram, IntCounter, IntGauge};
 use crate::by_stage::{Hosted, StagePeers};
 use crate::family::Family;
 use crate::labels::{
-    Direction, Fault, LinkPacking, NodeState, Phase, Queue, Refusal, Repeat, RoundFailure,
-    TrafficKind, Turned,
+    Direction, Fault, LinkPacking, NodeState, Path, Phase, Preemption, Queue, Refusal, Repeat,
+    RoundFailure, Swap, TrafficKind, Turned,
 };
 use crate::table::group;
 
@@ -103,6 +103,8 @@ group! {
         compute_busy: Counter = "shoal_compute_busy_seconds_total";
         /// Time that one task of this peer's engine took.
         phase_duration: Family<Phase, Histogram> = "shoal_phase_duration_seconds" from 0.001;
+        /// How often this peer was told to leave in order, by what told it.
+        preemptions: Family<Preemption, IntCounter> = "shoal_preemptions_total";
         /// What peers sent and this one did not use.
         refused: Family<Refusal, IntCounter> = "shoal_refused_total";
         /// What this peer found that must not be.
@@ -131,10 +133,32 @@ group! {
 }
 
 group! {
+    /// The machine, looked at when it is asked for. What is of the device is NaN where NVML knows none.
+    pub struct Machine {
+        /// Memory of the machine, or of the container if that has less.
+        memory_bytes: Gauge = "shoal_host_memory_bytes";
+        /// What of it could still be given out.
+        memory_available_bytes: Gauge = "shoal_host_memory_available_bytes";
+        /// Memory of the machine that was moved to or from the disk since it started.
+        swapped_bytes: Family<Swap, IntCounter> = "shoal_host_swapped_bytes_total";
+        /// Memory of the device.
+        device_memory_bytes: Gauge = "shoal_device_memory_bytes";
+        /// What of it is in use, by whomever.
+        device_memory_used_bytes: Gauge = "shoal_device_memory_used_bytes";
+        /// Part of the time in which the device had something to do, lately.
+        device_utilization: Gauge = "shoal_device_utilization_ratio";
+        /// What the device takes in, in watts.
+        device_power: Gauge = "shoal_device_power_watts";
+        /// How hot the device is.
+        device_temperature: Gauge = "shoal_device_temperature_celsius";
+    }
+}
+
+group! {
     /// The connections to other peers, and what went over them.
     pub struct Links {
-        /// Connections to other peers.
-        connections: IntGauge = "shoal_connections";
+        /// Connections to other peers, by how they lead there.
+        connections: Family<Path, IntGauge> = "shoal_connections";
         /// Connections that were refused before anything was said on them.
         turned: Family<Turned, IntCounter> = "shoal_connections_refused_total";
         /// Smoothed round trip of the connections to other peers, each looked at every second.

@@ -52,6 +52,16 @@ label! {
 }
 
 label! {
+    /// How a connection leads to a peer.
+    pub enum Path = "path" {
+        /// Straight there.
+        Direct = "direct",
+        /// Through another peer.
+        Relayed = "relayed",
+    }
+}
+
+label! {
     /// How a tensor was packed for its link.
     pub enum LinkPacking = "packing" {
         /// Not at all.
@@ -218,5 +228,27 @@ label! {
         Apply = "apply",
         /// The reading of weights.
         Restore = "restore",
+    }
+}
+
+label! {
+    /// What announced that the machine is about to be taken away.
+    pub enum Preemption = "source" {
+        /// SIGTERM, as supervisors and clouds send it.
+        Terminated = "terminated",
+        /// SIGINT, as somebody at the keyboard sends it.
+        Interrupted = "interrupted",
+        /// The file of `--preempt-file`.
+        File = "file",
+    }
+}
+
+label! {
+    /// Which way memory goes.
+    pub enum Swap = "direction" {
+        /// From the disk.
+        In = "in",
+        /// To the disk.
+        Out = "out",
     }
 }

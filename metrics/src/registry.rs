@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use prometheus::proto::LabelPair;
 use prometheus::{Registry, TextEncoder};
 
-use crate::groups::{Checkpoints, Keeping, Links, Memory, Node, Run};
+use crate::groups::{Checkpoints, Keeping, Links, Machine, Memory, Node, Run};
 use crate::registrar::Registrar;
 use crate::table::Spec;
 
@@ -40,6 +40,8 @@ pub struct Metrics {
     pub node: Node,
     /// Its memory.
     pub memory: Memory,
+    /// What it runs on.
+    pub machine: Machine,
     /// Its links.
     pub links: Links,
     /// Its checkpoints.
@@ -64,6 +66,7 @@ impl Metrics {
             keeping: Keeping::register(&r)?,
             node: Node::register(&r)?,
             memory: Memory::register(&r)?,
+            machine: Machine::register(&r)?,
             links: Links::register(&r)?,
             checkpoints: Checkpoints::register(&r)?,
             registry: r.into_registry(),
@@ -72,13 +75,14 @@ impl Metrics {
 
     /// Every metric of ours, by what it is about.
     #[must_use]
-    pub fn table() -> [(&'static str, &'static [Spec]); 7] {
+    pub fn table() -> [(&'static str, &'static [Spec]); 8] {
         [
             ("The process", &[BUILD]),
             ("The run", Run::TABLE),
             ("Keeping the run", Keeping::TABLE),
             ("A peer", Node::TABLE),
             ("Memory", Memory::TABLE),
+            ("The machine", Machine::TABLE),
             ("Links", Links::TABLE),
             ("Checkpoints", Checkpoints::TABLE),
         ]

@@ -230,6 +230,10 @@ pub struct PeerArgs {
     /// Do not look for peers, nor be found, by multicast on the local network.
     #[arg(long)]
     no_mdns: bool,
+    /// Do not ask the router of this machine's network (UPnP) to pass on a port, by which peers elsewhere
+    /// dial in.
+    #[arg(long)]
+    no_upnp: bool,
     /// Keep the run's log with other anchors: with three or five of them the run goes on when any one
     /// dies, the peer that keeps it included. `start` always does.
     #[arg(long)]
@@ -273,6 +277,8 @@ pub struct PeerOptions {
     pub packing: PackingMode,
     /// Whether to look for peers by multicast.
     pub mdns: bool,
+    /// Whether to ask a router for a port.
+    pub upnp: bool,
     /// Whether to keep the run's log with others.
     pub anchor: bool,
     /// Gets every checkpoint whole, if there is to be such a place.
@@ -297,6 +303,7 @@ impl PeerArgs {
             congestion: self.congestion,
             packing: self.packing,
             mdns: !self.no_mdns,
+            upnp: !self.no_upnp,
             anchor: self.anchor,
             archive: self.archive,
             leaving: Leaving { preempt_file: self.preempt_file, drain_timeout: self.drain_timeout },

@@ -12,8 +12,10 @@ use crate::exit::{Exit, ExitWith};
 use crate::progress::AboveBars;
 
 /// What is logged unless told otherwise: what an operator should know, and no more.
-const DEFAULT_FILTER: &str =
-    "warn,libp2p_kad=error,openraft=off,shoal=info,shoal_node=info,shoal_protocol=info";
+const DEFAULT_FILTER: &str = "warn,shoal=info,shoal_node=info,shoal_protocol=info";
+
+/// What says more than anybody wants to know, unless it is asked for by name.
+const QUIET: &str = "libp2p_kad=error,openraft=off";
 
 static FORMAT: OnceLock<LogFormat> = OnceLock::new();
 
@@ -34,7 +36,7 @@ pub fn start(format: LogFormat, filter: Option<&str>) -> anyhow::Result<()> {
     FORMAT.get_or_init(|| format);
     let from_environment = std::env::var("SHOAL_LOG").ok();
     let filter = filter.or(from_environment.as_deref()).unwrap_or(DEFAULT_FILTER);
-    let filter = EnvFilter::try_new(filter)
+    let filter = EnvFilter::try_new(format!("{QUIET},{filter}"))
         .map_err(|error| anyhow!("`{filter}` does not say what to log: {error}"))
         .exit_with(Exit::Usage)?;
     let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();

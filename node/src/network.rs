@@ -19,6 +19,7 @@ use crate::admission::{self, Folder, KnownPeers};
 use crate::cli::{Congestion, PeerOptions};
 use crate::driver::home::Files;
 use crate::exit::{Exit, ExitWith};
+use crate::port_map::{PortMap, behind_router};
 
 /// How often the system may choose another port.
 const PORT_ATTEMPTS: u32 = 16;
@@ -27,6 +28,8 @@ const PORT_ATTEMPTS: u32 = 16;
 pub struct Search {
     /// Finds them, and is found.
     pub discovery: Discovery,
+    /// The port that a router passes on.
+    pub(crate) port_map: PortMap,
     tracker: TaskTracker,
     stop: CancellationToken,
     /// Where peers that are met are remembered, once the run is known.
@@ -87,18 +90,37 @@ impl Links {
         let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
         let (met, folder) = watch::channel(None);
         tracker.spawn(remember(transport.clone(), found, folder));
-        Ok(Self { transport, events, search: Search { discovery, tracker, stop, met } })
+        let port_map = match mappable(&transport).filter(|_| options.upnp) {
+            None => PortMap::none(),
+            Some(local) => {
+                let (map, kept) = PortMap::keep(local, discovery.clone(), stop.clone());
+                tracker.spawn(kept);
+                map
+            }
+        };
+        Ok(Self { transport, events, search: Search { discovery, port_map, tracker, stop, met } })
     }
 
-    /// What others type after `shoal join`.
+    /// Where others join through this peer: at its router's port if that is known, and at its own address.
     #[must_use]
-    pub fn join_address(&self, peer: PeerId) -> Option<PeerAddress> {
-        let mut address = *self.transport.local_addresses().first()?;
-        if address.ip().is_unspecified() {
-            address.set_ip(outward_ip());
-        }
-        Some(PeerAddress::new(address, peer))
+    pub fn join_addresses(&self, peer: PeerId) -> Vec<PeerAddress> {
+        let own = self.transport.local_addresses().into_iter().next().map(|mut address| {
+            if address.ip().is_unspecified() {
+                address.set_ip(outward_ip());
+            }
+            address
+        });
+        let places = self.search.port_map.address().into_iter().chain(own);
+        places.map(|address| PeerAddress::new(address, peer)).collect()
     }
+}
+
+/// What a router between this machine and the rest would pass packets on to.
+fn mappable(transport: &Transport) -> Option<SocketAddr> {
+    let inner = behind_router()?;
+    let reached = |address: &SocketAddr| address.ip().is_unspecified() || address.ip() == inner;
+    let address = transport.local_addresses().into_iter().find(reached)?;
+    Some(SocketAddr::new(inner, address.port()))
 }
 
 /// What listens for both planes, and what comes of it.

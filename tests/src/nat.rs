@@ -1,10 +1,11 @@
 //! Homes behind address translation (NAT), around one machine that everybody reaches. Needs root, `ip` and
-//! `nft`.
+//! `nft`; for a router that opens ports, `miniupnpd` as well.
 
-use std::io::Write;
-use std::process::{Command, Stdio};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
 
 use crate::namespace::{Namespace, Star, ip};
+use crate::program::prepared;
 
 /// Where peers in homes listen.
 pub const PORT: u16 = 7411;
@@ -18,6 +19,8 @@ pub enum Nat {
     Restricted,
     /// Each destination sees it at another port: symmetric.
     Symmetric,
+    /// As the restricted one, until the peer asks the router for a port (UPnP).
+    Opening,
 }
 
 impl Nat {
@@ -30,7 +33,7 @@ impl Nat {
             Self::FullCone => format!(
                 "iifname \"cable*\" meta l4proto {{ tcp, udp }} th dport {PORT} dnat to {home}:{PORT}"
             ),
-            Self::Restricted | Self::Symmetric => String::new(),
+            Self::Restricted | Self::Symmetric | Self::Opening => String::new(),
         };
         format!(
             "table ip home {{
@@ -45,6 +48,8 @@ impl Nat {
 /// Routers at the ends of a star's cables, and a home behind each.
 #[derive(Debug)]
 pub struct Homes {
+    /// Before the namespaces that they are in.
+    openers: Vec<Opener>,
     star: Star,
     homes: Vec<Namespace>,
 }
@@ -57,7 +62,7 @@ impl Homes {
     pub fn new(nats: &[Nat]) -> Result<Self, String> {
         let star = Star::new(nats.len())?;
         forward(star.name(Star::MIDDLE))?;
-        let mut homes = Vec::new();
+        let (mut homes, mut openers) = (Vec::new(), Vec::new());
         for (end, nat) in (1..).zip(nats) {
             let router = star.name(end);
             forward(router)?;
@@ -71,9 +76,37 @@ impl Homes {
             }
             ip(&["-n", home.name(), "route", "add", "default", "via", &inner])?;
             translate(router, &nat.rules(&address))?;
+            if *nat == Nat::Opening {
+                let outer = Self::outer(end - 1);
+                ip(&[
+                    "-n",
+                    star.name(Star::MIDDLE),
+                    "route",
+                    "add",
+                    &outer,
+                    "via",
+                    &Star::end(end),
+                ])?;
+                // Routers are searched for by multicast.
+                ip(&["-n", router, "route", "add", "224.0.0.0/4", "dev", "home"])?;
+                openers.push(Opener::start(router, end, &outer)?);
+            }
             homes.push(home);
         }
-        Ok(Self { star, homes })
+        Ok(Self { openers, star, homes })
+    }
+
+    /// What a router that opens ports says its address is: one that it does not know to be private. It is of
+    /// the network that radio amateurs set aside for tests.
+    #[must_use]
+    pub fn outer(home: usize) -> String {
+        format!("44.128.0.{}", home + 1)
+    }
+
+    /// Whether any router has a port open now.
+    #[must_use]
+    pub fn has_open_ports(&self) -> bool {
+        self.openers.iter().any(Opener::has_open_ports)
     }
 
     /// The same command on the machine that everybody reaches.
@@ -108,4 +141,82 @@ fn translate(router: &str, rules: &str) -> Result<(), String> {
     let said = String::from_utf8_lossy(&done.stderr);
     assert!(!said.contains("syntax error"), "{rules}: {said}");
     if done.status.success() { Ok(()) } else { Err(format!("nft says: {}", said.trim())) }
+}
+
+/// A router's part that opens ports for who asks in its home.
+#[derive(Debug)]
+struct Opener {
+    router: String,
+    daemon: Child,
+    /// Its configuration.
+    _folder: tempfile::TempDir,
+}
+
+impl Opener {
+    fn start(router: &str, end: usize, outer: &str) -> Result<Self, String> {
+        let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
+        let config = folder.path().join("miniupnpd.conf");
+        let text = format!(
+            "ext_ifname=cable{end}\next_ip={outer}\nlistening_ip=home\nenable_upnp=yes\nenable_natpmp=no\n\
+             secure_mode=yes\nuuid=00000000-0000-0000-0000-00000000000{end}\nupnp_table_name=upnp\n\
+             upnp_nat_table_name=upnp\nupnp_forward_chain=forwarded\nupnp_nat_chain=inwards\n\
+             upnp_nat_postrouting_chain=outwards\nallow 1024-65535 0.0.0.0/0 1024-65535\n"
+        );
+        std::fs::write(&config, text).map_err(|error| error.to_string())?;
+        translate(
+            router,
+            "table inet upnp {
+                chain forward { type filter hook forward priority 0; jump forwarded; }
+                chain forwarded { }
+                chain before { type nat hook prerouting priority -110; jump inwards; }
+                chain inwards { }
+                chain after { type nat hook postrouting priority 90; jump outwards; }
+                chain outwards { }
+            }",
+        )?;
+        let mut daemon = Command::new("miniupnpd");
+        daemon.args(["-d", "-f"]).arg(&config).arg("-P").arg(folder.path().join("pid"));
+        let mut inside = Command::new("ip");
+        inside.args(["netns", "exec", router]).arg(daemon.get_program()).args(daemon.get_args());
+        let mut inside = prepared(inside);
+        let mut daemon = inside
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|error| format!("`ip` cannot be run: {error}"))?;
+        // It says so when it listens; what it says later nobody reads.
+        let said = BufReader::new(daemon.stderr.take().expect("it is piped"));
+        let mut lines = said.lines().map_while(Result::ok);
+        let ready = lines.find(|line| line.contains("HTTP listening"));
+        std::thread::spawn(move || lines.for_each(drop));
+        let opener = Self { router: router.to_owned(), daemon, _folder: folder };
+        ready.map(|_| opener).ok_or_else(|| "miniupnpd does not run here".to_owned())
+    }
+
+    fn has_open_ports(&self) -> bool {
+        let listed = Command::new("ip")
+            .args([
+                "netns",
+                "exec",
+                &self.router,
+                "nft",
+                "list",
+                "chain",
+                "inet",
+                "upnp",
+                "inwards",
+            ])
+            .output()
+            .expect("nft ran before");
+        String::from_utf8_lossy(&listed.stdout).contains("dnat")
+    }
+}
+
+impl Drop for Opener {
+    fn drop(&mut self) {
+        // It may be over already.
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
+    }
 }

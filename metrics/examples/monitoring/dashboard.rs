@@ -21,6 +21,8 @@ pub(crate) enum Unit {
     /// From 0 to 1.
     Ratio,
     Flops,
+    Watts,
+    Celsius,
 }
 
 impl Unit {
@@ -33,6 +35,8 @@ impl Unit {
             Self::PerSecond => "cps",
             Self::Ratio => "percentunit",
             Self::Flops => "flops",
+            Self::Watts => "watt",
+            Self::Celsius => "celsius",
         }
     }
 }

@@ -1,6 +1,8 @@
 //! The dashboard of one peer.
 
-use crate::dashboard::Unit::{Bytes, BytesPerSecond, Flops, None, PerSecond, Ratio, Seconds};
+use crate::dashboard::Unit::{
+    Bytes, BytesPerSecond, Celsius, Flops, None, PerSecond, Ratio, Seconds, Watts,
+};
 use crate::dashboard::{Dashboard, Panel, curves, number};
 
 pub(crate) const fn dashboard() -> Dashboard {
@@ -25,7 +27,7 @@ const PANELS: &[Panel] = &[
     number("Version", None, &[("{{version}}", r#"shoal_build_info{instance="$instance"}"#)]),
     number("Keeps the run", None, &[("keeps", r#"shoal_keeps_run{instance="$instance"}"#)]),
     number("Step", None, &[("step", r#"shoal_step{instance="$instance"}"#)]),
-    number("Connections", None, &[("connections", r#"shoal_connections{instance="$instance"}"#)]),
+    number("Connections", None, &[("{{path}}", r#"shoal_connections{instance="$instance"}"#)]),
     curves(
         "Compute",
         Flops,
@@ -77,7 +79,45 @@ const PANELS: &[Panel] = &[
             ("resident", r#"process_resident_memory_bytes{instance="$instance"}"#),
             ("may use", r#"shoal_memory_limit_bytes{instance="$instance"}"#),
             ("stages need", r#"shoal_memory_needed_bytes{instance="$instance"}"#),
+            ("machine has", r#"shoal_host_memory_bytes{instance="$instance"}"#),
+            ("left there", r#"shoal_host_memory_available_bytes{instance="$instance"}"#),
         ],
+    ),
+    curves(
+        "Swapped",
+        BytesPerSecond,
+        &[(
+            "{{direction}}",
+            r#"rate(shoal_host_swapped_bytes_total{instance="$instance"}[$__rate_interval])"#,
+        )],
+    ),
+    curves(
+        "Device memory",
+        Bytes,
+        &[
+            ("used", r#"shoal_device_memory_used_bytes{instance="$instance"}"#),
+            ("device has", r#"shoal_device_memory_bytes{instance="$instance"}"#),
+        ],
+    ),
+    curves(
+        "Device at work",
+        Ratio,
+        &[("part of the time", r#"shoal_device_utilization_ratio{instance="$instance"}"#)],
+    ),
+    curves(
+        "Device power",
+        Watts,
+        &[("takes", r#"shoal_device_power_watts{instance="$instance"}"#)],
+    ),
+    curves(
+        "Device temperature",
+        Celsius,
+        &[("device", r#"shoal_device_temperature_celsius{instance="$instance"}"#)],
+    ),
+    number(
+        "Told to leave",
+        None,
+        &[("{{source}}", r#"shoal_preemptions_total{instance="$instance"}"#)],
     ),
     curves(
         "Output log",

@@ -49,7 +49,6 @@ pub(crate) fn entrance(
     identity: &Identity,
     address: &str,
 ) -> anyhow::Result<Entrance> {
-    folder.keep_addresses(&[address.to_owned()])?;
     let rules = folder.rules()?;
     match rules.admission.mode {
         AdmissionMode::Open => return Ok(Entrance::Address(address.to_owned())),

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use shoal_protocol::ids::RunId;
 use shoal_protocol::manifest::Admission;
 use shoal_protocol::net::admission::{Rules, Signed, TicketId, UnixTime};
+use shoal_protocol::net::discovery::PeerAddress;
 use shoal_protocol::wire;
 
 use crate::whole_file;
@@ -163,8 +164,9 @@ impl Folder {
     ///
     /// # Errors
     /// When the disk does not take it.
-    pub(crate) fn keep_addresses(&self, addresses: &[String]) -> anyhow::Result<()> {
-        write_whole(&self.path.join("addresses"), addresses.join("\n").as_bytes())
+    pub(crate) fn keep_addresses(&self, addresses: &[PeerAddress]) -> anyhow::Result<()> {
+        let lines: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+        write_whole(&self.path.join("addresses"), lines.join("\n").as_bytes())
     }
 
     /// For as long as it is held, no other command changes the list of tickets or the roster.

@@ -57,7 +57,8 @@ async fn look(args: &DoctorArgs) -> anyhow::Result<Vec<Finding>> {
     }
     // As somebody whom nobody knows: a peer may be running with this data directory.
     let Guest { transport, events } = Guest::open(&Files::default())?;
-    findings.extend(doctor::network(&transport, &peers).await);
+    let (network, router) = tokio::join!(doctor::network(&transport, &peers), doctor::router());
+    findings.extend(network.into_iter().chain(router));
     drop(events);
     transport.close().await;
     Ok(findings)

@@ -48,7 +48,8 @@ async fn join(options: JoinOptions) -> anyhow::Result<()> {
     let JoinOptions { addresses, address_file, peer: options } = options;
     let home = Home::open(&options.data_dir).exit_with(Exit::Usage)?;
     let mut observer = Observer::new(options.compute.events.as_ref(), "training")?;
-    let serving = Serving::start(options.http, observer.board(), &home).await?;
+    let serving =
+        Serving::start(options.http, observer.board(), &home, options.compute.device).await?;
     let (mut lives, mut patience) = (0, Duration::ZERO);
     let place = Place { addresses, address_file, options, home, gate: Gate::default() };
     let outcome = loop {
@@ -96,9 +97,9 @@ async fn live(
     let me = Member { peer: identity.peer_id(), incarnation: home.next_incarnation()? };
     let files = Files::default();
     let links = Links::open(&identity, me.incarnation, None, options, &files, gate)?;
-    let own = links.join_address(me.peer);
+    let (through, welcome, run) = reach(place, &links.transport, patience).await?;
+    let own = links.join_addresses(me.peer);
     let Links { transport, events, search } = links;
-    let (through, welcome, run) = reach(place, &transport, patience).await?;
     let keeper = Member { peer: through.peer, incarnation: welcome.incarnation };
     let manifest = Arc::new(read_manifest(&run).exit_with(Exit::NotAdmitted)?);
     let id = run.id;
@@ -113,11 +114,9 @@ async fn live(
     search.keep(gate, &folder);
     serving.announce();
     // From here on others can join through this peer.
-    if let Some(own) = own {
-        folder.keep_addresses(&[own.to_string()])?;
-        if let Some(path) = address_file {
-            publish(path, &own.to_string())?;
-        }
+    folder.keep_addresses(&own)?;
+    if let (Some(own), Some(path)) = (own.first(), address_file) {
+        publish(path, &own.to_string())?;
     }
     search.discovery.bootstrap(through).await;
     search.discovery.join(id).await;

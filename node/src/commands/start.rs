@@ -48,7 +48,9 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
     let files = Files::default();
     files.offer(manifest.tokens.hash, dataset.token_file);
     let mut observer = Observer::new(options.peer.compute.events.as_ref(), "training")?;
-    let serving = Serving::start(options.peer.http, observer.board(), &home).await?;
+    let serving =
+        Serving::start(options.peer.http, observer.board(), &home, options.peer.compute.device)
+            .await?;
     let place = Place { options, home, manifest, files, out, gate: Gate::default() };
     let mut lives = 0;
     let outcome = loop {
@@ -104,13 +106,20 @@ async fn live(
     let id = manifest.run_id();
     let run = Run { id, manifest: manifest.to_bytes() };
     let folder = admission::enter(gate, home, &identity, manifest)?;
-    let links = Links::open(&identity, me.incarnation, Some(run), options, files, gate)?;
-    let address = links.join_address(me.peer).context("no address to be joined at")?.to_string();
+    let mut links = Links::open(&identity, me.incarnation, Some(run), options, files, gate)?;
+    // What is printed is of use only where others can come to.
+    links.search.port_map.settled().await;
+    let addresses = links.join_addresses(me.peer);
+    let address = addresses.first().context("no address to be joined at")?.to_string();
     if let Some(path) = address_file {
         publish(path, &address)?;
     }
+    folder.keep_addresses(&addresses)?;
     let entrance = admission::entrance(&folder, &identity, &address)?;
     progress::say(&entrance.line());
+    if let [_, inner] = &addresses[..] {
+        progress::say(&format!("on this network: shoal join {inner}"));
+    }
     serving.announce();
     observer.note(&RunEvent::Listening { address });
     let Links { transport, events, search } = links;

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use shoal_engine::DeviceChoice;
 use shoal_metrics::{Metrics, NodeState};
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
@@ -12,7 +13,7 @@ use tokio_util::task::TaskTracker;
 use crate::cli::HttpAddress;
 use crate::driver::home::Home;
 use crate::driver::observer::Observer;
-use crate::http::{HttpServer, Shown};
+use crate::http::{HttpServer, Machine, Shown};
 use crate::progress;
 use crate::status::Board;
 use crate::whole_file;
@@ -52,6 +53,7 @@ impl Serving {
         address: HttpAddress,
         board: &Board,
         home: &Home,
+        device: DeviceChoice,
     ) -> anyhow::Result<Self> {
         let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
         let metrics = Metrics::new()?;
@@ -63,7 +65,8 @@ impl Serving {
             let address = server.address()?;
             publish(&path, &address.to_string())?;
             at = Some((address, path));
-            let shown = Shown { metrics: metrics.clone(), board: board.clone() };
+            let machine = Machine::new(device);
+            let shown = Shown { metrics: metrics.clone(), machine, board: board.clone() };
             tracker.spawn(server.serve(shown, stop.clone()));
         }
         tracker.close();

@@ -4,10 +4,12 @@
 mod machine;
 mod peers;
 mod ports;
+mod router;
 
 pub(crate) use machine::{data_dir, device, disk, papers};
 pub(crate) use peers::{network, ticket, version};
 pub(crate) use ports::{Owner, ports};
+pub(crate) use router::router;
 
 use std::fmt;
 

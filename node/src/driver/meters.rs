@@ -5,8 +5,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use shoal_engine::forward_flops;
 use shoal_metrics::{
-    Direction, Fault, Label, LinkPacking, Metrics, NodeState, PeerState, Phase, Queue, Refusal,
-    Repeat, RoundFailure, TrafficKind, Turned,
+    Direction, Fault, Label, LinkPacking, Metrics, NodeState, Path, PeerState, Phase, Preemption,
+    Queue, Refusal, Repeat, RoundFailure, TrafficKind, Turned,
 };
 use shoal_protocol::history::History;
 use shoal_protocol::ids::{ClaimKey, Era, Member, Step};
@@ -95,6 +95,11 @@ impl Meters {
     /// What it is doing from now on.
     pub(crate) fn is(&self, state: NodeState) {
         self.metrics.node.state.choose(state);
+    }
+
+    /// It was told to leave.
+    pub(crate) fn preempted(&self, told_by: Preemption) {
+        self.metrics.node.preemptions.of(told_by).inc();
     }
 
     /// So many connections were refused so far, by reason.
@@ -299,7 +304,9 @@ impl Meters {
         if self.looked.is_none_or(|looked| looked.elapsed() >= LOOK_EVERY) {
             self.looked = Some(Instant::now());
             let ways = transport.ways();
-            links.connections.set(gauge(ways.len() as u64));
+            let relayed = ways.iter().filter(|way| way.relayed).count();
+            links.connections.of(Path::Relayed).set(gauge(relayed as u64));
+            links.connections.of(Path::Direct).set(gauge((ways.len() - relayed) as u64));
             for way in ways {
                 links.rtt.observe(way.round_trip.as_secs_f64());
                 links.congestion_window.observe(way.window.0 as f64);

@@ -42,7 +42,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use shoal_engine::{Device, DeviceChoice};
-use shoal_metrics::{NodeState, Refusal};
+use shoal_metrics::{NodeState, Preemption, Refusal};
 use shoal_protocol::ids::{Era, Member, PeerId, Stage, StageSpan, Step};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{Candidate, Duties, StageChoice, StoredStage, ToCoordinator, View};
@@ -395,12 +395,12 @@ impl<'a> Driver<'a> {
                 let reason = "its keeper has been out of reach for too long".to_owned();
                 self.ending.get_or_insert(Ending::Orphaned(reason));
             }
-            _ = interrupt.recv() => self.drain("SIGINT")?,
-            _ = terminate.recv() => self.drain("SIGTERM")?,
+            _ = interrupt.recv() => self.drain(Preemption::Interrupted)?,
+            _ = terminate.recv() => self.drain(Preemption::Terminated)?,
             () = tokio::time::sleep_until(self.preempt_poll.into()), if watches => {
                 self.preempt_poll = Instant::now() + PREEMPTION_POLL;
                 if self.preempt_file.as_deref().is_some_and(Path::exists) {
-                    self.drain("the preemption file")?;
+                    self.drain(Preemption::File)?;
                 }
             }
             () = tokio::time::sleep_until(drain_end), if self.drain_until.is_some() => {
@@ -437,12 +437,18 @@ impl<'a> Driver<'a> {
     }
 
     /// Leaves in order, as far as the time for it allows. Who asks again does not want to wait.
-    fn drain(&mut self, source: &str) -> anyhow::Result<()> {
+    fn drain(&mut self, told_by: Preemption) -> anyhow::Result<()> {
+        let source = match told_by {
+            Preemption::Terminated => "SIGTERM",
+            Preemption::Interrupted => "SIGINT",
+            Preemption::File => "the preemption file",
+        };
         if self.drain_until.is_some() || self.links.is_none() {
             self.tell_coordinator(ToCoordinator::Leave);
             bail!("interrupted by {source}");
         }
         self.meters.is(NodeState::Draining);
+        self.meters.preempted(told_by);
         let event = RunEvent::Draining { source: source.to_owned() };
         progress::say(&progress::describe(&event).expect("leaving is told of"));
         self.note(&event);

@@ -13,9 +13,9 @@ use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::Bytes;
 use shoal_scheduler::placement::NO_ROOM_ADVICE;
-use sysinfo::System;
 
 use super::spill::SpillFile;
+use crate::memory::HostMemory;
 
 /// Bytes on the disk per weight: weights and moments of two versions, as one is written while the
 /// other is kept.
@@ -95,7 +95,7 @@ impl Room {
         let disk = statvfs(folder).context("the file system does not say how much is free")?;
         let memory = match limits.memory {
             Some(memory) => memory,
-            None if computes_here => free_memory()?,
+            None if computes_here => HostMemory::now().map(|memory| memory.available)?,
             None => Bytes(u64::MAX),
         };
         Ok(Self {
@@ -239,14 +239,6 @@ impl Room {
 /// The most that the output log of these stages comes to.
 fn log_of(manifest: &Manifest, span: StageSpan) -> Bytes {
     span.stages().map(|stage| manifest.output_log_bytes(stage)).sum()
-}
-
-/// What the machine has free, or the container that this process is in.
-fn free_memory() -> anyhow::Result<Bytes> {
-    let mut system = System::new().context("this machine does not say how much memory is free")?;
-    system.refresh_memory();
-    let contained = system.cgroup_limits().map_or(u64::MAX, |limits| limits.free_memory);
-    Ok(Bytes(system.available_memory().min(contained)))
 }
 
 #[cfg(test)]

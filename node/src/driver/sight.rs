@@ -156,6 +156,7 @@ impl Driver<'_> {
 fn link(transport: &Transport, record: &MemberRecord) -> Option<LinkStatus> {
     let way = transport.way_to(record.member.peer)?;
     Some(LinkStatus {
+        relayed: way.relayed,
         round_trip_seconds: way.round_trip.as_secs_f64(),
         bytes_per_second: transport.rate_to(record.member.peer),
         window_bytes: way.window.0,

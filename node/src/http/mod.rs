@@ -4,7 +4,9 @@
 
 pub mod client;
 mod connection;
+mod machine;
 mod routes;
 mod server;
 
+pub use self::machine::Machine;
 pub use self::server::{HttpServer, Shown};

@@ -65,6 +65,7 @@ async fn status(State(shown): State<Shown>) -> Response {
 }
 
 async fn exposition(State(shown): State<Shown>) -> Response {
+    shown.machine.look(&shown.metrics.machine);
     match shown.metrics.encode() {
         Ok(text) => ([(CONTENT_TYPE, Metrics::CONTENT_TYPE)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),

@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::connection::{self, Limits};
+use super::machine::Machine;
 use super::routes::router;
 use crate::exit::{Exit, ExitWith};
 use crate::status::Board;
@@ -24,6 +25,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub struct Shown {
     /// To Prometheus.
     pub metrics: Metrics,
+    /// Looked at for it.
+    pub machine: Machine,
     /// To everybody else.
     pub board: Board,
 }

@@ -16,6 +16,7 @@ pub(crate) fn peer(number: u8) -> PeerId {
 
 fn member(number: u8, stages: StageSpan, state: MemberState) -> MemberStatus {
     let link = LinkStatus {
+        relayed: number == 3,
         round_trip_seconds: 0.0125,
         bytes_per_second: Some(2.5e7),
         window_bytes: 100_000,

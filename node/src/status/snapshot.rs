@@ -237,6 +237,9 @@ impl MemberState {
 /// A connection to another member.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct LinkStatus {
+    /// Whether it leads through another peer.
+    #[serde(default)]
+    pub relayed: bool,
     /// The smoothed round trip.
     pub round_trip_seconds: f64,
     /// What it was measured to carry.

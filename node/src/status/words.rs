@@ -151,7 +151,7 @@ fn link_words(member: &MemberStatus) -> [String; 3] {
     let rate = |rate: f64| format!("{}/s", Bytes(rate as u64));
     let lost = link.lost_packets as f64 / link.sent_packets.max(1) as f64;
     [
-        milliseconds(link.round_trip_seconds),
+        milliseconds(link.round_trip_seconds) + if link.relayed { ", relayed" } else { "" },
         link.bytes_per_second.map_or_else(|| "-".to_owned(), rate),
         format!("{:.2}%", lost * 100.0),
     ]

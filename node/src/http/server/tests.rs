@@ -22,7 +22,9 @@ async fn with_server<F: Future>(asked: impl FnOnce(SocketAddr, Board) -> F) -> F
     let server = HttpServer::bind(ANY_PORT.into()).await.expect("a free port");
     let address = server.address().expect("bound");
     let board = Board::default();
-    let shown = Shown { metrics: Metrics::new().expect("registered"), board: board.clone() };
+    let metrics = Metrics::new().expect("registered");
+    let machine = Machine::new(shoal_engine::DeviceChoice::Cpu);
+    let shown = Shown { metrics, machine, board: board.clone() };
     let stop = CancellationToken::new();
     let asking = async {
         let result = asked(address, board).await;

@@ -44,6 +44,8 @@ pub(super) enum Command {
     Bootstrap(PeerAddress),
     /// Look for the others of this run from now on.
     Join(RunId),
+    /// A router passes on what comes to this address.
+    OpenAt(SocketAddr),
 }
 
 /// A name that was looked up.
@@ -67,6 +69,8 @@ pub(super) struct Actor {
     found: BTreeMap<libp2p::PeerId, Vec<SocketAddr>>,
     /// What identified peers say of themselves.
     identified: BTreeMap<libp2p::PeerId, Vec<SocketAddr>>,
+    /// Where a router passes on what comes to us.
+    opened: Option<SocketAddr>,
     rounds: u64,
     last_round: Option<Instant>,
     next_round: Option<Instant>,
@@ -90,6 +94,7 @@ impl Actor {
             remote: BTreeMap::new(),
             found: BTreeMap::new(),
             identified: BTreeMap::new(),
+            opened: None,
             rounds: 0,
             last_round: None,
             next_round: None,
@@ -145,8 +150,18 @@ impl Actor {
                 self.run = Some(run);
                 self.next_round = Some(Instant::now());
             }
+            Command::OpenAt(address) => self.open_at(address),
         }
         Vec::new()
+    }
+
+    /// What identify says of us has the address from now on.
+    fn open_at(&mut self, address: SocketAddr) {
+        let former = self.opened.replace(address).filter(|former| *former != address);
+        if let Some(former) = former {
+            self.swarm.remove_external_address(&multiaddr(former));
+        }
+        self.swarm.add_external_address(multiaddr(address));
     }
 
     fn enter(&mut self, address: PeerAddress) {

@@ -149,6 +149,11 @@ impl Discovery {
         let _ = self.commands.send(Command::Join(run)).await;
     }
 
+    /// Others reach us at this address too, in place of the one given before: a router has opened a port.
+    pub async fn open_at(&self, address: SocketAddr) {
+        let _ = self.commands.send(Command::OpenAt(address)).await;
+    }
+
     /// Stops and frees the sockets.
     pub async fn close(&self) {
         self.stop.cancel();

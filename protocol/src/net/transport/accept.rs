@@ -162,7 +162,9 @@ async fn settle(
             Verdict::Accepted => return Ok(permit),
             Verdict::Refused(refusal) => return Err(refusal),
             Verdict::Wait => {
-                let decided = state.wait_for(|state| !state.dialling || state.open().is_some());
+                let relayed = session.is_relayed();
+                let decided =
+                    state.wait_for(|state| !state.is_dialling(relayed) || state.open().is_some());
                 crossing_over = timeout(CROSSING, decided).await.is_err();
             }
         }

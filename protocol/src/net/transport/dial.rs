@@ -16,7 +16,7 @@ use super::endpoint;
 use super::error::{ConnectError, Refusal};
 use super::handshake::{self, Hello, Reply};
 use super::link::CloseCode;
-use super::peer::{Peer, Session, Shown, State};
+use super::peer::{Dial, Peer, Session, Shown, State};
 use super::relay;
 use super::traffic::Kind;
 use crate::ids::Member;
@@ -40,15 +40,15 @@ pub(super) async fn reach(
     addresses: &[SocketAddr],
 ) -> Result<Arc<Session>, ConnectError> {
     let mut state = peer.state.subscribe();
-    let Some(_turn) = turn(peer, &mut state).await else {
+    let Some(turn) = turn(peer, &mut state).await else {
         return peer.session().ok_or(Refusal::AlreadyConnected.into());
     };
     let dialled = tokio::select! {
         biased;
         // A connection from the peer ends our own dial.
-        _ = state.wait_for(|state| state.open().is_some()) => Err(Refusal::AlreadyConnected.into()),
+        _ = state.wait_for(State::is_settled) => Err(Refusal::AlreadyConnected.into()),
         () = shared.closing.cancelled() => Err(ConnectError::Closing),
-        dialled = timeout(limits::HANDSHAKE_TIMEOUT, dial(shared, peer, addresses)) => {
+        dialled = timeout(limits::HANDSHAKE_TIMEOUT, dial(shared, peer, addresses, &turn)) => {
             dialled.unwrap_or(Err(ConnectError::TimedOut))
         }
     };
@@ -65,8 +65,10 @@ async fn turn<'a>(
         let mut connected = false;
         let mine = peer.state.send_if_modified(|state| {
             connected = state.open().is_some();
-            let mine = !connected && !state.dialling;
-            state.dialling |= mine;
+            let mine = !connected && state.dial == Dial::None;
+            if mine {
+                state.dial = Dial::Straight;
+            }
             mine
         });
         if mine {
@@ -76,16 +78,22 @@ async fn turn<'a>(
             return None;
         }
         // The sender lives in `peer`.
-        let _ = state.wait_for(|state| state.open().is_some() || !state.dialling).await;
+        let _ = state.wait_for(|state| state.open().is_some() || state.dial == Dial::None).await;
     }
 }
 
 /// Dialling ends with it, however it ends.
 struct Turn<'a>(&'a Peer);
 
+impl Turn<'_> {
+    fn is_at(&self, dial: Dial) {
+        self.0.state.send_modify(|state| state.dial = dial);
+    }
+}
+
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.0.state.send_modify(|state| state.dialling = false);
+        self.is_at(Dial::None);
     }
 }
 
@@ -93,6 +101,7 @@ async fn dial(
     shared: &Shared,
     peer: &Peer,
     addresses: &[SocketAddr],
+    turn: &Turn<'_>,
 ) -> Result<Arc<Session>, ConnectError> {
     let mut attempts: FuturesUnordered<_> =
         addresses.iter().map(|&address| open(shared, peer, address)).collect();
@@ -102,6 +111,7 @@ async fn dial(
         Ok(Some(answered)) => Some(answered),
         // Nobody, or nobody so far.
         Ok(None) | Err(_) => {
+            turn.is_at(Dial::Detour);
             let detours = shared.relay.ways_to(peer.id).into_iter();
             attempts.extend(detours.map(|way| open(shared, peer, way)));
             first_answer(&mut attempts, &mut failure).await
@@ -109,6 +119,9 @@ async fn dial(
     };
     drop(attempts);
     let (connection, address) = answered.ok_or(failure)?;
+    if !relay::is_way(address) {
+        turn.is_at(Dial::Greeting);
+    }
     greet(shared, peer, connection, address).await
 }
 

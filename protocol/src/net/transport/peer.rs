@@ -5,7 +5,8 @@
 //!
 //! - While both dial, the dial of the smaller peer id is preferred: its owner keeps the other's
 //!   hello waiting until it knows how its own dial ends, and the other end accepts at once and
-//!   gives up its own.
+//!   gives up its own. But one that leads straight to the other is neither kept waiting for a dial that looks
+//!   for ways through others by then, nor given up for such a one once it is greeted.
 //! - Once connected, another hello of the same life is believed when it can only mean that the
 //!   peer has lost the connection: when the peer had dialled that one too, or says that it saw it
 //!   end. Otherwise it crossed with our dial and is refused.
@@ -86,7 +87,7 @@ impl Session {
     pub(super) fn way(&self, counters: &Counters) -> Way {
         // Read under the lock, so that no later look is counted before this one.
         let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
-        let way = Way::of(&self.connection);
+        let way = Way::of(&self.connection, self.is_relayed());
         counters.packets(way.packets, *counted);
         *counted = way.packets;
         way
@@ -108,11 +109,25 @@ pub(super) enum Verdict {
     Refused(Refusal),
 }
 
+/// How far our own dial of a peer has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Dial {
+    /// There is none.
+    #[default]
+    None,
+    /// The peer's own addresses are tried.
+    Straight,
+    /// Ways through others are tried as well.
+    Detour,
+    /// The peer has answered at an address of its own, and is greeted.
+    Greeting,
+}
+
 #[derive(Default)]
 pub(super) struct State {
     pub(super) addresses: Vec<SocketAddr>,
     newest: Option<Incarnation>,
-    pub(super) dialling: bool,
+    pub(super) dial: Dial,
     pub(super) current: Option<Arc<Session>>,
     /// The number of the last connection dialled by the peer that has ended here.
     lost: Option<u64>,
@@ -124,6 +139,20 @@ impl State {
     /// The connection that counts, if it has not ended.
     pub(super) fn open(&self) -> Option<&Arc<Session>> {
         self.current.as_ref().filter(|session| session.is_open())
+    }
+
+    /// Whether a connection of the peer's, through another one or not, would be in the way of our own dial.
+    pub(super) fn is_dialling(&self, relayed: bool) -> bool {
+        match self.dial {
+            Dial::None => false,
+            Dial::Straight | Dial::Greeting => true,
+            Dial::Detour => relayed,
+        }
+    }
+
+    /// Whether there is a connection that our own dial leads to nothing better than.
+    pub(super) fn is_settled(&self) -> bool {
+        self.open().is_some_and(|open| !open.is_relayed() || self.dial != Dial::Greeting)
     }
 }
 
@@ -205,7 +234,7 @@ impl Peer {
                 &Situation {
                     ours_preferred: own < self.id,
                     newest: state.newest,
-                    dialling: state.dialling && !crossing_over,
+                    dialling: state.is_dialling(session.is_relayed()) && !crossing_over,
                     current,
                 },
                 hello,

@@ -62,6 +62,8 @@ pub struct Flow {
 /// What a connection shows of the way to its other end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Way {
+    /// Whether it leads through another peer.
+    pub relayed: bool,
     /// The smoothed round trip.
     pub round_trip: Duration,
     /// The shortest one, where what steers the window knows it, else the same.
@@ -73,7 +75,7 @@ pub struct Way {
 }
 
 impl Way {
-    pub(super) fn of(connection: &Connection) -> Self {
+    pub(super) fn of(connection: &Connection, relayed: bool) -> Self {
         let path = connection.stats().path;
         let packets = Packets {
             sent: path.sent_packets,
@@ -81,7 +83,8 @@ impl Way {
             lost_bytes: Bytes(path.lost_bytes),
         };
         let shortest_round_trip = congestion::shortest_round_trip(connection).unwrap_or(path.rtt);
-        Self { round_trip: path.rtt, shortest_round_trip, window: Bytes(path.cwnd), packets }
+        let window = Bytes(path.cwnd);
+        Self { relayed, round_trip: path.rtt, shortest_round_trip, window, packets }
     }
 }
 

@@ -95,3 +95,20 @@ async fn without_the_one_in_the_middle_the_way_ends() {
     expected.sort();
     assert_eq!(lost, expected);
 }
+
+#[tokio::test]
+async fn a_dial_that_leads_straight_there_wins_over_one_through_another() {
+    let (_middle, left, right, _socket) = apart().await;
+    // Who would be preferred, of two dials that cross, is the one that knows no direct way.
+    let (mut blind, mut seeing) =
+        if left.id() < right.id() { (left, right) } else { (right, left) };
+    seeing.transport.remember(blind.id(), &blind.addresses());
+    for (node, to) in [(&blind, seeing.id()), (&seeing, blind.id())] {
+        node.transport.send_control(to, b"hello".to_vec()).expect("queued");
+    }
+    let (one, other) = (blind.member, seeing.member);
+    for (node, other) in [(&mut blind, other), (&mut seeing, one)] {
+        connected_at(node).await.expect("a direct way, and no other before it");
+        assert_eq!(node.control().await, (other, b"hello".to_vec()));
+    }
+}
