@@ -1,7 +1,7 @@
 //! What a crowd of newcomers costs a swarm that trains, and how they spread: prints the first table of
 //! docs/joining.md.
 //!
-//! Arguments: newcomers at once (200) and seeds (3).
+//! Arguments: newcomers at once (200) and seeds (1).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -42,7 +42,7 @@ const END: Duration = Duration::from_secs(3600);
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
     let crowd: usize = arguments.next().map_or(Ok(200), |text| text.parse())?;
-    let seeds: u64 = arguments.next().map_or(Ok(3), |text| text.parse())?;
+    let seeds: u64 = arguments.next().map_or(Ok(1), |text| text.parse())?;
     println!(
         "{crowd} newcomers come at once to {BEFORE} peers that train {STAGES} stages: passes of 0.2 s and 0.4 s,\n\
          {MICROBATCHES} microbatches a step, 300 MB a stage, an uplink of 1 Gbit/s each.\n"
