@@ -21,6 +21,8 @@ help:
 	@echo 'make bench-hostile   what a run keeps of its speed with strangers at its doors (4 minutes)'
 	@echo 'make bench-schedules what orders of passes keep of engines over slow links (1 minute)'
 	@echo 'make bench-routing   what unlike replicas keep of their speeds together (1 minute)'
+	@echo 'make bench-uneven    what a swarm of unlike peers keeps of their speeds (6 minutes)'
+	@echo 'make bench-storm     what a crowd of newcomers costs (4 minutes)'
 	@echo 'make bench-rebalance what a spot fleet keeps of the best placement (10 minutes)'
 	@echo 'make bench-scale     what words weigh in swarms of 100, 1,000 and 10,000 peers (15 minutes)'
 	@echo 'make fuzz SECONDS=N  look for bytes that break a decoder for so long; a nightly compiler'
@@ -137,6 +139,17 @@ screenshots: build
 bench-routing:
 	cargo run --release -p shoal-scheduler --example routing
 
+bench-uneven: build
+	@scripts/setup.sh --tests
+	cargo build --release -p shoal-scheduler --example uneven
+	.venv/bin/python bench/uneven.py --shoal target/release/shoal \
+		--simulator target/release/examples/uneven
+
+bench-storm: build
+	@scripts/setup.sh --tests
+	cargo run --release -p shoal-scheduler --example storm
+	.venv/bin/python bench/storm.py --shoal target/release/shoal
+
 bench-rebalance:
 	cargo run --release -p shoal-scheduler --example rebalance
 
@@ -163,4 +176,4 @@ check-gpu:
 
 .PHONY: help setup build demo test test-system bench bench-recovery bench-overhead bench-codec \
 	bench-all-reduce bench-links bench-transport bench-chunks bench-convergence bench-placement \
-	bench-watching bench-hostile bench-schedules bench-routing bench-rebalance bench-scale screenshots fuzz soak lint check-gpu
+	bench-watching bench-hostile bench-schedules bench-routing bench-uneven bench-storm bench-rebalance bench-scale screenshots fuzz soak lint check-gpu

@@ -26,11 +26,14 @@ class Peer:
             "--no-mdns", "--device", "cpu", "--threads", "1", "--events", "-",
         ])
 
+    def events(self):
+        """Its events, and when each came."""
+        for line in self.process.stdout:
+            yield json.loads(line), time.monotonic()
+
     def wait(self, name, after=0.0):
         """The next event of a kind, and when it came."""
-        for line in self.process.stdout:
-            event = json.loads(line)
-            now = time.monotonic()
+        for event, now in self.events():
             if event["event"] == name and now >= after:
                 return event, now
         raise SystemExit(f"a peer ended before its event {name!r}")

@@ -84,6 +84,11 @@ class Shoal:
             pathlib.Path(name, "run.toml").write_text(text, encoding="utf-8")
             yield pathlib.Path(name)
 
+    def peer_id(self, data_dir):
+        """The id of the peer with this data directory."""
+        command = [self.binary, "id", "--data-dir", data_dir]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
     def compute(self, threads, index):
         return ["--device", self.device, "--threads", str(threads), "--events", f"{index}.events"]
 

@@ -145,6 +145,11 @@ fn parse_seconds(text: &str) -> Result<Duration, &'static str> {
     seconds.map(Duration::from_secs_f64).ok_or("a number of seconds from 0.1 to 3600")
 }
 
+/// The same, or 0 for never.
+fn parse_interval(text: &str) -> Result<Duration, &'static str> {
+    if text == "0" { Ok(Duration::ZERO) } else { parse_seconds(text) }
+}
+
 /// Where the typed events of a run go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EventSink {
@@ -244,7 +249,7 @@ pub struct PeerArgs {
     drain_timeout: Duration,
     /// How often the stages are compared, and peers moved from one to another where that makes the
     /// swarm faster, while this peer keeps the run; 0 is never.
-    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_interval)]
     rebalance: Duration,
     /// Milliseconds to wait in each pass over a microbatch, to model a slow peer.
     #[arg(long, value_name = "MS", default_value_t = 0, hide = true)]

@@ -186,6 +186,33 @@ mod tests {
         }
     }
 
+    /// Wherever four fast peers and two that are four times as slow begin, on three stages that somebody
+    /// hosts each, looks after one another lead to what is best.
+    #[test]
+    fn unlike_members_come_to_the_optimum_from_anywhere() {
+        let speeds = [1.0, 1.0, 1.0, 1.0, 0.25, 0.25];
+        for number in 0..3usize.pow(6) {
+            let places: Vec<usize> = (0..6).map(|index| number / 3usize.pow(index) % 3).collect();
+            if (0..3).any(|stage| !places.contains(&stage)) {
+                continue;
+            }
+            let mut all = replicas(&[6]);
+            for ((replica, speed), place) in all.iter_mut().zip(speeds).zip(&places) {
+                (replica.speed, replica.stage) = (speed, Stage(*place as u16));
+            }
+            let mut after = 0.0;
+            for _ in 0..4 {
+                let plan = plan(&all, &costs(3));
+                for (member, to) in &plan.moves {
+                    let moved = all.iter_mut().find(|replica| replica.member == *member);
+                    moved.expect("it is one of them").stage = *to;
+                }
+                after = plan.after;
+            }
+            assert_eq!(after, 1.25, "{places:?}");
+        }
+    }
+
     #[test]
     fn who_may_not_move_stays() {
         let mut replicas = replicas(&[1, 5]);

@@ -61,14 +61,27 @@ impl Process {
     /// # Panics
     /// When it does not come, or stdout is not a stream of events.
     pub fn event(&mut self, kind: &str) -> Value {
+        self.next_of(&[kind])
+    }
+
+    /// The next event of this kind, if it comes before one of another.
+    ///
+    /// # Panics
+    /// When neither comes, or stdout is not a stream of events.
+    pub fn event_before(&mut self, kind: &str, other: &str) -> Option<Value> {
+        Some(self.next_of(&[kind, other])).filter(|event| event["event"] == kind)
+    }
+
+    /// The next event of one of these kinds.
+    fn next_of(&mut self, kinds: &[&str]) -> Value {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let Some(line) = self.line(deadline, kind) else {
-                panic!("{} ended without event {kind:?}:\n{}", self.name, self.said())
+            let Some(line) = self.line(deadline, kinds[0]) else {
+                panic!("{} ended without event {:?}:\n{}", self.name, kinds[0], self.said())
             };
             let event: Value = serde_json::from_str(&line)
                 .unwrap_or_else(|error| panic!("{}: {error} in {line:?}", self.name));
-            if event["event"] == kind {
+            if kinds.iter().any(|kind| event["event"] == *kind) {
                 return event;
             }
         }

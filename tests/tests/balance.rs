@@ -1,5 +1,6 @@
 //! Peers that are of more use at another stage go there, and the model comes out bit for bit the same.
 
+use shoal_tests::process::Process;
 use shoal_tests::run::Run;
 use shoal_tests::swarm::Swarm;
 
@@ -36,5 +37,40 @@ fn a_stage_that_deaths_left_to_one_peer_gets_another_from_where_there_are_more()
     assert_eq!(trained.report["microbatches"]["missing"], 0);
     assert_eq!(trained.report["rewinds"], 0);
     assert_eq!(trained.report["moves"], 1);
+    assert_eq!(trained.hash(), run.local("alone").hash());
+}
+
+/// Waits in each pass of two peers of six, four times as long as in those of the others.
+const SLOWER: &[&str] = &["--slow-down", "100"];
+
+#[test]
+fn two_slowed_peers_of_six_are_no_stage_of_their_own_and_the_bits_are_the_same() {
+    let run = Run::tiny(&[
+        ("training.steps", toml::Value::from(12)),
+        ("training.microbatches", toml::Value::from(24)),
+    ]);
+    let mut swarm =
+        Swarm::start(&run.config(), &[&["--wait-for", "6", "--rebalance", "1"], SLOWER].concat());
+    for index in 1..6 {
+        swarm.join(if index == 3 { SLOWER } else { SLOW });
+    }
+    let at_first = stages(&mut swarm);
+    // Who moves says so before it has finished.
+    let in_the_end = |index: usize, peer: &mut Process| {
+        let mut stage = at_first[index];
+        while let Some(event) = peer.event_before("moved", "finished") {
+            stage = event["to"].as_u64().expect("a stage");
+        }
+        stage
+    };
+    let placed: Vec<u64> =
+        swarm.peers.iter_mut().enumerate().map(|(i, p)| in_the_end(i, p)).collect();
+    assert_ne!(placed[0], placed[3], "the slowed two together from {at_first:?}: {placed:?}");
+    for stage in 0..3 {
+        assert!(placed.contains(&stage), "{at_first:?}: {placed:?}");
+    }
+    let trained = swarm.finish();
+    assert_eq!(trained.report["microbatches"]["counted"], 12 * 24 * 3);
+    assert_eq!(trained.report["microbatches"]["missing"], 0);
     assert_eq!(trained.hash(), run.local("alone").hash());
 }

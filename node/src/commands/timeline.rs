@@ -7,7 +7,7 @@ use plotters::prelude::*;
 use serde::Serialize;
 use shoal_scheduler::sim::{Part, Sort, Timeline};
 
-const SIZE: (u32, u32) = (900, 900);
+const SIZE: (u32, u32) = (900, 1150);
 const FONT: &str = "sans-serif";
 const INK: RGBColor = RGBColor(0x33, 0x3a, 0x44);
 const GRID: RGBColor = RGBColor(0xe4, 0xe7, 0xeb);
@@ -31,6 +31,9 @@ pub(super) struct Series {
     deaths: Vec<u64>,
     /// Peers that were given stages.
     placed: Vec<u64>,
+    /// Peers that went to a stage that was slow, and returns to a checkpoint, with which lost stages get
+    /// other peers.
+    moved: Vec<u64>,
     rewinds: Vec<u64>,
     /// Bytes that went from peer to peer.
     words: Vec<u64>,
@@ -61,6 +64,7 @@ impl Series {
             commits: count(&|part| part.commits),
             deaths: count(&|part| part.died),
             placed: count(&|part| part.admitted),
+            moved: count(&|part| part.moved),
             rewinds: count(&|part| part.rewinds),
             words: bytes(&[Sort::Told, Sort::Reported, Sort::Said]),
             activations: bytes(&[Sort::Tensor]),
@@ -92,8 +96,9 @@ impl Series {
                 .map(|series| series[index] as f64 / self.seconds / 1e6)
                 .sum()
         };
-        let moved: Vec<f64> = (0..self.peers.len()).map(all).collect();
-        let placed: Vec<f64> = floats(&self.placed);
+        let sent: Vec<f64> = (0..self.peers.len()).map(all).collect();
+        let [placed, moved, rewinds]: [Vec<f64>; 3] =
+            [&self.placed, &self.moved, &self.rewinds].map(|counts| floats(counts));
         let panels = [
             ("peers", &self.peers),
             ("microbatches/s", &self.throughput),
@@ -101,7 +106,9 @@ impl Series {
             ("taken in", &self.taken),
             ("waiting", &self.waiting),
             ("placed", &placed),
-            ("MB/s sent", &moved),
+            ("moved", &moved),
+            ("rewinds", &rewinds),
+            ("MB/s sent", &sent),
         ];
         for (area, (name, values)) in root.split_evenly((panels.len(), 1)).iter().zip(panels) {
             self.draw_panel(area, name, values)?;
@@ -169,7 +176,7 @@ mod tests {
         let svg = std::fs::read_to_string(path.with_extension("svg")).expect("read");
         assert_eq!(
             svg.matches("<polyline fill=\"none\" opacity=\"1\" stroke=\"#1F77B4\"").count(),
-            7
+            9
         );
     }
 }

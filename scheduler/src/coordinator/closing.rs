@@ -322,6 +322,7 @@ impl Coordinator {
                 self.start_checkpoint(out);
             }
             self.open_step(out);
+            self.take_turns(out);
             self.close_when_complete(out);
         }
     }

@@ -1,7 +1,8 @@
 //! Newcomers while training runs: a snapshot to begin from, the results since, then serving. Who
 //! moves to another stage is a newcomer there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 use shoal_protocol::ids::{Member, Stage, StageSpan, Step};
 use shoal_protocol::message::{FromCoordinator, SnapshotPart, StoredStage};
@@ -10,10 +11,20 @@ use shoal_protocol::units::Moment;
 
 use super::{Coordinator, Out, Phase, send};
 
+/// Newcomers that a stage takes in at a time for each of its replicas: each costs its donors a snapshot, and
+/// the results of rounds until it serves. Then it is a replica too, so that the last of a crowd waits for
+/// about as many turns as the crowd doubles the stage.
+const AT_A_TIME: usize = 1;
+
+/// After so long who has its turn keeps it from nobody any more: it may be slow, or never come.
+const TURN: Duration = Duration::from_secs(120);
+
 /// Members that fetch weights: those that do not serve yet, and those that are to move.
 #[derive(Debug, Default)]
 pub(super) struct Newcomers {
     waiting: BTreeMap<Member, Newcomer>,
+    /// Those whose turn has yet to come, in order.
+    queued: VecDeque<Member>,
 }
 
 /// What a newcomer begins from.
@@ -30,10 +41,17 @@ struct Newcomer {
 impl Newcomers {
     pub(super) fn forget(&mut self, member: Member) {
         self.waiting.remove(&member);
+        self.queued.retain(|other| *other != member);
     }
 
     pub(super) fn forget_all(&mut self) {
         self.waiting.clear();
+        self.queued.clear();
+    }
+
+    /// Whether a member has yet to be told what to begin from, and hears no rounds until then.
+    pub(super) fn is_queued(&self, member: Member) -> bool {
+        self.queued.contains(&member)
     }
 
     /// Whether somebody begins from this version.
@@ -72,6 +90,13 @@ impl Coordinator {
 
     fn begin_from(&mut self, member: Member, version: Step, out: &mut Out) {
         let Some(span) = self.fetched_by(member) else { return };
+        let has_turn = self.newcomers.waiting.contains_key(&member) || self.has_room_for(span);
+        if version.0 > 0 && !has_turn {
+            if !self.newcomers.is_queued(member) {
+                self.newcomers.queued.push_back(member);
+            }
+            return;
+        }
         let (view, since) = (self.logged_view.number, self.now);
         self.newcomers.waiting.insert(member, Newcomer { version, told: false, view, since });
         if version.0 > 0 {
@@ -81,6 +106,27 @@ impl Coordinator {
         }
         self.drop_unwanted_snapshots();
         self.tell_newcomers(out);
+    }
+
+    /// Whether these stages can take in one more at a time. Where nobody serves a stage, all get its weights
+    /// from a checkpoint.
+    fn has_room_for(&self, span: StageSpan) -> bool {
+        span.stages().all(|stage| {
+            let replicas = self.replicas_of(stage).len();
+            let waiting = self.newcomers.waiting.iter();
+            let fetches = |member| self.fetched_by(member).is_some_and(|span| span.contains(stage));
+            let taken = waiting.filter(|(member, newcomer)| {
+                self.now.since(newcomer.since) < TURN && fetches(**member)
+            });
+            replicas == 0 || taken.count() < replicas * AT_A_TIME
+        })
+    }
+
+    /// Has those begin whose turn it is.
+    pub(super) fn take_turns(&mut self, out: &mut Out) {
+        for member in std::mem::take(&mut self.newcomers.queued) {
+            self.begin_again(member, out);
+        }
     }
 
     /// Tells newcomers of the snapshots that are whole.
@@ -141,6 +187,9 @@ impl Coordinator {
     /// A member lacks what it needs to follow.
     pub(super) fn behind(&mut self, from: Member, there: bool, out: &mut Out) {
         let moves = self.membership.is_serving(from);
+        if self.newcomers.is_queued(from) {
+            return;
+        }
         if self.newcomers.waiting.contains_key(&from) && moves == there {
             self.begin_again(from, out);
             self.ask_holders_again(from, out);

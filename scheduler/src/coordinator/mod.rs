@@ -395,7 +395,9 @@ impl Coordinator {
 
     /// Who will host a stage and hears what becomes of a step there: newcomers, and who is to move.
     fn listeners_at(&self, stage: Stage, step: Step) -> Vec<Member> {
-        let listens = |member| self.membership.listens(member, stage, step);
+        let listens = |member| {
+            self.membership.listens(member, stage, step) && !self.newcomers.is_queued(member)
+        };
         let comers = self.logged(false, listens);
         comers.into_iter().chain(self.logged(true, listens)).collect()
     }

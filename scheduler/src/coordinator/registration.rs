@@ -88,6 +88,7 @@ impl Coordinator {
         self.choose_anchors(out);
         self.set_givers();
         self.expelled(&gone, out);
+        self.take_turns(out);
         self.end_census_when_heard(out);
         self.ask_holders(out);
         self.strand_again(out);

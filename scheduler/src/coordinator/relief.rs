@@ -13,7 +13,7 @@ use super::{Coordinator, Out, Phase, send};
 /// Claims left of a step with which a member may get another's besides: in general, and when fewer
 /// microbatches are unheld than there are replicas at work.
 const LEFT: usize = 1;
-const LEFT_AT_END: usize = 4;
+const LEFT_AT_END: usize = 8;
 
 /// How many halves as long as the other would need a member must have to do.
 const HALVES: u64 = 3;

@@ -39,7 +39,8 @@ pub struct PeerLimits {
     pub first_window: usize,
     /// Microbatches in flight at one stage, at most.
     pub largest_window: usize,
-    /// Offers that wait for room at one stage.
+    /// Offers that wait for room at one stage. With few places those of slow replicas and of fast ones
+    /// would all be taken, and the slow would have as much to do as the fast.
     pub offers: usize,
     /// Senders remembered at one stage, to be told when there is room again, and senders of one
     /// microbatch beyond the first.
@@ -83,7 +84,7 @@ impl Default for PeerLimits {
         Self {
             first_window: 1,
             largest_window: 1 << 10,
-            offers: 64,
+            offers: 1 << 10,
             askers: 64,
             cell: 64,
             in_flight: Bytes::mebi(4 << 10),

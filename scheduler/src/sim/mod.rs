@@ -5,6 +5,8 @@
 //! transformer, so that whether every microbatch is counted exactly once is checked on real values.
 
 mod border;
+#[cfg(test)]
+mod crowd;
 mod engine;
 mod network;
 mod numbers;

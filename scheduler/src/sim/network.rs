@@ -8,6 +8,14 @@ use shoal_protocol::units::{Bytes, Moment};
 use super::scenario::{NetworkScenario, Scenario};
 use crate::dice::Dice;
 
+/// Files have one part in so many of an uplink.
+const FILES: u64 = 4;
+
+/// How long so much takes at so many bytes a second.
+fn time_of(size: Bytes, rate: u64) -> Duration {
+    Duration::from_micros(size.0 * 1_000_000 / rate)
+}
+
 /// The network: when what is sent arrives.
 #[derive(Debug)]
 pub(super) struct Network {
@@ -18,6 +26,9 @@ pub(super) struct Network {
     control: BTreeMap<(usize, usize), Moment>,
     /// When the last byte of tensors leaves for another.
     bulk: BTreeMap<(usize, usize), Moment>,
+    /// When the last byte of tensors, and that of files, leaves a peer whose uplink is shared.
+    tensors: BTreeMap<usize, Moment>,
+    files: BTreeMap<usize, Moment>,
     /// Links that are slower until a moment, and by how much.
     slow: BTreeMap<(usize, usize), (Moment, Duration)>,
     /// Links on which everything is lost until a moment.
@@ -32,6 +43,8 @@ impl Network {
             dice: Dice::new(scenario.seed ^ 0x6e65_7477_6f72_6b00),
             control: BTreeMap::new(),
             bulk: BTreeMap::new(),
+            tensors: BTreeMap::new(),
+            files: BTreeMap::new(),
             slow: BTreeMap::new(),
             cut: BTreeMap::new(),
         }
@@ -64,14 +77,35 @@ impl Network {
         let of_regions = self.scenario.bandwidths.get(self.regions[from]);
         let of_regions = of_regions.map(|row| row[self.regions[to]]);
         let transfer = match of_regions.or(self.scenario.bandwidth) {
-            Some(bandwidth) => Duration::from_micros(size.0 * 1_000_000 / bandwidth),
+            Some(bandwidth) => time_of(size, bandwidth),
             None => Duration::ZERO,
         };
+        let uplink = self.tensor_out(now, from, size);
         let free = self.bulk.entry((from, to)).or_default();
-        *free = (*free).max(now) + transfer;
+        *free = ((*free).max(now) + transfer).max(uplink);
         let sent = *free;
         let arrival = sent + self.flight(now, from, to);
         self.twice(arrival)
+    }
+
+    /// When a file arrives: it goes out beside the others, and behind all files of its sender.
+    pub(super) fn file(&mut self, now: Moment, from: usize, to: usize, size: Bytes) -> Moment {
+        let Some(uplink) = self.scenario.uplink else {
+            return self.tensor(now, from, to, size)[0];
+        };
+        let free = self.files.entry(from).or_default();
+        *free = (*free).max(now) + time_of(size, uplink / FILES);
+        *free + self.flight(now, from, to)
+    }
+
+    /// When a tensor has left its sender.
+    fn tensor_out(&mut self, now: Moment, from: usize, size: Bytes) -> Moment {
+        let Some(uplink) = self.scenario.uplink else { return now };
+        let files = self.files.get(&from).is_some_and(|until| *until > now);
+        let rest = if files { uplink - uplink / FILES } else { uplink };
+        let free = self.tensors.entry(from).or_default();
+        *free = (*free).max(now) + time_of(size, rest);
+        *free
     }
 
     /// Makes a link slower until a moment.

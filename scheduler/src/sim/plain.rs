@@ -81,6 +81,7 @@ impl NetworkScenario {
             jitter,
             bandwidth,
             bandwidths: Vec::new(),
+            uplink: None,
             duplicates_per_mille: 0,
             strays_per_mille: 0,
         }

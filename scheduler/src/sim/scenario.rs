@@ -262,6 +262,9 @@ pub struct NetworkScenario {
     pub bandwidth: Option<u64>,
     /// The same from each region to each, where they differ; else empty.
     pub bandwidths: Vec<Vec<u64>>,
+    /// Bytes per second from a peer to all others together; none is no limit. Files have a quarter of it,
+    /// and while some go out all else has the rest.
+    pub uplink: Option<u64>,
     /// Of a thousand messages and tensors, so many arrive twice.
     pub duplicates_per_mille: u64,
     /// Of a thousand offers, so many go to two replicas, as if the sender had given up on the first.
@@ -489,6 +492,7 @@ fn network(dice: &mut Dice) -> NetworkScenario {
         jitter: Duration::from_micros(jitter),
         bandwidth: dice.pick(&[None, Some(100_000), Some(10_000)]),
         bandwidths: Vec::new(),
+        uplink: None,
         duplicates_per_mille: dice.pick(&[0, 0, 10, 200]),
         strays_per_mille: dice.pick(&[0, 0, 100]),
     }

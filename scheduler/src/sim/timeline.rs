@@ -42,8 +42,10 @@ pub struct Part {
     pub taken: Duration,
     /// See `taken`.
     pub waiting: Duration,
-    /// Newcomers, deaths and returns to a checkpoint.
+    /// Newcomers, changes of a member's stage for a slow one, deaths and returns to a checkpoint.
     pub admitted: u64,
+    /// See `admitted`.
+    pub moved: u64,
     /// See `admitted`.
     pub died: u64,
     /// See `admitted`.
@@ -130,6 +132,7 @@ impl Part {
         self.taken += other.taken;
         self.waiting += other.waiting;
         self.admitted += other.admitted;
+        self.moved += other.moved;
         self.died += other.died;
         self.rewinds += other.rewinds;
         for (sort, bytes) in &other.bytes {
@@ -161,6 +164,7 @@ impl Watch for Timeline {
             Seen::Sent { .. } | Seen::Logged(_) | Seen::Decides { .. } | Seen::Goes { .. } => {}
             Seen::Decided(event) => match event {
                 CoordinatorEvent::Admitted { .. } => self.part(now).admitted += 1,
+                CoordinatorEvent::Moves { .. } => self.part(now).moved += 1,
                 CoordinatorEvent::Committed { .. } => self.part(now).commits += 1,
                 CoordinatorEvent::Rewound { .. } => self.part(now).rewinds += 1,
                 _ => {}

@@ -250,7 +250,7 @@ impl World<'_> {
             return (self.now, weights);
         }
         self.show(Seen::Sent { from, to, sort: Sort::File, size });
-        (self.network.tensor(self.now, from, to, size)[0], weights)
+        (self.network.file(self.now, from, to, size), weights)
     }
 
     /// What something weighs on its way.

@@ -1,0 +1,117 @@
+"""What a crowd of newcomers costs: real processes that come at once to a run that trains, and many that come
+at once before it begins.
+
+    make bench-storm
+
+Passes wait, so that two cores can stand for a device each; what starting so many processes takes is their
+own. Before this the simulator has 200 newcomers at once (scheduler/examples/storm.rs).
+"""
+
+import argparse
+import itertools
+import sys
+import time
+
+import machine as machines
+import table
+from overhead import killed_in_the_end
+from peer import Peer
+from shoal_run import Shoal
+from uneven import run_of, started
+
+# Two stages of two peers each, and a crowd; milliseconds that a pass waits.
+STAGES, BEFORE, CROWD, WAIT = 2, 4, 12, 40
+MICROBATCHES, STEPS, WINDOW = 48, 400, 6
+# Those that come before the first step.
+MANY, MANY_STEPS = 32, 3
+
+
+def rate(moments):
+    """Microbatches a second between the first commit and the last."""
+    return MICROBATCHES * (len(moments) - 1) / (moments[-1] - moments[0])
+
+
+def hosted(peer):
+    """The stage that a peer was given."""
+    return peer.wait("joined")[0]["span"][0]
+
+
+def within(steps, seconds):
+    """Microbatches a second of the steps that ended in so many seconds."""
+    ends = list(itertools.accumulate(steps))
+    count = sum(end <= seconds for end in ends)
+    return count * MICROBATCHES / ends[count - 1] if count else 0.0
+
+
+def crowd(shoal):
+    """A crowd comes to a swarm that trains."""
+    model, run = run_of(STAGES, STEPS, MICROBATCHES)
+    with shoal.folder(model, run) as folder:
+        peers = started(shoal, folder, ["auto"] * BEFORE, [WAIT] * BEFORE, [])
+        with killed_in_the_end(peers):
+            stages = [hosted(peer) for peer in peers]
+            peers[0].steps(3)
+            before = peers[0].steps(WINDOW)
+            came = time.monotonic()
+            for index in range(BEFORE, BEFORE + CROWD):
+                peers.append(Peer.of_shoal(shoal, folder, index, [
+                    "join", f"@{folder}/address", "--slow-down", str(WAIT)]))
+            stages += [hosted(peer) for peer in peers[BEFORE:]]
+            served = max(peer.wait("serving")[1] for peer in peers[BEFORE:])
+            # Its events since wait to be read: each says how long its step took.
+            steps, full = [], 0
+            while full < 3 * WINDOW:
+                event, _ = peers[0].wait("committed")
+                full += event["peers"] == BEFORE + CROWD
+                steps.append(event["seconds"])
+            meanwhile = within(steps, served - before[-1])
+            after = MICROBATCHES * WINDOW / sum(steps[-WINDOW:])
+    counts = [stages.count(stage) for stage in range(STAGES)]
+    return [
+        ["replicas of each stage after", ", ".join(map(str, counts))],
+        ["from their start until all serve", f"{served - came:.1f} s"],
+        ["microbatches a second before", f"{rate(before):.1f}"],
+        ["meanwhile", f"{meanwhile:.1f}"],
+        ["after", f"{after:.1f}"],
+    ]
+
+
+def many(shoal):
+    """Many processes start at once."""
+    model, run = run_of(STAGES, MANY_STEPS, MICROBATCHES)
+    with shoal.folder(model, run) as folder:
+        begun = time.monotonic()
+        peers = started(shoal, folder, ["auto"] * MANY, [WAIT] * MANY, [])
+        with killed_in_the_end(peers):
+            joined = [peer.wait("joined")[1] - begun for peer in peers]
+            event, committed = peers[0].wait("committed")
+            lost = MANY - event["peers"]
+    return [
+        ["from the start of the first until all are members", f"{max(joined):.1f} s"],
+        ["until the first step is committed", f"{committed - begun:.1f} s"],
+        ["lost", str(lost)],
+    ]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shoal", required=True, help="the node's release binary")
+    options = parser.parse_args()
+    shoal = Shoal(options.shoal)
+    line = machines.line(machines.describe(sys.executable))
+    table.show(
+        f"{CROWD} processes come at once to {BEFORE} that train",
+        f"{STAGES} stages, {MICROBATCHES} microbatches a step, passes wait {WAIT} ms. {line}.",
+        ["what", "measured"],
+        crowd(shoal),
+    )
+    table.show(
+        f"{MANY} processes start at once",
+        f"{STAGES} stages; each is a process on the same two cores.",
+        ["what", "measured"],
+        many(shoal),
+    )
+
+
+if __name__ == "__main__":
+    main()

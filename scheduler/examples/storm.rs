@@ -1,0 +1,188 @@
+//! What a crowd of newcomers costs a swarm that trains, and how they spread: prints the first table of
+//! docs/joining.md.
+//!
+//! Arguments: newcomers at once (200) and seeds (1).
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use shoal_protocol::ids::Stage;
+use shoal_protocol::message::{LogRecord, StageChoice, View};
+use shoal_protocol::units::{Bytes, Moment};
+use shoal_scheduler::action::CoordinatorEvent;
+use shoal_scheduler::peer::RoundCut;
+use shoal_scheduler::rebalance::Rebalance;
+use shoal_scheduler::sim::{
+    self, ComputeScenario, Fault, NetworkScenario, PeerScenario, Scenario, Seen, Sort, Watch,
+};
+
+const STAGES: u16 = 4;
+/// Those who train before the crowd comes.
+const BEFORE: usize = 16;
+const MICROBATCHES: u32 = 512;
+const FORWARD: Duration = Duration::from_millis(200);
+const BACKWARD: Duration = Duration::from_millis(400);
+const JITTER_PER_MILLE: u64 = 20;
+
+/// From any peer to any other, and out of a peer to all together: a gigabit a second.
+const LATENCY: Duration = Duration::from_millis(10);
+const UPLINK: u64 = 125_000_000;
+
+/// A stage of 25 million parameters: weights and moments in a snapshot, and how many of them an element of
+/// a round stands for.
+const PARAMETERS: u64 = 25_000_000;
+const SNAPSHOT: Bytes = Bytes(12 * PARAMETERS);
+const ELEMENTS: usize = 256;
+
+/// When they come, when the steps before that count begin, and when it ends.
+const COME: Duration = Duration::from_secs(900);
+const SETTLED: Duration = Duration::from_secs(300);
+const END: Duration = Duration::from_secs(3600);
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let crowd: usize = arguments.next().map_or(Ok(200), |text| text.parse())?;
+    let seeds: u64 = arguments.next().map_or(Ok(1), |text| text.parse())?;
+    println!(
+        "{crowd} newcomers come at once to {BEFORE} peers that train {STAGES} stages: passes of 0.2 s and 0.4 s,\n\
+         {MICROBATCHES} microbatches a step, 300 MB a stage, an uplink of 1 Gbit/s each.\n"
+    );
+    for seed in 0..seeds {
+        let watched = |scenario: &Scenario| {
+            let mut storm = Storm::default();
+            sim::run_watched(scenario, &mut storm).map(|_| storm)
+        };
+        let mut calm = scenario(crowd, seed);
+        let storm = watched(&calm)?;
+        // Until the first newcomer serves the same swarm trains, with the crowd and without.
+        calm.faults.happen.clear();
+        calm.until = Some(storm.first_serves(BEFORE).0);
+        storm.print(crowd, &watched(&calm)?);
+    }
+    Ok(())
+}
+
+fn scenario(crowd: usize, seed: u64) -> Scenario {
+    let mut manifest = Scenario::small_manifest(STAGES, MICROBATCHES, 100_000);
+    manifest.training.microbatch_size = 4;
+    manifest.model.context = 1024;
+    manifest.model.hidden = 512;
+    let compute = ComputeScenario::passes(FORWARD, BACKWARD, JITTER_PER_MILLE);
+    let auto = PeerScenario::plain(StageChoice::Auto, STAGES, compute.clone());
+    let keeper = PeerScenario::plain(StageChoice::None, STAGES, compute);
+    let mut peers = vec![keeper];
+    peers.extend(vec![auto.clone(); BEFORE]);
+    peers.extend(vec![PeerScenario { start: None, ..auto }; crowd]);
+    let network =
+        NetworkScenario { uplink: Some(UPLINK), ..NetworkScenario::even(LATENCY, LATENCY, None) };
+    let mut scenario = Scenario::plain(manifest, peers, network);
+    scenario.seed = seed;
+    scenario.snapshot = SNAPSHOT;
+    scenario.weight = PARAMETERS / ELEMENTS as u64;
+    let cut = RoundCut { block_elements: 1, piece_elements: 16 };
+    scenario.peers.iter_mut().for_each(|peer| peer.limits.cut = cut);
+    scenario.parameters.values_mut().for_each(|elements| *elements = ELEMENTS);
+    scenario.rebalance = Rebalance::every_so_often(Duration::from_secs(60));
+    scenario.until = Some(END);
+    let first = 1 + BEFORE;
+    let comers = (first..first + crowd).map(|peer| (COME, Fault::Join { peer }));
+    scenario.faults.happen = comers.collect();
+    scenario
+}
+
+/// What is seen of the crowd.
+#[derive(Debug, Default)]
+struct Storm {
+    views: Vec<(Moment, View)>,
+    commits: Vec<Moment>,
+    files: BTreeMap<usize, u64>,
+    moves: u64,
+    /// When a microbatch was counted.
+    counted: Vec<Moment>,
+}
+
+impl Watch for Storm {
+    fn sees(&mut self, now: Moment, seen: Seen<'_>) {
+        match seen {
+            Seen::Logged(LogRecord::View(view)) => self.views.push((now, view.clone())),
+            Seen::Sent { from, sort: Sort::File, size, .. } => {
+                *self.files.entry(from).or_default() += size.0;
+            }
+            Seen::Counted { .. } => self.counted.push(now),
+            Seen::Decided(CoordinatorEvent::Committed { .. }) => self.commits.push(now),
+            Seen::Decided(CoordinatorEvent::Moves { .. }) => self.moves += 1,
+            _ => {}
+        }
+    }
+}
+
+impl Storm {
+    /// When more than so many serve.
+    fn first_serves(&self, before: usize) -> Moment {
+        let more = |(_, view): &&(Moment, View)| hosts(view, true).iter().sum::<usize>() > before;
+        self.views.iter().find(more).map_or(Moment(END), |(at, _)| *at)
+    }
+
+    /// Microbatches a second from one commit to another.
+    fn rate(&self, from: Moment, to: Moment) -> f64 {
+        let within = self.commits.iter().filter(|at| **at > from && **at <= to);
+        let within: Vec<&Moment> = within.collect();
+        let [first, .., last] = within.as_slice() else { return 0.0 };
+        let time = last.since(**first).as_secs_f64();
+        (within.len() - 1) as f64 * f64::from(MICROBATCHES) / time
+    }
+
+    fn counted(&self, from: Moment, to: Moment) -> f64 {
+        self.counted.iter().filter(|at| **at > from && **at <= to).count() as f64
+    }
+
+    fn print(&self, crowd: usize, calm: &Self) {
+        let came = Moment(COME);
+        let before = self.views.iter().rev().find(|(at, _)| *at <= came).expect("they trained");
+        let (_, last) = self.views.last().expect("there are some");
+        let above = self.views.iter().map(|(_, view)| above_even(view)).fold(0.0, f64::max);
+        println!(
+            "replicas {:?} before, {:?} after; {above:.2} above the even share at most, {} moves",
+            hosts(&before.1, false),
+            hosts(last, false),
+            self.moves,
+        );
+        let first = self.first_serves(BEFORE);
+        let all = self.first_serves(BEFORE + crowd - 1);
+        println!(
+            "the first serve after {:.0} s, all after {:.0} s; microbatches a second: {:.1} before, {:.1} \
+             meanwhile, {:.1} after",
+            first.since(came).as_secs_f64(),
+            all.since(came).as_secs_f64(),
+            self.rate(Moment(SETTLED), came),
+            self.rate(came, all),
+            self.rate(all, Moment(END)),
+        );
+        let gave = |peer| self.files.get(&peer).copied().unwrap_or(0) as f64 / 1e9;
+        let donors = || (1..=BEFORE).map(gave);
+        println!(
+            "donors count {:.1}% less until the first serve; files from each: {:.1} GB on average, {:.1} GB at \
+             most, of {:.1} GB in all\n",
+            100.0 - self.counted(came, first) / calm.counted(came, first) * 100.0,
+            donors().sum::<f64>() / BEFORE as f64,
+            donors().fold(0.0, f64::max),
+            self.files.values().sum::<u64>() as f64 / 1e9,
+        );
+    }
+}
+
+/// The hosts of each stage, those too that have yet to serve or only those that do.
+fn hosts(view: &View, serving: bool) -> Vec<usize> {
+    let of = |stage| {
+        let records = view.members.iter().filter(|record| record.serving || !serving);
+        records.filter(|record| record.destination().contains(Stage(stage))).count()
+    };
+    (0..STAGES).map(of).collect()
+}
+
+/// By how many the stage with most hosts has more than its even share.
+fn above_even(view: &View) -> f64 {
+    let hosts = hosts(view, false);
+    let even = hosts.iter().sum::<usize>() as f64 / f64::from(STAGES);
+    *hosts.iter().max().expect("there are stages") as f64 - even
+}
