@@ -104,7 +104,12 @@ struct Storm {
 impl Watch for Storm {
     fn sees(&mut self, now: Moment, seen: Seen<'_>) {
         match seen {
-            Seen::Logged(LogRecord::View(view)) => self.views.push((now, view.clone())),
+            Seen::Logged(LogRecord::View(change)) => {
+                let mut view =
+                    self.views.last().map_or_else(View::default, |(_, view)| view.clone());
+                view.take(change).expect("changes follow each other in the log");
+                self.views.push((now, view));
+            }
             Seen::Sent { from, sort: Sort::File, size, .. } => {
                 *self.files.entry(from).or_default() += size.0;
             }

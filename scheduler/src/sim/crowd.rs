@@ -58,8 +58,10 @@ impl Shares {
 
 impl Watch for Shares {
     fn sees(&mut self, _: Moment, seen: Seen<'_>) {
-        if let Seen::Logged(LogRecord::View(view)) = seen {
-            self.view(view);
+        if let Seen::Logged(LogRecord::View(change)) = seen {
+            let mut view = self.newest.clone();
+            view.take(change).expect("changes follow each other in the log");
+            self.view(&view);
         }
     }
 }
