@@ -24,7 +24,7 @@ help:
 	@echo 'make bench-uneven    what a swarm of unlike peers keeps of their speeds (6 minutes)'
 	@echo 'make bench-storm     what a crowd of newcomers costs (4 minutes)'
 	@echo 'make bench-rebalance what a spot fleet keeps of the best placement (10 minutes)'
-	@echo 'make bench-scale     what words weigh in swarms of 100, 1,000 and 10,000 peers (15 minutes)'
+	@echo 'make bench-scale     what words weigh in swarms of 100, 1,000 and 10,000 peers (20 minutes)'
 	@echo 'make fuzz SECONDS=N  look for bytes that break a decoder for so long; a nightly compiler'
 	@echo 'make soak SECONDS=N  look for failures for so long: faulty swarms, demos with deaths'
 	@echo 'make screenshots     pictures of a run that is watched (3 minutes; Chromium, tmux)'

@@ -54,7 +54,7 @@ fn record(number: u64, trace: u64) -> LogRecord {
         mobile: false,
         moves: None,
     };
-    let since = number - 1;
+    let since = number.saturating_sub(1);
     let here = vec![record.into()];
     LogRecord::View(ViewChange { since, number, here, ..ViewChange::default() })
 }
