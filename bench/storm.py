@@ -36,11 +36,11 @@ def hosted(peer):
     return peer.wait("joined")[0]["span"][0]
 
 
-def within(steps, seconds):
-    """Microbatches a second of the steps that ended in so many seconds."""
+def until(steps, seconds):
+    """Microbatches a second of the steps up to the first that ended after so many seconds."""
     ends = list(itertools.accumulate(steps))
-    count = sum(end <= seconds for end in ends)
-    return count * MICROBATCHES / ends[count - 1] if count else 0.0
+    count = 1 + sum(end < seconds for end in ends)
+    return count * MICROBATCHES / ends[count - 1]
 
 
 def crowd(shoal):
@@ -64,14 +64,14 @@ def crowd(shoal):
                 event, _ = peers[0].wait("committed")
                 full += event["peers"] == BEFORE + CROWD
                 steps.append(event["seconds"])
-            meanwhile = within(steps, served - before[-1])
+            meanwhile = until(steps, served - before[-1])
             after = MICROBATCHES * WINDOW / sum(steps[-WINDOW:])
     counts = [stages.count(stage) for stage in range(STAGES)]
     return [
         ["replicas of each stage after", ", ".join(map(str, counts))],
         ["from their start until all serve", f"{served - came:.1f} s"],
         ["microbatches a second before", f"{rate(before):.1f}"],
-        ["meanwhile", f"{meanwhile:.1f}"],
+        ["in the steps until all serve", f"{meanwhile:.1f}"],
         ["after", f"{after:.1f}"],
     ]
 

@@ -33,8 +33,11 @@ FAST, SLOWER = 25, 4
 PEERS = [FAST] * 4 + [FAST * SLOWER] * 2
 # Where the six get through most.
 BEST_STAGES = [0, 0, 1, 2, 1, 2]
-# Steps before the measurement, in which paces are learnt and peers move, and steps measured.
-WARM, MEASURED = 5, 8
+# Steps before the measurement, in which paces are learnt; those in which peers move as well, which are compared
+# once three steps after the last move are measured; and steps measured.
+WARM, SETTLED, MEASURED = 5, 15, 8
+# More than are waited for: near its end a run moves nobody.
+STEPS = 10_000
 # Seconds between two looks at the stages.
 REBALANCE = 3
 GOAL = 0.95
@@ -87,8 +90,8 @@ def slowest_stage(placement, speeds):
 
 def swarm(shoal, stages, rebalance, staleness):
     """Microbatches a second, how often peers moved, and what was seen of each."""
-    steps = WARM + MEASURED
-    model, run = run_of(STAGES, steps + 1, MICROBATCHES, staleness)
+    steps = MEASURED + (SETTLED if rebalance else WARM)
+    model, run = run_of(STAGES, STEPS, MICROBATCHES, staleness)
     with shoal.folder(model, run) as folder:
         flags = ["--rebalance", str(rebalance)]
         with killed_in_the_end(started(shoal, folder, stages, PEERS, flags)) as peers:

@@ -5,6 +5,7 @@ second, beside one whose peers are shown to nobody.
 
 Two processes of one stage and one thread each on loopback, in alternated pairs. What is measured are
 the processor's seconds of both processes, from one step's end to another's. Who asks is not counted.
+Then how long an observer of a larger swarm takes to answer, while that trains on the same two cores.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import contextlib
 import statistics
 import sys
 import threading
+import time
 import urllib.request
 
 import machine as machines
@@ -20,12 +22,18 @@ from model import SMALL
 from overhead import killed_in_the_end
 from peer import Peer
 from shoal_run import Shoal
+from uneven import run_of, started
 
 MICROBATCHES = 16
 # Steps before the measurement, in which windows widen and caches warm up, and steps measured.
 WARM, MEASURED = 4, 16
 EVERY = 1.0
 GOAL = 1.01
+
+# The larger swarm: its stages and peers, milliseconds that a pass waits, microbatches and questions.
+STAGES, PEERS, WAIT, LARGE_MICROBATCHES, QUESTIONS = 4, 32, 40, 64, 200
+# Milliseconds for what Prometheus asks.
+SCRAPE_GOAL = 50.0
 
 
 def swarm(shoal, folder, watched):
@@ -46,7 +54,7 @@ def watching(folder, watched):
     def look():
         while not done.wait(EVERY):
             for index in range(2):
-                address = (folder / f"peer-{index}" / "http").read_text(encoding="utf-8").strip()
+                address = address_of(folder, index)
                 for path in ("status", "metrics"):
                     with urllib.request.urlopen(f"http://{address}/{path}", timeout=10) as answer:
                         answers[0] += len(answer.read()) > 0
@@ -78,6 +86,48 @@ def cost(shoal, watched):
     return (after - before) / (MEASURED * SMALL.tokens_per_step()), answers[0]
 
 
+def address_of(folder, index):
+    """Where a peer is shown."""
+    return (folder / f"peer-{index}" / "http").read_text(encoding="utf-8").strip()
+
+
+def answers_of(shoal):
+    """Milliseconds that an observer of the larger swarm took for each answer, by what it was asked."""
+    model, run = run_of(STAGES, 10_000, LARGE_MICROBATCHES)
+    with shoal.folder(model, run) as folder:
+        peers = started(shoal, folder, ["auto"] * PEERS, [WAIT] * PEERS, [])
+        with killed_in_the_end(peers):
+            peers.append(Peer.of_shoal(shoal, folder, PEERS, [
+                "join", f"@{folder}/address", "--observer", "--http", "127.0.0.1:0"]))
+            peers[PEERS].steps(3)
+            address, times = address_of(folder, PEERS), {"metrics": [], "status": []}
+            for _ in range(QUESTIONS):
+                for path, taken in times.items():
+                    began = time.monotonic()
+                    with urllib.request.urlopen(f"http://{address}/{path}", timeout=10) as answer:
+                        size = len(answer.read())
+                    taken.append((time.monotonic() - began) * 1000)
+                    assert size > 0
+    return times
+
+
+def show_answers(shoal):
+    """The table of the larger swarm."""
+    rows = []
+    for path, taken in answers_of(shoal).items():
+        taken.sort()
+        late = taken[len(taken) * 99 // 100]
+        goal = f"{'met' if late < SCRAPE_GOAL else 'NOT met'} (under {SCRAPE_GOAL:.0f} ms)"
+        rows.append([f"/{path}", f"{statistics.median(taken):.1f} ms", f"{late:.1f} ms", goal])
+    table.show(
+        f"What the observer of a swarm of {PEERS} takes to answer",
+        f"{STAGES} stages, {LARGE_MICROBATCHES} microbatches a step, passes wait {WAIT} ms; {QUESTIONS} "
+        "questions of each kind while the swarm trains. The goal is for 99 of 100.",
+        ["asked", "median", "99 of 100 within", "goal"],
+        rows,
+    )
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shoal", required=True, help="the node's release binary")
@@ -103,6 +153,7 @@ def main():
         [[f"{each[True] * 1e6:.1f} us", f"{each[False] * 1e6:.1f} us", f"{ratio:.3f}",
           f"{'met' if ratio <= GOAL else 'NOT met'} (at most {GOAL})"]],
     )
+    show_answers(shoal)
 
 
 if __name__ == "__main__":
