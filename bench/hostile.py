@@ -22,7 +22,7 @@ import machine as machines
 import table
 from model import SMALL
 from overhead import killed_in_the_end
-from peer import Peer
+from peer import Peer, address_of
 from shoal_run import Shoal
 
 MICROBATCHES = 16
@@ -62,7 +62,7 @@ def measure(peers):
 
 def refusals(folder):
     """How many connections the first peer refused, by reason."""
-    address = (folder / "peer-0" / "http").read_text(encoding="utf-8").strip()
+    address = address_of(folder, 0)
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()
     found = {}

@@ -9,6 +9,11 @@ import time
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
+def address_of(folder, index):
+    """Where a peer of Shoal is shown over HTTP."""
+    return (folder / f"peer-{index}" / "http").read_text(encoding="utf-8").strip()
+
+
 class Peer:
     """A process and its events with the moments at which they came."""
 

@@ -23,7 +23,7 @@ import machine as machines
 import table
 from model import Model
 from overhead import killed_in_the_end
-from peer import Peer
+from peer import Peer, address_of
 from shoal_run import Shoal
 
 STAGES = 3
@@ -67,8 +67,7 @@ def run_of(stages, steps, microbatches, staleness=0):
 
 def seen_of(folder, index):
     """The stage of a peer, and the mean seconds of its forward and its backward pass."""
-    address = (folder / f"peer-{index}" / "http").read_text(encoding="utf-8").strip()
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{address_of(folder, index)}/metrics", timeout=10) as answer:
         text = answer.read().decode()
 
     def mean(phase):

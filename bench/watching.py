@@ -20,7 +20,7 @@ import machine as machines
 import table
 from model import SMALL
 from overhead import killed_in_the_end
-from peer import Peer
+from peer import Peer, address_of
 from shoal_run import Shoal
 from uneven import run_of, started
 
@@ -84,11 +84,6 @@ def cost(shoal, watched):
                 after = sum(peer.processor_seconds() for peer in peers)
     assert (answers[0] > 0) == watched, "whoever is watched answers"
     return (after - before) / (MEASURED * SMALL.tokens_per_step()), answers[0]
-
-
-def address_of(folder, index):
-    """Where a peer is shown."""
-    return (folder / f"peer-{index}" / "http").read_text(encoding="utf-8").strip()
 
 
 def answers_of(shoal):

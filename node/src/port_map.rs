@@ -193,11 +193,10 @@ impl PortMap {
         }
     }
 
-    /// The same, once a router has answered or has had its time.
-    pub(crate) async fn settled(&mut self) -> Option<SocketAddr> {
+    /// Waits until a router has answered or has had its time.
+    pub(crate) async fn settled(&mut self) {
         // Whoever asks no more has told nothing newer.
         let _ = self.0.wait_for(|standing| *standing != Standing::Asking).await;
-        self.address()
     }
 
     /// A port for this address, and what keeps it open until it is stopped.
