@@ -84,9 +84,11 @@ bench-all-reduce: build
 	scripts/install-hivemind.sh $(hivemind)
 	cargo build --release -p shoal-tests --example emulated_network
 	cargo build --release -p shoal-protocol --features net --example transport_speed
+	cargo build --release -p shoal-engine --example round_speed
 	.venv/bin/python bench/all_reduce.py --shoal target/release/shoal --hivemind $(hivemind) \
 		--network target/release/examples/emulated_network \
-		--speed target/release/examples/transport_speed
+		--speed target/release/examples/transport_speed \
+		--arithmetic target/release/examples/round_speed
 
 bench-links: build
 	@scripts/setup.sh --tests

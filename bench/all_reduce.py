@@ -154,6 +154,14 @@ def bulk_rate(speed):
     return statistics.median(rates)
 
 
+def arithmetic_seconds(arithmetic, mode, count, peers):
+    """What all peers do to their numbers in a round, on the cores that there are."""
+    env = {**os.environ, **machines.ALLOCATOR}
+    command = [arithmetic, mode, str(count), str(peers)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
+    return float(done.stdout) / min(peers, os.cpu_count())
+
+
 def rows(options, millions, peers, bulk):
     model = MODELS[millions]
     count = model.parameters()
@@ -166,15 +174,18 @@ def rows(options, millions, peers, bulk):
         seconds, sent = shoal_seconds(shoal, model, peers, mode)
         name, goal = GOALS[mode]
         beside = theirs.get(name)
+        carried = sent / bulk if bulk else 0
+        both = carried + arithmetic_seconds(options.arithmetic, mode, count, peers) if bulk else 0
         found.append([
             f"{count / 1e6:.1f}M, {peers}", mode, f"{1e3 * seconds:.0f} ms", f"{sent / 1e6:.0f} MB",
-            f"{sent / seconds / 1e6:.0f} MB/s", f"{sent / seconds / bulk:.2f}" if bulk else "",
+            f"{sent / seconds / 1e6:.0f} MB/s", f"{carried / seconds:.2f}" if bulk else "",
+            f"{both / seconds:.2f}" if bulk else "",
             f"{gloo / seconds:.2f}x", f"{beside / seconds:.2f}x {name}" if beside else "",
             "" if not beside else "met" if beside / seconds >= goal else f"NOT met ({goal}x)",
         ])
         print("  ".join(found[-1]), file=sys.stderr, flush=True)
-    found.append([f"{count / 1e6:.1f}M, {peers}", "gloo, f32", f"{1e3 * gloo:.0f} ms"] + [""] * 6)
-    found += [[f"{count / 1e6:.1f}M, {peers}", f"hivemind, {name}", f"{1e3 * seconds:.0f} ms"] + [""] * 6
+    found.append([f"{count / 1e6:.1f}M, {peers}", "gloo, f32", f"{1e3 * gloo:.0f} ms"] + [""] * 7)
+    found += [[f"{count / 1e6:.1f}M, {peers}", f"hivemind, {name}", f"{1e3 * seconds:.0f} ms"] + [""] * 7
               for name, seconds in theirs.items()]
     return found
 
@@ -185,6 +196,7 @@ def main():
     parser.add_argument("--hivemind", help="a folder with hivemind")
     parser.add_argument("--network", help="the example emulated_network")
     parser.add_argument("--speed", help="the example transport_speed")
+    parser.add_argument("--arithmetic", help="the example round_speed, wanted with --speed")
     parser.add_argument("--only", help="MILLIONS,PEERS, or `links`")
     options = parser.parse_args()
     cases = [(10, 2), (10, 4), (10, 8), (100, 2), (100, 4)]
@@ -211,13 +223,14 @@ def over_links(options):
 
 def loopback(options, cases):
     bulk = bulk_rate(options.speed) if options.speed else None
-    of_bulk = f" The transport alone carries {bulk / 1e6:.0f} MB/s." if bulk else ""
+    of_bulk = (f" The transport alone carries {bulk / 1e6:.0f} MB/s; the arithmetic is what all peers do to "
+               "their numbers, as long as it takes on this machine's cores without any link." if bulk else "")
     table.show(
         "All-reduce on loopback",
         f"Seconds are medians of {STEPS - SKIPPED_STEPS} rounds; the bytes are those of all peers in one "
         f"of them. One thread each.{of_bulk} {machines.line(machines.describe(sys.executable))}.",
-        ["values, peers", "mode", "time", "sent", "sent by all", "of bulk", "of gloo's speed",
-         "of hivemind's", "goal"],
+        ["values, peers", "mode", "time", "sent", "sent by all", "of bulk", "of bulk and arithmetic",
+         "of gloo's speed", "of hivemind's", "goal"],
         [row for case in cases for row in rows(options, *case, bulk)],
     )
 

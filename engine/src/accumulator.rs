@@ -52,31 +52,34 @@ impl FixedPoint {
     /// # Errors
     /// When the parts have different lengths or are no whole integers.
     pub fn reduce(&self, parts: &[impl AsRef<[u8]>]) -> Result<Bytes> {
-        Ok(Bytes::from_owner(Floats(self.means(parts)?)))
+        let first = parts.first().map_or(0, |part| part.as_ref().len());
+        let mut means = vec![0f32; first / 8];
+        self.means(parts, &mut means)?;
+        Ok(Bytes::from_owner(Floats(means)))
     }
 
-    /// As [`FixedPoint::reduce`], as numbers.
-    pub(crate) fn means(&self, parts: &[impl AsRef<[u8]>]) -> Result<Vec<f32>> {
-        let first = parts.first().map_or(0, |part| part.as_ref().len());
-        for part in parts {
-            let part = part.as_ref();
-            if part.len() != first || !part.len().is_multiple_of(8) {
-                return Err(EngineError::UnequalParts { first, other: part.len() });
-            }
+    /// As [`FixedPoint::reduce`], of as many elements as there is room for.
+    pub(crate) fn means(&self, parts: &[impl AsRef<[u8]>], means: &mut [f32]) -> Result<()> {
+        let length = size_of::<i64>() * means.len();
+        if let Some(part) = parts.iter().find(|part| part.as_ref().len() != length) {
+            return Err(EngineError::UnequalParts { first: length, other: part.as_ref().len() });
         }
         let divisor = self.scale * f64::from(self.microbatches);
-        let mut means = vec![0f32; first / 8];
+        if let [only] = parts {
+            means_of(means, only.as_ref(), divisor);
+            return Ok(());
+        }
         let mut sums = [0i64; 1024];
         for (index, block) in means.chunks_mut(sums.len()).enumerate() {
-            let start = index * 8 * sums.len();
+            let start = index * size_of_val(&sums);
+            let sums = &mut sums[..block.len()];
             sums.fill(0);
             for part in parts {
-                let words = &part.as_ref()[start..start + 8 * block.len()];
-                add_words(&mut sums[..block.len()], words);
+                add_words(sums, &part.as_ref()[start..start + size_of_val(sums)]);
             }
-            means_of(block, &sums, divisor);
+            means_of(block, bytemuck::cast_slice(sums), divisor);
         }
-        Ok(means)
+        Ok(())
     }
 }
 
@@ -281,10 +284,30 @@ widest! {
     }
 }
 
+/// Little-endian i64 over a divisor. Times its inverse, which is sooner done, is the same where both are
+/// powers of two.
+fn means_of(means: &mut [f32], sums: &[u8], divisor: f64) {
+    let inverse = divisor.recip();
+    let mantissa = (1 << (f64::MANTISSA_DIGITS - 1)) - 1;
+    if divisor.to_bits() & mantissa == 0 && inverse.is_normal() {
+        products_of(means, sums, inverse);
+    } else {
+        quotients_of(means, sums, divisor);
+    }
+}
+
 widest! {
-    fn means_of(means: &mut [f32], sums: &[i64], divisor: f64) {
-        for (mean, sum) in means.iter_mut().zip(sums) {
-            *mean = (*sum as f64 / divisor) as f32;
+    fn products_of(means: &mut [f32], sums: &[u8], factor: f64) {
+        for (mean, sum) in means.iter_mut().zip(sums.as_chunks::<8>().0) {
+            *mean = (i64::from_le_bytes(*sum) as f64 * factor) as f32;
+        }
+    }
+}
+
+widest! {
+    fn quotients_of(means: &mut [f32], sums: &[u8], divisor: f64) {
+        for (mean, sum) in means.iter_mut().zip(sums.as_chunks::<8>().0) {
+            *mean = (i64::from_le_bytes(*sum) as f64 / divisor) as f32;
         }
     }
 }
@@ -357,6 +380,22 @@ mod tests {
             add_f32(&mut sums, &values, scale);
             for (sum, value) in sums.into_iter().zip(values) {
                 prop_assert_eq!(sum, (f64::from(value) * scale).round_ties_even() as i64);
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_mean_is_the_quotient_for_every_divisor(
+            sums in prop::collection::vec(any::<i64>(), 1..100),
+            bits in 0i32..60,
+            microbatches in 1u32..40,
+        ) {
+            let divisor = f64::from(bits).exp2() * f64::from(microbatches);
+            let mut means = vec![0.0; sums.len()];
+            means_of(&mut means, bytemuck::cast_slice(&sums), divisor);
+            for (mean, sum) in means.into_iter().zip(sums) {
+                prop_assert_eq!(mean.to_bits(), ((sum as f64 / divisor) as f32).to_bits());
             }
         }
     }

@@ -10,6 +10,7 @@ use shoal_protocol::manifest::Manifest;
 
 use crate::accumulator::{FixedPoint, square_norm};
 use crate::error::{EngineError, Result};
+use crate::kernel::widest;
 
 /// The mean gradient of one stage, as it comes together round by round.
 ///
@@ -30,6 +31,9 @@ pub struct AllReduce {
     keeps: Vec<f32>,
     /// Elements of this round of which something may be kept.
     given: usize,
+    /// Room for a piece, used again for the next: what is coded, and what that is for the others.
+    numbers: Vec<f32>,
+    rounded: Vec<f32>,
 }
 
 /// So many elements of the mean; fewer at its end.
@@ -55,6 +59,8 @@ impl AllReduce {
             kept: vec![0.0; kept],
             keeps: vec![0.0; kept],
             given: 0,
+            numbers: Vec::new(),
+            rounded: Vec::new(),
         }
     }
 
@@ -70,8 +76,15 @@ impl AllReduce {
     /// When they are not the sums of that range.
     pub fn part(&mut self, range: Range<usize>, sums: &[u8]) -> Result<Bytes> {
         let SumCodec::Rounded(codec) = self.codec else { return Ok(Bytes::copy_from_slice(sums)) };
-        let numbers = self.own(range.clone(), sums)?;
-        Ok(self.round(codec, range, numbers)?.0)
+        self.own(range.clone(), sums)?;
+        let bytes = encode(codec, &self.numbers);
+        self.given += range.len();
+        if let Some(keeps) = self.keeps.get_mut(range) {
+            self.rounded.resize(self.numbers.len(), 0.0);
+            decode(codec, &bytes, &mut self.rounded)?;
+            difference(keeps, &self.numbers, &self.rounded);
+        }
+        Ok(bytes)
     }
 
     /// Adds up a range of all members: this one's sums (i64, little-endian) and what
@@ -88,16 +101,19 @@ impl AllReduce {
             self.install(range, &mean)?;
             return Ok(mean);
         };
-        let mut total = self.own(range.clone(), sums)?;
-        let mut part = vec![0.0; total.len()];
+        self.own(range.clone(), sums)?;
+        self.rounded.resize(self.numbers.len(), 0.0);
         for other in others {
-            decode(codec, other, &mut part)?;
-            for (sum, number) in total.iter_mut().zip(&part) {
-                *sum += number;
-            }
+            decode(codec, other, &mut self.rounded)?;
+            add(&mut self.numbers, &self.rounded);
         }
-        let (bytes, rounded) = self.round(codec, range.clone(), total)?;
-        self.mean[range.clone()].copy_from_slice(&rounded);
+        let bytes = encode(codec, &self.numbers);
+        self.given += range.len();
+        let mean = &mut self.mean[range.clone()];
+        decode(codec, &bytes, mean)?;
+        if let Some(keeps) = self.keeps.get_mut(range.clone()) {
+            difference(keeps, &self.numbers, mean);
+        }
         self.measure(range);
         Ok(bytes)
     }
@@ -156,41 +172,37 @@ impl AllReduce {
         self.given = 0;
     }
 
-    /// This member's part of the mean, with what it kept.
-    fn own(&self, range: Range<usize>, sums: &[u8]) -> Result<Vec<f32>> {
+    /// Makes the numbers this member's part of the mean, with what it kept.
+    fn own(&mut self, range: Range<usize>, sums: &[u8]) -> Result<()> {
         let (expected, found) = (size_of::<i64>() * range.len(), sums.len());
         if found != expected {
             let what = "sums for an all-reduce";
             return Err(EngineError::WrongLength { what, expected, found });
         }
-        let mut numbers = self.fixed_point.means(&[sums])?;
+        self.numbers.resize(range.len(), 0.0);
+        self.fixed_point.means(&[sums], &mut self.numbers)?;
         if let Some(kept) = self.kept.get(range) {
-            for (number, kept) in numbers.iter_mut().zip(kept) {
-                *number += kept;
-            }
+            add(&mut self.numbers, kept);
         }
-        Ok(numbers)
+        Ok(())
     }
+}
 
-    /// Codes numbers, keeps what that takes away, and gives the bytes and the numbers that they are.
-    fn round(
-        &mut self,
-        codec: Codec,
-        range: Range<usize>,
-        numbers: Vec<f32>,
-    ) -> Result<(Bytes, Vec<f32>)> {
-        let length = codec.bytes_of(numbers.len() as u64).expect("numbers in memory");
-        let mut bytes = vec![0; length as usize];
-        codec.encode(&numbers, Rounding::Nearest, &mut bytes);
-        let mut rounded = vec![0.0; numbers.len()];
-        decode(codec, &bytes, &mut rounded)?;
-        self.given += range.len();
-        if let Some(keeps) = self.keeps.get_mut(range) {
-            for ((keeps, number), rounded) in keeps.iter_mut().zip(&numbers).zip(&rounded) {
-                *keeps = number - rounded;
-            }
+widest! {
+    /// Adds numbers to as many others.
+    fn add(to: &mut [f32], numbers: &[f32]) {
+        for (to, number) in to.iter_mut().zip(numbers) {
+            *to += number;
         }
-        Ok((bytes.into(), rounded))
+    }
+}
+
+widest! {
+    /// What rounding took from numbers.
+    fn difference(keeps: &mut [f32], numbers: &[f32], rounded: &[f32]) {
+        for ((keeps, number), rounded) in keeps.iter_mut().zip(numbers).zip(rounded) {
+            *keeps = number - rounded;
+        }
     }
 }
 
@@ -199,6 +211,13 @@ fn empty(elements: usize) -> Vec<Block> {
     let missing = |start: usize| BLOCK.min(elements - start);
     let block = |missing| Block { missing, hash: ContentHash([0; 32]), square_norm: 0.0 };
     (0..elements).step_by(BLOCK).map(|start| block(missing(start))).collect()
+}
+
+fn encode(codec: Codec, numbers: &[f32]) -> Bytes {
+    let length = codec.bytes_of(numbers.len() as u64).expect("numbers in memory");
+    let mut bytes = vec![0; length as usize];
+    codec.encode(numbers, Rounding::Nearest, &mut bytes);
+    bytes.into()
 }
 
 fn decode(codec: Codec, bytes: &[u8], numbers: &mut [f32]) -> Result<()> {

@@ -11,7 +11,7 @@ use tch::{Device, Kind, Tensor};
 use crate::error::Result;
 use crate::kernel::widest;
 use crate::parameters::Parameter;
-use crate::tensor::{elements, elements_mut};
+use crate::tensor::elements_mut;
 
 /// Learning rate of a step: linear warm-up from `learning_rate / warmup_steps`, then half a cosine
 /// down to `final_learning_rate` at the run's last step.
@@ -90,32 +90,36 @@ impl Moments {
         Ok(Self { first: Tensor::f_zeros(size, options)?, second: Tensor::f_zeros(size, options)? })
     }
 
-    /// One update of `weights` by the mean gradient of a step; all are flat and on one device.
+    /// One update of `weights` by the mean gradient of a step; all are flat.
     pub(crate) fn apply(
         &mut self,
         weights: &mut Tensor,
-        gradient: &Tensor,
+        gradient: &[f32],
         parameters: &[Parameter],
         manifest: &Manifest,
         step: Step,
         global_norm: f64,
     ) -> Result<()> {
         let _guard = tch::no_grad_guard();
+        let on_device = match weights.device() {
+            Device::Cpu => None,
+            device => Some(Tensor::f_from_slice(gradient)?.f_to(device)?),
+        };
         for decays in [true, false] {
             let scalars = Scalars::new(manifest, step, global_norm, decays);
             for parameter in parameters.iter().filter(|parameter| parameter.decays() == decays) {
-                if weights.device() == Device::Cpu {
-                    let range = parameter.range();
-                    update(
-                        &mut elements_mut(weights)[range.clone()],
-                        &elements(gradient)[range.clone()],
-                        &mut elements_mut(&mut self.first)[range.clone()],
-                        &mut elements_mut(&mut self.second)[range],
-                        scalars,
-                    );
-                } else {
+                if let Some(gradient) = &on_device {
                     self.update_on_device(weights, gradient, parameter, scalars)?;
+                    continue;
                 }
+                let range = parameter.range();
+                update(
+                    &mut elements_mut(weights)[range.clone()],
+                    &gradient[range.clone()],
+                    &mut elements_mut(&mut self.first)[range.clone()],
+                    &mut elements_mut(&mut self.second)[range],
+                    scalars,
+                );
             }
         }
         Ok(())
@@ -172,6 +176,7 @@ widest! {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensor::elements;
     use crate::testing::manifest;
 
     /// What `torch.optim.AdamW` 2.11 makes of the same weights, gradients, clipping and rates in
@@ -204,14 +209,7 @@ mod tests {
             let gradient: Vec<f32> = (0..8).map(value).collect();
             let norm = gradient.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
             moments
-                .apply(
-                    &mut weights,
-                    &Tensor::from_slice(&gradient),
-                    &parameters,
-                    &manifest,
-                    Step(u64::from(step)),
-                    norm,
-                )
+                .apply(&mut weights, &gradient, &parameters, &manifest, Step(u64::from(step)), norm)
                 .expect("matching lengths");
         }
         for (weight, golden) in elements::<f32>(&weights).iter().zip(GOLDEN) {

@@ -19,7 +19,7 @@ use crate::model;
 use crate::optimizer::Moments;
 use crate::parameters::{Parameter, parameters};
 use crate::shim;
-use crate::tensor::{elements, kind};
+use crate::tensor::{elements, floats, kind};
 use crate::weights::Weights;
 
 /// What a forward pass gives.
@@ -233,9 +233,12 @@ impl StageModel {
     /// One optimizer update; see [`crate::Engine::apply`].
     pub(crate) fn apply(&mut self, step: Step, gradient: &[u8], global_norm: f64) -> Result<()> {
         let _guard = tch::no_grad_guard();
-        let shape = [self.weights.flat.numel() as i64];
-        let what = "a stage's mean gradient";
-        let gradient = codec::decode(gradient, Codec::F32, &shape, self.device, what)?;
+        let (expected, found) = (size_of::<f32>() * self.weights.flat.numel(), gradient.len());
+        if expected != found {
+            let what = "a stage's mean gradient";
+            return Err(EngineError::WrongLength { what, expected, found });
+        }
+        let gradient = floats(gradient);
         if let Some(stale) = &mut self.stale {
             // What reads the version before it has been counted, or is dropped below.
             stale.set(&self.weights.flat)?;

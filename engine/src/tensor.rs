@@ -1,5 +1,7 @@
 //! Between libtorch's tensors and plain bytes.
 
+use std::borrow::Cow;
+
 use bytemuck::Pod;
 use bytes::Bytes;
 use shoal_protocol::manifest::Dtype;
@@ -50,6 +52,14 @@ pub(crate) fn elements<T: Pod>(tensor: &Tensor) -> &[T] {
 /// Elements of a contiguous tensor on the CPU, to be written.
 pub(crate) fn elements_mut<T: Pod>(tensor: &mut Tensor) -> &mut [T] {
     bytemuck::cast_slice_mut(bytes_mut(tensor))
+}
+
+/// Whole f32, little-endian, as numbers: where they are, if they lie as numbers do.
+pub(crate) fn floats(bytes: &[u8]) -> Cow<'_, [f32]> {
+    match bytemuck::try_cast_slice(bytes) {
+        Ok(numbers) => Cow::Borrowed(numbers),
+        Err(_) => bytes.as_chunks().0.iter().map(|number| f32::from_le_bytes(*number)).collect(),
+    }
 }
 
 fn host_length(tensor: &Tensor) -> usize {
