@@ -6,8 +6,8 @@ use prometheus::{Counter, Gauge, Histogram, IntCounter, IntGauge};
 use crate::by_stage::{Hosted, StagePeers};
 use crate::family::Family;
 use crate::labels::{
-    Direction, Fault, LinkPacking, NodeState, Path, Phase, Preemption, Queue, Refusal, Repeat,
-    RoundFailure, Swap, TrafficKind, Turned,
+    Direction, Fault, LinkPacking, NodeState, Path, Phase, PortState, Preemption, Queue, Refusal,
+    Repeat, RoundFailure, Swap, TrafficKind, Turned,
 };
 use crate::table::group;
 
@@ -85,6 +85,8 @@ group! {
     pub struct Node {
         /// What this peer is doing: 1 for the state that it is in.
         state: Family<NodeState, IntGauge> = "shoal_node_state";
+        /// How this peer's own UDP port stands to those whom it never sent to: 1 for what it is.
+        own_port: Family<PortState, IntGauge> = "shoal_own_port";
         /// Whether this peer hosts a pipeline stage.
         hosted: Hosted = "shoal_stage_hosted";
         /// From the start of a life in the run until it serves.

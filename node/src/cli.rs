@@ -30,6 +30,7 @@ use shoal_protocol::ids::Stage;
 pub use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::Bytes;
 use shoal_scheduler::rebalance::Rebalance;
+pub(crate) use watch::shown_at;
 pub use watch::{HealthcheckArgs, HttpAddress, NodeArgs, StatusArgs};
 
 use crate::address::JoinAddress;

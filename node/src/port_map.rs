@@ -175,6 +175,15 @@ enum Standing {
     Open(SocketAddr),
 }
 
+impl Standing {
+    fn address(self) -> Option<SocketAddr> {
+        match self {
+            Self::Open(address) => Some(address),
+            Self::Asking | Self::Closed => None,
+        }
+    }
+}
+
 /// The port at the router, as far as there is one.
 #[derive(Debug, Clone)]
 pub(crate) struct PortMap(watch::Receiver<Standing>);
@@ -187,16 +196,21 @@ impl PortMap {
 
     /// Where others reach this peer by it, as far as is known now.
     pub(crate) fn address(&self) -> Option<SocketAddr> {
-        match *self.0.borrow() {
-            Standing::Open(address) => Some(address),
-            Standing::Asking | Standing::Closed => None,
-        }
+        self.0.borrow().address()
     }
 
     /// Waits until a router has answered or has had its time.
     pub(crate) async fn settled(&mut self) {
         // Whoever asks no more has told nothing newer.
         let _ = self.0.wait_for(|standing| *standing != Standing::Asking).await;
+    }
+
+    /// Waits until it is another one than this. May be given up and called again.
+    pub(crate) async fn other_than(&mut self, known: Option<SocketAddr>) {
+        if self.0.wait_for(|standing| standing.address() != known).await.is_err() {
+            // Whoever asks no more changes nothing.
+            std::future::pending().await
+        }
     }
 
     /// A port for this address, and what keeps it open until it is stopped.

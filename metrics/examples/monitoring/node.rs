@@ -28,6 +28,7 @@ const PANELS: &[Panel] = &[
     number("Keeps the run", None, &[("keeps", r#"shoal_keeps_run{instance="$instance"}"#)]),
     number("Step", None, &[("step", r#"shoal_step{instance="$instance"}"#)]),
     number("Connections", None, &[("{{path}}", r#"shoal_connections{instance="$instance"}"#)]),
+    number("Own port", None, &[("{{state}}", r#"shoal_own_port{instance="$instance"} == 1"#)]),
     curves(
         "Compute",
         Flops,

@@ -134,7 +134,13 @@ async fn live(
         data_dir: home.path().to_owned(),
         files,
         leaving: options.leaving.clone(),
-        network: Some(Network { transport, events, addresses, packing: options.packing }),
+        network: Some(Network {
+            transport,
+            events,
+            addresses,
+            port_map: search.port_map.clone(),
+            packing: options.packing,
+        }),
         office: Office {
             anchor: options.anchor.then_some(AnchorPart::Joins),
             wait_for: 0,

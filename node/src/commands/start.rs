@@ -139,7 +139,13 @@ async fn live(
         data_dir: home.path().to_owned(),
         files: files.clone(),
         leaving: options.leaving.clone(),
-        network: Some(Network { transport, events, addresses, packing: options.packing }),
+        network: Some(Network {
+            transport,
+            events,
+            addresses,
+            port_map: search.port_map.clone(),
+            packing: options.packing,
+        }),
         office: Office {
             anchor: Some(AnchorPart::Founds),
             wait_for: wait_for.map_or(1, NonZeroUsize::get),

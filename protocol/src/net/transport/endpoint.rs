@@ -7,8 +7,8 @@ use std::sync::Arc;
 use quinn::congestion::{BbrConfig, ControllerFactory, CubicConfig};
 use quinn::crypto::{CryptoError, HmacKey};
 use quinn::{
-    Endpoint, EndpointConfig, MtuDiscoveryConfig, ServerConfig, TokioRuntime, TransportConfig,
-    VarInt,
+    Endpoint, EndpointConfig, MtuDiscoveryConfig, Runtime, ServerConfig, TokioRuntime,
+    TransportConfig, VarInt,
 };
 use quinn_proto::HashedConnectionIdGenerator;
 use socket2::{Domain, Protocol, Socket, Type};
@@ -16,6 +16,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use super::congestion::TolerantConfig;
 use super::error::TransportError;
 use super::relay::Relay;
+use super::ring::bell::{Bell, Rings};
 use super::tls::Tls;
 use crate::limits;
 use crate::net::identity::Identity;
@@ -67,14 +68,18 @@ pub(super) fn bind(
     identity: &Identity,
     tls: &Tls,
     quic: &Arc<TransportConfig>,
+    rings: &Arc<Rings>,
 ) -> Result<Endpoint, TransportError> {
     let failed = |source: io::Error| match source.kind() {
         io::ErrorKind::AddrInUse => TransportError::AddressInUse { address },
         _ => TransportError::Bind { address, source },
     };
     let socket = open_socket(address).map_err(failed)?;
-    let config = endpoint_config(identity);
-    Endpoint::new(config, Some(server(tls, quic)), socket, Arc::new(TokioRuntime)).map_err(failed)
+    let socket = TokioRuntime.wrap_udp_socket(socket).map_err(failed)?;
+    let socket = Arc::new(Bell::new(socket, rings.clone()));
+    let (config, server) = (endpoint_config(identity), server(tls, quic));
+    Endpoint::new_with_abstract_socket(config, Some(server), socket, Arc::new(TokioRuntime))
+        .map_err(failed)
 }
 
 /// Opens QUIC on the ways through other peers.
