@@ -46,7 +46,7 @@ test:
 	cargo build --workspace
 	cargo test --workspace
 
-kubernetes := bench/results/tools/kubernetes
+kubernetes := $(CURDIR)/bench/results/tools/kubernetes
 # What wants root, routers, Prometheus, docker or a browser: each check says why it does not run where it cannot.
 test-system: build
 	@scripts/setup.sh --tests
