@@ -54,6 +54,7 @@ test-system: build
 	-.venv/bin/python -m pip install --quiet --target $(kubernetes) --upgrade kubernetes-validate==1.37.0
 	PYTHONPATH=$(kubernetes) docker/check.sh .venv/bin/python
 	docker/try.sh
+	scripts/newcomer.sh
 	python3 scripts/screenshots.py --shoal target/release/shoal --out target/screenshots
 
 bench:

@@ -111,13 +111,17 @@ fn open_socket(address: SocketAddr) -> io::Result<UdpSocket> {
     socket.set_send_buffer_size(SOCKET_BUFFER)?;
     socket.set_nonblocking(true)?;
     socket.bind(&address.into())?;
-    tracing::info!(
-        %address,
-        asked = %Bytes(SOCKET_BUFFER as u64),
-        receive = %Bytes(socket.recv_buffer_size()? as u64),
-        send = %Bytes(socket.send_buffer_size()? as u64),
-        "UDP socket buffers"
-    );
+    let (receive, send) = (socket.recv_buffer_size()?, socket.send_buffer_size()?);
+    let bytes = |count: usize| Bytes(count as u64);
+    tracing::debug!(%address, receive = %bytes(receive), send = %bytes(send), "UDP socket buffers");
+    if receive.min(send) < SOCKET_BUFFER {
+        tracing::info!(
+            receive = %bytes(receive),
+            send = %bytes(send),
+            wanted = SOCKET_BUFFER,
+            "small UDP socket buffers lose packets in bursts: sysctl -w net.core.rmem_max=N net.core.wmem_max=N"
+        );
+    }
     Ok(socket.into())
 }
 
