@@ -160,3 +160,25 @@ fn whether_others_get_through_to_a_peer_is_found_out_from_outside() {
         assert_eq!(peer.event("own_port")["state"], **state, "{nat:?}");
     }
 }
+
+#[test]
+fn a_router_gets_its_port_back_from_a_peer_that_could_not_join() {
+    let Some(homes) = homes(&[Nat::Opening]) else { return };
+    let run = Run::tiny(&[]);
+    let id = Process::start("id", {
+        let mut id = shoal(["id", "--data-dir"]);
+        id.arg(run.path("nobody"));
+        id
+    });
+    let nobody = format!("/ip4/{}/tcp/7499/p2p/{}", Homes::outer(0), id.end().success().trim());
+    let mut join = join_command(&nobody, &run.path("peer"));
+    join.args(["--listen", &format!("0.0.0.0:{PORT}"), "--no-mdns"]);
+    let peer = Process::start("peer", homes.within(0, &join));
+    let deadline = std::time::Instant::now() + shoal_tests::PATIENCE;
+    while !homes.has_open_ports() {
+        assert!(std::time::Instant::now() < deadline, "it asks for none");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let _ = peer.end().failure(3);
+    assert!(!homes.has_open_ports());
+}

@@ -217,13 +217,13 @@ impl<'a> Driver<'a> {
             meters.refused(Refusal::Checkpoint);
         }
         let (tracker, own_port) = (TaskTracker::new(), PortWatch::of(network.as_ref()));
-        let unpacker = Unpacker::new(manifest.clone());
         let lookout = Lookout::new(observer.board().clone());
         let (links, events) = Links::of(network, &tracker, setup.metrics);
         if let Some(links) = &links {
             links.transport.set_chunk_packing(manifest.codec.chunks);
         }
         Ok(Self {
+            unpacker: Unpacker::new(manifest.clone()),
             manifest,
             me,
             era: Era(0),
@@ -250,7 +250,6 @@ impl<'a> Driver<'a> {
             doors: Doors::of(links.as_ref()),
             links,
             network: events,
-            unpacker,
             seen_at: BTreeMap::new(),
             tracker,
             gathered: mpsc::channel(COLLECTIONS),

@@ -94,7 +94,7 @@ pub(super) mod tests {
             other => panic!("{other:?}"),
         };
         let first = rung(1, "203.0.113.9:40000", &[]);
-        assert_eq!(mapping(&[first.clone()]), Mapping::Unknown);
+        assert_eq!(mapping(std::slice::from_ref(&first)), Mapping::Unknown);
         assert_eq!(mapping(&[first.clone(), rung(2, "203.0.113.9:40000", &[])]), Mapping::Same);
         let other = rung(2, "203.0.113.9:40001", &[]);
         assert_eq!(mapping(&[first, other]), Mapping::ByDestination);
@@ -105,7 +105,10 @@ pub(super) mod tests {
     #[test]
     fn who_sees_from_further_away_is_believed() {
         let near = rung(1, "10.0.0.5:7410", &[7410]);
-        assert_eq!(judge(&[near.clone()], OWN), OwnPort::Open { at: at("10.0.0.5:7410") });
+        assert_eq!(
+            judge(std::slice::from_ref(&near), OWN),
+            OwnPort::Open { at: at("10.0.0.5:7410") }
+        );
         let far = rung(2, "203.0.113.9:40000", &[]);
         assert!(judge(&[far, near], OWN).is_closed());
     }

@@ -9,7 +9,7 @@ use crate::wire;
 pub(in super::super) struct Nonce(pub(in super::super) [u8; 16]);
 
 /// Bytes of a [`Request`]: so many zeros follow that it is larger than all rings.
-pub(in super::super) const REQUEST: usize = 320;
+pub(in super::super) const REQUEST: usize = 448;
 
 const PADDING: usize = REQUEST - 16 - 2;
 
