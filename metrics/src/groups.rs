@@ -7,7 +7,7 @@ use crate::by_stage::{Hosted, StagePeers};
 use crate::family::Family;
 use crate::labels::{
     Direction, Fault, LinkPacking, NodeState, Path, Phase, PortState, Preemption, Queue, Refusal,
-    Repeat, RoundFailure, Swap, TrafficKind, Turned,
+    Repeat, RoundFailure, Severity, Swap, TrafficKind, Turned,
 };
 use crate::table::group;
 
@@ -109,6 +109,8 @@ group! {
         preemptions: Family<Preemption, IntCounter> = "shoal_preemptions_total";
         /// What peers sent and this one did not use.
         refused: Family<Refusal, IntCounter> = "shoal_refused_total";
+        /// Warnings and errors that this peer logged, those that were not to be shown included.
+        logged: Family<Severity, IntCounter> = "shoal_log_messages_total";
         /// What this peer found that must not be.
         faults: Family<Fault, IntCounter> = "shoal_faults_total";
     }

@@ -52,6 +52,16 @@ label! {
 }
 
 label! {
+    /// How bad something is that a peer logged.
+    pub enum Severity = "level" {
+        /// Worth a look.
+        Warning = "warn",
+        /// Something failed.
+        Error = "error",
+    }
+}
+
+label! {
     /// How a peer's own port stands to those whom it never sent to.
     pub enum PortState = "state" {
         /// Nobody elsewhere was asked.

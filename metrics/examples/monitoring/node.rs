@@ -210,6 +210,7 @@ const PANELS: &[Panel] = &[
             ("fault: {{fault}}", r#"shoal_faults_total{instance="$instance"}"#),
             ("not spilled", r#"shoal_spill_failures_total{instance="$instance"}"#),
             ("checkpoints failed", r#"shoal_checkpoint_failures_total{instance="$instance"}"#),
+            ("logged: {{level}}", r#"shoal_log_messages_total{instance="$instance"}"#),
         ],
     ),
     curves(

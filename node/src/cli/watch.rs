@@ -114,6 +114,20 @@ pub struct StatusArgs {
     pub output: ListFormat,
 }
 
+/// `shoal plot`
+#[derive(Debug, Clone, Args)]
+pub struct PlotArgs {
+    /// Which peer.
+    #[command(flatten)]
+    pub node: NodeArgs,
+    /// A run's `report.json`, or what a peer wrote with --events, instead of a peer.
+    #[arg(long, value_name = "FILE", conflicts_with = "address")]
+    pub from: Option<PathBuf>,
+    /// Where the picture goes.
+    #[arg(short, long, value_name = "FILE.svg", default_value = "loss.svg")]
+    pub output: PathBuf,
+}
+
 /// `shoal healthcheck`
 #[derive(Debug, Clone, Args)]
 pub struct HealthcheckArgs {

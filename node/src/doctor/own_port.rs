@@ -5,7 +5,7 @@ use std::path::Path;
 use shoal_protocol::net::transport::Rung;
 
 use super::{Finding, State};
-use crate::cli::shown_at;
+use crate::cli::watch::shown_at;
 use crate::http::client;
 use crate::network::outward_ip;
 use crate::own_port::judge;
