@@ -4,6 +4,8 @@
 # between. Every command typed must be in README.md, and every message in docs/troubleshooting.md.
 #
 #   scripts/newcomer.sh [SHOAL]     as root; SHOAL is target/release/shoal unless it is given
+#
+# With SHOAL_OTHER, a build of another protocol version, that is tried as well.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -186,6 +188,14 @@ this_machine() {
         doctor_at_another_time
     else
         say "skipped: a wrong clock, since there is no faketime"
+    fi
+    if [[ -n ${SHOAL_OTHER:-} ]]; then
+        wrong "another version" "use the same release on both" \
+            "$SHOAL_OTHER" join "$ADDRESS" --data-dir "$ROOM/second/other"
+        wrong "the same, to its doctor" "install the newer release" \
+            "$SHOAL_OTHER" doctor "$ADDRESS" --data-dir "$ROOM/second/other"
+    else
+        say "skipped: another version, since SHOAL_OTHER names none"
     fi
     local libtorch
     libtorch=$(ldd "$SHOAL" | awk '$1 == "libtorch_cpu.so" { print $3 }')
