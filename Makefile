@@ -46,7 +46,7 @@ test:
 	cargo build --workspace
 	cargo test --workspace
 
-kubernetes := bench/results/tools/kubernetes
+kubernetes := $(CURDIR)/bench/results/tools/kubernetes
 # What wants root, routers, Prometheus, docker or a browser: each check says why it does not run where it cannot.
 test-system: build
 	@scripts/setup.sh --tests
@@ -54,6 +54,7 @@ test-system: build
 	-.venv/bin/python -m pip install --quiet --target $(kubernetes) --upgrade kubernetes-validate==1.37.0
 	PYTHONPATH=$(kubernetes) docker/check.sh .venv/bin/python
 	docker/try.sh
+	scripts/newcomer.sh
 	python3 scripts/screenshots.py --shoal target/release/shoal --out target/screenshots
 
 bench:

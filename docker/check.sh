@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# Looks through what describes how Shoal is run: compose files, the systemd unit, Kubernetes' manifests. Each
-# check that cannot be made here says why.
+# Looks through what describes how Shoal is run and watched: compose files, the systemd unit, Kubernetes'
+# manifests, Grafana's dashboards, the image's labels. Each check that cannot be made here says why.
 #
 #   docker/check.sh [PYTHON]     PYTHON has kubernetes-validate and PyYAML
 set -euo pipefail
 
+# As the caller's folder has it.
+PYTHON=$(command -v "${1:-python3}") && PYTHON=$(realpath --no-symlinks "$PYTHON")
+readonly PYTHON
 cd "$(dirname "${BASH_SOURCE[0]}")"
-readonly PYTHON=${1:-python3}
 
 skip() { printf 'skipped: %s\n' "$*" >&2; }
 
@@ -42,11 +44,37 @@ for path in sys.argv[1:]:
 PYTHON
 }
 
+# Grafana's schema is of the version that compose.yaml starts; npm compares what it brings with the lock file.
+check_dashboards() {
+    local wanted
+    wanted=$(sed -n 's|.*image: grafana/grafana:||p' compose.yaml)
+    grep -qF "\"@grafana/schema\": \"$wanted\"" grafana/check/package.json \
+        || { echo "grafana/check/package.json names another version than compose.yaml's $wanted" >&2; return 1; }
+    node grafana/check/dashboards.mjs grafana/dashboards/*.json
+}
+
+# The image says which release it is.
+check_labels() {
+    local version
+    version=$(sed -n 's/^version = "\(.*\)"$/\1/p' ../Cargo.toml | head -n 1)
+    grep -qF "org.opencontainers.image.version=\"$version\"" Dockerfile \
+        || { echo "the Dockerfile's label of the version is not $version" >&2; return 1; }
+    echo "the image's label is of version $version"
+}
+
 if docker compose version >/dev/null 2>&1; then check_compose docker compose; else skip "there is no docker compose"; fi
 if command -v docker-compose >/dev/null; then check_compose docker-compose; else skip "there is no docker-compose"; fi
 if command -v systemd-analyze >/dev/null; then check_unit; else skip "there is no systemd-analyze"; fi
 if "$PYTHON" -c 'import kubernetes_validate' 2>/dev/null; then
     check_manifests
 else
-    skip "$PYTHON has no kubernetes-validate"
+    skip "${PYTHON:-python} has no kubernetes-validate"
 fi
+if ! command -v node >/dev/null || ! command -v npm >/dev/null; then
+    skip "there is no node with npm for Grafana's schema"
+elif npm ci --prefix grafana/check --ignore-scripts --no-audit --no-fund --legacy-peer-deps >/dev/null 2>&1; then
+    check_dashboards
+else
+    skip "npm cannot bring Grafana's schema"
+fi
+check_labels

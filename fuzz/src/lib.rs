@@ -14,6 +14,8 @@ mod config;
 mod fleet;
 #[path = "../../node/src/commands/groups.rs"]
 mod groups;
+#[path = "../../node/src/status/own_port.rs"]
+mod own_port;
 #[path = "../../node/src/commands/scenario.rs"]
 mod scenario;
 #[path = "../../node/src/status/snapshot.rs"]

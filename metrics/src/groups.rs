@@ -6,8 +6,8 @@ use prometheus::{Counter, Gauge, Histogram, IntCounter, IntGauge};
 use crate::by_stage::{Hosted, StagePeers};
 use crate::family::Family;
 use crate::labels::{
-    Direction, Fault, LinkPacking, NodeState, Path, Phase, Preemption, Queue, Refusal, Repeat,
-    RoundFailure, Swap, TrafficKind, Turned,
+    Direction, Fault, LinkPacking, NodeState, Path, Phase, PortState, Preemption, Queue, Refusal,
+    Repeat, RoundFailure, Severity, Swap, TrafficKind, Turned,
 };
 use crate::table::group;
 
@@ -85,6 +85,8 @@ group! {
     pub struct Node {
         /// What this peer is doing: 1 for the state that it is in.
         state: Family<NodeState, IntGauge> = "shoal_node_state";
+        /// How this peer's own UDP port stands to those whom it never sent to: 1 for what it is.
+        own_port: Family<PortState, IntGauge> = "shoal_own_port";
         /// Whether this peer hosts a pipeline stage.
         hosted: Hosted = "shoal_stage_hosted";
         /// From the start of a life in the run until it serves.
@@ -107,6 +109,8 @@ group! {
         preemptions: Family<Preemption, IntCounter> = "shoal_preemptions_total";
         /// What peers sent and this one did not use.
         refused: Family<Refusal, IntCounter> = "shoal_refused_total";
+        /// Warnings and errors that this peer logged, those that were not to be shown included.
+        logged: Family<Severity, IntCounter> = "shoal_log_messages_total";
         /// What this peer found that must not be.
         faults: Family<Fault, IntCounter> = "shoal_faults_total";
     }

@@ -52,6 +52,32 @@ label! {
 }
 
 label! {
+    /// How bad something is that a peer logged.
+    pub enum Severity = "level" {
+        /// Worth a look.
+        Warning = "warn",
+        /// Something failed.
+        Error = "error",
+    }
+}
+
+label! {
+    /// How a peer's own port stands to those whom it never sent to.
+    pub enum PortState = "state" {
+        /// Nobody elsewhere was asked.
+        Unknown = "unknown",
+        /// They get through.
+        Open = "open",
+        /// A firewall keeps them out.
+        Firewall = "firewall",
+        /// A router does.
+        Router = "router",
+        /// A router does that shows every peer another port.
+        SymmetricRouter = "symmetric_router",
+    }
+}
+
+label! {
     /// How a connection leads to a peer.
     pub enum Path = "path" {
         /// Straight there.

@@ -9,7 +9,7 @@ mod chunk;
 mod demo;
 mod doctor;
 mod plan;
-mod watch;
+pub(crate) mod watch;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;
@@ -30,7 +30,7 @@ use shoal_protocol::ids::Stage;
 pub use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::Bytes;
 use shoal_scheduler::rebalance::Rebalance;
-pub use watch::{HealthcheckArgs, HttpAddress, NodeArgs, StatusArgs};
+pub use watch::{HealthcheckArgs, HttpAddress, NodeArgs, PlotArgs, StatusArgs};
 
 use crate::address::JoinAddress;
 use crate::commands::simulate::Seeds;
@@ -79,6 +79,8 @@ pub enum Command {
     Status(StatusArgs),
     /// Watch what a running peer knows of its run, in the terminal.
     Top(NodeArgs),
+    /// Draw the loss curve of a run, as a running peer of this machine knows it or a file has it.
+    Plot(PlotArgs),
     /// Say whether a running peer of this machine is well: exit code 0, or 1.
     Healthcheck(HealthcheckArgs),
     /// Train the same run in one process, without a network: the reference.

@@ -6,6 +6,8 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 use shoal_protocol::ids::{ContentHash, PeerId, RunId, StageSpan};
 
+use crate::status::OwnPort;
+
 /// Something that happened, as this process saw it. With `--events` each is one line of JSON.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
@@ -140,6 +142,8 @@ pub enum RunEvent {
         /// In words, as the refused was told.
         text: String,
     },
+    /// It came out how this peer's own UDP port stands to those whom it never sent to.
+    OwnPort(OwnPort),
     /// The run's warden said anew who is banned and who is let in.
     Roster {
         /// Which edition.

@@ -22,6 +22,7 @@ pub mod http;
 pub mod logging;
 mod memory;
 pub mod network;
+mod own_port;
 pub mod plot;
 mod port_map;
 pub mod progress;

@@ -2,10 +2,15 @@
 
 use std::io::IsTerminal;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::anyhow;
-use tracing_subscriber::EnvFilter;
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::layer::{Context, SubscriberExt};
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer};
 
 use crate::cli::LogFormat;
 use crate::exit::{Exit, ExitWith};
@@ -40,13 +45,34 @@ pub fn start(format: LogFormat, filter: Option<&str>) -> anyhow::Result<()> {
         .map_err(|error| anyhow!("`{filter}` does not say what to log: {error}"))
         .exit_with(Exit::Usage)?;
     let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    let lines =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(AboveBars).with_ansi(colours);
-    match format {
-        LogFormat::Text => lines.with_target(false).init(),
-        LogFormat::Json => lines.json().init(),
-    }
+    let lines = tracing_subscriber::fmt::layer().with_writer(AboveBars).with_ansi(colours);
+    let lines = match format {
+        LogFormat::Text => lines.with_target(false).with_filter(filter).boxed(),
+        LogFormat::Json => lines.json().with_filter(filter).boxed(),
+    };
+    let counts = Counts.with_filter(LevelFilter::WARN);
+    tracing_subscriber::registry().with(lines).with(counts).init();
     Ok(())
+}
+
+/// Counts what is logged as a warning or worse, whether it is shown or not.
+struct Counts;
+
+/// So many warnings and errors of this process. There is one log, so there is one of these.
+static WARNINGS: AtomicU64 = AtomicU64::new(0);
+static ERRORS: AtomicU64 = AtomicU64::new(0);
+
+impl<S: Subscriber> Layer<S> for Counts {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let count = if *event.metadata().level() == Level::ERROR { &ERRORS } else { &WARNINGS };
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// How many warnings and how many errors were logged so far.
+#[must_use]
+pub fn counted() -> (u64, u64) {
+    (WARNINGS.load(Ordering::Relaxed), ERRORS.load(Ordering::Relaxed))
 }
 
 /// Whether stderr has nothing but JSON.

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use shoal_protocol::ids::{Incarnation, PeerId};
+use shoal_protocol::ids::Incarnation;
 use shoal_protocol::net::admission::Gate;
 use shoal_protocol::net::discovery::{
     Discovery, DiscoveryConfig, DiscoveryError, DiscoveryEvent, PeerAddress,
@@ -43,7 +43,20 @@ impl Search {
         self.tracker.spawn(admission::keep(gate.clone(), folder.clone(), self.stop.clone()));
     }
 
-    /// Ends the search.
+    /// Where others join through this peer: at its router's port if that is known, and at its own address.
+    pub(crate) fn join_addresses(&self, transport: &Transport) -> Vec<PeerAddress> {
+        let own = transport.local_addresses().into_iter().next().map(|mut address| {
+            if address.ip().is_unspecified() {
+                address.set_ip(outward_ip());
+            }
+            address
+        });
+        let places = self.port_map.address().into_iter().chain(own);
+        places.map(|address| PeerAddress::new(address, transport.peer_id())).collect()
+    }
+
+    /// Ends the search, and gives back the router's port. Whoever opened links owes them this, however what
+    /// they were for has ended.
     pub async fn close(self) {
         self.stop.cancel();
         self.tracker.close();
@@ -99,19 +112,6 @@ impl Links {
             }
         };
         Ok(Self { transport, events, search: Search { discovery, port_map, tracker, stop, met } })
-    }
-
-    /// Where others join through this peer: at its router's port if that is known, and at its own address.
-    #[must_use]
-    pub fn join_addresses(&self, peer: PeerId) -> Vec<PeerAddress> {
-        let own = self.transport.local_addresses().into_iter().next().map(|mut address| {
-            if address.ip().is_unspecified() {
-                address.set_ip(outward_ip());
-            }
-            address
-        });
-        let places = self.search.port_map.address().into_iter().chain(own);
-        places.map(|address| PeerAddress::new(address, peer)).collect()
     }
 }
 

@@ -21,18 +21,29 @@ const ENTROPY: RGBColor = RGBColor(0x7a, 0x7a, 0x7a);
 type Chart<'a> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
 
 /// What the picture shows.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct LossCurve<'a> {
-    /// The run's steps.
-    pub steps: &'a [StepNumbers],
-    /// Entropy of the text's tokens taken one by one, in nats: what a model reaches that knows
-    /// how frequent each token is and nothing else.
-    pub unigram_entropy: f64,
+    /// The training loss by step.
+    pub training: Vec<(f64, f64)>,
+    /// The loss on the held-out text where it was looked at.
+    pub held_out: Vec<(f64, f64)>,
+    /// Entropy of the text's tokens taken one by one, in nats, where it is known: what a model reaches that
+    /// knows how frequent each token is and nothing else.
+    pub unigram_entropy: Option<f64>,
     /// What stands above it.
     pub title: &'a str,
 }
 
-impl LossCurve<'_> {
+impl<'a> LossCurve<'a> {
+    /// That of a run's steps.
+    #[must_use]
+    pub fn of(steps: &[StepNumbers], title: &'a str) -> Self {
+        let at = |step: &StepNumbers| step.step as f64;
+        let training = steps.iter().map(|step| (at(step), step.loss)).collect();
+        let held_out = steps.iter().filter_map(|step| Some((at(step), step.held_out_loss?)));
+        Self { training, held_out: held_out.collect(), unigram_entropy: None, title }
+    }
+
     /// Writes it as SVG.
     ///
     /// # Errors
@@ -69,7 +80,9 @@ impl LossCurve<'_> {
             .y_desc("loss, nats per token")
             .axis_desc_style((FONT, 15).into_font().color(&INK))
             .draw()?;
-        self.draw_entropy(&mut chart, steps)?;
+        if let Some(entropy) = self.unigram_entropy {
+            draw_entropy(&mut chart, entropy, steps)?;
+        }
         self.draw_training(&mut chart)?;
         self.draw_held_out(&mut chart)?;
         chart
@@ -86,7 +99,7 @@ impl LossCurve<'_> {
     }
 
     fn draw_training(&self, chart: &mut Chart<'_>) -> Result<(), Box<dyn std::error::Error>> {
-        let points = self.steps.iter().map(|step| (step.step as f64, step.loss));
+        let points = self.training.iter().copied();
         let style = TRAINING.stroke_width(2);
         chart
             .draw_series(LineSeries::new(points, style))?
@@ -96,49 +109,22 @@ impl LossCurve<'_> {
     }
 
     fn draw_held_out(&self, chart: &mut Chart<'_>) -> Result<(), Box<dyn std::error::Error>> {
-        let points: Vec<(f64, f64)> = self
-            .steps
-            .iter()
-            .filter_map(|step| Some((step.step as f64, step.held_out_loss?)))
-            .collect();
-        if points.is_empty() {
+        if self.held_out.is_empty() {
             return Ok(());
         }
         let dot = |at| Circle::new(at, 4, HELD_OUT.filled());
         chart
-            .draw_series(points.into_iter().map(dot))?
+            .draw_series(self.held_out.iter().copied().map(dot))?
             .label("held-out text")
             .legend(|(x, y)| Circle::new((x + 13, y), 4, HELD_OUT.filled()));
         Ok(())
     }
 
-    fn draw_entropy(
-        &self,
-        chart: &mut Chart<'_>,
-        steps: Range<f64>,
-    ) -> Result<(), Box<dyn std::error::Error>> {
-        let ends = [(steps.start, self.unigram_entropy), (steps.end, self.unigram_entropy)];
-        let style = ENTROPY.stroke_width(2);
-        chart
-            .draw_series(DashedLineSeries::new(ends, 7, 5, style))?
-            .label(format!("token frequencies alone: {:.2}", self.unigram_entropy))
-            .legend(move |(x, y)| {
-                let dash = |from: i32| PathElement::new([(x + from, y), (x + from + 7, y)], style);
-                EmptyElement::at((0, 0)) + dash(0) + dash(11)
-            });
-        Ok(())
-    }
-
     /// Both axes' ends: every point is inside, with some air above.
     fn ranges(&self) -> (Range<f64>, Range<f64>) {
-        let last = self.steps.last().map_or(1.0, |step| step.step as f64).max(1.0);
-        let losses = self
-            .steps
-            .iter()
-            .flat_map(|step| [Some(step.loss), step.held_out_loss])
-            .flatten()
-            .chain([self.unigram_entropy])
-            .filter(|loss| loss.is_finite());
+        let last = self.training.last().map_or(1.0, |(step, _)| *step).max(1.0);
+        let points = self.training.iter().chain(&self.held_out).map(|(_, loss)| *loss);
+        let losses = points.chain(self.unigram_entropy).filter(|loss| loss.is_finite());
         let (low, high) = losses.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), loss| {
             (low.min(loss), high.max(loss))
         });
@@ -147,6 +133,23 @@ impl LossCurve<'_> {
         }
         ((0.0)..last, (low - 0.3).floor().max(0.0)..(high * 1.05 + 0.1))
     }
+}
+
+fn draw_entropy(
+    chart: &mut Chart<'_>,
+    entropy: f64,
+    steps: Range<f64>,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let ends = [(steps.start, entropy), (steps.end, entropy)];
+    let style = ENTROPY.stroke_width(2);
+    chart
+        .draw_series(DashedLineSeries::new(ends, 7, 5, style))?
+        .label(format!("token frequencies alone: {:.2}", entropy))
+        .legend(move |(x, y)| {
+            let dash = |from: i32| PathElement::new([(x + from, y), (x + from + 7, y)], style);
+            EmptyElement::at((0, 0)) + dash(0) + dash(11)
+        });
+    Ok(())
 }
 
 #[cfg(test)]
@@ -171,7 +174,8 @@ mod tests {
     fn draw(steps: &[StepNumbers]) -> String {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("loss.svg");
-        LossCurve { steps, unigram_entropy: 3.3, title: "a run" }.write(&path).expect("written");
+        let curve = LossCurve { unigram_entropy: Some(3.3), ..LossCurve::of(steps, "a run") };
+        curve.write(&path).expect("written");
         std::fs::read_to_string(path).expect("read")
     }
 

@@ -4,6 +4,7 @@ use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use futures::future::join_all;
 use igd_next::aio::Gateway;
 use igd_next::aio::tokio::{Tokio, search_gateway};
 use igd_next::{AddPortError, PortMappingProtocol, SearchOptions};
@@ -16,6 +17,9 @@ use crate::network::outward_ip;
 
 /// How long a router may take to say that it is there, and to answer anything it is asked.
 const PATIENCE: Duration = Duration::from_secs(3);
+
+/// How long giving a port back may take: the process waits for it when it leaves.
+const CLOSING: Duration = Duration::from_secs(2);
 
 /// What is opened is closed by the router after so long, unless it is asked for again.
 const LEASE: Duration = Duration::from_secs(60 * 60);
@@ -148,15 +152,10 @@ impl Router {
     }
 
     async fn close(&self, port: u16, protocols: &[PortMappingProtocol]) {
-        for &protocol in protocols {
-            let asked = timeout(PATIENCE, self.0.remove_port(protocol, port)).await;
-            if !matches!(asked, Ok(Ok(()))) {
-                tracing::info!(
-                    port,
-                    ?asked,
-                    "the router keeps the port open until its time is over"
-                );
-            }
+        let closed = protocols.iter().map(|&protocol| self.0.remove_port(protocol, port));
+        let asked = timeout(CLOSING, join_all(closed)).await;
+        if !asked.as_ref().is_ok_and(|asked| asked.iter().all(Result::is_ok)) {
+            tracing::info!(port, ?asked, "the router keeps the port open until its time is over");
         }
     }
 }
@@ -175,6 +174,15 @@ enum Standing {
     Open(SocketAddr),
 }
 
+impl Standing {
+    fn address(self) -> Option<SocketAddr> {
+        match self {
+            Self::Open(address) => Some(address),
+            Self::Asking | Self::Closed => None,
+        }
+    }
+}
+
 /// The port at the router, as far as there is one.
 #[derive(Debug, Clone)]
 pub(crate) struct PortMap(watch::Receiver<Standing>);
@@ -187,16 +195,21 @@ impl PortMap {
 
     /// Where others reach this peer by it, as far as is known now.
     pub(crate) fn address(&self) -> Option<SocketAddr> {
-        match *self.0.borrow() {
-            Standing::Open(address) => Some(address),
-            Standing::Asking | Standing::Closed => None,
-        }
+        self.0.borrow().address()
     }
 
     /// Waits until a router has answered or has had its time.
     pub(crate) async fn settled(&mut self) {
         // Whoever asks no more has told nothing newer.
         let _ = self.0.wait_for(|standing| *standing != Standing::Asking).await;
+    }
+
+    /// Waits until it is another one than this. May be given up and called again.
+    pub(crate) async fn other_than(&mut self, known: Option<SocketAddr>) {
+        if self.0.wait_for(|standing| standing.address() != known).await.is_err() {
+            // Whoever asks no more changes nothing.
+            std::future::pending().await
+        }
     }
 
     /// A port for this address, and what keeps it open until it is stopped.
@@ -218,14 +231,23 @@ async fn keep(
 ) {
     let mut opened: Option<(Router, u16)> = None;
     loop {
-        let asked = async {
-            let router = Router::find().await?;
+        let found = tokio::select! {
+            () = stop.cancelled() => break,
+            found = Router::find() => found,
+        };
+        let opening = async {
+            let router = found?;
             let address = router.open(local).await?;
             Ok::<_, PortMapError>((router, address))
         };
+        // What was asked for must be known, to be given back.
+        let hurried = async {
+            stop.cancelled().await;
+            tokio::time::sleep(CLOSING).await;
+        };
         let asked = tokio::select! {
-            () = stop.cancelled() => break,
-            asked = asked => asked,
+            asked = opening => asked,
+            () = hurried => break,
         };
         match asked {
             Ok((router, address)) => {

@@ -194,6 +194,10 @@ pub(crate) fn describe(event: &RunEvent) -> Option<String> {
         RunEvent::Stopped { reason } => format!("the run stopped: {reason}"),
         // A flood of strangers must not hide how the run goes.
         RunEvent::TurnedAway { .. } => return None,
+        RunEvent::OwnPort(port) => match port.fix() {
+            None => format!("this peer's UDP port is {port}"),
+            Some(fix) => format!("this peer's UDP port is {port}: {fix}; {}", port.meanwhile()),
+        },
         RunEvent::Roster { banned, revoked, allowed, .. } => format!(
             "the roster is new: {banned} banned, {revoked} tickets revoked, {allowed} let in by name"
         ),

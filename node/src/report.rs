@@ -147,6 +147,7 @@ impl Report {
             | RunEvent::Paused { .. }
             | RunEvent::Stranded { .. }
             | RunEvent::TurnedAway { .. }
+            | RunEvent::OwnPort(_)
             | RunEvent::Roster { .. }
             | RunEvent::Draining { .. }
             | RunEvent::Finished { .. }

@@ -44,7 +44,7 @@ download_libtorch() {
     done
     pip_install "$PYTHON" "$PWD/$new/scratch" --target "$new/wheels" \
         --python-version 3.12 --only-binary=:all: --no-deps "${arguments[@]}" \
-        "torch==$TORCH_VERSION" nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85
+        --require-hashes -r scripts/libtorch-requirements.txt
     keep_what_is_used "$new/wheels" "$new/site"
 }
 

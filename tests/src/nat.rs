@@ -21,24 +21,34 @@ pub enum Nat {
     Symmetric,
     /// As the restricted one, until the peer asks the router for a port (UPnP).
     Opening,
+    /// Nothing is translated, and only whom the peer has sent to reaches it.
+    Firewall,
+    /// Nothing is translated, and whoever sends to the peer reaches it.
+    Open,
 }
 
 impl Nat {
     /// The router's rules. What comes unasked is dropped before anything remembers it, as routers for
     /// homes do.
     fn rules(self, home: &str) -> String {
-        let out =
-            if self == Self::Symmetric { "masquerade random,fully-random" } else { "masquerade" };
+        let out = match self {
+            Self::Symmetric => "oifname \"cable*\" masquerade random,fully-random",
+            Self::FullCone | Self::Restricted | Self::Opening => "oifname \"cable*\" masquerade",
+            Self::Firewall | Self::Open => "",
+        };
+        let through =
+            if self == Self::Firewall { "iifname \"cable*\" ct state new drop" } else { "" };
         let inwards = match self {
             Self::FullCone => format!(
                 "iifname \"cable*\" meta l4proto {{ tcp, udp }} th dport {PORT} dnat to {home}:{PORT}"
             ),
-            Self::Restricted | Self::Symmetric | Self::Opening => String::new(),
+            _ => String::new(),
         };
         format!(
             "table ip home {{
                 chain inwards {{ type nat hook prerouting priority dstnat; {inwards}; }}
-                chain out {{ type nat hook postrouting priority srcnat; oifname \"cable*\" {out}; }}
+                chain out {{ type nat hook postrouting priority srcnat; {out}; }}
+                chain through {{ type filter hook forward priority filter; {through}; }}
                 chain router {{ type filter hook input priority filter; iifname \"cable*\" drop; }}
             }}"
         )
@@ -76,17 +86,16 @@ impl Homes {
             }
             ip(&["-n", home.name(), "route", "add", "default", "via", &inner])?;
             translate(router, &nat.rules(&address))?;
+            let leads = |to: &str| {
+                let middle = star.name(Star::MIDDLE);
+                ip(&["-n", middle, "route", "add", to, "via", &Star::end(end)])
+            };
+            if [Nat::Firewall, Nat::Open].contains(nat) {
+                leads(&address)?;
+            }
             if *nat == Nat::Opening {
                 let outer = Self::outer(end - 1);
-                ip(&[
-                    "-n",
-                    star.name(Star::MIDDLE),
-                    "route",
-                    "add",
-                    &outer,
-                    "via",
-                    &Star::end(end),
-                ])?;
+                leads(&outer)?;
                 // Routers are searched for by multicast.
                 ip(&["-n", router, "route", "add", "224.0.0.0/4", "dev", "home"])?;
                 openers.push(Opener::start(router, end, &outer)?);

@@ -3,6 +3,7 @@
 use serde_json::Value;
 use shoal_tests::nat::{Homes, Nat, PORT};
 use shoal_tests::process::Process;
+use shoal_tests::program::shoal;
 use shoal_tests::run::{Run, Trained};
 use shoal_tests::skip;
 use shoal_tests::swarm::{join_command, start_command};
@@ -96,4 +97,88 @@ fn a_first_peer_at_home_is_joined_by_the_port_that_its_router_opens() {
     }
     assert_eq!(Trained::read(&out).hash(), run.local("alone").hash());
     assert!(!homes.has_open_ports(), "the peer closed it when it left");
+}
+
+/// A first peer outside that waits, and one more beside it; with the addresses to join at.
+fn outside(homes: &Homes, run: &Run) -> ([Process; 2], [String; 2]) {
+    let mut start = start_command(&run.config(), &run.path("peer-0"), &run.path("out"));
+    start.args(["--listen", &format!("0.0.0.0:{PORT}"), "--wait-for", "9"]);
+    let mut first = Process::start("peer-0", homes.outside(&start));
+    let address = first.event("listening")["address"].as_str().expect("text").to_owned();
+    let mut join = join_command(&address, &run.path("peer-1"));
+    join.args(["--listen", &format!("0.0.0.0:{}", PORT + 1), "--no-mdns"]);
+    let file = run.path("address");
+    join.arg("--address-file").arg(&file);
+    let mut second = Process::start("peer-1", homes.outside(&join));
+    second.event("joined");
+    let other = std::fs::read_to_string(file).expect("it joined").trim().to_owned();
+    ([first, second], [address, other])
+}
+
+#[test]
+fn whether_others_get_through_to_a_peer_is_found_out_from_outside() {
+    let kinds = [
+        (Nat::Open, "open"),
+        (Nat::Firewall, "firewall"),
+        (Nat::FullCone, "open"),
+        (Nat::Restricted, "router"),
+        (Nat::Symmetric, "router"),
+    ];
+    let Some(homes) = homes(&kinds.map(|(nat, _)| nat)) else { return };
+    let run = Run::tiny(&[("training.steps", toml::Value::from(1_000_000))]);
+    let (_peers, addresses) = outside(&homes, &run);
+    let doctors = kinds.iter().enumerate().map(|(home, (nat, _))| {
+        let mut doctor = shoal(["doctor", "-o", "json", "--device", "cpu", "--listen"]);
+        doctor.arg(format!("0.0.0.0:{PORT}")).args(&addresses);
+        doctor.arg("--data-dir").arg(run.path(&format!("doctor-{home}")));
+        (nat, Process::start(&format!("doctor {nat:?}"), homes.within(home, &doctor)))
+    });
+    for (nat, doctor) in doctors.collect::<Vec<_>>() {
+        let said = doctor.end().success();
+        let findings: Vec<Value> = serde_json::from_str(&said).expect("it is JSON");
+        let own = findings.iter().find(|finding| finding["about"] == "own port, UDP");
+        let own = own.unwrap_or_else(|| panic!("{nat:?}: {said}"));
+        let (says, fix) = (own["says"].as_str().expect("text"), own["fix"].as_str());
+        let (state, part, wanted) = match nat {
+            Nat::Open | Nat::FullCone => ("well", "open: others dial in at", None),
+            Nat::Firewall => ("note", "closed: nobody", Some("open UDP port 7411")),
+            Nat::Restricted => ("note", "only whom it sent to", Some("forward port 7411")),
+            _ => ("note", "symmetric NAT", Some("forward port 7411")),
+        };
+        assert_eq!(own["state"], state, "{nat:?}: {own}");
+        assert!(says.contains(part), "{nat:?}: {own}");
+        assert_eq!(fix.is_some(), wanted.is_some(), "{nat:?}: {own}");
+        assert!(fix.zip(wanted).is_none_or(|(fix, wanted)| fix.contains(wanted)), "{own}");
+    }
+    // A peer that runs finds out by itself.
+    let peers = kinds.iter().enumerate().map(|(home, (nat, state))| {
+        let mut join = join_command(&addresses[0], &run.path(&format!("home-{home}")));
+        join.args(["--listen", &format!("0.0.0.0:{PORT}"), "--no-mdns", "--observer"]);
+        (state, nat, Process::start(&format!("{nat:?}"), homes.within(home, &join)))
+    });
+    for (state, nat, mut peer) in peers.collect::<Vec<_>>() {
+        assert_eq!(peer.event("own_port")["state"], **state, "{nat:?}");
+    }
+}
+
+#[test]
+fn a_router_gets_its_port_back_from_a_peer_that_could_not_join() {
+    let Some(homes) = homes(&[Nat::Opening]) else { return };
+    let run = Run::tiny(&[]);
+    let id = Process::start("id", {
+        let mut id = shoal(["id", "--data-dir"]);
+        id.arg(run.path("nobody"));
+        id
+    });
+    let nobody = format!("/ip4/{}/tcp/7499/p2p/{}", Homes::outer(0), id.end().success().trim());
+    let mut join = join_command(&nobody, &run.path("peer"));
+    join.args(["--listen", &format!("0.0.0.0:{PORT}"), "--no-mdns"]);
+    let peer = Process::start("peer", homes.within(0, &join));
+    let deadline = std::time::Instant::now() + shoal_tests::PATIENCE;
+    while !homes.has_open_ports() {
+        assert!(std::time::Instant::now() < deadline, "it asks for none");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let _ = peer.end().failure(3);
+    assert!(!homes.has_open_ports());
 }

@@ -121,7 +121,7 @@ impl Panel {
             "datasource": source(),
             "gridPos": { "x": x, "y": y, "w": width, "h": height },
             "fieldConfig": {
-                "defaults": { "unit": self.unit.name(), "min": self.least() },
+                "defaults": self.values(),
                 "overrides": [],
             },
             "options": options(self.shape),
@@ -129,9 +129,12 @@ impl Panel {
         })
     }
 
-    /// Amounts begin at nothing.
-    fn least(&self) -> Value {
-        if matches!(self.unit, Unit::None) { Value::Null } else { json!(0) }
+    /// How values look. Amounts begin at nothing.
+    fn values(&self) -> Value {
+        match self.unit {
+            Unit::None => json!({ "unit": self.unit.name() }),
+            _ => json!({ "unit": self.unit.name(), "min": 0 }),
+        }
     }
 }
 
@@ -142,7 +145,7 @@ fn options(shape: Shape) -> Value {
             "textMode": "auto",
         }),
         Shape::Curves => json!({
-            "legend": { "displayMode": "list", "placement": "bottom", "showLegend": true },
+            "legend": { "displayMode": "list", "placement": "bottom", "showLegend": true, "calcs": [] },
             "tooltip": { "mode": "multi", "sort": "desc" },
         }),
     }

@@ -28,6 +28,7 @@ const PANELS: &[Panel] = &[
     number("Keeps the run", None, &[("keeps", r#"shoal_keeps_run{instance="$instance"}"#)]),
     number("Step", None, &[("step", r#"shoal_step{instance="$instance"}"#)]),
     number("Connections", None, &[("{{path}}", r#"shoal_connections{instance="$instance"}"#)]),
+    number("Own port", None, &[("{{state}}", r#"shoal_own_port{instance="$instance"} == 1"#)]),
     curves(
         "Compute",
         Flops,
@@ -209,6 +210,7 @@ const PANELS: &[Panel] = &[
             ("fault: {{fault}}", r#"shoal_faults_total{instance="$instance"}"#),
             ("not spilled", r#"shoal_spill_failures_total{instance="$instance"}"#),
             ("checkpoints failed", r#"shoal_checkpoint_failures_total{instance="$instance"}"#),
+            ("logged: {{level}}", r#"shoal_log_messages_total{instance="$instance"}"#),
         ],
     ),
     curves(

@@ -4,7 +4,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::Read;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::Context;
@@ -78,21 +78,29 @@ impl NodeArgs {
         if let Some(address) = self.address {
             return Ok(address);
         }
-        let path = http_file(&self.data_dir);
-        let read = || -> std::io::Result<String> {
-            let mut text = String::new();
-            File::open(&path)?.take(ADDRESS).read_to_string(&mut text)?;
-            Ok(text)
-        };
-        let text = read()
-            .with_context(|| {
-                let folder = self.data_dir.display();
-                format!("no peer that is shown over HTTP runs with --data-dir {folder}")
-            })
-            .exit_with(Exit::Failed)?;
-        let address = text.trim().parse();
-        address.with_context(|| format!("{} is damaged: start the peer again", path.display()))
+        shown_at(&self.data_dir)
     }
+}
+
+/// Where the peer of a data directory answers over HTTP.
+///
+/// # Errors
+/// When the directory does not say, since the peer does not run.
+pub(crate) fn shown_at(data_dir: &Path) -> anyhow::Result<SocketAddr> {
+    let path = http_file(data_dir);
+    let read = || -> std::io::Result<String> {
+        let mut text = String::new();
+        File::open(&path)?.take(ADDRESS).read_to_string(&mut text)?;
+        Ok(text)
+    };
+    let text = read()
+        .with_context(|| {
+            let folder = data_dir.display();
+            format!("no peer that is shown over HTTP runs with --data-dir {folder}")
+        })
+        .exit_with(Exit::Failed)?;
+    let address = text.trim().parse();
+    address.with_context(|| format!("{} is damaged: start the peer again", path.display()))
 }
 
 /// `shoal status`
@@ -104,6 +112,20 @@ pub struct StatusArgs {
     /// How it is printed.
     #[arg(short, long, value_enum, default_value_t = ListFormat::Text)]
     pub output: ListFormat,
+}
+
+/// `shoal plot`
+#[derive(Debug, Clone, Args)]
+pub struct PlotArgs {
+    /// Which peer.
+    #[command(flatten)]
+    pub node: NodeArgs,
+    /// A run's `report.json`, or what a peer wrote with --events, instead of a peer.
+    #[arg(long, value_name = "FILE", conflicts_with = "address")]
+    pub from: Option<PathBuf>,
+    /// Where the picture goes.
+    #[arg(short, long, value_name = "FILE.svg", default_value = "loss.svg")]
+    pub output: PathBuf,
 }
 
 /// `shoal healthcheck`

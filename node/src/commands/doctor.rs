@@ -8,7 +8,7 @@ use super::reach::Entrance;
 use super::training;
 use crate::admission;
 use crate::cli::{DoctorArgs, ListFormat};
-use crate::doctor::{self, Finding, State};
+use crate::doctor::{self, Finding, Owner, State};
 use crate::driver::home::Files;
 use crate::exit::{Exit, ExitWith};
 
@@ -41,7 +41,9 @@ async fn look(args: &DoctorArgs) -> anyhow::Result<Vec<Finding>> {
     let device = tokio::task::spawn_blocking(move || doctor::device(device)).await;
     findings.push(device.context("looking at the device failed")?);
     findings.extend(doctor::papers(&args.data_dir));
-    findings.extend(doctor::ports(&args.listen, owner));
+    let ports = doctor::ports(&args.listen, owner);
+    let free = ports.iter().all(|port| port.state == State::Well);
+    findings.extend(ports);
     let mut peers: Vec<PeerAddress> = Vec::new();
     for entrance in &args.peers {
         let text = entrance.read()?.context("there is no address in that file yet")?;
@@ -55,10 +57,22 @@ async fn look(args: &DoctorArgs) -> anyhow::Result<Vec<Finding>> {
         peers = admission::met(&args.data_dir);
         peers.truncate(PEERS);
     }
-    // As somebody whom nobody knows: a peer may be running with this data directory.
-    let Guest { transport, events } = Guest::open(&Files::default())?;
-    let (network, router) = tokio::join!(doctor::network(&transport, &peers), doctor::router());
-    findings.extend(network.into_iter().chain(router));
+    // As somebody whom nobody knows: a peer may be running with this data directory. Others ring at the
+    // peer's own ports, if nobody else has them.
+    let files = Files::default();
+    let own = if free { Guest::open_at(&args.listen, &files).ok() } else { None };
+    let rings = own.is_some();
+    let Guest { transport, events } = own.map_or_else(|| Guest::open(&files), Ok)?;
+    let asked = doctor::network(&transport, &peers, rings);
+    let ((network, rungs), router) = tokio::join!(asked, doctor::router());
+    findings.extend(network);
+    let asks_router = router.as_ref().is_some_and(|router| router.state == State::Well);
+    if rings {
+        findings.push(doctor::by_rings(&rungs, asks_router));
+    } else if owner == Owner::Peer {
+        findings.push(doctor::of_running(&args.data_dir).await);
+    }
+    findings.extend(router);
     drop(events);
     transport.close().await;
     Ok(findings)

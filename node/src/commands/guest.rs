@@ -33,6 +33,14 @@ impl Guest {
     /// # Errors
     /// When there is no free port.
     pub(super) fn open(files: &Files) -> anyhow::Result<Self> {
+        Self::open_at(&[SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))], files)
+    }
+
+    /// The same on these ports.
+    ///
+    /// # Errors
+    /// When one of them cannot be had.
+    pub(super) fn open_at(listen: &[SocketAddr], files: &Files) -> anyhow::Result<Self> {
         let config = TransportConfig {
             incarnation: LIFE,
             run: None,
@@ -40,8 +48,7 @@ impl Guest {
             blobs: Arc::new(files.clone()),
             gate: Gate::default(),
         };
-        let anywhere = [SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))];
-        let (transport, events) = Transport::bind(&Identity::ephemeral(), &anywhere, config)?;
+        let (transport, events) = Transport::bind(&Identity::ephemeral(), listen, config)?;
         Ok(Self { transport, events })
     }
 }

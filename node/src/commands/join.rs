@@ -9,7 +9,9 @@ use shoal_protocol::ids::{Member, PeerId};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::net::admission::{Gate, UnixTime};
 use shoal_protocol::net::discovery::PeerAddress;
-use shoal_protocol::net::transport::{Run, Transport, Welcome};
+use shoal_protocol::net::identity::Identity;
+use shoal_protocol::net::transport::{Run, Transport, TransportEvent, Welcome};
+use tokio::sync::mpsc;
 
 use super::reach::{Entrance, Seeker};
 use super::training::{self, Serving, publish};
@@ -20,7 +22,7 @@ use crate::driver::home::{Files, Home};
 use crate::driver::observer::Observer;
 use crate::driver::{self, AnchorPart, Network, Office, Outcome, Setup};
 use crate::exit::{Exit, ExitWith};
-use crate::network::Links;
+use crate::network::{Links, Search};
 use crate::progress;
 
 /// How long a peer waits for the one that keeps the run to come back.
@@ -92,14 +94,39 @@ async fn live(
     observer: &mut Observer,
     patience: Duration,
 ) -> anyhow::Result<Outcome> {
-    let Place { address_file, options, home, gate, .. } = place;
+    let Place { options, home, gate, .. } = place;
     let identity = home.identity()?;
     let me = Member { peer: identity.peer_id(), incarnation: home.next_incarnation()? };
     let files = Files::default();
     let links = Links::open(&identity, me.incarnation, None, options, &files, gate)?;
-    let (through, welcome, run) = reach(place, &links.transport, patience).await?;
-    let own = links.join_addresses(me.peer);
     let Links { transport, events, search } = links;
+    let newcomer = Newcomer { identity, me, files, patience };
+    let outcome = take_part(place, serving, observer, newcomer, (transport, events), &search).await;
+    search.close().await;
+    outcome
+}
+
+/// Who joins, with what, and how long it asks to be let in.
+struct Newcomer {
+    identity: Identity,
+    me: Member,
+    files: Files,
+    patience: Duration,
+}
+
+/// Joins over links that are open.
+async fn take_part(
+    place: &Place,
+    serving: &Serving,
+    observer: &mut Observer,
+    newcomer: Newcomer,
+    (transport, events): (Transport, mpsc::Receiver<TransportEvent>),
+    search: &Search,
+) -> anyhow::Result<Outcome> {
+    let Place { address_file, options, home, gate, .. } = place;
+    let Newcomer { identity, me, files, patience } = newcomer;
+    let (through, welcome, run) = reach(place, &transport, patience).await?;
+    let own = search.join_addresses(&transport);
     let keeper = Member { peer: through.peer, incarnation: welcome.incarnation };
     let manifest = Arc::new(read_manifest(&run).exit_with(Exit::NotAdmitted)?);
     let id = run.id;
@@ -134,7 +161,13 @@ async fn live(
         data_dir: home.path().to_owned(),
         files,
         leaving: options.leaving.clone(),
-        network: Some(Network { transport, events, addresses, packing: options.packing }),
+        network: Some(Network {
+            transport,
+            events,
+            addresses,
+            port_map: search.port_map.clone(),
+            packing: options.packing,
+        }),
         office: Office {
             anchor: options.anchor.then_some(AnchorPart::Joins),
             wait_for: 0,
@@ -143,9 +176,7 @@ async fn live(
             keeper: Some(keeper),
         },
     };
-    let outcome = driver::run(setup, observer).await;
-    search.close().await;
-    outcome
+    driver::run(setup, observer).await
 }
 
 /// A peer that takes part in a run, how it greeted, and the run.

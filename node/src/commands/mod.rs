@@ -19,6 +19,7 @@ pub mod join;
 pub mod local;
 mod man;
 mod plan;
+mod plot;
 mod reach;
 pub(crate) mod scenario;
 pub mod simulate;
@@ -46,6 +47,7 @@ pub fn run(command: Command, log_format: LogFormat) -> anyhow::Result<()> {
         Command::Doctor(args) => doctor::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Top(args) => top::run(&args),
+        Command::Plot(args) => plot::run(&args),
         Command::Healthcheck(args) => healthcheck::run(&args),
         Command::Local(args) => local::run(args.into()),
         Command::Simulate(args) => simulate::run(&args),

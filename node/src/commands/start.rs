@@ -8,11 +8,13 @@ use anyhow::{Context, bail};
 use shoal_protocol::ids::Member;
 use shoal_protocol::manifest::{AdmissionMode, Manifest};
 use shoal_protocol::net::admission::Gate;
-use shoal_protocol::net::transport::Run;
+use shoal_protocol::net::identity::Identity;
+use shoal_protocol::net::transport::{Run, Transport, TransportEvent};
+use tokio::sync::mpsc;
 
 use super::join::LIVES;
 use super::training::{self, Serving, publish};
-use crate::admission;
+use crate::admission::{self, Folder};
 use crate::cli::StartOptions;
 use crate::config::RunConfig;
 use crate::dataset;
@@ -21,7 +23,7 @@ use crate::driver::observer::Observer;
 use crate::driver::{self, AnchorPart, Network, Office, Outcome, Setup};
 use crate::events::RunEvent;
 use crate::exit::{Exit, ExitWith};
-use crate::network::Links;
+use crate::network::{Links, Search};
 use crate::progress;
 
 /// Starts a run, keeps its ledger, hosts stages and waits for others.
@@ -99,17 +101,42 @@ async fn live(
     serving: &Serving,
     observer: &mut Observer,
 ) -> anyhow::Result<Outcome> {
-    let Place { options: StartOptions { peer: options, address_file, wait_for, .. }, .. } = place;
-    let Place { home, manifest, files, out, gate, .. } = place;
+    let Place { options: StartOptions { peer: options, .. }, .. } = place;
+    let Place { home, manifest, files, gate, .. } = place;
     let identity = home.identity()?;
     let me = Member { peer: identity.peer_id(), incarnation: home.next_incarnation()? };
     let id = manifest.run_id();
     let run = Run { id, manifest: manifest.to_bytes() };
     let folder = admission::enter(gate, home, &identity, manifest)?;
-    let mut links = Links::open(&identity, me.incarnation, Some(run), options, files, gate)?;
+    let links = Links::open(&identity, me.incarnation, Some(run), options, files, gate)?;
+    let Links { transport, events, search } = links;
+    let founder = Founder { identity, me, folder };
+    let outcome = take_part(place, serving, observer, founder, (transport, events), &search).await;
+    search.close().await;
+    outcome
+}
+
+/// Who starts, and where the run's admission is kept.
+struct Founder {
+    identity: Identity,
+    me: Member,
+    folder: Folder,
+}
+
+/// Tells others where to join, over links that are open, and takes part.
+async fn take_part(
+    place: &Place,
+    serving: &Serving,
+    observer: &mut Observer,
+    Founder { identity, me, folder }: Founder,
+    (transport, events): (Transport, mpsc::Receiver<TransportEvent>),
+    search: &Search,
+) -> anyhow::Result<Outcome> {
+    let Place { options: StartOptions { peer: options, address_file, wait_for, .. }, .. } = place;
+    let Place { home, manifest, files, out, gate, .. } = place;
     // What is printed is of use only where others can come to.
-    links.search.port_map.settled().await;
-    let addresses = links.join_addresses(me.peer);
+    search.port_map.clone().settled().await;
+    let addresses = search.join_addresses(&transport);
     let address = addresses.first().context("no address to be joined at")?.to_string();
     if let Some(path) = address_file {
         publish(path, &address)?;
@@ -122,9 +149,8 @@ async fn live(
     }
     serving.announce();
     observer.note(&RunEvent::Listening { address });
-    let Links { transport, events, search } = links;
     search.keep(gate, &folder);
-    search.discovery.join(id).await;
+    search.discovery.join(manifest.run_id()).await;
     let addresses = transport.local_addresses();
     let setup = Setup {
         metrics: serving.metrics.clone(),
@@ -139,7 +165,13 @@ async fn live(
         data_dir: home.path().to_owned(),
         files: files.clone(),
         leaving: options.leaving.clone(),
-        network: Some(Network { transport, events, addresses, packing: options.packing }),
+        network: Some(Network {
+            transport,
+            events,
+            addresses,
+            port_map: search.port_map.clone(),
+            packing: options.packing,
+        }),
         office: Office {
             anchor: Some(AnchorPart::Founds),
             wait_for: wait_for.map_or(1, NonZeroUsize::get),
@@ -148,7 +180,5 @@ async fn live(
             keeper: None,
         },
     };
-    let outcome = driver::run(setup, observer).await;
-    search.close().await;
-    outcome
+    driver::run(setup, observer).await
 }

@@ -2,11 +2,13 @@
 //! is wrong and what to do about it.
 
 mod machine;
+mod own_port;
 mod peers;
 mod ports;
 mod router;
 
 pub(crate) use machine::{data_dir, device, disk, papers};
+pub(crate) use own_port::{by_rings, of_running};
 pub(crate) use peers::{network, ticket, version};
 pub(crate) use ports::{Owner, ports};
 pub(crate) use router::router;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use shoal_protocol::limits;
 use shoal_protocol::net::admission::{CLOCK_LEEWAY, Denied, Ticket, UnixTime};
 use shoal_protocol::net::discovery::PeerAddress;
-use shoal_protocol::net::transport::{ConnectError, Refusal, Transport, Welcome};
+use shoal_protocol::net::transport::{ConnectError, Refusal, Rung, Transport, Welcome};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
@@ -49,25 +49,34 @@ pub(crate) fn ticket(ticket: &Ticket) -> Finding {
 struct Heard {
     clock: Option<UnixTime>,
     seen: Option<SocketAddr>,
+    rung: Option<Rung>,
 }
 
-/// Asks each of these peers, and puts together what they say.
-pub(crate) async fn network(transport: &Transport, peers: &[PeerAddress]) -> Vec<Finding> {
+/// Asks each of these peers, and puts together what they say; with how they rang at this machine's port, where
+/// they are to.
+pub(crate) async fn network(
+    transport: &Transport,
+    peers: &[PeerAddress],
+    ring: bool,
+) -> (Vec<Finding>, Vec<Rung>) {
     if peers.is_empty() {
         let says = "none is known: name one, as `shoal doctor ADDRESS` or `shoal doctor TICKET`";
-        return vec![Finding::note("peers", says)];
+        return (vec![Finding::note("peers", says)], Vec::new());
     }
     let (mut findings, mut heard) = (Vec::new(), Vec::new());
     for peer in peers {
         findings.extend(tcp(peer).await);
-        let (finding, said) = quic(transport, peer).await;
+        let (finding, mut said) = quic(transport, peer).await;
+        if ring && said.seen.is_some() {
+            said.rung = transport.ask_to_ring(peer.peer, None).await.ok();
+        }
         findings.push(finding);
         heard.push(said);
     }
     findings.extend(clock(&heard, UnixTime::now()));
     let ports = transport.local_addresses().iter().map(SocketAddr::port).collect();
     findings.push(nat(&heard, outward_ip(), &ports));
-    findings
+    (findings, heard.into_iter().filter_map(|said| said.rung).collect())
 }
 
 /// Whether something listens there. One finding, or none where the host is not known, which is the other
@@ -109,9 +118,12 @@ async fn quic(transport: &Transport, peer: &PeerAddress) -> (Finding, Heard) {
     match transport.connect(peer.peer, &resolved).await {
         Ok(Welcome { clock, seen, address, .. }) => {
             let says = format!("{address} is peer {}, of this protocol version", peer.peer.short());
-            (Finding::well(ABOUT, says), Heard { clock, seen })
+            (Finding::well(ABOUT, says), Heard { clock, seen, rung: None })
         }
-        Err(error) => (refused(ABOUT, peer, &error), Heard { clock: clock_of(&error), seen: None }),
+        Err(error) => {
+            let heard = Heard { clock: clock_of(&error), ..Heard::default() };
+            (refused(ABOUT, peer, &error), heard)
+        }
     }
 }
 
@@ -216,7 +228,7 @@ mod tests {
     use crate::doctor::State;
 
     fn seen(address: &str) -> Heard {
-        Heard { clock: None, seen: Some(address.parse().expect("an address")) }
+        Heard { seen: Some(address.parse().expect("an address")), ..Heard::default() }
     }
 
     #[test]
@@ -225,7 +237,7 @@ mod tests {
         let says = |clocks: &[u64]| {
             let heard: Vec<Heard> = clocks
                 .iter()
-                .map(|clock| Heard { clock: Some(UnixTime(*clock)), seen: None })
+                .map(|clock| Heard { clock: Some(UnixTime(*clock)), ..Heard::default() })
                 .collect();
             clock(&heard, ours).map(|finding| finding.state)
         };

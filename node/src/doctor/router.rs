@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use super::Finding;
 use crate::port_map::{PortMapError, Router, behind_router};
+use crate::status::own_port::Scope;
 
 /// Whether it opens a port for a peer that asks; nothing where this machine has an address of its own.
 pub(crate) async fn router() -> Option<Finding> {
@@ -15,7 +16,7 @@ pub(crate) async fn router() -> Option<Finding> {
 fn opens(asked: Result<IpAddr, PortMapError>) -> Finding {
     const ABOUT: &str = "router";
     match asked {
-        Ok(IpAddr::V4(outer)) if outer.is_private() || is_shared(outer.octets()) => {
+        Ok(outer) if Scope::of(outer) == Scope::Network => {
             let says = format!(
                 "it opens ports (UPnP), but is itself at {outer}, behind another one: others reach this machine \
                  through a third"
@@ -29,11 +30,6 @@ fn opens(asked: Result<IpAddr, PortMapError>) -> Finding {
         }
         Err(error) => Finding::note(ABOUT, error.to_string()),
     }
-}
-
-/// Addresses that providers share between their customers (RFC 6598).
-fn is_shared(octets: [u8; 4]) -> bool {
-    octets[0] == 100 && octets[1] & 0xc0 == 64
 }
 
 #[cfg(test)]

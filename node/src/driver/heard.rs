@@ -22,6 +22,7 @@ impl Driver<'_> {
                 if let Some(address) = address {
                     self.seen_at.insert(member.peer, address);
                 }
+                self.own_port.connected(member.peer, address);
                 self.tell_latecomer(member);
                 // An earlier life of it is over.
                 if let Some(member) = self.keeper.met(member) {
@@ -30,6 +31,7 @@ impl Driver<'_> {
             }
             Some(TransportEvent::Disconnected { member, reason }) => {
                 tracing::info!(peer = %member, %reason, "disconnected");
+                self.own_port.disconnected(member.peer);
                 self.own.push_back(Own::Peer(PeerInput::Disconnected { member }));
                 self.gone(member, &reason.to_string());
             }

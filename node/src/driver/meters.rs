@@ -5,8 +5,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use shoal_engine::forward_flops;
 use shoal_metrics::{
-    Direction, Fault, Label, LinkPacking, Metrics, NodeState, Path, PeerState, Phase, Preemption,
-    Queue, Refusal, Repeat, RoundFailure, TrafficKind, Turned,
+    Direction, Fault, Label, LinkPacking, Metrics, NodeState, Path, PeerState, Phase, PortState,
+    Preemption, Queue, Refusal, Repeat, RoundFailure, TrafficKind, Turned,
 };
 use shoal_protocol::history::History;
 use shoal_protocol::ids::{ClaimKey, Era, Member, Step};
@@ -19,6 +19,7 @@ use shoal_scheduler::action::{self, CoordinatorEvent, PeerLoad, TaskResult};
 
 use super::payload::LogUse;
 use crate::events::StepReport;
+use crate::status::{Mapping, OwnPort};
 
 /// Digits of a run's id that name it in labels: enough to tell runs apart.
 const NAME_LENGTH: usize = 16;
@@ -48,6 +49,7 @@ impl Meters {
         metrics.run.planned_steps.set(gauge(manifest.training.steps));
         metrics.checkpoints.interval.set(gauge(manifest.checkpoint.every));
         metrics.node.state.choose(NodeState::Joining);
+        metrics.node.own_port.choose(PortState::Unknown);
         let meters = Self {
             metrics,
             flops: manifest.stages().map(|stage| forward_flops(manifest, stage)).collect(),
@@ -95,6 +97,17 @@ impl Meters {
     /// What it is doing from now on.
     pub(crate) fn is(&self, state: NodeState) {
         self.metrics.node.state.choose(state);
+    }
+
+    /// How the peer's own port stands from now on.
+    pub(crate) fn own_port(&self, port: &OwnPort) {
+        self.metrics.node.own_port.choose(match port {
+            OwnPort::Unknown => PortState::Unknown,
+            OwnPort::Open { .. } => PortState::Open,
+            OwnPort::Firewall { .. } => PortState::Firewall,
+            OwnPort::Router { mapping: Mapping::ByDestination, .. } => PortState::SymmetricRouter,
+            OwnPort::Router { .. } => PortState::Router,
+        });
     }
 
     /// It was told to leave.

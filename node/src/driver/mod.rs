@@ -23,6 +23,7 @@ mod office;
 mod outgoing;
 mod packer;
 mod payload;
+mod port_watch;
 mod probe;
 mod prospects;
 mod resume;
@@ -75,6 +76,7 @@ use observer::Observer;
 use office::Post;
 use outgoing::Links;
 use payload::Payloads;
+use port_watch::PortWatch;
 use prospects::{known_answers, offer_kept, peak_flops};
 use room::Room;
 use sight::Lookout;
@@ -171,6 +173,7 @@ struct Driver<'a> {
     meters: Meters,
     lookout: Lookout,
     doors: Doors,
+    own_port: PortWatch,
     step_began: Moment,
     ending: Option<Ending>,
     /// When the run is over: those who are still to be told.
@@ -213,14 +216,14 @@ impl<'a> Driver<'a> {
         for _ in 0..offer_kept(data_dir, archive, run, setup.files.clone()).await? {
             meters.refused(Refusal::Checkpoint);
         }
-        let tracker = TaskTracker::new();
-        let unpacker = Unpacker::new(manifest.clone());
+        let (tracker, own_port) = (TaskTracker::new(), PortWatch::of(network.as_ref()));
         let lookout = Lookout::new(observer.board().clone());
         let (links, events) = Links::of(network, &tracker, setup.metrics);
         if let Some(links) = &links {
             links.transport.set_chunk_packing(manifest.codec.chunks);
         }
         Ok(Self {
+            unpacker: Unpacker::new(manifest.clone()),
             manifest,
             me,
             era: Era(0),
@@ -247,7 +250,6 @@ impl<'a> Driver<'a> {
             doors: Doors::of(links.as_ref()),
             links,
             network: events,
-            unpacker,
             seen_at: BTreeMap::new(),
             tracker,
             gathered: mpsc::channel(COLLECTIONS),
@@ -256,6 +258,7 @@ impl<'a> Driver<'a> {
             observer,
             meters,
             lookout,
+            own_port,
             step_began: Moment::default(),
             ending: complete.then_some(Ending::Complete),
             farewell: None,
@@ -390,6 +393,7 @@ impl<'a> Driver<'a> {
                 self.tend_anchors();
             }
             () = self.doors.changed() => self.doors_changed(),
+            port = self.own_port.next() => self.port_stands(port),
             () = sleep_to(farewell) => self.farewell = None,
             () = sleep_to(orphaned) => {
                 let reason = "its keeper has been out of reach for too long".to_owned();

@@ -17,6 +17,7 @@ use tokio::sync::mpsc;
 use super::home::Files;
 use super::packer::PackingMode;
 use super::room::RoomLimits;
+use crate::port_map::PortMap;
 
 /// What one peer needs to take part in a run.
 pub struct Setup {
@@ -67,6 +68,8 @@ pub struct Network {
     pub events: mpsc::Receiver<TransportEvent>,
     /// Where others reach it.
     pub addresses: Vec<SocketAddr>,
+    /// The port that a router passes on.
+    pub(crate) port_map: PortMap,
     /// How tensors are made smaller for the links.
     pub packing: PackingMode,
 }

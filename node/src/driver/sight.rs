@@ -89,6 +89,7 @@ impl Driver<'_> {
             why,
             ready: own.is_some_and(|record| record.serving),
             stages: own.map(|record| record.span),
+            own_port: self.own_port.found(),
             memory_limit_bytes: room.memory().map(|memory| memory.0),
             resident_bytes: None,
             load: LoadStatus {

@@ -16,9 +16,10 @@ use axum::routing::get;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use sha2::{Digest, Sha256};
-use shoal_metrics::Metrics;
+use shoal_metrics::{Metrics, Severity};
 
 use super::Shown;
+use crate::logging;
 
 /// The page: everything in one file, and nothing from elsewhere.
 const PAGE: &str = include_str!("page.html");
@@ -66,9 +67,19 @@ async fn status(State(shown): State<Shown>) -> Response {
 
 async fn exposition(State(shown): State<Shown>) -> Response {
     shown.machine.look(&shown.metrics.machine);
+    tell_logged(&shown.metrics);
     match shown.metrics.encode() {
         Ok(text) => ([(CONTENT_TYPE, Metrics::CONTENT_TYPE)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+/// The log is the process's, whatever it is at.
+fn tell_logged(metrics: &Metrics) {
+    let (warnings, errors) = logging::counted();
+    for (severity, count) in [(Severity::Warning, warnings), (Severity::Error, errors)] {
+        let counter = metrics.node.logged.of(severity);
+        counter.inc_by(count.saturating_sub(counter.get()));
     }
 }
 

@@ -76,6 +76,7 @@ impl Chronicle {
             RunEvent::Finished { .. } | RunEvent::Stopped { .. } => self.ended.clone_from(&text),
             RunEvent::Listening { .. }
             | RunEvent::TurnedAway { .. }
+            | RunEvent::OwnPort(_)
             | RunEvent::Roster { .. }
             | RunEvent::Moves { .. }
             | RunEvent::Moved { .. }

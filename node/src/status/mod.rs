@@ -9,11 +9,13 @@ mod chronicle;
 #[cfg(test)]
 pub(crate) mod example;
 mod news;
+pub(crate) mod own_port;
 mod series;
 pub(crate) mod snapshot;
 pub(crate) mod words;
 
 pub use self::board::{Board, Health};
+pub use self::own_port::{Mapping, OwnPort};
 pub use self::snapshot::{
     CheckpointStatus, Curves, Happening, LinkStatus, LoadStatus, MemberState, MemberStatus,
     NodeState, NodeStatus, Point, RunStatus, Status, Tone, TrafficStatus, TrainingStatus,

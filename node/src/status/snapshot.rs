@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 use shoal_protocol::decoder::Decoder;
 use shoal_protocol::ids::{ContentHash, Incarnation, PeerId, RunId, StageSpan};
 
+use super::own_port::OwnPort;
+
 /// What a node knows of its run at one moment. Amounts are in base units: seconds and bytes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Status {
@@ -84,6 +86,9 @@ pub struct NodeStatus {
     pub memory_limit_bytes: Option<u64>,
     /// Memory that its process uses.
     pub resident_bytes: Option<u64>,
+    /// How its own UDP port stands to others.
+    #[serde(default)]
+    pub own_port: OwnPort,
     /// What it holds for the open steps.
     pub load: LoadStatus,
     /// What it sent.

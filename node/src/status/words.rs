@@ -3,7 +3,7 @@
 use shoal_protocol::ids::Stage;
 use shoal_protocol::units::Bytes;
 
-use super::{MemberStatus, Status};
+use super::{MemberStatus, OwnPort, Status};
 use crate::progress::with_prefix;
 
 /// The members of each stage in order, and of none those who watch, if there are any.
@@ -67,6 +67,9 @@ pub(crate) fn standing(status: &Status) -> Vec<(&'static str, String)> {
         let hash = checkpoint.hash.map(|hash| format!(" ({:.8})", hash.to_string()));
         let line = format!("version {}{}", checkpoint.version, hash.unwrap_or_default());
         lines.push(("checkpoint", line));
+    }
+    if status.node.own_port != OwnPort::Unknown {
+        lines.push(("own port", status.node.own_port.to_string()));
     }
     lines.push(("memory", memory(status)));
     let (sent, received) = (&status.node.sent, &status.node.received);

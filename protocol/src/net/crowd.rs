@@ -90,7 +90,7 @@ impl Crowd {
 }
 
 /// Whoever has an IPv6 address has a whole /64 of them.
-fn host_of(address: IpAddr) -> IpAddr {
+pub(super) fn host_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(six) => Ipv6Addr::from_bits(six.to_bits() & (u128::from(u64::MAX) << 64)).into(),
         four => four,

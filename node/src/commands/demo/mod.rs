@@ -57,7 +57,8 @@ pub(super) fn run(args: &DemoArgs, log_format: LogFormat) -> anyhow::Result<()> 
 
     let unigram_entropy = entropy::unigram_entropy(&tokens);
     let title = format!("{} peers, {} stages", report.peers, report.stages);
-    LossCurve { steps: &report.steps, unigram_entropy, title: &title }
+    let curve = LossCurve::of(&report.steps, &title);
+    LossCurve { unigram_entropy: Some(unigram_entropy), ..curve }
         .write(&folder.join("loss.svg"))?;
     let sample = summary::sample(&folder.join("checkpoint"), &manifest, &tokens)?;
     let summary = Summary {

@@ -1,6 +1,6 @@
 //! Files by their hash, a piece per request.
 //!
-//! A request is a stream of its own: the hash, the position and the length of a piece (u64 and
+//! A request is a stream of its own ([`super::request`]): the hash, the position and the length of a piece (u64 and
 //! u32, little-endian). The answer is the length of the whole file (u64; all ones when there is no
 //! such file), then the piece ([`super::piece`]). A length of all ones asks for the hashes of all pieces
 //! instead, which come as they are.
@@ -19,6 +19,7 @@ use super::class::Class;
 use super::error::FetchError;
 use super::peer::Peer;
 use super::piece::{HEAD, Head, Piece, PiecePacker};
+use super::request::Kind as RequestKind;
 use super::traffic::{Counters, Kind};
 use super::uplink::Uplink;
 use crate::ids::ContentHash;
@@ -306,7 +307,7 @@ async fn begin(connection: &Connection, request: Request) -> Result<(RecvStream,
     let (mut send, mut recv) = connection.open_bi().await.map_err(interrupted)?;
     // A few bytes, which must not wait for what is given the other way.
     Class::Control.put(&send, 0);
-    send.write_all(&request.encode()).await.map_err(interrupted)?;
+    send.write_all(&RequestKind::Blob.before(&request.encode())).await.map_err(interrupted)?;
     send.finish().map_err(interrupted)?;
     let mut whole = [0; 8];
     recv.read_exact(&mut whole).await.map_err(interrupted)?;

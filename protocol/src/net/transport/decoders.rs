@@ -11,6 +11,7 @@ use super::error::Refusal;
 use super::event::Run;
 use super::handshake::{self, Hello, Reply};
 use super::piece::{HEAD, Head, Piece};
+use super::ring::form;
 use super::{relay, tensor};
 use crate::codec::packing::Packing;
 use crate::decoder::{Decoder, reads_back_by};
@@ -28,6 +29,9 @@ pub const DECODERS: &[Decoder] = &[
     Decoder { name: "tensor_message", examples: tensor_messages, check: tensor_message },
     Decoder { name: "blob_request", examples: blob_requests, check: blob_request },
     Decoder { name: "blob_piece", examples: blob_pieces, check: blob_piece },
+    Decoder { name: "ring_request", examples: ring_requests, check: ring_request },
+    Decoder { name: "ring_answer", examples: ring_answers, check: ring_answer },
+    Decoder { name: "ring", examples: rings, check: ring },
     Decoder { name: "relay_datagram", examples: datagrams, check: datagram },
     Decoder { name: "address", examples: addresses, check: address },
 ];
@@ -161,6 +165,42 @@ fn blob_piece(bytes: &[u8]) {
     assert_eq!(piece.head(), head, "a head has one form");
     if let Ok(raw) = piece.unpack(WANTED) {
         assert_eq!(raw.len(), WANTED);
+    }
+}
+
+const NONCE: form::Nonce = form::Nonce(*b"sixteen, as said");
+
+fn ring_requests() -> Vec<Vec<u8>> {
+    vec![form::Request { nonce: NONCE, port: 7410 }.encode().to_vec()]
+}
+
+fn ring_request(bytes: &[u8]) {
+    let Some(bytes) = bytes.first_chunk() else { return };
+    if let Some(request) = form::Request::decode(bytes) {
+        assert_eq!(request.encode(), *bytes, "a request has one form");
+        assert_ne!(request.port, 0);
+    }
+}
+
+fn ring_answers() -> Vec<Vec<u8>> {
+    let seen = ["192.0.2.7:4242", "[2001:db8::7]:4242"].map(|at| at.parse().expect("an address"));
+    let rings = seen.map(|seen| form::Answer::Rings { seen }.encode());
+    rings.into_iter().chain([form::Answer::Busy.encode()]).collect()
+}
+
+fn ring_answer(bytes: &[u8]) {
+    reads_back_by(bytes, form::Answer::decode, |answer| answer.encode());
+}
+
+fn rings() -> Vec<Vec<u8>> {
+    vec![form::Ring { nonce: NONCE, port: 7410 }.encode().to_vec()]
+}
+
+/// What is no ring is QUIC's to read.
+fn ring(bytes: &[u8]) {
+    if let Some(ring) = form::Ring::decode(bytes) {
+        assert_eq!(ring.encode(), *bytes, "a ring has one form");
+        assert_eq!(bytes[0] & 0xc0, 0, "it begins as no packet of QUIC does");
     }
 }
 

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use quinn::congestion::{BbrConfig, ControllerFactory, CubicConfig};
 use quinn::crypto::{CryptoError, HmacKey};
 use quinn::{
-    Endpoint, EndpointConfig, MtuDiscoveryConfig, ServerConfig, TokioRuntime, TransportConfig,
-    VarInt,
+    Endpoint, EndpointConfig, MtuDiscoveryConfig, Runtime, ServerConfig, TokioRuntime,
+    TransportConfig, VarInt,
 };
 use quinn_proto::HashedConnectionIdGenerator;
 use socket2::{Domain, Protocol, Socket, Type};
@@ -16,6 +16,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use super::congestion::TolerantConfig;
 use super::error::TransportError;
 use super::relay::Relay;
+use super::ring::bell::{Bell, Rings};
 use super::tls::Tls;
 use crate::limits;
 use crate::net::identity::Identity;
@@ -67,14 +68,18 @@ pub(super) fn bind(
     identity: &Identity,
     tls: &Tls,
     quic: &Arc<TransportConfig>,
+    rings: &Arc<Rings>,
 ) -> Result<Endpoint, TransportError> {
     let failed = |source: io::Error| match source.kind() {
         io::ErrorKind::AddrInUse => TransportError::AddressInUse { address },
         _ => TransportError::Bind { address, source },
     };
     let socket = open_socket(address).map_err(failed)?;
-    let config = endpoint_config(identity);
-    Endpoint::new(config, Some(server(tls, quic)), socket, Arc::new(TokioRuntime)).map_err(failed)
+    let socket = TokioRuntime.wrap_udp_socket(socket).map_err(failed)?;
+    let socket = Arc::new(Bell::new(socket, rings.clone()));
+    let (config, server) = (endpoint_config(identity), server(tls, quic));
+    Endpoint::new_with_abstract_socket(config, Some(server), socket, Arc::new(TokioRuntime))
+        .map_err(failed)
 }
 
 /// Opens QUIC on the ways through other peers.
@@ -106,13 +111,17 @@ fn open_socket(address: SocketAddr) -> io::Result<UdpSocket> {
     socket.set_send_buffer_size(SOCKET_BUFFER)?;
     socket.set_nonblocking(true)?;
     socket.bind(&address.into())?;
-    tracing::info!(
-        %address,
-        asked = %Bytes(SOCKET_BUFFER as u64),
-        receive = %Bytes(socket.recv_buffer_size()? as u64),
-        send = %Bytes(socket.send_buffer_size()? as u64),
-        "UDP socket buffers"
-    );
+    let (receive, send) = (socket.recv_buffer_size()?, socket.send_buffer_size()?);
+    let bytes = |count: usize| Bytes(count as u64);
+    tracing::debug!(%address, receive = %bytes(receive), send = %bytes(send), "UDP socket buffers");
+    if receive.min(send) < SOCKET_BUFFER {
+        tracing::info!(
+            receive = %bytes(receive),
+            send = %bytes(send),
+            wanted = SOCKET_BUFFER,
+            "small UDP socket buffers lose packets in bursts: sysctl -w net.core.rmem_max=N net.core.wmem_max=N"
+        );
+    }
     Ok(socket.into())
 }
 

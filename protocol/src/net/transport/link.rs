@@ -20,8 +20,9 @@ use super::error::{ConnectError, DisconnectReason};
 use super::event::{TensorMessage, TransportEvent};
 use super::outbox::{TensorJob, Ticket};
 use super::peer::{Peer, Session};
+use super::request::Kind as RequestKind;
 use super::traffic::Kind;
-use super::{Shared, control, endpoint, tensor};
+use super::{Shared, control, endpoint, ring, tensor};
 use crate::limits;
 
 /// How long closing waits for the other end to take what is queued.
@@ -171,7 +172,7 @@ async fn serve(shared: &Arc<Shared>, peer: &Arc<Peer>, session: &Arc<Session>) -
     let mut readers = JoinSet::new();
     readers.spawn(read_control(context.clone(), recv));
     readers.spawn(read_tensors(context.clone()));
-    readers.spawn(serve_blobs(context.clone()));
+    readers.spawn(serve_requests(context.clone()));
 
     let reason = tokio::select! {
         // Closing first: then the writers end by themselves.
@@ -445,7 +446,7 @@ async fn read_tensor(
     }
 }
 
-async fn serve_blobs(context: Context) -> DisconnectReason {
+async fn serve_requests(context: Context) -> DisconnectReason {
     // As many at once as the connection lets the peer open streams.
     let mut requests = JoinSet::new();
     loop {
@@ -454,18 +455,25 @@ async fn serve_blobs(context: Context) -> DisconnectReason {
             Some(_) = requests.join_next() => {}
             stream = context.session.connection.accept_bi() => match stream {
                 Ok((send, recv)) => {
-                    let context = context.clone();
-                    requests.spawn(async move {
-                        let Context { shared, peer, session } = &context;
-                        let Shared { blobs: source, lists, packer, counters, uplink, .. } = &**shared;
-                        let connection = &session.connection;
-                        Service { source, lists, packer, counters, uplink, peer, connection }
-                            .serve(send, recv)
-                            .await;
-                    });
+                    requests.spawn(serve_request(context.clone(), send, recv));
                 }
                 Err(error) => return reason_of(&error),
             },
         }
+    }
+}
+
+async fn serve_request(context: Context, send: SendStream, mut recv: RecvStream) {
+    let Context { shared, peer, session } = &context;
+    match RequestKind::read(&mut recv).await {
+        Some(RequestKind::Blob) => {
+            let Shared { blobs: source, lists, packer, counters, uplink, .. } = &**shared;
+            let connection = &session.connection;
+            let service = Service { source, lists, packer, counters, uplink, peer, connection };
+            service.serve(send, recv).await;
+        }
+        Some(RequestKind::Ring) => ring::answer(shared, session, send, recv).await,
+        // Who asks for something else gets no answer.
+        None => {}
     }
 }

@@ -35,6 +35,8 @@ mod peer;
 mod piece;
 mod rate;
 mod relay;
+mod request;
+mod ring;
 mod sweep;
 mod tensor;
 #[cfg(test)]
@@ -67,6 +69,7 @@ pub use error::{
 };
 pub use event::{Run, TensorMessage, TransportEvent, Welcome};
 pub use fetch::partial::SUFFIX as PARTIAL_SUFFIX;
+pub use ring::{RingError, Rung};
 pub use traffic::{Flow, Packets, Pieces, Traffic, Way};
 
 use crate::frame::Frame;
@@ -81,6 +84,8 @@ use handshake::Reply;
 use peer::Peer;
 use piece::PiecePacker;
 use relay::Relay;
+use ring::Pace;
+use ring::bell::Rings;
 use traffic::Counters;
 use uplink::Uplink;
 
@@ -136,6 +141,9 @@ pub(crate) struct Shared {
     relayed: Arc<quinn::TransportConfig>,
     /// QUIC over the ways through other peers.
     relay_endpoint: Endpoint,
+    /// What is listened for at the endpoints' sockets beside QUIC.
+    rings: Arc<Rings>,
+    pace: Pace,
     counters: Counters,
     lists: Arc<PieceLists>,
     packer: Arc<PiecePacker>,
@@ -206,9 +214,10 @@ impl Transport {
         }
         let tls = tls::Tls::new(identity)?;
         let quic = Arc::new(endpoint::quic(config.congestion));
+        let rings = Arc::new(Rings::default());
         let endpoints = listen
             .iter()
-            .map(|&address| endpoint::bind(address, identity, &tls, &quic))
+            .map(|&address| endpoint::bind(address, identity, &tls, &quic, &rings))
             .collect::<Result<Vec<_>, _>>()?;
         let relay = Relay::new();
         let relayed = Arc::new(endpoint::relayed(config.congestion));
@@ -227,6 +236,8 @@ impl Transport {
             relay,
             relayed,
             relay_endpoint,
+            rings,
+            pace: Pace::default(),
             counters: Counters::default(),
             lists: Arc::default(),
             packer: Arc::default(),
@@ -384,6 +395,22 @@ impl Transport {
         destination: &Path,
     ) -> Result<(), FetchError> {
         fetch::fetch(&self.shared, holders, Wanted { hash, length }, destination).await
+    }
+
+    /// Asks a peer to whom a connection leads straight to ring at this one's own UDP port, or at another one
+    /// of the same host, such as a router's: whether who was never sent to gets through.
+    ///
+    /// # Errors
+    /// When there is no such connection, or the peer does not ring.
+    pub async fn ask_to_ring(&self, peer: PeerId, port: Option<u16>) -> Result<Rung, RingError> {
+        let session = {
+            let peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
+            peers.get(&peer).and_then(|peer| peer.session()).ok_or(RingError::NotConnected)?
+        };
+        tokio::select! {
+            () = self.shared.closing.cancelled() => Err(RingError::NotConnected),
+            rung = ring::ask(&self.shared, &session, port) => rung,
+        }
     }
 
     /// Closes the connection to a peer that said something senseless.

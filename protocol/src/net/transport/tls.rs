@@ -52,6 +52,13 @@ impl Tls {
         Ok(Self { provider: Arc::new(provider), certificate })
     }
 
+    /// Bytes that nobody can guess; `None` where the system has none.
+    pub(super) fn random<const N: usize>(&self) -> Option<[u8; N]> {
+        let mut bytes = [0; N];
+        self.provider.secure_random.fill(&mut bytes).ok()?;
+        Some(bytes)
+    }
+
     /// For connections from anybody who proves an identity.
     pub(super) fn server(&self) -> Arc<QuicServerConfig> {
         let mut config = rustls::ServerConfig::builder_with_provider(self.provider.clone())

@@ -174,7 +174,8 @@ async fn a_crowd_that_says_nothing_keeps_nobody_out() {
     let identity = Identity::ephemeral();
     let tls = tls::Tls::new(&identity).expect("a certificate");
     let quic = Arc::new(endpoint::quic(Congestion::Cubic));
-    let endpoint = endpoint::bind(loopback(), &identity, &tls, &quic).expect("a free port");
+    let endpoint =
+        endpoint::bind(loopback(), &identity, &tls, &quic, &Arc::default()).expect("a free port");
     let dial = |_| {
         let (client, _) = tls.client(run.node.id());
         let address = run.node.addresses()[0];

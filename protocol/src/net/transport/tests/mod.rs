@@ -7,6 +7,7 @@ mod pressure;
 mod recovery;
 mod refusals;
 mod relays;
+mod rings;
 mod violations;
 
 use std::future::Future;
@@ -146,7 +147,8 @@ impl Raw {
     async fn dial(identity: Identity, target: &Node) -> Self {
         let tls = tls::Tls::new(&identity).expect("a certificate");
         let quic = Arc::new(endpoint::quic(Congestion::Cubic));
-        let endpoint = endpoint::bind(loopback(), &identity, &tls, &quic).expect("a free port");
+        let endpoint = endpoint::bind(loopback(), &identity, &tls, &quic, &Arc::default())
+            .expect("a free port");
         let (client, _) = tls.client(target.id());
         let connecting = endpoint
             .connect_with(ClientConfig::new(client), target.addresses()[0], "any")

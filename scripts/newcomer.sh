@@ -1,0 +1,230 @@
+#!/usr/bin/env bash
+# What a newcomer meets: from nothing to a first joined peer on a second machine, timed, with the commands that
+# README.md has; then each wrong turn, with what is said of it. The machines are network namespaces with a router
+# between. Every command typed must be in README.md, and every message in docs/troubleshooting.md.
+#
+#   scripts/newcomer.sh [SHOAL]     as root; SHOAL is target/release/shoal unless it is given
+#
+# With SHOAL_OTHER, a build of another protocol version, that is tried as well.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+SHOAL=$(realpath "${1:-target/release/shoal}")
+readonly SHOAL NAME=newcomer-$$ PORT=7410
+# Seconds that anything may take.
+readonly PATIENCE=90
+# In RFC 2544's network for tests.
+readonly FIRST=198.18.1.2 SECOND=198.18.2.2
+ROOM=$(mktemp --directory)
+lacks=()
+readonly ROOM
+
+say() { printf '%s\n' "$*"; }
+skip() { say "skipped: $*"; exit 0; }
+fail() { say "failed: $*" >&2; exit 1; }
+
+clean_up() {
+    local machine
+    for machine in first router second; do
+        ip netns pids "$NAME-$machine" 2>/dev/null | xargs --no-run-if-empty kill -9 2>/dev/null || true
+        ip netns delete "$NAME-$machine" 2>/dev/null || true
+    done
+    wait 2>/dev/null || true
+    mountpoint -q "$ROOM/full" 2>/dev/null && umount "$ROOM/full"
+    rm -rf "$ROOM"
+}
+
+cable() { # MACHINE ITS-NETWORK
+    ip link add "$1" netns "$NAME-router" type veth peer name cable netns "$NAME-$1"
+    ip -n "$NAME-router" address add "$2.1/24" dev "$1"
+    ip -n "$NAME-$1" address add "$2.2/24" dev cable
+    ip -n "$NAME-router" link set "$1" up
+    ip -n "$NAME-$1" link set cable up
+    ip -n "$NAME-$1" route add default via "$2.1"
+}
+
+make_machines() {
+    local machine
+    for machine in first router second; do
+        ip netns add "$NAME-$machine" 2>/dev/null || skip "no network namespaces here, or not for this user"
+        ip -n "$NAME-$machine" link set lo up
+        mkdir -p "$ROOM/$machine"
+    done
+    cable first 198.18.1
+    cable second 198.18.2
+    ip netns exec "$NAME-router" sysctl -qw net.ipv4.ip_forward=1
+}
+
+# rules MACHINE: what it does with packets from now on.
+rules() {
+    ip netns exec "$NAME-$1" nft flush ruleset
+    ip netns exec "$NAME-$1" nft -f -
+}
+
+in_readme() { grep -qF -- "$1" README.md || fail "README.md does not say: $1"; }
+
+# on MACHINE COMMAND...: with a home of its own there.
+on() {
+    local machine=$1
+    shift
+    (cd "$ROOM/$machine" && exec ip netns exec "$NAME-$machine" env -u XDG_DATA_HOME \
+        HOME="$ROOM/$machine" PATH="$(dirname "$SHOAL"):$PATH" "$@")
+}
+
+now() { date +%s%3N; }
+took() { printf '%6d ms  %s\n' $(($(now) - $1)) "$2"; }
+
+# until_said FILE TEXT: waits for a line.
+until_said() {
+    local end=$((SECONDS + PATIENCE))
+    until grep -qE -- "$2" "$1"; do
+        ((SECONDS < end)) || { cat "$1" >&2; fail "it was not said within $PATIENCE s: $2"; }
+        sleep 0.02
+    done
+}
+
+# The three commands of README.md, as a newcomer types them.
+join_as_told() {
+    local begun line
+    in_readme 'make build'
+    in_readme 'PATH="$PWD/target/release:$PATH"'
+    in_readme 'shoal init -o run.toml'
+    in_readme 'shoal start run.toml'
+    in_readme 'shoal join /ip4/'
+    begun=$(now)
+    on first shoal init -o run.toml >/dev/null 2>&1
+    took "$begun" "shoal init -o run.toml"
+    : >"$ROOM/start"
+    : >"$ROOM/join"
+    begun=$(now)
+    on first shoal start run.toml >"$ROOM/start" 2>&1 &
+    until_said "$ROOM/start" 'shoal join /ip4/'
+    took "$begun" "shoal start run.toml: until the line to paste is there"
+    line=$(grep -oE 'shoal join /ip4/[^ ]+' "$ROOM/start" | head -n 1)
+    ADDRESS=${line#shoal join }
+    begun=$(now)
+    # shellcheck disable=SC2086
+    on second $line >"$ROOM/join" 2>&1 &
+    until_said "$ROOM/join" 'joined, hosting'
+    took "$begun" "shoal join ...: until it is a member"
+    until_said "$ROOM/join" 'step 1/'
+    took "$begun" "shoal join ...: until the first step is committed"
+    until_said "$ROOM/join" 'UDP port is'
+    say "           $(grep -oE "this peer's UDP port is.*" "$ROOM/join" | head -n 1)"
+    in_readme 'shoal status'
+    on second shoal status | sed -n 's/^/           /; 1,3p'
+}
+
+# wrong WHAT TEXT COMMAND...: what is said on the second machine has this text, as docs/troubleshooting.md has it.
+wrong() {
+    local what=$1 text=$2 begun said
+    shift 2
+    begun=$(now)
+    said=$(on second timeout "$PATIENCE" "$@" 2>&1 || true)
+    took "$begun" "$what"
+    [[ $said == *"$text"* ]] || { say "$said"; lacks+=("of $what it is not said: $text"); return; }
+    told "$text" <<<"$said"
+    grep -qF -- "$text" docs/troubleshooting.md || lacks+=("docs/troubleshooting.md does not have: $text")
+}
+
+# told TEXT: the line with it; a finding of the doctor's with what it says to do.
+told() {
+    awk -v text="$1" '
+        function show(line) { sub(/^ */, "           ", line); print line }
+        found { if (/^ *->/) show($0); exit }
+        index($0, text) { if (/^ *->/) show(before); show($0); found = 1 }
+        { before = $0 }'
+}
+
+join() { wrong "$1" "$2" shoal join --data-dir "$ROOM/second/other" "${@:3}"; }
+doctor() { wrong "$1" "$2" shoal doctor --data-dir "$ROOM/second/other" "${@:3}"; }
+
+wrong_addresses() {
+    local id nobody=$ADDRESS
+    id=$(on second shoal id --data-dir "$ROOM/second/stranger")
+    join "the id of another peer" "correct the peer id in the address" "${ADDRESS%/*}/$id"
+    nobody=${nobody/tcp\/$PORT/tcp\/7499}
+    join "a port where nobody listens" "does not answer as a Shoal peer" "$nobody"
+    doctor "the same, to the doctor" "refuses: nobody listens there" "$nobody"
+    join "half an address" "is no address of a peer" "/ip4/$FIRST/tcp/$PORT"
+}
+
+closed_ports() {
+    local drop="table inet closed { chain in { type filter hook input priority 0; IT dport $PORT drop; }; }"
+    rules first <<<"${drop/IT/udp}"
+    join "UDP closed there" "does not answer as a Shoal peer" "$ADDRESS"
+    doctor "the same, to the doctor" "open UDP port $PORT there" "$ADDRESS"
+    rules first <<<"${drop/IT/tcp}"
+    doctor "TCP closed there" "open TCP port $PORT there" "$ADDRESS"
+    rules first <<<""
+}
+
+own_port() {
+    local nat='table ip nat { chain out { type nat hook postrouting priority srcnat; oifname "first" RULE; };
+        chain in { type filter hook forward priority 0; iifname "first" ct state new drop; }; }'
+    rules second <<<"table inet closed { chain in { type filter hook input priority 0; ct state new drop; }; }"
+    doctor "a firewall on this machine" "in this machine's firewall and in its cloud's security group" "$ADDRESS"
+    rules second <<<""
+    rules router <<<"${nat/RULE/masquerade}"
+    doctor "a router that translates" "and lets in only whom it sent to" "$ADDRESS"
+    rules router <<<"${nat/RULE/masquerade random,fully-random}"
+    : >"$ROOM/first-two"
+    on first shoal join "$ADDRESS" --data-dir "$ROOM/first/two" --listen 0.0.0.0:7411 --address-file "$ROOM/two" \
+        --observer >"$ROOM/first-two" 2>&1 &
+    until_said "$ROOM/first-two" 'joined, hosting'
+    doctor "one that shows each peer another port" "(symmetric NAT)" "$ADDRESS" "$(cat "$ROOM/two")"
+    rules router <<<""
+}
+
+this_machine() {
+    mkdir "$ROOM/full"
+    mount -t tmpfs -o size=4m tmpfs "$ROOM/full"
+    wrong "no space" "free some of it" shoal doctor "$ADDRESS" --data-dir "$ROOM/full"
+    wrong "no space, all the same" "or cut the run into more stages" shoal join "$ADDRESS" --data-dir "$ROOM/full"
+    umount "$ROOM/full"
+    wrong "no memory" "give it more memory or disk" \
+        shoal join "$ADDRESS" --data-dir "$ROOM/second/other" --memory 1MiB
+    if command -v faketime >/dev/null; then
+        doctor_at_another_time
+    else
+        say "skipped: a wrong clock, since there is no faketime"
+    fi
+    if [[ -n ${SHOAL_OTHER:-} ]]; then
+        wrong "another version" "use the same release on both" \
+            "$SHOAL_OTHER" join "$ADDRESS" --data-dir "$ROOM/second/other"
+        wrong "the same, to its doctor" "install the newer release" \
+            "$SHOAL_OTHER" doctor "$ADDRESS" --data-dir "$ROOM/second/other"
+    else
+        say "skipped: another version, since SHOAL_OTHER names none"
+    fi
+    local libtorch
+    libtorch=$(ldd "$SHOAL" | awk '$1 == "libtorch_cpu.so" { print $3 }')
+    wrong "no libtorch" "libtorch_cpu.so: cannot open shared object file" unshare --mount \
+        sh -c "mount -t tmpfs tmpfs '$(dirname "$libtorch")' && shoal --version"
+}
+
+doctor_at_another_time() {
+    wrong "a clock that is an hour ahead" "set this machine's clock: timedatectl set-ntp true" \
+        faketime -f +1h shoal doctor "$ADDRESS" --data-dir "$ROOM/second/other"
+}
+
+main() {
+    [[ -x $SHOAL ]] || skip "there is no $SHOAL: make build"
+    command -v nft >/dev/null || skip "there is no nft"
+    trap clean_up EXIT
+    make_machines
+    local begun
+    begun=$(now)
+    scripts/setup.sh
+    took "$begun" "scripts/setup.sh, where everything is there"
+    join_as_told
+    # Its port is free for what follows; the first peer goes on.
+    ip netns pids "$NAME-second" | xargs --no-run-if-empty kill -9
+    wrong_addresses
+    closed_ports
+    own_port
+    this_machine
+    ((${#lacks[@]} == 0)) || fail "$(printf '%s\n' "${lacks[@]}")"
+}
+
+main
