@@ -8,8 +8,8 @@ use shoal_protocol::ids::{
     ClaimKey, ContentHash, Era, Member, PeerId, Stage, StageSpan, Step, Term,
 };
 use shoal_protocol::message::{
-    Between, CommitRecord, FixedLoss, FromCoordinator, LogRecord, RoundId, SnapshotPart,
-    StoredFile, StoredStage, TensorTag, ToCoordinator,
+    Between, CommitRecord, FixedLoss, FromCoordinator, LogRecord, MoveReason, RoundId,
+    SnapshotPart, StoredFile, StoredStage, TensorTag, ToCoordinator,
 };
 use shoal_protocol::units::{Bytes, Rate};
 
@@ -441,6 +441,8 @@ pub enum PeerEvent {
     MoveBegun {
         /// Which.
         to: Stage,
+        /// Why.
+        reason: MoveReason,
     },
     /// It hosts another stage from now on.
     Moved {
@@ -684,7 +686,7 @@ pub enum CoordinatorEvent {
         /// Whether the run ends with it.
         last: bool,
     },
-    /// A member fetches another stage, to host it in place of its own.
+    /// A member is to host another stage in place of its own, and fetches that first.
     MoveBegun {
         /// Who.
         member: Member,
@@ -692,8 +694,10 @@ pub enum CoordinatorEvent {
         from: StageSpan,
         /// What it will.
         to: Stage,
+        /// Why.
+        reason: MoveReason,
     },
-    /// A member has another stage's weights, and hosts it from a step on.
+    /// It is decided from which step on a member hosts another stage.
     Moves {
         /// Who.
         member: Member,
@@ -703,13 +707,19 @@ pub enum CoordinatorEvent {
         to: Stage,
         /// The step.
         at: Step,
+        /// Why.
+        reason: MoveReason,
     },
-    /// A member is needed where it is, and stays.
+    /// A member does not move after all.
     MoveCancelled {
         /// Who.
         member: Member,
         /// The stage that it does not go to.
         to: Stage,
+        /// Why it was to.
+        reason: MoveReason,
+        /// What came between.
+        obstacle: MoveObstacle,
     },
     /// A member is gone.
     Lost {
@@ -727,6 +737,29 @@ pub enum CoordinatorEvent {
         /// Why, and what to do.
         reason: String,
     },
+}
+
+/// What kept a member from changing its stage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MoveObstacle {
+    /// It is needed where it is by now.
+    Needed,
+    /// It is gone itself.
+    Gone,
+    /// The run went back to a checkpoint.
+    Rewound,
+}
+
+impl MoveObstacle {
+    /// In words.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Needed => "it is needed where it is",
+            Self::Gone => "it is gone",
+            Self::Rewound => "the run goes back to a checkpoint",
+        }
+    }
 }
 
 /// What befell the work of one step.

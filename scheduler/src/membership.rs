@@ -6,7 +6,7 @@ use std::sync::Arc;
 use shoal_protocol::history::History;
 use shoal_protocol::ids::{ContentHash, Era, Incarnation, Member, PeerId, Stage, StageSpan, Step};
 use shoal_protocol::limits;
-use shoal_protocol::message::{Candidate, Duties, MemberRecord, Move, ViewChange};
+use shoal_protocol::message::{Candidate, Duties, MemberRecord, Move, MoveReason, ViewChange};
 
 use crate::capacity::{Capacity, Estimates};
 use crate::parts::CHANGED;
@@ -51,8 +51,8 @@ pub(crate) struct Admission {
     pub(crate) span: StageSpan,
     /// It was a member already.
     pub(crate) again: bool,
-    /// An earlier life that it replaces, and what that hosted.
-    pub(crate) replaced: Option<(Member, StageSpan)>,
+    /// An earlier life that it replaces.
+    pub(crate) replaced: Option<Arc<MemberRecord>>,
     /// Its known answers are not those of the others.
     pub(crate) unlike: bool,
 }
@@ -131,7 +131,7 @@ impl Membership {
             if life > member {
                 return Err(AdmissionError::OldLife);
             }
-            replaced = Some((life, span));
+            replaced = Some(Arc::clone(&known.record));
         } else if self.expelled.get(&member.peer).is_some_and(|last| member.incarnation <= *last) {
             return Err(AdmissionError::Expelled);
         } else if self.members.len() >= limits::MEMBERS {
@@ -159,14 +159,15 @@ impl Membership {
         Ok(Admission { span, again: false, replaced, unlike })
     }
 
-    /// Takes out a member, whose life is over.
-    pub(crate) fn expel(&mut self, member: Member) {
-        if self.contains(member) {
-            self.members.remove(&member.peer);
-            self.unsaid.here.remove(&member.peer);
-            self.unsaid.gone.insert(member);
-            self.expelled.insert(member.peer, member.incarnation);
+    /// Takes out a member, whose life is over. Returns what it was, if it was one.
+    pub(crate) fn expel(&mut self, member: Member) -> Option<Arc<MemberRecord>> {
+        if !self.contains(member) {
+            return None;
         }
+        self.unsaid.here.remove(&member.peer);
+        self.unsaid.gone.insert(member);
+        self.expelled.insert(member.peer, member.incarnation);
+        self.members.remove(&member.peer).map(|known| known.record)
     }
 
     /// What is known of a member; none of who is no member.
@@ -226,8 +227,12 @@ impl Membership {
 
     /// The stage that a member fetches, to host it in place of its own.
     pub(crate) fn fetches(&self, member: Member) -> Option<Stage> {
-        let moves = self.record(member)?.moves?;
-        moves.at.is_none().then_some(moves.to)
+        self.on_its_way(member).map(|moves| moves.to)
+    }
+
+    /// The move that a member fetches another stage for.
+    pub(crate) fn on_its_way(&self, member: Member) -> Option<Move> {
+        self.record(member)?.moves.filter(|moves| moves.at.is_none())
     }
 
     /// Whether a member leaves a stage, or has just left it, for another.
@@ -264,22 +269,26 @@ impl Membership {
         !all && (self.records().any(MemberRecord::leaves) || self.next_cover().is_some())
     }
 
-    /// Has who may move host in the next era what nobody would.
-    pub(crate) fn cover_all(&mut self) {
+    /// Has who may move host in the next era what nobody would; says who, and where to.
+    pub(crate) fn cover_all(&mut self) -> Vec<(Member, Stage)> {
+        let mut movers = Vec::new();
         while let Some((to, member)) = self.next_cover() {
-            let moves = Move { to, era: self.now.0, at: Some(Step(0)) };
+            let (era, reason) = (self.now.0, MoveReason::StageLost);
+            let moves = Move { to, era, at: Some(Step(0)), reason };
             self.record_mut(member).expect("it was just listed").moves = Some(moves);
+            movers.push((member, to));
         }
+        movers
     }
 
     /// A member begins to fetch another stage.
     ///
     /// # Panics
     /// When it is no member, or is on its way already.
-    pub(crate) fn begin_move(&mut self, member: Member, to: Stage) {
+    pub(crate) fn begin_move(&mut self, member: Member, to: Stage, reason: MoveReason) {
         let era = self.now.0;
         let record = self.record_mut(member).expect("members move");
-        let before = record.moves.replace(Move { to, era, at: None });
+        let before = record.moves.replace(Move { to, era, at: None, reason });
         assert_eq!(before, None, "one move at a time");
     }
 

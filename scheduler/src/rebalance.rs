@@ -33,6 +33,9 @@ pub enum Rebalance {
 /// speeds say nothing.
 const GAIN: u32 = 100;
 
+/// What so much faster makes of a swarm is no difference: no member moves for that alone.
+const SAME: f64 = 1.02;
+
 impl Rebalance {
     /// Where it pays, with so much time between two looks; none is never.
     #[must_use]
@@ -74,8 +77,8 @@ pub struct Plan {
     pub after: f64,
 }
 
-/// The moves that make the slowest of so many stages as fast as moves can, the fewest that do. `cost`
-/// is what a microbatch takes at one stage, in any unit that is the same for all.
+/// The moves that make the slowest of so many stages as fast as moves can, the fewest that come about as
+/// far. `cost` is what a microbatch takes at one stage, in any unit that is the same for all.
 ///
 /// # Panics
 /// When a stage has no cost.
@@ -83,7 +86,7 @@ pub struct Plan {
 pub fn plan(replicas: &[Replica], costs: &BTreeMap<Stage, f64>) -> Plan {
     let mut replicas = replicas.to_vec();
     let before = slowest(&replicas, costs).1;
-    let (mut moves, mut best) = (Vec::new(), (0, before));
+    let (mut moves, mut afters) = (Vec::new(), vec![before]);
     while let Some((mover, to)) = next_move(&replicas, costs) {
         let replica = &mut replicas[mover];
         replica.speed *= costs[&replica.stage] / costs[&to];
@@ -91,13 +94,12 @@ pub fn plan(replicas: &[Replica], costs: &BTreeMap<Stage, f64>) -> Plan {
         // Nobody goes twice: a chain of moves would only be a longer way.
         replica.mobile = false;
         moves.push((replica.member, to));
-        let after = slowest(&replicas, costs).1;
-        if after > best.1 {
-            best = (moves.len(), after);
-        }
+        afters.push(slowest(&replicas, costs).1);
     }
-    moves.truncate(best.0);
-    Plan { moves, before, after: best.1 }
+    let best = afters.iter().copied().fold(before, f64::max);
+    let enough = afters.iter().position(|after| after * SAME >= best).unwrap_or(0);
+    moves.truncate(enough);
+    Plan { moves, before, after: afters[enough] }
 }
 
 /// The slowest stage, the first of several, and its microbatches per second.
@@ -211,6 +213,15 @@ mod tests {
             }
             assert_eq!(after, 1.25, "{places:?}");
         }
+    }
+
+    /// Measured speeds are never quite equal: a second move would make (3, 2) into (2, 3).
+    #[test]
+    fn nobody_moves_for_what_is_no_difference() {
+        let mut replicas = replicas(&[4, 1]);
+        replicas[4].speed = 0.999;
+        let plan = plan(&replicas, &costs(2));
+        assert_eq!((plan.moves.len(), plan.after), (1, 1.999));
     }
 
     #[test]

@@ -31,7 +31,7 @@ fn a_stage_that_deaths_left_to_one_peer_gets_another_from_where_there_are_more()
     }
 
     let moves = swarm.peers[0].event("moves");
-    assert_eq!(moves["to"], starved, "{moves}");
+    assert_eq!((&moves["to"], &moves["reason"]), (&starved.into(), &"members_gone".into()));
     let trained = swarm.finish();
     assert_eq!(trained.report["microbatches"]["counted"], 60 * 6 * 2);
     assert_eq!(trained.report["microbatches"]["missing"], 0);

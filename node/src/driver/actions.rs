@@ -182,8 +182,8 @@ impl Driver<'_> {
             }
             PeerEvent::Applied { record } => self.report_step(&record, None),
             PeerEvent::Counted { .. } => {}
-            PeerEvent::MoveBegun { to } => {
-                tracing::info!(stage = %to, "fetching another stage, to host it instead");
+            PeerEvent::MoveBegun { to, reason } => {
+                tracing::info!(stage = %to, reason = reason.words(), "fetching another stage, to host it instead");
             }
             PeerEvent::Moved { from, to, at } => {
                 self.note(&RunEvent::Moved { from, to: to.0, step: at.0 });
@@ -297,15 +297,17 @@ impl Driver<'_> {
                 "its known answers differ from the first member's: exactly-once holds, \
                  the reference's bits may not"
             ),
-            CoordinatorEvent::MoveBegun { member, from, to } => {
-                tracing::info!(peer = %member, stage = %from, %to, "is to move");
+            CoordinatorEvent::MoveBegun { member, from, to, reason } => {
+                let (peer, to) = (member.peer, to.0);
+                self.note(&RunEvent::MoveBegun { peer, from, to, reason });
             }
-            CoordinatorEvent::Moves { member, from, to, at } => {
+            CoordinatorEvent::Moves { member, from, to, at, reason } => {
                 let (peer, to, step) = (member.peer, to.0, at.0);
-                self.note(&RunEvent::Moves { peer, from, to, step });
+                self.note(&RunEvent::Moves { peer, from, to, step, reason });
             }
-            CoordinatorEvent::MoveCancelled { member, to } => {
-                tracing::info!(peer = %member, %to, "is needed where it is, and stays");
+            CoordinatorEvent::MoveCancelled { member, to, reason, obstacle } => {
+                let (peer, to, obstacle) = (member.peer, to.0, obstacle.words().to_owned());
+                self.note(&RunEvent::MoveCancelled { peer, to, reason, obstacle });
             }
             CoordinatorEvent::Lost { member, span, how } => {
                 self.note(&RunEvent::Lost { peer: member.peer, span, how });

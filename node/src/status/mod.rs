@@ -16,7 +16,8 @@ pub(crate) mod words;
 pub use self::board::{Board, Health};
 pub use self::snapshot::{
     CheckpointStatus, Curves, Happening, LinkStatus, LoadStatus, MemberState, MemberStatus,
-    NodeState, NodeStatus, Point, RunStatus, Status, Tone, TrafficStatus, TrainingStatus,
+    MoveStatus, NodeState, NodeStatus, Point, RunStatus, Status, Tone, TrafficStatus,
+    TrainingStatus,
 };
 
 /// What the driver sees of the run now.

@@ -203,6 +203,47 @@ pub struct Move {
     pub era: Era,
     /// The first step that it serves there; none while it is not ready.
     pub at: Option<Step>,
+    /// What it is for.
+    pub reason: MoveReason,
+}
+
+/// Why a member is to change its stage.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    bincode::Encode,
+    bincode::Decode,
+    serde::Serialize,
+    serde::Deserialize,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum MoveReason {
+    /// Nobody has the other stage's weights any more: it begins again from a checkpoint.
+    StageLost,
+    /// Members of the other stage are gone, and it is the slow one since.
+    MembersGone,
+    /// The other stage gets through less, by what is measured.
+    Uneven,
+    /// It is tried what moves lead to.
+    Trial,
+}
+
+impl MoveReason {
+    /// In words, about a stage.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::StageLost => "nobody is left there",
+            Self::MembersGone => "members of it are gone",
+            Self::Uneven => "it gets through least",
+            Self::Trial => "moves are tried",
+        }
+    }
 }
 
 impl MemberRecord {

@@ -14,7 +14,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::log::{CommitRecord, LogRecord, SnapshotPart, StoredFile, StoredStage};
-pub use self::membership::{Candidate, Duties, MemberRecord, Move, StageChoice, View, ViewChange};
+pub use self::membership::{
+    Candidate, Duties, MemberRecord, Move, MoveReason, StageChoice, View, ViewChange,
+};
 pub use self::round::{
     Crew, CrewChange, CrewMember, Round, RoundId, RoundMember, RoundOutcome, proof_of_all,
     proof_tag,

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use shoal_protocol::ids::{Member, Stage};
-use shoal_protocol::message::MemberRecord;
+use shoal_protocol::ids::{Member, Stage, StageSpan};
+use shoal_protocol::message::{MemberRecord, MoveReason};
 use shoal_protocol::units::Moment;
 
 use super::{Coordinator, Out, Phase};
@@ -31,6 +31,8 @@ pub(super) struct Balance {
     /// How long it took newcomers from when they began to wait for a snapshot until they had the
     /// weights: a move takes as long.
     fetches: Option<Estimate>,
+    /// How many of each stage are gone and not made up for, since stages were last level.
+    gone: BTreeMap<Stage, usize>,
 }
 
 impl Balance {
@@ -45,6 +47,31 @@ impl Balance {
     /// Somebody has the weights that it was to fetch so long ago.
     pub(super) fn fetched(&mut self, took: Duration) {
         Estimate::note(&mut self.fetches, took);
+    }
+
+    /// A member of these stages is gone.
+    pub(super) fn lacks(&mut self, span: StageSpan) {
+        for stage in span.stages() {
+            *self.gone.entry(stage).or_insert(0) += 1;
+        }
+    }
+
+    /// These stages have another member, or are to.
+    pub(super) fn gains(&mut self, span: StageSpan) {
+        for stage in span.stages() {
+            self.gone.entry(stage).and_modify(|gone| *gone = gone.saturating_sub(1));
+        }
+    }
+
+    /// No stage is much slower than others: what befalls them from now on is another matter.
+    pub(super) fn is_level(&mut self) {
+        self.gone.clear();
+    }
+
+    /// Why somebody is to go to a stage that is slower than others.
+    fn reason(&self, to: Stage) -> MoveReason {
+        let lacks = self.gone.get(&to).is_some_and(|gone| *gone > 0);
+        if lacks { MoveReason::MembersGone } else { MoveReason::Uneven }
     }
 
     /// Whether enough was seen for speeds to say something.
@@ -79,26 +106,31 @@ impl Coordinator {
         if !trains || last || self.is_expelling() {
             return;
         }
-        let moves = match self.config.rebalance {
-            Rebalance::Never => Vec::new(),
-            Rebalance::When { gain, .. } => self.useful_moves(gain),
-            Rebalance::Restless { .. } => self.any_move().into_iter().collect(),
+        let (moves, trial) = match self.config.rebalance {
+            Rebalance::Never => (Vec::new(), false),
+            Rebalance::When { gain, .. } => (self.useful_moves(gain), false),
+            Rebalance::Restless { .. } => (self.any_move().into_iter().collect(), true),
         };
         for (member, to) in moves {
-            self.move_member(member, to, out);
+            let reason = if trial { MoveReason::Trial } else { self.balance.reason(to) };
+            self.balance.gains(StageSpan::one(to));
+            self.move_member(member, to, reason, out);
         }
     }
 
     /// Moves that make the swarm faster by so many thousandths, and pay.
-    fn useful_moves(&self, gain: u32) -> Vec<(Member, Stage)> {
+    fn useful_moves(&mut self, gain: u32) -> Vec<(Member, Stage)> {
         let training = &self.config.manifest.training;
         let estimates = self.stragglers.paces.estimates(training.stages, self.now);
         let stages = self.config.manifest.stages();
         let costs: BTreeMap<Stage, f64> =
             stages.map(|stage| (stage, estimates.typical(stage) as f64)).collect();
         let plan = rebalance::plan(&self.placed(&estimates), &costs);
-        let enough = self.balance.is_settled()
-            && plan.after >= plan.before * (1.0 + f64::from(gain) / 1000.0);
+        let of_use = plan.after >= plan.before * (1.0 + f64::from(gain) / 1000.0);
+        if !of_use {
+            self.balance.is_level();
+        }
+        let enough = self.balance.is_settled() && of_use;
         let left = training.steps - self.version.0;
         let pays = enough && self.balance.pays(&plan, self.membership.len(), left);
         if pays { plan.moves } else { Vec::new() }

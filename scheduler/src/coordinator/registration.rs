@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use shoal_protocol::ids::{Era, Member, PeerId, Step};
-use shoal_protocol::message::{Candidate, FromCoordinator, LogRecord, ViewChange};
+use shoal_protocol::message::{Candidate, FromCoordinator, LogRecord, MemberRecord, ViewChange};
 
 use super::{Coordinator, Out, Phase, event, send};
 use crate::action::{CoordinatorAction, CoordinatorEvent};
@@ -42,10 +42,13 @@ impl Coordinator {
                 }
             }
             Ok(admission) => {
-                if let Some((member, span)) = admission.replaced {
+                if let Some(record) = admission.replaced {
+                    let MemberRecord { member, span, .. } = *record;
                     let how = "it started anew".to_owned();
                     event(CoordinatorEvent::Lost { member, span, how }, out);
+                    self.lacks(&record, out);
                 }
+                self.balance.gains(admission.span);
                 event(CoordinatorEvent::Admitted { member: from, span: admission.span }, out);
                 if admission.unlike {
                     event(CoordinatorEvent::Unlike { member: from }, out);

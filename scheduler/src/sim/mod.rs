@@ -8,6 +8,8 @@ mod border;
 #[cfg(test)]
 mod crowd;
 mod engine;
+#[cfg(test)]
+mod migrations;
 mod network;
 mod numbers;
 mod oracle;
@@ -29,7 +31,7 @@ use shoal_protocol::ids::Member;
 #[cfg(test)]
 pub(crate) use self::border::Omit;
 pub use self::oracle::Violation;
-pub use self::report::{Rare, Recovery, Report, StepTime};
+pub use self::report::{Migrations, Rare, Recovery, Report, StepTime};
 pub use self::scenario::{
     Clock, ComputeScenario, Fault, Faults, NetworkScenario, PeerScenario, Scenario,
 };
