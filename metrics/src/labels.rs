@@ -198,6 +198,8 @@ label! {
         MembersGone = "members_gone",
         /// The other stage gets through less, by what is measured.
         Uneven = "uneven",
+        /// Two that are about equally fast change places, each nearer then to those whom it sends to.
+        Nearer = "nearer",
         /// It is tried what moves lead to.
         Trial = "trial",
     }

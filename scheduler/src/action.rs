@@ -1,6 +1,7 @@
 //! What goes into the state machines and what comes out of them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use shoal_protocol::ids::{
 };
 use shoal_protocol::message::{
     Between, CommitRecord, FixedLoss, FromCoordinator, LogRecord, MoveReason, RoundId,
-    SnapshotPart, StoredFile, StoredStage, TensorTag, ToCoordinator,
+    SnapshotPart, StoredFile, StoredStage, TensorTag, ToCoordinator, Way,
 };
 use shoal_protocol::units::{Bytes, Rate};
 
@@ -295,6 +296,8 @@ pub enum PeerInput {
     /// What the links to other peers carry, as far as it was measured; in place of what was said
     /// before.
     Links(BTreeMap<PeerId, MeasuredLink>),
+    /// What was found where this peer was to look: what it measured of its links to members.
+    Looked(Vec<(PeerId, Way)>),
     /// This peer is to leave in order.
     Drain,
     /// Files that were to be fetched are here, or cannot be had.
@@ -344,6 +347,11 @@ pub enum PeerAction {
         tag: TensorTag,
         /// The tensor.
         payload: PayloadId,
+    },
+    /// Measure the links to these members, then say so by `PeerInput::Looked`, whoever can be reached.
+    LookRound {
+        /// Who, and where they listen.
+        at: Vec<(PeerId, Vec<SocketAddr>)>,
     },
     /// Have the files of a stage of a checkpoint kept here, fetched from others if need be, then say
     /// so by `PeerInput::Kept`.

@@ -1,14 +1,19 @@
 //! Who is a member, and what it hosts.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use shoal_protocol::history::History;
 use shoal_protocol::ids::{ContentHash, Era, Incarnation, Member, PeerId, Stage, StageSpan, Step};
 use shoal_protocol::limits;
-use shoal_protocol::message::{Candidate, Duties, MemberRecord, Move, MoveReason, ViewChange};
+use shoal_protocol::message::{
+    Candidate, Duties, MemberRecord, Move, MoveReason, StageChoice, ViewChange,
+};
 
 use crate::capacity::{Capacity, Estimates};
+use crate::dice::mixed;
+use crate::nearness::{Load, Nearness, Ways};
 use crate::parts::CHANGED;
 use crate::placement::{PlacementError, place};
 
@@ -120,8 +125,9 @@ impl Membership {
         candidate: Candidate,
         serving: bool,
         estimates: &Estimates<'_>,
+        (ways, load): (&Ways, &Load),
     ) -> Result<Admission, AdmissionError> {
-        let Candidate { choice, fits, addresses, fingerprint, duties, mobile } = candidate;
+        let Candidate { choice, fits, addresses, fingerprint, duties, mobile, .. } = candidate;
         let mut replaced = None;
         if let Some(known) = self.members.get(&member.peer) {
             let MemberRecord { member: life, span, .. } = *known.record;
@@ -142,7 +148,8 @@ impl Membership {
         }
         let others = |peer: &PeerId| *peer != member.peer;
         let capacity = self.capacity_among(others, estimates);
-        let span = place(member.peer, choice, self.stages, &fits, &capacity)?;
+        let nearness = || self.nearness(ways, load);
+        let span = place(member.peer, choice, self.stages, &fits, &capacity, nearness)?;
         let unlike = self
             .members
             .iter()
@@ -157,6 +164,46 @@ impl Membership {
         self.members.insert(member.peer, Registered { record, fingerprint });
         self.unsaid.here.insert(member.peer);
         Ok(Admission { span, again: false, replaced, unlike })
+    }
+
+    /// Members to look at for who would be given one of several stages by how near it is; nobody where
+    /// it is none, or there is no choice.
+    pub(crate) fn landmarks(
+        &self,
+        newcomer: PeerId,
+        candidate: &Candidate,
+        estimates: &Estimates<'_>,
+    ) -> Vec<(PeerId, Vec<SocketAddr>)> {
+        let others = |peer: &PeerId| *peer != newcomer;
+        let choice = candidate.choice == StageChoice::Auto && self.members.len() > 1;
+        if !choice {
+            return Vec::new();
+        }
+        let capacity = self.capacity_among(others, estimates);
+        if capacity.neediest(&candidate.fits, newcomer).len() < 2 {
+            return Vec::new();
+        }
+        let seed = place_of(newcomer);
+        let hosts = self.records().filter(|record| !record.span.is_empty());
+        let mut all: Vec<(u64, &MemberRecord)> = hosts
+            .filter(|record| others(&record.member.peer))
+            .map(|record| (mixed(seed, place_of(record.member.peer)), record))
+            .collect();
+        if all.len() > limits::LANDMARKS {
+            all.select_nth_unstable_by_key(limits::LANDMARKS, |(order, _)| *order);
+            all.truncate(limits::LANDMARKS);
+        }
+        let place =
+            |(_, record): (u64, &MemberRecord)| (record.member.peer, record.addresses.clone());
+        all.into_iter().map(place).collect()
+    }
+
+    /// How near members and others are to the stages.
+    pub(crate) fn nearness<'a>(&self, ways: &'a Ways, load: &'a Load) -> Nearness<'a> {
+        let hosts = self.records().flat_map(|record| {
+            record.destination().stages().map(|stage| (record.member.peer, stage))
+        });
+        Nearness::new(ways, load, hosts, self.number)
     }
 
     /// Takes out a member, whose life is over. Returns what it was, if it was one.
@@ -381,6 +428,11 @@ impl Membership {
         let hosts = hosts.map(|record| (record.member, record.destination()));
         Capacity::of(self.stages, hosts, estimates)
     }
+}
+
+/// A number of a peer.
+fn place_of(peer: PeerId) -> u64 {
+    u64::from_le_bytes(*peer.0.first_chunk().expect("a peer id has 32 bytes"))
 }
 
 /// Takes out the first of a set, as many as there is room for.

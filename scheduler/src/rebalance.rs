@@ -34,7 +34,10 @@ pub enum Rebalance {
 const GAIN: u32 = 100;
 
 /// What so much faster makes of a swarm is no difference: no member moves for that alone.
-const SAME: f64 = 1.02;
+pub(crate) const SAME: f64 = 1.02;
+
+/// Of how many that may move equally well it is looked who comes nearest.
+const EQUALS: usize = 64;
 
 impl Rebalance {
     /// Where it pays, with so much time between two looks; none is never.
@@ -84,10 +87,38 @@ pub struct Plan {
 /// When a stage has no cost.
 #[must_use]
 pub fn plan(replicas: &[Replica], costs: &BTreeMap<Stage, f64>) -> Plan {
+    plan_near(replicas, costs, |_, _| 0.0)
+}
+
+/// The same, if it comes about as far with no more moves, with those moving of several equals who come
+/// nearest: `distance` is how far a member is from a stage, in any unit.
+///
+/// # Panics
+/// When a stage has no cost.
+#[must_use]
+pub fn nearest_plan(
+    replicas: &[Replica],
+    costs: &BTreeMap<Stage, f64>,
+    distance: impl Fn(Member, Stage) -> f64,
+) -> Plan {
+    let plain = plan(replicas, costs);
+    if plain.moves.is_empty() {
+        return plain;
+    }
+    let near = plan_near(replicas, costs, distance);
+    let as_good = near.moves.len() <= plain.moves.len() && near.after * SAME >= plain.after;
+    if as_good { near } else { plain }
+}
+
+fn plan_near(
+    replicas: &[Replica],
+    costs: &BTreeMap<Stage, f64>,
+    distance: impl Fn(Member, Stage) -> f64,
+) -> Plan {
     let mut replicas = replicas.to_vec();
     let before = slowest(&replicas, costs).1;
     let (mut moves, mut afters) = (Vec::new(), vec![before]);
-    while let Some((mover, to)) = next_move(&replicas, costs) {
+    while let Some((mover, to)) = next_move(&replicas, costs, &distance) {
         let replica = &mut replicas[mover];
         replica.speed *= costs[&replica.stage] / costs[&to];
         replica.stage = to;
@@ -113,8 +144,12 @@ fn capacity(replicas: &[Replica], stage: Stage) -> f64 {
 }
 
 /// Who goes to the slowest stage: whose leaving and coming leaves the lesser of the two fastest, and
-/// faster than the slowest is now.
-fn next_move(replicas: &[Replica], costs: &BTreeMap<Stage, f64>) -> Option<(usize, Stage)> {
+/// faster than the slowest is now. Of several that are no different in that, who comes nearest.
+fn next_move(
+    replicas: &[Replica],
+    costs: &BTreeMap<Stage, f64>,
+    distance: &impl Fn(Member, Stage) -> f64,
+) -> Option<(usize, Stage)> {
     let (to, now) = slowest(replicas, costs);
     let lesser = |replica: &Replica| {
         let there = now + replica.speed * costs[&replica.stage] / costs[&to];
@@ -127,11 +162,17 @@ fn next_move(replicas: &[Replica], costs: &BTreeMap<Stage, f64>) -> Option<(usiz
     let movers = replicas.iter().enumerate().filter(|(_, replica)| {
         replica.mobile && replica.stage != to && !alone(replica) && lesser(replica) > now
     });
-    let best = movers.max_by(|(_, one), (_, other)| {
-        // Of equals the lowest, so that the same is proposed again.
-        lesser(one).total_cmp(&lesser(other)).then(other.member.cmp(&one.member))
+    let mut movers: Vec<(usize, &Replica)> = movers.collect();
+    // Of equals the lowest, so that the same is proposed again.
+    movers.sort_by(|(_, one), (_, other)| {
+        lesser(other).total_cmp(&lesser(one)).then(one.member.cmp(&other.member))
     });
-    best.map(|(index, _)| (index, to))
+    let best = lesser(movers.first()?.1);
+    let equals = movers.into_iter().take(EQUALS).take_while(|(_, one)| lesser(one) * SAME >= best);
+    let farther =
+        |(_, one): &(usize, &Replica)| distance(one.member, to) - distance(one.member, one.stage);
+    let nearest = equals.min_by(|one, other| farther(one).total_cmp(&farther(other)));
+    nearest.map(|(index, _)| (index, to))
 }
 
 #[cfg(test)]

@@ -1,10 +1,11 @@
 //! What the state machines want done.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::Context;
 use shoal_metrics::NodeState;
-use shoal_protocol::ids::{Era, Member, Stage, Step, Term};
+use shoal_protocol::ids::{Era, Member, PeerId, Stage, Step, Term};
 use shoal_protocol::message::{
     Between, CommitRecord, LogRecord, Message, SnapshotPart, StoredFile, StoredStage, TensorTag,
     ToCoordinator, View, proof_of_all,
@@ -20,7 +21,7 @@ use super::chunks::Label;
 use super::collect::{Scattered, checked_name, collect, obtain};
 use super::resume::{self, FETCHED, KEPT, checkpoint_folder};
 use super::staging::Staging;
-use super::{Driver, Ending, Gathered, Job, Own};
+use super::{Driver, Ending, Gathered, Job, Own, landmarks};
 use crate::events::{RunEvent, StepReport, Traffic};
 use crate::fault_point::FaultPoint;
 
@@ -41,6 +42,7 @@ impl Driver<'_> {
                 }
                 PeerAction::Send { to, message } => self.tell(to, message),
                 PeerAction::SendTensor { to, tag, payload } => self.send_tensor(to, tag, payload),
+                PeerAction::LookRound { at } => self.look_round(at),
                 PeerAction::Fetch { version, part } => self.fetch(version, part),
                 PeerAction::Keep { version, part } => self.keep(version, part),
                 PeerAction::Compute(task) => self.compute(task),
@@ -372,6 +374,17 @@ impl Driver<'_> {
         self.tracker.spawn(async move {
             let whole = whole.await;
             let _ = done.send(Gathered::Kept { version, stage, whole }).await;
+        });
+    }
+
+    /// Measures the links to these members.
+    fn look_round(&self, at: Vec<(PeerId, Vec<SocketAddr>)>) {
+        let Some(links) = &self.links else { return };
+        let (transport, done) = (links.transport.clone(), self.gathered.0.clone());
+        self.tracker.spawn(async move {
+            let ways = landmarks::ways_to(&transport, at).await;
+            // The driver that no longer listens is closing.
+            let _ = done.send(Gathered::Looked(ways)).await;
         });
     }
 

@@ -359,6 +359,7 @@ fn cause(reason: MoveReason) -> MoveCause {
         MoveReason::StageLost => MoveCause::StageLost,
         MoveReason::MembersGone => MoveCause::MembersGone,
         MoveReason::Uneven => MoveCause::Uneven,
+        MoveReason::Nearer => MoveCause::Nearer,
         MoveReason::Trial => MoveCause::Trial,
     }
 }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use super::Way;
 use crate::ids::{ContentHash, Era, Member, PeerId, Stage, StageSpan, Step};
 
 /// Which stages a newcomer wants to host.
@@ -45,6 +46,8 @@ pub struct Candidate {
     /// Whether it may be given another stage later: it has room for any two at once, and nobody
     /// chose its stage.
     pub mobile: bool,
+    /// What it measured of its links to members; none before it has looked round.
+    pub ways: Option<Vec<(PeerId, Way)>>,
 }
 
 /// Who is a member.
@@ -229,6 +232,8 @@ pub enum MoveReason {
     MembersGone,
     /// The other stage gets through less, by what is measured.
     Uneven,
+    /// Two that are about equally fast change places, each nearer then to those whom it sends to.
+    Nearer,
     /// It is tried what moves lead to.
     Trial,
 }
@@ -241,6 +246,7 @@ impl MoveReason {
             Self::StageLost => "nobody is left there",
             Self::MembersGone => "members of it are gone",
             Self::Uneven => "it gets through least",
+            Self::Nearer => "it is nearer",
             Self::Trial => "moves are tried",
         }
     }

@@ -52,6 +52,7 @@ impl Coordinator {
     /// A member is gone: its stages lack it, and it moves nowhere.
     pub(super) fn lacks(&mut self, gone: &MemberRecord, out: &mut Out) {
         self.balance.lacks(gone.destination());
+        self.ways.forget(gone.member.peer);
         if let Some(moves) = gone.moves.filter(|moves| moves.at.is_none()) {
             cancelled(gone.member, moves, MoveObstacle::Gone, out);
         }

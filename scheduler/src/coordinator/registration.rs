@@ -29,7 +29,18 @@ impl Coordinator {
         let serving = matches!(self.phase, Phase::Gathering) && self.is_before_first_step();
         let estimates =
             self.stragglers.paces.estimates(self.config.manifest.training.stages, self.now);
-        match self.membership.admit(from, candidate, serving, &estimates) {
+        match &candidate.ways {
+            None if !self.membership.contains(from) => {
+                let at = self.membership.landmarks(from.peer, &candidate, &estimates);
+                if !at.is_empty() {
+                    return send(from, FromCoordinator::LookRound { at }, out);
+                }
+            }
+            None => {}
+            Some(ways) => self.ways.note(from.peer, ways),
+        }
+        let known = (&self.ways, &self.config.load);
+        match self.membership.admit(from, candidate, serving, &estimates, known) {
             Err(AdmissionError::Expelled) => {
                 let reason = AdmissionError::Expelled.to_string();
                 send(from, FromCoordinator::Expelled { reason }, out);

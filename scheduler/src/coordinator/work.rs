@@ -134,7 +134,7 @@ impl Work {
     /// neither wants any of this step nor has any that it could want another after does not count: nobody
     /// may wait for it.
     fn in_time(&self, step: Step, free: usize) -> BTreeSet<Member> {
-        if self.router.routing() != Routing::BySpeed {
+        if !self.router.routing().is_by_speed() {
             return self.wishes.keys().copied().collect();
         }
         let able = |wish: &&Wish| wish.unmet(step) > 0 || wish.open_through(step) > 0;

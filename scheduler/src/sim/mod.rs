@@ -16,6 +16,7 @@ mod oracle;
 mod payloads;
 mod plain;
 mod reference;
+mod regions;
 mod report;
 mod scenario;
 mod spot;
@@ -31,6 +32,7 @@ use shoal_protocol::ids::Member;
 #[cfg(test)]
 pub(crate) use self::border::Omit;
 pub use self::oracle::Violation;
+pub use self::regions::Regional;
 pub use self::report::{Migrations, Rare, Recovery, Report, StepTime};
 pub use self::scenario::{
     Clock, ComputeScenario, Fault, Faults, NetworkScenario, PeerScenario, Scenario,

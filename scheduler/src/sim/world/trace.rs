@@ -37,6 +37,11 @@ impl Trace {
                 self.weights(*weights);
                 2
             }
+            Event::Looked { to, ways } => {
+                who(to);
+                ways.iter().for_each(|(_, way)| self.word(way.round_trip.as_nanos() as u64));
+                11
+            }
             Event::EngineDone(me) => {
                 who(me);
                 3
