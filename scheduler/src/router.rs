@@ -60,6 +60,10 @@ pub struct Router {
     candidates: BTreeMap<Member, Candidate>,
 }
 
+/// A place in the order in which candidates are chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Turn(u64, u64);
+
 #[derive(Debug, Clone)]
 struct Candidate {
     virtual_time: u64,
@@ -232,19 +236,50 @@ impl Router {
         self.choose_among(|member, _| eligible(member))
     }
 
+    /// The same among some of the candidates.
+    pub fn choose_of(&mut self, members: impl IntoIterator<Item = Member>) -> Option<Member> {
+        let known = members.into_iter().filter_map(|member| {
+            let candidate = self.candidates.get(&member).filter(|candidate| !candidate.busy)?;
+            Some((self.turn(candidate), self.tie_break(&member), member))
+        });
+        let (_, _, member) = known.min()?;
+        Some(self.chosen(member))
+    }
+
+    /// When it is a candidate's turn: the lower before the higher, unless chance alone decides.
+    pub(crate) fn turn_of(&self, member: Member) -> Option<Turn> {
+        let candidate = self.candidates.get(&member)?;
+        Some(Turn(self.turn(candidate), self.tie_break(&member)))
+    }
+
     /// The same by what is known of them.
     fn choose_among(&mut self, eligible: impl Fn(&Member, &Candidate) -> bool) -> Option<Member> {
-        let member = self
+        let able = self
             .candidates
             .iter()
-            .filter(|(member, candidate)| !candidate.busy && eligible(member, candidate))
-            .min_by_key(|(member, candidate)| (self.turn(candidate), self.tie_break(member)))
-            .map(|(member, _)| *member)?;
+            .filter(|(member, candidate)| !candidate.busy && eligible(member, candidate));
+        let member = self.next_of(able)?;
+        Some(self.chosen(member))
+    }
+
+    /// Whose turn it is.
+    fn next_of<'a>(
+        &self,
+        able: impl Iterator<Item = (&'a Member, &'a Candidate)>,
+    ) -> Option<Member> {
+        let key = |(member, candidate): &(&Member, &Candidate)| {
+            (self.turn(candidate), self.tie_break(member))
+        };
+        able.min_by_key(key).map(|(member, _)| *member)
+    }
+
+    /// A candidate is chosen.
+    fn chosen(&mut self, member: Member) -> Member {
         self.choices += 1;
         let time = self.candidates[&member].virtual_time;
         self.floor = self.floor.max(time);
         self.charge(member);
-        Some(member)
+        member
     }
 
     /// The same for a piece of work that so many follow before a step's end: whose answer to this one would
@@ -274,22 +309,24 @@ impl Router {
 
     /// Charges a candidate for a piece of work that it got without being chosen.
     pub fn charge(&mut self, member: Member) {
-        let typical = self.typical_pace();
-        let boast = self.boast;
+        let pace = self.charged(member);
         if let Some(candidate) = self.candidates.get_mut(&member) {
-            let pace = candidate.believed(boast).unwrap_or(typical).max(1);
             candidate.virtual_time = candidate.virtual_time.saturating_add(pace);
         }
     }
 
     /// Takes the charge back from a candidate that did not take the work.
     pub fn refund(&mut self, member: Member) {
-        let typical = self.typical_pace();
-        let boast = self.boast;
+        let pace = self.charged(member);
         if let Some(candidate) = self.candidates.get_mut(&member) {
-            let pace = candidate.believed(boast).unwrap_or(typical).max(1);
             candidate.virtual_time = candidate.virtual_time.saturating_sub(pace);
         }
+    }
+
+    /// What a piece of work costs a candidate of virtual time.
+    fn charged(&self, member: Member) -> u64 {
+        let known = self.candidates.get(&member).and_then(|known| known.believed(self.boast));
+        known.unwrap_or_else(|| self.typical_pace()).max(1)
     }
 
     /// Mean pace of those that are measured.

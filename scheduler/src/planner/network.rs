@@ -39,7 +39,7 @@ impl Link {
     }
 
     /// The same as [`Self::time`] without the delay.
-    fn transfer(&self, size: Bytes) -> Duration {
+    pub(super) fn transfer(&self, size: Bytes) -> Duration {
         let nanoseconds = u128::from(size.0) * 1_000_000_000 / u128::from(self.rate.0.max(1));
         u64::try_from(nanoseconds).map_or(NEVER, |short| Duration::from_nanos(short).min(NEVER))
     }
