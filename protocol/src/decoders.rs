@@ -1,6 +1,7 @@
 //! The decoders of this crate, as they are tried. See [`crate::decoder`].
 
 use std::fmt::Debug;
+use std::net::SocketAddr;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,6 +46,21 @@ fn encoded(value: &impl wire::Encode) -> Vec<u8> {
     wire::encode(value).expect("an example is small")
 }
 
+/// Who wants to be a member and has measured its link to one.
+fn newcomer(known: PeerId, addresses: &[SocketAddr]) -> (Candidate, Way) {
+    let far = Way { round_trip: Duration::from_millis(120), rate: Some(units::Rate(1 << 24)) };
+    let candidate = Candidate {
+        choice: StageChoice::Auto,
+        fits: [Stage(0), Stage(2)].into(),
+        addresses: addresses.to_vec(),
+        fingerprint: Some(ContentHash([5; 32])),
+        duties: Duties::default(),
+        mobile: true,
+        ways: Some(vec![(known, far)]),
+    };
+    (candidate, far)
+}
+
 fn envelopes() -> Vec<Vec<u8>> {
     let grant = Grant { term: Term(1), number: 9 };
     let keeper = Member { peer: PeerId([7; 32]), incarnation: Incarnation(2) };
@@ -69,16 +85,7 @@ fn envelopes() -> Vec<Vec<u8>> {
     let listens = CrewMember { member: keeper, weight: None };
     let round = round();
     let newest = SavedCheckpoint { version: Step(300), stages: vec![stored], holders };
-    let far = Way { round_trip: Duration::from_millis(120), rate: Some(units::Rate(1 << 24)) };
-    let candidate = Candidate {
-        choice: StageChoice::Auto,
-        fits: [Stage(0), Stage(2)].into(),
-        addresses: addresses.clone(),
-        fingerprint: Some(ContentHash([5; 32])),
-        duties: Duties::default(),
-        mobile: true,
-        ways: Some(vec![(keeper.peer, far)]),
-    };
+    let (candidate, far) = newcomer(keeper.peer, &addresses);
     let looks = vec![(keeper.peer, addresses.clone())];
     [
         Message::ToCoordinator(ToCoordinator::Register(candidate)),

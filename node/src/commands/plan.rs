@@ -249,9 +249,9 @@ fn advice(choices: &[Choice], budget: Option<f64>) -> String {
     let Choice { stages, replicas, microbatch, microbatches, .. } = best;
     let _ = writeln!(
         text,
-        "{stages} stages of {replicas} devices ({}), {} microbatches of {microbatch} tokens a step, windows of {}",
+        "{stages} stages of {replicas} devices ({}), {microbatches} microbatches of {microbatch} tokens a step for each \
+         replica, windows of {}",
         devices(best),
-        microbatches * *replicas as u64,
         best.windows.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
     );
     let _ = writeln!(

@@ -145,8 +145,7 @@ impl Coordinator {
         };
         let saved = (found.before - found.after).min(step / 2.0);
         let after = 1.0 / (step - saved.max(0.0));
-        let moves = found.moves.into_iter().map(|(member, to)| (member, to)).collect();
-        let plan = Plan { moves, before: 1.0 / step, after };
+        let plan = Plan { moves: found.moves, before: 1.0 / step, after };
         let of_use = plan.after >= plan.before * (1.0 + f64::from(gain) / 1000.0);
         let left = training.steps - self.version.0;
         if !of_use || !self.balance.pays(&plan, self.membership.len(), left) {
