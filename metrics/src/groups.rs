@@ -6,8 +6,8 @@ use prometheus::{Counter, Gauge, Histogram, IntCounter, IntGauge};
 use crate::by_stage::{Hosted, StagePeers};
 use crate::family::Family;
 use crate::labels::{
-    Direction, Fault, LinkPacking, NodeState, Path, Phase, PortState, Preemption, Queue, Refusal,
-    Repeat, RoundFailure, Severity, Swap, TrafficKind, Turned,
+    Direction, Fault, LinkPacking, MoveCause, NodeState, Path, Phase, PortState, Preemption, Queue,
+    Refusal, Repeat, RoundFailure, Severity, Swap, TrafficKind, Turned,
 };
 use crate::table::group;
 
@@ -62,6 +62,12 @@ group! {
         recovery_duration: Histogram = "shoal_recovery_duration_seconds" from 0.125;
         /// Returns of the whole run to a checkpoint.
         rewinds: IntCounter = "shoal_rewinds_total";
+        /// Members that were to change their stage, by why.
+        moves_begun: Family<MoveCause, IntCounter> = "shoal_moves_begun_total";
+        /// Members that did, or will from a step on that is decided.
+        moves_done: Family<MoveCause, IntCounter> = "shoal_moves_done_total";
+        /// Members that did not: they are needed where they are, or gone, or the run went back.
+        moves_given_up: Family<MoveCause, IntCounter> = "shoal_moves_given_up_total";
         /// Late claims that their holders let go of when asked.
         claims_recalled: IntCounter = "shoal_claims_recalled_total";
         /// Tokens whose work was thrown away and done again; of what one stage does for a token, the

@@ -216,6 +216,22 @@ label! {
 }
 
 label! {
+    /// Why a member is to change its stage.
+    pub enum MoveCause = "reason" {
+        /// Nobody has the other stage's weights any more: it begins again from a checkpoint.
+        StageLost = "stage_lost",
+        /// Members of the other stage are gone, and it is the slow one since.
+        MembersGone = "members_gone",
+        /// The other stage gets through less, by what is measured.
+        Uneven = "uneven",
+        /// Two that are about equally fast change places, each nearer then to those whom it sends to.
+        Nearer = "nearer",
+        /// It is tried what moves lead to.
+        Trial = "trial",
+    }
+}
+
+label! {
     /// Why an all-reduce came to nothing.
     pub enum RoundFailure = "reason" {
         /// A member that took part was lost.

@@ -16,8 +16,8 @@ mod table;
 pub use by_stage::{Hosted, StagePeers};
 pub use family::Family;
 pub use labels::{
-    Direction, Fault, Label, LinkPacking, NodeState, Path, PeerState, Phase, PortState, Preemption,
-    Queue, Refusal, Repeat, RoundFailure, Severity, Swap, TrafficKind, Turned,
+    Direction, Fault, Label, LinkPacking, MoveCause, NodeState, Path, PeerState, Phase, PortState,
+    Preemption, Queue, Refusal, Repeat, RoundFailure, Severity, Swap, TrafficKind, Turned,
 };
 pub use prometheus::{Counter, Gauge, Histogram, IntCounter, IntGauge};
 pub use registry::{Metrics, MetricsError};

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 use shoal_protocol::ids::{ContentHash, PeerId, RunId, StageSpan};
+use shoal_protocol::message::MoveReason;
 
 use crate::status::OwnPort;
 
@@ -51,6 +52,17 @@ pub enum RunEvent {
         /// The stages it hosts.
         span: StageSpan,
     },
+    /// A peer is to host another stage in place of its own, and fetches that first.
+    MoveBegun {
+        /// Who.
+        peer: PeerId,
+        /// What it hosts.
+        from: StageSpan,
+        /// What it is to.
+        to: u16,
+        /// Why.
+        reason: MoveReason,
+    },
     /// A peer hosts another stage from a step on.
     Moves {
         /// Who.
@@ -61,6 +73,19 @@ pub enum RunEvent {
         to: u16,
         /// The step.
         step: u64,
+        /// Why.
+        reason: MoveReason,
+    },
+    /// A peer does not move after all.
+    MoveCancelled {
+        /// Who.
+        peer: PeerId,
+        /// The stage that it does not go to.
+        to: u16,
+        /// Why it was to.
+        reason: MoveReason,
+        /// What came between.
+        obstacle: String,
     },
     /// This process hosts another stage from now on.
     Moved {

@@ -146,9 +146,16 @@ pub(crate) fn describe(event: &RunEvent) -> Option<String> {
         RunEvent::Waiting { stages, members } => waiting(stages, *members),
         RunEvent::Admitted { peer, span } => format!("{} hosts {}", peer.short(), place(*span)),
         RunEvent::Joined { span } => format!("joined, hosting {}", place(*span)),
-        RunEvent::Moves { peer, from, to, step } => {
+        RunEvent::MoveBegun { peer, from, to, reason } => {
+            let (peer, from) = (peer.short(), place(*from));
+            format!("{peer} goes from {from} to stage {to}: {}", reason.words())
+        }
+        RunEvent::Moves { peer, from, to, step, .. } => {
             let (peer, from) = (peer.short(), place(*from));
             format!("{peer} hosts stage {to} instead of {from} from step {step} on")
+        }
+        RunEvent::MoveCancelled { peer, to, obstacle, .. } => {
+            format!("{} does not go to stage {to}: {obstacle}", peer.short())
         }
         RunEvent::Moved { from, to, .. } => {
             format!("hosts stage {to} instead of {} from now on", place(*from))
@@ -288,7 +295,7 @@ fn listed(numbers: &[u16]) -> String {
 }
 
 /// `1 peer`, `2 peers`.
-fn counted(count: u64, thing: &str) -> String {
+pub(crate) fn counted(count: u64, thing: &str) -> String {
     let plural = if count == 1 { "" } else { "s" };
     format!("{count} {thing}{plural}")
 }

@@ -139,6 +139,8 @@ impl Report {
             RunEvent::Moves { .. } => self.moves += 1,
             RunEvent::Listening { .. }
             | RunEvent::Moved { .. }
+            | RunEvent::MoveBegun { .. }
+            | RunEvent::MoveCancelled { .. }
             | RunEvent::Waiting { .. }
             | RunEvent::Joined { .. }
             | RunEvent::Serving { .. }

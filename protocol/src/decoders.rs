@@ -1,8 +1,10 @@
 //! The decoders of this crate, as they are tried. See [`crate::decoder`].
 
 use std::fmt::Debug;
+use std::net::SocketAddr;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 
@@ -18,8 +20,9 @@ use crate::limits;
 use crate::manifest::Manifest;
 use crate::manifest::example::small;
 use crate::message::{
-    CrewChange, CrewMember, Duties, Envelope, FromCoordinator, MemberRecord, Message, RoundId,
-    SavedCheckpoint, StoredFile, StoredStage, TensorTag, ViewChange,
+    Candidate, CrewChange, CrewMember, Duties, Envelope, FromCoordinator, MemberRecord, Message,
+    Move, MoveReason, RoundId, SavedCheckpoint, StageChoice, StoredFile, StoredStage, TensorTag,
+    ToCoordinator, ViewChange, Way,
 };
 use crate::pieces::{HASH, PieceHashes, pieces};
 use crate::units;
@@ -43,6 +46,21 @@ fn encoded(value: &impl wire::Encode) -> Vec<u8> {
     wire::encode(value).expect("an example is small")
 }
 
+/// Who wants to be a member and has measured its link to one.
+fn newcomer(known: PeerId, addresses: &[SocketAddr]) -> (Candidate, Way) {
+    let far = Way { round_trip: Duration::from_millis(120), rate: Some(units::Rate(1 << 24)) };
+    let candidate = Candidate {
+        choice: StageChoice::Auto,
+        fits: [Stage(0), Stage(2)].into(),
+        addresses: addresses.to_vec(),
+        fingerprint: Some(ContentHash([5; 32])),
+        duties: Duties::default(),
+        mobile: true,
+        ways: Some(vec![(known, far)]),
+    };
+    (candidate, far)
+}
+
 fn envelopes() -> Vec<Vec<u8>> {
     let grant = Grant { term: Term(1), number: 9 };
     let keeper = Member { peer: PeerId([7; 32]), incarnation: Incarnation(2) };
@@ -61,13 +79,18 @@ fn envelopes() -> Vec<Vec<u8>> {
         serving: true,
         duties: Duties::default(),
         mobile: true,
-        moves: None,
+        moves: Some(Move { to: Stage(3), era: Era(1), at: None, reason: MoveReason::Nearer }),
     };
     let member = Arc::new(member);
     let listens = CrewMember { member: keeper, weight: None };
     let round = round();
     let newest = SavedCheckpoint { version: Step(300), stages: vec![stored], holders };
+    let (candidate, far) = newcomer(keeper.peer, &addresses);
+    let looks = vec![(keeper.peer, addresses.clone())];
     [
+        Message::ToCoordinator(ToCoordinator::Register(candidate)),
+        Message::ToCoordinator(ToCoordinator::Ways { ways: vec![(keeper.peer, far)] }),
+        Message::FromCoordinator(FromCoordinator::LookRound { at: looks }),
         Message::FromCoordinator(FromCoordinator::Work {
             step: Step(7),
             grants: vec![(Microbatch(1), grant), (Microbatch(300), grant)],

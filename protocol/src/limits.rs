@@ -41,6 +41,12 @@ pub const CHANGED_MEMBERS: usize = 512;
 /// Addresses that one member may announce.
 pub const MEMBER_ADDRESSES: usize = 8;
 
+/// Links to others of which a peer says what it measured.
+pub const WAYS: usize = 16;
+
+/// Members that a newcomer looks at before it is given a stage.
+pub const LANDMARKS: usize = 8;
+
 /// A run's manifest as TOML or on the wire.
 pub const MANIFEST: Bytes = Bytes(64 << 10);
 

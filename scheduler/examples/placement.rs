@@ -1,10 +1,15 @@
 //! DT-FM's published placements and Shoal's: prints the table of docs/placement.md.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use shoal_protocol::units::Bytes;
 use shoal_scheduler::dice::Dice;
 use shoal_scheduler::planner::cases::{CASES, Case, STAGES, TRAFFIC};
 use shoal_scheduler::planner::{Cost, CostModel, Effort, PlanError, random_groups, search};
+use shoal_scheduler::sim::{self, Regional};
+
+/// Orders in which peers come.
+const ORDERS: u64 = 10;
 
 /// Placements that the mean of random ones is taken over.
 const RANDOM: u32 = 1000;
@@ -12,13 +17,13 @@ const RANDOM: u32 = 1000;
 /// The search is run once for each of so many seeds.
 const SEEDS: u64 = 5;
 
-fn main() -> Result<(), PlanError> {
+fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("DT-FM's cases of 64 devices: modelled seconds of a step (data parallel + pipeline)");
     println!("beside the published ones (Yuan et al. 2022, arXiv 2206.01288).");
     for case in &CASES {
         print_case(case)?;
     }
-    Ok(())
+    print_regional()
 }
 
 fn print_case(case: &Case) -> Result<(), PlanError> {
@@ -48,6 +53,43 @@ fn print_case(case: &Case) -> Result<(), PlanError> {
             words(&found),
             published.best
         );
+    }
+    Ok(())
+}
+
+/// Swarms that place themselves, in the regions of each case.
+fn print_regional() -> Result<(), Box<dyn std::error::Error>> {
+    println!(
+        "\nSwarms in these regions, 4 stages, peers that come in any order: seconds of a step, mean of"
+    );
+    println!(
+        "{ORDERS} orders, where nobody knows who is near and where all do; peers that changed their places."
+    );
+    for (case, peers) in CASES.iter().zip([8, 4, 4]) {
+        for (what, weighs) in [
+            ("gradients weigh most", (Bytes(1 << 20), Bytes(400_000_000))),
+            ("activations weigh most", (Bytes(8 << 20), Bytes(4_000_000))),
+        ] {
+            let steps = (32 * (peers * case.regions.len() / 16) as u32, 60);
+            let forward = Duration::from_millis(100);
+            let regional = Regional { case, peers, stages: 4, steps, weighs, forward };
+            let (mut times, mut moves) = ([0.0; 2], 0);
+            for seed in 0..ORDERS {
+                for (time, near) in times.iter_mut().zip([false, true]) {
+                    let report = sim::run(&regional.scenario(seed, near))?;
+                    *time += report.step_time().as_secs_f64() / ORDERS as f64;
+                    moves += report.moves;
+                }
+            }
+            let [without, with] = times;
+            println!(
+                "  {:13}  {:2} peers  {what:22}  {without:6.2}  {with:6.2}  {:.3}  {:.1}",
+                case.name,
+                peers * case.regions.len(),
+                with / without,
+                moves as f64 / ORDERS as f64
+            );
+        }
     }
     Ok(())
 }

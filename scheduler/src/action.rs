@@ -1,6 +1,7 @@
 //! What goes into the state machines and what comes out of them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -8,8 +9,8 @@ use shoal_protocol::ids::{
     ClaimKey, ContentHash, Era, Member, PeerId, Stage, StageSpan, Step, Term,
 };
 use shoal_protocol::message::{
-    Between, CommitRecord, FixedLoss, FromCoordinator, LogRecord, RoundId, SnapshotPart,
-    StoredFile, StoredStage, TensorTag, ToCoordinator,
+    Between, CommitRecord, FixedLoss, FromCoordinator, LogRecord, MoveReason, RoundId,
+    SnapshotPart, StoredFile, StoredStage, TensorTag, ToCoordinator, Way,
 };
 use shoal_protocol::units::{Bytes, Rate};
 
@@ -295,6 +296,8 @@ pub enum PeerInput {
     /// What the links to other peers carry, as far as it was measured; in place of what was said
     /// before.
     Links(BTreeMap<PeerId, MeasuredLink>),
+    /// What was found where this peer was to look: what it measured of its links to members.
+    Looked(Vec<(PeerId, Way)>),
     /// This peer is to leave in order.
     Drain,
     /// Files that were to be fetched are here, or cannot be had.
@@ -344,6 +347,11 @@ pub enum PeerAction {
         tag: TensorTag,
         /// The tensor.
         payload: PayloadId,
+    },
+    /// Measure the links to these members, then say so by `PeerInput::Looked`, whoever can be reached.
+    LookRound {
+        /// Who, and where they listen.
+        at: Vec<(PeerId, Vec<SocketAddr>)>,
     },
     /// Have the files of a stage of a checkpoint kept here, fetched from others if need be, then say
     /// so by `PeerInput::Kept`.
@@ -441,6 +449,8 @@ pub enum PeerEvent {
     MoveBegun {
         /// Which.
         to: Stage,
+        /// Why.
+        reason: MoveReason,
     },
     /// It hosts another stage from now on.
     Moved {
@@ -684,7 +694,7 @@ pub enum CoordinatorEvent {
         /// Whether the run ends with it.
         last: bool,
     },
-    /// A member fetches another stage, to host it in place of its own.
+    /// A member is to host another stage in place of its own, and fetches that first.
     MoveBegun {
         /// Who.
         member: Member,
@@ -692,8 +702,10 @@ pub enum CoordinatorEvent {
         from: StageSpan,
         /// What it will.
         to: Stage,
+        /// Why.
+        reason: MoveReason,
     },
-    /// A member has another stage's weights, and hosts it from a step on.
+    /// It is decided from which step on a member hosts another stage.
     Moves {
         /// Who.
         member: Member,
@@ -703,13 +715,19 @@ pub enum CoordinatorEvent {
         to: Stage,
         /// The step.
         at: Step,
+        /// Why.
+        reason: MoveReason,
     },
-    /// A member is needed where it is, and stays.
+    /// A member does not move after all.
     MoveCancelled {
         /// Who.
         member: Member,
         /// The stage that it does not go to.
         to: Stage,
+        /// Why it was to.
+        reason: MoveReason,
+        /// What came between.
+        obstacle: MoveObstacle,
     },
     /// A member is gone.
     Lost {
@@ -727,6 +745,29 @@ pub enum CoordinatorEvent {
         /// Why, and what to do.
         reason: String,
     },
+}
+
+/// What kept a member from changing its stage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MoveObstacle {
+    /// It is needed where it is by now.
+    Needed,
+    /// It is gone itself.
+    Gone,
+    /// The run went back to a checkpoint.
+    Rewound,
+}
+
+impl MoveObstacle {
+    /// In words.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Needed => "it is needed where it is",
+            Self::Gone => "it is gone",
+            Self::Rewound => "the run goes back to a checkpoint",
+        }
+    }
 }
 
 /// What befell the work of one step.

@@ -1,14 +1,19 @@
 //! Who is a member, and what it hosts.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use shoal_protocol::history::History;
 use shoal_protocol::ids::{ContentHash, Era, Incarnation, Member, PeerId, Stage, StageSpan, Step};
 use shoal_protocol::limits;
-use shoal_protocol::message::{Candidate, Duties, MemberRecord, Move, ViewChange};
+use shoal_protocol::message::{
+    Candidate, Duties, MemberRecord, Move, MoveReason, StageChoice, ViewChange,
+};
 
 use crate::capacity::{Capacity, Estimates};
+use crate::dice::mixed;
+use crate::nearness::{Load, Nearness, Ways};
 use crate::parts::CHANGED;
 use crate::placement::{PlacementError, place};
 
@@ -51,8 +56,8 @@ pub(crate) struct Admission {
     pub(crate) span: StageSpan,
     /// It was a member already.
     pub(crate) again: bool,
-    /// An earlier life that it replaces, and what that hosted.
-    pub(crate) replaced: Option<(Member, StageSpan)>,
+    /// An earlier life that it replaces.
+    pub(crate) replaced: Option<Arc<MemberRecord>>,
     /// Its known answers are not those of the others.
     pub(crate) unlike: bool,
 }
@@ -120,8 +125,9 @@ impl Membership {
         candidate: Candidate,
         serving: bool,
         estimates: &Estimates<'_>,
+        (ways, load): (&Ways, &Load),
     ) -> Result<Admission, AdmissionError> {
-        let Candidate { choice, fits, addresses, fingerprint, duties, mobile } = candidate;
+        let Candidate { choice, fits, addresses, fingerprint, duties, mobile, .. } = candidate;
         let mut replaced = None;
         if let Some(known) = self.members.get(&member.peer) {
             let MemberRecord { member: life, span, .. } = *known.record;
@@ -131,7 +137,7 @@ impl Membership {
             if life > member {
                 return Err(AdmissionError::OldLife);
             }
-            replaced = Some((life, span));
+            replaced = Some(Arc::clone(&known.record));
         } else if self.expelled.get(&member.peer).is_some_and(|last| member.incarnation <= *last) {
             return Err(AdmissionError::Expelled);
         } else if self.members.len() >= limits::MEMBERS {
@@ -142,7 +148,8 @@ impl Membership {
         }
         let others = |peer: &PeerId| *peer != member.peer;
         let capacity = self.capacity_among(others, estimates);
-        let span = place(member.peer, choice, self.stages, &fits, &capacity)?;
+        let nearness = || self.nearness(ways, load);
+        let span = place(member.peer, choice, self.stages, &fits, &capacity, nearness)?;
         let unlike = self
             .members
             .iter()
@@ -159,14 +166,55 @@ impl Membership {
         Ok(Admission { span, again: false, replaced, unlike })
     }
 
-    /// Takes out a member, whose life is over.
-    pub(crate) fn expel(&mut self, member: Member) {
-        if self.contains(member) {
-            self.members.remove(&member.peer);
-            self.unsaid.here.remove(&member.peer);
-            self.unsaid.gone.insert(member);
-            self.expelled.insert(member.peer, member.incarnation);
+    /// Members to look at for who would be given one of several stages by how near it is; nobody where
+    /// it is none, or there is no choice.
+    pub(crate) fn landmarks(
+        &self,
+        newcomer: PeerId,
+        candidate: &Candidate,
+        estimates: &Estimates<'_>,
+    ) -> Vec<(PeerId, Vec<SocketAddr>)> {
+        let others = |peer: &PeerId| *peer != newcomer;
+        let choice = candidate.choice == StageChoice::Auto && self.members.len() > 1;
+        if !choice {
+            return Vec::new();
         }
+        let capacity = self.capacity_among(others, estimates);
+        if capacity.neediest(&candidate.fits, newcomer).len() < 2 {
+            return Vec::new();
+        }
+        let seed = place_of(newcomer);
+        let hosts = self.records().filter(|record| !record.span.is_empty());
+        let mut all: Vec<(u64, &MemberRecord)> = hosts
+            .filter(|record| others(&record.member.peer))
+            .map(|record| (mixed(seed, place_of(record.member.peer)), record))
+            .collect();
+        if all.len() > limits::LANDMARKS {
+            all.select_nth_unstable_by_key(limits::LANDMARKS, |(order, _)| *order);
+            all.truncate(limits::LANDMARKS);
+        }
+        let place =
+            |(_, record): (u64, &MemberRecord)| (record.member.peer, record.addresses.clone());
+        all.into_iter().map(place).collect()
+    }
+
+    /// How near members and others are to the stages.
+    pub(crate) fn nearness<'a>(&self, ways: &'a Ways, load: &'a Load) -> Nearness<'a> {
+        let hosts = self.records().flat_map(|record| {
+            record.destination().stages().map(|stage| (record.member.peer, stage))
+        });
+        Nearness::new(ways, load, hosts, self.number)
+    }
+
+    /// Takes out a member, whose life is over. Returns what it was, if it was one.
+    pub(crate) fn expel(&mut self, member: Member) -> Option<Arc<MemberRecord>> {
+        if !self.contains(member) {
+            return None;
+        }
+        self.unsaid.here.remove(&member.peer);
+        self.unsaid.gone.insert(member);
+        self.expelled.insert(member.peer, member.incarnation);
+        self.members.remove(&member.peer).map(|known| known.record)
     }
 
     /// What is known of a member; none of who is no member.
@@ -226,8 +274,12 @@ impl Membership {
 
     /// The stage that a member fetches, to host it in place of its own.
     pub(crate) fn fetches(&self, member: Member) -> Option<Stage> {
-        let moves = self.record(member)?.moves?;
-        moves.at.is_none().then_some(moves.to)
+        self.on_its_way(member).map(|moves| moves.to)
+    }
+
+    /// The move that a member fetches another stage for.
+    pub(crate) fn on_its_way(&self, member: Member) -> Option<Move> {
+        self.record(member)?.moves.filter(|moves| moves.at.is_none())
     }
 
     /// Whether a member leaves a stage, or has just left it, for another.
@@ -264,22 +316,26 @@ impl Membership {
         !all && (self.records().any(MemberRecord::leaves) || self.next_cover().is_some())
     }
 
-    /// Has who may move host in the next era what nobody would.
-    pub(crate) fn cover_all(&mut self) {
+    /// Has who may move host in the next era what nobody would; says who, and where to.
+    pub(crate) fn cover_all(&mut self) -> Vec<(Member, Stage)> {
+        let mut movers = Vec::new();
         while let Some((to, member)) = self.next_cover() {
-            let moves = Move { to, era: self.now.0, at: Some(Step(0)) };
+            let (era, reason) = (self.now.0, MoveReason::StageLost);
+            let moves = Move { to, era, at: Some(Step(0)), reason };
             self.record_mut(member).expect("it was just listed").moves = Some(moves);
+            movers.push((member, to));
         }
+        movers
     }
 
     /// A member begins to fetch another stage.
     ///
     /// # Panics
     /// When it is no member, or is on its way already.
-    pub(crate) fn begin_move(&mut self, member: Member, to: Stage) {
+    pub(crate) fn begin_move(&mut self, member: Member, to: Stage, reason: MoveReason) {
         let era = self.now.0;
         let record = self.record_mut(member).expect("members move");
-        let before = record.moves.replace(Move { to, era, at: None });
+        let before = record.moves.replace(Move { to, era, at: None, reason });
         assert_eq!(before, None, "one move at a time");
     }
 
@@ -372,6 +428,11 @@ impl Membership {
         let hosts = hosts.map(|record| (record.member, record.destination()));
         Capacity::of(self.stages, hosts, estimates)
     }
+}
+
+/// A number of a peer.
+fn place_of(peer: PeerId) -> u64 {
+    u64::from_le_bytes(*peer.0.first_chunk().expect("a peer id has 32 bytes"))
 }
 
 /// Takes out the first of a set, as many as there is room for.

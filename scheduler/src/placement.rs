@@ -6,6 +6,7 @@ use shoal_protocol::ids::{PeerId, Stage, StageSpan};
 use shoal_protocol::message::StageChoice;
 
 use crate::capacity::Capacity;
+use crate::nearness::Nearness;
 
 /// Why a newcomer cannot host what it asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -34,19 +35,20 @@ pub const NO_ROOM_ADVICE: &str = "give it more memory or disk, or cut the run in
 
 /// The span of a newcomer in a run of `stages` stages, which has room for those that it `fits`, each
 /// alone. `Auto` takes the stage that needs it most, by what the stages get through with those who
-/// host them and those who are on their way.
+/// host them and those who are on their way; of several that do, the nearest.
 ///
 /// # Errors
 /// When the run has no such stage, or the newcomer no room for it.
 ///
 /// # Panics
 /// When the run has no stages.
-pub fn place(
+pub fn place<'a>(
     newcomer: PeerId,
     choice: StageChoice,
     stages: u16,
     fits: &BTreeSet<Stage>,
     capacity: &Capacity,
+    nearness: impl FnOnce() -> Nearness<'a>,
 ) -> Result<StageSpan, PlacementError> {
     assert!(stages > 0, "a run has stages");
     let last = Stage(stages - 1);
@@ -61,7 +63,14 @@ pub fn place(
         StageChoice::None => Ok(StageSpan::none()),
         StageChoice::Auto => {
             let neediest = capacity.neediest(fits, newcomer);
-            neediest.map(StageSpan::one).ok_or(PlacementError::NoRoom { stage: None })
+            let chosen = match neediest[..] {
+                [] | [_] => neediest.first().copied(),
+                _ => {
+                    let nearness = nearness();
+                    neediest.into_iter().min_by_key(|stage| nearness.cost(newcomer, *stage))
+                }
+            };
+            chosen.map(StageSpan::one).ok_or(PlacementError::NoRoom { stage: None })
         }
     }
 }
@@ -72,6 +81,7 @@ mod tests {
 
     use super::*;
     use crate::capacity::{Paces, Throughput};
+    use crate::nearness::{Load, Ways};
 
     fn all(stages: u16) -> BTreeSet<Stage> {
         (0..stages).map(Stage).collect()
@@ -88,6 +98,19 @@ mod tests {
         capacity
     }
 
+    /// Where nothing is known of anybody's links.
+    fn placed(
+        newcomer: PeerId,
+        choice: StageChoice,
+        fits: &BTreeSet<Stage>,
+        replicas: &[usize],
+    ) -> Result<StageSpan, PlacementError> {
+        let (ways, load) = (Ways::default(), Load::of_stages(replicas.len()));
+        let nearness = || Nearness::new(&ways, &load, std::iter::empty(), 0);
+        let stages = replicas.len() as u16;
+        place(newcomer, choice, stages, fits, &counts(replicas), nearness)
+    }
+
     const NEWCOMER: PeerId = PeerId([1; 32]);
 
     #[test]
@@ -95,7 +118,7 @@ mod tests {
         for (replicas, stage) in
             [([0, 0, 0], 0), ([1, 0, 0], 1), ([1, 1, 0], 2), ([2, 1, 2], 1), ([3, 2, 1], 2)]
         {
-            let span = place(NEWCOMER, StageChoice::Auto, 3, &all(3), &counts(&replicas));
+            let span = placed(NEWCOMER, StageChoice::Auto, &all(3), &replicas);
             assert_eq!(span, Ok(StageSpan::one(Stage(stage))), "{replicas:?}");
         }
     }
@@ -105,7 +128,7 @@ mod tests {
         let mut replicas = [0; 8];
         for number in 0..8 {
             let newcomer = PeerId([number; 32]);
-            let span = place(newcomer, StageChoice::Auto, 8, &all(8), &counts(&replicas));
+            let span = placed(newcomer, StageChoice::Auto, &all(8), &replicas);
             replicas[usize::from(span.expect("always possible").first.0)] += 1;
         }
         assert_eq!(replicas, [1; 8]);
@@ -113,7 +136,7 @@ mod tests {
 
     #[test]
     fn a_choice_is_honoured_or_refused() {
-        let placed = |choice| place(NEWCOMER, choice, 2, &all(2), &counts(&[5, 0]));
+        let placed = |choice| super::tests::placed(NEWCOMER, choice, &all(2), &[5, 0]);
         assert_eq!(placed(StageChoice::All), Ok(StageSpan::all(2)));
         assert_eq!(placed(StageChoice::One(Stage(0))), Ok(StageSpan::one(Stage(0))));
         assert_eq!(placed(StageChoice::None), Ok(StageSpan::none()));
@@ -124,11 +147,11 @@ mod tests {
     #[test]
     fn nobody_is_given_more_than_it_has_room_for() {
         let fits = BTreeSet::from([Stage(1), Stage(2)]);
-        let placed = |choice| place(NEWCOMER, choice, 3, &fits, &counts(&[0, 4, 5]));
+        let placed = |choice| super::tests::placed(NEWCOMER, choice, &fits, &[0, 4, 5]);
         assert_eq!(placed(StageChoice::Auto), Ok(StageSpan::one(Stage(1))));
         let no_room = PlacementError::NoRoom { stage: Some(Stage(0)) };
         assert_eq!(placed(StageChoice::One(Stage(0))), Err(no_room));
-        let none = place(NEWCOMER, StageChoice::Auto, 3, &BTreeSet::new(), &counts(&[0; 3]));
+        let none = super::tests::placed(NEWCOMER, StageChoice::Auto, &BTreeSet::new(), &[0; 3]);
         assert_eq!(none, Err(PlacementError::NoRoom { stage: None }));
     }
 }

@@ -33,6 +33,12 @@ pub enum Rebalance {
 /// speeds say nothing.
 const GAIN: u32 = 100;
 
+/// What so much faster makes of a swarm is no difference: no member moves for that alone.
+pub(crate) const SAME: f64 = 1.02;
+
+/// Of how many that may move equally well it is looked who comes nearest.
+const EQUALS: usize = 64;
+
 impl Rebalance {
     /// Where it pays, with so much time between two looks; none is never.
     #[must_use]
@@ -74,30 +80,57 @@ pub struct Plan {
     pub after: f64,
 }
 
-/// The moves that make the slowest of so many stages as fast as moves can, the fewest that do. `cost`
-/// is what a microbatch takes at one stage, in any unit that is the same for all.
+/// The moves that make the slowest of so many stages as fast as moves can, the fewest that come about as
+/// far. `cost` is what a microbatch takes at one stage, in any unit that is the same for all.
 ///
 /// # Panics
 /// When a stage has no cost.
 #[must_use]
 pub fn plan(replicas: &[Replica], costs: &BTreeMap<Stage, f64>) -> Plan {
+    plan_near(replicas, costs, |_, _| 0.0)
+}
+
+/// The same, if it comes about as far with no more moves, with those moving of several equals who come
+/// nearest: `distance` is how far a member is from a stage, in any unit.
+///
+/// # Panics
+/// When a stage has no cost.
+#[must_use]
+pub fn nearest_plan(
+    replicas: &[Replica],
+    costs: &BTreeMap<Stage, f64>,
+    distance: impl Fn(Member, Stage) -> f64,
+) -> Plan {
+    let plain = plan(replicas, costs);
+    if plain.moves.is_empty() {
+        return plain;
+    }
+    let near = plan_near(replicas, costs, distance);
+    let as_good = near.moves.len() <= plain.moves.len() && near.after * SAME >= plain.after;
+    if as_good { near } else { plain }
+}
+
+fn plan_near(
+    replicas: &[Replica],
+    costs: &BTreeMap<Stage, f64>,
+    distance: impl Fn(Member, Stage) -> f64,
+) -> Plan {
     let mut replicas = replicas.to_vec();
     let before = slowest(&replicas, costs).1;
-    let (mut moves, mut best) = (Vec::new(), (0, before));
-    while let Some((mover, to)) = next_move(&replicas, costs) {
+    let (mut moves, mut afters) = (Vec::new(), vec![before]);
+    while let Some((mover, to)) = next_move(&replicas, costs, &distance) {
         let replica = &mut replicas[mover];
         replica.speed *= costs[&replica.stage] / costs[&to];
         replica.stage = to;
         // Nobody goes twice: a chain of moves would only be a longer way.
         replica.mobile = false;
         moves.push((replica.member, to));
-        let after = slowest(&replicas, costs).1;
-        if after > best.1 {
-            best = (moves.len(), after);
-        }
+        afters.push(slowest(&replicas, costs).1);
     }
-    moves.truncate(best.0);
-    Plan { moves, before, after: best.1 }
+    let best = afters.iter().copied().fold(before, f64::max);
+    let enough = afters.iter().position(|after| after * SAME >= best).unwrap_or(0);
+    moves.truncate(enough);
+    Plan { moves, before, after: afters[enough] }
 }
 
 /// The slowest stage, the first of several, and its microbatches per second.
@@ -111,8 +144,12 @@ fn capacity(replicas: &[Replica], stage: Stage) -> f64 {
 }
 
 /// Who goes to the slowest stage: whose leaving and coming leaves the lesser of the two fastest, and
-/// faster than the slowest is now.
-fn next_move(replicas: &[Replica], costs: &BTreeMap<Stage, f64>) -> Option<(usize, Stage)> {
+/// faster than the slowest is now. Of several that are no different in that, who comes nearest.
+fn next_move(
+    replicas: &[Replica],
+    costs: &BTreeMap<Stage, f64>,
+    distance: &impl Fn(Member, Stage) -> f64,
+) -> Option<(usize, Stage)> {
     let (to, now) = slowest(replicas, costs);
     let lesser = |replica: &Replica| {
         let there = now + replica.speed * costs[&replica.stage] / costs[&to];
@@ -125,11 +162,17 @@ fn next_move(replicas: &[Replica], costs: &BTreeMap<Stage, f64>) -> Option<(usiz
     let movers = replicas.iter().enumerate().filter(|(_, replica)| {
         replica.mobile && replica.stage != to && !alone(replica) && lesser(replica) > now
     });
-    let best = movers.max_by(|(_, one), (_, other)| {
-        // Of equals the lowest, so that the same is proposed again.
-        lesser(one).total_cmp(&lesser(other)).then(other.member.cmp(&one.member))
+    let mut movers: Vec<(usize, &Replica)> = movers.collect();
+    // Of equals the lowest, so that the same is proposed again.
+    movers.sort_by(|(_, one), (_, other)| {
+        lesser(other).total_cmp(&lesser(one)).then(one.member.cmp(&other.member))
     });
-    best.map(|(index, _)| (index, to))
+    let best = lesser(movers.first()?.1);
+    let equals = movers.into_iter().take(EQUALS).take_while(|(_, one)| lesser(one) * SAME >= best);
+    let farther =
+        |(_, one): &(usize, &Replica)| distance(one.member, to) - distance(one.member, one.stage);
+    let nearest = equals.min_by(|one, other| farther(one).total_cmp(&farther(other)));
+    nearest.map(|(index, _)| (index, to))
 }
 
 #[cfg(test)]
@@ -211,6 +254,15 @@ mod tests {
             }
             assert_eq!(after, 1.25, "{places:?}");
         }
+    }
+
+    /// Measured speeds are never quite equal: a second move would make (3, 2) into (2, 3).
+    #[test]
+    fn nobody_moves_for_what_is_no_difference() {
+        let mut replicas = replicas(&[4, 1]);
+        replicas[4].speed = 0.999;
+        let plan = plan(&replicas, &costs(2));
+        assert_eq!((plan.moves.len(), plan.after), (1, 1.999));
     }
 
     #[test]

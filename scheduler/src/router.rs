@@ -6,6 +6,7 @@
 //! proportion to their speed.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use shoal_protocol::ids::Member;
 use shoal_protocol::units::Moment;
@@ -35,7 +36,9 @@ pub enum Routing {
     /// By speed, as a swarm does.
     #[default]
     BySpeed,
-    /// One after the other: what a simulation is compared with.
+    /// By speed alone, whoever is near: what a simulation is compared with.
+    BySpeedAlone,
+    /// One after the other: the same.
     InTurn,
     /// Any, each as likely as another: the same.
     AtRandom,
@@ -57,14 +60,28 @@ pub struct Router {
     candidates: BTreeMap<Member, Candidate>,
 }
 
+/// A place in the order in which candidates are chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Turn(u64, u64);
+
 #[derive(Debug, Clone)]
 struct Candidate {
     virtual_time: u64,
     /// Nanoseconds for one microbatch, as it says; none while it says nothing.
     pace: Option<u64>,
     seen: Seen,
+    /// Nanoseconds there and back at least; 0 while it is not measured.
+    way: u64,
     /// It said so, and has not taken that back.
     busy: bool,
+}
+
+impl Routing {
+    /// Whether speeds count.
+    #[must_use]
+    pub fn is_by_speed(self) -> bool {
+        matches!(self, Self::BySpeed | Self::BySpeedAlone)
+    }
 }
 
 impl Candidate {
@@ -149,7 +166,7 @@ impl Router {
         let start =
             old.values().map(|candidate| candidate.virtual_time).min().unwrap_or(self.floor);
         let seen = Seen::default();
-        let new = || Candidate { virtual_time: start, pace: None, seen, busy: false };
+        let new = || Candidate { virtual_time: start, pace: None, seen, way: 0, busy: false };
         self.candidates = members
             .into_iter()
             .map(|member| (member, old.remove(&member).unwrap_or_else(new)))
@@ -158,9 +175,18 @@ impl Router {
 
     /// The pace that a candidate claims in nanoseconds per microbatch; 0 says nothing.
     pub fn measured(&mut self, member: Member, pace: u64) {
-        let counts = pace > 0 && self.routing == Routing::BySpeed;
+        let counts = pace > 0 && self.routing.is_by_speed();
         if let Some(candidate) = self.candidates.get_mut(&member).filter(|_| counts) {
             candidate.pace = Some(pace);
+        }
+    }
+
+    /// How long the ways to candidates and back take, as was measured from here.
+    pub fn set_ways(&mut self, way: impl Fn(&Member) -> Option<Duration>) {
+        let counts = self.routing == Routing::BySpeed;
+        for (member, candidate) in self.candidates.iter_mut().filter(|_| counts) {
+            let nanoseconds = way(member).map_or(0, |way| way.as_nanos());
+            candidate.way = u64::try_from(nanoseconds).unwrap_or(u64::MAX);
         }
     }
 
@@ -210,23 +236,54 @@ impl Router {
         self.choose_among(|member, _| eligible(member))
     }
 
+    /// The same among some of the candidates.
+    pub fn choose_of(&mut self, members: impl IntoIterator<Item = Member>) -> Option<Member> {
+        let known = members.into_iter().filter_map(|member| {
+            let candidate = self.candidates.get(&member).filter(|candidate| !candidate.busy)?;
+            Some((self.turn(candidate), self.tie_break(&member), member))
+        });
+        let (_, _, member) = known.min()?;
+        Some(self.chosen(member))
+    }
+
+    /// When it is a candidate's turn: the lower before the higher, unless chance alone decides.
+    pub(crate) fn turn_of(&self, member: Member) -> Option<Turn> {
+        let candidate = self.candidates.get(&member)?;
+        Some(Turn(self.turn(candidate), self.tie_break(&member)))
+    }
+
     /// The same by what is known of them.
     fn choose_among(&mut self, eligible: impl Fn(&Member, &Candidate) -> bool) -> Option<Member> {
-        let member = self
+        let able = self
             .candidates
             .iter()
-            .filter(|(member, candidate)| !candidate.busy && eligible(member, candidate))
-            .min_by_key(|(member, candidate)| (self.turn(candidate), self.tie_break(member)))
-            .map(|(member, _)| *member)?;
+            .filter(|(member, candidate)| !candidate.busy && eligible(member, candidate));
+        let member = self.next_of(able)?;
+        Some(self.chosen(member))
+    }
+
+    /// Whose turn it is.
+    fn next_of<'a>(
+        &self,
+        able: impl Iterator<Item = (&'a Member, &'a Candidate)>,
+    ) -> Option<Member> {
+        let key = |(member, candidate): &(&Member, &Candidate)| {
+            (self.turn(candidate), self.tie_break(member))
+        };
+        able.min_by_key(key).map(|(member, _)| *member)
+    }
+
+    /// A candidate is chosen.
+    fn chosen(&mut self, member: Member) -> Member {
         self.choices += 1;
         let time = self.candidates[&member].virtual_time;
         self.floor = self.floor.max(time);
         self.charge(member);
-        Some(member)
+        member
     }
 
-    /// The same for a piece of work that so many follow before a step's end: who would still be at this
-    /// one when all together can be done with those is left out.
+    /// The same for a piece of work that so many follow before a step's end: whose answer to this one would
+    /// not be here when all together can be done with those is left out, the slow and the far.
     pub fn choose_in_time(
         &mut self,
         following: u64,
@@ -234,36 +291,42 @@ impl Router {
     ) -> Option<Member> {
         let boast = self.boast;
         let able = self.candidates.iter().filter(|(member, _)| eligible(member));
-        let paces = able.filter_map(|(_, known)| known.believed(boast));
-        let (mut fastest, mut together) = (u64::MAX, 0u128);
-        for pace in paces {
-            fastest = fastest.min(pace);
-            together += speed(pace);
+        // Until its answer is here.
+        let takes = |known: &Candidate| {
+            let pace = known.believed(boast)?;
+            Some(u128::from(pace) + u128::from(known.way))
+        };
+        let (mut soonest, mut together) = (u128::MAX, 0u128);
+        for (_, known) in able {
+            soonest = soonest.min(takes(known).unwrap_or(u128::MAX));
+            together += known.believed(boast).map_or(0, speed);
         }
         let rest = u128::from(following) * PER / together.max(1);
-        let longest = u128::from(fastest).saturating_add(rest);
-        let late = |known: &Candidate| known.believed(boast).map_or(0, u128::from) > longest;
+        let longest = soonest.saturating_add(rest);
+        let late = |known: &Candidate| takes(known).is_some_and(|takes| takes > longest);
         self.choose_among(|member, known| eligible(member) && !late(known))
     }
 
     /// Charges a candidate for a piece of work that it got without being chosen.
     pub fn charge(&mut self, member: Member) {
-        let typical = self.typical_pace();
-        let boast = self.boast;
+        let pace = self.charged(member);
         if let Some(candidate) = self.candidates.get_mut(&member) {
-            let pace = candidate.believed(boast).unwrap_or(typical).max(1);
             candidate.virtual_time = candidate.virtual_time.saturating_add(pace);
         }
     }
 
     /// Takes the charge back from a candidate that did not take the work.
     pub fn refund(&mut self, member: Member) {
-        let typical = self.typical_pace();
-        let boast = self.boast;
+        let pace = self.charged(member);
         if let Some(candidate) = self.candidates.get_mut(&member) {
-            let pace = candidate.believed(boast).unwrap_or(typical).max(1);
             candidate.virtual_time = candidate.virtual_time.saturating_sub(pace);
         }
+    }
+
+    /// What a piece of work costs a candidate of virtual time.
+    fn charged(&self, member: Member) -> u64 {
+        let known = self.candidates.get(&member).and_then(|known| known.believed(self.boast));
+        known.unwrap_or_else(|| self.typical_pace()).max(1)
     }
 
     /// Mean pace of those that are measured.
@@ -286,7 +349,7 @@ impl Router {
         let bytes = member.peer.0.first_chunk::<8>().expect("a peer id has 32 bytes");
         let seed = match self.routing {
             Routing::AtRandom => mixed(self.seed, self.choices),
-            Routing::BySpeed | Routing::InTurn => self.seed,
+            Routing::BySpeed | Routing::BySpeedAlone | Routing::InTurn => self.seed,
         };
         mixed(u64::from_le_bytes(*bytes), seed)
     }
@@ -389,6 +452,22 @@ mod tests {
         let first = router.choose().expect("somebody is free");
         router.refund(first);
         assert_eq!(router.choose(), Some(first));
+    }
+
+    #[test]
+    fn the_far_have_no_part_in_a_step_s_end() {
+        let mut router = router(&[1000, 1000]);
+        let way = |member: &Member| u64::from(member.peer.0[0]) * 3000;
+        router.set_ways(|member| Some(Duration::from_nanos(way(member))));
+        let mut last = vec![Vec::new(); 2];
+        for following in (0..20).rev() {
+            let to = router.choose_in_time(following, |_| true).expect("nobody is busy");
+            last[usize::from(to.peer.0[0])].push(following);
+        }
+        // 2 in 1000: who answers 3000 later has to have 6 after it.
+        assert_eq!(last[1].last(), Some(&6), "{last:?}");
+        // Before that each has its part.
+        assert!(last[0].len().abs_diff(last[1].len()) <= 7, "{last:?}");
     }
 
     #[test]

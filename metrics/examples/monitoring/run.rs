@@ -174,6 +174,15 @@ const PANELS: &[Panel] = &[
         &[("rewinds", r#"sum(shoal_rewinds_total{run="$run"})"#)],
     ),
     curves(
+        "Changes of a member's stage",
+        None,
+        &[
+            ("begun: {{reason}}", r#"sum by (reason) (shoal_moves_begun_total{run="$run"})"#),
+            ("done: {{reason}}", r#"sum by (reason) (shoal_moves_done_total{run="$run"})"#),
+            ("given up: {{reason}}", r#"sum by (reason) (shoal_moves_given_up_total{run="$run"})"#),
+        ],
+    ),
+    curves(
         "Bytes sent",
         BytesPerSecond,
         &[("{{kind}}", r#"run:shoal_sent_bytes:rate5m{run="$run"}"#)],

@@ -9,6 +9,8 @@ use shoal_protocol::decoder::Decoder;
 use shoal_protocol::units::{Bytes, Rate};
 use shoal_scheduler::planner::{Device, Link, MAX_STAGES, Network, PlanError, Traffic};
 
+use super::budget::Training;
+
 /// What fleets may have at most. The search takes half a minute with so many devices.
 const DEVICES: usize = 256;
 const REGIONS: usize = 64;
@@ -40,6 +42,12 @@ pub(super) enum FleetError {
     /// One that carries nothing, or takes for ever.
     #[error("a link has a delay from 0 to 1000 seconds and carries from 1 byte a second to 1e12")]
     Link,
+    /// Not what a step can be.
+    #[error(
+        "[training] has from 1 to 2^40 tokens, a sequence of no more, seconds up to 1000, bytes up to 1e18, a budget \
+         and prices of no less than 0, and a staleness of 0 or 1"
+    )]
+    Training,
     /// Not a number of bytes.
     #[error("activations and gradient are numbers of bytes, up to 1e18")]
     Traffic,
@@ -64,6 +72,9 @@ impl Line {
 struct Region {
     name: String,
     devices: usize,
+    /// What one costs in an hour.
+    #[serde(default)]
+    price: f64,
     /// Between its own devices; else as in all regions.
     within: Option<Line>,
 }
@@ -103,6 +114,8 @@ pub(super) struct Fleet {
     region: Vec<Region>,
     #[serde(default)]
     link: Vec<Between>,
+    /// What a step computes, and what may be spent.
+    training: Option<Training>,
 }
 
 impl Fleet {
@@ -128,6 +141,44 @@ impl Fleet {
             activations: Bytes((self.activations / replicas) as u64),
             gradient: Bytes((self.gradient / stages as f64) as u64),
         }
+    }
+
+    /// What it is to train, where the file says so.
+    pub(super) fn training(&self) -> Option<&Training> {
+        self.training.as_ref()
+    }
+
+    /// Activations of a step at one boundary, in bytes.
+    pub(super) fn activations(&self) -> f64 {
+        self.activations
+    }
+
+    /// How many regions there are.
+    pub(super) fn regions(&self) -> usize {
+        self.region.len()
+    }
+
+    /// How many devices a region has.
+    pub(super) fn devices_of(&self, region: usize) -> usize {
+        self.region[region].devices
+    }
+
+    /// What a device of a region costs in an hour.
+    pub(super) fn price(&self, region: usize) -> f64 {
+        self.region[region].price
+    }
+
+    /// The same with so many devices of each region, and no region without any.
+    pub(super) fn part(&self, devices: &[usize]) -> Self {
+        let counted = self.region.iter().zip(devices).filter(|(_, devices)| **devices > 0);
+        let region =
+            counted.map(|(region, devices)| Region { devices: *devices, ..region.clone() });
+        Self { region: region.collect(), ..self.clone() }
+    }
+
+    /// The same with no other number of stages than this.
+    pub(super) fn with_stages(self, stages: usize) -> Self {
+        Self { stages: vec![stages], ..self }
     }
 
     /// The links between its devices. Devices of one region follow each other.
@@ -196,6 +247,10 @@ impl Fleet {
         if !amount(self.activations) || !amount(self.gradient) {
             return Err(FleetError::Traffic);
         }
+        if self.region.iter().any(|region| !(0.0..=1e9).contains(&region.price)) {
+            return Err(FleetError::Training);
+        }
+        self.training.map_or(Ok(()), |training| training.check())?;
         self.check_links()
     }
 

@@ -1,5 +1,6 @@
 //! What each command does.
 
+mod budget;
 mod checkpoint;
 mod chunk;
 mod completion;

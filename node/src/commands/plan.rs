@@ -12,6 +12,7 @@ use shoal_scheduler::planner::{
     CostModel, Device, Effort, Network, Placement, PlanError, random_groups, search,
 };
 
+use super::budget::{Choice, choices};
 use super::fleet::Fleet;
 use crate::cli::{ListFormat, PlanArgs};
 use crate::config::read_text;
@@ -26,13 +27,36 @@ const RANDOM: usize = 100;
 /// When the file describes no fleet, or nothing can be planned for it.
 pub(super) fn run(args: &PlanArgs) -> anyhow::Result<()> {
     let fleet = read(&args.fleet).exit_with(Exit::Usage)?;
-    let plans = plans(&fleet, args.seed).exit_with(Exit::Usage)?;
+    let Some(training) = fleet.training() else {
+        let plans = plans(&fleet, args.seed).exit_with(Exit::Usage)?;
+        match args.output {
+            ListFormat::Json => println!("{}", serde_json::to_string_pretty(&plans)?),
+            ListFormat::Text => print!("{}", text(&plans)),
+        }
+        return Ok(());
+    };
+    let choices = choices(&fleet, training, args.seed).exit_with(Exit::Usage)?;
+    let best = choices.first().context(NOTHING_FITS).exit_with(Exit::Usage)?;
+    let counts = |region: usize| {
+        let named = best.devices.iter().find(|(name, _)| name == fleet.region(region));
+        named.map_or(0, |(_, count)| *count)
+    };
+    let counts: Vec<usize> = (0..fleet.regions()).map(counts).collect();
+    let chosen = fleet.part(&counts).with_stages(best.stages);
+    let plans = plans(&chosen, args.seed).exit_with(Exit::Usage)?;
     match args.output {
-        ListFormat::Json => println!("{}", serde_json::to_string_pretty(&plans)?),
-        ListFormat::Text => print!("{}", text(&plans)),
+        ListFormat::Json => {
+            let both = serde_json::json!({ "choices": choices, "plans": plans });
+            println!("{}", serde_json::to_string_pretty(&both)?);
+        }
+        ListFormat::Text => print!("{}\n{}", advice(&choices, training.budget), text(&plans)),
     }
     Ok(())
 }
+
+/// Why nothing is recommended.
+const NOTHING_FITS: &str = "nothing of this fleet fits: give it more budget or memory, other numbers of stages, or a \
+                            step of more tokens";
 
 fn read(path: &Path) -> anyhow::Result<Fleet> {
     let text = read_text(path, LARGEST_FLEET)
@@ -209,6 +233,66 @@ fn table(plan: &Plan, text: &mut String) {
         let _ = writeln!(text);
     }
     why(plan, text);
+}
+
+/// How many of the choices are listed beside the best.
+const LISTED: usize = 8;
+
+/// The fastest choice with its reasons, and a line for each other.
+fn advice(choices: &[Choice], budget: Option<f64>) -> String {
+    let mut text = String::new();
+    let Some(best) = choices.first() else { return text };
+    let devices = |choice: &Choice| {
+        let taken = choice.devices.iter().filter(|(_, count)| *count > 0);
+        taken.map(|(name, count)| format!("{count} {name}")).collect::<Vec<_>>().join(", ")
+    };
+    let Choice { stages, replicas, microbatch, microbatches, .. } = best;
+    let _ = writeln!(
+        text,
+        "{stages} stages of {replicas} devices ({}), {microbatches} microbatches of {microbatch} tokens a step for each \
+         replica, windows of {}",
+        devices(best),
+        best.windows.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+    );
+    let _ = writeln!(
+        text,
+        "  {:.0} tokens/s: a step of {:.2} s = {:.2} of passes ({:.0}% computing) and {:.2} all-reduce; {} of memory",
+        best.tokens_per_second,
+        best.step,
+        best.passes,
+        100.0 * best.computes / best.passes,
+        best.all_reduce,
+        Bytes(best.memory as u64)
+    );
+    let within = budget.map_or_else(String::new, |budget| format!(" of {budget:.2}"));
+    let _ = writeln!(text, "  {:.2}{within} an hour", best.price);
+    let waits = [
+        (best.computes, "computing: faster or more devices would help"),
+        (
+            best.passes - best.computes,
+            "waits in the pipeline: nearer or fewer stages, or more microbatches would help",
+        ),
+        (
+            best.all_reduce,
+            "the all-reduce: nearer replicas of a stage, more stages or larger steps would help",
+        ),
+    ];
+    if let Some((_, most)) = waits.iter().max_by(|one, other| one.0.total_cmp(&other.0)) {
+        let _ = writeln!(text, "  Most of it is {most}.");
+    }
+    for other in choices.iter().skip(1).take(LISTED) {
+        let _ = writeln!(
+            text,
+            "  or {} stages of {} ({}): {:.0} tokens/s for {:.2} an hour, microbatches of {} tokens",
+            other.stages,
+            other.replicas,
+            devices(other),
+            other.tokens_per_second,
+            other.price,
+            other.microbatch
+        );
+    }
+    text
 }
 
 /// What would have to change for the plan to be cheaper.

@@ -244,6 +244,7 @@ impl Described {
                 jitter: seconds(self.latency_near),
                 bandwidth: Some(self.bandwidth as u64),
                 bandwidths: Vec::new(),
+                measured: true,
                 uplink: None,
                 duplicates_per_mille: 0,
                 strays_per_mille: 0,

@@ -14,6 +14,7 @@ use super::timeline::Series;
 use crate::cli::SimulateArgs;
 use crate::config::read_text;
 use crate::exit::{Exit, ExitWith};
+use crate::progress::counted;
 
 /// Runs a swarm for each seed and prints what came of it.
 ///
@@ -108,6 +109,15 @@ fn print_report(seed: u64, scenario: &Scenario, report: &Report) {
         recovery.rounds_aborted,
         recovery.rewinds
     );
+    for (reason, migrations) in &report.migrations {
+        println!(
+            "  {} begun to another stage, since {}: {} done, {} given up",
+            counted(migrations.begun, "move"),
+            reason.words(),
+            migrations.done,
+            migrations.given_up
+        );
+    }
 }
 
 #[cfg(test)]

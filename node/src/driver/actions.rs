@@ -1,10 +1,11 @@
 //! What the state machines want done.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::Context;
 use shoal_metrics::NodeState;
-use shoal_protocol::ids::{Era, Member, Stage, Step, Term};
+use shoal_protocol::ids::{Era, Member, PeerId, Stage, Step, Term};
 use shoal_protocol::message::{
     Between, CommitRecord, LogRecord, Message, SnapshotPart, StoredFile, StoredStage, TensorTag,
     ToCoordinator, View, proof_of_all,
@@ -20,7 +21,7 @@ use super::chunks::Label;
 use super::collect::{Scattered, checked_name, collect, obtain};
 use super::resume::{self, FETCHED, KEPT, checkpoint_folder};
 use super::staging::Staging;
-use super::{Driver, Ending, Gathered, Job, Own};
+use super::{Driver, Ending, Gathered, Job, Own, landmarks};
 use crate::events::{RunEvent, StepReport, Traffic};
 use crate::fault_point::FaultPoint;
 
@@ -41,6 +42,7 @@ impl Driver<'_> {
                 }
                 PeerAction::Send { to, message } => self.tell(to, message),
                 PeerAction::SendTensor { to, tag, payload } => self.send_tensor(to, tag, payload),
+                PeerAction::LookRound { at } => self.look_round(at),
                 PeerAction::Fetch { version, part } => self.fetch(version, part),
                 PeerAction::Keep { version, part } => self.keep(version, part),
                 PeerAction::Compute(task) => self.compute(task),
@@ -182,8 +184,8 @@ impl Driver<'_> {
             }
             PeerEvent::Applied { record } => self.report_step(&record, None),
             PeerEvent::Counted { .. } => {}
-            PeerEvent::MoveBegun { to } => {
-                tracing::info!(stage = %to, "fetching another stage, to host it instead");
+            PeerEvent::MoveBegun { to, reason } => {
+                tracing::info!(stage = %to, reason = reason.words(), "fetching another stage, to host it instead");
             }
             PeerEvent::Moved { from, to, at } => {
                 self.note(&RunEvent::Moved { from, to: to.0, step: at.0 });
@@ -297,15 +299,17 @@ impl Driver<'_> {
                 "its known answers differ from the first member's: exactly-once holds, \
                  the reference's bits may not"
             ),
-            CoordinatorEvent::MoveBegun { member, from, to } => {
-                tracing::info!(peer = %member, stage = %from, %to, "is to move");
+            CoordinatorEvent::MoveBegun { member, from, to, reason } => {
+                let (peer, to) = (member.peer, to.0);
+                self.note(&RunEvent::MoveBegun { peer, from, to, reason });
             }
-            CoordinatorEvent::Moves { member, from, to, at } => {
+            CoordinatorEvent::Moves { member, from, to, at, reason } => {
                 let (peer, to, step) = (member.peer, to.0, at.0);
-                self.note(&RunEvent::Moves { peer, from, to, step });
+                self.note(&RunEvent::Moves { peer, from, to, step, reason });
             }
-            CoordinatorEvent::MoveCancelled { member, to } => {
-                tracing::info!(peer = %member, %to, "is needed where it is, and stays");
+            CoordinatorEvent::MoveCancelled { member, to, reason, obstacle } => {
+                let (peer, to, obstacle) = (member.peer, to.0, obstacle.words().to_owned());
+                self.note(&RunEvent::MoveCancelled { peer, to, reason, obstacle });
             }
             CoordinatorEvent::Lost { member, span, how } => {
                 self.note(&RunEvent::Lost { peer: member.peer, span, how });
@@ -370,6 +374,17 @@ impl Driver<'_> {
         self.tracker.spawn(async move {
             let whole = whole.await;
             let _ = done.send(Gathered::Kept { version, stage, whole }).await;
+        });
+    }
+
+    /// Measures the links to these members.
+    fn look_round(&self, at: Vec<(PeerId, Vec<SocketAddr>)>) {
+        let Some(links) = &self.links else { return };
+        let (transport, done) = (links.transport.clone(), self.gathered.0.clone());
+        self.tracker.spawn(async move {
+            let ways = landmarks::ways_to(&transport, at).await;
+            // The driver that no longer listens is closing.
+            let _ = done.send(Gathered::Looked(ways)).await;
         });
     }
 

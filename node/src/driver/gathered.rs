@@ -1,6 +1,7 @@
 //! What was done in the background, and what follows from it.
 
-use shoal_protocol::ids::{Member, Stage, Step};
+use shoal_protocol::ids::{Member, PeerId, Stage, Step};
+use shoal_protocol::message::Way;
 use shoal_scheduler::action::{CoordinatorInput, PeerInput};
 
 use super::collect::Collected;
@@ -21,6 +22,8 @@ pub(super) enum Gathered {
     },
     /// Something that was to be sent could not be read back.
     LogLost(anyhow::Error),
+    /// What the links to some members are.
+    Looked(Vec<(PeerId, Way)>),
     /// Members whose processes are no more.
     Gone(Vec<Member>),
     Snapshot {
@@ -50,6 +53,9 @@ impl Driver<'_> {
             }
             Gathered::LogLost(error) => {
                 self.ending.get_or_insert(Ending::Stopped(format!("{error:#}")));
+            }
+            Gathered::Looked(ways) => {
+                self.own.push_back(Own::Peer(PeerInput::Looked(ways)));
             }
             Gathered::Gone(members) => {
                 for member in members {

@@ -5,13 +5,13 @@ use std::time::{Duration, Instant, SystemTime};
 
 use shoal_engine::forward_flops;
 use shoal_metrics::{
-    Direction, Fault, Label, LinkPacking, Metrics, NodeState, Path, PeerState, Phase, PortState,
-    Preemption, Queue, Refusal, Repeat, RoundFailure, TrafficKind, Turned,
+    Direction, Fault, Label, LinkPacking, Metrics, MoveCause, NodeState, Path, PeerState, Phase,
+    PortState, Preemption, Queue, Refusal, Repeat, RoundFailure, TrafficKind, Turned,
 };
 use shoal_protocol::history::History;
 use shoal_protocol::ids::{ClaimKey, Era, Member, Step};
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::message::{MemberRecord, View};
+use shoal_protocol::message::{MemberRecord, MoveReason, View};
 use shoal_protocol::net::admission::Reason;
 use shoal_protocol::net::transport::{Flow, Traffic, Transport};
 use shoal_protocol::units::Bytes;
@@ -210,6 +210,13 @@ impl Meters {
                 }
             }
             CoordinatorEvent::TookOver { .. } => keeping.terms.inc(),
+            CoordinatorEvent::MoveBegun { reason, .. } => {
+                keeping.moves_begun.of(cause(*reason)).inc();
+            }
+            CoordinatorEvent::Moves { reason, .. } => keeping.moves_done.of(cause(*reason)).inc(),
+            CoordinatorEvent::MoveCancelled { reason, .. } => {
+                keeping.moves_given_up.of(cause(*reason)).inc();
+            }
             CoordinatorEvent::Rewound { steps, .. } => {
                 keeping.rewinds.inc();
                 repeated(Repeat::Rewind, steps * manifest.tokens_per_step(), 1);
@@ -358,6 +365,16 @@ fn since_1970() -> f64 {
 
 fn gauge(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+fn cause(reason: MoveReason) -> MoveCause {
+    match reason {
+        MoveReason::StageLost => MoveCause::StageLost,
+        MoveReason::MembersGone => MoveCause::MembersGone,
+        MoveReason::Uneven => MoveCause::Uneven,
+        MoveReason::Nearer => MoveCause::Nearer,
+        MoveReason::Trial => MoveCause::Trial,
+    }
 }
 
 fn label_of(reason: Reason) -> Turned {

@@ -17,6 +17,7 @@ mod heard;
 pub mod home;
 mod incoming;
 mod keeper;
+mod landmarks;
 mod meters;
 pub mod observer;
 mod office;
@@ -545,6 +546,7 @@ async fn peer(setup: &Setup, room: &Room) -> anyhow::Result<(Peer, bool)> {
         choice: *choice,
         fits,
         mobile,
+        ways: None,
         addresses: network.as_ref().map_or_else(Vec::new, |net| net.addresses.clone()),
         fingerprint,
         duties: Duties { anchor: office.anchor.is_some(), archive: office.archive.is_some() },

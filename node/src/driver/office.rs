@@ -16,6 +16,7 @@ use shoal_protocol::net::transport::Transport;
 use shoal_protocol::wire;
 use shoal_scheduler::action::CoordinatorInput;
 use shoal_scheduler::coordinator::{Coordinator, CoordinatorConfig};
+use shoal_scheduler::nearness::Load;
 use shoal_scheduler::rebalance::Rebalance;
 use shoal_scheduler::router::Routing;
 use tokio::sync::mpsc;
@@ -289,6 +290,7 @@ impl Driver<'_> {
             retry: RETRY,
             patience: patience(&self.manifest),
             homecoming: HOMECOMING,
+            load: load(&self.manifest),
             rebalance: self.post.rebalance,
             routing: Routing::default(),
         });
@@ -299,6 +301,11 @@ impl Driver<'_> {
         self.keeper.is(self.me);
         self.obey_coordinator(out);
     }
+}
+
+/// What a step sends.
+fn load(manifest: &Manifest) -> Load {
+    Load::of(manifest, |stage| parameter_count(manifest, stage) as u64)
 }
 
 /// After how long the first all-reduce is tried again where it has no result.

@@ -7,8 +7,8 @@ use shoal_protocol::net::transport::{Flow, Traffic, Transport};
 
 use super::Driver;
 use crate::status::{
-    Board, CheckpointStatus, LinkStatus, LoadStatus, MemberState, MemberStatus, NodeState,
-    NodeStatus, RunStatus, Sight, TrafficStatus,
+    Board, CheckpointStatus, LinkStatus, LoadStatus, MemberState, MemberStatus, MoveStatus,
+    NodeState, NodeStatus, RunStatus, Sight, TrafficStatus,
 };
 
 /// How often the driver looks around. Changes of the membership are told at once.
@@ -144,6 +144,7 @@ impl Driver<'_> {
             incarnation: member.incarnation,
             stages: record.span,
             state,
+            moves: record.moves.map(|moves| MoveStatus { to: moves.to, reason: moves.reason }),
             keeper: self.keeper.member() == Some(member),
             anchor: record.duties.anchor,
             archive: record.duties.archive,

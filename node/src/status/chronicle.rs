@@ -57,8 +57,11 @@ impl Chronicle {
                 self.pause.clone_from(&text);
             }
             RunEvent::TookOver { .. } => self.pause = None,
-            // The membership shows who came and went, to every member alike.
-            RunEvent::Admitted { .. } => return,
+            // The membership shows who came and went, and moves, to every member alike.
+            RunEvent::Admitted { .. }
+            | RunEvent::MoveBegun { .. }
+            | RunEvent::Moves { .. }
+            | RunEvent::MoveCancelled { .. } => return,
             RunEvent::Lost { peer, how, .. } => {
                 if self.causes.len() < CAUSES {
                     self.causes.insert(*peer, how.clone());
@@ -78,7 +81,6 @@ impl Chronicle {
             | RunEvent::TurnedAway { .. }
             | RunEvent::OwnPort(_)
             | RunEvent::Roster { .. }
-            | RunEvent::Moves { .. }
             | RunEvent::Moved { .. }
             | RunEvent::Joined { .. }
             | RunEvent::Serving { .. }
@@ -219,10 +221,11 @@ fn tone(event: &RunEvent) -> Tone {
 
 #[cfg(test)]
 mod tests {
-    use shoal_protocol::ids::{ContentHash, StageSpan};
+    use shoal_protocol::ids::{ContentHash, Stage, StageSpan};
+    use shoal_protocol::message::MoveReason;
 
     use super::*;
-    use crate::status::{MemberState, NodeStatus, RunStatus, example};
+    use crate::status::{MemberState, MoveStatus, NodeStatus, RunStatus, example};
 
     fn started() -> RunEvent {
         RunEvent::Started {
@@ -359,6 +362,32 @@ mod tests {
         now.members.clear();
         chronicle.see(4, now);
         assert_eq!(texts(&chronicle).len(), 4);
+    }
+
+    #[test]
+    fn who_changes_its_stage_is_told_of_with_the_reason() {
+        let mut chronicle = Chronicle::default();
+        let mut now = sight();
+        chronicle.see(0, now.clone());
+        let peer = now.members[1].peer.short();
+        let reason = MoveReason::MembersGone;
+        // What the keeper alone hears of is not told twice.
+        let (from, to) = (StageSpan::one(Stage(1)), 2);
+        let begun = RunEvent::MoveBegun { peer: now.members[1].peer, from, to, reason };
+        chronicle.note(1, &begun);
+        let begins = MoveStatus { to: Stage(2), reason };
+        for (view, moves, stage) in
+            [(2, Some(begins), 1), (3, None, 1), (4, Some(begins), 1), (5, None, 2)]
+        {
+            now.members[1].moves = moves;
+            now.members[1].stages = StageSpan::one(Stage(stage));
+            now.view = view;
+            chronicle.see(view, now.clone());
+        }
+        let goes = format!("{peer} goes from stage 1 to stage 2: members of it are gone");
+        let stays = format!("{peer} stays at stage 1");
+        let hosts = format!("{peer} hosts stage 2 instead of stage 1");
+        assert_eq!(texts(&chronicle), [goes.clone(), stays, goes, hosts]);
     }
 
     #[test]

@@ -28,6 +28,7 @@ fn member(number: u8, stages: StageSpan, state: MemberState) -> MemberStatus {
         incarnation: Incarnation(1),
         stages,
         state,
+        moves: None,
         keeper: number == 1,
         anchor: number == 1,
         archive: false,

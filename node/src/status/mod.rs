@@ -18,7 +18,8 @@ pub use self::board::{Board, Health};
 pub use self::own_port::{Mapping, OwnPort};
 pub use self::snapshot::{
     CheckpointStatus, Curves, Happening, LinkStatus, LoadStatus, MemberState, MemberStatus,
-    NodeState, NodeStatus, Point, RunStatus, Status, Tone, TrafficStatus, TrainingStatus,
+    MoveStatus, NodeState, NodeStatus, Point, RunStatus, Status, Tone, TrafficStatus,
+    TrainingStatus,
 };
 
 /// What the driver sees of the run now.

@@ -60,9 +60,27 @@ fn members(
                 let text = format!("{} serves {}", member.peer.short(), place(member));
                 found.push((Tone::Good, text));
             }
-            Some(_) => {}
+            Some(was) => found.extend(moved(was, member)),
         }
     }
+}
+
+/// What is new of a member's way to another stage.
+fn moved(was: &MemberStatus, member: &MemberStatus) -> Option<(Tone, String)> {
+    let peer = member.peer.short();
+    let text = if member.stages != was.stages {
+        format!("{peer} hosts {} instead of {}", place(member), place(was))
+    } else {
+        match (was.moves, member.moves) {
+            (before, Some(moves)) if before.is_none_or(|before| before.to != moves.to) => {
+                let (to, why) = (moves.to, moves.reason.words());
+                format!("{peer} goes from {} to stage {to}: {why}", place(member))
+            }
+            (Some(_), None) => format!("{peer} stays at {}", place(member)),
+            _ => return None,
+        }
+    };
+    Some((Tone::Plain, text))
 }
 
 /// The same life of the same peer.

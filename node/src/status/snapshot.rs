@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 #[cfg(any(test, fuzzing))]
 use shoal_protocol::decoder::Decoder;
-use shoal_protocol::ids::{ContentHash, Incarnation, PeerId, RunId, StageSpan};
+use shoal_protocol::ids::{ContentHash, Incarnation, PeerId, RunId, Stage, StageSpan};
+use shoal_protocol::message::MoveReason;
 
 use super::own_port::OwnPort;
 
@@ -191,6 +192,9 @@ pub struct MemberStatus {
     pub stages: StageSpan,
     /// What it is at.
     pub state: MemberState,
+    /// Where it goes from there, if it is on its way.
+    #[serde(default)]
+    pub moves: Option<MoveStatus>,
     /// Whether it keeps the run.
     pub keeper: bool,
     /// Whether it would keep the run's log.
@@ -203,6 +207,15 @@ pub struct MemberStatus {
     pub addresses: Vec<SocketAddr>,
     /// The link from here to there, where there is one.
     pub link: Option<LinkStatus>,
+}
+
+/// A member's way to another stage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MoveStatus {
+    /// Which.
+    pub to: Stage,
+    /// Why.
+    pub reason: MoveReason,
 }
 
 /// What a member is at.

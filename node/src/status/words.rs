@@ -39,7 +39,9 @@ pub(crate) fn rows_of(status: &Status) -> Vec<[String; 7]> {
             continue;
         }
         for member in members {
-            let state = format!("{} {}", member.state.sign(), member.state.name());
+            let moves = member.moves.map(|moves| format!(", goes to {}", moves.to));
+            let (state, moves) = (member.state, moves.unwrap_or_default());
+            let state = format!("{} {}{moves}", state.sign(), state.name());
             let [trip, rate, lost] = link_words(member);
             let (stage, peer) = (stage.clone(), member.peer.short());
             rows.push([stage, peer, state, roles(member), trip, rate, lost]);

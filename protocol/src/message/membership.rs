@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use super::Way;
 use crate::ids::{ContentHash, Era, Member, PeerId, Stage, StageSpan, Step};
 
 /// Which stages a newcomer wants to host.
@@ -45,6 +46,8 @@ pub struct Candidate {
     /// Whether it may be given another stage later: it has room for any two at once, and nobody
     /// chose its stage.
     pub mobile: bool,
+    /// What it measured of its links to members; none before it has looked round.
+    pub ways: Option<Vec<(PeerId, Way)>>,
 }
 
 /// Who is a member.
@@ -203,6 +206,50 @@ pub struct Move {
     pub era: Era,
     /// The first step that it serves there; none while it is not ready.
     pub at: Option<Step>,
+    /// What it is for.
+    pub reason: MoveReason,
+}
+
+/// Why a member is to change its stage.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    bincode::Encode,
+    bincode::Decode,
+    serde::Serialize,
+    serde::Deserialize,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum MoveReason {
+    /// Nobody has the other stage's weights any more: it begins again from a checkpoint.
+    StageLost,
+    /// Members of the other stage are gone, and it is the slow one since.
+    MembersGone,
+    /// The other stage gets through less, by what is measured.
+    Uneven,
+    /// Two that are about equally fast change places, each nearer then to those whom it sends to.
+    Nearer,
+    /// It is tried what moves lead to.
+    Trial,
+}
+
+impl MoveReason {
+    /// In words, about a stage.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::StageLost => "nobody is left there",
+            Self::MembersGone => "members of it are gone",
+            Self::Uneven => "it gets through least",
+            Self::Nearer => "it is nearer",
+            Self::Trial => "moves are tried",
+        }
+    }
 }
 
 impl MemberRecord {

@@ -14,7 +14,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::log::{CommitRecord, LogRecord, SnapshotPart, StoredFile, StoredStage};
-pub use self::membership::{Candidate, Duties, MemberRecord, Move, StageChoice, View, ViewChange};
+pub use self::membership::{
+    Candidate, Duties, MemberRecord, Move, MoveReason, StageChoice, View, ViewChange,
+};
 pub use self::round::{
     Crew, CrewChange, CrewMember, Round, RoundId, RoundMember, RoundOutcome, proof_of_all,
     proof_tag,
@@ -106,6 +108,15 @@ pub struct HeldClaim {
     pub done: bool,
     /// The mean loss per token, from the last stage, once it is done.
     pub loss: Option<FixedLoss>,
+}
+
+/// What a peer measured of its link to another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct Way {
+    /// The shortest.
+    pub round_trip: Duration,
+    /// What it carries there, where that was measured.
+    pub rate: Option<Rate>,
 }
 
 /// How long the passes of a microbatch took at one stage, each from when the engine could have begun
@@ -270,6 +281,11 @@ pub enum ToCoordinator {
         /// stage cannot go on.
         there: bool,
     },
+    /// What the sender measured of its links to some others: what is new, or has changed by much.
+    Ways {
+        /// To whom, and what.
+        ways: Vec<(PeerId, Way)>,
+    },
     /// The sender lacks a membership that the present one was made of: it wants the whole.
     ViewWanted,
     /// The sender cannot reach a member that it must speak with.
@@ -330,6 +346,12 @@ pub enum FromCoordinator {
         /// The version of the weights that it starts with: the initial ones where it is 0, else
         /// those of a `Snapshot`.
         version: Step,
+    },
+    /// Several stages need the newcomer equally: it is to look at these members, and register again with
+    /// what it measured.
+    LookRound {
+        /// Who, and where they listen.
+        at: Vec<(PeerId, Vec<SocketAddr>)>,
     },
     /// Where the weights are that a newcomer starts with.
     Snapshot {

@@ -11,6 +11,7 @@ use shoal_protocol::ids::{Member, PeerId, Stage, StageSpan};
 
 pub use self::paces::{Estimates, Paces};
 use crate::dice::mixed;
+use crate::rebalance::SAME;
 
 /// Microbatches in a million seconds, so that integers do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -95,20 +96,28 @@ impl Capacity {
         self.stages.iter().map(|(_, throughput)| *throughput).min().unwrap_or_default()
     }
 
-    /// The stage at which one more host, which has room for those that it `fits`, raises the
-    /// throughput most: a stage that nobody hosts, the lowest of several; else the one that gets
-    /// through least. Of several that get through equally little the newcomer's id decides, so that a
-    /// crowd does not fill the stages in one order.
+    /// The stages at which one more host, which has room for those that it `fits`, raises the
+    /// throughput most: those that nobody hosts, the lowest first; else those that get through least, or
+    /// about as little. Of several that get through equally little the newcomer's id decides which is
+    /// first, so that a crowd does not fill the stages in one order.
     #[must_use]
-    pub fn neediest(&self, fits: &BTreeSet<Stage>, newcomer: PeerId) -> Option<Stage> {
+    pub fn neediest(&self, fits: &BTreeSet<Stage>, newcomer: PeerId) -> Vec<Stage> {
         let seed = u64::from_le_bytes(*newcomer.0.first_chunk().expect("a peer id has 32 bytes"));
         let known = fits.iter().filter(|stage| usize::from(stage.0) < self.stages.len());
-        known.copied().min_by_key(|stage| {
+        let mut known: Vec<Stage> = known.copied().collect();
+        known.sort_by_cached_key(|stage| {
             let hosted = self.hosts(*stage) > 0;
             // Each of those that nobody hosts takes one: there is no crowd to spread.
             let order = if hosted { mixed(seed, u64::from(stage.0)) } else { 0 };
             (hosted, self.of_stage(*stage), order, *stage)
-        })
+        });
+        let Some(first) = known.first().copied() else { return known };
+        let most = self.of_stage(first).per_second() * SAME;
+        known.retain(|stage| {
+            let hosted = self.hosts(*stage) > 0;
+            hosted == (self.hosts(first) > 0) && self.of_stage(*stage).per_second() <= most
+        });
+        known
     }
 }
 
@@ -156,7 +165,7 @@ mod tests {
         let mut order = Vec::new();
         for number in 0..4 {
             let newcomer = member(number);
-            let stage = capacity.neediest(&all(3), newcomer.peer).expect("it fits anywhere");
+            let stage = capacity.neediest(&all(3), newcomer.peer)[0];
             order.push(stage.0);
             let span = StageSpan::one(stage);
             capacity.add(span, estimates.throughput(newcomer, span));
@@ -165,8 +174,8 @@ mod tests {
         assert_eq!(order[0], 1);
         assert!(order[1..3] == [1, 2] || order[1..3] == [2, 1], "{order:?}");
         let only = BTreeSet::from([Stage(0)]);
-        assert_eq!(capacity.neediest(&only, member(9).peer), Some(Stage(0)));
-        assert_eq!(capacity.neediest(&BTreeSet::new(), member(9).peer), None);
+        assert_eq!(capacity.neediest(&only, member(9).peer), [Stage(0)]);
+        assert_eq!(capacity.neediest(&BTreeSet::new(), member(9).peer), []);
     }
 
     #[test]
@@ -201,7 +210,7 @@ mod tests {
             for number in 0..crowd {
                 let newcomer = member(number ^ salt);
                 let stage = capacity.neediest(&all(stages), newcomer.peer);
-                let span = StageSpan::one(stage.expect("it fits anywhere"));
+                let span = StageSpan::one(stage[0]);
                 capacity.add(span, Throughput::of_pace(estimates.pace(newcomer, span.first)));
             }
             let hosts = f64::from(crowd) + f64::from(stages);
@@ -221,7 +230,7 @@ mod tests {
             let mut capacity = Capacity::of(stages, [], &estimates);
             for number in 0..crowd {
                 let newcomer = member(number ^ salt);
-                let stage = capacity.neediest(&all(stages), newcomer.peer).expect("it fits");
+                let stage = capacity.neediest(&all(stages), newcomer.peer)[0];
                 let span = StageSpan::one(stage);
                 capacity.add(span, estimates.throughput(newcomer, span));
                 let hosts = (0..stages).map(|stage| capacity.hosts(Stage(stage)));

@@ -4,12 +4,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use shoal_protocol::ids::{Member, Stage};
-use shoal_protocol::message::MemberRecord;
+use shoal_protocol::ids::{Member, Stage, StageSpan};
+use shoal_protocol::message::{MemberRecord, MoveReason};
 use shoal_protocol::units::Moment;
 
 use super::{Coordinator, Out, Phase};
 use crate::capacity::{Estimates, Throughput};
+use crate::exchange::{CELL, exchange};
 use crate::lateness::Estimate;
 use crate::rebalance::{self, Plan, Rebalance, Replica};
 
@@ -31,6 +32,8 @@ pub(super) struct Balance {
     /// How long it took newcomers from when they began to wait for a snapshot until they had the
     /// weights: a move takes as long.
     fetches: Option<Estimate>,
+    /// How many of each stage are gone and not made up for, since stages were last level.
+    gone: BTreeMap<Stage, usize>,
 }
 
 impl Balance {
@@ -45,6 +48,31 @@ impl Balance {
     /// Somebody has the weights that it was to fetch so long ago.
     pub(super) fn fetched(&mut self, took: Duration) {
         Estimate::note(&mut self.fetches, took);
+    }
+
+    /// A member of these stages is gone.
+    pub(super) fn lacks(&mut self, span: StageSpan) {
+        for stage in span.stages() {
+            *self.gone.entry(stage).or_insert(0) += 1;
+        }
+    }
+
+    /// These stages have another member, or are to.
+    pub(super) fn gains(&mut self, span: StageSpan) {
+        for stage in span.stages() {
+            self.gone.entry(stage).and_modify(|gone| *gone = gone.saturating_sub(1));
+        }
+    }
+
+    /// No stage is much slower than others: what befalls them from now on is another matter.
+    pub(super) fn is_level(&mut self) {
+        self.gone.clear();
+    }
+
+    /// Why somebody is to go to a stage that is slower than others.
+    fn reason(&self, to: Stage) -> MoveReason {
+        let lacks = self.gone.get(&to).is_some_and(|gone| *gone > 0);
+        if lacks { MoveReason::MembersGone } else { MoveReason::Uneven }
     }
 
     /// Whether enough was seen for speeds to say something.
@@ -81,27 +109,73 @@ impl Coordinator {
         }
         let moves = match self.config.rebalance {
             Rebalance::Never => Vec::new(),
-            Rebalance::When { gain, .. } => self.useful_moves(gain),
-            Rebalance::Restless { .. } => self.any_move().into_iter().collect(),
+            Rebalance::When { gain, .. } => {
+                let useful = self.useful_moves(gain);
+                if useful.is_empty() { self.exchanges(gain) } else { useful }
+            }
+            Rebalance::Restless { .. } => self
+                .any_move()
+                .map(|(member, to)| (member, to, MoveReason::Trial))
+                .into_iter()
+                .collect(),
         };
-        for (member, to) in moves {
-            self.move_member(member, to, out);
+        for (member, to, reason) in moves {
+            self.balance.gains(StageSpan::one(to));
+            self.move_member(member, to, reason, out);
         }
     }
 
+    /// Members that change places since steps get shorter by so many thousandths, and that pays. Only
+    /// while nobody is on its way: then stages have as many as they are to have.
+    fn exchanges(&self, gain: u32) -> Vec<(Member, Stage, MoveReason)> {
+        let training = &self.config.manifest.training;
+        let moving =
+            self.membership.records().any(|record| record.moves.is_some() || !record.serving);
+        let step = self.balance.steps.map(|steps| steps.mean().as_secs_f64());
+        let Some(step) = step.filter(|step| *step > 0.0) else { return Vec::new() };
+        if moving || self.ways.is_empty() || !self.balance.is_settled() {
+            return Vec::new();
+        }
+        let estimates = self.stragglers.paces.estimates(training.stages, self.now);
+        let mut placed = self.placed(&estimates);
+        let turn = self.balance.looks as usize * CELL % placed.len().max(1);
+        placed.rotate_left(turn);
+        let Some(found) = exchange(&placed, &self.ways, &self.config.load) else {
+            return Vec::new();
+        };
+        let saved = (found.before - found.after).min(step / 2.0);
+        let after = 1.0 / (step - saved.max(0.0));
+        let plan = Plan { moves: found.moves, before: 1.0 / step, after };
+        let of_use = plan.after >= plan.before * (1.0 + f64::from(gain) / 1000.0);
+        let left = training.steps - self.version.0;
+        if !of_use || !self.balance.pays(&plan, self.membership.len(), left) {
+            return Vec::new();
+        }
+        plan.moves.into_iter().map(|(member, to)| (member, to, MoveReason::Nearer)).collect()
+    }
+
     /// Moves that make the swarm faster by so many thousandths, and pay.
-    fn useful_moves(&self, gain: u32) -> Vec<(Member, Stage)> {
+    fn useful_moves(&mut self, gain: u32) -> Vec<(Member, Stage, MoveReason)> {
         let training = &self.config.manifest.training;
         let estimates = self.stragglers.paces.estimates(training.stages, self.now);
         let stages = self.config.manifest.stages();
         let costs: BTreeMap<Stage, f64> =
             stages.map(|stage| (stage, estimates.typical(stage) as f64)).collect();
-        let plan = rebalance::plan(&self.placed(&estimates), &costs);
-        let enough = self.balance.is_settled()
-            && plan.after >= plan.before * (1.0 + f64::from(gain) / 1000.0);
+        let nearness = self.membership.nearness(&self.ways, &self.config.load);
+        let distance = |member: Member, stage| nearness.cost(member.peer, stage).as_secs_f64();
+        let plan = rebalance::nearest_plan(&self.placed(&estimates), &costs, distance);
+        let of_use = plan.after >= plan.before * (1.0 + f64::from(gain) / 1000.0);
+        if !of_use {
+            self.balance.is_level();
+        }
+        let enough = self.balance.is_settled() && of_use;
         let left = training.steps - self.version.0;
         let pays = enough && self.balance.pays(&plan, self.membership.len(), left);
-        if pays { plan.moves } else { Vec::new() }
+        if !pays {
+            return Vec::new();
+        }
+        let reason = |to| self.balance.reason(to);
+        plan.moves.into_iter().map(|(member, to)| (member, to, reason(to))).collect()
     }
 
     /// The members with one stage each where they serve or will, and those with more at each of them.

@@ -8,6 +8,7 @@ use shoal_protocol::history::History;
 use shoal_protocol::ids::{Member, PeerId};
 use shoal_protocol::manifest::Manifest;
 
+use crate::nearness::Load;
 use crate::rebalance::Rebalance;
 use crate::router::Routing;
 
@@ -32,6 +33,8 @@ pub struct CoordinatorConfig {
     /// How long a run that lost a stage waits for those who have its newest checkpoint, before it goes
     /// on from an older one.
     pub homecoming: Duration,
+    /// What a step sends, to weigh how near members are to each other.
+    pub load: Load,
     /// When members change their stages.
     pub rebalance: Rebalance,
     /// By what it chooses between replicas of the first stage.

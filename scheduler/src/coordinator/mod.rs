@@ -45,6 +45,7 @@ use self::work::Work;
 use crate::action::{CoordinatorAction, CoordinatorEvent, CoordinatorInput};
 use crate::lateness::Estimate;
 use crate::membership::Membership;
+use crate::nearness::Ways;
 
 /// The run's decisions. One member at a time is the run's coordinator; what must outlast it goes
 /// through the log before it is said.
@@ -81,6 +82,8 @@ pub struct Coordinator {
     round_times: Option<Estimate>,
     /// What the links between replicas of a stage were measured to carry, from whom and to whom.
     link_rates: BTreeMap<(Member, Member), Rate>,
+    /// What members measured of their links to each other.
+    ways: Ways,
     newcomers: Newcomers,
     balance: Balance,
     snapshots: Snapshots,
@@ -162,6 +165,7 @@ impl Coordinator {
             crews: BTreeMap::new(),
             round_times: None,
             link_rates: BTreeMap::new(),
+            ways: Ways::default(),
             newcomers: Newcomers::default(),
             balance: Balance::default(),
             snapshots: Snapshots::default(),
@@ -325,6 +329,7 @@ impl Coordinator {
             ToCoordinator::Ready { version, view } => self.ready(from, version, view, out),
             ToCoordinator::Behind { there } => self.behind(from, there, out),
             ToCoordinator::CannotReach { member } => self.cannot_reach(from, member, out),
+            ToCoordinator::Ways { ways } => self.ways.note(from.peer, &ways),
             ToCoordinator::ViewWanted => self.view_wanted(from, out),
             ToCoordinator::Present => {}
             ToCoordinator::Leave => self.lost(from, "it left", out),

@@ -1,19 +1,61 @@
 //! Members that change their stage: each fetches the other one's weights while it serves its own, and
 //! changes over at a step of which nothing is given out yet, so that what it counted counts.
 
-use shoal_protocol::ids::{Member, Stage};
-use shoal_protocol::message::View;
+use shoal_protocol::ids::{Member, Stage, Step};
+use shoal_protocol::message::{MemberRecord, Move, MoveReason, View};
 
 use super::{Coordinator, Out, Phase, event};
-use crate::action::CoordinatorEvent;
+use crate::action::{CoordinatorEvent, MoveObstacle};
 
 impl Coordinator {
     /// Has a member fetch another stage, to serve it in place of its own.
-    pub(super) fn move_member(&mut self, member: Member, to: Stage, out: &mut Out) {
+    pub(super) fn move_member(
+        &mut self,
+        member: Member,
+        to: Stage,
+        reason: MoveReason,
+        out: &mut Out,
+    ) {
         let from = self.membership.span_of(member).expect("members move");
-        self.membership.begin_move(member, to);
-        event(CoordinatorEvent::MoveBegun { member, from, to }, out);
+        self.membership.begin_move(member, to, reason);
+        event(CoordinatorEvent::MoveBegun { member, from, to, reason }, out);
         self.view_changed(out);
+    }
+
+    /// Has those host in the next era what nobody would who can; who is on its way stays.
+    pub(super) fn move_for_next_era(&mut self, out: &mut Out) {
+        let members: Vec<Member> = self.membership.members().collect();
+        for member in members {
+            if let Some(moves) = self.membership.on_its_way(member) {
+                self.membership.cancel_move(member);
+                cancelled(member, moves, MoveObstacle::Rewound, out);
+            }
+        }
+        for (member, to) in self.membership.cover_all() {
+            let from = self.membership.span_of(member).expect("members move");
+            let reason = MoveReason::StageLost;
+            event(CoordinatorEvent::MoveBegun { member, from, to, reason }, out);
+        }
+    }
+
+    /// The next era begins at a version: who was to host something else in it does.
+    pub(super) fn moved_for_era(&self, at: Step, out: &mut Out) {
+        for record in self.membership.records() {
+            let lost = |moves: &Move| moves.reason == MoveReason::StageLost;
+            if let Some(Move { to, reason, .. }) = record.moves.filter(lost) {
+                let (member, from) = (record.member, record.span);
+                event(CoordinatorEvent::Moves { member, from, to, at, reason }, out);
+            }
+        }
+    }
+
+    /// A member is gone: its stages lack it, and it moves nowhere.
+    pub(super) fn lacks(&mut self, gone: &MemberRecord, out: &mut Out) {
+        self.balance.lacks(gone.destination());
+        self.ways.forget(gone.member.peer);
+        if let Some(moves) = gone.moves.filter(|moves| moves.at.is_none()) {
+            cancelled(gone.member, moves, MoveObstacle::Gone, out);
+        }
     }
 
     /// The log has new moves: who is to move hears what to begin from.
@@ -37,7 +79,8 @@ impl Coordinator {
         if self.view_pending || !trains {
             return;
         }
-        let Some(to) = self.membership.fetches(member) else { return };
+        let Some(moves) = self.membership.on_its_way(member) else { return };
+        let Move { to, reason, .. } = moves;
         let Some(from) = self.membership.span_of(member) else { return };
         self.newcomers.forget(member);
         self.drop_unwanted_snapshots();
@@ -45,13 +88,18 @@ impl Coordinator {
         let needed = stages.any(|stage| self.membership.staying(stage).all(|who| who == member));
         if needed {
             self.membership.cancel_move(member);
-            event(CoordinatorEvent::MoveCancelled { member, to }, out);
+            cancelled(member, moves, MoveObstacle::Needed, out);
         } else {
             let at = self.first_unopened().max(self.version.next());
             self.membership.end_move(member, at);
             self.work.forget_wishes_from(member, at);
-            event(CoordinatorEvent::Moves { member, from, to, at }, out);
+            event(CoordinatorEvent::Moves { member, from, to, at, reason }, out);
         }
         self.view_changed(out);
     }
+}
+
+fn cancelled(member: Member, moves: Move, obstacle: MoveObstacle, out: &mut Out) {
+    let Move { to, reason, .. } = moves;
+    event(CoordinatorEvent::MoveCancelled { member, to, reason, obstacle }, out);
 }

@@ -41,7 +41,9 @@ impl Coordinator {
         let Some(span) = self.membership.span_of(member).filter(|_| !over) else { return };
         event(CoordinatorEvent::Lost { member, span, how: how.to_owned() }, out);
         send(member, FromCoordinator::Expelled { reason: how.to_owned() }, out);
-        self.membership.expel(member);
+        if let Some(record) = self.membership.expel(member) {
+            self.lacks(&record, out);
+        }
         self.view_changed(out);
     }
 

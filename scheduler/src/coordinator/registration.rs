@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use shoal_protocol::ids::{Era, Member, PeerId, Step};
-use shoal_protocol::message::{Candidate, FromCoordinator, LogRecord, ViewChange};
+use shoal_protocol::message::{Candidate, FromCoordinator, LogRecord, MemberRecord, ViewChange};
 
 use super::{Coordinator, Out, Phase, event, send};
 use crate::action::{CoordinatorAction, CoordinatorEvent};
@@ -29,7 +29,18 @@ impl Coordinator {
         let serving = matches!(self.phase, Phase::Gathering) && self.is_before_first_step();
         let estimates =
             self.stragglers.paces.estimates(self.config.manifest.training.stages, self.now);
-        match self.membership.admit(from, candidate, serving, &estimates) {
+        match &candidate.ways {
+            None if !self.membership.contains(from) => {
+                let at = self.membership.landmarks(from.peer, &candidate, &estimates);
+                if !at.is_empty() {
+                    return send(from, FromCoordinator::LookRound { at }, out);
+                }
+            }
+            None => {}
+            Some(ways) => self.ways.note(from.peer, ways),
+        }
+        let known = (&self.ways, &self.config.load);
+        match self.membership.admit(from, candidate, serving, &estimates, known) {
             Err(AdmissionError::Expelled) => {
                 let reason = AdmissionError::Expelled.to_string();
                 send(from, FromCoordinator::Expelled { reason }, out);
@@ -42,10 +53,13 @@ impl Coordinator {
                 }
             }
             Ok(admission) => {
-                if let Some((member, span)) = admission.replaced {
+                if let Some(record) = admission.replaced {
+                    let MemberRecord { member, span, .. } = *record;
                     let how = "it started anew".to_owned();
                     event(CoordinatorEvent::Lost { member, span, how }, out);
+                    self.lacks(&record, out);
                 }
+                self.balance.gains(admission.span);
                 event(CoordinatorEvent::Admitted { member: from, span: admission.span }, out);
                 if admission.unlike {
                     event(CoordinatorEvent::Unlike { member: from }, out);

@@ -205,7 +205,7 @@ impl Coordinator {
         self.phase = Phase::Rewinding { version, logging: false };
         // No membership that is written from here on calls anybody a replica.
         self.membership.stop_serving();
-        self.membership.cover_all();
+        self.move_for_next_era(out);
         self.view_changed(out);
     }
 
@@ -227,6 +227,8 @@ impl Coordinator {
         self.era = era;
         self.began_at = version;
         self.version = version;
+        self.moved_for_era(version, out);
+        self.balance.is_level();
         self.membership.stands_at(era, version);
         self.last_commit = None;
         self.archive.forget_after(version);

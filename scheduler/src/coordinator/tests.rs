@@ -14,6 +14,7 @@ use shoal_protocol::message::{
 use shoal_protocol::units::Bytes;
 
 use super::*;
+use crate::nearness::Load;
 use crate::rebalance::Rebalance;
 use crate::router::Routing;
 use crate::sim::Scenario;
@@ -46,6 +47,7 @@ impl Run {
             retry: Duration::from_secs(2),
             patience: Duration::from_secs(30),
             homecoming: Duration::from_secs(60),
+            load: Load::of_stages(usize::from(stages)),
             rebalance: Rebalance::Never,
             routing: Routing::default(),
         };
@@ -140,6 +142,7 @@ fn stored_by(holders: &[u8]) -> StoredStage {
 
 fn register(choice: StageChoice) -> ToCoordinator {
     ToCoordinator::Register(Candidate {
+        ways: Some(Vec::new()),
         choice,
         fits: (0..8).map(Stage).collect(),
         addresses: Vec::new(),

@@ -14,7 +14,7 @@ use super::{Coordinator, Out, Phase, event, send};
 use crate::action::{CoordinatorEvent, StepBooks};
 use crate::lateness::Estimate;
 use crate::ledger::{ClaimAnswer, DoneAnswer, Grants, Ledger, Revoked};
-use crate::router::{PER, Router, Routing, speed};
+use crate::router::{PER, Router, Routing, Turn, speed};
 
 /// Steps that one wish can be about: those that can run and those that are given out before they end.
 const STEPS: usize = 4;
@@ -25,6 +25,12 @@ pub(super) struct Work {
     /// Of the steps that can run and, once the first of them is closed, of the one after.
     pub(super) ledgers: BTreeMap<Step, Ledger>,
     wishes: BTreeMap<Member, Wish>,
+    /// Who has room for more of each step than it was given, whose turn is first before others.
+    wanting: BTreeMap<Step, BTreeSet<(Turn, Member)>>,
+    /// Where each of them is in that order.
+    turns: BTreeMap<Member, Turn>,
+    /// What all together have of each step.
+    together: BTreeMap<Step, Together>,
     router: Router,
     /// How long it took from when work was given until its receiver said that it has it.
     round_trips: Option<Estimate>,
@@ -62,11 +68,66 @@ impl Wish {
     }
 }
 
+/// Who would be done with one more microbatch, after all it has, about when all together can be done with
+/// what they have and the free ones, and with this one when together they can with those. A slow member's
+/// window near the end of a step would keep everybody waiting. Who neither wants any of this step nor has
+/// any that it could want another after does not count: nobody may wait for it.
+#[derive(Debug, Clone, Copy)]
+struct InTime {
+    /// Nanoseconds; none where anybody may have one.
+    limits: Option<Limits>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    through_all: u128,
+    after_this: u128,
+}
+
+impl InTime {
+    fn new(together: Together, free: usize, routing: Routing) -> Self {
+        let fastest = together.fastest.filter(|_| routing.is_by_speed()).map(u128::from);
+        let speed = together.speed.max(1);
+        let limits = fastest.map(|fastest| Limits {
+            through_all: u128::from(free as u64 + together.open) * PER / speed + fastest,
+            after_this: free as u128 * PER / speed + fastest,
+        });
+        Self { limits }
+    }
+
+    fn is(self, wish: &Wish, step: Step) -> bool {
+        let pace = u128::from(wish.pace);
+        let all = u128::from(wish.open_through(step) + 1);
+        self.limits
+            .is_none_or(|limits| all * pace <= limits.through_all && pace <= limits.after_this)
+    }
+}
+
+/// What those have together who want some of a step, or have some that they could want another after.
+#[derive(Debug, Clone, Copy)]
+struct Together {
+    /// Nanoseconds that the fastest needs for one; none while somebody is not measured.
+    fastest: Option<u64>,
+    speed: u128,
+    /// Microbatches that are given and not done.
+    open: u64,
+    /// So many words may come until it is added up anew: none where they are few, and of many the sum
+    /// changes little with each.
+    fresh: usize,
+}
+
+/// What replicas of the first stage say may be so many words old, times as many as they are by this, in what
+/// they have together. What they have of a step is counted on meanwhile.
+const OLD: usize = 8;
+
 impl Work {
     pub(super) fn new(term: Term, routing: Routing) -> Self {
         Self {
             ledgers: BTreeMap::new(),
             wishes: BTreeMap::new(),
+            wanting: BTreeMap::new(),
+            turns: BTreeMap::new(),
+            together: BTreeMap::new(),
             router: Router::by(routing, 0),
             round_trips: None,
             grants: Grants::of(term),
@@ -77,12 +138,15 @@ impl Work {
     /// The replicas of the first stage.
     pub(super) fn set_givers(&mut self, members: impl IntoIterator<Item = Member>) {
         self.router.set_candidates(members);
+        let all: Vec<Member> = self.wishes.keys().copied().collect();
+        all.into_iter().for_each(|member| self.note_wants(member));
     }
 
     /// A member is gone: its claims are nobody's again, but for those of a step whose last word is
     /// on its way into the log.
     pub(super) fn expel(&mut self, member: Member, committing: Option<Step>) -> Revoked {
         self.wishes.remove(&member);
+        self.note_wants(member);
         let mut all = Revoked::default();
         for (step, ledger) in &mut self.ledgers {
             if committing != Some(*step) {
@@ -121,6 +185,26 @@ impl Work {
                 *known = (*known).max(*room);
             }
         }
+        self.note_wants(member);
+    }
+
+    /// What a member wants, or has, may be something else now.
+    fn note_wants(&mut self, member: Member) {
+        let wish = self.wishes.get(&member);
+        if let Some(turn) = self.turns.remove(&member) {
+            self.wanting.values_mut().for_each(|wanting| {
+                wanting.remove(&(turn, member));
+            });
+        }
+        if let (Some(turn), Some(wish)) = (self.router.turn_of(member), wish) {
+            self.turns.insert(member, turn);
+            for step in wish.rooms.keys().filter(|step| wish.unmet(**step) > 0) {
+                self.wanting.entry(*step).or_default().insert((turn, member));
+            }
+        }
+        for together in self.together.values_mut() {
+            together.fresh = together.fresh.saturating_sub(1);
+        }
     }
 
     /// What a round trip to a member takes at most, as far as is known.
@@ -128,30 +212,23 @@ impl Work {
         self.round_trips.map(Estimate::late)
     }
 
-    /// The members that would be done with one more microbatch, after all they have, about when all
-    /// together can be done with what they have and the `free` ones, and with this one when together they
-    /// can with those. A slow member's window near the end of a step would keep everybody waiting. Who
-    /// neither wants any of this step nor has any that it could want another after does not count: nobody
-    /// may wait for it.
-    fn in_time(&self, step: Step, free: usize) -> BTreeSet<Member> {
-        if self.router.routing() != Routing::BySpeed {
-            return self.wishes.keys().copied().collect();
+    /// What all have of a step, as it is or was a few words ago.
+    fn together(&mut self, step: Step) -> Together {
+        if let Some(known) = self.together.get(&step).filter(|known| known.fresh > 0) {
+            return *known;
         }
         let able = |wish: &&Wish| wish.unmet(step) > 0 || wish.open_through(step) > 0;
-        let wishes = || self.wishes.values().filter(able);
-        let Some(fastest) = wishes().map(|wish| wish.pace).min().filter(|pace| *pace > 0) else {
-            return self.wishes.keys().copied().collect();
-        };
-        let left = free as u64 + wishes().map(|wish| wish.open_through(step)).sum::<u64>();
-        let together = wishes().map(|wish| speed(wish.pace)).sum::<u128>().max(1);
-        let rest = u128::from(left) * PER / together;
-        let after_it = free as u128 * PER / together;
-        let in_time = |wish: &Wish| {
-            let (pace, fastest) = (u128::from(wish.pace), u128::from(fastest));
-            let all = u128::from(wish.open_through(step) + 1);
-            all * pace <= rest + fastest && pace <= after_it + fastest
-        };
-        self.wishes.iter().filter(|(_, wish)| in_time(wish)).map(|(member, _)| *member).collect()
+        let mut together =
+            Together { fastest: None, speed: 0, open: 0, fresh: self.wishes.len() / OLD };
+        let mut fastest = u64::MAX;
+        for wish in self.wishes.values().filter(able) {
+            fastest = fastest.min(wish.pace);
+            together.speed += speed(wish.pace);
+            together.open += wish.open_through(step);
+        }
+        together.fastest = (fastest > 0 && fastest < u64::MAX).then_some(fastest);
+        self.together.insert(step, together);
+        together
     }
 
     /// Gives the lowest free microbatch of a step to who should have it, if anybody wants it.
@@ -164,26 +241,35 @@ impl Work {
         hosts: impl Fn(Member) -> bool,
     ) -> Option<(Member, Microbatch, Grant)> {
         let free = self.ledgers.get(&step)?.free();
-        if free == 0 || self.wishes.values().all(|wish| wish.unmet(step) == 0) {
+        if free == 0 || self.wanting.get(&step).is_none_or(BTreeSet::is_empty) {
             return None;
         }
-        let in_time = self.in_time(step, free);
-        let Self { ledgers, wishes, router, grants, .. } = self;
+        let in_time = InTime::new(self.together(step), free, self.router.routing());
+        let Self { ledgers, wishes, wanting, router, grants, .. } = self;
         let ledger = ledgers.get_mut(&step)?;
         let microbatch = ledger.lowest_free()?;
         let key = ClaimKey { step, stage: Stage(0), microbatch };
         let avoided = avoids(key);
         let wants = |member: &Member| {
-            let able = in_time.contains(member) && avoided != Some(*member) && hosts(*member);
-            able && wishes.get(member).is_some_and(|wish| wish.unmet(step) > 0)
+            let able = avoided != Some(*member) && hosts(*member);
+            able && wishes.get(member).is_some_and(|wish| in_time.is(wish, step))
         };
-        let member = router.choose_where(wants)?;
+        let mut able = wanting[&step].iter().map(|(_, member)| *member).filter(wants);
+        let member = match router.routing() {
+            Routing::AtRandom => router.choose_of(able)?,
+            _ => {
+                let first = able.next()?;
+                router.choose_of([first])?
+            }
+        };
         let ClaimAnswer::Granted { grant, .. } = ledger.claim(key, member, grants) else {
             unreachable!("the microbatch was free");
         };
         let wish = wishes.get_mut(&member).expect("it wants work");
         wish.given.insert(grant, (step, now));
         *wish.open.entry(step).or_insert(0) += 1;
+        self.together.range_mut(step..).for_each(|(_, together)| together.open += 1);
+        self.note_wants(member);
         Some((member, microbatch, grant))
     }
 
@@ -200,6 +286,7 @@ impl Work {
     /// A member says anew what it holds.
     pub(super) fn forget_claims(&mut self, member: Member) {
         self.wishes.remove(&member);
+        self.note_wants(member);
         for ledger in self.ledgers.values_mut() {
             ledger.revoke(member);
         }
@@ -210,6 +297,9 @@ impl Work {
         let wish = self.wishes.get_mut(&member);
         if let Some(open) = wish.and_then(|wish| wish.open.get_mut(&step)) {
             *open -= 1;
+            for together in self.together.range_mut(step..).map(|(_, together)| together) {
+                together.open = together.open.saturating_sub(1);
+            }
         }
     }
 
@@ -217,6 +307,9 @@ impl Work {
     pub(super) fn begin_again(&mut self) {
         self.ledgers.clear();
         self.wishes.clear();
+        self.wanting.clear();
+        self.turns.clear();
+        self.together.clear();
         self.router.set_candidates([]);
     }
 
@@ -225,11 +318,14 @@ impl Work {
         if let Some(wish) = self.wishes.get_mut(&member) {
             wish.rooms.retain(|of, _| *of < step);
         }
+        self.note_wants(member);
     }
 
     /// Takes a committed step's books away.
     pub(super) fn close_books(&mut self, step: Step) -> StepBooks {
         self.ledgers.remove(&step);
+        self.wanting.retain(|of, _| *of > step);
+        self.together.retain(|of, _| *of > step);
         for wish in self.wishes.values_mut() {
             wish.rooms.retain(|of, _| *of > step);
             wish.open.retain(|of, _| *of > step);

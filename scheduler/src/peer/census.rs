@@ -41,6 +41,7 @@ impl Peer {
                 self.commit(now, commit, out);
             }
             self.wish = None;
+            self.ways_said.clear();
         }
         let claims = self.held_claims();
         let parts = claims.len().div_ceil(CLAIMS).max(1);

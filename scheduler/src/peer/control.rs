@@ -37,6 +37,7 @@ impl Peer {
             FromCoordinator::Expelled { reason } => {
                 self.end(PeerEvent::Expelled { reason }, out);
             }
+            FromCoordinator::LookRound { at } => self.look_round(at, out),
             FromCoordinator::Snapshot { version, parts } => {
                 self.snapshot(now, version, parts, out);
             }

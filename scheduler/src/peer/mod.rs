@@ -27,6 +27,7 @@ mod stores;
 #[cfg(test)]
 mod tests;
 mod viewing;
+mod ways;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -34,7 +35,7 @@ pub use config::{PeerConfig, PeerLimits, RoundCut};
 use shoal_protocol::ids::{
     ClaimKey, Era, Grant, Incarnation, Member, PeerId, Stage, StageSpan, Step, Term,
 };
-use shoal_protocol::message::{Between, TensorTag, ToCoordinator, View};
+use shoal_protocol::message::{Between, TensorTag, ToCoordinator, View, Way};
 use shoal_protocol::units::{Bytes, Moment};
 
 use self::closing::{Applying, EarlyPieces, Word};
@@ -70,6 +71,8 @@ pub struct Peer {
     viewing: Viewing,
     /// What the links to other peers were measured to be.
     links: BTreeMap<PeerId, MeasuredLink>,
+    /// What the coordinator was told of them.
+    ways_said: BTreeMap<PeerId, Way>,
     /// The newest era that this peer heard of the beginning of.
     era: Era,
     /// Steps whose commit was taken in: the version of the weights that later tasks read.
@@ -151,6 +154,7 @@ impl Peer {
             view: View::default(),
             viewing: Viewing::default(),
             links: BTreeMap::new(),
+            ways_said: BTreeMap::new(),
             era: Era(0),
             version: Step(0),
             version_at: Moment::default(),
@@ -222,7 +226,8 @@ impl Peer {
             PeerInput::Archived { version } => {
                 out.push(PeerAction::ToCoordinator(ToCoordinator::Archived { version }));
             }
-            PeerInput::Links(links) => self.links = links,
+            PeerInput::Links(links) => self.measured(links, out),
+            PeerInput::Looked(ways) => self.looked(ways, out),
             PeerInput::Drain => self.drain(out),
             PeerInput::Tick => {}
         }

@@ -107,7 +107,10 @@ impl Peer {
             && self.newcomer.is_none()
         {
             self.moving = Some(Moving::new(moves.to));
-            out.push(PeerAction::Event(PeerEvent::MoveBegun { to: moves.to }));
+            out.push(PeerAction::Event(PeerEvent::MoveBegun {
+                to: moves.to,
+                reason: moves.reason,
+            }));
         }
     }
 

@@ -48,6 +48,7 @@ impl Probe {
             parameters: manifest.stages().map(|stage| (stage, 4)).collect(),
             manifest,
             candidate: Candidate {
+                ways: None,
                 choice: if span.is_empty() {
                     StageChoice::None
                 } else {

@@ -125,5 +125,6 @@ impl Peer {
             });
             hosted.onward.set_candidates(cell.map(|record| record.member));
         }
+        self.route_by_ways();
     }
 }

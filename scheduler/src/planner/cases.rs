@@ -72,7 +72,7 @@ impl Case {
         devices.chunks(DEVICES / STAGES).map(<[Device]>::to_vec).collect()
     }
 
-    fn link(&self, from: &str, to: &str) -> Link {
+    pub(crate) fn link(&self, from: &str, to: &str) -> Link {
         let pair = |one: &&(&str, &str, u64, u64)| {
             (one.0, one.1) == (from, to) || (one.1, one.0) == (from, to)
         };

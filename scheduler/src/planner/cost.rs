@@ -105,10 +105,8 @@ impl CostModel {
         let both = |time: &dyn Fn(Device, Device) -> Duration| {
             pairs().map(|(one, other)| time(one, other) + time(other, one)).collect()
         };
-        let exchange = |from: Device, to: Device| {
-            let link = network.link(from, to);
-            link.time(Bytes(0)) + link.transfer(traffic.gradient) / share
-        };
+        let exchange =
+            |from: Device, to: Device| network.link(from, to).exchange(traffic.gradient, share);
         Ok(Self {
             devices,
             stages,

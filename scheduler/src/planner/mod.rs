@@ -13,6 +13,7 @@
 //!
 //! Devices compute equally fast here; what they compute is the same whoever is where.
 
+mod advice;
 pub mod cases;
 mod cost;
 mod matching;
@@ -22,6 +23,7 @@ mod search;
 #[cfg(test)]
 mod tests;
 
+pub use self::advice::{Advice, Work, advise};
 pub use self::cost::{Boundary, Busiest, Cost, CostModel, Placement, Traffic};
 pub use self::network::{Device, Link, MAX_DEVICES, Network};
 pub use self::route::MAX_STAGES;

@@ -33,7 +33,12 @@ impl Link {
         self.delay.min(NEVER) + self.transfer(size)
     }
 
-    /// The same without the delay.
+    /// How long one device's part of an all-reduce among so many is on its way to another of them.
+    pub(crate) fn exchange(&self, gradient: Bytes, replicas: u32) -> Duration {
+        self.time(Bytes(0)) + self.transfer(gradient) / replicas.max(1)
+    }
+
+    /// The same as [`Self::time`] without the delay.
     pub(super) fn transfer(&self, size: Bytes) -> Duration {
         let nanoseconds = u128::from(size.0) * 1_000_000_000 / u128::from(self.rate.0.max(1));
         u64::try_from(nanoseconds).map_or(NEVER, |short| Duration::from_nanos(short).min(NEVER))

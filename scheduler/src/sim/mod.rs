@@ -8,12 +8,15 @@ mod border;
 #[cfg(test)]
 mod crowd;
 mod engine;
+#[cfg(test)]
+mod migrations;
 mod network;
 mod numbers;
 mod oracle;
 mod payloads;
 mod plain;
 mod reference;
+mod regions;
 mod report;
 mod scenario;
 mod spot;
@@ -29,7 +32,8 @@ use shoal_protocol::ids::Member;
 #[cfg(test)]
 pub(crate) use self::border::Omit;
 pub use self::oracle::Violation;
-pub use self::report::{Rare, Recovery, Report, StepTime};
+pub use self::regions::Regional;
+pub use self::report::{Migrations, Rare, Recovery, Report, StepTime};
 pub use self::scenario::{
     Clock, ComputeScenario, Fault, Faults, NetworkScenario, PeerScenario, Scenario,
 };

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use shoal_protocol::units::{Bytes, Moment};
+use shoal_protocol::units::{Bytes, Moment, Rate};
 
 use super::scenario::{NetworkScenario, Scenario};
+use crate::action::MeasuredLink;
 use crate::dice::Dice;
 
 /// Files have one part in so many of an uplink.
@@ -50,6 +51,25 @@ impl Network {
         }
     }
 
+    /// Whether peers know what their links are.
+    pub(super) fn is_measured(&self) -> bool {
+        self.scenario.measured
+    }
+
+    /// A link as it can be measured: what its sender's uplink leaves it at most.
+    pub(super) fn link(&self, from: usize, to: usize) -> MeasuredLink {
+        let (from, to) = (self.regions[from], self.regions[to]);
+        let round_trip = self.scenario.latency[from][to] + self.scenario.latency[to][from];
+        let own = self.rate(from, to).unwrap_or(u64::MAX);
+        MeasuredLink { rate: Rate(own.min(self.scenario.uplink.unwrap_or(u64::MAX))), round_trip }
+    }
+
+    /// What tensors from one region to another go at.
+    fn rate(&self, from: usize, to: usize) -> Option<u64> {
+        let of_regions = self.scenario.bandwidths.get(from).map(|row| row[to]);
+        of_regions.or(self.scenario.bandwidth)
+    }
+
     /// When a control message arrives: never before one that was sent earlier.
     pub(super) fn control(&mut self, now: Moment, from: usize, to: usize) -> Vec<Moment> {
         if from == to {
@@ -74,9 +94,7 @@ impl Network {
         if from == to {
             return self.twice(now);
         }
-        let of_regions = self.scenario.bandwidths.get(self.regions[from]);
-        let of_regions = of_regions.map(|row| row[self.regions[to]]);
-        let transfer = match of_regions.or(self.scenario.bandwidth) {
+        let transfer = match self.rate(self.regions[from], self.regions[to]) {
             Some(bandwidth) => time_of(size, bandwidth),
             None => Duration::ZERO,
         };

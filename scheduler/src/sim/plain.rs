@@ -9,6 +9,7 @@ use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::Bytes;
 
 use super::scenario::{Clock, ComputeScenario, Faults, NetworkScenario, PeerScenario, Scenario};
+use crate::nearness::Load;
 use crate::peer::PeerLimits;
 use crate::rebalance::Rebalance;
 use crate::router::Routing;
@@ -51,6 +52,14 @@ impl Scenario {
     }
 }
 
+impl Scenario {
+    /// What a step sends.
+    pub(super) fn load(&self) -> Load {
+        let elements = |stage| self.parameters.get(&stage).map_or(0, |count| *count as u64);
+        Load::of(&self.manifest, |stage| elements(stage).saturating_mul(self.weight))
+    }
+}
+
 impl PeerScenario {
     /// A peer that is there from the beginning and could host what it chooses.
     #[must_use]
@@ -81,6 +90,7 @@ impl NetworkScenario {
             jitter,
             bandwidth,
             bandwidths: Vec::new(),
+            measured: false,
             uplink: None,
             duplicates_per_mille: 0,
             strays_per_mille: 0,

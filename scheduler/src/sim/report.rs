@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use shoal_protocol::ids::{ContentHash, Step};
+use shoal_protocol::message::MoveReason;
 use shoal_protocol::units::Moment;
 use shoal_protocol::wire;
 
@@ -29,6 +30,8 @@ pub struct Report {
     pub rare: Rare,
     /// Changes of a peer's stage.
     pub moves: u64,
+    /// What coordinators decided about them, by why.
+    pub migrations: BTreeMap<MoveReason, Migrations>,
     /// Offers that were answered busy.
     pub turned_away: u64,
     /// Offers that were sent on to a claim's holder.
@@ -129,6 +132,17 @@ pub struct Rare {
     pub lost_in_commit: u64,
 }
 
+/// Members that were to change their stage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Migrations {
+    /// All of them.
+    pub begun: u64,
+    /// Those that did.
+    pub done: u64,
+    /// Those that did not after all.
+    pub given_up: u64,
+}
+
 /// When the passes of a step ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepTime {
@@ -156,9 +170,18 @@ impl Report {
             CoordinatorEvent::CheckpointAbandoned { .. } => {
                 self.recovery.checkpoints_abandoned += 1;
             }
+            CoordinatorEvent::MoveBegun { reason, .. } => self.migrations(*reason).begun += 1,
+            CoordinatorEvent::Moves { reason, .. } => self.migrations(*reason).done += 1,
+            CoordinatorEvent::MoveCancelled { reason, .. } => {
+                self.migrations(*reason).given_up += 1;
+            }
             CoordinatorEvent::Finished => self.finished = true,
             _ => {}
         }
+    }
+
+    fn migrations(&mut self, reason: MoveReason) -> &mut Migrations {
+        self.migrations.entry(reason).or_default()
     }
 
     /// Notes a pass of a step.

@@ -262,6 +262,8 @@ pub struct NetworkScenario {
     pub bandwidth: Option<u64>,
     /// The same from each region to each, where they differ; else empty.
     pub bandwidths: Vec<Vec<u64>>,
+    /// Whether peers know what their links are: who does not is told nonsense of them, or nothing.
+    pub measured: bool,
     /// Bytes per second from a peer to all others together; none is no limit. Files have a quarter of it,
     /// and while some go out all else has the rest.
     pub uplink: Option<u64>,
@@ -492,6 +494,7 @@ fn network(dice: &mut Dice) -> NetworkScenario {
         jitter: Duration::from_micros(jitter),
         bandwidth: dice.pick(&[None, Some(100_000), Some(10_000)]),
         bandwidths: Vec::new(),
+        measured: false,
         uplink: None,
         duplicates_per_mille: dice.pick(&[0, 0, 10, 200]),
         strays_per_mille: dice.pick(&[0, 0, 100]),

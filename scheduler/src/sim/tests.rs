@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use shoal_protocol::ids::Stage;
-use shoal_protocol::message::StageChoice;
+use shoal_protocol::message::{MoveReason, StageChoice};
 use shoal_protocol::units::Moment;
 
 use super::tamper::Tamper;
@@ -130,11 +130,15 @@ fn swarms_of_all_seeds_hold_every_promise_and_repeat() {
     assert_eq!(largest, Some(64));
 }
 
+fn moved(report: &Report, reason: MoveReason) -> u64 {
+    report.migrations.get(&reason).map_or(0, |counts| counts.done)
+}
+
 #[test]
 fn faulty_swarms_of_all_seeds_hold_every_promise() {
     let results = on_all(seeds(FAULTY), |seed| checked(seed, "faulty_swarms", with_faults));
     let reports = all_hold(results);
-    let marks: [Mark; 36] = [
+    let marks: [Mark; 40] = [
         ("commits", |report| report.commits),
         ("runs that lost members and came to their end", |report| {
             u64::from(report.finished && report.recovery.lost > 0)
@@ -173,6 +177,10 @@ fn faulty_swarms_of_all_seeds_hold_every_promise() {
         ("records given too late", |report| report.rare.logged_too_late),
         ("memberships asked for as a whole", |report| report.rare.members_wanted),
         ("stages lost during a commit", |report| report.rare.lost_in_commit),
+        ("moves to where members are gone", |report| moved(report, MoveReason::MembersGone)),
+        ("moves to where less is got through", |report| moved(report, MoveReason::Uneven)),
+        ("moves to where nobody was left", |report| moved(report, MoveReason::StageLost)),
+        ("moves given up", |report| report.migrations.values().map(|counts| counts.given_up).sum()),
     ];
     for (what, count) in marks {
         reached(&reports, what, count);

@@ -16,6 +16,7 @@ use shoal_protocol::ids::{
 };
 use shoal_protocol::message::{
     Between, Candidate, Duties, FromCoordinator, LogRecord, StageChoice, TensorTag, ToCoordinator,
+    Way,
 };
 use shoal_protocol::units::{Bytes, Moment};
 
@@ -34,6 +35,7 @@ use super::watch::{Seen, Watch};
 use crate::action::{PeerAction, PeerEvent, PeerInput, Task, TaskResult};
 use crate::dice::Dice;
 use crate::peer::{Peer, PeerConfig};
+use crate::router::Routing;
 
 /// Events of one run at most, in each hour that it is looked at: far more than any takes.
 const EVENTS: u64 = 20_000_000;
@@ -59,6 +61,11 @@ enum Event {
         version: Step,
         stage: Stage,
         weights: Option<Weights>,
+    },
+    /// A newcomer has looked at members.
+    Looked {
+        to: Member,
+        ways: Vec<(PeerId, Way)>,
     },
     Fetched {
         to: Member,
@@ -122,6 +129,7 @@ impl Event {
             Self::Start(me) | Self::EngineDone(me) | Self::Tick(me) => Some(index_of(*me)),
             Self::Arrives { to, .. }
             | Self::Kept { to, .. }
+            | Self::Looked { to, .. }
             | Self::Fetched { to, .. }
             | Self::Written { to, .. }
             | Self::Appended { to, .. }
@@ -322,6 +330,9 @@ impl<'a> World<'a> {
                 let whole = self.writes(to, version, stage, weights);
                 self.input(index_of(to), PeerInput::Fetched { version, stage, whole })
             }
+            Event::Looked { to, ways } if self.lives(to) => {
+                self.input(index_of(to), PeerInput::Looked(ways))
+            }
             Event::EngineDone(me) if self.lives(me) => {
                 let index = index_of(me);
                 self.engine_done(index)
@@ -359,6 +370,7 @@ impl<'a> World<'a> {
             Event::Start(_)
             | Event::Kept { .. }
             | Event::Fetched { .. }
+            | Event::Looked { .. }
             | Event::EngineDone(_)
             | Event::Written { .. }
             | Event::Tick(_)
@@ -455,6 +467,7 @@ impl<'a> World<'a> {
                     let (content, size) = self.holds("payloads", known)?;
                     self.send(me, to, Cargo::Tensor { tag, content, size });
                 }
+                PeerAction::LookRound { at } => self.look_round(index, &at),
                 PeerAction::Fetch { version, part } => self.fetch(index, version, &part),
                 PeerAction::Keep { version, part } => self.keep(index, version, &part),
                 PeerAction::Compute(task) => self.compute(index, task),
@@ -685,6 +698,12 @@ impl<'a> World<'a> {
     }
 }
 
+/// Whether newcomers look at members before a stage is given to them.
+fn looks_round(scenario: &Scenario) -> bool {
+    let measured = scenario.network.measured || scenario.seed % 4 == 1;
+    measured && scenario.routing == Routing::BySpeed
+}
+
 fn node(scenario: &Scenario, index: usize, life: Incarnation) -> Node {
     let me = Member { peer: peer_id(index), incarnation: life };
     let peer = Peer::new(PeerConfig {
@@ -694,6 +713,7 @@ fn node(scenario: &Scenario, index: usize, life: Incarnation) -> Node {
             choice: scenario.peers[index].choice,
             fits: scenario.peers[index].fits.clone(),
             mobile: scenario.peers[index].choice == StageChoice::Auto,
+            ways: (!looks_round(scenario)).then(Vec::new),
             addresses: Vec::new(),
             fingerprint: Some(ContentHash([0; 32])),
             duties: Duties {

@@ -177,6 +177,7 @@ impl World<'_> {
             retry: self.scenario.peers[index].limits.retry,
             patience: self.scenario.patience,
             homecoming: self.scenario.homecoming,
+            load: self.scenario.load(),
             rebalance: self.scenario.rebalance,
             routing: self.scenario.routing,
         });

@@ -1,6 +1,7 @@
 //! The trace of everything that happens, by which two runs are compared.
 
-use shoal_protocol::ids::Member;
+use shoal_protocol::ids::{Member, PeerId, Stage, Step};
+use shoal_protocol::message::Way;
 use shoal_protocol::units::Moment;
 
 use super::{Cargo, Event, index_of};
@@ -16,10 +17,7 @@ impl Trace {
             self.word(member.incarnation.0);
         };
         let kind = match event {
-            Event::Start(me) => {
-                who(me);
-                0
-            }
+            Event::Start(me) => (who(me), 0).1,
             Event::Arrives { to, from, connection, era, term, cargo } => {
                 who(to);
                 who(from);
@@ -32,10 +30,13 @@ impl Trace {
             Event::Kept { to, version, stage, weights }
             | Event::Fetched { to, version, stage, weights } => {
                 who(to);
-                self.word(version.0);
-                self.word(u64::from(stage.0));
-                self.weights(*weights);
+                self.file(*version, *stage, *weights);
                 2
+            }
+            Event::Looked { to, ways } => {
+                who(to);
+                self.ways(ways);
+                11
             }
             Event::EngineDone(me) => {
                 who(me);
@@ -43,9 +44,7 @@ impl Trace {
             }
             Event::Written { to, version, stage, weights } => {
                 who(to);
-                self.word(version.0);
-                self.word(u64::from(stage.0));
-                self.weights(Some(*weights));
+                self.file(*version, *stage, Some(*weights));
                 8
             }
             Event::Tick(me) => {
@@ -80,6 +79,16 @@ impl Trace {
             }
         };
         self.word(kind);
+    }
+
+    fn ways(&mut self, ways: &[(PeerId, Way)]) {
+        ways.iter().for_each(|(_, way)| self.word(way.round_trip.as_nanos() as u64));
+    }
+
+    fn file(&mut self, version: Step, stage: Stage, weights: Option<Weights>) {
+        self.word(version.0);
+        self.word(u64::from(stage.0));
+        self.weights(weights);
     }
 
     fn weights(&mut self, weights: Option<Weights>) {

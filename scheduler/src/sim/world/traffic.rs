@@ -1,10 +1,11 @@
 //! What goes from peer to peer.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use shoal_protocol::ids::{Era, Member, PeerId, Step, Term};
-use shoal_protocol::message::{Between, SnapshotPart, TensorTag, ToCoordinator};
+use shoal_protocol::message::{Between, SnapshotPart, TensorTag, ToCoordinator, Way};
 use shoal_protocol::units::{Bytes, Moment, Rate};
 use shoal_protocol::wire;
 
@@ -213,15 +214,37 @@ impl World<'_> {
         self.at(at, Event::Kept { to, version, stage, weights });
     }
 
-    /// What a peer believes that its links carry: what it will, and in half of the swarms nothing.
+    /// What a peer believes that its links carry: what they do, where that is measured, else what it
+    /// will, and in half of the swarms nothing.
     pub(super) fn measured_links(&self, index: usize) -> BTreeMap<PeerId, MeasuredLink> {
-        let seed = self.scenario.seed;
-        let others = (0..self.nodes.len()).filter(|other| *other != index && seed % 2 == 1);
-        let link = |other: usize| {
-            let number = seed.rotate_left((index * 8 + other) as u32) % 1000;
-            MeasuredLink { rate: Rate(1 + number), round_trip: Duration::from_millis(number) }
-        };
-        others.map(|other| (peer_id(other), link(other))).collect()
+        let known = self.network.is_measured() || self.scenario.seed % 2 == 1;
+        let others = (0..self.nodes.len()).filter(|other| *other != index && known);
+        others.map(|other| (peer_id(other), self.measured_link(index, other))).collect()
+    }
+
+    fn measured_link(&self, index: usize, other: usize) -> MeasuredLink {
+        if self.network.is_measured() {
+            return self.network.link(index, other);
+        }
+        let number = self.scenario.seed.rotate_left((index * 8 + other) as u32) % 1000;
+        MeasuredLink { rate: Rate(1 + number), round_trip: Duration::from_millis(number) }
+    }
+
+    /// A newcomer looks at members: it finds those that live, and how far they are.
+    pub(super) fn look_round(&mut self, index: usize, at: &[(PeerId, Vec<SocketAddr>)]) {
+        let place = |peer: PeerId| (0..self.nodes.len()).find(|other| peer_id(*other) == peer);
+        let found = at.iter().filter_map(|(peer, _)| place(*peer));
+        let found = found.filter(|other| self.nodes[*other].alive);
+        let ways: Vec<(PeerId, Way)> = found
+            .map(|other| {
+                let round_trip = self.measured_link(index, other).round_trip;
+                // What it carries shows only when something is sent.
+                (peer_id(other), Way { round_trip, rate: None })
+            })
+            .collect();
+        let took = ways.iter().map(|(_, way)| way.round_trip).max().unwrap_or_default();
+        let to = self.nodes[index].me;
+        self.at(self.now + took, Event::Looked { to, ways });
     }
 
     /// Gets a stage's files from this peer's own disk, or else from the first holder that has them.
