@@ -146,20 +146,10 @@ pub(crate) fn describe(event: &RunEvent) -> Option<String> {
         RunEvent::Waiting { stages, members } => waiting(stages, *members),
         RunEvent::Admitted { peer, span } => format!("{} hosts {}", peer.short(), place(*span)),
         RunEvent::Joined { span } => format!("joined, hosting {}", place(*span)),
-        RunEvent::MoveBegun { peer, from, to, reason } => {
-            let (peer, from) = (peer.short(), place(*from));
-            format!("{peer} goes from {from} to stage {to}: {}", reason.words())
-        }
-        RunEvent::Moves { peer, from, to, step, .. } => {
-            let (peer, from) = (peer.short(), place(*from));
-            format!("{peer} hosts stage {to} instead of {from} from step {step} on")
-        }
-        RunEvent::MoveCancelled { peer, to, obstacle, .. } => {
-            format!("{} does not go to stage {to}: {obstacle}", peer.short())
-        }
-        RunEvent::Moved { from, to, .. } => {
-            format!("hosts stage {to} instead of {} from now on", place(*from))
-        }
+        RunEvent::MoveBegun { .. }
+        | RunEvent::Moves { .. }
+        | RunEvent::MoveCancelled { .. }
+        | RunEvent::Moved { .. } => return describe_move(event),
         RunEvent::Serving { version: 0 } => return None,
         RunEvent::Serving { version } => format!("caught up at version {version} of the weights"),
         RunEvent::Checkpoint { version, directory, hash } => format!(
@@ -209,6 +199,27 @@ pub(crate) fn describe(event: &RunEvent) -> Option<String> {
             "the roster is new: {banned} banned, {revoked} tickets revoked, {allowed} let in by name"
         ),
         RunEvent::Listening { .. } | RunEvent::Committed(_) => return None,
+    })
+}
+
+/// How a member goes from one stage to another.
+fn describe_move(event: &RunEvent) -> Option<String> {
+    Some(match event {
+        RunEvent::MoveBegun { peer, from, to, reason } => {
+            let (peer, from) = (peer.short(), place(*from));
+            format!("{peer} goes from {from} to stage {to}: {}", reason.words())
+        }
+        RunEvent::Moves { peer, from, to, step, .. } => {
+            let (peer, from) = (peer.short(), place(*from));
+            format!("{peer} hosts stage {to} instead of {from} from step {step} on")
+        }
+        RunEvent::MoveCancelled { peer, to, obstacle, .. } => {
+            format!("{} does not go to stage {to}: {obstacle}", peer.short())
+        }
+        RunEvent::Moved { from, to, .. } => {
+            format!("hosts stage {to} instead of {} from now on", place(*from))
+        }
+        _ => return None,
     })
 }
 
