@@ -22,6 +22,10 @@ use crate::planner::{Link, Traffic};
 /// Replicas of a stage that are looked at: in a large swarm a few stand for all.
 const SAMPLE: usize = 16;
 
+/// Peers with shorter round trips are at one place, and no nearer to each other than to others there: what is
+/// measured of such a link is how busy the machines at its ends are.
+const ONE_PLACE: Duration = Duration::from_millis(5);
+
 /// Bytes of a number of a gradient.
 const NUMBER: u64 = 4;
 
@@ -56,13 +60,15 @@ impl Ways {
 
     fn measured(&self, from: PeerId, to: PeerId) -> Option<Way> {
         let one = |from, to| self.of.get(&from).and_then(|known| known.get(&to)).copied();
-        match (one(from, to), one(to, from)) {
-            (Some(there), Some(back)) => Some(Way {
+        let way = match (one(from, to), one(to, from)) {
+            (Some(there), Some(back)) => Way {
                 round_trip: there.round_trip.max(back.round_trip),
                 rate: slower(there.rate, back.rate),
-            }),
-            (there, back) => there.or(back),
-        }
+            },
+            (there, back) => there.or(back)?,
+        };
+        let at_one_place = Way { round_trip: Duration::ZERO, rate: Some(Rate(u64::MAX)) };
+        Some(if way.round_trip < ONE_PLACE { at_one_place } else { way })
     }
 
     /// The way from one peer to another: as it was measured, or the shortest through a third that one
@@ -240,7 +246,7 @@ mod tests {
             for one in 1..4 {
                 let near = (1..4).filter(|other| *other != one);
                 let mut said: Vec<(PeerId, Way)> =
-                    near.map(|other| (peer(base + other), way(2))).collect();
+                    near.map(|other| (peer(base + other), way(10))).collect();
                 said.push((peer(11 - base), way(100)));
                 ways.note(peer(base + one), &said);
             }
@@ -252,8 +258,8 @@ mod tests {
     fn a_way_that_nobody_measured_leads_through_who_knows_both_ends() {
         let ways = two_places();
         let round_trip = |from, to| ways.way(peer(from), peer(to)).map(|way| way.round_trip);
-        assert_eq!(round_trip(1, 2), Some(Duration::from_millis(2)));
-        assert_eq!(round_trip(2, 12), Some(Duration::from_millis(102)));
+        assert_eq!(round_trip(1, 2), Some(Duration::from_millis(10)));
+        assert_eq!(round_trip(2, 12), Some(Duration::from_millis(110)));
         assert_eq!(round_trip(1, 77), None);
     }
 
@@ -263,6 +269,14 @@ mod tests {
         ways.note(peer(11), &[(peer(1), way(1))]);
         let found = ways.way(peer(11), peer(1)).map(|way| way.round_trip);
         assert_eq!(found, Some(Duration::from_millis(100)));
+    }
+
+    #[test]
+    fn how_busy_machines_of_one_place_are_is_no_distance() {
+        let mut ways = Ways::default();
+        let busy = Way { round_trip: Duration::from_millis(4), rate: Some(Rate(1000)) };
+        ways.note(peer(1), &[(peer(2), busy), (peer(3), way(0))]);
+        assert_eq!(ways.link(peer(1), peer(2)), ways.link(peer(1), peer(3)));
     }
 
     #[test]
@@ -290,7 +304,7 @@ mod tests {
         // Two others of three replicas: a third of the gradient and the way, there and back, for each;
         // and on the way to the other place and back.
         let milliseconds = |load, who, stage| cost(load, who, stage).as_millis();
-        assert_eq!(milliseconds(&sums, 3, 0), 2 * (2 * (1 + 1000)) + 2 * (50 + 51) / 2);
+        assert_eq!(milliseconds(&sums, 3, 0), 2 * (2 * (5 + 1000)) + 2 * (50 + 55) / 2);
         assert!(cost(&sums, 3, 0) < cost(&sums, 3, 1));
         assert!(cost(&sums, 13, 1) < cost(&sums, 13, 0));
         // Activations go to the other stage: then who is there is near.
