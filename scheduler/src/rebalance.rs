@@ -80,6 +80,13 @@ pub struct Plan {
     pub after: f64,
 }
 
+impl Plan {
+    /// Whether it makes the swarm faster by so many thousandths.
+    pub(crate) fn is_of_use(&self, gain: u32) -> bool {
+        self.after >= self.before * (1.0 + f64::from(gain) / 1000.0)
+    }
+}
+
 /// The moves that make the slowest of so many stages as fast as moves can, the fewest that come about as
 /// far. `cost` is what a microbatch takes at one stage, in any unit that is the same for all.
 ///

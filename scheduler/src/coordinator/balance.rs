@@ -146,9 +146,8 @@ impl Coordinator {
         let saved = (found.before - found.after).min(step / 2.0);
         let after = 1.0 / (step - saved.max(0.0));
         let plan = Plan { moves: found.moves, before: 1.0 / step, after };
-        let of_use = plan.after >= plan.before * (1.0 + f64::from(gain) / 1000.0);
         let left = training.steps - self.version.0;
-        if !of_use || !self.balance.pays(&plan, self.membership.len(), left) {
+        if !plan.is_of_use(gain) || !self.balance.pays(&plan, self.membership.len(), left) {
             return Vec::new();
         }
         plan.moves.into_iter().map(|(member, to)| (member, to, MoveReason::Nearer)).collect()
@@ -164,7 +163,7 @@ impl Coordinator {
         let nearness = self.membership.nearness(&self.ways, &self.config.load);
         let distance = |member: Member, stage| nearness.cost(member.peer, stage).as_secs_f64();
         let plan = rebalance::nearest_plan(&self.placed(&estimates), &costs, distance);
-        let of_use = plan.after >= plan.before * (1.0 + f64::from(gain) / 1000.0);
+        let of_use = plan.is_of_use(gain);
         if !of_use {
             self.balance.is_level();
         }
