@@ -12,7 +12,7 @@ use shoal_protocol::message::{
     Between, CommitRecord, FixedLoss, FromCoordinator, LogRecord, MoveReason, RoundId,
     SnapshotPart, StoredFile, StoredStage, TensorTag, ToCoordinator, Way,
 };
-use shoal_protocol::units::{Bytes, Rate};
+use shoal_protocol::units::Bytes;
 
 /// Handle of tensors that the driver keeps: what came over a link or out of the engine. The
 /// scheduler says when it is no longer needed.
@@ -241,15 +241,6 @@ pub enum TaskResult {
     },
 }
 
-/// What the link to another peer was measured to be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MeasuredLink {
-    /// What it carries.
-    pub rate: Rate,
-    /// How long an answer takes to come at least.
-    pub round_trip: Duration,
-}
-
 /// What a peer is told.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PeerInput {
@@ -295,7 +286,7 @@ pub enum PeerInput {
     },
     /// What the links to other peers carry, as far as it was measured; in place of what was said
     /// before.
-    Links(BTreeMap<PeerId, MeasuredLink>),
+    Links(BTreeMap<PeerId, Way>),
     /// What was found where this peer was to look: what it measured of its links to members.
     Looked(Vec<(PeerId, Way)>),
     /// This peer is to leave in order.

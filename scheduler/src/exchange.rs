@@ -1,14 +1,17 @@
 //! Which members should change places so that those who send each other much are near.
 //!
-//! No stage gets faster or slower by it, since only members that are about equally fast change places. Two
-//! at a time do, those whose exchange saves most of what all members' tensors are on their way, until none
+//! Two at a time do, those whose exchange saves most of what all members' tensors are on their way, until none
 //! saves much: the local improvement of the planner's search, from the placement that is there. What that
-//! is worth is what a step waits for: its slowest all-reduce, and its ways from stage to stage.
+//! is worth is what a step waits for: its slowest all-reduce, and its ways from stage to stage. Where those
+//! who change places are not equally fast, a stage gets slower by it: never by more than measured speeds
+//! may err, and what a step loses so is told.
+
+use std::collections::BTreeMap;
 
 use shoal_protocol::ids::{Member, Stage};
 
 use crate::nearness::{Load, Ways};
-use crate::rebalance::{Replica, SAME};
+use crate::rebalance::{Replica, slowest};
 
 /// Members that are looked at: of more a part, another one with each look.
 pub(crate) const CELL: usize = 64;
@@ -19,6 +22,9 @@ const MOST: usize = CELL;
 /// An exchange saves at least this part of all, or is not made: it costs two snapshots.
 const WORTH: f64 = 0.01;
 
+/// What the slowest stage keeps of its speed at least.
+const KEPT: f64 = 0.9;
+
 /// Exchanges that together make a step shorter.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Exchange {
@@ -28,6 +34,57 @@ pub struct Exchange {
     pub before: f64,
     /// After the moves.
     pub after: f64,
+    /// What the slowest stage keeps of its speed: 1 where no stage is slower than it was.
+    pub kept: f64,
+}
+
+/// What all stages get through, in microbatches per second.
+struct Speeds<'a> {
+    costs: &'a BTreeMap<Stage, f64>,
+    of_stages: BTreeMap<Stage, f64>,
+    /// Of the slowest stage before anybody moved.
+    before: f64,
+}
+
+impl<'a> Speeds<'a> {
+    /// None where a stage gets through nothing.
+    fn new(replicas: &[Replica], costs: &'a BTreeMap<Stage, f64>) -> Option<Self> {
+        let mut of_stages: BTreeMap<Stage, f64> = costs.keys().map(|stage| (*stage, 0.0)).collect();
+        for replica in replicas {
+            *of_stages.get_mut(&replica.stage)? += replica.speed;
+        }
+        let before = slowest(replicas, costs).1;
+        (before > 0.0).then_some(Self { costs, of_stages, before })
+    }
+
+    /// What a member that gets through so much at a stage would at another one.
+    fn at(&self, replica: &Replica, to: Stage) -> f64 {
+        replica.speed * self.costs[&replica.stage] / self.costs[&to]
+    }
+
+    /// What the stages of these two get through once they have changed places.
+    fn exchanged(&self, one: &Replica, other: &Replica) -> [(Stage, f64); 2] {
+        [(one, other), (other, one)].map(|(goes, comes)| {
+            let stage = goes.stage;
+            (stage, self.of_stages[&stage] - goes.speed + self.at(comes, stage))
+        })
+    }
+
+    fn allow(&self, one: &Replica, other: &Replica) -> bool {
+        self.exchanged(one, other).iter().all(|(_, speed)| *speed >= KEPT * self.before)
+    }
+
+    fn exchange(&mut self, one: &mut Replica, other: &mut Replica) {
+        self.of_stages.extend(self.exchanged(one, other));
+        let (there, here) = (self.at(one, other.stage), self.at(other, one.stage));
+        (one.speed, other.speed) = (there, here);
+        std::mem::swap(&mut one.stage, &mut other.stage);
+    }
+
+    fn kept(&self) -> f64 {
+        let slowest = self.of_stages.values().copied().fold(f64::INFINITY, f64::min);
+        (slowest / self.before).min(1.0)
+    }
 }
 
 /// What members of a cell send each other, in seconds of a step.
@@ -110,24 +167,29 @@ impl Cell {
     }
 }
 
-/// The exchanges among these members, a cell at most; none where ways are not known.
+/// The exchanges among the first of these members, a cell at most; none where ways are not known, or a stage
+/// gets through nothing. `cost` is what a microbatch takes at each stage, in any unit that is the same for all.
 #[must_use]
-pub fn exchange(members: &[Replica], ways: &Ways, load: &Load) -> Option<Exchange> {
+pub fn exchange(
+    members: &[Replica],
+    costs: &BTreeMap<Stage, f64>,
+    ways: &Ways,
+    load: &Load,
+) -> Option<Exchange> {
+    let mut speeds = Speeds::new(members, costs)?;
     let members = &members[..members.len().min(CELL)];
+    let mut placed = members.to_vec();
     let mut cell = Cell::new(members, ways, load)?;
     let before = cell.waits();
     let all: f64 = (0..cell.count).map(|place| cell.own(place, cell.stages[place])).sum();
-    let alike = |one: &Replica, other: &Replica| {
-        one.speed <= other.speed * SAME && other.speed <= one.speed * SAME
-    };
     for _ in 0..MOST {
         let pairs = (0..cell.count).flat_map(|one| (0..one).map(move |other| (one, other)));
         let able = pairs.filter(|(one, other)| {
-            let (one, other) = (&members[*one], &members[*other]);
-            one.mobile && other.mobile && alike(one, other)
+            let (one, other) = (&placed[*one], &placed[*other]);
+            let apart = one.stage != other.stage;
+            apart && one.mobile && other.mobile && speeds.allow(one, other)
         });
-        let apart = able.filter(|(one, other)| cell.stages[*one] != cell.stages[*other]);
-        let best = apart
+        let best = able
             .map(|(one, other)| (cell.saves(one, other), one, other))
             .max_by(|one, other| one.0.total_cmp(&other.0));
         let Some((saved, one, other)) = best.filter(|(saved, ..)| *saved > WORTH * all) else {
@@ -135,11 +197,13 @@ pub fn exchange(members: &[Replica], ways: &Ways, load: &Load) -> Option<Exchang
         };
         debug_assert!(saved.is_finite(), "ways end");
         cell.stages.swap(one, other);
+        let [one, other] = placed.get_disjoint_mut([one, other]).expect("two of them");
+        speeds.exchange(one, other);
     }
     let moves = members.iter().zip(&cell.stages);
     let moves = moves.filter(|(member, stage)| member.stage != **stage);
     let moves = moves.map(|(member, stage)| (member.member, *stage)).collect();
-    Some(Exchange { moves, before, after: cell.waits() })
+    Some(Exchange { moves, before, after: cell.waits(), kept: speeds.kept() })
 }
 
 #[cfg(test)]
@@ -175,6 +239,11 @@ mod tests {
         (members.collect(), ways)
     }
 
+    /// Of two stages, of which the second takes so many times as long.
+    fn costs(second: f64) -> BTreeMap<Stage, f64> {
+        [(Stage(0), 1.0), (Stage(1), second)].into()
+    }
+
     fn sums() -> Load {
         Load { activations: Bytes(1000), gradients: vec![Bytes(100_000_000); 2] }
     }
@@ -183,7 +252,7 @@ mod tests {
     fn members_of_one_place_come_to_one_stage() {
         // Of each place two at each stage: two have to change.
         let (members, ways) = placed(&[0, 0, 0, 0, 1, 1, 1, 1], &[1.0; 8]);
-        let found = exchange(&members, &ways, &sums()).expect("all ways are known");
+        let found = exchange(&members, &costs(1.0), &ways, &sums()).expect("all ways are known");
         assert_eq!(found.moves.len(), 4, "{found:?}");
         let stage = |number: usize| {
             let moved = found.moves.iter().find(|(member, _)| *member == members[number].member);
@@ -200,23 +269,41 @@ mod tests {
             .enumerate()
             .map(|(number, member)| Replica { stage: stage(number), ..*member })
             .collect();
-        assert!(exchange(&settled, &ways, &sums()).expect("known").moves.is_empty());
+        assert!(exchange(&settled, &costs(1.0), &ways, &sums()).expect("known").moves.is_empty());
     }
 
     #[test]
-    fn only_who_is_as_fast_and_may_move_changes_places() {
-        let speeds = [1.0, 3.0, 1.0, 3.0, 4.0, 9.0, 4.0, 9.0];
-        let (mut members, ways) = placed(&[0, 0, 0, 0, 1, 1, 1, 1], &speeds);
-        assert!(exchange(&members, &ways, &sums()).expect("known").moves.is_empty());
+    fn only_who_may_move_and_starves_no_stage_changes_places() {
+        let all = [0, 0, 0, 0, 1, 1, 1, 1];
+        // Those of the second stage do in a quarter of the time what those of the first do: either place's
+        // members alone would be the slower stage.
+        let speeds = [1.0, 1.0, 1.0, 1.0, 4.0, 4.0, 4.0, 4.0];
+        let (members, ways) = placed(&all, &speeds);
+        let found = exchange(&members, &costs(1.0), &ways, &sums()).expect("known");
+        assert_eq!(found.moves.len(), 4, "four of the faster are enough: {found:?}");
+        assert_eq!(found.kept, 1.0);
+        // The same speeds of equal members, of a stage that is four times as cheap.
+        let found = exchange(&members, &costs(0.25), &ways, &sums()).expect("known");
+        assert_eq!((found.moves.len(), found.kept), (4, 1.0), "{found:?}");
+        // Three fast ones here and three slow ones there: the slower stage would keep too little.
+        let (mut members, ways) = placed(&all, &[4.0, 1.0, 4.0, 1.0, 4.0, 1.0, 4.0, 1.0]);
+        assert!(exchange(&members, &costs(1.0), &ways, &sums()).expect("known").moves.is_empty());
+        // A little slower is told.
+        for (number, member) in members.iter_mut().enumerate() {
+            member.speed = if number % 2 == 0 { 1.0 } else { 0.95 };
+        }
+        let found = exchange(&members, &costs(1.0), &ways, &sums()).expect("known");
+        assert_eq!(found.moves.len(), 4, "{found:?}");
+        assert!((found.kept - 3.8 / 3.9).abs() < 1e-9, "{found:?}");
         for member in &mut members {
             (member.speed, member.mobile) = (1.0, false);
         }
-        assert!(exchange(&members, &ways, &sums()).expect("known").moves.is_empty());
+        assert!(exchange(&members, &costs(1.0), &ways, &sums()).expect("known").moves.is_empty());
     }
 
     #[test]
     fn nobody_moves_where_ways_are_not_known() {
         let (members, _) = placed(&[0, 0, 1, 1], &[1.0; 4]);
-        assert_eq!(exchange(&members, &Ways::default(), &sums()), None);
+        assert_eq!(exchange(&members, &costs(1.0), &Ways::default(), &sums()), None);
     }
 }

@@ -105,3 +105,66 @@ fn machines_far_apart_train_together_over_links_that_lose_packets() {
     assert_eq!(trained.report["microbatches"]["missing"], 0);
     assert_eq!(trained.hash(), run.local("alone").hash());
 }
+
+/// Two at each of two places that are far apart, and of each place one at each stage: gradients, of which there
+/// is most, cross the long link, until two change places.
+#[test]
+fn members_far_apart_change_places_and_the_bits_are_the_same() {
+    let access = Access { up_mbit: Some(20.0), down_mbit: Some(20.0) };
+    let config = Config {
+        ends: vec![access; 2],
+        delay_ms: 20.0,
+        jitter_ms: 1.0,
+        queue_ms: 50.0,
+        loss: 0.0,
+        seed: 1,
+    };
+    let machines = match Machines::new(&config) {
+        Ok(machines) => machines,
+        Err(reason) => return skip(&format!("no emulated network here: {reason}")),
+    };
+    let run = Run::tiny(&[
+        ("training.stages", toml::Value::from(2)),
+        ("training.steps", toml::Value::from(60)),
+        ("model.layers", toml::Value::from(4)),
+        ("model.hidden", toml::Value::from(128)),
+        ("model.intermediate", toml::Value::from(344)),
+    ]);
+    let out = run.path("out");
+    // Waits in each pass, so that all are about equally fast.
+    let slow = ["--slow-down", "25"];
+    let mut start = start_command(&run.config(), &run.path("peer-0"), &out);
+    start.args(["--listen", "0.0.0.0:7411", "--wait-for", "4", "--rebalance", "1"]).args(slow);
+    let mut first = Process::start("peer-0", machines.within(0, &start));
+    let address = first.event("listening")["address"].as_str().expect("text").to_owned();
+    let mut peers = vec![first];
+    let mut stages = vec![peers[0].event("joined")["span"][0].as_u64().expect("a stage")];
+    for (index, place) in [(1, 0), (2, 1), (3, 1)] {
+        let name = format!("peer-{index}");
+        let mut join = join_command(&address, &run.path(&name));
+        join.args(slow);
+        peers.push(Process::start(&name, machines.within(place, &join)));
+        stages.push(peers[index].event("joined")["span"][0].as_u64().expect("a stage"));
+    }
+    assert_ne!(stages[0], stages[1], "the first two take one each");
+
+    let moves = [peers[0].event("moves"), peers[0].event("moves")];
+    assert!(moves.iter().all(|moves| moves["reason"] == "nearer"), "{moves:?}");
+    // Those of the first have been read.
+    let own =
+        |moves: &&serde_json::Value| address.ends_with(moves["peer"].as_str().expect("an id"));
+    if let Some(moves) = moves.iter().find(own) {
+        stages[0] = moves["to"].as_u64().expect("a stage");
+    }
+    for (peer, stage) in peers.iter_mut().zip(&mut stages).skip(1) {
+        while let Some(event) = peer.event_before("moved", "finished") {
+            *stage = event["to"].as_u64().expect("a stage");
+        }
+    }
+    assert_eq!((stages[0], stages[2]), (stages[1], stages[3]), "{stages:?}");
+    assert_ne!(stages[0], stages[2], "{stages:?}");
+    all_end(peers);
+    let trained = Trained::read(&out);
+    assert_eq!(trained.report["microbatches"]["missing"], 0);
+    assert_eq!(trained.hash(), run.local("alone").hash());
+}

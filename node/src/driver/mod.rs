@@ -47,10 +47,12 @@ use shoal_engine::{Device, DeviceChoice};
 use shoal_metrics::{NodeState, Preemption, Refusal};
 use shoal_protocol::ids::{Era, Member, PeerId, Stage, StageSpan, Step};
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::message::{Candidate, Duties, StageChoice, StoredStage, ToCoordinator, View};
+use shoal_protocol::message::{
+    Candidate, Duties, StageChoice, StoredStage, ToCoordinator, View, Way,
+};
 use shoal_protocol::net::transport::TransportEvent;
 use shoal_protocol::units::{Moment, Rate};
-use shoal_scheduler::action::{CoordinatorInput, MeasuredLink, PeerInput, TaskResult};
+use shoal_scheduler::action::{CoordinatorInput, PeerInput, TaskResult};
 use shoal_scheduler::coordinator::Coordinator;
 use shoal_scheduler::peer::{Peer, PeerConfig, PeerLimits};
 use shoal_scheduler::router::Routing;
@@ -430,13 +432,13 @@ impl<'a> Driver<'a> {
     }
 
     /// What the links to the other members were measured to be.
-    fn measured_links(&self) -> BTreeMap<PeerId, MeasuredLink> {
+    fn measured_links(&self) -> BTreeMap<PeerId, Way> {
         let Some(links) = &self.links else { return BTreeMap::new() };
         let peers = self.view.members.iter().map(|record| record.member.peer);
         let link = |peer| {
-            let rate = Rate(links.transport.rate_to(peer)? as u64);
             let round_trip = links.transport.way_to(peer)?.shortest_round_trip;
-            Some((peer, MeasuredLink { rate, round_trip }))
+            let rate = links.transport.rate_to(peer).map(|rate| Rate(rate as u64));
+            Some((peer, Way { round_trip, rate }))
         };
         peers.filter_map(link).collect()
     }

@@ -140,11 +140,12 @@ impl Coordinator {
         let mut placed = self.placed(&estimates);
         let turn = self.balance.looks as usize * CELL % placed.len().max(1);
         placed.rotate_left(turn);
-        let Some(found) = exchange(&placed, &self.ways, &self.config.load) else {
+        let costs = self.costs(&estimates);
+        let Some(found) = exchange(&placed, &costs, &self.ways, &self.config.load) else {
             return Vec::new();
         };
         let saved = (found.before - found.after).min(step / 2.0);
-        let after = 1.0 / (step - saved.max(0.0));
+        let after = 1.0 / (step / found.kept - saved.max(0.0));
         let plan = Plan { moves: found.moves, before: 1.0 / step, after };
         let left = training.steps - self.version.0;
         if !plan.is_of_use(gain) || !self.balance.pays(&plan, self.membership.len(), left) {
@@ -157,9 +158,7 @@ impl Coordinator {
     fn useful_moves(&mut self, gain: u32) -> Vec<(Member, Stage, MoveReason)> {
         let training = &self.config.manifest.training;
         let estimates = self.stragglers.paces.estimates(training.stages, self.now);
-        let stages = self.config.manifest.stages();
-        let costs: BTreeMap<Stage, f64> =
-            stages.map(|stage| (stage, estimates.typical(stage) as f64)).collect();
+        let costs = self.costs(&estimates);
         let nearness = self.membership.nearness(&self.ways, &self.config.load);
         let distance = |member: Member, stage| nearness.cost(member.peer, stage).as_secs_f64();
         let plan = rebalance::nearest_plan(&self.placed(&estimates), &costs, distance);
@@ -175,6 +174,12 @@ impl Coordinator {
         }
         let reason = |to| self.balance.reason(to);
         plan.moves.into_iter().map(|(member, to)| (member, to, reason(to))).collect()
+    }
+
+    /// What a microbatch takes at each stage.
+    fn costs(&self, estimates: &Estimates<'_>) -> BTreeMap<Stage, f64> {
+        let stages = self.config.manifest.stages();
+        stages.map(|stage| (stage, estimates.typical(stage) as f64)).collect()
     }
 
     /// The members with one stage each where they serve or will, and those with more at each of them.

@@ -5,12 +5,13 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use shoal_protocol::ids::{Era, Member, Microbatch, PeerId, Stage, Step, Term};
 use shoal_protocol::limits;
 use shoal_protocol::message::{
-    CommitRecord, Round, RoundId, RoundMember, RoundOutcome, TensorTag, ToCoordinator, proof_of_all,
+    CommitRecord, Round, RoundId, RoundMember, RoundOutcome, TensorTag, ToCoordinator, Way,
+    proof_of_all,
 };
 use shoal_protocol::units::{Bytes, Moment};
 
 use super::{Out, Peer, Status};
-use crate::action::{Fault, MeasuredLink, Payload, PeerAction, PeerEvent, Task, TaskResult};
+use crate::action::{Fault, Payload, PeerAction, PeerEvent, Task, TaskResult};
 use crate::round::{AHEAD, Layout, Reduction, ahead, most_ahead, piece_bytes};
 
 /// Pieces that may come before the word that closes their step: the coordinator's word and the other
@@ -509,14 +510,10 @@ impl Peer {
 }
 
 /// What a round came to, with what the links to its members were measured to carry.
-fn reduced(
-    round: &Round,
-    outcome: RoundOutcome,
-    known: &BTreeMap<PeerId, MeasuredLink>,
-) -> PeerAction {
+fn reduced(round: &Round, outcome: RoundOutcome, known: &BTreeMap<PeerId, Way>) -> PeerAction {
     let places = (0..).zip(&round.crew.members);
     let rates = places
-        .filter_map(|(place, part)| Some((place, known.get(&part.member.peer)?.rate)))
+        .filter_map(|(place, part)| Some((place, known.get(&part.member.peer)?.rate?)))
         .collect();
     PeerAction::ToCoordinator(ToCoordinator::Reduced { round: round.id, outcome, rates })
 }

@@ -48,7 +48,7 @@ use self::moving::Moving;
 use self::stage::{Hosted, Waiting};
 use self::stores::Stores;
 use self::viewing::Viewing;
-use crate::action::{Fault, MeasuredLink, Payload, PeerAction, PeerEvent, PeerInput, PeerLoad};
+use crate::action::{Fault, Payload, PeerAction, PeerEvent, PeerInput, PeerLoad};
 use crate::round::Reduction;
 
 /// Retries without a word of the coordinator after which it is told that this peer is there.
@@ -70,7 +70,7 @@ pub struct Peer {
     view: View,
     viewing: Viewing,
     /// What the links to other peers were measured to be.
-    links: BTreeMap<PeerId, MeasuredLink>,
+    links: BTreeMap<PeerId, Way>,
     /// What the coordinator was told of them.
     ways_said: BTreeMap<PeerId, Way>,
     /// The newest era that this peer heard of the beginning of.

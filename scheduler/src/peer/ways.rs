@@ -8,7 +8,7 @@ use shoal_protocol::limits;
 use shoal_protocol::message::{ToCoordinator, Way};
 
 use super::{Out, Peer, Status};
-use crate::action::{MeasuredLink, PeerAction};
+use crate::action::PeerAction;
 use crate::router::Routing;
 
 /// What has changed by less than this many times is not said again.
@@ -16,19 +16,18 @@ const NEWS: f64 = 2.0;
 
 impl Peer {
     /// The links were measured. Of a few the coordinator is told what it does not know yet.
-    pub(super) fn measured(&mut self, links: BTreeMap<PeerId, MeasuredLink>, out: &mut Out) {
+    pub(super) fn measured(&mut self, links: BTreeMap<PeerId, Way>, out: &mut Out) {
         self.links = links;
         self.route_by_ways();
         let Self { links, ways_said, .. } = self;
         ways_said.retain(|peer, _| links.contains_key(peer));
         let mut news = Vec::new();
-        for (peer, link) in links {
-            let way = Way { round_trip: link.round_trip, rate: Some(link.rate) };
+        for (peer, way) in links {
             let room = ways_said.len() < limits::WAYS;
-            let is_news = ways_said.get(peer).map_or(room, |said| differ(said, &way));
+            let is_news = ways_said.get(peer).map_or(room, |said| differ(said, way));
             if is_news {
-                ways_said.insert(*peer, way);
-                news.push((*peer, way));
+                ways_said.insert(*peer, *way);
+                news.push((*peer, *way));
             }
         }
         let counts = self.config.routing == Routing::BySpeed;

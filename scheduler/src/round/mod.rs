@@ -14,10 +14,10 @@ use std::ops::Range;
 use std::time::Duration;
 
 use shoal_protocol::ids::{ContentHash, Member};
-use shoal_protocol::message::{Round, RoundOutcome, TensorTag};
+use shoal_protocol::message::{Round, RoundOutcome, TensorTag, Way};
 use shoal_protocol::units::Bytes;
 
-use crate::action::{Fault, MeasuredLink, Payload, PayloadId, PeerAction, Task};
+use crate::action::{Fault, Payload, PayloadId, PeerAction, Task};
 pub use layout::shares;
 pub(crate) use layout::{Layout, piece_bytes};
 pub(crate) use weights::{MemberRates, NumberBytes, weights};
@@ -365,11 +365,11 @@ pub(crate) fn most_ahead(piece: Bytes, outgoing: Bytes, members: usize) -> u32 {
 }
 
 /// Of these, so many as the link to that other one wants, once it was measured.
-pub(crate) fn ahead(piece: Bytes, most: u32, link: Option<&MeasuredLink>) -> u32 {
-    let Some(link) = link else { return most };
+pub(crate) fn ahead(piece: Bytes, most: u32, way: Option<&Way>) -> u32 {
+    let Some((way, rate)) = way.and_then(|way| Some((way, way.rate?))) else { return most };
     let (least, round_trips) = AHEAD_TIME;
-    let time = least.max(round_trips * link.round_trip);
-    let pieces = (link.rate.0 as f64 * time.as_secs_f64() / piece.0 as f64).ceil();
+    let time = least.max(round_trips * way.round_trip);
+    let pieces = (rate.0 as f64 * time.as_secs_f64() / piece.0 as f64).ceil();
     (pieces as u32).max(LEAST_AHEAD).min(most)
 }
 

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use shoal_protocol::message::Way;
 use shoal_protocol::units::{Bytes, Moment, Rate};
 
 use super::scenario::{NetworkScenario, Scenario};
-use crate::action::MeasuredLink;
 use crate::dice::Dice;
 
 /// Files have one part in so many of an uplink.
@@ -57,11 +57,12 @@ impl Network {
     }
 
     /// A link as it can be measured: what its sender's uplink leaves it at most.
-    pub(super) fn link(&self, from: usize, to: usize) -> MeasuredLink {
+    pub(super) fn link(&self, from: usize, to: usize) -> Way {
         let (from, to) = (self.regions[from], self.regions[to]);
         let round_trip = self.scenario.latency[from][to] + self.scenario.latency[to][from];
         let own = self.rate(from, to).unwrap_or(u64::MAX);
-        MeasuredLink { rate: Rate(own.min(self.scenario.uplink.unwrap_or(u64::MAX))), round_trip }
+        let rate = Rate(own.min(self.scenario.uplink.unwrap_or(u64::MAX)));
+        Way { round_trip, rate: Some(rate) }
     }
 
     /// What tensors from one region to another go at.

@@ -82,7 +82,7 @@ impl PeerScenario {
 }
 
 impl NetworkScenario {
-    /// Links that are all alike.
+    /// Links that are all alike, and that peers know.
     #[must_use]
     pub fn even(latency: Duration, jitter: Duration, bandwidth: Option<u64>) -> Self {
         Self {
@@ -90,7 +90,7 @@ impl NetworkScenario {
             jitter,
             bandwidth,
             bandwidths: Vec::new(),
-            measured: false,
+            measured: true,
             uplink: None,
             duplicates_per_mille: 0,
             strays_per_mille: 0,

@@ -10,7 +10,7 @@ use shoal_protocol::units::{Bytes, Moment, Rate};
 use shoal_protocol::wire;
 
 use super::{Cargo, Event, Held, Node, World, index_of, peer_id};
-use crate::action::{CoordinatorInput, MeasuredLink, PeerInput};
+use crate::action::{CoordinatorInput, PeerInput};
 use crate::sim::border::Omit;
 use crate::sim::numbers::Weights;
 use crate::sim::watch::{Seen, Sort};
@@ -216,18 +216,18 @@ impl World<'_> {
 
     /// What a peer believes that its links carry: what they do, where that is measured, else what it
     /// will, and in half of the swarms nothing.
-    pub(super) fn measured_links(&self, index: usize) -> BTreeMap<PeerId, MeasuredLink> {
+    pub(super) fn measured_links(&self, index: usize) -> BTreeMap<PeerId, Way> {
         let known = self.network.is_measured() || self.scenario.seed % 2 == 1;
         let others = (0..self.nodes.len()).filter(|other| *other != index && known);
         others.map(|other| (peer_id(other), self.measured_link(index, other))).collect()
     }
 
-    fn measured_link(&self, index: usize, other: usize) -> MeasuredLink {
+    fn measured_link(&self, index: usize, other: usize) -> Way {
         if self.network.is_measured() {
             return self.network.link(index, other);
         }
         let number = self.scenario.seed.rotate_left((index * 8 + other) as u32) % 1000;
-        MeasuredLink { rate: Rate(1 + number), round_trip: Duration::from_millis(number) }
+        Way { round_trip: Duration::from_millis(number), rate: Some(Rate(1 + number)) }
     }
 
     /// A newcomer looks at members: it finds those that live, and how far they are.
