@@ -170,6 +170,9 @@ async fn remember(
                 }
             }
             DiscoveryEvent::Broken { peer } => transport.suspect(peer),
+            DiscoveryEvent::Unreachable { address, reason } => {
+                tracing::info!(%address, %reason, "a peer cannot be found at this address");
+            }
             other => tracing::info!(?other, "discovery"),
         }
     }

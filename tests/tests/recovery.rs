@@ -7,7 +7,7 @@ use serde_json::Value;
 use shoal_tests::process::Process;
 use shoal_tests::program::shoal;
 use shoal_tests::run::{Run, Trained, text};
-use shoal_tests::swarm::{Swarm, own_address};
+use shoal_tests::swarm::{Swarm, own_address, start_command};
 use tempfile::TempDir;
 
 /// Waits in each pass, so that steps take a while.
@@ -189,6 +189,17 @@ fn an_anchor_that_comes_back_after_the_end_is_told_that_the_run_is_over() {
     swarm.peers[1].event("finished");
     let trained = swarm.finish();
     assert_eq!(trained.hash(), run.local("alone").hash());
+}
+
+#[test]
+fn a_run_that_is_over_ends_well_as_often_as_it_is_started_again() {
+    let run = Run::of_two_stages(2, 0);
+    for life in ["first", "second", "third"] {
+        let mut start = start_command(&run.config(), &run.path("home"), &run.path("out"));
+        start.args(["--stage", "all"]);
+        let _ = Process::start(life, start).end().success();
+    }
+    assert_whole(&Trained::read(&run.path("out")), 2);
 }
 
 #[test]

@@ -67,7 +67,11 @@ impl Folder {
     pub(crate) fn current(data_dir: &Path) -> anyhow::Result<Self> {
         let path = data_dir.join(CURRENT);
         let text = read_capped(&path)?.with_context(|| {
-            format!("no peer ever took part in a run with --data-dir {}", data_dir.display())
+            format!(
+                "no peer ever took part in a run with --data-dir {}: name that of a peer of the run, \
+                 or start the run first",
+                data_dir.display()
+            )
         })?;
         let run = std::str::from_utf8(&text).ok().and_then(|text| text.trim().parse().ok());
         let run =

@@ -96,7 +96,10 @@ pub(crate) fn shown_at(data_dir: &Path) -> anyhow::Result<SocketAddr> {
     let text = read()
         .with_context(|| {
             let folder = data_dir.display();
-            format!("no peer that is shown over HTTP runs with --data-dir {folder}")
+            format!(
+                "no peer that is shown over HTTP runs with --data-dir {folder}: start one, or give \
+                 another --data-dir or the IP:PORT of a peer"
+            )
         })
         .exit_with(Exit::Failed)?;
     let address = text.trim().parse();

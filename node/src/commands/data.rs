@@ -35,6 +35,12 @@ fn show(args: &DataShowArgs) -> anyhow::Result<Shown> {
     let config = RunConfig::load(&args.config).exit_with(Exit::Usage)?;
     let scratch = tempfile::tempdir()?;
     let dataset::Dataset { manifest, token_file } = dataset::prepare(&config, scratch.path())?;
+    let steps = manifest.training.steps;
+    if args.step >= steps {
+        let problem =
+            anyhow!("there is no step {}: the run has {steps} steps, from 0 on", args.step);
+        return Err(problem).exit_with(Exit::Usage);
+    }
     let microbatches = manifest.microbatches_of(args.step);
     if args.microbatch >= microbatches {
         let (step, microbatch) = (args.step, args.microbatch);

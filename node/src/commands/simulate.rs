@@ -60,7 +60,12 @@ impl std::str::FromStr for Seeds {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let (from, to) = text.split_once("..").ok_or("a range of seeds is A..B")?;
         let number = |text: &str| text.parse().map_err(|_| "a range of seeds is A..B");
-        Ok(Self(number(from)?..number(to)?))
+        let seeds = number(from)?..number(to)?;
+        if seeds.is_empty() {
+            Err("there is no seed in it: B must be more than A")
+        } else {
+            Ok(Self(seeds))
+        }
     }
 }
 

@@ -49,6 +49,11 @@ impl Keeper {
         self.lost.map(|lost| lost + PATIENCE)
     }
 
+    /// For how long it cannot be reached by now.
+    pub(super) fn missed_for(&self) -> Option<Duration> {
+        self.lost.map(|lost| lost.elapsed())
+    }
+
     /// A coordinator's word came. Returns whether it is obeyed: of a later term than any before, from
     /// who may have such an office, or of the same one.
     pub(super) fn obeys(&mut self, from: Member, term: Term) -> bool {

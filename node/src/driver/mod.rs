@@ -316,6 +316,10 @@ impl<'a> Driver<'a> {
                     return Ok(Outcome::Orphaned);
                 }
                 Some(Ending::Stopped(reason)) => bail!("the run stopped: {reason}"),
+                // What was logged last is known only once this process keeps the log again.
+                Some(Ending::Refused(_)) if self.post.has_completed(&self.manifest) => {
+                    return Ok(Outcome::Complete);
+                }
                 Some(Ending::Refused(reason)) => {
                     return Err(anyhow::anyhow!("not admitted: {reason}"))
                         .exit_with(Exit::NotAdmitted);

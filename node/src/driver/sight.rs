@@ -6,6 +6,8 @@ use shoal_protocol::message::MemberRecord;
 use shoal_protocol::net::transport::{Flow, Traffic, Transport};
 
 use super::Driver;
+use super::keeper::PATIENCE;
+use crate::progress;
 use crate::status::{
     Board, CheckpointStatus, LinkStatus, LoadStatus, MemberState, MemberStatus, MoveStatus,
     NodeState, NodeStatus, RunStatus, Sight, TrafficStatus,
@@ -14,17 +16,23 @@ use crate::status::{
 /// How often the driver looks around. Changes of the membership are told at once.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
+/// For so long the screen says nothing of a keeper that is out of reach: of several anchors another one
+/// takes over sooner.
+const UNSAID: Duration = Duration::from_secs(5);
+
 /// Tells the board what is seen, now and then.
 #[derive(Debug)]
 pub(super) struct Lookout {
     board: Board,
     /// When it was told last, and of which membership.
     told: Option<(Instant, u64)>,
+    /// Whether the screen says that the keeper cannot be reached.
+    misses: bool,
 }
 
 impl Lookout {
     pub(super) fn new(board: Board) -> Self {
-        Self { board, told: None }
+        Self { board, told: None, misses: false }
     }
 
     /// A step of the run that this peer keeps began.
@@ -48,6 +56,24 @@ impl Driver<'_> {
         if self.lookout.told.is_none_or(is_news) {
             self.lookout.told = Some((Instant::now(), view));
             self.lookout.board.see(self.sight());
+            self.say_whether_the_keeper_is_missed();
+        }
+    }
+
+    /// Who looks at the screen of a peer that waits reads why.
+    fn say_whether_the_keeper_is_missed(&mut self) {
+        let waits = self.keeper.missed_for().is_some_and(|missed| missed >= UNSAID);
+        if std::mem::replace(&mut self.lookout.misses, waits) == waits {
+            return;
+        }
+        if waits {
+            progress::say(&format!(
+                "the peer that keeps the run cannot be reached: waits for it, at most {} minutes; \
+                 where it is gone, type its `shoal start` again, with the same --data-dir",
+                PATIENCE.as_secs() / 60
+            ));
+        } else {
+            progress::say("the run is kept again");
         }
     }
 

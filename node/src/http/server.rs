@@ -45,7 +45,11 @@ impl HttpServer {
     pub async fn bind(address: SocketAddr) -> anyhow::Result<Self> {
         let listener = TcpListener::bind(address)
             .await
-            .with_context(|| format!("nothing can be served over HTTP at {address}"))
+            .with_context(|| {
+                format!(
+                    "nothing can be served over HTTP at {address}: give another --http, or none"
+                )
+            })
             .exit_with(Exit::Usage)?;
         Ok(Self { listener })
     }

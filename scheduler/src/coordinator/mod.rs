@@ -398,13 +398,16 @@ impl Coordinator {
         self.logged(true, |member| staying.contains(&member))
     }
 
-    /// Who will host a stage and hears what becomes of a step there: newcomers, and who is to move.
+    /// Who will host a stage and hears what becomes of a step there: newcomers, and who is to move. A newcomer
+    /// that is ready listens until the log says that it serves: no round before that counts on it, and
+    /// none may pass it by.
     fn listeners_at(&self, stage: Stage, step: Step) -> Vec<Member> {
-        let listens = |member| {
-            self.membership.listens(member, stage, step) && !self.newcomers.is_queued(member)
-        };
-        let comers = self.logged(false, listens);
-        comers.into_iter().chain(self.logged(true, listens)).collect()
+        let is_told = |member| !self.newcomers.is_queued(member);
+        let comes = |member| self.membership.span_of(member).is_some_and(|it| it.contains(stage));
+        let moves = |member| self.membership.listens(member, stage, step);
+        let comers = self.logged(false, |member| comes(member) && is_told(member));
+        let movers = self.logged(true, |member| moves(member) && is_told(member));
+        comers.into_iter().chain(movers).collect()
     }
 
     /// The members in the log, serving or not, of whom something is so.

@@ -538,6 +538,27 @@ fn a_newcomer_begins_from_a_snapshot_hears_rounds_and_serves_once_it_is_ready() 
 }
 
 #[test]
+fn a_newcomer_that_is_ready_hears_the_rounds_that_close_before_the_log_says_that_it_serves() {
+    let mut run = Run::opened(1, 3);
+    run.hear(2, register(StageChoice::Auto));
+    run.want(0, 1, 0);
+    let ready = ToCoordinator::Ready { version: Step(0), view: 9 };
+    let mut on_its_way = Vec::new();
+    let ready = CoordinatorInput::Message { from: member(2), message: ready };
+    run.coordinator.handle(run.now, ready, &mut on_its_way);
+    let [CoordinatorAction::Append(view @ LogRecord::View(_))] = &on_its_way[..] else {
+        panic!("a membership goes into the log: {on_its_way:?}")
+    };
+    let closed = run.finish(0, 0, 1);
+    let closes = messages(&closed, |message| matches!(message, FromCoordinator::Close { .. }));
+    assert_eq!(closes.len(), 3);
+    let crew = &run.coordinator.round(round()).expect("it is on").crew;
+    assert_eq!((crew.members.len(), &crew.listeners[..]), (2, &[member(2)][..]));
+    let views = run.input(CoordinatorInput::Appended(view.clone()));
+    assert_eq!(messages(&views, |message| matches!(message, FromCoordinator::View(_))).len(), 3);
+}
+
+#[test]
 fn of_two_who_cannot_reach_each_other_one_goes() {
     let mut run = Run::opened(1, 1);
     run.hear(2, register(StageChoice::Auto));
