@@ -40,6 +40,9 @@ use crate::exit::Exit;
 /// Where a first peer listens unless told otherwise.
 const DEFAULT_PORT: u16 = 7410;
 
+/// More threads than any machine has processors for; libtorch would start them all.
+const THREADS: usize = 1024;
+
 /// Trains one transformer over many machines that come and go.
 #[derive(Debug, Parser)]
 #[command(name = "shoal", version, after_help = Exit::HELP, max_term_width = 100)]
@@ -142,6 +145,11 @@ fn parse_stage(text: &str) -> Result<StageChoice, &'static str> {
 }
 
 /// Reads a positive number of seconds, at most an hour.
+fn parse_threads(text: &str) -> Result<NonZeroUsize, String> {
+    let threads = text.parse().ok().filter(|threads: &NonZeroUsize| threads.get() <= THREADS);
+    threads.ok_or_else(|| format!("threads are a number from 1 to {THREADS}"))
+}
+
 fn parse_seconds(text: &str) -> Result<Duration, &'static str> {
     let seconds = text.parse::<f64>().ok().filter(|seconds| (0.1..=3600.0).contains(seconds));
     seconds.map(Duration::from_secs_f64).ok_or("a number of seconds from 0.1 to 3600")
@@ -174,7 +182,7 @@ pub struct ComputeArgs {
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: DeviceChoice,
     /// Processor threads to compute with; all of them unless given.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_threads)]
     threads: Option<NonZeroUsize>,
     /// Write the typed events of the run to this file as lines of JSON; `-` is stdout.
     #[arg(long, value_name = "PATH")]
@@ -581,6 +589,7 @@ mod tests {
             "shoal start run.toml --stage last",
             "shoal start run.toml --device gpu",
             "shoal start run.toml --threads 0",
+            "shoal start run.toml --threads 5000",
             "shoal start run.toml --listen localhost",
             "shoal join",
             "shoal join @a --observer --stage 1",

@@ -2,12 +2,17 @@
 
 use std::net::UdpSocket;
 
-use shoal_tests::run::Run;
-use shoal_tests::swarm::{Swarm, own_address};
+use shoal_tests::process::Process;
+use shoal_tests::program::shoal;
+use shoal_tests::run::{Run, Trained};
+use shoal_tests::swarm::{Swarm, own_address, start_command};
 use toml::Value;
 
 /// Nobody can be reached, or nobody admits the newcomer.
 const NOT_ADMITTED: i32 = 3;
+
+/// What was typed cannot be used.
+const USAGE: i32 = 2;
 
 /// A run with more steps than a test has time for.
 fn endless() -> Run {
@@ -112,4 +117,22 @@ fn a_peer_takes_part_in_one_run_after_the_other() {
         swarm.finish().hash()
     });
     assert_eq!(hashes, [&one, &other].map(|run| run.local("alone").hash()));
+}
+
+#[test]
+fn the_model_of_one_run_does_not_take_the_place_of_another_ones() {
+    let (run, other) = (Run::tiny(&[]), Run::tiny(&[("training.steps", Value::from(5))]));
+    let first = run.local("out");
+    let hash = first.hash();
+    let out = run.path("out");
+    let config = other.config();
+    let start = start_command(&config, &other.path("data"), &out);
+    let local = shoal(["local".as_ref(), config.as_os_str(), "--out".as_ref(), out.as_os_str()]);
+    for command in [start, local] {
+        let reason = Process::start("other", command).end().failure(USAGE);
+        assert!(reason.contains("is the model of another run"), "{reason}");
+    }
+    assert_eq!(Trained::read(&out).hash(), hash);
+    // Its own is made again.
+    assert_eq!(run.local("out").hash(), hash);
 }

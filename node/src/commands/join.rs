@@ -20,6 +20,7 @@ use crate::admission;
 use crate::cli::{JoinOptions, PeerOptions};
 use crate::driver::home::{Files, Home};
 use crate::driver::observer::Observer;
+use crate::driver::resume::refuse_model_of_another;
 use crate::driver::{self, AnchorPart, Network, Office, Outcome, Setup};
 use crate::exit::{Exit, ExitWith};
 use crate::network::{Links, Search};
@@ -129,6 +130,9 @@ async fn take_part(
     let own = search.join_addresses(&transport);
     let keeper = Member { peer: through.peer, incarnation: welcome.incarnation };
     let manifest = Arc::new(read_manifest(&run).exit_with(Exit::NotAdmitted)?);
+    if let Some(archive) = &options.archive {
+        refuse_model_of_another(archive, manifest.run_id()).exit_with(Exit::Usage)?;
+    }
     let id = run.id;
     transport.set_run(run);
     let folder = admission::enter(gate, home, &identity, &manifest)?;

@@ -20,6 +20,7 @@ use crate::config::RunConfig;
 use crate::dataset;
 use crate::driver::home::{Files, Home};
 use crate::driver::observer::Observer;
+use crate::driver::resume::refuse_model_of_another;
 use crate::driver::{self, AnchorPart, Network, Office, Outcome, Setup};
 use crate::events::RunEvent;
 use crate::exit::{Exit, ExitWith};
@@ -47,6 +48,7 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
     let manifest = Arc::new(manifest);
     let runs = || home.path().join("runs").join(manifest.run_id().to_string());
     let out = options.out.clone().unwrap_or_else(runs);
+    refuse_model_of_another(&out, manifest.run_id()).exit_with(Exit::Usage)?;
     let files = Files::default();
     files.offer(manifest.tokens.hash, dataset.token_file);
     let mut observer = Observer::new(options.peer.compute.events.as_ref(), "training")?;

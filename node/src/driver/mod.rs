@@ -27,7 +27,7 @@ mod payload;
 mod port_watch;
 mod probe;
 mod prospects;
-mod resume;
+pub(crate) mod resume;
 mod room;
 mod setup;
 mod sight;

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::bail;
 use shoal_engine::Checkpoint;
 use shoal_protocol::history::History;
 use shoal_protocol::ids::{RunId, Step};
@@ -73,6 +74,24 @@ fn offer_checkpoint(folder: &Path, run: RunId, files: &Files) -> bool {
         files.offer(file.hash, folder.join(&file.name));
     }
     true
+}
+
+/// Refuses a folder that has another run's model: this one's would take its place.
+///
+/// # Errors
+/// When it has, with whose it is.
+pub(crate) fn refuse_model_of_another(archive: &Path, run: RunId) -> anyhow::Result<()> {
+    let folder = checkpoint_folder(archive, Step(0), true);
+    match Checkpoint::open(&folder) {
+        Ok(found) if found.run() != run => {
+            let (folder, other) = (folder.display(), found.run());
+            bail!(
+                "{folder} is the model of another run, {other}, and this one is {run}: its run.toml or its text \
+                 is not the same; give another folder, or move that one away"
+            )
+        }
+        Ok(_) | Err(_) => Ok(()),
+    }
 }
 
 /// Whether the log says that a run is over, and its last checkpoint is in the archive, where there is
