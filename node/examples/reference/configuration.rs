@@ -7,8 +7,8 @@ use shoal_node::config::RunConfig;
 const HEAD: &str = "# Configuration\n\n\
 `shoal init` writes `run.toml`; this is what is in it, written by `cargo run -p shoal-node --example reference`\n\
 from the file itself. All of it is part of the run: peers train together only where every value is the same. What\n\
-one peer may choose for itself are flags ([commands.md](commands.md)). An unknown key, one that lacks, and a value\n\
-that no run can have are refused with the line and with what would do.\n";
+one peer may choose for itself are flags ([commands.md](commands.md)). An unknown key and one of the wrong\n\
+kind are refused with their line, one that lacks and a value that no run can have by name, with what would do.\n";
 
 /// The whole document.
 pub(crate) fn text() -> String {
