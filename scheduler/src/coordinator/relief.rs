@@ -155,6 +155,23 @@ impl Relief {
         let asked = self.asked.get(&key);
         asked.is_none_or(|asked| asked.grant != grant && asked.times < TIMES)
     }
+
+    /// Whether what comes to each member, and holders' paces, are what is asked for and measured.
+    #[cfg(test)]
+    pub(super) fn is_counted(&self, measured: impl Fn(Stage, Member) -> Option<u64>) -> bool {
+        let mut coming: BTreeMap<(Step, Stage), BTreeMap<Member, usize>> = BTreeMap::new();
+        for (key, idle) in self.asked.iter().filter_map(|(key, asked)| Some((key, asked.idle?))) {
+            *coming.entry((key.step, key.stage)).or_default().entry(idle).or_insert(0) += 1;
+        }
+        let mut counted = |(at, place): (&(Step, Stage), &Place)| {
+            let mut holders = place.holders.iter();
+            coming.remove(at).unwrap_or_default() == place.coming
+                && holders.all(|(member, holder)| {
+                    !holder.claims.is_empty() && holder.pace == measured(at.1, *member)
+                })
+        };
+        self.places.iter().all(&mut counted) && coming.is_empty()
+    }
 }
 
 impl Coordinator {

@@ -93,6 +93,12 @@ impl Stragglers {
         self.released.get(&key).filter(|last| last.until > now).map(|last| last.by)
     }
 
+    /// Whether what is kept for relief is what a recount says.
+    #[cfg(test)]
+    pub(super) fn is_counted(&self) -> bool {
+        self.relief.is_counted(|stage, member| self.paces.measured(stage, member))
+    }
+
     /// A step is committed.
     pub(super) fn forget_through(&mut self, step: Step) {
         self.watches.retain(|key, _| key.step > step);
