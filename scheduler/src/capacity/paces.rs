@@ -213,7 +213,9 @@ mod tests {
     fn no_word_of_a_member_makes_the_numbers_overflow() {
         let mut paces = Paces::default();
         let endless = Spent { forward: Duration::MAX, backward: Duration::MAX };
-        (0..100).for_each(|_| paces.add(Stage(0), member(1), endless, at(0)));
+        for _ in 0..100 {
+            paces.add(Stage(0), member(1), endless, at(0));
+        }
         let all = paces.estimates(1024, Moment(Duration::MAX));
         assert!(all.throughput(member(1), StageSpan::all(1024)) < Throughput(1));
     }

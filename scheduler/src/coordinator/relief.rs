@@ -48,8 +48,11 @@ struct Place {
 #[derive(Debug)]
 struct Holder {
     claims: BTreeMap<Microbatch, Grant>,
-    /// Nanoseconds that it was measured to need for one. Kept here since many are looked at for each idle.
+    /// Nanoseconds that it was measured to need for one. This and `last` are kept here since many are looked
+    /// at for each idle.
     pace: Option<u64>,
+    /// The last of its claims that may be asked for, and how many there are up to it.
+    last: Option<(u64, Microbatch, Grant)>,
 }
 
 /// Work that was asked for.
@@ -60,6 +63,25 @@ struct Asked {
     /// Whom for, while that is not answered.
     idle: Option<Member>,
     times: u32,
+}
+
+impl Holder {
+    /// The last claim that may be asked for.
+    fn last(
+        &self,
+        may_ask: impl Fn(Microbatch, Grant) -> bool,
+    ) -> Option<(u64, Microbatch, Grant)> {
+        let known = self.claims.iter().rev();
+        let mut left = (1..=self.claims.len() as u64).rev().zip(known);
+        let (count, (at, grant)) = left.find(|(_, (at, grant))| may_ask(**at, **grant))?;
+        Some((count, *at, *grant))
+    }
+
+    /// Nanoseconds until it is done with what it has up to the last that may be asked for.
+    fn busy(&self) -> Option<(u64, Microbatch, Grant)> {
+        let (count, at, grant) = self.last?;
+        Some((self.pace?.saturating_mul(count), at, grant))
+    }
 }
 
 impl Place {
@@ -95,8 +117,11 @@ impl Relief {
         pace: impl FnOnce() -> Option<u64>,
     ) {
         let place = self.places.entry((key.step, key.stage)).or_default();
-        let new = || Holder { claims: BTreeMap::new(), pace: pace() };
-        place.holders.entry(holder).or_insert_with(new).claims.insert(key.microbatch, grant);
+        let new = || Holder { claims: BTreeMap::new(), pace: pace(), last: None };
+        let known = place.holders.entry(holder).or_insert_with(new);
+        if known.claims.insert(key.microbatch, grant) != Some(grant) {
+            self.changed(key, holder);
+        }
     }
 
     /// A member has a claim no more, or its work is done.
@@ -106,7 +131,19 @@ impl Relief {
             known.claims.remove(&key.microbatch);
             if known.claims.is_empty() {
                 place.holders.remove(&holder);
+            } else {
+                self.changed(key, holder);
             }
+        }
+    }
+
+    /// A member has other claims beside this one than it had, or this one was asked for.
+    fn changed(&mut self, key: ClaimKey, holder: Member) {
+        let Self { places, asked } = self;
+        let place = places.get_mut(&(key.step, key.stage));
+        if let Some(known) = place.and_then(|place| place.holders.get_mut(&holder)) {
+            known.last =
+                known.last(|at, grant| may_ask(asked, ClaimKey { microbatch: at, ..key }, grant));
         }
     }
 
@@ -122,8 +159,8 @@ impl Relief {
         }
     }
 
-    /// A claim is asked for, to give it to somebody.
-    fn ask(&mut self, key: ClaimKey, grant: Grant, idle: Member) {
+    /// A claim of a member is asked for, to give it to another.
+    fn ask(&mut self, (key, holder, grant): (ClaimKey, Member, Grant), idle: Member) {
         let before = self.asked.get(&key).copied();
         let times = before.map_or(0, |asked| asked.times) + 1;
         self.asked.insert(key, Asked { grant, idle: Some(idle), times });
@@ -132,6 +169,7 @@ impl Relief {
             place.came(before);
         }
         place.comes(idle);
+        self.changed(key, holder);
     }
 
     /// The holder of what was asked for answered. Returns whom it was asked for.
@@ -150,12 +188,6 @@ impl Relief {
         self.asked.retain(|key, _| key.step > step);
     }
 
-    /// Whether a claim may be asked for.
-    fn may_ask(&self, key: ClaimKey, grant: Grant) -> bool {
-        let asked = self.asked.get(&key);
-        asked.is_none_or(|asked| asked.grant != grant && asked.times < TIMES)
-    }
-
     /// Whether what comes to each member, and holders' paces, are what is asked for and measured.
     #[cfg(test)]
     pub(super) fn is_counted(&self, measured: impl Fn(Stage, Member) -> Option<u64>) -> bool {
@@ -167,11 +199,20 @@ impl Relief {
             let mut holders = place.holders.iter();
             coming.remove(at).unwrap_or_default() == place.coming
                 && holders.all(|(member, holder)| {
-                    !holder.claims.is_empty() && holder.pace == measured(at.1, *member)
+                    let key = |microbatch| ClaimKey { step: at.0, stage: at.1, microbatch };
+                    let last = holder.last(|at, grant| may_ask(&self.asked, key(at), grant));
+                    !holder.claims.is_empty()
+                        && (holder.pace, holder.last) == (measured(at.1, *member), last)
                 })
         };
         self.places.iter().all(&mut counted) && coming.is_empty()
     }
+}
+
+/// Whether a claim may be asked for, by what was.
+fn may_ask(asked: &BTreeMap<ClaimKey, Asked>, key: ClaimKey, grant: Grant) -> bool {
+    let asked = asked.get(&key);
+    asked.is_none_or(|asked| asked.grant != grant && asked.times < TIMES)
 }
 
 impl Coordinator {
@@ -188,7 +229,7 @@ impl Coordinator {
                 self.stragglers.relief.ended(key, holder);
                 continue;
             }
-            self.stragglers.relief.ask(key, grant, idle);
+            self.stragglers.relief.ask((key, holder, grant), idle);
             let patience = Spent::default();
             send(holder, FromCoordinator::Recall { key, grant, patience }, out);
         }
@@ -213,18 +254,12 @@ impl Coordinator {
         let longer = (done_at.saturating_mul(HALVES) / 2).saturating_add(way);
         let after = place.holders.range((Bound::Excluded(idle), Bound::Unbounded));
         let others = after.chain(place.holders.range(..idle)).take(LOOKED_AT);
-        let key = |microbatch| ClaimKey { step, stage, microbatch };
-        let busy = others.filter_map(|(member, Holder { claims, pace })| {
-            let through = |count: usize| pace.map(|pace| pace.saturating_mul(count as u64));
-            // Most have too little altogether, and need not be looked at claim by claim.
-            through(claims.len()).filter(|all| *all >= longer)?;
-            let unasked = |(at, grant): &(&Microbatch, &Grant)| relief.may_ask(key(**at), **grant);
-            let (last, grant) = claims.iter().rev().find(unasked)?;
-            let all = through(claims.range(..=last).count()).filter(|all| *all >= longer)?;
-            Some((all, *member, *last, *grant))
+        let busy = others.filter_map(|(member, holder)| {
+            let (all, at, grant) = holder.busy().filter(|(all, ..)| *all >= longer)?;
+            Some((all, *member, at, grant))
         });
         let (_, holder, microbatch, grant) = busy.max()?;
-        Some((key(microbatch), holder, grant))
+        Some((ClaimKey { step, stage, microbatch }, holder, grant))
     }
 
     /// A holder let go of a claim, or works on it: it may have been asked for another's relief, who may
@@ -265,7 +300,7 @@ mod tests {
     fn what_is_asked_for_counts_for_whom_it_is_asked_until_it_is_answered() {
         let mut relief = Relief::default();
         relief.claimed(key(0), member(1), grant(), || None);
-        relief.ask(key(0), grant(), member(2));
+        relief.ask((key(0), member(1), grant()), member(2));
         assert_eq!([1, 2, 3].map(|number| left(&relief, number)), [1, 1, 0]);
         assert_eq!(relief.answered(key(0), grant()), Some(member(2)));
         assert_eq!(relief.answered(key(0), grant()), None);
@@ -314,7 +349,14 @@ mod tests {
                         relief.ended(key(at), member(who));
                         held.remove(&(who, at));
                     }
-                    Word::Asked(at, who) => relief.ask(key(at), grant(), member(who)),
+                    Word::Asked(at, who) => {
+                        // Whoever has it; nobody where two are said to.
+                        let holder = held.iter().find(|(_, of)| *of == at).map(|(of, _)| *of);
+                        let alone = held.iter().filter(|(_, of)| *of == at).count() == 1;
+                        if let Some(holder) = holder.filter(|_| alone) {
+                            relief.ask((key(at), member(holder), grant()), member(who));
+                        }
+                    }
                     Word::Answered(at) => {
                         let asked = relief.asked.get(&key(at)).and_then(|asked| asked.idle);
                         prop_assert_eq!(relief.answered(key(at), grant()), asked);
@@ -324,6 +366,9 @@ mod tests {
                         relief.paced(Some(PLACE.1), member(who), Some(pace));
                     }
                 }
+                let measured = |_, of: Member| paces[usize::from(of.peer.0[0])];
+                let shared = (0..8).any(|at| held.iter().filter(|(_, of)| *of == at).count() > 1);
+                prop_assert!(shared || relief.is_counted(measured));
                 for who in 0..3 {
                     let has = held.iter().filter(|(of, _)| *of == who).count();
                     let comes = |asked: &&Asked| asked.idle == Some(member(who));
