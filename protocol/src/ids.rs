@@ -3,6 +3,7 @@
 //! Every id is a newtype, so that a step is never taken for a microbatch, and every id is ordered,
 //! so that collections of them have one iteration order on every machine.
 
+use std::cmp::Ordering;
 use std::fmt;
 use std::str::FromStr;
 
@@ -101,17 +102,7 @@ impl Grant {
 
 /// A network identity: the ed25519 public key whose holder proved it during the handshake.
 #[derive(
-    Clone,
-    Copy,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Serialize,
-    Deserialize,
-    bincode::Encode,
-    bincode::Decode,
+    Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, bincode::Encode, bincode::Decode,
 )]
 #[serde(try_from = "String", into = "String")]
 pub struct PeerId(pub [u8; 32]);
@@ -119,6 +110,21 @@ pub struct PeerId(pub [u8; 32]);
 /// The identity multihash of a protobuf-encoded ed25519 key, up to the key itself
 /// (libp2p's peer id specification).
 const PEER_ID_PREFIX: [u8; 6] = [0x00, 0x24, 0x08, 0x01, 0x12, 0x20];
+
+/// In the order of the bytes. Ids are looked up in large ordered maps with every message, and keys differ
+/// in their first bytes, which compare as one number.
+impl Ord for PeerId {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let first = |id: &Self| id.0.first_chunk().map_or(0, |first| u64::from_be_bytes(*first));
+        first(self).cmp(&first(other)).then_with(|| self.0.cmp(&other.0))
+    }
+}
+
+impl PartialOrd for PeerId {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
 
 impl PeerId {
     /// The bytes that libp2p calls a peer id.
@@ -432,7 +438,20 @@ impl fmt::Display for StageSpan {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #[test]
+        fn peers_are_in_the_order_of_their_bytes(
+            one in any::<[u8; 32]>(), other in any::<[u8; 32]>(), same in 0usize..33
+        ) {
+            let mut other = other;
+            other[..same].copy_from_slice(&one[..same]);
+            prop_assert_eq!(PeerId(one).cmp(&PeerId(other)), one.cmp(&other));
+        }
+    }
 
     #[test]
     fn peer_id_reads_what_it_prints() {

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use shoal_protocol::ids::{Member, Stage};
+use shoal_protocol::ids::{Incarnation, Member, PeerId, Stage};
 use shoal_protocol::message::Spent;
 
 /// What anybody may say that a pass took, at most.
@@ -84,7 +84,8 @@ impl Times {
         if let Some(own) = self.of.get(&(stage, member)) {
             return Some(late(own));
         }
-        let others = self.of.iter().filter(|((of, _), _)| *of == stage);
+        let lowest = |stage| (stage, Member { peer: PeerId([0; 32]), incarnation: Incarnation(0) });
+        let others = self.of.range(lowest(stage)..lowest(stage.next()));
         others
             .map(|(_, times)| late(times))
             .reduce(|one, other| Spent {
@@ -97,8 +98,6 @@ impl Times {
 
 #[cfg(test)]
 mod tests {
-    use shoal_protocol::ids::{Incarnation, PeerId};
-
     use super::*;
 
     fn member(number: u8) -> Member {

@@ -39,6 +39,9 @@ pub struct Ways {
 impl Ways {
     /// A peer measured this. What is beyond as many as a peer says is left out.
     pub fn note(&mut self, from: PeerId, ways: &[(PeerId, Way)]) {
+        if ways.is_empty() {
+            return;
+        }
         let known = self.of.entry(from).or_default();
         for (to, way) in ways.iter().filter(|(to, _)| *to != from) {
             if known.len() < limits::WAYS || known.contains_key(to) {

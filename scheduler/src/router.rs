@@ -162,6 +162,13 @@ impl Router {
     /// Makes these members the candidates. Who was one keeps its time; newcomers start at the
     /// minimum, so that they are tried early.
     pub fn set_candidates(&mut self, members: impl IntoIterator<Item = Member>) {
+        let mut members: Vec<Member> = members.into_iter().collect();
+        members.sort_unstable();
+        members.dedup();
+        // Most changes of a membership are about others.
+        if self.candidates.keys().eq(&members) {
+            return;
+        }
         let mut old = std::mem::take(&mut self.candidates);
         let start =
             old.values().map(|candidate| candidate.virtual_time).min().unwrap_or(self.floor);
@@ -233,7 +240,12 @@ impl Router {
 
     /// Chooses the next candidate among those that are not busy and eligible, and charges it.
     pub fn choose_where(&mut self, eligible: impl Fn(&Member) -> bool) -> Option<Member> {
-        self.choose_among(|member, _| eligible(member))
+        let able = self
+            .candidates
+            .iter()
+            .filter(|(member, candidate)| !candidate.busy && eligible(member));
+        let member = self.next_of(able)?;
+        Some(self.chosen(member))
     }
 
     /// The same among some of the candidates.
@@ -250,16 +262,6 @@ impl Router {
     pub(crate) fn turn_of(&self, member: Member) -> Option<Turn> {
         let candidate = self.candidates.get(&member)?;
         Some(Turn(self.turn(candidate), self.tie_break(&member)))
-    }
-
-    /// The same by what is known of them.
-    fn choose_among(&mut self, eligible: impl Fn(&Member, &Candidate) -> bool) -> Option<Member> {
-        let able = self
-            .candidates
-            .iter()
-            .filter(|(member, candidate)| !candidate.busy && eligible(member, candidate));
-        let member = self.next_of(able)?;
-        Some(self.chosen(member))
     }
 
     /// Whose turn it is.
@@ -291,20 +293,23 @@ impl Router {
     ) -> Option<Member> {
         let boast = self.boast;
         let able = self.candidates.iter().filter(|(member, _)| eligible(member));
+        let able: Vec<(&Member, &Candidate)> = able.collect();
         // Until its answer is here.
         let takes = |known: &Candidate| {
             let pace = known.believed(boast)?;
             Some(u128::from(pace) + u128::from(known.way))
         };
         let (mut soonest, mut together) = (u128::MAX, 0u128);
-        for (_, known) in able {
+        for (_, known) in &able {
             soonest = soonest.min(takes(known).unwrap_or(u128::MAX));
             together += known.believed(boast).map_or(0, speed);
         }
         let rest = u128::from(following) * PER / together.max(1);
         let longest = soonest.saturating_add(rest);
         let late = |known: &Candidate| takes(known).is_some_and(|takes| takes > longest);
-        self.choose_among(|member, known| eligible(member) && !late(known))
+        let free = able.into_iter().filter(|(_, known)| !known.busy && !late(known));
+        let member = self.next_of(free)?;
+        Some(self.chosen(member))
     }
 
     /// Charges a candidate for a piece of work that it got without being chosen.

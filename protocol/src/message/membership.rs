@@ -1,6 +1,6 @@
 //! Who takes part in a run, and who would.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -89,7 +89,7 @@ impl ViewChange {
     }
 }
 
-/// Newcomers that are put into a membership one by one.
+/// Fewer newcomers than this are put into a membership one by one.
 const FEW: usize = 16;
 
 impl View {
@@ -149,30 +149,46 @@ impl View {
                 gone.push(*member);
             }
         }
-        let mut new = BTreeMap::new();
+        let mut new = Vec::new();
         for record in &change.here {
             match self.place_of(record.member.peer) {
                 Ok(place) => {
                     let old = std::mem::replace(&mut self.members[place], Arc::clone(record));
                     gone.extend((old.member != record.member).then_some(old.member));
                 }
-                Err(_) => {
-                    new.insert(record.member.peer, Arc::clone(record));
-                }
+                Err(place) => new.push((place, Arc::clone(record))),
             }
         }
-        // A few find their places sooner than all are put in order.
-        if new.len() < FEW {
-            for (peer, record) in new {
-                let (Ok(place) | Err(place)) = self.place_of(peer);
-                self.members.insert(place, record);
-            }
-        } else {
-            self.members.extend(new.into_values());
-            self.members.sort_by_key(|record| record.member.peer);
-        }
+        self.put_in(new);
         self.number = change.number;
         Some(gone)
+    }
+
+    /// Puts newcomers in, each before who is at its place now. Of who is named twice the last word counts.
+    fn put_in(&mut self, mut new: Vec<(usize, Arc<MemberRecord>)>) {
+        new.sort_by_key(|(_, record)| record.member.peer);
+        new.dedup_by(|later, kept| {
+            let twice = later.1.member.peer == kept.1.member.peer;
+            if twice {
+                std::mem::swap(later, kept);
+            }
+            twice
+        });
+        if new.len() < FEW {
+            for (before, (place, record)) in new.into_iter().enumerate() {
+                self.members.insert(place + before, record);
+            }
+            return;
+        }
+        let all = Vec::with_capacity(self.members.len() + new.len());
+        let mut old = std::mem::replace(&mut self.members, all).into_iter();
+        let mut taken = 0;
+        for (place, record) in new {
+            self.members.extend(old.by_ref().take(place.saturating_sub(taken)));
+            taken = taken.max(place);
+            self.members.push(record);
+        }
+        self.members.extend(old);
     }
 }
 
@@ -291,6 +307,8 @@ impl MemberRecord {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -338,6 +356,34 @@ mod tests {
             prop_assert_eq!(&made, &new);
             prop_assert_eq!(made.take(&change), None);
             prop_assert_eq!(made, new);
+        }
+
+        /// Whatever the order they are named in, and however often.
+        #[test]
+        fn newcomers_are_put_in_order_and_the_last_word_of_each_counts(
+            before in members(), named in prop::collection::vec((20u8..40, 1u64..4), 0..60)
+        ) {
+            let mut after = before.clone();
+            after.extend(named.iter().map(|(peer, life)| (*peer, (*life, true))));
+            let here = named.iter().map(|(peer, life)| record(*peer, *life, true)).collect();
+            let mut made = view(3, &before);
+            let change = ViewChange { since: 3, number: 5, here, ..ViewChange::default() };
+            prop_assert!(made.take(&change).is_some());
+            prop_assert_eq!(made, view(5, &after));
+        }
+
+        /// A list that somebody did not put in order makes no change panic.
+        #[test]
+        fn no_order_of_members_makes_a_change_panic(
+            listed in prop::collection::vec(0u8..40, 0..40),
+            named in prop::collection::vec(0u8..40, 0..40)
+        ) {
+            let records =
+                |peers: Vec<u8>| peers.into_iter().map(|peer| record(peer, 1, true)).collect();
+            let mut made = View { number: 3, members: records(listed) };
+            let here = records(named);
+            let change = ViewChange { since: 3, number: 5, here, ..ViewChange::default() };
+            prop_assert!(made.take(&change).is_some());
         }
     }
 }

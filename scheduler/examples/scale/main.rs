@@ -1,4 +1,5 @@
-//! What a swarm's words weigh as it grows: prints the table of docs/scale.md.
+//! What a swarm's words weigh as it grows: prints the table of docs/scale.md. Arguments are numbers of
+//! peers and, for a shorter look, `--until` with the second of the model's time at which it ends.
 
 mod memory;
 
@@ -18,7 +19,8 @@ const EACH: u32 = 8;
 
 const FORWARD: Duration = Duration::from_secs(1);
 
-/// When what is measured begins and ends. Who is there joins before.
+/// When what is measured begins, if the run ends late enough, and when it ends unless told otherwise. Who
+/// is there joins before.
 const FROM: Duration = Duration::from_secs(120);
 const UNTIL: Duration = Duration::from_secs(420);
 
@@ -26,41 +28,62 @@ const UNTIL: Duration = Duration::from_secs(420);
 const DEATHS: Duration = Duration::from_secs(30);
 const RESTART: Duration = Duration::from_secs(10);
 
+/// The part of the model's time that is measured.
+#[derive(Debug, Clone, Copy)]
+struct Span {
+    from: Duration,
+    until: Duration,
+}
+
 fn main() -> Result<(), sim::Violation> {
+    let (sizes, until) = arguments();
+    let span = Span { from: FROM.min(until / 2), until };
     println!(
         "{STAGES} stages, passes of 1 s and 2 s, {EACH} microbatches a replica and step; words only."
     );
     println!(
         "Between {} s and {} s of the model's time; with deaths, one every {} s.\n",
-        FROM.as_secs(),
-        UNTIL.as_secs(),
+        span.from.as_secs(),
+        span.until.as_secs(),
         DEATHS.as_secs()
     );
     println!(
-        " peers  deaths  bytes/peer/s: told  reported  between  largest peer  coordinator msg/s  kB/s out  decisions/s/core     MB  steps  events/s  wall s/h  world's MB"
+        " peers  deaths  bytes/peer/s: told  reported  between  largest peer  coordinator msg/s  kB/s out  decisions/s/core     MB  steps  events/s  wall s/h  world's MB             trace"
     );
-    let sizes: Vec<usize> =
-        std::env::args().skip(1).map(|size| size.parse().expect("a number of peers")).collect();
-    let sizes = if sizes.is_empty() { vec![100, 1000, 10_000] } else { sizes };
     for peers in sizes {
         for deaths in [false, true] {
-            measure(peers, deaths)?;
+            measure(peers, deaths, span)?;
         }
     }
     Ok(())
 }
 
-fn measure(peers: usize, deaths: bool) -> Result<(), sim::Violation> {
-    let mut words = Words::default();
+/// Numbers of peers, and until when.
+fn arguments() -> (Vec<usize>, Duration) {
+    let (mut sizes, mut until) = (Vec::new(), UNTIL);
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        if argument == "--until" {
+            let seconds = arguments.next().expect("--until has a number of seconds");
+            until = Duration::from_secs(seconds.parse().expect("--until has a number of seconds"));
+        } else {
+            sizes.push(argument.parse().expect("a number of peers"));
+        }
+    }
+    (if sizes.is_empty() { vec![100, 1000, 10_000] } else { sizes }, until)
+}
+
+fn measure(peers: usize, deaths: bool, span: Span) -> Result<(), sim::Violation> {
+    let mut words = Words { from: span.from, ..Words::default() };
     let began = Instant::now();
-    let report = sim::run_watched(&scenario(peers, deaths), &mut words)?;
+    let report = sim::run_watched(&scenario(peers, deaths, span.until), &mut words)?;
     let wall = began.elapsed().as_secs_f64();
-    let time = (UNTIL - FROM).as_secs_f64();
+    let time = (span.until - span.from).as_secs_f64();
     let each = |sort| words.bytes(sort) as f64 / peers as f64 / time;
     let largest = words.received.values().map(|bytes| bytes.0).max().unwrap_or(0) as f64 / time;
     let of_coordinator = words.count(Sort::Told) + words.count(Sort::Reported);
     println!(
-        "{peers:6}  {:6}  {:18.0}  {:8.0}  {:7.0}  {largest:12.0}  {:17.0}  {:8.0}  {:16.0}  {:5.1}  {:5}  {:8.0}  {:8.0}  {:10.0}",
+        "{peers:6}  {:6}  {:18.0}  {:8.0}  {:7.0}  {largest:12.0}  {:17.0}  {:8.0}  {:16.0}  {:5.1}  {:5}  {:8.0}  {:8.0}  {:10.0}  {:016x}",
         if deaths { "yes" } else { "no" },
         each(Sort::Told),
         each(Sort::Reported),
@@ -71,8 +94,9 @@ fn measure(peers: usize, deaths: bool) -> Result<(), sim::Violation> {
         (words.before - words.after) as f64 / 1e6,
         report.steps.len(),
         report.events as f64 / wall,
-        wall * 3600.0 / UNTIL.as_secs_f64(),
+        wall * 3600.0 / span.until.as_secs_f64(),
         words.before as f64 / 1e6,
+        report.trace,
     );
     Ok(())
 }
@@ -80,6 +104,8 @@ fn measure(peers: usize, deaths: bool) -> Result<(), sim::Violation> {
 /// What went over links while it was measured.
 #[derive(Debug, Default)]
 struct Words {
+    /// When it began.
+    from: Duration,
     sent: BTreeMap<Sort, (u64, Bytes)>,
     /// By each peer, of the coordinator and of others.
     received: BTreeMap<usize, Bytes>,
@@ -116,7 +142,7 @@ impl Watch for Words {
         }
         if let Seen::Sent { from, to, sort, size } = seen
             && from != to
-            && now.0 >= FROM
+            && now.0 >= self.from
         {
             let (count, bytes) = self.sent.entry(sort).or_default();
             *count += 1;
@@ -128,7 +154,7 @@ impl Watch for Words {
     }
 }
 
-fn scenario(peers: usize, deaths: bool) -> Scenario {
+fn scenario(peers: usize, deaths: bool, until: Duration) -> Scenario {
     let replicas = (peers / usize::from(STAGES)) as u32;
     let mut manifest = Scenario::small_manifest(STAGES, EACH * replicas, 1_000);
     manifest.checkpoint.every = 0;
@@ -138,8 +164,8 @@ fn scenario(peers: usize, deaths: bool) -> Scenario {
     let choice = |index| if index == 0 { StageChoice::None } else { StageChoice::Auto };
     let peer = |index| PeerScenario::plain(choice(index), STAGES, compute.clone());
     let mut scenario = Scenario::plain(manifest, (0..=peers).map(peer).collect(), network);
-    scenario.until = Some(UNTIL);
-    let times = if deaths { UNTIL.as_secs() / DEATHS.as_secs() } else { 0 };
+    scenario.until = Some(until);
+    let times = if deaths { until.as_secs() / DEATHS.as_secs() } else { 0 };
     let crash = |peer| Fault::Crash { peer, restart: Some(RESTART), disk: false };
     scenario.faults.happen =
         (2..times as u32).map(|i| (DEATHS * i, crash(1 + i as usize))).collect();

@@ -62,13 +62,15 @@ impl Average {
 }
 
 impl Paces {
-    /// A microbatch took a member so long at a stage.
-    pub fn add(&mut self, stage: Stage, member: Member, spent: Spent, now: Moment) {
+    /// A microbatch took a member so long at a stage. Returns the nanoseconds that it is now measured to
+    /// need for one there.
+    pub fn add(&mut self, stage: Stage, member: Member, spent: Spent, now: Moment) -> u64 {
         let Spent { forward, backward } = believable(spent);
         let time = forward + backward;
         let nanoseconds = u64::try_from(time.as_nanos()).expect("two hours are few nanoseconds");
         let average = self.of.entry((stage, member)).or_insert_with(|| Average::new(now));
         average.add(nanoseconds, now);
+        average.pace()
     }
 
     /// A member is gone.
@@ -211,7 +213,9 @@ mod tests {
     fn no_word_of_a_member_makes_the_numbers_overflow() {
         let mut paces = Paces::default();
         let endless = Spent { forward: Duration::MAX, backward: Duration::MAX };
-        (0..100).for_each(|_| paces.add(Stage(0), member(1), endless, at(0)));
+        for _ in 0..100 {
+            paces.add(Stage(0), member(1), endless, at(0));
+        }
         let all = paces.estimates(1024, Moment(Duration::MAX));
         assert!(all.throughput(member(1), StageSpan::all(1024)) < Throughput(1));
     }

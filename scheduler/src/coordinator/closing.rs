@@ -52,6 +52,11 @@ impl OpenRound {
     fn is_whole(&self) -> bool {
         self.outcomes.len() == self.round.crew.members.len()
     }
+
+    /// Whether somebody is a member of it: they are in order.
+    fn is_among(&self, member: Member) -> bool {
+        self.round.crew.members.binary_search_by_key(&member, |part| part.member).is_ok()
+    }
 }
 
 impl Rounds {
@@ -206,8 +211,7 @@ impl Coordinator {
         out: &mut Out,
     ) {
         let Some(open) = self.rounds.open.get_mut(&round.stage) else { return };
-        if open.round.id != round || !open.round.crew.members.iter().any(|part| part.member == from)
-        {
+        if open.round.id != round || !open.is_among(from) {
             return;
         }
         for (place, rate) in rates {
@@ -223,7 +227,8 @@ impl Coordinator {
             );
             return self.stop(reason, out);
         }
-        let differs = open.outcomes.values().any(|other| !equal_bits(other, &outcome));
+        // Those that are here are equal.
+        let differs = open.outcomes.values().next().is_some_and(|one| !equal_bits(one, &outcome));
         if differs {
             let reason = format!(
                 "the replicas of stage {} came to different results in step {}",
@@ -268,9 +273,7 @@ impl Coordinator {
     /// Rounds with a member that is gone come to nothing. The step is open again until what the
     /// member had counted is done anew.
     pub(super) fn abort_rounds_with(&mut self, gone: Member, out: &mut Out) {
-        let with =
-            |open: &OpenRound| open.round.crew.members.iter().any(|part| part.member == gone);
-        self.fail_rounds(with, false, out);
+        self.fail_rounds(|open| open.is_among(gone), false, out);
     }
 
     /// Rounds that take too long are tried again: something got lost on the way.

@@ -20,6 +20,7 @@ mod snapshots;
 mod stragglers;
 #[cfg(test)]
 mod tests;
+mod wanting;
 mod work;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -194,6 +195,10 @@ impl Coordinator {
         out: &mut Vec<CoordinatorAction>,
     ) {
         self.now = now;
+        #[cfg(test)]
+        if !matches!(input, CoordinatorInput::Message { .. }) {
+            assert!(self.work.is_counted() && self.stragglers.is_counted(), "sums are kept up");
+        }
         match input {
             CoordinatorInput::Message { from, message } => self.heard(from, message, out),
             CoordinatorInput::Disconnected { member } => {

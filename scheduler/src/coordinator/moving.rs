@@ -1,8 +1,10 @@
 //! Members that change their stage: each fetches the other one's weights while it serves its own, and
 //! changes over at a step of which nothing is given out yet, so that what it counted counts.
 
+use std::collections::BTreeSet;
+
 use shoal_protocol::ids::{Member, Stage, Step};
-use shoal_protocol::message::{MemberRecord, Move, MoveReason, View};
+use shoal_protocol::message::{MemberRecord, Move, MoveReason};
 
 use super::{Coordinator, Out, Phase, event};
 use crate::action::{CoordinatorEvent, MoveObstacle};
@@ -59,15 +61,11 @@ impl Coordinator {
     }
 
     /// The log has new moves: who is to move hears what to begin from.
-    pub(super) fn begin_moves(&mut self, old: &View, out: &mut Out) {
-        let is_new = |member: &Member| {
-            let known = old.record(*member).and_then(|record| record.moves);
-            known.is_none() && self.membership.fetches(*member).is_some()
-        };
-        let listed = self.logged_view.members.iter().filter(|record| record.moves.is_some());
-        let new: Vec<Member> = listed.map(|record| record.member).filter(is_new).collect();
-        for member in new {
-            self.begin_again(member, out);
+    pub(super) fn begin_moves(&mut self, movers: BTreeSet<Member>, out: &mut Out) {
+        for member in movers {
+            if self.membership.fetches(member).is_some() {
+                self.begin_again(member, out);
+            }
         }
     }
 

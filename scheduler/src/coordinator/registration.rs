@@ -83,22 +83,22 @@ impl Coordinator {
     }
 
     pub(super) fn view_logged(&mut self, change: ViewChange, out: &mut Out) {
-        let old = self.logged_view.clone();
+        let (new, movers) = self.news_of(&change);
         let gone = self.logged_view.take(&change).expect("the log keeps its order");
         self.view_pending = false;
         let members = self.logged_view.members.iter().map(|record| record.member);
         let here: Vec<Member> =
             members.filter(|member| self.membership.contains(*member)).collect();
         for member in here {
-            if old.lists(member) {
-                send(member, FromCoordinator::View(change.clone()), out);
-            } else {
+            if new.contains(&member) {
                 self.send_members(member, out);
                 self.welcome(member, out);
+            } else {
+                send(member, FromCoordinator::View(change.clone()), out);
             }
         }
         // After it was told that it moves: it may be told at once what to begin from.
-        self.begin_moves(&old, out);
+        self.begin_moves(movers, out);
         self.choose_anchors(out);
         self.set_givers();
         self.expelled(&gone, out);
@@ -115,6 +115,18 @@ impl Coordinator {
         self.give_out(out);
         self.replay(out);
         self.close_when_complete(out);
+    }
+
+    /// Whom a change of the log's membership brings, and who is to move in it and was not before.
+    fn news_of(&self, change: &ViewChange) -> (BTreeSet<Member>, BTreeSet<Member>) {
+        let (mut new, mut movers) = (BTreeSet::new(), BTreeSet::new());
+        for record in &change.here {
+            let known = self.logged_view.record(record.member);
+            new.extend(known.is_none().then_some(record.member));
+            let moved = known.is_some_and(|known| known.moves.is_some());
+            movers.extend((record.moves.is_some() && !moved).then_some(record.member));
+        }
+        (new, movers)
     }
 
     /// Tells a member of all members.

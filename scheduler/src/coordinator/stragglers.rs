@@ -60,9 +60,12 @@ impl Stragglers {
     fn watch(&mut self, key: ClaimKey, watch: Watch) {
         if let Some(before) = self.watches.insert(key, watch) {
             self.due.remove(&(before.at, key));
-            self.relief.ended(key, before.holder);
+            if before.holder != watch.holder {
+                self.relief.ended(key, before.holder);
+            }
         }
-        self.relief.claimed(key, watch.holder, watch.grant);
+        let pace = || self.paces.measured(key.stage, watch.holder);
+        self.relief.claimed(key, watch.holder, watch.grant, pace);
         self.due.insert((watch.at, key));
     }
 
@@ -90,6 +93,12 @@ impl Stragglers {
         self.released.get(&key).filter(|last| last.until > now).map(|last| last.by)
     }
 
+    /// Whether what is kept for relief is what a recount says.
+    #[cfg(test)]
+    pub(super) fn is_counted(&self) -> bool {
+        self.relief.is_counted(|stage, member| self.paces.measured(stage, member))
+    }
+
     /// A step is committed.
     pub(super) fn forget_through(&mut self, step: Step) {
         self.watches.retain(|key, _| key.step > step);
@@ -108,6 +117,7 @@ impl Stragglers {
     pub(super) fn forget_member(&mut self, member: Member) {
         self.times.forget(member);
         self.paces.forget(member);
+        self.relief.paced(None, member, None);
     }
 }
 
@@ -135,7 +145,8 @@ impl Coordinator {
         self.stragglers.times.add(key.stage, from, spent);
         // What is held out has no backward pass.
         if key.microbatch.0 < self.config.manifest.training.microbatches {
-            self.stragglers.paces.add(key.stage, from, spent, self.now);
+            let pace = self.stragglers.paces.add(key.stage, from, spent, self.now);
+            self.stragglers.relief.paced(Some(key.stage), from, Some(pace));
         }
         self.stragglers.unwatch(key);
         let Some(before) = key.upstream() else { return };

@@ -3,18 +3,19 @@
 //! The work of a step is given out while the all-reduce of the one before is still on, so that
 //! offers, acceptances and claims have made their ways when the weights are there to be used.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use shoal_protocol::ids::{ClaimKey, Grant, Member, Microbatch, Stage, Step, Term};
 use shoal_protocol::message::{FixedLoss, FromCoordinator, Spent};
 use shoal_protocol::units::Moment;
 
+use super::wanting::{Standing, Wanting};
 use super::{Coordinator, Out, Phase, event, send};
 use crate::action::{CoordinatorEvent, StepBooks};
 use crate::lateness::Estimate;
 use crate::ledger::{ClaimAnswer, DoneAnswer, Grants, Ledger, Revoked};
-use crate::router::{PER, Router, Routing, Turn, speed};
+use crate::router::{Router, Routing, Turn};
 
 /// Steps that one wish can be about: those that can run and those that are given out before they end.
 const STEPS: usize = 4;
@@ -25,12 +26,8 @@ pub(super) struct Work {
     /// Of the steps that can run and, once the first of them is closed, of the one after.
     pub(super) ledgers: BTreeMap<Step, Ledger>,
     wishes: BTreeMap<Member, Wish>,
-    /// Who has room for more of each step than it was given, whose turn is first before others.
-    wanting: BTreeMap<Step, BTreeSet<(Turn, Member)>>,
-    /// Where each of them is in that order.
-    turns: BTreeMap<Member, Turn>,
-    /// What all together have of each step.
-    together: BTreeMap<Step, Together>,
+    /// Who wants some of each of these steps, or has some.
+    wanting: BTreeMap<Step, Wanting>,
     router: Router,
     /// How long it took from when work was given until its receiver said that it has it.
     round_trips: Option<Estimate>,
@@ -66,59 +63,14 @@ impl Wish {
     fn open_through(&self, step: Step) -> u64 {
         self.open.range(..=step).map(|(_, open)| open).sum()
     }
-}
 
-/// Who would be done with one more microbatch, after all it has, about when all together can be done with
-/// what they have and the free ones, and with this one when together they can with those. A slow member's
-/// window near the end of a step would keep everybody waiting. Who neither wants any of this step nor has
-/// any that it could want another after does not count: nobody may wait for it.
-#[derive(Debug, Clone, Copy)]
-struct InTime {
-    /// Nanoseconds; none where anybody may have one.
-    limits: Option<Limits>,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Limits {
-    through_all: u128,
-    after_this: u128,
-}
-
-impl InTime {
-    fn new(together: Together, free: usize, routing: Routing) -> Self {
-        let fastest = together.fastest.filter(|_| routing.is_by_speed()).map(u128::from);
-        let speed = together.speed.max(1);
-        let limits = fastest.map(|fastest| Limits {
-            through_all: u128::from(free as u64 + together.open) * PER / speed + fastest,
-            after_this: free as u128 * PER / speed + fastest,
-        });
-        Self { limits }
-    }
-
-    fn is(self, wish: &Wish, step: Step) -> bool {
-        let pace = u128::from(wish.pace);
-        let all = u128::from(wish.open_through(step) + 1);
-        self.limits
-            .is_none_or(|limits| all * pace <= limits.through_all && pace <= limits.after_this)
+    /// What its member is to a step, whose turn this is.
+    fn standing(&self, step: Step, turn: Option<Turn>) -> Option<Standing> {
+        let (wants, open) = (self.unmet(step) > 0, self.open_through(step));
+        let turn = turn.filter(|_| wants);
+        (wants || open > 0).then_some(Standing { pace: self.pace, open, turn })
     }
 }
-
-/// What those have together who want some of a step, or have some that they could want another after.
-#[derive(Debug, Clone, Copy)]
-struct Together {
-    /// Nanoseconds that the fastest needs for one; none while somebody is not measured.
-    fastest: Option<u64>,
-    speed: u128,
-    /// Microbatches that are given and not done.
-    open: u64,
-    /// So many words may come until it is added up anew: none where they are few, and of many the sum
-    /// changes little with each.
-    fresh: usize,
-}
-
-/// What replicas of the first stage say may be so many words old, times as many as they are by this, in what
-/// they have together. What they have of a step is counted on meanwhile.
-const OLD: usize = 8;
 
 impl Work {
     pub(super) fn new(term: Term, routing: Routing) -> Self {
@@ -126,8 +78,6 @@ impl Work {
             ledgers: BTreeMap::new(),
             wishes: BTreeMap::new(),
             wanting: BTreeMap::new(),
-            turns: BTreeMap::new(),
-            together: BTreeMap::new(),
             router: Router::by(routing, 0),
             round_trips: None,
             grants: Grants::of(term),
@@ -139,14 +89,24 @@ impl Work {
     pub(super) fn set_givers(&mut self, members: impl IntoIterator<Item = Member>) {
         self.router.set_candidates(members);
         let all: Vec<Member> = self.wishes.keys().copied().collect();
-        all.into_iter().for_each(|member| self.note_wants(member));
+        all.into_iter().for_each(|member| self.note(member));
+    }
+
+    /// A step's work can be given out.
+    fn open(&mut self, step: Step, ledger: Ledger) {
+        self.ledgers.insert(step, ledger);
+        let Self { wishes, wanting, router, .. } = self;
+        let wanting = wanting.entry(step).or_default();
+        for (member, wish) in wishes {
+            wanting.set(*member, wish.standing(step, router.turn_of(*member)));
+        }
     }
 
     /// A member is gone: its claims are nobody's again, but for those of a step whose last word is
     /// on its way into the log.
     pub(super) fn expel(&mut self, member: Member, committing: Option<Step>) -> Revoked {
         self.wishes.remove(&member);
-        self.note_wants(member);
+        self.note(member);
         let mut all = Revoked::default();
         for (step, ledger) in &mut self.ledgers {
             if committing != Some(*step) {
@@ -185,50 +145,36 @@ impl Work {
                 *known = (*known).max(*room);
             }
         }
-        self.note_wants(member);
+        self.note(member);
     }
 
     /// What a member wants, or has, may be something else now.
-    fn note_wants(&mut self, member: Member) {
-        let wish = self.wishes.get(&member);
-        if let Some(turn) = self.turns.remove(&member) {
-            self.wanting.values_mut().for_each(|wanting| {
-                wanting.remove(&(turn, member));
+    fn note(&mut self, member: Member) {
+        let Self { wishes, wanting, router, .. } = self;
+        let (wish, turn) = (wishes.get(&member), router.turn_of(member));
+        for (step, wanting) in wanting {
+            wanting.set(member, wish.and_then(|wish| wish.standing(*step, turn)));
+        }
+    }
+
+    /// Whether what is kept of who wants what is what wishes say.
+    #[cfg(test)]
+    pub(super) fn is_counted(&self) -> bool {
+        let same = |(step, wanting): (&Step, &Wanting)| {
+            let router = &self.router;
+            let all = self.wishes.iter().filter_map(|(member, wish)| {
+                Some((*member, wish.standing(*step, router.turn_of(*member))?))
             });
-        }
-        if let (Some(turn), Some(wish)) = (self.router.turn_of(member), wish) {
-            self.turns.insert(member, turn);
-            for step in wish.rooms.keys().filter(|step| wish.unmet(**step) > 0) {
-                self.wanting.entry(*step).or_default().insert((turn, member));
-            }
-        }
-        for together in self.together.values_mut() {
-            together.fresh = together.fresh.saturating_sub(1);
-        }
+            self.ledgers.contains_key(step) && wanting.is_of(all)
+        };
+        // Where chance decides there are no turns.
+        let in_turn = self.router.routing() != Routing::AtRandom;
+        self.ledgers.len() == self.wanting.len() && (!in_turn || self.wanting.iter().all(same))
     }
 
     /// What a round trip to a member takes at most, as far as is known.
     pub(super) fn round_trip(&self) -> Option<Duration> {
         self.round_trips.map(Estimate::late)
-    }
-
-    /// What all have of a step, as it is or was a few words ago.
-    fn together(&mut self, step: Step) -> Together {
-        if let Some(known) = self.together.get(&step).filter(|known| known.fresh > 0) {
-            return *known;
-        }
-        let able = |wish: &&Wish| wish.unmet(step) > 0 || wish.open_through(step) > 0;
-        let mut together =
-            Together { fastest: None, speed: 0, open: 0, fresh: self.wishes.len() / OLD };
-        let mut fastest = u64::MAX;
-        for wish in self.wishes.values().filter(able) {
-            fastest = fastest.min(wish.pace);
-            together.speed += speed(wish.pace);
-            together.open += wish.open_through(step);
-        }
-        together.fastest = (fastest > 0 && fastest < u64::MAX).then_some(fastest);
-        self.together.insert(step, together);
-        together
     }
 
     /// Gives the lowest free microbatch of a step to who should have it, if anybody wants it.
@@ -240,25 +186,19 @@ impl Work {
         avoids: impl Fn(ClaimKey) -> Option<Member>,
         hosts: impl Fn(Member) -> bool,
     ) -> Option<(Member, Microbatch, Grant)> {
-        let free = self.ledgers.get(&step)?.free();
-        if free == 0 || self.wanting.get(&step).is_none_or(BTreeSet::is_empty) {
+        let Self { ledgers, wishes, wanting, router, grants, .. } = self;
+        let (ledger, wanting) = (ledgers.get_mut(&step)?, wanting.get(&step)?);
+        let microbatch = ledger.lowest_free()?;
+        if wanting.is_empty() {
             return None;
         }
-        let in_time = InTime::new(self.together(step), free, self.router.routing());
-        let Self { ledgers, wishes, wanting, router, grants, .. } = self;
-        let ledger = ledgers.get_mut(&step)?;
-        let microbatch = ledger.lowest_free()?;
         let key = ClaimKey { step, stage: Stage(0), microbatch };
         let avoided = avoids(key);
-        let wants = |member: &Member| {
-            let able = avoided != Some(*member) && hosts(*member);
-            able && wishes.get(member).is_some_and(|wish| in_time.is(wish, step))
-        };
-        let mut able = wanting[&step].iter().map(|(_, member)| *member).filter(wants);
+        let able = |member: &Member| avoided != Some(*member) && hosts(*member);
         let member = match router.routing() {
-            Routing::AtRandom => router.choose_of(able)?,
-            _ => {
-                let first = able.next()?;
+            Routing::AtRandom => router.choose_of(wanting.members().filter(able))?,
+            routing => {
+                let first = wanting.first(wanting.limits(ledger.free(), routing), able)?;
                 router.choose_of([first])?
             }
         };
@@ -268,8 +208,7 @@ impl Work {
         let wish = wishes.get_mut(&member).expect("it wants work");
         wish.given.insert(grant, (step, now));
         *wish.open.entry(step).or_insert(0) += 1;
-        self.together.range_mut(step..).for_each(|(_, together)| together.open += 1);
-        self.note_wants(member);
+        self.note(member);
         Some((member, microbatch, grant))
     }
 
@@ -281,12 +220,13 @@ impl Work {
     /// A member was given a microbatch of the first stage by an earlier coordinator.
     pub(super) fn holds(&mut self, member: Member, step: Step) {
         *self.wishes.entry(member).or_default().open.entry(step).or_insert(0) += 1;
+        self.note(member);
     }
 
     /// A member says anew what it holds.
     pub(super) fn forget_claims(&mut self, member: Member) {
         self.wishes.remove(&member);
-        self.note_wants(member);
+        self.note(member);
         for ledger in self.ledgers.values_mut() {
             ledger.revoke(member);
         }
@@ -297,9 +237,7 @@ impl Work {
         let wish = self.wishes.get_mut(&member);
         if let Some(open) = wish.and_then(|wish| wish.open.get_mut(&step)) {
             *open -= 1;
-            for together in self.together.range_mut(step..).map(|(_, together)| together) {
-                together.open = together.open.saturating_sub(1);
-            }
+            self.note(member);
         }
     }
 
@@ -308,8 +246,6 @@ impl Work {
         self.ledgers.clear();
         self.wishes.clear();
         self.wanting.clear();
-        self.turns.clear();
-        self.together.clear();
         self.router.set_candidates([]);
     }
 
@@ -318,18 +254,20 @@ impl Work {
         if let Some(wish) = self.wishes.get_mut(&member) {
             wish.rooms.retain(|of, _| *of < step);
         }
-        self.note_wants(member);
+        self.note(member);
     }
 
     /// Takes a committed step's books away.
     pub(super) fn close_books(&mut self, step: Step) -> StepBooks {
         self.ledgers.remove(&step);
-        self.wanting.retain(|of, _| *of > step);
-        self.together.retain(|of, _| *of > step);
-        for wish in self.wishes.values_mut() {
+        self.wanting.remove(&step);
+        let mut had_some = Vec::new();
+        for (member, wish) in &mut self.wishes {
+            had_some.extend((wish.open_through(step) > 0).then_some(*member));
             wish.rooms.retain(|of, _| *of > step);
             wish.open.retain(|of, _| *of > step);
         }
+        had_some.into_iter().for_each(|member| self.note(member));
         std::mem::take(&mut self.books)
     }
 }
@@ -369,7 +307,7 @@ impl Coordinator {
         let microbatches = manifest.microbatches_of(step.0);
         let training = &manifest.training;
         let ledger = Ledger::open(step, training.stages, training.microbatches, microbatches);
-        self.work.ledgers.insert(step, ledger);
+        self.work.open(step, ledger);
         self.replay_at.get_or_insert(self.now + self.config.retry);
     }
 
