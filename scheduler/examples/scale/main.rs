@@ -158,7 +158,11 @@ fn scenario(peers: usize, deaths: bool, until: Duration) -> Scenario {
     let replicas = (peers / usize::from(STAGES)) as u32;
     let mut manifest = Scenario::small_manifest(STAGES, EACH * replicas, 1_000);
     manifest.checkpoint.every = 0;
-    let network = NetworkScenario::even(Duration::from_millis(20), Duration::from_millis(2), None);
+    // A real peer measures its links to some others; here all or none are known.
+    let network = NetworkScenario {
+        measured: false,
+        ..NetworkScenario::even(Duration::from_millis(20), Duration::from_millis(2), None)
+    };
     let compute = ComputeScenario::passes(FORWARD, FORWARD * 2, 100);
     // The first one keeps the run and computes nothing.
     let choice = |index| if index == 0 { StageChoice::None } else { StageChoice::Auto };
