@@ -148,6 +148,7 @@ fn a_ban_ends_connections_everywhere_and_the_run_goes_on() {
     let reason = refusal(&swarm, &swarm.address, 2);
     assert!(reason.contains("banned from the run"), "{reason}");
     said(&swarm, &["unban", &banned]);
+    while swarm.peers[0].event("roster")["banned"] != 0 {}
     let address = swarm.address.clone();
     let mut back = swarm.newcomer(&address, 2, &OWN_PORT);
     back.event("joined");

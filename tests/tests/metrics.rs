@@ -1,5 +1,6 @@
 //! The metrics of a peer that trains, as Prometheus gets them.
 
+use std::fs;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::process::{Command, Stdio};
@@ -91,8 +92,11 @@ fn a_peer_that_comes_back_says_where_the_run_stood() {
 #[test]
 fn a_checkpoint_of_another_run_is_refused_and_counted() {
     let other = Run::tiny(&[("training.seed", Value::from(8))]);
-    let checkpoint = other.local("alone").checkpoint();
-    let archive = checkpoint.parent().and_then(|path| path.to_str()).expect("a plain path");
+    let folder = other.path("archive");
+    let checkpoint = folder.join("checkpoints/version-4");
+    fs::create_dir_all(folder.join("checkpoints")).expect("room for a folder");
+    fs::rename(other.local("alone").checkpoint(), &checkpoint).expect("one disk");
+    let archive = folder.to_str().expect("a plain path");
     let run = Run::tiny(&[("training.steps", Value::from(1_000_000))]);
     let address = own_address();
     let mut swarm = Swarm::start(&run.config(), &["--wait-for", "2", "--stage", "all"]);
