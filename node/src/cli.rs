@@ -144,12 +144,13 @@ fn parse_stage(text: &str) -> Result<StageChoice, &'static str> {
     }
 }
 
-/// Reads a positive number of seconds, at most an hour.
+/// Reads a number of threads.
 fn parse_threads(text: &str) -> Result<NonZeroUsize, String> {
     let threads = text.parse().ok().filter(|threads: &NonZeroUsize| threads.get() <= THREADS);
     threads.ok_or_else(|| format!("threads are a number from 1 to {THREADS}"))
 }
 
+/// Reads a positive number of seconds, at most an hour.
 fn parse_seconds(text: &str) -> Result<Duration, &'static str> {
     let seconds = text.parse::<f64>().ok().filter(|seconds| (0.1..=3600.0).contains(seconds));
     seconds.map(Duration::from_secs_f64).ok_or("a number of seconds from 0.1 to 3600")

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use shoal_protocol::ids::{Member, Stage};
 
 use crate::nearness::{Load, Ways};
-use crate::rebalance::{Replica, slowest};
+use crate::rebalance::Replica;
 
 /// Members that are looked at: of more a part, another one with each look.
 pub(crate) const CELL: usize = 64;
@@ -53,7 +53,7 @@ impl<'a> Speeds<'a> {
         for replica in replicas {
             *of_stages.get_mut(&replica.stage)? += replica.speed;
         }
-        let before = slowest(replicas, costs).1;
+        let before = least(&of_stages);
         (before > 0.0).then_some(Self { costs, of_stages, before })
     }
 
@@ -82,18 +82,21 @@ impl<'a> Speeds<'a> {
     }
 
     fn kept(&self) -> f64 {
-        let slowest = self.of_stages.values().copied().fold(f64::INFINITY, f64::min);
-        (slowest / self.before).min(1.0)
+        (least(&self.of_stages) / self.before).min(1.0)
     }
 }
 
-/// What members of a cell send each other, in seconds of a step.
+/// Of the slowest stage.
+fn least(of_stages: &BTreeMap<Stage, f64>) -> f64 {
+    of_stages.values().copied().fold(f64::INFINITY, f64::min)
+}
+
+/// Members, where they are by now, and what they send each other, in seconds of a step.
 struct Cell {
+    placed: Vec<Replica>,
     /// Of an all-reduce, and from stage to stage, for every pair.
     exchange: Vec<f64>,
     pass: Vec<f64>,
-    stages: Vec<Stage>,
-    count: usize,
 }
 
 impl Cell {
@@ -111,22 +114,25 @@ impl Cell {
                 pass[at] = 2.0 * link.time(traffic.activations).as_secs_f64();
             }
         }
-        let stages = members.iter().map(|member| member.stage).collect();
-        Some(Self { exchange, pass, stages, count })
+        Some(Self { placed: members.to_vec(), exchange, pass })
+    }
+
+    fn count(&self) -> usize {
+        self.placed.len()
     }
 
     fn hosts(&self, stage: Stage) -> impl Iterator<Item = usize> + '_ {
-        (0..self.count).filter(move |place| self.stages[*place] == stage)
+        (0..self.count()).filter(move |place| self.placed[*place].stage == stage)
     }
 
     /// What a member's tensors take at a stage, with the others where they are.
     fn own(&self, place: usize, stage: Stage) -> f64 {
-        let others = (0..self.count).filter(|other| *other != place);
-        others.map(|other| self.between(place, other, stage, self.stages[other])).sum()
+        let others = (0..self.count()).filter(|other| *other != place);
+        others.map(|other| self.between(place, other, stage, self.placed[other].stage)).sum()
     }
 
     fn between(&self, one: usize, other: usize, stage: Stage, other_stage: Stage) -> f64 {
-        let at = one * self.count + other;
+        let at = one * self.count() + other;
         match stage.0.abs_diff(other_stage.0) {
             0 => self.exchange[at],
             1 => self.pass[at] / self.hosts(other_stage).count().max(1) as f64,
@@ -136,7 +142,7 @@ impl Cell {
 
     /// What an exchange saves.
     fn saves(&self, one: usize, other: usize) -> f64 {
-        let (here, there) = (self.stages[one], self.stages[other]);
+        let (here, there) = (self.placed[one].stage, self.placed[other].stage);
         let now = self.own(one, here) + self.own(other, there);
         // Each at the other's place, and the other no more there.
         let moved = |place: usize, gone: usize, to: Stage, from: Stage| {
@@ -148,17 +154,17 @@ impl Cell {
 
     /// Seconds that a step waits.
     fn waits(&self) -> f64 {
-        let all = 0..self.count;
+        let all = 0..self.count();
         let same = |place: usize| {
-            self.hosts(self.stages[place])
-                .map(|other| self.exchange[place * self.count + other])
+            self.hosts(self.placed[place].stage)
+                .map(|other| self.exchange[place * self.count() + other])
                 .sum::<f64>()
         };
         let slowest = all.map(same).fold(0.0, f64::max);
-        let last = self.stages.iter().map(|stage| stage.0).max().unwrap_or(0);
+        let last = self.placed.iter().map(|member| member.stage.0).max().unwrap_or(0);
         let boundary = |stage: u16| {
             let pairs = self.hosts(Stage(stage)).flat_map(|one| {
-                self.hosts(Stage(stage + 1)).map(move |other| self.pass[one * self.count + other])
+                self.hosts(Stage(stage + 1)).map(move |other| self.pass[one * self.count() + other])
             });
             let (sum, count) = pairs.fold((0.0, 0usize), |(sum, n), pass| (sum + pass, n + 1));
             sum / count.max(1) as f64
@@ -178,14 +184,13 @@ pub fn exchange(
 ) -> Option<Exchange> {
     let mut speeds = Speeds::new(members, costs)?;
     let members = &members[..members.len().min(CELL)];
-    let mut placed = members.to_vec();
     let mut cell = Cell::new(members, ways, load)?;
     let before = cell.waits();
-    let all: f64 = (0..cell.count).map(|place| cell.own(place, cell.stages[place])).sum();
+    let all: f64 = (0..cell.count()).map(|place| cell.own(place, cell.placed[place].stage)).sum();
     for _ in 0..MOST {
-        let pairs = (0..cell.count).flat_map(|one| (0..one).map(move |other| (one, other)));
+        let pairs = (0..cell.count()).flat_map(|one| (0..one).map(move |other| (one, other)));
         let able = pairs.filter(|(one, other)| {
-            let (one, other) = (&placed[*one], &placed[*other]);
+            let (one, other) = (&cell.placed[*one], &cell.placed[*other]);
             let apart = one.stage != other.stage;
             apart && one.mobile && other.mobile && speeds.allow(one, other)
         });
@@ -196,13 +201,12 @@ pub fn exchange(
             break;
         };
         debug_assert!(saved.is_finite(), "ways end");
-        cell.stages.swap(one, other);
-        let [one, other] = placed.get_disjoint_mut([one, other]).expect("two of them");
+        let [one, other] = cell.placed.get_disjoint_mut([one, other]).expect("two of them");
         speeds.exchange(one, other);
     }
-    let moves = members.iter().zip(&cell.stages);
-    let moves = moves.filter(|(member, stage)| member.stage != **stage);
-    let moves = moves.map(|(member, stage)| (member.member, *stage)).collect();
+    let moves = members.iter().zip(&cell.placed);
+    let moves = moves.filter(|(before, after)| before.stage != after.stage);
+    let moves = moves.map(|(_, after)| (after.member, after.stage)).collect();
     Some(Exchange { moves, before, after: cell.waits(), kept: speeds.kept() })
 }
 

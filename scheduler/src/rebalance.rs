@@ -141,7 +141,7 @@ fn plan_near(
 }
 
 /// The slowest stage, the first of several, and its microbatches per second.
-pub(crate) fn slowest(replicas: &[Replica], costs: &BTreeMap<Stage, f64>) -> (Stage, f64) {
+fn slowest(replicas: &[Replica], costs: &BTreeMap<Stage, f64>) -> (Stage, f64) {
     let all = costs.keys().map(|stage| (*stage, capacity(replicas, *stage)));
     all.min_by(|one, other| one.1.total_cmp(&other.1)).expect("a run has stages")
 }

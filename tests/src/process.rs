@@ -72,6 +72,26 @@ impl Process {
         Some(self.next_of(&[kind, other])).filter(|event| event["event"] == kind)
     }
 
+    /// The stage that it hosts from when it has joined.
+    ///
+    /// # Panics
+    /// When it does not join, or hosts none.
+    pub fn joined_stage(&mut self) -> u64 {
+        self.event("joined")["span"][0].as_u64().expect("a stage")
+    }
+
+    /// The stage that it hosts when the run is over, from the one that it hosts now.
+    ///
+    /// # Panics
+    /// When it does not finish.
+    pub fn last_stage(&mut self, mut stage: u64) -> u64 {
+        // Who moves says so before it has finished.
+        while let Some(event) = self.event_before("moved", "finished") {
+            stage = event["to"].as_u64().expect("a stage");
+        }
+        stage
+    }
+
     /// The next event of one of these kinds.
     fn next_of(&mut self, kinds: &[&str]) -> Value {
         let deadline = Instant::now() + PATIENCE;

@@ -9,8 +9,7 @@ const SLOW: &[&str] = &["--slow-down", "25"];
 
 /// The stage that each peer hosts, in the order of their start.
 fn stages(swarm: &mut Swarm) -> Vec<u64> {
-    let stage = |event: serde_json::Value| event["span"][0].as_u64().expect("a stage");
-    swarm.peers.iter_mut().map(|peer| stage(peer.event("joined"))).collect()
+    swarm.peers.iter_mut().map(Process::joined_stage).collect()
 }
 
 #[test]
@@ -55,16 +54,8 @@ fn two_slowed_peers_of_six_are_no_stage_of_their_own_and_the_bits_are_the_same()
         swarm.join(if index == 3 { SLOWER } else { SLOW });
     }
     let at_first = stages(&mut swarm);
-    // Who moves says so before it has finished.
-    let in_the_end = |index: usize, peer: &mut Process| {
-        let mut stage = at_first[index];
-        while let Some(event) = peer.event_before("moved", "finished") {
-            stage = event["to"].as_u64().expect("a stage");
-        }
-        stage
-    };
-    let placed: Vec<u64> =
-        swarm.peers.iter_mut().enumerate().map(|(i, p)| in_the_end(i, p)).collect();
+    let peers = swarm.peers.iter_mut().zip(&at_first);
+    let placed: Vec<u64> = peers.map(|(peer, stage)| peer.last_stage(*stage)).collect();
     assert_ne!(placed[0], placed[3], "the slowed two together from {at_first:?}: {placed:?}");
     for stage in 0..3 {
         assert!(placed.contains(&stage), "{at_first:?}: {placed:?}");

@@ -138,13 +138,13 @@ fn members_far_apart_change_places_and_the_bits_are_the_same() {
     let mut first = Process::start("peer-0", machines.within(0, &start));
     let address = first.event("listening")["address"].as_str().expect("text").to_owned();
     let mut peers = vec![first];
-    let mut stages = vec![peers[0].event("joined")["span"][0].as_u64().expect("a stage")];
+    let mut stages = vec![peers[0].joined_stage()];
     for (index, place) in [(1, 0), (2, 1), (3, 1)] {
         let name = format!("peer-{index}");
         let mut join = join_command(&address, &run.path(&name));
         join.args(slow);
         peers.push(Process::start(&name, machines.within(place, &join)));
-        stages.push(peers[index].event("joined")["span"][0].as_u64().expect("a stage"));
+        stages.push(peers[index].joined_stage());
     }
     assert_ne!(stages[0], stages[1], "the first two take one each");
 
@@ -157,9 +157,7 @@ fn members_far_apart_change_places_and_the_bits_are_the_same() {
         stages[0] = moves["to"].as_u64().expect("a stage");
     }
     for (peer, stage) in peers.iter_mut().zip(&mut stages).skip(1) {
-        while let Some(event) = peer.event_before("moved", "finished") {
-            *stage = event["to"].as_u64().expect("a stage");
-        }
+        *stage = peer.last_stage(*stage);
     }
     assert_eq!((stages[0], stages[2]), (stages[1], stages[3]), "{stages:?}");
     assert_ne!(stages[0], stages[2], "{stages:?}");

@@ -131,7 +131,7 @@ async fn take_part(
     let keeper = Member { peer: through.peer, incarnation: welcome.incarnation };
     let manifest = Arc::new(read_manifest(&run).exit_with(Exit::NotAdmitted)?);
     if let Some(archive) = &options.archive {
-        refuse_model_of_another(archive, manifest.run_id()).exit_with(Exit::Usage)?;
+        refuse_model_of_another(archive, &manifest).exit_with(Exit::Usage)?;
     }
     let id = run.id;
     transport.set_run(run);

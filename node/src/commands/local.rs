@@ -32,7 +32,7 @@ pub fn run(options: LocalOptions) -> anyhow::Result<()> {
         .tempdir_in(&out)
         .with_context(|| format!("{} cannot be written", out.display()))?;
     let dataset = dataset::prepare(&config, scratch.path())?;
-    refuse_model_of_another(&out, dataset.manifest.run_id()).exit_with(Exit::Usage)?;
+    refuse_model_of_another(&out, &dataset.manifest).exit_with(Exit::Usage)?;
     let files = Files::default();
     files.offer(dataset.manifest.tokens.hash, dataset.token_file);
     let mut observer = Observer::new(compute.events.as_ref(), "local")?;

@@ -48,7 +48,7 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
     let manifest = Arc::new(manifest);
     let runs = || home.path().join("runs").join(manifest.run_id().to_string());
     let out = options.out.clone().unwrap_or_else(runs);
-    refuse_model_of_another(&out, manifest.run_id()).exit_with(Exit::Usage)?;
+    refuse_model_of_another(&out, &manifest).exit_with(Exit::Usage)?;
     let files = Files::default();
     files.offer(manifest.tokens.hash, dataset.token_file);
     let mut observer = Observer::new(options.peer.compute.events.as_ref(), "training")?;

@@ -80,18 +80,19 @@ fn offer_checkpoint(folder: &Path, run: RunId, files: &Files) -> bool {
 ///
 /// # Errors
 /// When it has, with whose it is.
-pub(crate) fn refuse_model_of_another(archive: &Path, run: RunId) -> anyhow::Result<()> {
-    let folder = checkpoint_folder(archive, Step(0), true);
-    match Checkpoint::open(&folder) {
-        Ok(found) if found.run() != run => {
-            let (folder, other) = (folder.display(), found.run());
-            bail!(
-                "{folder} is the model of another run, {other}, and this one is {run}: its run.toml or its text \
-                 is not the same; give another folder, or move that one away"
-            )
-        }
-        Ok(_) | Err(_) => Ok(()),
+pub(crate) fn refuse_model_of_another(archive: &Path, manifest: &Manifest) -> anyhow::Result<()> {
+    let (run, steps) = (manifest.run_id(), Step(manifest.training.steps));
+    let folder = checkpoint_folder(archive, steps, true);
+    if let Ok(found) = Checkpoint::open(&folder)
+        && found.run() != run
+    {
+        let (folder, other) = (folder.display(), found.run());
+        bail!(
+            "{folder} is the model of another run, {other}, and this one is {run}: its run.toml or its text \
+             is not the same; give another folder, or move that one away"
+        );
     }
+    Ok(())
 }
 
 /// Whether the log says that a run is over, and its last checkpoint is in the archive, where there is

@@ -236,8 +236,7 @@ impl Coordinator {
     }
 
     /// The last claim of the replica that has most to do, of those that are looked at, if that is so much
-    /// more than the idle one
-    /// has that one claim less makes the step's end come sooner.
+    /// more than the idle one has that one claim less makes the step's end come sooner.
     fn to_relieve(&self, place: (Step, Stage), idle: Member) -> Option<(ClaimKey, Member, Grant)> {
         let (step, stage) = place;
         let relief = &self.stragglers.relief;
