@@ -76,7 +76,8 @@ impl Links {
     }
 
     async fn deliver(&self, to: Member, tag: TensorTag, tensors: &Tensors) -> anyhow::Result<()> {
-        let frames = self.packer.frames(&tag, tensors, self.transport.rate_to(to.peer)).await?;
+        let rate = self.transport.link_rate_to(to.peer);
+        let frames = self.packer.frames(&tag, tensors, rate).await?;
         let class = match tag {
             TensorTag::Activation { .. } => Class::Activation,
             TensorTag::ActivationGradient { .. } => Class::Gradient,

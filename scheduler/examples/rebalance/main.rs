@@ -1,8 +1,8 @@
 //! What a spot fleet keeps of the best placement of those who live, with and without members that change
 //! their stages, and where the rest goes: prints the tables of docs/rebalancing.md.
 //!
-//! Arguments: the seeds of each row (3), the hours of each trace from when a pipeline can be (6), and the
-//! microbatches of a step (128).
+//! Arguments: the seeds of each row (3), the hours of each trace from when a pipeline can be (6), the
+//! microbatches of a step (128), and a part of the name of the fleets that are to be shown (all).
 
 mod fleet;
 
@@ -55,6 +55,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
     let mut next = |default: u32| arguments.next().map_or(Ok(default), |text| text.parse());
     let (seeds, hours, microbatches) = (next(3)?, next(6)?, next(MICROBATCHES)?);
+    let wanted = arguments.next().unwrap_or_default();
     println!(
         "{STAGES} stages, equal peers, passes of 1 s and 2 s, {microbatches} microbatches a step, {STATE} a \
          stage over links of 1 Gbit/s; at most {hours} h of each trace, means of {seeds} seeds.\n\
@@ -66,7 +67,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!(
         "fleet                T   placed  first   last  committed  first   last    place  fetch  again  deaths  waits  moves  died  undone"
     );
-    for (name, text, unit) in TRACES {
+    for (name, text, unit) in TRACES.into_iter().filter(|(name, ..)| name.contains(&wanted)) {
         let trace = SpotTrace::parse(text, unit)?;
         let time = HOUR * hours;
         let all = |every| -> Result<Outcome, sim::Violation> {
@@ -76,7 +77,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             }
             Ok(sum)
         };
-        let settings = [None, Some(300), Some(60)].map(|every| every.map(Duration::from_secs));
+        let settings = [Some(300), Some(60)].map(|every| every.map(Duration::from_secs));
         let outcomes = std::thread::scope(|scope| {
             let threads = settings.map(|every| scope.spawn(move || all(every)));
             threads.map(|thread| thread.join().expect("nothing panics there"))

@@ -1,5 +1,5 @@
-//! Keeping the stages equally fast: every so often they are compared, and who is of more use elsewhere
-//! moves.
+//! Keeping the stages equally fast: every so often, and soon after members came or went, they are compared,
+//! and who is of more use elsewhere moves.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,12 +18,20 @@ use crate::rebalance::{self, Plan, Rebalance, Replica};
 /// for reasons of their own.
 const STEPS: u64 = 3;
 
+/// So long after members came or went the stages are compared: of several that go at once the others are
+/// known to be gone by then.
+const SETTLES: Duration = Duration::from_secs(10);
+
 /// When the stages are compared.
 #[derive(Debug, Default)]
 pub(super) struct Balance {
-    /// Next.
-    pub(super) at: Option<Moment>,
-    /// How often they were.
+    /// Next, if nobody comes or goes before.
+    regular: Option<Moment>,
+    /// When members came or went that no comparison knew of.
+    changed: Option<Moment>,
+    /// When members were last moved.
+    moved: Option<Moment>,
+    /// How often they were compared.
     looks: u64,
     /// How long steps took of late, and when the last one ended.
     steps: Option<Estimate>,
@@ -50,15 +58,31 @@ impl Balance {
         Estimate::note(&mut self.fetches, took);
     }
 
+    /// When the stages are compared next, if that is so often: soon after members came or went, but not
+    /// before others that moved had that time to be of use.
+    fn due(&self, every: Duration) -> Option<Moment> {
+        let changed = self.changed.map(|at| at + SETTLES.min(every));
+        let moved = self.moved.map(|at| at + every);
+        let soon = changed.map(|at| moved.map_or(at, |moved| at.max(moved)));
+        self.regular.into_iter().chain(soon).min()
+    }
+
     /// A member of these stages is gone.
-    pub(super) fn lacks(&mut self, span: StageSpan) {
+    pub(super) fn lacks(&mut self, span: StageSpan, now: Moment) {
+        self.changed = Some(now);
         for stage in span.stages() {
             *self.gone.entry(stage).or_insert(0) += 1;
         }
     }
 
+    /// These stages have a new member.
+    pub(super) fn joined(&mut self, span: StageSpan, now: Moment) {
+        self.changed = Some(now);
+        self.gains(span);
+    }
+
     /// These stages have another member, or are to.
-    pub(super) fn gains(&mut self, span: StageSpan) {
+    fn gains(&mut self, span: StageSpan) {
         for stage in span.stages() {
             self.gone.entry(stage).and_modify(|gone| *gone = gone.saturating_sub(1));
         }
@@ -92,19 +116,28 @@ impl Balance {
 }
 
 impl Coordinator {
+    /// When the stages are compared next, unless that waits for something else than time.
+    pub(super) fn balance_due(&self) -> Option<Moment> {
+        let due = self.balance.due(self.config.rebalance.every()?)?;
+        (due > self.now).then_some(due)
+    }
+
     /// Compares the stages when it is time to, and has members move where that pays.
     pub(super) fn balance(&mut self, out: &mut Out) {
         let Some(every) = self.config.rebalance.every() else { return };
-        let due = *self.balance.at.get_or_insert(self.now + every);
+        self.balance.regular.get_or_insert(self.now + every);
         let trains = matches!(self.phase, Phase::Open | Phase::Closing | Phase::Committing);
-        if self.now < due {
+        let early = self.balance.due(every).is_none_or(|due| self.now < due);
+        let restless = matches!(self.config.rebalance, Rebalance::Restless { .. });
+        let settled = restless || self.balance.is_settled();
+        if early || !trains || !settled || self.is_expelling() {
             return;
         }
-        self.balance.at = Some(self.now + every);
+        self.balance.regular = Some(self.now + every);
+        self.balance.changed = None;
         self.balance.looks += 1;
         // A move that began shortly before the end would come to nothing.
-        let last = self.version.next().0 >= self.config.manifest.training.steps;
-        if !trains || last || self.is_expelling() {
+        if self.version.next().0 >= self.config.manifest.training.steps {
             return;
         }
         let moves = match self.config.rebalance {
@@ -119,6 +152,9 @@ impl Coordinator {
                 .into_iter()
                 .collect(),
         };
+        if !moves.is_empty() {
+            self.balance.moved = Some(self.now);
+        }
         for (member, to, reason) in moves {
             self.balance.gains(StageSpan::one(to));
             self.move_member(member, to, reason, out);
@@ -133,7 +169,7 @@ impl Coordinator {
             self.membership.records().any(|record| record.moves.is_some() || !record.serving);
         let step = self.balance.steps.map(|steps| steps.mean().as_secs_f64());
         let Some(step) = step.filter(|step| *step > 0.0) else { return Vec::new() };
-        if moving || self.ways.is_empty() || !self.balance.is_settled() {
+        if moving || self.ways.is_empty() {
             return Vec::new();
         }
         let estimates = self.stragglers.paces.estimates(training.stages, self.now);
@@ -166,9 +202,8 @@ impl Coordinator {
         if !of_use {
             self.balance.is_level();
         }
-        let enough = self.balance.is_settled() && of_use;
         let left = training.steps - self.version.0;
-        let pays = enough && self.balance.pays(&plan, self.membership.len(), left);
+        let pays = of_use && self.balance.pays(&plan, self.membership.len(), left);
         if !pays {
             return Vec::new();
         }

@@ -269,7 +269,7 @@ impl Coordinator {
             _ if self.is_suspended() => return None,
             _ => {}
         }
-        let again = [self.snapshots.again_at, self.checkpoints.again_at, self.balance.at];
+        let again = [self.snapshots.again_at, self.checkpoints.again_at, self.balance_due()];
         let others = [self.replay_at, self.rounds.patience(), self.stragglers.patience()];
         others.into_iter().chain(again).flatten().min()
     }

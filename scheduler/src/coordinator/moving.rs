@@ -53,7 +53,7 @@ impl Coordinator {
 
     /// A member is gone: its stages lack it, and it moves nowhere.
     pub(super) fn lacks(&mut self, gone: &MemberRecord, out: &mut Out) {
-        self.balance.lacks(gone.destination());
+        self.balance.lacks(gone.destination(), self.now);
         self.ways.forget(gone.member.peer);
         if let Some(moves) = gone.moves.filter(|moves| moves.at.is_none()) {
             cancelled(gone.member, moves, MoveObstacle::Gone, out);
@@ -88,7 +88,7 @@ impl Coordinator {
             self.membership.cancel_move(member);
             cancelled(member, moves, MoveObstacle::Needed, out);
         } else {
-            let at = self.first_unopened().max(self.version.next());
+            let at = self.first_untouched().max(self.version.next());
             self.membership.end_move(member, at);
             self.work.forget_wishes_from(member, at);
             event(CoordinatorEvent::Moves { member, from, to, at, reason }, out);

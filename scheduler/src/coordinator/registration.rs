@@ -59,7 +59,7 @@ impl Coordinator {
                     event(CoordinatorEvent::Lost { member, span, how }, out);
                     self.lacks(&record, out);
                 }
-                self.balance.gains(admission.span);
+                self.balance.joined(admission.span, self.now);
                 event(CoordinatorEvent::Admitted { member: from, span: admission.span }, out);
                 if admission.unlike {
                     event(CoordinatorEvent::Unlike { member: from }, out);

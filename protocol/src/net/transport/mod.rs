@@ -455,6 +455,16 @@ impl Transport {
         peers.get(&peer).and_then(|peer| peer.rate().rate())
     }
 
+    /// The same of the link to a peer: none to one on this machine, where the processors are what limits it.
+    #[must_use]
+    pub fn link_rate_to(&self, peer: PeerId) -> Option<f64> {
+        let peer = {
+            let peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
+            peers.get(&peer)?.clone()
+        };
+        peer.link_rate(&peer.rate())
+    }
+
     /// What the connection to a peer shows of the way there; none where there is no connection.
     #[must_use]
     pub fn way_to(&self, peer: PeerId) -> Option<Way> {

@@ -20,6 +20,7 @@ use std::time::Duration;
 use quinn::{Connection, RecvStream, SendStream};
 use tokio::sync::watch;
 
+use super::congestion;
 use super::error::{ConnectError, Refusal};
 use super::event::{Run, Welcome};
 use super::handshake::Hello;
@@ -44,6 +45,9 @@ pub(super) struct Shown {
     pub(super) clock: Option<UnixTime>,
     pub(super) seen: Option<SocketAddr>,
 }
+
+/// Ways within a machine take less there and back.
+const WITHIN_MACHINE: Duration = Duration::from_millis(1);
 
 /// One established connection.
 pub(super) struct Session {
@@ -81,6 +85,16 @@ impl Session {
     /// Whether it takes a way through another peer.
     pub(super) fn is_relayed(&self) -> bool {
         relay::is_way(self.address)
+    }
+
+    /// Whether it leads to a process of this machine: its address is ours, and nothing that delays or slows
+    /// was put between.
+    pub(super) fn stays_here(&self) -> bool {
+        let there = self.connection.remote_address().ip().to_canonical();
+        let here = self.connection.local_ip().map(|address| address.to_canonical());
+        let ours = there.is_loopback() || here == Some(there);
+        let near = congestion::shortest_round_trip(&self.connection);
+        !self.is_relayed() && ours && near.is_some_and(|near| near < WITHIN_MACHINE)
     }
 
     /// What the connection shows of the way; adds its packets to the transport's.
@@ -180,6 +194,13 @@ impl Peer {
     pub(super) fn rate(&self) -> MutexGuard<'_, RateMeter> {
         // Whoever holds it does no more than count.
         self.rate.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the link to it carries, by what was measured of it. There is none within a machine: what is
+    /// measured there is how busy its processors are.
+    pub(super) fn link_rate(&self, meter: &RateMeter) -> Option<f64> {
+        let stays = self.session().is_some_and(|session| session.stays_here());
+        meter.rate().filter(|_| !stays)
     }
 
     /// How fast it takes pieces of files, which tensors may leave little room for.

@@ -56,6 +56,22 @@ async fn who_sent_enough_knows_how_fast_a_peer_takes_it() {
 }
 
 #[tokio::test]
+async fn there_is_no_link_to_a_peer_on_this_machine() {
+    let (left, mut right) = pair().await;
+    left.send_tensor(right.id(), b"much", vec![frame(1, 8 << 20)]).await;
+    right.tensor().await;
+    right.send_tensor(left.id(), b"", vec![frame(1, 5)]).await;
+    // The answer is there, and with it what the other took is known, or is after a little more.
+    let mut left = left;
+    left.tensor().await;
+    while left.transport.rate_to(right.id()).is_none() {
+        left.send_tensor(right.id(), b"more", vec![frame(1, 1 << 20)]).await;
+        right.tensor().await;
+    }
+    assert_eq!(left.transport.link_rate_to(right.id()), None);
+}
+
+#[tokio::test]
 async fn packets_are_counted_once_over_all_connections() {
     let (left, mut right) = pair().await;
     assert_eq!(left.transport.traffic().packets, Packets::default(), "nobody has looked");
