@@ -11,7 +11,8 @@ help:
 	@echo 'make bench-recovery  how long a death and a newcomer take (5 minutes)'
 	@echo 'make bench-overhead  what exactly-once costs when nothing dies (15 minutes)'
 	@echo 'make bench-codec     how fast numbers are rounded for a link (2 minutes)'
-	@echo 'make bench-all-reduce how fast replicas add up gradients, beside gloo and hivemind (15 minutes)'
+	@echo 'make bench-all-reduce how fast replicas add up gradients, beside gloo and hivemind (20 minutes)'
+	@echo 'make bench-all-reduce-links the same over emulated links, beside gloo (10 minutes; root)'
 	@echo 'make bench-links     what a swarm keeps of its speed over links (15 minutes; root)'
 	@echo 'make bench-transport how fast long, full and lossy links are filled (12 minutes; root)'
 	@echo 'make bench-convergence DATA=TEXT  what that rounding, and compressing, does to training (19 minutes)'
@@ -83,13 +84,17 @@ hivemind := bench/results/tools/hivemind
 bench-all-reduce: build
 	@scripts/setup.sh --tests
 	scripts/install-hivemind.sh $(hivemind)
-	cargo build --release -p shoal-tests --example emulated_network
 	cargo build --release -p shoal-protocol --features net --example transport_speed
 	cargo build --release -p shoal-engine --example round_speed
 	.venv/bin/python bench/all_reduce.py --shoal target/release/shoal --hivemind $(hivemind) \
-		--network target/release/examples/emulated_network \
 		--speed target/release/examples/transport_speed \
 		--arithmetic target/release/examples/round_speed
+
+bench-all-reduce-links: build
+	@scripts/setup.sh --tests
+	cargo build --release -p shoal-tests --example emulated_network
+	.venv/bin/python bench/all_reduce.py --shoal target/release/shoal \
+		--network target/release/examples/emulated_network
 
 bench-links: build
 	@scripts/setup.sh --tests
@@ -178,5 +183,5 @@ check-gpu:
 	scripts/check-gpu.sh
 
 .PHONY: help setup build demo test test-system bench bench-recovery bench-overhead bench-codec \
-	bench-all-reduce bench-links bench-transport bench-chunks bench-convergence bench-placement \
+	bench-all-reduce bench-all-reduce-links bench-links bench-transport bench-chunks bench-convergence bench-placement \
 	bench-watching bench-hostile bench-schedules bench-routing bench-uneven bench-storm bench-rebalance bench-scale screenshots fuzz soak lint check-gpu

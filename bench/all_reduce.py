@@ -1,6 +1,7 @@
 """How long replicas take to add up their gradients on loopback: Shoal's swarm, beside gloo and hivemind.
 
     make bench-all-reduce
+    make bench-all-reduce-links
 
 A swarm of one stage, of which every peer is a replica, trains a model of so many parameters. What is
 timed of each step is from when the last microbatch was done until every replica held the result: with
@@ -194,19 +195,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shoal", required=True, help="the node's release binary")
     parser.add_argument("--hivemind", help="a folder with hivemind")
-    parser.add_argument("--network", help="the example emulated_network")
+    parser.add_argument("--network", help="the example emulated_network: over its links, and not on loopback")
     parser.add_argument("--speed", help="the example transport_speed")
     parser.add_argument("--arithmetic", help="the example round_speed, wanted with --speed")
-    parser.add_argument("--only", help="MILLIONS,PEERS, or `links`")
+    parser.add_argument("--only", help="MILLIONS,PEERS")
     options = parser.parse_args()
+    if options.network:
+        return over_links(options)
     cases = [(10, 2), (10, 4), (10, 8), (100, 2), (100, 4)]
     if options.only:
-        known = options.only != "links"
-        cases = [tuple(int(number) for number in options.only.split(","))] if known else []
-    if cases:
-        loopback(options, cases)
-    if options.network and options.only in (None, "links"):
-        over_links(options)
+        cases = [tuple(int(number) for number in options.only.split(","))]
+    loopback(options, cases)
 
 
 def over_links(options):

@@ -259,7 +259,8 @@ pub struct PeerArgs {
     #[arg(long, value_name = "SECONDS", default_value = "25", value_parser = parse_seconds)]
     drain_timeout: Duration,
     /// How often the stages are compared, and peers moved from one to another where that makes the
-    /// swarm faster, while this peer keeps the run; 0 is never.
+    /// swarm faster, while this peer keeps the run. Soon after peers came or went they are compared too,
+    /// if nobody was moved for as long; 0 is never.
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_interval)]
     rebalance: Duration,
     /// Milliseconds to wait in each pass over a microbatch, to model a slow peer.

@@ -113,10 +113,18 @@ impl History {
         }
     }
 
-    /// Whether anything was ever trained.
+    /// Whether anything was ever trained, as far as that is written down.
     #[must_use]
     pub fn has_begun(&self) -> bool {
-        self.version > Step(0) || self.era > Era(0)
+        self.version > Step(0) || self.era > Era(0) || self.is_stopped()
+    }
+
+    /// Whether there are members and none of them serves: before the first step all do, and later none
+    /// does while a return to an earlier version is under way.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        let members = &self.view.members;
+        !members.is_empty() && members.iter().all(|record| !record.serving)
     }
 
     fn save(

@@ -311,7 +311,8 @@ impl Membership {
 
     /// Whether a new era would have more stages hosted than this one has.
     pub(crate) fn can_cover_more(&self) -> bool {
-        let hosted = |stage: Stage| self.records().any(|record| record.span.contains(stage));
+        let stays = |record: &MemberRecord, stage| record.span.contains(stage) && !record.leaves();
+        let hosted = |stage: Stage| self.records().any(|record| stays(record, stage));
         let all = (0..self.stages).map(Stage).all(hosted);
         !all && (self.records().any(MemberRecord::leaves) || self.next_cover().is_some())
     }
@@ -393,6 +394,11 @@ impl Membership {
         self.records().filter(hosts).map(|record| record.member)
     }
 
+    /// Whether there are members, and none of them serves.
+    pub(crate) fn is_stopped(&self) -> bool {
+        !self.members.is_empty() && self.records().all(|record| !record.serving)
+    }
+
     /// The stages that nobody serves.
     pub(crate) fn uncovered(&self) -> Vec<Stage> {
         (0..self.stages).map(Stage).filter(|stage| !self.covers(*stage)).collect()
@@ -445,4 +451,43 @@ fn take_first<T: Ord>(all: &mut BTreeSet<T>, room: &mut usize) -> BTreeSet<T> {
         *room -= 1;
     }
     taken
+}
+
+#[cfg(test)]
+mod tests {
+    use shoal_protocol::message::View;
+
+    use super::*;
+
+    fn record(number: u8, stage: u16, moves_to: Option<u16>) -> Arc<MemberRecord> {
+        let (era, at) = (Era(0), Some(Step(1)));
+        let reason = MoveReason::Uneven;
+        Arc::new(MemberRecord {
+            member: Member { peer: PeerId([number; 32]), incarnation: Incarnation(1) },
+            span: StageSpan::one(Stage(stage)),
+            addresses: Vec::new(),
+            serving: true,
+            duties: Duties::default(),
+            mobile: true,
+            moves: moves_to.map(|to| Move { to: Stage(to), era, at, reason }),
+        })
+    }
+
+    fn membership(members: Vec<Arc<MemberRecord>>) -> Membership {
+        let view = View { number: 1, members, ..View::default() };
+        Membership::of(2, &History { view, ..History::default() })
+    }
+
+    /// Who is left at a stage is about to leave it, and who comes in its place is not there yet: a coordinator
+    /// that takes over then must not wait for somebody else to come.
+    #[test]
+    fn a_new_era_gives_a_stage_to_who_is_on_its_way_there() {
+        let left =
+            membership(vec![record(1, 0, None), record(2, 0, Some(1)), record(3, 1, Some(0))]);
+        assert_eq!(left.uncovered(), [Stage(1)]);
+        assert!(left.can_cover_more());
+        let whole = membership(vec![record(1, 0, None), record(2, 1, None), record(3, 1, Some(0))]);
+        assert_eq!(whole.uncovered(), []);
+        assert!(!whole.can_cover_more());
+    }
 }

@@ -5,6 +5,7 @@
 //! the term, so that a word from or to an earlier life is recognised. Nothing here assumes
 //! that it arrives once: each message states something that may be stated again.
 
+mod between;
 mod log;
 mod membership;
 mod round;
@@ -13,6 +14,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use self::between::{Between, TensorTag};
 pub use self::log::{CommitRecord, LogRecord, SnapshotPart, StoredFile, StoredStage};
 pub use self::membership::{
     Candidate, Duties, MemberRecord, Move, MoveReason, StageChoice, View, ViewChange,
@@ -25,7 +27,7 @@ pub use self::round::{
 use crate::ids::{
     ClaimKey, Era, Grant, Incarnation, Member, Microbatch, PeerId, Stage, StageSpan, Step, Term,
 };
-use crate::units::{Bytes, Rate};
+use crate::units::Rate;
 
 /// A control message and the lives it is between.
 #[derive(Debug, Clone, PartialEq, bincode::Encode, bincode::Decode)]
@@ -478,96 +480,6 @@ pub enum FromCoordinator {
     Stopped {
         /// Why, and what to do.
         reason: String,
-    },
-}
-
-/// A member to a member.
-#[derive(Debug, Clone, PartialEq, bincode::Encode, bincode::Decode)]
-pub enum Between {
-    /// The sender has an activation for the receiver's stage.
-    Offer {
-        /// The receiver's work.
-        key: ClaimKey,
-        /// Size of the activation with its labels.
-        size: Bytes,
-        /// Whether it was offered before, here or elsewhere: two replicas may have taken it, so the
-        /// receiver offers it onward only once its own claim is granted.
-        retry: bool,
-    },
-    /// The receiver of an offer has room: send it.
-    Accepted {
-        /// As offered.
-        key: ClaimKey,
-        /// Nanoseconds that the receiver needs for one microbatch, forward and backward; 0 while it
-        /// has not measured any.
-        pace: u64,
-    },
-    /// The receiver of an offer has neither room nor a place to wait: offer it elsewhere.
-    Busy {
-        /// As offered.
-        key: ClaimKey,
-        /// As in `Accepted`.
-        pace: u64,
-    },
-    /// The work is another's: send it there.
-    HeldBy {
-        /// As offered.
-        key: ClaimKey,
-        /// Whose.
-        holder: Member,
-    },
-    /// The sender, which was busy, has room again.
-    Free {
-        /// At this stage.
-        stage: Stage,
-    },
-    /// The sender no longer has what it offered and has not sent.
-    Withdrawn {
-        /// As offered.
-        key: ClaimKey,
-    },
-    /// A held-out microbatch came to the end of the pipeline: what flows back in place of an
-    /// activation gradient.
-    Evaluated {
-        /// The receiver's work.
-        key: ClaimKey,
-    },
-}
-
-/// What a tensor on its way is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub enum TensorTag {
-    /// An activation in `Manifest::boundary_shape`, then its labels, `[samples, tokens]`.
-    Activation {
-        /// The receiver's work.
-        key: ClaimKey,
-    },
-    /// The gradient of an activation, in its shape.
-    ActivationGradient {
-        /// The receiver's work.
-        key: ClaimKey,
-    },
-    /// One member's integers for the receiver's part of a round.
-    RoundPart {
-        /// Which round.
-        round: RoundId,
-        /// The sender's place in it.
-        from: u16,
-        /// Which piece of the receiver's part.
-        piece: u32,
-        /// The sum of the sender's tags.
-        proof: u64,
-    },
-    /// The reduced gradient of the sender's part of a round.
-    RoundResult {
-        /// Which round.
-        round: RoundId,
-        /// The sender's place in it.
-        from: u16,
-        /// Which piece of the sender's part.
-        piece: u32,
-        /// The sum of all members' tags.
-        proof: u64,
     },
 }
 

@@ -77,7 +77,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             }
             Ok(sum)
         };
-        let settings = [Some(300), Some(60)].map(|every| every.map(Duration::from_secs));
+        let settings = [None, Some(300), Some(60)].map(|every| every.map(Duration::from_secs));
         let outcomes = std::thread::scope(|scope| {
             let threads = settings.map(|every| scope.spawn(move || all(every)));
             threads.map(|thread| thread.join().expect("nothing panics there"))

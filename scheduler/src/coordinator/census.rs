@@ -133,7 +133,10 @@ impl Coordinator {
         self.set_givers();
         self.watch_taken_over();
         self.tell_all(&FromCoordinator::TakenOver, out);
-        if !fresh && !self.membership.uncovered().is_empty() {
+        // Where nobody serves, a return to what the era began with was under way when the one before was lost:
+        // members know of it only once it is in the log.
+        let stopped = self.membership.is_stopped();
+        if (!fresh || stopped) && !self.membership.uncovered().is_empty() {
             return self.strand(out);
         }
         let members = self.membership.members();

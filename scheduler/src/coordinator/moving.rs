@@ -88,7 +88,7 @@ impl Coordinator {
             self.membership.cancel_move(member);
             cancelled(member, moves, MoveObstacle::Needed, out);
         } else {
-            let at = self.first_untouched().max(self.version.next());
+            let at = self.first_unopened().max(self.version.next());
             self.membership.end_move(member, at);
             self.work.forget_wishes_from(member, at);
             event(CoordinatorEvent::Moves { member, from, to, at, reason }, out);

@@ -91,11 +91,6 @@ impl Wanting {
         self.by_turn.is_empty()
     }
 
-    /// Microbatches that they have and are not done with.
-    pub(super) fn open(&self) -> u64 {
-        self.open
-    }
-
     /// Who wants more.
     pub(super) fn members(&self) -> impl Iterator<Item = Member> + '_ {
         self.by_turn.keys().map(|(_, member)| *member)

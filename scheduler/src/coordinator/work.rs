@@ -212,13 +212,6 @@ impl Work {
         Some((member, microbatch, grant))
     }
 
-    /// Whether more of a step is yet to be given out than members have of it and of those before.
-    fn has_most_ahead(&self, step: Step) -> bool {
-        let free = self.ledgers.get(&step).map_or(0, Ledger::free);
-        let open = self.wanting.get(&step).map_or(0, Wanting::open);
-        free as u64 > open
-    }
-
     /// Claims that members hold.
     pub(super) fn held(&self) -> u64 {
         self.ledgers.values().map(Ledger::held).sum()
@@ -292,18 +285,17 @@ impl Coordinator {
     /// Gives the first stage's work to those who host it, or are about to.
     pub(super) fn set_givers(&mut self) {
         let first = Stage(0);
-        let steps = self.version.0..=self.version.0 + self.config.manifest.steps_at_once();
+        let steps = self.version.0..=self.first_unopened().0;
         let hosts =
             |member| steps.clone().any(|step| self.membership.hosts(member, first, Step(step)));
         let givers = self.logged(true, hosts);
         self.work.set_givers(givers);
     }
 
-    /// The first step of which nobody holds anything: its ledger may be open, for what follows upon the
-    /// step before it.
-    pub(super) fn first_untouched(&self) -> Step {
-        let touched = self.work.ledgers.iter().rev().find(|(_, ledger)| ledger.held() > 0);
-        touched.map_or(self.version, |(step, _)| step.next()).max(self.version)
+    /// The first step of which nothing is given out.
+    pub(super) fn first_unopened(&self) -> Step {
+        let newest = self.work.ledgers.last_key_value().map(|(step, _)| step.next());
+        newest.unwrap_or(self.version).max(self.version)
     }
 
     /// Opens a step's ledger, if there is such a step and it is not open.
@@ -348,10 +340,6 @@ impl Coordinator {
                     self.watch(key, member, *grant);
                 }
                 send(member, FromCoordinator::Work { step, grants }, out);
-            }
-            // Who is to change its stage does so at a step that nobody has begun.
-            if self.work.has_most_ahead(step) {
-                return;
             }
         }
     }

@@ -145,7 +145,7 @@ impl Peer {
         self.say_ready(out);
         if std::mem::take(&mut self.behind) == Behind::Again {
             self.behind = Behind::Said;
-            let there = self.moving.is_some();
+            let there = self.may_move_anew();
             out.push(PeerAction::ToCoordinator(ToCoordinator::Behind { there }));
         }
     }

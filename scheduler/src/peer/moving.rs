@@ -295,9 +295,16 @@ impl Peer {
     /// it is decided that it is served, there is no other way than to begin as a newcomer.
     pub(super) fn begin_moving_anew(&mut self, out: &mut Out) {
         if self.moving.is_some() {
+            let may = self.may_move_anew();
             self.wait_to_move_anew(out);
-            self.say_behind(true, out);
+            self.say_behind(may, out);
         }
+    }
+
+    /// Whether this peer is on its way to another stage, and nothing is decided yet. Later it lacks what is its
+    /// own, though the membership may say already where it is to go next.
+    pub(super) fn may_move_anew(&self) -> bool {
+        self.moving.as_ref().is_some_and(|moving| moving.at.is_none())
     }
 
     /// Forgets what the other stage's weights began from, and waits to be told of a newer snapshot.
@@ -313,7 +320,7 @@ impl Peer {
 
     /// A new coordinator tells anew what to begin from, where nothing is decided yet.
     pub(super) fn taken_over_on_the_way(&mut self, out: &mut Out) {
-        if self.moving.as_ref().is_some_and(|moving| moving.at.is_none()) {
+        if self.may_move_anew() {
             self.wait_to_move_anew(out);
         }
     }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use shoal_protocol::ids::{Attempt, ContentHash, Incarnation, Microbatch, PeerId};
 use shoal_protocol::message::{
-    Candidate, CommitRecord, Duties, FixedLoss, FromCoordinator, MemberRecord, RoundOutcome, Spent,
-    StageChoice, ViewChange,
+    Candidate, CommitRecord, Duties, FixedLoss, FromCoordinator, MemberRecord, Move, MoveReason,
+    RoundOutcome, SnapshotPart, Spent, StageChoice, StoredStage, ViewChange,
 };
 
 use super::*;
@@ -82,6 +82,15 @@ impl Probe {
         let admitted =
             probe.tell(FromCoordinator::Admitted { era: Era(0), span, version: Step(0) });
         (probe, admitted)
+    }
+
+    /// Another membership, in which this peer is on its way from the second stage to the first.
+    fn is_to_move(&mut self, number: u64, at: Option<Step>) -> Vec<PeerAction> {
+        let moves = Move { to: Stage(0), era: Era(0), at, reason: MoveReason::Uneven };
+        let record = self.peer.view().record(member(ME)).expect("it is listed").clone();
+        let here = vec![Arc::new(MemberRecord { moves: Some(moves), ..record })];
+        let change = ViewChange { since: number - 1, number, here, ..ViewChange::default() };
+        self.tell(FromCoordinator::View(change))
     }
 
     fn input(&mut self, input: PeerInput) -> Vec<PeerAction> {
@@ -462,6 +471,27 @@ fn a_stage_is_saved_at_its_version_and_the_report_can_be_asked_for_again() {
     assert_eq!(probe.tell(store), [report]);
     let later = FromCoordinator::Store { version: Step(1), stage };
     assert_eq!(probe.tell(later), [], "not at that version yet");
+}
+
+#[test]
+fn who_lacks_what_it_is_to_serve_moves_anew_until_that_is_decided_and_cannot_go_on_later() {
+    for decided in [None, Some(Step(1))] {
+        let (mut probe, _) = Probe::at(1, |_| {});
+        let (to, reason) = (Stage(0), MoveReason::Uneven);
+        let begun = PeerAction::Event(PeerEvent::MoveBegun { to, reason });
+        assert!(probe.is_to_move(2, None).contains(&begun));
+        let stored = StoredStage { holders: vec![member(1).peer], files: Vec::new() };
+        let (version, stage) = (Step(1), to);
+        let parts = vec![SnapshotPart { stage, stored }];
+        probe.tell(FromCoordinator::Snapshot { version, parts });
+        if decided.is_some() {
+            probe.is_to_move(3, decided);
+        }
+        let actions = probe.input(PeerInput::Fetched { version, stage, whole: false });
+        let there = decided.is_none();
+        let behind = PeerAction::ToCoordinator(ToCoordinator::Behind { there });
+        assert!(actions.contains(&behind), "{actions:?}");
+    }
 }
 
 #[test]

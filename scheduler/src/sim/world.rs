@@ -2,9 +2,11 @@
 //! real node has too. What goes wrong in it is `faults`.
 
 mod coordination;
+mod event;
 mod faults;
 mod log;
 mod marks;
+mod seen;
 mod trace;
 mod traffic;
 
@@ -14,25 +16,23 @@ use std::time::Duration;
 use shoal_protocol::ids::{
     ContentHash, Era, Incarnation, Member, PeerId, Stage, StageSpan, Step, Term,
 };
-use shoal_protocol::message::{
-    Between, Candidate, Duties, FromCoordinator, LogRecord, StageChoice, TensorTag, ToCoordinator,
-    Way,
-};
-use shoal_protocol::units::{Bytes, Moment};
+use shoal_protocol::message::{Between, Candidate, Duties, StageChoice};
+use shoal_protocol::units::Moment;
 
+use self::event::{Cargo, Event};
 use self::log::{Log, Seat};
 use self::marks::Marks;
 use super::border::{Border, Omit};
-use super::engine::{Engine, Observed, is_pass};
+use super::engine::{Engine, is_pass};
 use super::network::Network;
 use super::numbers::Weights;
 use super::oracle::{Oracles, Violation};
-use super::payloads::{Content, Payloads};
+use super::payloads::Payloads;
 use super::report::{Report, Trace};
-use super::scenario::{Fault, Scenario};
+use super::scenario::Scenario;
 use super::tamper::Tamper;
 use super::watch::{Seen, Watch};
-use crate::action::{PeerAction, PeerEvent, PeerInput, Task, TaskResult};
+use crate::action::{PeerAction, PeerInput, Task, TaskResult};
 use crate::dice::Dice;
 use crate::peer::{Peer, PeerConfig};
 use crate::router::Routing;
@@ -42,124 +42,6 @@ const EVENTS: u64 = 20_000_000;
 
 /// The index of the peer that keeps the run first, and brings its checkpoints together.
 const FIRST: usize = 0;
-
-/// Something that happens at a moment. What is meant for a life that is over by then does not.
-#[derive(Debug)]
-enum Event {
-    Start(Member),
-    Arrives {
-        to: Member,
-        from: Member,
-        connection: u64,
-        era: Era,
-        term: Term,
-        cargo: Cargo,
-    },
-    /// Files that are to be kept, which are somebody's disk's.
-    Kept {
-        to: Member,
-        version: Step,
-        stage: Stage,
-        weights: Option<Weights>,
-    },
-    /// A newcomer has looked at members.
-    Looked {
-        to: Member,
-        ways: Vec<(PeerId, Way)>,
-    },
-    Fetched {
-        to: Member,
-        version: Step,
-        stage: Stage,
-        weights: Option<Weights>,
-    },
-    EngineDone(Member),
-    /// A copy of a stage is on the disk, if that takes it.
-    Written {
-        to: Member,
-        version: Step,
-        stage: Stage,
-        weights: Weights,
-    },
-    Tick(Member),
-    /// A coordinator learns that a record is down for good.
-    Appended {
-        to: Member,
-        office: u64,
-        record: LogRecord,
-    },
-    /// The leader's oldest record that is not logged is.
-    Logged {
-        office: u64,
-    },
-    /// The anchors choose who leads.
-    Elect,
-    /// Who led learns that it does no more.
-    Deposed {
-        at: Member,
-        office: u64,
-    },
-    /// A coordinator's tick.
-    Remind {
-        to: Member,
-        office: u64,
-    },
-    Fault(Fault),
-    /// A peer, and the coordinator if it lives there, learns that a connection is gone.
-    Noticed {
-        at: Member,
-        other: Member,
-        dead: bool,
-    },
-    /// A peer finds that nobody answers any more.
-    Unreached {
-        at: Member,
-        other: Member,
-    },
-    /// A peer whose life is over begins a new one.
-    Reborn(usize),
-    /// A peer that stood still goes on, unless it must stand still for longer.
-    Resume(usize),
-}
-
-impl Event {
-    /// Which peer's process must run for it to happen, if it is any's.
-    fn whose(&self) -> Option<usize> {
-        match self {
-            Self::Start(me) | Self::EngineDone(me) | Self::Tick(me) => Some(index_of(*me)),
-            Self::Arrives { to, .. }
-            | Self::Kept { to, .. }
-            | Self::Looked { to, .. }
-            | Self::Fetched { to, .. }
-            | Self::Written { to, .. }
-            | Self::Appended { to, .. }
-            | Self::Remind { to, .. } => Some(index_of(*to)),
-            Self::Noticed { at, .. } | Self::Unreached { at, .. } | Self::Deposed { at, .. } => {
-                Some(index_of(*at))
-            }
-            Self::Logged { .. }
-            | Self::Elect
-            | Self::Fault(_)
-            | Self::Reborn(_)
-            | Self::Resume(_) => None,
-        }
-    }
-}
-
-/// What goes from one peer to another.
-#[derive(Debug, Clone)]
-enum Cargo {
-    Told(FromCoordinator),
-    Reported(ToCoordinator),
-    Heard(Between),
-    /// Another is the coordinator.
-    Elsewhere(Member),
-    Tensor {
-        tag: TensorTag,
-        content: Content,
-        size: Bytes,
-    },
-}
 
 /// A peer and its driver.
 #[derive(Debug)]
@@ -530,115 +412,6 @@ impl<'a> World<'a> {
             self.input(index, PeerInput::Links(self.measured_links(index)))?;
         }
         self.input(index, PeerInput::Done { result, busy })
-    }
-
-    fn observe(&mut self, index: usize, observed: &Observed) -> Held {
-        if let Observed::Copied { version, stage, weights } = *observed {
-            let to = self.nodes[index].me;
-            let when = self.now + self.dice.up_to(self.scenario.write);
-            self.at(when, Event::Written { to, version, stage, weights });
-        }
-        let Some(oracles) = &mut self.oracles else { return Ok(()) };
-        match observed {
-            Observed::Nothing | Observed::Copied { .. } => Ok(()),
-            Observed::Accumulated(key) => {
-                let held = oracles.exactly_once.added(*key, self.nodes[index].me);
-                self.holds("exactly once", held)
-            }
-            Observed::Restored(stage) => {
-                oracles.exactly_once.begins_again(self.nodes[index].me, *stage);
-                Ok(())
-            }
-            Observed::Applied { step, stage, sums, weights } => {
-                let held = oracles.replicas.applied(*step, *stage, sums, *weights);
-                self.holds("equal replicas", held)
-            }
-        }
-    }
-
-    fn peer_event(&mut self, index: usize, event: PeerEvent) -> Held {
-        let wrong = |text: String| Err::<(), String>(format!("peer {index}: {text}"));
-        let me = self.nodes[index].me;
-        let held = match event {
-            PeerEvent::Applied { record } => {
-                let held =
-                    self.oracles.as_mut().map(|oracles| oracles.monotone.applied(me, record.step));
-                return self.holds("never back", held.unwrap_or(Ok(())));
-            }
-            PeerEvent::Finished => {
-                self.nodes[index].finished = true;
-                Ok(())
-            }
-            PeerEvent::Drained | PeerEvent::Expelled { .. } => {
-                self.ends(index, Some(self.scenario.faults.rebirth));
-                Ok(())
-            }
-            PeerEvent::Refused { .. } | PeerEvent::Stopped { .. } if self.is_over() => {
-                self.nodes[index].finished = true;
-                Ok(())
-            }
-            PeerEvent::Refused { reason } | PeerEvent::Stopped { reason } => wrong(reason),
-            PeerEvent::Fault(fault) => {
-                self.report.faults.push(fault.clone());
-                wrong(fault.to_string())
-            }
-            PeerEvent::Admitted { span } => {
-                self.nodes[index].span = Some(span);
-                Ok(())
-            }
-            PeerEvent::Serving { version } => {
-                self.report.recovery.joined += u64::from(version.0 > 0);
-                Ok(())
-            }
-            PeerEvent::Rewound { .. } => {
-                if let Some(oracles) = &mut self.oracles {
-                    oracles.monotone.begins_again(me);
-                }
-                Ok(())
-            }
-            PeerEvent::ResultLost { step, span } => {
-                self.report.recovery.results_lost += 1;
-                let oracles = self.oracles.as_mut();
-                let held = oracles.map(|oracles| oracles.results.given_up(me, span, step));
-                return self.holds("kept results", held.unwrap_or(Ok(())));
-            }
-            PeerEvent::Checkpoint { version, stages, oldest } => {
-                return self.archives(index, version, stages.len(), oldest);
-            }
-            PeerEvent::Moved { to, .. } => {
-                self.nodes[index].span = Some(StageSpan::one(to));
-                self.report.moves += 1;
-                Ok(())
-            }
-            PeerEvent::MoveBegun { .. } | PeerEvent::MoveCancelled { .. } => Ok(()),
-            PeerEvent::Counted { key } => {
-                self.show(Seen::Counted { peer: index, key });
-                Ok(())
-            }
-            PeerEvent::View => return self.viewed(index),
-        };
-        if self.oracles.is_some() { self.holds("no fault", held) } else { Ok(()) }
-    }
-
-    /// A peer has another membership. Who is told of newcomers as if they served has none of the log's.
-    fn viewed(&mut self, index: usize) -> Held {
-        let node = &self.nodes[index];
-        let oracles = self.oracles.as_ref().filter(|_| self.border.omit != Omit::Readiness);
-        let held = oracles.map(|oracles| oracles.views.has(node.me, node.peer.view()));
-        self.holds("equal memberships", held.unwrap_or(Ok(())))
-    }
-
-    /// A checkpoint is complete: who archives brings it together, and old files go.
-    fn archives(&mut self, index: usize, version: Step, stages: usize, oldest: Step) -> Held {
-        let archives = index == FIRST || self.scenario.peers[index].archive;
-        let engine = &mut self.nodes[index].engine;
-        engine.forget_before(oldest);
-        let whole =
-            (0..stages as u16).all(|stage| engine.disk.contains_key(&(version, Stage(stage))));
-        if archives && whole && self.now >= engine.no_disk {
-            return self.input(index, PeerInput::Archived { version });
-        }
-        Ok(())
     }
 
     /// Whether the run ended, in whichever way.
