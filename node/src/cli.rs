@@ -8,13 +8,13 @@ mod checkpoint;
 mod chunk;
 mod demo;
 mod doctor;
+mod peer;
 mod plan;
 pub(crate) mod watch;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::time::Duration;
 
 pub use admission::{
     BanArgs, InviteAllowArgs, InviteCommand, InviteLsArgs, InviteNewArgs, InviteRevokeArgs, Invited,
@@ -24,24 +24,19 @@ pub use chunk::{ChunkCommand, ChunkGetArgs, ChunkLsArgs, ChunkVerifyArgs, ListFo
 use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use demo::{DemoArgs, DtypeChoice, SlowPeer};
 pub use doctor::DoctorArgs;
+use peer::parse_seconds;
+pub use peer::{ComputeArgs, ComputeOptions, Congestion, EventSink, PeerArgs, PeerOptions};
 pub use plan::PlanArgs;
 pub use shoal_engine::DeviceChoice;
-use shoal_protocol::ids::Stage;
 pub use shoal_protocol::message::StageChoice;
-use shoal_protocol::units::Bytes;
-use shoal_scheduler::rebalance::Rebalance;
 pub use watch::{HealthcheckArgs, HttpAddress, NodeArgs, PlotArgs, StatusArgs};
 
 use crate::address::JoinAddress;
 use crate::commands::simulate::Seeds;
-use crate::driver::{Leaving, PackingMode, RoomLimits};
 use crate::exit::Exit;
 
 /// Where a first peer listens unless told otherwise.
 const DEFAULT_PORT: u16 = 7410;
-
-/// More threads than any machine has processors for; libtorch would start them all.
-const THREADS: usize = 1024;
 
 /// Trains one transformer over many machines that come and go.
 #[derive(Debug, Parser)]
@@ -118,211 +113,6 @@ pub enum LogFormat {
     Text,
     /// One JSON object a line.
     Json,
-}
-
-/// What steers how fast a connection sends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Congestion {
-    /// Fair beside other traffic, and fast where packets are lost by chance.
-    Tolerant,
-    /// Fair beside other traffic; slow on lines that lose packets.
-    Cubic,
-    /// Fast on lines that lose packets; sends much twice.
-    Bbr,
-}
-
-/// Reads which stages a peer wants to host.
-fn parse_stage(text: &str) -> Result<StageChoice, &'static str> {
-    match text {
-        "auto" => Ok(StageChoice::Auto),
-        "all" => Ok(StageChoice::All),
-        "none" => Ok(StageChoice::None),
-        number => number
-            .parse()
-            .map(|stage| StageChoice::One(Stage(stage)))
-            .map_err(|_| "a stage is `auto`, `all`, `none` or a number from 0"),
-    }
-}
-
-/// Reads a number of threads.
-fn parse_threads(text: &str) -> Result<NonZeroUsize, String> {
-    let threads = text.parse().ok().filter(|threads: &NonZeroUsize| threads.get() <= THREADS);
-    threads.ok_or_else(|| format!("threads are a number from 1 to {THREADS}"))
-}
-
-/// Reads a positive number of seconds, at most an hour.
-fn parse_seconds(text: &str) -> Result<Duration, &'static str> {
-    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.1..=3600.0).contains(seconds));
-    seconds.map(Duration::from_secs_f64).ok_or("a number of seconds from 0.1 to 3600")
-}
-
-/// The same, or 0 for never.
-fn parse_interval(text: &str) -> Result<Duration, &'static str> {
-    if text == "0" { Ok(Duration::ZERO) } else { parse_seconds(text) }
-}
-
-/// Where the typed events of a run go.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum EventSink {
-    /// To stdout.
-    Stdout,
-    /// Into this file.
-    File(PathBuf),
-}
-
-impl From<&str> for EventSink {
-    fn from(text: &str) -> Self {
-        if text == "-" { Self::Stdout } else { Self::File(text.into()) }
-    }
-}
-
-/// What the process computes with.
-#[derive(Debug, Clone, PartialEq, Eq, Args)]
-pub struct ComputeArgs {
-    /// What to compute on: `auto`, `cpu` or `cuda:N`.
-    #[arg(long, value_name = "DEVICE", default_value = "auto")]
-    device: DeviceChoice,
-    /// Processor threads to compute with; all of them unless given.
-    #[arg(long, value_name = "N", value_parser = parse_threads)]
-    threads: Option<NonZeroUsize>,
-    /// Write the typed events of the run to this file as lines of JSON; `-` is stdout.
-    #[arg(long, value_name = "PATH")]
-    events: Option<EventSink>,
-}
-
-/// What the process computes with.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ComputeOptions {
-    /// What to compute on.
-    pub device: DeviceChoice,
-    /// Processor threads.
-    pub threads: NonZeroUsize,
-    /// Where the typed events go, if anywhere.
-    pub events: Option<EventSink>,
-}
-
-impl From<ComputeArgs> for ComputeOptions {
-    fn from(args: ComputeArgs) -> Self {
-        let all = || std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-        Self { device: args.device, threads: args.threads.unwrap_or_else(all), events: args.events }
-    }
-}
-
-/// What `start` and `join` have in common.
-#[derive(Debug, Clone, Args)]
-pub struct PeerArgs {
-    /// Where this peer keeps its identity and its files; one process at a time.
-    #[arg(long, value_name = "D", default_value_os_t = default_data_dir())]
-    data_dir: PathBuf,
-    /// Show this peer over HTTP at this IP:PORT: the web page, /status, /metrics, /livez and /readyz.
-    /// Only this machine can ask unless told otherwise; `none` shows nothing.
-    #[arg(long, visible_alias = "metrics", value_name = "ADDR", default_value_t = HttpAddress::default())]
-    http: HttpAddress,
-    /// The stage to host: `auto` takes the one that gets through least, `none` computes nothing (with
-    /// --anchor or --archive; with neither it watches).
-    #[arg(long, value_name = "auto|N|all|none", default_value = "auto", value_parser = parse_stage)]
-    stage: StageChoice,
-    #[command(flatten)]
-    compute: ComputeArgs,
-    /// Memory that this peer may use (as 8GiB), libtorch itself not counted; else what is free.
-    #[arg(long, value_name = "SIZE")]
-    memory: Option<Bytes>,
-    /// Memory for the output log of the open step, what was sent and may be sent again; the rest of it
-    /// is on the disk.
-    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
-    log_memory: Bytes,
-    /// What steers how fast connections send.
-    #[arg(long, value_enum, default_value_t = Congestion::Tolerant)]
-    congestion: Congestion,
-    /// How tensors are made smaller for links without loss: `auto` as is measured to arrive soonest on
-    /// each.
-    #[arg(long, value_enum, default_value_t = PackingMode::Auto)]
-    packing: PackingMode,
-    /// Do not look for peers, nor be found, by multicast on the local network.
-    #[arg(long)]
-    no_mdns: bool,
-    /// Do not ask the router of this machine's network (UPnP) to pass on a port, by which peers elsewhere
-    /// dial in.
-    #[arg(long)]
-    no_upnp: bool,
-    /// Keep the run's log with other anchors: with three or five of them the run goes on when any one
-    /// dies, the peer that keeps it included. `start` always does.
-    #[arg(long)]
-    anchor: bool,
-    /// Keep every checkpoint whole in this folder: `checkpoint/` is the model.
-    #[arg(long, value_name = "DIR")]
-    archive: Option<PathBuf>,
-    /// Leave in order when this file appears: the machine is about to be taken away.
-    #[arg(long, value_name = "PATH")]
-    preempt_file: Option<PathBuf>,
-    /// How long leaving in order (SIGTERM, SIGINT, --preempt-file) may take at most.
-    #[arg(long, value_name = "SECONDS", default_value = "25", value_parser = parse_seconds)]
-    drain_timeout: Duration,
-    /// How often the stages are compared, and peers moved from one to another where that makes the
-    /// swarm faster, while this peer keeps the run. Soon after peers came or went they are compared too,
-    /// if nobody was moved for as long; 0 is never.
-    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_interval)]
-    rebalance: Duration,
-    /// Milliseconds to wait in each pass over a microbatch, to model a slow peer.
-    #[arg(long, value_name = "MS", default_value_t = 0, hide = true)]
-    slow_down: u64,
-}
-
-/// What `start` and `join` have in common.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PeerOptions {
-    /// Where the peer keeps its identity and its files; the peer locks it.
-    pub data_dir: PathBuf,
-    /// Where to listen; never empty.
-    pub listen: Vec<SocketAddr>,
-    /// Where it is shown over HTTP, if anywhere.
-    pub http: HttpAddress,
-    /// Which stages to host.
-    pub stage: StageChoice,
-    /// What to compute with, and where events go.
-    pub compute: ComputeOptions,
-    /// How much of the machine to use.
-    pub room: RoomLimits,
-    /// What steers how fast connections send.
-    pub congestion: Congestion,
-    /// How tensors are made smaller for links.
-    pub packing: PackingMode,
-    /// Whether to look for peers by multicast.
-    pub mdns: bool,
-    /// Whether to ask a router for a port.
-    pub upnp: bool,
-    /// Whether to keep the run's log with others.
-    pub anchor: bool,
-    /// Gets every checkpoint whole, if there is to be such a place.
-    pub archive: Option<PathBuf>,
-    /// When and how to leave before the run is over.
-    pub leaving: Leaving,
-    /// When members change their stages, while this peer keeps the run.
-    pub rebalance: Rebalance,
-    /// Waited in each pass (a forward or a backward) over a microbatch, to model a slow peer.
-    pub slow_down: Duration,
-}
-
-impl PeerArgs {
-    fn options(self, listen: Vec<SocketAddr>) -> PeerOptions {
-        PeerOptions {
-            data_dir: self.data_dir,
-            listen,
-            http: self.http,
-            stage: self.stage,
-            compute: self.compute.into(),
-            room: RoomLimits { memory: self.memory, log_memory: self.log_memory },
-            congestion: self.congestion,
-            packing: self.packing,
-            mdns: !self.no_mdns,
-            upnp: !self.no_upnp,
-            anchor: self.anchor,
-            archive: self.archive,
-            leaving: Leaving { preempt_file: self.preempt_file, drain_timeout: self.drain_timeout },
-            rebalance: Rebalance::every_so_often(self.rebalance),
-            slow_down: Duration::from_millis(self.slow_down),
-        }
-    }
 }
 
 /// `shoal start`
@@ -535,9 +325,12 @@ fn default_data_dir() -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use clap::CommandFactory;
 
     use super::*;
+    use crate::driver::RoomLimits;
 
     fn parse(line: &str) -> Command {
         Cli::try_parse_from(line.split(' ')).expect(line).command

@@ -474,7 +474,7 @@ mod tests {
     }
 
     fn membership(members: Vec<Arc<MemberRecord>>) -> Membership {
-        let view = View { number: 1, members, ..View::default() };
+        let view = View { number: 1, members };
         Membership::of(2, &History { view, ..History::default() })
     }
 
