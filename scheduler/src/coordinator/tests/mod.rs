@@ -1,5 +1,7 @@
 //! What the coordinator does, action by action.
 
+mod losses;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,10 +39,15 @@ struct Run {
 
 impl Run {
     fn new(stages: u16, microbatches: u32, steps: u64) -> Self {
+        Self::after(History::default(), stages, microbatches, steps)
+    }
+
+    /// The same, with a log.
+    fn after(history: History, stages: u16, microbatches: u32, steps: u64) -> Self {
         let manifest = Arc::new(Scenario::small_manifest(stages, microbatches, steps));
         let config = CoordinatorConfig {
             manifest,
-            history: History::default(),
+            history,
             anchors: [member(0).peer].into(),
             wait_for: 2,
             home: member(0),
@@ -385,260 +392,4 @@ fn divergence_stops_the_run_and_names_the_place() {
         messages(&late, |message| matches!(message, FromCoordinator::Stopped { .. })).len(),
         1
     );
-}
-
-fn lost(number: u8, how: &str) -> CoordinatorEvent {
-    let span = StageSpan::one(Stage(0));
-    CoordinatorEvent::Lost { member: member(number), span, how: how.to_owned() }
-}
-
-fn revoked(number: u8, claims: u64) -> CoordinatorEvent {
-    CoordinatorEvent::Revoked { member: member(number), claims }
-}
-
-const BROKE: &str = "its connection broke";
-
-#[test]
-fn a_loss_before_the_first_step_is_waited_out() {
-    let mut run = Run::new(1, 1, 1);
-    run.hear(0, register(StageChoice::Auto));
-    let gone = run.input(CoordinatorInput::Disconnected { member: member(0) });
-    let waiting = CoordinatorEvent::Waiting { stages: vec![Stage(0)], members: 2 };
-    assert_eq!(events(&gone), [lost(0, BROKE), revoked(0, 0), waiting]);
-    // The life that was expelled never comes back; the next one does.
-    let again = run.hear(0, register(StageChoice::Auto));
-    let expelled = |message: &FromCoordinator| matches!(message, FromCoordinator::Expelled { .. });
-    assert_eq!(messages(&again, expelled).len(), 1);
-    let from = Member { incarnation: Incarnation(2), ..member(0) };
-    let message = register(StageChoice::Auto);
-    let next = run.input(CoordinatorInput::Message { from, message });
-    assert!(!messages(&next, |m| matches!(m, FromCoordinator::Admitted { .. })).is_empty());
-}
-
-#[test]
-fn what_a_lost_member_held_is_given_to_others_and_the_step_closes_without_it() {
-    let mut run = Run::opened(2, 1);
-    run.want(0, 1, 0);
-    run.want(1, 2, 0);
-    run.finish(0, 0, 1);
-    let gone = run.input(CoordinatorInput::Disconnected { member: member(0) });
-    assert_eq!(events(&gone), [lost(0, BROKE), revoked(0, 1)]);
-    let grants = vec![(Microbatch(0), nth(3))];
-    let work = FromCoordinator::Work { step: Step(0), grants };
-    assert_eq!(messages(&gone, is_work), [(member(1), work)]);
-    // A word of who is gone changes nothing.
-    let late = run.finish(0, 0, 1);
-    assert!(matches!(
-        late[..],
-        [CoordinatorAction::Send { message: FromCoordinator::Expelled { .. }, .. }]
-    ));
-    run.finish(1, 1, 2);
-    let closed = run.finish(1, 0, 3);
-    let closes = messages(&closed, |message| matches!(message, FromCoordinator::Close { .. }));
-    let [(to, FromCoordinator::Close { round, counted, .. })] = &closes[..] else {
-        panic!("{closes:?}")
-    };
-    let members = run.coordinator.round(*round).map(|round| round.crew.members.len());
-    assert_eq!((*to, members), (member(1), Some(1)));
-    assert_eq!(*counted, [Microbatch(0), Microbatch(1)]);
-}
-
-#[test]
-fn a_loss_during_the_all_reduce_begins_another_try_and_old_results_are_not_heard() {
-    let mut run = Run::closed();
-    assert_eq!(run.reduce(0, outcome()), []);
-    // Member 1 counted nothing, so nothing is missing without it.
-    let gone = run.input(CoordinatorInput::Disconnected { member: member(1) });
-    let aborted = CoordinatorEvent::RoundsAborted { step: Step(0), rounds: 1, late: false };
-    assert_eq!(events(&gone), [lost(1, BROKE), revoked(1, 0), aborted]);
-    let closes = messages(&gone, |message| matches!(message, FromCoordinator::Close { .. }));
-    let [(_, FromCoordinator::Close { round: second, .. })] = &closes[..] else {
-        panic!("{closes:?}")
-    };
-    let second = *second;
-    assert_eq!(second, RoundId { attempt: shoal_protocol::ids::Attempt(1), ..round() });
-    assert_eq!(run.reduce(0, outcome()), [], "a result of the first try");
-    run.hear(0, ToCoordinator::Reduced { round: second, outcome: outcome(), rates: Vec::new() });
-    assert!(matches!(run.logged.last(), Some(LogRecord::Commit(_))), "{:?}", run.logged);
-}
-
-#[test]
-fn an_all_reduce_that_takes_too_long_is_tried_again_and_called_late() {
-    let mut run = Run::closed();
-    run.now = Moment(Duration::from_secs(31));
-    let again = run.input(CoordinatorInput::Tick);
-    let late = CoordinatorEvent::RoundsAborted { step: Step(0), rounds: 1, late: true };
-    assert_eq!(events(&again), [late]);
-    let closes = messages(&again, |message| matches!(message, FromCoordinator::Close { .. }));
-    assert_eq!(closes.len(), 2, "both members take part again");
-}
-
-#[test]
-fn with_its_last_replica_a_stage_and_the_run_go_back_in_a_new_era() {
-    let mut run = Run::opened(1, 1);
-    run.want(1, 1, 0);
-    run.input(CoordinatorInput::Disconnected { member: member(1) });
-    let gone = run.input(CoordinatorInput::Disconnected { member: member(0) });
-    let rewound = CoordinatorEvent::Rewound { era: Era(1), version: Step(0), steps: 0 };
-    let waiting = CoordinatorEvent::Waiting { stages: vec![Stage(0)], members: 0 };
-    let stranded = CoordinatorEvent::Stranded { stages: vec![Stage(0)], version: Step(0) };
-    assert_eq!(events(&gone), [lost(0, BROKE), revoked(0, 0), stranded, rewound, waiting]);
-    assert!(run.logged.contains(&LogRecord::Rewind { era: Era(1), version: Step(0) }));
-    // Whoever comes begins from there, and the step begins anew when it is ready.
-    let next = run.hear(2, register(StageChoice::Auto));
-    let snapshot = FromCoordinator::Snapshot { version: Step(0), parts: Vec::new() };
-    assert!(next.contains(&CoordinatorAction::Send { to: member(2), message: snapshot }));
-    let ready = run.hear(2, ToCoordinator::Ready { version: Step(0), view: 9 });
-    assert_eq!(events(&ready), [CoordinatorEvent::Opened { step: Step(0) }]);
-    let grants = vec![(Microbatch(0), nth(2))];
-    let work = FromCoordinator::Work { step: Step(0), grants };
-    assert_eq!(messages(&run.want(2, 1, 0), is_work), [(member(2), work)]);
-}
-
-#[test]
-fn a_newcomer_begins_from_a_snapshot_hears_rounds_and_serves_once_it_is_ready() {
-    let mut run = Run::opened(1, 3);
-    run.want(0, 1, 0);
-    run.finish(0, 0, 1);
-    run.reduce(0, outcome());
-    run.reduce(1, outcome());
-    let span = StageSpan::one(Stage(0));
-    let received = run.hear(2, register(StageChoice::Auto));
-    let admitted = FromCoordinator::Admitted { era: Era(0), span, version: Step(1) };
-    assert_eq!(
-        messages(&received, |m| matches!(m, FromCoordinator::Admitted { .. })),
-        [(member(2), admitted)]
-    );
-    let store = FromCoordinator::Store { version: Step(1), stage: Stage(0) };
-    let stores = messages(&received, |m| matches!(m, FromCoordinator::Store { .. }));
-    assert_eq!(stores, [(member(0), store)]);
-    let stored = ToCoordinator::Stored { version: Step(1), stage: Stage(0), files: files() };
-    let told = run.hear(0, stored);
-    let part = SnapshotPart { stage: Stage(0), stored: stored_by(&[0]) };
-    let snapshot = FromCoordinator::Snapshot { version: Step(1), parts: vec![part] };
-    assert_eq!(told, [CoordinatorAction::Send { to: member(2), message: snapshot }]);
-    // The next step is closed without it, and it hears the result.
-    run.want(0, 1, 1);
-    let grant = nth(2);
-    let key = ClaimKey { step: Step(1), ..key(0) };
-    let done =
-        ToCoordinator::Done { key, grant, loss: Some(FixedLoss(1)), spent: Spent::default() };
-    let closed = run.hear(0, done);
-    let closes = messages(&closed, |message| matches!(message, FromCoordinator::Close { .. }));
-    assert_eq!(closes.len(), 3);
-    let FromCoordinator::Close { round, .. } = &closes[0].1 else { unreachable!("just filtered") };
-    let crew = &run.coordinator.round(*round).expect("it is on").crew;
-    assert_eq!((crew.members.len(), &crew.listeners[..]), (2, &[member(2)][..]));
-    // Of an old version it is not ready, of the present one it is.
-    assert_eq!(run.hear(2, ToCoordinator::Ready { version: Step(0), view: 9 }), []);
-    let ready = run.hear(2, ToCoordinator::Ready { version: Step(1), view: 9 });
-    let views = messages(&ready, |message| matches!(message, FromCoordinator::View(_)));
-    let FromCoordinator::View(change) = &views[0].1 else { unreachable!("just filtered") };
-    assert!(change.here.iter().all(|record| record.serving));
-}
-
-#[test]
-fn a_newcomer_that_is_ready_hears_the_rounds_that_close_before_the_log_says_that_it_serves() {
-    let mut run = Run::opened(1, 3);
-    run.hear(2, register(StageChoice::Auto));
-    run.want(0, 1, 0);
-    let ready = ToCoordinator::Ready { version: Step(0), view: 9 };
-    let mut on_its_way = Vec::new();
-    let ready = CoordinatorInput::Message { from: member(2), message: ready };
-    run.coordinator.handle(run.now, ready, &mut on_its_way);
-    let [CoordinatorAction::Append(view @ LogRecord::View(_))] = &on_its_way[..] else {
-        panic!("a membership goes into the log: {on_its_way:?}")
-    };
-    let closed = run.finish(0, 0, 1);
-    let closes = messages(&closed, |message| matches!(message, FromCoordinator::Close { .. }));
-    assert_eq!(closes.len(), 3);
-    let crew = &run.coordinator.round(round()).expect("it is on").crew;
-    assert_eq!((crew.members.len(), &crew.listeners[..]), (2, &[member(2)][..]));
-    let views = run.input(CoordinatorInput::Appended(view.clone()));
-    assert_eq!(messages(&views, |message| matches!(message, FromCoordinator::View(_))).len(), 3);
-}
-
-#[test]
-fn of_two_who_cannot_reach_each_other_one_goes() {
-    let mut run = Run::opened(1, 1);
-    run.hear(2, register(StageChoice::Auto));
-    run.hear(2, ToCoordinator::Ready { version: Step(0), view: 9 });
-    let cut = run.hear(2, ToCoordinator::CannotReach { member: member(1) });
-    assert_eq!(events(&cut)[0], lost(1, "another member cannot reach it"));
-    // The last but one is at home, and the coordinator would know if it were gone.
-    for _ in 0..2 {
-        assert_eq!(run.hear(2, ToCoordinator::CannotReach { member: member(0) }), []);
-    }
-    let cut = run.hear(2, ToCoordinator::CannotReach { member: member(0) });
-    assert_eq!(events(&cut)[0], lost(2, "it cannot reach another member"));
-}
-
-#[test]
-fn a_word_about_anothers_claim_is_refused_and_changes_nothing() {
-    let mut run = Run::opened(1, 1);
-    run.want(1, 1, 0);
-    let refused = [CoordinatorEvent::ClaimRefused { member: member(0), key: key(0) }];
-    assert_eq!(events(&run.finish(0, 0, 1)), refused, "it is member 1's");
-    assert_eq!(
-        events(&run.finish(1, 0, 2))[..],
-        [CoordinatorEvent::ClaimRefused { member: member(1), key: key(0) }]
-    );
-    let nowhere = ClaimKey { stage: Stage(7), ..key(0) };
-    let refused = [CoordinatorEvent::ClaimRefused { member: member(0), key: nowhere }];
-    assert_eq!(events(&run.hear(0, ToCoordinator::Claim { key: nowhere })), refused);
-    let closes =
-        messages(&run.finish(1, 0, 1), |message| matches!(message, FromCoordinator::Close { .. }));
-    assert_eq!(closes.len(), 2, "the holder's own word counts");
-}
-
-/// The next recall, when it is due.
-fn next_recall(run: &mut Run) -> Vec<(Member, FromCoordinator)> {
-    let is_recall = |message: &FromCoordinator| matches!(message, FromCoordinator::Recall { .. });
-    for _ in 0..100 {
-        run.now = run.coordinator.next_timeout().expect("it looks after claims");
-        let recalls = messages(&run.input(CoordinatorInput::Tick), is_recall);
-        if !recalls.is_empty() {
-            return recalls;
-        }
-    }
-    panic!("nothing is asked back");
-}
-
-#[test]
-fn a_late_claim_is_asked_back_and_what_is_let_go_of_goes_to_another() {
-    let mut run = Run::opened(2, 1);
-    assert_eq!(messages(&run.want(1, 1, 0), is_work), [work(1, &[(0, 1)])]);
-    let patience = Duration::from_secs(30);
-    let recalls = next_recall(&mut run);
-    assert_eq!(run.now, Moment::default() + patience, "nobody is measured yet");
-    let patience = Spent { forward: patience, backward: patience };
-    let recall = FromCoordinator::Recall { key: key(0), grant: nth(1), patience };
-    assert_eq!(recalls, [(member(1), recall)]);
-    let released = ToCoordinator::Released { key: key(0), grant: nth(1) };
-    let actions = run.hear(1, released);
-    let recalled = CoordinatorEvent::Recalled { member: member(1), key: key(0) };
-    assert_eq!(events(&actions), [recalled]);
-    // Who let go of it gets other work first.
-    assert_eq!(messages(&run.want(0, 1, 0), is_work), [work(0, &[(0, 2)])]);
-    let recalls = next_recall(&mut run);
-    let doubled = Duration::from_secs(60);
-    let patience = Spent { forward: doubled, backward: doubled };
-    let again = FromCoordinator::Recall { key: key(0), grant: nth(2), patience };
-    assert_eq!(recalls, [(member(0), again)]);
-}
-
-#[test]
-fn who_never_answers_when_work_is_asked_back_is_expelled() {
-    let mut run = Run::opened(2, 1);
-    run.want(1, 1, 0);
-    next_recall(&mut run);
-    let working = ToCoordinator::Working { key: key(0), grant: nth(1) };
-    run.hear(1, working);
-    for _ in 0..8 {
-        next_recall(&mut run);
-    }
-    run.now = run.coordinator.next_timeout().expect("it still waits");
-    let actions = run.input(CoordinatorInput::Tick);
-    let lost = |event: &CoordinatorEvent| matches!(event, CoordinatorEvent::Lost { member: who, .. } if *who == member(1));
-    assert!(events(&actions).iter().any(lost), "{actions:?}");
 }
