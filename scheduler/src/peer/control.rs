@@ -111,7 +111,9 @@ impl Peer {
         let limits = &self.config.limits;
         let manifest = &self.config.manifest;
         let round_trip = manifest.activation_bytes() + manifest.gradient_bytes();
-        let steps = manifest.steps_at_once();
+        // Work of one more step is taken in before the first of them ends, and that one's again when a
+        // member is lost.
+        let steps = manifest.steps_at_once() + 1;
         let share = limits.in_flight.0 / hosted as u64 / steps / round_trip.0;
         let largest = (limits.largest_window as u64).min(share).max(1) as usize;
         let behind = usize::from(manifest.last_stage().0 - stage.0);

@@ -531,13 +531,15 @@ fn limits(dice: &mut Dice, manifest: &Manifest, cut: RoundCut) -> PeerLimits {
     let training = &manifest.training;
     let unit = (manifest.activation_bytes() + manifest.gradient_bytes()).0;
     let stages = u64::from(training.stages);
+    // Of the steps that can run, and of the one that is given out before the first of them ends.
+    let steps = manifest.steps_at_once() + 1;
     PeerLimits {
         first_window: dice.within(1..=4) as usize,
         largest_window: dice.pick(&[1, 2, 4, 64]),
         offers: dice.pick(&[0, 1, 3, 64]),
         askers: dice.pick(&[1, 4, 64]),
         cell: dice.pick(&[1, 3, 64]),
-        in_flight: Bytes(unit * stages * dice.pick(&[1, 3, 64])),
+        in_flight: Bytes(unit * stages * steps * dice.pick(&[1, 3, 64])),
         // Room for the results of two steps at least.
         heard: Bytes(8 * ELEMENTS * stages * dice.pick(&[2, 3, 1000])),
         round_bytes: Bytes(8 * cut.piece_elements as u64 * dice.within(0..=8)),
