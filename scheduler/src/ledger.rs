@@ -250,6 +250,11 @@ impl Ledger {
         revoked
     }
 
+    /// Whether a member has counted something.
+    pub(crate) fn has_counted(&self, member: Member) -> bool {
+        self.claims.values().any(|claim| claim.holder == member && claim.done)
+    }
+
     /// Takes back one claim that its holder lets go of. Returns whether it was its holder's under
     /// this grant, and not done.
     pub(crate) fn release(&mut self, key: ClaimKey, member: Member, grant: Grant) -> bool {
@@ -447,7 +452,9 @@ mod tests {
     fn a_revoked_claim_is_undone_and_granted_anew_under_a_higher_number() {
         let mut books = books();
         finish(&mut books);
+        assert!(books.ledger.has_counted(member(1)) && !books.ledger.has_counted(member(3)));
         assert_eq!(books.ledger.revoke(member(1)), Revoked { claims: 2, done: 2 });
+        assert!(!books.ledger.has_counted(member(1)));
         assert!(!books.ledger.is_complete());
         assert_eq!(books.ledger.lowest_free(), Some(Microbatch(1)));
         let answer = books.claim(key(0, 1), member(0));

@@ -48,6 +48,8 @@ pub(crate) struct Fleet {
     stages: u16,
     /// Of a step.
     microbatches: u32,
+    /// Steps that are worked on before the one before is committed.
+    staleness: u64,
     /// Both passes at one stage.
     pass: Duration,
     alive: BTreeSet<usize>,
@@ -66,10 +68,11 @@ pub(crate) struct Fleet {
 }
 
 impl Fleet {
-    pub(crate) fn new(stages: u16, microbatches: u32, pass: Duration) -> Self {
+    pub(crate) fn new(stages: u16, (microbatches, staleness): (u32, u64), pass: Duration) -> Self {
         Self {
             stages,
             microbatches,
+            staleness,
             pass,
             alive: BTreeSet::new(),
             view: View::default(),
@@ -115,7 +118,8 @@ impl Fleet {
 
     fn changes(&mut self) {
         let pass = self.pass.as_secs_f64();
-        let (era, step) = self.now;
+        // The newest step that is worked on: who moves has let go of it at the stage that it leaves.
+        let (era, step) = (self.now.0, Step(self.now.1.0 + self.staleness));
         let living = |record: &&MemberRecord| self.alive.contains(&place_of(record.member));
         let least = |counts: &dyn Fn(&MemberRecord, Stage) -> bool| {
             let count = |stage: u16| {

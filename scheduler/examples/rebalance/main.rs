@@ -20,6 +20,9 @@ use self::fleet::{Account, Fleet};
 const STAGES: u16 = 4;
 const MICROBATCHES: u32 = 128;
 
+/// Updates that a step's weights lack.
+const STALENESS: u8 = 1;
+
 /// Steps from a checkpoint to the next.
 const CHECKPOINT: u64 = 2;
 
@@ -153,7 +156,8 @@ fn measure(
     let scenario = scenario(trace, (every, time), microbatches, seed);
     let longer = 1.0 + JITTER_PER_MILLE as f64 / 2000.0;
     let pass = (FORWARD + BACKWARD).mul_f64(longer);
-    let mut fleet = Fleet::new(STAGES, microbatches, pass);
+    let steps = (microbatches, u64::from(STALENESS));
+    let mut fleet = Fleet::new(STAGES, steps, pass);
     let report = sim::run_watched(&scenario, &mut fleet)?;
     let end = scenario.until.expect("it was set");
     fleet.lasts(Moment(end));
@@ -178,7 +182,7 @@ fn scenario(
 ) -> Scenario {
     let mut manifest = Scenario::small_manifest(STAGES, microbatches, 1_000_000);
     manifest.checkpoint.every = CHECKPOINT;
-    manifest.training.staleness = 1;
+    manifest.training.staleness = STALENESS;
     let (most, mut happen) = trace.fates(1, 1.0, seed);
     let (latency, jitter) = (Duration::from_millis(1), Duration::from_micros(100));
     let network = NetworkScenario::even(latency, jitter, Some(LINK));

@@ -1,5 +1,6 @@
 //! Members that change their stage: each fetches the other one's weights while it serves its own, and
-//! changes over at a step of which nothing is given out yet, so that what it counted counts.
+//! changes over at the first step of which it has counted nothing, so that what it counted counts. What it
+//! has begun of that step goes to others, as if it had died.
 
 use std::collections::BTreeSet;
 
@@ -70,7 +71,7 @@ impl Coordinator {
     }
 
     /// A member has the weights of the stage that it is to serve: it does from the first step on of
-    /// which nothing is given out, unless it is needed where it is by now.
+    /// which it has counted nothing, unless it is needed where it is by now.
     pub(super) fn change_over(&mut self, member: Member, out: &mut Out) {
         // What is decided must be in the log before the step that it is about is committed.
         let trains = matches!(self.phase, Phase::Open | Phase::Closing);
@@ -88,7 +89,7 @@ impl Coordinator {
             self.membership.cancel_move(member);
             cancelled(member, moves, MoveObstacle::Needed, out);
         } else {
-            let at = self.first_unopened().max(self.version.next());
+            let at = self.first_not_counted_by(member);
             self.membership.end_move(member, at);
             self.work.forget_wishes_from(member, at);
             event(CoordinatorEvent::Moves { member, from, to, at, reason }, out);

@@ -285,17 +285,18 @@ impl Coordinator {
     /// Gives the first stage's work to those who host it, or are about to.
     pub(super) fn set_givers(&mut self) {
         let first = Stage(0);
-        let steps = self.version.0..=self.first_unopened().0;
+        let steps = self.version.0..=self.version.0 + self.config.manifest.steps_at_once();
         let hosts =
             |member| steps.clone().any(|step| self.membership.hosts(member, first, Step(step)));
         let givers = self.logged(true, hosts);
         self.work.set_givers(givers);
     }
 
-    /// The first step of which nothing is given out.
-    pub(super) fn first_unopened(&self) -> Step {
-        let newest = self.work.ledgers.last_key_value().map(|(step, _)| step.next());
-        newest.unwrap_or(self.version).max(self.version)
+    /// The first step after the present one of which a member has counted nothing, nor of any later one.
+    pub(super) fn first_not_counted_by(&self, member: Member) -> Step {
+        let mut ledgers = self.work.ledgers.iter().rev();
+        let counted = ledgers.find(|(_, ledger)| ledger.has_counted(member));
+        counted.map_or(Step(0), |(step, _)| step.next()).max(self.version.next())
     }
 
     /// Opens a step's ledger, if there is such a step and it is not open.
@@ -399,7 +400,9 @@ impl Coordinator {
         (loss, spent): (Option<FixedLoss>, Spent),
         out: &mut Out,
     ) {
-        let answer = match self.work.ledgers.get_mut(&key.step) {
+        // Who leaves a stage lets go of what it had of later steps, done or not.
+        let hosts = self.membership.hosts(from, key.stage, key.step);
+        let answer = match self.work.ledgers.get_mut(&key.step).filter(|_| hosts) {
             Some(ledger) => ledger.done(key, from, grant, loss),
             None => DoneAnswer::Refused,
         };

@@ -327,6 +327,10 @@ impl Peer {
     }
 
     fn accumulated(&mut self, now: Moment, key: ClaimKey, out: &mut Out) {
+        // Who leaves the stage before this step has let go of it: that accumulator counts nowhere.
+        if !self.jobs.contains_key(&key) {
+            return;
+        }
         let hosted = self.stages.get_mut(&key.stage).expect("a job's stage is hosted");
         hosted.count(key);
         out.push(PeerAction::Event(PeerEvent::Counted { key }));

@@ -132,10 +132,15 @@ impl Peer {
         for (microbatch, grant) in grants {
             self.through = self.through.max(*grant);
             let key = ClaimKey { step, stage: first, microbatch: *microbatch };
+            let here = self.jobs.contains_key(&key);
+            let room = self.stages.get(&first).is_some_and(|hosted| hosted.room(step) > 0);
             if self.was_let_go(key, *grant) || self.compute.is_dropping(key) {
                 // It was let go of, and may be taken again when the engine has dropped it.
                 self.deny(key, *grant, out);
-            } else if !self.jobs.contains_key(&key) {
+            } else if !here && !room {
+                // It was wished for when this peer was at this stage before, with more room.
+                self.deny(key, *grant, out);
+            } else if !here {
                 let last = self.is_last(key);
                 let job = Job::new(key, None, Claim::Granted(*grant), last);
                 self.take(now, key, Job { ready_at: now, ..job }, out);

@@ -131,24 +131,18 @@ impl Peer {
         let Some(hosted) = self.stages.get_mut(&key.stage) else { return };
         hosted.onward.measured(from, pace);
         let Some(job) = self.jobs.get_mut(&key) else { return };
-        // Who has got it and is busy after all was late, and let go of it.
-        let sent = matches!(job.route, Route::Sent { to, .. } if to == from);
-        if sent && job.holder == Some(from) {
+        // Who holds the claim has room for it. Who is busy has let go of it, and it may be another's by now.
+        if job.holder == Some(from) {
             job.holder = None;
         }
-        let offered = matches!(
-            job.route, Route::Offered { to, .. } | Route::Accepted { to } if to == from
+        let reached = matches!(
+            job.route,
+            Route::Offered { to, .. } | Route::Accepted { to } | Route::Sent { to, .. } if to == from
         );
-        if (offered || sent) && job.must_go_on() {
+        if reached && job.must_go_on() {
             hosted.onward.set_busy(from);
-            if job.holder == Some(from) {
-                // Nobody else can take it: it waits until its holder is free.
-                job.route = Route::Blocked { since: now };
-                hosted.blocked.insert(key);
-            } else {
-                hosted.onward.refund(from);
-                self.offer(now, key, out);
-            }
+            hosted.onward.refund(from);
+            self.offer(now, key, out);
         }
     }
 

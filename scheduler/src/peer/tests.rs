@@ -474,6 +474,18 @@ fn a_stage_is_saved_at_its_version_and_the_report_can_be_asked_for_again() {
 }
 
 #[test]
+fn a_holder_that_is_busy_has_let_go_and_others_are_asked() {
+    let (mut probe, _) = Probe::at(0, |_| {});
+    let (first, key) = offered(&probe.give(0..1))[0];
+    let first = first.peer.0[0];
+    let holder = 3 - first;
+    let told = probe.hear(first, Between::HeldBy { key, holder: member(holder) });
+    assert_eq!(offered(&told), [(member(holder), key)]);
+    let busy = probe.hear(holder, Between::Busy { key, pace: 0 });
+    assert_eq!(offered(&busy), [(member(first), key)]);
+}
+
+#[test]
 fn who_lacks_what_it_is_to_serve_moves_anew_until_that_is_decided_and_cannot_go_on_later() {
     for decided in [None, Some(Step(1))] {
         let (mut probe, _) = Probe::at(1, |_| {});

@@ -94,7 +94,7 @@ impl Session {
         let here = self.connection.local_ip().map(|address| address.to_canonical());
         let ours = there.is_loopback() || here == Some(there);
         let near = congestion::shortest_round_trip(&self.connection);
-        !self.is_relayed() && ours && near.is_some_and(|near| near < WITHIN_MACHINE)
+        !self.is_relayed() && ours && near.is_none_or(|near| near < WITHIN_MACHINE)
     }
 
     /// What the connection shows of the way; adds its packets to the transport's.
