@@ -420,7 +420,7 @@ impl Coordinator {
         }
         if answer != DoneAnswer::Refused || committed {
             send(from, FromCoordinator::Noted { key, grant }, out);
-        } else {
+        } else if !self.membership.is_leaving(from, key.stage) {
             event(CoordinatorEvent::ClaimRefused { member: from, key }, out);
         }
         if answer == DoneAnswer::Noted {
