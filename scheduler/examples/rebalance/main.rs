@@ -1,7 +1,7 @@
 //! What a spot fleet keeps of the best placement of those who live, with and without members that change
 //! their stages, and where the rest goes: prints the tables of docs/rebalancing.md.
 //!
-//! Arguments: the seeds of each row (3), the hours of each trace from when a pipeline can be (6), the
+//! Arguments: the seeds of each row (10), the hours of each trace from when a pipeline can be (6), the
 //! microbatches of a step (128), and a part of the name of the fleets that are to be shown (all).
 
 mod fleet;
@@ -57,7 +57,7 @@ const TRACES: [(&str, &str, SpotUnit); 4] = [
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
     let mut next = |default: u32| arguments.next().map_or(Ok(default), |text| text.parse());
-    let (seeds, hours, microbatches) = (next(3)?, next(6)?, next(MICROBATCHES)?);
+    let (seeds, hours, microbatches) = (next(10)?, next(6)?, next(MICROBATCHES)?);
     let wanted = arguments.next().unwrap_or_default();
     println!(
         "{STAGES} stages, equal peers, passes of 1 s and 2 s, {microbatches} microbatches a step, {STATE} a \
