@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::ids::{Era, Incarnation, Member, PeerId, Step, Term};
 use crate::limits;
-use crate::message::{CommitRecord, LogRecord, StoredStage, View, ViewChange};
+use crate::message::{CommitRecord, LogRecord, StoredStage, View, ViewChange, is_stopped};
 
 /// A run as its log's records leave it, taken in one after the other from the first.
 #[derive(Debug, Clone, PartialEq, Default, bincode::Encode, bincode::Decode)]
@@ -116,15 +116,8 @@ impl History {
     /// Whether anything was ever trained, as far as that is written down.
     #[must_use]
     pub fn has_begun(&self) -> bool {
-        self.version > Step(0) || self.era > Era(0) || self.is_stopped()
-    }
-
-    /// Whether there are members and none of them serves: before the first step all do, and later none
-    /// does while a return to an earlier version is under way.
-    #[must_use]
-    pub fn is_stopped(&self) -> bool {
-        let members = &self.view.members;
-        !members.is_empty() && members.iter().all(|record| !record.serving)
+        let stopped = is_stopped(self.view.members.iter().map(AsRef::as_ref));
+        self.version > Step(0) || self.era > Era(0) || stopped
     }
 
     fn save(

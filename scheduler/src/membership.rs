@@ -394,11 +394,6 @@ impl Membership {
         self.records().filter(hosts).map(|record| record.member)
     }
 
-    /// Whether there are members, and none of them serves.
-    pub(crate) fn is_stopped(&self) -> bool {
-        !self.members.is_empty() && self.records().all(|record| !record.serving)
-    }
-
     /// The stages that nobody serves.
     pub(crate) fn uncovered(&self) -> Vec<Stage> {
         (0..self.stages).map(Stage).filter(|stage| !self.covers(*stage)).collect()

@@ -211,6 +211,14 @@ pub struct MemberRecord {
     pub moves: Option<Move>,
 }
 
+/// Whether there are members and none of them serves: before the first step all do, and later none does while
+/// a return to an earlier version is under way.
+#[must_use]
+pub fn is_stopped<'a>(members: impl IntoIterator<Item = &'a MemberRecord>) -> bool {
+    let serving = members.into_iter().map(|record| record.serving);
+    serving.reduce(|one, other| one || other) == Some(false)
+}
+
 /// A member's way from its stage to another: it serves the one while it fetches the other, and
 /// changes over between two steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]

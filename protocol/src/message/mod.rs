@@ -17,7 +17,7 @@ use std::time::Duration;
 pub use self::between::{Between, TensorTag};
 pub use self::log::{CommitRecord, LogRecord, SnapshotPart, StoredFile, StoredStage};
 pub use self::membership::{
-    Candidate, Duties, MemberRecord, Move, MoveReason, StageChoice, View, ViewChange,
+    Candidate, Duties, MemberRecord, Move, MoveReason, StageChoice, View, ViewChange, is_stopped,
 };
 pub use self::round::{
     Crew, CrewChange, CrewMember, Round, RoundId, RoundMember, RoundOutcome, proof_of_all,

@@ -68,11 +68,11 @@ pub(crate) struct Fleet {
 }
 
 impl Fleet {
-    pub(crate) fn new(stages: u16, (microbatches, staleness): (u32, u64), pass: Duration) -> Self {
+    pub(crate) fn new(stages: u16, microbatches: u32, staleness: u8, pass: Duration) -> Self {
         Self {
             stages,
             microbatches,
-            staleness,
+            staleness: u64::from(staleness),
             pass,
             alive: BTreeSet::new(),
             view: View::default(),

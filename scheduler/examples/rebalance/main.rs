@@ -156,8 +156,7 @@ fn measure(
     let scenario = scenario(trace, (every, time), microbatches, seed);
     let longer = 1.0 + JITTER_PER_MILLE as f64 / 2000.0;
     let pass = (FORWARD + BACKWARD).mul_f64(longer);
-    let steps = (microbatches, u64::from(STALENESS));
-    let mut fleet = Fleet::new(STAGES, steps, pass);
+    let mut fleet = Fleet::new(STAGES, microbatches, STALENESS, pass);
     let report = sim::run_watched(&scenario, &mut fleet)?;
     let end = scenario.until.expect("it was set");
     fleet.lasts(Moment(end));

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use shoal_protocol::ids::{Member, Step};
-use shoal_protocol::message::{FromCoordinator, HeldClaim};
+use shoal_protocol::message::{FromCoordinator, HeldClaim, is_stopped};
 use shoal_protocol::units::Moment;
 
 use super::{Coordinator, Out, Phase, event, send};
@@ -135,7 +135,7 @@ impl Coordinator {
         self.tell_all(&FromCoordinator::TakenOver, out);
         // Where nobody serves, a return to what the era began with was under way when the one before was lost:
         // members know of it only once it is in the log.
-        let stopped = self.membership.is_stopped();
+        let stopped = is_stopped(self.membership.records());
         if (!fresh || stopped) && !self.membership.uncovered().is_empty() {
             return self.strand(out);
         }

@@ -133,12 +133,11 @@ impl Peer {
             self.through = self.through.max(*grant);
             let key = ClaimKey { step, stage: first, microbatch: *microbatch };
             let here = self.jobs.contains_key(&key);
-            let room = self.stages.get(&first).is_some_and(|hosted| hosted.room(step) > 0);
-            if self.was_let_go(key, *grant) || self.compute.is_dropping(key) {
-                // It was let go of, and may be taken again when the engine has dropped it.
-                self.deny(key, *grant, out);
-            } else if !here && !room {
-                // It was wished for when this peer was at this stage before, with more room.
+            // It may be taken again when the engine has dropped it.
+            let let_go = self.was_let_go(key, *grant) || self.compute.is_dropping(key);
+            // It was wished for when this peer was at this stage before, with more room.
+            let too_much = !here && self.stages[&first].room(step) == 0;
+            if let_go || too_much {
                 self.deny(key, *grant, out);
             } else if !here {
                 let last = self.is_last(key);

@@ -149,7 +149,8 @@ impl Service<'_> {
 
     async fn give_piece(&self, send: SendStream, hash: ContentHash, position: u64, length: u32) {
         let (source, packer) = (self.source.clone(), self.packer.clone());
-        let rate = self.peer.link_rate(&self.peer.file_rate());
+        let measured = self.peer.file_rate().rate();
+        let rate = self.peer.link_rate(measured);
         let found = find(hash, move || {
             let piece = piece_of(&*source, hash, position, length)?;
             Some(piece.map(|(whole, raw)| (whole, packer.pack(raw.into(), rate))))

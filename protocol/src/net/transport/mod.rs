@@ -458,11 +458,10 @@ impl Transport {
     /// The same of the link to a peer: none to one on this machine, where the processors are what limits it.
     #[must_use]
     pub fn link_rate_to(&self, peer: PeerId) -> Option<f64> {
-        let peer = {
-            let peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
-            peers.get(&peer)?.clone()
-        };
-        peer.link_rate(&peer.rate())
+        let peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        let peer = peers.get(&peer)?;
+        let measured = peer.rate().rate();
+        peer.link_rate(measured)
     }
 
     /// What the connection to a peer shows of the way there; none where there is no connection.

@@ -89,7 +89,7 @@ impl Session {
 
     /// Whether it leads to a process of this machine: its address is ours, and nothing that delays or slows
     /// was put between.
-    pub(super) fn stays_here(&self) -> bool {
+    fn stays_here(&self) -> bool {
         let there = self.connection.remote_address().ip().to_canonical();
         let here = self.connection.local_ip().map(|address| address.to_canonical());
         let ours = there.is_loopback() || here == Some(there);
@@ -196,11 +196,10 @@ impl Peer {
         self.rate.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the link to it carries, by what was measured of it. There is none within a machine: what is
+    /// What the link to it carries, of which so much was measured. There is none within a machine: what is
     /// measured there is how busy its processors are.
-    pub(super) fn link_rate(&self, meter: &RateMeter) -> Option<f64> {
-        let stays = self.session().is_some_and(|session| session.stays_here());
-        meter.rate().filter(|_| !stays)
+    pub(super) fn link_rate(&self, measured: Option<f64>) -> Option<f64> {
+        measured.filter(|_| !self.session().is_some_and(|session| session.stays_here()))
     }
 
     /// How fast it takes pieces of files, which tensors may leave little room for.
