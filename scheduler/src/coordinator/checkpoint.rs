@@ -119,8 +119,8 @@ impl Coordinator {
             if matches!(making, Making::Writing)
                 && let Some(stages) = self.snapshots.whole(*version, stages)
             {
-                let copies = stages.into_iter().map(|(writer, files)| Copies {
-                    stored: StoredStage { holders: vec![writer.peer], files },
+                let copies = stages.into_iter().map(|stored| Copies {
+                    stored,
                     asked: BTreeSet::new(),
                     failed: BTreeSet::new(),
                 });

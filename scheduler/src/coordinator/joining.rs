@@ -5,8 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use shoal_protocol::ids::{Member, Stage, StageSpan, Step};
-use shoal_protocol::message::{FromCoordinator, SnapshotPart, StoredStage};
-
+use shoal_protocol::message::{FromCoordinator, SnapshotPart};
 use shoal_protocol::units::Moment;
 
 use super::{Coordinator, Out, Phase, send};
@@ -101,7 +100,7 @@ impl Coordinator {
         self.newcomers.waiting.insert(member, Newcomer { version, told: false, view, since });
         if version.0 > 0 {
             for stage in span.stages() {
-                self.want_snapshot(version, stage, out);
+                self.want_donors(version, stage, out);
             }
         }
         self.drop_unwanted_snapshots();
@@ -157,8 +156,7 @@ impl Coordinator {
                 if let Some(part) = self.archived(version, stage) {
                     return Some(part);
                 }
-                let (writer, files) = self.snapshots.stored(version, stage)?;
-                let stored = StoredStage { holders: vec![writer.peer], files: files.clone() };
+                let stored = self.snapshots.settled(version, stage)?;
                 Some(SnapshotPart { stage, stored })
             })
             .collect()

@@ -80,6 +80,7 @@ impl Coordinator {
         }
         self.rewrite_snapshots(&lost, out);
         self.drop_unwanted_snapshots();
+        self.tell_newcomers(out);
     }
 
     /// A holder lets go of a claim.

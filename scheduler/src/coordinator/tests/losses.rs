@@ -112,28 +112,94 @@ fn with_its_last_replica_a_stage_and_the_run_go_back_in_a_new_era() {
     assert_eq!(messages(&run.want(2, 1, 0), is_work), [(member(2), work)]);
 }
 
-#[test]
-fn a_newcomer_begins_from_a_snapshot_hears_rounds_and_serves_once_it_is_ready() {
+/// A run of one stage at its second step, which a newcomer begins from.
+fn joined() -> (Run, Vec<CoordinatorAction>) {
     let mut run = Run::opened(1, 3);
     run.want(0, 1, 0);
     run.finish(0, 0, 1);
     run.reduce(0, outcome());
     run.reduce(1, outcome());
-    let span = StageSpan::one(Stage(0));
     let received = run.hear(2, register(StageChoice::Auto));
+    (run, received)
+}
+
+fn stored(files: Vec<StoredFile>) -> ToCoordinator {
+    ToCoordinator::Stored { version: Step(1), stage: Stage(0), files }
+}
+
+/// A newcomer is told who has the second version of the stage.
+fn snapshot_of(to: u8, holders: &[u8]) -> CoordinatorAction {
+    let part = SnapshotPart { stage: Stage(0), stored: stored_by(holders) };
+    let message = FromCoordinator::Snapshot { version: Step(1), parts: vec![part] };
+    CoordinatorAction::Send { to: member(to), message }
+}
+
+fn is_store(message: &FromCoordinator) -> bool {
+    matches!(message, FromCoordinator::Store { .. })
+}
+
+#[test]
+fn a_newcomer_fetches_from_all_replicas_but_for_those_that_are_gone_late_or_have_something_else() {
+    let store = FromCoordinator::Store { version: Step(1), stage: Stage(0) };
+    let (mut run, received) = joined();
+    let both = [(member(0), store.clone()), (member(1), store.clone())];
+    assert_eq!(messages(&received, is_store), both);
+    // What comes unasked, or again, changes nothing.
+    assert_eq!(run.hear(2, stored(files())), []);
+    assert_eq!(run.hear(0, stored(files())), []);
+    assert_eq!(run.hear(0, stored(Vec::new())), []);
+    let gone = run.input(CoordinatorInput::Disconnected { member: member(1) });
+    assert!(gone.contains(&snapshot_of(2, &[0])), "{gone:?}");
+
+    // Whose disk is full.
+    let (mut run, _) = joined();
+    assert_eq!(run.hear(0, stored(Vec::new())), []);
+    assert_eq!(run.hear(1, stored(files())), [snapshot_of(2, &[1])]);
+
+    // What is not the same is of no use together.
+    let (mut run, _) = joined();
+    let mut others = files();
+    others[0].hash = ContentHash([9; 32]);
+    assert_eq!(run.hear(0, stored(files())), []);
+    assert_eq!(run.hear(1, stored(others)), [snapshot_of(2, &[0])]);
+
+    // Who answers late is not waited for.
+    let (mut run, _) = joined();
+    assert_eq!(run.hear(1, stored(files())), []);
+    run.now = run.now + Duration::from_secs(2);
+    let ticked = run.input(CoordinatorInput::Tick);
+    assert!(ticked.contains(&snapshot_of(2, &[1])), "{ticked:?}");
+    assert_eq!(run.hear(0, stored(files())), []);
+}
+
+#[test]
+fn what_no_replica_could_write_is_asked_for_again_and_so_is_who_does_not_answer() {
+    let (mut run, _) = joined();
+    assert_eq!(run.hear(0, stored(Vec::new())), []);
+    assert_eq!(run.hear(1, stored(Vec::new())), []);
+    for asked in 1..4 {
+        run.now = run.now + Duration::from_secs(2);
+        let again = messages(&run.input(CoordinatorInput::Tick), is_store);
+        assert_eq!(again.len(), 2, "{asked}: {again:?}");
+    }
+    assert_eq!(run.hear(0, stored(files())), []);
+    assert_eq!(run.hear(1, stored(files())), [snapshot_of(2, &[0, 1])]);
+}
+
+#[test]
+fn a_newcomer_begins_from_a_snapshot_hears_rounds_and_serves_once_it_is_ready() {
+    let (mut run, received) = joined();
+    let span = StageSpan::one(Stage(0));
     let admitted = FromCoordinator::Admitted { era: Era(0), span, version: Step(1) };
     assert_eq!(
         messages(&received, |m| matches!(m, FromCoordinator::Admitted { .. })),
         [(member(2), admitted)]
     );
-    let store = FromCoordinator::Store { version: Step(1), stage: Stage(0) };
-    let stores = messages(&received, |m| matches!(m, FromCoordinator::Store { .. }));
-    assert_eq!(stores, [(member(0), store)]);
-    let stored = ToCoordinator::Stored { version: Step(1), stage: Stage(0), files: files() };
-    let told = run.hear(0, stored);
-    let part = SnapshotPart { stage: Stage(0), stored: stored_by(&[0]) };
-    let snapshot = FromCoordinator::Snapshot { version: Step(1), parts: vec![part] };
-    assert_eq!(told, [CoordinatorAction::Send { to: member(2), message: snapshot }]);
+    for donor in [1, 0] {
+        let told = run.hear(donor, stored(files()));
+        let snapshots = if donor == 0 { vec![snapshot_of(2, &[0, 1])] } else { Vec::new() };
+        assert_eq!(told, snapshots);
+    }
     // The next step is closed without it, and it hears the result.
     run.want(0, 1, 1);
     let grant = nth(2);

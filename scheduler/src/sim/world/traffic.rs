@@ -247,7 +247,7 @@ impl World<'_> {
         self.at(self.now + took, Event::Looked { to, ways });
     }
 
-    /// Gets a stage's files from this peer's own disk, or else from the first holder that has them.
+    /// Gets a stage's files from this peer's own disk, or else a part of them from each holder that has them.
     fn obtain(
         &mut self,
         to: usize,
@@ -259,21 +259,27 @@ impl World<'_> {
             let node = &self.nodes[*index];
             node.alive && self.now >= node.engine.no_disk && node.engine.disk.contains_key(&file)
         };
+        let weights_of = |index: usize| self.nodes[index].engine.disk.get(&file).copied();
+        if has(&to) {
+            return (self.now, weights_of(to));
+        }
         let holders = part.stored.holders.iter();
         let holders =
             holders.filter_map(|holder| (0..self.nodes.len()).find(|i| peer_id(*i) == *holder));
         let reached = |index: &usize| !self.network.is_cut(self.now, (*index, to));
-        let from = Some(to).filter(has).or_else(|| holders.filter(has).find(reached));
-        let size: Bytes = part.stored.files.iter().map(|file| file.size).sum();
-        let Some(from) = from else {
+        let holders: Vec<usize> = holders.filter(has).filter(reached).collect();
+        let Some(first) = holders.first() else {
             return (self.now + self.dice.microseconds(0..=100_000), None);
         };
-        let weights = self.nodes[from].engine.disk.get(&file).copied();
-        if from == to {
-            return (self.now, weights);
+        let weights = weights_of(*first);
+        let whole: Bytes = part.stored.files.iter().map(|file| file.size).sum();
+        let size = Bytes(whole.0.div_ceil(holders.len() as u64));
+        let mut here = self.now;
+        for from in holders {
+            self.show(Seen::Sent { from, to, sort: Sort::File, size });
+            here = here.max(self.network.file(self.now, from, to, size));
         }
-        self.show(Seen::Sent { from, to, sort: Sort::File, size });
-        (self.network.file(self.now, from, to, size), weights)
+        (here, weights)
     }
 
     /// What something weighs on its way.
