@@ -26,7 +26,7 @@ help:
 	@echo 'make bench-storm     what a crowd of newcomers costs (2 minutes)'
 	@echo 'make bench-rebalance what a spot fleet keeps of the best placement (10 minutes)'
 	@echo 'make bench-scale     what words weigh in swarms of 100, 1,000 and 10,000 peers (20 minutes)'
-	@echo 'make fuzz SECONDS=N  look for bytes that break a decoder for so long; a nightly compiler'
+	@echo 'make fuzz SECONDS=N  look for bytes that break a decoder, for so long each (an hour); a nightly compiler'
 	@echo 'make soak SECONDS=N  look for failures for so long: faulty swarms, demos with deaths'
 	@echo 'make screenshots     pictures of a run that is watched (3 minutes; Chromium, tmux)'
 	@echo 'make lint       formatting, clippy, and what we depend on'
@@ -168,8 +168,8 @@ SECONDS ?= 3600
 soak: setup
 	scripts/soak.sh $(SECONDS)
 
-# A few minutes in all unless told otherwise.
-fuzz: SECONDS := $(if $(filter command line environment,$(origin SECONDS)),$(SECONDS),300)
+# Two minutes for each decoder unless told otherwise.
+fuzz: SECONDS := $(if $(filter command line environment,$(origin SECONDS)),$(SECONDS),120)
 fuzz:
 	scripts/fuzz.sh $(SECONDS)
 

@@ -25,9 +25,11 @@ pub(super) fn encode(tensor: &Tensor, codec: Codec, rounding: Rounding) -> Resul
     let float = largest.f_where_self(&usable, &one)?.f_view_dtype(Kind::Float)?;
     let spoilt = Tensor::f_full([1], f64::NAN, (Kind::Float, device))?;
     let zero = Tensor::f_zeros([1], (Kind::Float, device))?;
-    let scales = float.f_div_scalar(limit)?;
+    // A tensor, since a GPU multiplies by the reciprocal of a scalar divisor, which rounds twice.
+    let limit = scalar(limit, device)?;
+    let scales = float.f_div(&limit)?;
     let scales = scales.f_where_self(&usable, &zero.f_where_self(&tiny, &spoilt)?)?;
-    let by = scalar(limit, device)?.f_div(&float)?;
+    let by = limit.f_div(&float)?;
     let scaled = numbers.f_where_self(&usable, &zero)?.f_mul(&by)?;
     let offset = match rounding {
         Rounding::Nearest => None,
@@ -171,29 +173,43 @@ mod tests {
         numbers
     }
 
+    /// The processor, and a GPU where there is one.
+    fn devices() -> impl Iterator<Item = Device> {
+        let gpu = tch::Cuda::is_available().then_some(Device::Cuda(0));
+        std::iter::once(Device::Cpu).chain(gpu)
+    }
+
     #[test]
     fn bytes_and_numbers_are_those_of_the_reference() {
         let numbers = numbers();
-        let tensor = Tensor::f_from_slice(&numbers).expect("a tensor");
         let key = ClaimKey { step: Step(2), stage: Stage(1), microbatch: Microbatch(5) };
         let block = Block::DEFAULT;
-        for codec in [Codec::Int8(block), Codec::Int4(block), Codec::Fp8(block)] {
-            for rounding in [Rounding::Nearest, Rounding::Stochastic(Dither::of(9, key))] {
-                let length = codec.bytes_of(numbers.len() as u64).expect("few");
-                let mut expected = vec![0; length as usize];
-                codec.encode(&numbers, rounding, &mut expected);
-                let coded = encode(&tensor, codec, rounding).expect("coded");
-                assert!(bytes_of(&coded) == expected, "{codec} {rounding:?}");
-                let mut read = vec![0.0; numbers.len()];
-                codec.decode(&expected, &mut read).expect("its own bytes");
-                let values = decode(&coded, codec, numbers.len() as i64).expect("decoded");
-                let bits = |values: &[f32]| -> Vec<u32> {
-                    // One NaN is as good as another.
-                    let one = |value: &f32| if value.is_nan() { f32::NAN } else { *value };
-                    values.iter().map(|value| one(value).to_bits()).collect()
-                };
-                assert_eq!(bits(elements(&values)), bits(&read), "{codec}");
+        for device in devices() {
+            let tensor = Tensor::f_from_slice(&numbers).expect("a tensor");
+            let tensor = tensor.f_to_device(device).expect("room on the device");
+            for codec in [Codec::Int8(block), Codec::Int4(block), Codec::Fp8(block)] {
+                for rounding in [Rounding::Nearest, Rounding::Stochastic(Dither::of(9, key))] {
+                    is_the_references(&numbers, &tensor, codec, rounding);
+                }
             }
         }
+    }
+
+    fn is_the_references(numbers: &[f32], tensor: &Tensor, codec: Codec, rounding: Rounding) {
+        let here = |tensor: &Tensor| tensor.f_to_device(Device::Cpu).expect("copied");
+        let length = codec.bytes_of(numbers.len() as u64).expect("few");
+        let mut expected = vec![0; length as usize];
+        codec.encode(numbers, rounding, &mut expected);
+        let coded = encode(tensor, codec, rounding).expect("coded");
+        assert!(bytes_of(&here(&coded)) == expected, "{codec} {rounding:?} on {:?}", tensor.device());
+        let mut read = vec![0.0; numbers.len()];
+        codec.decode(&expected, &mut read).expect("its own bytes");
+        let values = here(&decode(&coded, codec, numbers.len() as i64).expect("decoded"));
+        let bits = |values: &[f32]| -> Vec<u32> {
+            // One NaN is as good as another.
+            let one = |value: &f32| if value.is_nan() { f32::NAN } else { *value };
+            values.iter().map(|value| one(value).to_bits()).collect()
+        };
+        assert_eq!(bits(elements(&values)), bits(&read), "{codec} on {:?}", tensor.device());
     }
 }
