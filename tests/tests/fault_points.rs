@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use shoal_tests::run::Run;
+use shoal_tests::run::{Run, Trained};
 use shoal_tests::swarm::{Swarm, own_address};
 
 /// Steps of these runs, and the versions between two checkpoints.
@@ -17,9 +17,8 @@ fn see_it_die(swarm: &mut Swarm) {
     assert_eq!(doomed.end().code, None, "it was to die at its moment");
 }
 
-/// A peer of a stage that has another replica dies at a moment.
-fn dies_beside_a_replica(moment: &str, stage: &str) {
-    let run = Run::of_two_stages(STEPS, EVERY);
+/// A run in which a peer of a stage that has another replica dies at a moment.
+fn trained_through_a_death(run: &Run, moment: &str, stage: &str) -> Trained {
     let mut swarm = Swarm::start(&run.config(), &["--wait-for", "4", "--stage", "0"]);
     swarm.join(&["--stage", "1"]);
     swarm.join(&["--stage", if stage == "0" { "1" } else { "0" }]);
@@ -28,7 +27,33 @@ fn dies_beside_a_replica(moment: &str, stage: &str) {
     let trained = swarm.finish();
     assert_eq!(trained.report["microbatches"]["missing"], 0, "{moment}");
     assert_eq!(trained.report["rewinds"], 0, "{moment}");
+    trained
+}
+
+fn dies_beside_a_replica(moment: &str, stage: &str) {
+    let run = Run::of_two_stages(STEPS, EVERY);
+    let trained = trained_through_a_death(&run, moment, stage);
     assert_eq!(trained.hash(), run.local("alone").hash(), "{moment}");
+}
+
+/// With sums that are rounded a try that fails takes nothing from the next one's, and what dies with a replica
+/// is what it owed of the step before. That both replicas of a stage hold the same is what a commit says.
+#[test]
+fn during_an_all_reduce_of_rounded_sums() {
+    let exact = Run::of_two_stages(STEPS, EVERY).local("exact");
+    for (moment, stage) in [("reducing:3", "0"), ("reduced:2", "1"), ("gradient-unsent:9", "1")] {
+        let run = Run::tiny(&[
+            ("training.steps", toml::Value::from(STEPS)),
+            ("training.stages", toml::Value::from(2)),
+            ("checkpoint.every", toml::Value::from(EVERY)),
+            ("codec.all_reduce", toml::Value::from("int8:32")),
+        ]);
+        let trained = trained_through_a_death(&run, moment, stage);
+        assert_eq!(trained.losses().len(), STEPS as usize, "{moment}");
+        for (loss, expected) in trained.losses().iter().zip(exact.losses()) {
+            assert!((loss - expected).abs() < 0.02, "{moment}: {loss} instead of {expected}");
+        }
+    }
 }
 
 #[test]
