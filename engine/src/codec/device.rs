@@ -201,7 +201,11 @@ mod tests {
         let mut expected = vec![0; length as usize];
         codec.encode(numbers, rounding, &mut expected);
         let coded = encode(tensor, codec, rounding).expect("coded");
-        assert!(bytes_of(&here(&coded)) == expected, "{codec} {rounding:?} on {:?}", tensor.device());
+        assert!(
+            bytes_of(&here(&coded)) == expected,
+            "{codec} {rounding:?} on {:?}",
+            tensor.device()
+        );
         let mut read = vec![0.0; numbers.len()];
         codec.decode(&expected, &mut read).expect("its own bytes");
         let values = here(&decode(&coded, codec, numbers.len() as i64).expect("decoded"));
