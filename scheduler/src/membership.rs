@@ -364,6 +364,17 @@ impl Membership {
         self.replicas(stage).filter(stays)
     }
 
+    /// How many serve each stage and are not about to leave it for another.
+    pub(crate) fn count_staying(&self) -> BTreeMap<Stage, usize> {
+        let mut count = BTreeMap::new();
+        for record in self.records().filter(|record| record.serving && !record.leaves()) {
+            for stage in record.span.stages() {
+                *count.entry(stage).or_insert(0) += 1;
+            }
+        }
+        count
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.members.len()
     }

@@ -220,10 +220,11 @@ impl Coordinator {
     /// The members with one stage each where they serve or will, and those with more at each of them.
     fn placed(&self, estimates: &Estimates<'_>) -> Vec<Replica> {
         let hosts = self.membership.records().filter(|record| !record.span.is_empty());
+        let staying = self.membership.count_staying();
         hosts
             .flat_map(|record| {
                 let span = record.destination();
-                let mobile = self.may_move(record);
+                let mobile = may_move(record, &staying);
                 let Throughput(speed) = estimates.throughput(record.member, span);
                 let (member, speed) = (record.member, speed as f64);
                 span.stages().map(move |stage| Replica { member, stage, speed, mobile })
@@ -231,22 +232,23 @@ impl Coordinator {
             .collect()
     }
 
-    /// Whether a member may be given another stage now.
-    fn may_move(&self, record: &MemberRecord) -> bool {
-        record.mobile
-            && record.serving
-            && record.moves.is_none()
-            && record.span.stages().count() == 1
-            && self.membership.staying(record.span.first).count() > 1
-    }
-
     /// Some move, whether it is of use or not.
     fn any_move(&self) -> Option<(Member, Stage)> {
         let stages = u64::from(self.config.manifest.training.stages);
+        let staying = self.membership.count_staying();
         let movers: Vec<&MemberRecord> =
-            self.membership.records().filter(|record| self.may_move(record)).collect();
+            self.membership.records().filter(|record| may_move(record, &staying)).collect();
         let mover = movers.get(self.balance.looks as usize % movers.len().max(1))?;
         let to = Stage((self.balance.looks / 2 % stages) as u16);
         (!mover.span.contains(to)).then_some((mover.member, to))
     }
+}
+
+/// Whether a member may be given another stage now, where so many stay with each.
+fn may_move(record: &MemberRecord, staying: &BTreeMap<Stage, usize>) -> bool {
+    record.mobile
+        && record.serving
+        && record.moves.is_none()
+        && record.span.stages().count() == 1
+        && staying.get(&record.span.first).is_some_and(|count| *count > 1)
 }
