@@ -54,9 +54,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         };
         let mut calm = scenario(crowd, seed);
         let storm = watched(&calm)?;
-        // Until the first newcomer serves the same swarm trains, with the crowd and without.
+        // The same swarm, with the crowd and without.
         calm.faults.happen.clear();
-        calm.until = Some(storm.first_serves(BEFORE).0);
+        calm.until = Some(storm.all_serve(crowd).0);
         storm.print(crowd, &watched(&calm)?);
     }
     Ok(())
@@ -97,8 +97,8 @@ struct Storm {
     commits: Vec<Moment>,
     files: BTreeMap<usize, u64>,
     moves: u64,
-    /// When a microbatch was counted.
-    counted: Vec<Moment>,
+    /// When a peer counted a microbatch.
+    counted: BTreeMap<usize, Vec<Moment>>,
 }
 
 impl Watch for Storm {
@@ -113,7 +113,7 @@ impl Watch for Storm {
             Seen::Sent { from, sort: Sort::File, size, .. } => {
                 *self.files.entry(from).or_default() += size.0;
             }
-            Seen::Counted { .. } => self.counted.push(now),
+            Seen::Counted { peer, .. } => self.counted.entry(peer).or_default().push(now),
             Seen::Decided(CoordinatorEvent::Committed { .. }) => self.commits.push(now),
             Seen::Decided(CoordinatorEvent::Moves { .. }) => self.moves += 1,
             _ => {}
@@ -128,6 +128,11 @@ impl Storm {
         self.views.iter().find(more).map_or(Moment(END), |(at, _)| *at)
     }
 
+    /// When the crowd serves too.
+    fn all_serve(&self, crowd: usize) -> Moment {
+        self.first_serves(BEFORE + crowd - 1)
+    }
+
     /// Microbatches a second from one commit to another.
     fn rate(&self, from: Moment, to: Moment) -> f64 {
         let within = self.commits.iter().filter(|at| **at > from && **at <= to);
@@ -137,8 +142,20 @@ impl Storm {
         (within.len() - 1) as f64 * f64::from(MICROBATCHES) / time
     }
 
-    fn counted(&self, from: Moment, to: Moment) -> f64 {
-        self.counted.iter().filter(|at| **at > from && **at <= to).count() as f64
+    /// What a donor counted.
+    fn counted(&self, donor: usize, from: Moment, to: Moment) -> f64 {
+        let all = self.counted.get(&donor).into_iter().flatten();
+        all.filter(|at| **at > from && **at <= to).count() as f64
+    }
+
+    /// By how many percent donors count less than where nobody comes: all together, and the one that loses most.
+    fn less(&self, calm: &Self, from: Moment, to: Moment) -> (f64, f64) {
+        let counts = |donor| (self.counted(donor, from, to), calm.counted(donor, from, to));
+        let less = |(own, calm): (f64, f64)| 100.0 - own / calm.max(1.0) * 100.0;
+        let add = |one: (f64, f64), other: (f64, f64)| (one.0 + other.0, one.1 + other.1);
+        let all = (1..=BEFORE).map(counts).fold((0.0, 0.0), add);
+        let worst = (1..=BEFORE).map(|donor| less(counts(donor))).fold(f64::MIN, f64::max);
+        (less(all), worst)
     }
 
     fn print(&self, crowd: usize, calm: &Self) {
@@ -153,7 +170,7 @@ impl Storm {
             self.moves,
         );
         let first = self.first_serves(BEFORE);
-        let all = self.first_serves(BEFORE + crowd - 1);
+        let all = self.all_serve(crowd);
         println!(
             "the first serve after {:.0} s, all after {:.0} s; microbatches a second: {:.1} before, {:.1} \
              meanwhile, {:.1} after",
@@ -165,10 +182,12 @@ impl Storm {
         );
         let gave = |peer| self.files.get(&peer).copied().unwrap_or(0) as f64 / 1e9;
         let donors = || (1..=BEFORE).map(gave);
+        let (early, worst_early) = self.less(calm, came, first);
+        let (whole, worst) = self.less(calm, came, all);
         println!(
-            "donors count {:.1}% less until the first serve; files from each: {:.1} GB on average, {:.1} GB at \
+            "donors count {early:.1}% less until the first serve ({worst_early:.1}% the one that loses most), and \
+             {whole:.1}% ({worst:.1}%) until all do;\nfiles from each: {:.1} GB on average, {:.1} GB at \
              most, of {:.1} GB in all\n",
-            100.0 - self.counted(came, first) / calm.counted(came, first) * 100.0,
             donors().sum::<f64>() / BEFORE as f64,
             donors().fold(0.0, f64::max),
             self.files.values().sum::<u64>() as f64 / 1e9,

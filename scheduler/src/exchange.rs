@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use shoal_protocol::ids::{Member, Stage};
 
 use crate::nearness::{Load, Ways};
+use crate::planner::Link;
 use crate::rebalance::Replica;
 
 /// Members that are looked at: of more a part, another one with each look.
@@ -100,21 +101,28 @@ struct Cell {
 }
 
 impl Cell {
+    /// Of those of these members who know the ways to each other; none where no two do.
     fn new(members: &[Replica], ways: &Ways, load: &Load) -> Option<Self> {
-        let replicas = |stage| members.iter().filter(|other| other.stage == stage).count();
         let count = members.len();
-        let (mut exchange, mut pass) = (vec![0.0; count * count], vec![0.0; count * count]);
-        for (place, one) in members.iter().enumerate() {
-            for (other_place, other) in members.iter().enumerate().filter(|(at, _)| *at != place) {
-                let link = ways.link(one.member.peer, other.member.peer)?;
-                let share = replicas(one.stage).max(1) as u32;
-                let traffic = load.of_replica(one.stage, share);
-                let at = place * count + other_place;
-                exchange[at] = 2.0 * link.exchange(traffic.gradient, share).as_secs_f64();
-                pass[at] = 2.0 * link.time(traffic.activations).as_secs_f64();
-            }
+        let (mut links, peer) = (vec![None; count * count], |at: usize| members[at].member.peer);
+        let typical = ways.typical_rate();
+        for (one, other) in pairs(count) {
+            links[one * count + other] = ways.link(peer(one), peer(other), typical);
         }
-        Some(Self { placed: members.to_vec(), exchange, pass })
+        let known = connected(count, |one, other| links[one * count + other].is_some());
+        let replicas = |stage| members.iter().filter(|other| other.stage == stage).count();
+        let placed: Vec<Replica> = known.iter().map(|place| members[*place]).collect();
+        let count = (placed.len() > 1).then_some(placed.len())?;
+        let (mut exchange, mut pass) = (vec![0.0; count * count], vec![0.0; count * count]);
+        for (one, other) in pairs(count) {
+            let link: Link = links[known[one] * members.len() + known[other]]?;
+            let share = replicas(placed[one].stage).max(1) as u32;
+            let traffic = load.of_replica(placed[one].stage, share);
+            let at = one * count + other;
+            exchange[at] = 2.0 * link.exchange(traffic.gradient, share).as_secs_f64();
+            pass[at] = 2.0 * link.time(traffic.activations).as_secs_f64();
+        }
+        Some(Self { placed, exchange, pass })
     }
 
     fn count(&self) -> usize {
@@ -173,8 +181,28 @@ impl Cell {
     }
 }
 
-/// The exchanges among the first of these members, a cell at most; none where ways are not known, or a stage
-/// gets through nothing. `cost` is what a microbatch takes at each stage, in any unit that is the same for all.
+/// All pairs of so many, either way.
+fn pairs(count: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..count)
+        .flat_map(move |one| (0..count).map(move |other| (one, other)))
+        .filter(|(one, other)| one != other)
+}
+
+/// As many of so many as all know each other, in order: who knows fewest of those that are left is left out, the
+/// last of several, until nobody lacks another.
+fn connected(count: usize, knows: impl Fn(usize, usize) -> bool) -> Vec<usize> {
+    let mut left: Vec<usize> = (0..count).collect();
+    loop {
+        let lacks =
+            |one: usize| left.iter().filter(|other| **other != one && !knows(one, **other)).count();
+        let worst = left.iter().enumerate().map(|(at, one)| (lacks(*one), at)).max();
+        let Some((1.., at)) = worst else { return left };
+        left.remove(at);
+    }
+}
+
+/// The exchanges among the first of these members, a cell at most; who knows no way to others stays where it is.
+/// None where too few ways are known, or a stage gets through nothing. `cost` is what a microbatch takes at each stage, in any unit that is the same for all.
 #[must_use]
 pub fn exchange(
     members: &[Replica],
@@ -185,6 +213,7 @@ pub fn exchange(
     let mut speeds = Speeds::new(members, costs)?;
     let members = &members[..members.len().min(CELL)];
     let mut cell = Cell::new(members, ways, load)?;
+    let first: Vec<Replica> = cell.placed.clone();
     let before = cell.waits();
     let all: f64 = (0..cell.count()).map(|place| cell.own(place, cell.placed[place].stage)).sum();
     for _ in 0..MOST {
@@ -204,7 +233,7 @@ pub fn exchange(
         let [one, other] = cell.placed.get_disjoint_mut([one, other]).expect("two of them");
         speeds.exchange(one, other);
     }
-    let moves = members.iter().zip(&cell.placed);
+    let moves = first.iter().zip(&cell.placed);
     let moves = moves.filter(|(before, after)| before.stage != after.stage);
     let moves = moves.map(|(_, after)| (after.member, after.stage)).collect();
     Some(Exchange { moves, before, after: cell.waits(), kept: speeds.kept() })
@@ -303,6 +332,40 @@ mod tests {
             (member.speed, member.mobile) = (1.0, false);
         }
         assert!(exchange(&members, &costs(1.0), &ways, &sums()).expect("known").moves.is_empty());
+    }
+
+    /// One of each place, in the middle, knows nobody.
+    #[test]
+    fn who_knows_no_way_stays_and_the_others_change_places() {
+        let (all, ways) = placed(&[0, 0, 0, 0, 1, 1, 1, 1], &[1.0; 8]);
+        let stranger = |number: u8, stage| Replica {
+            member: Member { peer: PeerId([number; 32]), incarnation: Incarnation(1) },
+            stage: Stage(stage),
+            ..all[0]
+        };
+        let mut members = all.clone();
+        members.insert(0, stranger(100, 0));
+        members.insert(5, stranger(101, 1));
+        let found = exchange(&members, &costs(1.0), &ways, &sums()).expect("most ways are known");
+        assert_eq!(found.moves.len(), 4, "{found:?}");
+        let stage = |number: usize| {
+            let moved = found.moves.iter().find(|(member, _)| *member == all[number].member);
+            moved.map_or(all[number].stage, |(_, to)| *to)
+        };
+        assert!((0..8).all(|number| (stage(number) == stage(0)) == (number % 2 == 0)));
+    }
+
+    #[test]
+    fn who_lacks_most_is_left_out_first() {
+        let all = |_: usize, _: usize| true;
+        assert_eq!(connected(3, all), [0, 1, 2]);
+        // The second knows nobody, and the last of the others not the first.
+        let some = |one: usize, other: usize| {
+            one != 1 && other != 1 && (one, other) != (3, 0) && (one, other) != (0, 3)
+        };
+        assert_eq!(connected(4, some), [0, 2]);
+        assert_eq!(connected(2, |_, _| false), [0]);
+        assert_eq!(connected(0, all), []);
     }
 
     #[test]

@@ -24,6 +24,8 @@ pub(crate) struct Membership {
     members: BTreeMap<PeerId, Registered>,
     /// The newest life of each peer that was expelled: it never comes back, and none before it.
     expelled: BTreeMap<PeerId, Incarnation>,
+    /// Those who said that they are about to leave. No log has it: they say it to every coordinator.
+    draining: BTreeSet<Member>,
     /// The newest membership that was given to the log.
     number: u64,
     /// What has changed since.
@@ -91,7 +93,8 @@ impl Membership {
         let expelled = gone.map(|(peer, life)| (*peer, *life)).collect();
         let now = (history.era, history.version);
         let (number, unsaid) = (history.view.number, Unsaid::default());
-        let mut membership = Self { stages, members, expelled, number, unsaid, now };
+        let draining = BTreeSet::new();
+        let mut membership = Self { stages, members, expelled, draining, number, unsaid, now };
         membership.stands_at(history.era, history.version);
         membership
     }
@@ -301,7 +304,8 @@ impl Membership {
         let stage = (0..self.stages).map(Stage).find(|stage| count(*stage) == 0)?;
         let spare = self.records().filter(|record| {
             let span = spans[&record.member];
-            record.mobile && span.stages().count() == 1 && count(span.first) > 1
+            let stays = record.mobile && !self.is_draining(record.member);
+            stays && span.stages().count() == 1 && count(span.first) > 1
         });
         let most = spare.max_by_key(|record| {
             (count(spans[&record.member].first), std::cmp::Reverse(record.member))
@@ -364,6 +368,33 @@ impl Membership {
         self.replicas(stage).filter(stays)
     }
 
+    /// A member is about to leave; returns whether that is new.
+    pub(crate) fn drains(&mut self, member: Member) -> bool {
+        self.contains(member) && self.draining.insert(member)
+    }
+
+    /// Whether a member is about to leave.
+    pub(crate) fn is_draining(&self, member: Member) -> bool {
+        self.draining.contains(&member)
+    }
+
+    /// Forgets that who is gone was about to leave; returns whether it was.
+    pub(crate) fn drained(&mut self, gone: Member) -> bool {
+        self.draining.remove(&gone)
+    }
+
+    /// How many serve each stage and are not about to leave it, for another one or altogether.
+    pub(crate) fn count_staying(&self) -> BTreeMap<Stage, usize> {
+        let mut count = BTreeMap::new();
+        let serving = self.records().filter(|record| record.serving && !record.leaves());
+        for record in serving.filter(|record| !self.is_draining(record.member)) {
+            for stage in record.span.stages() {
+                *count.entry(stage).or_insert(0) += 1;
+            }
+        }
+        count
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.members.len()
     }
@@ -419,13 +450,14 @@ impl Membership {
         self.unsaid.stops || !self.unsaid.gone.is_empty() || !self.unsaid.here.is_empty()
     }
 
-    /// What the stages get through with all those who host them, and those who are on their way.
+    /// What the stages get through with all those who host them and stay, and those who are on their way.
     fn capacity_among(
         &self,
         counts: impl Fn(&PeerId) -> bool,
         estimates: &Estimates<'_>,
     ) -> Capacity {
         let hosts = self.records().filter(|record| counts(&record.member.peer));
+        let hosts = hosts.filter(|record| !self.is_draining(record.member));
         let hosts = hosts.map(|record| (record.member, record.destination()));
         Capacity::of(self.stages, hosts, estimates)
     }

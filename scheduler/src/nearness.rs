@@ -7,7 +7,7 @@
 //! (`planner`) says of one device there: its part of the stage's all-reduce, and its activations' ways to the
 //! stages beside it and back, over all of whose replicas the router spreads them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use shoal_protocol::ids::{PeerId, Stage};
@@ -28,6 +28,9 @@ const ONE_PLACE: Duration = Duration::from_millis(5);
 
 /// Bytes of a number of a gradient.
 const NUMBER: u64 = 4;
+
+/// A stage's weights and both of Adam's moments weigh so many times as much as its gradient.
+const STATE: u64 = 3;
 
 /// What peers measured of their links.
 #[derive(Debug, Clone, Default)]
@@ -91,20 +94,43 @@ impl Ways {
         through(from, to).chain(through(to, from)).min_by_key(|way| way.round_trip)
     }
 
-    /// The link from one peer to another, where their way is known.
-    pub(crate) fn link(&self, from: PeerId, to: PeerId) -> Option<Link> {
+    /// The link from one peer to another, where their way is known, with this rate where nobody measured it.
+    pub(crate) fn link(&self, from: PeerId, to: PeerId, typical: Rate) -> Option<Link> {
         let way = self.way(from, to)?;
-        let rate = way.rate.unwrap_or_else(|| self.typical_rate());
-        Some(Link { delay: way.round_trip / 2, rate })
+        Some(Link { delay: way.round_trip / 2, rate: way.rate.unwrap_or(typical) })
+    }
+
+    /// What the links of each of these peers carry, typically, or everybody's where nobody measured one of its
+    /// own; nothing where no link was measured at all.
+    pub(crate) fn rates_of(&self, peers: &BTreeSet<PeerId>) -> BTreeMap<PeerId, Rate> {
+        let mut own: BTreeMap<PeerId, Vec<Rate>> = BTreeMap::new();
+        let mut all = Vec::new();
+        for (from, known) in &self.of {
+            for (to, rate) in known.iter().filter_map(|(to, way)| Some((to, way.rate?))) {
+                all.push(rate);
+                for end in [from, to].into_iter().filter(|end| peers.contains(end)) {
+                    own.entry(*end).or_default().push(rate);
+                }
+            }
+        }
+        let anywhere = median(all);
+        let rate = |peer: &PeerId| {
+            let rate = own.remove(peer).and_then(median).or(anywhere)?;
+            Some((*peer, rate))
+        };
+        peers.iter().filter_map(rate).collect()
     }
 
     /// What a byte a second is taken for where nobody measured it: the median of what was.
-    fn typical_rate(&self) -> Rate {
+    pub(crate) fn typical_rate(&self) -> Rate {
         let known = self.of.values().flat_map(BTreeMap::values);
-        let mut rates: Vec<Rate> = known.filter_map(|way| way.rate).collect();
-        rates.sort_unstable();
-        rates.get(rates.len() / 2).copied().unwrap_or(Rate(u64::MAX))
+        median(known.filter_map(|way| way.rate).collect()).unwrap_or(Rate(u64::MAX))
     }
+}
+
+fn median(mut rates: Vec<Rate>) -> Option<Rate> {
+    let middle = rates.len() / 2;
+    (!rates.is_empty()).then(|| *rates.select_nth_unstable(middle).1)
 }
 
 fn slower(one: Option<Rate>, other: Option<Rate>) -> Option<Rate> {
@@ -130,6 +156,12 @@ impl Load {
             activations: Bytes(manifest.activation_bytes().0.saturating_mul(microbatches)),
             gradients: manifest.stages().map(gradient).collect(),
         }
+    }
+
+    /// What who fetches a stage has to get: its weights and what the optimizer keeps of them.
+    pub(crate) fn state(&self, stage: Stage) -> Bytes {
+        let gradient = self.gradients.get(usize::from(stage.0)).copied().unwrap_or_default();
+        Bytes(gradient.0.saturating_mul(STATE))
     }
 
     /// What one of so many replicas of a stage sends.
@@ -279,7 +311,8 @@ mod tests {
         let mut ways = Ways::default();
         let busy = Way { round_trip: Duration::from_millis(4), rate: Some(Rate(1000)) };
         ways.note(peer(1), &[(peer(2), busy), (peer(3), way(0))]);
-        assert_eq!(ways.link(peer(1), peer(2)), ways.link(peer(1), peer(3)));
+        let link = |to| ways.link(peer(1), peer(to), Rate(7));
+        assert_eq!(link(2), link(3));
     }
 
     #[test]

@@ -5,10 +5,14 @@
 //! fairness; SWARM, arXiv 2301.11913, moves one peer at a time so). What
 //! counts is where that ends: from (2, 2, 6, 6) no single move is of use, and four together are.
 
+mod field;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use shoal_protocol::ids::{Member, Stage};
+
+use self::field::Field;
 
 /// When members change their stages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,64 +126,22 @@ fn plan_near(
     costs: &BTreeMap<Stage, f64>,
     distance: impl Fn(Member, Stage) -> f64,
 ) -> Plan {
-    let mut replicas = replicas.to_vec();
-    let before = slowest(&replicas, costs).1;
+    let mut field = Field::new(replicas, costs);
+    let before = field.slowest().1;
     let (mut moves, mut afters) = (Vec::new(), vec![before]);
-    while let Some((mover, to)) = next_move(&replicas, costs, &distance) {
-        let replica = &mut replicas[mover];
-        replica.speed *= costs[&replica.stage] / costs[&to];
-        replica.stage = to;
-        // Nobody goes twice: a chain of moves would only be a longer way.
-        replica.mobile = false;
-        moves.push((replica.member, to));
-        afters.push(slowest(&replicas, costs).1);
+    // Most of those who may move equally well are looked at again for the next move.
+    let mut distances = BTreeMap::new();
+    let mut distance = |member, stage| {
+        *distances.entry((member, stage)).or_insert_with(|| distance(member, stage))
+    };
+    while let Some((mover, to)) = field.next_move(&mut distance) {
+        moves.push((field.go(mover, to), to));
+        afters.push(field.slowest().1);
     }
     let best = afters.iter().copied().fold(before, f64::max);
     let enough = afters.iter().position(|after| after * SAME >= best).unwrap_or(0);
     moves.truncate(enough);
     Plan { moves, before, after: afters[enough] }
-}
-
-/// The slowest stage, the first of several, and its microbatches per second.
-fn slowest(replicas: &[Replica], costs: &BTreeMap<Stage, f64>) -> (Stage, f64) {
-    let all = costs.keys().map(|stage| (*stage, capacity(replicas, *stage)));
-    all.min_by(|one, other| one.1.total_cmp(&other.1)).expect("a run has stages")
-}
-
-fn capacity(replicas: &[Replica], stage: Stage) -> f64 {
-    replicas.iter().filter(|replica| replica.stage == stage).map(|replica| replica.speed).sum()
-}
-
-/// Who goes to the slowest stage: whose leaving and coming leaves the lesser of the two fastest, and
-/// faster than the slowest is now. Of several that are no different in that, who comes nearest.
-fn next_move(
-    replicas: &[Replica],
-    costs: &BTreeMap<Stage, f64>,
-    distance: &impl Fn(Member, Stage) -> f64,
-) -> Option<(usize, Stage)> {
-    let (to, now) = slowest(replicas, costs);
-    let lesser = |replica: &Replica| {
-        let there = now + replica.speed * costs[&replica.stage] / costs[&to];
-        let here = capacity(replicas, replica.stage) - replica.speed;
-        there.min(here)
-    };
-    let alone = |replica: &Replica| {
-        replicas.iter().filter(|other| other.stage == replica.stage).count() == 1
-    };
-    let movers = replicas.iter().enumerate().filter(|(_, replica)| {
-        replica.mobile && replica.stage != to && !alone(replica) && lesser(replica) > now
-    });
-    let mut movers: Vec<(usize, &Replica)> = movers.collect();
-    // Of equals the lowest, so that the same is proposed again.
-    movers.sort_by(|(_, one), (_, other)| {
-        lesser(other).total_cmp(&lesser(one)).then(one.member.cmp(&other.member))
-    });
-    let best = lesser(movers.first()?.1);
-    let equals = movers.into_iter().take(EQUALS).take_while(|(_, one)| lesser(one) * SAME >= best);
-    let farther =
-        |(_, one): &(usize, &Replica)| distance(one.member, to) - distance(one.member, one.stage);
-    let nearest = equals.min_by(|one, other| farther(one).total_cmp(&farther(other)));
-    nearest.map(|(index, _)| (index, to))
 }
 
 #[cfg(test)]

@@ -84,7 +84,7 @@ pub(super) fn check(described: &Described) -> Result<(), ScenarioError> {
     let needs = described.parameters / f64::from(described.stages) * BYTES_PER_PARAMETER;
     for (index, group) in described.group.iter().enumerate() {
         if group.count > PEERS || (group.count == 0 && group.spot.is_none()) {
-            return wrong(index, "give it a count from 1 to 1024, or a spot trace");
+            return wrong(index, "give it a count from 1 to 16384, or a spot trace");
         }
         let factor = |value: f64| (1e-6..=1e6).contains(&value);
         if !factor(group.speed) || group.spot.as_ref().is_some_and(|spot| !factor(spot.faster)) {

@@ -21,8 +21,9 @@ use shoal_scheduler::sim::{
 use super::fleet::{Between, FleetError, Line};
 use super::groups::{self, Group};
 
-/// What swarms may have at most: far more than a laptop simulates in a while.
-pub(super) const PEERS: usize = 1024;
+/// What swarms may have at most: as many as a run has members, and far more of the rest than a laptop simulates
+/// in a while.
+pub(super) const PEERS: usize = limits::MEMBERS;
 const MICROBATCHES: u32 = 1 << 14;
 const STEPS: u64 = 1_000_000;
 const REGIONS: usize = 64;
@@ -71,6 +72,9 @@ pub(super) enum ScenarioError {
     /// One that is none.
     #[error("times are in seconds, from 0 to a million")]
     Time,
+    /// Weights that are too old.
+    #[error("staleness is 0 or 1")]
+    Staleness,
     /// More than a run can get through.
     #[error("more than {DEATHS} deaths: let crash_every be longer")]
     Deaths,
@@ -118,6 +122,10 @@ pub(super) struct Described {
     /// Parameters of the whole model, which decide what rounds and snapshots weigh and who has room; 0
     /// is a model of next to none.
     pub(super) parameters: f64,
+    /// From one comparison of the stages to the next, after which members may change theirs; 0 is never.
+    pub(super) rebalance: f64,
+    /// By how many updates the weights that a step reads may be old: 0, or 1 to hide all-reduces.
+    pub(super) staleness: u8,
     /// After how long it is over, whatever was done until then; 0 is the end of all steps.
     pub(super) until: f64,
     /// Peers by kind, in place of `peers` and `slowest`; besides them one keeps the run, computes
@@ -152,6 +160,8 @@ impl Default for Described {
             anchors: 3,
             election: 1.5,
             parameters: 0.0,
+            rebalance: 60.0,
+            staleness: 0,
             until: 0.0,
             group: Vec::new(),
             within: Line { delay: 0.0005, bandwidth: 1.25e9 },
@@ -204,8 +214,12 @@ impl Described {
             self.notice,
             self.election,
             self.forward * self.slowest,
+            self.rebalance,
             self.until,
         ];
+        if self.staleness > 1 {
+            return Err(ScenarioError::Staleness);
+        }
         if !times.into_iter().all(time) {
             return Err(ScenarioError::Time);
         }
@@ -225,6 +239,7 @@ impl Described {
         manifest.model.context = self.context;
         manifest.model.hidden = self.hidden;
         manifest.checkpoint.every = self.checkpoint_every;
+        manifest.training.staleness = self.staleness;
         let seconds = Duration::from_secs_f64;
         let latency = |from: usize, to: usize| {
             seconds(if from == to { self.latency_near } else { self.latency_far })
@@ -255,7 +270,7 @@ impl Described {
             patience: Duration::from_secs(30),
             anchors: self.anchors,
             homecoming: Duration::from_secs(120),
-            rebalance: Rebalance::every_so_often(Duration::from_secs(60)),
+            rebalance: Rebalance::every_so_often(seconds(self.rebalance)),
             routing: Routing::default(),
             faults: Faults {
                 happen,
@@ -357,6 +372,27 @@ mod tests {
     }
 
     #[test]
+    fn how_often_stages_are_compared_and_how_old_weights_are_is_said() {
+        let scenario = |text| Described::parse(text).expect("a swarm").scenario(1);
+        let minute = Rebalance::every_so_often(Duration::from_secs(60));
+        let usual = scenario("");
+        assert_eq!((usual.rebalance, usual.manifest.training.staleness), (minute, 0));
+        let other = scenario("rebalance = 0\nstaleness = 1\n");
+        assert_eq!((other.rebalance, other.manifest.training.staleness), (Rebalance::Never, 1));
+    }
+
+    /// As many as a run may have can be described; a few steps of two thousand are trained.
+    #[test]
+    fn a_swarm_of_thousands_trains() {
+        assert!(Described::parse("peers = 16384").is_ok());
+        let text = "peers = 2000\nregions = 4\nstages = 8\nmicrobatches = 4000\nsteps = 2\n\
+                    crash_every = 0\nforward = 0.5\n";
+        let scenario = Described::parse(text).expect("a swarm").scenario(1);
+        let report = sim::run(&scenario).expect("every oracle holds");
+        assert!(report.finished && report.steps.len() == 2, "{report:?}");
+    }
+
+    #[test]
     fn what_is_no_swarm_is_refused() {
         for text in [
             "peers = 0",
@@ -368,6 +404,9 @@ mod tests {
             "anchors = 1000000000",
             "crash_every = 1e-300",
             "hidden = 4000000000",
+            "peers = 16385",
+            "rebalance = -1.0",
+            "staleness = 2",
         ] {
             assert!(Described::parse(text).is_err(), "{text}");
         }

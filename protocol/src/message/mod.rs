@@ -297,6 +297,8 @@ pub enum ToCoordinator {
     },
     /// The sender has not heard the coordinator for long: who is no member any more is told so.
     Present,
+    /// The sender is about to leave: it finishes what it has begun, and moves nowhere.
+    Draining,
     /// The sender leaves.
     Leave,
 }

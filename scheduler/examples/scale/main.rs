@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::{Bytes, Moment};
+use shoal_scheduler::rebalance::Rebalance;
 use shoal_scheduler::sim::{
     self, ComputeScenario, Fault, NetworkScenario, PeerScenario, Scenario, Seen, Sort, Watch,
 };
@@ -23,6 +24,9 @@ const FORWARD: Duration = Duration::from_secs(1);
 /// is there joins before.
 const FROM: Duration = Duration::from_secs(120);
 const UNTIL: Duration = Duration::from_secs(420);
+
+/// How often the stages are compared.
+const REBALANCE: Duration = Duration::from_secs(60);
 
 /// From a death to the next, where peers die; each comes back after a while.
 const DEATHS: Duration = Duration::from_secs(30);
@@ -169,6 +173,7 @@ fn scenario(peers: usize, deaths: bool, until: Duration) -> Scenario {
     let peer = |index| PeerScenario::plain(choice(index), STAGES, compute.clone());
     let mut scenario = Scenario::plain(manifest, (0..=peers).map(peer).collect(), network);
     scenario.until = Some(until);
+    scenario.rebalance = Rebalance::every_so_often(REBALANCE);
     let times = if deaths { until.as_secs() / DEATHS.as_secs() } else { 0 };
     let crash = |peer| Fault::Crash { peer, restart: Some(RESTART), disk: false };
     scenario.faults.happen =

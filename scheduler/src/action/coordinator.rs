@@ -219,6 +219,8 @@ pub enum CoordinatorEvent {
 pub enum MoveObstacle {
     /// It is needed where it is by now.
     Needed,
+    /// It is about to leave.
+    Leaves,
     /// It is gone itself.
     Gone,
     /// The run went back to a checkpoint.
@@ -231,6 +233,7 @@ impl MoveObstacle {
     pub fn words(self) -> &'static str {
         match self {
             Self::Needed => "it is needed where it is",
+            Self::Leaves => "it is about to leave",
             Self::Gone => "it is gone",
             Self::Rewound => "the run goes back to a checkpoint",
         }

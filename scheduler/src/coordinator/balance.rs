@@ -12,6 +12,7 @@ use super::{Coordinator, Out, Phase};
 use crate::capacity::{Estimates, Throughput};
 use crate::exchange::{CELL, exchange};
 use crate::lateness::Estimate;
+use crate::planner::Link;
 use crate::rebalance::{self, Plan, Rebalance, Replica};
 
 /// Steps of a term before anybody moves for the speeds that were measured: the first passes are slow
@@ -105,13 +106,14 @@ impl Balance {
     }
 
     /// Whether moves are worth more in what is left of the run than what the movers do while they
-    /// fetch, which is what a move costs where it turns out to be of no use.
-    fn pays(&self, plan: &Plan, members: usize, steps: u64) -> bool {
+    /// fetch so long each, which is what a move costs where it turns out to be of no use.
+    fn pays(&self, plan: &Plan, fetches: &[Duration], members: usize, steps: u64) -> bool {
         let Some(step) = self.steps else { return true };
-        let fetch = self.fetches.map_or(Duration::ZERO, Estimate::mean).as_secs_f64();
-        let left = step.mean().as_secs_f64() * steps as f64 - fetch;
+        let longest = fetches.iter().max().map_or(0.0, Duration::as_secs_f64);
+        let all: f64 = fetches.iter().map(Duration::as_secs_f64).sum();
+        let left = step.mean().as_secs_f64() * steps as f64 - longest;
         let gain = plan.after / plan.before - 1.0;
-        left > 0.0 && gain * left > fetch * plan.moves.len() as f64 / members.max(1) as f64
+        left > 0.0 && gain * left > all / members.max(1) as f64
     }
 }
 
@@ -183,8 +185,7 @@ impl Coordinator {
         let saved = (found.before - found.after).min(step / 2.0);
         let after = 1.0 / (step / found.kept - saved.max(0.0));
         let plan = Plan { moves: found.moves, before: 1.0 / step, after };
-        let left = training.steps - self.version.0;
-        if !plan.is_of_use(gain) || !self.balance.pays(&plan, self.membership.len(), left) {
+        if !plan.is_of_use(gain) || !self.pays(&plan) {
             return Vec::new();
         }
         plan.moves.into_iter().map(|(member, to)| (member, to, MoveReason::Nearer)).collect()
@@ -202,13 +203,34 @@ impl Coordinator {
         if !of_use {
             self.balance.is_level();
         }
-        let left = training.steps - self.version.0;
-        let pays = of_use && self.balance.pays(&plan, self.membership.len(), left);
-        if !pays {
+        if !of_use || !self.pays(&plan) {
             return Vec::new();
         }
         let reason = |to| self.balance.reason(to);
         plan.moves.into_iter().map(|(member, to)| (member, to, reason(to))).collect()
+    }
+
+    /// Whether moves are worth what they cost in what is left of the run.
+    fn pays(&self, plan: &Plan) -> bool {
+        let left = self.config.manifest.training.steps - self.version.0;
+        let fetches = self.fetch_times(&plan.moves);
+        self.balance.pays(plan, &fetches, self.membership.len(), left)
+    }
+
+    /// How long each of these members takes until it has the weights of its other stage: as long as others
+    /// took of late, and where nobody did, what they weigh over what its links carry.
+    fn fetch_times(&self, moves: &[(Member, Stage)]) -> Vec<Duration> {
+        if let Some(seen) = self.balance.fetches {
+            return vec![seen.mean(); moves.len()];
+        }
+        let movers = moves.iter().map(|(member, _)| member.peer).collect();
+        let rates = self.ways.rates_of(&movers);
+        let time = |(member, to): &(Member, Stage)| {
+            let rate = rates.get(&member.peer).copied();
+            let link = rate.map(|rate| Link { delay: Duration::ZERO, rate });
+            link.map_or(Duration::ZERO, |link| link.time(self.config.load.state(*to)))
+        };
+        moves.iter().map(time).collect()
     }
 
     /// What a microbatch takes at each stage.
@@ -217,13 +239,19 @@ impl Coordinator {
         stages.map(|stage| (stage, estimates.typical(stage) as f64)).collect()
     }
 
-    /// The members with one stage each where they serve or will, and those with more at each of them.
+    /// The members that host stages and are not about to leave.
+    fn staying(&self) -> impl Iterator<Item = &MemberRecord> {
+        let stays = |record: &&MemberRecord| !self.membership.is_draining(record.member);
+        self.membership.records().filter(|record| !record.span.is_empty()).filter(stays)
+    }
+
+    /// Those who stay, with one stage each where they serve or will, and those with more at each of them.
     fn placed(&self, estimates: &Estimates<'_>) -> Vec<Replica> {
-        let hosts = self.membership.records().filter(|record| !record.span.is_empty());
-        hosts
+        let staying = self.membership.count_staying();
+        self.staying()
             .flat_map(|record| {
                 let span = record.destination();
-                let mobile = self.may_move(record);
+                let mobile = may_move(record, &staying);
                 let Throughput(speed) = estimates.throughput(record.member, span);
                 let (member, speed) = (record.member, speed as f64);
                 span.stages().map(move |stage| Replica { member, stage, speed, mobile })
@@ -231,22 +259,23 @@ impl Coordinator {
             .collect()
     }
 
-    /// Whether a member may be given another stage now.
-    fn may_move(&self, record: &MemberRecord) -> bool {
-        record.mobile
-            && record.serving
-            && record.moves.is_none()
-            && record.span.stages().count() == 1
-            && self.membership.staying(record.span.first).count() > 1
-    }
-
     /// Some move, whether it is of use or not.
     fn any_move(&self) -> Option<(Member, Stage)> {
         let stages = u64::from(self.config.manifest.training.stages);
+        let staying = self.membership.count_staying();
         let movers: Vec<&MemberRecord> =
-            self.membership.records().filter(|record| self.may_move(record)).collect();
+            self.staying().filter(|record| may_move(record, &staying)).collect();
         let mover = movers.get(self.balance.looks as usize % movers.len().max(1))?;
         let to = Stage((self.balance.looks / 2 % stages) as u16);
         (!mover.span.contains(to)).then_some((mover.member, to))
     }
+}
+
+/// Whether a member may be given another stage now, where so many stay with each.
+fn may_move(record: &MemberRecord, staying: &BTreeMap<Stage, usize>) -> bool {
+    record.mobile
+        && record.serving
+        && record.moves.is_none()
+        && record.span.stages().count() == 1
+        && staying.get(&record.span.first).is_some_and(|count| *count > 1)
 }

@@ -144,9 +144,7 @@ impl Coordinator {
             !self.membership.is_serving(*member) || self.membership.fetches(*member).is_some()
         };
         let newcomers: Vec<Member> = members.filter(fetches).collect();
-        for member in newcomers {
-            self.begin_again(member, out);
-        }
+        self.begin_each(newcomers, out);
         self.open_when_gathered(out);
         self.give_out(out);
         self.close_when_complete(out);

@@ -1,13 +1,14 @@
 //! Newcomers while training runs: a snapshot to begin from, the results since, then serving. Who
 //! moves to another stage is a newcomer there.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use shoal_protocol::ids::{Member, Stage, StageSpan, Step};
 use shoal_protocol::message::{FromCoordinator, SnapshotPart};
 use shoal_protocol::units::Moment;
 
+use super::queue::Queue;
 use super::{Coordinator, Out, Phase, send};
 
 /// Newcomers that a stage takes in at a time for each of its replicas: each costs its donors a snapshot, and
@@ -22,8 +23,8 @@ const TURN: Duration = Duration::from_secs(120);
 #[derive(Debug, Default)]
 pub(super) struct Newcomers {
     waiting: BTreeMap<Member, Newcomer>,
-    /// Those whose turn has yet to come, in order.
-    queued: VecDeque<Member>,
+    /// Those whose turn has yet to come.
+    queued: Queue,
 }
 
 /// What a newcomer begins from.
@@ -37,20 +38,35 @@ struct Newcomer {
     since: Moment,
 }
 
+/// How many more each stage can take in at a time; any number where nobody serves it, since all get its weights
+/// from a checkpoint then.
+struct Rooms(BTreeMap<Stage, usize>);
+
+impl Rooms {
+    fn have_one_for(&self, span: StageSpan) -> bool {
+        span.stages().all(|stage| self.0.get(&stage).is_none_or(|room| *room > 0))
+    }
+
+    fn take(&mut self, span: StageSpan) {
+        for stage in span.stages() {
+            self.0.entry(stage).and_modify(|room| *room = room.saturating_sub(1));
+        }
+    }
+}
+
 impl Newcomers {
     pub(super) fn forget(&mut self, member: Member) {
         self.waiting.remove(&member);
-        self.queued.retain(|other| *other != member);
+        self.queued.remove(member);
     }
 
     pub(super) fn forget_all(&mut self) {
-        self.waiting.clear();
-        self.queued.clear();
+        *self = Self::default();
     }
 
     /// Whether a member has yet to be told what to begin from, and hears no rounds until then.
     pub(super) fn is_queued(&self, member: Member) -> bool {
-        self.queued.contains(&member)
+        self.queued.contains(member)
     }
 
     /// Whether somebody begins from this version.
@@ -67,18 +83,16 @@ impl Coordinator {
         if closed || !self.rounds.is_empty() { self.version.next() } else { self.version }
     }
 
-    /// A newcomer is in the log: it begins to listen, and hears what to begin from.
-    pub(super) fn receive_newcomer(&mut self, member: Member, out: &mut Out) {
+    /// A newcomer is in the log: it hears from where on it listens.
+    pub(super) fn greet_newcomer(&self, member: Member, out: &mut Out) {
         let Some(span) = self.membership.span_of(member) else { return };
         let version = self.first_heard();
         send(member, FromCoordinator::Admitted { era: self.era, span, version }, out);
-        self.begin_from(member, version, out);
     }
 
     /// What a newcomer was to begin from is gone, or it could not keep up: it begins anew.
     pub(super) fn begin_again(&mut self, member: Member, out: &mut Out) {
-        let version = self.first_heard();
-        self.begin_from(member, version, out);
+        self.begin_each([member], out);
     }
 
     /// The stages whose weights a member fetches.
@@ -87,44 +101,76 @@ impl Coordinator {
         moves.or_else(|| self.membership.span_of(member))
     }
 
-    fn begin_from(&mut self, member: Member, version: Step, out: &mut Out) {
-        let Some(span) = self.fetched_by(member) else { return };
-        let has_turn = self.newcomers.waiting.contains_key(&member) || self.has_room_for(span);
-        if version.0 > 0 && !has_turn {
-            if !self.newcomers.is_queued(member) {
-                self.newcomers.queued.push_back(member);
-            }
-            return;
-        }
+    /// Has members begin in this order, those whose stages have room for one more; the others wait for their
+    /// turn.
+    pub(super) fn begin_each(&mut self, members: impl IntoIterator<Item = Member>, out: &mut Out) {
+        let version = self.first_heard();
         let (view, since) = (self.logged_view.number, self.now);
-        self.newcomers.waiting.insert(member, Newcomer { version, told: false, view, since });
-        if version.0 > 0 {
-            for stage in span.stages() {
-                self.want_donors(version, stage, out);
+        let mut rooms = None;
+        let mut begun = false;
+        for member in members {
+            let Some(span) = self.fetched_by(member) else { continue };
+            if version.0 > 0 {
+                let rooms = rooms.get_or_insert_with(|| self.rooms());
+                let known = self.newcomers.waiting.get(&member);
+                if known.is_none() && !rooms.have_one_for(span) {
+                    self.newcomers.queued.push(member);
+                    continue;
+                }
+                if known.is_none_or(|newcomer| self.has_had_its_turn(newcomer)) {
+                    rooms.take(span);
+                }
+                for stage in span.stages() {
+                    self.want_donors(version, stage, out);
+                }
             }
+            self.newcomers.waiting.insert(member, Newcomer { version, told: false, view, since });
+            begun = true;
         }
-        self.drop_unwanted_snapshots();
-        self.tell_newcomers(out);
+        if begun {
+            self.drop_unwanted_snapshots();
+            self.tell_newcomers(out);
+        }
     }
 
-    /// Whether these stages can take in one more at a time. Where nobody serves a stage, all get its weights
-    /// from a checkpoint.
-    fn has_room_for(&self, span: StageSpan) -> bool {
-        span.stages().all(|stage| {
-            let replicas = self.replicas_of(stage).len();
-            let waiting = self.newcomers.waiting.iter();
-            let fetches = |member| self.fetched_by(member).is_some_and(|span| span.contains(stage));
-            let taken = waiting.filter(|(member, newcomer)| {
-                self.now.since(newcomer.since) < TURN && fetches(**member)
-            });
-            replicas == 0 || taken.count() < replicas * AT_A_TIME
-        })
+    fn has_had_its_turn(&self, newcomer: &Newcomer) -> bool {
+        self.now.since(newcomer.since) >= TURN
+    }
+
+    /// How many more each stage can take in at a time.
+    fn rooms(&self) -> Rooms {
+        let mut replicas: BTreeMap<Stage, usize> = BTreeMap::new();
+        for record in self.logged_view.members.iter().filter(|record| record.serving) {
+            let known = self.membership.record(record.member);
+            if let Some(known) = known.filter(|known| known.serving && !known.leaves()) {
+                for stage in known.span.stages() {
+                    *replicas.entry(stage).or_insert(0) += AT_A_TIME;
+                }
+            }
+        }
+        let mut rooms = Rooms(replicas);
+        for (member, newcomer) in &self.newcomers.waiting {
+            if let Some(span) = self.fetched_by(*member)
+                && !self.has_had_its_turn(newcomer)
+            {
+                rooms.take(span);
+            }
+        }
+        rooms
     }
 
     /// Has those begin whose turn it is.
     pub(super) fn take_turns(&mut self, out: &mut Out) {
-        for member in std::mem::take(&mut self.newcomers.queued) {
-            self.begin_again(member, out);
+        if !self.newcomers.queued.is_empty() {
+            let queued = std::mem::take(&mut self.newcomers.queued);
+            self.begin_each(queued.into_members(), out);
+        }
+    }
+
+    /// A member has what it fetched.
+    pub(super) fn fetched(&mut self, member: Member) {
+        if let Some(newcomer) = self.newcomers.waiting.get(&member) {
+            self.balance.fetched(self.now.since(newcomer.since));
         }
     }
 
@@ -171,12 +217,11 @@ impl Coordinator {
         {
             return;
         }
-        let since = known.map_or(self.now, |newcomer| newcomer.since);
         if self.membership.is_serving(from) {
             self.change_over(from, out);
         } else if self.membership.serves(from) {
+            self.fetched(from);
             self.newcomers.forget(from);
-            self.balance.fetched(self.now.since(since));
             self.drop_unwanted_snapshots();
             self.view_changed(out);
         }

@@ -12,6 +12,7 @@ mod closing;
 mod config;
 mod joining;
 mod moving;
+mod queue;
 mod recovery;
 mod registration;
 mod relief;
@@ -337,6 +338,7 @@ impl Coordinator {
             ToCoordinator::Ways { ways } => self.ways.note(from.peer, &ways),
             ToCoordinator::ViewWanted => self.view_wanted(from, out),
             ToCoordinator::Present => {}
+            ToCoordinator::Draining => self.draining(from, out),
             ToCoordinator::Leave => self.lost(from, "it left", out),
         }
     }
@@ -345,6 +347,7 @@ impl Coordinator {
     fn hears_while_suspended(&self, message: &ToCoordinator) -> bool {
         match message {
             ToCoordinator::Leave
+            | ToCoordinator::Draining
             | ToCoordinator::CannotReach { .. }
             | ToCoordinator::ViewWanted => true,
             ToCoordinator::Held { .. }

@@ -52,9 +52,27 @@ impl Coordinator {
         }
     }
 
+    /// A member is about to leave: its stages lack it from now on, and it moves nowhere.
+    pub(super) fn draining(&mut self, member: Member, out: &mut Out) {
+        if !self.membership.drains(member) {
+            return;
+        }
+        let destination = self.membership.record(member).map(MemberRecord::destination);
+        self.balance.lacks(destination.expect("only members drain"), self.now);
+        if let Some(moves) = self.membership.on_its_way(member) {
+            self.newcomers.forget(member);
+            self.drop_unwanted_snapshots();
+            self.membership.cancel_move(member);
+            cancelled(member, moves, MoveObstacle::Leaves, out);
+            self.view_changed(out);
+        }
+    }
+
     /// A member is gone: its stages lack it, and it moves nowhere.
     pub(super) fn lacks(&mut self, gone: &MemberRecord, out: &mut Out) {
-        self.balance.lacks(gone.destination(), self.now);
+        if !self.membership.drained(gone.member) {
+            self.balance.lacks(gone.destination(), self.now);
+        }
         self.ways.forget(gone.member.peer);
         if let Some(moves) = gone.moves.filter(|moves| moves.at.is_none()) {
             cancelled(gone.member, moves, MoveObstacle::Gone, out);
@@ -63,11 +81,9 @@ impl Coordinator {
 
     /// The log has new moves: who is to move hears what to begin from.
     pub(super) fn begin_moves(&mut self, movers: BTreeSet<Member>, out: &mut Out) {
-        for member in movers {
-            if self.membership.fetches(member).is_some() {
-                self.begin_again(member, out);
-            }
-        }
+        let fetches = |member: &Member| self.membership.fetches(*member).is_some();
+        let movers: Vec<Member> = movers.into_iter().filter(fetches).collect();
+        self.begin_each(movers, out);
     }
 
     /// A member has the weights of the stage that it is to serve: it does from the first step on of
@@ -81,10 +97,12 @@ impl Coordinator {
         let Some(moves) = self.membership.on_its_way(member) else { return };
         let Move { to, reason, .. } = moves;
         let Some(from) = self.membership.span_of(member) else { return };
+        self.fetched(member);
         self.newcomers.forget(member);
         self.drop_unwanted_snapshots();
         let mut stages = from.stages();
-        let needed = stages.any(|stage| self.membership.staying(stage).all(|who| who == member));
+        let goes = |who| who == member || self.membership.is_draining(who);
+        let needed = stages.any(|stage| self.membership.staying(stage).all(goes));
         if needed {
             self.membership.cancel_move(member);
             cancelled(member, moves, MoveObstacle::Needed, out);

@@ -92,11 +92,15 @@ impl Coordinator {
         for member in here {
             if new.contains(&member) {
                 self.send_members(member, out);
-                self.welcome(member, out);
+                self.greet(member, out);
             } else {
                 send(member, FromCoordinator::View(change.clone()), out);
             }
         }
+        let newcomers = new.into_iter().filter(|member| {
+            self.membership.contains(*member) && !self.membership.is_serving(*member)
+        });
+        self.begin_each(newcomers.collect::<Vec<_>>(), out);
         // After it was told that it moves: it may be told at once what to begin from.
         self.begin_moves(movers, out);
         self.choose_anchors(out);
@@ -159,6 +163,14 @@ impl Coordinator {
 
     /// Tells a member what it hosts; a newcomer also what it begins from.
     fn welcome(&mut self, member: Member, out: &mut Out) {
+        self.greet(member, out);
+        if !self.membership.is_serving(member) {
+            self.begin_again(member, out);
+        }
+    }
+
+    /// Tells a member what it hosts.
+    fn greet(&self, member: Member, out: &mut Out) {
         let span = self.membership.span_of(member).expect("only members are welcomed");
         if self.membership.is_serving(member) {
             send(
@@ -167,7 +179,7 @@ impl Coordinator {
                 out,
             );
         } else {
-            self.receive_newcomer(member, out);
+            self.greet_newcomer(member, out);
         }
     }
 

@@ -243,11 +243,11 @@ impl Coordinator {
         self.phase = Phase::Gathering;
         event(CoordinatorEvent::Rewound { era, version, steps }, out);
         let members: Vec<Member> = self.membership.members().collect();
-        for member in members {
-            let span = self.membership.span_of(member).expect("it was just listed");
-            send(member, FromCoordinator::Rewind { era, version, span }, out);
-            self.begin_again(member, out);
+        for member in &members {
+            let span = self.membership.span_of(*member).expect("it was just listed");
+            send(*member, FromCoordinator::Rewind { era, version, span }, out);
         }
+        self.begin_each(members, out);
         self.open_when_gathered(out);
     }
 

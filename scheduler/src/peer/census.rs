@@ -75,6 +75,7 @@ impl Peer {
                 out.push(PeerAction::ToCoordinator(ToCoordinator::Claim { key: *key }));
             }
         }
+        self.say_draining(out);
         self.say_ready(out);
     }
 }

@@ -208,6 +208,14 @@ impl Peer {
         if !self.serves() || !at_work {
             self.leave_drained(out);
         }
+        self.say_draining(out);
+    }
+
+    /// Says that it is about to leave, so that it is not moved, and who takes its place is sought.
+    pub(super) fn say_draining(&self, out: &mut Out) {
+        if self.draining && self.status == Status::Member {
+            out.push(PeerAction::ToCoordinator(ToCoordinator::Draining));
+        }
     }
 
     /// Leaves, if it is to and has begun nothing that others would have to do again.

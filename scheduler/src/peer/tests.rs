@@ -539,7 +539,10 @@ fn a_peer_that_is_expelled_ends_and_keeps_nothing() {
 fn who_drains_finishes_the_open_step_takes_nothing_of_the_next_and_leaves_with_the_commit() {
     let (mut probe, _) = Probe::at(1, |_| {});
     probe.offer(1, 0);
-    assert_eq!(probe.input(PeerInput::Drain), []);
+    let draining = PeerAction::ToCoordinator(ToCoordinator::Draining);
+    assert_eq!(probe.input(PeerInput::Drain), [draining.clone()]);
+    // Another coordinator does not know of it.
+    assert!(probe.tell(FromCoordinator::TakenOver).contains(&draining));
     assert_eq!(probe.offer(1, 1), [accepted(1, 1), claim(1)]);
     let key = ClaimKey { step: Step(1), ..key(1, 0) };
     let offer = Between::Offer { key, size: Bytes(64), retry: false };

@@ -1,6 +1,6 @@
 //! What this peer measured of its links: the coordinator hears it, and routers prefer who is near.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 
 use shoal_protocol::ids::PeerId;
@@ -21,14 +21,17 @@ impl Peer {
         self.route_by_ways();
         let Self { links, ways_said, .. } = self;
         ways_said.retain(|peer, _| links.contains_key(peer));
-        let mut news = Vec::new();
-        for (peer, way) in links {
-            let room = ways_said.len() < limits::WAYS;
-            let is_news = ways_said.get(peer).map_or(room, |said| differ(said, way));
-            if is_news {
-                ways_said.insert(*peer, *way);
-                news.push((*peer, *way));
+        let mut news: Vec<(PeerId, Way)> = Vec::new();
+        for (peer, said) in ways_said.iter_mut() {
+            let way = links[peer];
+            if differ(said, &way) {
+                *said = way;
+                news.push((*peer, way));
             }
+        }
+        for peer in most_telling(links, ways_said) {
+            ways_said.insert(peer, links[&peer]);
+            news.push((peer, links[&peer]));
         }
         let counts = self.config.routing == Routing::BySpeed;
         if !news.is_empty() && counts && self.status == Status::Member {
@@ -61,9 +64,88 @@ impl Peer {
     }
 }
 
+/// Whom to tell of besides those that were told of: in turns a peer of each distance, of which fewest were, since
+/// those of one place are all about as far. Of several the lowest, so that others choose the same: two who know
+/// one peer know the way to each other through it.
+fn most_telling(links: &BTreeMap<PeerId, Way>, said: &BTreeMap<PeerId, Way>) -> Vec<PeerId> {
+    let mut told: BTreeMap<u32, usize> = BTreeMap::new();
+    for way in said.values() {
+        *told.entry(distance(way)).or_insert(0) += 1;
+    }
+    let mut others: BTreeMap<u32, VecDeque<PeerId>> = BTreeMap::new();
+    for (peer, way) in links.iter().filter(|(peer, _)| !said.contains_key(peer)) {
+        others.entry(distance(way)).or_default().push_back(*peer);
+    }
+    let mut chosen = Vec::new();
+    while said.len() + chosen.len() < limits::WAYS {
+        let count = |distance: &u32| told.get(distance).copied().unwrap_or(0);
+        let Some(fewest) = others.keys().copied().min_by_key(count) else { break };
+        let of_it = others.get_mut(&fewest).expect("it was just listed");
+        chosen.extend(of_it.pop_front());
+        if of_it.is_empty() {
+            others.remove(&fewest);
+        }
+        *told.entry(fewest).or_insert(0) += 1;
+    }
+    chosen
+}
+
+/// How far a peer is: what is twice as far is another distance.
+fn distance(way: &Way) -> u32 {
+    let microseconds = u64::try_from(way.round_trip.as_micros()).unwrap_or(u64::MAX);
+    microseconds.checked_ilog2().map_or(0, |power| power + 1)
+}
+
 fn differ(one: &Way, other: &Way) -> bool {
     let apart = |one: f64, other: f64| one.max(other) > NEWS * one.min(other);
     let rate = |way: &Way| way.rate.map_or(0.0, |rate| rate.0 as f64);
     apart(one.round_trip.as_secs_f64(), other.round_trip.as_secs_f64())
         || apart(rate(one), rate(other))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use shoal_protocol::units::Rate;
+
+    use super::*;
+
+    fn peer(number: u8) -> PeerId {
+        PeerId([number; 32])
+    }
+
+    fn way(milliseconds: u64) -> Way {
+        Way { round_trip: Duration::from_millis(milliseconds), rate: Some(Rate(1)) }
+    }
+
+    /// Peers near, far and very far, with the far ones behind in the order of ids.
+    #[test]
+    fn some_of_every_distance_are_told_of() {
+        let far = |number: u8| match number {
+            0..100 => 1,
+            100..102 => 40,
+            _ => 150,
+        };
+        let links: BTreeMap<PeerId, Way> =
+            (0..200).map(|number| (peer(number), way(far(number)))).collect();
+        let told = |said: &BTreeMap<PeerId, Way>| {
+            let mut chosen = most_telling(&links, said);
+            chosen.sort_unstable();
+            chosen
+        };
+        let near = (0..7).chain([100, 101]).chain(102..109);
+        assert_eq!(told(&BTreeMap::new()), near.map(peer).collect::<Vec<_>>());
+        // What was told of before counts.
+        let said: BTreeMap<PeerId, Way> = (20..34).map(|near| (peer(near), way(1))).collect();
+        assert_eq!(told(&said), [100, 102].map(peer));
+        let full: BTreeMap<PeerId, Way> = (20..36).map(|near| (peer(near), way(1))).collect();
+        assert_eq!(told(&full), []);
+    }
+
+    #[test]
+    fn all_are_told_of_where_they_are_few() {
+        let links: BTreeMap<PeerId, Way> = (0..5).map(|number| (peer(number), way(3))).collect();
+        assert_eq!(most_telling(&links, &BTreeMap::new()).len(), 5);
+    }
 }

@@ -1,6 +1,6 @@
 //! Links between peers: one ordered control stream each way, and tensors beside it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use shoal_protocol::message::Way;
@@ -8,6 +8,10 @@ use shoal_protocol::units::{Bytes, Moment, Rate};
 
 use super::scenario::{NetworkScenario, Scenario};
 use crate::dice::Dice;
+
+/// Links that a peer knows at most: more than it sends work over, so that what all know grows with the swarm and
+/// not with its square.
+const LINKS: usize = 128;
 
 /// Files have one part in so many of an uplink.
 const FILES: u64 = 4;
@@ -22,6 +26,8 @@ fn time_of(size: Bytes, rate: u64) -> Duration {
 pub(super) struct Network {
     scenario: NetworkScenario,
     regions: Vec<usize>,
+    /// The first with whom each peer spoke, in a swarm of more than a peer knows the links to.
+    met: Vec<BTreeSet<usize>>,
     dice: Dice,
     /// When the last control message from one to another arrives.
     control: BTreeMap<(usize, usize), Moment>,
@@ -41,6 +47,7 @@ impl Network {
         Self {
             scenario: scenario.network.clone(),
             regions: scenario.peers.iter().map(|peer| peer.region).collect(),
+            met: vec![BTreeSet::new(); scenario.peers.len()],
             dice: Dice::new(scenario.seed ^ 0x6e65_7477_6f72_6b00),
             control: BTreeMap::new(),
             bulk: BTreeMap::new(),
@@ -54,6 +61,27 @@ impl Network {
     /// Whether peers know what their links are.
     pub(super) fn is_measured(&self) -> bool {
         self.scenario.measured
+    }
+
+    /// To whom a peer knows its links: all others in a small swarm, and in a larger one as many with whom it
+    /// spoke.
+    pub(super) fn known_to(&self, peer: usize) -> Vec<usize> {
+        if self.is_small() {
+            (0..self.regions.len()).filter(|other| *other != peer).collect()
+        } else {
+            self.met[peer].iter().copied().collect()
+        }
+    }
+
+    fn is_small(&self) -> bool {
+        self.regions.len() <= LINKS + 1
+    }
+
+    /// One peer sends another something.
+    fn meet(&mut self, from: usize, to: usize) {
+        if !self.is_small() && self.met[from].len() < LINKS {
+            self.met[from].insert(to);
+        }
     }
 
     /// A link as it can be measured: what its sender's uplink leaves it at most.
@@ -76,6 +104,7 @@ impl Network {
         if from == to {
             return self.twice(now);
         }
+        self.meet(from, to);
         let flight = self.flight(now, from, to);
         let last = self.control.entry((from, to)).or_default();
         *last = (*last).max(now + flight);
@@ -95,6 +124,7 @@ impl Network {
         if from == to {
             return self.twice(now);
         }
+        self.meet(from, to);
         let transfer = match self.rate(self.regions[from], self.regions[to]) {
             Some(bandwidth) => time_of(size, bandwidth),
             None => Duration::ZERO,

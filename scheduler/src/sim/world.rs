@@ -527,6 +527,10 @@ fn peer_id(index: usize) -> PeerId {
 
 /// The place of a peer in its scenario.
 pub(super) fn index_of(member: Member) -> usize {
-    let id = member.peer.0.first_chunk().expect("a peer id has 32 bytes");
+    place_of(member.peer)
+}
+
+fn place_of(peer: PeerId) -> usize {
+    let id = peer.0.first_chunk().expect("a peer id has 32 bytes");
     u64::from_le_bytes(*id) as usize
 }

@@ -1,6 +1,7 @@
 //! What the coordinator does, action by action.
 
 mod losses;
+mod moves;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -9,7 +9,7 @@ use shoal_protocol::message::{Between, SnapshotPart, TensorTag, ToCoordinator, W
 use shoal_protocol::units::{Bytes, Moment, Rate};
 use shoal_protocol::wire;
 
-use super::{Cargo, Event, Held, Node, World, index_of, peer_id};
+use super::{Cargo, Event, Held, Node, World, index_of, peer_id, place_of};
 use crate::action::{CoordinatorInput, PeerInput};
 use crate::sim::border::Omit;
 use crate::sim::numbers::Weights;
@@ -218,8 +218,8 @@ impl World<'_> {
     /// will, and in half of the swarms nothing.
     pub(super) fn measured_links(&self, index: usize) -> BTreeMap<PeerId, Way> {
         let known = self.network.is_measured() || self.scenario.seed % 2 == 1;
-        let others = (0..self.nodes.len()).filter(|other| *other != index && known);
-        others.map(|other| (peer_id(other), self.measured_link(index, other))).collect()
+        let others = if known { self.network.known_to(index) } else { Vec::new() };
+        others.into_iter().map(|other| (peer_id(other), self.measured_link(index, other))).collect()
     }
 
     fn measured_link(&self, index: usize, other: usize) -> Way {
@@ -232,7 +232,7 @@ impl World<'_> {
 
     /// A newcomer looks at members: it finds those that live, and how far they are.
     pub(super) fn look_round(&mut self, index: usize, at: &[(PeerId, Vec<SocketAddr>)]) {
-        let place = |peer: PeerId| (0..self.nodes.len()).find(|other| peer_id(*other) == peer);
+        let place = |peer| Some(place_of(peer)).filter(|place| *place < self.nodes.len());
         let found = at.iter().filter_map(|(peer, _)| place(*peer));
         let found = found.filter(|other| self.nodes[*other].alive);
         let ways: Vec<(PeerId, Way)> = found
