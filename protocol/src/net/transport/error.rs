@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use crate::frame::FrameError;
 use crate::ids::{ContentHash, Incarnation, PeerId, RunId};
@@ -322,6 +323,12 @@ pub enum FetchError {
     /// The connection broke, or the answer was cut short.
     #[error("fetching was interrupted: {0}")]
     Interrupted(String),
+    /// The peer answers nothing, though its connection stands.
+    #[error("the peer sent nothing for {} s: ask others for the file, or again later", patience.as_secs())]
+    Silent {
+        /// How long it was listened for.
+        patience: Duration,
+    },
     /// The file could not be written.
     #[error("cannot write {}: {source}", path.display())]
     Io {

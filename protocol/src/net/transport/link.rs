@@ -357,7 +357,7 @@ async fn write_tensor(context: &Context, ticket: Ticket, job: TensorJob) -> Cont
         return ControlFlow::Break(());
     };
     job.class.put(&stream, ticket);
-    context.shared.uplink.trains();
+    let _training = context.shared.uplink.trains();
     context.peer.rate().began(Instant::now());
     let arrived = match tensor::write(&mut stream, &job).await {
         Ok(bytes) => {

@@ -33,11 +33,13 @@ mod link;
 mod outbox;
 mod peer;
 mod piece;
+mod progress;
 mod rate;
 mod relay;
 mod request;
 mod ring;
 mod sweep;
+mod taken;
 mod tensor;
 #[cfg(test)]
 mod tests;
