@@ -13,6 +13,7 @@ use quinn::{
 use quinn_proto::HashedConnectionIdGenerator;
 use socket2::{Domain, Protocol, Socket, Type};
 
+use super::class::QUEUES;
 use super::congestion::TolerantConfig;
 use super::error::TransportError;
 use super::relay::Relay;
@@ -50,7 +51,7 @@ const CONNECTION_WINDOW: u32 = 64 << 20;
 /// Bytes sent before the first acknowledgement.
 const INITIAL_WINDOW: u64 = 1 << 20;
 
-/// Tensor messages on their way at once.
+/// Tensor messages of a queue on their way at once.
 pub(super) const TENSOR_STREAMS: usize = 32;
 
 /// The control stream and requests for files.
@@ -173,7 +174,7 @@ pub(super) fn quic(congestion: Congestion) -> TransportConfig {
         .stream_receive_window(VarInt::from_u32(STREAM_WINDOW))
         .receive_window(VarInt::from_u32(CONNECTION_WINDOW))
         .send_window(u64::from(CONNECTION_WINDOW))
-        .max_concurrent_uni_streams(VarInt::from_u32(TENSOR_STREAMS as u32))
+        .max_concurrent_uni_streams(VarInt::from_u32((QUEUES * TENSOR_STREAMS) as u32))
         .max_concurrent_bidi_streams(VarInt::from_u32(REQUEST_STREAMS))
         .datagram_receive_buffer_size(Some(RELAYED))
         .datagram_send_buffer_size(RELAYED)

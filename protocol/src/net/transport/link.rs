@@ -22,7 +22,7 @@ use super::outbox::{TensorJob, Ticket};
 use super::peer::{Peer, Session};
 use super::request::Kind as RequestKind;
 use super::traffic::Kind;
-use super::{Shared, control, endpoint, ring, tensor};
+use super::{Shared, control, ring, tensor};
 use crate::limits;
 
 /// How long closing waits for the other end to take what is queued.
@@ -340,8 +340,8 @@ async fn write_tensors(context: Context) -> DisconnectReason {
     let mut under_way = FuturesUnordered::new();
     loop {
         tokio::select! {
-            (ticket, job) = context.peer.outbox.tensor(),
-                if under_way.len() < endpoint::TENSOR_STREAMS => {
+            // As many at once as have streams.
+            (ticket, job) = context.peer.outbox.tensor() => {
                 under_way.push(write_tensor(&context, ticket, job));
             }
             Some(written) = under_way.next() => if let ControlFlow::Break(()) = written {
@@ -370,8 +370,9 @@ async fn write_tensor(context: &Context, ticket: Ticket, job: TensorJob) -> Cont
     };
     let round_trip = context.session.connection.rtt();
     context.peer.rate().ended(Instant::now(), arrived, round_trip);
+    let class = job.class;
     drop(job);
-    context.peer.outbox.tensor_done(ticket);
+    context.peer.outbox.tensor_done(ticket, class);
     ControlFlow::Continue(())
 }
 
@@ -394,7 +395,7 @@ async fn read_control(context: Context, mut stream: RecvStream) -> DisconnectRea
 }
 
 async fn read_tensors(context: Context) -> DisconnectReason {
-    let room = Arc::new(Semaphore::new(limits::SEND_QUEUE.0 as usize));
+    let room = Arc::new(Semaphore::new(limits::RECEIVE_ROOM.0 as usize));
     let mut streams = JoinSet::new();
     loop {
         tokio::select! {

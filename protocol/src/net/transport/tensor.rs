@@ -120,7 +120,7 @@ pub(super) async fn read(
     let (tag, headers) = prefix.split(&head)?;
 
     let bytes = prefix.head() + headers.iter().map(Header::packed_length).sum::<usize>();
-    let needed = bytes.clamp(SMALLEST, limits::SEND_QUEUE.0 as usize) as u32;
+    let needed = bytes.clamp(SMALLEST, limits::RECEIVE_ROOM.0 as usize) as u32;
     let room = room.acquire_many_owned(needed).await.map_err(|_| ReadFailure::Lost)?;
     let mut frames = Vec::with_capacity(headers.len());
     for header in headers {
