@@ -5,13 +5,16 @@ use std::time::Duration;
 use crate::units::Bytes;
 
 /// Version of everything that peers say to each other; peers of different versions do not talk.
-pub const PROTOCOL_VERSION: u32 = 6;
+pub const PROTOCOL_VERSION: u32 = 7;
 
 /// One encoded control message.
 pub const CONTROL_MESSAGE: Bytes = Bytes(256 << 10);
 
 /// One tensor on the wire, header not counted. Larger ones travel in pieces.
 pub const TENSOR: Bytes = Bytes::mebi(256);
+
+/// The tensors of one message where the run is not known, whose manifest says how large they are.
+pub const TENSOR_MESSAGE: Bytes = Bytes::mebi(64);
 
 /// Tensors of a class that one peer may have on the way to another before sending more of them waits.
 pub const SEND_QUEUE: Bytes = Bytes::mebi(32);

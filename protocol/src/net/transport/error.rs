@@ -248,6 +248,22 @@ pub enum Violation {
         /// Announced tensors.
         frames: usize,
     },
+    /// More than any message of the run has.
+    #[error(
+        "a message with {bytes} bytes of tensors, where none of the run has more than {largest}"
+    )]
+    TensorsTooLarge {
+        /// Announced bytes.
+        bytes: u64,
+        /// The most there are, in bytes.
+        largest: u64,
+    },
+    /// A part that its message has not, or that came before.
+    #[error("part {part} of a tensor message, which has none such left to come")]
+    TensorPart {
+        /// Which.
+        part: u32,
+    },
     /// A tensor's header or body is wrong.
     #[error(transparent)]
     Frame(#[from] FrameError),
