@@ -95,11 +95,11 @@ def loopback(args):
     table.show("On loopback", notes, ["", "MB/s", "from, to", "of quinn alone"], rows)
 
 
-def send(start, speed, address, control, seconds):
-    """Sends tensors over the link for so long; gives what the sender says."""
+def send(start, speed, address, control, seconds, *size):
+    """Sends tensors over the link for so long, of so many KiB; gives what the sender says."""
     receiver = start(1, speed, "receive", f"0.0.0.0:{PORT}")
     peer = receiver.stdout.readline().strip()
-    sender = start(0, speed, "send", peer, f"{address}:{PORT}", control, str(seconds))
+    sender = start(0, speed, "send", peer, f"{address}:{PORT}", control, str(seconds), *map(str, size))
     output, _ = sender.communicate()
     if sender.returncode != 0:
         sys.exit(f"the sender failed: {output}")
@@ -134,6 +134,27 @@ def alone(args):
     table.show("Alone on a link", notes, headers, rows)
 
 
+def large(args):
+    """One large tensor at a time, over a link that is long and fast: what streams and windows let through."""
+    rate, delay, mebi = 1000, 50, 32
+    rows = []
+    for queue in (20, 100):
+        link = {"delay_ms": delay, "queue_ms": queue}
+        with emulated.network(args.network, [{"up_mbit": rate}, {"up_mbit": rate}], link) as (start, addresses):
+            told = send(start, args.speed, addresses[1], "tolerant", 2 * args.seconds, mebi << 10)
+        again = told["lost_packets"] / told["sent_packets"]
+        share = told["mbit"] / (rate * emulated.CONTENT)
+        rows.append([f"{queue} ms", f"{told['mbit']:.0f}", f"{share:.2f}", f"{again:.2%}"])
+    # A tensor, and the round trip until it is known that it has arrived.
+    wire = mebi * 8.388608 / (rate * emulated.CONTENT)
+    most = wire / (wire + 2e-3 * delay)
+    notes = (
+        f"Tensors of {mebi} MiB over {rate} Mbit/s, {delay} ms each way, the next once the one before is known to "
+        f"have arrived: a share of {most:.2f} is the most there is."
+    )
+    table.show("One large tensor at a time", notes, ["queue", "Mbit/s", "share", "sent again"], rows)
+
+
 def shared(args):
     """A TCP connection is there first; the other comes after a second."""
     rows = []
@@ -165,13 +186,17 @@ def main():
     parser.add_argument("--speed", required=True)
     parser.add_argument("--plain", required=True)
     parser.add_argument("--network", required=True)
-    parser.add_argument("--only", choices=["loopback"])
+    parser.add_argument("--only", choices=["loopback", "large"])
     parser.add_argument("--seconds", type=int, default=12)
     args = parser.parse_args()
+    if args.only == "large":
+        large(args)
+        return
     loopback(args)
     if args.only == "loopback":
         return
     alone(args)
+    large(args)
     shared(args)
 
 

@@ -2,10 +2,11 @@
 //!
 //!     transport_speed loopback [MIB] [PIECE_MIB]
 //!     transport_speed receive ADDRESS
-//!     transport_speed send PEER ADDRESS CONGESTION SECONDS
+//!     transport_speed send PEER ADDRESS CONGESTION SECONDS [KIB]
 //!
 //! On loopback both ends run in this process: the processor time is that of both. Between machines,
-//! the receiver prints its id and ends when its input does; the sender prints JSON.
+//! the receiver prints its id and ends when its input does; the sender prints JSON. Messages of 32,768 KiB fill
+//! the room that tensors of a class have, so each goes alone, once the one before has arrived.
 
 mod common;
 
@@ -29,7 +30,7 @@ const SETTLING: Duration = Duration::from_secs(3);
 
 /// Bytes of a message over a link. What is under way on all streams at once fills a long link, and
 /// what is measured is right to a few of these times the streams.
-const PIECE: usize = 256 << 10;
+const PIECE_KIB: usize = 256;
 
 fn main() -> Result<()> {
     let runtime =
@@ -38,10 +39,16 @@ fn main() -> Result<()> {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments[..] {
         ["receive", address] => runtime.block_on(receive(address.parse()?)),
-        ["send", peer, address, congestion, seconds] => {
+        ["send", peer, address, congestion, seconds, ref size @ ..] => {
             let congestion = congestion_of(congestion)?;
             let seconds = Duration::from_secs_f64(seconds.parse()?);
-            runtime.block_on(send(peer.parse()?, address.parse()?, congestion, seconds))
+            let kibi = match size {
+                [] => PIECE_KIB,
+                [kibi] => kibi.parse()?,
+                _ => return Err("one size at most".into()),
+            };
+            let frame = piece(kibi << 10)?;
+            runtime.block_on(send(peer.parse()?, address.parse()?, congestion, seconds, frame))
         }
         ["loopback"] => runtime.block_on(measure(2048, 8)),
         ["loopback", total] => runtime.block_on(measure(total.parse()?, 8)),
@@ -74,11 +81,11 @@ async fn send(
     address: SocketAddr,
     congestion: Congestion,
     seconds: Duration,
+    frame: Frame,
 ) -> Result<()> {
     let local = SocketAddr::from(([0, 0, 0, 0], 0));
     let (transport, _events) = bind(local, congestion, Arc::new(NoBlobs))?;
     transport.connect(peer, &[address]).await?;
-    let frame = piece(PIECE)?;
     let push = async {
         loop {
             let frames = vec![frame.clone()];

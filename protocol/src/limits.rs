@@ -13,11 +13,22 @@ pub const CONTROL_MESSAGE: Bytes = Bytes(256 << 10);
 /// One tensor on the wire, header not counted. Larger ones travel in pieces.
 pub const TENSOR: Bytes = Bytes::mebi(256);
 
-/// What one peer may have on the way to another before sending waits.
-pub const SEND_QUEUE: Bytes = Bytes::mebi(64);
+/// The tensors of one message where the run is not known, whose manifest says how large they are.
+pub const TENSOR_MESSAGE: Bytes = Bytes::mebi(64);
+
+/// Tensors of a class that one peer may have on the way to another before sending more of them waits.
+pub const SEND_QUEUE: Bytes = Bytes::mebi(32);
+
+/// Tensors of one peer that another reads, or has read and not taken over, before it reads on: as many as may be
+/// on their way of the three classes, and once more of one. Those that are half here so never keep one from being
+/// read that is here and would wait for them.
+pub const RECEIVE_ROOM: Bytes = Bytes(4 * SEND_QUEUE.0);
 
 /// Control messages waiting for one peer before the connection counts as stuck and is closed.
 pub const CONTROL_QUEUE: usize = 4096;
+
+/// What those may have together.
+pub const CONTROL_QUEUE_BYTES: Bytes = Bytes::mebi(64);
 
 /// Dimensions of a tensor on the wire.
 pub const TENSOR_RANK: usize = 4;

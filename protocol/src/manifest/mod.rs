@@ -12,6 +12,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use crate::codec::Codec;
+use crate::frame::Element;
 use crate::ids::{ContentHash, RunId, Stage, Step};
 use crate::limits;
 use crate::units::Bytes;
@@ -380,6 +381,14 @@ impl Manifest {
     #[must_use]
     pub fn largest_logged(&self) -> Bytes {
         self.activation_bytes().max(self.gradient_bytes())
+    }
+
+    /// The most bytes that the tensors of one message have: an activation with its labels, its gradient, or a piece
+    /// of an all-reduce.
+    #[must_use]
+    pub fn largest_message(&self) -> Bytes {
+        let sums = Element::I64.bytes_of(limits::ROUND_PIECE_ELEMENTS as u64);
+        self.largest_logged().max(Bytes(sums.unwrap_or(u64::MAX)))
     }
 
     /// What the fullest output log of a stage weighs.

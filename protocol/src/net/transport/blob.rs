@@ -9,17 +9,20 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use quinn::{Connection, RecvStream, SendStream};
+use quinn::{Connection, RecvStream, SendStream, VarInt};
 
 use super::class::Class;
 use super::error::FetchError;
 use super::peer::Peer;
 use super::piece::{HEAD, Head, Piece, PiecePacker};
+use super::progress::while_moving;
 use super::request::Kind as RequestKind;
+use super::taken::Taken;
 use super::traffic::{Counters, Kind};
 use super::uplink::Uplink;
 use crate::ids::ContentHash;
@@ -61,6 +64,9 @@ impl Request {
         }
     }
 }
+
+/// An answer of which the peer has taken nothing for so long is given up.
+const STALL: Duration = Duration::from_secs(20);
 
 /// Files whose pieces' hashes are remembered.
 const LISTS: usize = 64;
@@ -143,11 +149,28 @@ impl Service<'_> {
                 self.answer(send, known.map(|(whole, ())| (whole, Vec::new()))).await;
             }
             _ if u64::from(length) > limits::BLOB_PIECE.0 => {}
-            _ => self.uplink.give(self.give_piece(send, hash, position, length)).await,
+            _ => {
+                let stopped = send.stopped();
+                let piece = self.give_piece(send, hash, position, length);
+                tokio::select! {
+                    // What is on its way sees by itself when nobody listens, and counts it.
+                    biased;
+                    () = self.uplink.give(self.peer.id, piece) => {}
+                    // Who listens no more waits for no turn.
+                    _ = stopped => {}
+                }
+            }
         }
     }
 
-    async fn give_piece(&self, send: SendStream, hash: ContentHash, position: u64, length: u32) {
+    /// Gives the bytes of it that arrived, as [`Self::answer`].
+    async fn give_piece(
+        &self,
+        send: SendStream,
+        hash: ContentHash,
+        position: u64,
+        length: u32,
+    ) -> usize {
         let (source, packer) = (self.source.clone(), self.packer.clone());
         let measured = self.peer.file_rate().rate();
         let rate = self.peer.link_rate(measured);
@@ -159,27 +182,29 @@ impl Service<'_> {
             self.counters.piece(piece.packing);
             (whole, vec![Bytes::copy_from_slice(&piece.head().encode()), piece.bytes])
         });
-        self.answer(send, found).await;
+        self.answer(send, found).await
     }
 
-    /// Sends what is found of a file, and waits until it has arrived.
-    async fn answer(&self, mut send: SendStream, found: Found) {
+    /// Sends what is found of a file, and waits until it has arrived; gives the bytes that did, which are none
+    /// where the peer listens no more, or takes nothing for long.
+    async fn answer(&self, mut send: SendStream, found: Found) -> usize {
         let (whole, bytes) = found.unwrap_or((NOT_FOUND, Vec::new()));
         let class = if bytes.is_empty() { Class::Control } else { Class::Chunk };
         let mut answer = vec![Bytes::copy_from_slice(&whole.to_le_bytes())];
         answer.extend(bytes);
         let length = answer.iter().map(Bytes::len).sum();
         class.put(&send, 0);
+        let taken = Taken::new(self.connection);
         self.peer.file_rate().began(Instant::now());
-        let written = send.write_all_chunks(&mut answer).await.is_ok();
-        if written {
-            self.counters.sent(Kind::Blob, length);
-            // Nothing is left to do if the peer has stopped listening.
-            let _ = send.finish();
-            let _ = send.stopped().await;
+        let arrived = while_moving(STALL, || taken.now(), taken.all(&mut send, &mut answer)).await;
+        if arrived.is_none() {
+            // Fails only where the peer was quicker.
+            let _ = send.reset(VarInt::from_u32(0));
         }
-        let arrived = if written { length } else { 0 };
+        let arrived = if arrived == Some(true) { length } else { 0 };
+        self.counters.sent(Kind::Blob, taken.written());
         self.peer.file_rate().ended(Instant::now(), arrived, self.connection.rtt());
+        arrived
     }
 }
 
@@ -234,54 +259,87 @@ fn list_of(
     Some(Ok((blob.length, list)))
 }
 
+/// Bytes that were heard of a holder, over all that it is asked for at once: it answers in an order of its own.
+#[derive(Debug, Default)]
+pub(super) struct Heard(AtomicU64);
+
+impl Heard {
+    pub(super) fn bytes(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Reads as many bytes as there is room for.
+    async fn read(&self, recv: &mut RecvStream, mut room: &mut [u8]) -> Result<(), FetchError> {
+        while !room.is_empty() {
+            match recv.read(room).await.map_err(interrupted)? {
+                Some(read) => {
+                    self.0.fetch_add(read as u64, Ordering::Relaxed);
+                    room = &mut room[read..];
+                }
+                None => return Err(interrupted("the answer was cut short")),
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Asks what the pieces of a file of `length` bytes hash to. What is said is not checked.
 pub(super) async fn fetch_hashes(
     connection: &Connection,
     hash: ContentHash,
     length: u64,
     counters: &Counters,
+    heard: &Heard,
 ) -> Result<Vec<[u8; HASH]>, FetchError> {
     let bytes = pieces(length) as usize * HASH;
     let request = Request { hash, position: 0, length: HASHES };
-    let mut recv = ask(connection, request, length).await?;
+    let mut recv = ask(connection, request, length, heard).await?;
     let mut list = vec![0; bytes];
-    recv.read_exact(&mut list).await.map_err(interrupted)?;
+    heard.read(&mut recv, &mut list).await?;
     counters.received(Kind::Blob, 8 + bytes);
     Ok(list.as_chunks::<HASH>().0.to_vec())
 }
 
 /// Asks for a file that nobody has: whoever answers is there.
 pub(super) async fn probe(connection: &Connection) -> Result<(), FetchError> {
-    match fetch_length(connection, ContentHash([0; 32])).await {
+    match fetch_length(connection, ContentHash([0; 32]), &Heard::default()).await {
         Ok(_) | Err(FetchError::NotFound { .. }) => Ok(()),
         Err(error) => Err(error),
     }
 }
 
-/// Asks for `wanted` bytes of a file of `length` bytes. Nothing of them is checked, but that there
-/// are no more.
+/// Asks for a piece of a file. Nothing of it is checked, but that there is no more.
 pub(super) async fn fetch_piece(
     connection: &Connection,
-    hash: ContentHash,
-    position: u64,
-    wanted: usize,
-    length: u64,
+    Part { hash, length, position, size }: Part,
     counters: &Counters,
+    heard: &Heard,
 ) -> Result<Piece, FetchError> {
-    let request = Request { hash, position, length: wanted as u32 };
-    let mut recv = ask(connection, request, length).await?;
-    if wanted == 0 {
+    let request = Request { hash, position, length: size as u32 };
+    let mut recv = ask(connection, request, length, heard).await?;
+    if size == 0 {
         // Of nothing only the length is said.
         counters.received(Kind::Blob, 8);
         return Ok(Piece::empty());
     }
     let mut head = [0; HEAD];
-    recv.read_exact(&mut head).await.map_err(interrupted)?;
-    let head = Head::decode(head, wanted).ok_or(FetchError::WrongHash { expected: hash })?;
+    heard.read(&mut recv, &mut head).await?;
+    let head = Head::decode(head, size).ok_or(FetchError::WrongHash { expected: hash })?;
     let mut bytes = vec![0; head.length()];
-    recv.read_exact(&mut bytes).await.map_err(interrupted)?;
+    heard.read(&mut recv, &mut bytes).await?;
     counters.received(Kind::Blob, 8 + HEAD + bytes.len());
     Ok(Piece::received(head, bytes))
+}
+
+/// Which bytes of which file.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Part {
+    pub(super) hash: ContentHash,
+    /// Bytes of the file.
+    pub(super) length: u64,
+    pub(super) position: u64,
+    /// How many bytes.
+    pub(super) size: usize,
 }
 
 /// Sends a request and reads of the answer that it is about a file of `length` bytes.
@@ -289,8 +347,9 @@ async fn ask(
     connection: &Connection,
     request: Request,
     length: u64,
+    heard: &Heard,
 ) -> Result<RecvStream, FetchError> {
-    let (recv, found) = begin(connection, request).await?;
+    let (recv, found) = begin(connection, request, heard).await?;
     if found == length { Ok(recv) } else { Err(FetchError::Size { expected: length, found }) }
 }
 
@@ -298,20 +357,25 @@ async fn ask(
 pub(super) async fn fetch_length(
     connection: &Connection,
     hash: ContentHash,
+    heard: &Heard,
 ) -> Result<u64, FetchError> {
     let request = Request { hash, position: 0, length: 0 };
-    begin(connection, request).await.map(|(_, length)| length)
+    begin(connection, request, heard).await.map(|(_, length)| length)
 }
 
 /// Sends a request and reads the file's length, with which the answer begins.
-async fn begin(connection: &Connection, request: Request) -> Result<(RecvStream, u64), FetchError> {
+async fn begin(
+    connection: &Connection,
+    request: Request,
+    heard: &Heard,
+) -> Result<(RecvStream, u64), FetchError> {
     let (mut send, mut recv) = connection.open_bi().await.map_err(interrupted)?;
     // A few bytes, which must not wait for what is given the other way.
     Class::Control.put(&send, 0);
     send.write_all(&RequestKind::Blob.before(&request.encode())).await.map_err(interrupted)?;
     send.finish().map_err(interrupted)?;
     let mut whole = [0; 8];
-    recv.read_exact(&mut whole).await.map_err(interrupted)?;
+    heard.read(&mut recv, &mut whole).await?;
     match u64::from_le_bytes(whole) {
         NOT_FOUND => Err(FetchError::NotFound { hash: request.hash }),
         length => Ok((recv, length)),

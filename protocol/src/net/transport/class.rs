@@ -27,7 +27,20 @@ pub enum Class {
 /// that are on their way then go in another order.
 const PLACES: u32 = 24;
 
+/// Queues in which tensors wait, each with room of its own.
+pub(super) const QUEUES: usize = 3;
+
 impl Class {
+    /// Which of the queues its tensors wait in; later ones go first. What goes first waits for no room that
+    /// something later has.
+    pub(super) fn queue(self) -> usize {
+        match self {
+            Self::Chunk | Self::Round => 0,
+            Self::Activation => 1,
+            Self::Gradient | Self::Control => 2,
+        }
+    }
+
     /// Has a stream wait for its turn: among those of its class, lower places go first.
     pub(super) fn put(self, stream: &SendStream, place: u64) {
         // Fails only for a stream that is already finished, which needs no turn.

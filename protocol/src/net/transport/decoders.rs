@@ -15,7 +15,7 @@ use super::ring::form;
 use super::{relay, tensor};
 use crate::codec::packing::Packing;
 use crate::decoder::{Decoder, reads_back_by};
-use crate::frame::{Element, Frame};
+use crate::frame::{Element, Frame, Header};
 use crate::ids::{ContentHash, Incarnation, PeerId};
 use crate::limits;
 use crate::manifest::example::small;
@@ -92,17 +92,24 @@ fn tensor_messages() -> Vec<Vec<u8>> {
         let raw = Bytes::from(vec![1; bytes]);
         Frame::pack(Element::U8, &[bytes as u32], raw, Packing::Zstd).expect("it has its shape")
     };
-    [tensor::encode(b"tag", &[frame(100), frame(0)]), tensor::encode(b"", &[frame(3)])]
+    [tensor::encode(7, 0, b"tag", &[frame(100), frame(0)]), tensor::encode(0, 0, b"", &[frame(3)])]
         .map(|pieces| pieces.concat())
         .to_vec()
 }
 
-/// A whole stream; what is read of it is written to the same bytes.
+/// A whole stream; what is read of it is written to the same bytes. Of a part that is not the first nothing but
+/// the head can be checked here.
 fn tensor_message(bytes: &[u8]) {
     let Some((prefix, rest)) = bytes.split_first_chunk() else { return };
     let Ok(prefix) = tensor::Prefix::decode(*prefix) else { return };
     let Some((head, mut rest)) = rest.split_at_checked(prefix.head()) else { return };
     let Ok((tag, headers)) = prefix.split(head) else { return };
+    let lengths: Vec<usize> = headers.iter().map(Header::packed_length).collect();
+    let parts = tensor::parts(&lengths);
+    assert!(tensor::segments(&lengths, parts).next().is_none(), "nothing is after the last part");
+    if prefix.part != 0 || parts > 1 {
+        return;
+    }
     let mut frames = Vec::new();
     for header in headers {
         let Some((body, after)) = rest.split_at_checked(header.packed_length()) else { return };
@@ -110,7 +117,8 @@ fn tensor_message(bytes: &[u8]) {
         frames.push(frame);
         rest = after;
     }
-    assert_eq!([&tensor::encode(&tag, &frames).concat()[..], rest].concat(), bytes);
+    let written = tensor::encode(prefix.message, 0, &tag, &frames).concat();
+    assert_eq!([&written[..], rest].concat(), bytes);
 }
 
 /// A file of a few bytes, whatever is asked for.

@@ -13,11 +13,15 @@ use quinn::{
 use quinn_proto::HashedConnectionIdGenerator;
 use socket2::{Domain, Protocol, Socket, Type};
 
+use super::class::QUEUES;
 use super::congestion::TolerantConfig;
 use super::error::TransportError;
 use super::relay::Relay;
 use super::ring::bell::{Bell, Rings};
+use super::sending::LANES;
+use super::tensor::{FRAMES, PART, PREFIX, TAG};
 use super::tls::Tls;
+use crate::frame::HEADER;
 use crate::limits;
 use crate::net::identity::Identity;
 use crate::units::Bytes;
@@ -41,17 +45,23 @@ const LARGEST_PACKET: u16 = 6500;
 /// Bytes of the kernel's buffers that are asked for.
 const SOCKET_BUFFER: usize = 4 << 20;
 
-/// A stream with more than 2.75 MiB under way breaks the connection at a bottleneck: the receiver
-/// keeps at most 1024 gaps.
+/// A stream with more than 2.75 MiB under way breaks the connection at a bottleneck that drops every other packet:
+/// the receiver keeps at most 1024 gaps. What is larger goes over several ([`super::tensor::PART`]).
 const STREAM_WINDOW: u32 = 5 << 19;
+const _: () = assert!(PART + PREFIX + TAG + FRAMES * HEADER <= STREAM_WINDOW as usize);
 
+/// Bytes under way on all streams: a round trip of 500 ms at 1 Gbit/s, or of 50 ms at 10 Gbit/s. So much memory a
+/// sender can take whose bytes nobody reads yet, beside [`limits::RECEIVE_ROOM`] or one message of the run's
+/// largest for what is being read.
 const CONNECTION_WINDOW: u32 = 64 << 20;
 
 /// Bytes sent before the first acknowledgement.
 const INITIAL_WINDOW: u64 = 1 << 20;
 
-/// Tensor messages on their way at once.
+/// Tensor messages of a queue on their way at once.
 pub(super) const TENSOR_STREAMS: usize = 32;
+
+const UNI_STREAMS: usize = QUEUES * TENSOR_STREAMS + LANES;
 
 /// The control stream and requests for files.
 const REQUEST_STREAMS: u32 = 16;
@@ -173,7 +183,7 @@ pub(super) fn quic(congestion: Congestion) -> TransportConfig {
         .stream_receive_window(VarInt::from_u32(STREAM_WINDOW))
         .receive_window(VarInt::from_u32(CONNECTION_WINDOW))
         .send_window(u64::from(CONNECTION_WINDOW))
-        .max_concurrent_uni_streams(VarInt::from_u32(TENSOR_STREAMS as u32))
+        .max_concurrent_uni_streams(VarInt::from_u32(UNI_STREAMS as u32))
         .max_concurrent_bidi_streams(VarInt::from_u32(REQUEST_STREAMS))
         .datagram_receive_buffer_size(Some(RELAYED))
         .datagram_send_buffer_size(RELAYED)

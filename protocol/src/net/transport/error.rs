@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use crate::frame::FrameError;
 use crate::ids::{ContentHash, Incarnation, PeerId, RunId};
@@ -247,6 +248,22 @@ pub enum Violation {
         /// Announced tensors.
         frames: usize,
     },
+    /// More than any message of the run has.
+    #[error(
+        "a message with {bytes} bytes of tensors, where none of the run has more than {largest}"
+    )]
+    TensorsTooLarge {
+        /// Announced bytes.
+        bytes: u64,
+        /// The most there are, in bytes.
+        largest: u64,
+    },
+    /// A part that its message has not, or that came before.
+    #[error("part {part} of a tensor message, which has none such left to come")]
+    TensorPart {
+        /// Which.
+        part: u32,
+    },
     /// A tensor's header or body is wrong.
     #[error(transparent)]
     Frame(#[from] FrameError),
@@ -322,6 +339,12 @@ pub enum FetchError {
     /// The connection broke, or the answer was cut short.
     #[error("fetching was interrupted: {0}")]
     Interrupted(String),
+    /// The peer answers nothing, though its connection stands.
+    #[error("the peer sent nothing for {} s: ask others for the file, or again later", patience.as_secs())]
+    Silent {
+        /// How long it was listened for.
+        patience: Duration,
+    },
     /// The file could not be written.
     #[error("cannot write {}: {source}", path.display())]
     Io {

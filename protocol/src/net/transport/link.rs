@@ -3,6 +3,7 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -18,12 +19,13 @@ use super::class::Class;
 use super::dial::{self, Backoff};
 use super::error::{ConnectError, DisconnectReason};
 use super::event::{TensorMessage, TransportEvent};
+use super::gather::{Gathering, ReadFailure};
 use super::outbox::{TensorJob, Ticket};
 use super::peer::{Peer, Session};
 use super::request::Kind as RequestKind;
+use super::sending::{self, LANES};
 use super::traffic::Kind;
-use super::{Shared, control, endpoint, ring, tensor};
-use crate::limits;
+use super::{Shared, control, ring, tensor};
 
 /// How long closing waits for the other end to take what is queued.
 const FLUSH: Duration = Duration::from_secs(5);
@@ -337,12 +339,13 @@ async fn seek_direct(context: Context) -> DisconnectReason {
 }
 
 async fn write_tensors(context: Context) -> DisconnectReason {
+    let lanes = Semaphore::new(LANES);
     let mut under_way = FuturesUnordered::new();
     loop {
         tokio::select! {
-            (ticket, job) = context.peer.outbox.tensor(),
-                if under_way.len() < endpoint::TENSOR_STREAMS => {
-                under_way.push(write_tensor(&context, ticket, job));
+            // As many at once as have streams.
+            (ticket, job) = context.peer.outbox.tensor() => {
+                under_way.push(write_tensor(&context, &lanes, ticket, job));
             }
             Some(written) = under_way.next() => if let ControlFlow::Break(()) = written {
                 return context.end().await;
@@ -352,14 +355,16 @@ async fn write_tensors(context: Context) -> DisconnectReason {
 }
 
 /// Breaks when the connection is gone.
-async fn write_tensor(context: &Context, ticket: Ticket, job: TensorJob) -> ControlFlow<()> {
-    let Ok(mut stream) = context.session.connection.open_uni().await else {
-        return ControlFlow::Break(());
-    };
-    job.class.put(&stream, ticket);
-    context.shared.uplink.trains();
+async fn write_tensor(
+    context: &Context,
+    lanes: &Semaphore,
+    ticket: Ticket,
+    job: TensorJob,
+) -> ControlFlow<()> {
+    let connection = &context.session.connection;
+    let _training = context.shared.uplink.trains();
     context.peer.rate().began(Instant::now());
-    let arrived = match tensor::write(&mut stream, &job).await {
+    let arrived = match sending::send(connection, lanes, ticket, &job).await {
         Ok(bytes) => {
             context.shared.counters.sent(Kind::Tensor, bytes);
             bytes
@@ -368,10 +373,10 @@ async fn write_tensor(context: &Context, ticket: Ticket, job: TensorJob) -> Cont
         // The peer does not want it.
         Err(_) => 0,
     };
-    let round_trip = context.session.connection.rtt();
-    context.peer.rate().ended(Instant::now(), arrived, round_trip);
+    context.peer.rate().ended(Instant::now(), arrived, connection.rtt());
+    let class = job.class;
     drop(job);
-    context.peer.outbox.tensor_done(ticket);
+    context.peer.outbox.tensor_done(ticket, class);
     ControlFlow::Continue(())
 }
 
@@ -394,7 +399,7 @@ async fn read_control(context: Context, mut stream: RecvStream) -> DisconnectRea
 }
 
 async fn read_tensors(context: Context) -> DisconnectReason {
-    let room = Arc::new(Semaphore::new(limits::SEND_QUEUE.0 as usize));
+    let gathering = Arc::new(Gathering::new());
     let mut streams = JoinSet::new();
     loop {
         tokio::select! {
@@ -405,7 +410,7 @@ async fn read_tensors(context: Context) -> DisconnectReason {
             },
             stream = context.session.connection.accept_uni() => match stream {
                 Ok(stream) => {
-                    streams.spawn(read_tensor(context.clone(), stream, room.clone()));
+                    streams.spawn(read_tensor(context.clone(), stream, gathering.clone()));
                 }
                 Err(error) => {
                     while let Some(read) = streams.join_next().await {
@@ -424,14 +429,14 @@ async fn read_tensors(context: Context) -> DisconnectReason {
 async fn read_tensor(
     context: Context,
     mut stream: RecvStream,
-    room: Arc<Semaphore>,
+    gathering: Arc<Gathering>,
 ) -> ControlFlow<DisconnectReason> {
-    let received = match tensor::read(&mut stream, room).await {
-        Ok(received) => received,
-        Err(tensor::ReadFailure::Violation(violation)) => {
-            return ControlFlow::Break(violation.into());
-        }
-        Err(tensor::ReadFailure::Lost) => return ControlFlow::Continue(()),
+    let largest = context.shared.largest_message.load(Ordering::Relaxed);
+    let received = match gathering.read(&mut stream, largest).await {
+        Ok(Some(received)) => received,
+        Err(ReadFailure::Violation(violation)) => return ControlFlow::Break(violation.into()),
+        // Others of its parts are on their way, or never will be.
+        Ok(None) | Err(ReadFailure::Lost) => return ControlFlow::Continue(()),
     };
     context.shared.counters.received(Kind::Tensor, received.bytes);
     let message = TensorMessage {

@@ -28,16 +28,20 @@ mod endpoint;
 mod error;
 mod event;
 mod fetch;
+mod gather;
 mod handshake;
 mod link;
 mod outbox;
 mod peer;
 mod piece;
+mod progress;
 mod rate;
 mod relay;
 mod request;
 mod ring;
+mod sending;
 mod sweep;
+mod taken;
 mod tensor;
 #[cfg(test)]
 mod tests;
@@ -75,7 +79,7 @@ pub use traffic::{Flow, Packets, Pieces, Traffic, Way};
 use crate::frame::Frame;
 use crate::ids::{ContentHash, Incarnation, Member, PeerId};
 use crate::limits;
-use crate::manifest::ChunkPacking;
+use crate::manifest::{ChunkPacking, Manifest};
 use crate::net::admission::{Gate, Signed, UnixTime};
 use crate::net::identity::Identity;
 use crate::units;
@@ -132,6 +136,8 @@ pub(crate) struct Shared {
     peer: PeerId,
     incarnation: Incarnation,
     run: RwLock<Option<Run>>,
+    /// Bytes that the tensors of a message may have.
+    largest_message: AtomicU64,
     blobs: Arc<dyn BlobSource>,
     gate: Gate,
     tls: tls::Tls,
@@ -222,12 +228,14 @@ impl Transport {
         let relay = Relay::new();
         let relayed = Arc::new(endpoint::relayed(config.congestion));
         let relay_endpoint = endpoint::over(relay.clone(), identity, &tls, &relayed)?;
+        let largest_message = AtomicU64::new(largest_message(config.run.as_ref()).0);
         let (events, receiver) = mpsc::channel(EVENTS);
         let closed = CancellationToken::new();
         let shared = Arc::new(Shared {
             peer: identity.peer_id(),
             incarnation: config.incarnation,
             run: RwLock::new(config.run),
+            largest_message,
             blobs: config.blobs,
             gate: config.gate,
             tls,
@@ -284,6 +292,8 @@ impl Transport {
     /// Takes part in a run from now on: hellos name it, and peers of other runs are refused.
     /// Connections that exist already stay.
     pub fn set_run(&self, run: Run) {
+        let largest = largest_message(Some(&run));
+        self.shared.largest_message.store(largest.0, Ordering::Relaxed);
         *self.shared.run.write().unwrap_or_else(PoisonError::into_inner) = Some(run);
     }
 
@@ -345,7 +355,7 @@ impl Transport {
     /// follows in the background. The future owns all it needs.
     ///
     /// # Errors
-    /// At once, when tag or number of frames is over its cap.
+    /// At once, when the tag, the number of frames or their bytes are over their cap.
     pub fn send_tensor(
         &self,
         peer: PeerId,
@@ -357,6 +367,12 @@ impl Transport {
         if !(1..=tensor::FRAMES).contains(&frames.len()) {
             return Err(SendError::FrameCount { count: frames.len() });
         }
+        let largest = units::Bytes(self.shared.largest_message.load(Ordering::Relaxed));
+        check_size(
+            "a message's tensors",
+            frames.iter().map(|frame| frame.body().len()).sum(),
+            largest,
+        )?;
         let peer = self.recipient(peer)?;
         Ok(async move { peer.outbox.push_tensor(Bytes::from(tag), frames, class).await })
     }
@@ -515,6 +531,13 @@ impl Transport {
             let _ = timeout(LINGER, endpoint.wait_idle()).await;
         }
     }
+}
+
+/// The most bytes that the tensors of a message have in a run. A manifest that is none says nothing of that, as
+/// where there is none yet.
+fn largest_message(run: Option<&Run>) -> units::Bytes {
+    let manifest = run.and_then(|run| Manifest::from_bytes(&run.manifest).ok());
+    manifest.map_or(limits::TENSOR_MESSAGE, |manifest| manifest.largest_message())
 }
 
 fn check_size(what: &'static str, size: usize, cap: units::Bytes) -> Result<(), SendError> {

@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-use super::class::Class;
+use super::class::{Class, QUEUES};
+use super::endpoint::TENSOR_STREAMS;
 use crate::frame::Frame;
 use crate::limits;
 
@@ -33,6 +34,19 @@ const BATCH: usize = 64 << 10;
 /// Every message counts at least this much, at both ends, so that there are never too many.
 pub(super) const SMALLEST: usize = 1024;
 
+/// Tensor messages of classes that share room.
+#[derive(Debug, Default)]
+struct Queue {
+    queued: BTreeMap<(Reverse<Class>, Ticket), TensorJob>,
+    in_flight: BTreeMap<Ticket, TensorJob>,
+}
+
+impl Queue {
+    fn len(&self) -> usize {
+        self.queued.len() + self.in_flight.len()
+    }
+}
+
 #[derive(Debug, Default)]
 struct Contents {
     control: VecDeque<Bytes>,
@@ -41,8 +55,7 @@ struct Contents {
     connected: bool,
     /// The control queue was full while connected: the connection counts as stuck.
     stuck: bool,
-    queued: BTreeMap<(Reverse<Class>, Ticket), TensorJob>,
-    in_flight: BTreeMap<Ticket, TensorJob>,
+    queues: [Queue; QUEUES],
     next: Ticket,
 }
 
@@ -50,7 +63,7 @@ struct Contents {
 #[derive(Debug)]
 pub(super) struct Outbox {
     contents: Mutex<Contents>,
-    room: Arc<Semaphore>,
+    rooms: [Arc<Semaphore>; QUEUES],
     control_ready: Notify,
     tensor_ready: Notify,
     /// Woken by whatever the link itself watches: work while unconnected, a stuck queue.
@@ -63,7 +76,7 @@ impl Outbox {
     pub(super) fn new() -> Self {
         Self {
             contents: Mutex::default(),
-            room: Arc::new(Semaphore::new(limits::SEND_QUEUE.0 as usize)),
+            rooms: [(); QUEUES].map(|()| Arc::new(Semaphore::new(limits::SEND_QUEUE.0 as usize))),
             control_ready: Notify::new(),
             tensor_ready: Notify::new(),
             link: Notify::new(),
@@ -81,8 +94,8 @@ impl Outbox {
     pub(super) fn push_control(&self, message: Bytes) -> bool {
         let mut contents = self.lock();
         let bytes = contents.control_bytes + message.len();
-        let full =
-            contents.control.len() >= limits::CONTROL_QUEUE || bytes as u64 > limits::SEND_QUEUE.0;
+        let full = contents.control.len() >= limits::CONTROL_QUEUE
+            || bytes as u64 > limits::CONTROL_QUEUE_BYTES.0;
         if full {
             contents.stuck = contents.connected;
         } else {
@@ -93,18 +106,18 @@ impl Outbox {
         !full
     }
 
-    /// Waits for room and queues tensors. What is larger than all the room waits until nothing
-    /// else is on its way.
+    /// Waits for room among those of its class and queues tensors. What is larger than all the room waits until
+    /// nothing else of them is on its way.
     pub(super) async fn push_tensor(&self, tag: Bytes, frames: Vec<Frame>, class: Class) {
         let bytes = tag.len() + frames.iter().map(Frame::wire_length).sum::<usize>();
         let bytes = bytes.clamp(SMALLEST, limits::SEND_QUEUE.0 as usize) as u32;
-        let room = self.room.clone().acquire_many_owned(bytes).await;
+        let room = self.rooms[class.queue()].clone().acquire_many_owned(bytes).await;
         let room = Arc::new(room.expect("the semaphore is never closed"));
         let mut contents = self.lock();
         let ticket = contents.next;
         contents.next += 1;
         let job = TensorJob { tag, frames, class, _room: room };
-        contents.queued.insert((Reverse(class), ticket), job);
+        contents.queues[class.queue()].queued.insert((Reverse(class), ticket), job);
         self.wake(contents, &self.tensor_ready);
     }
 
@@ -155,34 +168,45 @@ impl Outbox {
         self.handed_over.notify_one();
     }
 
-    /// The tensors to send next. They stay in the box until [`Self::tensor_done`].
+    /// The tensors to send next, of a class that has a stream left. They stay in the box until
+    /// [`Self::tensor_done`].
     pub(super) async fn tensor(&self) -> (Ticket, TensorJob) {
         loop {
-            {
-                let mut contents = self.lock();
-                if let Some(((_, ticket), job)) = contents.queued.pop_first() {
-                    contents.in_flight.insert(ticket, job.clone());
-                    return (ticket, job);
-                }
+            if let Some(next) = self.next_tensor() {
+                return next;
             }
             self.tensor_ready.notified().await;
         }
     }
 
+    fn next_tensor(&self) -> Option<(Ticket, TensorJob)> {
+        let mut contents = self.lock();
+        let streams = |queue: &&mut Queue| queue.in_flight.len() < TENSOR_STREAMS;
+        contents.queues.iter_mut().rev().filter(streams).find_map(|queue| {
+            let ((_, ticket), job) = queue.queued.pop_first()?;
+            queue.in_flight.insert(ticket, job.clone());
+            Some((ticket, job))
+        })
+    }
+
     /// The peer has them.
-    pub(super) fn tensor_done(&self, ticket: Ticket) {
-        self.lock().in_flight.remove(&ticket);
+    pub(super) fn tensor_done(&self, ticket: Ticket, class: Class) {
+        self.lock().queues[class.queue()].in_flight.remove(&ticket);
         self.handed_over.notify_one();
+        // There may be one that had no stream left.
+        self.tensor_ready.notify_one();
     }
 
     /// The connection is gone: what it did not deliver goes out on the next one.
     pub(super) fn take_back(&self) {
         let mut contents = self.lock();
         contents.connected = false;
-        let undelivered = std::mem::take(&mut contents.in_flight);
-        let queued =
-            undelivered.into_iter().map(|(ticket, job)| ((Reverse(job.class), ticket), job));
-        contents.queued.extend(queued);
+        for queue in &mut contents.queues {
+            let undelivered = std::mem::take(&mut queue.in_flight);
+            let queued =
+                undelivered.into_iter().map(|(ticket, job)| ((Reverse(job.class), ticket), job));
+            queue.queued.extend(queued);
+        }
     }
 
     /// Forgets everything.
@@ -198,7 +222,7 @@ impl Outbox {
     /// Whether nothing waits and nothing is on its way.
     pub(super) fn is_empty(&self) -> bool {
         let contents = self.lock();
-        contents.control.is_empty() && contents.queued.is_empty() && contents.in_flight.is_empty()
+        contents.control.is_empty() && contents.queues.iter().all(|queue| queue.len() == 0)
     }
 
     /// Waits until something is to be sent.
@@ -225,7 +249,7 @@ impl Outbox {
     /// Tensor messages that wait or are on their way, and control messages that wait.
     pub(super) fn lengths(&self) -> (usize, usize) {
         let contents = self.lock();
-        (contents.queued.len() + contents.in_flight.len(), contents.control.len())
+        (contents.queues.iter().map(Queue::len).sum(), contents.control.len())
     }
 }
 
@@ -280,7 +304,7 @@ mod tests {
         let (delivered, _) = next(&outbox);
         let (_, lost) = next(&outbox);
         assert_eq!(lost, "b");
-        outbox.tensor_done(delivered);
+        outbox.tensor_done(delivered, Class::Chunk);
         outbox.take_back();
         assert_eq!([next(&outbox).1, next(&outbox).1], ["b", "c"]);
     }
@@ -294,9 +318,39 @@ mod tests {
         let (ticket, job) = outbox.tensor().now_or_never().expect("queued");
         drop(job);
         assert!(!push(&outbox, "still on its way", cap, Class::Chunk));
-        outbox.tensor_done(ticket);
+        outbox.tensor_done(ticket, Class::Chunk);
         assert!(push(&outbox, "larger than the cap", cap + 1, Class::Chunk));
         assert!(!push(&outbox, "no room beside it", 1, Class::Chunk));
+    }
+
+    #[test]
+    fn what_is_urgent_waits_for_no_room_that_the_rest_has() {
+        let cap = limits::SEND_QUEUE.0 as usize;
+        let outbox = Outbox::new();
+        assert!(push(&outbox, "a round", cap, Class::Round));
+        assert!(!push(&outbox, "and more of it", 1, Class::Round));
+        assert!(push(&outbox, "activation", cap, Class::Activation));
+        assert!(push(&outbox, "gradient", cap, Class::Gradient));
+        assert!(!push(&outbox, "and another", 1, Class::Gradient));
+        let order: Vec<Bytes> = (0..3).map(|_| next(&outbox).1).collect();
+        assert_eq!(order, ["gradient", "activation", "a round"]);
+    }
+
+    #[test]
+    fn what_is_urgent_waits_for_no_stream_that_the_rest_has() {
+        let outbox = Outbox::new();
+        for _ in 0..=TENSOR_STREAMS {
+            assert!(push(&outbox, "round", 1, Class::Round));
+        }
+        let (first, _) = next(&outbox);
+        for _ in 1..TENSOR_STREAMS {
+            next(&outbox);
+        }
+        assert!(outbox.tensor().now_or_never().is_none(), "one more than there are streams");
+        assert!(push(&outbox, "gradient", 1, Class::Gradient));
+        assert_eq!(next(&outbox).1, "gradient");
+        outbox.tensor_done(first, Class::Round);
+        assert_eq!(next(&outbox).1, "round");
     }
 
     #[test]

@@ -1,20 +1,19 @@
-//! A message with tensors: one stream of its own, then gone.
+//! A message with tensors: in parts, each on a stream of its own, then gone.
 //!
-//! Bytes of the tag (u16, little-endian), number of tensors (u8), a zero, the tag, the tensors'
-//! headers, their bodies. All lengths are known before any body is read, so room for the whole
-//! message is taken at once and no two messages wait for each other half-way.
+//! What a stream carries in a round trip is bounded by its window, which is small ([`super::endpoint`]): so a
+//! large message takes several at once. A part begins with the bytes of the tag (u16), the number of tensors (u8),
+//! a zero, which part it is (u32), the message's number on its connection (u64), all little-endian; then come
+//! the tag, the tensors' headers, and the part's share of their bodies, of which every part but the last has
+//! [`PART`] bytes. All lengths are known before any body is read, from whichever part comes first.
 
-use std::sync::Arc;
+use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
-use quinn::{ReadExactError, RecvStream, SendStream, StoppedError, WriteError};
-use tokio::io::AsyncReadExt;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use quinn::{SendStream, StoppedError, WriteError};
 
 use super::error::Violation;
-use super::outbox::{SMALLEST, TensorJob};
+use super::outbox::Ticket;
 use crate::frame::{Frame, HEADER, Header};
-use crate::limits;
 
 /// Bytes of a tag.
 pub(super) const TAG: usize = 4 << 10;
@@ -23,46 +22,30 @@ pub(super) const TAG: usize = 4 << 10;
 pub(super) const FRAMES: usize = 4;
 
 /// Bytes of a [`Prefix`].
-pub(super) const PREFIX: usize = 4;
+pub(super) const PREFIX: usize = 16;
 
-/// Why no tensors were read.
-#[derive(Debug)]
-pub(super) enum ReadFailure {
-    /// The sender's fault.
-    Violation(Violation),
-    /// The sender gave the message up, or the connection broke.
-    Lost,
-}
+/// Bytes of bodies in a part: all of it fits into a stream's window, so it never waits for more of that.
+pub(super) const PART: usize = 2 << 20;
 
-impl<V: Into<Violation>> From<V> for ReadFailure {
-    fn from(violation: V) -> Self {
-        Self::Violation(violation.into())
-    }
-}
-
-/// A message as it was read.
-pub(super) struct Received {
-    pub(super) tag: Vec<u8>,
-    pub(super) frames: Vec<Frame>,
-    pub(super) bytes: usize,
-    pub(super) room: OwnedSemaphorePermit,
-}
-
-/// The first bytes of a message, which say how long its head is.
-#[derive(Debug, Clone, Copy)]
+/// The first bytes of a part, which say how long its head is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Prefix {
     tag: usize,
     frames: usize,
+    pub(super) part: u32,
+    pub(super) message: Ticket,
 }
 
 impl Prefix {
-    pub(super) fn decode([low, high, frames, zero]: [u8; PREFIX]) -> Result<Self, Violation> {
+    pub(super) fn decode(bytes: [u8; PREFIX]) -> Result<Self, Violation> {
+        let [low, high, frames, zero, a, b, c, d, message @ ..] = bytes;
         let tag = usize::from(u16::from_le_bytes([low, high]));
         let frames = usize::from(frames);
         if tag > TAG || !(1..=FRAMES).contains(&frames) || zero != 0 {
             return Err(Violation::TensorHeader { tag, frames });
         }
-        Ok(Self { tag, frames })
+        let part = u32::from_le_bytes([a, b, c, d]);
+        Ok(Self { tag, frames, part, message: Ticket::from_le_bytes(message) })
     }
 
     /// Bytes of tag and headers together.
@@ -78,23 +61,48 @@ impl Prefix {
     }
 }
 
-/// The message as pieces to write; bodies are not copied.
-pub(super) fn encode(tag: &[u8], frames: &[Frame]) -> Vec<Bytes> {
+/// How many parts a message has whose bodies have these lengths.
+pub(super) fn parts(lengths: &[usize]) -> usize {
+    lengths.iter().sum::<usize>().div_ceil(PART).max(1)
+}
+
+/// What a part has of bodies of these lengths: of which of them, and which bytes.
+pub(super) fn segments(
+    lengths: &[usize],
+    part: usize,
+) -> impl Iterator<Item = (usize, Range<usize>)> + '_ {
+    let (begin, end) = (part * PART, (part + 1) * PART);
+    let mut before = 0;
+    lengths.iter().enumerate().filter_map(move |(frame, length)| {
+        let first = before;
+        before += length;
+        let range = begin.clamp(first, before) - first..end.clamp(first, before) - first;
+        (!range.is_empty()).then_some((frame, range))
+    })
+}
+
+/// A part as pieces to write; bodies are not copied.
+pub(super) fn encode(message: Ticket, part: usize, tag: &[u8], frames: &[Frame]) -> Vec<Bytes> {
     let mut head = BytesMut::with_capacity(PREFIX + tag.len() + frames.len() * HEADER);
     let length = u16::try_from(tag.len()).expect("a tag is checked when it is queued");
     head.extend_from_slice(&length.to_le_bytes());
     head.extend_from_slice(&[frames.len() as u8, 0]);
+    head.extend_from_slice(&(part as u32).to_le_bytes());
+    head.extend_from_slice(&message.to_le_bytes());
     head.extend_from_slice(tag);
     for frame in frames {
         head.extend_from_slice(&frame.header().encode());
     }
-    let bodies = frames.iter().map(|frame| frame.body().clone());
+    let lengths: Vec<usize> = frames.iter().map(|frame| frame.body().len()).collect();
+    let bodies = segments(&lengths, part).map(|(frame, range)| frames[frame].body().slice(range));
     std::iter::once(head.freeze()).chain(bodies).collect()
 }
 
-/// Writes a message and waits until the peer's machine has all of it; gives its bytes.
-pub(super) async fn write(stream: &mut SendStream, job: &TensorJob) -> Result<usize, WriteError> {
-    let mut pieces = encode(&job.tag, &job.frames);
+/// Writes a part and waits until the peer's machine has all of it; gives its bytes.
+pub(super) async fn write(
+    stream: &mut SendStream,
+    mut pieces: Vec<Bytes>,
+) -> Result<usize, WriteError> {
     let bytes = pieces.iter().map(Bytes::len).sum();
     stream.write_all_chunks(&mut pieces).await?;
     stream.finish().map_err(|_| WriteError::ClosedStream)?;
@@ -106,59 +114,34 @@ pub(super) async fn write(stream: &mut SendStream, job: &TensorJob) -> Result<us
     }
 }
 
-/// Reads a message. Its bodies are read only once there is room for all of them, which goes back
-/// when the result is dropped; a message larger than all the room takes all of it.
-pub(super) async fn read(
-    stream: &mut RecvStream,
-    room: Arc<Semaphore>,
-) -> Result<Received, ReadFailure> {
-    let mut prefix = [0; PREFIX];
-    exact(stream, &mut prefix).await?;
-    let prefix = Prefix::decode(prefix)?;
-    let mut head = vec![0; prefix.head()];
-    exact(stream, &mut head).await?;
-    let (tag, headers) = prefix.split(&head)?;
-
-    let bytes = prefix.head() + headers.iter().map(Header::packed_length).sum::<usize>();
-    let needed = bytes.clamp(SMALLEST, limits::SEND_QUEUE.0 as usize) as u32;
-    let room = room.acquire_many_owned(needed).await.map_err(|_| ReadFailure::Lost)?;
-    let mut frames = Vec::with_capacity(headers.len());
-    for header in headers {
-        let body = body(stream, header.packed_length()).await?;
-        frames.push(Frame::new(header, body)?);
-    }
-    match stream.read(&mut [0]).await {
-        Ok(None) => {}
-        Ok(Some(_)) => return Err(Violation::TensorTrailing.into()),
-        Err(_) => return Err(ReadFailure::Lost),
-    }
-    let bytes = PREFIX + tag.len() + frames.iter().map(Frame::wire_length).sum::<usize>();
-    Ok(Received { tag, frames, bytes, room })
-}
-
-async fn exact(stream: &mut RecvStream, buffer: &mut [u8]) -> Result<(), ReadFailure> {
-    match stream.read_exact(buffer).await {
-        Ok(()) => Ok(()),
-        Err(ReadExactError::FinishedEarly(_)) => Err(Violation::TensorCutShort.into()),
-        Err(ReadExactError::ReadError(_)) => Err(ReadFailure::Lost),
-    }
-}
-
-async fn body(stream: &mut RecvStream, length: usize) -> Result<Bytes, ReadFailure> {
-    // Reserves addresses; memory is taken as bytes arrive.
-    let mut body = BytesMut::with_capacity(length);
-    let mut stream = stream.take(length as u64);
-    while body.len() < length {
-        match stream.read_buf(&mut body).await {
-            Ok(0) => return Err(Violation::TensorCutShort.into()),
-            Ok(_) => {}
-            Err(_) => return Err(ReadFailure::Lost),
-        }
-    }
-    Ok(body.freeze())
-}
-
 /// Whether a failed write means that the connection is gone, rather than this one message refused.
 pub(super) fn is_lost(error: &WriteError) -> bool {
     !matches!(error, WriteError::Stopped(_))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn every_byte_is_in_one_part(
+            lengths in prop::collection::vec(0usize..3 * PART, 1..=FRAMES),
+        ) {
+            let mut here = vec![0; lengths.len()];
+            let count = parts(&lengths);
+            for part in 0..count {
+                let mut bytes = 0;
+                for (frame, range) in segments(&lengths, part) {
+                    prop_assert_eq!(range.start, here[frame], "in order, and none left out");
+                    here[frame] = range.end;
+                    bytes += range.len();
+                }
+                prop_assert!(bytes == PART || part + 1 == count);
+            }
+            prop_assert_eq!(here, lengths);
+        }
+    }
 }

@@ -2,7 +2,8 @@
 //!
 //! First one of them says what its pieces hash to, which its own hash proves or refutes; from then on
 //! every piece is checked by itself as it comes, so a holder that sends other bytes is found out at once
-//! and costs one piece. A holder whose connection broke is dialled once more while others go on. What an
+//! and costs one piece. Of a holder that sends nothing at all for long, whatever it was asked for, its pieces
+//! are asked of others, and of itself once more; then it is asked no more. A holder whose connection broke is dialled once more while others go on. What an
 //! earlier fetch of the same file left is gone on with ([`partial`]).
 
 pub(super) mod partial;
@@ -13,7 +14,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::future::join_all;
 use tokio::sync::Notify;
@@ -21,9 +22,10 @@ use tokio::time::sleep_until;
 
 use self::partial::Partial;
 use self::plan::{Next, Plan};
-use super::blob::{fetch_hashes, fetch_length, fetch_piece};
+use super::blob::{Heard, Part, fetch_hashes, fetch_length, fetch_piece};
 use super::error::{ConnectError, FetchError};
 use super::peer::{Peer, Session};
+use super::progress::while_moving;
 use super::{Shared, dial};
 use crate::ids::{ContentHash, PeerId};
 use crate::limits;
@@ -35,6 +37,16 @@ const AT_ONCE: usize = 8;
 
 /// Holders asked for one file, at most.
 const HOLDERS: usize = 8;
+
+/// How long a holder of which pieces were asked may send nothing: longer than the longest pause that one makes
+/// while it trains ([`super::uplink`]).
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// How long a holder that is asked a question may send nothing.
+const ANSWER: Duration = Duration::from_secs(20);
+
+/// Before it answers what the pieces hash to, a holder may have to read the whole file: so many bytes a second.
+const READ: u64 = 64 << 20;
 
 /// A file that is wanted.
 #[derive(Debug, Clone, Copy)]
@@ -72,6 +84,7 @@ pub(super) async fn fetch(
         destination,
         start: Instant::now(),
         plan: Mutex::new(Plan::new(missing, count)),
+        heard: (0..count).map(|_| Heard::default()).collect(),
         failure: Mutex::new(None),
         changed: Notify::new(),
     };
@@ -103,7 +116,18 @@ pub(super) async fn length(
 ) -> Result<u64, FetchError> {
     let peer = known(shared, holder)?;
     let session = session(shared, &peer).await?;
-    fetch_length(&session.connection, hash).await
+    let heard = Heard::default();
+    heard_of(ANSWER, &heard, fetch_length(&session.connection, hash, &heard)).await
+}
+
+/// Waits for an answer as long as something of it comes.
+async fn heard_of<T>(
+    patience: Duration,
+    heard: &Heard,
+    answer: impl Future<Output = Result<T, FetchError>>,
+) -> Result<T, FetchError> {
+    let answered = while_moving(patience, || heard.bytes(), answer).await;
+    answered.unwrap_or(Err(FetchError::Silent { patience }))
 }
 
 /// What the pieces hash to, and who of the holders did not say something else before.
@@ -118,9 +142,10 @@ async fn hashes(
         let asked = async {
             let peer = known(shared, *holder)?;
             let session = session(shared, &peer).await?;
-            let list =
-                fetch_hashes(&session.connection, wanted.hash, wanted.length, &shared.counters)
-                    .await?;
+            let (connection, counters) = (&session.connection, &shared.counters);
+            let (patience, heard) = (ANSWER + read_time(wanted.length), Heard::default());
+            let list = fetch_hashes(connection, wanted.hash, wanted.length, counters, &heard);
+            let list = heard_of(patience, &heard, list).await?;
             Ok((peer, list))
         };
         match asked.await {
@@ -137,6 +162,10 @@ async fn hashes(
         }
     }
     Err(failure)
+}
+
+fn read_time(length: u64) -> Duration {
+    Duration::from_secs(length / READ)
 }
 
 fn known(shared: &Arc<Shared>, holder: PeerId) -> Result<Arc<Peer>, ConnectError> {
@@ -160,6 +189,8 @@ struct Work<'a> {
     destination: &'a Path,
     start: Instant,
     plan: Mutex<Plan>,
+    /// What came from each holder.
+    heard: Vec<Heard>,
     /// The last one.
     failure: Mutex<Option<FetchError>>,
     changed: Notify,
@@ -212,7 +243,7 @@ impl Work<'_> {
     }
 
     async fn bring_piece(&self, holder: usize, peer: &Peer, piece: u64) {
-        let brought = self.fetch(peer, piece).await;
+        let brought = self.fetch(holder, peer, piece).await;
         match brought {
             Ok(()) => {
                 self.plan().brought(self.now(), holder, piece);
@@ -241,13 +272,14 @@ impl Work<'_> {
     }
 
     /// Fetches, checks and writes a piece.
-    async fn fetch(&self, peer: &Peer, piece: u64) -> Result<(), FetchError> {
+    async fn fetch(&self, holder: usize, peer: &Peer, piece: u64) -> Result<(), FetchError> {
         let Wanted { hash, length } = self.wanted;
         let session = session(self.shared, peer).await?;
         let (position, size) = piece_at(length, piece);
-        let counters = &self.shared.counters;
-        let received =
-            fetch_piece(&session.connection, hash, position, size, length, counters).await?;
+        let (counters, heard) = (&self.shared.counters, &self.heard[holder]);
+        let part = Part { hash, length, position, size };
+        let received = fetch_piece(&session.connection, part, counters, heard);
+        let received = heard_of(SILENCE, heard, received).await?;
         let (file, hashes) = (self.file.clone(), self.hashes.clone());
         let written = blocking(move || {
             // What does not unpack is as wrong as what is something else.

@@ -291,3 +291,63 @@ async fn a_holder_says_how_long_a_file_is() {
     let none = soon(guest.transport.blob_length(holder.id(), ContentHash([1; 32]))).await;
     assert!(matches!(none, Err(FetchError::NotFound { .. })), "{none:?}");
 }
+
+/// Says of a file what its pieces hash to, to whoever asks first.
+async fn says_hashes(holder: &Raw, file: &[u8]) {
+    let (mut send, mut recv) = holder.connection.accept_bi().await.expect("a question");
+    recv.read_to_end(100).await.expect("short");
+    let length = file.len() as u64;
+    send.write_all(&length.to_le_bytes()).await.expect("open");
+    for (index, piece) in file.chunks(limits::BLOB_PIECE.0 as usize).enumerate() {
+        let hash = crate::pieces::piece_hash(length, index as u64, piece);
+        send.write_all(&hash).await.expect("open");
+    }
+    send.finish().expect("open");
+}
+
+/// Its connection stands, and it answers no question.
+async fn silent(guest: &mut Node) -> (Raw, PeerId) {
+    let raw = Raw::greeted(guest).await;
+    let id = raw.identity.peer_id();
+    (raw, id)
+}
+
+#[tokio::test]
+async fn a_holder_that_says_nothing_leaves_it_to_the_others() {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let file = text((9 << 20) + 5);
+    let (hash, length) = (ContentHash::of(&file), file.len() as u64);
+    let (holder, _) = holder(folder.path(), "holder", hash, &file);
+    let (mut guest, to, honest) = reader(folder.path(), &[&holder]);
+    let (_one, first) = silent(&mut guest).await;
+    let (_other, last) = silent(&mut guest).await;
+    guest.connect(&holder).await.expect("they reach each other");
+    tokio::time::pause();
+    let ids = [first, honest[0], last];
+    guest.transport.fetch_blob(&ids, hash, length, &to).await.expect("one honest holder is enough");
+    assert!(fs::read(&to).expect("it is there") == file);
+}
+
+#[tokio::test]
+async fn where_nobody_says_anything_a_fetch_ends() {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let file = text((3 << 20) + 5);
+    let (hash, length) = (ContentHash::of(&file), file.len() as u64);
+    let (mut guest, to, _) = reader(folder.path(), &[]);
+    let (raw, id) = silent(&mut guest).await;
+    tokio::time::pause();
+    let fetched = guest.transport.fetch_blob(&[id], hash, length, &to).await;
+    assert!(matches!(fetched, Err(FetchError::Silent { .. })), "{fetched:?}");
+    let asked = guest.transport.blob_length(id, hash).await;
+    assert!(matches!(asked, Err(FetchError::Silent { .. })), "{asked:?}");
+    // Those that were given up are there to be answered as well.
+    for _ in 0..2 {
+        drop(raw.connection.accept_bi().await.expect("a question"));
+    }
+    // One that says what the pieces hash to, and nothing more.
+    let ids = [id];
+    let fetched = guest.transport.fetch_blob(&ids, hash, length, &to);
+    let (fetched, ()) = tokio::join!(fetched, says_hashes(&raw, &file));
+    assert!(matches!(fetched, Err(FetchError::Silent { .. })), "{fetched:?}");
+    assert!(!to.exists());
+}

@@ -104,8 +104,38 @@ async fn what_one_end_sends_the_other_receives_by_kind() {
     right.tensor().await;
     let after = right.transport.traffic();
     assert_eq!((after.control.received - before.1.control.received).0, 4 + 10);
-    assert_eq!(after.tensor.received.0, (4 + 3 + crate::frame::HEADER + 1000) as u64);
+    assert_eq!(after.tensor.received.0, (tensor::PREFIX + 3 + crate::frame::HEADER + 1000) as u64);
     assert_eq!(after.tensor.sent.0, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn large_messages_come_together_from_their_parts() {
+    let (left, mut right) = pair().await;
+    let mixed = |bytes: usize, seed: usize| {
+        let raw: Vec<u8> = (0..bytes).map(|at| ((at * at + seed) >> 7) as u8).collect();
+        Frame::pack(Element::U8, &[bytes as u32], raw.into(), Packing::Raw).expect("agrees")
+    };
+    let part = tensor::PART;
+    let messages = [
+        vec![mixed(part, 0)],
+        vec![mixed(part + 1, 1)],
+        vec![mixed(part - 1, 2), mixed(2, 3), mixed(0, 4), mixed(3 * part, 5)],
+        // More parts than there are streams for them.
+        vec![mixed(45 * (part / 2) + 17, 6), mixed(5, 7)],
+        vec![mixed(0, 8)],
+    ];
+    for (number, frames) in messages.iter().enumerate() {
+        left.send_tensor(right.id(), &[number as u8], frames.clone()).await;
+    }
+    for _ in &messages {
+        let message = right.tensor().await;
+        assert!(message.frames == messages[usize::from(message.tag[0])], "{:?}", message.tag);
+    }
+    while left.transport.queued(right.id()).0 > 0 {
+        tokio::task::yield_now().await;
+    }
+    let (sent, received) = (left.transport.traffic().tensor, right.transport.traffic().tensor);
+    assert_eq!(sent.sent, received.received);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -176,5 +206,8 @@ async fn what_is_over_a_cap_is_not_sent() {
         let sent = node.transport.send_tensor(other, Vec::new(), frames, Class::Chunk);
         assert_eq!(sent.err(), Some(SendError::FrameCount { count }));
     }
+    let frames = vec![frame(0, limits::TENSOR_MESSAGE.0 as usize + 1)];
+    let sent = node.transport.send_tensor(other, Vec::new(), frames, Class::Chunk);
+    assert!(matches!(sent.err(), Some(SendError::TooLarge { .. })));
     assert_eq!(node.transport.send_control(node.id(), Vec::new()), Err(SendError::Myself));
 }

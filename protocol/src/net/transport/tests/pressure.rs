@@ -28,7 +28,8 @@ async fn a_slow_owner_makes_the_sender_wait() {
     });
     soon(start).await.expect("the sender lives");
     // The sender's queue, what the receiver has room for, and what is under way in streams.
-    let bound = 3 * limits::SEND_QUEUE.0 as usize + FRAME;
+    let streams = 64 << 20;
+    let bound = (limits::SEND_QUEUE.0 + limits::RECEIVE_ROOM.0) as usize + streams + FRAME;
     let mut consumed = 0;
     let mut numbers = Vec::new();
     while numbers.len() < MESSAGES {

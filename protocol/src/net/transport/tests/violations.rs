@@ -5,10 +5,19 @@ use super::*;
 use crate::frame::{FrameError, HEADER};
 use crate::net::transport::link::CloseCode;
 
+/// What a part of message 9 begins with.
+fn prefix(tag: u16, frames: u8, part: u32) -> Vec<u8> {
+    let mut prefix = tag.to_le_bytes().to_vec();
+    prefix.extend([frames, 0]);
+    prefix.extend(part.to_le_bytes());
+    prefix.extend(9u64.to_le_bytes());
+    prefix
+}
+
 /// A message with one tensor as it should be.
 fn message() -> Vec<u8> {
     let frame = frame(1, 1000);
-    [&[3, 0, 1, 0], &b"tag"[..], &frame.header().encode(), frame.body()].concat()
+    [&prefix(3, 1, 0), &b"tag"[..], &frame.header().encode(), frame.body()].concat()
 }
 
 async fn refused(target: &mut Node, raw: &Raw, expected: Violation) {
@@ -43,7 +52,7 @@ async fn a_good_message_by_hand_is_taken() {
 async fn damaged_tensors_are_refused() {
     let whole = message();
     let mut flipped = whole.clone();
-    flipped[4 + 3 + HEADER + 500] ^= 1;
+    flipped[tensor::PREFIX + 3 + HEADER + 500] ^= 1;
     tensor_is_refused(&flipped, FrameError::Checksum.into()).await;
     let torn = &whole[..whole.len() - 1];
     tensor_is_refused(torn, Violation::TensorCutShort).await;
@@ -51,25 +60,75 @@ async fn damaged_tensors_are_refused() {
     let longer = [&whole[..], b"x"].concat();
     tensor_is_refused(&longer, Violation::TensorTrailing).await;
     let mut unknown = whole.clone();
-    unknown[4 + 3 + 1] = 77;
+    unknown[tensor::PREFIX + 3 + 1] = 77;
     tensor_is_refused(&unknown, FrameError::UnknownElement { code: 77 }.into()).await;
 }
 
 #[tokio::test]
 async fn claims_over_the_caps_are_refused() {
     let tag = tensor::TAG + 1;
-    let [low, high] = (tag as u16).to_le_bytes();
-    tensor_is_refused(&[low, high, 1, 0], Violation::TensorHeader { tag, frames: 1 }).await;
-    tensor_is_refused(&[0, 0, 0, 0], Violation::TensorHeader { tag: 0, frames: 0 }).await;
-    tensor_is_refused(&[0, 0, 5, 0], Violation::TensorHeader { tag: 0, frames: 5 }).await;
+    tensor_is_refused(&prefix(tag as u16, 1, 0), Violation::TensorHeader { tag, frames: 1 }).await;
+    tensor_is_refused(&prefix(0, 0, 0), Violation::TensorHeader { tag: 0, frames: 0 }).await;
+    tensor_is_refused(&prefix(0, 5, 0), Violation::TensorHeader { tag: 0, frames: 5 }).await;
     // One byte more than the largest tensor.
     let bytes = limits::TENSOR.0 + 1;
     let mut header = frame(1, 1).header().encode();
     header[4..8].copy_from_slice(&(bytes as u32).to_le_bytes());
     header[20..28].copy_from_slice(&bytes.to_le_bytes());
     header[28..36].copy_from_slice(&bytes.to_le_bytes());
-    let message = [&[0, 0, 1, 0], &header[..]].concat();
+    let message = [&prefix(0, 1, 0)[..], &header[..]].concat();
     tensor_is_refused(&message, FrameError::TooLarge { bytes: Some(bytes) }.into()).await;
+}
+
+/// Only the heads are sent: nothing of the bodies is waited for.
+#[tokio::test]
+async fn a_message_larger_than_any_of_the_run_is_refused_before_its_bytes_come() {
+    let half = frame(1, (limits::TENSOR_MESSAGE.0 / 2) as usize).header().encode();
+    let one = frame(1, 1).header().encode();
+    let message = [&prefix(0, 3, 0)[..], &half, &half, &one].concat();
+    let largest = limits::TENSOR_MESSAGE.0;
+    let refusal = Violation::TensorsTooLarge { bytes: largest + 1, largest };
+    tensor_is_refused(&message, refusal).await;
+
+    let manifest = crate::manifest::example::small();
+    let largest = manifest.largest_message().0;
+    assert!(largest < limits::TENSOR_MESSAGE.0);
+    let run = Run { id: manifest.run_id(), manifest: manifest.to_bytes() };
+    let mut target = Node::new();
+    let raw = Raw::greeted(&mut target).await;
+    target.transport.set_run(run);
+    let header = frame(1, largest as usize + 1).header().encode();
+    let mut stream = raw.connection.open_uni().await.expect("open");
+    stream.write_all(&[&prefix(0, 1, 0)[..], &header].concat()).await.expect("open");
+    let refusal = Violation::TensorsTooLarge { bytes: largest + 1, largest };
+    refused(&mut target, &raw, refusal).await;
+}
+
+#[tokio::test]
+async fn parts_that_do_not_fit_together_are_refused() {
+    let none = [&prefix(3, 1, 1)[..], &message()[tensor::PREFIX..]].concat();
+    tensor_is_refused(&none, Violation::TensorPart { part: 1 }).await;
+
+    let frame = frame(1, tensor::PART + 1);
+    let part = |tag: u8, number| {
+        let body = [1; 1];
+        [&prefix(1, 1, number)[..], &[tag], &frame.header().encode(), &body].concat()
+    };
+    // The second part again, and one of another message under the same number.
+    for (again, expected) in [
+        (part(7, 1), Violation::TensorPart { part: 1 }),
+        (part(8, 0), Violation::TensorHeader { tag: 1, frames: 1 }),
+    ] {
+        let mut target = Node::new();
+        let raw = Raw::greeted(&mut target).await;
+        let mut streams = Vec::new();
+        for bytes in [part(7, 1), again] {
+            let mut stream = raw.connection.open_uni().await.expect("open");
+            let _ = stream.write_all(&bytes).await;
+            streams.push(stream);
+        }
+        refused(&mut target, &raw, expected).await;
+    }
 }
 
 #[tokio::test]
