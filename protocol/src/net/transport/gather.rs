@@ -70,18 +70,12 @@ impl Gathering {
         let mut head = vec![0; prefix.head()];
         exact(stream, &mut head).await?;
         let message = self.message(prefix, head, largest)?;
-        let part = prefix.part as usize;
-        let mut segments = message.take(part, &self.room).await?;
-        for segment in &mut segments {
-            body(stream, segment).await?;
+        let read = message.read(stream, prefix.part as usize, &self.room).await;
+        if !matches!(read, Ok(None)) {
+            // It is whole, or never will be.
+            self.lock().remove(&prefix.message);
         }
-        match stream.read(&mut [0]).await {
-            Ok(None) => {}
-            Ok(Some(_)) => return Err(Violation::TensorTrailing.into()),
-            Err(_) => return Err(ReadFailure::Lost),
-        }
-        let Some(bodies) = message.put(part, segments)? else { return Ok(None) };
-        self.lock().remove(&prefix.message);
+        let Some(bodies) = read? else { return Ok(None) };
         message.received(prefix, bodies).map(Some)
     }
 
@@ -147,9 +141,30 @@ struct Bodies {
     missing: usize,
 }
 
+/// All bodies, and the room that they take.
+type Whole = (Vec<Bytes>, OwnedSemaphorePermit);
+
 impl Message {
     fn new(head: Vec<u8>, lengths: Vec<usize>, parts: usize) -> Self {
         Self { head, lengths, parts, bodies: OnceCell::new() }
+    }
+
+    /// Reads a part, once there is room. Gives the bodies once all are here.
+    async fn read(
+        &self,
+        stream: &mut RecvStream,
+        part: usize,
+        room: &Arc<Semaphore>,
+    ) -> Result<Option<Whole>, ReadFailure> {
+        let mut segments = self.take(part, room).await?;
+        for segment in &mut segments {
+            body(stream, segment).await?;
+        }
+        match stream.read(&mut [0]).await {
+            Ok(None) => self.put(part, segments),
+            Ok(Some(_)) => Err(Violation::TensorTrailing.into()),
+            Err(_) => Err(ReadFailure::Lost),
+        }
     }
 
     /// Room for a part, once there is some for the whole message.
@@ -182,11 +197,7 @@ impl Message {
     }
 
     /// A part is here. Gives the bodies once all are.
-    fn put(
-        &self,
-        part: usize,
-        segments: Vec<Segment>,
-    ) -> Result<Option<(Vec<Bytes>, OwnedSemaphorePermit)>, ReadFailure> {
+    fn put(&self, part: usize, segments: Vec<Segment>) -> Result<Option<Whole>, ReadFailure> {
         let bodies = self.bodies.get().ok_or(ReadFailure::Lost)?;
         let mut bodies = bodies.lock().unwrap_or_else(PoisonError::into_inner);
         bodies.parts[part] = Part::Here(segments);
@@ -206,11 +217,7 @@ impl Message {
         Ok(Some((whole.into_iter().map(BytesMut::freeze).collect(), room)))
     }
 
-    fn received(
-        &self,
-        prefix: Prefix,
-        (bodies, room): (Vec<Bytes>, OwnedSemaphorePermit),
-    ) -> Result<Received, ReadFailure> {
+    fn received(&self, prefix: Prefix, (bodies, room): Whole) -> Result<Received, ReadFailure> {
         let (tag, headers) = prefix.split(&self.head)?;
         let frames = headers.into_iter().zip(bodies).map(|(header, body)| Frame::new(header, body));
         let frames = frames.collect::<Result<Vec<_>, _>>()?;

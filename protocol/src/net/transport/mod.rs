@@ -369,7 +369,7 @@ impl Transport {
         }
         let largest = units::Bytes(self.shared.largest_message.load(Ordering::Relaxed));
         check_size(
-            "a message's tensors",
+            "a message with tensors",
             frames.iter().map(|frame| frame.body().len()).sum(),
             largest,
         )?;

@@ -1,8 +1,7 @@
 //! A message with tensors on its way: as many of its parts at once as there are streams for.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-use futures::future::try_join_all;
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use quinn::{Connection, WriteError};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
@@ -13,17 +12,8 @@ use super::tensor;
 /// them has 34 MiB under way: a link of 1 Gbit/s with a round trip of 280 ms, or of 10 Gbit/s with 28 ms.
 pub(super) const LANES: usize = 16;
 
-/// A message, and which of its parts is the next to go.
-struct Sending<'a> {
-    connection: &'a Connection,
-    ticket: Ticket,
-    job: &'a TensorJob,
-    parts: usize,
-    next: AtomicUsize,
-}
-
-/// Sends all of a message, and gives its bytes once the peer's machine has them. Its first stream is its own, so
-/// that it comes to its end whatever others wait for; those of `lanes` it has while it has something for them.
+/// Sends all of a message, and gives its bytes once the peer's machine has them. One stream is its own, so that it
+/// comes to its end whatever others wait for; those of `lanes` it takes in turn with others, each for one part.
 pub(super) async fn send(
     connection: &Connection,
     lanes: &Semaphore,
@@ -32,25 +22,39 @@ pub(super) async fn send(
 ) -> Result<usize, WriteError> {
     let lengths: Vec<usize> = job.frames.iter().map(|frame| frame.body().len()).collect();
     let parts = tensor::parts(&lengths);
-    let sending = Sending { connection, ticket, job, parts, next: AtomicUsize::new(0) };
-    let more = (1..parts).map_while(|_| lanes.try_acquire().ok().map(Some));
-    let all = std::iter::once(None).chain(more).map(|lane| sending.some(lane));
-    Ok(try_join_all(all).await?.into_iter().sum())
-}
-
-impl Sending<'_> {
-    /// Sends part after part until none is left.
-    async fn some(&self, _lane: Option<SemaphorePermit<'_>>) -> Result<usize, WriteError> {
-        let mut bytes = 0;
-        loop {
-            let part = self.next.fetch_add(1, Ordering::Relaxed);
-            if part >= self.parts {
-                return Ok(bytes);
+    let (mut next, mut bytes, mut own_is_free) = (0, 0, true);
+    let mut under_way = FuturesUnordered::new();
+    loop {
+        if own_is_free && next < parts {
+            under_way.push(send_part(connection, ticket, job, next, None));
+            (next, own_is_free) = (next + 1, false);
+        }
+        tokio::select! {
+            biased;
+            Some(sent) = under_way.next() => {
+                let (written, own) = sent?;
+                bytes += written;
+                own_is_free |= own;
             }
-            let mut stream = self.connection.open_uni().await?;
-            self.job.class.put(&stream, self.ticket);
-            let pieces = tensor::encode(self.ticket, part, &self.job.tag, &self.job.frames);
-            bytes += tensor::write(&mut stream, pieces).await?;
+            Ok(lane) = lanes.acquire(), if next < parts => {
+                under_way.push(send_part(connection, ticket, job, next, Some(lane)));
+                next += 1;
+            }
+            else => return Ok(bytes),
         }
     }
+}
+
+/// Sends a part; gives its bytes, and whether it had the message's own stream.
+async fn send_part(
+    connection: &Connection,
+    ticket: Ticket,
+    job: &TensorJob,
+    part: usize,
+    lane: Option<SemaphorePermit<'_>>,
+) -> Result<(usize, bool), WriteError> {
+    let mut stream = connection.open_uni().await?;
+    job.class.put(&stream, ticket);
+    let pieces = tensor::encode(ticket, part, &job.tag, &job.frames);
+    Ok((tensor::write(&mut stream, pieces).await?, lane.is_none()))
 }

@@ -202,13 +202,12 @@ impl State {
         reader.under_way -= 1;
         reader.free = Some(now + (took * (PARTS - 1)).min(LONGEST_PAUSE));
         if bytes >= LEAST && !took.is_zero() {
-            let first = reader.rate.is_none();
             reader.rate = Some((bytes as f64 / took.as_secs_f64(), now));
-            if first && self.begun == Some(begun) {
-                // The pause was as long as where nothing is known.
-                let shorter = begun + pause(took.as_secs_f64() * f64::from(PARTS));
-                self.free = self.free.map(|free| free.min(shorter));
-            }
+        }
+        if self.begun == Some(begun) {
+            // What took less than was thought is followed by a shorter pause.
+            let shorter = begun + pause(took.as_secs_f64() * f64::from(PARTS));
+            self.free = self.free.map(|free| free.min(shorter));
         }
         let lately = |at: Instant| now < at + REMEMBERED;
         self.readers.retain(|_, reader| {
@@ -334,6 +333,19 @@ mod tests {
         join_all((1..=8).map(|number| give(&uplink, number, 4, QUICK))).await;
         let apart = begun.elapsed() / 32;
         assert!(apart >= 39 * QUICK / 10 && apart <= 5 * QUICK, "{apart:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn small_pieces_do_not_wait_as_long_as_large_ones() {
+        let uplink = Uplink::default();
+        let _training = uplink.trains();
+        let small = || async {
+            sleep(QUICK / 10).await;
+            1000
+        };
+        let begun = Instant::now();
+        join_all((0..8).map(|_| uplink.give(reader(1), small()))).await;
+        assert_eq!(begun.elapsed(), 7 * 4 * QUICK / 10 + QUICK / 10);
     }
 
     #[tokio::test(start_paused = true)]

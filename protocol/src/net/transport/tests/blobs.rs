@@ -351,3 +351,33 @@ async fn where_nobody_says_anything_a_fetch_ends() {
     assert!(matches!(fetched, Err(FetchError::Silent { .. })), "{fetched:?}");
     assert!(!to.exists());
 }
+
+#[tokio::test]
+async fn who_takes_nothing_of_what_it_asked_for_is_let_go_of() {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let file = text((30 << 20) + 5);
+    let (hash, length) = (ContentHash::of(&file), file.len() as u64);
+    let (holder, _) = holder(folder.path(), "holder", hash, &file);
+    let mut tuning = quinn::TransportConfig::default();
+    tuning.stream_receive_window(quinn::VarInt::from_u32(1000));
+    tuning.keep_alive_interval(Some(Duration::from_secs(1)));
+    let mut hostile = Raw::dial_with(Identity::ephemeral(), &holder, tuning).await;
+    hostile.greet().await.expect("an answer");
+    // With the control stream they are all that it may have.
+    let mut answers = Vec::new();
+    for _ in 0..15 {
+        let (mut send, recv) = hostile.connection.open_bi().await.expect("open");
+        let request = blob::Request { hash, position: 0, length: 1 << 20 }.encode();
+        send.write_all(&request::Kind::Blob.before(&request)).await.expect("open");
+        send.finish().expect("open");
+        answers.push(recv);
+    }
+    let (guest, to, ids) = reader(folder.path(), &[&holder]);
+    guest.connect(&holder).await.expect("they reach each other");
+    tokio::time::pause();
+    guest.transport.fetch_blob(&ids, hash, length, &to).await.expect("there are turns for it");
+    for answer in &mut answers {
+        let end = answer.received_reset().await.expect("its connection stands");
+        assert_eq!(end, Some(quinn::VarInt::from_u32(0)), "nothing more comes");
+    }
+}

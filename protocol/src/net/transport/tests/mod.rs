@@ -145,14 +145,19 @@ struct Raw {
 
 impl Raw {
     async fn dial(identity: Identity, target: &Node) -> Self {
+        Self::dial_with(identity, target, quinn::TransportConfig::default()).await
+    }
+
+    async fn dial_with(identity: Identity, target: &Node, tuning: quinn::TransportConfig) -> Self {
         let tls = tls::Tls::new(&identity).expect("a certificate");
         let quic = Arc::new(endpoint::quic(Congestion::Cubic));
         let endpoint = endpoint::bind(loopback(), &identity, &tls, &quic, &Arc::default())
             .expect("a free port");
         let (client, _) = tls.client(target.id());
-        let connecting = endpoint
-            .connect_with(ClientConfig::new(client), target.addresses()[0], "any")
-            .expect("well configured");
+        let mut client = ClientConfig::new(client);
+        client.transport_config(Arc::new(tuning));
+        let connecting =
+            endpoint.connect_with(client, target.addresses()[0], "any").expect("well configured");
         let connection = soon(connecting).await.expect("an answer");
         let (send, recv) = soon(connection.open_bi()).await.expect("open");
         Self { identity, connection, send, recv, _endpoint: endpoint }
