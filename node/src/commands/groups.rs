@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn what_is_no_fleet_is_refused() {
         for (from, to, reason) in [
-            ("count = 2", "count = 2000", "count"),
+            ("count = 2", "count = 20000", "count"),
             ("speed = 2.0", "speed = 0.0", "speed"),
             ("memory = 16e9", "memory = 1e6", "no room"),
             ("\"b\"]", "\"c\"]", "no region"),

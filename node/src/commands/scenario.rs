@@ -381,15 +381,15 @@ mod tests {
         assert_eq!((other.rebalance, other.manifest.training.staleness), (Rebalance::Never, 1));
     }
 
-    /// As many as a run may have can be described; a few steps of two thousand are trained.
+    /// As many as a run may have can be described; a step of more than a thousand is trained.
     #[test]
     fn a_swarm_of_thousands_trains() {
         assert!(Described::parse("peers = 16384").is_ok());
-        let text = "peers = 2000\nregions = 4\nstages = 8\nmicrobatches = 4000\nsteps = 2\n\
+        let text = "peers = 1100\nregions = 4\nstages = 8\nmicrobatches = 1000\nsteps = 1\n\
                     crash_every = 0\nforward = 0.5\n";
         let scenario = Described::parse(text).expect("a swarm").scenario(1);
         let report = sim::run(&scenario).expect("every oracle holds");
-        assert!(report.finished && report.steps.len() == 2, "{report:?}");
+        assert!(report.finished && report.steps.len() == 1, "{report:?}");
     }
 
     #[test]

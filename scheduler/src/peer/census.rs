@@ -76,6 +76,7 @@ impl Peer {
             }
         }
         self.say_draining(out);
+        self.say_lost_on_the_way(out);
         self.say_ready(out);
     }
 }

@@ -325,6 +325,15 @@ impl Peer {
         }
     }
 
+    /// A new coordinator does not know that this peer lacks what it was to serve: with the one before the word
+    /// may be lost.
+    pub(super) fn say_lost_on_the_way(&self, out: &mut Out) {
+        let moving = self.moving.as_ref();
+        if moving.is_some_and(|moving| moving.at.is_some() && moving.begins.is_none()) {
+            out.push(PeerAction::ToCoordinator(ToCoordinator::Behind { there: false }));
+        }
+    }
+
     /// Nothing more comes of a result that the other stage's weights wait for.
     pub(super) fn give_up_lost_result_there(&mut self, now: Moment, out: &mut Out) {
         let patience = self.lost_patience();

@@ -540,7 +540,7 @@ fn who_drains_finishes_the_open_step_takes_nothing_of_the_next_and_leaves_with_t
     let (mut probe, _) = Probe::at(1, |_| {});
     probe.offer(1, 0);
     let draining = PeerAction::ToCoordinator(ToCoordinator::Draining);
-    assert_eq!(probe.input(PeerInput::Drain), [draining.clone()]);
+    assert_eq!(probe.input(PeerInput::Drain), std::slice::from_ref(&draining));
     // Another coordinator does not know of it.
     assert!(probe.tell(FromCoordinator::TakenOver).contains(&draining));
     assert_eq!(probe.offer(1, 1), [accepted(1, 1), claim(1)]);

@@ -57,6 +57,17 @@ fn where_members_are_gone_others_come() {
     assert_eq!(report.moves, 1);
 }
 
+/// Two of a stage are told to leave: another comes, once.
+#[test]
+fn where_members_are_about_to_leave_others_come() {
+    let mut scenario = stages(&[3, 3]);
+    scenario.faults.happen = at(30, [3, 4].map(|peer| Fault::Drain { peer }));
+    scenario.faults.rebirth = Duration::from_secs(60);
+    let report = run_whole(&scenario);
+    let one = Migrations { begun: 1, done: 1, given_up: 0 };
+    assert_eq!(report.migrations[&MoveReason::MembersGone], one);
+}
+
 #[test]
 fn where_members_have_become_slow_others_come() {
     let mut scenario = stages(&[3, 3]);

@@ -86,6 +86,11 @@ pub enum Fault {
         /// Whether its disk is lost with it.
         disk: bool,
     },
+    /// A peer is told to leave in order; when it has, it starts anew after a while.
+    Drain {
+        /// Which.
+        peer: usize,
+    },
     /// A peer dies, and does not come back unless it is said to.
     Leave {
         /// Which.
@@ -178,6 +183,7 @@ impl Fault {
             | Self::SlowPeer { time, .. }
             | Self::Disk { time, .. } => time,
             Self::Crash { .. }
+            | Self::Drain { .. }
             | Self::Leave { .. }
             | Self::Join { .. }
             | Self::Ambush { .. }
@@ -465,7 +471,8 @@ fn fault(dice: &mut Dice, peers: u64, regions: u64) -> Fault {
     let time = dice.microseconds(1_000..=5_000_000);
     let restart = dice.microseconds(0..=3_000_000);
     let restart = dice.chance(800).then_some(restart);
-    match dice.within(0..=19) {
+    let which = dice.within(0..=19);
+    match which {
         10 => Fault::Depose,
         0 | 1 if peer != other => Fault::Break { one: peer, other },
         2 => Fault::Pause { peer, time },
@@ -474,7 +481,10 @@ fn fault(dice: &mut Dice, peers: u64, regions: u64) -> Fault {
         6 => Fault::SlowLink { from, to, delay: dice.microseconds(1_000..=2_000_000), time },
         7 => Fault::SlowPeer { peer, factor: dice.within(2..=50) as u32, time },
         8 | 9 => Fault::Disk { peer, time },
-        _ => Fault::Crash { peer, restart, disk: dice.chance(300) },
+        _ => {
+            let disk = dice.chance(300);
+            if which > 16 { Fault::Drain { peer } } else { Fault::Crash { peer, restart, disk } }
+        }
     }
 }
 

@@ -32,6 +32,12 @@ impl World<'_> {
                     self.ends(peer, Some(after));
                 }
             }
+            Fault::Drain { peer } => {
+                let node = &self.nodes[peer];
+                if node.alive && node.paused <= self.now {
+                    return self.input(peer, PeerInput::Drain);
+                }
+            }
             Fault::Leave { peer } => {
                 if self.nodes[peer].alive {
                     self.report.recovery.crashes += 1;
