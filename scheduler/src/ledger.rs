@@ -87,6 +87,11 @@ impl Ledger {
         Self { step, stages, training, microbatches, claims, free, orphaned, done: 0, held }
     }
 
+    /// How many microbatches the step has.
+    pub(crate) fn all(&self) -> usize {
+        self.microbatches as usize
+    }
+
     /// How many microbatches of the first stage nobody holds.
     pub(crate) fn free(&self) -> usize {
         self.free.len()

@@ -25,3 +25,4 @@ pub mod round;
 pub mod router;
 pub mod schedule;
 pub mod sim;
+mod typical;

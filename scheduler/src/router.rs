@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use shoal_protocol::ids::Member;
+use shoal_protocol::ids::{Member, Step};
 use shoal_protocol::units::Moment;
 
 use crate::dice::mixed;
@@ -19,8 +19,16 @@ const UNKNOWN_PACE: u64 = 1_000_000;
 /// One answer counts for a part in so many of what is seen, when there are so many.
 const WEIGHT: u32 = 8;
 
+/// For so many times as much as on average an answer counts at most.
+const ACCIDENT: u64 = 4;
+
 /// So many times as much as is typical may a candidate's answers take of what it claims.
 const BELIEVED: u64 = 2;
+
+/// Who is left out for being slow is tried again when others were given as much as it could have done one
+/// piece meanwhile, and twice as much with each try that finds it slow, so often at most: what it tries keeps
+/// its engine from all else.
+const DOUBLINGS: u32 = 3;
 
 /// Speeds are pieces of work in so many nanoseconds, so that integers do.
 pub(crate) const PER: u128 = 1_000_000_000_000_000;
@@ -28,6 +36,11 @@ pub(crate) const PER: u128 = 1_000_000_000_000_000;
 /// The speed of who needs so many nanoseconds for a piece of work.
 pub(crate) fn speed(pace: u64) -> u128 {
     PER / u128::from(pace.max(1))
+}
+
+/// Whether so many of all pieces of a step's work are left near its beginning.
+pub(crate) fn is_early(left: usize, all: usize) -> bool {
+    left >= all - all / 4
 }
 
 /// By what the next candidate is chosen.
@@ -74,6 +87,10 @@ struct Candidate {
     way: u64,
     /// It said so, and has not taken that back.
     busy: bool,
+    /// The step of which it had something last, and the floor by then.
+    last: Option<(Step, u64)>,
+    /// How often it was tried since it was last chosen in time.
+    tries: u32,
 }
 
 impl Routing {
@@ -85,11 +102,29 @@ impl Routing {
 }
 
 impl Candidate {
+    /// One that nothing is known of.
+    fn new(virtual_time: u64) -> Self {
+        let seen = Seen::default();
+        Self { virtual_time, pace: None, seen, way: 0, busy: false, last: None, tries: 0 }
+    }
+
     /// How many thousandths of the pace that it claims its answers take. Where others send to it as
     /// well and links are long that is more than a thousand, but about as much more for all.
     fn boast(&self) -> Option<u64> {
-        let (interval, pace) = (self.seen.interval()?, self.pace?);
-        u64::try_from(u128::from(interval) * 1000 / u128::from(pace)).ok()
+        self.seen.boast()
+    }
+
+    /// It answers what was sent to it at a moment.
+    fn answers(&mut self, sent: Moment, now: Moment) {
+        let since = self.seen.last.map_or(sent, |last| last.max(sent));
+        self.seen.last = Some(now);
+        let Some(pace) = self.pace else { return };
+        if self.tries == 0 {
+            self.seen.answer(now.since(since), pace);
+        } else if now.since(sent).as_nanos() < u128::from(pace) {
+            // It is faster than it said, and says so with its next answer to an offer.
+            self.last = None;
+        }
     }
 
     /// The pace that it is believed to have: what it claims, unless its answers take more than twice
@@ -98,8 +133,8 @@ impl Candidate {
         let pace = self.pace?;
         match (self.boast(), typical) {
             (Some(own), Some(typical)) if own / BELIEVED > typical => {
-                let times = u128::from(own) / u128::from(typical.max(1));
-                Some(u64::try_from(u128::from(pace) * times).unwrap_or(u64::MAX / 16))
+                let seen = u128::from(pace) * u128::from(own) / u128::from(typical.max(1));
+                Some(u64::try_from(seen).unwrap_or(u64::MAX / 16))
             }
             _ => Some(pace),
         }
@@ -109,26 +144,29 @@ impl Candidate {
 /// What was seen of a candidate's answers.
 #[derive(Debug, Clone, Copy, Default)]
 struct Seen {
-    /// When the last one came, and how many did.
+    /// When the last one came.
     last: Option<Moment>,
+    /// How many count.
     count: u32,
-    /// Nanoseconds from one to the next while it had something to answer, on average.
-    interval: u64,
+    /// Thousandths of the pace that it claimed from one to the next while it had something to answer, on
+    /// average. Who said that it became slower does not boast when it is fast again.
+    boast: u64,
 }
 
 impl Seen {
-    fn answer(&mut self, sent: Moment, now: Moment) {
-        let since = self.last.map_or(sent, |last| last.max(sent));
-        let interval = u64::try_from(now.since(since).as_nanos()).unwrap_or(u64::MAX / 16).max(1);
-        self.last = Some(now);
+    fn answer(&mut self, interval: Duration, pace: u64) {
+        let boast = interval.as_nanos() * 1000 / u128::from(pace.max(1));
+        // One of many that takes very long is an accident.
+        let most = if self.count < 2 { u64::MAX / 16 } else { self.boast.saturating_mul(ACCIDENT) };
+        let boast = u64::try_from(boast).unwrap_or(u64::MAX / 16).min(most).clamp(1, u64::MAX / 16);
         self.count = self.count.saturating_add(1);
         let weight = u64::from(self.count.min(WEIGHT));
-        self.interval = self.interval - self.interval / weight + interval / weight;
+        self.boast = self.boast - self.boast / weight + boast / weight;
     }
 
     /// The average, where it is one.
-    fn interval(&self) -> Option<u64> {
-        (self.count >= 2 && self.interval > 0).then_some(self.interval)
+    fn boast(&self) -> Option<u64> {
+        (self.count >= 2 && self.boast > 0).then_some(self.boast)
     }
 }
 
@@ -172,12 +210,11 @@ impl Router {
         let mut old = std::mem::take(&mut self.candidates);
         let start =
             old.values().map(|candidate| candidate.virtual_time).min().unwrap_or(self.floor);
-        let seen = Seen::default();
-        let new = || Candidate { virtual_time: start, pace: None, seen, way: 0, busy: false };
-        self.candidates = members
-            .into_iter()
-            .map(|member| (member, old.remove(&member).unwrap_or_else(new)))
-            .collect();
+        let known = members.into_iter().map(|member| {
+            let known = old.remove(&member).unwrap_or_else(|| Candidate::new(start));
+            (member, known)
+        });
+        self.candidates = known.collect();
     }
 
     /// The pace that a candidate claims in nanoseconds per microbatch; 0 says nothing.
@@ -197,17 +234,27 @@ impl Router {
         }
     }
 
-    /// A candidate answered what was sent to it at a moment.
-    pub fn answered(&mut self, member: Member, sent: Moment, now: Moment) {
-        let Some(candidate) = self.candidates.get_mut(&member) else { return };
-        candidate.seen.answer(sent, now);
+    /// A candidate answered what was sent to it at a moment. Returns whether others may be believed to have
+    /// other paces since.
+    pub fn answered(&mut self, member: Member, sent: Moment, now: Moment) -> bool {
+        let all = self.candidates.len() as u64;
+        let Some(candidate) = self.candidates.get_mut(&member) else { return false };
+        candidate.answers(sent, now);
         self.answers += 1;
-        if self.answers.is_multiple_of(u64::from(WEIGHT)) {
+        // All of many are not looked at with each few answers.
+        let looks = self.answers.is_multiple_of(all.max(u64::from(WEIGHT)));
+        if looks {
             let boasts = self.candidates.values().filter_map(Candidate::boast);
             let mut boasts: Vec<u64> = boasts.collect();
             boasts.sort_unstable();
             self.boast = boasts.get(boasts.len().saturating_sub(1) / 2).copied();
         }
+        looks
+    }
+
+    /// Nanoseconds that a candidate is believed to need for a piece of work; none while it says nothing.
+    pub(crate) fn believed(&self, member: Member) -> Option<u64> {
+        self.candidates.get(&member)?.believed(self.boast)
     }
 
     /// Takes a candidate out of the choice until it is free.
@@ -248,14 +295,48 @@ impl Router {
         Some(self.chosen(member))
     }
 
-    /// The same among some of the candidates.
-    pub fn choose_of(&mut self, members: impl IntoIterator<Item = Member>) -> Option<Member> {
+    /// The same among some of the candidates, any of whom would be in time for this step's end.
+    pub fn choose_of(
+        &mut self,
+        step: Step,
+        members: impl IntoIterator<Item = Member>,
+    ) -> Option<Member> {
         let known = members.into_iter().filter_map(|member| {
             let candidate = self.candidates.get(&member).filter(|candidate| !candidate.busy)?;
             Some((self.turn(candidate), self.tie_break(&member), member))
         });
         let (_, _, member) = known.min()?;
-        Some(self.chosen(member))
+        Some(self.chosen_for(step, member))
+    }
+
+    /// Whether a candidate that would be late at this step's end may have one piece of its work all the
+    /// same: nothing else shows whether it is as slow as it was.
+    pub(crate) fn may_try(&self, step: Step, member: Member) -> bool {
+        self.candidates.get(&member).is_some_and(|known| self.is_due(step, known))
+    }
+
+    fn is_due(&self, step: Step, known: &Candidate) -> bool {
+        let Some((last, then)) = known.last else { return true };
+        let pace = known.believed(self.boast).unwrap_or(0);
+        let wait = pace.saturating_mul(1 << known.tries.min(DOUBLINGS));
+        step.0.abs_diff(last.0) > 1 && self.floor.saturating_sub(then) >= wait
+    }
+
+    /// A candidate that would be late gets a piece of work, and nothing for what it did not get before. It
+    /// answers for itself: what was seen of its answers counts half as much.
+    pub(crate) fn tries(&mut self, step: Step, member: Member) -> Member {
+        let floor = self.floor;
+        let mut tries = 0;
+        if let Some(known) = self.candidates.get_mut(&member) {
+            known.virtual_time = known.virtual_time.max(floor);
+            known.seen.boast /= 2;
+            tries = known.tries.saturating_add(1);
+        }
+        self.chosen_for(step, member);
+        if let Some(known) = self.candidates.get_mut(&member) {
+            known.tries = tries;
+        }
+        member
     }
 
     /// When it is a candidate's turn: the lower before the higher, unless chance alone decides.
@@ -284,11 +365,24 @@ impl Router {
         member
     }
 
-    /// The same for a piece of work that so many follow before a step's end: whose answer to this one would
-    /// not be here when all together can be done with those is left out, the slow and the far.
+    /// A candidate is chosen that would be in time for a step's end.
+    fn chosen_for(&mut self, step: Step, member: Member) -> Member {
+        self.chosen(member);
+        let floor = self.floor;
+        if let Some(known) = self.candidates.get_mut(&member) {
+            known.last = Some((step, floor));
+            known.tries = 0;
+        }
+        member
+    }
+
+    /// The same for a piece of a step's work that so many follow before its end: whose answer to this one
+    /// would not be here when all together can be done with those is left out, the slow and the far. Near
+    /// the step's beginning one that was left out for long may be tried.
     pub fn choose_in_time(
         &mut self,
-        following: u64,
+        step: Step,
+        (following, early): (u64, bool),
         eligible: impl Fn(&Member) -> bool,
     ) -> Option<Member> {
         let boast = self.boast;
@@ -307,9 +401,14 @@ impl Router {
         let rest = u128::from(following) * PER / together.max(1);
         let longest = soonest.saturating_add(rest);
         let late = |known: &Candidate| takes(known).is_some_and(|takes| takes > longest);
-        let free = able.into_iter().filter(|(_, known)| !known.busy && !late(known));
-        let member = self.next_of(free)?;
-        Some(self.chosen(member))
+        let free = || able.iter().copied().filter(|(_, known)| !known.busy);
+        let mut tried =
+            free().filter(|(_, known)| early && late(known) && self.is_due(step, known));
+        if let Some(member) = tried.next().map(|(member, _)| *member) {
+            return Some(self.tries(step, member));
+        }
+        let member = self.next_of(free().filter(|(_, known)| !late(known)))?;
+        Some(self.chosen_for(step, member))
     }
 
     /// Charges a candidate for a piece of work that it got without being chosen.
@@ -361,163 +460,4 @@ impl Router {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-    use std::time::Duration;
-
-    use proptest::prelude::*;
-    use shoal_protocol::ids::{Incarnation, PeerId};
-
-    use super::*;
-
-    fn member(number: u8) -> Member {
-        Member { peer: PeerId([number; 32]), incarnation: Incarnation(1) }
-    }
-
-    fn router(paces: &[u64]) -> Router {
-        let mut router = Router::new(7);
-        router.set_candidates((0..paces.len()).map(|number| member(number as u8)));
-        for (number, pace) in paces.iter().enumerate() {
-            router.measured(member(number as u8), *pace);
-        }
-        router
-    }
-
-    /// How many of the last half of so many microbatches go to each of these replicas, if the first of
-    /// them says that it is so many times as fast as it is. Some are on their way at a time, and each
-    /// replica answers one after the other.
-    fn last_go_to(paces: &[u64], boast: u64, count: usize) -> Vec<usize> {
-        let mut router = router(&[]);
-        router.set_candidates((0..paces.len()).map(|number| member(number as u8)));
-        for (number, pace) in paces.iter().enumerate() {
-            let claims = if number == 0 { pace / boast } else { *pace };
-            router.measured(member(number as u8), claims);
-        }
-        let moment = |nanoseconds: u64| Moment(Duration::from_nanos(nanoseconds));
-        let (mut free, mut coming) = (vec![0; paces.len()], BTreeSet::new());
-        let mut counts = vec![0; paces.len()];
-        let mut now = 0;
-        for number in 0..count {
-            let to = router.choose().expect("nobody is busy");
-            let place = usize::from(to.peer.0[0]);
-            counts[place] += usize::from(number >= count / 2);
-            free[place] = now.max(free[place]) + paces[place];
-            coming.insert((free[place], to, now));
-            if number >= 4 * paces.len() {
-                let (at, from, sent) = coming.pop_first().expect("some are on their way");
-                now = at;
-                router.answered(from, moment(sent), moment(now));
-            }
-        }
-        counts
-    }
-
-    fn chosen(router: &mut Router, times: usize, of: usize) -> Vec<usize> {
-        let mut counts = vec![0; of];
-        for _ in 0..times {
-            counts[usize::from(router.choose().expect("somebody is free").peer.0[0])] += 1;
-        }
-        counts
-    }
-
-    #[test]
-    fn work_is_in_proportion_to_speed_and_interleaved() {
-        let mut router = router(&[1000, 2000, 4000]);
-        assert_eq!(chosen(&mut router, 7, 3), [4, 2, 1]);
-        let fast: Vec<bool> = (0..14).map(|_| router.choose() == Some(member(0))).collect();
-        assert!(fast.windows(3).all(|three| three.contains(&true)), "{fast:?}");
-    }
-
-    #[test]
-    fn newcomers_are_tried_early_and_take_no_more_than_their_part_after() {
-        let mut router = router(&[1000, 1000]);
-        chosen(&mut router, 100, 2);
-        router.set_candidates((0..3).map(member));
-        router.measured(member(2), 1000);
-        assert_eq!(chosen(&mut router, 30, 3), [10, 10, 10]);
-    }
-
-    #[test]
-    fn the_busy_are_left_out_and_do_not_catch_up() {
-        let mut router = router(&[1000, 1000]);
-        router.set_busy(member(0));
-        assert_eq!(chosen(&mut router, 50, 2), [0, 50]);
-        assert!(router.set_free(member(0)));
-        assert!(!router.set_free(member(0)));
-        let counts = chosen(&mut router, 20, 2);
-        assert!(counts[0] <= 11, "{counts:?}");
-        router.set_busy(member(0));
-        router.set_busy(member(1));
-        assert_eq!(router.choose(), None);
-    }
-
-    #[test]
-    fn a_refund_undoes_a_choice() {
-        let mut router = router(&[1000, 3000]);
-        let first = router.choose().expect("somebody is free");
-        router.refund(first);
-        assert_eq!(router.choose(), Some(first));
-    }
-
-    #[test]
-    fn the_far_have_no_part_in_a_step_s_end() {
-        let mut router = router(&[1000, 1000]);
-        let way = |member: &Member| u64::from(member.peer.0[0]) * 3000;
-        router.set_ways(|member| Some(Duration::from_nanos(way(member))));
-        let mut last = vec![Vec::new(); 2];
-        for following in (0..20).rev() {
-            let to = router.choose_in_time(following, |_| true).expect("nobody is busy");
-            last[usize::from(to.peer.0[0])].push(following);
-        }
-        // 2 in 1000: who answers 3000 later has to have 6 after it.
-        assert_eq!(last[1].last(), Some(&6), "{last:?}");
-        // Before that each has its part.
-        assert!(last[0].len().abs_diff(last[1].len()) <= 7, "{last:?}");
-    }
-
-    #[test]
-    fn the_last_of_a_step_go_to_those_who_end_them_in_time() {
-        let all = |_: &Member| true;
-        let mut router = router(&[1000, 2000, 4000]);
-        let mut last = vec![Vec::new(); 3];
-        for following in (0..21).rev() {
-            let to = router.choose_in_time(following, all).expect("nobody is busy");
-            last[usize::from(to.peer.0[0])].push(following);
-        }
-        // 7 in 4000: who needs 3000 longer than the fastest has to have 5.25 after it.
-        assert!(last[2].iter().all(|following| *following >= 6), "{last:?}");
-        assert!(last[1].iter().all(|following| *following >= 2), "{last:?}");
-        // Where only the slow may have it, they do.
-        let slow = |candidate: &Member| *candidate == member(2);
-        assert_eq!(router.choose_in_time(0, slow), Some(member(2)));
-    }
-
-    proptest! {
-        /// Whatever one of several claims, what was seen of it counts in the end.
-        #[test]
-        fn who_boasts_gets_little_more_than_its_part(
-            paces in prop::collection::vec(1_000u64..8_000, 3..8),
-            boast in 1u64..100,
-        ) {
-            let speed: f64 = paces.iter().map(|pace| 1.0 / *pace as f64).sum();
-            let part = 1.0 / paces[0] as f64 / speed;
-            let counts = last_go_to(&paces, boast, 4_000);
-            prop_assert!(counts[0] as f64 <= 2.2 * part * 2_000.0 + 10.0, "{counts:?} {part}");
-        }
-
-        #[test]
-        fn counts_are_proportional_to_speed(
-            paces in prop::collection::vec(1_000u64..100_000, 1..12),
-            rounds in 200usize..2000,
-        ) {
-            let mut router = router(&paces);
-            let counts = chosen(&mut router, rounds, paces.len());
-            let speed: f64 = paces.iter().map(|pace| 1.0 / *pace as f64).sum();
-            for (count, pace) in counts.iter().zip(&paces) {
-                let expected = rounds as f64 / *pace as f64 / speed;
-                // No candidate is ever more than one piece of work ahead of its virtual time.
-                prop_assert!((*count as f64 - expected).abs() <= paces.len() as f64 + 1.0);
-            }
-        }
-    }
-}
+mod tests;

@@ -92,7 +92,7 @@ impl Coordinator {
         self.let_go(from, key, out);
         self.relief_answered(key, grant, out);
         if key.stage == Stage(0) {
-            self.work.done(from, key.step);
+            self.work.let_go(from, key.step);
             self.give_out(out);
         }
         self.replay_one(key, out);

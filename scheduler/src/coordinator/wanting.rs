@@ -107,6 +107,15 @@ impl Wanting {
         })
     }
 
+    /// Who wants more, has nothing and would be late with the first: the slowest first.
+    pub(super) fn late(&self, limits: Limits) -> impl Iterator<Item = Member> + '_ {
+        let slow = move |(pace, _): &&(u64, Member)| u128::from(*pace) > limits.after_this;
+        let slow = self.paces.iter().rev().take_while(slow).map(|(_, member)| *member);
+        slow.filter(|member| {
+            self.all.get(member).is_some_and(|known| known.turn.is_some() && known.open == 0)
+        })
+    }
+
     /// Whose turn is first of those who are able, and in time.
     pub(super) fn first(
         &self,
@@ -189,6 +198,13 @@ mod tests {
                 let limits = wanting.limits(free, Routing::BySpeed);
                 let unmeasured = known.values().any(|standing| standing.pace == 0);
                 prop_assert_eq!(limits.is_none(), unmeasured || known.is_empty());
+                if let Some(limits) = limits {
+                    let late = known.iter().filter(|(_, known)| {
+                        known.turn.is_some() && known.open == 0 && u128::from(known.pace) > limits.after_this
+                    });
+                    let late: BTreeSet<Member> = late.map(|(who, _)| *who).collect();
+                    prop_assert_eq!(wanting.late(limits).collect::<BTreeSet<_>>(), late);
+                }
                 let able = |who: &Member| *who != member(bad);
                 let wants = known.iter().filter(|(who, standing)| {
                     able(who) && limits.is_none_or(|limits| limits.hold(**standing))

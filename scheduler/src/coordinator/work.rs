@@ -15,7 +15,7 @@ use super::{Coordinator, Out, Phase, event, send};
 use crate::action::{CoordinatorEvent, StepBooks};
 use crate::lateness::Estimate;
 use crate::ledger::{ClaimAnswer, DoneAnswer, Grants, Ledger, Revoked};
-use crate::router::{Router, Routing, Turn};
+use crate::router::{Router, Routing, Turn, is_early};
 
 /// Steps that one wish can be about: those that can run and those that are given out before they end.
 const STEPS: usize = 4;
@@ -31,6 +31,8 @@ pub(super) struct Work {
     router: Router,
     /// How long it took from when work was given until its receiver said that it has it.
     round_trips: Option<Estimate>,
+    /// When microbatches of open steps were done at the second stage that are not at the first.
+    ready: BTreeMap<(Step, Microbatch), Moment>,
     /// Numbers of this term's grants.
     grants: Grants,
     /// What befell the present step's work.
@@ -47,7 +49,7 @@ struct Wish {
     given: BTreeMap<Grant, (Step, Moment)>,
     /// Microbatches of each step that are given and not done.
     open: BTreeMap<Step, u64>,
-    /// Nanoseconds that it needs for one; 0 while it is not measured.
+    /// Nanoseconds that it says that it needs for one; 0 while it is not measured.
     pace: u64,
 }
 
@@ -64,11 +66,11 @@ impl Wish {
         self.open.range(..=step).map(|(_, open)| open).sum()
     }
 
-    /// What its member is to a step, whose turn this is.
-    fn standing(&self, step: Step, turn: Option<Turn>) -> Option<Standing> {
+    /// What its member is to a step, whose turn this is, and which is believed to need so long.
+    fn standing(&self, step: Step, turn: Option<Turn>, pace: Option<u64>) -> Option<Standing> {
         let (wants, open) = (self.unmet(step) > 0, self.open_through(step));
         let turn = turn.filter(|_| wants);
-        (wants || open > 0).then_some(Standing { pace: self.pace, open, turn })
+        (wants || open > 0).then_some(Standing { pace: pace.unwrap_or(self.pace), open, turn })
     }
 }
 
@@ -80,6 +82,7 @@ impl Work {
             wanting: BTreeMap::new(),
             router: Router::by(routing, 0),
             round_trips: None,
+            ready: BTreeMap::new(),
             grants: Grants::of(term),
             books: StepBooks::default(),
         }
@@ -88,6 +91,11 @@ impl Work {
     /// The replicas of the first stage.
     pub(super) fn set_givers(&mut self, members: impl IntoIterator<Item = Member>) {
         self.router.set_candidates(members);
+        self.note_all();
+    }
+
+    /// What anybody wants may be something else now.
+    fn note_all(&mut self) {
         let all: Vec<Member> = self.wishes.keys().copied().collect();
         all.into_iter().for_each(|member| self.note(member));
     }
@@ -98,7 +106,8 @@ impl Work {
         let Self { wishes, wanting, router, .. } = self;
         let wanting = wanting.entry(step).or_default();
         for (member, wish) in wishes {
-            wanting.set(*member, wish.standing(step, router.turn_of(*member)));
+            let (turn, pace) = (router.turn_of(*member), router.believed(*member));
+            wanting.set(*member, wish.standing(step, turn, pace));
         }
     }
 
@@ -151,9 +160,10 @@ impl Work {
     /// What a member wants, or has, may be something else now.
     fn note(&mut self, member: Member) {
         let Self { wishes, wanting, router, .. } = self;
-        let (wish, turn) = (wishes.get(&member), router.turn_of(member));
+        let (turn, pace) = (router.turn_of(member), router.believed(member));
+        let wish = wishes.get(&member);
         for (step, wanting) in wanting {
-            wanting.set(member, wish.and_then(|wish| wish.standing(*step, turn)));
+            wanting.set(member, wish.and_then(|wish| wish.standing(*step, turn, pace)));
         }
     }
 
@@ -163,7 +173,8 @@ impl Work {
         let same = |(step, wanting): (&Step, &Wanting)| {
             let router = &self.router;
             let all = self.wishes.iter().filter_map(|(member, wish)| {
-                Some((*member, wish.standing(*step, router.turn_of(*member))?))
+                let (turn, pace) = (router.turn_of(*member), router.believed(*member));
+                Some((*member, wish.standing(*step, turn, pace)?))
             });
             self.ledgers.contains_key(step) && wanting.is_of(all)
         };
@@ -196,10 +207,17 @@ impl Work {
         let avoided = avoids(key);
         let able = |member: &Member| avoided != Some(*member) && hosts(*member);
         let member = match router.routing() {
-            Routing::AtRandom => router.choose_of(wanting.members().filter(able))?,
+            Routing::AtRandom => router.choose_of(step, wanting.members().filter(able))?,
             routing => {
-                let first = wanting.first(wanting.limits(ledger.free(), routing), able)?;
-                router.choose_of([first])?
+                let limits = wanting.limits(ledger.free(), routing);
+                // Near the step's beginning.
+                let early = limits.filter(|_| is_early(ledger.free(), ledger.all()));
+                let mut late = early.iter().flat_map(|limits| wanting.late(*limits));
+                let tried = late.find(|member| able(member) && router.may_try(step, *member));
+                match tried {
+                    Some(member) => router.tries(step, member),
+                    None => router.choose_of(step, wanting.first(limits, able))?,
+                }
             }
         };
         let ClaimAnswer::Granted { grant, .. } = ledger.claim(key, member, grants) else {
@@ -232,8 +250,25 @@ impl Work {
         }
     }
 
+    /// A microbatch is done at a stage. Of who did it at the first one it is seen how long it took from when
+    /// it had what it needed, the gradient from the next: that outweighs what it claims.
+    fn done(&mut self, member: Member, key: ClaimKey, now: Moment) {
+        let place = (key.step, key.microbatch);
+        match key.stage {
+            Stage(0) => {
+                let ready = self.ready.remove(&place);
+                if ready.is_some_and(|ready| self.router.answered(member, ready, now)) {
+                    self.note_all();
+                }
+                self.let_go(member, key.step);
+            }
+            Stage(1) => drop(self.ready.insert(place, now)),
+            _ => {}
+        }
+    }
+
     /// A microbatch of the first stage is done, or let go of.
-    pub(super) fn done(&mut self, member: Member, step: Step) {
+    pub(super) fn let_go(&mut self, member: Member, step: Step) {
         let wish = self.wishes.get_mut(&member);
         if let Some(open) = wish.and_then(|wish| wish.open.get_mut(&step)) {
             *open -= 1;
@@ -246,6 +281,7 @@ impl Work {
         self.ledgers.clear();
         self.wishes.clear();
         self.wanting.clear();
+        self.ready.clear();
         self.router.set_candidates([]);
     }
 
@@ -261,6 +297,7 @@ impl Work {
     pub(super) fn close_books(&mut self, step: Step) -> StepBooks {
         self.ledgers.remove(&step);
         self.wanting.remove(&step);
+        self.ready.retain(|(of, _), _| *of > step);
         let mut had_some = Vec::new();
         for (member, wish) in &mut self.wishes {
             had_some.extend((wish.open_through(step) > 0).then_some(*member));
@@ -413,9 +450,7 @@ impl Coordinator {
         }
         if answer == DoneAnswer::Noted {
             self.learn(from, key, spent);
-            if key.stage == Stage(0) {
-                self.work.done(from, key.step);
-            }
+            self.work.done(from, key, self.now);
             self.relieve(key.step, key.stage, from, out);
         }
         if answer != DoneAnswer::Refused || committed {

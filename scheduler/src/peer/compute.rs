@@ -191,21 +191,31 @@ impl Peer {
         match result {
             TaskResult::Forwarded { key, output, loss } => {
                 let took = self.pass_ended(now, key);
-                if self.compute.is_dropping(key) {
-                    return self.drop_result(key, output, out);
-                }
                 if let Some(hosted) = self.stages.get_mut(&key.stage) {
                     hosted.pace.ran_forward(busy);
+                    if hosted.let_down.values().any(|late| *late == key) {
+                        // That it was late is no accident.
+                        hosted.pace.ran_forward(busy);
+                    }
+                }
+                self.tell_let_down(out);
+                if self.compute.is_dropping(key) {
+                    return self.drop_result(key, output, out);
                 }
                 self.forwarded(now, key, took, (output, loss), out);
             }
             TaskResult::Returned { key, gradient } => {
                 let took = self.pass_ended(now, key);
-                if self.compute.is_dropping(key) {
-                    return self.drop_result(key, gradient, out);
-                }
                 if let Some(hosted) = self.stages.get_mut(&key.stage) {
                     hosted.pace.ran_backward(busy);
+                    if hosted.let_down.values().any(|late| *late == key) {
+                        // That it was late is no accident.
+                        hosted.pace.ran_backward(busy);
+                    }
+                }
+                self.tell_let_down(out);
+                if self.compute.is_dropping(key) {
+                    return self.drop_result(key, gradient, out);
                 }
                 self.returned(now, key, took, gradient, out);
             }

@@ -37,10 +37,7 @@ impl Peer {
         };
         if granted && goes {
             self.turn_askers_away(key, out);
-            if relieved {
-                // It is not busy for what else they have.
-                self.remember_askers(key);
-            }
+            self.remember_askers(key, relieved);
             self.abandon(key, out);
             self.admit(now, key.stage, out);
         } else {
@@ -88,13 +85,27 @@ impl Peer {
         job.ready_at.max(weights_at).max(self.compute.ended_at)
     }
 
-    /// Whoever sent this work is told when there is room again.
-    fn remember_askers(&mut self, key: ClaimKey) {
+    /// Whoever sent this work is told when there is room again: at once where it only relieves this peer,
+    /// which is not busy for what else they have; else when the engine ended a pass.
+    fn remember_askers(&mut self, key: ClaimKey, relieved: bool) {
         let hosted = self.stages.get_mut(&key.stage).expect("a job's stage is hosted");
         let most = self.config.limits.askers;
         for asker in &self.jobs[&key].askers {
-            if hosted.turned_away.len() < most {
+            if relieved && hosted.turned_away.len() < most {
                 hosted.turned_away.insert(*asker, key.step);
+            } else if !relieved && hosted.let_down.len() < most {
+                hosted.let_down.insert(*asker, key);
+            }
+        }
+    }
+
+    /// A pass ended: those whose work was let go of as late hear what this peer needs, and that it is free.
+    pub(super) fn tell_let_down(&mut self, out: &mut Out) {
+        let pace = self.pace();
+        for (stage, hosted) in &mut self.stages {
+            for (to, key) in std::mem::take(&mut hosted.let_down) {
+                out.push(PeerAction::Send { to, message: Between::Busy { key, pace } });
+                out.push(PeerAction::Send { to, message: Between::Free { stage: *stage } });
             }
         }
     }

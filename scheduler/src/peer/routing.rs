@@ -7,6 +7,7 @@ use shoal_protocol::units::Moment;
 use super::job::{Answer, Progress, Route};
 use super::{Out, Peer};
 use crate::action::{Payload, PayloadId, PeerAction};
+use crate::router::is_early;
 
 impl Peer {
     /// Offers the activation onward as early as can be, long before it is computed, so that the
@@ -31,12 +32,14 @@ impl Peer {
             view.record(*member).is_some_and(|record| record.hosts(key.stage.next(), era, key.step))
         };
         let all = self.config.manifest.microbatches_of(key.step.0);
-        let following = u64::from(all.saturating_sub(key.microbatch.0 + 1));
+        let left = all.saturating_sub(key.microbatch.0) as usize;
+        let following = hosted.part.of(left.saturating_sub(1) as u64);
+        let early = is_early(left, all as usize);
         let chosen = match job.holder {
             Some(holder) => Some(holder),
             // What comes again is late already: anybody may have it.
             None if job.offered => hosted.onward.choose_where(hosts),
-            None => hosted.onward.choose_in_time(following, hosts),
+            None => hosted.onward.choose_in_time(key.step, (following, early), hosts),
         };
         match chosen {
             Some(to) => self.offer_to(now, to, key, out),
@@ -252,7 +255,7 @@ impl Peer {
         let hosted = self.stages.get_mut(&key.stage).expect("a job's stage is hosted");
         let job = self.jobs.get_mut(&key).expect("only jobs are answered");
         if let Route::Sent { to, at } = job.route {
-            hosted.onward.answered(to, at, now);
+            let _ = hosted.onward.answered(to, at, now);
         }
         // A replay that was waiting for a place is asked for again, if it is still needed.
         if hosted.blocked.remove(&key) {

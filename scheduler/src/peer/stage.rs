@@ -7,6 +7,7 @@ use shoal_protocol::ids::{ClaimKey, Member, Microbatch, Step};
 use shoal_protocol::message::proof_tag;
 
 use crate::router::Router;
+use crate::typical::Typical;
 
 /// One hosted stage.
 #[derive(Debug)]
@@ -25,10 +26,13 @@ pub(super) struct Hosted {
     pub(super) refused: BTreeSet<(Step, Microbatch)>,
     /// Who was told that this stage is busy, and the step it asked about last.
     pub(super) turned_away: BTreeMap<Member, Step>,
+    /// Whose work was let go of as late, and what.
+    pub(super) let_down: BTreeMap<Member, ClaimKey>,
     /// Work of this stage whose activation nobody takes now.
     pub(super) blocked: BTreeSet<ClaimKey>,
-    /// The replicas of the next stage.
+    /// The replicas of the next stage, or some, and which part of them these are.
     pub(super) onward: Router,
+    pub(super) part: Part,
     pub(super) pace: Pace,
     /// What is in the accumulator of each step.
     counted: BTreeMap<Step, Counted>,
@@ -52,8 +56,10 @@ impl Hosted {
             offers: BTreeMap::new(),
             refused: BTreeSet::new(),
             turned_away: BTreeMap::new(),
+            let_down: BTreeMap::new(),
             blocked: BTreeSet::new(),
             onward,
+            part: Part::default(),
             pace: Pace::default(),
             counted: BTreeMap::new(),
         }
@@ -120,6 +126,7 @@ impl Hosted {
         self.offers.clear();
         self.refused.clear();
         self.turned_away.clear();
+        self.let_down.clear();
         self.blocked.clear();
         self.counted.clear();
         self.onward.set_all_free();
@@ -137,32 +144,48 @@ pub(super) struct Waiting {
     pub(super) retry: bool,
 }
 
-/// How long the engine needs for one microbatch: exponential moving averages (weight 1/8, after
-/// the first) of the time that forward and backward passes took.
+/// Which part of a stage's replicas some are that were met among so many of all members, in an order that
+/// is random: about the same part of the members it took to meet them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Part {
+    pub(super) met: usize,
+    pub(super) members: usize,
+}
+
+impl Default for Part {
+    fn default() -> Self {
+        Self { met: 1, members: 1 }
+    }
+}
+
+impl Part {
+    /// This part of so much.
+    pub(super) fn of(self, all: u64) -> u64 {
+        let part = u128::from(all) * self.met as u128 / self.members.max(1) as u128;
+        u64::try_from(part).unwrap_or(all)
+    }
+}
+
+/// How long the engine needs for one microbatch.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
-    forward: Option<u64>,
-    backward: Option<u64>,
+    forward: Typical,
+    backward: Typical,
 }
 
 impl Pace {
     pub(super) fn ran_forward(&mut self, busy: Duration) {
-        self.forward = Some(averaged(self.forward, busy));
+        self.forward.add(busy);
     }
 
     pub(super) fn ran_backward(&mut self, busy: Duration) {
-        self.backward = Some(averaged(self.backward, busy));
+        self.backward.add(busy);
     }
 
     /// Nanoseconds for both passes; none while one is not measured.
     pub(super) fn nanoseconds(&self) -> Option<u64> {
-        Some(self.forward? + self.backward?)
+        Some(self.forward.nanoseconds()? + self.backward.nanoseconds()?)
     }
-}
-
-fn averaged(old: Option<u64>, busy: Duration) -> u64 {
-    let new = u64::try_from(busy.as_nanos()).unwrap_or(u64::MAX / 16);
-    old.map_or(new, |old| old - old / 8 + new / 8).max(1)
 }
 
 #[cfg(test)]
@@ -177,6 +200,6 @@ mod tests {
         pace.ran_backward(Duration::from_nanos(1600));
         assert_eq!(pace.nanoseconds(), Some(2400));
         pace.ran_backward(Duration::from_nanos(800));
-        assert_eq!(pace.nanoseconds(), Some(800 + 1400 + 100));
+        assert_eq!(pace.nanoseconds(), Some(800 + 1200));
     }
 }

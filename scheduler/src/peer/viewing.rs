@@ -8,6 +8,7 @@ use shoal_protocol::ids::{Member, Step};
 use shoal_protocol::message::{MemberRecord, ToCoordinator, View, ViewChange};
 use shoal_protocol::units::Moment;
 
+use super::stage::Part;
 use super::{Out, Peer};
 use crate::action::{PeerAction, PeerEvent};
 use crate::parts::Parts;
@@ -103,28 +104,86 @@ impl Peer {
     }
 
     /// Has each stage's work go on to replicas of the next one: to all, or where they are many to a
-    /// cell of them, those that follow this peer in the order of ids. Ids are random, so everybody is
-    /// in about as many cells, and whoever comes or goes is so in few.
+    /// cell of them.
     pub(super) fn route_by_view(&mut self) {
         let (era, ends) = (self.era, [Step(0), Step(u64::MAX)]);
         let Self { stages, view, config, .. } = self;
         for (stage, hosted) in stages {
             // Who changes its stage is a candidate at both, for the steps that it is there in.
-            let hosts = |record: &&MemberRecord| {
+            let hosts = |record: &MemberRecord| {
                 ends.iter().any(|step| record.hosts(stage.next(), era, *step))
             };
-            let me = view.members.partition_point(|record| record.member.peer < config.me.peer);
-            let (before, after) = view.members.split_at(me);
-            let others = after.iter().chain(before).map(AsRef::as_ref);
-            let mut room = config.limits.cell;
-            // Who changes its stage is not there in every step, and takes nobody's place.
-            let cell = others.filter(hosts).take_while(|record| {
-                let (has, stays) = (room > 0, record.moves.is_none());
-                room = room.saturating_sub(usize::from(stays));
-                has
-            });
-            hosted.onward.set_candidates(cell.map(|record| record.member));
+            let (cell, part) = cell(&view.members, config.me, config.limits.cell, hosts);
+            hosted.onward.set_candidates(cell);
+            hosted.part = part;
         }
         self.route_by_ways();
+    }
+}
+
+/// So many of those who host a stage, those that follow this peer in the order of ids, and which part of
+/// all that is. Ids are random, so everybody is in about as many cells, and whoever comes or goes is so in
+/// few.
+fn cell(
+    members: &[Arc<MemberRecord>],
+    me: Member,
+    mut room: usize,
+    hosts: impl Fn(&MemberRecord) -> bool,
+) -> (Vec<Member>, Part) {
+    let mine = members.partition_point(|record| record.member.peer < me.peer);
+    let (before, after) = members.split_at(mine);
+    let mut cell = Vec::new();
+    let mut part = Part::default();
+    for (met, record) in after.iter().chain(before).enumerate() {
+        if !hosts(record) {
+            continue;
+        }
+        if room == 0 {
+            return (cell, part);
+        }
+        // Who changes its stage is not there in every step, and takes nobody's place.
+        room -= usize::from(record.moves.is_none());
+        cell.push(record.member);
+        part = Part { met: met + 1, members: members.len() };
+    }
+    (cell, Part::default())
+}
+
+#[cfg(test)]
+mod tests {
+    use shoal_protocol::ids::{Incarnation, PeerId, Stage, StageSpan};
+    use shoal_protocol::message::Duties;
+
+    use super::*;
+    use crate::dice::mixed;
+
+    fn record(number: u64) -> Arc<MemberRecord> {
+        let mut peer = [0; 32];
+        peer[..8].copy_from_slice(&mixed(number, 1).to_be_bytes());
+        Arc::new(MemberRecord {
+            member: Member { peer: PeerId(peer), incarnation: Incarnation(1) },
+            span: StageSpan::one(Stage((number % 2) as u16)),
+            addresses: Vec::new(),
+            serving: true,
+            duties: Duties::default(),
+            mobile: false,
+            moves: None,
+        })
+    }
+
+    /// What 64 of 1,250 replicas get through while a step goes on is a twentieth of what is left of it.
+    #[test]
+    fn a_cell_is_about_the_part_of_its_stage_that_it_is() {
+        let mut members: Vec<_> = (0..2_500).map(record).collect();
+        members.sort_by_key(|record| record.member);
+        let hosts = |record: &MemberRecord| record.span.contains(Stage(1));
+        for me in [0, 700, 2_499] {
+            let (some, part) = cell(&members, members[me].member, 64, hosts);
+            assert_eq!(some.len(), 64);
+            let left = part.of(10_000);
+            assert!(left.abs_diff(10_000 * 64 / 1_250) <= 150, "{left}");
+            let (all, part) = cell(&members, members[me].member, 1_250, hosts);
+            assert_eq!((all.len(), part.of(10_000)), (1_250, 10_000));
+        }
     }
 }

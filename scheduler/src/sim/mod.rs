@@ -19,6 +19,8 @@ mod reference;
 mod regions;
 mod report;
 mod scenario;
+#[cfg(test)]
+mod spells;
 mod spot;
 mod tamper;
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Errors put in on purpose: each must be caught by an oracle or by what travels with every round.
 
-use shoal_protocol::message::{Between, FromCoordinator, TensorTag};
+use shoal_protocol::message::{Between, FromCoordinator, TensorTag, ToCoordinator};
 
 use crate::action::{CoordinatorAction, PeerAction};
 
@@ -29,6 +29,12 @@ pub(super) enum Tamper {
     /// No change of a membership or a crew begins from what a member has. That is no error: it asks for
     /// the whole.
     BreakChanges,
+    /// A peer says that it needs a tenth of the time that it does. That is no error: what is seen of it
+    /// outweighs what it says.
+    Boast {
+        /// Which.
+        peer: usize,
+    },
 }
 
 impl Tamper {
@@ -54,8 +60,12 @@ impl Tamper {
     }
 
     /// Changes what a peer wants done; false is not to be done at all.
-    pub(super) fn peer_action(self, action: &mut PeerAction) -> bool {
+    pub(super) fn peer_action(self, of: usize, action: &mut PeerAction) -> bool {
         match (self, action) {
+            (Self::Boast { peer }, action) if peer == of => {
+                boast(action);
+                true
+            }
             (Self::WrongProof, PeerAction::SendTensor { tag, .. }) => {
                 if let TensorTag::RoundPart { proof, .. } = tag {
                     *proof ^= 1;
@@ -68,5 +78,21 @@ impl Tamper {
             }
             _ => true,
         }
+    }
+}
+
+/// Whatever says how long something takes says a tenth.
+fn boast(action: &mut PeerAction) {
+    match action {
+        PeerAction::ToCoordinator(ToCoordinator::WorkWanted { pace, .. })
+        | PeerAction::Send {
+            message: Between::Accepted { pace, .. } | Between::Busy { pace, .. },
+            ..
+        } => *pace = pace.div_ceil(10),
+        PeerAction::ToCoordinator(ToCoordinator::Done { spent, .. }) => {
+            spent.forward /= 10;
+            spent.backward /= 10;
+        }
+        _ => {}
     }
 }

@@ -328,7 +328,7 @@ impl<'a> World<'a> {
     fn carry_out(&mut self, index: usize, actions: Vec<PeerAction>) -> Held {
         let me = self.nodes[index].me;
         for mut action in actions {
-            if !self.tamper.peer_action(&mut action) || !self.border.sent(me, &action) {
+            if !self.tamper.peer_action(index, &mut action) || !self.border.sent(me, &action) {
                 continue;
             }
             match action {

@@ -1,0 +1,207 @@
+//! Who gets what, by what is claimed, seen and tried.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use shoal_protocol::ids::{Incarnation, PeerId};
+
+use super::*;
+
+fn member(number: u8) -> Member {
+    Member { peer: PeerId([number; 32]), incarnation: Incarnation(1) }
+}
+
+fn router(paces: &[u64]) -> Router {
+    let mut router = Router::new(7);
+    router.set_candidates((0..paces.len()).map(|number| member(number as u8)));
+    for (number, pace) in paces.iter().enumerate() {
+        router.measured(member(number as u8), *pace);
+    }
+    router
+}
+
+/// How many of the last half of so many microbatches go to each of these replicas, if the first of
+/// them says that it is so many times as fast as it is. Some are on their way at a time, and each
+/// replica answers one after the other.
+fn last_go_to(paces: &[u64], boast: u64, count: usize) -> Vec<usize> {
+    let mut router = router(&[]);
+    router.set_candidates((0..paces.len()).map(|number| member(number as u8)));
+    for (number, pace) in paces.iter().enumerate() {
+        let claims = if number == 0 { pace / boast } else { *pace };
+        router.measured(member(number as u8), claims);
+    }
+    let moment = |nanoseconds: u64| Moment(Duration::from_nanos(nanoseconds));
+    let (mut free, mut coming) = (vec![0; paces.len()], BTreeSet::new());
+    let mut counts = vec![0; paces.len()];
+    let mut now = 0;
+    for number in 0..count {
+        let to = router.choose().expect("nobody is busy");
+        let place = usize::from(to.peer.0[0]);
+        counts[place] += usize::from(number >= count / 2);
+        free[place] = now.max(free[place]) + paces[place];
+        coming.insert((free[place], to, now));
+        if number >= 4 * paces.len() {
+            let (at, from, sent) = coming.pop_first().expect("some are on their way");
+            now = at;
+            router.answered(from, moment(sent), moment(now));
+        }
+    }
+    counts
+}
+
+fn chosen(router: &mut Router, times: usize, of: usize) -> Vec<usize> {
+    let mut counts = vec![0; of];
+    for _ in 0..times {
+        counts[usize::from(router.choose().expect("somebody is free").peer.0[0])] += 1;
+    }
+    counts
+}
+
+#[test]
+fn work_is_in_proportion_to_speed_and_interleaved() {
+    let mut router = router(&[1000, 2000, 4000]);
+    assert_eq!(chosen(&mut router, 7, 3), [4, 2, 1]);
+    let fast: Vec<bool> = (0..14).map(|_| router.choose() == Some(member(0))).collect();
+    assert!(fast.windows(3).all(|three| three.contains(&true)), "{fast:?}");
+}
+
+#[test]
+fn newcomers_are_tried_early_and_take_no_more_than_their_part_after() {
+    let mut router = router(&[1000, 1000]);
+    chosen(&mut router, 100, 2);
+    router.set_candidates((0..3).map(member));
+    router.measured(member(2), 1000);
+    assert_eq!(chosen(&mut router, 30, 3), [10, 10, 10]);
+}
+
+#[test]
+fn the_busy_are_left_out_and_do_not_catch_up() {
+    let mut router = router(&[1000, 1000]);
+    router.set_busy(member(0));
+    assert_eq!(chosen(&mut router, 50, 2), [0, 50]);
+    assert!(router.set_free(member(0)));
+    assert!(!router.set_free(member(0)));
+    let counts = chosen(&mut router, 20, 2);
+    assert!(counts[0] <= 11, "{counts:?}");
+    router.set_busy(member(0));
+    router.set_busy(member(1));
+    assert_eq!(router.choose(), None);
+}
+
+#[test]
+fn a_refund_undoes_a_choice() {
+    let mut router = router(&[1000, 3000]);
+    let first = router.choose().expect("somebody is free");
+    router.refund(first);
+    assert_eq!(router.choose(), Some(first));
+}
+
+#[test]
+fn the_far_have_no_part_in_a_step_s_end() {
+    let mut router = router(&[1000, 1000]);
+    let way = |member: &Member| u64::from(member.peer.0[0]) * 3000;
+    router.set_ways(|member| Some(Duration::from_nanos(way(member))));
+    let mut last = vec![Vec::new(); 2];
+    for following in (0..20).rev() {
+        let to =
+            router.choose_in_time(Step(0), (following, false), |_| true).expect("nobody is busy");
+        last[usize::from(to.peer.0[0])].push(following);
+    }
+    // 2 in 1000: who answers 3000 later has to have 6 after it.
+    assert_eq!(last[1].last(), Some(&6), "{last:?}");
+    // Before that each has its part.
+    assert!(last[0].len().abs_diff(last[1].len()) <= 7, "{last:?}");
+}
+
+#[test]
+fn the_last_of_a_step_go_to_those_who_end_them_in_time() {
+    let all = |_: &Member| true;
+    let mut router = router(&[1000, 2000, 4000]);
+    let mut last = vec![Vec::new(); 3];
+    for following in (0..21).rev() {
+        let to = router.choose_in_time(Step(0), (following, false), all).expect("nobody is busy");
+        last[usize::from(to.peer.0[0])].push(following);
+    }
+    // 7 in 4000: who needs 3000 longer than the fastest has to have 5.25 after it.
+    assert!(last[2].iter().all(|following| *following >= 6), "{last:?}");
+    assert!(last[1].iter().all(|following| *following >= 2), "{last:?}");
+    // Where only the slow may have it, they do.
+    let slow = |candidate: &Member| *candidate == member(2);
+    assert_eq!(router.choose_in_time(Step(0), (0, false), slow), Some(member(2)));
+}
+
+/// The steps of which a replica has something that would be late with any, of so many.
+fn tried_in(router: &mut Router, steps: std::ops::Range<u64>) -> Vec<u64> {
+    let mut tried = Vec::new();
+    for step in steps {
+        for following in (0..8).rev() {
+            let rest = (following, is_early(following as usize + 1, 8));
+            let to = router.choose_in_time(Step(step), rest, |_| true);
+            tried.extend((to == Some(member(1))).then_some(step));
+        }
+    }
+    tried
+}
+
+#[test]
+fn who_is_left_out_is_tried_less_and_less_often_and_has_its_part_when_it_is_fast_again() {
+    let mut router = router(&[1000, 20_000, 1000]);
+    let tried = tried_in(&mut router, 0..200);
+    // Others do two in 1000, so five steps are what it needs for one, and it was tried at once.
+    let gaps: Vec<u64> = tried.windows(2).map(|two| two[1] - two[0]).collect();
+    let wanted = [10, 20, 40, 40, 40];
+    let near = |(gap, wanted): (&u64, &u64)| (*wanted..wanted + 5).contains(gap);
+    assert!(gaps.len() >= 5 && gaps.iter().zip(&wanted).all(near), "{tried:?}");
+    // An answer that came sooner than it said has it tried again at once.
+    let moment = |microseconds| Moment(Duration::from_micros(microseconds));
+    router.answered(member(1), moment(0), moment(4));
+    assert_eq!(tried_in(&mut router, 200..202), [200]);
+    router.measured(member(1), 1000);
+    let part = tried_in(&mut router, 202..212).len();
+    assert!((15..=30).contains(&part), "{part} of 80");
+}
+
+#[test]
+fn one_late_answer_is_an_accident() {
+    let mut router = router(&[1000, 1000, 1000]);
+    let moment = |nanoseconds: u64| Moment(Duration::from_nanos(nanoseconds));
+    for answer in 1..100 {
+        for number in 0..3 {
+            let late = if (number, answer) == (1, 90) { 300_000 } else { 0 };
+            let sent = moment(answer * 1_000_000);
+            let at = moment(answer * 1_000_000 + 1000 + late);
+            router.answered(member(number), sent, at);
+        }
+    }
+    assert_eq!(router.believed(member(1)), Some(1000));
+}
+
+proptest! {
+    /// Whatever one of several claims, what was seen of it counts in the end.
+    #[test]
+    fn who_boasts_gets_little_more_than_its_part(
+        paces in prop::collection::vec(1_000u64..8_000, 3..8),
+        boast in 1u64..100,
+    ) {
+        let speed: f64 = paces.iter().map(|pace| 1.0 / *pace as f64).sum();
+        let part = 1.0 / paces[0] as f64 / speed;
+        let counts = last_go_to(&paces, boast, 4_000);
+        prop_assert!(counts[0] as f64 <= 2.2 * part * 2_000.0 + 10.0, "{counts:?} {part}");
+    }
+
+    #[test]
+    fn counts_are_proportional_to_speed(
+        paces in prop::collection::vec(1_000u64..100_000, 1..12),
+        rounds in 200usize..2000,
+    ) {
+        let mut router = router(&paces);
+        let counts = chosen(&mut router, rounds, paces.len());
+        let speed: f64 = paces.iter().map(|pace| 1.0 / *pace as f64).sum();
+        for (count, pace) in counts.iter().zip(&paces) {
+            let expected = rounds as f64 / *pace as f64 / speed;
+            // No candidate is ever more than one piece of work ahead of its virtual time.
+            prop_assert!((*count as f64 - expected).abs() <= paces.len() as f64 + 1.0);
+        }
+    }
+}
