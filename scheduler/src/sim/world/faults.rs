@@ -32,12 +32,7 @@ impl World<'_> {
                     self.ends(peer, Some(after));
                 }
             }
-            Fault::Drain { peer } => {
-                let node = &self.nodes[peer];
-                if node.alive && node.paused <= self.now {
-                    return self.input(peer, PeerInput::Drain);
-                }
-            }
+            Fault::Drain { peer } => return self.drain(peer),
             Fault::Leave { peer } => {
                 if self.nodes[peer].alive {
                     self.report.recovery.crashes += 1;
@@ -84,6 +79,13 @@ impl World<'_> {
             }
         }
         Ok(())
+    }
+
+    /// A peer that can hear is told to leave in order.
+    fn drain(&mut self, peer: usize) -> Held {
+        let node = &self.nodes[peer];
+        let hears = node.alive && node.paused <= self.now;
+        if hears { self.input(peer, PeerInput::Drain) } else { Ok(()) }
     }
 
     /// A commit is given to the log: all replicas of the stage that was chosen die.
