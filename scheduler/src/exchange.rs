@@ -202,7 +202,8 @@ fn connected(count: usize, knows: impl Fn(usize, usize) -> bool) -> Vec<usize> {
 }
 
 /// The exchanges among the first of these members, a cell at most; who knows no way to others stays where it is.
-/// None where too few ways are known, or a stage gets through nothing. `cost` is what a microbatch takes at each stage, in any unit that is the same for all.
+/// None where too few ways are known, or a stage gets through nothing. `cost` is what a microbatch takes at each
+/// stage, in any unit that is the same for all.
 #[must_use]
 pub fn exchange(
     members: &[Replica],

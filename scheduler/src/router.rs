@@ -12,6 +12,7 @@ use shoal_protocol::ids::{Member, Step};
 use shoal_protocol::units::Moment;
 
 use crate::dice::mixed;
+use crate::typical::median;
 
 /// What an unmeasured candidate is taken to need while nobody is measured.
 const UNKNOWN_PACE: u64 = 1_000_000;
@@ -246,8 +247,7 @@ impl Router {
         if looks {
             let boasts = self.candidates.values().filter_map(Candidate::boast);
             let mut boasts: Vec<u64> = boasts.collect();
-            boasts.sort_unstable();
-            self.boast = boasts.get(boasts.len().saturating_sub(1) / 2).copied();
+            self.boast = median(&mut boasts);
         }
         looks
     }

@@ -1,4 +1,4 @@
-//! What passes take.
+//! What is typical of one member's passes, and of many values.
 
 use std::time::Duration;
 
@@ -39,6 +39,12 @@ impl Typical {
     pub(crate) fn nanoseconds(&self) -> Option<u64> {
         (self.count > 0).then_some(self.mean)
     }
+}
+
+/// The middle one; of two the smaller.
+pub(crate) fn median(values: &mut [u64]) -> Option<u64> {
+    let middle = values.len().checked_sub(1)? / 2;
+    Some(*values.select_nth_unstable(middle).1)
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use shoal_protocol::units::Moment;
 
 use super::Throughput;
 use crate::lateness::believable;
+use crate::typical::median;
 
 /// What a microbatch is taken to need at a stage while nobody is measured anywhere, in nanoseconds.
 const UNKNOWN_PACE: u64 = 1_000_000_000;
@@ -100,12 +101,6 @@ impl Paces {
         let of_stage = |stage| medians.get(&stage).copied().unwrap_or(anywhere);
         Estimates { paces: self, now, typical: (0..stages).map(Stage).map(of_stage).collect() }
     }
-}
-
-/// The middle one; of two the smaller.
-fn median(values: &mut [u64]) -> Option<u64> {
-    let middle = values.len().checked_sub(1)? / 2;
-    Some(*values.select_nth_unstable(middle).1)
 }
 
 /// What is to be expected of members at stages at one moment.

@@ -173,10 +173,9 @@ impl Coordinator {
         if files.len() > FILES || !part.writers.remove(&from) {
             return;
         }
-        if part.holders.is_empty() && !files.is_empty() {
+        let fits = part.holders.is_empty() || part.files == files;
+        if fits && !files.is_empty() {
             part.files = files;
-            part.holders.insert(from);
-        } else if !files.is_empty() && part.files == files {
             part.holders.insert(from);
         }
         if is_lost(part) {

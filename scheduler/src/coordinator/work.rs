@@ -66,12 +66,19 @@ impl Wish {
         self.open.range(..=step).map(|(_, open)| open).sum()
     }
 
-    /// What its member is to a step, whose turn this is, and which is believed to need so long.
-    fn standing(&self, step: Step, turn: Option<Turn>, pace: Option<u64>) -> Option<Standing> {
+    /// What its member is to a step, by what is known of it.
+    fn standing(&self, step: Step, (turn, pace): Known) -> Option<Standing> {
         let (wants, open) = (self.unmet(step) > 0, self.open_through(step));
         let turn = turn.filter(|_| wants);
         (wants || open > 0).then_some(Standing { pace: pace.unwrap_or(self.pace), open, turn })
     }
+}
+
+/// When it is a member's turn, and how many nanoseconds it is believed to need for a microbatch.
+type Known = (Option<Turn>, Option<u64>);
+
+fn known(router: &Router, member: Member) -> Known {
+    (router.turn_of(member), router.believed(member))
 }
 
 impl Work {
@@ -106,8 +113,7 @@ impl Work {
         let Self { wishes, wanting, router, .. } = self;
         let wanting = wanting.entry(step).or_default();
         for (member, wish) in wishes {
-            let (turn, pace) = (router.turn_of(*member), router.believed(*member));
-            wanting.set(*member, wish.standing(step, turn, pace));
+            wanting.set(*member, wish.standing(step, known(router, *member)));
         }
     }
 
@@ -160,10 +166,9 @@ impl Work {
     /// What a member wants, or has, may be something else now.
     fn note(&mut self, member: Member) {
         let Self { wishes, wanting, router, .. } = self;
-        let (turn, pace) = (router.turn_of(member), router.believed(member));
-        let wish = wishes.get(&member);
+        let (wish, known) = (wishes.get(&member), known(router, member));
         for (step, wanting) in wanting {
-            wanting.set(member, wish.and_then(|wish| wish.standing(*step, turn, pace)));
+            wanting.set(member, wish.and_then(|wish| wish.standing(*step, known)));
         }
     }
 
@@ -173,8 +178,7 @@ impl Work {
         let same = |(step, wanting): (&Step, &Wanting)| {
             let router = &self.router;
             let all = self.wishes.iter().filter_map(|(member, wish)| {
-                let (turn, pace) = (router.turn_of(*member), router.believed(*member));
-                Some((*member, wish.standing(*step, turn, pace)?))
+                Some((*member, wish.standing(*step, known(router, *member))?))
             });
             self.ledgers.contains_key(step) && wanting.is_of(all)
         };

@@ -9,6 +9,7 @@ use shoal_protocol::message::{FixedLoss, ToCoordinator};
 use shoal_protocol::units::Moment;
 
 use super::job::{Answer, Input, Progress, Report};
+use super::stage::Pace;
 use super::{Out, Peer};
 use crate::action::{Payload, PeerAction, PeerEvent, Task, TaskResult};
 
@@ -191,14 +192,7 @@ impl Peer {
         match result {
             TaskResult::Forwarded { key, output, loss } => {
                 let took = self.pass_ended(now, key);
-                if let Some(hosted) = self.stages.get_mut(&key.stage) {
-                    hosted.pace.ran_forward(busy);
-                    if hosted.let_down.values().any(|late| *late == key) {
-                        // That it was late is no accident.
-                        hosted.pace.ran_forward(busy);
-                    }
-                }
-                self.tell_let_down(out);
+                self.pass_measured(key, |pace| pace.ran_forward(busy), out);
                 if self.compute.is_dropping(key) {
                     return self.drop_result(key, output, out);
                 }
@@ -206,14 +200,7 @@ impl Peer {
             }
             TaskResult::Returned { key, gradient } => {
                 let took = self.pass_ended(now, key);
-                if let Some(hosted) = self.stages.get_mut(&key.stage) {
-                    hosted.pace.ran_backward(busy);
-                    if hosted.let_down.values().any(|late| *late == key) {
-                        // That it was late is no accident.
-                        hosted.pace.ran_backward(busy);
-                    }
-                }
-                self.tell_let_down(out);
+                self.pass_measured(key, |pace| pace.ran_backward(busy), out);
                 if self.compute.is_dropping(key) {
                     return self.drop_result(key, gradient, out);
                 }
@@ -253,6 +240,17 @@ impl Peer {
                 self.fetched(version, stage, false, out);
             }
         }
+    }
+
+    /// A pass was measured: it counts, and twice where its work was let go of as late, which is no accident then.
+    fn pass_measured(&mut self, key: ClaimKey, count: impl Fn(&mut Pace), out: &mut Out) {
+        if let Some(hosted) = self.stages.get_mut(&key.stage) {
+            count(&mut hosted.pace);
+            if hosted.let_down.values().any(|late| *late == key) {
+                count(&mut hosted.pace);
+            }
+        }
+        self.tell_let_down(out);
     }
 
     /// A pass ended. Returns how long it took since it could have begun.

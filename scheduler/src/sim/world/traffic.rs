@@ -230,10 +230,13 @@ impl World<'_> {
         Way { round_trip: Duration::from_millis(number), rate: Some(Rate(1 + number)) }
     }
 
+    fn place(&self, peer: PeerId) -> Option<usize> {
+        Some(place_of(peer)).filter(|place| *place < self.nodes.len())
+    }
+
     /// A newcomer looks at members: it finds those that live, and how far they are.
     pub(super) fn look_round(&mut self, index: usize, at: &[(PeerId, Vec<SocketAddr>)]) {
-        let place = |peer| Some(place_of(peer)).filter(|place| *place < self.nodes.len());
-        let found = at.iter().filter_map(|(peer, _)| place(*peer));
+        let found = at.iter().filter_map(|(peer, _)| self.place(*peer));
         let found = found.filter(|other| self.nodes[*other].alive);
         let ways: Vec<(PeerId, Way)> = found
             .map(|other| {
@@ -263,9 +266,7 @@ impl World<'_> {
         if has(&to) {
             return (self.now, weights_of(to));
         }
-        let holders = part.stored.holders.iter();
-        let holders =
-            holders.filter_map(|holder| (0..self.nodes.len()).find(|i| peer_id(*i) == *holder));
+        let holders = part.stored.holders.iter().filter_map(|holder| self.place(*holder));
         let reached = |index: &usize| !self.network.is_cut(self.now, (*index, to));
         let holders: Vec<usize> = holders.filter(has).filter(reached).collect();
         let Some(first) = holders.first() else {
