@@ -23,9 +23,10 @@ pub(crate) struct Ledger {
     /// Work of later stages that lost its holder and has no other yet: the activation that it starts
     /// from must be sent again.
     orphaned: BTreeSet<(Stage, Microbatch)>,
-    done: usize,
     /// How many microbatches of each stage somebody holds.
     held: Vec<u32>,
+    /// How many of each stage are done.
+    done: Vec<u32>,
 }
 
 /// Numbers of one term's grants: each higher than all before.
@@ -83,8 +84,8 @@ impl Ledger {
         let free = (0..microbatches).map(Microbatch).collect();
         let claims = BTreeMap::new();
         let orphaned = BTreeSet::new();
-        let held = vec![0; usize::from(stages)];
-        Self { step, stages, training, microbatches, claims, free, orphaned, done: 0, held }
+        let (held, done) = (vec![0; usize::from(stages)], vec![0; usize::from(stages)]);
+        Self { step, stages, training, microbatches, claims, free, orphaned, held, done }
     }
 
     /// How many microbatches the step has.
@@ -151,7 +152,7 @@ impl Ledger {
         }
         self.claims.insert(place, Claim { holder, grant, done, loss: loss.filter(|_| done) });
         self.held[usize::from(key.stage.0)] += 1;
-        self.done += usize::from(done);
+        self.done[usize::from(key.stage.0)] += u32::from(done);
         if key.stage == Stage(0) {
             self.free.remove(&key.microbatch);
         }
@@ -180,7 +181,7 @@ impl Ledger {
                 }
                 claim.done = true;
                 claim.loss = loss;
-                self.done += 1;
+                self.done[usize::from(key.stage.0)] += 1;
                 DoneAnswer::Noted
             }
             _ => DoneAnswer::Refused,
@@ -209,9 +210,9 @@ impl Ledger {
         self.claims.len() as u64
     }
 
-    /// Whether every stage of every microbatch is done.
-    pub(crate) fn is_complete(&self) -> bool {
-        self.done == usize::from(self.stages) * self.microbatches as usize
+    /// Whether every microbatch is done at a stage.
+    pub(crate) fn is_done_at(&self, stage: Stage) -> bool {
+        self.done[usize::from(stage.0)] == self.microbatches
     }
 
     /// The training microbatches that each member's accumulator of a stage must hold, in order.
@@ -278,7 +279,7 @@ impl Ledger {
     fn take_back(&mut self, stage: Stage, microbatch: Microbatch) -> bool {
         let claim = self.claims.remove(&(stage, microbatch)).expect("the caller has looked");
         self.held[usize::from(stage.0)] -= 1;
-        self.done -= usize::from(claim.done);
+        self.done[usize::from(stage.0)] -= u32::from(claim.done);
         if stage == Stage(0) {
             self.free.insert(microbatch);
         } else {
@@ -429,14 +430,14 @@ mod tests {
     }
 
     fn finish(books: &mut Books) {
-        for microbatch in 0..3 {
-            for stage in 0..2 {
+        for stage in 0..2 {
+            for microbatch in 0..3 {
                 let key = key(stage, microbatch);
                 let who = member((microbatch % 2) as u8);
                 let ClaimAnswer::Granted { grant, .. } = books.claim(key, who) else {
                     panic!("nobody else asks");
                 };
-                assert!(!books.ledger.is_complete());
+                assert!(!books.ledger.is_done_at(Stage(stage)));
                 let loss = (stage == 1).then_some(FixedLoss(1 << microbatch));
                 assert_eq!(books.ledger.done(key, who, grant, loss), DoneAnswer::Noted);
             }
@@ -447,7 +448,7 @@ mod tests {
     fn a_complete_step_says_who_counted_what_and_the_losses() {
         let mut books = books();
         finish(&mut books);
-        assert!(books.ledger.is_complete());
+        assert!(books.ledger.is_done_at(Stage(0)) && books.ledger.is_done_at(Stage(1)));
         assert_eq!(books.ledger.counted(Stage(1))[&member(0)], [Microbatch(0)]);
         assert_eq!(books.ledger.counted(Stage(0))[&member(1)], [Microbatch(1)]);
         assert_eq!(books.ledger.losses(), (FixedLoss(3), Some(FixedLoss(4))));
@@ -460,7 +461,7 @@ mod tests {
         assert!(books.ledger.has_counted(member(1)) && !books.ledger.has_counted(member(3)));
         assert_eq!(books.ledger.revoke(member(1)), Revoked { claims: 2, done: 2 });
         assert!(!books.ledger.has_counted(member(1)));
-        assert!(!books.ledger.is_complete());
+        assert!(!books.ledger.is_done_at(Stage(0)) && !books.ledger.is_done_at(Stage(1)));
         assert_eq!(books.ledger.lowest_free(), Some(Microbatch(1)));
         let answer = books.claim(key(0, 1), member(0));
         assert_eq!(answer, granted(16));

@@ -14,7 +14,6 @@ use shoal_protocol::units::{Moment, Rate};
 use super::{Coordinator, Out, Phase, event, send};
 use crate::action::{CoordinatorAction, CoordinatorEvent};
 use crate::lateness::Estimate;
-use crate::ledger::Ledger;
 use crate::parts;
 use crate::round::{MemberRates, NumberBytes, weights};
 
@@ -83,35 +82,42 @@ impl Rounds {
 }
 
 impl Coordinator {
-    /// Closes the step when everything is done and everybody who did it is there.
+    /// Closes each stage at which everything is done, if everybody who did it is there: the later
+    /// stages' rounds take the time in which the earlier ones still work. The step is closed when all its
+    /// stages are. Rounds that a death left untouched go on.
     pub(super) fn close_when_complete(&mut self, out: &mut Out) {
-        let complete = self.work.ledgers.get(&self.version).is_some_and(Ledger::is_complete);
-        if complete && matches!(self.phase, Phase::Open) && !self.is_expelling() {
+        let Some(ledger) = self.work.ledgers.get(&self.version) else { return };
+        let is_due = |stage: &Stage| ledger.is_done_at(*stage) && !self.rounds.open.contains_key(stage);
+        let due: Vec<Stage> = self.config.manifest.stages().filter(is_due).collect();
+        if !matches!(self.phase, Phase::Open) || self.is_expelling() {
+            return;
+        }
+        for stage in due {
+            self.close_stage(stage, out);
+        }
+        if self.config.manifest.stages().all(|stage| self.rounds.open.contains_key(&stage)) {
             self.close_step(out);
         }
     }
 
-    /// Everything is done: every replica hears what its accumulator must hold. Rounds of this step
-    /// that a death left untouched go on.
-    fn close_step(&mut self, out: &mut Out) {
+    /// Every replica of a stage hears what its accumulator must hold.
+    fn close_stage(&mut self, stage: Stage, out: &mut Out) {
         let step = self.version;
-        let microbatches = self.config.manifest.training.microbatches;
-        for stage in self.config.manifest.stages() {
-            if self.rounds.open.contains_key(&stage) {
-                continue;
-            }
-            let failed = self.rounds.failed.get(&stage).copied().unwrap_or(0);
-            let (era, term, attempt) = (self.era, self.term, Attempt(failed));
-            let id = RoundId { era, term, step, stage, attempt };
-            let before = self.crews.get(&stage).cloned().unwrap_or_default();
-            let crew = self.next_crew(&before, stage, step);
-            let round = Round { id, crew: Arc::clone(&crew) };
-            self.tell_round(&round, &before, out);
-            self.crews.insert(stage, crew);
-            let proof = proof_of_all(step, stage, microbatches);
-            let open = OpenRound { round, proof, outcomes: BTreeMap::new() };
-            self.rounds.open.insert(stage, open);
-        }
+        let failed = self.rounds.failed.get(&stage).copied().unwrap_or(0);
+        let (era, term, attempt) = (self.era, self.term, Attempt(failed));
+        let id = RoundId { era, term, step, stage, attempt };
+        let before = self.crews.get(&stage).cloned().unwrap_or_default();
+        let crew = self.next_crew(&before, stage, step);
+        let round = Round { id, crew: Arc::clone(&crew) };
+        self.tell_round(&round, &before, out);
+        self.crews.insert(stage, crew);
+        let proof = proof_of_all(step, stage, self.config.manifest.training.microbatches);
+        let open = OpenRound { round, proof, outcomes: BTreeMap::new() };
+        self.rounds.open.insert(stage, open);
+    }
+
+    /// Everything is done.
+    fn close_step(&mut self, out: &mut Out) {
         self.rounds.closed = self.now;
         let doublings = self.rounds.late.min(DOUBLINGS);
         self.rounds.patience = Some(self.now + self.round_patience() * (1 << doublings));
