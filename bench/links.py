@@ -4,7 +4,7 @@
         --network target/release/examples/emulated_network
 
 Two stages, a machine each. Every pass takes a stated time beside its own small one, so that two cores can
-stand for two devices. A share is of the tokens a second that the same swarm trains on loopback with f32; the
+stand for two devices. A share is of the tokens a second that the same swarm trains on loopback with f32 just before; the
 bound is what arithmetic leaves of it: the larger of the passes' time and that of a step's bytes, and the way
 of the first activation and of the last gradient of each step. Needs root, /dev/net/tun and `ip`.
 """
@@ -55,9 +55,10 @@ def bound(loopback, hidden, codec, staleness, rate, round_trip):
 
 def measure(options, hidden, modes, links):
     shoal = Shoal(options.shoal)
-    loopback = tokens_per_second(shoal, hidden, "f32", 0)
     rows = []
     for rate, round_trip in links:
+        # Each time anew: what else the machine does changes by more than what is looked for.
+        loopback = tokens_per_second(shoal, hidden, "f32", 0)
         for codec, staleness in modes:
             ends = [{"up_mbit": rate}] * STAGES
             link = {"delay_ms": round_trip / 2, "queue_ms": 50}

@@ -210,9 +210,9 @@ impl Ledger {
         self.claims.len() as u64
     }
 
-    /// Whether every microbatch is done at a stage.
-    pub(crate) fn is_done_at(&self, stage: Stage) -> bool {
-        self.done[usize::from(stage.0)] == self.microbatches
+    /// How many microbatches are not done at a stage.
+    pub(crate) fn undone(&self, stage: Stage) -> u32 {
+        self.microbatches - self.done[usize::from(stage.0)]
     }
 
     /// The training microbatches that each member's accumulator of a stage must hold, in order.
@@ -437,7 +437,7 @@ mod tests {
                 let ClaimAnswer::Granted { grant, .. } = books.claim(key, who) else {
                     panic!("nobody else asks");
                 };
-                assert!(!books.ledger.is_done_at(Stage(stage)));
+                assert_eq!(books.ledger.undone(Stage(stage)), 3 - microbatch);
                 let loss = (stage == 1).then_some(FixedLoss(1 << microbatch));
                 assert_eq!(books.ledger.done(key, who, grant, loss), DoneAnswer::Noted);
             }
@@ -448,7 +448,7 @@ mod tests {
     fn a_complete_step_says_who_counted_what_and_the_losses() {
         let mut books = books();
         finish(&mut books);
-        assert!(books.ledger.is_done_at(Stage(0)) && books.ledger.is_done_at(Stage(1)));
+        assert_eq!([0, 1].map(|stage| books.ledger.undone(Stage(stage))), [0, 0]);
         assert_eq!(books.ledger.counted(Stage(1))[&member(0)], [Microbatch(0)]);
         assert_eq!(books.ledger.counted(Stage(0))[&member(1)], [Microbatch(1)]);
         assert_eq!(books.ledger.losses(), (FixedLoss(3), Some(FixedLoss(4))));
@@ -461,7 +461,7 @@ mod tests {
         assert!(books.ledger.has_counted(member(1)) && !books.ledger.has_counted(member(3)));
         assert_eq!(books.ledger.revoke(member(1)), Revoked { claims: 2, done: 2 });
         assert!(!books.ledger.has_counted(member(1)));
-        assert!(!books.ledger.is_done_at(Stage(0)) && !books.ledger.is_done_at(Stage(1)));
+        assert_eq!([0, 1].map(|stage| books.ledger.undone(Stage(stage))), [1, 1]);
         assert_eq!(books.ledger.lowest_free(), Some(Microbatch(1)));
         let answer = books.claim(key(0, 1), member(0));
         assert_eq!(answer, granted(16));

@@ -14,6 +14,7 @@ use shoal_protocol::units::{Moment, Rate};
 use super::{Coordinator, Out, Phase, event, send};
 use crate::action::{CoordinatorAction, CoordinatorEvent};
 use crate::lateness::Estimate;
+use crate::ledger::Ledger;
 use crate::parts;
 use crate::round::{MemberRates, NumberBytes, weights};
 
@@ -87,17 +88,38 @@ impl Coordinator {
     /// stages are. Rounds that a death left untouched go on.
     pub(super) fn close_when_complete(&mut self, out: &mut Out) {
         let Some(ledger) = self.work.ledgers.get(&self.version) else { return };
-        let is_due = |stage: &Stage| ledger.is_done_at(*stage) && !self.rounds.open.contains_key(stage);
+        if !matches!(self.phase, Phase::Open) {
+            return;
+        }
+        let is_undone = |stage: &Stage| ledger.undone(*stage) > 0;
+        let last_undone = self.config.manifest.stages().filter(is_undone).last();
+        let is_due = |stage: &Stage| !is_undone(stage) && !self.rounds.open.contains_key(stage);
         let due: Vec<Stage> = self.config.manifest.stages().filter(is_due).collect();
-        if !matches!(self.phase, Phase::Open) || self.is_expelling() {
+        let is_ending = last_undone == Some(Stage(0)) && self.is_at_last_passes(ledger);
+        if (due.is_empty() && last_undone.is_some() && !is_ending) || self.is_expelling() {
             return;
         }
         for stage in due {
             self.close_stage(stage, out);
         }
-        if self.config.manifest.stages().all(|stage| self.rounds.open.contains_key(&stage)) {
+        if is_ending {
+            self.announce_next_step(out);
+        }
+        if last_undone.is_none() {
             self.close_step(out);
         }
+    }
+
+    /// Whether each of the first stage's replicas has, in the mean, no more than its last pass to run.
+    fn is_at_last_passes(&self, ledger: &Ledger) -> bool {
+        let replicas = self.crews.get(&Stage(0)).map_or(0, |crew| crew.members.len());
+        ledger.free() == 0 && ledger.undone(Stage(0)) as usize <= replicas
+    }
+
+    /// Gives out the work of the step after those that are worked on: when its weights are there, the offers
+    /// have found their takers. Sooner it would go to replicas whose pace is not known yet.
+    fn announce_next_step(&mut self, out: &mut Out) {
+        self.announce_steps(self.config.manifest.steps_at_once() + 1, out);
     }
 
     /// Every replica of a stage hears what its accumulator must hold.
@@ -122,7 +144,7 @@ impl Coordinator {
         let doublings = self.rounds.late.min(DOUBLINGS);
         self.rounds.patience = Some(self.now + self.round_patience() * (1 << doublings));
         self.phase = Phase::Closing;
-        self.announce_steps(self.config.manifest.steps_at_once() + 1, out);
+        self.announce_next_step(out);
         self.commit_when_reduced(out);
     }
 

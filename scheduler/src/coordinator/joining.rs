@@ -24,7 +24,7 @@ const TURN: Duration = Duration::from_secs(120);
 pub(super) struct Newcomers {
     waiting: BTreeMap<Member, Newcomer>,
     /// Those whose turn has yet to come.
-    queued: Queue,
+    pub(super) queued: Queue,
 }
 
 /// What a newcomer begins from.
@@ -229,11 +229,12 @@ impl Coordinator {
 
     /// A member lacks what it needs to follow.
     pub(super) fn behind(&mut self, from: Member, there: bool, out: &mut Out) {
-        let moves = self.membership.is_serving(from);
-        if self.newcomers.is_queued(from) {
+        // Of who serves, what it is to serve later; what is its own it cannot lack and stay.
+        let of_wait = self.membership.is_serving(from) == there;
+        if of_wait && self.newcomers.is_queued(from) {
             return;
         }
-        if self.newcomers.waiting.contains_key(&from) && moves == there {
+        if of_wait && self.newcomers.waiting.contains_key(&from) {
             self.begin_again(from, out);
             self.ask_holders_again(from, out);
         } else {

@@ -250,6 +250,12 @@ impl Peer {
         {
             let (step, stage) = (record.step, moving.to);
             let named = record.stages.get(usize::from(stage.0)).copied();
+            if step > version && moving.at.is_none() {
+                // A word of an earlier way there, or one of this way was lost: what was heard may fit what is
+                // told next.
+                (moving.begins, moving.lacks) = (None, None);
+                return self.say_behind(true, out);
+            }
             let Some((attempt, outcome)) = named.filter(|_| step == version) else {
                 return self.begin_moving_anew(out);
             };

@@ -75,13 +75,13 @@ impl Peer {
         out: &mut Out,
     ) {
         let Some(key) = downstream.upstream() else { return };
-        let Some(hosted) = self.stages.get_mut(&key.stage) else { return };
-        hosted.onward.measured(from, pace);
         if key.step >= self.version && !self.jobs.contains_key(&key) {
-            // It was let go of, and the receiver waits in vain.
+            // It was let go of, perhaps with its whole stage, and the receiver waits in vain.
             let message = Between::Withdrawn { key: downstream };
             out.push(PeerAction::Send { to: from, message });
         }
+        let Some(hosted) = self.stages.get_mut(&key.stage) else { return };
+        hosted.onward.measured(from, pace);
         if let Some(job) = self.jobs.get_mut(&key) {
             let retry = self.config.limits.retry;
             let unheard = matches!(

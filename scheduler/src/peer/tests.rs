@@ -571,3 +571,12 @@ fn a_forward_pass_may_wait_for_the_longer_backward_pass_of_another() {
     let released = PeerAction::ToCoordinator(ToCoordinator::Released { key, grant });
     assert!(probe.tell(recall).contains(&released));
 }
+
+/// What was let go of when its stage was left, whose offer came late.
+#[test]
+fn who_takes_what_a_stage_that_was_left_had_hears_that_nothing_comes() {
+    let (mut probe, _) = Probe::at(1, |_| {});
+    let key = key(1, 4);
+    let withdrawn = send(2, Between::Withdrawn { key });
+    assert_eq!(probe.hear(2, Between::Accepted { key, pace: 0 }), [withdrawn]);
+}

@@ -37,8 +37,6 @@ pub(crate) enum Omit {
     Revocation,
     /// A round with a member that is gone is given up.
     Abort,
-    /// Late claims are asked back.
-    Recall,
     /// A life that was expelled is not admitted again.
     Lives,
 }
@@ -75,7 +73,6 @@ impl Border {
     pub(super) fn told(&mut self, to: Member, message: &mut FromCoordinator) -> bool {
         match message {
             FromCoordinator::Replay { .. } => return self.omit != Omit::Replay,
-            FromCoordinator::Recall { .. } => return self.omit != Omit::Recall,
             FromCoordinator::Granted { key, grant, .. } => {
                 let known = self.grants.insert((to, *key), *grant);
                 if let (true, Some(answer)) = (known != Some(*grant), key.upstream()) {

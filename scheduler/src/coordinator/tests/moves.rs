@@ -133,3 +133,17 @@ fn nobody_goes_from_where_others_are_about_to_leave() {
     let obstacle = MoveObstacle::Needed;
     assert_eq!(told, [CoordinatorEvent::MoveCancelled { member: member(1), to, reason, obstacle }]);
 }
+
+/// Who waits for its turn to go elsewhere lacks what is its own: it cannot stay.
+#[test]
+fn who_lacks_its_own_result_goes_though_it_is_to_move() {
+    for (there, goes) in [(true, false), (false, true)] {
+        let mut run = uneven(3, None);
+        assert_eq!(run.sent(60), to_first(1, MoveReason::Uneven));
+        run.coordinator.newcomers.forget(member(1));
+        run.coordinator.newcomers.queued.push(member(1));
+        let told = events(&run.hear(1, ToCoordinator::Behind { there }));
+        let lost = |event: &CoordinatorEvent| matches!(event, CoordinatorEvent::Lost { .. });
+        assert_eq!(told.iter().any(lost), goes);
+    }
+}
