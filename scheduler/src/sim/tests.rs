@@ -413,12 +413,12 @@ fn the_slow_do_not_have_as_much_waiting_as_the_fast() {
     assert!(share >= 0.97, "{share}");
 }
 
-/// When the last pass of a run ends whose replicas exchange so many numbers a step.
-fn last_pass_with(elements: usize, staleness: u8) -> Duration {
+/// When the last pass of a run ends whose replicas of each stage exchange so many numbers a step.
+fn last_pass_with(elements: [usize; 2], staleness: u8) -> Duration {
     let mut scenario = pipeline(2, 16, 1);
     let two = scenario.peers.clone();
     scenario.peers = (0..2).flat_map(|_| two.clone()).collect();
-    scenario.parameters.values_mut().for_each(|count| *count = elements);
+    scenario.parameters = (0..).map(Stage).zip(elements).collect();
     scenario.network.bandwidth = Some(100_000);
     let mut manifest = (*scenario.manifest).clone();
     manifest.training.staleness = staleness;
@@ -426,12 +426,22 @@ fn last_pass_with(elements: usize, staleness: u8) -> Duration {
     end_of(&scenario).0
 }
 
+/// Where the later stage is done the earlier one has yet to run its last backward passes.
+#[test]
+fn the_later_stages_all_reduce_takes_the_time_of_the_earlier_ones_last_passes() {
+    const LITTLE: usize = 16;
+    let [free, later, earlier] =
+        [[LITTLE, LITTLE], [LITTLE, 1_500], [1_500, LITTLE]].map(|all| last_pass_with(all, 0));
+    println!("last pass: {free:?} without an all-reduce, {later:?} and {earlier:?} with one");
+    assert!(later - free <= (earlier - free) / 5, "{free:?} {later:?} {earlier:?}");
+}
+
 /// An all-reduce of about half a step's passes costs half a step each time, or nothing where the next
 /// step's passes need not wait for it.
 #[test]
 fn a_delayed_update_hides_the_all_reduce() {
     let [free, waited, hidden] = [(16, 0), (24_000, 0), (24_000, 1)]
-        .map(|(elements, stale)| last_pass_with(elements, stale));
+        .map(|(elements, stale)| last_pass_with([elements; 2], stale));
     println!("last pass: {free:?} without an all-reduce, {waited:?} with, {hidden:?} hidden");
     assert!(waited >= free * 13 / 10, "{waited:?} is hardly more than {free:?}");
     assert!(hidden <= free, "{hidden:?} is more than {free:?}");
