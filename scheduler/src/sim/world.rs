@@ -37,8 +37,10 @@ use crate::dice::Dice;
 use crate::peer::{Peer, PeerConfig};
 use crate::router::Routing;
 
-/// Events of one run at most, in each hour that it is looked at: far more than any takes.
+/// Events of one run at most, in each hour that it is looked at, and for each of its peers: far more than any
+/// takes.
 const EVENTS: u64 = 20_000_000;
+const EVENTS_OF_A_PEER: u64 = 200_000;
 
 /// The same of a small swarm with a rule that nobody keeps, which may go round in circles.
 #[cfg(test)]
@@ -111,6 +113,7 @@ impl<'a> World<'a> {
     pub(super) fn new(scenario: &'a Scenario, tamper: Tamper, with_oracles: bool) -> Self {
         let first = Incarnation(1);
         let nodes = (0..scenario.peers.len()).map(|index| node(scenario, index, first)).collect();
+        let hours = 1 + scenario.until.unwrap_or_default().as_secs() / 3600;
         Self {
             scenario,
             tamper,
@@ -128,7 +131,7 @@ impl<'a> World<'a> {
             oracles: with_oracles.then(|| Oracles::new(scenario)),
             trace: Trace::default(),
             marks: Marks::default(),
-            most: EVENTS * (1 + scenario.until.unwrap_or_default().as_secs() / 3600),
+            most: EVENTS.max(EVENTS_OF_A_PEER * scenario.peers.len() as u64) * hours,
             traced: cfg!(test) && std::env::var_os("SHOAL_SIM_TRACE").is_some(),
             watch: None,
             report: Report::default(),
