@@ -4,9 +4,9 @@
         --network target/release/examples/emulated_network
 
 Two stages, a machine each. Every pass takes a stated time beside its own small one, so that two cores can
-stand for two devices. A share is of the tokens a second that the same swarm trains on loopback with f32 just before; the
-bound is what arithmetic leaves of it: the larger of the passes' time and that of a step's bytes, and the way
-of the first activation and of the last gradient of each step. Needs root, /dev/net/tun and `ip`.
+stand for two devices. A share is of the tokens a second that the same swarm trained on loopback with f32 just
+before; the bound is what arithmetic leaves of it: the larger of the passes' time and that of a step's bytes, and
+the way of the first activation and of the last gradient of each step. Needs root, /dev/net/tun and `ip`.
 """
 
 import argparse

@@ -40,7 +40,7 @@ CONTROLS = ["tolerant", "cubic", "bbr"]
 # Least share of quinn alone, on loopback.
 LEAST_SHARE = 0.9
 # What the default control is to reach: of a link without loss whose queue takes a quarter of its round trip or more,
-# and of one with; packets sent again besides those that were lost; and a TCP connection's part beside it.
+# and of one with; what it may send again of its packets; and what it is to leave to a TCP connection beside it.
 DEFAULT = CONTROLS[0]
 LEAST_QUEUE = DELAY / 2  # ms
 LEAST_OF_LINK, LEAST_WITH_LOSS = 0.92, 0.85

@@ -95,15 +95,18 @@ impl Coordinator {
         let last_undone = self.config.manifest.stages().filter(is_undone).last();
         let is_due = |stage: &Stage| !is_undone(stage) && !self.rounds.open.contains_key(stage);
         let due: Vec<Stage> = self.config.manifest.stages().filter(is_due).collect();
-        let is_ending = last_undone == Some(Stage(0)) && self.is_at_last_passes(ledger);
-        if (due.is_empty() && last_undone.is_some() && !is_ending) || self.is_expelling() {
+        let at_last = |stage| stage == Stage(0) && self.is_at_last_passes(ledger);
+        let is_ending = last_undone.is_none_or(at_last);
+        if (due.is_empty() && !is_ending) || self.is_expelling() {
             return;
         }
         for stage in due {
             self.close_stage(stage, out);
         }
         if is_ending {
-            self.announce_next_step(out);
+            // When the next step's weights are there, the offers of its work have found their takers. Sooner it
+            // would go to replicas whose pace is not known yet.
+            self.announce_steps(self.config.manifest.steps_at_once() + 1, out);
         }
         if last_undone.is_none() {
             self.close_step(out);
@@ -114,12 +117,6 @@ impl Coordinator {
     fn is_at_last_passes(&self, ledger: &Ledger) -> bool {
         let replicas = self.crews.get(&Stage(0)).map_or(0, |crew| crew.members.len());
         ledger.free() == 0 && ledger.undone(Stage(0)) as usize <= replicas
-    }
-
-    /// Gives out the work of the step after those that are worked on: when its weights are there, the offers
-    /// have found their takers. Sooner it would go to replicas whose pace is not known yet.
-    fn announce_next_step(&mut self, out: &mut Out) {
-        self.announce_steps(self.config.manifest.steps_at_once() + 1, out);
     }
 
     /// Every replica of a stage hears what its accumulator must hold.
@@ -144,7 +141,6 @@ impl Coordinator {
         let doublings = self.rounds.late.min(DOUBLINGS);
         self.rounds.patience = Some(self.now + self.round_patience() * (1 << doublings));
         self.phase = Phase::Closing;
-        self.announce_next_step(out);
         self.commit_when_reduced(out);
     }
 
