@@ -12,7 +12,7 @@ help:
 	@echo 'make bench-overhead  what exactly-once costs when nothing dies (15 minutes)'
 	@echo 'make bench-codec     how fast numbers are rounded for a link (2 minutes)'
 	@echo 'make bench-all-reduce how fast replicas add up gradients, beside gloo and hivemind (20 minutes)'
-	@echo 'make bench-all-reduce-links the same over emulated links, beside gloo (10 minutes; root)'
+	@echo 'make bench-all-reduce-links the same over emulated links, beside gloo, and in virtual time (10 minutes; root)'
 	@echo 'make bench-links     what a swarm keeps of its speed over links (17 minutes; root)'
 	@echo 'make bench-transport how fast long, full and lossy links are filled (13 minutes; root)'
 	@echo 'make bench-convergence DATA=TEXT  what that rounding, and compressing, does to training (19 minutes)'
@@ -92,6 +92,7 @@ bench-all-reduce: build
 
 bench-all-reduce-links: build
 	@scripts/setup.sh --tests
+	cargo run --release -p shoal-scheduler --example all_reduce
 	cargo build --release -p shoal-tests --example emulated_network
 	.venv/bin/python bench/all_reduce.py --shoal target/release/shoal \
 		--network target/release/examples/emulated_network

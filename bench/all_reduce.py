@@ -221,7 +221,9 @@ def over_links(options):
 
 
 def loopback(options, cases):
+    """Prints the table of these cases, each of so many millions of values and so many peers; gives its rows."""
     bulk = bulk_rate(options.speed) if options.speed else None
+    found = [row for case in cases for row in rows(options, *case, bulk)]
     of_bulk = (f" The transport alone carries {bulk / 1e6:.0f} MB/s; the arithmetic is what all peers do to "
                "their numbers, as long as it takes on this machine's cores without any link." if bulk else "")
     table.show(
@@ -230,8 +232,9 @@ def loopback(options, cases):
         f"of them. One thread each.{of_bulk} {machines.line(machines.describe(sys.executable))}.",
         ["values, peers", "mode", "time", "sent", "sent by all", "of bulk", "of bulk and arithmetic",
          "of gloo's speed", "of hivemind's", "goal"],
-        [row for case in cases for row in rows(options, *case, bulk)],
+        found,
     )
+    return found
 
 
 if __name__ == "__main__":

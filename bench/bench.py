@@ -11,6 +11,7 @@ import pathlib
 import sys
 import time
 
+import data_plane
 import machine as machines
 import memory
 import swarm
@@ -18,7 +19,7 @@ import training
 from model import SMALL
 from shoal_run import Shoal
 
-TABLES = ("training", "swarm")
+TABLES = ("training", "swarm", "data")
 # f32 comes first: the goals are about it.
 SWARM_DTYPES = ("f32", "bf16")
 
@@ -30,6 +31,10 @@ def arguments():
     parser.add_argument("--train-rounds-avx512", required=True, help="with the feature mkl-avx512")
     parser.add_argument("--preload", required=True, help="the library that does it to PyTorch")
     parser.add_argument("--text", required=True, help="what is trained on")
+    parser.add_argument("--codec-speed", required=True, help="the protocol's example")
+    parser.add_argument("--speed", required=True, help="the protocol's example transport_speed")
+    parser.add_argument("--plain", required=True, help="the protocol's example plain_speed")
+    parser.add_argument("--arithmetic", required=True, help="the engine's example round_speed")
     parser.add_argument("--only", choices=TABLES, help="only these tables")
     parser.add_argument("--rounds", type=int, default=5, help="alternated rounds of each table")
     return parser.parse_args()
@@ -40,10 +45,13 @@ def main():
     start = time.monotonic()
     machine = machines.describe(sys.executable)
     results = {"date": datetime.date.today().isoformat(), "machine": machine}
-    if tools.only != "swarm":
-        results["training"] = training.measure(tools, machine)
-    if tools.only != "training":
-        results["swarm"] = swarm_tables(tools, machine)
+    measures = {
+        "training": lambda: training.measure(tools, machine),
+        "swarm": lambda: swarm_tables(tools, machine),
+        "data": lambda: data_plane.measure(tools),
+    }
+    for name in [tools.only] if tools.only else TABLES:
+        results[name] = measures[name]()
     results["minutes"] = round((time.monotonic() - start) / 60, 1)
     save(results)
 

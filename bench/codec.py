@@ -24,43 +24,51 @@ def lines(command, env=None):
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--codec-speed", required=True, help="protocol's example codec_speed")
-    parser.add_argument("--peers", required=True, help="a folder with bitsandbytes")
-    options = parser.parse_args()
-    sizes = [str(NUMBERS), str(ROUNDS)]
-    ours = lines([options.codec_speed, *sizes])
+def ours(codec_speed):
+    """Speeds of the codecs, and of packing."""
+    printed = lines([codec_speed, str(NUMBERS), str(ROUNDS)])
+    return [line for line in printed if "codec" in line], [line for line in printed if "packing" in line]
+
+
+def others(folder):
+    """What else can be installed."""
     here = os.path.dirname(os.path.abspath(__file__))
-    peers = lines([sys.executable, os.path.join(here, "codec_peers.py"), *sizes],
-                  {**os.environ, "PYTHONPATH": options.peers})
-    rows = []
-    for line in ours:
-        nearest = line["rounding"] == "nearest"
-        beside = [peer for peer in peers if peer["codec"] == line["codec"]] if nearest else []
-        fastest = max((peer["encode"] for peer in beside), default=None)
-        share = line["encode"] / line["copy"]
-        goals = []
-        if line["codec"].startswith("int8") and nearest:
-            goals.append(share >= LEAST)
-        if fastest:
-            goals.append(line["encode"] >= fastest)
-        rows.append([
-            line["codec"] if nearest else f"{line['codec']}, stochastic",
-            f"{line['encode']:.1f}", f"{share:.2f}", f"{line['decode']:.1f}",
-            f"{line['ratio']:.2f}x", f"{100 * line['error']:.3f}%",
-            f"{fastest:.1f}" if fastest else "",
-            "" if not goals else "met" if all(goals) else "NOT met",
-        ])
+    return lines([sys.executable, os.path.join(here, "codec_peers.py"), str(NUMBERS), str(ROUNDS)],
+                 {**os.environ, "PYTHONPATH": folder})
+
+
+def codec_row(line, peers):
+    nearest = line["rounding"] == "nearest"
+    beside = [peer for peer in peers if peer["codec"] == line["codec"]] if nearest else []
+    fastest = max((peer["encode"] for peer in beside), default=None)
+    share = line["encode"] / line["copy"]
+    goals = []
+    if line["codec"].startswith("int8") and nearest:
+        goals.append(share >= LEAST)
+    if fastest:
+        goals.append(line["encode"] >= fastest)
+    return [
+        line["codec"] if nearest else f"{line['codec']}, stochastic",
+        f"{line['encode']:.1f}", f"{share:.2f}", f"{line['decode']:.1f}",
+        f"{line['ratio']:.2f}x", f"{100 * line['error']:.3f}%",
+        f"{fastest:.1f}" if fastest else "",
+        "" if not goals else "met" if all(goals) else "NOT met",
+    ]
+
+
+def show_codecs(codecs, peers):
+    beside = ", all no slower than the fastest of the table below" if peers else ""
     table.show(
         "Codecs, one thread",
         f"GB/s of f32, {NUMBERS >> 20}M normally distributed numbers; copying them "
-        f"{ours[0]['copy']:.1f} GB/s. Error: root mean square over that of the numbers. Goal: int8 at "
-        f"least {LEAST} of a copy, all no slower than the fastest of the table below. "
-        f"{machines.line(machines.describe(sys.executable))}. Medians of {ROUNDS}.",
+        f"{codecs[0]['copy']:.1f} GB/s. Error: root mean square over that of the numbers. Goal: int8 at "
+        f"least {LEAST} of a copy{beside}. {machines.line(machines.describe(sys.executable))}. Medians of {ROUNDS}.",
         ["codec", "encode", "of a copy", "decode", "fewer bytes", "error", "fastest other", "goal"],
-        rows,
+        [codec_row(line, peers) for line in codecs],
     )
+
+
+def show_others(peers):
     table.show(
         "The same by others, one thread",
         "GB/s of f32.",
@@ -68,6 +76,37 @@ def main():
         [[peer["codec"], peer["what"], f"{peer['encode']:.2f}", f"{peer['decode']:.2f}",
           f"{100 * peer['error']:.3f}%"] for peer in peers],
     )
+
+
+def show_packings(packings, codecs):
+    table.show(
+        "Packing without loss, one thread",
+        "GB/s of the bytes that are packed: numbers as above in a codec, or sums of 64 bits. Noise is the hardest "
+        "there is for zstd.",
+        ["of", "how", "pack", "unpack", "fewer bytes", "rounded and packed, GB/s of f32"],
+        [[line["of"], line["packing"], f"{line['pack']:.2f}", f"{line['unpack']:.2f}", f"{line['ratio']:.2f}x",
+          rounded_and_packed(line, codecs)] for line in packings],
+    )
+
+
+def rounded_and_packed(packing, codecs):
+    """Both, one after the other; nothing for what no codec makes."""
+    for codec in codecs:
+        if (codec["codec"], codec["rounding"]) == (packing["of"], "nearest"):
+            return f"{1 / (1 / codec['encode'] + 1 / codec['ratio'] / packing['pack']):.2f}"
+    return ""
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--codec-speed", required=True, help="protocol's example codec_speed")
+    parser.add_argument("--peers", required=True, help="a folder with bitsandbytes")
+    options = parser.parse_args()
+    codecs, packings = ours(options.codec_speed)
+    peers = others(options.peers)
+    show_codecs(codecs, peers)
+    show_others(peers)
+    show_packings(packings, codecs)
 
 
 if __name__ == "__main__":

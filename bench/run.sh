@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Builds Shoal as a release, with and without MKL's AVX-512 dispatch, and measures it beside PyTorch:
-# speed of one process, speed of a swarm, bytes sent, memory. Tables on stdout, all numbers in
-# bench/results/latest.json. Close other programs first: everything shares the processor's cores.
+# speed of one process, speed of a swarm, bytes sent, memory, and what its data plane carries. Tables on
+# stdout, all numbers in bench/results/latest.json. Close other programs first: everything shares the
+# processor's cores.
 #
 #   bench/run.sh                   everything, at most 15 minutes on two cores
 #   bench/run.sh --only training   one process only
 #   bench/run.sh --only swarm      the swarm only
+#   bench/run.sh --only data       the data plane only
 #   bench/run.sh --rounds 1        a quick look
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -21,6 +23,9 @@ cp "$target/release/examples/train_rounds" "$tools/train_rounds_avx512"
 cargo build --quiet --release -p shoal-engine --example train_rounds
 cp "$target/release/examples/train_rounds" "$tools/train_rounds"
 cargo build --quiet --release -p shoal-node
+cargo build --quiet --release -p shoal-engine --example round_speed
+cargo build --quiet --release -p shoal-protocol --features net \
+    --example codec_speed --example transport_speed --example plain_speed
 cc -O2 -shared -fPIC -o "$tools/mkl_avx512.so" bench/mkl_avx512.c
 find engine protocol scheduler -name '*.rs' -print0 | sort -z | xargs -0 cat >"$tools/text.txt"
 
@@ -30,4 +35,8 @@ exec .venv/bin/python bench/bench.py \
     --train-rounds-avx512 "$tools/train_rounds_avx512" \
     --preload "$PWD/$tools/mkl_avx512.so" \
     --text "$PWD/$tools/text.txt" \
+    --codec-speed "$target/release/examples/codec_speed" \
+    --speed "$target/release/examples/transport_speed" \
+    --plain "$target/release/examples/plain_speed" \
+    --arithmetic "$target/release/examples/round_speed" \
     "$@"

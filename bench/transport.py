@@ -100,6 +100,7 @@ def loopback(args):
         f"least {LEAST_SHARE} of quinn alone: {goal}."
     )
     table.show("On loopback", notes, ["", "MB/s", "from, to", "of quinn alone"], rows)
+    return rates
 
 
 def send(start, speed, address, control, seconds, *size):
@@ -218,4 +219,5 @@ def main():
     shared(args)
 
 
-main()
+if __name__ == "__main__":
+    main()

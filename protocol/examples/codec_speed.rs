@@ -1,5 +1,6 @@
 //! How fast numbers become bytes and numbers again, on one thread, beside copying them; how many bytes
-//! they are, and how far off. A line of JSON for each codec.
+//! they are, and how far off; and how fast those bytes are packed for a link without loss. A line of JSON
+//! for each codec and each packing.
 //!
 //!     cargo run --release -p shoal-protocol --example codec_speed -- [NUMBERS] [ROUNDS]
 //!
@@ -9,6 +10,8 @@
 use std::hint::black_box;
 use std::time::Instant;
 
+use bytes::Bytes;
+use shoal_protocol::codec::packing::{Packing, pack, unpack};
 use shoal_protocol::codec::{Codec, Dither, Rounding};
 use shoal_protocol::ids::{ClaimKey, Microbatch, Stage, Step};
 
@@ -58,6 +61,55 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             line.error,
         );
     }
+    packings(&input, rounds)
+}
+
+/// What packing takes of the bytes of these numbers in some codecs, and of sums of them.
+fn packings(input: &[f32], rounds: usize) -> Result<(), Box<dyn std::error::Error>> {
+    for name in ["f32", "bf16", "int8", "int4"] {
+        let codec: Codec = name.parse()?;
+        let length = codec.bytes_of(input.len() as u64).ok_or("too many numbers")? as usize;
+        let mut coded = vec![0; length];
+        codec.encode(input, Rounding::Nearest, &mut coded);
+        let width = if codec.block().is_some() { 1 } else { length / input.len() };
+        packing(name, Packing::Zstd, width, coded.into(), rounds)?;
+    }
+    let sum = |number: &f32| (f64::from(*number) * SUM_SCALE) as i64;
+    let sums: Vec<u8> = input.iter().flat_map(|number| sum(number).to_le_bytes()).collect();
+    packing("sums", Packing::Integers, 8, sums.into(), rounds)
+}
+
+/// Sums of gradients in fixed point have about so many steps to their standard deviation.
+const SUM_SCALE: f64 = 34_359_738_368.0;
+
+fn packing(
+    name: &str,
+    packing: Packing,
+    width: usize,
+    raw: Bytes,
+    rounds: usize,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let (mut packs, mut unpacks) = (Vec::new(), Vec::new());
+    let mut length = 0;
+    for _ in 0..rounds {
+        let mut packed = (packing, Bytes::new());
+        packs.push(seconds(|| packed = pack(packing, width, black_box(raw.clone()))));
+        let (done, packed) = packed;
+        length = packed.len();
+        let mut back = Ok(Bytes::new());
+        unpacks.push(seconds(|| back = unpack(done, width, black_box(packed), raw.len())));
+        if back? != raw {
+            return Err("other bytes came back".into());
+        }
+    }
+    let speed = |times: &mut Vec<f64>| 1e-9 * raw.len() as f64 / median(times);
+    println!(
+        r#"{{"packing":"{}","of":"{name}","pack":{:.2},"unpack":{:.2},"ratio":{:.4}}}"#,
+        if packing == Packing::Integers { "integers" } else { "planes, zstd" },
+        speed(&mut packs),
+        speed(&mut unpacks),
+        raw.len() as f64 / length as f64,
+    );
     Ok(())
 }
 

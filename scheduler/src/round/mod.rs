@@ -20,7 +20,7 @@ use shoal_protocol::units::Bytes;
 use crate::action::{Fault, Payload, PayloadId, PeerAction, Task};
 pub use layout::shares;
 pub(crate) use layout::{Layout, piece_bytes};
-pub(crate) use weights::{MemberRates, NumberBytes, weights};
+pub(crate) use weights::{MemberRates, NumberBytes, least_time, weights};
 
 /// Pieces that one member sends another before results come back, at most, whatever room it has
 /// itself: who has not heard yet that the step is closed keeps them, and must know how many.

@@ -51,35 +51,52 @@ const HALVINGS: u32 = 40;
 
 /// Each member's weight. Who was not measured is taken for the slowest that was.
 pub(crate) fn weights(rates: &[MemberRates], bytes: NumberBytes) -> Vec<u32> {
-    let equal = vec![1; rates.len()];
+    let members = links(rates, bytes);
+    let least = least(&members);
+    match shares_within(&members, least) {
+        Some(shares) if time_of_equal(&members) > least * (1.0 + WORTH_IT) => {
+            shares.into_iter().map(|share| (share * WHOLE).round() as u32).collect()
+        }
+        _ => vec![1; rates.len()],
+    }
+}
+
+/// The seconds that the best shares need for each number of the vector; 0 where nothing was measured.
+pub(crate) fn least_time(rates: &[MemberRates], bytes: NumberBytes) -> f64 {
+    least(&links(rates, bytes))
+}
+
+/// Each member's links; nobody's where none was measured, or there is nobody else.
+fn links(rates: &[MemberRates], bytes: NumberBytes) -> Vec<Links> {
     let measured = rates.iter().flat_map(|member| [member.up, member.down]).flatten();
-    let Some(slowest) = measured.reduce(f64::min).filter(|_| rates.len() > 1) else { return equal };
-    let members: Vec<Links> = rates
-        .iter()
-        .map(|member| Links {
-            up: member.up.unwrap_or(slowest),
-            down: member.down.unwrap_or(slowest),
-            others: (rates.len() - 1) as f64,
-            bytes,
-        })
-        .collect();
-    let even = 1.0 / rates.len() as f64;
-    let with_equal = members.iter().map(|links| links.time(even)).fold(0.0, f64::max);
-    let (mut short, mut long) = (0.0, with_equal);
+    let slowest = measured.reduce(f64::min).filter(|_| rates.len() > 1);
+    let Some(slowest) = slowest else { return Vec::new() };
+    let of = |member: &MemberRates| Links {
+        up: member.up.unwrap_or(slowest),
+        down: member.down.unwrap_or(slowest),
+        others: (rates.len() - 1) as f64,
+        bytes,
+    };
+    rates.iter().map(of).collect()
+}
+
+fn time_of_equal(members: &[Links]) -> f64 {
+    let even = 1.0 / members.len() as f64;
+    members.iter().map(|links| links.time(even)).fold(0.0, f64::max)
+}
+
+/// The least time for which there are shares.
+fn least(members: &[Links]) -> f64 {
+    let (mut short, mut long) = (0.0, time_of_equal(members));
     for _ in 0..HALVINGS {
         let middle = f64::midpoint(short, long);
-        if shares_within(&members, middle).is_some() {
+        if shares_within(members, middle).is_some() {
             long = middle;
         } else {
             short = middle;
         }
     }
-    match shares_within(&members, long) {
-        Some(shares) if with_equal > long * (1.0 + WORTH_IT) => {
-            shares.into_iter().map(|share| (share * WHOLE).round() as u32).collect()
-        }
-        _ => equal,
-    }
+    long
 }
 
 /// One member's links.

@@ -3,9 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use shoal_protocol::ids::{Attempt, ClaimKey, Era, Grant, Member, Stage, Step};
-use shoal_protocol::message::{Between, FromCoordinator, TensorTag, ToCoordinator, ViewChange};
+use shoal_protocol::message::{
+    Between, FromCoordinator, Spent, TensorTag, ToCoordinator, ViewChange,
+};
 
 use crate::action::PeerAction;
 
@@ -39,6 +42,8 @@ pub(crate) enum Omit {
     Abort,
     /// A life that was expelled is not admitted again.
     Lives,
+    /// Who is asked for its work lets go of it.
+    Recall,
 }
 
 /// What must be known to leave a rule out.
@@ -79,6 +84,9 @@ impl Border {
                     // It has taken the work anew.
                     self.answered.remove(&(to, answer));
                 }
+            }
+            FromCoordinator::Recall { patience, .. } if self.omit == Omit::Recall => {
+                *patience = Spent { forward: Duration::MAX, backward: Duration::MAX };
             }
             FromCoordinator::Close { round: id, .. } => {
                 self.attempts.insert((to, id.era, id.step, id.stage), id.attempt);

@@ -4,10 +4,12 @@
 //! that happens follows from it, event for event. A model of small integers stands for the
 //! transformer, so that whether every microbatch is counted exactly once is checked on real values.
 
+mod all_reduce;
 mod border;
 #[cfg(test)]
 mod crowd;
 mod engine;
+mod flows;
 #[cfg(test)]
 mod migrations;
 mod network;
@@ -31,8 +33,10 @@ mod world;
 
 use shoal_protocol::ids::Member;
 
+pub use self::all_reduce::{RoundTime, all_reduce};
 #[cfg(test)]
 pub(crate) use self::border::Omit;
+pub use self::flows::Port;
 pub use self::oracle::Violation;
 pub use self::regions::Regional;
 pub use self::report::{Migrations, Rare, Recovery, Report, StepTime};

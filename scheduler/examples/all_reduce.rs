@@ -1,0 +1,76 @@
+//! What all-reduces keep of links that are faster than an emulator carries, in virtual time: prints the table of
+//! docs/compression.md.
+//!
+//! The same decisions as in a swarm, over links that are shared fairly, with arithmetic that takes no time.
+
+use std::time::Duration;
+
+use shoal_protocol::codec::{Block, Codec, SumCodec};
+use shoal_protocol::units::Rate;
+use shoal_scheduler::sim::{Port, all_reduce};
+
+/// 1 Mbit/s in bytes.
+const MEGABIT: u64 = 125_000;
+const DELAY: Duration = Duration::from_millis(5);
+/// The least share of what the best parts need.
+const GOAL: f64 = 0.9;
+
+const MODES: [SumCodec; 4] = [
+    SumCodec::Exact,
+    SumCodec::Rounded(Codec::F32),
+    SumCodec::Rounded(Codec::Bf16),
+    SumCodec::Rounded(Codec::Int8(Block::DEFAULT)),
+];
+
+/// Up and down of each member, in Mbit/s.
+const LINKS: [(&str, &[(u64, u64)]); 7] = [
+    ("1000, 2 peers", &[(1000, 1000); 2]),
+    ("1000, 8 peers", &[(1000, 1000); 8]),
+    ("10000, 4 peers", &[(10_000, 10_000); 4]),
+    ("1000, 2000, 4000", &[(1000, 1000), (2000, 2000), (4000, 4000)]),
+    ("1000, 1000, 2000, 4000", &[(1000, 1000), (1000, 1000), (2000, 2000), (4000, 4000)]),
+    (
+        "4 of 1000, 4 of 10000",
+        &[
+            (1000, 1000),
+            (1000, 1000),
+            (1000, 1000),
+            (1000, 1000),
+            (10_000, 10_000),
+            (10_000, 10_000),
+            (10_000, 10_000),
+            (10_000, 10_000),
+        ],
+    ),
+    ("up 500, down 2000, 4 peers", &[(500, 2000); 4]),
+];
+
+fn main() {
+    println!(
+        "All-reduce in virtual time, {} ms each way; rates in Mbit/s up and down. The least is what the best parts\n\
+         need for the bytes of the mode, and one way. Goal: {GOAL} of it.\n",
+        DELAY.as_millis()
+    );
+    println!("values  links                       mode   least      time       share  goal");
+    for millions in [10, 100] {
+        for (name, links) in LINKS {
+            let port = |(up, down): &(u64, u64)| Port {
+                up: Rate(up * MEGABIT),
+                down: Rate(down * MEGABIT),
+            };
+            let ports: Vec<Port> = links.iter().map(port).collect();
+            for mode in MODES {
+                let round = all_reduce(&ports, DELAY, millions * 1_000_000, mode);
+                println!(
+                    "{:>5}M  {name:26}  {:5}  {:7.3} s  {:7.3} s  {:.3}  {}",
+                    millions,
+                    mode.to_string(),
+                    round.least.as_secs_f64(),
+                    round.time.as_secs_f64(),
+                    round.share(),
+                    if round.share() >= GOAL { "met" } else { "NOT met" },
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! One all-reduce over modelled links: what its order of pieces and its parts leave of them. Arithmetic takes no
+//! time here, and links are shared fairly.
+
+use std::time::Duration;
+
+use shoal_protocol::codec::SumCodec;
+use shoal_protocol::ids::{
+    Attempt, ContentHash, Era, Incarnation, Member, PeerId, Stage, Step, Term,
+};
+use shoal_protocol::message::{Crew, Round, RoundId, RoundMember, TensorTag, Way};
+use shoal_protocol::units::{Bytes, Rate};
+
+use super::flows::{Flows, Port};
+use crate::action::{Payload, PayloadId, PeerAction, Task};
+use crate::peer::{PeerLimits, RoundCut};
+use crate::round::{
+    Layout, MemberRates, NumberBytes, Reduction, ahead, least_time, most_ahead, piece_bytes,
+    weights,
+};
+
+/// What came of a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RoundTime {
+    /// Until the last member held the result.
+    pub time: Duration,
+    /// The least that these links need for the bytes of the mode, with the best parts, and one way of the last.
+    pub least: Duration,
+    /// What all members sent.
+    pub sent: Bytes,
+}
+
+impl RoundTime {
+    /// Of the least time in the time it took.
+    #[must_use]
+    pub fn share(&self) -> f64 {
+        self.least.as_secs_f64() / self.time.as_secs_f64()
+    }
+}
+
+/// Adds up so many values among one member at each of these ports, each `delay` from every other, in this mode.
+///
+/// # Panics
+/// When there are no ports, more than 256, or one carries nothing.
+#[must_use]
+pub fn all_reduce(ports: &[Port], delay: Duration, values: usize, codec: SumCodec) -> RoundTime {
+    assert!((1..=256).contains(&ports.len()), "a round has members, and at most 256 here");
+    assert!(
+        ports.iter().all(|port| port.up.0 > 0 && port.down.0 > 0),
+        "every link carries something"
+    );
+    let known = |rate: Rate| Some(rate.0 as f64);
+    let rates: Vec<MemberRates> = ports
+        .iter()
+        .map(|port| MemberRates { up: known(port.up), down: known(port.down) })
+        .collect();
+    let number = NumberBytes::of(codec);
+    let least = least_time(&rates, number) * values as f64;
+    let mut table = Table::new(ports, delay, values, codec, &weights(&rates, number));
+    let time = table.run();
+    RoundTime { time, least: Duration::from_secs_f64(least) + delay, sent: table.sent }
+}
+
+/// The members of a round, and what is on its way between them.
+#[derive(Debug)]
+struct Table {
+    members: Vec<Reduction>,
+    layout: Layout,
+    number: NumberBytes,
+    flows: Flows<(TensorTag, Payload)>,
+    sent: Bytes,
+    payloads: u64,
+    /// Members that hold the result.
+    done: usize,
+}
+
+impl Table {
+    fn new(
+        ports: &[Port],
+        delay: Duration,
+        values: usize,
+        codec: SumCodec,
+        weights: &[u32],
+    ) -> Self {
+        let cut = RoundCut::default();
+        let members = weights.iter().enumerate();
+        let members =
+            members.map(|(place, weight)| RoundMember { member: member(place), weight: *weight });
+        let (era, term, step) = (Era(0), Term(1), Step(0));
+        let id = RoundId { era, term, step, stage: Stage(0), attempt: Attempt(0) };
+        let round =
+            Round { id, crew: Crew { members: members.collect(), ..Crew::default() }.into() };
+        let layout = Layout::new(&round, values, cut, codec);
+        let piece = piece_bytes(cut, codec);
+        let most = most_ahead(piece, PeerLimits::default().round_bytes, ports.len());
+        let reduction = |(place, from): (usize, &Port)| {
+            let way = |to: &Port| Way { round_trip: 2 * delay, rate: Some(from.up.min(to.down)) };
+            let ahead = ports.iter().map(|to| ahead(piece, most, Some(&way(to)))).collect();
+            let (own, whole) = (1, ports.len() as u64);
+            Reduction::new(round.clone(), member(place), layout.clone(), ahead, own, whole)
+                .expect("it is one of the members")
+        };
+        Self {
+            members: ports.iter().enumerate().map(reduction).collect(),
+            layout,
+            number: NumberBytes::of(codec),
+            flows: Flows::new(ports, delay),
+            sent: Bytes(0),
+            payloads: 0,
+            done: 0,
+        }
+    }
+
+    /// Until the last member holds the result.
+    fn run(&mut self) -> Duration {
+        for place in 0..self.members.len() {
+            let mut out = Vec::new();
+            self.members[place].start(&mut out).expect("proofs are right");
+            self.act(place, out);
+        }
+        while let Some(((from, to), (tag, payload))) = self.flows.next() {
+            let mut out = Vec::new();
+            let (one, sender) = (&mut self.members[to], (member(from), from as u16));
+            let taken = match tag {
+                TensorTag::RoundPart { piece, proof, .. } => {
+                    one.part(sender, piece, proof, payload, &mut out)
+                }
+                TensorTag::RoundResult { piece, proof, .. } => {
+                    one.result(sender, piece, proof, payload, &mut out)
+                }
+                other => unreachable!("no part of a round: {other:?}"),
+            };
+            taken.expect("proofs are right");
+            self.act(to, out);
+            if self.done == self.members.len() {
+                break;
+            }
+        }
+        assert_eq!(
+            self.done,
+            self.members.len(),
+            "everything has come, and a member lacks something"
+        );
+        self.flows.now()
+    }
+
+    /// Does what a member wants, and what it wants then.
+    fn act(&mut self, place: usize, mut out: Vec<PeerAction>) {
+        while !out.is_empty() {
+            for action in std::mem::take(&mut out) {
+                match action {
+                    PeerAction::Compute(task) => self.compute(place, task, &mut out),
+                    PeerAction::SendTensor { to, tag, payload } => {
+                        self.send(place, to, tag, payload)
+                    }
+                    PeerAction::Release(_) => {}
+                    other => unreachable!("a round does not want {other:?}"),
+                }
+            }
+        }
+    }
+
+    /// What an engine does, in no time.
+    fn compute(&mut self, place: usize, task: Task, out: &mut Vec<PeerAction>) {
+        self.payloads += 1;
+        let id = PayloadId(self.payloads);
+        let member = &mut self.members[place];
+        match task {
+            Task::Export { to, piece, range, .. } => {
+                let size = self.layout.part_bytes(&range);
+                member.exported(to, piece, Payload { id, size }, out);
+            }
+            Task::Reduce { piece, range, .. } => {
+                let size = self.layout.result_bytes(&range);
+                member.reduced(piece, Payload { id, size }, out);
+            }
+            Task::Install { range, .. } => member.installed(&range, out),
+            Task::Summarise { .. } => {
+                member.summarised(ContentHash([0; 32]), 0.0);
+                self.done += 1;
+            }
+            other => unreachable!("no task of a round: {other:?}"),
+        }
+    }
+
+    fn send(&mut self, from: usize, to: Member, tag: TensorTag, id: PayloadId) {
+        let to = usize::from(to.peer.0[0]);
+        let (owner, piece, bytes) = match tag {
+            TensorTag::RoundPart { piece, .. } => (to, piece, self.number.part),
+            TensorTag::RoundResult { piece, .. } => (from, piece, self.number.result),
+            other => unreachable!("no part of a round: {other:?}"),
+        };
+        let range = self.layout.range(owner, piece as usize);
+        let size = if owner == to {
+            self.layout.part_bytes(&range)
+        } else {
+            self.layout.result_bytes(&range)
+        };
+        let weight = Bytes((range.len() as f64 * bytes).ceil() as u64);
+        self.sent += weight;
+        self.flows.send((from, to), weight, (tag, Payload { id, size }));
+    }
+}
+
+fn member(place: usize) -> Member {
+    let place = u8::try_from(place).expect("at most 256 members");
+    Member { peer: PeerId([place; 32]), incarnation: Incarnation(1) }
+}
+
+#[cfg(test)]
+mod tests {
+    use shoal_protocol::codec::Codec;
+
+    use super::*;
+
+    /// 1 Mbit/s in bytes.
+    const MEGABIT: u64 = 125_000;
+
+    fn even_ports(megabits: &[u64]) -> Vec<Port> {
+        let port = |rate: &u64| Port { up: Rate(rate * MEGABIT), down: Rate(rate * MEGABIT) };
+        megabits.iter().map(port).collect()
+    }
+
+    /// The goal of every mode, whatever the links: 0.9 of what the best parts allow.
+    #[test]
+    fn rounds_leave_little_of_links() {
+        let cases: [&[u64]; 6] = [
+            &[1000, 1000],
+            &[10_000; 4],
+            &[1000; 8],
+            &[1000, 2000, 4000],
+            &[1000, 1000, 2000, 4000],
+            &[10_000, 1000, 10_000, 1000, 10_000, 4000, 10_000, 2000],
+        ];
+        let modes =
+            [SumCodec::Exact, SumCodec::Rounded(Codec::F32), SumCodec::Rounded(Codec::Bf16)];
+        for rates in cases {
+            for codec in modes {
+                let delay = Duration::from_millis(5);
+                let round = all_reduce(&even_ports(rates), delay, 100_000_000, codec);
+                assert!(round.share() > 0.9, "{rates:?} {codec:?}: {:.3} {round:?}", round.share());
+                assert!(round.share() <= 1.0 + 1e-6, "{rates:?} {codec:?}: faster than links are");
+            }
+        }
+    }
+}

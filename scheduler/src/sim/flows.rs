@@ -1,0 +1,193 @@
+//! Links that those who send share fairly, as fluids: what comes first of one to another arrives first, and who sends
+//! to several, or receives from several, divides its link max-min fairly among them (Bertsekas and Gallager, Data
+//! Networks, section 6.5.2).
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use shoal_protocol::units::{Bytes, Rate};
+
+/// What one machine's link carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Port {
+    /// Of what it sends, to all others together.
+    pub up: Rate,
+    /// Of what it receives.
+    pub down: Rate,
+}
+
+/// A flow by its ends.
+type Ends = (usize, usize);
+
+/// One side of a machine's link: of what it sends, or of what it receives.
+type Side = (usize, bool);
+
+/// All that is on its way between machines.
+#[derive(Debug)]
+pub(super) struct Flows<T> {
+    ports: Vec<Port>,
+    delay: Duration,
+    now: f64,
+    /// What waits of each flow that has something to send, and how many bytes of the first are left.
+    waiting: BTreeMap<Ends, VecDeque<(f64, T)>>,
+    /// Bytes a second of each such flow.
+    rates: BTreeMap<Ends, f64>,
+    /// What has left, by when it is there.
+    flying: BTreeMap<(Duration, u64), (Ends, T)>,
+    sent: u64,
+}
+
+/// Less than this of a message is nothing.
+const ROUNDING: f64 = 1e-3;
+
+impl<T> Flows<T> {
+    pub(super) fn new(ports: &[Port], delay: Duration) -> Self {
+        Self {
+            ports: ports.to_vec(),
+            delay,
+            now: 0.0,
+            waiting: BTreeMap::new(),
+            rates: BTreeMap::new(),
+            flying: BTreeMap::new(),
+            sent: 0,
+        }
+    }
+
+    /// The time that has passed.
+    pub(super) fn now(&self) -> Duration {
+        Duration::from_secs_f64(self.now)
+    }
+
+    /// Has one machine send another something, behind what it sends it already.
+    pub(super) fn send(&mut self, ends: Ends, size: Bytes, what: T) {
+        let queue = self.waiting.entry(ends).or_default();
+        queue.push_back((size.0 as f64, what));
+        if queue.len() == 1 {
+            self.rates = self.fair();
+        }
+    }
+
+    /// What arrives next, once it does; none where nothing is on its way.
+    pub(super) fn next(&mut self) -> Option<(Ends, T)> {
+        loop {
+            let left = self.waiting.iter().map(|(ends, queue)| queue[0].0 / self.rates[ends]);
+            let leaves = left.min_by(f64::total_cmp).map(|left| self.now + left);
+            let first = self.flying.keys().next().copied();
+            match (leaves, first) {
+                (Some(leaves), first) if first.is_none_or(|(at, _)| leaves < at.as_secs_f64()) => {
+                    self.pass(leaves);
+                }
+                (_, Some(first)) => {
+                    self.pass(first.0.as_secs_f64());
+                    return self.flying.remove(&first);
+                }
+                (_, None) => return None,
+            }
+        }
+    }
+
+    /// Lets time pass in which no flow begins or ends.
+    fn pass(&mut self, until: f64) {
+        let time = (until - self.now).max(0.0);
+        self.now = self.now.max(until);
+        let arrives = Duration::from_secs_f64(self.now) + self.delay;
+        let mut ended = false;
+        for (ends, queue) in &mut self.waiting {
+            queue[0].0 -= time * self.rates[ends];
+            if queue[0].0 <= ROUNDING {
+                let (_, what) = queue.pop_front().expect("its first was looked at");
+                self.flying.insert((arrives, self.sent), (*ends, what));
+                self.sent += 1;
+                ended |= queue.is_empty();
+            }
+        }
+        if ended {
+            self.waiting.retain(|_, queue| !queue.is_empty());
+            self.rates = self.fair();
+        }
+    }
+
+    /// The max-min fair rates, by progressive filling: the side that leaves its flows the least is shared evenly among
+    /// them, and so on with what is left.
+    fn fair(&self) -> BTreeMap<Ends, f64> {
+        let mut sides: BTreeMap<Side, (f64, usize)> = BTreeMap::new();
+        for ends in self.waiting.keys() {
+            for side in sides_of(*ends) {
+                let port = self.ports[side.0];
+                let rate = if side.1 { port.up } else { port.down };
+                sides.entry(side).or_insert((rate.0 as f64, 0)).1 += 1;
+            }
+        }
+        let mut rates = BTreeMap::new();
+        let share = |(rate, flows): (f64, usize)| rate / flows as f64;
+        while rates.len() < self.waiting.len() {
+            let busy = sides.iter().filter(|(_, (_, flows))| *flows > 0);
+            let least = busy.min_by(|one, other| share(*one.1).total_cmp(&share(*other.1)));
+            let (full, rate) =
+                least.map(|(side, left)| (*side, share(*left))).expect("a flow is left");
+            for ends in self.waiting.keys() {
+                if sides_of(*ends).contains(&full) && !rates.contains_key(ends) {
+                    rates.insert(*ends, rate);
+                    for side in sides_of(*ends) {
+                        let (left, flows) = sides.get_mut(&side).expect("it was counted");
+                        *left -= rate;
+                        *flows -= 1;
+                    }
+                }
+            }
+        }
+        rates
+    }
+}
+
+fn sides_of((from, to): Ends) -> [Side; 2] {
+    [(from, true), (to, false)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DELAY: Duration = Duration::from_millis(100);
+
+    fn port(up: u64, down: u64) -> Port {
+        Port { up: Rate(up), down: Rate(down) }
+    }
+
+    /// What arrives, and when.
+    fn arrivals(mut flows: Flows<u32>) -> Vec<(u32, Duration)> {
+        std::iter::from_fn(|| {
+            let (_, what) = flows.next()?;
+            Some((what, Duration::from_millis((flows.now().as_secs_f64() * 1e3).round() as u64)))
+        })
+        .collect()
+    }
+
+    #[test]
+    fn one_flow_has_the_slower_side_and_keeps_its_order() {
+        let mut flows = Flows::new(&[port(1000, 1), port(1, 500)], DELAY);
+        flows.send((0, 1), Bytes(500), 1);
+        flows.send((0, 1), Bytes(250), 2);
+        let milliseconds = Duration::from_millis;
+        assert_eq!(arrivals(flows), [(1, milliseconds(1100)), (2, milliseconds(1600))]);
+    }
+
+    #[test]
+    fn what_a_slow_receiver_leaves_others_have() {
+        // Of 1000 B/s up, 200 go to the one that takes no more; the other has 800 and then all that it takes.
+        let mut flows = Flows::new(&[port(1000, 1), port(1, 200), port(1, 900)], DELAY);
+        flows.send((0, 1), Bytes(200), 1);
+        flows.send((0, 2), Bytes(1700), 2);
+        let milliseconds = Duration::from_millis;
+        assert_eq!(arrivals(flows), [(1, milliseconds(1100)), (2, milliseconds(2100))]);
+    }
+
+    #[test]
+    fn senders_share_a_receiver() {
+        let mut flows = Flows::new(&[port(1000, 1), port(1000, 1), port(1, 1000)], DELAY);
+        flows.send((0, 2), Bytes(500), 1);
+        flows.send((1, 2), Bytes(1000), 2);
+        let milliseconds = Duration::from_millis;
+        assert_eq!(arrivals(flows), [(1, milliseconds(1100)), (2, milliseconds(1600))]);
+    }
+}
