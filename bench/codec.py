@@ -81,8 +81,8 @@ def show_others(peers):
 def show_packings(packings, codecs):
     table.show(
         "Packing without loss, one thread",
-        "GB/s of the bytes that are packed: numbers as above in a codec, or sums of 64 bits. Noise is the hardest "
-        "there is for zstd.",
+        "GB/s of the bytes that are packed, in pieces of 512 KiB: numbers as above in a codec, or sums of 64 bits. "
+        "Noise is the hardest there is for zstd.",
         ["of", "how", "pack", "unpack", "fewer bytes", "rounded and packed, GB/s of f32"],
         [[line["of"], line["packing"], f"{line['pack']:.2f}", f"{line['unpack']:.2f}", f"{line['ratio']:.2f}x",
           rounded_and_packed(line, codecs)] for line in packings],

@@ -208,7 +208,7 @@ fn member(place: usize) -> Member {
 
 #[cfg(test)]
 mod tests {
-    use shoal_protocol::codec::Codec;
+    use shoal_protocol::codec::{Block, Codec};
 
     use super::*;
 

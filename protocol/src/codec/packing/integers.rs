@@ -13,6 +13,24 @@ pub(super) const BLOCK: usize = 64;
 /// Bytes of an integer.
 const WORD: usize = 8;
 
+/// Calls a function for a width that is known when it is compiled: of a whole block the compiler then knows every
+/// bound. Integers of no bytes are all zero, and so is where they go.
+macro_rules! of_width {
+    ($width:expr, $function:ident($block:expr, $bytes:expr)) => {
+        match $width {
+            0 => {}
+            1 => $function::<1>($block, $bytes),
+            2 => $function::<2>($block, $bytes),
+            3 => $function::<3>($block, $bytes),
+            4 => $function::<4>($block, $bytes),
+            5 => $function::<5>($block, $bytes),
+            6 => $function::<6>($block, $bytes),
+            7 => $function::<7>($block, $bytes),
+            _ => $function::<8>($block, $bytes),
+        }
+    };
+}
+
 /// Packs whole little-endian integers; none when that does not make them fewer bytes.
 pub(super) fn pack(raw: &[u8]) -> Option<Vec<u8>> {
     let words = raw.as_chunks::<WORD>().0;
@@ -26,12 +44,9 @@ pub(super) fn pack(raw: &[u8]) -> Option<Vec<u8>> {
     packed[..widths.len()].copy_from_slice(&widths);
     let mut at = widths.len();
     for (block, width) in words.chunks(BLOCK).zip(&widths) {
-        let width = usize::from(*width);
-        let room = &mut packed[at..at + block.len() * width + WORD];
-        for (index, word) in block.iter().enumerate() {
-            room[index * width..][..WORD].copy_from_slice(word);
-        }
-        at += block.len() * width;
+        let length = block.len() * usize::from(*width);
+        of_width!(*width, narrow(block, &mut packed[at..at + length + WORD]));
+        at += length;
     }
     packed.truncate(length);
     Some(packed)
@@ -54,14 +69,13 @@ pub(super) fn unpack(packed: &[u8], length: usize) -> Result<Vec<u8>, PackingErr
     let mut raw = vec![0; length];
     let mut at = 0;
     for (block, width) in raw.as_chunks_mut::<WORD>().0.chunks_mut(BLOCK).zip(widths) {
-        let width = usize::from(*width);
-        let end = at + block.len() * width;
+        let end = at + block.len() * usize::from(*width);
         match data.get(at..end + WORD) {
-            Some(ample) => widen(block, ample, width),
+            Some(ample) => of_width!(*width, widen(block, ample)),
             None => {
                 let mut ample = [0; (BLOCK + 1) * WORD];
                 ample[..end - at].copy_from_slice(&data[at..end]);
-                widen(block, &ample, width);
+                of_width!(*width, widen(block, &ample));
             }
         }
         at = end;
@@ -69,15 +83,31 @@ pub(super) fn unpack(packed: &[u8], length: usize) -> Result<Vec<u8>, PackingErr
     Ok(raw)
 }
 
-/// Reads integers of so many bytes from data that is eight bytes longer than they are.
-fn widen(block: &mut [[u8; WORD]], ample: &[u8], width: usize) {
-    if width == 0 {
-        return block.fill([0; WORD]);
+/// Writes integers of so many bytes to where there is room for eight bytes more.
+fn narrow<const WIDTH: usize>(block: &[[u8; WORD]], room: &mut [u8]) {
+    let write = |block: &[[u8; WORD]], room: &mut [u8]| {
+        for (index, word) in block.iter().enumerate() {
+            room[index * WIDTH..][..WORD].copy_from_slice(word);
+        }
+    };
+    match <&[_; BLOCK]>::try_from(block) {
+        Ok(whole) => write(whole, &mut room[..BLOCK * WIDTH + WORD]),
+        Err(_) => write(block, room),
     }
-    let shift = 8 * (WORD - width) as u32;
-    for (index, word) in block.iter_mut().enumerate() {
-        let read = *ample[index * width..].first_chunk().expect("it is ample");
-        *word = (i64::from_le_bytes(read) << shift >> shift).to_le_bytes();
+}
+
+/// Reads integers of so many bytes from data that is eight bytes longer than they are.
+fn widen<const WIDTH: usize>(block: &mut [[u8; WORD]], ample: &[u8]) {
+    let read = |block: &mut [[u8; WORD]], ample: &[u8]| {
+        let shift = 8 * (WORD - WIDTH) as u32;
+        for (index, word) in block.iter_mut().enumerate() {
+            let read = *ample[index * WIDTH..].first_chunk().expect("it is ample");
+            *word = (i64::from_le_bytes(read) << shift >> shift).to_le_bytes();
+        }
+    };
+    match <&mut [_; BLOCK]>::try_from(&mut *block) {
+        Ok(whole) => read(whole, &ample[..BLOCK * WIDTH + WORD]),
+        Err(_) => read(block, ample),
     }
 }
 
@@ -89,15 +119,12 @@ fn data_length(widths: &[u8], count: usize) -> usize {
 
 /// Bytes that hold every integer of a block with its sign.
 fn width_of(block: &[[u8; WORD]]) -> u8 {
-    // What is left of a number without the repetitions of its sign.
-    let used = block.iter().fold(0, |used, word| {
-        let word = i64::from_le_bytes(*word);
-        used | (word ^ (word >> 63)) as u64
+    // Where a bit differs from the one below it: nowhere above the lowest repetition of the sign.
+    let changes = block.iter().fold(0, |changes, word| {
+        let word = u64::from_le_bytes(*word);
+        changes | (word ^ (word << 1))
     });
-    if used == 0 && block.iter().all(|word| *word == [0; WORD]) {
-        return 0;
-    }
-    (u64::BITS + 1 - used.leading_zeros()).div_ceil(8) as u8
+    (u64::BITS - changes.leading_zeros()).div_ceil(8) as u8
 }
 
 #[cfg(test)]
