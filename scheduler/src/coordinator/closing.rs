@@ -16,7 +16,7 @@ use crate::action::{CoordinatorAction, CoordinatorEvent};
 use crate::lateness::Estimate;
 use crate::ledger::Ledger;
 use crate::parts;
-use crate::round::{MemberRates, NumberBytes, weights};
+use crate::round::{NumberBytes, member_rates, weights};
 
 /// How often the patience with a round doubles, at most.
 const DOUBLINGS: u32 = 6;
@@ -147,7 +147,7 @@ impl Coordinator {
     /// Whom a stage's next round is among: the same ones as its last, if they still are.
     fn next_crew(&self, before: &Arc<Crew>, stage: Stage, step: Step) -> Arc<Crew> {
         let members = self.replicas_at(stage, step);
-        let weights = self.round_weights(&members);
+        let weights = self.round_weights(&members, before);
         let parts = members.into_iter().zip(weights);
         let parts = parts.map(|(member, weight)| CrewMember { member, weight: Some(weight) });
         let listeners = self.listeners_at(stage, step).into_iter();
@@ -200,22 +200,22 @@ impl Coordinator {
     }
 
     /// How much of the vector each replica of a stage reduces, from what the links between them were
-    /// measured to carry.
-    fn round_weights(&self, members: &[Member]) -> Vec<u32> {
-        let others = (members.len().max(1) - 1) as f64;
-        // Links that were not measured are taken for as fast as the others of the member.
-        let sum = |rates: Vec<Rate>| {
-            let known = rates.len() as f64;
-            let sum: f64 = rates.into_iter().map(|rate| rate.0 as f64).sum();
-            (known > 0.0).then_some(sum * others / known)
+    /// measured to carry in rounds of the crew before.
+    fn round_weights(&self, members: &[Member], before: &Crew) -> Vec<u32> {
+        let whole: f64 = before.members.iter().map(|part| f64::from(part.weight)).sum();
+        let known: BTreeMap<Member, f64> = before
+            .members
+            .iter()
+            .map(|part| (part.member, f64::from(part.weight) / whole))
+            .collect();
+        let shares: Vec<Option<f64>> =
+            members.iter().map(|member| known.get(member).copied()).collect();
+        let rate = |from: usize, to: usize| {
+            let rate = self.link_rates.get(&(members[from], members[to]))?;
+            Some(rate.0 as f64)
         };
-        let rate = |from: Member, to: Member| self.link_rates.get(&(from, to)).copied();
-        let rates = |member: &Member| MemberRates {
-            up: sum(members.iter().filter_map(|to| rate(*member, *to)).collect()),
-            down: sum(members.iter().filter_map(|from| rate(*from, *member)).collect()),
-        };
-        let all: Vec<MemberRates> = members.iter().map(rates).collect();
-        weights(&all, NumberBytes::of(self.config.manifest.codec.all_reduce))
+        let bytes = NumberBytes::of(self.config.manifest.codec.all_reduce);
+        weights(&member_rates(&shares, bytes, rate), bytes)
     }
 
     /// After how long rounds are tried again: as the rounds before took, or as long as may be while

@@ -7,6 +7,7 @@
 //! counted: if a piece's sums are not the whole batch's, it is refused.
 
 mod layout;
+mod measured;
 mod weights;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,6 +21,7 @@ use shoal_protocol::units::Bytes;
 use crate::action::{Fault, Payload, PayloadId, PeerAction, Task};
 pub use layout::shares;
 pub(crate) use layout::{Layout, piece_bytes};
+pub(crate) use measured::member_rates;
 pub(crate) use weights::{MemberRates, NumberBytes, least_time, weights};
 
 /// Pieces that one member sends another before results come back, at most, whatever room it has

@@ -35,6 +35,8 @@ pub(super) struct Flows<T> {
     /// What has left, by when it is there.
     flying: BTreeMap<(Duration, u64), (Ends, T)>,
     sent: u64,
+    /// Bytes of each flow that have left, and the seconds that it took.
+    carried: BTreeMap<Ends, (f64, f64)>,
 }
 
 /// Less than this of a message is nothing.
@@ -50,7 +52,13 @@ impl<T> Flows<T> {
             rates: BTreeMap::new(),
             flying: BTreeMap::new(),
             sent: 0,
+            carried: BTreeMap::new(),
         }
+    }
+
+    /// Bytes a second of each flow while it had something to send.
+    pub(super) fn measured(&self) -> BTreeMap<Ends, f64> {
+        self.carried.iter().map(|(ends, (bytes, seconds))| (*ends, bytes / seconds)).collect()
     }
 
     /// The time that has passed.
@@ -93,7 +101,10 @@ impl<T> Flows<T> {
         let arrives = Duration::from_secs_f64(self.now) + self.delay;
         let mut ended = false;
         for (ends, queue) in &mut self.waiting {
-            queue[0].0 -= time * self.rates[ends];
+            let bytes = time * self.rates[ends];
+            let carried = self.carried.entry(*ends).or_default();
+            *carried = (carried.0 + bytes, carried.1 + time);
+            queue[0].0 -= bytes;
             if queue[0].0 <= ROUNDING {
                 let (_, what) = queue.pop_front().expect("its first was looked at");
                 self.flying.insert((arrives, self.sent), (*ends, what));

@@ -33,7 +33,7 @@ mod world;
 
 use shoal_protocol::ids::Member;
 
-pub use self::all_reduce::{RoundTime, all_reduce};
+pub use self::all_reduce::{RoundTime, all_reduces};
 #[cfg(test)]
 pub(crate) use self::border::Omit;
 pub use self::flows::Port;

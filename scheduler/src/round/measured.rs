@@ -1,0 +1,74 @@
+//! What members' links carry to all others at once, from what was measured between each two of them.
+//!
+//! In a round a member's ways to the others are in use together and share its uplink, so their rates add up to
+//! what that carries. But with `n` members of whom `i` reduces the share `w_i`, so much goes from `i` to `j` for
+//! each number of the vector: `w_j p + w_i r`, with `p` bytes for a number of a part and `r` for one of a result.
+//! Between two that reduce little next to nothing goes, and what was measured there is of another time, or of a
+//! moment in which others left them the link: it is no part of the sum. Where it was, whoever reduces nothing
+//! looked faster for it, was given a part, looked slow in the next round, and so on in turns.
+
+use super::weights::{MemberRates, NumberBytes};
+
+/// Ways that carry less than this of what the fullest one of the member does say nothing of its link.
+const LITTLE: f64 = 0.25;
+
+/// Each member's rates, where they reduced these shares of a vector (none of who was not there) while those from
+/// one to another were measured. Ways that were not measured are taken for as fast as the others of the member.
+pub(crate) fn member_rates(
+    shares: &[Option<f64>],
+    bytes: NumberBytes,
+    rate: impl Fn(usize, usize) -> Option<f64>,
+) -> Vec<MemberRates> {
+    let carried = |from: usize, to: usize| match (shares[from], shares[to]) {
+        (Some(own), Some(other)) => other * bytes.part + own * bytes.result,
+        _ => f64::INFINITY,
+    };
+    let all = 0..shares.len();
+    let sum = |me: usize, way: &dyn Fn(usize) -> (usize, usize)| {
+        let ways = || all.clone().filter(|other| *other != me).map(way);
+        let known =
+            ways().map(|(from, to)| carried(from, to)).filter(|carried| carried.is_finite());
+        let most = known.fold(0.0, f64::max);
+        let (mut used, mut measured, mut sum) = (0.0, 0.0, 0.0);
+        for (from, to) in ways().filter(|(from, to)| carried(*from, *to) >= LITTLE * most) {
+            used += 1.0;
+            if let Some(rate) = rate(from, to) {
+                measured += 1.0;
+                sum += rate;
+            }
+        }
+        (measured > 0.0).then_some(sum * used / measured)
+    };
+    let rates =
+        |me| MemberRates { up: sum(me, &|other| (me, other)), down: sum(me, &|other| (other, me)) };
+    all.clone().map(rates).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BYTES: NumberBytes = NumberBytes { part: 4.0, result: 4.0 };
+
+    #[test]
+    fn ways_add_up_and_those_that_were_not_measured_are_like_the_others() {
+        let rate = |from: usize, to: usize| (from != 2 || to != 0).then_some((1 + from) as f64);
+        for shares in [[None; 3], [Some(1.0 / 3.0); 3], [Some(0.5), Some(0.5), None]] {
+            let found = member_rates(&shares, BYTES, rate);
+            let both = |up, down| MemberRates { up: Some(up), down: Some(down) };
+            assert_eq!(found, [both(2.0, 4.0), both(4.0, 4.0), both(6.0, 3.0)]);
+        }
+        assert_eq!(member_rates(&[None], BYTES, rate), [MemberRates::default()]);
+        let unknown = member_rates(&[None; 2], BYTES, |_, _| None);
+        assert_eq!(unknown, [MemberRates::default(); 2]);
+    }
+
+    #[test]
+    fn a_way_between_two_that_reduce_nothing_says_nothing() {
+        // Members 0 and 1 sent each other something once, and only send to the other two and hear of them now.
+        let shares = [Some(0.0), Some(0.01), Some(0.44), Some(0.55)];
+        let found = member_rates(&shares, BYTES, |_, _| Some(25.0));
+        assert_eq!((found[0].up, found[1].down), (Some(50.0), Some(50.0)));
+        assert_eq!((found[2].up, found[3].down), (Some(75.0), Some(75.0)));
+    }
+}
