@@ -21,7 +21,7 @@ pub mod peer;
 pub mod placement;
 pub mod planner;
 pub mod rebalance;
-pub mod round;
+mod round;
 pub mod router;
 pub mod schedule;
 pub mod sim;

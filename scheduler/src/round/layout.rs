@@ -9,36 +9,58 @@ use shoal_protocol::units::Bytes;
 
 use crate::peer::RoundCut;
 
-/// Each member's part of a vector of so many elements: whole blocks in proportion to the weights,
-/// in order. A part may be empty. Equal weights are given out where all are zero.
+/// How many of so many blocks each member reduces, in proportion to the weights; equal weights are given where all
+/// are zero.
 ///
 /// # Panics
-/// When there are no members or the block is empty.
-#[must_use]
-pub fn shares(elements: usize, weights: &[u32], block_elements: usize) -> Vec<Range<usize>> {
+/// When there are no members.
+fn shares(blocks: usize, weights: &[u32]) -> Vec<usize> {
     assert!(!weights.is_empty(), "a round has members");
-    assert!(block_elements > 0, "a block has elements");
-    let blocks = elements.div_ceil(block_elements) as u128;
     let even = weights.iter().all(|weight| *weight == 0);
-    let weight = |index: usize| if even { 1 } else { u128::from(weights[index]) };
-    let total: u128 = (0..weights.len()).map(weight).sum();
+    let weight = |weight: &u32| if even { 1 } else { u128::from(*weight) };
+    let total: u128 = weights.iter().map(weight).sum();
+    let (mut sum, mut given) = (0, 0);
+    let share = |one: &u32| {
+        sum += weight(one);
+        let upto = (blocks as u128 * sum / total) as usize;
+        upto - std::mem::replace(&mut given, upto)
+    };
+    weights.iter().map(share).collect()
+}
+
+/// The pieces of a vector of so many elements that each member reduces, in order: whole blocks, but for the end of
+/// the vector, and no more than so many elements each. The vector is dealt out piece by piece, to whoever has got least
+/// of its share: what some layers' sums have more of, that packs worse, is spread over all.
+fn deal(elements: usize, weights: &[u32], cut: RoundCut) -> Vec<Vec<Range<usize>>> {
+    let RoundCut { block_elements, piece_elements } = cut;
+    assert!(block_elements > 0, "a block has elements");
+    let piece = (piece_elements / block_elements).max(1);
+    let shares = shares(elements.div_ceil(block_elements), weights);
+    let mut dealt = vec![0; shares.len()];
+    let mut pieces = vec![Vec::new(); shares.len()];
     let mut start = 0;
-    let mut sum = 0;
-    let mut shares = Vec::with_capacity(weights.len());
-    for index in 0..weights.len() {
-        sum += weight(index);
-        let end = ((blocks * sum / total) as usize * block_elements).min(elements);
-        shares.push(start..end);
+    while start < elements {
+        let open = (0..shares.len()).filter(|place| dealt[*place] < shares[*place]);
+        // The part of a share that a member has, by cross-multiplication: exact, and so the same everywhere.
+        let place = open.min_by(|one, other| {
+            let part = |one: usize, other: usize| dealt[one] as u128 * shares[other] as u128;
+            part(*one, *other).cmp(&part(*other, *one))
+        });
+        let place = place.expect("the shares are the whole");
+        let blocks = piece.min(shares[place] - dealt[place]);
+        let end = elements.min(start + blocks * block_elements);
+        dealt[place] += blocks;
+        pieces[place].push(start..end);
         start = end;
     }
-    shares
+    pieces
 }
 
 /// How the vector of one round is cut, and what its pieces weigh.
 #[derive(Debug, Clone)]
 pub(crate) struct Layout {
-    shares: Vec<Range<usize>>,
-    piece_elements: usize,
+    /// Those of each member, by its place.
+    pieces: Vec<Vec<Range<usize>>>,
     codec: SumCodec,
 }
 
@@ -46,25 +68,22 @@ impl Layout {
     /// That of a stage of so many elements.
     pub(crate) fn new(round: &Round, elements: usize, cut: RoundCut, codec: SumCodec) -> Self {
         let weights: Vec<u32> = round.crew.members.iter().map(|part| part.weight).collect();
-        let shares = shares(elements, &weights, cut.block_elements);
-        Self { shares, piece_elements: cut.piece_elements, codec }
+        Self { pieces: deal(elements, &weights, cut), codec }
     }
 
     /// How many pieces the part of the member at this place has.
     pub(crate) fn pieces(&self, place: usize) -> usize {
-        self.shares[place].len().div_ceil(self.piece_elements)
+        self.pieces[place].len()
     }
 
     /// How many pieces there are in all.
     pub(crate) fn all_pieces(&self) -> usize {
-        (0..self.shares.len()).map(|place| self.pieces(place)).sum()
+        self.pieces.iter().map(Vec::len).sum()
     }
 
     /// The elements of one piece of a member's part.
     pub(crate) fn range(&self, place: usize, piece: usize) -> Range<usize> {
-        let share = &self.shares[place];
-        let start = share.start + piece * self.piece_elements;
-        start..share.end.min(start + self.piece_elements)
+        self.pieces[place][piece].clone()
     }
 
     /// What one member's sums of these elements weigh.
@@ -85,4 +104,68 @@ pub(crate) fn piece_bytes(cut: RoundCut, codec: SumCodec) -> Bytes {
 
 fn bytes(element: Element, count: usize) -> Bytes {
     Bytes(element.bytes_of(count as u64).expect("numbers in memory"))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn cut(block_elements: usize, piece_elements: usize) -> RoundCut {
+        RoundCut { block_elements, piece_elements }
+    }
+
+    /// Who gets which piece, in the vector's order: the place, the first element and the one after the last.
+    fn dealt(elements: usize, weights: &[u32], cut: RoundCut) -> Vec<(usize, usize, usize)> {
+        let pieces = deal(elements, weights, cut).into_iter().enumerate();
+        let mut all: Vec<_> = pieces
+            .flat_map(|(place, own)| {
+                own.into_iter().map(move |piece| (place, piece.start, piece.end))
+            })
+            .collect();
+        all.sort_by_key(|(_, start, _)| *start);
+        all
+    }
+
+    #[test]
+    fn pieces_go_to_who_has_least_of_its_share() {
+        let of_two = [(0, 0, 4), (1, 4, 8), (0, 8, 10), (1, 10, 12)];
+        assert_eq!(dealt(12, &[1, 1], cut(2, 4)), of_two);
+        let places = dealt(16, &[1, 2, 1], cut(1, 2)).into_iter().map(|(place, ..)| place);
+        assert_eq!(places.collect::<Vec<_>>(), [0, 1, 2, 1, 0, 1, 2, 1]);
+        assert_eq!(dealt(5, &[1, 1, 1], cut(4, 4)), [(1, 0, 4), (2, 4, 5)]);
+        assert_eq!(dealt(4, &[0, 0], cut(1, 8)), [(0, 0, 2), (1, 2, 4)]);
+        assert_eq!(dealt(4, &[0, 3], cut(1, 8)), [(1, 0, 4)]);
+        assert_eq!(dealt(0, &[1, 1], cut(8, 8)), []);
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_cover_everything_once_in_whole_blocks(
+            elements in 0usize..100_000,
+            weights in prop::collection::vec(0u32..1000, 1..20),
+            block in 1usize..3000,
+            blocks in 1usize..5,
+        ) {
+            let owned = deal(elements, &weights, cut(block, blocks * block));
+            let mut all: Vec<Range<usize>> = owned.iter().flatten().cloned().collect();
+            all.sort_by_key(|piece| piece.start);
+            let mut end = 0;
+            for piece in &all {
+                prop_assert_eq!(piece.start, end);
+                prop_assert!(!piece.is_empty() && piece.len() <= blocks * block);
+                prop_assert!(piece.start.is_multiple_of(block));
+                end = piece.end;
+            }
+            prop_assert_eq!(end, elements);
+            let total: u32 = weights.iter().sum();
+            for (pieces, weight) in owned.iter().zip(&weights).filter(|_| total > 0) {
+                prop_assert!(pieces.is_sorted_by_key(|piece| piece.start));
+                let exact = elements as f64 * f64::from(*weight) / f64::from(total);
+                let len: usize = pieces.iter().map(Range::len).sum();
+                prop_assert!((len as f64 - exact).abs() <= 2.0 * block as f64);
+            }
+        }
+    }
 }

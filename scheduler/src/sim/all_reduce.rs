@@ -2,6 +2,7 @@
 //! time here, and links are shared fairly.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::time::Duration;
 
 use shoal_protocol::codec::SumCodec;
@@ -18,6 +19,9 @@ use crate::round::{
     Layout, MemberRates, NumberBytes, Reduction, ahead, least_time, member_rates, most_ahead,
     piece_bytes, weights,
 };
+
+/// Packed sums of the vector's end weigh so much more than the mean, and those of its beginning as much less.
+const UNLIKE: f64 = 0.5;
 
 /// What came of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,6 +86,8 @@ pub fn all_reduces(
 #[derive(Debug)]
 struct Table {
     members: Vec<Reduction>,
+    values: usize,
+    codec: SumCodec,
     layout: Layout,
     number: NumberBytes,
     flows: Flows<(TensorTag, Payload)>,
@@ -119,6 +125,8 @@ impl Table {
         };
         Self {
             members: ports.iter().enumerate().map(reduction).collect(),
+            values,
+            codec,
             layout,
             number: NumberBytes::of(codec),
             flows: Flows::new(ports, delay),
@@ -200,6 +208,15 @@ impl Table {
         }
     }
 
+    /// How much more than the mean the sums of these values weigh: packed, some layers' are larger than others'.
+    fn heavier(&self, range: &Range<usize>) -> f64 {
+        if self.codec != SumCodec::Exact {
+            return 1.0;
+        }
+        let middle = (range.start + range.end) as f64 / 2.0 / self.values as f64;
+        1.0 + UNLIKE * (2.0 * middle - 1.0)
+    }
+
     fn send(&mut self, from: usize, to: Member, tag: TensorTag, id: PayloadId) {
         let to = usize::from(to.peer.0[0]);
         let (owner, piece, bytes) = match tag {
@@ -213,7 +230,8 @@ impl Table {
         } else {
             self.layout.result_bytes(&range)
         };
-        let weight = Bytes((range.len() as f64 * bytes).ceil() as u64);
+        let heavier = if owner == to { self.heavier(&range) } else { 1.0 };
+        let weight = Bytes((range.len() as f64 * bytes * heavier).ceil() as u64);
         self.sent += weight;
         self.flows.send((from, to), weight, (tag, Payload { id, size }));
     }
