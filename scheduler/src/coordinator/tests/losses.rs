@@ -345,3 +345,38 @@ fn who_takes_over_in_the_middle_of_a_return_goes_back() {
     let back = LogRecord::Rewind { era: Era(1), version: Step(0) };
     assert!(run.logged.contains(&back), "{:?}", run.logged);
 }
+
+/// Whose activations are asked for again until then.
+fn replays_until(run: &mut Run, end: Duration) -> Vec<(Member, FromCoordinator)> {
+    let is_replay = |message: &FromCoordinator| matches!(message, FromCoordinator::Replay { .. });
+    let mut all = Vec::new();
+    while let Some(next) = run.coordinator.next_timeout().filter(|at| at.0 <= end) {
+        run.now = next;
+        all.extend(messages(&run.input(CoordinatorInput::Tick), is_replay));
+    }
+    all
+}
+
+#[test]
+fn what_nobody_claims_is_asked_for_again_but_not_of_a_step_whose_weights_are_yet_to_come() {
+    let mut run = Run::new(2, 1, 2);
+    run.hear(0, register(StageChoice::Auto));
+    run.hear(1, register(StageChoice::Auto));
+    assert_eq!(messages(&run.want(0, 1, 0), is_work), [work(0, &[(0, 1)])]);
+    // Two looks that find it, four retries apart.
+    let asked = replays_until(&mut run, Duration::from_secs(17));
+    assert_eq!(asked, [(member(0), FromCoordinator::Replay { keys: vec![key(0)] })]);
+    let onward = ClaimKey { stage: Stage(1), ..key(0) };
+    run.hear(1, ToCoordinator::Claim { key: onward });
+    let done = |key, grant, loss| {
+        let spent = Spent::default();
+        ToCoordinator::Done { key, grant: nth(grant), loss, spent }
+    };
+    run.hear(1, done(onward, 2, Some(FixedLoss(1))));
+    let ended = run.hear(0, done(key(0), 1, None));
+    let next = FromCoordinator::Work { step: Step(1), grants: vec![(Microbatch(0), nth(3))] };
+    assert_eq!(messages(&ended, is_work), [(member(0), next)]);
+    let end = run.now.0 + Duration::from_secs(60);
+    let asked = replays_until(&mut run, end);
+    assert_eq!(asked, [], "its forward pass cannot run before the commit");
+}
