@@ -202,20 +202,16 @@ impl Coordinator {
     /// How much of the vector each replica of a stage reduces, from what the links between them were
     /// measured to carry in rounds of the crew before.
     fn round_weights(&self, members: &[Member], before: &Crew) -> Vec<u32> {
-        let whole: f64 = before.members.iter().map(|part| f64::from(part.weight)).sum();
-        let known: BTreeMap<Member, f64> = before
-            .members
-            .iter()
-            .map(|part| (part.member, f64::from(part.weight) / whole))
-            .collect();
-        let shares: Vec<Option<f64>> =
+        let known: BTreeMap<Member, u32> =
+            before.members.iter().map(|part| (part.member, part.weight)).collect();
+        let known: Vec<Option<u32>> =
             members.iter().map(|member| known.get(member).copied()).collect();
         let rate = |from: usize, to: usize| {
             let rate = self.link_rates.get(&(members[from], members[to]))?;
             Some(rate.0 as f64)
         };
         let bytes = NumberBytes::of(self.config.manifest.codec.all_reduce);
-        weights(&member_rates(&shares, bytes, rate), bytes)
+        weights(&member_rates(&known, bytes, rate), bytes)
     }
 
     /// After how long rounds are tried again: as the rounds before took, or as long as may be while

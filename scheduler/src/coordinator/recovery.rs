@@ -118,8 +118,7 @@ impl Coordinator {
     /// The same with those that nobody has claimed for long: something got lost on the way.
     pub(super) fn replay_old_gaps(&mut self, out: &mut Out) {
         // What is held of a step whose weights are yet to come has no activation to send.
-        let runs = |step: &Step| self.config.manifest.reads(*step) <= self.version;
-        let ledgers = self.work.ledgers.iter().filter(|(step, _)| runs(step));
+        let ledgers = self.work.ledgers.iter().filter(|(step, _)| self.has_weights_of(**step));
         let gaps: BTreeMap<Step, _> =
             ledgers.map(|(step, ledger)| (*step, ledger.gaps())).collect();
         let before = std::mem::replace(&mut self.gaps, gaps);

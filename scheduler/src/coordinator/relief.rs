@@ -220,7 +220,7 @@ impl Coordinator {
     /// a step at a stage.
     pub(super) fn relieve(&mut self, step: Step, stage: Stage, idle: Member, out: &mut Out) {
         let runs = matches!(self.phase, Phase::Open | Phase::Closing | Phase::Committing);
-        if !runs || self.config.manifest.reads(step) > self.version {
+        if !runs || !self.has_weights_of(step) {
             return;
         }
         while let Some((key, holder, grant)) = self.to_relieve((step, stage), idle) {

@@ -181,7 +181,7 @@ impl Coordinator {
             }
             let patience = self.patience_with(key, watch.holder);
             let runs = matches!(self.phase, Phase::Open | Phase::Closing | Phase::Committing);
-            let open = runs && self.config.manifest.reads(key.step) <= self.version;
+            let open = runs && self.has_weights_of(key.step);
             let replaceable =
                 self.membership.replicas(key.stage).any(|other| other != watch.holder);
             if !open || !replaceable {

@@ -323,6 +323,11 @@ impl Coordinator {
         self.give_out(out);
     }
 
+    /// Whether a step's passes can run: what it reads is committed.
+    pub(super) fn has_weights_of(&self, step: Step) -> bool {
+        self.config.manifest.reads(step) <= self.version
+    }
+
     /// Gives the first stage's work to those who host it, or are about to.
     pub(super) fn set_givers(&mut self) {
         let first = Stage(0);

@@ -12,18 +12,18 @@ use super::weights::{MemberRates, NumberBytes};
 /// Ways that carry less than this of what the fullest one of the member does say nothing of its link.
 const LITTLE: f64 = 0.25;
 
-/// Each member's rates, where they reduced these shares of a vector (none of who was not there) while those from
-/// one to another were measured. Ways that were not measured are taken for as fast as the others of the member.
+/// Each member's rates, where they had these weights (none of who was not there) while those from one to another
+/// were measured. Ways that were not measured are taken for as fast as the others of the member.
 pub(crate) fn member_rates(
-    shares: &[Option<f64>],
+    weights: &[Option<u32>],
     bytes: NumberBytes,
     rate: impl Fn(usize, usize) -> Option<f64>,
 ) -> Vec<MemberRates> {
-    let carried = |from: usize, to: usize| match (shares[from], shares[to]) {
-        (Some(own), Some(other)) => other * bytes.part + own * bytes.result,
+    let carried = |from: usize, to: usize| match (weights[from], weights[to]) {
+        (Some(own), Some(other)) => f64::from(other) * bytes.part + f64::from(own) * bytes.result,
         _ => f64::INFINITY,
     };
-    let all = 0..shares.len();
+    let all = 0..weights.len();
     let sum = |me: usize, way: &dyn Fn(usize) -> (usize, usize)| {
         let ways = || all.clone().filter(|other| *other != me).map(way);
         let known =
@@ -53,8 +53,8 @@ mod tests {
     #[test]
     fn ways_add_up_and_those_that_were_not_measured_are_like_the_others() {
         let rate = |from: usize, to: usize| (from != 2 || to != 0).then_some((1 + from) as f64);
-        for shares in [[None; 3], [Some(1.0 / 3.0); 3], [Some(0.5), Some(0.5), None]] {
-            let found = member_rates(&shares, BYTES, rate);
+        for weights in [[None; 3], [Some(1); 3], [Some(0); 3], [Some(5), Some(5), None]] {
+            let found = member_rates(&weights, BYTES, rate);
             let both = |up, down| MemberRates { up: Some(up), down: Some(down) };
             assert_eq!(found, [both(2.0, 4.0), both(4.0, 4.0), both(6.0, 3.0)]);
         }
@@ -66,8 +66,8 @@ mod tests {
     #[test]
     fn a_way_between_two_that_reduce_nothing_says_nothing() {
         // Members 0 and 1 sent each other something once, and only send to the other two and hear of them now.
-        let shares = [Some(0.0), Some(0.01), Some(0.44), Some(0.55)];
-        let found = member_rates(&shares, BYTES, |_, _| Some(25.0));
+        let weights = [Some(0), Some(1), Some(44), Some(55)];
+        let found = member_rates(&weights, BYTES, |_, _| Some(25.0));
         assert_eq!((found[0].up, found[1].down), (Some(50.0), Some(50.0)));
         assert_eq!((found[2].up, found[3].down), (Some(75.0), Some(75.0)));
     }

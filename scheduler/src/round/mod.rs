@@ -3,8 +3,9 @@
 //! Every member owns a part of the stage's vector in proportion to its weight. It sends each other
 //! member that one's part of its sums, adds up what it gets for its own part, and sends the result
 //! back to all. Parts travel in pieces, a bounded number at a time, so that a large stage
-//! needs little memory beside it, and every part has pieces from all over the vector. With every piece goes the sum of the tags of what its sender
-//! counted: if a piece's sums are not the whole batch's, it is refused.
+//! needs little memory beside it, and every part has pieces from all over the vector. With every
+//! piece goes the sum of the tags of what its sender counted: if a piece's sums are not the whole
+//! batch's, it is refused.
 
 mod layout;
 mod measured;

@@ -66,17 +66,16 @@ pub fn all_reduces(
     let number = NumberBytes::of(codec);
     let least = least_time(&links.collect::<Vec<_>>(), number) * values as f64;
     let least = Duration::from_secs_f64(least) + delay;
-    let mut shares = vec![1; ports.len()];
+    let mut parts = vec![1; ports.len()];
     let mut measured = BTreeMap::new();
     let round = |_| {
-        let mut table = Table::new(ports, delay, values, codec, &shares);
+        let mut table = Table::new(ports, delay, values, codec, &parts);
         let time = table.run();
         // What was not in use keeps the rate that it had.
         measured.extend(table.flows.measured());
-        let whole: u32 = shares.iter().sum();
-        let of_whole = shares.iter().map(|share| Some(f64::from(*share) / f64::from(whole)));
+        let known: Vec<Option<u32>> = parts.iter().copied().map(Some).collect();
         let rate = |from: usize, to: usize| measured.get(&(from, to)).copied();
-        shares = weights(&member_rates(&of_whole.collect::<Vec<_>>(), number, rate), number);
+        parts = weights(&member_rates(&known, number, rate), number);
         RoundTime { time, least, sent: table.sent }
     };
     (0..rounds).map(round).collect()

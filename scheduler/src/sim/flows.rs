@@ -159,46 +159,36 @@ fn sides_of((from, to): Ends) -> [Side; 2] {
 mod tests {
     use super::*;
 
-    const DELAY: Duration = Duration::from_millis(100);
-
-    fn port(up: u64, down: u64) -> Port {
-        Port { up: Rate(up), down: Rate(down) }
-    }
-
-    /// What arrives, and when.
-    fn arrivals(mut flows: Flows<u32>) -> Vec<(u32, Duration)> {
-        std::iter::from_fn(|| {
-            let (_, what) = flows.next()?;
-            Some((what, Duration::from_millis((flows.now().as_secs_f64() * 1e3).round() as u64)))
-        })
-        .collect()
+    /// When each of these arrives, in milliseconds, over links of so much up and down and 100 ms: what is sent is given
+    /// by its ends and its bytes.
+    fn arrivals(ports: &[(u64, u64)], sent: &[(Ends, u64)]) -> Vec<(usize, u128)> {
+        let port = |(up, down): &(u64, u64)| Port { up: Rate(*up), down: Rate(*down) };
+        let ports: Vec<Port> = ports.iter().map(port).collect();
+        let mut flows = Flows::new(&ports, Duration::from_millis(100));
+        for (what, (ends, size)) in sent.iter().enumerate() {
+            flows.send(*ends, Bytes(*size), what);
+        }
+        // Sums of fractions are not exact.
+        let rounded = |time: Duration| (time + Duration::from_micros(500)).as_millis();
+        std::iter::from_fn(|| flows.next().map(|(_, what)| (what, rounded(flows.now())))).collect()
     }
 
     #[test]
     fn one_flow_has_the_slower_side_and_keeps_its_order() {
-        let mut flows = Flows::new(&[port(1000, 1), port(1, 500)], DELAY);
-        flows.send((0, 1), Bytes(500), 1);
-        flows.send((0, 1), Bytes(250), 2);
-        let milliseconds = Duration::from_millis;
-        assert_eq!(arrivals(flows), [(1, milliseconds(1100)), (2, milliseconds(1600))]);
+        let ports = [(1000, 1), (1, 500)];
+        assert_eq!(arrivals(&ports, &[((0, 1), 500), ((0, 1), 250)]), [(0, 1100), (1, 1600)]);
     }
 
     #[test]
     fn what_a_slow_receiver_leaves_others_have() {
         // Of 1000 B/s up, 200 go to the one that takes no more; the other has 800 and then all that it takes.
-        let mut flows = Flows::new(&[port(1000, 1), port(1, 200), port(1, 900)], DELAY);
-        flows.send((0, 1), Bytes(200), 1);
-        flows.send((0, 2), Bytes(1700), 2);
-        let milliseconds = Duration::from_millis;
-        assert_eq!(arrivals(flows), [(1, milliseconds(1100)), (2, milliseconds(2100))]);
+        let ports = [(1000, 1), (1, 200), (1, 900)];
+        assert_eq!(arrivals(&ports, &[((0, 1), 200), ((0, 2), 1700)]), [(0, 1100), (1, 2100)]);
     }
 
     #[test]
     fn senders_share_a_receiver() {
-        let mut flows = Flows::new(&[port(1000, 1), port(1000, 1), port(1, 1000)], DELAY);
-        flows.send((0, 2), Bytes(500), 1);
-        flows.send((1, 2), Bytes(1000), 2);
-        let milliseconds = Duration::from_millis;
-        assert_eq!(arrivals(flows), [(1, milliseconds(1100)), (2, milliseconds(1600))]);
+        let ports = [(1000, 1), (1000, 1), (1, 1000)];
+        assert_eq!(arrivals(&ports, &[((0, 2), 500), ((1, 2), 1000)]), [(0, 1100), (1, 1600)]);
     }
 }
