@@ -70,6 +70,16 @@ impl Archive {
         self.versions.retain(|saved, _| *saved <= version);
     }
 
+    /// Somebody has what nobody said: an archive keeps all of a checkpoint, also once others have enough of it.
+    fn add(&mut self, version: Step, stage: Stage, holder: PeerId) {
+        let stages = self.versions.get_mut(&version);
+        if let Some(stored) = stages.and_then(|stages| stages.get_mut(usize::from(stage.0)))
+            && !stored.holders.contains(&holder)
+        {
+            stored.holders.push(holder);
+        }
+    }
+
     /// Somebody does not have what it was said to have.
     fn forget(&mut self, version: Step, stage: Stage, holder: PeerId) {
         let stages = self.versions.get_mut(&version);
@@ -83,8 +93,9 @@ impl Archive {
 #[derive(Debug)]
 pub(super) struct Search {
     version: Step,
-    /// Whom each stage's files were asked of.
+    /// Whom each stage's files were asked of, and who said that it lacks them.
     asked: BTreeSet<(Stage, Member)>,
+    lack: BTreeSet<(Stage, Member)>,
     /// The stages that somebody has.
     here: BTreeSet<Stage>,
     /// Until when it is waited for those who are not members now.
@@ -113,13 +124,13 @@ impl Coordinator {
     }
 
     fn search(&mut self, version: Step, out: &mut Out) {
-        let (asked, here) = (BTreeSet::new(), BTreeSet::new());
         let until = self.now + self.config.homecoming;
-        self.phase = Phase::Stranded(Search { version, asked, here, until });
+        let (asked, lack, here) = <_>::default();
+        self.phase = Phase::Stranded(Search { version, asked, lack, here, until });
         self.ask_holders(out);
     }
 
-    /// Asks who is said to have the checkpoint whether they do; goes back to it when all of it is
+    /// Asks who is said to have the checkpoint, and archives, whether they do; goes back to it when all of it is
     /// there, and to the one before when it cannot be had.
     pub(super) fn ask_holders(&mut self, out: &mut Out) {
         let Phase::Stranded(search) = &mut self.phase else { return };
@@ -127,15 +138,17 @@ impl Coordinator {
         if version == Step(0) {
             return self.go_back_to(version, out);
         }
+        let archives: Vec<Member> = self.membership.with_duty(|duties| duties.archive).collect();
         let mut hopeless = self.now >= search.until;
         for stage in self.config.manifest.stages() {
             if search.here.contains(&stage) {
                 continue;
             }
             let Some(stored) = self.archive.stage(version, stage) else { continue };
-            hopeless |= stored.holders.is_empty();
+            let lacks = |archive: &Member| search.lack.contains(&(stage, *archive));
+            hopeless |= stored.holders.is_empty() && archives.iter().all(lacks);
             let lives = stored.holders.iter().filter_map(|peer| self.membership.life_of(*peer));
-            for member in lives {
+            for member in lives.chain(archives.iter().copied()) {
                 if search.asked.insert((stage, member)) {
                     let part = SnapshotPart { stage, stored: stored.clone() };
                     send(member, FromCoordinator::Keep { version, part }, out);
@@ -159,13 +172,17 @@ impl Coordinator {
         whole: bool,
         out: &mut Out,
     ) {
-        if !whole {
+        if whole {
+            self.archive.add(version, stage, from.peer);
+        } else {
             self.archive.forget(version, stage, from.peer);
         }
         match &mut self.phase {
             Phase::Stranded(search) if search.version == version => {
                 if whole {
                     search.here.insert(stage);
+                } else {
+                    search.lack.insert((stage, from));
                 }
                 self.ask_holders(out);
             }

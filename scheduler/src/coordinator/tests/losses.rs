@@ -112,6 +112,23 @@ fn with_its_last_replica_a_stage_and_the_run_go_back_in_a_new_era() {
     assert_eq!(messages(&run.want(2, 1, 0), is_work), [(member(2), work)]);
 }
 
+#[test]
+fn an_archive_has_what_those_who_are_gone_were_to_have() {
+    let (mut run, _) = joined();
+    run.coordinator.archive.keep(Step(1), vec![stored_by(&[8])], Step(0));
+    run.input(CoordinatorInput::Disconnected { member: member(0) });
+    let gone = run.input(CoordinatorInput::Disconnected { member: member(1) });
+    let keeps = messages(&gone, |message| matches!(message, FromCoordinator::Keep { .. }));
+    assert_eq!(keeps.iter().map(|(to, _)| *to).collect::<Vec<_>>(), [member(2)]);
+    let kept = |whole| ToCoordinator::Kept { version: Step(1), stage: Stage(0), whole };
+    // Who was said to have it may come back.
+    assert_eq!(run.hear(2, kept(false)), []);
+    let back = run.hear(2, kept(true));
+    let rewound = CoordinatorEvent::Rewound { era: Era(1), version: Step(1), steps: 0 };
+    assert!(events(&back).contains(&rewound), "{back:?}");
+    assert!(back.contains(&snapshot_of(2, &[8, 2])), "{back:?}");
+}
+
 /// A run of one stage at its second step, which a newcomer begins from.
 fn joined() -> (Run, Vec<CoordinatorAction>) {
     let mut run = Run::opened(1, 3);
