@@ -18,6 +18,9 @@ use crate::kernel::widest;
 /// committed beside what it kept before: a try that comes to nothing changes nothing. Who adds up a
 /// range keeps what the result of it lost. So, over all members, what was applied and what is kept is
 /// always what was added.
+///
+/// In a round that goes on without members that are gone, what those kept is gone too. A range may arrive
+/// again in it, from another, and be given again: then what rounding took the last time is kept.
 #[derive(Debug)]
 pub struct AllReduce {
     fixed_point: FixedPoint,
@@ -128,13 +131,16 @@ impl AllReduce {
         Ok(())
     }
 
-    /// These elements have arrived: measures the blocks that are whole by them.
+    /// These elements have arrived: measures the blocks that are whole by them. What was whole before arrives again.
     fn measure(&mut self, range: Range<usize>) {
         let blocks = range.start / BLOCK..range.end.div_ceil(BLOCK);
         for (index, block) in blocks.clone().zip(&mut self.blocks[blocks]) {
             let whole = index * BLOCK..self.mean.len().min((index + 1) * BLOCK);
             let (start, end) = (whole.start.max(range.start), whole.end.min(range.end));
-            assert!(block.missing >= end - start, "each element arrives once in a round");
+            if block.missing == 0 {
+                block.missing = whole.len();
+            }
+            assert!(block.missing >= end - start, "a block's elements arrive once, or all again");
             block.missing -= end - start;
             if block.missing == 0 {
                 let bytes = bytemuck::cast_slice(&self.mean[whole]);
@@ -341,6 +347,23 @@ mod tests {
         assert!(first.0 != second.0 && members[1].outcome() == second);
         round(&mut members, &[wave(0.0), wave(1.0)]);
         assert_eq!(members[0].outcome(), first);
+    }
+
+    #[test]
+    fn what_arrives_again_is_measured_again() {
+        let contributions = [wave(0.0), wave(1.0)];
+        let mut members = members("exact", 2);
+        round(&mut members, &contributions);
+        let outcome = members[0].outcome();
+        // Who had summed it is gone, and another does.
+        let others = 0..2 * BLOCK;
+        let zeros = Bytes::from(vec![0; size_of::<f32>() * others.len()]);
+        members[0].install(others.clone(), &zeros).expect("whole");
+        assert!(members[0].outcome().0 != outcome.0);
+        let part = members[1].part(others.clone(), &sums(&contributions[1][others.clone()]));
+        let own = sums(&contributions[0][others.clone()]);
+        members[0].reduce(others, &own, &[part.expect("whole")]).expect("whole");
+        assert_eq!(members[0].outcome(), outcome);
     }
 
     #[test]

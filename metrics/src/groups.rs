@@ -81,6 +81,8 @@ group! {
         rounds: IntCounter = "shoal_rounds_total";
         /// All-reduces that came to nothing and were tried again.
         rounds_failed: Family<RoundFailure, IntCounter> = "shoal_rounds_failed_total";
+        /// All-reduces that went on without members that were lost, with what there was of them.
+        rounds_mended: IntCounter = "shoal_rounds_mended_total";
         /// From when every microbatch of a step was done until every replica had its gradient.
         all_reduce_duration: Histogram = "shoal_all_reduce_duration_seconds" from 0.001;
     }

@@ -234,7 +234,7 @@ label! {
 label! {
     /// Why an all-reduce came to nothing.
     pub enum RoundFailure = "reason" {
-        /// A member that took part was lost.
+        /// A member that took part was lost, and another did work of the step that had no part in it.
         MemberLost = "member_lost",
         /// It took too long: something got lost on the way.
         Late = "late",

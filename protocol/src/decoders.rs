@@ -13,16 +13,16 @@ use crate::codec::{Block, Codec, SumCodec};
 use crate::decoder::{Decoder, reads_back};
 use crate::frame::{Element, Frame, HEADER, Header};
 use crate::ids::{
-    Attempt, ContentHash, Era, Grant, Incarnation, Member, Microbatch, PeerId, Stage, StageSpan,
-    Step, Term,
+    Attempt, ContentHash, Era, Grant, Incarnation, Member, Mend, Microbatch, PeerId, Stage,
+    StageSpan, Step, Term,
 };
 use crate::limits;
 use crate::manifest::Manifest;
 use crate::manifest::example::small;
 use crate::message::{
-    Candidate, CrewChange, CrewMember, Duties, Envelope, FromCoordinator, MemberRecord, Message,
-    Move, MoveReason, RoundId, SavedCheckpoint, StageChoice, StoredFile, StoredStage, TensorTag,
-    ToCoordinator, ViewChange, Way,
+    Candidate, CrewChange, CrewMember, Duties, Envelope, FromCoordinator, MemberRecord, Mended,
+    Message, Move, MoveReason, RoundId, SavedCheckpoint, StageChoice, StoredFile, StoredStage,
+    TensorTag, ToCoordinator, ViewChange, Way,
 };
 use crate::pieces::{HASH, PieceHashes, pieces};
 use crate::units;
@@ -110,6 +110,7 @@ fn envelopes() -> Vec<Vec<u8>> {
         Message::FromCoordinator(FromCoordinator::Close {
             round,
             crew: CrewChange { since: 8, number: 9, gone: [keeper].into(), here: vec![listens] },
+            mended: Mended { mend: Mend(1), changed: [0, 300].into() },
             counted: vec![Microbatch(2), Microbatch(300)],
         }),
         Message::FromCoordinator(FromCoordinator::Crew {
@@ -137,8 +138,8 @@ fn round() -> RoundId {
 fn tensor_tags() -> Vec<Vec<u8>> {
     let round = round();
     [
-        TensorTag::RoundPart { round, from: 2, piece: 500, proof: u64::MAX },
-        TensorTag::RoundResult { round, from: 0, piece: 0, proof: 1 },
+        TensorTag::RoundPart { round, mend: Mend(2), piece: 500, proof: u64::MAX },
+        TensorTag::RoundResult { round, mend: Mend(0), piece: 0, proof: 1 },
     ]
     .map(|tag| encoded(&tag))
     .to_vec()

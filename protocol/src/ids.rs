@@ -67,6 +67,10 @@ counter! {
     /// One try at a step's all-reduce of one stage.
     Attempt(u32)
 }
+counter! {
+    /// How often such a try was mended, since members of it were gone.
+    Mend(u32)
+}
 
 /// The right to count something, as one coordinator gave it. Later ones are greater.
 #[derive(

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::units::Bytes;
 
 /// Version of everything that peers say to each other; peers of different versions do not talk.
-pub const PROTOCOL_VERSION: u32 = 8;
+pub const PROTOCOL_VERSION: u32 = 9;
 
 /// One encoded control message.
 pub const CONTROL_MESSAGE: Bytes = Bytes(256 << 10);

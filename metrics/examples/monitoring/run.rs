@@ -162,6 +162,7 @@ const PANELS: &[Panel] = &[
         PerSecond,
         &[
             ("committed", r#"sum(rate(shoal_rounds_total{run="$run"}[$__rate_interval]))"#),
+            ("mended", r#"sum(rate(shoal_rounds_mended_total{run="$run"}[$__rate_interval]))"#),
             (
                 "failed: {{reason}}",
                 r#"sum by (reason) (rate(shoal_rounds_failed_total{run="$run"}[$__rate_interval]))"#,

@@ -104,13 +104,14 @@ fn print_report(seed: u64, scenario: &Scenario, report: &Report) {
     );
     println!(
         "  {} deaths, {} expelled, {} caught up later; {} claims taken back, {} let go of late, \
-         {} activations asked for again, {} rounds tried again, {} returns to a checkpoint",
+         {} activations asked for again, {} rounds mended, {} tried again, {} returns to a checkpoint",
         recovery.crashes,
         recovery.lost,
         recovery.joined,
         recovery.revoked,
         recovery.recalled,
         recovery.replays,
+        recovery.rounds_mended,
         recovery.rounds_aborted,
         recovery.rewinds
     );

@@ -251,9 +251,6 @@ impl Driver<'_> {
             CoordinatorEvent::Admitted { member, span } => {
                 self.note(&RunEvent::Admitted { peer: member.peer, span });
             }
-            CoordinatorEvent::NotAdmitted { member, reason } => {
-                tracing::warn!(peer = %member, reason, "not admitted");
-            }
             CoordinatorEvent::Waiting { stages, members } => {
                 let stages = stages.into_iter().map(|stage| stage.0).collect();
                 self.note(&RunEvent::Waiting { stages, members });
@@ -266,26 +263,8 @@ impl Driver<'_> {
                 }
             }
             CoordinatorEvent::Committed { record, books } => self.report_step(&record, Some(books)),
-            CoordinatorEvent::RoundsAborted { step, rounds, late } => {
-                tracing::info!(%step, rounds, late, "all-reduces are tried again");
-            }
             CoordinatorEvent::Rewound { version, steps, .. } => {
                 self.note(&RunEvent::Rewound { version: version.0, steps });
-            }
-            CoordinatorEvent::ClaimRefused { member, key } => {
-                tracing::warn!(peer = %member, %key, "it claims what it does not hold: refused");
-            }
-            CoordinatorEvent::Recalled { member, key } => {
-                tracing::info!(peer = %member, %key, "late work is given to another");
-            }
-            CoordinatorEvent::Revoked { member, claims } => {
-                tracing::info!(peer = %member, claims, "claims taken back");
-            }
-            CoordinatorEvent::CheckpointAbandoned { version } => {
-                tracing::warn!(%version, "a checkpoint was abandoned: a peer that wrote it is gone");
-            }
-            CoordinatorEvent::CheckpointStored { version, .. } => {
-                tracing::info!(%version, "a checkpoint is complete");
             }
             CoordinatorEvent::TookOver { term, claims } => {
                 self.note(&RunEvent::TookOver { term: term.0, claims });
@@ -294,11 +273,6 @@ impl Driver<'_> {
                 let stages = stages.into_iter().map(|stage| stage.0).collect();
                 self.note(&RunEvent::Stranded { stages, version: version.0 });
             }
-            CoordinatorEvent::Unlike { member } => tracing::warn!(
-                peer = %member,
-                "its known answers differ from the first member's: exactly-once holds, \
-                 the reference's bits may not"
-            ),
             CoordinatorEvent::MoveBegun { member, from, to, reason } => {
                 let (peer, to) = (member.peer, to.0);
                 self.note(&RunEvent::MoveBegun { peer, from, to, reason });
@@ -316,6 +290,7 @@ impl Driver<'_> {
             }
             // The same word comes to this process's peer, which ends it.
             CoordinatorEvent::Finished | CoordinatorEvent::Stopped { .. } => {}
+            event => log(&event),
         }
     }
 
@@ -442,6 +417,44 @@ impl Driver<'_> {
         };
         self.meters.committed(record.era, &report, &self.manifest);
         self.note(&RunEvent::Committed(report));
+    }
+}
+
+/// What the coordinator did that only its log tells.
+fn log(event: &CoordinatorEvent) {
+    match event {
+        CoordinatorEvent::NotAdmitted { member, reason } => {
+            tracing::warn!(peer = %member, reason, "not admitted");
+        }
+        CoordinatorEvent::RoundsAborted { step, rounds, late } => {
+            tracing::info!(%step, rounds, late, "all-reduces are tried again");
+        }
+        CoordinatorEvent::RoundMended { round, gone, changed } => {
+            let (step, stage) = (round.step, round.stage);
+            tracing::info!(%step, %stage, gone, changed, "an all-reduce goes on without some");
+        }
+        CoordinatorEvent::ClaimRefused { member, key } => {
+            tracing::warn!(peer = %member, %key, "it claims what it does not hold: refused");
+        }
+        CoordinatorEvent::Recalled { member, key } => {
+            tracing::info!(peer = %member, %key, "late work is given to another");
+        }
+        CoordinatorEvent::Revoked { member, claims } => {
+            tracing::info!(peer = %member, claims, "claims taken back");
+        }
+        CoordinatorEvent::CheckpointAbandoned { version } => {
+            tracing::warn!(%version, "a checkpoint was abandoned: a peer that wrote it is gone");
+        }
+        CoordinatorEvent::CheckpointStored { version, .. } => {
+            tracing::info!(%version, "a checkpoint is complete");
+        }
+        CoordinatorEvent::Unlike { member } => tracing::warn!(
+            peer = %member,
+            "its known answers differ from the first member's: exactly-once holds, \
+             the reference's bits may not"
+        ),
+        // They are noted, or heard of otherwise.
+        _ => {}
     }
 }
 

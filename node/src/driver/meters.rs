@@ -202,6 +202,7 @@ impl Meters {
                 let reason = if *late { RoundFailure::Late } else { RoundFailure::MemberLost };
                 keeping.rounds_failed.of(reason).inc_by(*rounds as u64);
             }
+            CoordinatorEvent::RoundMended { .. } => keeping.rounds_mended.inc(),
             CoordinatorEvent::Committed { books, .. } => {
                 keeping.rounds.inc_by(training.stages.into());
                 keeping.all_reduce_duration.observe(books.all_reduce.as_secs_f64());

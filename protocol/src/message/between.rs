@@ -1,7 +1,7 @@
 //! What members say to each other about work, and what a tensor on its way is.
 
 use super::RoundId;
-use crate::ids::{ClaimKey, Member, Stage};
+use crate::ids::{ClaimKey, Member, Mend, Stage};
 use crate::units::Bytes;
 
 /// A member to a member.
@@ -74,8 +74,8 @@ pub enum TensorTag {
     RoundPart {
         /// Which round.
         round: RoundId,
-        /// The sender's place in it.
-        from: u16,
+        /// As it was then.
+        mend: Mend,
         /// Which piece of the receiver's part.
         piece: u32,
         /// The sum of the sender's tags.
@@ -85,8 +85,8 @@ pub enum TensorTag {
     RoundResult {
         /// Which round.
         round: RoundId,
-        /// The sender's place in it.
-        from: u16,
+        /// As it was then.
+        mend: Mend,
         /// Which piece of the sender's part.
         piece: u32,
         /// The sum of all members' tags.

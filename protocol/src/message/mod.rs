@@ -20,12 +20,13 @@ pub use self::membership::{
     Candidate, Duties, MemberRecord, Move, MoveReason, StageChoice, View, ViewChange, is_stopped,
 };
 pub use self::round::{
-    Crew, CrewChange, CrewMember, Round, RoundId, RoundMember, RoundOutcome, proof_of_all,
+    Crew, CrewChange, CrewMember, Mended, Round, RoundId, RoundMember, RoundOutcome, proof_of_all,
     proof_tag,
 };
 
 use crate::ids::{
-    ClaimKey, Era, Grant, Incarnation, Member, Microbatch, PeerId, Stage, StageSpan, Step, Term,
+    ClaimKey, Era, Grant, Incarnation, Member, Mend, Microbatch, PeerId, Stage, StageSpan, Step,
+    Term,
 };
 use crate::units::Rate;
 
@@ -228,6 +229,8 @@ pub enum ToCoordinator {
     Reduced {
         /// Which.
         round: RoundId,
+        /// As it was then.
+        mend: Mend,
         /// What came out.
         outcome: RoundOutcome,
         /// What its links to members of the round carry, by their places, as far as it was measured.
@@ -446,12 +449,14 @@ pub enum FromCoordinator {
         /// The grant.
         grant: Grant,
     },
-    /// Every microbatch of the step is done: all-reduce.
+    /// Every microbatch of the step is done at this stage: all-reduce.
     Close {
         /// Which round.
         round: RoundId,
         /// With whom, beginning from whom the stage's last round was among.
         crew: CrewChange,
+        /// Whether it goes on with what there is of it.
+        mended: Mended,
         /// The training microbatches that the receiver's accumulator must hold, in order; none where
         /// it only listens.
         counted: Vec<Microbatch>,

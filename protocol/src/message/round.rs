@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::ids::{Attempt, ClaimKey, ContentHash, Era, Member, Stage, Step, Term};
+use crate::ids::{Attempt, ClaimKey, ContentHash, Era, Member, Mend, Stage, Step, Term};
 
 /// One try at the all-reduce of one stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, bincode::Encode, bincode::Decode)]
@@ -27,6 +27,20 @@ pub struct Round {
     pub id: RoundId,
     /// Who takes part in it.
     pub crew: Arc<Crew>,
+    /// What became of it since it began.
+    pub mended: Mended,
+}
+
+/// Members of a round were gone, and what they had counted is done by those who are left: they go on with
+/// what they have of it. Pieces that one of them has summed stay as they are, since each microbatch is in
+/// them once; the parts of the vector that the others had are theirs now.
+#[derive(Debug, Clone, PartialEq, Eq, Default, bincode::Encode, bincode::Decode)]
+pub struct Mended {
+    /// For which time; it is none where the round begins.
+    pub mend: Mend,
+    /// Whose sums are not what they were before this time, by their places in the crew: what they sent until
+    /// then, and was not summed yet, they send again.
+    pub changed: BTreeSet<u16>,
 }
 
 /// Who takes part in a stage's rounds. From one to the next few come or go, so it is told as a change.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use shoal_protocol::ids::{ClaimKey, Era, Member, PeerId, Stage, StageSpan, Step, Term};
 use shoal_protocol::message::{
-    CommitRecord, FromCoordinator, LogRecord, MoveReason, StoredFile, ToCoordinator,
+    CommitRecord, FromCoordinator, LogRecord, MoveReason, RoundId, StoredFile, ToCoordinator,
 };
 
 /// What the coordinator is told.
@@ -105,7 +105,7 @@ pub enum CoordinatorEvent {
         /// What befell its work.
         books: StepBooks,
     },
-    /// All-reduces came to nothing and are tried again once what is missing is done.
+    /// All-reduces came to nothing and are tried again from the beginning.
     RoundsAborted {
         /// Of which step.
         step: Step,
@@ -113,6 +113,16 @@ pub enum CoordinatorEvent {
         rounds: usize,
         /// Whether they took too long, and nobody who takes part is gone.
         late: bool,
+    },
+    /// What members of an all-reduce that are gone had counted is done by others: it goes on with what there is of
+    /// it.
+    RoundMended {
+        /// Which.
+        round: RoundId,
+        /// How many members were gone.
+        gone: usize,
+        /// Those who are left whose sums changed.
+        changed: usize,
     },
     /// An expelled member's claims are anybody's again.
     Revoked {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use shoal_protocol::ids::{ClaimKey, ContentHash, Stage, Step};
+use shoal_protocol::ids::{ClaimKey, ContentHash, Member, Stage, Step};
 use shoal_protocol::message::{FixedLoss, RoundId, StoredFile};
 use shoal_protocol::units::Bytes;
 
@@ -55,15 +55,15 @@ pub enum Task {
     Export {
         /// Which round.
         round: RoundId,
-        /// The member's place in it.
-        to: u16,
+        /// Which member.
+        to: Member,
         /// Which piece of that member's part.
         piece: u32,
         /// Which elements of the stage's vector.
         range: Range<usize>,
     },
     /// Sum the accumulator's and the others' integers, convert the exact sum to the mean gradient
-    /// and keep it as this piece of the round's result.
+    /// and keep it as this piece of the round's result, also where one was kept before.
     Reduce {
         /// Which round.
         round: RoundId,
@@ -74,7 +74,7 @@ pub enum Task {
         /// What the others sent.
         parts: Vec<PayloadId>,
     },
-    /// Keep a piece that another member reduced.
+    /// Keep a piece that another member reduced, also where one was kept before.
     Install {
         /// Which round.
         round: RoundId,
@@ -152,8 +152,8 @@ pub enum TaskResult {
     Exported {
         /// Which round.
         round: RoundId,
-        /// The receiver's place in it.
-        to: u16,
+        /// The receiver.
+        to: Member,
         /// Which piece.
         piece: u32,
         /// The integers.

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use shoal_protocol::ids::{Attempt, Era, Member, Microbatch, Stage, Step, Term};
+use shoal_protocol::ids::{Attempt, Era, Member, Mend, Microbatch, Stage, Step, Term};
 use shoal_protocol::message::{
-    CommitRecord, Crew, CrewChange, CrewMember, FixedLoss, FromCoordinator, LogRecord, Round,
-    RoundId, RoundOutcome, proof_of_all,
+    CommitRecord, Crew, CrewChange, CrewMember, FixedLoss, FromCoordinator, LogRecord, Mended,
+    Round, RoundId, RoundOutcome, proof_of_all,
 };
 use shoal_protocol::units::{Moment, Rate};
 
@@ -44,13 +44,24 @@ struct OpenRound {
     round: Round,
     /// The sum of the tags of the whole batch.
     proof: u64,
+    /// What its members' accumulators hold, as they were told.
+    counted: BTreeMap<Member, Vec<Microbatch>>,
     /// What its members came to.
     outcomes: BTreeMap<Member, RoundOutcome>,
+    /// A member is gone: the round is mended once others have done what that had counted.
+    torn: bool,
 }
 
 impl OpenRound {
     fn is_whole(&self) -> bool {
         self.outcomes.len() == self.round.crew.members.len()
+    }
+
+    /// The word that closes the step at this stage, for one who takes part.
+    fn close(&self, to: Member, crew: CrewChange) -> FromCoordinator {
+        let (round, mended) = (self.round.id, self.round.mended.clone());
+        let counted = self.counted.get(&to).cloned().unwrap_or_default();
+        FromCoordinator::Close { round, crew, mended, counted }
     }
 
     /// Whether somebody is a member of it: they are in order.
@@ -80,12 +91,17 @@ impl Rounds {
         });
         before - open.len()
     }
+
+    /// Whether a stage's round is on, and nobody in it is gone.
+    fn is_on(&self, stage: Stage) -> bool {
+        self.open.get(&stage).is_some_and(|open| !open.torn)
+    }
 }
 
 impl Coordinator {
     /// Closes each stage at which everything is done, if everybody who did it is there: the later
     /// stages' rounds take the time in which the earlier ones still work. The step is closed when all its
-    /// stages are. Rounds that a death left untouched go on.
+    /// stages are. Rounds that a death left untouched go on, and those that it tore are mended.
     pub(super) fn close_when_complete(&mut self, out: &mut Out) {
         let Some(ledger) = self.work.ledgers.get(&self.version) else { return };
         if !matches!(self.phase, Phase::Open) {
@@ -93,7 +109,7 @@ impl Coordinator {
         }
         let is_undone = |stage: &Stage| ledger.undone(*stage) > 0;
         let last_undone = self.config.manifest.stages().filter(is_undone).last();
-        let is_due = |stage: &Stage| !is_undone(stage) && !self.rounds.open.contains_key(stage);
+        let is_due = |stage: &Stage| !is_undone(stage) && !self.rounds.is_on(*stage);
         let due: Vec<Stage> = self.config.manifest.stages().filter(is_due).collect();
         let at_last = |stage| stage == Stage(0) && self.is_at_last_passes(ledger);
         let is_ending = last_undone.is_none_or(at_last);
@@ -121,18 +137,70 @@ impl Coordinator {
 
     /// Every replica of a stage hears what its accumulator must hold.
     fn close_stage(&mut self, stage: Stage, out: &mut Out) {
+        let before = self.crews.get(&stage).cloned().unwrap_or_default();
+        let mut torn = self.rounds.open.remove(&stage);
+        let mended = torn.as_mut().and_then(|torn| self.mended(torn));
+        if torn.is_some() && mended.is_none() {
+            *self.rounds.failed.entry(stage).or_insert(0) += 1;
+            let (step, rounds) = (self.version, 1);
+            event(CoordinatorEvent::RoundsAborted { step, rounds, late: false }, out);
+        }
+        let open = mended.unwrap_or_else(|| self.new_round(stage, &before));
+        if open.round.mended.mend > Mend(0) {
+            let gone = before.members.len() - open.round.crew.members.len();
+            let (round, changed) = (open.round.id, open.round.mended.changed.len());
+            event(CoordinatorEvent::RoundMended { round, gone, changed }, out);
+        }
+        self.tell_round(&open, &before, out);
+        self.crews.insert(stage, Arc::clone(&open.round.crew));
+        self.rounds.open.insert(stage, open);
+    }
+
+    /// A round of the present step at a stage, from its beginning.
+    fn new_round(&self, stage: Stage, before: &Arc<Crew>) -> OpenRound {
         let step = self.version;
         let failed = self.rounds.failed.get(&stage).copied().unwrap_or(0);
         let (era, term, attempt) = (self.era, self.term, Attempt(failed));
         let id = RoundId { era, term, step, stage, attempt };
-        let before = self.crews.get(&stage).cloned().unwrap_or_default();
-        let crew = self.next_crew(&before, stage, step);
-        let round = Round { id, crew: Arc::clone(&crew) };
-        self.tell_round(&round, &before, out);
-        self.crews.insert(stage, crew);
-        let proof = proof_of_all(step, stage, self.config.manifest.training.microbatches);
-        let open = OpenRound { round, proof, outcomes: BTreeMap::new() };
-        self.rounds.open.insert(stage, open);
+        let crew = self.next_crew(before, stage, step);
+        OpenRound {
+            round: Round { id, crew, mended: Mended::default() },
+            proof: proof_of_all(step, stage, self.config.manifest.training.microbatches),
+            counted: self.accumulated(id),
+            outcomes: BTreeMap::new(),
+            torn: false,
+        }
+    }
+
+    /// A torn round among those who are left of it; none where another has counted something meanwhile, which it
+    /// has no part for.
+    fn mended(&self, torn: &OpenRound) -> Option<OpenRound> {
+        let RoundId { step, stage, .. } = torn.round.id;
+        let before = &torn.round.crew;
+        let counted = self.accumulated(torn.round.id);
+        let replicas: BTreeSet<Member> = self.replicas_at(stage, step).into_iter().collect();
+        // Who listened and serves by now has no other way to this result.
+        let hear: BTreeSet<Member> = self.listeners_at(stage, step).into_iter().collect();
+        let is_left = |one: &CrewMember| match one.weight {
+            Some(_) => replicas.contains(&one.member),
+            None => replicas.contains(&one.member) || hear.contains(&one.member),
+        };
+        let crew = self.numbered(before, Crew::of(before.number, before.all().filter(is_left)));
+        if crew.members.is_empty() || !counted.keys().all(|member| torn.is_among(*member)) {
+            return None;
+        }
+        let places = (0..).zip(&crew.members);
+        let is_changed = |member| torn.counted.get(member) != counted.get(member);
+        let changed = places.filter_map(|(place, part)| is_changed(&part.member).then_some(place));
+        let mended = Mended { mend: torn.round.mended.mend.next(), changed: changed.collect() };
+        let round = Round { id: torn.round.id, crew, mended };
+        Some(OpenRound {
+            round,
+            proof: torn.proof,
+            counted,
+            outcomes: BTreeMap::new(),
+            torn: false,
+        })
     }
 
     /// Everything is done.
@@ -152,29 +220,30 @@ impl Coordinator {
         let parts = parts.map(|(member, weight)| CrewMember { member, weight: Some(weight) });
         let listeners = self.listeners_at(stage, step).into_iter();
         let listeners = listeners.map(|member| CrewMember { member, weight: None });
-        let same = Crew::of(before.number, parts.chain(listeners));
-        if same == **before {
+        self.numbered(before, Crew::of(before.number, parts.chain(listeners)))
+    }
+
+    /// The same crew as before, or another under the next number.
+    fn numbered(&self, before: &Arc<Crew>, crew: Crew) -> Arc<Crew> {
+        if crew == **before {
             return Arc::clone(before);
         }
         // Those of another term had other numbers.
         let number = before.number.max(self.term.0 << 32) + 1;
-        Crew { number, ..same }.into()
+        Crew { number, ..crew }.into()
     }
 
     /// Tells everybody in a round of it: who knows the crew before, what is another in this one.
-    fn tell_round(&self, round: &Round, before: &Crew, out: &mut Out) {
-        let (id, crew) = (round.id, &round.crew);
+    fn tell_round(&self, open: &OpenRound, before: &Crew, out: &mut Out) {
+        let crew = &open.round.crew;
         let change = before.change_to(crew);
         let told: BTreeSet<Member> = before.all().map(|one| one.member).collect();
         let small = change.gone.len() + change.here.len() <= parts::CHANGED;
-        let mut counted = self.accumulated(id);
         for CrewMember { member, .. } in crew.all() {
-            let counted = counted.remove(&member).unwrap_or_default();
             if small && told.contains(&member) {
-                let crew = change.clone();
-                send(member, FromCoordinator::Close { round: id, crew, counted }, out);
+                send(member, open.close(member, change.clone()), out);
             } else {
-                tell_whole_round(round, member, counted, out);
+                tell_whole_round(open, member, out);
             }
         }
     }
@@ -186,10 +255,10 @@ impl Coordinator {
 
     /// A member does not know whom a round is among that it is in.
     pub(super) fn crew_wanted(&mut self, from: Member, id: RoundId, out: &mut Out) {
-        let Some(round) = self.round(id) else { return };
-        if round.crew.all().any(|one| one.member == from) {
-            let counted = self.accumulated(id).remove(&from).unwrap_or_default();
-            tell_whole_round(round, from, counted, out);
+        let open = self.rounds.open.get(&id.stage).filter(|open| open.round.id == id);
+        if let Some(open) = open.filter(|open| open.round.crew.all().any(|one| one.member == from))
+        {
+            tell_whole_round(open, from, out);
         }
     }
 
@@ -225,13 +294,14 @@ impl Coordinator {
     pub(super) fn reduced(
         &mut self,
         from: Member,
-        round: RoundId,
+        (round, mend): (RoundId, Mend),
         outcome: RoundOutcome,
         rates: &[(u16, Rate)],
         out: &mut Out,
     ) {
         let Some(open) = self.rounds.open.get_mut(&round.stage) else { return };
-        if open.round.id != round || !open.is_among(from) {
+        let is_as_told = open.round.id == round && open.round.mended.mend == mend && !open.torn;
+        if !is_as_told || !open.is_among(from) {
             return;
         }
         for (place, rate) in rates {
@@ -290,10 +360,17 @@ impl Coordinator {
         }
     }
 
-    /// Rounds with a member that is gone come to nothing. The step is open again until what the
-    /// member had counted is done anew.
-    pub(super) fn abort_rounds_with(&mut self, gone: Member, out: &mut Out) {
-        self.fail_rounds(|open| open.is_among(gone), false, out);
+    /// Rounds with a member that is gone wait until what it had counted is done anew: the step is open again.
+    pub(super) fn tear_rounds_with(&mut self, gone: Member) {
+        // What is on its way into the log is held by all who are left.
+        if matches!(self.phase, Phase::Committing) {
+            return;
+        }
+        for open in self.rounds.open.values_mut().filter(|open| open.is_among(gone)) {
+            open.torn = true;
+            open.outcomes.clear();
+        }
+        self.open_again();
     }
 
     /// Rounds that take too long are tried again: something got lost on the way.
@@ -301,21 +378,14 @@ impl Coordinator {
         let late = self.rounds.patience.is_some_and(|patience| self.now >= patience);
         if late && matches!(self.phase, Phase::Closing) {
             self.rounds.late += 1;
-            self.fail_rounds(|open| !open.is_whole(), true, out);
+            let (step, rounds) = (self.version, self.rounds.fail(|open| !open.is_whole()));
+            event(CoordinatorEvent::RoundsAborted { step, rounds, late }, out);
+            self.open_again();
             self.close_when_complete(out);
         }
     }
 
-    fn fail_rounds(&mut self, broken: impl Fn(&OpenRound) -> bool, late: bool, out: &mut Out) {
-        // What is on its way into the log is held by all who are left.
-        if matches!(self.phase, Phase::Committing) {
-            return;
-        }
-        let failed = self.rounds.fail(broken);
-        if failed > 0 {
-            let (step, rounds) = (self.version, failed);
-            event(CoordinatorEvent::RoundsAborted { step, rounds, late }, out);
-        }
+    fn open_again(&mut self) {
         if matches!(self.phase, Phase::Closing) {
             self.phase = Phase::Open;
             self.rounds.patience = None;
@@ -352,15 +422,16 @@ impl Coordinator {
 }
 
 /// Tells a member of a round and of everybody in it.
-fn tell_whole_round(round: &Round, to: Member, counted: Vec<Microbatch>, out: &mut Out) {
-    let number = round.crew.number;
-    let all: Vec<CrewMember> = round.crew.all().collect();
+fn tell_whole_round(open: &OpenRound, to: Member, out: &mut Out) {
+    let crew = &open.round.crew;
+    let number = crew.number;
+    let all: Vec<CrewMember> = crew.all().collect();
     for (part, here) in parts::cut(&all) {
-        let stage = round.id.stage;
+        let stage = open.round.id.stage;
         send(to, FromCoordinator::Crew { stage, number, part, here }, out);
     }
-    let crew = CrewChange { since: number, number, ..CrewChange::default() };
-    send(to, FromCoordinator::Close { round: round.id, crew, counted }, out);
+    let same = CrewChange { since: number, number, ..CrewChange::default() };
+    send(to, open.close(to, same), out);
 }
 
 fn equal_bits(one: &RoundOutcome, other: &RoundOutcome) -> bool {

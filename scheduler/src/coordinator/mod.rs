@@ -311,8 +311,8 @@ impl Coordinator {
                 self.working(from, key, grant);
                 self.relief_answered(key, grant, out);
             }
-            ToCoordinator::Reduced { round, outcome, rates } => {
-                self.reduced(from, round, outcome, &rates, out)
+            ToCoordinator::Reduced { round, mend, outcome, rates } => {
+                self.reduced(from, (round, mend), outcome, &rates, out)
             }
             ToCoordinator::CrewWanted { round } => self.crew_wanted(from, round, out),
             ToCoordinator::RoundRefused { round, reason } => {

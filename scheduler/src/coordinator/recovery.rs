@@ -73,7 +73,7 @@ impl Coordinator {
             if self.omit == Some(crate::sim::Omit::Abort) {
                 continue;
             }
-            self.abort_rounds_with(*member, out);
+            self.tear_rounds_with(*member);
         }
         if self.rewind_when_uncovered(gone, out) {
             return;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use shoal_protocol::ids::{Era, Member, Microbatch, PeerId, Stage, Step, Term};
+use shoal_protocol::ids::{ClaimKey, Era, Member, Mend, Microbatch, PeerId, Stage, Step, Term};
 use shoal_protocol::limits;
 use shoal_protocol::message::{
     CommitRecord, Round, RoundId, RoundMember, RoundOutcome, TensorTag, ToCoordinator, Way,
@@ -129,8 +129,15 @@ pub(super) struct Applying {
 }
 
 fn round_of(tag: &TensorTag) -> Option<RoundId> {
+    try_of(tag).map(|(round, _)| round)
+}
+
+/// The round that a piece is of, and how often that was mended when it was sent.
+fn try_of(tag: &TensorTag) -> Option<(RoundId, Mend)> {
     match tag {
-        TensorTag::RoundPart { round, .. } | TensorTag::RoundResult { round, .. } => Some(*round),
+        TensorTag::RoundPart { round, mend, .. } | TensorTag::RoundResult { round, mend, .. } => {
+            Some((*round, *mend))
+        }
         TensorTag::Activation { .. } | TensorTag::ActivationGradient { .. } => None,
     }
 }
@@ -256,7 +263,12 @@ impl Peer {
             return;
         }
         let known = self.rounds.get(&id.stage);
-        if known.is_some_and(|known| known.round().id >= id) {
+        let is_next = match known.filter(|known| known.round().id >= id) {
+            Some(known) => known.round().id == id && known.mend().next() == round.mended.mend,
+            // Who missed how it began hears when it is tried anew.
+            None => round.mended.mend == Mend(0),
+        };
+        if !is_next {
             return;
         }
         let expected: BTreeSet<Microbatch> = counted.into_iter().collect();
@@ -266,21 +278,40 @@ impl Peer {
             let surplus = counted.microbatches.difference(&expected).count();
             return self.leave(Fault::AccumulatorDiffers { round: id, missing, surplus }, out);
         }
+        let begun = match self.rounds.get_mut(&id.stage).filter(|known| known.round().id == id) {
+            Some(known) => known.go_on(round, counted.proof, out),
+            None => self.begin_round(round, counted.proof, out),
+        };
+        self.refuse(id, begun, out);
+        for (from, tag, payload) in self.early.take(id) {
+            self.round_piece(now, from, tag, payload, out);
+        }
+    }
+
+    /// Begins this peer's part in a try of which there is nothing yet.
+    fn begin_round(&mut self, round: Round, own_proof: u64, out: &mut Out) -> Result<(), Fault> {
+        let id = round.id;
         let whole_proof = self.whole_proof(id);
         let layout = self.layout_of(&round);
         let piece = self.piece_bytes();
         let most = most_ahead(piece, self.config.limits.round_bytes, round.crew.members.len());
         let link = |part: &RoundMember| self.links.get(&part.member.peer);
         let ahead = round.crew.members.iter().map(|part| ahead(piece, most, link(part))).collect();
-        let mut reduction = Reduction::new(round, me, layout, ahead, counted.proof, whole_proof)
+        let me = self.config.me;
+        let mut reduction = Reduction::new(round, me, layout, ahead, own_proof, whole_proof)
             .expect("this peer is a member of the round");
         let started = reduction.start(out);
         if let Some(old) = self.rounds.insert(id.stage, reduction) {
             self.abort_round(old, out);
         }
-        self.refuse(id, started, out);
-        for (from, tag, payload) in self.early.take(id) {
-            self.round_piece(now, from, tag, payload, out);
+        started
+    }
+
+    /// Something is about to be added to a step's sums.
+    pub(super) fn sums_change(&mut self, key: ClaimKey) {
+        let round = self.rounds.get_mut(&key.stage);
+        if let Some(round) = round.filter(|known| known.round().id.step == key.step) {
+            round.sums_change();
         }
     }
 
@@ -312,11 +343,13 @@ impl Peer {
         payload: Payload,
         out: &mut Out,
     ) {
-        let Some(id) = round_of(&tag) else { return };
-        if self.hearing.get(&(id.step, id.stage)).is_some_and(|known| known.round().id == id) {
+        let Some((id, mend)) = try_of(&tag) else { return };
+        let heard = self.hearing.get(&(id.step, id.stage));
+        if heard.is_some_and(|known| known.round().id == id && known.mend() >= mend) {
             return self.heard_piece(now, member, tag, payload, out);
         }
-        let known = self.rounds.get_mut(&id.stage).filter(|known| known.round().id == id);
+        let known = self.rounds.get_mut(&id.stage);
+        let known = known.filter(|known| known.round().id == id && known.mend() >= mend);
         let Some(reduction) = known else {
             let hosted = self.may_host(id.stage);
             let closed = self.rounds.get(&id.stage).is_some_and(|known| known.round().id > id);
@@ -340,11 +373,11 @@ impl Peer {
             return;
         };
         let taken = match tag {
-            TensorTag::RoundPart { from, piece, proof, .. } => {
-                reduction.part((member, from), piece, proof, payload, out)
+            TensorTag::RoundPart { piece, proof, .. } => {
+                reduction.part((member, mend), piece, proof, payload, out)
             }
-            TensorTag::RoundResult { from, piece, proof, .. } => {
-                reduction.result((member, from), piece, proof, payload, out)
+            TensorTag::RoundResult { piece, proof, .. } => {
+                reduction.result(member, piece, proof, payload, out)
             }
             TensorTag::Activation { .. } | TensorTag::ActivationGradient { .. } => Ok(()),
         };
@@ -515,5 +548,6 @@ fn reduced(round: &Round, outcome: RoundOutcome, known: &BTreeMap<PeerId, Way>) 
     let rates = places
         .filter_map(|(place, part)| Some((place, known.get(&part.member.peer)?.rate?)))
         .collect();
-    PeerAction::ToCoordinator(ToCoordinator::Reduced { round: round.id, outcome, rates })
+    let (round, mend) = (round.id, round.mended.mend);
+    PeerAction::ToCoordinator(ToCoordinator::Reduced { round, mend, outcome, rates })
 }

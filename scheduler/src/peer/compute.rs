@@ -306,6 +306,7 @@ impl Peer {
         gradient: Option<Payload>,
         out: &mut Out,
     ) {
+        self.sums_change(key);
         let job = self.jobs.get_mut(&key).expect("dropped work is known as such");
         assert!(job.grant().is_some(), "nothing is added without its claim");
         assert_eq!(gradient.is_none(), key.stage == Stage(0), "the first stage has no upstream");

@@ -65,8 +65,8 @@ impl Peer {
                     job.report = Report::Noted;
                 }
             }
-            FromCoordinator::Close { round, crew, counted } => {
-                self.closed(now, round, &crew, counted, out);
+            FromCoordinator::Close { round, crew, mended, counted } => {
+                self.closed(now, round, &crew, mended, counted, out);
             }
             FromCoordinator::Crew { stage, number, part, here } => {
                 self.crew_told(stage, number, part, here);

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use shoal_protocol::ids::{Microbatch, Stage};
-use shoal_protocol::message::{Crew, CrewChange, CrewMember, Round, RoundId, ToCoordinator};
+use shoal_protocol::message::{
+    Crew, CrewChange, CrewMember, Mended, Round, RoundId, ToCoordinator,
+};
 use shoal_protocol::units::Moment;
 
 use super::{Out, Peer};
@@ -32,6 +34,7 @@ impl Peer {
         now: Moment,
         id: RoundId,
         change: &CrewChange,
+        mended: Mended,
         counted: Vec<Microbatch>,
         out: &mut Out,
     ) {
@@ -51,7 +54,7 @@ impl Peer {
         }
         known.wanted = None;
         let crew = Arc::clone(&known.crew);
-        self.close(now, Round { id, crew }, counted, out);
+        self.close(now, Round { id, crew, mended }, counted, out);
     }
 
     /// A part of the whole crew of a stage came; the round that it is for is closed after it.

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use shoal_protocol::ids::Member;
+use shoal_protocol::ids::{Member, Mend};
 use shoal_protocol::message::{Round, RoundOutcome};
 use shoal_protocol::units::Bytes;
 
 use crate::action::{Payload, PeerAction, Task};
-use crate::round::Layout;
+use crate::round::{Layout, gone, place_in};
 
 /// One round's result, as it comes in.
 #[derive(Debug)]
@@ -46,6 +46,24 @@ impl Hearing {
         &self.round
     }
 
+    /// How often the round was mended.
+    pub(super) fn mend(&self) -> Mend {
+        self.round.mended.mend
+    }
+
+    /// The round goes on without some of its members: what they had summed others sum anew.
+    pub(super) fn go_on(&mut self, round: Round, out: &mut Vec<PeerAction>) {
+        let gone = gone(&self.round, &round);
+        let theirs = gone.iter().flat_map(|place| self.layout.starts(*place));
+        for (_, payload) in theirs.filter_map(|start| self.pieces.remove(&start)) {
+            self.held = self.held - payload.size;
+            self.missing += 1;
+            out.push(PeerAction::Release(payload.id));
+        }
+        self.layout = self.layout.without(&gone, &round.crew);
+        self.round = round;
+    }
+
     pub(super) fn held(&self) -> Bytes {
         self.held
     }
@@ -65,32 +83,32 @@ impl Hearing {
 
     /// Whether pieces of this member are still to come.
     pub(super) fn waits_for(&self, member: Member) -> bool {
-        let mut parts = self.round.crew.members.iter().enumerate();
-        parts.any(|(place, part)| {
-            let mut all = 0..self.layout.pieces(place);
-            let here = |piece| self.pieces.contains_key(&self.layout.range(place, piece).start);
-            part.member == member && !all.all(here)
+        place_in(&self.round, member).is_some_and(|place| {
+            !self.layout.starts(place).all(|start| self.pieces.contains_key(&start))
         })
     }
 
     /// A piece of the result. What does not fit is released.
     pub(super) fn result(
         &mut self,
-        (from, place): (Member, u16),
+        from: Member,
         piece: u32,
         proof: u64,
         payload: Payload,
         out: &mut Vec<PeerAction>,
     ) {
-        let (place, piece) = (usize::from(place), piece as usize);
-        let fits = proof == self.whole_proof
-            && self.round.crew.members.get(place).is_some_and(|part| part.member == from)
-            && piece < self.layout.pieces(place);
-        let range = if fits { self.layout.range(place, piece) } else { 0..0 };
-        let fits = fits && payload.size == self.layout.result_bytes(&range);
-        if !fits || self.is_whole() || self.pieces.contains_key(&range.start) {
+        let piece = piece as usize;
+        let place = place_in(&self.round, from).filter(|place| piece < self.layout.pieces(*place));
+        let range = place.map(|place| self.layout.range(place, piece));
+        let fits = |range: &Range<usize>| {
+            proof == self.whole_proof
+                && payload.size == self.layout.result_bytes(range)
+                && !self.is_whole()
+                && !self.pieces.contains_key(&range.start)
+        };
+        let Some(range) = range.filter(fits) else {
             return out.push(PeerAction::Release(payload.id));
-        }
+        };
         self.held += payload.size;
         self.pieces.insert(range.start, (range, payload));
         self.missing -= 1;

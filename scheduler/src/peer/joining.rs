@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use shoal_protocol::ids::{Era, Member, Stage, StageSpan, Step};
+use shoal_protocol::ids::{Era, Member, Mend, Stage, StageSpan, Step};
 use shoal_protocol::message::{
     Round, RoundId, RoundOutcome, SnapshotPart, TensorTag, ToCoordinator,
 };
@@ -218,18 +218,31 @@ impl Peer {
             Some(moving) => !moving.hears(id.step),
             None => begins.is_some() && id.step < self.version,
         };
-        let newer = self.hearing.get(&place).is_none_or(|known| known.round().id < id);
         let mine = there.is_some() || self.stages.contains_key(&id.stage);
-        if !mine || old || !newer {
+        if !mine || old {
             return;
         }
-        let layout = self.layout_of(&round);
-        let hearing = Hearing::new(round, layout, self.whole_proof(id));
-        if let Some(failed) = self.hearing.insert(place, hearing) {
-            self.retire(failed, out);
+        match self.hearing.get_mut(&place) {
+            Some(known) if known.round().id == id => {
+                if known.mend().next() != round.mended.mend {
+                    return;
+                }
+                known.go_on(round, out);
+            }
+            Some(known) if known.round().id > id => return,
+            _ => {
+                if round.mended.mend > Mend(0) {
+                    return;
+                }
+                let layout = self.layout_of(&round);
+                let hearing = Hearing::new(round, layout, self.whole_proof(id));
+                if let Some(failed) = self.hearing.insert(place, hearing) {
+                    self.retire(failed, out);
+                }
+            }
         }
         for (from, tag, payload) in self.early.take(id) {
-            self.heard_piece(now, from, tag, payload, out);
+            self.round_piece(now, from, tag, payload, out);
         }
     }
 
@@ -242,7 +255,7 @@ impl Peer {
         payload: Payload,
         out: &mut Out,
     ) {
-        let TensorTag::RoundResult { round, from, piece, proof } = tag else {
+        let TensorTag::RoundResult { round, piece, proof, .. } = tag else {
             return out.push(PeerAction::Release(payload.id));
         };
         if self.heard_bytes() + payload.size > self.config.limits.heard {
@@ -251,7 +264,7 @@ impl Peer {
         }
         let place = (round.step, round.stage);
         let hearing = self.hearing.get_mut(&place).expect("the caller has looked");
-        hearing.result((member, from), piece, proof, payload, out);
+        hearing.result(member, piece, proof, payload, out);
         let whole = hearing.is_whole();
         self.lacks = self.lacks.map(|(step, _)| (step, now));
         self.heard_there(now, round.stage);

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use shoal_protocol::codec::SumCodec;
 use shoal_protocol::frame::Element;
-use shoal_protocol::message::Round;
+use shoal_protocol::message::{Crew, Round};
 use shoal_protocol::units::Bytes;
 
 use crate::peer::RoundCut;
@@ -71,6 +71,37 @@ impl Layout {
         Self { pieces: deal(elements, &weights, cut), codec }
     }
 
+    /// That of those who are left without the members at these places, in order: each of their pieces goes to who
+    /// then has least for its weight, after what it has.
+    pub(crate) fn without(&self, gone: &[usize], left: &Crew) -> Self {
+        let weights: Vec<u32> = left.members.iter().map(|part| part.weight).collect();
+        Self { pieces: self.dealt_anew(gone, &weights), codec: self.codec }
+    }
+
+    fn dealt_anew(&self, gone: &[usize], weights: &[u32]) -> Vec<Vec<Range<usize>>> {
+        let is_gone = |place: &usize| gone.binary_search(place).is_ok();
+        let (lost, left): (Vec<usize>, Vec<usize>) = (0..self.pieces.len()).partition(is_gone);
+        let mut pieces: Vec<Vec<Range<usize>>> =
+            left.into_iter().map(|place| self.pieces[place].clone()).collect();
+        let mut lost: Vec<Range<usize>> =
+            lost.into_iter().flat_map(|place| self.pieces[place].iter().cloned()).collect();
+        lost.sort_by_key(|piece| piece.start);
+        let even = weights.iter().all(|weight| *weight == 0);
+        let weight = |place: usize| if even { 1 } else { u128::from(weights[place]) };
+        let elements = |own: &Vec<Range<usize>>| own.iter().map(|piece| piece.len() as u128).sum();
+        let mut has: Vec<u128> = pieces.iter().map(elements).collect();
+        for piece in lost {
+            let open = (0..pieces.len()).filter(|place| weight(*place) > 0);
+            let least = |one: &usize, other: &usize| {
+                (has[*one] * weight(*other)).cmp(&(has[*other] * weight(*one)))
+            };
+            let place = open.min_by(least).expect("somebody is left");
+            has[place] += piece.len() as u128;
+            pieces[place].push(piece);
+        }
+        pieces
+    }
+
     /// How many pieces the part of the member at this place has.
     pub(crate) fn pieces(&self, place: usize) -> usize {
         self.pieces[place].len()
@@ -84,6 +115,11 @@ impl Layout {
     /// The elements of one piece of a member's part.
     pub(crate) fn range(&self, place: usize, piece: usize) -> Range<usize> {
         self.pieces[place][piece].clone()
+    }
+
+    /// The first elements of a member's pieces.
+    pub(crate) fn starts(&self, place: usize) -> impl Iterator<Item = usize> + '_ {
+        self.pieces[place].iter().map(|piece| piece.start)
     }
 
     /// What one member's sums of these elements weigh.
@@ -140,7 +176,43 @@ mod tests {
         assert_eq!(dealt(0, &[1, 1], cut(8, 8)), []);
     }
 
+    #[test]
+    fn what_the_gone_had_goes_to_who_has_least() {
+        let layout = Layout { pieces: deal(24, &[2, 1, 1, 2], cut(1, 2)), codec: SumCodec::Exact };
+        let before = layout.pieces.clone();
+        let mended = layout.dealt_anew(&[1], &[2, 1, 2]);
+        assert_eq!(mended[1][..before[2].len()], before[2]);
+        let owned = |place: usize| mended[place].iter().map(Range::len).sum::<usize>();
+        assert_eq!((0..3).map(owned).collect::<Vec<_>>(), [10, 6, 8]);
+        let last = Layout { pieces: mended, codec: SumCodec::Exact }.dealt_anew(&[0, 1], &[0]);
+        assert_eq!(last[0].len(), before.iter().flatten().count());
+    }
+
     proptest! {
+        #[test]
+        fn without_some_the_others_keep_what_they_have_and_get_the_rest(
+            elements in 1usize..50_000,
+            weights in prop::collection::vec(0u32..1000, 2..20),
+            gone in prop::collection::btree_set(0usize..20, 1..6),
+        ) {
+            let gone: Vec<usize> = gone.into_iter().filter(|place| *place < weights.len()).collect();
+            prop_assume!(gone.len() < weights.len());
+            let pieces = deal(elements, &weights, cut(16, 64));
+            let layout = Layout { pieces: pieces.clone(), codec: SumCodec::Exact };
+            let left: Vec<usize> = (0..weights.len()).filter(|place| !gone.contains(place)).collect();
+            let of_left: Vec<u32> = left.iter().map(|place| weights[*place]).collect();
+            let mended = layout.dealt_anew(&gone, &of_left);
+            for (own, place) in mended.iter().zip(&left) {
+                prop_assert!(own.starts_with(&pieces[*place]));
+            }
+            let sorted = |pieces: &[Vec<Range<usize>>]| {
+                let mut all: Vec<_> = pieces.iter().flatten().map(|one| (one.start, one.end)).collect();
+                all.sort_unstable();
+                all
+            };
+            prop_assert_eq!(sorted(&mended), sorted(&pieces));
+        }
+
         #[test]
         fn pieces_cover_everything_once_in_whole_blocks(
             elements in 0usize..100_000,

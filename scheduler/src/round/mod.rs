@@ -6,16 +6,20 @@
 //! needs little memory beside it, and every part has pieces from all over the vector. With every
 //! piece goes the sum of the tags of what its sender counted: if a piece's sums are not the whole
 //! batch's, it is refused.
+//!
+//! A member that is gone costs its own part of the vector, and what others now count in its place: the
+//! round is mended and goes on.
 
 mod layout;
 mod measured;
+mod mend;
 mod weights;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::time::Duration;
 
-use shoal_protocol::ids::{ContentHash, Member};
+use shoal_protocol::ids::{ContentHash, Member, Mend};
 use shoal_protocol::message::{Round, RoundOutcome, TensorTag, Way};
 use shoal_protocol::units::Bytes;
 
@@ -42,17 +46,22 @@ pub(crate) struct Reduction {
     /// This member's place.
     place: usize,
     layout: Layout,
-    /// Pieces that may be on their way to each member before its results come back, by places.
-    ahead: Vec<u32>,
+    /// Pieces of the whole vector.
+    pieces: usize,
     /// Sums of the tags of what this member counted and of the whole batch.
     own_proof: u64,
     whole_proof: u64,
+    /// This member's sums change: nothing is read of them before the round is mended.
+    changing: bool,
+    /// By their places; this member's own is not used.
     others: Vec<Other>,
     own: Vec<OwnPiece>,
-    /// Results that the engine is keeping, by their first element.
-    installing: BTreeMap<usize, Payload>,
-    /// Pieces of the whole vector that are not in this member's result.
-    missing: usize,
+    /// Results that the engine is keeping, in the order in which it was given them.
+    installing: VecDeque<Installing>,
+    /// Pieces of the vector that this member's result has, by their first elements.
+    here: BTreeSet<usize>,
+    /// The engine measures the result as it is.
+    measuring: bool,
     outcome: Option<RoundOutcome>,
     held: Bytes,
     /// Tasks given and not done.
@@ -62,22 +71,43 @@ pub(crate) struct Reduction {
 }
 
 /// Another member's part, as this one sees it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Other {
-    /// Pieces handed to the engine for sending.
-    exported: u32,
+    /// Pieces that may be on their way to it.
+    ahead: u32,
+    /// The first piece that was not handed to the engine for sending.
+    next: u32,
+    /// Pieces handed to the engine whose result has not come.
+    on_way: BTreeSet<u32>,
     /// Pieces whose result came.
     results: BTreeSet<u32>,
+    /// When its sums changed last: what it sent before is of no use.
+    since: Mend,
 }
 
 /// One piece of this member's part.
 #[derive(Debug, Default)]
 struct OwnPiece {
     /// What the others sent, by their places.
-    parts: BTreeMap<u16, Payload>,
-    /// Sum of the others' proofs.
-    proof: u64,
+    parts: BTreeMap<u16, Part>,
     given: bool,
+}
+
+/// What another member sent for a piece.
+#[derive(Debug)]
+struct Part {
+    payload: Payload,
+    /// The sum of its tags.
+    proof: u64,
+}
+
+/// A result on its way into the engine.
+#[derive(Debug)]
+struct Installing {
+    start: usize,
+    payload: Payload,
+    /// Who reduced it.
+    owner: Member,
 }
 
 impl Reduction {
@@ -91,21 +121,29 @@ impl Reduction {
         own_proof: u64,
         whole_proof: u64,
     ) -> Option<Self> {
-        let place = round.crew.members.iter().position(|part| part.member == me)?;
-        let others = round.crew.members.iter().map(|_| Other::default()).collect();
+        let place = place_in(&round, me)?;
+        let other = |ahead| Other {
+            ahead,
+            next: 0,
+            on_way: BTreeSet::new(),
+            results: BTreeSet::new(),
+            since: Mend(0),
+        };
         let own = (0..layout.pieces(place)).map(|_| OwnPiece::default()).collect();
-        let missing = layout.all_pieces();
+        let pieces = layout.all_pieces();
         Some(Self {
             round,
             place,
             layout,
-            ahead,
+            pieces,
             own_proof,
             whole_proof,
-            others,
+            changing: false,
+            others: ahead.into_iter().map(other).collect(),
             own,
-            installing: BTreeMap::new(),
-            missing,
+            installing: VecDeque::new(),
+            here: BTreeSet::new(),
+            measuring: false,
             outcome: None,
             held: Bytes(0),
             tasks: 0,
@@ -121,6 +159,7 @@ impl Reduction {
             .iter_mut()
             .filter(|own| !own.given)
             .flat_map(|own| std::mem::take(&mut own.parts).into_values())
+            .map(|part| part.payload)
             .collect();
         self.release(waiting.into_iter(), out);
     }
@@ -149,11 +188,11 @@ impl Reduction {
         self.held
     }
 
-    /// Sends the first pieces.
+    /// Sends what may be on its way, and has summed what is there.
     pub(crate) fn start(&mut self, out: &mut Vec<PeerAction>) -> Result<(), Fault> {
         // A piece for each, from the next member on: nobody's downlink is everybody's first.
         let members = self.others.len();
-        let most = self.ahead.iter().copied().max().unwrap_or(0);
+        let most = self.others.iter().map(|other| other.ahead).max().unwrap_or(0);
         for ahead in 1..=most {
             for offset in 1..members {
                 self.export((self.place + offset) % members, ahead, out);
@@ -169,52 +208,44 @@ impl Reduction {
     /// The engine read integers for another member.
     pub(crate) fn exported(
         &mut self,
-        to: u16,
+        to: Member,
         piece: u32,
         payload: Payload,
         out: &mut Vec<PeerAction>,
     ) {
         self.tasks -= 1;
-        if self.aborted {
-            return out.push(PeerAction::Release(payload.id));
+        if !self.aborted && place_in(&self.round, to).is_some() {
+            let Self { round, own_proof, .. } = self;
+            let (round, mend, proof) = (round.id, round.mended.mend, *own_proof);
+            let tag = TensorTag::RoundPart { round, mend, piece, proof };
+            out.push(PeerAction::SendTensor { to, tag, payload: payload.id });
         }
-        let tag = TensorTag::RoundPart {
-            round: self.round.id,
-            from: self.place as u16,
-            piece,
-            proof: self.own_proof,
-        };
-        let to = self.round.crew.members[usize::from(to)].member;
-        out.push(PeerAction::SendTensor { to, tag, payload: payload.id });
         out.push(PeerAction::Release(payload.id));
     }
 
-    /// Another member's integers for this one's part. What does not fit is released.
+    /// Another member's integers for this one's part, as they were at a mend. What does not fit is released.
     pub(crate) fn part(
         &mut self,
-        (from, place): (Member, u16),
+        (from, mend): (Member, Mend),
         piece: u32,
         proof: u64,
         payload: Payload,
         out: &mut Vec<PeerAction>,
     ) -> Result<(), Fault> {
-        let fits = !self.aborted
-            && self.is_other(from, place)
-            && (piece as usize) < self.layout.pieces(self.place)
-            && payload.size
-                == self.layout.part_bytes(&self.layout.range(self.place, piece as usize))
-            && self
-                .own
-                .get(piece as usize)
-                .is_some_and(|own| !own.given && !own.parts.contains_key(&place));
-        if !fits {
+        let place = self.other(from).filter(|place| mend >= self.others[*place].since);
+        let own = self.own.get(piece as usize);
+        let fits = |place: &usize| {
+            let range = || self.layout.range(self.place, piece as usize);
+            !self.aborted
+                && own.is_some_and(|own| !own.given && !own.parts.contains_key(&(*place as u16)))
+                && payload.size == self.layout.part_bytes(&range())
+        };
+        let Some(place) = place.filter(fits) else {
             out.push(PeerAction::Release(payload.id));
             return Ok(());
-        }
+        };
         self.held += payload.size;
-        let own = &mut self.own[piece as usize];
-        own.parts.insert(place, payload);
-        own.proof = own.proof.wrapping_add(proof);
+        self.own[piece as usize].parts.insert(place as u16, Part { payload, proof });
         self.reduce_when_whole(piece as usize, out)
     }
 
@@ -222,16 +253,12 @@ impl Reduction {
     pub(crate) fn reduced(&mut self, piece: u32, payload: Payload, out: &mut Vec<PeerAction>) {
         self.tasks -= 1;
         let parts = std::mem::take(&mut self.own[piece as usize].parts);
-        self.release(parts.into_values(), out);
+        self.release(parts.into_values().map(|part| part.payload), out);
         if self.aborted {
             return out.push(PeerAction::Release(payload.id));
         }
-        let tag = TensorTag::RoundResult {
-            round: self.round.id,
-            from: self.place as u16,
-            piece,
-            proof: self.whole_proof,
-        };
+        let (round, mend) = (self.round.id, self.round.mended.mend);
+        let tag = TensorTag::RoundResult { round, mend, piece, proof: self.whole_proof };
         let members = self.round.crew.members.iter().map(|part| part.member);
         let others = members.enumerate().filter(|(place, _)| *place != self.place);
         let listeners = self.round.crew.listeners.iter().copied();
@@ -239,36 +266,38 @@ impl Reduction {
             out.push(PeerAction::SendTensor { to, tag, payload: payload.id });
         }
         out.push(PeerAction::Release(payload.id));
-        self.missing -= 1;
+        self.here.insert(self.layout.range(self.place, piece as usize).start);
         self.summarise_when_whole(out);
     }
 
     /// A piece that another member reduced. What does not fit is released.
     pub(crate) fn result(
         &mut self,
-        (from, place): (Member, u16),
+        from: Member,
         piece: u32,
         proof: u64,
         payload: Payload,
         out: &mut Vec<PeerAction>,
     ) -> Result<(), Fault> {
-        let other = usize::from(place);
-        let fits = !self.aborted
-            && self.is_other(from, place)
-            && (piece as usize) < self.layout.pieces(other)
-            && payload.size == self.layout.result_bytes(&self.layout.range(other, piece as usize))
-            && !self.others[other].results.contains(&piece);
-        if !fits {
+        let fits = |other: &usize| {
+            let range = || self.layout.range(*other, piece as usize);
+            !self.aborted
+                && (piece as usize) < self.layout.pieces(*other)
+                && payload.size == self.layout.result_bytes(&range())
+                && !self.others[*other].results.contains(&piece)
+        };
+        let Some(other) = self.other(from).filter(fits) else {
             out.push(PeerAction::Release(payload.id));
             return Ok(());
-        }
+        };
         if proof != self.whole_proof {
             out.push(PeerAction::Release(payload.id));
             return Err(self.proof_differs(proof));
         }
         self.others[other].results.insert(piece);
+        self.others[other].on_way.remove(&piece);
         let range = self.layout.range(other, piece as usize);
-        self.installing.insert(range.start, payload);
+        self.installing.push_back(Installing { start: range.start, payload, owner: from });
         self.held += payload.size;
         let round = self.round.id;
         self.compute(Task::Install { round, range, payload: payload.id }, out);
@@ -279,12 +308,14 @@ impl Reduction {
     /// The engine keeps a piece that another member reduced.
     pub(crate) fn installed(&mut self, range: &Range<usize>, out: &mut Vec<PeerAction>) {
         self.tasks -= 1;
-        let payload = self.installing.remove(&range.start).expect("it was being installed");
+        let Installing { start, payload, owner } =
+            self.installing.pop_front().expect("it was being installed");
+        assert_eq!(start, range.start, "tasks end in order");
         self.release(std::iter::once(payload), out);
-        if self.aborted {
+        if self.aborted || self.other(owner).is_none() {
             return;
         }
-        self.missing -= 1;
+        self.here.insert(start);
         self.summarise_when_whole(out);
     }
 
@@ -295,7 +326,7 @@ impl Reduction {
         square_norm: f64,
     ) -> Option<RoundOutcome> {
         self.tasks -= 1;
-        if !self.aborted {
+        if !self.aborted && self.measuring {
             self.outcome = Some(RoundOutcome { hash, square_norm, proof: self.whole_proof });
         }
         self.outcome
@@ -305,13 +336,20 @@ impl Reduction {
     /// came, and no more than may be on their way to it.
     fn export(&mut self, to: usize, most: u32, out: &mut Vec<PeerAction>) {
         let pieces = self.layout.pieces(to) as u32;
-        let allowed = pieces.min(self.others[to].results.len() as u32 + most.min(self.ahead[to]));
-        while self.others[to].exported < allowed {
-            let piece = self.others[to].exported;
-            self.others[to].exported += 1;
-            let range = self.layout.range(to, piece as usize);
-            let (round, to) = (self.round.id, to as u16);
-            self.compute(Task::Export { round, to, piece, range }, out);
+        let most = most.min(self.others[to].ahead) as usize;
+        while !self.changing {
+            let other = &mut self.others[to];
+            if other.next == pieces || other.on_way.len() >= most {
+                return;
+            }
+            let piece = other.next;
+            other.next += 1;
+            if !other.results.contains(&piece) {
+                other.on_way.insert(piece);
+                let range = self.layout.range(to, piece as usize);
+                let (round, to) = (self.round.id, self.round.crew.members[to].member);
+                self.compute(Task::Export { round, to, piece, range }, out);
+            }
         }
     }
 
@@ -319,14 +357,16 @@ impl Reduction {
     /// the tags are those of the whole batch.
     fn reduce_when_whole(&mut self, piece: usize, out: &mut Vec<PeerAction>) -> Result<(), Fault> {
         let own = &self.own[piece];
-        if own.given || own.parts.len() + 1 < self.round.crew.members.len() {
+        let is_whole = own.parts.len() + 1 == self.round.crew.members.len();
+        if own.given || !is_whole || self.changing {
             return Ok(());
         }
-        let proof = own.proof.wrapping_add(self.own_proof);
+        let proofs = own.parts.values().map(|part| part.proof);
+        let proof = proofs.fold(self.own_proof, u64::wrapping_add);
         if proof != self.whole_proof {
             return Err(self.proof_differs(proof));
         }
-        let parts: Vec<PayloadId> = own.parts.values().map(|payload| payload.id).collect();
+        let parts: Vec<PayloadId> = own.parts.values().map(|part| part.payload.id).collect();
         self.own[piece].given = true;
         let range = self.layout.range(self.place, piece);
         let (round, piece) = (self.round.id, piece as u32);
@@ -335,7 +375,8 @@ impl Reduction {
     }
 
     fn summarise_when_whole(&mut self, out: &mut Vec<PeerAction>) {
-        if self.missing == 0 {
+        if self.here.len() == self.pieces {
+            self.measuring = true;
             self.compute(Task::Summarise { round: self.round.id }, out);
         }
     }
@@ -347,16 +388,26 @@ impl Reduction {
         }
     }
 
-    /// Whether the member stands at this place, and it is not this one.
-    fn is_other(&self, member: Member, place: u16) -> bool {
-        let place = usize::from(place);
-        place != self.place
-            && self.round.crew.members.get(place).is_some_and(|part| part.member == member)
+    /// The place of another member than this one.
+    fn other(&self, member: Member) -> Option<usize> {
+        place_in(&self.round, member).filter(|place| *place != self.place)
     }
 
     fn proof_differs(&self, found: u64) -> Fault {
         Fault::ProofDiffers { round: self.round.id, expected: self.whole_proof, found }
     }
+}
+
+/// Where a member stands in a round: they are in order.
+pub(crate) fn place_in(round: &Round, member: Member) -> Option<usize> {
+    round.crew.members.binary_search_by_key(&member, |part| part.member).ok()
+}
+
+/// The places of those who were in a round and are not when it is mended, in order.
+pub(crate) fn gone(before: &Round, mended: &Round) -> Vec<usize> {
+    let members = before.crew.members.iter().enumerate();
+    let gone = members.filter(|(_, part)| place_in(mended, part.member).is_none());
+    gone.map(|(place, _)| place).collect()
 }
 
 /// Pieces of so many bytes that one member of a round may have on their way to another before results

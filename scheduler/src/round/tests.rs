@@ -1,6 +1,6 @@
 use shoal_protocol::codec::SumCodec;
 use shoal_protocol::ids::{Attempt, Era, Incarnation, PeerId, Stage, Step, Term};
-use shoal_protocol::message::{Crew, RoundId, RoundMember, Way};
+use shoal_protocol::message::{Crew, Mended, RoundId, RoundMember, Way};
 use shoal_protocol::units::Rate;
 
 use super::*;
@@ -23,7 +23,8 @@ fn round(weights: &[u32]) -> Round {
         weight: *weight,
     };
     let members = weights.iter().enumerate().map(part).collect();
-    Round { id: id(), crew: Crew { members, ..Crew::default() }.into() }
+    let crew = Crew { members, ..Crew::default() }.into();
+    Round { id: id(), crew, mended: Mended::default() }
 }
 
 fn layout(round: &Round, elements: usize) -> Layout {
@@ -57,7 +58,7 @@ fn mean(number: u64, piece: u32) -> Payload {
 }
 
 fn export(piece: u32, range: Range<usize>) -> PeerAction {
-    PeerAction::Compute(Task::Export { round: id(), to: 1, piece, range })
+    PeerAction::Compute(Task::Export { round: id(), to: member(1), piece, range })
 }
 
 fn actions(act: impl FnOnce(&mut Vec<PeerAction>)) -> Vec<PeerAction> {
@@ -79,12 +80,12 @@ fn a_piece_goes_out_when_the_one_before_has_come_back() {
     let mut reduction = of_two();
     let started = actions(|out| assert_eq!(reduction.start(out), Ok(())));
     assert_eq!(started, [export(0, 4..8)]);
-    let sent = actions(|out| reduction.exported(1, 0, part(1, 0), out));
-    let tag = TensorTag::RoundPart { round: id(), from: 0, piece: 0, proof: 5 };
+    let sent = actions(|out| reduction.exported(member(1), 0, part(1, 0), out));
+    let tag = TensorTag::RoundPart { round: id(), mend: Mend(0), piece: 0, proof: 5 };
     let send = PeerAction::SendTensor { to: member(1), tag, payload: PayloadId(1) };
     assert_eq!(sent, [send, PeerAction::Release(PayloadId(1))]);
     let back = actions(|out| {
-        assert_eq!(reduction.result((member(1), 1), 0, 10, mean(2, 0), out), Ok(()));
+        assert_eq!(reduction.result(member(1), 0, 10, mean(2, 0), out), Ok(()));
     });
     let install = Task::Install { round: id(), range: 4..8, payload: PayloadId(2) };
     assert_eq!(back, [PeerAction::Compute(install), export(1, 10..12)]);
@@ -100,27 +101,28 @@ fn the_first_pieces_go_to_each_in_turn_from_the_next_member_on() {
     let layout = layout(&round, 32);
     let mut second = Reduction::new(round, member(1), layout, vec![2; 4], 5, 10).expect("a member");
     let exported = actions(|out| second.start(out).expect("nothing is wrong yet"));
-    let order: Vec<(u16, u32)> = exported
+    let order: Vec<(Member, u32)> = exported
         .iter()
         .map(|action| match action {
             PeerAction::Compute(Task::Export { to, piece, .. }) => (*to, *piece),
             other => panic!("{other:?}"),
         })
         .collect();
-    assert_eq!(order, [(2, 0), (3, 0), (0, 0), (2, 1), (3, 1), (0, 1)]);
+    let expected = [(2, 0), (3, 0), (0, 0), (2, 1), (3, 1), (0, 1)];
+    assert_eq!(order, expected.map(|(to, piece)| (member(to), piece)));
 }
 
 #[test]
 fn an_own_piece_is_summed_when_all_parts_are_in_and_goes_to_the_others() {
     let mut reduction = of_two();
     let summed = actions(|out| {
-        assert_eq!(reduction.part((member(1), 1), 1, 5, part(3, 1), out), Ok(()));
+        assert_eq!(reduction.part((member(1), Mend(0)), 1, 5, part(3, 1), out), Ok(()));
     });
     let (round, parts) = (id(), vec![PayloadId(3)]);
     let reduce = Task::Reduce { round, piece: 1, range: 8..10, parts };
     assert_eq!(summed, [PeerAction::Compute(reduce)]);
     let reduced = actions(|out| reduction.reduced(1, mean(4, 1), out));
-    let tag = TensorTag::RoundResult { round: id(), from: 0, piece: 1, proof: 10 };
+    let tag = TensorTag::RoundResult { round: id(), mend: Mend(0), piece: 1, proof: 10 };
     let expected = [
         PeerAction::Release(PayloadId(3)),
         PeerAction::SendTensor { to: member(1), tag, payload: PayloadId(4) },
@@ -135,14 +137,17 @@ fn the_result_is_measured_when_it_is_whole() {
     for (piece, range) in [(0, 4..8), (1, 10..12)] {
         actions(|out| {
             let id = 10 + u64::from(piece);
-            assert_eq!(reduction.result((member(1), 1), piece, 10, mean(id, piece), out), Ok(()));
+            assert_eq!(reduction.result(member(1), piece, 10, mean(id, piece), out), Ok(()));
             reduction.installed(&range, out);
         });
     }
     for piece in [0, 1] {
         let last = actions(|out| {
             let id = 20 + u64::from(piece);
-            assert_eq!(reduction.part((member(1), 1), piece, 5, part(id, piece), out), Ok(()));
+            assert_eq!(
+                reduction.part((member(1), Mend(0)), piece, 5, part(id, piece), out),
+                Ok(())
+            );
             reduction.reduced(piece, mean(id + 10, piece), out);
         });
         let measured = last.contains(&PeerAction::Compute(Task::Summarise { round: id() }));
@@ -170,9 +175,9 @@ fn a_member_alone_sums_its_own() {
 fn a_wrong_proof_is_refused() {
     let differs = |found| Fault::ProofDiffers { round: id(), expected: 10, found };
     let mut out = Vec::new();
-    let summed = of_two().part((member(1), 1), 0, 6, part(1, 0), &mut out);
+    let summed = of_two().part((member(1), Mend(0)), 0, 6, part(1, 0), &mut out);
     assert_eq!(summed, Err(differs(11)));
-    let result = of_two().result((member(1), 1), 0, 9, mean(2, 0), &mut out);
+    let result = of_two().result(member(1), 0, 9, mean(2, 0), &mut out);
     assert_eq!(result, Err(differs(9)));
     let mut alone = of_one(9);
     assert_eq!(alone.start(&mut out), Err(differs(9)));
@@ -184,26 +189,25 @@ fn what_does_not_fit_is_let_go() {
     let mut reduction = of_two();
     let mut out = Vec::new();
     let release = |id| vec![PeerAction::Release(PayloadId(id))];
-    // No such piece, not its place, oneself.
-    for (number, (from, piece)) in
-        [((member(1), 1), 2), ((member(1), 0), 0), ((member(9), 1), 0), ((member(0), 0), 0)]
-            .into_iter()
-            .enumerate()
-    {
-        let number = number as u64;
-        assert_eq!(reduction.part(from, piece, 5, part(number, piece), &mut out), Ok(()));
+    // No such piece, no member, oneself.
+    for (number, (from, piece)) in [(1, 2), (9, 0), (0, 0)].into_iter().enumerate() {
+        let (number, from) = (number as u64, member(from));
+        assert_eq!(
+            reduction.part((from, Mend(0)), piece, 5, part(number, piece), &mut out),
+            Ok(())
+        );
         assert_eq!(std::mem::take(&mut out), release(number));
         assert_eq!(reduction.result(from, piece, 10, mean(number, piece), &mut out), Ok(()));
         assert_eq!(std::mem::take(&mut out), release(number));
     }
     // Of another length.
-    assert_eq!(reduction.part((member(1), 1), 0, 5, part(6, 1), &mut out), Ok(()));
-    assert_eq!(reduction.result((member(1), 1), 0, 10, mean(7, 1), &mut out), Ok(()));
+    assert_eq!(reduction.part((member(1), Mend(0)), 0, 5, part(6, 1), &mut out), Ok(()));
+    assert_eq!(reduction.result(member(1), 0, 10, mean(7, 1), &mut out), Ok(()));
     assert_eq!(std::mem::take(&mut out), [release(6), release(7)].concat());
     // What came already.
-    assert_eq!(reduction.part((member(1), 1), 0, 5, part(8, 0), &mut out), Ok(()));
+    assert_eq!(reduction.part((member(1), Mend(0)), 0, 5, part(8, 0), &mut out), Ok(()));
     out.clear();
-    assert_eq!(reduction.part((member(1), 1), 0, 5, part(9, 0), &mut out), Ok(()));
+    assert_eq!(reduction.part((member(1), Mend(0)), 0, 5, part(9, 0), &mut out), Ok(()));
     assert_eq!(out, release(9));
 }
 
@@ -223,4 +227,110 @@ fn what_may_be_ahead_goes_by_the_link() {
     assert_eq!(most_ahead(piece, Bytes(1 << 24), 5), 16);
     assert_eq!(most_ahead(piece, Bytes(1), 5), 1);
     assert_eq!(most_ahead(piece, Bytes(u64::MAX), 2), AHEAD);
+}
+
+/// The round of three over 24 elements without member 2, and how member 0, which has summed its first piece, stood in
+/// it before: pieces 0..4 and 12..16 are its own, 4..8 and 16..20 member 1's, 8..12 and 20..24 member 2's.
+fn torn(changed: &[u16]) -> (Reduction, Round) {
+    let before = round(&[1, 1, 1]);
+    let layout = layout(&before, 24);
+    let mut torn = Reduction::new(before, member(0), layout, vec![2; 3], 5, 15).expect("a member");
+    actions(|out| {
+        torn.start(out).expect("nothing is wrong yet");
+        for from in [1, 2] {
+            let first = Payload { id: PayloadId(u64::from(from)), size: Bytes(32) };
+            torn.part((member(from), Mend(0)), 0, 5, first, out).expect("nothing is wrong yet");
+        }
+        let second = Payload { id: PayloadId(3), size: Bytes(32) };
+        torn.part((member(1), Mend(0)), 1, 5, second, out).expect("nothing is wrong yet");
+        torn.reduced(0, Payload { id: PayloadId(10), size: Bytes(16) }, out);
+    });
+    let mended = Mended { mend: Mend(1), changed: changed.iter().copied().collect() };
+    (torn, Round { mended, ..round(&[1, 1]) })
+}
+
+fn result_of(id: u64) -> Payload {
+    Payload { id: PayloadId(id), size: Bytes(16) }
+}
+
+#[test]
+fn a_mended_round_keeps_what_is_summed_and_what_came_of_those_whose_sums_stayed() {
+    // Member 0 has done what member 2 had.
+    let (mut torn, mended) = torn(&[0]);
+    actions(|out| {
+        torn.result(member(1), 0, 15, result_of(20), out).expect("whole");
+        torn.result(member(2), 0, 15, result_of(21), out).expect("whole");
+        torn.installed(&(4..8), out);
+    });
+    torn.sums_change();
+    let went_on = actions(|out| assert_eq!(torn.go_on(mended, 10, out), Ok(())));
+    let id = id();
+    let export = |piece, range| Task::Export { round: id, to: member(1), piece, range };
+    let parts = vec![PayloadId(3)];
+    let expected = [
+        // What member 1 has summed is not sent again, and it has a piece more.
+        export(1, 16..20),
+        export(2, 20..24),
+        Task::Reduce { round: id, piece: 1, range: 12..16, parts },
+    ];
+    assert_eq!(went_on, expected.map(PeerAction::Compute));
+    // What member 2 summed is let go of as it ends, and is not there.
+    let installed = actions(|out| torn.installed(&(8..12), out));
+    assert_eq!(installed, [PeerAction::Release(PayloadId(21))]);
+    actions(|out| torn.reduced(1, result_of(30), out));
+    for (piece, range) in [(1, 16..20), (2, 20..24)] {
+        actions(|out| {
+            torn.result(member(1), piece, 15, result_of(40 + u64::from(piece)), out)
+                .expect("whole");
+            torn.installed(&range, out);
+        });
+    }
+    let new = Payload { id: PayloadId(50), size: Bytes(32) };
+    let summed = actions(|out| torn.part((member(1), Mend(1)), 2, 5, new, out).expect("whole"));
+    let parts = vec![PayloadId(50)];
+    let reduce = Task::Reduce { round: id, piece: 2, range: 8..12, parts };
+    assert_eq!(summed, [PeerAction::Compute(reduce)]);
+    let last = actions(|out| torn.reduced(2, result_of(51), out));
+    assert!(last.contains(&PeerAction::Compute(Task::Summarise { round: id })), "{last:?}");
+    assert!(torn.summarised(ContentHash([1; 32]), 2.5).is_some());
+    assert_eq!(torn.held(), Bytes(0));
+}
+
+#[test]
+fn sums_that_changed_are_waited_for_and_those_from_before_are_let_go_of() {
+    // Member 1 has done what member 2 had.
+    let (mut torn, mended) = torn(&[1]);
+    let went_on = actions(|out| assert_eq!(torn.go_on(mended, 5, out), Ok(())));
+    assert_eq!(went_on, [PeerAction::Release(PayloadId(3))]);
+    let payload = |id| Payload { id: PayloadId(id), size: Bytes(32) };
+    let part = |torn: &mut Reduction, mend, piece, id| {
+        actions(|out| {
+            torn.part((member(1), Mend(mend)), piece, 10, payload(id), out).expect("whole")
+        })
+    };
+    assert_eq!(part(&mut torn, 0, 1, 60), [PeerAction::Release(PayloadId(60))]);
+    // The first piece is summed.
+    assert_eq!(part(&mut torn, 1, 0, 61), [PeerAction::Release(PayloadId(61))]);
+    let parts = vec![PayloadId(62)];
+    let reduce = Task::Reduce { round: id(), piece: 1, range: 12..16, parts };
+    assert_eq!(part(&mut torn, 1, 1, 62), [PeerAction::Compute(reduce)]);
+    // Who is gone has no more to say.
+    let late = actions(|out| torn.result(member(2), 0, 15, result_of(63), out).expect("let go of"));
+    assert_eq!(late, [PeerAction::Release(PayloadId(63))]);
+}
+
+#[test]
+fn nothing_is_read_of_sums_that_change() {
+    let (mut torn, mended) = torn(&[0]);
+    torn.sums_change();
+    let held_back = actions(|out| {
+        torn.result(member(1), 0, 15, result_of(70), out).expect("whole");
+        let second = Payload { id: PayloadId(71), size: Bytes(32) };
+        torn.part((member(2), Mend(0)), 1, 5, second, out).expect("nothing is wrong");
+    });
+    let install = Task::Install { round: id(), range: 4..8, payload: PayloadId(70) };
+    assert_eq!(held_back, [PeerAction::Compute(install)]);
+    let went_on = actions(|out| assert_eq!(torn.go_on(mended, 10, out), Ok(())));
+    assert!(went_on.contains(&PeerAction::Release(PayloadId(71))), "{went_on:?}");
+    assert_eq!(went_on.len(), 4, "two pieces for member 1, one is summed: {went_on:?}");
 }

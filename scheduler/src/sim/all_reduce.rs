@@ -9,7 +9,7 @@ use shoal_protocol::codec::SumCodec;
 use shoal_protocol::ids::{
     Attempt, ContentHash, Era, Incarnation, Member, PeerId, Stage, Step, Term,
 };
-use shoal_protocol::message::{Crew, Round, RoundId, RoundMember, TensorTag, Way};
+use shoal_protocol::message::{Crew, Mended, Round, RoundId, RoundMember, TensorTag, Way};
 use shoal_protocol::units::{Bytes, Rate};
 
 use super::flows::{Flows, Port};
@@ -110,8 +110,11 @@ impl Table {
             members.map(|(place, weight)| RoundMember { member: member(place), weight: *weight });
         let (era, term, step) = (Era(0), Term(1), Step(0));
         let id = RoundId { era, term, step, stage: Stage(0), attempt: Attempt(0) };
-        let round =
-            Round { id, crew: Crew { members: members.collect(), ..Crew::default() }.into() };
+        let round = Round {
+            id,
+            crew: Crew { members: members.collect(), ..Crew::default() }.into(),
+            mended: Mended::default(),
+        };
         let layout = Layout::new(&round, values, cut, codec);
         let piece = piece_bytes(cut, codec);
         let most = most_ahead(piece, PeerLimits::default().round_bytes, ports.len());
@@ -144,10 +147,10 @@ impl Table {
         }
         while let Some(((from, to), (tag, payload))) = self.flows.next() {
             let mut out = Vec::new();
-            let (one, sender) = (&mut self.members[to], (member(from), from as u16));
+            let (one, sender) = (&mut self.members[to], member(from));
             let taken = match tag {
-                TensorTag::RoundPart { piece, proof, .. } => {
-                    one.part(sender, piece, proof, payload, &mut out)
+                TensorTag::RoundPart { mend, piece, proof, .. } => {
+                    one.part((sender, mend), piece, proof, payload, &mut out)
                 }
                 TensorTag::RoundResult { piece, proof, .. } => {
                     one.result(sender, piece, proof, payload, &mut out)

@@ -32,8 +32,8 @@ pub(crate) enum Omit {
     Census,
     /// Words and pieces of an earlier attempt are dropped.
     Attempts,
-    /// A peer applies the attempt that the commit names.
-    NamedAttempt,
+    /// What a member sent for a round is sent again, once its sums changed.
+    Mends,
     /// A newcomer serves when it is ready.
     Readiness,
     /// A member's claims are revoked when it is expelled.
@@ -88,13 +88,10 @@ impl Border {
             FromCoordinator::Recall { patience, .. } if self.omit == Omit::Recall => {
                 *patience = Spent { forward: Duration::MAX, backward: Duration::MAX };
             }
-            FromCoordinator::Close { round: id, .. } => {
+            FromCoordinator::Close { round: id, mended, .. } => {
                 self.attempts.insert((to, id.era, id.step, id.stage), id.attempt);
-            }
-            FromCoordinator::Commit(record) if self.omit == Omit::NamedAttempt => {
-                for (stage, (attempt, _)) in (0..).map(Stage).zip(&mut record.stages) {
-                    let known = self.attempts.get(&(to, record.era, record.step, stage));
-                    *attempt = known.copied().unwrap_or(*attempt);
+                if self.omit == Omit::Mends {
+                    mended.changed.clear();
                 }
             }
             FromCoordinator::View(ViewChange { here: members, .. })

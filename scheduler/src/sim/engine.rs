@@ -380,15 +380,16 @@ impl StageState {
         self.sums.entry(step).or_insert_with(|| vec![0; elements])
     }
 
-    /// Keeps a piece of a round's result. A new round begins from nothing.
+    /// Keeps a piece of a round's result. A new round begins from nothing; in one that was mended a piece may come
+    /// again, with the same sums.
     fn install(&mut self, round: RoundId, start: usize, sums: &[i64]) -> Result<(), String> {
         if self.round != Some(round) {
             self.result.fill(None);
             self.round = Some(round);
         }
         for (place, sum) in self.result[start..].iter_mut().zip(sums) {
-            if place.replace(*sum).is_some() {
-                return Err("an element of a result is written twice".to_owned());
+            if place.replace(*sum).is_some_and(|known| known != *sum) {
+                return Err("an element of a result comes to two sums".to_owned());
             }
         }
         Ok(())

@@ -63,6 +63,8 @@ pub struct Recovery {
     pub revoked: u64,
     /// Rounds that came to nothing.
     pub rounds_aborted: u64,
+    /// Rounds that went on without members that were gone.
+    pub rounds_mended: u64,
     /// Activations that were asked for again.
     pub replays: u64,
     /// Claims that their holders let go of.
@@ -100,10 +102,14 @@ pub struct Rare {
     pub replayed_done: u64,
     /// Work that had lost its way lost it again.
     pub rerouted_again: u64,
-    /// Rounds were given up before anybody had a result.
-    pub aborted_before_result: u64,
-    /// Rounds were given up when some had their result.
-    pub aborted_after_result: u64,
+    /// A round was mended before anybody had a result.
+    pub mended_before_result: u64,
+    /// A round was mended when some had their result.
+    pub mended_after_result: u64,
+    /// The gone had counted nothing at a round's stage.
+    pub mended_unchanged: u64,
+    /// More than one was gone.
+    pub mended_without_many: u64,
     /// A claim was let go of while its grant was on its way.
     pub released_in_flight: u64,
     /// A word to or of a life that is over was dropped.
@@ -163,6 +169,7 @@ impl Report {
             CoordinatorEvent::RoundsAborted { rounds, .. } => {
                 self.recovery.rounds_aborted += *rounds as u64;
             }
+            CoordinatorEvent::RoundMended { .. } => self.recovery.rounds_mended += 1,
             CoordinatorEvent::ClaimRefused { .. } => self.recovery.refused += 1,
             CoordinatorEvent::Recalled { .. } => self.recovery.recalled += 1,
             CoordinatorEvent::Stranded { .. } => self.recovery.stranded += 1,

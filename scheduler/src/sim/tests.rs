@@ -138,7 +138,7 @@ fn moved(report: &Report, reason: MoveReason) -> u64 {
 fn faulty_swarms_of_all_seeds_hold_every_promise() {
     let results = on_all(seeds(FAULTY), |seed| checked(seed, "faulty_swarms", with_faults));
     let reports = all_hold(results);
-    let marks: [Mark; 40] = [
+    let marks: [Mark; 43] = [
         ("commits", |report| report.commits),
         ("runs that lost members and came to their end", |report| {
             u64::from(report.finished && report.recovery.lost > 0)
@@ -149,6 +149,7 @@ fn faulty_swarms_of_all_seeds_hold_every_promise() {
         ("activations asked for again", |report| report.recovery.replays),
         ("claims let go of", |report| report.recovery.released),
         ("rounds aborted", |report| report.recovery.rounds_aborted),
+        ("rounds mended", |report| report.recovery.rounds_mended),
         ("newcomers that caught up", |report| report.recovery.joined),
         ("changes of a stage", |report| report.moves),
         ("newcomers that began anew", |report| report.recovery.behind),
@@ -160,8 +161,10 @@ fn faulty_swarms_of_all_seeds_hold_every_promise() {
         ("snapshots that a disk did not take", |report| report.recovery.not_stored),
         ("done work replayed", |report| report.rare.replayed_done),
         ("work re-routed again", |report| report.rare.rerouted_again),
-        ("rounds aborted before a result", |report| report.rare.aborted_before_result),
-        ("rounds aborted after a result", |report| report.rare.aborted_after_result),
+        ("rounds mended before a result", |report| report.rare.mended_before_result),
+        ("rounds mended after a result", |report| report.rare.mended_after_result),
+        ("rounds mended in which nobody's sums changed", |report| report.rare.mended_unchanged),
+        ("rounds mended without two", |report| report.rare.mended_without_many),
         ("claims released while granted", |report| report.rare.released_in_flight),
         ("words of lives that are over", |report| report.rare.old_lives),
         ("newcomers that serve during a round", |report| report.rare.promoted_in_round),
@@ -298,7 +301,7 @@ fn oracles_catch_every_rule_that_nobody_keeps() {
         (Omit::Terms, 3000),
         (Omit::Census, 300),
         (Omit::Attempts, 3000),
-        (Omit::NamedAttempt, 3000),
+        (Omit::Mends, 3000),
         (Omit::Readiness, 100),
         (Omit::Abort, 3000),
         (Omit::Lives, 300),

@@ -1,6 +1,8 @@
 //! What the coordinator does when members are gone, late or new, or the one before it is.
 
-use shoal_protocol::message::MemberRecord;
+use std::collections::BTreeSet;
+
+use shoal_protocol::message::{MemberRecord, Mended};
 
 use super::*;
 
@@ -61,21 +63,22 @@ fn what_a_lost_member_held_is_given_to_others_and_the_step_closes_without_it() {
 }
 
 #[test]
-fn a_loss_during_the_all_reduce_begins_another_try_and_old_results_are_not_heard() {
+fn a_loss_during_the_all_reduce_mends_it_and_results_from_before_are_not_heard() {
     let mut run = Run::closed();
     assert_eq!(run.reduce(0, outcome()), []);
     // Member 1 counted nothing, so nothing is missing without it.
     let gone = run.input(CoordinatorInput::Disconnected { member: member(1) });
-    let aborted = CoordinatorEvent::RoundsAborted { step: Step(0), rounds: 1, late: false };
-    assert_eq!(events(&gone), [lost(1, BROKE), revoked(1, 0), aborted]);
+    let mend = CoordinatorEvent::RoundMended { round: round(), gone: 1, changed: 0 };
+    assert_eq!(events(&gone), [lost(1, BROKE), revoked(1, 0), mend]);
     let closes = messages(&gone, |message| matches!(message, FromCoordinator::Close { .. }));
-    let [(_, FromCoordinator::Close { round: second, .. })] = &closes[..] else {
+    let [(_, FromCoordinator::Close { round: same, mended, .. })] = &closes[..] else {
         panic!("{closes:?}")
     };
-    let second = *second;
-    assert_eq!(second, RoundId { attempt: shoal_protocol::ids::Attempt(1), ..round() });
-    assert_eq!(run.reduce(0, outcome()), [], "a result of the first try");
-    run.hear(0, ToCoordinator::Reduced { round: second, outcome: outcome(), rates: Vec::new() });
+    let (mend, changed) = (Mend(1), BTreeSet::new());
+    assert_eq!((same, mended), (&round(), &Mended { mend, changed }));
+    assert_eq!(run.reduce(0, outcome()), [], "a result from before");
+    let (round, outcome, rates) = (round(), outcome(), Vec::new());
+    run.hear(0, ToCoordinator::Reduced { round, mend, outcome, rates });
     assert!(matches!(run.logged.last(), Some(LogRecord::Commit(_))), "{:?}", run.logged);
 }
 

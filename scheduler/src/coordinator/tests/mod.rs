@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use shoal_protocol::history::History;
 use shoal_protocol::ids::{
-    ClaimKey, ContentHash, Era, Grant, Incarnation, Microbatch, PeerId, StageSpan, Term,
+    ClaimKey, ContentHash, Era, Grant, Incarnation, Mend, Microbatch, PeerId, StageSpan, Term,
 };
 use shoal_protocol::message::{
     Candidate, Duties, FixedLoss, RoundId, RoundOutcome, SnapshotPart, Spent, StageChoice,
@@ -118,7 +118,10 @@ impl Run {
     }
 
     fn reduce(&mut self, from: u8, outcome: RoundOutcome) -> Vec<CoordinatorAction> {
-        self.hear(from, ToCoordinator::Reduced { round: round(), outcome, rates: Vec::new() })
+        self.hear(
+            from,
+            ToCoordinator::Reduced { round: round(), mend: Mend(0), outcome, rates: Vec::new() },
+        )
     }
 
     /// Brings the first step of a single microbatch to its close.

@@ -37,8 +37,8 @@ impl ExactlyOnce {
     }
 
     pub(in crate::sim) fn closed(&mut self, round: &Round) {
-        let members = || round.crew.members.iter().map(|part| part.member).collect();
-        self.rounds.entry(round.id).or_insert_with(members);
+        let members = round.crew.members.iter().map(|part| part.member).collect();
+        self.rounds.insert(round.id, members);
     }
 
     /// The accumulators that the committed rounds summed hold the whole batch, each microbatch once.

@@ -7,11 +7,11 @@ use shoal_protocol::ids::{Member, Stage, StageSpan, Step};
 use shoal_protocol::message::{CommitRecord, Round, RoundId};
 
 use crate::peer::RoundCut;
-use crate::round::Layout;
+use crate::round::{Layout, gone};
 use crate::sim::scenario::Scenario;
 
 /// A piece of a result: whose part, and which of it.
-pub(in crate::sim) type Piece = (u16, u32);
+pub(in crate::sim) type Piece = (Member, u32);
 
 /// Results on their way.
 #[derive(Debug)]
@@ -19,8 +19,8 @@ pub(in crate::sim) struct Results {
     parameters: BTreeMap<Stage, usize>,
     cut: RoundCut,
     codec: SumCodec,
-    /// Pieces of each round's result.
-    pieces: BTreeMap<RoundId, usize>,
+    /// Each round as it was mended last, and how it is cut.
+    rounds: BTreeMap<RoundId, (Round, Layout)>,
     came: BTreeMap<(Member, RoundId), BTreeSet<Piece>>,
     /// The rounds that the last commit of a step names.
     named: BTreeMap<Step, Vec<RoundId>>,
@@ -34,7 +34,7 @@ impl Results {
             parameters: scenario.parameters.clone(),
             cut: scenario.peers[0].limits.cut,
             codec: scenario.manifest.codec.all_reduce,
-            pieces: BTreeMap::new(),
+            rounds: BTreeMap::new(),
             came: BTreeMap::new(),
             named: BTreeMap::new(),
             given_up: BTreeSet::new(),
@@ -44,8 +44,12 @@ impl Results {
     /// The coordinator closes a step at one stage.
     pub(in crate::sim) fn closed(&mut self, round: &Round) {
         let elements = self.parameters[&round.id.stage];
-        let layout = || Layout::new(round, elements, self.cut, self.codec);
-        self.pieces.entry(round.id).or_insert_with(|| layout().all_pieces());
+        let layout = match self.rounds.get(&round.id) {
+            Some((known, _)) if known.mended.mend == round.mended.mend => return,
+            Some((known, layout)) => layout.without(&gone(known, round), &round.crew),
+            None => Layout::new(round, elements, self.cut, self.codec),
+        };
+        self.rounds.insert(round.id, (round.clone(), layout));
     }
 
     /// A piece came to a member that had heard why it does.
@@ -76,8 +80,14 @@ impl Results {
     ) -> Result<(), String> {
         let named = self.named.get(&step).into_iter().flatten();
         let lacks = named.filter(|round| span.contains(round.stage)).any(|round| {
-            let came = self.came.get(&(member, *round)).map_or(0, BTreeSet::len);
-            self.pieces.get(round).is_none_or(|pieces| came < *pieces)
+            let came = self.came.get(&(member, *round));
+            self.rounds.get(round).is_none_or(|(known, layout)| {
+                let owners = known.crew.members.iter().enumerate();
+                let mut pieces = owners.flat_map(|(place, part)| {
+                    (0..layout.pieces(place) as u32).map(move |piece| (part.member, piece))
+                });
+                !pieces.all(|piece| came.is_some_and(|came| came.contains(&piece)))
+            })
         });
         let again = !self.given_up.insert((member, step));
         if lacks || again {

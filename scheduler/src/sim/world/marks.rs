@@ -53,9 +53,14 @@ impl Marks {
         match action {
             CoordinatorAction::Send { message, .. } => self.told(message),
             CoordinatorAction::Append(_) | CoordinatorAction::Anchors(_) => {}
+            CoordinatorAction::Event(CoordinatorEvent::RoundMended { gone, changed, .. }) => {
+                self.rare.mended_after_result += u64::from(self.reduced);
+                self.rare.mended_before_result += u64::from(!self.reduced);
+                self.rare.mended_unchanged += u64::from(*changed == 0);
+                self.rare.mended_without_many += u64::from(*gone > 1);
+                self.reduced = false;
+            }
             CoordinatorAction::Event(CoordinatorEvent::RoundsAborted { .. }) => {
-                self.rare.aborted_after_result += u64::from(self.reduced);
-                self.rare.aborted_before_result += u64::from(!self.reduced);
                 self.reduced = false;
                 self.closing = None;
             }

@@ -68,7 +68,7 @@ impl World<'_> {
             Cargo::Heard(message) => self.input(index, PeerInput::Between { from, message }),
             Cargo::Tensor { mut tag, content, size } => {
                 if let Some(oracles) = &mut self.oracles
-                    && let TensorTag::RoundResult { round, from, piece, .. } = tag
+                    && let TensorTag::RoundResult { round, piece, .. } = tag
                     && self.nodes[index].peer.may_host(round.stage)
                 {
                     oracles.results.came(to, round, (from, piece));
