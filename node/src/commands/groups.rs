@@ -11,7 +11,7 @@ use shoal_protocol::units::Bytes;
 use shoal_scheduler::sim::{Scenario, SpotTrace, SpotUnit};
 
 use super::fleet::Links;
-use super::scenario::{Described, ELEMENTS, PEERS, ScenarioError};
+use super::scenario::{Described, PEERS, ScenarioError};
 use crate::config::read_text;
 
 /// Groups of one scenario at most.
@@ -133,13 +133,17 @@ pub(super) fn read_traces(described: &mut Described, folder: &Path) -> anyhow::R
 /// Puts the groups, their links and the model's weight in place of what a scenario has.
 pub(super) fn apply(described: &Described, scenario: &mut Scenario) {
     let stage = described.parameters / f64::from(described.stages);
-    scenario.weight = ((stage / ELEMENTS as f64) as u64).max(1);
     if described.parameters > 0.0 {
         scenario.snapshot = Bytes((stage * SNAPSHOT_PER_PARAMETER) as u64);
     }
-    if described.group.is_empty() {
-        return;
+    if !described.group.is_empty() {
+        form(described, scenario);
     }
+    scenario.weigh_stages(stage as u64);
+}
+
+/// Puts the groups and their links in place.
+fn form(described: &Described, scenario: &mut Scenario) {
     let names: BTreeSet<&str> = described.group.iter().map(|group| group.region.as_str()).collect();
     let place = |name: &str| names.iter().position(|known| *known == name);
     let line = |one: &str, other: &str| links(described).line(one, other).expect("it was checked");

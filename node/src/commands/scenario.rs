@@ -29,9 +29,6 @@ const STEPS: u64 = 1_000_000;
 const REGIONS: usize = 64;
 const DEATHS: f64 = 1e5;
 
-/// Elements of a stage's vector, each of which stands for many parameters of a real one.
-pub(super) const ELEMENTS: usize = 64;
-
 /// A file that describes no swarm.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ScenarioError {
@@ -250,7 +247,7 @@ impl Described {
         let mut scenario = Scenario {
             seed,
             manifest: Arc::new(manifest),
-            parameters: (0..self.stages).map(|stage| (Stage(stage), ELEMENTS)).collect(),
+            parameters: (0..self.stages).map(|stage| (Stage(stage), 0)).collect(),
             weight: 1,
             until: (self.until > 0.0).then(|| seconds(self.until)),
             peers,
@@ -267,7 +264,7 @@ impl Described {
             snapshot: shoal_protocol::units::Bytes::mebi(4),
             write: Duration::from_millis(100),
             log_delay: Duration::from_millis(5),
-            patience: Duration::from_secs(30),
+            patience: Duration::ZERO,
             anchors: self.anchors,
             homecoming: Duration::from_secs(120),
             rebalance: Rebalance::every_so_often(seconds(self.rebalance)),

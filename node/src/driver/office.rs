@@ -15,7 +15,7 @@ use shoal_protocol::message::{AnchorMessage, Envelope, LogRecord, Message};
 use shoal_protocol::net::transport::Transport;
 use shoal_protocol::wire;
 use shoal_scheduler::action::CoordinatorInput;
-use shoal_scheduler::coordinator::{Coordinator, CoordinatorConfig};
+use shoal_scheduler::coordinator::{Coordinator, CoordinatorConfig, round_patience};
 use shoal_scheduler::nearness::Load;
 use shoal_scheduler::rebalance::Rebalance;
 use shoal_scheduler::router::Routing;
@@ -31,11 +31,6 @@ use crate::progress;
 
 /// After how long the coordinator says again what shows no effect.
 const RETRY: Duration = Duration::from_secs(1);
-
-/// After how long the first all-reduce of the smallest stage is tried again where it has no result, and
-/// on how slow a link a larger one has time for all of its bytes, in bytes per second.
-const PATIENCE: Duration = Duration::from_secs(30);
-const SLOWEST: u64 = 1_000_000;
 
 /// How long a run that lost a stage waits for those who have its newest checkpoint.
 const HOMECOMING: Duration = Duration::from_secs(120);
@@ -310,12 +305,6 @@ fn load(manifest: &Manifest) -> Load {
 
 /// After how long the first all-reduce is tried again where it has no result.
 fn patience(manifest: &Manifest) -> Duration {
-    let codec = manifest.codec.all_reduce;
-    let bytes = |stage| {
-        let numbers = parameter_count(manifest, stage) as u64;
-        let both = [codec.part(), codec.result()].map(|element| element.bytes_of(numbers));
-        both.into_iter().flatten().sum::<u64>()
-    };
-    let largest = manifest.stages().map(bytes).max().unwrap_or(0);
-    PATIENCE + Duration::from_secs(2 * largest / SLOWEST)
+    let numbers = manifest.stages().map(|stage| parameter_count(manifest, stage) as u64);
+    round_patience(manifest.codec.all_reduce, numbers.max().unwrap_or(0))
 }

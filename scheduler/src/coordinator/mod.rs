@@ -27,7 +27,7 @@ mod work;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-pub use config::CoordinatorConfig;
+pub use config::{CoordinatorConfig, round_patience};
 use shoal_protocol::ids::{Era, Member, PeerId, Stage, Step, Term};
 use shoal_protocol::message::{
     CommitRecord, Crew, FromCoordinator, LogRecord, ToCoordinator, View,

@@ -9,13 +9,19 @@ use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::Bytes;
 
 use super::scenario::{Clock, ComputeScenario, Faults, NetworkScenario, PeerScenario, Scenario};
+use crate::coordinator::round_patience;
 use crate::nearness::Load;
-use crate::peer::PeerLimits;
+use crate::peer::{PeerLimits, RoundCut};
 use crate::rebalance::Rebalance;
 use crate::router::Routing;
 
 /// Elements of each stage's vector: few, since nobody looks at them.
 const ELEMENTS: usize = 64;
+
+/// Pieces of a stage's vector for each of its replicas, where a round of all has no more of them on its way than so
+/// many.
+const PIECES_EACH: usize = 16;
+const MOST_ON_WAY: usize = 1 << 21;
 
 /// What one stage's file in a snapshot weighs, unless that is said.
 const SNAPSHOT: Bytes = Bytes(8);
@@ -49,6 +55,20 @@ impl Scenario {
                 rebirth: Duration::from_secs(10),
             },
         }
+    }
+}
+
+impl Scenario {
+    /// Gives every stage so many numbers. Rounds carry them in pieces of one element, which stands for many: several
+    /// for each replica where all stages have equally many, as long as that is simulated in a while.
+    pub fn weigh_stages(&mut self, numbers: u64) {
+        let replicas = self.peers.len().div_ceil(self.parameters.len());
+        let pieces = (PIECES_EACH * replicas).min(MOST_ON_WAY / replicas).max(ELEMENTS);
+        self.parameters.values_mut().for_each(|elements| *elements = pieces);
+        self.weight = (numbers / pieces as u64).max(1);
+        let cut = RoundCut { block_elements: 1, piece_elements: 1 };
+        self.peers.iter_mut().for_each(|peer| peer.limits.cut = cut);
+        self.patience = round_patience(self.manifest.codec.all_reduce, numbers);
     }
 }
 

@@ -28,9 +28,6 @@ pub struct Regional<'a> {
     pub forward: Duration,
 }
 
-/// Elements of a round, each of which stands for many.
-const ELEMENTS: usize = 256;
-
 /// From one newcomer to the next: the one before has its stage by then.
 const APART: Duration = Duration::from_secs(2);
 
@@ -65,8 +62,7 @@ impl Regional<'_> {
         scenario.seed = seed;
         scenario.rebalance = Rebalance::every_so_often(Duration::from_secs(60));
         scenario.routing = if near { Routing::BySpeed } else { Routing::BySpeedAlone };
-        scenario.parameters.values_mut().for_each(|elements| *elements = ELEMENTS);
-        scenario.weight = self.weighs.1.0 / (ELEMENTS as u64 * 4);
+        scenario.weigh_stages(self.weighs.1.0 / 4);
         scenario
     }
 
