@@ -339,7 +339,11 @@ impl Coordinator {
             self.phase = Phase::Committing;
             self.rounds.patience = None;
             let took = self.now.since(self.rounds.closed);
-            Estimate::note(&mut self.round_times, took);
+            let mut rounds = self.rounds.open.values();
+            // What is left of a mended round says little of how long one takes.
+            if rounds.all(|open| open.round.mended.mend == Mend(0)) {
+                Estimate::note(&mut self.round_times, took);
+            }
             self.work.books.all_reduce = took;
             out.push(CoordinatorAction::Append(LogRecord::Commit(record)));
         }

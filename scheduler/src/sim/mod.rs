@@ -11,6 +11,8 @@ mod crowd;
 mod engine;
 mod flows;
 #[cfg(test)]
+mod mending;
+#[cfg(test)]
 mod migrations;
 mod network;
 mod numbers;

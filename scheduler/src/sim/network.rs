@@ -21,6 +21,22 @@ fn time_of(size: Bytes, rate: u64) -> Duration {
     Duration::from_micros(size.0 * 1_000_000 / rate)
 }
 
+impl NetworkScenario {
+    /// A link from one region to another as it can be measured: what its sender's uplink leaves it at most.
+    pub(super) fn way(&self, from: usize, to: usize) -> Way {
+        let round_trip = self.latency[from][to] + self.latency[to][from];
+        let own = self.rate(from, to).unwrap_or(u64::MAX);
+        let rate = Rate(own.min(self.uplink.unwrap_or(u64::MAX)));
+        Way { round_trip, rate: Some(rate) }
+    }
+
+    /// What tensors from one region to another go at.
+    fn rate(&self, from: usize, to: usize) -> Option<u64> {
+        let of_regions = self.bandwidths.get(from).map(|row| row[to]);
+        of_regions.or(self.bandwidth)
+    }
+}
+
 /// The network: when what is sent arrives.
 #[derive(Debug)]
 pub(super) struct Network {
@@ -86,17 +102,7 @@ impl Network {
 
     /// A link as it can be measured: what its sender's uplink leaves it at most.
     pub(super) fn link(&self, from: usize, to: usize) -> Way {
-        let (from, to) = (self.regions[from], self.regions[to]);
-        let round_trip = self.scenario.latency[from][to] + self.scenario.latency[to][from];
-        let own = self.rate(from, to).unwrap_or(u64::MAX);
-        let rate = Rate(own.min(self.scenario.uplink.unwrap_or(u64::MAX)));
-        Way { round_trip, rate: Some(rate) }
-    }
-
-    /// What tensors from one region to another go at.
-    fn rate(&self, from: usize, to: usize) -> Option<u64> {
-        let of_regions = self.scenario.bandwidths.get(from).map(|row| row[to]);
-        of_regions.or(self.scenario.bandwidth)
+        self.scenario.way(self.regions[from], self.regions[to])
     }
 
     /// When a control message arrives: never before one that was sent earlier.
@@ -125,7 +131,7 @@ impl Network {
             return self.twice(now);
         }
         self.meet(from, to);
-        let transfer = match self.rate(self.regions[from], self.regions[to]) {
+        let transfer = match self.scenario.rate(self.regions[from], self.regions[to]) {
             Some(bandwidth) => time_of(size, bandwidth),
             None => Duration::ZERO,
         };

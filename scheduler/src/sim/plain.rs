@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use shoal_protocol::ids::Stage;
+use shoal_protocol::limits;
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::Bytes;
@@ -13,6 +14,7 @@ use crate::coordinator::round_patience;
 use crate::nearness::Load;
 use crate::peer::{PeerLimits, RoundCut};
 use crate::rebalance::Rebalance;
+use crate::round::{AHEAD, ahead, piece_bytes};
 use crate::router::Routing;
 
 /// Elements of each stage's vector: few, since nobody looks at them.
@@ -59,16 +61,32 @@ impl Scenario {
 }
 
 impl Scenario {
-    /// Gives every stage so many numbers. Rounds carry them in pieces of one element, which stands for many: several
-    /// for each replica where all stages have equally many, as long as that is simulated in a while.
+    /// Gives every stage so many numbers. Rounds carry them in pieces, whose elements stand for many: real ones where
+    /// they are few, else several for each replica where all stages have equally many, as long as that is
+    /// simulated in a while.
     pub fn weigh_stages(&mut self, numbers: u64) {
         let replicas = self.peers.len().div_ceil(self.parameters.len());
-        let pieces = (PIECES_EACH * replicas).min(MOST_ON_WAY / replicas).max(ELEMENTS);
-        self.parameters.values_mut().for_each(|elements| *elements = pieces);
-        self.weight = (numbers / pieces as u64).max(1);
-        let cut = RoundCut { block_elements: 1, piece_elements: 1 };
-        self.peers.iter_mut().for_each(|peer| peer.limits.cut = cut);
-        self.patience = round_patience(self.manifest.codec.all_reduce, numbers);
+        let real = (numbers as usize).div_ceil(limits::ROUND_PIECE_ELEMENTS).max(1);
+        let pieces = real.min(PIECES_EACH * replicas).min((MOST_ON_WAY / replicas).max(1));
+        let elements = pieces.max(ELEMENTS);
+        self.parameters.values_mut().for_each(|all| *all = elements);
+        self.weight = (numbers / elements as u64).max(1);
+        let block = elements.div_ceil(pieces);
+        let cut = RoundCut { block_elements: block, piece_elements: block };
+        let codec = self.manifest.codec.all_reduce;
+        // What is on its way is counted in elements, and is as much as the link that takes most lets it be.
+        let piece = piece_bytes(cut, codec);
+        let weighs = Bytes(piece.0 * self.weight);
+        let regions = self.network.latency.len();
+        let ways = (0..regions).flat_map(|from| (0..regions).map(move |to| (from, to)));
+        let ways = ways.map(|(from, to)| self.network.way(from, to));
+        let most = ways.map(|way| ahead(weighs, AHEAD, Some(&way))).max().unwrap_or(AHEAD);
+        let others = replicas.saturating_sub(1).max(1) as u64;
+        for peer in &mut self.peers {
+            peer.limits.cut = cut;
+            peer.limits.round_bytes = Bytes(piece.0 * u64::from(most) * others);
+        }
+        self.patience = round_patience(codec, numbers);
     }
 }
 

@@ -1,0 +1,57 @@
+//! What a death in the middle of an all-reduce costs: what only the dead had, not the round.
+
+use std::time::Duration;
+
+use shoal_protocol::message::StageChoice;
+
+use super::scenario::{ComputeScenario, Fault, NetworkScenario, PeerScenario};
+use super::{Report, Scenario, run};
+
+const REPLICAS: usize = 8;
+
+/// The one that dies, which does not keep the run.
+const DIES: usize = 5;
+
+/// Replicas of a single stage whose steps are all-reduces for the most part: bytes that their uplinks carry in a
+/// minute, after passes of seconds.
+fn replicas() -> Scenario {
+    let (forward, uplink) = (Duration::from_millis(100), 10_000_000);
+    let compute = ComputeScenario {
+        other: Duration::from_micros(100),
+        ..ComputeScenario::passes(forward, forward * 2, 0)
+    };
+    let (near, jitter) = (Duration::from_millis(5), Duration::ZERO);
+    let network =
+        NetworkScenario { uplink: Some(uplink), ..NetworkScenario::even(near, jitter, None) };
+    let manifest = Scenario::small_manifest(1, 4 * REPLICAS as u32, 2);
+    let peer = PeerScenario::plain(StageChoice::All, 1, compute);
+    let mut scenario = Scenario::plain(manifest, vec![peer; REPLICAS], network);
+    scenario.weigh_stages(60 * uplink / 12);
+    scenario
+}
+
+/// When the first step's passes ended, and the second's began.
+fn round(report: &Report) -> (Duration, Duration) {
+    let mut steps = report.steps.values();
+    let (first, second) = (steps.next().expect("two steps"), steps.next().expect("two steps"));
+    (first.last.since(<_>::default()), second.first.since(<_>::default()))
+}
+
+#[test]
+fn a_death_in_a_round_costs_its_part_and_not_the_round() {
+    let calm = replicas();
+    let report = run(&calm).expect("nothing goes wrong");
+    let (begins, ends) = round(&report);
+    let whole = ends - begins;
+    for percent in [10, 30, 50, 70, 90] {
+        let mut scenario = calm.clone();
+        let crash = Fault::Crash { peer: DIES, restart: None, disk: false };
+        scenario.faults.happen = vec![(begins + whole * percent / 100, crash)];
+        let torn = run(&scenario).expect("every oracle holds");
+        assert_eq!(torn.checkpoint, report.checkpoint);
+        assert_eq!((torn.recovery.rounds_mended, torn.recovery.rounds_aborted), (1, 0));
+        let longer = round(&torn).1.saturating_sub(ends);
+        println!("a round of {whole:?}, torn after {percent}%, takes {longer:?} longer");
+        assert!(longer < whole / 3, "{longer:?} of {whole:?} at {percent}%");
+    }
+}
