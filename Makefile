@@ -17,7 +17,7 @@ help:
 	@echo 'make bench-transport how fast long, full and lossy links are filled (13 minutes; root)'
 	@echo 'make bench-convergence DATA=TEXT  what that rounding, and compressing, does to training (19 minutes)'
 	@echo 'make bench-chunks    how fast a file comes from those who have it (10 minutes; root)'
-	@echo 'make bench-placement where a model puts 64 devices, beside DT-FM (1 minute)'
+	@echo 'make bench-placement where a model puts 64 devices, beside DT-FM (3 minutes)'
 	@echo 'make bench-watching  what being watched costs a swarm (4 minutes)'
 	@echo 'make bench-hostile   what a run keeps of its speed with strangers at its doors (4 minutes)'
 	@echo 'make bench-schedules what orders of passes keep of engines over slow links (1 minute)'

@@ -138,19 +138,22 @@ impl Coordinator {
     /// Every replica of a stage hears what its accumulator must hold.
     fn close_stage(&mut self, stage: Stage, out: &mut Out) {
         let before = self.crews.get(&stage).cloned().unwrap_or_default();
-        let mut torn = self.rounds.open.remove(&stage);
-        let mended = torn.as_mut().and_then(|torn| self.mended(torn));
-        if torn.is_some() && mended.is_none() {
-            *self.rounds.failed.entry(stage).or_insert(0) += 1;
-            let (step, rounds) = (self.version, 1);
-            event(CoordinatorEvent::RoundsAborted { step, rounds, late: false }, out);
-        }
-        let open = mended.unwrap_or_else(|| self.new_round(stage, &before));
-        if open.round.mended.mend > Mend(0) {
-            let gone = before.members.len() - open.round.crew.members.len();
-            let (round, changed) = (open.round.id, open.round.mended.changed.len());
-            event(CoordinatorEvent::RoundMended { round, gone, changed }, out);
-        }
+        let mended = self.rounds.open.remove(&stage).map(|torn| self.mended(&torn));
+        let open = match mended {
+            None => self.new_round(stage, &before),
+            Some(Some(open)) => {
+                let gone = before.members.len() - open.round.crew.members.len();
+                let (round, changed) = (open.round.id, open.round.mended.changed.len());
+                event(CoordinatorEvent::RoundMended { round, gone, changed }, out);
+                open
+            }
+            Some(None) => {
+                *self.rounds.failed.entry(stage).or_insert(0) += 1;
+                let (step, rounds) = (self.version, 1);
+                event(CoordinatorEvent::RoundsAborted { step, rounds, late: false }, out);
+                self.new_round(stage, &before)
+            }
+        };
         self.tell_round(&open, &before, out);
         self.crews.insert(stage, Arc::clone(&open.round.crew));
         self.rounds.open.insert(stage, open);
@@ -186,7 +189,10 @@ impl Coordinator {
             None => replicas.contains(&one.member) || hear.contains(&one.member),
         };
         let crew = self.numbered(before, Crew::of(before.number, before.all().filter(is_left)));
-        if crew.members.is_empty() || !counted.keys().all(|member| torn.is_among(*member)) {
+        let members = &crew.members;
+        let is_in =
+            |member: &Member| members.binary_search_by_key(member, |part| part.member).is_ok();
+        if crew.members.is_empty() || !counted.keys().all(is_in) {
             return None;
         }
         let places = (0..).zip(&crew.members);

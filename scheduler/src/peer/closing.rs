@@ -12,7 +12,7 @@ use shoal_protocol::units::{Bytes, Moment};
 
 use super::{Out, Peer, Status};
 use crate::action::{Fault, Payload, PeerAction, PeerEvent, Task, TaskResult};
-use crate::round::{AHEAD, Layout, Reduction, ahead, most_ahead, piece_bytes};
+use crate::round::{AHEAD, Layout, Reduction, ahead, follows, most_ahead, piece_bytes};
 
 /// Pieces that may come before the word that closes their step: the coordinator's word and the other
 /// members' pieces travel on different connections.
@@ -264,7 +264,7 @@ impl Peer {
         }
         let known = self.rounds.get(&id.stage);
         let is_next = match known.filter(|known| known.round().id >= id) {
-            Some(known) => known.round().id == id && known.mend().next() == round.mended.mend,
+            Some(known) => follows(known.round(), &round),
             // Who missed how it began hears when it is tried anew.
             None => round.mended.mend == Mend(0),
         };

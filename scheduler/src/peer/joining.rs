@@ -16,6 +16,7 @@ use super::stage::Hosted;
 use super::stores::Stores;
 use super::{Out, Peer, Status};
 use crate::action::{Payload, PeerAction, PeerEvent, Task, TaskResult};
+use crate::round::follows;
 
 /// Retries without a piece of a committed result after which it is taken for lost.
 const LOST: u32 = 8;
@@ -223,13 +224,8 @@ impl Peer {
             return;
         }
         match self.hearing.get_mut(&place) {
-            Some(known) if known.round().id == id => {
-                if known.mend().next() != round.mended.mend {
-                    return;
-                }
-                known.go_on(round, out);
-            }
-            Some(known) if known.round().id > id => return,
+            Some(known) if follows(known.round(), &round) => known.go_on(round, out),
+            Some(known) if known.round().id >= id => return,
             _ => {
                 if round.mended.mend > Mend(0) {
                     return;

@@ -12,6 +12,14 @@ use shoal_protocol::message::Round;
 use super::{OwnPiece, Reduction, gone, place_in};
 use crate::action::{Fault, PeerAction};
 
+/// Whether a round is another one mended once more, among some of its members.
+pub(crate) fn follows(known: &Round, round: &Round) -> bool {
+    let mut members = round.crew.members.iter();
+    known.id == round.id
+        && known.mended.mend.next() == round.mended.mend
+        && members.all(|part| place_in(known, part.member).is_some())
+}
+
 impl Reduction {
     /// How often it was mended.
     pub(crate) fn mend(&self) -> Mend {

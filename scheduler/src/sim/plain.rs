@@ -23,7 +23,7 @@ const ELEMENTS: usize = 64;
 /// Pieces of a stage's vector for each of its replicas, where a round of all has no more of them on its way than so
 /// many.
 const PIECES_EACH: usize = 16;
-const MOST_ON_WAY: usize = 1 << 21;
+const MOST_ON_WAY: usize = 1 << 18;
 
 /// What one stage's file in a snapshot weighs, unless that is said.
 const SNAPSHOT: Bytes = Bytes(8);
