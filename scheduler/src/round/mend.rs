@@ -53,7 +53,8 @@ impl Reduction {
             if changed == self.place {
                 // Whoever has not summed a piece has let go of what it got.
                 for other in &mut self.others {
-                    (other.next, _) = (0, other.on_way.clear());
+                    other.next = 0;
+                    other.on_way.clear();
                 }
             } else if let Some(other) = self.others.get_mut(changed) {
                 other.since = self.round.mended.mend;
@@ -82,7 +83,9 @@ impl Reduction {
             for (place, part) in std::mem::take(&mut own.parts) {
                 let stands = stands[usize::from(place)].map(|place| place as u16);
                 match stands.filter(|place| !changed.contains(place)) {
-                    Some(place) => drop(own.parts.insert(place, part)),
+                    Some(place) => {
+                        own.parts.insert(place, part);
+                    }
                     None => of_no_use.push(part.payload),
                 }
             }
