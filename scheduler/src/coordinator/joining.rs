@@ -69,6 +69,11 @@ impl Newcomers {
         self.queued.contains(member)
     }
 
+    /// Whether a member fetches weights, or waits for its turn to.
+    pub(super) fn has_begun(&self, member: Member) -> bool {
+        self.waiting.contains_key(&member) || self.is_queued(member)
+    }
+
     /// Whether somebody begins from this version.
     pub(super) fn need(&self, version: Step) -> bool {
         self.waiting.values().any(|newcomer| newcomer.version == version)

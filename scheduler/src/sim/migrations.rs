@@ -101,3 +101,36 @@ fn who_dies_on_its_way_has_given_up() {
     let given_up = Migrations { begun: 1, done: 0, given_up: 1 };
     assert_eq!(report.migrations, BTreeMap::from([(MoveReason::Uneven, given_up)]));
 }
+
+/// Wherever four fast peers and two that are four times as slow begin, on three stages: moves lead to where as much
+/// is got through as can be, which is five quarters of a fast one at each stage.
+#[test]
+fn unlike_members_come_to_the_optimum_from_anywhere() {
+    const STEPS: u32 = 40;
+    const LAST: usize = 8;
+    const MICROBATCHES: u32 = 64;
+    let slower = [1, 1, 1, 1, 4, 4];
+    let begin = |number: u32| (0..6).map(move |index| (number / 3u32.pow(index) % 3) as u16);
+    let all = (0..3u32.pow(6)).filter(|n| (0..3).all(|s| begin(*n).any(|place| place == s)));
+    for number in all.step_by(7) {
+        let mut scenario = stages(&[6]);
+        let mut manifest = Scenario::small_manifest(3, MICROBATCHES, STEPS.into());
+        manifest.checkpoint.every = 100;
+        scenario.manifest = manifest.into();
+        let parameters = [0, 1, 2].map(|stage| (Stage(stage), 8));
+        scenario.parameters = parameters.into();
+        for ((peer, place), slower) in scenario.peers.iter_mut().zip(begin(number)).zip(slower) {
+            peer.fits = [Stage(place)].into();
+            peer.compute.forward *= slower;
+            peer.compute.backward *= slower;
+        }
+        let report = run_whole(&scenario);
+        let ideal = Duration::from_millis(300) * MICROBATCHES * 4 / 5;
+        let lasts: Vec<_> = report.steps.values().map(|step| step.last).collect();
+        let last = lasts[lasts.len() - 1].since(lasts[lasts.len() - 1 - LAST]) / LAST as u32;
+        let share = ideal.as_secs_f64() / last.as_secs_f64();
+        let places: Vec<u16> = begin(number).collect();
+        // A little is lost at a step's beginning and end.
+        assert!(share >= 0.85, "{places:?}: {share:.3}, {} moves", report.moves);
+    }
+}
