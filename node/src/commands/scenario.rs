@@ -1,6 +1,5 @@
 //! A swarm and what befalls it, as a file says it.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use rand_chacha::ChaCha8Rng;
@@ -13,7 +12,6 @@ use shoal_protocol::limits;
 use shoal_protocol::message::StageChoice;
 use shoal_scheduler::peer::PeerLimits;
 use shoal_scheduler::rebalance::Rebalance;
-use shoal_scheduler::router::Routing;
 use shoal_scheduler::sim::{
     Clock, ComputeScenario, Fault, Faults, NetworkScenario, PeerScenario, Scenario,
 };
@@ -241,40 +239,29 @@ impl Described {
         let latency = |from: usize, to: usize| {
             seconds(if from == to { self.latency_near } else { self.latency_far })
         };
+        let near = seconds(self.latency_near);
         let row = |from| (0..self.regions).map(|to| latency(from, to)).collect();
         let peers = (0..self.peers).map(|index| self.peer(index, &mut dice)).collect();
         let happen = self.deaths(&mut dice);
+        let network = NetworkScenario {
+            latency: (0..self.regions).map(row).collect(),
+            ..NetworkScenario::even(near, near, Some(self.bandwidth as u64))
+        };
         let mut scenario = Scenario {
             seed,
-            manifest: Arc::new(manifest),
-            parameters: (0..self.stages).map(|stage| (Stage(stage), 0)).collect(),
-            weight: 1,
             until: (self.until > 0.0).then(|| seconds(self.until)),
-            peers,
-            network: NetworkScenario {
-                latency: (0..self.regions).map(row).collect(),
-                jitter: seconds(self.latency_near),
-                bandwidth: Some(self.bandwidth as u64),
-                bandwidths: Vec::new(),
-                measured: true,
-                uplink: None,
-                duplicates_per_mille: 0,
-                strays_per_mille: 0,
-            },
             snapshot: shoal_protocol::units::Bytes::mebi(4),
             write: Duration::from_millis(100),
-            log_delay: Duration::from_millis(5),
-            patience: Duration::ZERO,
             anchors: self.anchors,
             homecoming: Duration::from_secs(120),
             rebalance: Rebalance::every_so_often(seconds(self.rebalance)),
-            routing: Routing::default(),
             faults: Faults {
                 happen,
                 notice: seconds(self.notice),
                 election: seconds(self.election),
                 rebirth: seconds(self.restart_after),
             },
+            ..Scenario::plain(manifest, peers, network)
         };
         groups::apply(self, &mut scenario);
         scenario

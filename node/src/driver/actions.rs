@@ -453,8 +453,19 @@ fn log(event: &CoordinatorEvent) {
             "its known answers differ from the first member's: exactly-once holds, \
              the reference's bits may not"
         ),
-        // They are noted, or heard of otherwise.
-        _ => {}
+        CoordinatorEvent::Admitted { .. }
+        | CoordinatorEvent::Waiting { .. }
+        | CoordinatorEvent::Opened { .. }
+        | CoordinatorEvent::Committed { .. }
+        | CoordinatorEvent::Rewound { .. }
+        | CoordinatorEvent::TookOver { .. }
+        | CoordinatorEvent::Stranded { .. }
+        | CoordinatorEvent::MoveBegun { .. }
+        | CoordinatorEvent::Moves { .. }
+        | CoordinatorEvent::MoveCancelled { .. }
+        | CoordinatorEvent::Lost { .. }
+        | CoordinatorEvent::Finished
+        | CoordinatorEvent::Stopped { .. } => {}
     }
 }
 

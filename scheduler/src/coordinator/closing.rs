@@ -16,7 +16,7 @@ use crate::action::{CoordinatorAction, CoordinatorEvent};
 use crate::lateness::Estimate;
 use crate::ledger::Ledger;
 use crate::parts;
-use crate::round::{NumberBytes, member_rates, weights};
+use crate::round::{NumberBytes, member_rates, place_in, weights};
 
 /// How often the patience with a round doubles, at most.
 const DOUBLINGS: u32 = 6;
@@ -64,9 +64,9 @@ impl OpenRound {
         FromCoordinator::Close { round, crew, mended, counted }
     }
 
-    /// Whether somebody is a member of it: they are in order.
+    /// Whether somebody is a member of it.
     fn is_among(&self, member: Member) -> bool {
-        self.round.crew.members.binary_search_by_key(&member, |part| part.member).is_ok()
+        place_in(&self.round, member).is_some()
     }
 }
 
@@ -138,7 +138,7 @@ impl Coordinator {
     /// Every replica of a stage hears what its accumulator must hold.
     fn close_stage(&mut self, stage: Stage, out: &mut Out) {
         let before = self.crews.get(&stage).cloned().unwrap_or_default();
-        let mended = self.rounds.open.remove(&stage).map(|torn| self.mended(&torn));
+        let mended = self.rounds.open.remove(&stage).map(|torn| self.mended(torn));
         let open = match mended {
             None => self.new_round(stage, &before),
             Some(Some(open)) => {
@@ -177,7 +177,7 @@ impl Coordinator {
 
     /// A torn round among those who are left of it; none where another has counted something meanwhile, which it
     /// has no part for.
-    fn mended(&self, torn: &OpenRound) -> Option<OpenRound> {
+    fn mended(&self, torn: OpenRound) -> Option<OpenRound> {
         let RoundId { step, stage, .. } = torn.round.id;
         let before = &torn.round.crew;
         let counted = self.accumulated(torn.round.id);
@@ -189,24 +189,14 @@ impl Coordinator {
             None => replicas.contains(&one.member) || hear.contains(&one.member),
         };
         let crew = self.numbered(before, Crew::of(before.number, before.all().filter(is_left)));
-        let members = &crew.members;
-        let is_in =
-            |member: &Member| members.binary_search_by_key(member, |part| part.member).is_ok();
-        if crew.members.is_empty() || !counted.keys().all(is_in) {
-            return None;
-        }
         let places = (0..).zip(&crew.members);
         let is_changed = |member| torn.counted.get(member) != counted.get(member);
         let changed = places.filter_map(|(place, part)| is_changed(&part.member).then_some(place));
         let mended = Mended { mend: torn.round.mended.mend.next(), changed: changed.collect() };
         let round = Round { id: torn.round.id, crew, mended };
-        Some(OpenRound {
-            round,
-            proof: torn.proof,
-            counted,
-            outcomes: BTreeMap::new(),
-            torn: false,
-        })
+        let mended = OpenRound { round, counted, torn: false, ..torn };
+        let is_whole = mended.counted.keys().all(|member| mended.is_among(*member));
+        (is_whole && !mended.round.crew.members.is_empty()).then_some(mended)
     }
 
     /// Everything is done.

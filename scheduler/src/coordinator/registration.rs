@@ -128,7 +128,7 @@ impl Coordinator {
             let known = self.logged_view.record(record.member);
             new.extend(known.is_none().then_some(record.member));
             // What the log knows of it may be a move that is over.
-            let moves = known.is_some() && record.moves.is_some_and(|moves| moves.at.is_none());
+            let moves = record.moves.is_some_and(|moves| moves.at.is_none());
             let begins = moves && !self.newcomers.has_begun(record.member);
             movers.extend(begins.then_some(record.member));
         }

@@ -12,7 +12,7 @@ use shoal_protocol::units::{Bytes, Moment};
 
 use super::{Out, Peer, Status};
 use crate::action::{Fault, Payload, PeerAction, PeerEvent, Task, TaskResult};
-use crate::round::{AHEAD, Layout, Reduction, ahead, follows, most_ahead, piece_bytes};
+use crate::round::{AHEAD, Layout, Reduction, ahead, is_next, most_ahead, piece_bytes, place_in};
 
 /// Pieces that may come before the word that closes their step: the coordinator's word and the other
 /// members' pieces travel on different connections.
@@ -258,17 +258,8 @@ impl Peer {
     fn reduce(&mut self, now: Moment, round: Round, counted: Vec<Microbatch>, out: &mut Out) {
         let id = round.id;
         let Some(hosted) = self.stages.get(&id.stage) else { return };
-        let me = self.config.me;
-        if !round.crew.members.iter().any(|part| part.member == me) {
-            return;
-        }
-        let known = self.rounds.get(&id.stage);
-        let is_next = match known.filter(|known| known.round().id >= id) {
-            Some(known) => follows(known.round(), &round),
-            // Who missed how it began hears when it is tried anew.
-            None => round.mended.mend == Mend(0),
-        };
-        if !is_next {
+        let known = self.rounds.get(&id.stage).map(Reduction::round);
+        if place_in(&round, self.config.me).is_none() || !is_next(known, &round) {
             return;
         }
         let expected: BTreeSet<Microbatch> = counted.into_iter().collect();
@@ -344,12 +335,12 @@ impl Peer {
         out: &mut Out,
     ) {
         let Some((id, mend)) = try_of(&tag) else { return };
+        let is_told = |known: &Round| known.id == id && known.mended.mend >= mend;
         let heard = self.hearing.get(&(id.step, id.stage));
-        if heard.is_some_and(|known| known.round().id == id && known.mend() >= mend) {
+        if heard.is_some_and(|known| is_told(known.round())) {
             return self.heard_piece(now, member, tag, payload, out);
         }
-        let known = self.rounds.get_mut(&id.stage);
-        let known = known.filter(|known| known.round().id == id && known.mend() >= mend);
+        let known = self.rounds.get_mut(&id.stage).filter(|known| is_told(known.round()));
         let Some(reduction) = known else {
             let hosted = self.may_host(id.stage);
             let closed = self.rounds.get(&id.stage).is_some_and(|known| known.round().id > id);

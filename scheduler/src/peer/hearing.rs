@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use shoal_protocol::ids::{Member, Mend};
+use shoal_protocol::ids::Member;
 use shoal_protocol::message::{Round, RoundOutcome};
 use shoal_protocol::units::Bytes;
 
@@ -44,11 +44,6 @@ impl Hearing {
 
     pub(super) fn round(&self) -> &Round {
         &self.round
-    }
-
-    /// How often the round was mended.
-    pub(super) fn mend(&self) -> Mend {
-        self.round.mended.mend
     }
 
     /// The round goes on without some of its members: what they had summed others sum anew.

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use shoal_protocol::ids::{Era, Member, Mend, Stage, StageSpan, Step};
+use shoal_protocol::ids::{Era, Member, Stage, StageSpan, Step};
 use shoal_protocol::message::{
     Round, RoundId, RoundOutcome, SnapshotPart, TensorTag, ToCoordinator,
 };
@@ -16,7 +16,7 @@ use super::stage::Hosted;
 use super::stores::Stores;
 use super::{Out, Peer, Status};
 use crate::action::{Payload, PeerAction, PeerEvent, Task, TaskResult};
-use crate::round::follows;
+use crate::round::is_next;
 
 /// Retries without a piece of a committed result after which it is taken for lost.
 const LOST: u32 = 8;
@@ -220,21 +220,16 @@ impl Peer {
             None => begins.is_some() && id.step < self.version,
         };
         let mine = there.is_some() || self.stages.contains_key(&id.stage);
-        if !mine || old {
+        if !mine || old || !is_next(self.hearing.get(&place).map(Hearing::round), &round) {
             return;
         }
-        match self.hearing.get_mut(&place) {
-            Some(known) if follows(known.round(), &round) => known.go_on(round, out),
-            Some(known) if known.round().id >= id => return,
-            _ => {
-                if round.mended.mend > Mend(0) {
-                    return;
-                }
-                let layout = self.layout_of(&round);
-                let hearing = Hearing::new(round, layout, self.whole_proof(id));
-                if let Some(failed) = self.hearing.insert(place, hearing) {
-                    self.retire(failed, out);
-                }
+        if let Some(known) = self.hearing.get_mut(&place).filter(|known| known.round().id == id) {
+            known.go_on(round, out);
+        } else {
+            let layout = self.layout_of(&round);
+            let hearing = Hearing::new(round, layout, self.whole_proof(id));
+            if let Some(failed) = self.hearing.insert(place, hearing) {
+                self.retire(failed, out);
             }
         }
         for (from, tag, payload) in self.early.take(id) {

@@ -9,6 +9,12 @@ use shoal_protocol::units::Bytes;
 
 use crate::peer::RoundCut;
 
+/// These weights, or equal ones where all are zero.
+fn not_all_zero(weights: &[u32]) -> Vec<u128> {
+    let even = weights.iter().all(|weight| *weight == 0);
+    weights.iter().map(|weight| if even { 1 } else { u128::from(*weight) }).collect()
+}
+
 /// How many of so many blocks each member reduces, in proportion to the weights; equal weights are given where all
 /// are zero.
 ///
@@ -16,16 +22,25 @@ use crate::peer::RoundCut;
 /// When there are no members.
 fn shares(blocks: usize, weights: &[u32]) -> Vec<usize> {
     assert!(!weights.is_empty(), "a round has members");
-    let even = weights.iter().all(|weight| *weight == 0);
-    let weight = |weight: &u32| if even { 1 } else { u128::from(*weight) };
-    let total: u128 = weights.iter().map(weight).sum();
+    let weights = not_all_zero(weights);
+    let total: u128 = weights.iter().sum();
     let (mut sum, mut given) = (0, 0);
-    let share = |one: &u32| {
-        sum += weight(one);
+    let share = |weight: &u128| {
+        sum += weight;
         let upto = (blocks as u128 * sum / total) as usize;
         upto - std::mem::replace(&mut given, upto)
     };
     weights.iter().map(share).collect()
+}
+
+/// Of these places the one that has least of what is its due, by cross-multiplication: exact, and so the same
+/// everywhere.
+fn least(
+    places: impl Iterator<Item = usize>,
+    has: impl Fn(usize) -> u128,
+    due: impl Fn(usize) -> u128,
+) -> Option<usize> {
+    places.min_by(|one, other| (has(*one) * due(*other)).cmp(&(has(*other) * due(*one))))
 }
 
 /// The pieces of a vector of so many elements that each member reduces, in order: whole blocks, but for the end of
@@ -41,11 +56,7 @@ fn deal(elements: usize, weights: &[u32], cut: RoundCut) -> Vec<Vec<Range<usize>
     let mut start = 0;
     while start < elements {
         let open = (0..shares.len()).filter(|place| dealt[*place] < shares[*place]);
-        // The part of a share that a member has, by cross-multiplication: exact, and so the same everywhere.
-        let place = open.min_by(|one, other| {
-            let part = |one: usize, other: usize| dealt[one] as u128 * shares[other] as u128;
-            part(*one, *other).cmp(&part(*other, *one))
-        });
+        let place = least(open, |place| dealt[place] as u128, |place| shares[place] as u128);
         let place = place.expect("the shares are the whole");
         let blocks = piece.min(shares[place] - dealt[place]);
         let end = elements.min(start + blocks * block_elements);
@@ -86,16 +97,13 @@ impl Layout {
         let mut lost: Vec<Range<usize>> =
             lost.into_iter().flat_map(|place| self.pieces[place].iter().cloned()).collect();
         lost.sort_by_key(|piece| piece.start);
-        let even = weights.iter().all(|weight| *weight == 0);
-        let weight = |place: usize| if even { 1 } else { u128::from(weights[place]) };
+        let weights = not_all_zero(weights);
         let elements = |own: &Vec<Range<usize>>| own.iter().map(|piece| piece.len() as u128).sum();
         let mut has: Vec<u128> = pieces.iter().map(elements).collect();
         for piece in lost {
-            let open = (0..pieces.len()).filter(|place| weight(*place) > 0);
-            let least = |one: &usize, other: &usize| {
-                (has[*one] * weight(*other)).cmp(&(has[*other] * weight(*one)))
-            };
-            let place = open.min_by(least).expect("somebody is left");
+            let open = (0..pieces.len()).filter(|place| weights[*place] > 0);
+            let place = least(open, |place| has[place], |place| weights[place]);
+            let place = place.expect("somebody is left");
             has[place] += piece.len() as u128;
             pieces[place].push(piece);
         }

@@ -12,20 +12,18 @@ use shoal_protocol::message::Round;
 use super::{OwnPiece, Reduction, gone, place_in};
 use crate::action::{Fault, PeerAction};
 
-/// Whether a round is another one mended once more, among some of its members.
-pub(crate) fn follows(known: &Round, round: &Round) -> bool {
-    let mut members = round.crew.members.iter();
-    known.id == round.id
-        && known.mended.mend.next() == round.mended.mend
-        && members.all(|part| place_in(known, part.member).is_some())
+/// Whether what is told of a round follows what is known: its beginning, or where that is known that it is mended
+/// once more, among some of its members. Who missed how it began hears when it is tried anew.
+pub(crate) fn is_next(known: Option<&Round>, told: &Round) -> bool {
+    let Some(known) = known.filter(|known| known.id >= told.id) else {
+        return told.mended.mend == Mend(0);
+    };
+    known.id == told.id
+        && known.mended.mend.next() == told.mended.mend
+        && told.crew.members.iter().all(|part| place_in(known, part.member).is_some())
 }
 
 impl Reduction {
-    /// How often it was mended.
-    pub(crate) fn mend(&self) -> Mend {
-        self.round.mended.mend
-    }
-
     /// Something is added to this member's sums, as the engine comes to it: what a member that is gone
     /// had counted. Nothing more is read of them before it is known who else has others now.
     pub(crate) fn sums_change(&mut self) {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use shoal_protocol::ids::{ClaimKey, Member, Microbatch, Stage};
+use shoal_protocol::ids::{ClaimKey, Member, Mend, Microbatch, Stage};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{CommitRecord, Round, RoundId};
 
@@ -12,7 +12,8 @@ use shoal_protocol::message::{CommitRecord, Round, RoundId};
 pub(in crate::sim) struct ExactlyOnce {
     manifest: Arc<Manifest>,
     added: BTreeMap<ClaimKey, BTreeSet<Member>>,
-    rounds: BTreeMap<RoundId, BTreeSet<Member>>,
+    /// As they were mended last.
+    rounds: BTreeMap<RoundId, (Mend, BTreeSet<Member>)>,
 }
 
 impl ExactlyOnce {
@@ -37,8 +38,11 @@ impl ExactlyOnce {
     }
 
     pub(in crate::sim) fn closed(&mut self, round: &Round) {
-        let members = round.crew.members.iter().map(|part| part.member).collect();
-        self.rounds.insert(round.id, members);
+        let known = self.rounds.get(&round.id).map(|(mend, _)| *mend);
+        if known != Some(round.mended.mend) {
+            let members = round.crew.members.iter().map(|part| part.member).collect();
+            self.rounds.insert(round.id, (round.mended.mend, members));
+        }
     }
 
     /// The accumulators that the committed rounds summed hold the whole batch, each microbatch once.
@@ -50,7 +54,7 @@ impl ExactlyOnce {
             };
             let id = self.rounds.keys().rev().find(named).copied();
             let members = id.and_then(|id| self.rounds.get(&id));
-            let Some(members) = members else {
+            let Some((_, members)) = members else {
                 return Err(format!("the round of stage {stage} was never closed"));
             };
             for microbatch in (0..self.manifest.training.microbatches).map(Microbatch) {
