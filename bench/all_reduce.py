@@ -13,6 +13,7 @@ bytes for each and receives w (n - 1) p + (1 - w) r, with p bytes a number for a
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import re
@@ -29,9 +30,11 @@ from shoal_run import SKIPPED_STEPS, Shoal
 STEPS = 8 + SKIPPED_STEPS
 # About 10 and 100 million parameters, of which hardly any takes long to compute.
 MODELS = {
-    10: Model(hidden=320, layers=8, heads=5, intermediate=860, context=16, batch=8),
-    100: Model(hidden=1024, layers=8, heads=8, intermediate=2752, context=16, batch=8),
+    10: Model(hidden=320, layers=8, heads=5, intermediate=860, context=16, batch=1),
+    100: Model(hidden=1024, layers=8, heads=8, intermediate=2752, context=16, batch=1),
 }
+# Microbatches of a step for each peer, and milliseconds that each of their passes waits, so that all get some.
+EACH, PASS = 3, 30
 OURS = ["exact", "f32", "bf16", "int8"]
 # What hivemind compresses to, and how it is called there.
 THEIRS = {"f32": "NoCompression", "f16": "Float16Compression"}
@@ -52,9 +55,12 @@ LEAST_SHARE = 0.9
 
 
 def shoal_seconds(shoal, model, peers, mode, steps=STEPS, inside=None):
+    # A round in which all have something to add: who counted nothing sends next to nothing in it.
+    microbatches = EACH * peers
     outcome = shoal.swarm(
-        model, replicas=peers, machines=inside, stages=1, microbatches=8, steps=steps, dtype="f32",
-        all_reduce=mode,
+        dataclasses.replace(model, batch=microbatches), replicas=peers, machines=inside, stages=1,
+        microbatches=microbatches, steps=steps, dtype="f32", all_reduce=mode,
+        flags=["--slow-down", str(PASS)],
     )
     sent = sum(peer.get("tensor", 0) for peer in outcome.sent) / steps
     return statistics.median(outcome.all_reduce_seconds), sent

@@ -10,7 +10,6 @@ use shoal_protocol::ids::Stage;
 use shoal_protocol::message::{LogRecord, StageChoice, View};
 use shoal_protocol::units::{Bytes, Moment};
 use shoal_scheduler::action::CoordinatorEvent;
-use shoal_scheduler::peer::RoundCut;
 use shoal_scheduler::rebalance::Rebalance;
 use shoal_scheduler::sim::{
     self, ComputeScenario, Fault, NetworkScenario, PeerScenario, Scenario, Seen, Sort, Watch,
@@ -28,11 +27,9 @@ const JITTER_PER_MILLE: u64 = 20;
 const LATENCY: Duration = Duration::from_millis(10);
 const UPLINK: u64 = 125_000_000;
 
-/// A stage of 25 million parameters: weights and moments in a snapshot, and how many of them an element of
-/// a round stands for.
+/// A stage of 25 million parameters: weights and moments in a snapshot.
 const PARAMETERS: u64 = 25_000_000;
 const SNAPSHOT: Bytes = Bytes(12 * PARAMETERS);
-const ELEMENTS: usize = 256;
 
 /// When they come, when the steps before that count begin, and when it ends.
 const COME: Duration = Duration::from_secs(900);
@@ -78,10 +75,7 @@ fn scenario(crowd: usize, seed: u64) -> Scenario {
     let mut scenario = Scenario::plain(manifest, peers, network);
     scenario.seed = seed;
     scenario.snapshot = SNAPSHOT;
-    scenario.weight = PARAMETERS / ELEMENTS as u64;
-    let cut = RoundCut { block_elements: 1, piece_elements: 16 };
-    scenario.peers.iter_mut().for_each(|peer| peer.limits.cut = cut);
-    scenario.parameters.values_mut().for_each(|elements| *elements = ELEMENTS);
+    scenario.weigh_stages(PARAMETERS);
     scenario.rebalance = Rebalance::every_so_often(Duration::from_secs(60));
     scenario.until = Some(END);
     let first = 1 + BEFORE;

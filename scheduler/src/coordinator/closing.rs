@@ -16,7 +16,7 @@ use crate::action::{CoordinatorAction, CoordinatorEvent};
 use crate::lateness::Estimate;
 use crate::ledger::Ledger;
 use crate::parts;
-use crate::round::{NumberBytes, member_rates, place_in, weights};
+use crate::round::{NumberBytes, averaged, member_rates, place_in, weights};
 
 /// How often the patience with a round doubles, at most.
 const DOUBLINGS: u32 = 6;
@@ -302,7 +302,8 @@ impl Coordinator {
         }
         for (place, rate) in rates {
             if let Some(to) = open.round.crew.members.get(usize::from(*place)) {
-                self.link_rates.insert((from, to.member), *rate);
+                let known = self.link_rates.entry((from, to.member)).or_insert(*rate);
+                *known = averaged(*known, *rate);
             }
         }
         if outcome.proof != open.proof {

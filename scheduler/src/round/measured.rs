@@ -7,10 +7,19 @@
 //! moment in which others left them the link: it is no part of the sum. Where it was, whoever reduces nothing
 //! looked faster for it, was given a part, looked slow in the next round, and so on in turns.
 
+use shoal_protocol::units::Rate;
+
 use super::weights::{MemberRates, NumberBytes};
 
 /// Ways that carry less than this of what the fullest one of the member does say nothing of its link.
 const LITTLE: f64 = 0.25;
+
+/// What a way carries, by what was known and by what was measured since: the mean of the times that a byte took. So a
+/// moment in which others left a link to one of them counts little.
+pub(crate) fn averaged(known: Rate, measured: Rate) -> Rate {
+    let time = |rate: Rate| 1.0 / rate.0.max(1) as f64;
+    Rate((2.0 / (time(known) + time(measured))) as u64)
+}
 
 /// Each member's rates, where they had these weights (none of who was not there) while those from one to another
 /// were measured. Ways that were not measured are taken for as fast as the others of the member.
@@ -61,6 +70,13 @@ mod tests {
         assert_eq!(member_rates(&[None], BYTES, rate), [MemberRates::default()]);
         let unknown = member_rates(&[None; 2], BYTES, |_, _| None);
         assert_eq!(unknown, [MemberRates::default(); 2]);
+    }
+
+    #[test]
+    fn times_are_averaged() {
+        assert_eq!(averaged(Rate(100), Rate(100)), Rate(100));
+        assert_eq!(averaged(Rate(100), Rate(300)), Rate(150));
+        assert_eq!(averaged(Rate(0), Rate(u64::MAX)), Rate(2));
     }
 
     #[test]

@@ -25,7 +25,7 @@ use shoal_protocol::units::Bytes;
 
 use crate::action::{Fault, Payload, PayloadId, PeerAction, Task};
 pub(crate) use layout::{Layout, piece_bytes};
-pub(crate) use measured::member_rates;
+pub(crate) use measured::{averaged, member_rates};
 pub(crate) use mend::is_next;
 pub(crate) use weights::{MemberRates, NumberBytes, least_time, weights};
 

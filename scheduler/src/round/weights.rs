@@ -5,7 +5,9 @@
 //! sends `(1 - w) p + w (n - 1) r` for each number of the vector and receives `w (n - 1) p + (1 - w) r`.
 //! The round ends when the last member has done both. A time is long enough if there are shares, one in
 //! all, with which every member keeps to it: each constraint is an interval for one share, so the least
-//! such time is found by halving.
+//! such time is found by halving. Who needs all of that time whatever its share gets the share that suits it best, and
+//! among the others the same is asked again: otherwise of two members that are about as slow the one that was measured
+//! to be a little faster would be given work until it is the slowest, and in the next round the other one.
 
 use shoal_protocol::codec::SumCodec;
 use shoal_protocol::frame::Element;
@@ -27,7 +29,7 @@ pub(crate) struct NumberBytes {
 }
 
 /// Sums in fixed point come to about so many bytes where they are packed.
-const PACKED: f64 = 6.0;
+const PACKED: f64 = 4.8;
 
 impl NumberBytes {
     pub(crate) fn of(codec: SumCodec) -> Self {
@@ -44,7 +46,13 @@ impl NumberBytes {
 const WHOLE: f64 = (1 << 16) as f64;
 
 /// Measurements are not right to less than this part: equal shares that are not worse by more are kept.
-const WORTH_IT: f64 = 0.1;
+const WORTH_IT: f64 = 0.2;
+
+/// An interval of shares that is shorter is a single one.
+const SAME: f64 = 1e-6;
+
+/// How often those who cannot be faster are put aside, at most.
+const ASIDE: usize = 16;
 
 /// Halvings of the time: to one part in 2^40.
 const HALVINGS: u32 = 40;
@@ -52,18 +60,17 @@ const HALVINGS: u32 = 40;
 /// Each member's weight. Who was not measured is taken for the slowest that was.
 pub(crate) fn weights(rates: &[MemberRates], bytes: NumberBytes) -> Vec<u32> {
     let members = links(rates, bytes);
-    let least = least(&members);
-    match shares_within(&members, least) {
-        Some(shares) if time_of_equal(&members) > least * (1.0 + WORTH_IT) => {
-            shares.into_iter().map(|share| (share * WHOLE).round() as u32).collect()
-        }
-        _ => vec![1; rates.len()],
+    let equal = time_of_equal(&members);
+    if members.is_empty() || equal <= least(&members, 1.0, equal) * (1.0 + WORTH_IT) {
+        return vec![1; rates.len()];
     }
+    best_shares(&members, equal).into_iter().map(|share| (share * WHOLE).round() as u32).collect()
 }
 
 /// The seconds that the best shares need for each number of the vector; 0 where nothing was measured.
 pub(crate) fn least_time(rates: &[MemberRates], bytes: NumberBytes) -> f64 {
-    least(&links(rates, bytes))
+    let members = links(rates, bytes);
+    least(&members, 1.0, time_of_equal(&members))
 }
 
 /// Each member's links; nobody's where none was measured, or there is nobody else.
@@ -85,12 +92,37 @@ fn time_of_equal(members: &[Links]) -> f64 {
     members.iter().map(|links| links.time(even)).fold(0.0, f64::max)
 }
 
-/// The least time for which there are shares.
-fn least(members: &[Links]) -> f64 {
-    let (mut short, mut long) = (0.0, time_of_equal(members));
+/// The shares with which the slowest is as fast as can be, of the others again the slowest, and so on. Equal ones
+/// take so long.
+fn best_shares(members: &[Links], equal: f64) -> Vec<f64> {
+    let mut shares = vec![0.0; members.len()];
+    let mut open: Vec<usize> = (0..members.len()).collect();
+    let (mut left, mut time) = (1.0, equal);
+    for _ in 0..ASIDE {
+        let of: Vec<Links> = open.iter().map(|place| members[*place]).collect();
+        time = least(&of, left, time);
+        let Some(bounds) = bounds_within(&of, left, time) else { break };
+        let chosen = shares_of(&bounds, left);
+        for (place, share) in open.iter().zip(chosen) {
+            shares[*place] = share;
+        }
+        let (aside, others): (Vec<_>, Vec<_>) =
+            open.iter().zip(bounds).partition(|(_, (least, most))| most - least < SAME);
+        left -= aside.iter().map(|(place, _)| shares[**place]).sum::<f64>();
+        if aside.is_empty() || others.is_empty() {
+            break;
+        }
+        open = others.into_iter().map(|(place, _)| *place).collect();
+    }
+    shares
+}
+
+/// The least time, up to a known one, in which these members can reduce so much of the vector.
+fn least(members: &[Links], whole: f64, known: f64) -> f64 {
+    let (mut short, mut long) = (0.0, known);
     for _ in 0..HALVINGS {
         let middle = f64::midpoint(short, long);
-        if shares_within(members, middle).is_some() {
+        if bounds_within(members, whole, middle).is_some() {
             long = middle;
         } else {
             short = middle;
@@ -100,7 +132,7 @@ fn least(members: &[Links]) -> f64 {
 }
 
 /// One member's links.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 struct Links {
     up: f64,
     down: f64,
@@ -137,17 +169,24 @@ impl Links {
     }
 }
 
-/// Shares with which everybody takes at most so long, if there are such.
-fn shares_within(members: &[Links], time: f64) -> Option<Vec<f64>> {
+/// The least and the most of each share with which these members take at most so long to reduce so much of the vector, if
+/// there are such.
+fn bounds_within(members: &[Links], whole: f64, time: f64) -> Option<Vec<(f64, f64)>> {
     let bounds: Vec<(f64, f64)> =
         members.iter().map(|links| links.within(time)).collect::<Option<_>>()?;
-    let least: f64 = bounds.iter().map(|(least, _)| least).sum();
-    let most: f64 = bounds.iter().map(|(_, most)| most).sum();
-    if least > 1.0 || most < 1.0 {
-        return None;
-    }
-    let part = if most > least { (1.0 - least) / (most - least) } else { 0.0 };
-    Some(bounds.into_iter().map(|(least, most)| least + part * (most - least)).collect())
+    let (least, most) = sums(&bounds);
+    (least <= whole && whole <= most).then_some(bounds)
+}
+
+/// Shares within these bounds, so much in all.
+fn shares_of(bounds: &[(f64, f64)], whole: f64) -> Vec<f64> {
+    let (least, most) = sums(bounds);
+    let part = if most > least { (whole - least) / (most - least) } else { 0.0 };
+    bounds.iter().map(|(least, most)| least + part * (most - least)).collect()
+}
+
+fn sums(bounds: &[(f64, f64)]) -> (f64, f64) {
+    bounds.iter().fold((0.0, 0.0), |sums, bound| (sums.0 + bound.0, sums.1 + bound.1))
 }
 
 #[cfg(test)]
@@ -196,10 +235,21 @@ mod tests {
 
     #[test]
     fn of_two_members_with_larger_parts_than_results_the_slow_sender_reduces() {
-        let bytes = NumberBytes { part: 5.0, result: 4.0 };
+        let bytes = NumberBytes { part: 8.0, result: 4.0 };
         let slow = MemberRates { up: Some(1.0), down: Some(10.0) };
         let found = weights(&[slow, both(10.0)], bytes);
         assert!(found[0] > 30 * found[1], "{found:?}");
+    }
+
+    #[test]
+    fn of_two_that_are_slow_neither_is_given_work_for_being_measured_a_little_faster() {
+        // 100 and 200, and two of 50 of which first one and then the other looks faster.
+        let bytes = NumberBytes { part: PACKED, result: 4.0 };
+        for slow in [(55.0, 75.0), (75.0, 55.0), (50.0, 50.0)] {
+            let found = weights(&[both(slow.0), both(slow.1), both(100.0), both(200.0)], bytes);
+            assert_eq!(found[..2], [0, 0], "{slow:?}");
+            assert!(found[2] > 0 && found[2] < found[3], "{found:?}");
+        }
     }
 
     proptest! {

@@ -16,8 +16,8 @@ use super::flows::{Flows, Port};
 use crate::action::{Payload, PayloadId, PeerAction, Task};
 use crate::peer::{PeerLimits, RoundCut};
 use crate::round::{
-    Layout, MemberRates, NumberBytes, Reduction, ahead, least_time, member_rates, most_ahead,
-    piece_bytes, weights,
+    Layout, MemberRates, NumberBytes, Reduction, ahead, averaged, least_time, member_rates,
+    most_ahead, piece_bytes, weights,
 };
 
 /// Packed sums of the vector's end weigh so much more than the mean, and those of its beginning as much less.
@@ -72,9 +72,12 @@ pub fn all_reduces(
         let mut table = Table::new(ports, delay, values, codec, &parts);
         let time = table.run();
         // What was not in use keeps the rate that it had.
-        measured.extend(table.flows.measured());
+        for (ends, rate) in table.flows.measured() {
+            let known = measured.entry(ends).or_insert(rate);
+            *known = averaged(*known, rate);
+        }
         let known: Vec<Option<u32>> = parts.iter().copied().map(Some).collect();
-        let rate = |from: usize, to: usize| measured.get(&(from, to)).copied();
+        let rate = |from: usize, to: usize| Some(measured.get(&(from, to))?.0 as f64);
         parts = weights(&member_rates(&known, number, rate), number);
         RoundTime { time, least, sent: table.sent }
     };

@@ -57,8 +57,8 @@ impl<T> Flows<T> {
     }
 
     /// Bytes a second of each flow while it had something to send.
-    pub(super) fn measured(&self) -> BTreeMap<Ends, f64> {
-        self.carried.iter().map(|(ends, (bytes, seconds))| (*ends, bytes / seconds)).collect()
+    pub(super) fn measured(&self) -> impl Iterator<Item = (Ends, Rate)> {
+        self.carried.iter().map(|(ends, (bytes, seconds))| (*ends, Rate((bytes / seconds) as u64)))
     }
 
     /// The time that has passed.
