@@ -405,6 +405,9 @@ impl Coordinator {
         self.balance.stepped(self.now);
         self.last_commit = Some(record.clone());
         self.tell_all(&FromCoordinator::Commit(record.clone()), out);
+        if self.membership.is_ahead() {
+            self.view_changed(out);
+        }
         self.stragglers.forget_through(record.step);
         let books = self.work.close_books(record.step);
         event(CoordinatorEvent::Committed { record, books }, out);

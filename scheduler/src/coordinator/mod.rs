@@ -309,7 +309,7 @@ impl Coordinator {
             }
             ToCoordinator::Working { key, grant } => {
                 self.working(from, key, grant);
-                self.relief_answered(key, grant, out);
+                self.relief_refused(key, grant, out);
             }
             ToCoordinator::Reduced { round, mend, outcome, rates } => {
                 self.reduced(from, (round, mend), outcome, &rates, out)

@@ -89,11 +89,14 @@ impl Coordinator {
         if !ledger.is_some_and(|ledger| ledger.release(key, from, grant)) {
             return;
         }
-        self.let_go(from, key, out);
-        self.relief_answered(key, grant, out);
+        let idle = self.stragglers.relief.answered(key, grant);
+        self.let_go(from, key, idle, out);
         if key.stage == Stage(0) {
             self.work.let_go(from, key.step);
             self.give_out(out);
+        }
+        if let Some(idle) = idle {
+            self.relieve(key.step, key.stage, idle, out);
         }
         self.replay_one(key, out);
     }

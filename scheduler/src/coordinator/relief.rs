@@ -173,7 +173,7 @@ impl Relief {
     }
 
     /// The holder of what was asked for answered. Returns whom it was asked for.
-    fn answered(&mut self, key: ClaimKey, grant: Grant) -> Option<Member> {
+    pub(super) fn answered(&mut self, key: ClaimKey, grant: Grant) -> Option<Member> {
         let asked = self.asked.get_mut(&key).filter(|asked| asked.grant == grant)?;
         let idle = asked.idle.take()?;
         if let Some(place) = self.places.get_mut(&(key.step, key.stage)) {
@@ -261,9 +261,8 @@ impl Coordinator {
         Some((ClaimKey { step, stage, microbatch }, holder, grant))
     }
 
-    /// A holder let go of a claim, or works on it: it may have been asked for another's relief, who may
-    /// get one more.
-    pub(super) fn relief_answered(&mut self, key: ClaimKey, grant: Grant, out: &mut Out) {
+    /// A holder works on a claim: if it was asked for another's relief, that one may get one more.
+    pub(super) fn relief_refused(&mut self, key: ClaimKey, grant: Grant, out: &mut Out) {
         if let Some(idle) = self.stragglers.relief.answered(key, grant) {
             self.relieve(key.step, key.stage, idle, out);
         }

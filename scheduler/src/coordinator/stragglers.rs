@@ -51,9 +51,18 @@ struct Watch {
 struct Released {
     /// How often it was asked back.
     times: u32,
-    /// Who let go of it last, and until when it is not given the work again.
-    by: Member,
+    /// Who should have it next, or should not, and until when.
+    preference: Preference,
     until: Moment,
+}
+
+/// Who should have work that was let go of just now, or should not.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Preference {
+    /// For whose relief it was let go of.
+    For(Member),
+    /// Who let go of it for itself.
+    Not(Member),
 }
 
 impl Stragglers {
@@ -88,9 +97,9 @@ impl Stragglers {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// Who let go of this work just now, and should not have it again at once.
-    pub(super) fn avoids(&self, key: ClaimKey, now: Moment) -> Option<Member> {
-        self.released.get(&key).filter(|last| last.until > now).map(|last| last.by)
+    /// Who should have this work next, or should not, if somebody let go of it just now.
+    pub(super) fn prefers(&self, key: ClaimKey, now: Moment) -> Option<Preference> {
+        self.released.get(&key).filter(|last| last.until > now).map(|last| last.preference)
     }
 
     /// Whether what is kept for relief is what a recount says.
@@ -214,15 +223,22 @@ impl Coordinator {
         self.stragglers.watch(key, watch);
     }
 
-    /// A holder let go of a claim: others do the work.
-    pub(super) fn let_go(&mut self, from: Member, key: ClaimKey, out: &mut Out) {
+    /// A holder let go of a claim, for the relief of somebody or not: others do the work.
+    pub(super) fn let_go(
+        &mut self,
+        from: Member,
+        key: ClaimKey,
+        idle: Option<Member>,
+        out: &mut Out,
+    ) {
         let recalled = self.stragglers.unwatch(key).is_some_and(|watch| watch.unanswered > 0);
         let times = self.stragglers.released.get(&key).map_or(0, |last| last.times);
         // Who refuses what it is given, since its engine has yet to drop it, is not asked at once.
         let pause =
             if recalled { self.patience_with(key, from).forward } else { self.config.retry };
         let (times, until) = (times + u32::from(recalled), self.now + pause);
-        self.stragglers.released.insert(key, Released { times, by: from, until });
+        let preference = idle.map_or(Preference::Not(from), Preference::For);
+        self.stragglers.released.insert(key, Released { times, preference, until });
         if recalled {
             event(CoordinatorEvent::Recalled { member: from, key }, out);
         }

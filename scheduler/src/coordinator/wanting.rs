@@ -91,6 +91,11 @@ impl Wanting {
         self.by_turn.is_empty()
     }
 
+    /// Whether a member wants more.
+    pub(super) fn wants(&self, member: Member) -> bool {
+        self.all.get(&member).is_some_and(|known| known.turn.is_some())
+    }
+
     /// Who wants more.
     pub(super) fn members(&self) -> impl Iterator<Item = Member> + '_ {
         self.by_turn.keys().map(|(_, member)| *member)

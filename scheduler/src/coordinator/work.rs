@@ -10,6 +10,7 @@ use shoal_protocol::ids::{ClaimKey, Grant, Member, Microbatch, Stage, Step, Term
 use shoal_protocol::message::{FixedLoss, FromCoordinator, Spent};
 use shoal_protocol::units::Moment;
 
+use super::stragglers::Preference;
 use super::wanting::{Standing, Wanting};
 use super::{Coordinator, Out, Phase, event, send};
 use crate::action::{CoordinatorEvent, StepBooks};
@@ -192,13 +193,14 @@ impl Work {
         self.round_trips.map(Estimate::late)
     }
 
-    /// Gives the lowest free microbatch of a step to who should have it, if anybody wants it.
-    /// Who let go of the microbatch just now does not have it again at once.
+    /// Gives the lowest free microbatch of a step to who should have it, if anybody wants it: for whose
+    /// relief it was let go of just now though another would be done sooner, since that was weighed when
+    /// it was asked for.
     fn give_one(
         &mut self,
         step: Step,
         now: Moment,
-        avoids: impl Fn(ClaimKey) -> Option<Member>,
+        prefers: impl Fn(ClaimKey) -> Option<Preference>,
         hosts: impl Fn(Member) -> bool,
     ) -> Option<(Member, Microbatch, Grant)> {
         let Self { ledgers, wishes, wanting, router, grants, .. } = self;
@@ -208,11 +210,17 @@ impl Work {
             return None;
         }
         let key = ClaimKey { step, stage: Stage(0), microbatch };
-        let avoided = avoids(key);
-        let able = |member: &Member| avoided != Some(*member) && hosts(*member);
-        let member = match router.routing() {
-            Routing::AtRandom => router.choose_of(step, wanting.members().filter(able))?,
-            routing => {
+        let preference = prefers(key);
+        let avoided = |member| matches!(preference, Some(Preference::Not(not)) if not == member);
+        let able = |member: &Member| !avoided(*member) && hosts(*member);
+        let meant = match preference {
+            Some(Preference::For(member)) if wanting.wants(member) && hosts(member) => Some(member),
+            _ => None,
+        };
+        let member = match (meant, router.routing()) {
+            (Some(member), _) => router.choose_of(step, [member])?,
+            (None, Routing::AtRandom) => router.choose_of(step, wanting.members().filter(able))?,
+            (None, routing) => {
                 let limits = wanting.limits(ledger.free(), routing);
                 // Near the step's beginning.
                 let early = limits.filter(|_| is_early(ledger.free(), ledger.all()));
@@ -376,9 +384,10 @@ impl Coordinator {
         for step in steps {
             let mut given: BTreeMap<Member, Vec<(Microbatch, Grant)>> = BTreeMap::new();
             let Self { work, stragglers, now, membership, .. } = self;
-            let avoids = |key| stragglers.avoids(key, *now);
+            let prefers = |key| stragglers.prefers(key, *now);
             let hosts = |member| membership.hosts(member, Stage(0), step);
-            while let Some((member, microbatch, grant)) = work.give_one(step, *now, avoids, hosts) {
+            while let Some((member, microbatch, grant)) = work.give_one(step, *now, prefers, hosts)
+            {
                 given.entry(member).or_default().push((microbatch, grant));
             }
             for (member, grants) in given {

@@ -1,6 +1,7 @@
 //! Who is moved for the speeds of stages: whether that pays before anybody was seen to fetch, and who is about to
 //! leave.
 
+use shoal_protocol::ids::StageSpan;
 use shoal_protocol::message::{MoveReason, Way};
 
 use super::*;
@@ -146,4 +147,21 @@ fn who_lacks_its_own_result_goes_though_it_is_to_move() {
         let lost = |event: &CoordinatorEvent| matches!(event, CoordinatorEvent::Lost { .. });
         assert_eq!(told.iter().any(lost), goes);
     }
+}
+
+/// Nothing else may happen for long, and others show who is where.
+#[test]
+fn who_has_moved_is_listed_where_it_is_at_once() {
+    let mut run = Run::closed();
+    run.coordinator.membership.begin_move(member(1), Stage(1), MoveReason::Uneven);
+    run.coordinator.membership.end_move(member(1), Step(1));
+    run.reduce(0, outcome());
+    run.reduce(1, outcome());
+    let mut views = run.logged.iter().rev().filter_map(|record| match record {
+        LogRecord::View(change) => Some(change),
+        _ => None,
+    });
+    let last = views.next().expect("it is told of");
+    let listed = last.here.iter().find(|record| record.member == member(1)).expect("it is here");
+    assert_eq!((listed.span, listed.moves), (StageSpan::one(Stage(1)), None));
 }
