@@ -405,6 +405,7 @@ impl Coordinator {
         self.balance.stepped(self.now);
         self.last_commit = Some(record.clone());
         self.tell_all(&FromCoordinator::Commit(record.clone()), out);
+        // Who has moved, by now or with the run's last return, is to be listed where it is.
         if self.membership.is_ahead() {
             self.view_changed(out);
         }

@@ -210,13 +210,13 @@ impl Work {
             return None;
         }
         let key = ClaimKey { step, stage: Stage(0), microbatch };
-        let preference = prefers(key);
-        let avoided = |member| matches!(preference, Some(Preference::Not(not)) if not == member);
-        let able = |member: &Member| !avoided(*member) && hosts(*member);
-        let meant = match preference {
-            Some(Preference::For(member)) if wanting.wants(member) && hosts(member) => Some(member),
-            _ => None,
+        let (meant, avoided) = match prefers(key) {
+            Some(Preference::For(member)) => (Some(member), None),
+            Some(Preference::Not(member)) => (None, Some(member)),
+            None => (None, None),
         };
+        let meant = meant.filter(|member| wanting.wants(*member) && hosts(*member));
+        let able = |member: &Member| avoided != Some(*member) && hosts(*member);
         let member = match (meant, router.routing()) {
             (Some(member), _) => router.choose_of(step, [member])?,
             (None, Routing::AtRandom) => router.choose_of(step, wanting.members().filter(able))?,
