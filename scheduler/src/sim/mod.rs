@@ -30,6 +30,8 @@ mod tamper;
 #[cfg(test)]
 mod tests;
 mod timeline;
+#[cfg(test)]
+mod trace_hashes;
 mod watch;
 mod world;
 
