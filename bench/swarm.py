@@ -139,7 +139,7 @@ def report_bytes(outcome, dtype):
     size = {"f32": 4, "bf16": 2}[dtype]
     floor = 2 * SMALL.hidden * size * (STAGES - 1)
     kinds = {
-        kind: sum(sent.get(kind, 0) for sent in outcome.sent) for kind in ("tensor", "control", "blob")
+        kind: sum(sent.get(kind, 0) for sent in outcome.sent) for kind in ("tensor", "control", "file")
     }
     training = (kinds["tensor"] + kinds["control"]) / outcome.tokens
     rows = [
@@ -153,7 +153,7 @@ def report_bytes(outcome, dtype):
         f"Bytes for each token trained on, all peers together, {dtype}, {outcome.tokens:,} tokens. "
         "The floor is one activation and its gradient for each token and stage boundary. Headers of "
         "QUIC and UDP are not counted. Files "
-        f"(the checkpoint's parts at the end) are {kinds['blob']:,} bytes once a run."
+        f"(the checkpoint's parts at the end) are {kinds['file']:,} bytes once a run."
     )
     table.show(f"Bytes sent, {dtype}", notes, ["what", "bytes per token"], rows)
     return {"sent": kinds, "tokens": outcome.tokens, "per_token": training, "floor": floor}

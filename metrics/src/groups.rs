@@ -7,7 +7,7 @@ use crate::by_stage::{Hosted, StagePeers};
 use crate::family::Family;
 use crate::labels::{
     Direction, Fault, LinkPacking, MoveCause, NodeState, Path, Phase, PortState, Preemption, Queue,
-    Refusal, Repeat, RoundFailure, Severity, Swap, TrafficKind, Turned,
+    Refusal, RefusedConnection, Repeat, RoundFailure, Severity, Swap, TrafficKind,
 };
 use crate::table::group;
 
@@ -45,9 +45,9 @@ group! {
 
 group! {
     /// What only the peer knows that keeps the run. Elsewhere these stay as they are.
-    pub struct Keeping {
+    pub struct Coordination {
         /// Whether this peer keeps the run.
-        keeps_run: IntGauge = "shoal_keeps_run";
+        is_coordinator: IntGauge = "shoal_is_coordinator";
         /// Terms in which this peer kept the run.
         terms: IntCounter = "shoal_terms_total";
         /// Peers that keep the run's log, as this anchor knows.
@@ -69,7 +69,7 @@ group! {
         /// Members that did not: they are needed where they are, or gone, or the run went back.
         moves_given_up: Family<MoveCause, IntCounter> = "shoal_moves_given_up_total";
         /// Late claims that their holders let go of when asked.
-        claims_recalled: IntCounter = "shoal_claims_recalled_total";
+        claims_reclaimed: IntCounter = "shoal_claims_reclaimed_total";
         /// Tokens whose work was thrown away and done again; of what one stage does for a token, the
         /// part that this stage is of all.
         tokens_repeated: Family<Repeat, Counter> = "shoal_tokens_repeated_total";
@@ -172,7 +172,7 @@ group! {
         /// Connections to other peers, by how they lead there.
         connections: Family<Path, IntGauge> = "shoal_connections";
         /// Connections that were refused before anything was said on them.
-        turned: Family<Turned, IntCounter> = "shoal_connections_refused_total";
+        turned: Family<RefusedConnection, IntCounter> = "shoal_connections_refused_total";
         /// Smoothed round trip of the connections to other peers, each looked at every second.
         rtt: Histogram = "shoal_link_rtt_seconds" from 0.000_125;
         /// What other members take of tensors, as measured, each looked at every second.

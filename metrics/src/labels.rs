@@ -45,7 +45,7 @@ label! {
         /// Activations, gradients and pieces of rounds.
         Tensor = "tensor",
         /// Files.
-        Blob = "blob",
+        File = "file",
         /// Packets passed on between peers that have no way to each other.
         Relay = "relay",
     }
@@ -123,9 +123,9 @@ label! {
 
 label! {
     /// Why a connection was refused before anything was said on it.
-    pub enum Turned = "reason" {
+    pub enum RefusedConnection = "reason" {
         /// It showed no permit, or is not on the list.
-        NoPermit = "no_permit",
+        NoCertificate = "no_certificate",
         /// Its ticket or permit has expired.
         Expired = "expired",
         /// Its ticket or permit is from the future.

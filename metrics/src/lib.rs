@@ -17,7 +17,8 @@ pub use by_stage::{Hosted, StagePeers};
 pub use family::Family;
 pub use labels::{
     Direction, Fault, Label, LinkPacking, MoveCause, NodeState, Path, PeerState, Phase, PortState,
-    Preemption, Queue, Refusal, Repeat, RoundFailure, Severity, Swap, TrafficKind, Turned,
+    Preemption, Queue, Refusal, RefusedConnection, Repeat, RoundFailure, Severity, Swap,
+    TrafficKind,
 };
 pub use prometheus::{Counter, Gauge, Histogram, IntCounter, IntGauge};
 pub use registry::{Metrics, MetricsError};

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use prometheus::proto::LabelPair;
 use prometheus::{Registry, TextEncoder};
 
-use crate::groups::{Checkpoints, Keeping, Links, Machine, Memory, Node, Run};
+use crate::groups::{Checkpoints, Coordination, Links, Machine, Memory, Node, Run};
 use crate::registrar::Registrar;
 use crate::table::Spec;
 
@@ -35,7 +35,7 @@ pub struct Metrics {
     /// How far the run is.
     pub run: Run,
     /// What who keeps the run knows.
-    pub keeping: Keeping,
+    pub keeping: Coordination,
     /// What this peer is and does.
     pub node: Node,
     /// Its memory.
@@ -63,7 +63,7 @@ impl Metrics {
         Ok(Self {
             name: Arc::default(),
             run: Run::register(&r)?,
-            keeping: Keeping::register(&r)?,
+            keeping: Coordination::register(&r)?,
             node: Node::register(&r)?,
             memory: Memory::register(&r)?,
             machine: Machine::register(&r)?,
@@ -79,7 +79,7 @@ impl Metrics {
         [
             ("The process", &[BUILD]),
             ("The run", Run::TABLE),
-            ("Keeping the run", Keeping::TABLE),
+            ("Keeping the run", Coordination::TABLE),
             ("A peer", Node::TABLE),
             ("Memory", Memory::TABLE),
             ("The machine", Machine::TABLE),

@@ -121,7 +121,7 @@ fn values_arrive_under_their_labels() {
         "shoal_link_congestion_window_bytes_bucket{run=\"ab12\",le=\"1048576\"} 0",
         "shoal_link_congestion_window_bytes_bucket{run=\"ab12\",le=\"2097152\"} 1",
         "shoal_sent_bytes_total{kind=\"tensor\",run=\"ab12\"} 100",
-        "shoal_sent_bytes_total{kind=\"blob\",run=\"ab12\"} 0",
+        "shoal_sent_bytes_total{kind=\"file\",run=\"ab12\"} 0",
         "shoal_received_bytes_total{kind=\"control\",run=\"ab12\"} 3",
         "shoal_queue_length{queue=\"offers\",run=\"ab12\"} 2",
         "shoal_queue_length{queue=\"accepted\",run=\"ab12\"} 0",

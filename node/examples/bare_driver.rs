@@ -30,7 +30,7 @@ use shoal_protocol::net::admission::Gate;
 use shoal_protocol::net::discovery::PeerAddress;
 use shoal_protocol::net::identity::Identity;
 use shoal_protocol::net::transport::{
-    Class, Congestion, NoBlobs, Transport, TransportConfig, TransportEvent,
+    Class, Congestion, NoFiles, Transport, TransportConfig, TransportEvent,
 };
 use tokio::sync::mpsc::Receiver;
 
@@ -82,7 +82,7 @@ impl Link {
             incarnation: Incarnation(1),
             run: None,
             congestion: Congestion::Cubic,
-            blobs: Arc::new(NoBlobs),
+            files: Arc::new(NoFiles),
             gate: Gate::default(),
         };
         let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));

@@ -129,7 +129,7 @@ pub enum RunEvent {
         steps: u64,
     },
     /// This process keeps the run from now on.
-    TookOver {
+    BecameCoordinator {
         /// Its term of office.
         term: u64,
         /// Claims that members held.
@@ -148,14 +148,14 @@ pub enum RunEvent {
         anchors: usize,
     },
     /// A stage is lost: the run pauses until its newest checkpoint is found, or an older one.
-    Stranded {
+    StageLost {
         /// The stages without a replica.
         stages: Vec<u16>,
         /// The version of the newest checkpoint.
         version: u64,
     },
     /// A connection was refused. Of many in one second only the first few are told of.
-    TurnedAway {
+    ConnectionRefused {
         /// Who, if that came out.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         peer: Option<PeerId>,
@@ -170,7 +170,7 @@ pub enum RunEvent {
     /// It came out how this peer's own UDP port stands to those whom it never sent to.
     OwnPort(OwnPort),
     /// The run's warden said anew who is banned and who is let in.
-    Roster {
+    AccessList {
         /// Which edition.
         version: u64,
         /// Banned peers.
@@ -241,7 +241,7 @@ pub struct Traffic {
     /// Activations, gradients and pieces of rounds.
     pub tensor: u64,
     /// Files.
-    pub blob: u64,
+    pub file: u64,
     /// Packets passed on between two others.
     pub relay: u64,
 }

@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::admission::{self, Folder, KnownPeers};
+use crate::admission::{self, KnownPeers, Store};
 use crate::cli::{Congestion, PeerOptions};
 use crate::driver::home::Files;
 use crate::exit::{Exit, ExitWith};
@@ -38,7 +38,7 @@ pub struct Search {
 
 impl Search {
     /// Keeps the folder of the run's admission from now on, and remembers in it whom it meets.
-    pub(crate) fn keep(&self, gate: &Gate, folder: &Folder) {
+    pub(crate) fn keep(&self, gate: &Gate, folder: &Store) {
         let _ = self.met.send(Some(folder.peers()));
         self.tracker.spawn(admission::keep(gate.clone(), folder.clone(), self.stop.clone()));
     }
@@ -96,7 +96,7 @@ impl Links {
                 Congestion::Cubic => transport::Congestion::Cubic,
                 Congestion::Bbr => transport::Congestion::Bbr,
             },
-            blobs: Arc::new(files.clone()),
+            files: Arc::new(files.clone()),
             gate: gate.clone(),
         };
         let (transport, events, discovery, found) = bind(identity, &config, options)?;

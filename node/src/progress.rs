@@ -82,8 +82,8 @@ impl Progress {
             // `start` says it, whoever sees the progress.
             RunEvent::Listening { .. }
             | RunEvent::Draining { .. }
-            | RunEvent::TurnedAway { .. }
-            | RunEvent::Roster { .. } => {}
+            | RunEvent::ConnectionRefused { .. }
+            | RunEvent::AccessList { .. } => {}
             RunEvent::Waiting { .. } => self.wait(event),
             RunEvent::Committed(step) => self.step(step),
             RunEvent::Finished { .. } => {
@@ -175,11 +175,11 @@ pub(crate) fn describe(event: &RunEvent) -> Option<String> {
              than half must"
         ),
         // A first term is nothing to tell of.
-        RunEvent::TookOver { term: 0 | 1, .. } => return None,
-        RunEvent::TookOver { claims, .. } => {
+        RunEvent::BecameCoordinator { term: 0 | 1, .. } => return None,
+        RunEvent::BecameCoordinator { claims, .. } => {
             format!("keeps the run from now on: its members hold {}", counted(*claims, "claim"))
         }
-        RunEvent::Stranded { stages, version } => format!(
+        RunEvent::StageLost { stages, version } => format!(
             "no replica of stage {} is left: looks for version {version} of the weights",
             listed(stages)
         ),
@@ -190,12 +190,12 @@ pub(crate) fn describe(event: &RunEvent) -> Option<String> {
         RunEvent::Finished { .. } => "the run is over".to_owned(),
         RunEvent::Stopped { reason } => format!("the run stopped: {reason}"),
         // A flood of strangers must not hide how the run goes.
-        RunEvent::TurnedAway { .. } => return None,
+        RunEvent::ConnectionRefused { .. } => return None,
         RunEvent::OwnPort(port) => match port.fix() {
             None => format!("this peer's UDP port is {port}"),
             Some(fix) => format!("this peer's UDP port is {port}: {fix}; {}", port.meanwhile()),
         },
-        RunEvent::Roster { banned, revoked, allowed, .. } => format!(
+        RunEvent::AccessList { banned, revoked, allowed, .. } => format!(
             "the roster is new: {banned} banned, {revoked} tickets revoked, {allowed} let in by name"
         ),
         RunEvent::Listening { .. } | RunEvent::Committed(_) => return None,

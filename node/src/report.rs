@@ -144,13 +144,13 @@ impl Report {
             | RunEvent::Waiting { .. }
             | RunEvent::Joined { .. }
             | RunEvent::Serving { .. }
-            | RunEvent::TookOver { .. }
+            | RunEvent::BecameCoordinator { .. }
             | RunEvent::Anchors { .. }
             | RunEvent::Paused { .. }
-            | RunEvent::Stranded { .. }
-            | RunEvent::TurnedAway { .. }
+            | RunEvent::StageLost { .. }
+            | RunEvent::ConnectionRefused { .. }
             | RunEvent::OwnPort(_)
-            | RunEvent::Roster { .. }
+            | RunEvent::AccessList { .. }
             | RunEvent::Draining { .. }
             | RunEvent::Finished { .. }
             | RunEvent::Stopped { .. } => {}

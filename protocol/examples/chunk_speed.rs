@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use shoal_protocol::ids::{ContentHash, PeerId};
-use shoal_protocol::net::transport::{Blob, BlobSource, Congestion, NoBlobs};
+use shoal_protocol::net::transport::{Congestion, FileSource, NoFiles, OpenFile};
 
 use common::{bind, take_until_input_ends};
 
@@ -47,12 +47,12 @@ struct One {
     asked: AtomicBool,
 }
 
-impl BlobSource for One {
-    fn open(&self, hash: &ContentHash) -> Option<Blob> {
+impl FileSource for One {
+    fn open(&self, hash: &ContentHash) -> Option<OpenFile> {
         let begun = self.asked.swap(true, Ordering::Relaxed);
         let path = if self.lies && begun { Path::new("/dev/zero") } else { &self.path };
         let file = File::open(path).ok().filter(|_| *hash == self.hash)?;
-        Some(Blob { file, length: self.length })
+        Some(OpenFile { file, length: self.length })
     }
 }
 
@@ -73,7 +73,7 @@ async fn serve(address: SocketAddr, file: &str, lies: bool) -> Result<()> {
 
 async fn fetch(hash: ContentHash, length: u64, to: &Path, holders: &[&str]) -> Result<()> {
     let anywhere = ([0, 0, 0, 0], 0).into();
-    let (transport, _events) = bind(anywhere, Congestion::default(), Arc::new(NoBlobs))?;
+    let (transport, _events) = bind(anywhere, Congestion::default(), Arc::new(NoFiles))?;
     let mut peers: Vec<PeerId> = Vec::new();
     for holder in holders {
         let (peer, address) = holder.split_once('@').ok_or("a holder is PEER@ADDRESS")?;
@@ -81,11 +81,11 @@ async fn fetch(hash: ContentHash, length: u64, to: &Path, holders: &[&str]) -> R
         transport.connect(peer.parse()?, &[address.parse()?]).await?;
     }
     let start = Instant::now();
-    transport.fetch_blob(&peers, hash, length, to).await?;
+    transport.fetch_file(&peers, hash, length, to).await?;
     println!(
         "{{\"seconds\": {:.4}, \"received\": {}, \"wrong_files\": {}}}",
         start.elapsed().as_secs_f64(),
-        transport.traffic().blob.received.0,
+        transport.traffic().file.received.0,
         transport.traffic().wrong_files,
     );
     transport.close().await;

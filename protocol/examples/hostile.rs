@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use shoal_protocol::ids::PeerId;
-use shoal_protocol::net::transport::{Congestion, ConnectError, NoBlobs, Transport};
+use shoal_protocol::net::transport::{Congestion, ConnectError, NoFiles, Transport};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::{Interval, MissedTickBehavior, interval};
@@ -57,9 +57,9 @@ async fn main() -> Result<()> {
         (Arc::new(Tally::default()), CancellationToken::new(), TaskTracker::new());
     let pause = Duration::from_secs(1) / rate;
     let anywhere = SocketAddr::from(([0, 0, 0, 0], 0));
-    let (transport, events) = bind(anywhere, Congestion::Cubic, Arc::new(NoBlobs))?;
+    let (transport, events) = bind(anywhere, Congestion::Cubic, Arc::new(NoFiles))?;
     let until_end = || stop.clone();
-    let held = crowd(address, connections, pause, tally.clone());
+    let held = connection_limits(address, connections, pause, tally.clone());
     tracker.spawn(until_end().run_until_cancelled_owned(held));
     tracker.spawn(until_end().run_until_cancelled_owned(noise(address, pause, tally.clone())));
     let greets = knock(transport.clone(), (peer, address), pause, tally.clone());
@@ -88,7 +88,12 @@ fn evenly(pause: Duration) -> Interval {
 }
 
 /// Keeps so many TCP connections open.
-async fn crowd(address: SocketAddr, connections: u64, pause: Duration, tally: Arc<Tally>) {
+async fn connection_limits(
+    address: SocketAddr,
+    connections: u64,
+    pause: Duration,
+    tally: Arc<Tally>,
+) {
     let tracker = TaskTracker::new();
     let mut ticks = interval(pause);
     loop {

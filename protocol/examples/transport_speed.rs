@@ -18,7 +18,7 @@ use bytes::Bytes;
 use shoal_protocol::codec::packing::Packing;
 use shoal_protocol::frame::{Element, Frame};
 use shoal_protocol::ids::PeerId;
-use shoal_protocol::net::transport::{Class, Congestion, NoBlobs, TransportEvent};
+use shoal_protocol::net::transport::{Class, Congestion, NoFiles, TransportEvent};
 use tokio::time::sleep;
 
 use common::{bind, take_until_input_ends};
@@ -68,7 +68,7 @@ fn congestion_of(name: &str) -> Result<Congestion> {
 
 /// Takes whatever comes.
 async fn receive(address: SocketAddr) -> Result<()> {
-    let (transport, events) = bind(address, Congestion::default(), Arc::new(NoBlobs))?;
+    let (transport, events) = bind(address, Congestion::default(), Arc::new(NoFiles))?;
     println!("{}", transport.peer_id());
     take_until_input_ends(&transport, events).await;
     Ok(())
@@ -84,7 +84,7 @@ async fn send(
     frame: Frame,
 ) -> Result<()> {
     let local = SocketAddr::from(([0, 0, 0, 0], 0));
-    let (transport, _events) = bind(local, congestion, Arc::new(NoBlobs))?;
+    let (transport, _events) = bind(local, congestion, Arc::new(NoFiles))?;
     transport.connect(peer, &[address]).await?;
     let push = async {
         loop {
@@ -92,7 +92,7 @@ async fn send(
             transport.send_tensor(peer, Vec::new(), frames, Class::Round)?.await;
         }
     };
-    let look = || Some((transport.traffic().tensor.sent.0, transport.way_to(peer)?));
+    let look = || Some((transport.traffic().tensor.sent.0, transport.path_to(peer)?));
     let measure = async {
         sleep(SETTLING).await;
         let (before, since) = (look(), Instant::now());
@@ -123,8 +123,8 @@ fn piece(bytes: usize) -> Result<Frame> {
 
 async fn measure(total: usize, mebi: usize) -> Result<()> {
     let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
-    let (sender, _sender_events) = bind(loopback, Congestion::default(), Arc::new(NoBlobs))?;
-    let (receiver, mut events) = bind(loopback, Congestion::default(), Arc::new(NoBlobs))?;
+    let (sender, _sender_events) = bind(loopback, Congestion::default(), Arc::new(NoFiles))?;
+    let (receiver, mut events) = bind(loopback, Congestion::default(), Arc::new(NoFiles))?;
     let start = Instant::now();
     sender.connect(receiver.peer_id(), &receiver.local_addresses()).await?;
     println!("connected in {:.1} ms", start.elapsed().as_secs_f64() * 1e3);

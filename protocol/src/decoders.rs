@@ -20,9 +20,9 @@ use crate::limits;
 use crate::manifest::Manifest;
 use crate::manifest::example::small;
 use crate::message::{
-    Candidate, CrewChange, CrewMember, Duties, Envelope, FromCoordinator, MemberRecord, Mended,
-    Message, Move, MoveReason, RoundId, SavedCheckpoint, StageChoice, StoredFile, StoredStage,
-    TensorTag, ToCoordinator, ViewChange, Way,
+    Candidate, Duties, Envelope, FromCoordinator, LinkEstimate, MemberRecord, Mended, Message,
+    Move, MoveReason, RoundGroupChange, RoundGroupMember, RoundId, SavedCheckpoint, StageChoice,
+    StoredFile, StoredStage, TensorTag, ToCoordinator, ViewChange,
 };
 use crate::pieces::{HASH, PieceHashes, pieces};
 use crate::units;
@@ -47,8 +47,9 @@ fn encoded(value: &impl wire::Encode) -> Vec<u8> {
 }
 
 /// Who wants to be a member and has measured its link to one.
-fn newcomer(known: PeerId, addresses: &[SocketAddr]) -> (Candidate, Way) {
-    let far = Way { round_trip: Duration::from_millis(120), rate: Some(units::Rate(1 << 24)) };
+fn newcomer(known: PeerId, addresses: &[SocketAddr]) -> (Candidate, LinkEstimate) {
+    let far =
+        LinkEstimate { round_trip: Duration::from_millis(120), rate: Some(units::Rate(1 << 24)) };
     let candidate = Candidate {
         choice: StageChoice::Auto,
         fits: [Stage(0), Stage(2)].into(),
@@ -56,24 +57,24 @@ fn newcomer(known: PeerId, addresses: &[SocketAddr]) -> (Candidate, Way) {
         fingerprint: Some(ContentHash([5; 32])),
         duties: Duties::default(),
         mobile: true,
-        ways: Some(vec![(known, far)]),
+        link_estimates: Some(vec![(known, far)]),
     };
     (candidate, far)
 }
 
 fn envelopes() -> Vec<Vec<u8>> {
     let grant = Grant { term: Term(1), number: 9 };
-    let keeper = Member { peer: PeerId([7; 32]), incarnation: Incarnation(2) };
+    let coordinator = Member { peer: PeerId([7; 32]), incarnation: Incarnation(2) };
     let addresses = vec![([192, 0, 2, 1], 7410).into(), ([0; 16], 1).into()];
     let file = StoredFile {
         name: "model-00001-of-00002.safetensors".to_owned(),
         hash: ContentHash([3; 32]),
         size: units::Bytes(1 << 33),
     };
-    let stored = StoredStage { files: vec![file], holders: vec![keeper.peer] };
-    let holders = vec![(keeper.peer, addresses.clone())];
+    let stored = StoredStage { files: vec![file], holders: vec![coordinator.peer] };
+    let holders = vec![(coordinator.peer, addresses.clone())];
     let member = MemberRecord {
-        member: keeper,
+        member: coordinator,
         span: StageSpan::one(Stage(2)),
         addresses: addresses.clone(),
         serving: true,
@@ -82,15 +83,17 @@ fn envelopes() -> Vec<Vec<u8>> {
         moves: Some(Move { to: Stage(3), era: Era(1), at: None, reason: MoveReason::Nearer }),
     };
     let member = Arc::new(member);
-    let listens = CrewMember { member: keeper, weight: None };
+    let listens = RoundGroupMember { member: coordinator, weight: None };
     let round = round();
     let newest = SavedCheckpoint { version: Step(300), stages: vec![stored], holders };
-    let (candidate, far) = newcomer(keeper.peer, &addresses);
-    let looks = vec![(keeper.peer, addresses.clone())];
+    let (candidate, far) = newcomer(coordinator.peer, &addresses);
+    let looks = vec![(coordinator.peer, addresses.clone())];
     [
         Message::ToCoordinator(ToCoordinator::Register(candidate)),
-        Message::ToCoordinator(ToCoordinator::Ways { ways: vec![(keeper.peer, far)] }),
-        Message::FromCoordinator(FromCoordinator::LookRound { at: looks }),
+        Message::ToCoordinator(ToCoordinator::LinkEstimates {
+            link_estimates: vec![(coordinator.peer, far)],
+        }),
+        Message::FromCoordinator(FromCoordinator::ProbeLinks { at: looks }),
         Message::FromCoordinator(FromCoordinator::Work {
             step: Step(7),
             grants: vec![(Microbatch(1), grant), (Microbatch(300), grant)],
@@ -99,7 +102,7 @@ fn envelopes() -> Vec<Vec<u8>> {
             since: 3,
             number: 4,
             stops: true,
-            gone: [keeper].into(),
+            gone: [coordinator].into(),
             here: vec![member.clone()],
         })),
         Message::FromCoordinator(FromCoordinator::Members {
@@ -109,19 +112,24 @@ fn envelopes() -> Vec<Vec<u8>> {
         }),
         Message::FromCoordinator(FromCoordinator::Close {
             round,
-            crew: CrewChange { since: 8, number: 9, gone: [keeper].into(), here: vec![listens] },
+            group: RoundGroupChange {
+                since: 8,
+                number: 9,
+                gone: [coordinator].into(),
+                here: vec![listens],
+            },
             mended: Mended { mend: Mend(1), changed: [0, 300].into() },
             counted: vec![Microbatch(2), Microbatch(300)],
         }),
-        Message::FromCoordinator(FromCoordinator::Crew {
+        Message::FromCoordinator(FromCoordinator::RoundGroup {
             stage: Stage(1),
             number: 9,
             part: (0, 1),
-            here: vec![listens, CrewMember { weight: Some(1 << 16), ..listens }],
+            here: vec![listens, RoundGroupMember { weight: Some(1 << 16), ..listens }],
         }),
-        Message::CheckpointWanted,
+        Message::CheckpointRequest,
         Message::Checkpoint { newest: Some(newest) },
-        Message::Elsewhere { keeper, addresses },
+        Message::CoordinatorMoved { coordinator, addresses },
     ]
     .map(|message| {
         let (from, to) = (Incarnation(3), Incarnation(400));

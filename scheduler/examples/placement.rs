@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use shoal_protocol::units::Bytes;
-use shoal_scheduler::dice::Dice;
 use shoal_scheduler::planner::cases::{CASES, Case, STAGES, TRAFFIC};
 use shoal_scheduler::planner::{Cost, CostModel, Effort, PlanError, random_groups, search};
+use shoal_scheduler::rng::Rng;
 use shoal_scheduler::sim::{self, Regional};
 
 /// Orders in which peers come.
@@ -29,9 +29,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 fn print_case(case: &Case) -> Result<(), PlanError> {
     let model = CostModel::new(&case.network()?, TRAFFIC, STAGES)?;
     println!("\ncase {}, {}", case.number, case.name);
-    let mut dice = Dice::new(1);
+    let mut rng = Rng::new(1);
     let mut totals: Vec<f64> = (0..RANDOM)
-        .map(|_| model.place(&random_groups(&model, &mut dice)).cost.total().as_secs_f64())
+        .map(|_| model.place(&random_groups(&model, &mut rng)).cost.total().as_secs_f64())
         .collect();
     totals.sort_by(f64::total_cmp);
     let mean = totals.iter().sum::<f64>() / totals.len() as f64;
@@ -46,7 +46,7 @@ fn print_case(case: &Case) -> Result<(), PlanError> {
     println!("  stage in a region      {}   published {}", words(&fixed), published.by_region);
     for seed in 0..SEEDS {
         let start = Instant::now();
-        let found = search(&model, &Effort::default(), &mut Dice::new(seed)).cost;
+        let found = search(&model, &Effort::default(), &mut Rng::new(seed)).cost;
         let took = start.elapsed().as_secs_f64();
         println!(
             "  search, seed {seed}         {}   published {}   {took:.1} s of search",

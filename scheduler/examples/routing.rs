@@ -160,9 +160,9 @@ fn fluid(straggles: bool) -> f64 {
 /// for its last gradient to come back through the stages before it and to be summed, all on the fastest.
 fn best(microbatches: u32, rate: f64) -> f64 {
     let passes = (FORWARD + BACKWARD).as_secs_f64() * longer() * f64::from(STAGES - 1);
-    let ways = LATENCY * (2 * u32::from(STAGES - 1) + WAYS);
+    let link_estimates = LATENCY * (2 * u32::from(STAGES - 1) + WAYS);
     let work = f64::from(microbatches) / rate;
-    work / (work + passes + ways.as_secs_f64())
+    work / (work + passes + link_estimates.as_secs_f64())
 }
 
 /// The part of a rate that is reached after so many microbatches.

@@ -66,8 +66,8 @@ fn scenario(crowd: usize, seed: u64) -> Scenario {
     manifest.model.hidden = 512;
     let compute = ComputeScenario::passes(FORWARD, BACKWARD, JITTER_PER_MILLE);
     let auto = PeerScenario::plain(StageChoice::Auto, STAGES, compute.clone());
-    let keeper = PeerScenario::plain(StageChoice::None, STAGES, compute);
-    let mut peers = vec![keeper];
+    let coordinator = PeerScenario::plain(StageChoice::None, STAGES, compute);
+    let mut peers = vec![coordinator];
     peers.extend(vec![auto.clone(); BEFORE]);
     peers.extend(vec![PeerScenario { start: None, ..auto }; crowd]);
     let network =

@@ -8,21 +8,21 @@
 
 pub mod action;
 mod anchors;
-pub mod capacity;
 pub mod coordinator;
-pub mod dice;
-pub mod exchange;
-mod lateness;
+mod deadline;
 mod ledger;
+pub mod locality;
 mod membership;
-pub mod nearness;
-mod parts;
+mod paging;
 pub mod peer;
 pub mod placement;
 pub mod planner;
 pub mod rebalance;
+pub mod rng;
+mod robust_average;
 mod round;
 pub mod router;
 pub mod schedule;
 pub mod sim;
-mod typical;
+pub mod stage_exchange;
+pub mod throughput;

@@ -11,11 +11,11 @@ use shoal_protocol::message::{
     Candidate, Duties, MemberRecord, Move, MoveReason, StageChoice, ViewChange,
 };
 
-use crate::capacity::{Capacity, Estimates};
-use crate::dice::mixed;
-use crate::nearness::{Load, Nearness, Ways};
-use crate::parts::CHANGED;
+use crate::locality::{LinkEstimates, Load, Locality};
+use crate::paging::CHANGED;
 use crate::placement::{PlacementError, place};
+use crate::rng::mixed;
+use crate::throughput::{Estimates, StageThroughputs};
 
 /// Who is a member. The coordinator decides it, the log makes it last.
 #[derive(Debug)]
@@ -128,7 +128,7 @@ impl Membership {
         candidate: Candidate,
         serving: bool,
         estimates: &Estimates<'_>,
-        (ways, load): (&Ways, &Load),
+        (link_estimates, load): (&LinkEstimates, &Load),
     ) -> Result<Admission, AdmissionError> {
         let Candidate { choice, fits, addresses, fingerprint, duties, mobile, .. } = candidate;
         let mut replaced = None;
@@ -150,9 +150,9 @@ impl Membership {
             return Err(AdmissionError::TooManyAddresses { count: addresses.len() });
         }
         let others = |peer: &PeerId| *peer != member.peer;
-        let capacity = self.capacity_among(others, estimates);
-        let nearness = || self.nearness(ways, load);
-        let span = place(member.peer, choice, self.stages, &fits, &capacity, nearness)?;
+        let throughput = self.throughput_among(others, estimates);
+        let locality = || self.locality(link_estimates, load);
+        let span = place(member.peer, choice, self.stages, &fits, &throughput, locality)?;
         let unlike = self
             .members
             .iter()
@@ -182,8 +182,8 @@ impl Membership {
         if !choice {
             return Vec::new();
         }
-        let capacity = self.capacity_among(others, estimates);
-        if capacity.neediest(&candidate.fits, newcomer).len() < 2 {
+        let throughput = self.throughput_among(others, estimates);
+        if throughput.neediest(&candidate.fits, newcomer).len() < 2 {
             return Vec::new();
         }
         let seed = place_of(newcomer);
@@ -202,11 +202,15 @@ impl Membership {
     }
 
     /// How near members and others are to the stages.
-    pub(crate) fn nearness<'a>(&self, ways: &'a Ways, load: &'a Load) -> Nearness<'a> {
+    pub(crate) fn locality<'a>(
+        &self,
+        link_estimates: &'a LinkEstimates,
+        load: &'a Load,
+    ) -> Locality<'a> {
         let hosts = self.records().flat_map(|record| {
             record.destination().stages().map(|stage| (record.member.peer, stage))
         });
-        Nearness::new(ways, load, hosts, self.number)
+        Locality::new(link_estimates, load, hosts, self.number)
     }
 
     /// Takes out a member, whose life is over. Returns what it was, if it was one.
@@ -451,15 +455,15 @@ impl Membership {
     }
 
     /// What the stages get through with all those who host them and stay, and those who are on their way.
-    fn capacity_among(
+    fn throughput_among(
         &self,
         counts: impl Fn(&PeerId) -> bool,
         estimates: &Estimates<'_>,
-    ) -> Capacity {
+    ) -> StageThroughputs {
         let hosts = self.records().filter(|record| counts(&record.member.peer));
         let hosts = hosts.filter(|record| !self.is_draining(record.member));
         let hosts = hosts.map(|record| (record.member, record.destination()));
-        Capacity::of(self.stages, hosts, estimates)
+        StageThroughputs::of(self.stages, hosts, estimates)
     }
 }
 

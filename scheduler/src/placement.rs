@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use shoal_protocol::ids::{PeerId, Stage, StageSpan};
 use shoal_protocol::message::StageChoice;
 
-use crate::capacity::Capacity;
-use crate::nearness::Nearness;
+use crate::locality::Locality;
+use crate::throughput::StageThroughputs;
 
 /// Why a newcomer cannot host what it asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -47,8 +47,8 @@ pub fn place<'a>(
     choice: StageChoice,
     stages: u16,
     fits: &BTreeSet<Stage>,
-    capacity: &Capacity,
-    nearness: impl FnOnce() -> Nearness<'a>,
+    throughput: &StageThroughputs,
+    locality: impl FnOnce() -> Locality<'a>,
 ) -> Result<StageSpan, PlacementError> {
     assert!(stages > 0, "a run has stages");
     let last = Stage(stages - 1);
@@ -62,12 +62,12 @@ pub fn place<'a>(
         StageChoice::One(stage) => Ok(StageSpan::one(stage)),
         StageChoice::None => Ok(StageSpan::none()),
         StageChoice::Auto => {
-            let neediest = capacity.neediest(fits, newcomer);
+            let neediest = throughput.neediest(fits, newcomer);
             let chosen = match neediest[..] {
                 [] | [_] => neediest.first().copied(),
                 _ => {
-                    let nearness = nearness();
-                    neediest.into_iter().min_by_key(|stage| nearness.cost(newcomer, *stage))
+                    let locality = locality();
+                    neediest.into_iter().min_by_key(|stage| locality.cost(newcomer, *stage))
                 }
             };
             chosen.map(StageSpan::one).ok_or(PlacementError::NoRoom { stage: None })
@@ -80,22 +80,23 @@ mod tests {
     use shoal_protocol::units::Moment;
 
     use super::*;
-    use crate::capacity::{Paces, Throughput};
-    use crate::nearness::{Load, Ways};
+    use crate::locality::{LinkEstimates, Load};
+    use crate::throughput::{ServiceTimes, Throughput};
 
     fn all(stages: u16) -> BTreeSet<Stage> {
         (0..stages).map(Stage).collect()
     }
 
     /// Stages with so many equal replicas each.
-    fn counts(replicas: &[usize]) -> Capacity {
-        let paces = Paces::default();
+    fn counts(replicas: &[usize]) -> StageThroughputs {
+        let service_times = ServiceTimes::default();
         let stages = replicas.len() as u16;
-        let mut capacity = Capacity::of(stages, [], &paces.estimates(stages, Moment::default()));
+        let mut throughput =
+            StageThroughputs::of(stages, [], &service_times.estimates(stages, Moment::default()));
         for (stage, count) in (0..).map(Stage).zip(replicas) {
-            (0..*count).for_each(|_| capacity.add(StageSpan::one(stage), Throughput(100)));
+            (0..*count).for_each(|_| throughput.add(StageSpan::one(stage), Throughput(100)));
         }
-        capacity
+        throughput
     }
 
     /// Where nothing is known of anybody's links.
@@ -105,10 +106,10 @@ mod tests {
         fits: &BTreeSet<Stage>,
         replicas: &[usize],
     ) -> Result<StageSpan, PlacementError> {
-        let (ways, load) = (Ways::default(), Load::of_stages(replicas.len()));
-        let nearness = || Nearness::new(&ways, &load, std::iter::empty(), 0);
+        let (link_estimates, load) = (LinkEstimates::default(), Load::of_stages(replicas.len()));
+        let locality = || Locality::new(&link_estimates, &load, std::iter::empty(), 0);
         let stages = replicas.len() as u16;
-        place(newcomer, choice, stages, fits, &counts(replicas), nearness)
+        place(newcomer, choice, stages, fits, &counts(replicas), locality)
     }
 
     const NEWCOMER: PeerId = PeerId([1; 32]);

@@ -5,14 +5,14 @@
 //! fairness; SWARM, arXiv 2301.11913, moves one peer at a time so). What
 //! counts is where that ends: from (2, 2, 6, 6) no single move is of use, and four together are.
 
-mod field;
+mod search;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use shoal_protocol::ids::{Member, Stage};
 
-use self::field::Field;
+use self::search::Search;
 
 /// When members change their stages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -126,7 +126,7 @@ fn plan_near(
     costs: &BTreeMap<Stage, f64>,
     distance: impl Fn(Member, Stage) -> f64,
 ) -> Plan {
-    let mut field = Field::new(replicas, costs);
+    let mut field = Search::new(replicas, costs);
     let before = field.slowest().1;
     let (mut moves, mut afters) = (Vec::new(), vec![before]);
     // Most of those who may move equally well are looked at again for the next move.

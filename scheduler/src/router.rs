@@ -11,8 +11,8 @@ use std::time::Duration;
 use shoal_protocol::ids::{Member, Step};
 use shoal_protocol::units::Moment;
 
-use crate::dice::mixed;
-use crate::typical::median;
+use crate::rng::mixed;
+use crate::robust_average::median;
 
 /// What an unmeasured candidate is taken to need while nobody is measured.
 const UNKNOWN_PACE: u64 = 1_000_000;
@@ -35,8 +35,8 @@ const DOUBLINGS: u32 = 3;
 pub(crate) const PER: u128 = 1_000_000_000_000_000;
 
 /// The speed of who needs so many nanoseconds for a piece of work.
-pub(crate) fn speed(pace: u64) -> u128 {
-    PER / u128::from(pace.max(1))
+pub(crate) fn speed(service_time: u64) -> u128 {
+    PER / u128::from(service_time.max(1))
 }
 
 /// Whether so many of all pieces of a step's work are left near its beginning.
@@ -82,10 +82,10 @@ pub(crate) struct Turn(u64, u64);
 struct Candidate {
     virtual_time: u64,
     /// Nanoseconds for one microbatch, as it says; none while it says nothing.
-    pace: Option<u64>,
+    service_time: Option<u64>,
     seen: Seen,
     /// Nanoseconds there and back at least; 0 while it is not measured.
-    way: u64,
+    path: u64,
     /// It said so, and has not taken that back.
     busy: bool,
     /// The step of which it had something last, and the floor by then.
@@ -106,7 +106,7 @@ impl Candidate {
     /// One that nothing is known of.
     fn new(virtual_time: u64) -> Self {
         let seen = Seen::default();
-        Self { virtual_time, pace: None, seen, way: 0, busy: false, last: None, tries: 0 }
+        Self { virtual_time, service_time: None, seen, path: 0, busy: false, last: None, tries: 0 }
     }
 
     /// How many thousandths of the pace that it claims its answers take. Where others send to it as
@@ -119,10 +119,10 @@ impl Candidate {
     fn answers(&mut self, sent: Moment, now: Moment) {
         let since = self.seen.last.map_or(sent, |last| last.max(sent));
         self.seen.last = Some(now);
-        let Some(pace) = self.pace else { return };
+        let Some(service_time) = self.service_time else { return };
         if self.tries == 0 {
-            self.seen.answer(now.since(since), pace);
-        } else if now.since(sent).as_nanos() < u128::from(pace) {
+            self.seen.answer(now.since(since), service_time);
+        } else if now.since(sent).as_nanos() < u128::from(service_time) {
             // It is faster than it said, and says so with its next answer to an offer.
             self.last = None;
         }
@@ -130,14 +130,15 @@ impl Candidate {
 
     /// The pace that it is believed to have: what it claims, unless its answers take more than twice
     /// as much of that as is typical. Then what is seen counts.
-    fn believed(&self, typical: Option<u64>) -> Option<u64> {
-        let pace = self.pace?;
-        match (self.boast(), typical) {
-            (Some(own), Some(typical)) if own / BELIEVED > typical => {
-                let seen = u128::from(pace) * u128::from(own) / u128::from(typical.max(1));
+    fn believed(&self, robust_average: Option<u64>) -> Option<u64> {
+        let service_time = self.service_time?;
+        match (self.boast(), robust_average) {
+            (Some(own), Some(robust_average)) if own / BELIEVED > robust_average => {
+                let seen =
+                    u128::from(service_time) * u128::from(own) / u128::from(robust_average.max(1));
                 Some(u64::try_from(seen).unwrap_or(u64::MAX / 16))
             }
-            _ => Some(pace),
+            _ => Some(service_time),
         }
     }
 }
@@ -155,8 +156,8 @@ struct Seen {
 }
 
 impl Seen {
-    fn answer(&mut self, interval: Duration, pace: u64) {
-        let boast = interval.as_nanos() * 1000 / u128::from(pace.max(1));
+    fn answer(&mut self, interval: Duration, service_time: u64) {
+        let boast = interval.as_nanos() * 1000 / u128::from(service_time.max(1));
         // One of many that takes very long is an accident.
         let most = if self.count < 2 { u64::MAX / 16 } else { self.boast.saturating_mul(ACCIDENT) };
         let boast = u64::try_from(boast).unwrap_or(u64::MAX / 16).min(most).clamp(1, u64::MAX / 16);
@@ -219,19 +220,19 @@ impl Router {
     }
 
     /// The pace that a candidate claims in nanoseconds per microbatch; 0 says nothing.
-    pub fn measured(&mut self, member: Member, pace: u64) {
-        let counts = pace > 0 && self.routing.is_by_speed();
+    pub fn measured(&mut self, member: Member, service_time: u64) {
+        let counts = service_time > 0 && self.routing.is_by_speed();
         if let Some(candidate) = self.candidates.get_mut(&member).filter(|_| counts) {
-            candidate.pace = Some(pace);
+            candidate.service_time = Some(service_time);
         }
     }
 
     /// How long the ways to candidates and back take, as was measured from here.
-    pub fn set_ways(&mut self, way: impl Fn(&Member) -> Option<Duration>) {
+    pub fn set_link_estimates(&mut self, path: impl Fn(&Member) -> Option<Duration>) {
         let counts = self.routing == Routing::BySpeed;
         for (member, candidate) in self.candidates.iter_mut().filter(|_| counts) {
-            let nanoseconds = way(member).map_or(0, |way| way.as_nanos());
-            candidate.way = u64::try_from(nanoseconds).unwrap_or(u64::MAX);
+            let nanoseconds = path(member).map_or(0, |path| path.as_nanos());
+            candidate.path = u64::try_from(nanoseconds).unwrap_or(u64::MAX);
         }
     }
 
@@ -317,8 +318,8 @@ impl Router {
 
     fn is_due(&self, step: Step, known: &Candidate) -> bool {
         let Some((last, then)) = known.last else { return true };
-        let pace = known.believed(self.boast).unwrap_or(0);
-        let wait = pace.saturating_mul(1 << known.tries.min(DOUBLINGS));
+        let service_time = known.believed(self.boast).unwrap_or(0);
+        let wait = service_time.saturating_mul(1 << known.tries.min(DOUBLINGS));
         step.0.abs_diff(last.0) > 1 && self.floor.saturating_sub(then) >= wait
     }
 
@@ -390,8 +391,8 @@ impl Router {
         let able: Vec<(&Member, &Candidate)> = able.collect();
         // Until its answer is here.
         let takes = |known: &Candidate| {
-            let pace = known.believed(boast)?;
-            Some(u128::from(pace) + u128::from(known.way))
+            let service_time = known.believed(boast)?;
+            Some(u128::from(service_time) + u128::from(known.path))
         };
         let (mut soonest, mut together) = (u128::MAX, 0u128);
         for (_, known) in &able {
@@ -413,32 +414,33 @@ impl Router {
 
     /// Charges a candidate for a piece of work that it got without being chosen.
     pub fn charge(&mut self, member: Member) {
-        let pace = self.charged(member);
+        let service_time = self.charged(member);
         if let Some(candidate) = self.candidates.get_mut(&member) {
-            candidate.virtual_time = candidate.virtual_time.saturating_add(pace);
+            candidate.virtual_time = candidate.virtual_time.saturating_add(service_time);
         }
     }
 
     /// Takes the charge back from a candidate that did not take the work.
     pub fn refund(&mut self, member: Member) {
-        let pace = self.charged(member);
+        let service_time = self.charged(member);
         if let Some(candidate) = self.candidates.get_mut(&member) {
-            candidate.virtual_time = candidate.virtual_time.saturating_sub(pace);
+            candidate.virtual_time = candidate.virtual_time.saturating_sub(service_time);
         }
     }
 
     /// What a piece of work costs a candidate of virtual time.
     fn charged(&self, member: Member) -> u64 {
         let known = self.candidates.get(&member).and_then(|known| known.believed(self.boast));
-        known.unwrap_or_else(|| self.typical_pace()).max(1)
+        known.unwrap_or_else(|| self.robust_service_time()).max(1)
     }
 
     /// Mean pace of those that are measured.
-    fn typical_pace(&self) -> u64 {
-        let paces = || self.candidates.values().filter_map(|known| known.believed(self.boast));
-        match paces().count() as u64 {
+    fn robust_service_time(&self) -> u64 {
+        let service_times =
+            || self.candidates.values().filter_map(|known| known.believed(self.boast));
+        match service_times().count() as u64 {
             0 => UNKNOWN_PACE,
-            count => (paces().map(u128::from).sum::<u128>() / u128::from(count)) as u64,
+            count => (service_times().map(u128::from).sum::<u128>() / u128::from(count)) as u64,
         }
     }
 

@@ -24,14 +24,14 @@ fn run(mode: &str, steps: i64) -> Run {
 }
 
 /// What the warden's commands print, from the first peer's data directory.
-fn warden(swarm: &Swarm, words: &[&str]) -> Command {
+fn issuer(swarm: &Swarm, words: &[&str]) -> Command {
     let mut command = shoal(words);
     command.arg("--data-dir").arg(swarm.data_dir(0));
     command
 }
 
 fn said(swarm: &Swarm, words: &[&str]) -> String {
-    Process::start("warden", warden(swarm, words)).end().success().trim().to_owned()
+    Process::start("warden", issuer(swarm, words)).end().success().trim().to_owned()
 }
 
 fn listed(swarm: &Swarm) -> Json {
@@ -51,7 +51,7 @@ fn tickets_let_in_whom_they_are_given_to_and_nobody_else() {
     let reason = refusal(&swarm, &swarm.address, 7);
     assert!(reason.contains("ask who runs it for one (`shoal invite new`)"), "{reason}");
     let turned = swarm.peers[0].event("turned_away");
-    assert_eq!(turned["reason"], "no_permit");
+    assert_eq!(turned["reason"], "no_certificate");
     assert_eq!(turned["peer"], swarm.peer_id(7));
     // One for two peers, and no third.
     let ticket = said(&swarm, &["invite", "new", "--uses", "2"]);
@@ -99,9 +99,11 @@ fn a_permit_outlives_its_process_and_works_at_every_peer() {
     let run_folder =
         std::fs::read_dir(swarm.data_dir(1).join("runs")).expect("it took part in one");
     let name = run_folder.flatten().next().expect("it took part in one").file_name();
-    let permit = |index: usize| swarm.data_dir(index).join("runs").join(&name).join("admission");
-    std::fs::create_dir_all(permit(3)).expect("room for a folder");
-    std::fs::copy(permit(1).join("permit"), permit(3).join("permit")).expect("it has one");
+    let certificate =
+        |index: usize| swarm.data_dir(index).join("runs").join(&name).join("admission");
+    std::fs::create_dir_all(certificate(3)).expect("room for a folder");
+    std::fs::copy(certificate(1).join("certificate"), certificate(3).join("certificate"))
+        .expect("it has one");
     let reason = refusal(&swarm, &swarm.address, 3);
     assert!(reason.contains(&format!("the permit is peer {}'s", swarm.peer_id(1))), "{reason}");
 }
@@ -117,8 +119,8 @@ fn what_is_revoked_or_expired_is_of_no_use() {
     // Its connections end, and it is told why.
     let reason = peer.end().failure(NOT_ADMITTED);
     assert!(reason.contains("ticket 2 was revoked"), "{reason}");
-    let roster = swarm.peers[0].event("roster");
-    assert_eq!(roster["revoked"], 1);
+    let access_list = swarm.peers[0].event("roster");
+    assert_eq!(access_list["revoked"], 1);
     let reason = refusal(&swarm, &ticket, 2);
     assert!(reason.contains("ticket 2 was revoked"), "{reason}");
     // Cut short on the way.
@@ -165,7 +167,7 @@ fn an_allowlist_lets_in_whom_it_names() {
     let mut swarm = Swarm::start(&run.config(), &["--wait-for", "3"]);
     let reason = refusal(&swarm, &swarm.address, 1);
     assert!(reason.contains("for `shoal invite allow`"), "{reason}");
-    let reason = Process::start("warden", warden(&swarm, &["invite", "new"])).end().failure(USAGE);
+    let reason = Process::start("warden", issuer(&swarm, &["invite", "new"])).end().failure(USAGE);
     assert!(reason.contains("shoal invite allow PEER"), "{reason}");
     said(&swarm, &["invite", "allow", &swarm.peer_id(1), &swarm.peer_id(2)]);
     swarm.peers[0].event("roster");

@@ -25,7 +25,7 @@ const PANELS: &[Panel] = &[
         &[("{{pipeline_stage}}", r#"shoal_stage_hosted{instance="$instance"} == 1"#)],
     ),
     number("Version", None, &[("{{version}}", r#"shoal_build_info{instance="$instance"}"#)]),
-    number("Keeps the run", None, &[("keeps", r#"shoal_keeps_run{instance="$instance"}"#)]),
+    number("Keeps the run", None, &[("keeps", r#"shoal_is_coordinator{instance="$instance"}"#)]),
     number("Step", None, &[("step", r#"shoal_step{instance="$instance"}"#)]),
     number("Connections", None, &[("{{path}}", r#"shoal_connections{instance="$instance"}"#)]),
     number("Own port", None, &[("{{state}}", r#"shoal_own_port{instance="$instance"} == 1"#)]),

@@ -136,7 +136,10 @@ const PANELS: &[Panel] = &[
                 "replayed",
                 r#"sum(rate(shoal_microbatches_replayed_total{run="$run"}[$__rate_interval]))"#,
             ),
-            ("recalled", r#"sum(rate(shoal_claims_recalled_total{run="$run"}[$__rate_interval]))"#),
+            (
+                "recalled",
+                r#"sum(rate(shoal_claims_reclaimed_total{run="$run"}[$__rate_interval]))"#,
+            ),
             (
                 "reported twice",
                 r#"max(rate(shoal_microbatches_duplicated_total{run="$run"}[$__rate_interval]))"#,

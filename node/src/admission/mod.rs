@@ -4,23 +4,23 @@
 //! Everything in it is signed or may be lost, but for the book of claims and the list of tickets, which are the
 //! warden's alone. The commands write the roster; the running peer notices, and it spreads from there.
 
-mod entrance;
-mod folder;
-mod known;
-mod standing;
+mod join_line;
+mod known_peers;
+mod store;
+mod ticket_state;
 mod watch;
 
-pub(crate) use entrance::{entrance, issue, roster_of};
-pub(crate) use folder::{Folder, Issued, KeptRules};
-pub(crate) use known::{KnownPeers, companions, met};
-pub(crate) use standing::Standing;
+pub(crate) use join_line::{access_list_of, issue, join_line};
+pub(crate) use known_peers::{KnownPeers, companions, met};
+pub(crate) use store::{Issued, KeptRules, Store};
+pub(crate) use ticket_state::TicketState;
 pub(crate) use watch::keep;
 
 use std::sync::Arc;
 
 use anyhow::Context;
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::net::admission::{ClaimBook, Desk, Gate, Rules};
+use shoal_protocol::net::admission::{Desk, Gate, RedemptionLog, Rules};
 use shoal_protocol::net::identity::Identity;
 
 use crate::driver::home::Home;
@@ -34,21 +34,21 @@ pub(crate) fn enter(
     home: &Home,
     identity: &Identity,
     manifest: &Manifest,
-) -> anyhow::Result<Folder> {
+) -> anyhow::Result<Store> {
     let run = manifest.run_id();
-    let folder = Folder::of(home.path(), run);
+    let folder = Store::of(home.path(), run);
     let rules = Rules { run, admission: manifest.admission.clone() };
     folder.remember(&rules)?;
-    let warden = rules.admission.key == Some(identity.peer_id());
+    let issuer = rules.admission.key == Some(identity.peer_id());
     gate.enter(rules);
-    if let Some(roster) = folder.roster()? {
+    if let Some(access_list) = folder.access_list()? {
         // One that is damaged is got again from the others.
-        if let Err(denied) = gate.learn(&roster) {
+        if let Err(denied) = gate.learn(&access_list) {
             tracing::warn!(%denied, "the roster that was kept is not used");
         }
     }
-    if warden {
-        let book = ClaimBook::open(&folder.claims())
+    if issuer {
+        let book = RedemptionLog::open(&folder.claims())
             .context("no ticket can be turned into a permit here")?;
         gate.open_desk(Arc::new(Desk::new(identity.clone(), run, book)));
     }

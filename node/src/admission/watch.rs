@@ -6,14 +6,14 @@ use shoal_protocol::net::admission::Gate;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::Folder;
+use super::Store;
 
 /// How often it is looked whether a command has written a roster. Looking is the one way that works on every
 /// file system.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Runs until it is stopped.
-pub(crate) async fn keep(gate: Gate, folder: Folder, stop: CancellationToken) {
+pub(crate) async fn keep(gate: Gate, folder: Store, stop: CancellationToken) {
     let mut changes = gate.changes();
     loop {
         let changed = tokio::select! {
@@ -31,27 +31,27 @@ pub(crate) async fn keep(gate: Gate, folder: Folder, stop: CancellationToken) {
 }
 
 /// Learns what a command has written.
-fn look(gate: &Gate, folder: &Folder) -> anyhow::Result<()> {
-    if let Some(written) = folder.roster()? {
+fn look(gate: &Gate, folder: &Store) -> anyhow::Result<()> {
+    if let Some(written) = folder.access_list()? {
         gate.learn(&written)?;
     }
     Ok(())
 }
 
 /// Writes what the gate knows better than the folder.
-pub(super) fn write_down(gate: &Gate, folder: &Folder) -> anyhow::Result<()> {
+pub(super) fn write_down(gate: &Gate, folder: &Store) -> anyhow::Result<()> {
     // A command may have written one that is newer still.
     look(gate, folder)?;
-    let (_, roster) = gate.roster();
-    if let Some(roster) = roster
-        && folder.roster()?.as_ref() != Some(&roster)
+    let (_, access_list) = gate.access_list();
+    if let Some(access_list) = access_list
+        && folder.access_list()?.as_ref() != Some(&access_list)
     {
-        folder.keep_roster(&roster)?;
+        folder.store_access_list(&access_list)?;
     }
-    if let Some(permit) = gate.pass().permit
-        && folder.permit()?.as_ref() != Some(&permit)
+    if let Some(certificate) = gate.pass().certificate
+        && folder.certificate()?.as_ref() != Some(&certificate)
     {
-        folder.keep_permit(&permit)?;
+        folder.store_certificate(&certificate)?;
     }
     Ok(())
 }

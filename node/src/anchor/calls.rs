@@ -25,7 +25,7 @@ use tokio::sync::oneshot;
 
 use super::Links;
 use super::encoding::{Item, Mark};
-use super::talk::{self, Answer, BODY, Request, Unsound};
+use super::rpc::{self, Answer, BODY, Request, Unsound};
 use super::types::{AnchorId, Types};
 
 /// Requests that wait for their answers at once, of all kinds and to all.
@@ -55,7 +55,7 @@ pub(super) enum CallError {
     Silent(PeerId),
     /// Too many wait.
     #[error("too many requests wait for their answers")]
-    Crowded,
+    TooManyConnections,
     /// More than a message takes.
     #[error("a request of {0} bytes is too large")]
     TooLarge(usize),
@@ -104,7 +104,7 @@ impl Calls {
         {
             let mut waiting = self.waiting();
             if waiting.len() >= WAITING {
-                return Err(CallError::Crowded);
+                return Err(CallError::TooManyConnections);
             }
             waiting.insert(number, Waiting { from: to, answer });
         }
@@ -209,7 +209,7 @@ impl RaftNetwork<Types> for Line {
             Answer::Appended => Ok(AppendEntriesResponse::Success),
             Answer::Conflict if rpc.prev_log_id.is_some() => Ok(AppendEntriesResponse::Conflict),
             Answer::Higher(ballot) => {
-                let vote = self.sound(talk::higher_vote(rpc.vote, ballot))?;
+                let vote = self.sound(rpc::higher_vote(rpc.vote, ballot))?;
                 Ok(AppendEntriesResponse::HigherVote(vote))
             }
             _ => Err(self.wrong().into()),
@@ -235,7 +235,7 @@ impl RaftNetwork<Types> for Line {
         match self.ask(request).await? {
             Answer::Received => Ok(InstallSnapshotResponse { vote: rpc.vote }),
             Answer::Higher(ballot) => {
-                let vote = self.sound(talk::higher_vote(rpc.vote, ballot))?;
+                let vote = self.sound(rpc::higher_vote(rpc.vote, ballot))?;
                 Ok(InstallSnapshotResponse { vote })
             }
             Answer::FromStart if rpc.offset > 0 => {
@@ -257,7 +257,7 @@ impl RaftNetwork<Types> for Line {
         let last = rpc.last_log_id.map(Mark::from);
         match self.ask(Request::Vote { ballot: rpc.vote.into(), last }).await? {
             Answer::Vote { ballot, granted, last } => {
-                Ok(self.sound(talk::vote_response(ballot, granted, last))?)
+                Ok(self.sound(rpc::vote_response(ballot, granted, last))?)
             }
             _ => Err(self.wrong().into()),
         }

@@ -15,7 +15,7 @@ use shoal_protocol::wire;
 
 use super::encoding::{self, Ballot, Image, Item, Mark};
 use super::journal::{self, Event};
-use super::talk::{self, Answer, Request};
+use super::rpc::{self, Answer, Request};
 use super::types::{AnchorId, Entry, Membership, Proposal, StoredMembership, Vote, log_id};
 
 /// Those of the anchors.
@@ -117,8 +117,8 @@ fn images() -> Vec<Vec<u8>> {
         history.apply(&record).expect("it follows");
     }
     let last = Some(log_id(1, 4));
-    let keepers = StoredMembership::new(Some(log_id(1, 0)), membership());
-    vec![Image { history, last, keepers }.encode()]
+    let anchors = StoredMembership::new(Some(log_id(1, 0)), membership());
+    vec![Image { history, last, anchors }.encode()]
 }
 
 fn image(bytes: &[u8]) {
@@ -157,15 +157,15 @@ fn request(bytes: &[u8]) {
     let Ok(request) = wire::decode::<Request>(bytes) else { return };
     match request {
         Request::Append { ballot, previous, agreed, items } => {
-            let Ok(vote) = talk::own_vote(ME, ballot, true) else { return };
+            let Ok(vote) = rpc::own_vote(ME, ballot, true) else { return };
             let count = items.len();
-            if let Ok(append) = talk::append_request(vote, previous, agreed, items) {
+            if let Ok(append) = rpc::append_request(vote, previous, agreed, items) {
                 assert_eq!(append.entries.len(), count);
             }
         }
         Request::Vote { ballot, last } => {
-            if let Ok(vote) = talk::own_vote(ME, ballot, false) {
-                let _ = talk::vote_request(vote, last);
+            if let Ok(vote) = rpc::own_vote(ME, ballot, false) {
+                let _ = rpc::vote_request(vote, last);
             }
         }
         Request::Snapshot { bytes, .. } => image(&bytes),
@@ -186,10 +186,10 @@ fn answer(bytes: &[u8]) {
     assert_eq!(wire::decode::<Answer>(&written), Ok(answer.clone()));
     match answer {
         Answer::Higher(ballot) => {
-            let _ = talk::higher_vote(Vote::new_committed(3, AnchorId(ME)), ballot);
+            let _ = rpc::higher_vote(Vote::new_committed(3, AnchorId(ME)), ballot);
         }
         Answer::Vote { ballot, granted, last } => {
-            let _ = talk::vote_response(ballot, granted, last);
+            let _ = rpc::vote_response(ballot, granted, last);
         }
         _ => {}
     }

@@ -101,14 +101,14 @@ impl Ballot {
 
 /// Who keeps the log.
 #[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub(super) struct Keepers {
+pub(super) struct AnchorSet {
     /// The voters; two groups while one takes over from the other.
     voters: Vec<BTreeSet<PeerId>>,
     /// Who receives the log and has no vote.
     learners: BTreeSet<PeerId>,
 }
 
-impl From<&Membership> for Keepers {
+impl From<&Membership> for AnchorSet {
     fn from(membership: &Membership) -> Self {
         let peers = |ids: &BTreeSet<AnchorId>| ids.iter().map(|id| id.0).collect();
         Self {
@@ -118,7 +118,7 @@ impl From<&Membership> for Keepers {
     }
 }
 
-impl Keepers {
+impl AnchorSet {
     /// Nobody at all is a membership too: that of a log that has not begun.
     fn membership(&self) -> Result<Membership, Malformed> {
         let count = self.voters.iter().map(BTreeSet::len).sum::<usize>() + self.learners.len();
@@ -146,7 +146,7 @@ enum Content {
         term: Term,
         record: LogRecord,
     },
-    Keepers(Keepers),
+    AnchorSet(AnchorSet),
 }
 
 impl From<&Entry> for Item {
@@ -156,7 +156,7 @@ impl From<&Entry> for Item {
             EntryPayload::Normal(Proposal { term, record }) => {
                 Content::Record { term: *term, record: record.clone() }
             }
-            EntryPayload::Membership(membership) => Content::Keepers(membership.into()),
+            EntryPayload::Membership(membership) => Content::AnchorSet(membership.into()),
         };
         Self { at: entry.log_id.into(), content }
     }
@@ -167,10 +167,10 @@ impl Item {
         let payload = match self.content {
             Content::Opening => EntryPayload::Blank,
             Content::Record { term, record } => EntryPayload::Normal(Proposal { term, record }),
-            Content::Keepers(keepers) if keepers.voters.is_empty() => {
+            Content::AnchorSet(anchors) if anchors.voters.is_empty() => {
                 return Err(Malformed::Voters);
             }
-            Content::Keepers(keepers) => EntryPayload::Membership(keepers.membership()?),
+            Content::AnchorSet(anchors) => EntryPayload::Membership(anchors.membership()?),
         };
         Ok(Entry { log_id: self.at.log_id()?, payload })
     }
@@ -181,15 +181,15 @@ impl Item {
 pub(super) struct Image {
     pub(super) history: History,
     pub(super) last: Option<LogId>,
-    pub(super) keepers: StoredMembership,
+    pub(super) anchors: StoredMembership,
 }
 
 #[derive(bincode::Encode, bincode::Decode)]
 struct ImageBytes {
     history: History,
     last: Option<Mark>,
-    keepers_at: Option<Mark>,
-    keepers: Keepers,
+    anchors_at: Option<Mark>,
+    anchors: AnchorSet,
 }
 
 impl Image {
@@ -197,8 +197,8 @@ impl Image {
         encode(&ImageBytes {
             history: self.history.clone(),
             last: self.last.map(Mark::from),
-            keepers_at: self.keepers.log_id().map(Mark::from),
-            keepers: self.keepers.membership().into(),
+            anchors_at: self.anchors.log_id().map(Mark::from),
+            anchors: self.anchors.membership().into(),
         })
     }
 
@@ -207,11 +207,11 @@ impl Image {
         if taken != bytes.len() {
             return Err(Malformed::Trailing);
         }
-        let membership = image.keepers.membership()?;
+        let membership = image.anchors.membership()?;
         Ok(Self {
             history: image.history,
             last: place(image.last)?,
-            keepers: StoredMembership::new(place(image.keepers_at)?, membership),
+            anchors: StoredMembership::new(place(image.anchors_at)?, membership),
         })
     }
 }
@@ -230,12 +230,14 @@ mod tests {
 
     #[test]
     fn entries_read_back() {
-        let keepers =
-            Keepers { voters: vec![peers(&[1, 2]), peers(&[2, 3])], learners: peers(&[4]) };
+        let anchors =
+            AnchorSet { voters: vec![peers(&[1, 2]), peers(&[2, 3])], learners: peers(&[4]) };
         let record = LogRecord::Term(Term(3));
-        for content in
-            [Content::Opening, Content::Record { term: Term(3), record }, Content::Keepers(keepers)]
-        {
+        for content in [
+            Content::Opening,
+            Content::Record { term: Term(3), record },
+            Content::AnchorSet(anchors),
+        ] {
             let item = Item { at: Mark { term: 3, index: 9 }, content };
             let (read, taken) = decode::<Item>(&encode(&item)).expect("whole");
             assert_eq!((&read, taken), (&item, encode(&item).len()));
@@ -251,8 +253,9 @@ mod tests {
         assert_eq!(ballot.vote(), Err(Malformed::Number(NUMBERS)));
         let many: BTreeSet<PeerId> = (0..200).map(|number| PeerId([number; 32])).collect();
         for voters in [vec![], vec![peers(&[])], vec![peers(&[1]); 3], vec![many]] {
-            let keepers = Keepers { voters, learners: peers(&[]) };
-            let item = Item { at: Mark { term: 1, index: 1 }, content: Content::Keepers(keepers) };
+            let anchors = AnchorSet { voters, learners: peers(&[]) };
+            let item =
+                Item { at: Mark { term: 1, index: 1 }, content: Content::AnchorSet(anchors) };
             assert_eq!(item.entry(), Err(Malformed::Voters));
         }
     }

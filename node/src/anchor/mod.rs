@@ -2,13 +2,11 @@
 //! when more than half hold it on their disks, and whoever leads next knows it.
 //!
 //! `openraft` decides; here are the disk ([`store`], [`disk`], [`log`], [`journal`], [`machine`]), the links
-//! ([`calls`] asks, [`clerk`] answers, [`talk`] is the language), the clock ([`pulse`], [`contact`]),
+//! ([`calls`] asks, [`server`] answers, [`talk`] is the language), the clock ([`timers`], [`contact`]),
 //! and what the anchor's owner sees of it ([`report`], [`voters`]). One anchor alone is a plain file
 //! that is flushed with every record.
 
 mod calls;
-mod clerk;
-mod contact;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod decoders;
 mod disk;
@@ -16,14 +14,16 @@ mod encoding;
 mod error;
 mod frame;
 mod journal;
+mod leader_contact;
 mod log;
-mod machine;
-mod pulse;
 mod report;
+mod rpc;
+mod server;
+mod state_machine;
 mod store;
-mod talk;
 #[cfg(test)]
 mod tests;
+mod timers;
 mod timing;
 mod types;
 mod voters;
@@ -45,14 +45,14 @@ pub(crate) use error::AnchorError;
 pub(crate) use timing::Timing;
 
 use calls::{Calls, Lines};
-use clerk::Clerk;
-use contact::Contact;
 use disk::Disk;
+use leader_contact::LeaderContact;
 use log::Log;
-use machine::Machine;
-use pulse::Pulse;
 use report::Reporter;
+use server::RaftServer;
+use state_machine::StateMachine;
 use store::Store;
+use timers::Timers;
 use types::{AnchorId, Membership, Proposal, Raft, ServerMetrics};
 
 /// Records, and events, that wait at once.
@@ -112,16 +112,16 @@ struct Inner {
     raft: Raft,
     links: Arc<dyn Links>,
     calls: Arc<Calls>,
-    contact: Mutex<Contact>,
+    contact: Mutex<LeaderContact>,
     log: Log,
-    machine: Machine,
+    machine: StateMachine,
     disk: Disk,
     /// Ends all tasks.
     cancel: CancellationToken,
 }
 
 impl Inner {
-    fn contact(&self) -> MutexGuard<'_, Contact> {
+    fn contact(&self) -> MutexGuard<'_, LeaderContact> {
         self.contact.lock().expect("nothing panics while it holds the contact")
     }
 
@@ -185,7 +185,7 @@ impl Anchor {
         if found && !begun {
             raft.initialize(BTreeSet::from([me])).await.map_err(|error| stopped(&error))?;
         }
-        let contact = Mutex::new(Contact::new(timing.election.clone()));
+        let contact = Mutex::new(LeaderContact::new(timing.election.clone()));
         let cancel = CancellationToken::new();
         let inner =
             Arc::new(Inner { me, timing, raft, links, calls, contact, log, machine, disk, cancel });
@@ -214,8 +214,8 @@ impl Anchor {
         };
         let reporter = Reporter::new(Arc::clone(&inner), events.clone(), proposed);
         until_over(Box::pin(reporter.run()) as BoxFuture<_>);
-        until_over(Box::pin(Clerk::new(Arc::clone(&inner)).run(asked)));
-        until_over(Box::pin(Pulse::new(Arc::clone(&inner), events).run()));
+        until_over(Box::pin(RaftServer::new(Arc::clone(&inner)).run(asked)));
+        until_over(Box::pin(Timers::new(Arc::clone(&inner), events).run()));
         until_over(Box::pin(voters::run(Arc::clone(&inner), wanted.subscribe())));
         tracker.spawn({
             let inner = Arc::clone(&inner);
@@ -250,7 +250,7 @@ impl Anchor {
 
     /// Takes in what another anchor sent. The caller lets nobody through who is no anchor.
     pub(crate) fn heard(&self, from: PeerId, message: AnchorMessage) {
-        if message.body.len() > talk::BODY {
+        if message.body.len() > rpc::BODY {
             tracing::warn!(%from, bytes = message.body.len(), "an anchor's message is too large");
         } else if message.answer {
             self.inner.calls.answered(from, message.number, &message.body);

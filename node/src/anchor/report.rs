@@ -10,7 +10,7 @@ use shoal_protocol::message::LogRecord;
 use shoal_protocol::wire;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::talk::RECORD;
+use super::rpc::RECORD;
 use super::types::{Outcome, Proposal, ServerMetrics, Types};
 use super::{AnchorError, AnchorEvent, Inner, QUEUE};
 

@@ -10,12 +10,12 @@ use super::disk::{Disk, Paths};
 use super::error::AnchorError;
 use super::journal;
 use super::log::Log;
-use super::machine::{self, Machine};
+use super::state_machine::{self, StateMachine};
 
 /// What an anchor keeps, and what writes it.
 pub(super) struct Store {
     pub(super) log: Log,
-    pub(super) machine: Machine,
+    pub(super) machine: StateMachine,
     pub(super) disk: Disk,
 }
 
@@ -29,7 +29,7 @@ impl Store {
         std::fs::create_dir_all(folder)
             .map_err(|error| AnchorError::Write { path: folder.to_owned(), error })?;
         let image = match read(&paths.snapshot())? {
-            Some(bytes) => Some(machine::read(&paths.snapshot(), &bytes)?),
+            Some(bytes) => Some(state_machine::read(&paths.snapshot(), &bytes)?),
             None => None,
         };
         let path = paths.log();
@@ -56,7 +56,7 @@ impl Store {
         }
         let disk = Disk::start(paths, file).map_err(failed)?;
         let log = Log::new(anchor, opened.held, disk.clone());
-        Ok(Self { log, machine: Machine::new(image, disk.clone()), disk })
+        Ok(Self { log, machine: StateMachine::new(image, disk.clone()), disk })
     }
 }
 

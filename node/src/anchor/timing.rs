@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use openraft::SnapshotPolicy;
 
-use super::talk;
+use super::rpc;
 
 /// Entries that are kept although the snapshot has them, for who is just behind.
 const KEPT: u64 = 64;
@@ -47,7 +47,7 @@ impl Timing {
             election_timeout_min: refusal.saturating_sub(1),
             election_timeout_max: refusal,
             install_snapshot_timeout: 2 * patience,
-            snapshot_max_chunk_size: talk::SNAPSHOT_PIECE as u64,
+            snapshot_max_chunk_size: rpc::SNAPSHOT_PIECE as u64,
             snapshot_policy: SnapshotPolicy::Never,
             max_in_snapshot_log_to_keep: KEPT,
             enable_heartbeat: false,

@@ -1,10 +1,10 @@
 //! Which devices of a fleet to take, and how large its microbatches should be: for `shoal plan`.
 
 use serde::{Deserialize, Serialize};
-use shoal_scheduler::dice::Dice;
 use shoal_scheduler::planner::{
     Advice, CostModel, Device, Effort, Network, Placement, PlanError, Work, advise, search,
 };
+use shoal_scheduler::rng::Rng;
 
 use super::fleet::{Fleet, FleetError};
 
@@ -158,7 +158,7 @@ fn choice(
 ) -> Result<Option<Choice>, PlanError> {
     let network = fleet.network()?;
     let model = CostModel::new(&network, fleet.traffic(stages), stages)?;
-    let placed = search(&model, &EFFORT, &mut Dice::new(seed));
+    let placed = search(&model, &EFFORT, &mut Rng::new(seed));
     let replicas = fleet.devices() / stages;
     let advice = advise(&training.work(fleet), stages, replicas, slowest(&placed, &network));
     Ok(advice.map(|advice| describe(fleet, training, (stages, replicas), &placed, advice)))

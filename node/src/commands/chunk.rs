@@ -8,7 +8,7 @@ use futures::future::join_all;
 use shoal_protocol::ids::{ContentHash, PeerId};
 use shoal_protocol::units::Bytes;
 
-use super::guest::{self, Guest};
+use super::client::{self, Client};
 use super::training;
 use crate::address::JoinAddress;
 use crate::cli::{ChunkCommand, ChunkGetArgs, ListFormat};
@@ -125,7 +125,7 @@ async fn get(args: &ChunkGetArgs) -> anyhow::Result<()> {
         let text = format!("{} is there already: name another file with --out", out.display());
         return Err(anyhow::anyhow!(text)).exit_with(Exit::Usage);
     }
-    let guest = Guest::open(&Files::default())?;
+    let guest = Client::open(&Files::default())?;
     let fetched = fetch(&guest, *hash, from, &out).await;
     guest.transport.close().await;
     let length = fetched?;
@@ -135,7 +135,7 @@ async fn get(args: &ChunkGetArgs) -> anyhow::Result<()> {
 
 /// Fetches from whoever has it. Who lies about its length is found out, and the others are asked.
 async fn fetch(
-    guest: &Guest,
+    guest: &Client,
     hash: ContentHash,
     from: &[JoinAddress],
     out: &Path,
@@ -154,7 +154,7 @@ async fn fetch(
     let mut said: Vec<(u64, Vec<PeerId>)> = said.into_iter().collect();
     said.sort_by_key(|(_, peers)| std::cmp::Reverse(peers.len()));
     for (length, peers) in said {
-        match guest.transport.fetch_blob(&peers, hash, length, out).await {
+        match guest.transport.fetch_file(&peers, hash, length, out).await {
             Ok(()) => return Ok(length),
             Err(error) => failure = Some(error.into()),
         }
@@ -167,12 +167,12 @@ async fn fetch(
 
 /// A peer that has the file, and how long it says that it is.
 async fn ask(
-    guest: &Guest,
+    guest: &Client,
     hash: ContentHash,
     address: &JoinAddress,
 ) -> anyhow::Result<(PeerId, u64)> {
-    let (at, _) = guest::reach(&guest.transport, address).await?;
-    let length = guest.transport.blob_length(at.peer, hash).await;
+    let (at, _) = client::reach(&guest.transport, address).await?;
+    let length = guest.transport.file_length(at.peer, hash).await;
     let hint = || format!("{at} cannot give it (`shoal chunk ls` there shows what it holds)");
     Ok((at.peer, length.with_context(hint)?))
 }

@@ -3,8 +3,8 @@
 use anyhow::Context;
 use shoal_protocol::net::discovery::PeerAddress;
 
-use super::guest::Guest;
-use super::reach::Entrance;
+use super::client::Client;
+use super::contact::JoinLine;
 use super::training;
 use crate::admission;
 use crate::cli::{DoctorArgs, ListFormat};
@@ -45,13 +45,13 @@ async fn look(args: &DoctorArgs) -> anyhow::Result<Vec<Finding>> {
     let free = ports.iter().all(|port| port.state == State::Well);
     findings.extend(ports);
     let mut peers: Vec<PeerAddress> = Vec::new();
-    for entrance in &args.peers {
-        let text = entrance.read()?.context("there is no address in that file yet")?;
-        let entrance: Entrance = text.parse().exit_with(Exit::Usage)?;
-        if let Entrance::Ticket(ticket) = &entrance {
+    for join_line in &args.peers {
+        let text = join_line.read()?.context("there is no address in that file yet")?;
+        let join_line: JoinLine = text.parse().exit_with(Exit::Usage)?;
+        if let JoinLine::Ticket(ticket) = &join_line {
             findings.push(doctor::ticket(ticket));
         }
-        peers.extend(entrance.addresses());
+        peers.extend(join_line.addresses());
     }
     if args.peers.is_empty() {
         peers = admission::met(&args.data_dir);
@@ -60,15 +60,15 @@ async fn look(args: &DoctorArgs) -> anyhow::Result<Vec<Finding>> {
     // As somebody whom nobody knows: a peer may be running with this data directory. Others ring at the
     // peer's own ports, if nobody else has them.
     let files = Files::default();
-    let own = if free { Guest::open_at(&args.listen, &files).ok() } else { None };
-    let rings = own.is_some();
-    let Guest { transport, events } = own.map_or_else(|| Guest::open(&files), Ok)?;
-    let asked = doctor::network(&transport, &peers, rings);
-    let ((network, rungs), router) = tokio::join!(asked, doctor::router());
+    let own = if free { Client::open_at(&args.listen, &files).ok() } else { None };
+    let probes = own.is_some();
+    let Client { transport, events } = own.map_or_else(|| Client::open(&files), Ok)?;
+    let asked = doctor::network(&transport, &peers, probes);
+    let ((network, probe_reports), router) = tokio::join!(asked, doctor::router());
     findings.extend(network);
     let asks_router = router.as_ref().is_some_and(|router| router.state == State::Well);
-    if rings {
-        findings.push(doctor::by_rings(&rungs, asks_router));
+    if probes {
+        findings.push(doctor::by_probes(&probe_reports, asks_router));
     } else if owner == Owner::Peer {
         findings.push(doctor::of_running(&args.data_dir).await);
     }

@@ -11,7 +11,7 @@ use shoal_protocol::wire;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::guest::{self, Guest, LIFE};
+use super::client::{self, Client, LIFE};
 use super::join::read_manifest;
 use super::training;
 use crate::cli::FetchArgs;
@@ -35,8 +35,8 @@ pub(super) fn run(args: &FetchArgs) -> anyhow::Result<()> {
 
 async fn fetch(args: &FetchArgs) -> anyhow::Result<()> {
     let files = Files::default();
-    let Guest { transport, mut events } = Guest::open(&files)?;
-    let (through, welcome) = guest::reach(&transport, &args.address).await?;
+    let Client { transport, mut events } = Client::open(&files)?;
+    let (through, welcome) = client::reach(&transport, &args.address).await?;
     let Welcome { incarnation, run, .. } = welcome;
     let run = run.with_context(|| format!("the peer at {through} takes part in no run"))?;
     let manifest = Arc::new(read_manifest(&run).exit_with(Exit::NotAdmitted)?);
@@ -66,9 +66,9 @@ async fn ask(
         match timeout(ANSWER, answer(events, asked.peer)).await {
             Err(_) => bail!("{} does not answer", asked.peer),
             Ok(Message::Checkpoint { newest: Some(newest) }) => return Ok(newest),
-            Ok(Message::Elsewhere { keeper, addresses }) if keeper != asked => {
-                transport.remember(keeper.peer, &addresses);
-                asked = keeper;
+            Ok(Message::CoordinatorMoved { coordinator, addresses }) if coordinator != asked => {
+                transport.remember(coordinator.peer, &addresses);
+                asked = coordinator;
             }
             Ok(_) => bail!("the run has no complete checkpoint yet"),
         }
@@ -77,7 +77,7 @@ async fn ask(
 }
 
 fn send(transport: &Transport, to: Member) -> anyhow::Result<()> {
-    let (era, term, message) = (Era(0), Term(0), Message::CheckpointWanted);
+    let (era, term, message) = (Era(0), Term(0), Message::CheckpointRequest);
     let envelope = Envelope { from: LIFE, to: to.incarnation, era, term, message };
     transport.send_control(to.peer, wire::encode(&envelope)?)?;
     Ok(())
@@ -88,8 +88,10 @@ async fn answer(events: &mut mpsc::Receiver<TransportEvent>, asked: PeerId) -> M
     while let Some(event) = events.recv().await {
         let TransportEvent::Control { member, bytes } = event else { continue };
         let Ok(envelope) = wire::decode::<Envelope>(&bytes) else { continue };
-        let answers =
-            matches!(envelope.message, Message::Checkpoint { .. } | Message::Elsewhere { .. });
+        let answers = matches!(
+            envelope.message,
+            Message::Checkpoint { .. } | Message::CoordinatorMoved { .. }
+        );
         if member.peer == asked && answers {
             return envelope.message;
         }

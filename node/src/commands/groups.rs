@@ -157,10 +157,10 @@ fn form(described: &Described, scenario: &mut Scenario) {
         .map(|row| row.into_iter().map(Duration::from_micros).collect())
         .collect();
     let template = scenario.peers[0].clone();
-    let keeper = &mut scenario.peers;
-    keeper.truncate(1);
-    keeper[0].choice = StageChoice::None;
-    keeper[0].region = 0;
+    let coordinator = &mut scenario.peers;
+    coordinator.truncate(1);
+    coordinator[0].choice = StageChoice::None;
+    coordinator[0].region = 0;
     scenario.anchors = 1;
     for (index, group) in described.group.iter().enumerate() {
         let mut peer = template.clone();

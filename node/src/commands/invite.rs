@@ -9,10 +9,10 @@ use anyhow::Context;
 use serde::Serialize;
 use shoal_protocol::ids::{PeerId, RunId};
 use shoal_protocol::manifest::AdmissionMode;
-use shoal_protocol::net::admission::{ClaimBook, Roster, TicketId, UnixTime};
+use shoal_protocol::net::admission::{AccessList, RedemptionLog, TicketId, UnixTime};
 use shoal_protocol::net::identity::Identity;
 
-use crate::admission::{self, Folder, KeptRules, Standing, roster_of};
+use crate::admission::{self, KeptRules, Store, TicketState, access_list_of};
 use crate::cli::{
     BanArgs, InviteAllowArgs, InviteCommand, InviteLsArgs, InviteNewArgs, InviteRevokeArgs,
     Invited, ListFormat,
@@ -34,19 +34,19 @@ pub(super) fn run(command: &InviteCommand) -> anyhow::Result<()> {
 
 /// The warden's key and folder.
 struct Office {
-    warden: Identity,
-    folder: Folder,
+    issuer: Identity,
+    folder: Store,
     rules: KeptRules,
 }
 
 impl Office {
     fn open(data_dir: &Path) -> anyhow::Result<Self> {
-        let folder = Folder::current(data_dir).exit_with(Exit::Usage)?;
+        let folder = Store::current(data_dir).exit_with(Exit::Usage)?;
         let rules = folder.rules().exit_with(Exit::Usage)?;
         // Not through `Home`, which a running peer has locked.
-        let warden = Identity::load_or_create(&data_dir.join("identity"))?;
+        let issuer = Identity::load_or_create(&data_dir.join("identity"))?;
         match rules.admission.key {
-            Some(key) if key == warden.peer_id() => Ok(Self { warden, folder, rules }),
+            Some(key) if key == issuer.peer_id() => Ok(Self { issuer, folder, rules }),
             Some(key) => Err(anyhow::anyhow!(
                 "who may join run {} is signed by peer {key}: do this where that peer's data directory is",
                 rules.run
@@ -65,12 +65,15 @@ impl Office {
     }
 
     /// Changes the roster and signs its next edition.
-    fn change(&self, change: impl FnOnce(&mut Roster) -> anyhow::Result<()>) -> anyhow::Result<()> {
+    fn change(
+        &self,
+        change: impl FnOnce(&mut AccessList) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
         let _lock = self.folder.lock()?;
-        let mut roster = roster_of(&self.folder)?;
-        change(&mut roster)?;
-        let signed = roster.publish(self.run(), &self.warden, UnixTime::now());
-        self.folder.keep_roster(&signed)
+        let mut access_list = access_list_of(&self.folder)?;
+        change(&mut access_list)?;
+        let signed = access_list.publish(self.run(), &self.issuer, UnixTime::now());
+        self.folder.store_access_list(&signed)
     }
 }
 
@@ -88,7 +91,7 @@ fn new(args: &InviteNewArgs) -> anyhow::Result<()> {
             return Err(anyhow::anyhow!(text)).exit_with(Exit::Usage);
         }
     }
-    let ticket = admission::issue(&office.folder, &office.warden, args.ttl, args.uses)?;
+    let ticket = admission::issue(&office.folder, &office.issuer, args.ttl, args.uses)?;
     println!("{ticket}");
     Ok(())
 }
@@ -101,12 +104,12 @@ fn revoke(args: &InviteRevokeArgs) -> anyhow::Result<()> {
             let ticket = tickets.iter().find(|ticket| ticket.id == id);
             let missing = || format!("there is no ticket {id}: `shoal invite ls` lists them");
             let expires = ticket.with_context(missing).exit_with(Exit::Usage)?.expires;
-            office.change(|roster| Ok(roster.revoke(id, expires)?))?;
+            office.change(|access_list| Ok(access_list.revoke(id, expires)?))?;
             println!("ticket {id} is revoked, and every permit that came of it");
         }
         Invited::Peer(peer) => {
-            office.change(|roster| {
-                let listed = roster.disallow(peer);
+            office.change(|access_list| {
+                let listed = access_list.disallow(peer);
                 anyhow::ensure!(
                     listed,
                     "peer {peer} is not on the list: `shoal ban` closes the run to it"
@@ -121,9 +124,9 @@ fn revoke(args: &InviteRevokeArgs) -> anyhow::Result<()> {
 
 fn allow(args: &InviteAllowArgs) -> anyhow::Result<()> {
     let office = Office::open(&args.data_dir)?;
-    office.change(|roster| {
+    office.change(|access_list| {
         for peer in &args.peers {
-            roster.allow(*peer)?;
+            access_list.allow(*peer)?;
         }
         Ok(())
     })?;
@@ -139,10 +142,10 @@ fn allow(args: &InviteAllowArgs) -> anyhow::Result<()> {
 /// As [`run`].
 pub(super) fn ban(args: &BanArgs) -> anyhow::Result<()> {
     let office = Office::open(&args.data_dir)?;
-    if args.peer == office.warden.peer_id() {
+    if args.peer == office.issuer.peer_id() {
         return Err(anyhow::anyhow!("the warden cannot ban itself")).exit_with(Exit::Usage);
     }
-    office.change(|roster| Ok(roster.ban(args.peer)?))?;
+    office.change(|access_list| Ok(access_list.ban(args.peer)?))?;
     println!("{} is banned", args.peer);
     Ok(())
 }
@@ -153,8 +156,8 @@ pub(super) fn ban(args: &BanArgs) -> anyhow::Result<()> {
 /// As [`run`], and when the peer is not banned.
 pub(super) fn unban(args: &BanArgs) -> anyhow::Result<()> {
     let office = Office::open(&args.data_dir)?;
-    office.change(|roster| {
-        anyhow::ensure!(roster.unban(args.peer), "peer {} is not banned", args.peer);
+    office.change(|access_list| {
+        anyhow::ensure!(access_list.unban(args.peer), "peer {} is not banned", args.peer);
         Ok(())
     })?;
     println!("{} is no longer banned", args.peer);
@@ -165,7 +168,7 @@ pub(super) fn unban(args: &BanArgs) -> anyhow::Result<()> {
 #[derive(Debug, Serialize)]
 struct ListedTicket {
     id: TicketId,
-    standing: Standing,
+    ticket_state: TicketState,
     uses: u16,
     expires: UnixTime,
     claimed_by: Vec<PeerId>,
@@ -177,7 +180,7 @@ struct ListedTicket {
 struct Listed {
     run: RunId,
     mode: AdmissionMode,
-    roster: u64,
+    access_list: u64,
     tickets: Vec<ListedTicket>,
     allowed: Vec<PeerId>,
     banned: Vec<PeerId>,
@@ -194,24 +197,24 @@ fn list(args: &InviteLsArgs) -> anyhow::Result<()> {
 }
 
 fn listed(office: &Office, now: UnixTime) -> anyhow::Result<Listed> {
-    let roster = roster_of(&office.folder)?;
+    let access_list = access_list_of(&office.folder)?;
     let mut claims: BTreeMap<TicketId, Vec<PeerId>> = BTreeMap::new();
-    for claim in ClaimBook::read(&office.folder.claims())? {
+    for claim in RedemptionLog::read(&office.folder.claims())? {
         claims.entry(claim.ticket).or_default().push(claim.peer);
     }
     let tickets = office.folder.tickets()?.into_iter().map(|ticket| {
         let claimed_by = claims.remove(&ticket.id).unwrap_or_default();
-        let standing = ticket.standing(claimed_by.len(), &roster, now);
+        let ticket_state = ticket.ticket_state(claimed_by.len(), &access_list, now);
         let (id, uses, expires) = (ticket.id, ticket.uses, ticket.expires);
-        ListedTicket { id, standing, uses, expires, claimed_by, ticket: ticket.text }
+        ListedTicket { id, ticket_state, uses, expires, claimed_by, ticket: ticket.text }
     });
     Ok(Listed {
         run: office.run(),
         mode: office.rules.admission.mode,
-        roster: roster.version,
+        access_list: access_list.version,
         tickets: tickets.collect(),
-        allowed: roster.allowed.into_iter().collect(),
-        banned: roster.banned.into_iter().collect(),
+        allowed: access_list.allowed.into_iter().collect(),
+        banned: access_list.banned.into_iter().collect(),
     })
 }
 
@@ -230,7 +233,7 @@ fn table(listed: &Listed, now: UnixTime) -> Result<String, std::fmt::Error> {
         let row = format!(
             "{:<8}{:<9}{uses:<7}{left:<12}{}",
             ticket.id,
-            ticket.standing.word(),
+            ticket.ticket_state.word(),
             peers.join(" ")
         );
         writeln!(text, "{}", row.trim_end())?;

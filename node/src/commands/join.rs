@@ -13,7 +13,7 @@ use shoal_protocol::net::identity::Identity;
 use shoal_protocol::net::transport::{Run, Transport, TransportEvent, Welcome};
 use tokio::sync::mpsc;
 
-use super::reach::{Entrance, Seeker};
+use super::contact::{JoinLine, Seeker};
 use super::training::{self, Serving, publish};
 use crate::address::{self, JoinAddress};
 use crate::admission;
@@ -128,7 +128,7 @@ async fn take_part(
     let Newcomer { identity, me, files, patience } = newcomer;
     let (through, welcome, run) = reach(place, &transport, patience).await?;
     let own = search.join_addresses(&transport);
-    let keeper = Member { peer: through.peer, incarnation: welcome.incarnation };
+    let coordinator = Member { peer: through.peer, incarnation: welcome.incarnation };
     let manifest = Arc::new(read_manifest(&run).exit_with(Exit::NotAdmitted)?);
     if let Some(archive) = &options.archive {
         refuse_model_of_another(archive, &manifest).exit_with(Exit::Usage)?;
@@ -177,7 +177,7 @@ async fn take_part(
             wait_for: 0,
             rebalance: options.rebalance,
             archive: options.archive.clone(),
-            keeper: Some(keeper),
+            coordinator: Some(coordinator),
         },
     };
     driver::run(setup, observer).await
@@ -201,9 +201,9 @@ async fn reach(
         let (mut failure, mut tried) = (None, Vec::new());
         for address in addresses {
             let Some(text) = address.read()? else { continue };
-            let entrance: Entrance = text.parse().exit_with(Exit::Usage)?;
-            tried.extend(entrance.addresses());
-            match reach_by(home, transport, &entrance).await {
+            let join_line: JoinLine = text.parse().exit_with(Exit::Usage)?;
+            tried.extend(join_line.addresses());
+            match reach_by(home, transport, &join_line).await {
                 Ok(reached) => return Ok(reached),
                 Err(error) => failure = failure.or(Some(error)),
             }
@@ -228,7 +228,7 @@ async fn reach(
 }
 
 /// Connects by an address or a ticket to a peer that takes part in a run.
-async fn reach_by(home: &Home, transport: &Transport, by: &Entrance) -> anyhow::Result<Reached> {
+async fn reach_by(home: &Home, transport: &Transport, by: &JoinLine) -> anyhow::Result<Reached> {
     let seeker = Seeker { transport, data_dir: Some(home.path()) };
     let (through, mut welcome) = seeker.reach(by).await?;
     let run = welcome
@@ -248,7 +248,7 @@ async fn reach_companions(
     let peers: Vec<PeerId> = tried.iter().map(|address| address.peer).collect();
     let met = admission::companions(home.path(), &peers);
     for address in met.into_iter().filter(|address| !tried.contains(address)).take(COMPANIONS) {
-        let by = Entrance::Address(address);
+        let by = JoinLine::Address(address);
         match reach_by(home, transport, &by).await {
             Ok(reached) => {
                 tracing::info!(at = %reached.0, "reached through a peer that was met before");

@@ -55,7 +55,7 @@ pub fn run(options: LocalOptions) -> anyhow::Result<()> {
             wait_for: 1,
             rebalance: Rebalance::Never,
             archive: Some(out.clone()),
-            keeper: None,
+            coordinator: None,
         },
     };
     training::runtime()?.block_on(driver::run(setup, &mut observer))?;

@@ -7,10 +7,10 @@ use std::path::Path;
 use anyhow::Context;
 use serde::Serialize;
 use shoal_protocol::units::Bytes;
-use shoal_scheduler::dice::Dice;
 use shoal_scheduler::planner::{
     CostModel, Device, Effort, Network, Placement, PlanError, random_groups, search,
 };
+use shoal_scheduler::rng::Rng;
 
 use super::budget::{Choice, choices};
 use super::fleet::Fleet;
@@ -91,7 +91,7 @@ struct StagePlan {
     busiest: String,
     /// The slowest link between that one and another of the stage; none where it is alone.
     #[serde(skip_serializing_if = "Option::is_none")]
-    slowest: Option<Way>,
+    slowest: Option<SlowestLink>,
     /// The slowest pair that passes on to the next stage; none at the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     onward: Option<Onward>,
@@ -103,19 +103,19 @@ struct Onward {
     /// Activations there and gradients back.
     seconds: f64,
     #[serde(flatten)]
-    way: Way,
+    way: SlowestLink,
 }
 
 /// One way of a link.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-struct Way {
+struct SlowestLink {
     from: String,
     to: String,
     delay: f64,
     bytes_per_second: u64,
 }
 
-impl Way {
+impl SlowestLink {
     fn new(fleet: &Fleet, network: &Network, from: Device, to: Device) -> Self {
         let link = network.link(from, to);
         Self {
@@ -127,7 +127,7 @@ impl Way {
     }
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for SlowestLink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (milliseconds, rate) = (self.delay * 1e3, self.bytes_per_second as f64 / 1e6);
         write!(f, "{} - {} ({milliseconds:.0} ms, {rate:.1} MB/s)", self.from, self.to)
@@ -139,11 +139,11 @@ fn plans(fleet: &Fleet, seed: u64) -> Result<Vec<Plan>, PlanError> {
     let network = fleet.network()?;
     let plan = |stages: usize| {
         let model = CostModel::new(&network, fleet.traffic(stages), stages)?;
-        let mut dice = Dice::new(seed);
-        let any = |_| model.place(&random_groups(&model, &mut dice)).cost.total().as_secs_f64();
+        let mut rng = Rng::new(seed);
+        let any = |_| model.place(&random_groups(&model, &mut rng)).cost.total().as_secs_f64();
         let random = (0..RANDOM).map(any).sum::<f64>() / RANDOM as f64;
         let effort = Effort::for_size(model.devices(), stages);
-        let found = search(&model, &effort, &mut Dice::new(seed));
+        let found = search(&model, &effort, &mut Rng::new(seed));
         Ok(describe(fleet, &network, &found, random))
     };
     let mut plans = fleet.stages().into_iter().map(plan).collect::<Result<Vec<_>, _>>()?;
@@ -154,13 +154,13 @@ fn plans(fleet: &Fleet, seed: u64) -> Result<Vec<Plan>, PlanError> {
 fn describe(fleet: &Fleet, network: &Network, found: &Placement, random: f64) -> Plan {
     let onward = |stage: usize| {
         let slowest = found.boundaries.get(stage)?;
-        let way = Way::new(fleet, network, slowest.from, slowest.to);
+        let way = SlowestLink::new(fleet, network, slowest.from, slowest.to);
         Some(Onward { seconds: slowest.time.as_secs_f64(), way })
     };
     let slowest = |devices: &[Device], busiest: Device| {
         let others = devices.iter().copied().filter(|other| *other != busiest);
         let other = others.min_by_key(|other| network.link(busiest, *other).rate)?;
-        Some(Way::new(fleet, network, busiest, other))
+        Some(SlowestLink::new(fleet, network, busiest, other))
     };
     let stages = found.stages.iter().zip(&found.busiest).enumerate();
     let stages = stages.map(|(index, (devices, busiest))| StagePlan {

@@ -227,7 +227,7 @@ impl Described {
 
     /// The swarm of one seed.
     pub(super) fn scenario(&self, seed: u64) -> Scenario {
-        let mut dice = ChaCha8Rng::seed_from_u64(seed);
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let mut manifest = Scenario::small_manifest(self.stages, self.microbatches, self.steps);
         manifest.training.seed = seed;
         manifest.training.microbatch_size = self.microbatch_size;
@@ -241,8 +241,8 @@ impl Described {
         };
         let near = seconds(self.latency_near);
         let row = |from| (0..self.regions).map(|to| latency(from, to)).collect();
-        let peers = (0..self.peers).map(|index| self.peer(index, &mut dice)).collect();
-        let happen = self.deaths(&mut dice);
+        let peers = (0..self.peers).map(|index| self.peer(index, &mut rng)).collect();
+        let happen = self.deaths(&mut rng);
         let network = NetworkScenario {
             latency: (0..self.regions).map(row).collect(),
             ..NetworkScenario::even(near, near, Some(self.bandwidth as u64))
@@ -268,8 +268,8 @@ impl Described {
     }
 
     /// A peer whose speed lies between those of the fastest and the slowest.
-    pub(super) fn peer(&self, index: usize, dice: &mut ChaCha8Rng) -> PeerScenario {
-        let slower = 1.0 + (self.slowest - 1.0) * unit(dice);
+    pub(super) fn peer(&self, index: usize, rng: &mut ChaCha8Rng) -> PeerScenario {
+        let slower = 1.0 + (self.slowest - 1.0) * unit(rng);
         let forward = Duration::from_secs_f64(self.forward * slower);
         PeerScenario {
             choice: StageChoice::Auto,
@@ -295,27 +295,27 @@ impl Described {
     }
 
     /// Deaths of any peer, the first too where others can keep the run, until then.
-    fn deaths(&self, dice: &mut ChaCha8Rng) -> Vec<(Duration, Fault)> {
+    fn deaths(&self, rng: &mut ChaCha8Rng) -> Vec<(Duration, Fault)> {
         if self.crash_every <= 0.0 || self.peers < 2 || !self.group.is_empty() {
             return Vec::new();
         }
         let mut at = 0.0;
         let mut happen = Vec::new();
         loop {
-            at += self.crash_every * (0.5 + unit(dice));
+            at += self.crash_every * (0.5 + unit(rng));
             if at > self.until() {
                 return happen;
             }
             let spared = usize::from(self.anchors < 3);
-            let peer = spared + dice.next_u32() as usize % (self.peers - spared);
+            let peer = spared + rng.next_u32() as usize % (self.peers - spared);
             let restart = Some(Duration::from_secs_f64(self.restart_after));
             happen.push((Duration::from_secs_f64(at), Fault::Crash { peer, restart, disk: false }));
         }
     }
 }
 
-fn unit(dice: &mut ChaCha8Rng) -> f64 {
-    f64::from(dice.next_u32()) / f64::from(u32::MAX)
+fn unit(rng: &mut ChaCha8Rng) -> f64 {
+    f64::from(rng.next_u32()) / f64::from(u32::MAX)
 }
 
 /// How the file is tried.

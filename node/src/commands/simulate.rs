@@ -109,7 +109,7 @@ fn print_report(seed: u64, scenario: &Scenario, report: &Report) {
         recovery.lost,
         recovery.joined,
         recovery.revoked,
-        recovery.recalled,
+        recovery.reclaimed,
         recovery.replays,
         recovery.rounds_mended,
         recovery.rounds_aborted,

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 
 use super::join::LIVES;
 use super::training::{self, Serving, publish};
-use crate::admission::{self, Folder};
+use crate::admission::{self, Store};
 use crate::cli::StartOptions;
 use crate::config::RunConfig;
 use crate::dataset;
@@ -122,7 +122,7 @@ async fn live(
 struct Founder {
     identity: Identity,
     me: Member,
-    folder: Folder,
+    folder: Store,
 }
 
 /// Tells others where to join, over links that are open, and takes part.
@@ -144,8 +144,8 @@ async fn take_part(
         publish(path, &address)?;
     }
     folder.keep_addresses(&addresses)?;
-    let entrance = admission::entrance(&folder, &identity, &address)?;
-    progress::say(&entrance.line());
+    let join_line = admission::join_line(&folder, &identity, &address)?;
+    progress::say(&join_line.line());
     if let [_, inner] = &addresses[..] {
         progress::say(&format!("on this network: shoal join {inner}"));
     }
@@ -179,7 +179,7 @@ async fn take_part(
             wait_for: wait_for.map_or(1, NonZeroUsize::get),
             rebalance: options.rebalance,
             archive: Some(out.clone()),
-            keeper: None,
+            coordinator: None,
         },
     };
     driver::run(setup, observer).await

@@ -6,7 +6,7 @@ use super::training;
 use crate::cli::{ListFormat, StatusArgs};
 use crate::http::client;
 use crate::status::Status;
-use crate::status::words::{TITLES, age, rows_of, standing};
+use crate::status::labels::{TITLES, age, rows_of, standing};
 
 /// Of what happened, the newest so many are printed.
 const NEWEST: usize = 12;

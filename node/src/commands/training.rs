@@ -15,7 +15,7 @@ use crate::driver::home::Home;
 use crate::driver::observer::Observer;
 use crate::http::{HttpServer, Machine, Shown};
 use crate::progress;
-use crate::status::Board;
+use crate::status::StatusWatch;
 use crate::whole_file;
 
 /// Threads for links and decisions; the tensor work has its own.
@@ -51,7 +51,7 @@ impl Serving {
     /// the data directory.
     pub(super) async fn start(
         address: HttpAddress,
-        board: &Board,
+        board: &StatusWatch,
         home: &Home,
         device: DeviceChoice,
     ) -> anyhow::Result<Self> {

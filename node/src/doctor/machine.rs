@@ -5,12 +5,12 @@ use std::path::Path;
 
 use nix::sys::statvfs::statvfs;
 use shoal_engine::{Device, DeviceChoice};
-use shoal_protocol::net::admission::{Permit, UnixTime};
+use shoal_protocol::net::admission::{Certificate, UnixTime};
 use shoal_protocol::net::identity::Identity;
 use shoal_protocol::units::Bytes;
 
 use super::{Finding, Owner};
-use crate::admission::{Folder, roster_of};
+use crate::admission::{Store, access_list_of};
 
 /// Less than this on the disk is not enough for any run.
 const LEAST: Bytes = Bytes::mebi(256);
@@ -89,26 +89,26 @@ pub(crate) fn device(choice: DeviceChoice) -> Finding {
 
 /// What this peer has to show in the run that it last took part in.
 pub(crate) fn papers(path: &Path) -> Vec<Finding> {
-    const ABOUT: &str = "permit";
-    let Ok(folder) = Folder::current(path) else { return Vec::new() };
+    const ABOUT: &str = "certificate";
+    let Ok(folder) = Store::current(path) else { return Vec::new() };
     let identity = path.join("identity");
     let known = identity.exists().then(|| Identity::load_or_create(&identity));
     let (Some(Ok(me)), Ok(rules)) = (known, folder.rules()) else { return Vec::new() };
     let me = me.peer_id();
-    let banned = roster_of(&folder).is_ok_and(|roster| roster.banned.contains(&me));
+    let banned = access_list_of(&folder).is_ok_and(|access_list| access_list.banned.contains(&me));
     if banned {
         let fix = "ask the run's warden for `shoal unban` with this peer's id";
         return vec![Finding::wrong(ABOUT, format!("peer {me} is banned from the run"), fix)];
     }
-    let (Ok(Some(signed)), Some(key)) = (folder.permit(), rules.admission.key) else {
+    let (Ok(Some(signed)), Some(key)) = (folder.certificate(), rules.admission.key) else {
         return Vec::new();
     };
-    let good = signed
-        .open::<Permit>(key)
-        .and_then(|permit| permit.admits(me, rules.run, UnixTime::now()).map(|()| permit));
+    let good = signed.open::<Certificate>(key).and_then(|certificate| {
+        certificate.admits(me, rules.run, UnixTime::now()).map(|()| certificate)
+    });
     vec![match good {
-        Ok(permit) => {
-            let left = permit.term.expires.since(UnixTime::now()).as_secs() / 86_400;
+        Ok(certificate) => {
+            let left = certificate.term.expires.since(UnixTime::now()).as_secs() / 86_400;
             Finding::well(
                 ABOUT,
                 format!("lets this peer into run {:.8} for {left} days", rules.run),

@@ -8,7 +8,7 @@ mod ports;
 mod router;
 
 pub(crate) use machine::{data_dir, device, disk, papers};
-pub(crate) use own_port::{by_rings, of_running};
+pub(crate) use own_port::{by_probes, of_running};
 pub(crate) use peers::{network, ticket, version};
 pub(crate) use ports::{Owner, ports};
 pub(crate) use router::router;

@@ -2,20 +2,20 @@
 
 use std::path::Path;
 
-use shoal_protocol::net::transport::Rung;
+use shoal_protocol::net::transport::ProbeReport;
 
 use super::{Finding, State};
 use crate::cli::watch::shown_at;
 use crate::http::client;
 use crate::network::outward_ip;
-use crate::own_port::judge;
+use crate::reachability::judge;
 use crate::status::OwnPort;
 
 const ABOUT: &str = "own port, UDP";
 
 /// By the peers that rang there. `asks_router` says that a router opens the port for a peer that runs.
-pub(crate) fn by_rings(rungs: &[Rung], asks_router: bool) -> Finding {
-    stands(&judge(rungs, outward_ip()), asks_router)
+pub(crate) fn by_probes(probe_reports: &[ProbeReport], asks_router: bool) -> Finding {
+    stands(&judge(probe_reports, outward_ip()), asks_router)
 }
 
 /// As the peer that runs with this data directory knows.

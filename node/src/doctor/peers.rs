@@ -8,7 +8,7 @@ use std::time::Duration;
 use shoal_protocol::limits;
 use shoal_protocol::net::admission::{CLOCK_LEEWAY, Denied, Ticket, UnixTime};
 use shoal_protocol::net::discovery::PeerAddress;
-use shoal_protocol::net::transport::{ConnectError, Refusal, Rung, Transport, Welcome};
+use shoal_protocol::net::transport::{ConnectError, ProbeReport, Refusal, Transport, Welcome};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
@@ -49,7 +49,7 @@ pub(crate) fn ticket(ticket: &Ticket) -> Finding {
 struct Heard {
     clock: Option<UnixTime>,
     seen: Option<SocketAddr>,
-    rung: Option<Rung>,
+    probe_report: Option<ProbeReport>,
 }
 
 /// Asks each of these peers, and puts together what they say; with how they rang at this machine's port, where
@@ -57,8 +57,8 @@ struct Heard {
 pub(crate) async fn network(
     transport: &Transport,
     peers: &[PeerAddress],
-    ring: bool,
-) -> (Vec<Finding>, Vec<Rung>) {
+    probe: bool,
+) -> (Vec<Finding>, Vec<ProbeReport>) {
     if peers.is_empty() {
         let says = "none is known: name one, as `shoal doctor ADDRESS` or `shoal doctor TICKET`";
         return (vec![Finding::note("peers", says)], Vec::new());
@@ -67,8 +67,8 @@ pub(crate) async fn network(
     for peer in peers {
         findings.extend(tcp(peer).await);
         let (finding, mut said) = quic(transport, peer).await;
-        if ring && said.seen.is_some() {
-            said.rung = transport.ask_to_ring(peer.peer, None).await.ok();
+        if probe && said.seen.is_some() {
+            said.probe_report = transport.request_probe(peer.peer, None).await.ok();
         }
         findings.push(finding);
         heard.push(said);
@@ -76,7 +76,7 @@ pub(crate) async fn network(
     findings.extend(clock(&heard, UnixTime::now()));
     let ports = transport.local_addresses().iter().map(SocketAddr::port).collect();
     findings.push(nat(&heard, outward_ip(), &ports));
-    (findings, heard.into_iter().filter_map(|said| said.rung).collect())
+    (findings, heard.into_iter().filter_map(|said| said.probe_report).collect())
 }
 
 /// Whether something listens there. One finding, or none where the host is not known, which is the other
@@ -118,7 +118,7 @@ async fn quic(transport: &Transport, peer: &PeerAddress) -> (Finding, Heard) {
     match transport.connect(peer.peer, &resolved).await {
         Ok(Welcome { clock, seen, address, .. }) => {
             let says = format!("{address} is peer {}, of this protocol version", peer.peer.short());
-            (Finding::well(ABOUT, says), Heard { clock, seen, rung: None })
+            (Finding::well(ABOUT, says), Heard { clock, seen, probe_report: None })
         }
         Err(error) => {
             let heard = Heard { clock: clock_of(&error), ..Heard::default() };

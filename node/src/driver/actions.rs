@@ -7,8 +7,8 @@ use anyhow::Context;
 use shoal_metrics::NodeState;
 use shoal_protocol::ids::{Era, Member, PeerId, Stage, Step, Term};
 use shoal_protocol::message::{
-    Between, CommitRecord, LogRecord, Message, SnapshotPart, StoredFile, StoredStage, TensorTag,
-    ToCoordinator, View, proof_of_all,
+    CommitRecord, LogRecord, Message, PeerMessage, SnapshotPart, StoredFile, StoredStage,
+    TensorTag, ToCoordinator, View, proof_of_all,
 };
 use shoal_scheduler::action::{
     CoordinatorAction, CoordinatorEvent, CoordinatorInput, PayloadId, PeerAction, PeerEvent,
@@ -42,7 +42,7 @@ impl Driver<'_> {
                 }
                 PeerAction::Send { to, message } => self.tell(to, message),
                 PeerAction::SendTensor { to, tag, payload } => self.send_tensor(to, tag, payload),
-                PeerAction::LookRound { at } => self.look_round(at),
+                PeerAction::ProbeLinks { at } => self.probe_links(at),
                 PeerAction::Fetch { version, part } => self.fetch(version, part),
                 PeerAction::Keep { version, part } => self.keep(version, part),
                 PeerAction::Compute(task) => self.compute(task),
@@ -60,7 +60,7 @@ impl Driver<'_> {
                     let (era, term) = (coordinator.era(), coordinator.term());
                     if to != self.me {
                         self.send_in((era, term), to, Message::FromCoordinator(message));
-                    } else if self.keeper.obeys(to, term) {
+                    } else if self.coordinator.obeys(to, term) {
                         // As with any other peer, the era comes with the coordinator's word.
                         self.era = era;
                         let input = PeerInput::FromCoordinator { from: self.me, message };
@@ -80,8 +80,8 @@ impl Driver<'_> {
     }
 
     pub(super) fn tell_coordinator(&mut self, message: ToCoordinator) {
-        match self.keeper.member() {
-            Some(keeper) if keeper == self.me => {
+        match self.coordinator.member() {
+            Some(coordinator) if coordinator == self.me => {
                 if !self.post.coordinator().is_some_and(Coordinator::is_in_office) {
                     self.unsaid = Some(message);
                     return;
@@ -89,23 +89,23 @@ impl Driver<'_> {
                 let from = self.me;
                 self.own.push_back(Own::Coordinator(CoordinatorInput::Message { from, message }));
             }
-            Some(keeper) => self.send(keeper, Message::ToCoordinator(message)),
+            Some(coordinator) => self.send(coordinator, Message::ToCoordinator(message)),
             // Nobody is known yet. What needs an answer is said again until it has one.
             None => self.unsaid = Some(message),
         }
     }
 
-    fn tell(&mut self, to: Member, message: Between) {
+    fn tell(&mut self, to: Member, message: PeerMessage) {
         if to == self.me {
             let from = self.me;
-            self.own.push_back(Own::Peer(PeerInput::Between { from, message }));
+            self.own.push_back(Own::Peer(PeerInput::PeerMessage { from, message }));
         } else {
-            self.send(to, Message::Between(message));
+            self.send(to, Message::PeerMessage(message));
         }
     }
 
     pub(super) fn send(&self, to: Member, message: Message) {
-        self.send_in((self.era, self.keeper.term()), to, message);
+        self.send_in((self.era, self.coordinator.term()), to, message);
     }
 
     fn send_in(&self, (era, term): (Era, Term), to: Member, message: Message) {
@@ -205,7 +205,7 @@ impl Driver<'_> {
                 let sent = sent.map_or_else(Traffic::default, |traffic| Traffic {
                     control: traffic.control.sent.0,
                     tensor: traffic.tensor.sent.0,
-                    blob: traffic.blob.sent.0,
+                    file: traffic.file.sent.0,
                     relay: traffic.relay.sent.0,
                 });
                 self.note(&RunEvent::Finished { sent });
@@ -231,7 +231,7 @@ impl Driver<'_> {
 
     /// Notes where members are, and who of them may keep the run.
     pub(super) fn meet_addresses(&mut self, view: &View) {
-        self.keeper.view(view);
+        self.coordinator.view(view);
         let Some(links) = &self.links else { return };
         links.transport.set_members(view.members.iter().map(|record| record.member.peer));
         for record in &view.members {
@@ -266,12 +266,12 @@ impl Driver<'_> {
             CoordinatorEvent::Rewound { version, steps, .. } => {
                 self.note(&RunEvent::Rewound { version: version.0, steps });
             }
-            CoordinatorEvent::TookOver { term, claims } => {
-                self.note(&RunEvent::TookOver { term: term.0, claims });
+            CoordinatorEvent::BecameCoordinator { term, claims } => {
+                self.note(&RunEvent::BecameCoordinator { term: term.0, claims });
             }
-            CoordinatorEvent::Stranded { stages, version } => {
+            CoordinatorEvent::StageLost { stages, version } => {
                 let stages = stages.into_iter().map(|stage| stage.0).collect();
-                self.note(&RunEvent::Stranded { stages, version: version.0 });
+                self.note(&RunEvent::StageLost { stages, version: version.0 });
             }
             CoordinatorEvent::MoveBegun { member, from, to, reason } => {
                 let (peer, to) = (member.peer, to.0);
@@ -353,13 +353,13 @@ impl Driver<'_> {
     }
 
     /// Measures the links to these members.
-    fn look_round(&self, at: Vec<(PeerId, Vec<SocketAddr>)>) {
+    fn probe_links(&self, at: Vec<(PeerId, Vec<SocketAddr>)>) {
         let Some(links) = &self.links else { return };
         let (transport, done) = (links.transport.clone(), self.gathered.0.clone());
         self.tracker.spawn(async move {
-            let ways = landmarks::ways_to(&transport, at).await;
+            let link_estimates = landmarks::paths_to(&transport, at).await;
             // The driver that no longer listens is closing.
-            let _ = done.send(Gathered::Looked(ways)).await;
+            let _ = done.send(Gathered::LinksProbed(link_estimates)).await;
         });
     }
 
@@ -436,7 +436,7 @@ fn log(event: &CoordinatorEvent) {
         CoordinatorEvent::ClaimRefused { member, key } => {
             tracing::warn!(peer = %member, %key, "it claims what it does not hold: refused");
         }
-        CoordinatorEvent::Recalled { member, key } => {
+        CoordinatorEvent::Reclaimed { member, key } => {
             tracing::info!(peer = %member, %key, "late work is given to another");
         }
         CoordinatorEvent::Revoked { member, claims } => {
@@ -458,8 +458,8 @@ fn log(event: &CoordinatorEvent) {
         | CoordinatorEvent::Opened { .. }
         | CoordinatorEvent::Committed { .. }
         | CoordinatorEvent::Rewound { .. }
-        | CoordinatorEvent::TookOver { .. }
-        | CoordinatorEvent::Stranded { .. }
+        | CoordinatorEvent::BecameCoordinator { .. }
+        | CoordinatorEvent::StageLost { .. }
         | CoordinatorEvent::MoveBegun { .. }
         | CoordinatorEvent::Moves { .. }
         | CoordinatorEvent::MoveCancelled { .. }

@@ -131,7 +131,7 @@ async fn fetch(
     anyhow::ensure!(!others.is_empty(), "nobody has {}", file.name);
     let first = usize::from(me.0[0]) % others.len();
     others.rotate_left(first);
-    Ok(transport.fetch_blob(&others, file.hash, file.size.0, to).await?)
+    Ok(transport.fetch_file(&others, file.hash, file.size.0, to).await?)
 }
 
 /// A name that a peer gave must stay in the folder.

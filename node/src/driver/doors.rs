@@ -30,7 +30,7 @@ impl Doors {
     /// Those of a peer, which has none where it is alone.
     pub(super) fn of(links: Option<&Links>) -> Self {
         let gate = links.map(|links| links.transport.gate());
-        let told = gate.map_or(0, |gate| gate.roster().0.version);
+        let told = gate.map_or(0, |gate| gate.access_list().0.version);
         Self { changes: gate.map(Gate::changes), told, looked: None }
     }
 
@@ -49,25 +49,29 @@ impl Driver<'_> {
     /// Tells everybody who is connected of a roster that is new here. Who connects later is shown it first.
     pub(super) fn doors_changed(&mut self) {
         let Some(links) = &self.links else { return };
-        let (roster, signed) = links.transport.gate().roster();
-        let Some(signed) = signed.filter(|_| roster.version > self.doors.told) else { return };
-        self.doors.told = roster.version;
+        let (access_list, signed) = links.transport.gate().access_list();
+        let Some(signed) = signed.filter(|_| access_list.version > self.doors.told) else { return };
+        self.doors.told = access_list.version;
         let signed = wire::encode(&signed).expect("a roster is under the cap of a message");
         let others = links.transport.connected();
-        tracing::info!(version = roster.version, banned = roster.banned.len(), "the roster is new");
-        self.note(&RunEvent::Roster {
-            version: roster.version,
-            banned: roster.banned.len(),
-            revoked: roster.revoked.len(),
-            allowed: roster.allowed.len(),
+        tracing::info!(
+            version = access_list.version,
+            banned = access_list.banned.len(),
+            "the roster is new"
+        );
+        self.note(&RunEvent::AccessList {
+            version: access_list.version,
+            banned: access_list.banned.len(),
+            revoked: access_list.revoked.len(),
+            allowed: access_list.allowed.len(),
         });
         for other in others {
-            self.send(other, Message::Roster { signed: signed.clone() });
+            self.send(other, Message::AccessList { signed: signed.clone() });
         }
     }
 
     /// Somebody tells of a roster. If it is new, the gate's change has it passed on.
-    pub(super) fn hear_roster(&mut self, from: Member, signed: &[u8]) {
+    pub(super) fn handle_access_list(&mut self, from: Member, signed: &[u8]) {
         let Some(links) = &self.links else { return };
         let gate = links.transport.gate();
         let learned = wire::decode::<Signed>(signed)
@@ -92,7 +96,7 @@ impl Driver<'_> {
         for turned in gate.newest_refusals() {
             let reason = self.meters.name_of(turned.reason).to_owned();
             let (peer, address) = (turned.peer, turned.address);
-            self.note(&RunEvent::TurnedAway { peer, address, reason, text: turned.text });
+            self.note(&RunEvent::ConnectionRefused { peer, address, reason, text: turned.text });
         }
     }
 }

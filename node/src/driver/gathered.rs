@@ -1,7 +1,7 @@
 //! What was done in the background, and what follows from it.
 
 use shoal_protocol::ids::{Member, PeerId, Stage, Step};
-use shoal_protocol::message::Way;
+use shoal_protocol::message::LinkEstimate;
 use shoal_scheduler::action::{CoordinatorInput, PeerInput};
 
 use super::collect::Collected;
@@ -23,7 +23,7 @@ pub(super) enum Gathered {
     /// Something that was to be sent could not be read back.
     LogLost(anyhow::Error),
     /// What the links to some members are.
-    Looked(Vec<(PeerId, Way)>),
+    LinksProbed(Vec<(PeerId, LinkEstimate)>),
     /// Members whose processes are no more.
     Gone(Vec<Member>),
     Snapshot {
@@ -54,8 +54,8 @@ impl Driver<'_> {
             Gathered::LogLost(error) => {
                 self.ending.get_or_insert(Ending::Stopped(format!("{error:#}")));
             }
-            Gathered::Looked(ways) => {
-                self.own.push_back(Own::Peer(PeerInput::Looked(ways)));
+            Gathered::LinksProbed(link_estimates) => {
+                self.own.push_back(Own::Peer(PeerInput::LinksProbed(link_estimates)));
             }
             Gathered::Gone(members) => {
                 for member in members {

@@ -25,7 +25,7 @@ impl Driver<'_> {
                 self.own_port.connected(member.peer, address);
                 self.tell_latecomer(member);
                 // An earlier life of it is over.
-                if let Some(member) = self.keeper.met(member) {
+                if let Some(member) = self.coordinator.met(member) {
                     self.own.push_back(Own::Coordinator(CoordinatorInput::Disconnected { member }));
                 }
             }
@@ -38,8 +38,8 @@ impl Driver<'_> {
             Some(TransportEvent::Unreachable { peer, error }) => {
                 tracing::warn!(peer = %peer.short(), %error, "unreachable");
                 let known = self.view.members.iter().find(|record| record.member.peer == peer);
-                let keeper = self.keeper.member().filter(|member| member.peer == peer);
-                if keeper.is_some()
+                let coordinator = self.coordinator.member().filter(|member| member.peer == peer);
+                if coordinator.is_some()
                     && let ConnectError::Refused(Refusal::Denied(denied)) = &error
                     && !denied.may_pass()
                 {
@@ -49,12 +49,12 @@ impl Driver<'_> {
                 if let Some(member) = known.map(|record| record.member) {
                     self.own.push_back(Own::Peer(PeerInput::Unreachable { member }));
                     self.gone(member, &error.to_string());
-                } else if let Some(member) = keeper {
+                } else if let Some(member) = coordinator {
                     self.gone(member, &error.to_string());
                 }
             }
             Some(TransportEvent::Control { member, bytes }) => {
-                let (era, term) = (self.era, self.keeper.term());
+                let (era, term) = (self.era, self.coordinator.term());
                 let receiver = Receiver { me: self.me, era, term };
                 match incoming::open(&bytes, member, receiver) {
                     Ok(envelope) => self.hear(member, envelope),
@@ -85,7 +85,7 @@ impl Driver<'_> {
             Message::ToCoordinator(message) => {
                 self.hear_for_coordinator(from, message, (era, term))
             }
-            Message::FromCoordinator(message) if self.keeper.obeys(from, term) => {
+            Message::FromCoordinator(message) if self.coordinator.obeys(from, term) => {
                 self.era = era;
                 self.own.push_back(Own::Peer(PeerInput::FromCoordinator { from, message }));
             }
@@ -93,11 +93,11 @@ impl Driver<'_> {
                 tracing::warn!(peer = %from, %term, "a word of a coordinator that is none");
                 self.meters.refused(shoal_metrics::Refusal::NoCoordinator);
             }
-            Message::Between(message) => {
-                self.own.push_back(Own::Peer(PeerInput::Between { from, message }));
+            Message::PeerMessage(message) => {
+                self.own.push_back(Own::Peer(PeerInput::PeerMessage { from, message }));
             }
             Message::Anchor(message) => {
-                let known = self.keeper.is_anchor(from.peer);
+                let known = self.coordinator.is_anchor(from.peer);
                 match &self.post.anchor {
                     Some(anchor) if known || anchor.voters().contains(&from.peer) => {
                         anchor.heard(from.peer, message);
@@ -105,16 +105,16 @@ impl Driver<'_> {
                     _ => tracing::debug!(peer = %from, "a word of an anchor that is none"),
                 }
             }
-            Message::Roster { signed } => self.hear_roster(from, &signed),
-            Message::CheckpointWanted => self.answer_checkpoint(from),
+            Message::AccessList { signed } => self.handle_access_list(from, &signed),
+            Message::CheckpointRequest => self.answer_checkpoint(from),
             // Only who is no member asks.
             Message::Checkpoint { .. } => {}
-            Message::Elsewhere { keeper, addresses } => {
+            Message::CoordinatorMoved { coordinator, addresses } => {
                 if let Some(links) = &self.links {
-                    links.transport.remember(keeper.peer, &addresses);
+                    links.transport.remember(coordinator.peer, &addresses);
                 }
-                if keeper != self.me {
-                    self.keeper.is(keeper);
+                if coordinator != self.me {
+                    self.coordinator.is(coordinator);
                 }
             }
         }
@@ -175,12 +175,13 @@ impl Driver<'_> {
 
     /// Says who keeps the run, if this peer knows of another.
     fn send_elsewhere(&mut self, to: Member) {
-        let Some(keeper) = self.keeper.member().filter(|keeper| ![self.me, to].contains(keeper))
+        let Some(coordinator) =
+            self.coordinator.member().filter(|coordinator| ![self.me, to].contains(coordinator))
         else {
             return;
         };
-        let addresses = self.addresses_of(keeper.peer);
-        self.send(to, Message::Elsewhere { keeper, addresses });
+        let addresses = self.addresses_of(coordinator.peer);
+        self.send(to, Message::CoordinatorMoved { coordinator, addresses });
     }
 
     /// A newcomer that listens on every address does not know which one others reach it at, and one behind
@@ -215,7 +216,8 @@ impl Driver<'_> {
         // Who is no member yet knows nobody else to ask.
         let knows_others =
             || self.post.history().is_some_and(|history| !history.view.members.is_empty());
-        if self.keeper.lost(member, self.me) && self.view.members.is_empty() && !knows_others() {
+        if self.coordinator.lost(member, self.me) && self.view.members.is_empty() && !knows_others()
+        {
             self.ending.get_or_insert(Ending::Orphaned(reason.to_owned()));
         }
     }

@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use shoal_protocol::ids::{ContentHash, Incarnation};
 use shoal_protocol::net::identity::{Identity, IdentityError};
-use shoal_protocol::net::transport::{Blob, BlobSource};
+use shoal_protocol::net::transport::{FileSource, OpenFile};
 
 use crate::whole_file;
 
@@ -147,11 +147,11 @@ impl Files {
     }
 }
 
-impl BlobSource for Files {
-    fn open(&self, hash: &ContentHash) -> Option<Blob> {
+impl FileSource for Files {
+    fn open(&self, hash: &ContentHash) -> Option<OpenFile> {
         let file = File::open(self.path(hash)?).ok()?;
         let length = file.metadata().ok()?.len();
-        Some(Blob { file, length })
+        Some(OpenFile { file, length })
     }
 }
 

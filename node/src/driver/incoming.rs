@@ -82,7 +82,8 @@ pub(crate) struct Receiver {
 pub(crate) fn open(bytes: &[u8], from: Member, to: Receiver) -> Result<Envelope, Unusable> {
     let envelope: Envelope = wire::decode(bytes)?;
     // An anchor is who it is in any life, and a joiner may be told of a life that is over.
-    let any_life = matches!(envelope.message, Message::Anchor(_) | Message::Elsewhere { .. });
+    let any_life =
+        matches!(envelope.message, Message::Anchor(_) | Message::CoordinatorMoved { .. });
     let meant = any_life || envelope.to == to.me.incarnation;
     if envelope.from != from.incarnation || !meant {
         return Err(Unusable::OtherLife { from: envelope.from, to: envelope.to });
@@ -91,13 +92,13 @@ pub(crate) fn open(bytes: &[u8], from: Member, to: Receiver) -> Result<Envelope,
     let fits = match &envelope.message {
         // A rewind tells of the next era. The coordinator looks itself at who is not in its own.
         Message::FromCoordinator(_) => era >= to.era,
-        Message::Between(_) => era == to.era,
+        Message::PeerMessage(_) => era == to.era,
         Message::ToCoordinator(_)
         | Message::Anchor(_)
-        | Message::Roster { .. }
-        | Message::CheckpointWanted
+        | Message::AccessList { .. }
+        | Message::CheckpointRequest
         | Message::Checkpoint { .. }
-        | Message::Elsewhere { .. } => true,
+        | Message::CoordinatorMoved { .. } => true,
     };
     if !fits {
         return Err(Unusable::OtherEra { era });
@@ -167,7 +168,7 @@ mod tests {
     use shoal_protocol::codec::packing::Packing;
     use shoal_protocol::ids::{ClaimKey, Microbatch, PeerId, Stage, Step};
     use shoal_protocol::manifest::{Boundary, BoundaryKind};
-    use shoal_protocol::message::{Between, FromCoordinator};
+    use shoal_protocol::message::{FromCoordinator, PeerMessage};
     use shoal_scheduler::sim::Scenario;
 
     use super::*;
@@ -192,7 +193,7 @@ mod tests {
 
     fn offer() -> Message {
         let key = ClaimKey { step: Step(1), stage: Stage(1), microbatch: Microbatch(0) };
-        Message::Between(Between::Evaluated { key })
+        Message::PeerMessage(PeerMessage::Evaluated { key })
     }
 
     fn finished() -> Message {

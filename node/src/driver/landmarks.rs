@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use shoal_protocol::ids::PeerId;
 use shoal_protocol::limits;
-use shoal_protocol::message::Way;
+use shoal_protocol::message::LinkEstimate;
 use shoal_protocol::net::transport::Transport;
 use tokio::time::timeout;
 
@@ -15,16 +15,16 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What the links to these members are; those that cannot be reached in time are left out. What a link
 /// carries shows only when something is sent.
-pub(super) async fn ways_to(
+pub(super) async fn paths_to(
     transport: &Transport,
     at: Vec<(PeerId, Vec<SocketAddr>)>,
-) -> Vec<(PeerId, Way)> {
+) -> Vec<(PeerId, LinkEstimate)> {
     let looks = at.into_iter().take(limits::LANDMARKS).map(|(peer, addresses)| async move {
         let reachable = addresses.into_iter().filter(|address| !address.ip().is_unspecified());
         let reachable: Vec<SocketAddr> = reachable.take(limits::MEMBER_ADDRESSES).collect();
         timeout(PATIENCE, transport.connect(peer, &reachable)).await.ok()?.ok()?;
-        let way = transport.way_to(peer).filter(|way| !way.relayed)?;
-        Some((peer, Way { round_trip: way.shortest_round_trip, rate: None }))
+        let way = transport.path_to(peer).filter(|way| !way.relayed)?;
+        Some((peer, LinkEstimate { round_trip: way.shortest_round_trip, rate: None }))
     });
     join_all(looks).await.into_iter().flatten().collect()
 }

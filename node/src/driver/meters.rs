@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 use shoal_engine::forward_flops;
 use shoal_metrics::{
     Direction, Fault, Label, LinkPacking, Metrics, MoveCause, NodeState, Path, PeerState, Phase,
-    PortState, Preemption, Queue, Refusal, Repeat, RoundFailure, TrafficKind, Turned,
+    PortState, Preemption, Queue, Refusal, RefusedConnection, Repeat, RoundFailure, TrafficKind,
 };
 use shoal_protocol::history::History;
 use shoal_protocol::ids::{ClaimKey, Era, Member, Step};
@@ -194,8 +194,8 @@ impl Meters {
             CoordinatorEvent::Revoked { claims, .. } => {
                 repeated(Repeat::Lost, claims * microbatch, training.stages);
             }
-            CoordinatorEvent::Recalled { .. } => {
-                keeping.claims_recalled.inc();
+            CoordinatorEvent::Reclaimed { .. } => {
+                keeping.claims_reclaimed.inc();
                 repeated(Repeat::Late, microbatch, training.stages);
             }
             CoordinatorEvent::RoundsAborted { rounds, late, .. } => {
@@ -210,7 +210,7 @@ impl Meters {
                     keeping.recovery_duration.observe(lost.elapsed().as_secs_f64());
                 }
             }
-            CoordinatorEvent::TookOver { .. } => keeping.terms.inc(),
+            CoordinatorEvent::BecameCoordinator { .. } => keeping.terms.inc(),
             CoordinatorEvent::MoveBegun { reason, .. } => {
                 keeping.moves_begun.of(cause(*reason)).inc();
             }
@@ -239,8 +239,8 @@ impl Meters {
     }
 
     /// Who keeps the run, and how its log is kept.
-    pub(crate) fn office(&self, keeps_run: bool, anchors: usize, log_paused: bool) {
-        self.metrics.keeping.keeps_run.set(keeps_run.into());
+    pub(crate) fn office(&self, is_coordinator: bool, anchors: usize, log_paused: bool) {
+        self.metrics.keeping.is_coordinator.set(is_coordinator.into());
         self.metrics.keeping.anchors.set(gauge(anchors as u64));
         self.metrics.keeping.log_paused.set(log_paused.into());
     }
@@ -324,11 +324,11 @@ impl Meters {
         let links = &self.metrics.links;
         if self.looked.is_none_or(|looked| looked.elapsed() >= LOOK_EVERY) {
             self.looked = Some(Instant::now());
-            let ways = transport.ways();
-            let relayed = ways.iter().filter(|way| way.relayed).count();
+            let link_estimates = transport.link_estimates();
+            let relayed = link_estimates.iter().filter(|way| way.relayed).count();
             links.connections.of(Path::Relayed).set(gauge(relayed as u64));
-            links.connections.of(Path::Direct).set(gauge((ways.len() - relayed) as u64));
-            for way in ways {
+            links.connections.of(Path::Direct).set(gauge((link_estimates.len() - relayed) as u64));
+            for way in link_estimates {
                 links.rtt.observe(way.round_trip.as_secs_f64());
                 links.congestion_window.observe(way.window.0 as f64);
             }
@@ -351,7 +351,7 @@ impl Meters {
         };
         count(TrafficKind::Control, traffic.control, self.traffic.control);
         count(TrafficKind::Tensor, traffic.tensor, self.traffic.tensor);
-        count(TrafficKind::Blob, traffic.blob, self.traffic.blob);
+        count(TrafficKind::File, traffic.file, self.traffic.file);
         count(TrafficKind::Relay, traffic.relay, self.traffic.relay);
         let wrong_files = traffic.wrong_files - self.traffic.wrong_files;
         self.metrics.node.refused.of(Refusal::File).inc_by(wrong_files);
@@ -378,21 +378,21 @@ fn cause(reason: MoveReason) -> MoveCause {
     }
 }
 
-fn label_of(reason: Reason) -> Turned {
+fn label_of(reason: Reason) -> RefusedConnection {
     match reason {
-        Reason::NoPermit => Turned::NoPermit,
-        Reason::Expired => Turned::Expired,
-        Reason::Clock => Turned::Clock,
-        Reason::UsedUp => Turned::UsedUp,
-        Reason::Revoked => Turned::Revoked,
-        Reason::Banned => Turned::Banned,
-        Reason::OtherPeer => Turned::OtherPeer,
-        Reason::Forged => Turned::Forged,
-        Reason::OtherRun => Turned::OtherRun,
-        Reason::Version => Turned::Version,
-        Reason::Malformed => Turned::Malformed,
-        Reason::Slow => Turned::Slow,
-        Reason::Flood => Turned::Flood,
-        Reason::Other => Turned::Other,
+        Reason::NoCertificate => RefusedConnection::NoCertificate,
+        Reason::Expired => RefusedConnection::Expired,
+        Reason::Clock => RefusedConnection::Clock,
+        Reason::UsedUp => RefusedConnection::UsedUp,
+        Reason::Revoked => RefusedConnection::Revoked,
+        Reason::Banned => RefusedConnection::Banned,
+        Reason::OtherPeer => RefusedConnection::OtherPeer,
+        Reason::Forged => RefusedConnection::Forged,
+        Reason::OtherRun => RefusedConnection::OtherRun,
+        Reason::Version => RefusedConnection::Version,
+        Reason::Malformed => RefusedConnection::Malformed,
+        Reason::Slow => RefusedConnection::Slow,
+        Reason::Flood => RefusedConnection::Flood,
+        Reason::Other => RefusedConnection::Other,
     }
 }

@@ -48,7 +48,7 @@ use shoal_metrics::{NodeState, Preemption, Refusal};
 use shoal_protocol::ids::{Era, Member, PeerId, Stage, StageSpan, Step};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{
-    Candidate, Duties, StageChoice, StoredStage, ToCoordinator, View, Way,
+    Candidate, Duties, LinkEstimate, StageChoice, StoredStage, ToCoordinator, View,
 };
 use shoal_protocol::net::transport::TransportEvent;
 use shoal_protocol::units::{Moment, Rate};
@@ -145,7 +145,7 @@ struct Driver<'a> {
     clock: Instant,
     peer: Peer,
     /// Who keeps the run; perhaps this peer.
-    keeper: Keeper,
+    coordinator: Keeper,
     post: Post,
     /// A word for a keeper that is not known yet.
     unsaid: Option<ToCoordinator>,
@@ -205,7 +205,7 @@ impl<'a> Driver<'a> {
         let room = Room::measure(setup.room, setup.device.is_processor(), &setup.data_dir)?;
         let (peer, mobile) = peer(&setup, &room).await?;
         let Setup { manifest, me, device, threads, network, office, .. } = setup;
-        let keeper = Keeper::new(office.keeper);
+        let coordinator = Keeper::new(office.coordinator);
         let run = manifest.run_id();
         let folder = setup.data_dir.join("runs").join(run.to_string()).join("log");
         let transport = network.as_ref().map(|network| network.transport.clone());
@@ -232,7 +232,7 @@ impl<'a> Driver<'a> {
             era: Era(0),
             clock: Instant::now(),
             peer,
-            keeper,
+            coordinator,
             post,
             unsaid: None,
             own: VecDeque::new(),
@@ -370,9 +370,9 @@ impl<'a> Driver<'a> {
 
     /// Says what was to be said when there was nobody yet to hear it.
     fn say_what_waits(&mut self) {
-        let Some(keeper) = self.keeper.member() else { return };
-        let hears =
-            keeper != self.me || self.post.coordinator().is_some_and(Coordinator::is_in_office);
+        let Some(coordinator) = self.coordinator.member() else { return };
+        let hears = coordinator != self.me
+            || self.post.coordinator().is_some_and(Coordinator::is_in_office);
         if hears && let Some(message) = self.unsaid.take() {
             self.tell_coordinator(message);
         }
@@ -385,7 +385,7 @@ impl<'a> Driver<'a> {
         let timeout = timeouts.into_iter().flatten().min();
         let clock = self.clock;
         let watches = self.preempt_file.is_some() && self.drain_until.is_none();
-        let orphaned = self.keeper.patience_ends();
+        let orphaned = self.coordinator.patience_ends();
         let farewell = self.farewell.as_ref().map(Farewell::until);
         let drain_end = self.drain_until.unwrap_or_else(Instant::now).into();
         tokio::select! {
@@ -436,13 +436,13 @@ impl<'a> Driver<'a> {
     }
 
     /// What the links to the other members were measured to be.
-    fn measured_links(&self) -> BTreeMap<PeerId, Way> {
+    fn measured_links(&self) -> BTreeMap<PeerId, LinkEstimate> {
         let Some(links) = &self.links else { return BTreeMap::new() };
         let peers = self.view.members.iter().map(|record| record.member.peer);
         let link = |peer| {
-            let round_trip = links.transport.way_to(peer)?.shortest_round_trip;
+            let round_trip = links.transport.path_to(peer)?.shortest_round_trip;
             let rate = links.transport.rate_to(peer).map(|rate| Rate(rate as u64));
-            Some((peer, Way { round_trip, rate }))
+            Some((peer, LinkEstimate { round_trip, rate }))
         };
         peers.filter_map(link).collect()
     }
@@ -518,8 +518,8 @@ impl<'a> Driver<'a> {
     fn text_holders(&self) -> Vec<PeerId> {
         let members = self.view.members.iter();
         let able = members.filter(|record| record.span.contains(Stage(0)) || record.duties.archive);
-        let keeper = self.keeper.member().map(|member| member.peer);
-        let all = able.map(|record| record.member.peer).chain(keeper);
+        let coordinator = self.coordinator.member().map(|member| member.peer);
+        let all = able.map(|record| record.member.peer).chain(coordinator);
         all.filter(|peer| *peer != self.me.peer).collect()
     }
 
@@ -552,7 +552,7 @@ async fn peer(setup: &Setup, room: &Room) -> anyhow::Result<(Peer, bool)> {
         choice: *choice,
         fits,
         mobile,
-        ways: None,
+        link_estimates: None,
         addresses: network.as_ref().map_or_else(Vec::new, |net| net.addresses.clone()),
         fingerprint,
         duties: Duties { anchor: office.anchor.is_some(), archive: office.archive.is_some() },

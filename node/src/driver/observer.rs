@@ -10,14 +10,14 @@ use crate::cli::EventSink;
 use crate::events::RunEvent;
 use crate::progress::Progress;
 use crate::report::Report;
-use crate::status::Board;
+use crate::status::StatusWatch;
 
 /// Takes every event of a run once and passes it on.
 pub struct Observer {
     events: Option<BufWriter<Box<dyn Write + Send>>>,
     progress: Option<Progress>,
     report: Report,
-    board: Board,
+    board: StatusWatch,
 }
 
 impl std::fmt::Debug for Observer {
@@ -43,7 +43,7 @@ impl Observer {
         };
         let progress = (events != Some(&EventSink::Stdout)).then(|| Progress::new(name));
         let events = sink.map(BufWriter::new);
-        Ok(Self { events, progress, report: Report::new(), board: Board::default() })
+        Ok(Self { events, progress, report: Report::new(), board: StatusWatch::default() })
     }
 
     /// Passes an event on. A reader of the events that went away no longer gets any.
@@ -64,7 +64,7 @@ impl Observer {
 
     /// Where the run hangs for whoever asks over HTTP.
     #[must_use]
-    pub fn board(&self) -> &Board {
+    pub fn board(&self) -> &StatusWatch {
         &self.board
     }
 

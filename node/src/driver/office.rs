@@ -16,7 +16,7 @@ use shoal_protocol::net::transport::Transport;
 use shoal_protocol::wire;
 use shoal_scheduler::action::CoordinatorInput;
 use shoal_scheduler::coordinator::{Coordinator, CoordinatorConfig, round_patience};
-use shoal_scheduler::nearness::Load;
+use shoal_scheduler::locality::Load;
 use shoal_scheduler::rebalance::Rebalance;
 use shoal_scheduler::router::Routing;
 use tokio::sync::mpsc;
@@ -226,7 +226,7 @@ impl Driver<'_> {
                 self.own.push_back(Own::Coordinator(CoordinatorInput::Appended(record)));
                 if begins {
                     // Of these nothing more will be heard.
-                    for member in self.keeper.gone() {
+                    for member in self.coordinator.gone() {
                         let input = CoordinatorInput::Disconnected { member };
                         self.own.push_back(Own::Coordinator(input));
                     }
@@ -236,13 +236,13 @@ impl Driver<'_> {
             Some(AnchorEvent::Deposed) => {
                 tracing::info!("another anchor leads");
                 self.post.seat = None;
-                self.keeper.choose_other(self.me);
+                self.coordinator.choose_other(self.me);
             }
             Some(AnchorEvent::Leader { peer: Some(peer), .. }) => {
                 self.post.too_few = None;
                 self.post.paused = false;
                 if peer != self.me.peer {
-                    self.keeper.leads(peer);
+                    self.coordinator.leads(peer);
                 }
             }
             Some(AnchorEvent::Leader { peer: None, answering, voters }) => {
@@ -293,7 +293,7 @@ impl Driver<'_> {
         coordinator.start(self.now(), &mut out);
         self.post.too_few = None;
         self.post.seat = Some(Seat { coordinator, term });
-        self.keeper.is(self.me);
+        self.coordinator.is(self.me);
         self.obey_coordinator(out);
     }
 }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use shoal_protocol::ids::PeerId;
-use shoal_protocol::net::transport::{Rung, Transport};
+use shoal_protocol::net::transport::{ProbeReport, Transport};
 use shoal_protocol::units::Moment;
 use tokio::task::JoinSet;
 
@@ -12,8 +12,8 @@ use super::Driver;
 use super::setup::Network;
 use crate::events::RunEvent;
 use crate::network::outward_ip;
-use crate::own_port::{Action, Input, Scout};
 use crate::port_map::PortMap;
+use crate::reachability::{Action, Input, Scout};
 use crate::status::own_port::OwnPort;
 
 /// What asks around. Questions end with it.
@@ -23,7 +23,7 @@ pub(super) struct PortWatch {
     with: Option<(Transport, PortMap)>,
     /// What a router passes on, as far as was noticed.
     passed_on: Option<SocketAddr>,
-    asks: JoinSet<(PeerId, Option<Rung>)>,
+    asks: JoinSet<(PeerId, Option<ProbeReport>)>,
     /// Found, and to be told.
     news: Option<OwnPort>,
     /// What was told last.
@@ -68,11 +68,11 @@ impl PortWatch {
                     let Some((transport, _)) = &self.with else { continue };
                     let (transport, port) = (transport.clone(), self.passed_on.map(|at| at.port()));
                     self.asks.spawn(async move {
-                        let rung = transport.ask_to_ring(peer, port).await;
-                        if let Err(error) = &rung {
+                        let probe_report = transport.request_probe(peer, port).await;
+                        if let Err(error) = &probe_report {
                             tracing::debug!(peer = %peer.short(), %error, "does not ring here");
                         }
-                        (peer, rung.ok())
+                        (peer, probe_report.ok())
                     });
                 }
             }
@@ -95,7 +95,7 @@ impl PortWatch {
             };
             let input = tokio::select! {
                 Some(asked) = self.asks.join_next() => match asked {
-                    Ok((peer, rung)) => Input::Asked(peer, rung),
+                    Ok((peer, probe_report)) => Input::Asked(peer, probe_report),
                     // It panicked; another look begins in a while.
                     Err(_) => continue,
                 },

@@ -85,7 +85,7 @@ pub struct Office {
     /// Gets `checkpoint/` and, along the way, `checkpoints/`, if it archives.
     pub archive: Option<PathBuf>,
     /// Whom it takes for the run's keeper at first; it asks nobody where it founds the run.
-    pub keeper: Option<Member>,
+    pub coordinator: Option<Member>,
 }
 
 /// How an anchor begins where it has no log yet.

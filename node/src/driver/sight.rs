@@ -9,8 +9,8 @@ use super::Driver;
 use super::keeper::PATIENCE;
 use crate::progress;
 use crate::status::{
-    Board, CheckpointStatus, LinkStatus, LoadStatus, MemberState, MemberStatus, MoveStatus,
-    NodeState, NodeStatus, RunStatus, Sight, TrafficStatus,
+    CheckpointStatus, LinkStatus, LoadStatus, MemberState, MemberStatus, MoveStatus, NodeState,
+    NodeStatus, RunStatus, Sight, StatusWatch, TrafficStatus,
 };
 
 /// How often the driver looks around. Changes of the membership are told at once.
@@ -23,7 +23,7 @@ const UNSAID: Duration = Duration::from_secs(5);
 /// Tells the board what is seen, now and then.
 #[derive(Debug)]
 pub(super) struct Lookout {
-    board: Board,
+    board: StatusWatch,
     /// When it was told last, and of which membership.
     told: Option<(Instant, u64)>,
     /// Whether the screen says that the keeper cannot be reached.
@@ -31,7 +31,7 @@ pub(super) struct Lookout {
 }
 
 impl Lookout {
-    pub(super) fn new(board: Board) -> Self {
+    pub(super) fn new(board: StatusWatch) -> Self {
         Self { board, told: None, misses: false }
     }
 
@@ -62,7 +62,7 @@ impl Driver<'_> {
 
     /// Who looks at the screen of a peer that waits reads why.
     fn say_whether_the_keeper_is_missed(&mut self) {
-        let waits = self.keeper.missed_for().is_some_and(|missed| missed >= UNSAID);
+        let waits = self.coordinator.missed_for().is_some_and(|missed| missed >= UNSAID);
         if std::mem::replace(&mut self.lookout.misses, waits) == waits {
             return;
         }
@@ -78,7 +78,7 @@ impl Driver<'_> {
     }
 
     fn sight(&self) -> Sight {
-        let keeper = self.keeper.member().map(|member| member.peer);
+        let coordinator = self.coordinator.member().map(|member| member.peer);
         let training = &self.manifest.training;
         let checkpoint = self.newest.as_ref();
         Sight {
@@ -89,8 +89,8 @@ impl Driver<'_> {
                 steps: training.steps,
                 version: self.peer.version().0,
                 era: self.era.0,
-                term: self.keeper.term().0,
-                keeper,
+                term: self.coordinator.term().0,
+                coordinator,
                 tokens_per_step: self.manifest.tokens_per_step(),
                 microbatches: training.microbatches,
                 checkpoint: checkpoint
@@ -143,7 +143,7 @@ impl Driver<'_> {
             members.any(|record| record.serving && record.span.contains(stage))
         };
         let lacking = self.manifest.stages().find(|stage| !serves(*stage));
-        let why = if self.keeper.patience_ends().is_some() {
+        let why = if self.coordinator.patience_ends().is_some() {
             Some("who keeps the run cannot be reached".to_owned())
         } else {
             lacking.map(|stage| format!("nobody serves stage {stage}"))
@@ -171,7 +171,7 @@ impl Driver<'_> {
             stages: record.span,
             state,
             moves: record.moves.map(|moves| MoveStatus { to: moves.to, reason: moves.reason }),
-            keeper: self.keeper.member() == Some(member),
+            coordinator: self.coordinator.member() == Some(member),
             anchor: record.duties.anchor,
             archive: record.duties.archive,
             own: member == self.me,
@@ -182,7 +182,7 @@ impl Driver<'_> {
 }
 
 fn link(transport: &Transport, record: &MemberRecord) -> Option<LinkStatus> {
-    let way = transport.way_to(record.member.peer)?;
+    let way = transport.path_to(record.member.peer)?;
     Some(LinkStatus {
         relayed: way.relayed,
         round_trip_seconds: way.round_trip.as_secs_f64(),
@@ -198,7 +198,7 @@ fn flows(traffic: Traffic) -> (TrafficStatus, TrafficStatus) {
     let by_kind = |of: fn(Flow) -> u64| TrafficStatus {
         control_bytes: of(traffic.control),
         tensor_bytes: of(traffic.tensor),
-        file_bytes: of(traffic.blob),
+        file_bytes: of(traffic.file),
     };
     (by_kind(|flow| flow.sent.0), by_kind(|flow| flow.received.0))
 }

@@ -73,7 +73,7 @@ impl Text {
                 // Who has it may be about to come back.
                 tokio::time::sleep(PAUSE).await;
             }
-            fetched = transport.fetch_blob(&holders, hash, length, &path).await;
+            fetched = transport.fetch_file(&holders, hash, length, &path).await;
             if fetched.is_ok() {
                 break;
             }

@@ -96,7 +96,7 @@ mod tests {
     use shoal_protocol::net::admission::Gate;
     use shoal_protocol::net::identity::Identity;
     use shoal_protocol::net::transport::{
-        Class, Congestion, NoBlobs, Transport, TransportConfig, TransportEvent,
+        Class, Congestion, NoFiles, Transport, TransportConfig, TransportEvent,
     };
     use shoal_protocol::wire;
     use shoal_scheduler::sim::Scenario;
@@ -119,7 +119,7 @@ mod tests {
                     incarnation: Incarnation(1),
                     run: None,
                     congestion: Congestion::default(),
-                    blobs: Arc::new(NoBlobs),
+                    files: Arc::new(NoFiles),
                     gate: Gate::default(),
                 };
                 let loopback = SocketAddr::from(([127, 0, 0, 1], 0));

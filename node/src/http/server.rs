@@ -15,7 +15,7 @@ use super::connection::{self, Limits};
 use super::machine::Machine;
 use super::routes::router;
 use crate::exit::{Exit, ExitWith};
-use crate::status::Board;
+use crate::status::StatusWatch;
 
 /// After how long it is tried again where the system hands over no connection.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -28,7 +28,7 @@ pub struct Shown {
     /// Looked at for it.
     pub machine: Machine,
     /// To everybody else.
-    pub board: Board,
+    pub board: StatusWatch,
 }
 
 /// A server that has its address and does not answer yet.

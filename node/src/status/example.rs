@@ -3,8 +3,8 @@
 use shoal_protocol::ids::{ContentHash, Incarnation, PeerId, Stage, StageSpan};
 
 use super::{
-    CheckpointStatus, Curves, Happening, LinkStatus, MemberState, MemberStatus, NodeState,
-    NodeStatus, Point, RunStatus, Status, Tone, TrainingStatus,
+    CheckpointStatus, Curves, LinkStatus, MemberState, MemberStatus, NodeState, NodeStatus, Point,
+    RunStatus, Status, StatusEvent, Tone, TrainingStatus,
 };
 
 /// The node's own moment.
@@ -29,7 +29,7 @@ fn member(number: u8, stages: StageSpan, state: MemberState) -> MemberStatus {
         stages,
         state,
         moves: None,
-        keeper: number == 1,
+        coordinator: number == 1,
         anchor: number == 1,
         archive: false,
         own: number == 1,
@@ -41,8 +41,8 @@ fn member(number: u8, stages: StageSpan, state: MemberState) -> MemberStatus {
 /// One of stage 0, two of stage 1, nobody of stage 2, and one that watches.
 pub(crate) fn status() -> Status {
     let one = |stage| StageSpan::one(Stage(stage));
-    let happening =
-        |ago, tone, text: &str| Happening { at_ms: NOW - ago, tone, text: text.to_owned() };
+    let status_event =
+        |ago, tone, text: &str| StatusEvent { at_ms: NOW - ago, tone, text: text.to_owned() };
     Status {
         version: "0.1.0".into(),
         at_ms: NOW,
@@ -64,7 +64,7 @@ pub(crate) fn status() -> Status {
             version: 40,
             era: 1,
             term: 2,
-            keeper: Some(peer(1)),
+            coordinator: Some(peer(1)),
             tokens_per_step: 4096,
             microbatches: 16,
             checkpoint: Some(CheckpointStatus { version: 40, hash: None }),
@@ -90,8 +90,8 @@ pub(crate) fn status() -> Status {
             tokens_per_second: (0..40).map(|step| Point(step, 8000.0)).collect(),
         },
         events: vec![
-            happening(60_000, Tone::Good, "serves stage 1"),
-            happening(5_000, Tone::Bad, "the run goes back to version 40"),
+            status_event(60_000, Tone::Good, "serves stage 1"),
+            status_event(5_000, Tone::Bad, "the run goes back to version 40"),
         ],
     }
 }

@@ -2,25 +2,25 @@
 //! the probes all read this and nothing else.
 //!
 //! The driver says what it sees ([`Sight`]) about once a second, the events of the run are noted as
-//! they come ([`chronicle`]), and the [`Board`] has both for whoever asks.
+//! they come ([`event_log`]), and the [`StatusWatch`] has both for whoever asks.
 
-mod board;
-mod chronicle;
+mod diff;
+mod downsampled_series;
+mod event_log;
 #[cfg(test)]
 pub(crate) mod example;
-mod news;
+pub(crate) mod labels;
 pub(crate) mod own_port;
-mod series;
 pub(crate) mod snapshot;
-pub(crate) mod words;
+mod watch;
 
-pub use self::board::{Board, Health};
 pub use self::own_port::{Mapping, OwnPort};
 pub use self::snapshot::{
-    CheckpointStatus, Curves, Happening, LinkStatus, LoadStatus, MemberState, MemberStatus,
-    MoveStatus, NodeState, NodeStatus, Point, RunStatus, Status, Tone, TrafficStatus,
+    CheckpointStatus, Curves, LinkStatus, LoadStatus, MemberState, MemberStatus, MoveStatus,
+    NodeState, NodeStatus, Point, RunStatus, Status, StatusEvent, Tone, TrafficStatus,
     TrainingStatus,
 };
+pub use self::watch::{Health, StatusWatch};
 
 /// What the driver sees of the run now.
 #[derive(Debug, Clone, PartialEq, Default)]

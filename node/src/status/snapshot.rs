@@ -28,7 +28,7 @@ pub struct Status {
     /// How they came to be.
     pub curves: Curves,
     /// What happened of late, oldest first.
-    pub events: Vec<Happening>,
+    pub events: Vec<StatusEvent>,
 }
 
 /// What a node is at.
@@ -144,7 +144,7 @@ pub struct RunStatus {
     /// The office of who keeps the run.
     pub term: u64,
     /// Who keeps it, as far as is known.
-    pub keeper: Option<PeerId>,
+    pub coordinator: Option<PeerId>,
     /// Tokens that one step trains on.
     pub tokens_per_step: u64,
     /// Microbatches of one step.
@@ -196,7 +196,7 @@ pub struct MemberStatus {
     #[serde(default)]
     pub moves: Option<MoveStatus>,
     /// Whether it keeps the run.
-    pub keeper: bool,
+    pub coordinator: bool,
     /// Whether it would keep the run's log.
     pub anchor: bool,
     /// Whether it keeps checkpoints whole.
@@ -287,7 +287,7 @@ pub struct Point(pub u64, pub f64);
 
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Happening {
+pub struct StatusEvent {
     /// When it was noticed, in milliseconds since 1970.
     pub at_ms: u64,
     /// How it is to be taken.

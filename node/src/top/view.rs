@@ -11,7 +11,7 @@ use ratatui::widgets::{
 };
 
 use super::screen::Screen;
-use crate::status::words::{TITLES, age, rows_of, standing};
+use crate::status::labels::{TITLES, age, rows_of, standing};
 use crate::status::{NodeState, Point, Status, Tone};
 
 /// The least width and height at which the curves are shown beside the rest.

@@ -8,7 +8,7 @@ use shoal_protocol::ids::Incarnation;
 use shoal_protocol::net::Identity;
 use shoal_protocol::net::admission::Gate;
 use shoal_protocol::net::transport::{
-    BlobSource, Congestion, Transport, TransportConfig, TransportError, TransportEvent,
+    Congestion, FileSource, Transport, TransportConfig, TransportError, TransportEvent,
 };
 use tokio::sync::mpsc;
 
@@ -16,10 +16,10 @@ use tokio::sync::mpsc;
 pub(crate) fn bind(
     listen: SocketAddr,
     congestion: Congestion,
-    blobs: Arc<dyn BlobSource>,
+    files: Arc<dyn FileSource>,
 ) -> Result<(Transport, mpsc::Receiver<TransportEvent>), TransportError> {
     let (incarnation, gate) = (Incarnation(1), Gate::default());
-    let config = TransportConfig { incarnation, run: None, congestion, blobs, gate };
+    let config = TransportConfig { incarnation, run: None, congestion, files, gate };
     Transport::bind(&Identity::ephemeral(), &[listen], config)
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use super::Way;
+use super::LinkEstimate;
 use crate::ids::{ContentHash, Era, Member, PeerId, Stage, StageSpan, Step};
 
 /// Which stages a newcomer wants to host.
@@ -47,7 +47,7 @@ pub struct Candidate {
     /// chose its stage.
     pub mobile: bool,
     /// What it measured of its links to members; none before it has looked round.
-    pub ways: Option<Vec<(PeerId, Way)>>,
+    pub link_estimates: Option<Vec<(PeerId, LinkEstimate)>>,
 }
 
 /// Who is a member.

@@ -5,23 +5,23 @@
 //! the term, so that a word from or to an earlier life is recognised. Nothing here assumes
 //! that it arrives once: each message states something that may be stated again.
 
-mod between;
 mod log;
 mod membership;
+mod peer;
 mod round;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use self::between::{Between, TensorTag};
 pub use self::log::{CommitRecord, LogRecord, SnapshotPart, StoredFile, StoredStage};
 pub use self::membership::{
     Candidate, Duties, MemberRecord, Move, MoveReason, StageChoice, View, ViewChange, is_stopped,
 };
+pub use self::peer::{PeerMessage, TensorTag};
 pub use self::round::{
-    Crew, CrewChange, CrewMember, Mended, Round, RoundId, RoundMember, RoundOutcome, proof_of_all,
-    proof_tag,
+    Mended, Round, RoundGroup, RoundGroupChange, RoundGroupMember, RoundId, RoundMember,
+    RoundOutcome, proof_of_all, proof_tag,
 };
 
 use crate::ids::{
@@ -53,26 +53,26 @@ pub enum Message {
     /// The coordinator to a member.
     FromCoordinator(FromCoordinator),
     /// A member to a member.
-    Between(Between),
+    PeerMessage(PeerMessage),
     /// An anchor to an anchor, about the run's log.
     Anchor(AnchorMessage),
     /// Who is banned and who is let in by name, as the run's warden signed it. Whoever did not know it
     /// passes it on.
-    Roster {
+    AccessList {
         /// The encoded statement and its signature.
         signed: Vec<u8>,
     },
     /// Somebody, who need not be a member, wants the newest checkpoint.
-    CheckpointWanted,
+    CheckpointRequest,
     /// Where the newest checkpoint is, as far as the sender knows.
     Checkpoint {
         /// None where there is none yet.
         newest: Option<SavedCheckpoint>,
     },
     /// Who keeps the run, to somebody who asked another.
-    Elsewhere {
+    CoordinatorMoved {
         /// Who.
-        keeper: Member,
+        coordinator: Member,
         /// Where its data plane listens.
         addresses: Vec<SocketAddr>,
     },
@@ -115,7 +115,7 @@ pub struct HeldClaim {
 
 /// What a peer measured of its link to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub struct Way {
+pub struct LinkEstimate {
     /// The shortest.
     pub round_trip: Duration,
     /// What it carries there, where that was measured.
@@ -125,7 +125,7 @@ pub struct Way {
 /// How long the passes of a microbatch took at one stage, each from when the engine could have begun
 /// it: everything that it needs was there, and the pass before it had ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, bincode::Encode, bincode::Decode)]
-pub struct Spent {
+pub struct PassTimes {
     /// The forward pass.
     pub forward: Duration,
     /// The backward pass; zero of what is held out.
@@ -193,13 +193,13 @@ pub enum ToCoordinator {
     },
     /// A replica of the first stage has room for microbatches beyond the grants numbered up to
     /// `through`.
-    WorkWanted {
+    WorkRequest {
         /// Of which steps, and how many of each.
         rooms: Vec<(Step, u32)>,
         /// The newest grant it has seen.
         through: Grant,
         /// Nanoseconds that it needs for one microbatch, as in `Accepted`.
-        pace: u64,
+        service_time: u64,
     },
     /// Asks for the claim of a microbatch that was accepted.
     Claim {
@@ -215,7 +215,7 @@ pub enum ToCoordinator {
         /// The mean loss per token, from the last stage.
         loss: Option<FixedLoss>,
         /// How long it took.
-        spent: Spent,
+        pass_times: PassTimes,
     },
     /// The answer to a recall: the work is not late, since something that it needs is not there or
     /// came only now, or since it is done and that is on its way.
@@ -237,7 +237,7 @@ pub enum ToCoordinator {
         rates: Vec<(u16, Rate)>,
     },
     /// The sender does not know whom a round is among: it wants all of them.
-    CrewWanted {
+    RoundGroupRequest {
         /// Which round.
         round: RoundId,
     },
@@ -281,25 +281,25 @@ pub enum ToCoordinator {
     },
     /// The sender, which is not serving yet or is to move, cannot use the snapshot that it was told of,
     /// or lacks results since: it needs a newer one.
-    Behind {
+    Stale {
         /// Whether that is of the stage that it is to move to. Who serves and lacks a result of its own
         /// stage cannot go on.
         there: bool,
     },
     /// What the sender measured of its links to some others: what is new, or has changed by much.
-    Ways {
+    LinkEstimates {
         /// To whom, and what.
-        ways: Vec<(PeerId, Way)>,
+        link_estimates: Vec<(PeerId, LinkEstimate)>,
     },
     /// The sender lacks a membership that the present one was made of: it wants the whole.
-    ViewWanted,
+    ViewRequest,
     /// The sender cannot reach a member that it must speak with.
     CannotReach {
         /// Whom.
         member: Member,
     },
     /// The sender has not heard the coordinator for long: who is no member any more is told so.
-    Present,
+    KeepAlive,
     /// The sender is about to leave: it finishes what it has begun, and moves nowhere.
     Draining,
     /// The sender leaves.
@@ -356,7 +356,7 @@ pub enum FromCoordinator {
     },
     /// Several stages need the newcomer equally: it is to look at these members, and register again with
     /// what it measured.
-    LookRound {
+    ProbeLinks {
         /// Who, and where they listen.
         at: Vec<(PeerId, Vec<SocketAddr>)>,
     },
@@ -434,13 +434,13 @@ pub enum FromCoordinator {
     },
     /// The claim is asked back if its work is late or, without any patience, if it is yet to be begun.
     /// It is answered at once: `Released`, or `Working` where it is not so.
-    Recall {
+    Reclaim {
         /// The work.
         key: ClaimKey,
         /// The grant.
         grant: Grant,
         /// How long each pass may take.
-        patience: Spent,
+        patience: PassTimes,
     },
     /// A done report arrived.
     Noted {
@@ -454,7 +454,7 @@ pub enum FromCoordinator {
         /// Which round.
         round: RoundId,
         /// With whom, beginning from whom the stage's last round was among.
-        crew: CrewChange,
+        group: RoundGroupChange,
         /// Whether it goes on with what there is of it.
         mended: Mended,
         /// The training microbatches that the receiver's accumulator must hold, in order; none where
@@ -462,7 +462,7 @@ pub enum FromCoordinator {
         counted: Vec<Microbatch>,
     },
     /// Whom a stage's rounds are among, all of them, in so many parts.
-    Crew {
+    RoundGroup {
         /// The stage.
         stage: Stage,
         /// Which crew.
@@ -470,7 +470,7 @@ pub enum FromCoordinator {
         /// Which part this is, and of how many.
         part: (u32, u32),
         /// The members in it.
-        here: Vec<CrewMember>,
+        here: Vec<RoundGroupMember>,
     },
     /// The step's results: apply them.
     Commit(CommitRecord),

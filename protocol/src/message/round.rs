@@ -26,7 +26,7 @@ pub struct Round {
     /// Which round.
     pub id: RoundId,
     /// Who takes part in it.
-    pub crew: Arc<Crew>,
+    pub group: Arc<RoundGroup>,
     /// What became of it since it began.
     pub mended: Mended,
 }
@@ -45,7 +45,7 @@ pub struct Mended {
 
 /// Who takes part in a stage's rounds. From one to the next few come or go, so it is told as a change.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Crew {
+pub struct RoundGroup {
     /// Which one, of all that this stage's rounds ever had.
     pub number: u64,
     /// Every replica, in order.
@@ -65,7 +65,7 @@ pub struct RoundMember {
 
 /// One of a crew.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub struct CrewMember {
+pub struct RoundGroupMember {
     /// Who.
     pub member: Member,
     /// A replica's weight; none of who listens.
@@ -74,7 +74,7 @@ pub struct CrewMember {
 
 /// What makes another crew of one. Who has not the one that it begins from asks for the whole.
 #[derive(Debug, Clone, PartialEq, Eq, Default, bincode::Encode, bincode::Decode)]
-pub struct CrewChange {
+pub struct RoundGroupChange {
     /// The crew that it begins from.
     pub since: u64,
     /// The one that it makes of it; the same where nothing changes.
@@ -82,22 +82,22 @@ pub struct CrewChange {
     /// Who is in it no more.
     pub gone: BTreeSet<Member>,
     /// Who is new, or not what it was.
-    pub here: Vec<CrewMember>,
+    pub here: Vec<RoundGroupMember>,
 }
 
-impl Crew {
+impl RoundGroup {
     /// Those who are in it.
-    pub fn all(&self) -> impl Iterator<Item = CrewMember> + '_ {
+    pub fn all(&self) -> impl Iterator<Item = RoundGroupMember> + '_ {
         let members = self.members.iter();
         let members =
-            members.map(|part| CrewMember { member: part.member, weight: Some(part.weight) });
+            members.map(|part| RoundGroupMember { member: part.member, weight: Some(part.weight) });
         let listeners = self.listeners.iter();
-        members.chain(listeners.map(|member| CrewMember { member: *member, weight: None }))
+        members.chain(listeners.map(|member| RoundGroupMember { member: *member, weight: None }))
     }
 
     /// The crew of these. Of who is named twice the last word counts.
     #[must_use]
-    pub fn of(number: u64, all: impl IntoIterator<Item = CrewMember>) -> Self {
+    pub fn of(number: u64, all: impl IntoIterator<Item = RoundGroupMember>) -> Self {
         let all: BTreeMap<Member, Option<u32>> =
             all.into_iter().map(|one| (one.member, one.weight)).collect();
         let part = |(member, weight): (&Member, &Option<u32>)| {
@@ -112,19 +112,19 @@ impl Crew {
 
     /// What leads from this crew to a newer one.
     #[must_use]
-    pub fn change_to(&self, newer: &Self) -> CrewChange {
-        let by_member = |crew: &Self| -> BTreeMap<Member, Option<u32>> {
-            crew.all().map(|one| (one.member, one.weight)).collect()
+    pub fn change_to(&self, newer: &Self) -> RoundGroupChange {
+        let by_member = |group: &Self| -> BTreeMap<Member, Option<u32>> {
+            group.all().map(|one| (one.member, one.weight)).collect()
         };
         let (old, new) = (by_member(self), by_member(newer));
         let gone = old.keys().filter(|member| !new.contains_key(member)).copied().collect();
         let here = newer.all().filter(|one| old.get(&one.member) != Some(&one.weight)).collect();
-        CrewChange { since: self.number, number: newer.number, gone, here }
+        RoundGroupChange { since: self.number, number: newer.number, gone, here }
     }
 
     /// The crew that a change leads to; none where it begins from another.
     #[must_use]
-    pub fn changed_by(&self, change: &CrewChange) -> Option<Self> {
+    pub fn changed_by(&self, change: &RoundGroupChange) -> Option<Self> {
         let stay = self.all().filter(|one| !change.gone.contains(&one.member));
         let all = stay.chain(change.here.iter().copied());
         (change.since == self.number).then(|| Self::of(change.number, all))
@@ -193,14 +193,14 @@ mod tests {
     use super::*;
     use crate::ids::{Incarnation, Microbatch, PeerId};
 
-    fn crew(number: u64) -> impl Strategy<Value = Crew> {
+    fn group(number: u64) -> impl Strategy<Value = RoundGroup> {
         let weight = prop::option::of(0u32..3);
         prop::collection::btree_map(0u8..40, weight, 0..40).prop_map(move |all| {
             let one = |(peer, weight): (u8, Option<u32>)| {
                 let member = Member { peer: PeerId([peer; 32]), incarnation: Incarnation(1) };
-                CrewMember { member, weight }
+                RoundGroupMember { member, weight }
             };
-            Crew::of(number, all.into_iter().map(one))
+            RoundGroup::of(number, all.into_iter().map(one))
         })
     }
 
@@ -216,7 +216,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_change_makes_the_crew_that_it_leads_to(old in crew(4), new in crew(7)) {
+        fn a_change_makes_the_crew_that_it_leads_to(old in group(4), new in group(7)) {
             let change = old.change_to(&new);
             prop_assert_eq!(old.changed_by(&change), Some(new.clone()));
             prop_assert_eq!(new.changed_by(&change), None);

@@ -3,7 +3,7 @@
 //! ([`transport`]).
 
 pub mod admission;
-mod crowd;
+mod connection_limits;
 pub mod discovery;
 pub mod identity;
 pub mod transport;

@@ -79,7 +79,7 @@ pub enum CoordinatorEvent {
         members: usize,
     },
     /// A new term began: the log and the members told how the run stands.
-    TookOver {
+    BecameCoordinator {
         /// Which term.
         term: Term,
         /// Claims that members hold.
@@ -87,7 +87,7 @@ pub enum CoordinatorEvent {
     },
     /// A stage is lost: it is looked for who has the newest checkpoint. Until all of it is found the
     /// run pauses.
-    Stranded {
+    StageLost {
         /// The stages without a replica.
         stages: Vec<Stage>,
         /// The version of the newest checkpoint.
@@ -140,7 +140,7 @@ pub enum CoordinatorEvent {
         key: ClaimKey,
     },
     /// A member let go of a late claim, and others do the work.
-    Recalled {
+    Reclaimed {
         /// Who held it.
         member: Member,
         /// The work.

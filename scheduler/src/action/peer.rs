@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use shoal_protocol::ids::{ClaimKey, Era, Member, PeerId, Stage, StageSpan, Step};
 use shoal_protocol::message::{
-    Between, CommitRecord, FromCoordinator, MoveReason, RoundId, SnapshotPart, StoredStage,
-    TensorTag, ToCoordinator, Way,
+    CommitRecord, FromCoordinator, LinkEstimate, MoveReason, PeerMessage, RoundId, SnapshotPart,
+    StoredStage, TensorTag, ToCoordinator,
 };
 use shoal_protocol::units::Bytes;
 
@@ -24,11 +24,11 @@ pub enum PeerInput {
         message: FromCoordinator,
     },
     /// A word of another member.
-    Between {
+    PeerMessage {
         /// Who speaks.
         from: Member,
         /// The word.
-        message: Between,
+        message: PeerMessage,
     },
     /// A tensor arrived.
     Tensor {
@@ -58,9 +58,9 @@ pub enum PeerInput {
     },
     /// What the links to other peers carry, as far as it was measured; in place of what was said
     /// before.
-    Links(BTreeMap<PeerId, Way>),
+    Links(BTreeMap<PeerId, LinkEstimate>),
     /// What was found where this peer was to look: what it measured of its links to members.
-    Looked(Vec<(PeerId, Way)>),
+    LinksProbed(Vec<(PeerId, LinkEstimate)>),
     /// This peer is to leave in order.
     Drain,
     /// Files that were to be fetched are here, or cannot be had.
@@ -100,7 +100,7 @@ pub enum PeerAction {
         /// Whom.
         to: Member,
         /// What.
-        message: Between,
+        message: PeerMessage,
     },
     /// Send a tensor to a member; it may be this one. The payload stays this peer's until released.
     SendTensor {
@@ -111,8 +111,8 @@ pub enum PeerAction {
         /// The tensor.
         payload: PayloadId,
     },
-    /// Measure the links to these members, then say so by `PeerInput::Looked`, whoever can be reached.
-    LookRound {
+    /// Measure the links to these members, then say so by `PeerInput::LinksProbed`, whoever can be reached.
+    ProbeLinks {
         /// Who, and where they listen.
         at: Vec<(PeerId, Vec<SocketAddr>)>,
     },

@@ -9,11 +9,11 @@ use shoal_protocol::message::{MemberRecord, MoveReason};
 use shoal_protocol::units::Moment;
 
 use super::{Coordinator, Out, Phase};
-use crate::capacity::{Estimates, Throughput};
-use crate::exchange::{CELL, exchange};
-use crate::lateness::Estimate;
+use crate::deadline::Estimate;
 use crate::planner::Link;
 use crate::rebalance::{self, Plan, Rebalance, Replica};
+use crate::stage_exchange::{CELL, exchange};
+use crate::throughput::{Estimates, Throughput};
 
 /// Steps of a term before anybody moves for the speeds that were measured: the first passes are slow
 /// for reasons of their own.
@@ -171,15 +171,15 @@ impl Coordinator {
             self.membership.records().any(|record| record.moves.is_some() || !record.serving);
         let step = self.balance.steps.map(|steps| steps.mean().as_secs_f64());
         let Some(step) = step.filter(|step| *step > 0.0) else { return Vec::new() };
-        if moving || self.ways.is_empty() {
+        if moving || self.link_estimates.is_empty() {
             return Vec::new();
         }
-        let estimates = self.stragglers.paces.estimates(training.stages, self.now);
+        let estimates = self.stragglers.service_times.estimates(training.stages, self.now);
         let mut placed = self.placed(&estimates);
         let turn = self.balance.looks as usize * CELL % placed.len().max(1);
         placed.rotate_left(turn);
         let costs = self.costs(&estimates);
-        let Some(found) = exchange(&placed, &costs, &self.ways, &self.config.load) else {
+        let Some(found) = exchange(&placed, &costs, &self.link_estimates, &self.config.load) else {
             return Vec::new();
         };
         let saved = (found.before - found.after).min(step / 2.0);
@@ -194,10 +194,10 @@ impl Coordinator {
     /// Moves that make the swarm faster by so many thousandths, and pay.
     fn useful_moves(&mut self, gain: u32) -> Vec<(Member, Stage, MoveReason)> {
         let training = &self.config.manifest.training;
-        let estimates = self.stragglers.paces.estimates(training.stages, self.now);
+        let estimates = self.stragglers.service_times.estimates(training.stages, self.now);
         let costs = self.costs(&estimates);
-        let nearness = self.membership.nearness(&self.ways, &self.config.load);
-        let distance = |member: Member, stage| nearness.cost(member.peer, stage).as_secs_f64();
+        let locality = self.membership.locality(&self.link_estimates, &self.config.load);
+        let distance = |member: Member, stage| locality.cost(member.peer, stage).as_secs_f64();
         let plan = rebalance::nearest_plan(&self.placed(&estimates), &costs, distance);
         let of_use = plan.is_of_use(gain);
         if !of_use {
@@ -224,7 +224,7 @@ impl Coordinator {
             return vec![seen.mean(); moves.len()];
         }
         let movers = moves.iter().map(|(member, _)| member.peer).collect();
-        let rates = self.ways.rates_of(&movers);
+        let rates = self.link_estimates.rates_of(&movers);
         let time = |(member, to): &(Member, Stage)| {
             let rate = rates.get(&member.peer).copied();
             let link = rate.map(|rate| Link { delay: Duration::ZERO, rate });
@@ -236,7 +236,7 @@ impl Coordinator {
     /// What a microbatch takes at each stage.
     fn costs(&self, estimates: &Estimates<'_>) -> BTreeMap<Stage, f64> {
         let stages = self.config.manifest.stages();
-        stages.map(|stage| (stage, estimates.typical(stage) as f64)).collect()
+        stages.map(|stage| (stage, estimates.robust_average(stage) as f64)).collect()
     }
 
     /// The members that host stages and are not about to leave.

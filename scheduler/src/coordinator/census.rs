@@ -122,7 +122,7 @@ impl Coordinator {
             return;
         }
         let claims = self.work.held();
-        event(CoordinatorEvent::TookOver { term: self.term, claims }, out);
+        event(CoordinatorEvent::BecameCoordinator { term: self.term, claims }, out);
         // Nothing of this era is committed yet: who lacks weights can get those that it began with.
         let fresh = self.last_commit.is_none();
         self.begun |= claims > 0;

@@ -148,7 +148,7 @@ impl Coordinator {
                 self.ask_for_copy(version, stage, copies, member, out);
             }
             while copies.wants_more()
-                && let Some(member) = self.keeper(stage, copies)
+                && let Some(member) = self.coordinator(stage, copies)
             {
                 self.ask_for_copy(version, stage, copies, member, out);
             }
@@ -184,7 +184,7 @@ impl Coordinator {
     }
 
     /// Who is to have one more copy of a stage: rather who does not serve it, and who keeps least.
-    fn keeper(&self, stage: Stage, copies: &Copies) -> Option<Member> {
+    fn coordinator(&self, stage: Stage, copies: &Copies) -> Option<Member> {
         let count = |member: &Member| self.checkpoints.kept.get(member).copied().unwrap_or(0);
         let hosts = |member: &Member| {
             self.membership.span_of(*member).is_some_and(|span| span.contains(stage))
@@ -250,7 +250,7 @@ impl Coordinator {
     }
 
     /// A member is gone: what it was to keep is for others, and what only it had is written again.
-    pub(super) fn forget_keeper(&mut self, gone: Member, out: &mut Out) {
+    pub(super) fn forget_coordinator(&mut self, gone: Member, out: &mut Out) {
         self.checkpoints.kept.remove(&gone);
         let mut spoiled = Vec::new();
         for (version, making) in &mut self.checkpoints.pending {

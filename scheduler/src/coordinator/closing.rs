@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use shoal_protocol::ids::{Attempt, Era, Member, Mend, Microbatch, Stage, Step, Term};
 use shoal_protocol::message::{
-    CommitRecord, Crew, CrewChange, CrewMember, FixedLoss, FromCoordinator, LogRecord, Mended,
-    Round, RoundId, RoundOutcome, proof_of_all,
+    CommitRecord, FixedLoss, FromCoordinator, LogRecord, Mended, Round, RoundGroup,
+    RoundGroupChange, RoundGroupMember, RoundId, RoundOutcome, proof_of_all,
 };
 use shoal_protocol::units::{Moment, Rate};
 
 use super::{Coordinator, Out, Phase, event, send};
 use crate::action::{CoordinatorAction, CoordinatorEvent};
-use crate::lateness::Estimate;
+use crate::deadline::Estimate;
 use crate::ledger::Ledger;
-use crate::parts;
+use crate::paging;
 use crate::round::{NumberBytes, averaged, member_rates, place_in, weights};
 
 /// How often the patience with a round doubles, at most.
@@ -54,14 +54,14 @@ struct OpenRound {
 
 impl OpenRound {
     fn is_whole(&self) -> bool {
-        self.outcomes.len() == self.round.crew.members.len()
+        self.outcomes.len() == self.round.group.members.len()
     }
 
     /// The word that closes the step at this stage, for one who takes part.
-    fn close(&self, to: Member, crew: CrewChange) -> FromCoordinator {
+    fn close(&self, to: Member, group: RoundGroupChange) -> FromCoordinator {
         let (round, mended) = (self.round.id, self.round.mended.clone());
         let counted = self.counted.get(&to).cloned().unwrap_or_default();
-        FromCoordinator::Close { round, crew, mended, counted }
+        FromCoordinator::Close { round, group, mended, counted }
     }
 
     /// Whether somebody is a member of it.
@@ -131,18 +131,18 @@ impl Coordinator {
 
     /// Whether each of the first stage's replicas has, in the mean, no more than its last pass to run.
     fn is_at_last_passes(&self, ledger: &Ledger) -> bool {
-        let replicas = self.crews.get(&Stage(0)).map_or(0, |crew| crew.members.len());
+        let replicas = self.round_groups.get(&Stage(0)).map_or(0, |group| group.members.len());
         ledger.free() == 0 && ledger.undone(Stage(0)) as usize <= replicas
     }
 
     /// Every replica of a stage hears what its accumulator must hold.
     fn close_stage(&mut self, stage: Stage, out: &mut Out) {
-        let before = self.crews.get(&stage).cloned().unwrap_or_default();
+        let before = self.round_groups.get(&stage).cloned().unwrap_or_default();
         let mended = self.rounds.open.remove(&stage).map(|torn| self.mended(torn));
         let open = match mended {
             None => self.new_round(stage, &before),
             Some(Some(open)) => {
-                let gone = before.members.len() - open.round.crew.members.len();
+                let gone = before.members.len() - open.round.group.members.len();
                 let (round, changed) = (open.round.id, open.round.mended.changed.len());
                 event(CoordinatorEvent::RoundMended { round, gone, changed }, out);
                 open
@@ -155,19 +155,19 @@ impl Coordinator {
             }
         };
         self.tell_round(&open, &before, out);
-        self.crews.insert(stage, Arc::clone(&open.round.crew));
+        self.round_groups.insert(stage, Arc::clone(&open.round.group));
         self.rounds.open.insert(stage, open);
     }
 
     /// A round of the present step at a stage, from its beginning.
-    fn new_round(&self, stage: Stage, before: &Arc<Crew>) -> OpenRound {
+    fn new_round(&self, stage: Stage, before: &Arc<RoundGroup>) -> OpenRound {
         let step = self.version;
         let failed = self.rounds.failed.get(&stage).copied().unwrap_or(0);
         let (era, term, attempt) = (self.era, self.term, Attempt(failed));
         let id = RoundId { era, term, step, stage, attempt };
-        let crew = self.next_crew(before, stage, step);
+        let group = self.next_round_group(before, stage, step);
         OpenRound {
-            round: Round { id, crew, mended: Mended::default() },
+            round: Round { id, group, mended: Mended::default() },
             proof: proof_of_all(step, stage, self.config.manifest.training.microbatches),
             counted: self.accumulated(id),
             outcomes: BTreeMap::new(),
@@ -179,24 +179,25 @@ impl Coordinator {
     /// has no part for.
     fn mended(&self, torn: OpenRound) -> Option<OpenRound> {
         let RoundId { step, stage, .. } = torn.round.id;
-        let before = &torn.round.crew;
+        let before = &torn.round.group;
         let counted = self.accumulated(torn.round.id);
         let replicas: BTreeSet<Member> = self.replicas_at(stage, step).into_iter().collect();
         // Who listened and serves by now has no other way to this result.
         let hear: BTreeSet<Member> = self.listeners_at(stage, step).into_iter().collect();
-        let is_left = |one: &CrewMember| match one.weight {
+        let is_left = |one: &RoundGroupMember| match one.weight {
             Some(_) => replicas.contains(&one.member),
             None => replicas.contains(&one.member) || hear.contains(&one.member),
         };
-        let crew = self.numbered(before, Crew::of(before.number, before.all().filter(is_left)));
-        let places = (0..).zip(&crew.members);
+        let group =
+            self.numbered(before, RoundGroup::of(before.number, before.all().filter(is_left)));
+        let places = (0..).zip(&group.members);
         let is_changed = |member| torn.counted.get(member) != counted.get(member);
         let changed = places.filter_map(|(place, part)| is_changed(&part.member).then_some(place));
         let mended = Mended { mend: torn.round.mended.mend.next(), changed: changed.collect() };
-        let round = Round { id: torn.round.id, crew, mended };
+        let round = Round { id: torn.round.id, group, mended };
         let mended = OpenRound { round, counted, torn: false, ..torn };
         let is_whole = mended.counted.keys().all(|member| mended.is_among(*member));
-        (is_whole && !mended.round.crew.members.is_empty()).then_some(mended)
+        (is_whole && !mended.round.group.members.is_empty()).then_some(mended)
     }
 
     /// Everything is done.
@@ -209,33 +210,38 @@ impl Coordinator {
     }
 
     /// Whom a stage's next round is among: the same ones as its last, if they still are.
-    fn next_crew(&self, before: &Arc<Crew>, stage: Stage, step: Step) -> Arc<Crew> {
+    fn next_round_group(
+        &self,
+        before: &Arc<RoundGroup>,
+        stage: Stage,
+        step: Step,
+    ) -> Arc<RoundGroup> {
         let members = self.replicas_at(stage, step);
         let weights = self.round_weights(&members, before);
         let parts = members.into_iter().zip(weights);
-        let parts = parts.map(|(member, weight)| CrewMember { member, weight: Some(weight) });
+        let parts = parts.map(|(member, weight)| RoundGroupMember { member, weight: Some(weight) });
         let listeners = self.listeners_at(stage, step).into_iter();
-        let listeners = listeners.map(|member| CrewMember { member, weight: None });
-        self.numbered(before, Crew::of(before.number, parts.chain(listeners)))
+        let listeners = listeners.map(|member| RoundGroupMember { member, weight: None });
+        self.numbered(before, RoundGroup::of(before.number, parts.chain(listeners)))
     }
 
     /// The same crew as before, or another under the next number.
-    fn numbered(&self, before: &Arc<Crew>, crew: Crew) -> Arc<Crew> {
-        if crew == **before {
+    fn numbered(&self, before: &Arc<RoundGroup>, group: RoundGroup) -> Arc<RoundGroup> {
+        if group == **before {
             return Arc::clone(before);
         }
         // Those of another term had other numbers.
         let number = before.number.max(self.term.0 << 32) + 1;
-        Crew { number, ..crew }.into()
+        RoundGroup { number, ..group }.into()
     }
 
     /// Tells everybody in a round of it: who knows the crew before, what is another in this one.
-    fn tell_round(&self, open: &OpenRound, before: &Crew, out: &mut Out) {
-        let crew = &open.round.crew;
-        let change = before.change_to(crew);
+    fn tell_round(&self, open: &OpenRound, before: &RoundGroup, out: &mut Out) {
+        let group = &open.round.group;
+        let change = before.change_to(group);
         let told: BTreeSet<Member> = before.all().map(|one| one.member).collect();
-        let small = change.gone.len() + change.here.len() <= parts::CHANGED;
-        for CrewMember { member, .. } in crew.all() {
+        let small = change.gone.len() + change.here.len() <= paging::CHANGED;
+        for RoundGroupMember { member, .. } in group.all() {
             if small && told.contains(&member) {
                 send(member, open.close(member, change.clone()), out);
             } else {
@@ -250,9 +256,9 @@ impl Coordinator {
     }
 
     /// A member does not know whom a round is among that it is in.
-    pub(super) fn crew_wanted(&mut self, from: Member, id: RoundId, out: &mut Out) {
+    pub(super) fn round_group_requested(&mut self, from: Member, id: RoundId, out: &mut Out) {
         let open = self.rounds.open.get(&id.stage).filter(|open| open.round.id == id);
-        if let Some(open) = open.filter(|open| open.round.crew.all().any(|one| one.member == from))
+        if let Some(open) = open.filter(|open| open.round.group.all().any(|one| one.member == from))
         {
             tell_whole_round(open, from, out);
         }
@@ -266,7 +272,7 @@ impl Coordinator {
 
     /// How much of the vector each replica of a stage reduces, from what the links between them were
     /// measured to carry in rounds of the crew before.
-    fn round_weights(&self, members: &[Member], before: &Crew) -> Vec<u32> {
+    fn round_weights(&self, members: &[Member], before: &RoundGroup) -> Vec<u32> {
         let known: BTreeMap<Member, u32> =
             before.members.iter().map(|part| (part.member, part.weight)).collect();
         let known: Vec<Option<u32>> =
@@ -301,7 +307,7 @@ impl Coordinator {
             return;
         }
         for (place, rate) in rates {
-            if let Some(to) = open.round.crew.members.get(usize::from(*place)) {
+            if let Some(to) = open.round.group.members.get(usize::from(*place)) {
                 let known = self.link_rates.entry((from, to.member)).or_insert(*rate);
                 *known = averaged(*known, *rate);
             }
@@ -428,14 +434,14 @@ impl Coordinator {
 
 /// Tells a member of a round and of everybody in it.
 fn tell_whole_round(open: &OpenRound, to: Member, out: &mut Out) {
-    let crew = &open.round.crew;
-    let number = crew.number;
-    let all: Vec<CrewMember> = crew.all().collect();
-    for (part, here) in parts::cut(&all) {
+    let group = &open.round.group;
+    let number = group.number;
+    let all: Vec<RoundGroupMember> = group.all().collect();
+    for (part, here) in paging::cut(&all) {
         let stage = open.round.id.stage;
-        send(to, FromCoordinator::Crew { stage, number, part, here }, out);
+        send(to, FromCoordinator::RoundGroup { stage, number, part, here }, out);
     }
-    let same = CrewChange { since: number, number, ..CrewChange::default() };
+    let same = RoundGroupChange { since: number, number, ..RoundGroupChange::default() };
     send(to, open.close(to, same), out);
 }
 

@@ -9,7 +9,7 @@ use shoal_protocol::history::History;
 use shoal_protocol::ids::{Member, PeerId};
 use shoal_protocol::manifest::Manifest;
 
-use crate::nearness::Load;
+use crate::locality::Load;
 use crate::rebalance::Rebalance;
 use crate::router::Routing;
 

@@ -30,7 +30,7 @@ use std::sync::Arc;
 pub use config::{CoordinatorConfig, round_patience};
 use shoal_protocol::ids::{Era, Member, PeerId, Stage, Step, Term};
 use shoal_protocol::message::{
-    CommitRecord, Crew, FromCoordinator, LogRecord, ToCoordinator, View,
+    CommitRecord, FromCoordinator, LogRecord, RoundGroup, ToCoordinator, View,
 };
 use shoal_protocol::units::{Moment, Rate};
 
@@ -45,9 +45,9 @@ use self::snapshots::Snapshots;
 use self::stragglers::Stragglers;
 use self::work::Work;
 use crate::action::{CoordinatorAction, CoordinatorEvent, CoordinatorInput};
-use crate::lateness::Estimate;
+use crate::deadline::Estimate;
+use crate::locality::LinkEstimates;
 use crate::membership::Membership;
-use crate::nearness::Ways;
 
 /// The run's decisions. One member at a time is the run's coordinator; what must outlast it goes
 /// through the log before it is said.
@@ -79,13 +79,13 @@ pub struct Coordinator {
     work: Work,
     rounds: Rounds,
     /// Whom each stage's last round was among.
-    crews: BTreeMap<Stage, Arc<Crew>>,
+    round_groups: BTreeMap<Stage, Arc<RoundGroup>>,
     /// How long the rounds of this term took.
     round_times: Option<Estimate>,
     /// What the links between replicas of a stage were measured to carry, from whom and to whom.
     link_rates: BTreeMap<(Member, Member), Rate>,
     /// What members measured of their links to each other.
-    ways: Ways,
+    link_estimates: LinkEstimates,
     newcomers: Newcomers,
     balance: Balance,
     snapshots: Snapshots,
@@ -116,7 +116,7 @@ enum Phase {
     /// Members are still missing.
     Gathering,
     /// A stage is lost, and it is not known yet what can be gone back to.
-    Stranded(Search),
+    StageLost(Search),
     /// A return to an earlier version is on its way into the log, after who hosts what from then on.
     Rewinding { version: Step, logging: bool },
     /// Microbatches flow.
@@ -164,10 +164,10 @@ impl Coordinator {
             waiting_said: None,
             phase: Phase::Beginning,
             rounds: Rounds::default(),
-            crews: BTreeMap::new(),
+            round_groups: BTreeMap::new(),
             round_times: None,
             link_rates: BTreeMap::new(),
-            ways: Ways::default(),
+            link_estimates: LinkEstimates::default(),
             newcomers: Newcomers::default(),
             balance: Balance::default(),
             snapshots: Snapshots::default(),
@@ -208,7 +208,7 @@ impl Coordinator {
             CoordinatorInput::Appended(record) => self.appended(record, out),
             CoordinatorInput::Tick => {}
         }
-        if let Phase::Stranded(search) = &self.phase
+        if let Phase::StageLost(search) = &self.phase
             && now >= search.until
         {
             self.ask_holders(out);
@@ -220,7 +220,7 @@ impl Coordinator {
         if self.replay_at.is_some_and(|at| now >= at) {
             self.replay_old_gaps(out);
         }
-        self.recall_late(out);
+        self.reclaim_late(out);
         self.retry_late_rounds(out);
         self.retry_snapshots(out);
         self.retry_copies(out);
@@ -255,7 +255,7 @@ impl Coordinator {
     fn is_suspended(&self) -> bool {
         matches!(
             self.phase,
-            Phase::Beginning | Phase::Census(_) | Phase::Stranded(_) | Phase::Rewinding { .. }
+            Phase::Beginning | Phase::Census(_) | Phase::StageLost(_) | Phase::Rewinding { .. }
         )
     }
 
@@ -264,7 +264,7 @@ impl Coordinator {
     pub fn next_timeout(&self) -> Option<Moment> {
         // Who is suspended waits for the log, or for others.
         match &self.phase {
-            Phase::Stranded(search) => return Some(search.until),
+            Phase::StageLost(search) => return Some(search.until),
             Phase::Census(census) => return Some(census.again_at),
             Phase::Finished | Phase::Stopped { .. } => return None,
             _ if self.is_suspended() => return None,
@@ -300,12 +300,12 @@ impl Coordinator {
         }
         match message {
             ToCoordinator::Register(_) => {}
-            ToCoordinator::WorkWanted { rooms, through, pace } => {
-                self.wanted(from, &rooms, through, pace, out);
+            ToCoordinator::WorkRequest { rooms, through, service_time } => {
+                self.wanted(from, &rooms, through, service_time, out);
             }
             ToCoordinator::Claim { key } => self.claimed(from, key, out),
-            ToCoordinator::Done { key, grant, loss, spent } => {
-                self.done(from, key, grant, (loss, spent), out);
+            ToCoordinator::Done { key, grant, loss, pass_times } => {
+                self.done(from, key, grant, (loss, pass_times), out);
             }
             ToCoordinator::Working { key, grant } => {
                 self.working(from, key, grant);
@@ -314,7 +314,9 @@ impl Coordinator {
             ToCoordinator::Reduced { round, mend, outcome, rates } => {
                 self.reduced(from, (round, mend), outcome, &rates, out)
             }
-            ToCoordinator::CrewWanted { round } => self.crew_wanted(from, round, out),
+            ToCoordinator::RoundGroupRequest { round } => {
+                self.round_group_requested(from, round, out)
+            }
             ToCoordinator::RoundRefused { round, reason } => {
                 self.round_refused(from, round, &reason, out);
             }
@@ -333,11 +335,13 @@ impl Coordinator {
             }
             ToCoordinator::Released { key, grant } => self.released(from, key, grant, out),
             ToCoordinator::Ready { version, view } => self.ready(from, version, view, out),
-            ToCoordinator::Behind { there } => self.behind(from, there, out),
+            ToCoordinator::Stale { there } => self.behind(from, there, out),
             ToCoordinator::CannotReach { member } => self.cannot_reach(from, member, out),
-            ToCoordinator::Ways { ways } => self.ways.note(from.peer, &ways),
-            ToCoordinator::ViewWanted => self.view_wanted(from, out),
-            ToCoordinator::Present => {}
+            ToCoordinator::LinkEstimates { link_estimates } => {
+                self.link_estimates.note(from.peer, &link_estimates)
+            }
+            ToCoordinator::ViewRequest => self.view_wanted(from, out),
+            ToCoordinator::KeepAlive => {}
             ToCoordinator::Draining => self.draining(from, out),
             ToCoordinator::Leave => self.lost(from, "it left", out),
         }
@@ -349,12 +353,12 @@ impl Coordinator {
             ToCoordinator::Leave
             | ToCoordinator::Draining
             | ToCoordinator::CannotReach { .. }
-            | ToCoordinator::ViewWanted => true,
+            | ToCoordinator::ViewRequest => true,
             ToCoordinator::Held { .. }
             | ToCoordinator::Done { .. }
             | ToCoordinator::Stored { .. }
             | ToCoordinator::Released { .. } => matches!(self.phase, Phase::Census(_)),
-            ToCoordinator::Kept { .. } => matches!(self.phase, Phase::Stranded(_)),
+            ToCoordinator::Kept { .. } => matches!(self.phase, Phase::StageLost(_)),
             _ => false,
         }
     }
@@ -369,7 +373,7 @@ impl Coordinator {
             LogRecord::View(change) => self.view_logged(change, out),
             // What was committed last is undone by the rewind that follows it in the log.
             LogRecord::Commit(_)
-                if matches!(self.phase, Phase::Rewinding { .. } | Phase::Stranded(_)) => {}
+                if matches!(self.phase, Phase::Rewinding { .. } | Phase::StageLost(_)) => {}
             LogRecord::Commit(record) => self.committed(record, out),
             LogRecord::Rewind { era, version } => self.rewound(era, version, out),
             LogRecord::Checkpoint { version, stages, oldest } => {

@@ -73,7 +73,7 @@ impl Coordinator {
         if !self.membership.drained(gone.member) {
             self.balance.lacks(gone.destination(), self.now);
         }
-        self.ways.forget(gone.member.peer);
+        self.link_estimates.forget(gone.member.peer);
         if let Some(moves) = gone.moves.filter(|moves| moves.at.is_none()) {
             cancelled(gone.member, moves, MoveObstacle::Gone, out);
         }

@@ -68,7 +68,7 @@ impl Coordinator {
             self.stragglers.forget_member(*member);
             self.complaints.forget(*member);
             lost.extend(self.snapshots.forget_writer(*member));
-            self.forget_keeper(*member, out);
+            self.forget_coordinator(*member, out);
             #[cfg(test)]
             if self.omit == Some(crate::sim::Omit::Abort) {
                 continue;

@@ -9,7 +9,7 @@ use super::{Coordinator, Out, Phase, event, send};
 use crate::action::{CoordinatorAction, CoordinatorEvent};
 use crate::anchors;
 use crate::membership::AdmissionError;
-use crate::parts;
+use crate::paging;
 
 impl Coordinator {
     pub(super) fn register(&mut self, from: Member, candidate: Candidate, out: &mut Out) {
@@ -28,18 +28,18 @@ impl Coordinator {
         // Before the first step everybody has the initial weights.
         let serving = matches!(self.phase, Phase::Gathering) && self.is_before_first_step();
         let estimates =
-            self.stragglers.paces.estimates(self.config.manifest.training.stages, self.now);
-        match &candidate.ways {
+            self.stragglers.service_times.estimates(self.config.manifest.training.stages, self.now);
+        match &candidate.link_estimates {
             None if !self.membership.contains(from) => {
                 let at = self.membership.landmarks(from.peer, &candidate, &estimates);
                 if !at.is_empty() {
-                    return send(from, FromCoordinator::LookRound { at }, out);
+                    return send(from, FromCoordinator::ProbeLinks { at }, out);
                 }
             }
             None => {}
-            Some(ways) => self.ways.note(from.peer, ways),
+            Some(link_estimates) => self.link_estimates.note(from.peer, link_estimates),
         }
-        let known = (&self.ways, &self.config.load);
+        let known = (&self.link_estimates, &self.config.load);
         match self.membership.admit(from, candidate, serving, &estimates, known) {
             Err(AdmissionError::Expelled) => {
                 let reason = AdmissionError::Expelled.to_string();
@@ -138,7 +138,7 @@ impl Coordinator {
     /// Tells a member of all members.
     fn send_members(&self, to: Member, out: &mut Out) {
         let number = self.logged_view.number;
-        for (part, members) in parts::cut(&self.logged_view.members) {
+        for (part, members) in paging::cut(&self.logged_view.members) {
             send(to, FromCoordinator::Members { number, part, members }, out);
         }
     }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use shoal_protocol::ids::{ClaimKey, Grant, Member, Microbatch, Stage, Step};
-use shoal_protocol::message::{FromCoordinator, Spent};
+use shoal_protocol::message::{FromCoordinator, PassTimes};
 
 use super::{Coordinator, Out, Phase, send};
 
@@ -50,7 +50,7 @@ struct Holder {
     claims: BTreeMap<Microbatch, Grant>,
     /// Nanoseconds that it was measured to need for one. This and `last` are kept here since many are looked
     /// at for each idle.
-    pace: Option<u64>,
+    service_time: Option<u64>,
     /// The last of its claims that may be asked for, and how many there are up to it.
     last: Option<(u64, Microbatch, Grant)>,
 }
@@ -80,7 +80,7 @@ impl Holder {
     /// Nanoseconds until it is done with what it has up to the last that may be asked for.
     fn busy(&self) -> Option<(u64, Microbatch, Grant)> {
         let (count, at, grant) = self.last?;
-        Some((self.pace?.saturating_mul(count), at, grant))
+        Some((self.service_time?.saturating_mul(count), at, grant))
     }
 }
 
@@ -114,10 +114,10 @@ impl Relief {
         key: ClaimKey,
         holder: Member,
         grant: Grant,
-        pace: impl FnOnce() -> Option<u64>,
+        service_time: impl FnOnce() -> Option<u64>,
     ) {
         let place = self.places.entry((key.step, key.stage)).or_default();
-        let new = || Holder { claims: BTreeMap::new(), pace: pace(), last: None };
+        let new = || Holder { claims: BTreeMap::new(), service_time: service_time(), last: None };
         let known = place.holders.entry(holder).or_insert_with(new);
         if known.claims.insert(key.microbatch, grant) != Some(grant) {
             self.changed(key, holder);
@@ -149,12 +149,17 @@ impl Relief {
 
     /// What a member is measured to need at a stage is something else now, or at all where none is
     /// named.
-    pub(super) fn paced(&mut self, stage: Option<Stage>, member: Member, pace: Option<u64>) {
+    pub(super) fn service_time_changed(
+        &mut self,
+        stage: Option<Stage>,
+        member: Member,
+        service_time: Option<u64>,
+    ) {
         for ((_, of), place) in &mut self.places {
             if stage.is_none_or(|stage| stage == *of)
                 && let Some(holder) = place.holders.get_mut(&member)
             {
-                holder.pace = pace;
+                holder.service_time = service_time;
             }
         }
     }
@@ -202,7 +207,7 @@ impl Relief {
                     let key = |microbatch| ClaimKey { step: at.0, stage: at.1, microbatch };
                     let last = holder.last(|at, grant| may_ask(&self.asked, key(at), grant));
                     !holder.claims.is_empty()
-                        && (holder.pace, holder.last) == (measured(at.1, *member), last)
+                        && (holder.service_time, holder.last) == (measured(at.1, *member), last)
                 })
         };
         self.places.iter().all(&mut counted) && coming.is_empty()
@@ -230,8 +235,8 @@ impl Coordinator {
                 continue;
             }
             self.stragglers.relief.ask((key, holder, grant), idle);
-            let patience = Spent::default();
-            send(holder, FromCoordinator::Recall { key, grant, patience }, out);
+            let patience = PassTimes::default();
+            send(holder, FromCoordinator::Reclaim { key, grant, patience }, out);
         }
     }
 
@@ -246,11 +251,11 @@ impl Coordinator {
         if left > if unheld < place.holders.len() { LEFT_AT_END } else { LEFT } {
             return None;
         }
-        let pace = self.stragglers.paces.measured(stage, idle)?;
-        let done_at = pace.saturating_mul(left as u64 + 1);
-        let way = self.work.round_trip().map_or(self.config.retry, |time| time * ROUND_TRIPS);
-        let way = u64::try_from(way.as_nanos()).unwrap_or(u64::MAX);
-        let longer = (done_at.saturating_mul(HALVES) / 2).saturating_add(way);
+        let service_time = self.stragglers.service_times.measured(stage, idle)?;
+        let done_at = service_time.saturating_mul(left as u64 + 1);
+        let path = self.work.round_trip().map_or(self.config.retry, |time| time * ROUND_TRIPS);
+        let path = u64::try_from(path.as_nanos()).unwrap_or(u64::MAX);
+        let longer = (done_at.saturating_mul(HALVES) / 2).saturating_add(path);
         let after = place.holders.range((Bound::Excluded(idle), Bound::Unbounded));
         let others = after.chain(place.holders.range(..idle)).take(LOOKED_AT);
         let busy = others.filter_map(|(member, holder)| {
@@ -314,7 +319,7 @@ mod tests {
         Ended(u32, u8),
         Asked(u32, u8),
         Answered(u32),
-        Paced(u8, u64),
+        ServiceTimeChanged(u8, u64),
     }
 
     fn words() -> impl Strategy<Value = Vec<Word>> {
@@ -324,7 +329,8 @@ mod tests {
             (key.clone(), who.clone()).prop_map(|(key, who)| Word::Ended(key, who)),
             (key.clone(), who.clone()).prop_map(|(key, who)| Word::Asked(key, who)),
             key.prop_map(Word::Answered),
-            (who, 1u64..9).prop_map(|(who, pace)| Word::Paced(who, pace)),
+            (who, 1u64..9)
+                .prop_map(|(who, service_time)| Word::ServiceTimeChanged(who, service_time)),
         ];
         prop::collection::vec(word, 0..60)
     }
@@ -336,11 +342,11 @@ mod tests {
         fn what_is_left_is_what_a_recount_says(words in words()) {
             let mut relief = Relief::default();
             let mut held = std::collections::BTreeSet::new();
-            let mut paces = [None; 3];
+            let mut service_times = [None; 3];
             for word in words {
                 match word {
                     Word::Claimed(at, who) => {
-                        relief.claimed(key(at), member(who), grant(), || paces[usize::from(who)]);
+                        relief.claimed(key(at), member(who), grant(), || service_times[usize::from(who)]);
                         held.insert((who, at));
                     }
                     Word::Ended(at, who) => {
@@ -359,12 +365,12 @@ mod tests {
                         let asked = relief.asked.get(&key(at)).and_then(|asked| asked.idle);
                         prop_assert_eq!(relief.answered(key(at), grant()), asked);
                     }
-                    Word::Paced(who, pace) => {
-                        paces[usize::from(who)] = Some(pace);
-                        relief.paced(Some(PLACE.1), member(who), Some(pace));
+                    Word::ServiceTimeChanged(who, service_time) => {
+                        service_times[usize::from(who)] = Some(service_time);
+                        relief.service_time_changed(Some(PLACE.1), member(who), Some(service_time));
                     }
                 }
-                let measured = |_, of: Member| paces[usize::from(of.peer.0[0])];
+                let measured = |_, of: Member| service_times[usize::from(of.peer.0[0])];
                 let shared = (0..8).any(|at| held.iter().filter(|(_, of)| *of == at).count() > 1);
                 prop_assert!(shared || relief.is_counted(measured));
                 for who in 0..3 {
@@ -375,8 +381,8 @@ mod tests {
                     let place = relief.places.get(&PLACE);
                     let holder = place.and_then(|place| place.holders.get(&member(who)));
                     prop_assert_eq!(holder.is_some(), has > 0);
-                    let pace = holder.map(|holder| holder.pace);
-                    prop_assert!(pace.is_none_or(|pace| pace == paces[usize::from(who)]));
+                    let service_time = holder.map(|holder| holder.service_time);
+                    prop_assert!(service_time.is_none_or(|service_time| service_time == service_times[usize::from(who)]));
                 }
             }
         }

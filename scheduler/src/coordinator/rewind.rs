@@ -119,21 +119,21 @@ impl Coordinator {
     /// A stage is lost: the run waits until it is known which checkpoint it can go back to.
     pub(super) fn strand(&mut self, out: &mut Out) {
         let stages = self.membership.uncovered();
-        event(CoordinatorEvent::Stranded { stages, version: self.archive.newest() }, out);
+        event(CoordinatorEvent::StageLost { stages, version: self.archive.newest() }, out);
         self.search(self.archive.newest(), out);
     }
 
     fn search(&mut self, version: Step, out: &mut Out) {
         let until = self.now + self.config.homecoming;
         let (asked, lack, here) = <_>::default();
-        self.phase = Phase::Stranded(Search { version, asked, lack, here, until });
+        self.phase = Phase::StageLost(Search { version, asked, lack, here, until });
         self.ask_holders(out);
     }
 
     /// Asks who is said to have the checkpoint, and archives, whether they do; goes back to it when all of it is
     /// there, and to the one before when it cannot be had.
     pub(super) fn ask_holders(&mut self, out: &mut Out) {
-        let Phase::Stranded(search) = &mut self.phase else { return };
+        let Phase::StageLost(search) = &mut self.phase else { return };
         let version = search.version;
         if version == Step(0) {
             return self.go_back_to(version, out);
@@ -178,7 +178,7 @@ impl Coordinator {
             self.archive.forget(version, stage, from.peer);
         }
         match &mut self.phase {
-            Phase::Stranded(search) if search.version == version => {
+            Phase::StageLost(search) if search.version == version => {
                 if whole {
                     search.here.insert(stage);
                 } else {

@@ -4,15 +4,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use shoal_protocol::ids::{ClaimKey, Grant, Member, Step};
-use shoal_protocol::message::{FromCoordinator, Spent};
+use shoal_protocol::message::{FromCoordinator, PassTimes};
 use shoal_protocol::units::Moment;
 
 use super::relief::Relief;
 use super::{Coordinator, Out, Phase, event, send};
 use crate::action::CoordinatorEvent;
-use crate::capacity::Paces;
-use crate::lateness::Times;
+use crate::deadline::Times;
 use crate::ledger::Ledger;
+use crate::throughput::ServiceTimes;
 
 /// Recalls without an answer, a retry apart, after which the holder is expelled.
 const UNANSWERED: u32 = 8;
@@ -25,7 +25,7 @@ const DOUBLINGS: u32 = 6;
 pub(super) struct Stragglers {
     times: Times,
     /// What work is expected to take, for placing newcomers.
-    pub(super) paces: Paces,
+    pub(super) service_times: ServiceTimes,
     watches: BTreeMap<ClaimKey, Watch>,
     /// When each watch ends.
     due: BTreeSet<(Moment, ClaimKey)>,
@@ -73,8 +73,8 @@ impl Stragglers {
                 self.relief.ended(key, before.holder);
             }
         }
-        let pace = || self.paces.measured(key.stage, watch.holder);
-        self.relief.claimed(key, watch.holder, watch.grant, pace);
+        let service_time = || self.service_times.measured(key.stage, watch.holder);
+        self.relief.claimed(key, watch.holder, watch.grant, service_time);
         self.due.insert((watch.at, key));
     }
 
@@ -105,7 +105,7 @@ impl Stragglers {
     /// Whether what is kept for relief is what a recount says.
     #[cfg(test)]
     pub(super) fn is_counted(&self) -> bool {
-        self.relief.is_counted(|stage, member| self.paces.measured(stage, member))
+        self.relief.is_counted(|stage, member| self.service_times.measured(stage, member))
     }
 
     /// A step is committed.
@@ -118,15 +118,16 @@ impl Stragglers {
 
     /// Every open step is forgotten.
     pub(super) fn forget_work(&mut self) {
-        let (times, paces) = (std::mem::take(&mut self.times), std::mem::take(&mut self.paces));
-        *self = Self { times, paces, ..Self::default() };
+        let (times, service_times) =
+            (std::mem::take(&mut self.times), std::mem::take(&mut self.service_times));
+        *self = Self { times, service_times, ..Self::default() };
     }
 
     /// A member is gone.
     pub(super) fn forget_member(&mut self, member: Member) {
         self.times.forget(member);
-        self.paces.forget(member);
-        self.relief.paced(None, member, None);
+        self.service_times.forget(member);
+        self.relief.service_time_changed(None, member, None);
     }
 }
 
@@ -150,12 +151,13 @@ impl Coordinator {
     }
 
     /// Work is done: how long it took is learnt from, and the stage before has all it needs.
-    pub(super) fn learn(&mut self, from: Member, key: ClaimKey, spent: Spent) {
-        self.stragglers.times.add(key.stage, from, spent);
+    pub(super) fn learn(&mut self, from: Member, key: ClaimKey, pass_times: PassTimes) {
+        self.stragglers.times.add(key.stage, from, pass_times);
         // What is held out has no backward pass.
         if key.microbatch.0 < self.config.manifest.training.microbatches {
-            let pace = self.stragglers.paces.add(key.stage, from, spent, self.now);
-            self.stragglers.relief.paced(Some(key.stage), from, Some(pace));
+            let service_time =
+                self.stragglers.service_times.add(key.stage, from, pass_times, self.now);
+            self.stragglers.relief.service_time_changed(Some(key.stage), from, Some(service_time));
         }
         self.stragglers.unwatch(key);
         let Some(before) = key.upstream() else { return };
@@ -169,20 +171,20 @@ impl Coordinator {
     }
 
     /// After how long a member's work is late. Each release of the same claim doubles it.
-    fn patience_with(&self, key: ClaimKey, holder: Member) -> Spent {
-        let unknown = Spent { forward: self.config.patience, backward: self.config.patience };
+    fn patience_with(&self, key: ClaimKey, holder: Member) -> PassTimes {
+        let unknown = PassTimes { forward: self.config.patience, backward: self.config.patience };
         let late = self.stragglers.times.late(key.stage, holder).unwrap_or(unknown);
         let releases = self.stragglers.released.get(&key).map_or(0, |last| last.times);
         let longer = 1 << releases.min(DOUBLINGS);
         let at_least = self.config.retry;
-        Spent {
+        PassTimes {
             forward: late.forward.max(at_least) * longer,
             backward: late.backward.max(at_least) * longer,
         }
     }
 
     /// Asks back what is late.
-    pub(super) fn recall_late(&mut self, out: &mut Out) {
+    pub(super) fn reclaim_late(&mut self, out: &mut Out) {
         while let Some((key, watch)) = self.stragglers.next_due(self.now) {
             let ledger = self.work.ledgers.get(&key.step);
             if !ledger.is_some_and(|ledger| ledger.awaits(key, watch.holder, watch.grant)) {
@@ -203,7 +205,7 @@ impl Coordinator {
                 continue;
             }
             let grant = watch.grant;
-            send(watch.holder, FromCoordinator::Recall { key, grant, patience }, out);
+            send(watch.holder, FromCoordinator::Reclaim { key, grant, patience }, out);
             let (at, unanswered) = (self.now + self.config.retry, watch.unanswered + 1);
             self.stragglers.watch(key, Watch { at, unanswered, ..watch });
         }
@@ -231,16 +233,16 @@ impl Coordinator {
         idle: Option<Member>,
         out: &mut Out,
     ) {
-        let recalled = self.stragglers.unwatch(key).is_some_and(|watch| watch.unanswered > 0);
+        let reclaimed = self.stragglers.unwatch(key).is_some_and(|watch| watch.unanswered > 0);
         let times = self.stragglers.released.get(&key).map_or(0, |last| last.times);
         // Who refuses what it is given, since its engine has yet to drop it, is not asked at once.
         let pause =
-            if recalled { self.patience_with(key, from).forward } else { self.config.retry };
-        let (times, until) = (times + u32::from(recalled), self.now + pause);
+            if reclaimed { self.patience_with(key, from).forward } else { self.config.retry };
+        let (times, until) = (times + u32::from(reclaimed), self.now + pause);
         let preference = idle.map_or(Preference::Not(from), Preference::For);
         self.stragglers.released.insert(key, Released { times, preference, until });
-        if recalled {
-            event(CoordinatorEvent::Recalled { member: from, key }, out);
+        if reclaimed {
+            event(CoordinatorEvent::Reclaimed { member: from, key }, out);
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::router::{PER, Routing, Turn, speed};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Standing {
     /// Nanoseconds that it needs for one; 0 while it is not measured.
-    pub(super) pace: u64,
+    pub(super) service_time: u64,
     /// Microbatches given and not done that are in the way of another.
     pub(super) open: u64,
     /// When it is its turn, if it wants more.
@@ -22,7 +22,7 @@ pub(super) struct Standing {
 impl Standing {
     /// Nanoseconds until it would be done with one more.
     fn need(self) -> u128 {
-        u128::from(self.open + 1) * u128::from(self.pace)
+        u128::from(self.open + 1) * u128::from(self.service_time)
     }
 }
 
@@ -38,7 +38,7 @@ pub(super) struct Limits {
 
 impl Limits {
     fn hold(self, standing: Standing) -> bool {
-        standing.need() <= self.through_all && u128::from(standing.pace) <= self.after_this
+        standing.need() <= self.through_all && u128::from(standing.service_time) <= self.after_this
     }
 }
 
@@ -51,7 +51,7 @@ pub(super) struct Wanting {
     /// The same ones, who would be done with one more first before others.
     by_need: BTreeMap<(u128, Turn, Member), Standing>,
     /// Of all, the fastest first.
-    paces: BTreeSet<(u64, Member)>,
+    service_times: BTreeSet<(u64, Member)>,
     /// What all get through together, and what they have.
     speed: u128,
     open: u64,
@@ -66,8 +66,8 @@ impl Wanting {
         }
         if let Some(old) = before {
             self.all.remove(&member);
-            self.paces.remove(&(old.pace, member));
-            self.speed -= speed(old.pace);
+            self.service_times.remove(&(old.service_time, member));
+            self.speed -= speed(old.service_time);
             self.open -= old.open;
             if let Some(turn) = old.turn {
                 self.by_turn.remove(&(turn, member));
@@ -76,8 +76,8 @@ impl Wanting {
         }
         if let Some(new) = standing {
             self.all.insert(member, new);
-            self.paces.insert((new.pace, member));
-            self.speed += speed(new.pace);
+            self.service_times.insert((new.service_time, member));
+            self.speed += speed(new.service_time);
             self.open += new.open;
             if let Some(turn) = new.turn {
                 self.by_turn.insert((turn, member), new);
@@ -103,7 +103,7 @@ impl Wanting {
 
     /// Who is in time while so many microbatches are free; none where anybody is.
     pub(super) fn limits(&self, free: usize, routing: Routing) -> Option<Limits> {
-        let fastest = self.paces.first().map_or(0, |(pace, _)| *pace);
+        let fastest = self.service_times.first().map_or(0, |(service_time, _)| *service_time);
         let known = routing.is_by_speed() && fastest > 0 && fastest < u64::MAX;
         let (speed, fastest) = (self.speed.max(1), u128::from(fastest));
         known.then(|| Limits {
@@ -114,8 +114,9 @@ impl Wanting {
 
     /// Who wants more, has nothing and would be late with the first: the slowest first.
     pub(super) fn late(&self, limits: Limits) -> impl Iterator<Item = Member> + '_ {
-        let slow = move |(pace, _): &&(u64, Member)| u128::from(*pace) > limits.after_this;
-        let slow = self.paces.iter().rev().take_while(slow).map(|(_, member)| *member);
+        let slow =
+            move |(service_time, _): &&(u64, Member)| u128::from(*service_time) > limits.after_this;
+        let slow = self.service_times.iter().rev().take_while(slow).map(|(_, member)| *member);
         slow.filter(|member| {
             self.all.get(member).is_some_and(|known| known.turn.is_some() && known.open == 0)
         })
@@ -151,8 +152,8 @@ impl Wanting {
     pub(super) fn is_of(&self, all: impl Iterator<Item = (Member, Standing)>) -> bool {
         let mut anew = Self::default();
         all.for_each(|(member, standing)| anew.set(member, Some(standing)));
-        (&self.all, &self.by_turn, &self.by_need, &self.paces, self.speed, self.open)
-            == (&anew.all, &anew.by_turn, &anew.by_need, &anew.paces, anew.speed, anew.open)
+        (&self.all, &self.by_turn, &self.by_need, &self.service_times, self.speed, self.open)
+            == (&anew.all, &anew.by_turn, &anew.by_need, &anew.service_times, anew.speed, anew.open)
     }
 }
 
@@ -191,8 +192,8 @@ mod tests {
             let mut wanting = Wanting::default();
             let mut known: BTreeMap<Member, Standing> = BTreeMap::new();
             for (number, standing) in words {
-                let standing = standing.map(|(pace, open, turn)| Standing {
-                    pace: pace * 1_000_000_000,
+                let standing = standing.map(|(service_time, open, turn)| Standing {
+                    service_time: service_time * 1_000_000_000,
                     open,
                     turn: turn.map(|turn| turns[turn]),
                 });
@@ -201,11 +202,11 @@ mod tests {
                 known.extend(standing.map(|standing| (member(number), standing)));
                 prop_assert!(wanting.is_of(known.iter().map(|(who, standing)| (*who, *standing))));
                 let limits = wanting.limits(free, Routing::BySpeed);
-                let unmeasured = known.values().any(|standing| standing.pace == 0);
+                let unmeasured = known.values().any(|standing| standing.service_time == 0);
                 prop_assert_eq!(limits.is_none(), unmeasured || known.is_empty());
                 if let Some(limits) = limits {
                     let late = known.iter().filter(|(_, known)| {
-                        known.turn.is_some() && known.open == 0 && u128::from(known.pace) > limits.after_this
+                        known.turn.is_some() && known.open == 0 && u128::from(known.service_time) > limits.after_this
                     });
                     let late: BTreeSet<Member> = late.map(|(who, _)| *who).collect();
                     prop_assert_eq!(wanting.late(limits).collect::<BTreeSet<_>>(), late);

@@ -7,14 +7,14 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use shoal_protocol::ids::{ClaimKey, Grant, Member, Microbatch, Stage, Step, Term};
-use shoal_protocol::message::{FixedLoss, FromCoordinator, Spent};
+use shoal_protocol::message::{FixedLoss, FromCoordinator, PassTimes};
 use shoal_protocol::units::Moment;
 
 use super::stragglers::Preference;
 use super::wanting::{Standing, Wanting};
 use super::{Coordinator, Out, Phase, event, send};
 use crate::action::{CoordinatorEvent, StepBooks};
-use crate::lateness::Estimate;
+use crate::deadline::Estimate;
 use crate::ledger::{ClaimAnswer, DoneAnswer, Grants, Ledger, Revoked};
 use crate::router::{Router, Routing, Turn, is_early};
 
@@ -51,7 +51,7 @@ struct Wish {
     /// Microbatches of each step that are given and not done.
     open: BTreeMap<Step, u64>,
     /// Nanoseconds that it says that it needs for one; 0 while it is not measured.
-    pace: u64,
+    service_time: u64,
 }
 
 impl Wish {
@@ -68,10 +68,14 @@ impl Wish {
     }
 
     /// What its member is to a step, by what is known of it.
-    fn standing(&self, step: Step, (turn, pace): Known) -> Option<Standing> {
+    fn standing(&self, step: Step, (turn, service_time): Known) -> Option<Standing> {
         let (wants, open) = (self.unmet(step) > 0, self.open_through(step));
         let turn = turn.filter(|_| wants);
-        (wants || open > 0).then_some(Standing { pace: pace.unwrap_or(self.pace), open, turn })
+        (wants || open > 0).then_some(Standing {
+            service_time: service_time.unwrap_or(self.service_time),
+            open,
+            turn,
+        })
     }
 }
 
@@ -141,12 +145,12 @@ impl Work {
         &mut self,
         member: Member,
         rooms: &[(Step, u32)],
-        (through, pace): (Grant, u64),
+        (through, service_time): (Grant, u64),
         now: Moment,
     ) {
-        self.router.measured(member, pace);
+        self.router.measured(member, service_time);
         let wish = self.wishes.entry(member).or_default();
-        wish.pace = pace;
+        wish.service_time = service_time;
         if through > wish.through {
             if let Some((_, given)) = wish.given.get(&through) {
                 Estimate::note(&mut self.round_trips, now.since(*given));
@@ -406,13 +410,13 @@ impl Coordinator {
         from: Member,
         rooms: &[(Step, u32)],
         through: Grant,
-        pace: u64,
+        service_time: u64,
         out: &mut Out,
     ) {
         let hosts = |(step, _): &&(Step, u32)| self.membership.hosts(from, Stage(0), *step);
         let rooms: Vec<(Step, u32)> = rooms.iter().filter(hosts).copied().collect();
         if !rooms.is_empty() {
-            self.work.wanted(from, &rooms, (through, pace), self.now);
+            self.work.wanted(from, &rooms, (through, service_time), self.now);
             self.give_out(out);
         }
     }
@@ -452,7 +456,7 @@ impl Coordinator {
         from: Member,
         key: ClaimKey,
         grant: Grant,
-        (loss, spent): (Option<FixedLoss>, Spent),
+        (loss, pass_times): (Option<FixedLoss>, PassTimes),
         out: &mut Out,
     ) {
         // Who leaves a stage lets go of what it had of later steps, done or not.
@@ -467,7 +471,7 @@ impl Coordinator {
             self.work.books.repeated += 1;
         }
         if answer == DoneAnswer::Noted {
-            self.learn(from, key, spent);
+            self.learn(from, key, pass_times);
             self.work.done(from, key, self.now);
             self.relieve(key.step, key.stage, from, out);
         }

@@ -1,7 +1,7 @@
 //! Taking microbatches in: room, offers, and letting go.
 
 use shoal_protocol::ids::{ClaimKey, Member, Stage, Step};
-use shoal_protocol::message::{Between, ToCoordinator};
+use shoal_protocol::message::{PeerMessage, ToCoordinator};
 use shoal_protocol::units::Moment;
 
 use super::compute::Dropped;
@@ -87,7 +87,7 @@ impl Peer {
 
     /// An offer of work that is here already: perhaps said twice, perhaps from somebody else.
     fn offered_again(&mut self, from: Member, key: ClaimKey, out: &mut Out) {
-        let pace = self.pace();
+        let service_time = self.service_time();
         let askers = self.config.limits.askers;
         let job = self.jobs.get_mut(&key).expect("the caller has looked");
         if !job.askers.contains(&from) {
@@ -102,7 +102,10 @@ impl Peer {
             let gradient = job.returned.map(|gradient| gradient.id);
             Self::answer(from, key, gradient, out);
         } else if job.input == Input::Expected {
-            out.push(PeerAction::Send { to: from, message: Between::Accepted { key, pace } });
+            out.push(PeerAction::Send {
+                to: from,
+                message: PeerMessage::Accepted { key, service_time },
+            });
         }
     }
 
@@ -117,8 +120,8 @@ impl Peer {
     }
 
     pub(super) fn say_busy(&self, to: Member, key: ClaimKey, out: &mut Out) {
-        let pace = self.pace();
-        out.push(PeerAction::Send { to, message: Between::Busy { key, pace } });
+        let service_time = self.service_time();
+        out.push(PeerAction::Send { to, message: PeerMessage::Busy { key, service_time } });
     }
 
     /// Takes offers in while there is room, and tells those turned away when there is a place.
@@ -138,7 +141,7 @@ impl Peer {
             if queue_full && hosted.room(step.max(version)) == 0 {
                 hosted.turned_away.insert(to, step);
             } else {
-                out.push(PeerAction::Send { to, message: Between::Free { stage } });
+                out.push(PeerAction::Send { to, message: PeerMessage::Free { stage } });
             }
         }
     }
@@ -150,8 +153,8 @@ impl Peer {
         let contested = offer.retry || hosted.refused.contains(&(key.step, key.microbatch));
         let claim = Claim::Asked { at: now };
         let last = self.is_last(key);
-        let (pace, to) = (self.pace(), offer.from);
-        out.push(PeerAction::Send { to, message: Between::Accepted { key, pace } });
+        let (service_time, to) = (self.service_time(), offer.from);
+        out.push(PeerAction::Send { to, message: PeerMessage::Accepted { key, service_time } });
         out.push(PeerAction::ToCoordinator(ToCoordinator::Claim { key }));
         let job = Job { contested, accepted_at: now, ..Job::new(key, Some(to), claim, last) };
         self.take(now, key, job, out);

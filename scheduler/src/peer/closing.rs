@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use shoal_protocol::ids::{ClaimKey, Era, Member, Mend, Microbatch, PeerId, Stage, Step, Term};
 use shoal_protocol::limits;
 use shoal_protocol::message::{
-    CommitRecord, Round, RoundId, RoundMember, RoundOutcome, TensorTag, ToCoordinator, Way,
-    proof_of_all,
+    CommitRecord, LinkEstimate, Round, RoundId, RoundMember, RoundOutcome, TensorTag,
+    ToCoordinator, proof_of_all,
 };
 use shoal_protocol::units::{Bytes, Moment};
 
@@ -191,7 +191,7 @@ impl Peer {
         counted: Vec<Microbatch>,
         out: &mut Out,
     ) {
-        if round.crew.listeners.contains(&self.config.me) {
+        if round.group.listeners.contains(&self.config.me) {
             self.listen(now, round, out);
         } else {
             self.keep_word(Word::Close(round, counted), out);
@@ -285,9 +285,9 @@ impl Peer {
         let whole_proof = self.whole_proof(id);
         let layout = self.layout_of(&round);
         let piece = self.piece_bytes();
-        let most = most_ahead(piece, self.config.limits.round_bytes, round.crew.members.len());
+        let most = most_ahead(piece, self.config.limits.round_bytes, round.group.members.len());
         let link = |part: &RoundMember| self.links.get(&part.member.peer);
-        let ahead = round.crew.members.iter().map(|part| ahead(piece, most, link(part))).collect();
+        let ahead = round.group.members.iter().map(|part| ahead(piece, most, link(part))).collect();
         let me = self.config.me;
         let mut reduction = Reduction::new(round, me, layout, ahead, own_proof, whole_proof)
             .expect("this peer is a member of the round");
@@ -534,8 +534,12 @@ impl Peer {
 }
 
 /// What a round came to, with what the links to its members were measured to carry.
-fn reduced(round: &Round, outcome: RoundOutcome, known: &BTreeMap<PeerId, Way>) -> PeerAction {
-    let places = (0..).zip(&round.crew.members);
+fn reduced(
+    round: &Round,
+    outcome: RoundOutcome,
+    known: &BTreeMap<PeerId, LinkEstimate>,
+) -> PeerAction {
+    let places = (0..).zip(&round.group.members);
     let rates = places
         .filter_map(|(place, part)| Some((place, known.get(&part.member.peer)?.rate?)))
         .collect();

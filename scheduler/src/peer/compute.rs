@@ -9,7 +9,7 @@ use shoal_protocol::message::{FixedLoss, ToCoordinator};
 use shoal_protocol::units::Moment;
 
 use super::job::{Answer, Input, Progress, Report};
-use super::stage::Pace;
+use super::stage::ServiceTime;
 use super::{Out, Peer};
 use crate::action::{Payload, PeerAction, PeerEvent, Task, TaskResult};
 
@@ -192,7 +192,7 @@ impl Peer {
         match result {
             TaskResult::Forwarded { key, output, loss } => {
                 let took = self.pass_ended(now, key);
-                self.pass_measured(key, |pace| pace.ran_forward(busy), out);
+                self.pass_measured(key, |service_time| service_time.ran_forward(busy), out);
                 if self.compute.is_dropping(key) {
                     return self.drop_result(key, output, out);
                 }
@@ -200,7 +200,7 @@ impl Peer {
             }
             TaskResult::Returned { key, gradient } => {
                 let took = self.pass_ended(now, key);
-                self.pass_measured(key, |pace| pace.ran_backward(busy), out);
+                self.pass_measured(key, |service_time| service_time.ran_backward(busy), out);
                 if self.compute.is_dropping(key) {
                     return self.drop_result(key, gradient, out);
                 }
@@ -243,11 +243,11 @@ impl Peer {
     }
 
     /// A pass was measured: it counts, and twice where its work was let go of as late, which is no accident then.
-    fn pass_measured(&mut self, key: ClaimKey, count: impl Fn(&mut Pace), out: &mut Out) {
+    fn pass_measured(&mut self, key: ClaimKey, count: impl Fn(&mut ServiceTime), out: &mut Out) {
         if let Some(hosted) = self.stages.get_mut(&key.stage) {
-            count(&mut hosted.pace);
+            count(&mut hosted.service_time);
             if hosted.let_down.values().any(|late| *late == key) {
-                count(&mut hosted.pace);
+                count(&mut hosted.service_time);
             }
         }
         self.tell_let_down(out);
@@ -280,7 +280,7 @@ impl Peer {
     ) {
         let last = self.is_last(key);
         let job = self.jobs.get_mut(&key).expect("dropped work is known as such");
-        job.spent.forward = took;
+        job.pass_times.forward = took;
         job.ready_at = now;
         assert_eq!(last, loss.is_some(), "a loss comes from the last stage");
         assert_eq!(last, output.is_none(), "an activation comes from every other stage");
@@ -311,7 +311,7 @@ impl Peer {
         assert!(job.grant().is_some(), "nothing is added without its claim");
         assert_eq!(gradient.is_none(), key.stage == Stage(0), "the first stage has no upstream");
         job.backward = Progress::Done;
-        job.spent.backward = took;
+        job.pass_times.backward = took;
         if let Answer::Here(payload) = std::mem::replace(&mut job.answer, Answer::Used) {
             self.in_flight = self.in_flight - payload.size;
             out.push(PeerAction::Release(payload.id));
@@ -352,7 +352,7 @@ impl Peer {
         let job = self.jobs.get_mut(&key).expect("only jobs are reported");
         let grant = job.grant().expect("work is done under its claim");
         job.report = Report::Sent { at: now };
-        let (loss, spent) = (job.loss, job.spent);
-        out.push(PeerAction::ToCoordinator(ToCoordinator::Done { key, grant, loss, spent }));
+        let (loss, pass_times) = (job.loss, job.pass_times);
+        out.push(PeerAction::ToCoordinator(ToCoordinator::Done { key, grant, loss, pass_times }));
     }
 }

@@ -1,7 +1,7 @@
 //! Words of the coordinator.
 
 use shoal_protocol::ids::{ClaimKey, Era, Grant, Member, Microbatch, Stage, StageSpan, Step};
-use shoal_protocol::message::{Between, FromCoordinator, ToCoordinator};
+use shoal_protocol::message::{FromCoordinator, PeerMessage, ToCoordinator};
 use shoal_protocol::units::Moment;
 
 use super::job::{Claim, Job, Report};
@@ -37,7 +37,7 @@ impl Peer {
             FromCoordinator::Expelled { reason } => {
                 self.end(PeerEvent::Expelled { reason }, out);
             }
-            FromCoordinator::LookRound { at } => self.look_round(at, out),
+            FromCoordinator::ProbeLinks { at } => self.probe_links(at, out),
             FromCoordinator::Snapshot { version, parts } => {
                 self.snapshot(now, version, parts, out);
             }
@@ -54,8 +54,8 @@ impl Peer {
             FromCoordinator::Held { key, holder } => self.held(now, key, holder, out),
             // The step is over for this work, and its commit will take it away.
             FromCoordinator::NotOpen { .. } => {}
-            FromCoordinator::Recall { key, grant, patience } => {
-                self.recalled(now, key, grant, patience, out);
+            FromCoordinator::Reclaim { key, grant, patience } => {
+                self.reclaimed(now, key, grant, patience, out);
             }
             FromCoordinator::Noted { key, grant } => {
                 if let Some(job) = self.jobs.get_mut(&key)
@@ -65,11 +65,11 @@ impl Peer {
                     job.report = Report::Noted;
                 }
             }
-            FromCoordinator::Close { round, crew, mended, counted } => {
-                self.closed(now, round, &crew, mended, counted, out);
+            FromCoordinator::Close { round, group, mended, counted } => {
+                self.closed(now, round, &group, mended, counted, out);
             }
-            FromCoordinator::Crew { stage, number, part, here } => {
-                self.crew_told(stage, number, part, here);
+            FromCoordinator::RoundGroup { stage, number, part, here } => {
+                self.handle_round_group(stage, number, part, here);
             }
             FromCoordinator::Commit(record) => self.commit(now, record, out),
             FromCoordinator::Store { version, stage } => self.store(version, stage, out),
@@ -101,7 +101,7 @@ impl Peer {
     pub(super) fn welcome_early_askers(&mut self, out: &mut Out) {
         for (stage, to) in std::mem::take(&mut self.early_askers) {
             if self.stages.contains_key(&stage) {
-                out.push(PeerAction::Send { to, message: Between::Free { stage } });
+                out.push(PeerAction::Send { to, message: PeerMessage::Free { stage } });
             }
         }
     }
@@ -161,8 +161,8 @@ impl Peer {
         let wish = Some((rooms.clone(), self.through));
         if !rooms.is_empty() && self.wish != wish {
             self.wish = wish;
-            let (through, pace) = (self.through, self.pace());
-            let message = ToCoordinator::WorkWanted { rooms, through, pace };
+            let (through, service_time) = (self.through, self.service_time());
+            let message = ToCoordinator::WorkRequest { rooms, through, service_time };
             out.push(PeerAction::ToCoordinator(message));
         }
     }
@@ -201,7 +201,7 @@ impl Peer {
             return;
         }
         for to in job.askers.clone() {
-            let message = Between::HeldBy { key, holder };
+            let message = PeerMessage::HeldBy { key, holder };
             out.push(PeerAction::Send { to, message });
         }
         self.abandon(key, out);
@@ -222,8 +222,8 @@ impl Peer {
                 && now.since(*at) >= retry
             {
                 *at = now;
-                let (key, loss, spent) = (*key, job.loss, job.spent);
-                let message = ToCoordinator::Done { key, grant, loss, spent };
+                let (key, loss, pass_times) = (*key, job.loss, job.pass_times);
+                let message = ToCoordinator::Done { key, grant, loss, pass_times };
                 out.push(PeerAction::ToCoordinator(message));
             }
         }

@@ -55,7 +55,7 @@ impl Hearing {
             self.missing += 1;
             out.push(PeerAction::Release(payload.id));
         }
-        self.layout = self.layout.without(&gone, &round.crew);
+        self.layout = self.layout.without(&gone, &round.group);
         self.round = round;
     }
 

@@ -1,7 +1,7 @@
 //! The life of one microbatch at one stage.
 
 use shoal_protocol::ids::{ClaimKey, Grant, Member};
-use shoal_protocol::message::{FixedLoss, Spent};
+use shoal_protocol::message::{FixedLoss, PassTimes};
 use shoal_protocol::units::Moment;
 
 use crate::action::Payload;
@@ -41,7 +41,7 @@ pub(super) struct Job {
     /// Since when the pass that comes next has had what it needs, the weights aside.
     pub(super) ready_at: Moment,
     /// How long the passes took that ended.
-    pub(super) spent: Spent,
+    pub(super) pass_times: PassTimes,
 }
 
 /// The right to count it.
@@ -144,7 +144,7 @@ impl Job {
             answered: false,
             report: Report::NotDone,
             ready_at: Moment::default(),
-            spent: Spent::default(),
+            pass_times: PassTimes::default(),
         }
     }
 

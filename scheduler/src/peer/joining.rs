@@ -31,7 +31,7 @@ pub(super) struct Newcomer {
 /// Whether the coordinator was told of late that this peer cannot follow: who fails again and again
 /// asks once in a while.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum Behind {
+pub(super) enum Stale {
     #[default]
     No,
     Said,
@@ -144,10 +144,10 @@ impl Peer {
     /// Says again what a newcomer waits for.
     pub(super) fn repeat_readiness(&mut self, out: &mut Out) {
         self.say_ready(out);
-        if std::mem::take(&mut self.behind) == Behind::Again {
-            self.behind = Behind::Said;
+        if std::mem::take(&mut self.behind) == Stale::Again {
+            self.behind = Stale::Said;
             let there = self.may_move_anew();
-            out.push(PeerAction::ToCoordinator(ToCoordinator::Behind { there }));
+            out.push(PeerAction::ToCoordinator(ToCoordinator::Stale { there }));
         }
     }
 
@@ -184,10 +184,10 @@ impl Peer {
     }
 
     pub(super) fn say_behind(&mut self, there: bool, out: &mut Out) {
-        if std::mem::replace(&mut self.behind, Behind::Said) == Behind::No {
-            out.push(PeerAction::ToCoordinator(ToCoordinator::Behind { there }));
+        if std::mem::replace(&mut self.behind, Stale::Said) == Stale::No {
+            out.push(PeerAction::ToCoordinator(ToCoordinator::Stale { there }));
         } else {
-            self.behind = Behind::Again;
+            self.behind = Stale::Again;
         }
     }
 

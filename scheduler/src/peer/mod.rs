@@ -2,8 +2,8 @@
 //!
 //! A microbatch's life at one stage is a `job::Job`: taken in (`admission`), computed
 //! (`compute`), sent on (`routing`), answered and reported. Words of the coordinator come in
-//! through `control`, which may ask work back (`recall`); the end of a step is `closing`,
-//! among whom `crews` says. What a loss
+//! through `control`, which may ask work back (`reclaim`); the end of a step is `closing`,
+//! among whom `round_groups` says. What a loss
 //! of others leads to is `recovery`; a newcomer catches up in `joining`, with what it hears of rounds
 //! (`hearing`), and so does who changes its stage (`moving`). Who is a member comes in through
 //! `viewing`. A new coordinator is told what this peer holds in `census`.
@@ -14,20 +14,20 @@ mod closing;
 mod compute;
 mod config;
 mod control;
-mod crews;
 mod hearing;
 mod job;
 mod joining;
+mod link_estimates;
 mod moving;
-mod recall;
+mod reclaim;
 mod recovery;
+mod round_groups;
 mod routing;
 mod stage;
 mod stores;
 #[cfg(test)]
 mod tests;
 mod viewing;
-mod ways;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -35,16 +35,16 @@ pub use config::{PeerConfig, PeerLimits, RoundCut};
 use shoal_protocol::ids::{
     ClaimKey, Era, Grant, Incarnation, Member, PeerId, Stage, StageSpan, Step, Term,
 };
-use shoal_protocol::message::{Between, TensorTag, ToCoordinator, View, Way};
+use shoal_protocol::message::{LinkEstimate, PeerMessage, TensorTag, ToCoordinator, View};
 use shoal_protocol::units::{Bytes, Moment};
 
 use self::closing::{Applying, EarlyPieces, Word};
 use self::compute::Compute;
-use self::crews::Crews;
 use self::hearing::Hearing;
 use self::job::Job;
-use self::joining::{Behind, Newcomer};
+use self::joining::{Newcomer, Stale};
 use self::moving::Moving;
+use self::round_groups::RoundGroups;
 use self::stage::{Hosted, Waiting};
 use self::stores::Stores;
 use self::viewing::Viewing;
@@ -70,9 +70,9 @@ pub struct Peer {
     view: View,
     viewing: Viewing,
     /// What the links to other peers were measured to be.
-    links: BTreeMap<PeerId, Way>,
+    links: BTreeMap<PeerId, LinkEstimate>,
     /// What the coordinator was told of them.
-    ways_said: BTreeMap<PeerId, Way>,
+    ways_said: BTreeMap<PeerId, LinkEstimate>,
     /// The newest era that this peer heard of the beginning of.
     era: Era,
     /// Steps whose commit was taken in: the version of the weights that later tasks read.
@@ -87,7 +87,7 @@ pub struct Peer {
     jobs: BTreeMap<ClaimKey, Job>,
     compute: Compute,
     rounds: BTreeMap<Stage, Reduction>,
-    crews: Crews,
+    round_groups: RoundGroups,
     /// Rounds that came to nothing and of which the engine still has tasks.
     ended: Vec<Reduction>,
     /// Results of rounds that this peer only listens to.
@@ -100,7 +100,7 @@ pub struct Peer {
     lacks: Option<(Step, Moment)>,
     /// How far a peer is that does not serve yet.
     newcomer: Option<Newcomer>,
-    behind: Behind,
+    behind: Stale,
     /// The stage that it is to host in place of its own.
     moving: Option<Moving>,
     /// The last grant of each work that was let go of.
@@ -164,14 +164,14 @@ impl Peer {
             jobs: BTreeMap::new(),
             compute: Compute::default(),
             rounds: BTreeMap::new(),
-            crews: Crews::new(),
+            round_groups: RoundGroups::new(),
             ended: Vec::new(),
             hearing: BTreeMap::new(),
             unheard: Vec::new(),
             backlog: VecDeque::new(),
             lacks: None,
             newcomer: Some(Newcomer::default()),
-            behind: Behind::default(),
+            behind: Stale::default(),
             moving: None,
             released: BTreeMap::new(),
             draining: false,
@@ -211,7 +211,7 @@ impl Peer {
                 self.heard_at = now;
                 self.told(now, message, out);
             }
-            PeerInput::Between { from, message } => self.heard(now, from, message, out),
+            PeerInput::PeerMessage { from, message } => self.heard(now, from, message, out),
             PeerInput::Tensor { from, tag, payload } => self.received(now, from, tag, payload, out),
             PeerInput::Done { result, busy } => self.computed(now, result, busy, out),
             PeerInput::Disconnected { member } => self.disconnected(now, member, out),
@@ -227,7 +227,7 @@ impl Peer {
                 out.push(PeerAction::ToCoordinator(ToCoordinator::Archived { version }));
             }
             PeerInput::Links(links) => self.measured(links, out),
-            PeerInput::Looked(ways) => self.looked(ways, out),
+            PeerInput::LinksProbed(link_estimates) => self.looked(link_estimates, out),
             PeerInput::Drain => self.drain(out),
             PeerInput::Tick => {}
         }
@@ -280,20 +280,24 @@ impl Peer {
         self.status == Status::Member && self.newcomer.is_none()
     }
 
-    fn heard(&mut self, now: Moment, from: Member, message: Between, out: &mut Out) {
+    fn heard(&mut self, now: Moment, from: Member, message: PeerMessage, out: &mut Out) {
         if !self.is_known(now, from) {
             return;
         }
         match message {
-            Between::Offer { key, retry, .. } => {
+            PeerMessage::Offer { key, retry, .. } => {
                 self.offered(now, Waiting { from, retry }, key, out);
             }
-            Between::Accepted { key, pace } => self.accepted(now, from, key, pace, out),
-            Between::Busy { key, pace } => self.turned_away(now, from, key, pace, out),
-            Between::HeldBy { key, holder } => self.redirected(now, from, key, holder, out),
-            Between::Free { stage } => self.freed(now, from, stage, out),
-            Between::Withdrawn { key } => self.withdrawn(now, from, key, out),
-            Between::Evaluated { key } => self.answered_evaluated(now, key, out),
+            PeerMessage::Accepted { key, service_time } => {
+                self.accepted(now, from, key, service_time, out)
+            }
+            PeerMessage::Busy { key, service_time } => {
+                self.turned_away(now, from, key, service_time, out)
+            }
+            PeerMessage::HeldBy { key, holder } => self.redirected(now, from, key, holder, out),
+            PeerMessage::Free { stage } => self.freed(now, from, stage, out),
+            PeerMessage::Withdrawn { key } => self.withdrawn(now, from, key, out),
+            PeerMessage::Evaluated { key } => self.answered_evaluated(now, key, out),
         }
     }
 
@@ -324,7 +328,7 @@ impl Peer {
             Status::Joining => self.register(out),
             Status::Member => {
                 self.repeat_want_of_view(now, out);
-                self.repeat_want_of_crews(now, out);
+                self.repeat_round_group_requests(now, out);
                 self.repeat_reports(now, out);
                 self.retry_blocked(now, out);
                 self.retry_offers(now, out);
@@ -335,7 +339,7 @@ impl Peer {
                 self.complain(out);
                 self.forget_strangers(now, out);
                 if now.since(self.heard_at) >= self.config.limits.retry * SILENCE {
-                    out.push(PeerAction::ToCoordinator(ToCoordinator::Present));
+                    out.push(PeerAction::ToCoordinator(ToCoordinator::KeepAlive));
                 }
                 if self.serves() {
                     self.wish = None;
@@ -386,8 +390,8 @@ impl Peer {
 
     /// Nanoseconds that the engine needs for one microbatch of each hosted stage, which it works on
     /// in turn; 0 while one is not measured.
-    fn pace(&self) -> u64 {
-        let paces = self.stages.values().map(|hosted| hosted.pace.nanoseconds());
-        paces.sum::<Option<u64>>().unwrap_or(0)
+    fn service_time(&self) -> u64 {
+        let service_times = self.stages.values().map(|hosted| hosted.service_time.nanoseconds());
+        service_times.sum::<Option<u64>>().unwrap_or(0)
     }
 }

@@ -336,7 +336,7 @@ impl Peer {
     pub(super) fn say_lost_on_the_way(&self, out: &mut Out) {
         let moving = self.moving.as_ref();
         if moving.is_some_and(|moving| moving.at.is_some() && moving.begins.is_none()) {
-            out.push(PeerAction::ToCoordinator(ToCoordinator::Behind { there: false }));
+            out.push(PeerAction::ToCoordinator(ToCoordinator::Stale { there: false }));
         }
     }
 

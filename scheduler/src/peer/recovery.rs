@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use shoal_protocol::ids::{ClaimKey, Member, Stage};
-use shoal_protocol::message::{Between, ToCoordinator};
+use shoal_protocol::message::{PeerMessage, ToCoordinator};
 use shoal_protocol::units::Moment;
 
 use super::job::{Answer, Input, Job, Progress, Route};
@@ -147,12 +147,12 @@ impl Peer {
         for (key, to) in to_offer {
             self.offer_to(now, to, key, out);
         }
-        let pace = self.pace();
+        let service_time = self.service_time();
         for (key, job) in &mut self.jobs {
             if job.input == Input::Expected && late(job.accepted_at, UNANSWERED) {
                 job.accepted_at = now;
                 for to in job.askers.iter().copied() {
-                    let message = Between::Accepted { key: *key, pace };
+                    let message = PeerMessage::Accepted { key: *key, service_time };
                     out.push(PeerAction::Send { to, message });
                 }
             }
@@ -233,7 +233,7 @@ impl Peer {
         let job = self.jobs.get(&key).expect("only jobs are abandoned");
         if let Route::Offered { to, .. } | Route::Accepted { to } = job.route {
             let key = key.downstream();
-            out.push(PeerAction::Send { to, message: Between::Withdrawn { key } });
+            out.push(PeerAction::Send { to, message: PeerMessage::Withdrawn { key } });
         }
         if let Some(grant) = job.grant() {
             self.released.insert(key, grant);

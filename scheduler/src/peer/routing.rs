@@ -1,7 +1,7 @@
 //! Sending on: who takes the activation, and what comes back.
 
 use shoal_protocol::ids::{ClaimKey, Member, Stage};
-use shoal_protocol::message::{Between, TensorTag};
+use shoal_protocol::message::{PeerMessage, TensorTag};
 use shoal_protocol::units::Moment;
 
 use super::job::{Answer, Progress, Route};
@@ -61,7 +61,7 @@ impl Peer {
         hosted.blocked.remove(&key);
         job.route = Route::Offered { to, at: now };
         let retry = std::mem::replace(&mut job.offered, true);
-        let message = Between::Offer { key: key.downstream(), size, retry };
+        let message = PeerMessage::Offer { key: key.downstream(), size, retry };
         out.push(PeerAction::Send { to, message });
     }
 
@@ -71,17 +71,17 @@ impl Peer {
         now: Moment,
         from: Member,
         downstream: ClaimKey,
-        pace: u64,
+        service_time: u64,
         out: &mut Out,
     ) {
         let Some(key) = downstream.upstream() else { return };
         if key.step >= self.version && !self.jobs.contains_key(&key) {
             // It was let go of, perhaps with its whole stage, and the receiver waits in vain.
-            let message = Between::Withdrawn { key: downstream };
+            let message = PeerMessage::Withdrawn { key: downstream };
             out.push(PeerAction::Send { to: from, message });
         }
         let Some(hosted) = self.stages.get_mut(&key.stage) else { return };
-        hosted.onward.measured(from, pace);
+        hosted.onward.measured(from, service_time);
         if let Some(job) = self.jobs.get_mut(&key) {
             let retry = self.config.limits.retry;
             let unheard = matches!(
@@ -127,12 +127,12 @@ impl Peer {
         now: Moment,
         from: Member,
         downstream: ClaimKey,
-        pace: u64,
+        service_time: u64,
         out: &mut Out,
     ) {
         let Some(key) = downstream.upstream() else { return };
         let Some(hosted) = self.stages.get_mut(&key.stage) else { return };
-        hosted.onward.measured(from, pace);
+        hosted.onward.measured(from, service_time);
         let Some(job) = self.jobs.get_mut(&key) else { return };
         // Who holds the claim has room for it. Who is busy has let go of it, and it may be another's by now.
         if job.holder == Some(from) {
@@ -272,7 +272,7 @@ impl Peer {
                 let tag = TensorTag::ActivationGradient { key };
                 out.push(PeerAction::SendTensor { to, tag, payload });
             }
-            None => out.push(PeerAction::Send { to, message: Between::Evaluated { key } }),
+            None => out.push(PeerAction::Send { to, message: PeerMessage::Evaluated { key } }),
         }
     }
 }

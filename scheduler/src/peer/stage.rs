@@ -6,8 +6,8 @@ use std::time::Duration;
 use shoal_protocol::ids::{ClaimKey, Member, Microbatch, Step};
 use shoal_protocol::message::proof_tag;
 
+use crate::robust_average::RobustAverage;
 use crate::router::Router;
-use crate::typical::Typical;
 
 /// One hosted stage.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ pub(super) struct Hosted {
     /// The replicas of the next stage, or some, and which part of them these are.
     pub(super) onward: Router,
     pub(super) part: Part,
-    pub(super) pace: Pace,
+    pub(super) service_time: ServiceTime,
     /// What is in the accumulator of each step.
     counted: BTreeMap<Step, Counted>,
 }
@@ -60,7 +60,7 @@ impl Hosted {
             blocked: BTreeSet::new(),
             onward,
             part: Part::default(),
-            pace: Pace::default(),
+            service_time: ServiceTime::default(),
             counted: BTreeMap::new(),
         }
     }
@@ -168,12 +168,12 @@ impl Part {
 
 /// How long the engine needs for one microbatch.
 #[derive(Debug, Default)]
-pub(super) struct Pace {
-    forward: Typical,
-    backward: Typical,
+pub(super) struct ServiceTime {
+    forward: RobustAverage,
+    backward: RobustAverage,
 }
 
-impl Pace {
+impl ServiceTime {
     pub(super) fn ran_forward(&mut self, busy: Duration) {
         self.forward.add(busy);
     }
@@ -194,12 +194,12 @@ mod tests {
 
     #[test]
     fn the_pace_follows_what_is_measured() {
-        let mut pace = Pace::default();
-        pace.ran_forward(Duration::from_nanos(800));
-        assert_eq!(pace.nanoseconds(), None);
-        pace.ran_backward(Duration::from_nanos(1600));
-        assert_eq!(pace.nanoseconds(), Some(2400));
-        pace.ran_backward(Duration::from_nanos(800));
-        assert_eq!(pace.nanoseconds(), Some(800 + 1200));
+        let mut service_time = ServiceTime::default();
+        service_time.ran_forward(Duration::from_nanos(800));
+        assert_eq!(service_time.nanoseconds(), None);
+        service_time.ran_backward(Duration::from_nanos(1600));
+        assert_eq!(service_time.nanoseconds(), Some(2400));
+        service_time.ran_backward(Duration::from_nanos(800));
+        assert_eq!(service_time.nanoseconds(), Some(800 + 1200));
     }
 }

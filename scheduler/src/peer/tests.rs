@@ -6,7 +6,7 @@ use std::time::Duration;
 use shoal_protocol::ids::{Attempt, ContentHash, Incarnation, Microbatch, PeerId};
 use shoal_protocol::message::{
     Candidate, CommitRecord, Duties, FixedLoss, FromCoordinator, MemberRecord, Move, MoveReason,
-    RoundOutcome, SnapshotPart, Spent, StageChoice, StoredStage, ViewChange,
+    PassTimes, RoundOutcome, SnapshotPart, StageChoice, StoredStage, ViewChange,
 };
 
 use super::*;
@@ -48,7 +48,7 @@ impl Probe {
             parameters: manifest.stages().map(|stage| (stage, 4)).collect(),
             manifest,
             candidate: Candidate {
-                ways: None,
+                link_estimates: None,
                 choice: if span.is_empty() {
                     StageChoice::None
                 } else {
@@ -103,8 +103,8 @@ impl Probe {
         self.input(PeerInput::FromCoordinator { from: member(COORDINATOR), message })
     }
 
-    fn hear(&mut self, from: u8, message: Between) -> Vec<PeerAction> {
-        self.input(PeerInput::Between { from: member(from), message })
+    fn hear(&mut self, from: u8, message: PeerMessage) -> Vec<PeerAction> {
+        self.input(PeerInput::PeerMessage { from: member(from), message })
     }
 
     fn tensor(&mut self, from: u8, tag: TensorTag, id: u64) -> Vec<PeerAction> {
@@ -122,7 +122,7 @@ impl Probe {
 
     fn offer(&mut self, from: u8, microbatch: u32) -> Vec<PeerAction> {
         let (key, size, retry) = (key(1, microbatch), Bytes(64), false);
-        self.hear(from, Between::Offer { key, size, retry })
+        self.hear(from, PeerMessage::Offer { key, size, retry })
     }
 
     /// Takes one microbatch of the last stage through both passes; returns what the end of the
@@ -155,15 +155,15 @@ fn wanted(room: u32, window: u32, through: u64) -> PeerAction {
     let through = if through == 0 { Grant::default() } else { nth(through) };
     let rooms = [(Step(0), room), (Step(1), window), (Step(2), window)];
     let rooms = rooms.into_iter().filter(|(_, room)| *room > 0).collect();
-    PeerAction::ToCoordinator(ToCoordinator::WorkWanted { rooms, through, pace: 0 })
+    PeerAction::ToCoordinator(ToCoordinator::WorkRequest { rooms, through, service_time: 0 })
 }
 
-fn send(to: u8, message: Between) -> PeerAction {
+fn send(to: u8, message: PeerMessage) -> PeerAction {
     PeerAction::Send { to: member(to), message }
 }
 
 fn accepted(to: u8, microbatch: u32) -> PeerAction {
-    send(to, Between::Accepted { key: key(1, microbatch), pace: 0 })
+    send(to, PeerMessage::Accepted { key: key(1, microbatch), service_time: 0 })
 }
 
 fn claim(microbatch: u32) -> PeerAction {
@@ -171,13 +171,18 @@ fn claim(microbatch: u32) -> PeerAction {
 }
 
 fn done(key: ClaimKey, grant: Grant, loss: Option<FixedLoss>) -> PeerAction {
-    PeerAction::ToCoordinator(ToCoordinator::Done { key, grant, loss, spent: Spent::default() })
+    PeerAction::ToCoordinator(ToCoordinator::Done {
+        key,
+        grant,
+        loss,
+        pass_times: PassTimes::default(),
+    })
 }
 
 /// To whom a microbatch is offered.
 fn offered(actions: &[PeerAction]) -> Vec<(Member, ClaimKey)> {
     let offer = |action: &PeerAction| match action {
-        PeerAction::Send { to, message: Between::Offer { key, .. } } => Some((*to, *key)),
+        PeerAction::Send { to, message: PeerMessage::Offer { key, .. } } => Some((*to, *key)),
         _ => None,
     };
     actions.iter().filter_map(offer).collect()
@@ -230,7 +235,7 @@ fn an_activation_is_sent_once_when_it_is_both_accepted_and_computed() {
         let (mut probe, _) = Probe::at(0, |_| {});
         let (to, _) = offered(&probe.give(0..1))[0];
         let from = to.peer.0[0];
-        let accept = Between::Accepted { key: key(1, 0), pace: 0 };
+        let accept = PeerMessage::Accepted { key: key(1, 0), service_time: 0 };
         let result = TaskResult::Forwarded { key: key(0, 0), output: Some(payload(9)), loss: None };
         let last = if accepted_first {
             assert_eq!(probe.hear(from, accept.clone()), []);
@@ -255,9 +260,9 @@ fn offers_are_taken_up_to_the_window_then_queued_then_answered_busy() {
     assert_eq!(probe.offer(1, 3), [accepted(1, 3), claim(3)]);
     assert_eq!(probe.offer(1, 3), [accepted(1, 3)], "an offer said twice is answered twice");
     assert_eq!(probe.offer(1, 5), []);
-    assert_eq!(probe.offer(2, 6), [send(2, Between::Busy { key: key(1, 6), pace: 0 })]);
+    assert_eq!(probe.offer(2, 6), [send(2, PeerMessage::Busy { key: key(1, 6), service_time: 0 })]);
     // An older microbatch goes ahead in the queue, and who loses its place is told.
-    assert_eq!(probe.offer(2, 4), [send(1, Between::Busy { key: key(1, 5), pace: 0 })]);
+    assert_eq!(probe.offer(2, 4), [send(1, PeerMessage::Busy { key: key(1, 5), service_time: 0 })]);
     let load = probe.peer.load();
     assert_eq!((load.accepted[&Stage(1)], load.waiting[&Stage(1)]), (1, 1));
 }
@@ -273,13 +278,13 @@ fn room_comes_back_with_the_gradient_and_those_turned_away_hear_of_it() {
     }
     let actions = probe.complete(0);
     let tag = TensorTag::ActivationGradient { key: key(0, 0) };
-    let pace = 2_000_000;
+    let service_time = 2_000_000;
     let expected = [
         PeerAction::Compute(Task::Accumulate { key: key(1, 0) }),
         PeerAction::SendTensor { to: member(1), tag, payload: PayloadId(100) },
-        send(2, Between::Accepted { key: key(1, 1), pace }),
+        send(2, PeerMessage::Accepted { key: key(1, 1), service_time }),
         claim(1),
-        send(1, Between::Free { stage: Stage(1) }),
+        send(1, PeerMessage::Free { stage: Stage(1) }),
     ];
     assert_eq!(actions, expected);
 }
@@ -351,27 +356,27 @@ fn late_work_is_let_go_of_when_asked_and_what_is_not_late_is_kept() {
     let (mut probe, _) = Probe::at(1, |_| {});
     let (key, grant) = (key(1, 0), grant(0));
     let second = Duration::from_secs(1);
-    let patience = Spent { forward: second, backward: second };
-    let recall = FromCoordinator::Recall { key, grant, patience };
+    let patience = PassTimes { forward: second, backward: second };
+    let reclaim = FromCoordinator::Reclaim { key, grant, patience };
     let released = PeerAction::ToCoordinator(ToCoordinator::Released { key, grant });
-    assert_eq!(probe.tell(recall), [released], "it does not know of it");
+    assert_eq!(probe.tell(reclaim), [released], "it does not know of it");
     let late_grant = FromCoordinator::Granted { key, grant, next_holder: None };
     probe.offer(1, 0);
     assert_eq!(probe.tell(late_grant), [], "what was let go of stays let go of");
 
     let grant = nth(9);
-    let recall = FromCoordinator::Recall { key, grant, patience };
+    let reclaim = FromCoordinator::Reclaim { key, grant, patience };
     let working = PeerAction::ToCoordinator(ToCoordinator::Working { key, grant });
     probe.tell(FromCoordinator::Granted { key, grant, next_holder: None });
     let begin = probe.now;
     probe.now = begin + second;
-    assert_eq!(probe.tell(recall.clone())[0], working, "its input is not there");
+    assert_eq!(probe.tell(reclaim.clone())[0], working, "its input is not there");
     probe.tensor(1, TensorTag::Activation { key }, 1);
     probe.now = begin + second + second / 2;
-    assert_eq!(probe.tell(recall.clone()), [working], "the pass began only now");
+    assert_eq!(probe.tell(reclaim.clone()), [working], "the pass began only now");
     probe.now = begin + second * 2;
-    let let_go = probe.tell(recall);
-    let busy = send(1, Between::Busy { key, pace: 0 });
+    let let_go = probe.tell(reclaim);
+    let busy = send(1, PeerMessage::Busy { key, service_time: 0 });
     let released = PeerAction::ToCoordinator(ToCoordinator::Released { key, grant });
     let discard = PeerAction::Compute(Task::Discard { key });
     assert_eq!(let_go[..3], [busy, released, discard], "{let_go:?}");
@@ -384,9 +389,9 @@ fn what_is_done_is_never_late() {
     probe.complete(0);
     let (key, grant) = (key(1, 0), grant(0));
     probe.done(TaskResult::Accumulated { key });
-    let recall = FromCoordinator::Recall { key, grant, patience: Spent::default() };
+    let reclaim = FromCoordinator::Reclaim { key, grant, patience: PassTimes::default() };
     let working = PeerAction::ToCoordinator(ToCoordinator::Working { key, grant });
-    assert_eq!(probe.tell(recall), [working], "its report is on its way");
+    assert_eq!(probe.tell(reclaim), [working], "its report is on its way");
 }
 
 #[test]
@@ -397,13 +402,13 @@ fn work_that_is_anothers_is_dropped_and_its_sender_told() {
     probe.tensor(1, TensorTag::Activation { key }, 1);
     let holder = member(9);
     let held = probe.tell(FromCoordinator::Held { key, holder });
-    let told = send(1, Between::HeldBy { key, holder });
+    let told = send(1, PeerMessage::HeldBy { key, holder });
     assert_eq!(held, [told, PeerAction::Compute(Task::Discard { key })]);
     // While the engine still has it, it is not taken again.
-    assert_eq!(probe.offer(1, 0), [send(1, Between::Busy { key, pace: 0 })]);
+    assert_eq!(probe.offer(1, 0), [send(1, PeerMessage::Busy { key, service_time: 0 })]);
     let forwarded = TaskResult::Forwarded { key, output: None, loss: Some(FixedLoss(1)) };
     assert_eq!(probe.done(forwarded), [PeerAction::Release(PayloadId(1))]);
-    let free = send(1, Between::Free { stage: Stage(1) });
+    let free = send(1, PeerMessage::Free { stage: Stage(1) });
     assert_eq!(probe.done(TaskResult::Discarded { key }), [free]);
     assert_eq!(probe.peer.load().in_flight, Bytes(0));
 }
@@ -413,16 +418,16 @@ fn work_goes_to_the_holder_and_from_a_busy_replica_to_another() {
     let (mut probe, _) = Probe::at(0, |_| {});
     let (first, _) = offered(&probe.give(0..1))[0];
     let other = if first == member(1) { 2 } else { 1 };
-    let busy = Between::Busy { key: key(1, 0), pace: 5 };
+    let busy = PeerMessage::Busy { key: key(1, 0), service_time: 5 };
     let again = probe.hear(first.peer.0[0], busy.clone());
     assert_eq!(offered(&again), [(member(other), key(1, 0))]);
     assert_eq!(offered(&probe.hear(other, busy)), [], "nobody has room");
-    let freed = probe.hear(other, Between::Free { stage: Stage(1) });
+    let freed = probe.hear(other, PeerMessage::Free { stage: Stage(1) });
     assert_eq!(offered(&freed), [(member(other), key(1, 0))]);
     let holder = first;
-    let redirected = probe.hear(other, Between::HeldBy { key: key(1, 0), holder });
+    let redirected = probe.hear(other, PeerMessage::HeldBy { key: key(1, 0), holder });
     assert_eq!(offered(&redirected), [(first, key(1, 0))]);
-    let again = probe.hear(other, Between::HeldBy { key: key(1, 0), holder });
+    let again = probe.hear(other, PeerMessage::HeldBy { key: key(1, 0), holder });
     assert_eq!(offered(&again), [], "it is on its way already");
 }
 
@@ -431,7 +436,7 @@ fn what_nobody_takes_is_offered_again_after_a_while() {
     let (mut probe, _) = Probe::at(0, |_| {});
     probe.give(0..1);
     for from in [1, 2, 1, 2] {
-        probe.hear(from, Between::Busy { key: key(1, 0), pace: 0 });
+        probe.hear(from, PeerMessage::Busy { key: key(1, 0), service_time: 0 });
     }
     probe.now = probe.peer.next_timeout().expect("it waits");
     assert_eq!(offered(&probe.input(PeerInput::Tick)).len(), 1);
@@ -479,9 +484,9 @@ fn a_holder_that_is_busy_has_let_go_and_others_are_asked() {
     let (first, key) = offered(&probe.give(0..1))[0];
     let first = first.peer.0[0];
     let holder = 3 - first;
-    let told = probe.hear(first, Between::HeldBy { key, holder: member(holder) });
+    let told = probe.hear(first, PeerMessage::HeldBy { key, holder: member(holder) });
     assert_eq!(offered(&told), [(member(holder), key)]);
-    let busy = probe.hear(holder, Between::Busy { key, pace: 0 });
+    let busy = probe.hear(holder, PeerMessage::Busy { key, service_time: 0 });
     assert_eq!(offered(&busy), [(member(first), key)]);
 }
 
@@ -501,7 +506,7 @@ fn who_lacks_what_it_is_to_serve_moves_anew_until_that_is_decided_and_cannot_go_
         }
         let actions = probe.input(PeerInput::Fetched { version, stage, whole: false });
         let there = decided.is_none();
-        let behind = PeerAction::ToCoordinator(ToCoordinator::Behind { there });
+        let behind = PeerAction::ToCoordinator(ToCoordinator::Stale { there });
         assert!(actions.contains(&behind), "{actions:?}");
     }
 }
@@ -545,8 +550,8 @@ fn who_drains_finishes_the_open_step_takes_nothing_of_the_next_and_leaves_with_t
     assert!(probe.tell(FromCoordinator::TakenOver).contains(&draining));
     assert_eq!(probe.offer(1, 1), [accepted(1, 1), claim(1)]);
     let key = ClaimKey { step: Step(1), ..key(1, 0) };
-    let offer = Between::Offer { key, size: Bytes(64), retry: false };
-    assert_eq!(probe.hear(1, offer), [send(1, Between::Busy { key, pace: 0 })]);
+    let offer = PeerMessage::Offer { key, size: Bytes(64), retry: false };
+    assert_eq!(probe.hear(1, offer), [send(1, PeerMessage::Busy { key, service_time: 0 })]);
     let leaves = PeerAction::ToCoordinator(ToCoordinator::Leave);
     let (mut idle, _) = Probe::at(1, |_| {});
     let left = idle.input(PeerInput::Drain);
@@ -561,15 +566,15 @@ fn a_forward_pass_may_wait_for_the_longer_backward_pass_of_another() {
     probe.tell(FromCoordinator::Granted { key, grant, next_holder: None });
     probe.tensor(1, TensorTag::Activation { key }, 1);
     let second = Duration::from_secs(1);
-    let patience = Spent { forward: second, backward: second * 3 };
-    let recall = FromCoordinator::Recall { key, grant, patience };
+    let patience = PassTimes { forward: second, backward: second * 3 };
+    let reclaim = FromCoordinator::Reclaim { key, grant, patience };
     let working = PeerAction::ToCoordinator(ToCoordinator::Working { key, grant });
     let begin = probe.now;
     probe.now = begin + second * 2;
-    assert_eq!(probe.tell(recall.clone())[0], working);
+    assert_eq!(probe.tell(reclaim.clone())[0], working);
     probe.now = begin + second * 3;
     let released = PeerAction::ToCoordinator(ToCoordinator::Released { key, grant });
-    assert!(probe.tell(recall).contains(&released));
+    assert!(probe.tell(reclaim).contains(&released));
 }
 
 /// What was let go of when its stage was left, whose offer came late.
@@ -577,6 +582,6 @@ fn a_forward_pass_may_wait_for_the_longer_backward_pass_of_another() {
 fn who_takes_what_a_stage_that_was_left_had_hears_that_nothing_comes() {
     let (mut probe, _) = Probe::at(1, |_| {});
     let key = key(1, 4);
-    let withdrawn = send(2, Between::Withdrawn { key });
-    assert_eq!(probe.hear(2, Between::Accepted { key, pace: 0 }), [withdrawn]);
+    let withdrawn = send(2, PeerMessage::Withdrawn { key });
+    assert_eq!(probe.hear(2, PeerMessage::Accepted { key, service_time: 0 }), [withdrawn]);
 }

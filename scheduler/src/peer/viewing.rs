@@ -11,7 +11,7 @@ use shoal_protocol::units::Moment;
 use super::stage::Part;
 use super::{Out, Peer};
 use crate::action::{PeerAction, PeerEvent};
-use crate::parts::Parts;
+use crate::paging::Pages;
 
 /// What is known of a membership that is not here yet.
 #[derive(Debug, Default)]
@@ -19,7 +19,7 @@ pub(super) struct Viewing {
     /// When the whole was last asked for, while it is waited for.
     wanted: Option<Moment>,
     /// What came of it.
-    parts: Parts<Arc<MemberRecord>>,
+    parts: Pages<Arc<MemberRecord>>,
 }
 
 impl Peer {
@@ -92,7 +92,7 @@ impl Peer {
         let asked = self.viewing.wanted;
         if asked.is_none_or(|asked| now.since(asked) >= self.config.limits.retry) {
             self.viewing.wanted = Some(now);
-            out.push(PeerAction::ToCoordinator(ToCoordinator::ViewWanted));
+            out.push(PeerAction::ToCoordinator(ToCoordinator::ViewRequest));
         }
     }
 
@@ -117,7 +117,7 @@ impl Peer {
             hosted.onward.set_candidates(cell);
             hosted.part = part;
         }
-        self.route_by_ways();
+        self.route_by_link_estimates();
     }
 }
 
@@ -155,7 +155,7 @@ mod tests {
     use shoal_protocol::message::Duties;
 
     use super::*;
-    use crate::dice::mixed;
+    use crate::rng::mixed;
 
     fn record(number: u64) -> Arc<MemberRecord> {
         let mut peer = [0; 32];

@@ -5,7 +5,7 @@ use std::time::Duration;
 use shoal_protocol::units::Bytes;
 
 use super::network::{Device, Network};
-use super::route::{MAX_STAGES, Ways};
+use super::route::{LinkEstimates, MAX_STAGES};
 use super::{PlanError, matching};
 
 /// What a step sends.
@@ -137,9 +137,9 @@ impl CostModel {
     pub fn place(&self, groups: &[Vec<Device>]) -> Placement {
         self.check(groups);
         let between = |a: usize, b: usize| self.boundary(&groups[a], &groups[b]).0;
-        let ways = Ways::new(self.stages, between);
+        let link_estimates = LinkEstimates::new(self.stages, between);
         let mut stages: Vec<Vec<Device>> = Vec::with_capacity(self.stages);
-        for group in ways.order().into_iter().map(|index| &groups[index]) {
+        for group in link_estimates.order().into_iter().map(|index| &groups[index]) {
             let paired = stages.last().map(|before: &Vec<Device>| {
                 let (_, columns) = self.boundary(before, group);
                 columns.into_iter().map(|column| group[column]).collect()
@@ -150,7 +150,7 @@ impl CostModel {
         let boundaries = stages.windows(2).map(|two| self.slowest_pair(&two[0], &two[1])).collect();
         let data_parallel = busiest.iter().map(|one| one.time).max().unwrap_or_default();
         Placement {
-            cost: Cost { data_parallel, pipeline: ways.length() },
+            cost: Cost { data_parallel, pipeline: link_estimates.length() },
             stages,
             busiest,
             boundaries,

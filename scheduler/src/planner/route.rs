@@ -7,7 +7,7 @@ pub const MAX_STAGES: usize = 16;
 
 /// The shortest ways through places, each once, from any to any other: the open-loop travelling salesman, by the
 /// dynamic programme over subsets (Held and Karp 1962).
-pub(super) struct Ways {
+pub(super) struct LinkEstimates {
     places: usize,
     /// Nanoseconds between each two places, as a square; this is what the search spends its time on.
     distances: Vec<u64>,
@@ -15,7 +15,7 @@ pub(super) struct Ways {
     lengths: Vec<u64>,
 }
 
-impl Ways {
+impl LinkEstimates {
     /// The ways through so many places; `between` is the same both ways.
     ///
     /// # Panics
@@ -124,8 +124,8 @@ mod tests {
         ) {
             let places = distances.len();
             let between = |a: usize, b: usize| Duration::from_nanos(distances[a.min(b)][a.max(b)]);
-            let ways = Ways::new(places, between);
-            let (total, order) = (ways.length(), ways.order());
+            let link_estimates = LinkEstimates::new(places, between);
+            let (total, order) = (link_estimates.length(), link_estimates.order());
             let best = by_trying(&distances, None, &mut (0..places).collect());
             prop_assert_eq!(total, Duration::from_nanos(best));
             prop_assert!(at_least(places, between) <= total);

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use super::cost::{CostModel, Placement};
 use super::network::Device;
-use super::route::{self, MAX_STAGES, Ways};
-use crate::dice::Dice;
+use super::route::{self, LinkEstimates, MAX_STAGES};
+use crate::rng::Rng;
 
 /// How much is tried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,19 +46,19 @@ impl Effort {
 /// # Panics
 /// When the population is empty.
 #[must_use]
-pub fn search(model: &CostModel, effort: &Effort, dice: &mut Dice) -> Placement {
+pub fn search(model: &CostModel, effort: &Effort, rng: &mut Rng) -> Placement {
     assert!(effort.population > 0, "a population");
     let mut population: Vec<Individual> = Vec::with_capacity(effort.population + 1);
-    population.push(Individual::new(model, nearest_together(model)).improved(effort, dice));
+    population.push(Individual::new(model, nearest_together(model)).improved(effort, rng));
     while population.len() < effort.population {
-        let groups = random_groups(model, dice);
-        population.push(Individual::new(model, groups).improved(effort, dice));
+        let groups = random_groups(model, rng);
+        population.push(Individual::new(model, groups).improved(effort, rng));
     }
     for _ in 0..effort.children {
-        let mut parent = || dice.within(0..=population.len() as u64 - 1) as usize;
+        let mut parent = || rng.within(0..=population.len() as u64 - 1) as usize;
         let (one, other) = (parent(), parent());
-        let groups = crossed(&population[one].groups, &population[other].groups, dice);
-        let child = Individual::new(model, groups).improved(effort, dice);
+        let groups = crossed(&population[one].groups, &population[other].groups, rng);
+        let child = Individual::new(model, groups).improved(effort, rng);
         // Equally expensive ones are mostly the same one, and would crowd out what differs.
         if population.iter().all(|known| known.worth() != child.worth()) {
             population.push(child);
@@ -72,9 +72,9 @@ pub fn search(model: &CostModel, effort: &Effort, dice: &mut Dice) -> Placement 
 
 /// Groups of devices at random, each division as likely as another.
 #[must_use]
-pub fn random_groups(model: &CostModel, dice: &mut Dice) -> Vec<Vec<Device>> {
+pub fn random_groups(model: &CostModel, rng: &mut Rng) -> Vec<Vec<Device>> {
     let mut devices: Vec<Device> = (0..model.devices()).map(Device).collect();
-    dice.shuffle(&mut devices);
+    rng.shuffle(&mut devices);
     devices.chunks(model.devices() / model.stages()).map(<[Device]>::to_vec).collect()
 }
 
@@ -103,14 +103,14 @@ pub(super) fn nearest_together(model: &CostModel) -> Vec<Vec<Device>> {
 
 /// A child's groups: from one parent and then the other, the group with most devices that are not in one yet; those
 /// left over go where there is room.
-fn crossed(one: &[Vec<Device>], other: &[Vec<Device>], dice: &mut Dice) -> Vec<Vec<Device>> {
+fn crossed(one: &[Vec<Device>], other: &[Vec<Device>], rng: &mut Rng) -> Vec<Vec<Device>> {
     let size = one.first().map_or(0, Vec::len);
     let mut left: BTreeSet<Device> = one.iter().flatten().copied().collect();
     let mut groups: Vec<Vec<Device>> = Vec::with_capacity(one.len());
     let mut parents = [one, other];
     while groups.len() < one.len() {
         let free = |group: &&Vec<Device>| group.iter().filter(|one| left.contains(one)).count();
-        let start = dice.within(0..=one.len() as u64 - 1) as usize;
+        let start = rng.within(0..=one.len() as u64 - 1) as usize;
         let (before, from) = parents[0].split_at(start);
         let largest = from.iter().chain(before).max_by_key(free).expect("parents have groups");
         let group: Vec<Device> = largest.iter().copied().filter(|one| left.remove(one)).collect();
@@ -118,7 +118,7 @@ fn crossed(one: &[Vec<Device>], other: &[Vec<Device>], dice: &mut Dice) -> Vec<V
         parents.swap(0, 1);
     }
     let mut rest: Vec<Device> = left.into_iter().collect();
-    dice.shuffle(&mut rest);
+    rng.shuffle(&mut rest);
     for group in &mut groups {
         let missing = size - group.len();
         group.extend(rest.drain(..missing));
@@ -156,9 +156,9 @@ impl<'a> Individual<'a> {
     }
 
     /// Exchanges devices of two groups while that makes it cheaper.
-    fn improved(mut self, effort: &Effort, dice: &mut Dice) -> Self {
+    fn improved(mut self, effort: &Effort, rng: &mut Rng) -> Self {
         let mut pairs = self.exchanges();
-        dice.shuffle(&mut pairs);
+        rng.shuffle(&mut pairs);
         pairs.truncate(effort.exchanges);
         // Since the last one that helped. Devices of one kind are as good as each other.
         let (mut since, mut tried) = (0, BTreeSet::new());
@@ -232,7 +232,7 @@ impl<'a> Individual<'a> {
 
     fn pipeline(&self) -> Duration {
         let stages = self.groups.len();
-        Ways::new(stages, |a, b| self.boundaries[a * stages + b]).length()
+        LinkEstimates::new(stages, |a, b| self.boundaries[a * stages + b]).length()
     }
 
     /// Works out the boundaries of one group with all others.

@@ -7,7 +7,7 @@ use shoal_protocol::units::{Bytes, Rate};
 
 use super::cases::{CASES, Case, STAGES, TRAFFIC};
 use super::*;
-use crate::dice::Dice;
+use crate::rng::Rng;
 
 fn model(case: &Case) -> CostModel {
     let network = case.network().expect("a case is a network");
@@ -32,10 +32,9 @@ fn a_stage_in_a_region_costs_what_is_published() {
 #[test]
 fn devices_anywhere_cost_about_what_is_published() {
     for case in &CASES {
-        let (model, mut dice) = (model(case), Dice::new(1));
-        let total =
-            |dice: &mut Dice| seconds(model.place(&random_groups(&model, dice)).cost.total());
-        let mean = (0..200).map(|_| total(&mut dice)).sum::<f64>() / 200.0;
+        let (model, mut rng) = (model(case), Rng::new(1));
+        let total = |rng: &mut Rng| seconds(model.place(&random_groups(&model, rng)).cost.total());
+        let mean = (0..200).map(|_| total(&mut rng)).sum::<f64>() / 200.0;
         // Theirs is a mean of few, and the placements of a case differ by tens of percent.
         assert!((mean / case.published.random - 1.0).abs() < 0.05, "{}: {mean}", case.name);
     }
@@ -44,7 +43,7 @@ fn devices_anywhere_cost_about_what_is_published() {
 #[test]
 fn the_search_is_as_good_as_the_published_one_where_a_moment_is_enough() {
     for case in &CASES[..2] {
-        let found = search(&model(case), &Effort::default(), &mut Dice::new(1));
+        let found = search(&model(case), &Effort::default(), &mut Rng::new(1));
         assert!(seconds(found.cost.total()) < case.published.best + 0.01, "{:?}", found.cost);
     }
 }
@@ -53,7 +52,7 @@ fn the_search_is_as_good_as_the_published_one_where_a_moment_is_enough() {
 fn little_search_is_better_than_a_stage_in_a_region_all_over_the_world() {
     let model = model(&CASES[2]);
     let effort = Effort { population: 6, children: 12, exchanges: 4096 };
-    let found = search(&model, &effort, &mut Dice::new(1));
+    let found = search(&model, &effort, &mut Rng::new(1));
     assert!(found.cost.total() < model.place(&CASES[2].by_region()).cost.total());
 }
 
@@ -79,11 +78,11 @@ fn what_cannot_be_placed_is_refused() {
 fn anything() -> impl Strategy<Value = (CostModel, u64)> {
     let size = (1usize..5, 1usize..4);
     (size, 0u64..1000, 1u64..4).prop_map(|((stages, replicas), seed, kinds)| {
-        let mut dice = Dice::new(seed);
+        let mut rng = Rng::new(seed);
         let devices = stages * replicas;
         let pairs = devices * devices;
         let any: Vec<(u64, u64)> =
-            (0..pairs).map(|_| (dice.number() % (100 * kinds), 1 + dice.number() % 5000)).collect();
+            (0..pairs).map(|_| (rng.number() % (100 * kinds), 1 + rng.number() % 5000)).collect();
         let link = |from: Device, to: Device| {
             let (delay, rate) = any[from.0 * devices + to.0];
             Link { delay: Duration::from_millis(delay), rate: Rate(rate * 1000) }
@@ -97,17 +96,17 @@ fn anything() -> impl Strategy<Value = (CostModel, u64)> {
 proptest! {
     #[test]
     fn the_cost_does_not_depend_on_the_order_in_groups_or_of_groups((model, seed) in anything()) {
-        let mut dice = Dice::new(seed);
-        let mut groups = random_groups(&model, &mut dice);
+        let mut rng = Rng::new(seed);
+        let mut groups = random_groups(&model, &mut rng);
         let before = model.place(&groups);
-        dice.shuffle(&mut groups);
-        groups.iter_mut().for_each(|group| dice.shuffle(group));
+        rng.shuffle(&mut groups);
+        groups.iter_mut().for_each(|group| rng.shuffle(group));
         prop_assert_eq!(before.cost, model.place(&groups).cost);
     }
 
     #[test]
     fn a_placement_says_what_its_cost_is_made_of((model, seed) in anything()) {
-        let placed = model.place(&random_groups(&model, &mut Dice::new(seed)));
+        let placed = model.place(&random_groups(&model, &mut Rng::new(seed)));
         let slowest = placed.busiest.iter().map(|one| one.time).max();
         prop_assert_eq!(slowest, Some(placed.cost.data_parallel));
         let boundaries: Duration = placed.boundaries.iter().map(|one| one.time).sum();
@@ -119,8 +118,8 @@ proptest! {
     #[test]
     fn the_search_repeats_and_is_no_worse_than_keeping_together_who_is_near((model, seed) in anything()) {
         let effort = Effort { population: 3, children: 5, exchanges: 64 };
-        let found = search(&model, &effort, &mut Dice::new(seed));
-        prop_assert_eq!(&found, &search(&model, &effort, &mut Dice::new(seed)));
+        let found = search(&model, &effort, &mut Rng::new(seed));
+        prop_assert_eq!(&found, &search(&model, &effort, &mut Rng::new(seed)));
         let mut there: Vec<usize> = found.stages.iter().flatten().map(|one| one.0).collect();
         there.sort_unstable();
         prop_assert_eq!(there, (0..model.devices()).collect::<Vec<_>>());

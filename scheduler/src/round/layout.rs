@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use shoal_protocol::codec::SumCodec;
 use shoal_protocol::frame::Element;
-use shoal_protocol::message::{Crew, Round};
+use shoal_protocol::message::{Round, RoundGroup};
 use shoal_protocol::units::Bytes;
 
 use crate::peer::RoundCut;
@@ -78,13 +78,13 @@ pub(crate) struct Layout {
 impl Layout {
     /// That of a stage of so many elements.
     pub(crate) fn new(round: &Round, elements: usize, cut: RoundCut, codec: SumCodec) -> Self {
-        let weights: Vec<u32> = round.crew.members.iter().map(|part| part.weight).collect();
+        let weights: Vec<u32> = round.group.members.iter().map(|part| part.weight).collect();
         Self { pieces: deal(elements, &weights, cut), codec }
     }
 
     /// That of those who are left without the members at these places, in order: each of their pieces goes to who
     /// then has least for its weight, after what it has.
-    pub(crate) fn without(&self, gone: &[usize], left: &Crew) -> Self {
+    pub(crate) fn without(&self, gone: &[usize], left: &RoundGroup) -> Self {
         let weights: Vec<u32> = left.members.iter().map(|part| part.weight).collect();
         Self { pieces: self.dealt_anew(gone, &weights), codec: self.codec }
     }

@@ -20,7 +20,7 @@ pub(crate) fn is_next(known: Option<&Round>, told: &Round) -> bool {
     };
     known.id == told.id
         && known.mended.mend.next() == told.mended.mend
-        && told.crew.members.iter().all(|part| place_in(known, part.member).is_some())
+        && told.group.members.iter().all(|part| place_in(known, part.member).is_some())
 }
 
 impl Reduction {
@@ -39,7 +39,7 @@ impl Reduction {
         out: &mut Vec<PeerAction>,
     ) -> Result<(), Fault> {
         let before = std::mem::replace(&mut self.round, round);
-        let stands = |place: usize| place_in(&self.round, before.crew.members[place].member);
+        let stands = |place: usize| place_in(&self.round, before.group.members[place].member);
         let stands: Vec<Option<usize>> = (0..self.others.len()).map(stands).collect();
         self.forget_results_of(&gone(&before, &self.round));
         self.place = stands[self.place].expect("this member is one of those who are left");
@@ -69,7 +69,7 @@ impl Reduction {
         for start in gone.iter().flat_map(|place| self.layout.starts(*place)) {
             self.here.remove(&start);
         }
-        self.layout = self.layout.without(gone, &self.round.crew);
+        self.layout = self.layout.without(gone, &self.round.group);
     }
 
     /// Lets go of what the gone, and those whose sums changed, sent for pieces that are not summed. The others'

@@ -20,7 +20,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use shoal_protocol::ids::{ContentHash, Member, Mend};
-use shoal_protocol::message::{Round, RoundOutcome, TensorTag, Way};
+use shoal_protocol::message::{LinkEstimate, Round, RoundOutcome, TensorTag};
 use shoal_protocol::units::Bytes;
 
 use crate::action::{Fault, Payload, PayloadId, PeerAction, Task};
@@ -260,9 +260,9 @@ impl Reduction {
         }
         let (round, mend) = (self.round.id, self.round.mended.mend);
         let tag = TensorTag::RoundResult { round, mend, piece, proof: self.whole_proof };
-        let members = self.round.crew.members.iter().map(|part| part.member);
+        let members = self.round.group.members.iter().map(|part| part.member);
         let others = members.enumerate().filter(|(place, _)| *place != self.place);
-        let listeners = self.round.crew.listeners.iter().copied();
+        let listeners = self.round.group.listeners.iter().copied();
         for to in others.map(|(_, member)| member).chain(listeners) {
             out.push(PeerAction::SendTensor { to, tag, payload: payload.id });
         }
@@ -348,7 +348,7 @@ impl Reduction {
             if !other.results.contains(&piece) {
                 other.on_way.insert(piece);
                 let range = self.layout.range(to, piece as usize);
-                let (round, to) = (self.round.id, self.round.crew.members[to].member);
+                let (round, to) = (self.round.id, self.round.group.members[to].member);
                 self.compute(Task::Export { round, to, piece, range }, out);
             }
         }
@@ -358,7 +358,7 @@ impl Reduction {
     /// the tags are those of the whole batch.
     fn reduce_when_whole(&mut self, piece: usize, out: &mut Vec<PeerAction>) -> Result<(), Fault> {
         let own = &self.own[piece];
-        let is_whole = own.parts.len() + 1 == self.round.crew.members.len();
+        let is_whole = own.parts.len() + 1 == self.round.group.members.len();
         if own.given || !is_whole || self.changing {
             return Ok(());
         }
@@ -401,12 +401,12 @@ impl Reduction {
 
 /// Where a member stands in a round: they are in order.
 pub(crate) fn place_in(round: &Round, member: Member) -> Option<usize> {
-    round.crew.members.binary_search_by_key(&member, |part| part.member).ok()
+    round.group.members.binary_search_by_key(&member, |part| part.member).ok()
 }
 
 /// The places of those who were in a round and are not when it is mended, in order.
 pub(crate) fn gone(before: &Round, mended: &Round) -> Vec<usize> {
-    let members = before.crew.members.iter().enumerate();
+    let members = before.group.members.iter().enumerate();
     let gone = members.filter(|(_, part)| place_in(mended, part.member).is_none());
     gone.map(|(place, _)| place).collect()
 }
@@ -419,10 +419,10 @@ pub(crate) fn most_ahead(piece: Bytes, outgoing: Bytes, members: usize) -> u32 {
 }
 
 /// Of these, so many as the link to that other one wants, once it was measured.
-pub(crate) fn ahead(piece: Bytes, most: u32, way: Option<&Way>) -> u32 {
-    let Some((way, rate)) = way.and_then(|way| Some((way, way.rate?))) else { return most };
+pub(crate) fn ahead(piece: Bytes, most: u32, path: Option<&LinkEstimate>) -> u32 {
+    let Some((path, rate)) = path.and_then(|path| Some((path, path.rate?))) else { return most };
     let (least, round_trips) = AHEAD_TIME;
-    let time = least.max(round_trips * way.round_trip);
+    let time = least.max(round_trips * path.round_trip);
     let pieces = (rate.0 as f64 * time.as_secs_f64() / piece.0 as f64).ceil();
     (pieces as u32).max(LEAST_AHEAD).min(most)
 }

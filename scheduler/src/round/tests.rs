@@ -1,6 +1,6 @@
 use shoal_protocol::codec::SumCodec;
 use shoal_protocol::ids::{Attempt, Era, Incarnation, PeerId, Stage, Step, Term};
-use shoal_protocol::message::{Crew, Mended, RoundId, RoundMember, Way};
+use shoal_protocol::message::{LinkEstimate, Mended, RoundGroup, RoundId, RoundMember};
 use shoal_protocol::units::Rate;
 
 use super::*;
@@ -23,8 +23,8 @@ fn round(weights: &[u32]) -> Round {
         weight: *weight,
     };
     let members = weights.iter().enumerate().map(part).collect();
-    let crew = Crew { members, ..Crew::default() }.into();
-    Round { id: id(), crew, mended: Mended::default() }
+    let group = RoundGroup { members, ..RoundGroup::default() }.into();
+    Round { id: id(), group, mended: Mended::default() }
 }
 
 fn layout(round: &Round, elements: usize) -> Layout {
@@ -216,14 +216,17 @@ fn what_may_be_ahead_goes_by_the_link() {
     let piece = Bytes(1 << 18);
     let link = |rate: u64, milliseconds: u64| {
         let round_trip = Duration::from_millis(milliseconds);
-        ahead(piece, AHEAD, Some(&Way { rate: Some(Rate(rate)), round_trip }))
+        ahead(piece, AHEAD, Some(&LinkEstimate { rate: Some(Rate(rate)), round_trip }))
     };
     assert_eq!(ahead(piece, AHEAD, None), AHEAD);
     assert_eq!(link(100 << 20, 1), 8, "20 ms of 100 MiB a second");
     assert_eq!(link(8 << 20, 100), 10, "three round trips");
     assert_eq!(link(1000, 10), LEAST_AHEAD);
     assert_eq!(link(u64::MAX, 3_600_000), AHEAD);
-    assert_eq!(ahead(piece, 1, Some(&Way { rate: Some(Rate(0)), round_trip: Duration::ZERO })), 1);
+    assert_eq!(
+        ahead(piece, 1, Some(&LinkEstimate { rate: Some(Rate(0)), round_trip: Duration::ZERO })),
+        1
+    );
     assert_eq!(most_ahead(piece, Bytes(1 << 24), 5), 16);
     assert_eq!(most_ahead(piece, Bytes(1), 5), 1);
     assert_eq!(most_ahead(piece, Bytes(u64::MAX), 2), AHEAD);

@@ -12,11 +12,11 @@ fn member(number: u8) -> Member {
     Member { peer: PeerId([number; 32]), incarnation: Incarnation(1) }
 }
 
-fn router(paces: &[u64]) -> Router {
+fn router(service_times: &[u64]) -> Router {
     let mut router = Router::new(7);
-    router.set_candidates((0..paces.len()).map(|number| member(number as u8)));
-    for (number, pace) in paces.iter().enumerate() {
-        router.measured(member(number as u8), *pace);
+    router.set_candidates((0..service_times.len()).map(|number| member(number as u8)));
+    for (number, service_time) in service_times.iter().enumerate() {
+        router.measured(member(number as u8), *service_time);
     }
     router
 }
@@ -24,24 +24,24 @@ fn router(paces: &[u64]) -> Router {
 /// How many of the last half of so many microbatches go to each of these replicas, if the first of
 /// them says that it is so many times as fast as it is. Some are on their way at a time, and each
 /// replica answers one after the other.
-fn last_go_to(paces: &[u64], boast: u64, count: usize) -> Vec<usize> {
+fn last_go_to(service_times: &[u64], boast: u64, count: usize) -> Vec<usize> {
     let mut router = router(&[]);
-    router.set_candidates((0..paces.len()).map(|number| member(number as u8)));
-    for (number, pace) in paces.iter().enumerate() {
-        let claims = if number == 0 { pace / boast } else { *pace };
+    router.set_candidates((0..service_times.len()).map(|number| member(number as u8)));
+    for (number, service_time) in service_times.iter().enumerate() {
+        let claims = if number == 0 { service_time / boast } else { *service_time };
         router.measured(member(number as u8), claims);
     }
     let moment = |nanoseconds: u64| Moment(Duration::from_nanos(nanoseconds));
-    let (mut free, mut coming) = (vec![0; paces.len()], BTreeSet::new());
-    let mut counts = vec![0; paces.len()];
+    let (mut free, mut coming) = (vec![0; service_times.len()], BTreeSet::new());
+    let mut counts = vec![0; service_times.len()];
     let mut now = 0;
     for number in 0..count {
         let to = router.choose().expect("nobody is busy");
         let place = usize::from(to.peer.0[0]);
         counts[place] += usize::from(number >= count / 2);
-        free[place] = now.max(free[place]) + paces[place];
+        free[place] = now.max(free[place]) + service_times[place];
         coming.insert((free[place], to, now));
-        if number >= 4 * paces.len() {
+        if number >= 4 * service_times.len() {
             let (at, from, sent) = coming.pop_first().expect("some are on their way");
             now = at;
             router.answered(from, moment(sent), moment(now));
@@ -100,8 +100,8 @@ fn a_refund_undoes_a_choice() {
 #[test]
 fn the_far_have_no_part_in_a_step_s_end() {
     let mut router = router(&[1000, 1000]);
-    let way = |member: &Member| u64::from(member.peer.0[0]) * 3000;
-    router.set_ways(|member| Some(Duration::from_nanos(way(member))));
+    let path = |member: &Member| u64::from(member.peer.0[0]) * 3000;
+    router.set_link_estimates(|member| Some(Duration::from_nanos(path(member))));
     let mut last = vec![Vec::new(); 2];
     for following in (0..20).rev() {
         let to =
@@ -181,27 +181,27 @@ proptest! {
     /// Whatever one of several claims, what was seen of it counts in the end.
     #[test]
     fn who_boasts_gets_little_more_than_its_part(
-        paces in prop::collection::vec(1_000u64..8_000, 3..8),
+        service_times in prop::collection::vec(1_000u64..8_000, 3..8),
         boast in 1u64..100,
     ) {
-        let speed: f64 = paces.iter().map(|pace| 1.0 / *pace as f64).sum();
-        let part = 1.0 / paces[0] as f64 / speed;
-        let counts = last_go_to(&paces, boast, 4_000);
+        let speed: f64 = service_times.iter().map(|service_time| 1.0 / *service_time as f64).sum();
+        let part = 1.0 / service_times[0] as f64 / speed;
+        let counts = last_go_to(&service_times, boast, 4_000);
         prop_assert!(counts[0] as f64 <= 2.2 * part * 2_000.0 + 10.0, "{counts:?} {part}");
     }
 
     #[test]
     fn counts_are_proportional_to_speed(
-        paces in prop::collection::vec(1_000u64..100_000, 1..12),
+        service_times in prop::collection::vec(1_000u64..100_000, 1..12),
         rounds in 200usize..2000,
     ) {
-        let mut router = router(&paces);
-        let counts = chosen(&mut router, rounds, paces.len());
-        let speed: f64 = paces.iter().map(|pace| 1.0 / *pace as f64).sum();
-        for (count, pace) in counts.iter().zip(&paces) {
-            let expected = rounds as f64 / *pace as f64 / speed;
+        let mut router = router(&service_times);
+        let counts = chosen(&mut router, rounds, service_times.len());
+        let speed: f64 = service_times.iter().map(|service_time| 1.0 / *service_time as f64).sum();
+        for (count, service_time) in counts.iter().zip(&service_times) {
+            let expected = rounds as f64 / *service_time as f64 / speed;
             // No candidate is ever more than one piece of work ahead of its virtual time.
-            prop_assert!((*count as f64 - expected).abs() <= paces.len() as f64 + 1.0);
+            prop_assert!((*count as f64 - expected).abs() <= service_times.len() as f64 + 1.0);
         }
     }
 }

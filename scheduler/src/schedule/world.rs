@@ -33,8 +33,8 @@ impl Pipeline {
         let Some(rest) = (self.microbatches as u32).checked_sub(1) else { return Duration::ZERO };
         let passes = self.forward + self.backward;
         let boundaries = self.stages.saturating_sub(1) as u32;
-        let pace = if boundaries > 0 { passes.max(self.transfer) } else { passes };
-        passes + pace * rest + (passes + (self.delay + self.transfer) * 2) * boundaries
+        let service_time = if boundaries > 0 { passes.max(self.transfer) } else { passes };
+        passes + service_time * rest + (passes + (self.delay + self.transfer) * 2) * boundaries
     }
 }
 

@@ -9,7 +9,9 @@ use shoal_protocol::codec::SumCodec;
 use shoal_protocol::ids::{
     Attempt, ContentHash, Era, Incarnation, Member, PeerId, Stage, Step, Term,
 };
-use shoal_protocol::message::{Crew, Mended, Round, RoundId, RoundMember, TensorTag, Way};
+use shoal_protocol::message::{
+    LinkEstimate, Mended, Round, RoundGroup, RoundId, RoundMember, TensorTag,
+};
 use shoal_protocol::units::{Bytes, Rate};
 
 use super::flows::{Flows, Port};
@@ -115,15 +117,18 @@ impl Table {
         let id = RoundId { era, term, step, stage: Stage(0), attempt: Attempt(0) };
         let round = Round {
             id,
-            crew: Crew { members: members.collect(), ..Crew::default() }.into(),
+            group: RoundGroup { members: members.collect(), ..RoundGroup::default() }.into(),
             mended: Mended::default(),
         };
         let layout = Layout::new(&round, values, cut, codec);
         let piece = piece_bytes(cut, codec);
         let most = most_ahead(piece, PeerLimits::default().round_bytes, ports.len());
         let reduction = |(place, from): (usize, &Port)| {
-            let way = |to: &Port| Way { round_trip: 2 * delay, rate: Some(from.up.min(to.down)) };
-            let ahead = ports.iter().map(|to| ahead(piece, most, Some(&way(to)))).collect();
+            let path = |to: &Port| LinkEstimate {
+                round_trip: 2 * delay,
+                rate: Some(from.up.min(to.down)),
+            };
+            let ahead = ports.iter().map(|to| ahead(piece, most, Some(&path(to)))).collect();
             let (own, whole) = (1, ports.len() as u64);
             Reduction::new(round.clone(), member(place), layout.clone(), ahead, own, whole)
                 .expect("it is one of the members")

@@ -11,18 +11,18 @@ use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{RoundId, StoredFile};
 use shoal_protocol::units::{Bytes, Moment};
 
-use super::numbers::{self, Weights};
+use super::integer_model::{self, Weights};
 use super::payloads::{Content, Payloads};
 use super::scenario::{ComputeScenario, Scenario};
 use crate::action::{PayloadId, Task, TaskResult};
-use crate::dice::Dice;
+use crate::rng::Rng;
 
 /// A peer's engine.
 #[derive(Debug)]
 pub(super) struct Engine {
     manifest: Arc<Manifest>,
     compute: ComputeScenario,
-    dice: Dice,
+    rng: Rng,
     sizes: Sizes,
     stages: BTreeMap<Stage, StageState>,
     /// What lies on the disk: weights that were written, and weights that were fetched.
@@ -101,7 +101,7 @@ impl Engine {
         Self {
             manifest: Arc::clone(manifest),
             compute: scenario.peers[index].compute.clone(),
-            dice: Dice::new(scenario.seed ^ (index as u64 + 1) << 32),
+            rng: Rng::new(scenario.seed ^ (index as u64 + 1) << 32),
             sizes: Sizes {
                 activation: manifest.activation_bytes(),
                 gradient: manifest.gradient_bytes(),
@@ -132,7 +132,7 @@ impl Engine {
             Task::Backward { .. } => self.compute.backward,
             _ => self.compute.other,
         };
-        let longer = self.dice.within(0..=self.compute.jitter_per_mille) as u32;
+        let longer = self.rng.within(0..=self.compute.jitter_per_mille) as u32;
         let factor = if now < self.slow.0 { self.slow.1 } else { 1 };
         let time = (time + time * longer / 1000) * factor;
         if is_pass(&task) {
@@ -187,7 +187,7 @@ impl Engine {
             Task::Accumulate { key } => {
                 let state = self.stage(key.stage);
                 let part = state.waiting.remove(&key).ok_or("nothing waits to be added")?;
-                numbers::add(state.sums(key.step), 0..part.len(), &part);
+                integer_model::add(state.sums(key.step), 0..part.len(), &part);
                 observed = Observed::Accumulated(key);
                 TaskResult::Accumulated { key }
             }
@@ -242,7 +242,7 @@ impl Engine {
     ) -> Result<TaskResult, String> {
         let input = match activation {
             Some(id) => word(payloads, id)?,
-            None => numbers::samples(self.manifest.training.seed, key),
+            None => integer_model::samples(self.manifest.training.seed, key),
         };
         let last = self.manifest.last_stage();
         let size = self.sizes.activation;
@@ -251,9 +251,9 @@ impl Engine {
         if !held_out && state.graphs.insert(key, input).is_some() {
             return Err(format!("{key} ran forward twice"));
         }
-        let word = numbers::forward(weights, input);
+        let word = integer_model::forward(weights, input);
         let is_last = key.stage == last;
-        let loss = is_last.then(|| numbers::loss(word));
+        let loss = is_last.then(|| integer_model::loss(word));
         let output = (!is_last).then(|| payloads.keep(Content::Word(word), size));
         Ok(TaskResult::Forwarded { key, output, loss })
     }
@@ -270,12 +270,12 @@ impl Engine {
         let input = state.graphs.remove(&key).ok_or("a backward pass without its forward pass")?;
         let gradient = match gradient {
             Some(id) => word(payloads, id)?,
-            None => numbers::loss_gradient(numbers::forward(weights, input)),
+            None => integer_model::loss_gradient(integer_model::forward(weights, input)),
         };
         let elements = state.result.len();
-        let part = numbers::weight_gradient(weights, input, gradient, elements);
+        let part = integer_model::weight_gradient(weights, input, gradient, elements);
         state.waiting.insert(key, part);
-        let returned = numbers::backward(weights, input, gradient);
+        let returned = integer_model::backward(weights, input, gradient);
         let upstream = key.stage > Stage(0);
         let gradient = upstream.then(|| payloads.keep(Content::Word(returned), size));
         Ok(TaskResult::Returned { key, gradient })
@@ -294,7 +294,7 @@ impl Engine {
                 let mut sums = state.sums(round.step)[range.clone()].to_vec();
                 for part in parts {
                     let part = content_sums(payloads, part)?;
-                    numbers::add(&mut sums, 0..part.len(), &part);
+                    integer_model::add(&mut sums, 0..part.len(), &part);
                 }
                 state.install(round, range.start, &sums)?;
                 let payload = keep_sums(payloads, sums, codec.result());
@@ -309,7 +309,8 @@ impl Engine {
                 Ok(TaskResult::Installed { round, range })
             }
             Task::Summarise { round } => {
-                let (hash, square_norm) = numbers::summary(&self.stage(round.stage).whole(round)?);
+                let (hash, square_norm) =
+                    integer_model::summary(&self.stage(round.stage).whole(round)?);
                 Ok(TaskResult::Summarised { round, hash, square_norm })
             }
             other => Err(format!("not a task of a round: {other:?}")),
@@ -350,7 +351,7 @@ impl Engine {
         if !whole {
             return TaskResult::NotStored { version, stage };
         }
-        let hash = numbers::file_hash(version, stage, weights);
+        let hash = integer_model::file_hash(version, stage, weights);
         let size = self.sizes.snapshot;
         let files = vec![StoredFile { name: format!("stage-{stage}"), hash, size }];
         TaskResult::Stored { version, stage, files }

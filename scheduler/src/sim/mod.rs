@@ -5,28 +5,28 @@
 //! transformer, so that whether every microbatch is counted exactly once is checked on real values.
 
 mod all_reduce;
-mod border;
-#[cfg(test)]
-mod crowd;
+mod corruption;
+mod defaults;
 mod engine;
 mod flows;
+mod integer_model;
 #[cfg(test)]
 mod mending;
 #[cfg(test)]
 mod migrations;
 mod network;
-mod numbers;
+#[cfg(test)]
+mod newcomers;
+mod omitted_rules;
 mod oracle;
 mod payloads;
-mod plain;
 mod reference;
 mod regions;
 mod report;
 mod scenario;
 #[cfg(test)]
-mod spells;
+mod slow_peers;
 mod spot;
-mod tamper;
 #[cfg(test)]
 mod tests;
 mod timeline;
@@ -38,9 +38,10 @@ mod world;
 use shoal_protocol::ids::Member;
 
 pub use self::all_reduce::{RoundTime, all_reduces};
-#[cfg(test)]
-pub(crate) use self::border::Omit;
+use self::corruption::Corruption;
 pub use self::flows::Port;
+#[cfg(test)]
+pub(crate) use self::omitted_rules::Omit;
 pub use self::oracle::Violation;
 pub use self::regions::Regional;
 pub use self::report::{Migrations, Rare, Recovery, Report, StepTime};
@@ -48,7 +49,6 @@ pub use self::scenario::{
     Clock, ComputeScenario, Fault, Faults, NetworkScenario, PeerScenario, Scenario,
 };
 pub use self::spot::{SpotError, SpotTrace, SpotUnit};
-use self::tamper::Tamper;
 pub use self::timeline::{Part, Timeline};
 pub use self::watch::{Seen, Sort, Watch};
 use self::world::World;
@@ -58,7 +58,7 @@ use self::world::World;
 /// # Errors
 /// The first thing that did not hold though it must.
 pub fn run(scenario: &Scenario) -> Result<Report, Violation> {
-    World::new(scenario, Tamper::Nothing, true).run()
+    World::new(scenario, Corruption::Nothing, true).run()
 }
 
 /// The same, with every event printed to stderr as it happens.
@@ -66,7 +66,7 @@ pub fn run(scenario: &Scenario) -> Result<Report, Violation> {
 /// # Errors
 /// As those of [`run`].
 pub fn run_traced(scenario: &Scenario) -> Result<Report, Violation> {
-    World::new(scenario, Tamper::Nothing, true).traced().run()
+    World::new(scenario, Corruption::Nothing, true).traced().run()
 }
 
 /// The same, watched.
@@ -74,7 +74,7 @@ pub fn run_traced(scenario: &Scenario) -> Result<Report, Violation> {
 /// # Errors
 /// As those of [`run`].
 pub fn run_watched(scenario: &Scenario, watch: &mut dyn Watch) -> Result<Report, Violation> {
-    World::new(scenario, Tamper::Nothing, true).watched(watch).run()
+    World::new(scenario, Corruption::Nothing, true).watched(watch).run()
 }
 
 /// The place in its scenario of a peer that a simulator's log or words name.

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use shoal_protocol::message::Way;
+use shoal_protocol::message::LinkEstimate;
 use shoal_protocol::units::{Bytes, Moment, Rate};
 
 use super::scenario::{NetworkScenario, Scenario};
-use crate::dice::Dice;
+use crate::rng::Rng;
 
 /// Links that a peer knows at most: more than it sends work over, so that what all know grows with the swarm and
 /// not with its square.
@@ -23,11 +23,11 @@ fn time_of(size: Bytes, rate: u64) -> Duration {
 
 impl NetworkScenario {
     /// A link from one region to another as it can be measured: what its sender's uplink leaves it at most.
-    pub(super) fn way(&self, from: usize, to: usize) -> Way {
+    pub(super) fn path(&self, from: usize, to: usize) -> LinkEstimate {
         let round_trip = self.latency[from][to] + self.latency[to][from];
         let own = self.rate(from, to).unwrap_or(u64::MAX);
         let rate = Rate(own.min(self.uplink.unwrap_or(u64::MAX)));
-        Way { round_trip, rate: Some(rate) }
+        LinkEstimate { round_trip, rate: Some(rate) }
     }
 
     /// What tensors from one region to another go at.
@@ -44,7 +44,7 @@ pub(super) struct Network {
     regions: Vec<usize>,
     /// The first with whom each peer spoke, in a swarm of more than a peer knows the links to.
     met: Vec<BTreeSet<usize>>,
-    dice: Dice,
+    rng: Rng,
     /// When the last control message from one to another arrives.
     control: BTreeMap<(usize, usize), Moment>,
     /// When the last byte of tensors leaves for another.
@@ -64,7 +64,7 @@ impl Network {
             scenario: scenario.network.clone(),
             regions: scenario.peers.iter().map(|peer| peer.region).collect(),
             met: vec![BTreeSet::new(); scenario.peers.len()],
-            dice: Dice::new(scenario.seed ^ 0x6e65_7477_6f72_6b00),
+            rng: Rng::new(scenario.seed ^ 0x6e65_7477_6f72_6b00),
             control: BTreeMap::new(),
             bulk: BTreeMap::new(),
             tensors: BTreeMap::new(),
@@ -101,8 +101,8 @@ impl Network {
     }
 
     /// A link as it can be measured: what its sender's uplink leaves it at most.
-    pub(super) fn link(&self, from: usize, to: usize) -> Way {
-        self.scenario.way(self.regions[from], self.regions[to])
+    pub(super) fn link(&self, from: usize, to: usize) -> LinkEstimate {
+        self.scenario.path(self.regions[from], self.regions[to])
     }
 
     /// When a control message arrives: never before one that was sent earlier.
@@ -188,9 +188,9 @@ impl Network {
 
     /// What arrives, and perhaps arrives once more, long after and out of order.
     fn twice(&mut self, first: Moment) -> Vec<Moment> {
-        if self.dice.chance(self.scenario.duplicates_per_mille) {
-            let most = self.dice.pick(&[2_000, 100_000, 1_000_000]);
-            vec![first, first + self.dice.microseconds(0..=most)]
+        if self.rng.chance(self.scenario.duplicates_per_mille) {
+            let most = self.rng.pick(&[2_000, 100_000, 1_000_000]);
+            vec![first, first + self.rng.microseconds(0..=most)]
         } else {
             vec![first]
         }
@@ -201,6 +201,6 @@ impl Network {
         let jitter = u64::try_from(self.scenario.jitter.as_micros()).expect("jitter is short");
         let slow = self.slow.get(&(from, to)).filter(|(until, _)| now < *until);
         let delay = slow.map_or(Duration::ZERO, |(_, delay)| *delay);
-        latency + self.dice.microseconds(0..=jitter) + delay
+        latency + self.rng.microseconds(0..=jitter) + delay
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use shoal_protocol::units::Bytes;
 
-use super::numbers::mix;
+use super::integer_model::mix;
 use crate::action::{Payload, PayloadId};
 
 /// What a tensor holds in the simulator.

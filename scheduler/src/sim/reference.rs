@@ -7,7 +7,7 @@ use shoal_protocol::ids::{ClaimKey, ContentHash, Microbatch, Stage, Step};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::FixedLoss;
 
-use super::numbers::{self, Weights};
+use super::integer_model::{self, Weights};
 use super::scenario::Scenario;
 
 /// What every step must come to, as far as the run has come: a run may be told to stop long before its
@@ -73,7 +73,10 @@ impl Reference {
 
 fn file_hashes(version: Step, weights: &[Weights]) -> Vec<ContentHash> {
     let stages = (0..).map(Stage);
-    stages.zip(weights).map(|(stage, word)| numbers::file_hash(version, stage, *word)).collect()
+    stages
+        .zip(weights)
+        .map(|(stage, word)| integer_model::file_hash(version, stage, *word))
+        .collect()
 }
 
 fn one_step(
@@ -88,25 +91,25 @@ fn one_step(
     let mut losses = BTreeMap::new();
     for microbatch in (0..manifest.microbatches_of(step.0)).map(Microbatch) {
         let key = ClaimKey { step, stage: Stage(0), microbatch };
-        let mut inputs = vec![numbers::samples(manifest.training.seed, key)];
+        let mut inputs = vec![integer_model::samples(manifest.training.seed, key)];
         for word in &weights {
-            inputs.push(numbers::forward(*word, inputs[inputs.len() - 1]));
+            inputs.push(integer_model::forward(*word, inputs[inputs.len() - 1]));
         }
         let output = inputs[weights.len()];
-        losses.insert(microbatch, numbers::loss(output));
+        losses.insert(microbatch, integer_model::loss(output));
         if microbatch.0 >= manifest.training.microbatches {
             continue;
         }
-        let mut gradient = numbers::loss_gradient(output);
+        let mut gradient = integer_model::loss_gradient(output);
         for stage in (0..weights.len()).rev() {
             let (word, input) = (weights[stage], inputs[stage]);
-            let part = numbers::weight_gradient(word, input, gradient, elements[stage]);
-            numbers::add(&mut sums[stage], 0..part.len(), &part);
-            gradient = numbers::backward(word, input, gradient);
+            let part = integer_model::weight_gradient(word, input, gradient, elements[stage]);
+            integer_model::add(&mut sums[stage], 0..part.len(), &part);
+            gradient = integer_model::backward(word, input, gradient);
         }
     }
     let held_out = losses.split_off(&Microbatch(manifest.training.microbatches));
-    let square_norm = sums.iter().fold(0.0, |sum, sums| sum + numbers::summary(sums).1);
+    let square_norm = sums.iter().fold(0.0, |sum, sums| sum + integer_model::summary(sums).1);
     let gradient_norm = square_norm.sqrt();
     let update = |(held, sums): (&Weights, &Vec<i64>)| held.updated(sums, gradient_norm);
     ReferenceStep {

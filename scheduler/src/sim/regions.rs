@@ -6,9 +6,9 @@ use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::{Bytes, Moment};
 
 use super::{ComputeScenario, NetworkScenario, PeerScenario, Report, Scenario};
-use crate::dice::Dice;
 use crate::planner::cases::Case;
 use crate::rebalance::Rebalance;
+use crate::rng::Rng;
 use crate::router::Routing;
 
 /// A swarm in the regions of a case, whose peers come one after the other in any order.
@@ -44,9 +44,9 @@ impl Regional<'_> {
         let passes = ComputeScenario::passes(self.forward, self.forward * 2, 20);
         let mut homes: Vec<usize> =
             (0..self.case.regions.len()).flat_map(|home| vec![home; self.peers]).collect();
-        let mut dice = Dice::new(seed);
+        let mut rng = Rng::new(seed);
         for place in (1..homes.len()).rev() {
-            homes.swap(place, dice.within(0..=place as u64) as usize);
+            homes.swap(place, rng.within(0..=place as u64) as usize);
         }
         let peer = |(order, region): (u32, usize)| PeerScenario {
             region,

@@ -8,7 +8,7 @@ use shoal_protocol::message::MoveReason;
 use shoal_protocol::units::Moment;
 use shoal_protocol::wire;
 
-use super::numbers::mix;
+use super::integer_model::mix;
 use crate::action::{CoordinatorEvent, Fault};
 
 /// What a run of the simulator came to.
@@ -70,7 +70,7 @@ pub struct Recovery {
     /// Claims that their holders let go of.
     pub released: u64,
     /// Those that were late and asked back.
-    pub recalled: u64,
+    pub reclaimed: u64,
     /// Words about claims that were not their sender's.
     pub refused: u64,
     /// Newcomers that began to serve.
@@ -82,7 +82,7 @@ pub struct Recovery {
     /// Coordinators that took over, the first one too.
     pub terms: u64,
     /// Times that a stage was lost.
-    pub stranded: u64,
+    pub lost_stage: u64,
     /// Returns to an earlier version.
     pub rewinds: u64,
     /// Checkpoints that were abandoned.
@@ -121,11 +121,11 @@ pub struct Rare {
     /// Claims that a coordinator took over from the one before.
     pub claims_taken_over: u64,
     /// A claim was asked back whose work was done.
-    pub recalled_done: u64,
+    pub reclaimed_done: u64,
     /// A claim was asked back, and its work was not late.
-    pub recalled_early: u64,
+    pub reclaimed_early: u64,
     /// A claim was asked back again, since there was no answer.
-    pub recalled_again: u64,
+    pub reclaimed_again: u64,
     /// A record was logged though the coordinator that gave it learnt no more of it.
     pub logged_unheard: u64,
     /// A coordinator gave the log something though another had been chosen.
@@ -133,7 +133,7 @@ pub struct Rare {
     /// Somebody asked for the whole membership.
     pub members_wanted: u64,
     /// Somebody asked for all whom a round is among.
-    pub crews_wanted: u64,
+    pub round_groups_requested: u64,
     /// All replicas of a stage died while a commit was on its way into the log.
     pub lost_in_commit: u64,
 }
@@ -171,8 +171,8 @@ impl Report {
             }
             CoordinatorEvent::RoundMended { .. } => self.recovery.rounds_mended += 1,
             CoordinatorEvent::ClaimRefused { .. } => self.recovery.refused += 1,
-            CoordinatorEvent::Recalled { .. } => self.recovery.recalled += 1,
-            CoordinatorEvent::Stranded { .. } => self.recovery.stranded += 1,
+            CoordinatorEvent::Reclaimed { .. } => self.recovery.reclaimed += 1,
+            CoordinatorEvent::StageLost { .. } => self.recovery.lost_stage += 1,
             CoordinatorEvent::Rewound { .. } => self.recovery.rewinds += 1,
             CoordinatorEvent::CheckpointAbandoned { .. } => {
                 self.recovery.checkpoints_abandoned += 1;

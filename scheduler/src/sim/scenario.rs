@@ -10,9 +10,9 @@ use shoal_protocol::manifest::{Evaluation, Manifest, Model, Training, example};
 use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::{Bytes, Moment};
 
-use crate::dice::Dice;
 use crate::peer::{PeerLimits, RoundCut};
 use crate::rebalance::Rebalance;
+use crate::rng::Rng;
 use crate::router::Routing;
 
 /// Members of the largest swarm that a seed makes.
@@ -283,37 +283,37 @@ impl Scenario {
     /// The swarm of this seed.
     #[must_use]
     pub fn from_seed(seed: u64) -> Self {
-        let mut dice = Dice::new(seed);
-        let most = dice.pick(&[3, 8, 24, PEERS]);
-        let count = dice.within(1..=most);
-        let most = dice.pick(&[2, 4, STAGES]);
-        let stages = dice.within(1..=most);
-        let mut manifest = manifest(&mut dice, stages as u16);
+        let mut rng = Rng::new(seed);
+        let most = rng.pick(&[3, 8, 24, PEERS]);
+        let count = rng.within(1..=most);
+        let most = rng.pick(&[2, 4, STAGES]);
+        let stages = rng.within(1..=most);
+        let mut manifest = manifest(&mut rng, stages as u16);
         let parameters = (0..stages as u16).map(|stage| (Stage(stage), 0));
         let mut parameters: BTreeMap<Stage, usize> = parameters.collect();
         for elements in parameters.values_mut() {
-            *elements = dice.within(1..=ELEMENTS) as usize;
+            *elements = rng.within(1..=ELEMENTS) as usize;
         }
-        let block = dice.within(1..=4) as usize;
-        let piece_elements = block * dice.within(1..=6) as usize;
+        let block = rng.within(1..=4) as usize;
+        let piece_elements = block * rng.within(1..=6) as usize;
         let cut = RoundCut { block_elements: block, piece_elements };
-        let network = network(&mut dice);
+        let network = network(&mut rng);
         let regions = network.latency.len() as u64;
-        let every_stage = count < stages || dice.chance(100);
-        let mut other = Dice::new(seed ^ 0x726f_6f6d_0000_0000);
+        let every_stage = count < stages || rng.chance(100);
+        let mut other = Rng::new(seed ^ 0x726f_6f6d_0000_0000);
         let peers = (0..count)
             .map(|index| {
                 let choice = if index == 0 && every_stage {
                     StageChoice::All
-                } else if dice.chance(50) {
+                } else if rng.chance(50) {
                     // Who insists on a stage may leave too few for another that nobody else hosts.
                     let middle = StageChoice::One(Stage((stages / 2) as u16));
                     if every_stage { middle } else { StageChoice::All }
                 } else {
                     StageChoice::Auto
                 };
-                let region = dice.within(0..=regions - 1) as usize;
-                let mut peer = peer(&mut dice, &manifest, cut, choice, region);
+                let region = rng.within(0..=regions - 1) as usize;
+                let mut peer = peer(&mut rng, &manifest, cut, choice, region);
                 let spare = if every_stage { index > 0 } else { index >= stages };
                 if spare && other.chance(60) {
                     peer.choice = StageChoice::None;
@@ -324,12 +324,12 @@ impl Scenario {
                 peer
             })
             .collect();
-        let log_delay = Duration::from_millis(dice.pick(&[0, 8, 150]));
+        let log_delay = Duration::from_millis(rng.pick(&[0, 8, 150]));
         manifest.checkpoint.keep = other.pick(&[1, 2, 2, 4]);
         let manifest = Arc::new(manifest);
         let faults = Faults::default();
-        let patience = Duration::from_secs(dice.pick(&[10, 30]));
-        let snapshot = Bytes(dice.pick(&[8, 2_000, 40_000]));
+        let patience = Duration::from_secs(rng.pick(&[10, 30]));
+        let snapshot = Bytes(rng.pick(&[8, 2_000, 40_000]));
         Self {
             seed,
             manifest,
@@ -354,33 +354,33 @@ impl Scenario {
     #[must_use]
     pub fn faulty(seed: u64) -> Self {
         let mut scenario = Self::from_seed(seed);
-        let mut dice = Dice::new(seed ^ 0x6661_756c_7473_0000);
+        let mut rng = Rng::new(seed ^ 0x6661_756c_7473_0000);
         let peers = scenario.peers.len() as u64;
-        let notice = dice.pick(&[1_000, 50_000, 3_000_000]);
-        let rebirth = dice.pick(&[10_000, 200_000, 2_000_000]);
+        let notice = rng.pick(&[1_000, 50_000, 3_000_000]);
+        let rebirth = rng.pick(&[10_000, 200_000, 2_000_000]);
         // Newcomers need time to catch up.
-        if dice.chance(300) {
+        if rng.chance(300) {
             let mut manifest = (*scenario.manifest).clone();
-            manifest.training.steps = dice.within(4..=24);
+            manifest.training.steps = rng.within(4..=24);
             scenario.manifest = Arc::new(manifest);
         }
-        let most = dice.pick(&[1, 3, 10, 30]);
-        let count = dice.within(1..=most);
-        let span = dice.pick(&[200_000, 2_000_000, 20_000_000]);
-        if dice.chance(500) {
+        let most = rng.pick(&[1, 3, 10, 30]);
+        let count = rng.within(1..=most);
+        let span = rng.pick(&[200_000, 2_000_000, 20_000_000]);
+        if rng.chance(500) {
             for peer in &mut scenario.peers {
-                let ahead = dice.microseconds(0..=3_600_000_000);
-                peer.clock = Clock { ahead, rate: dice.within(800..=1250) as u32 };
+                let ahead = rng.microseconds(0..=3_600_000_000);
+                peer.clock = Clock { ahead, rate: rng.within(800..=1250) as u32 };
             }
         }
         let regions = scenario.network.latency.len() as u64;
         let last_stage = u64::from(scenario.manifest.last_stage().0);
         let mut happen: Vec<(Duration, Fault)> = (0..count)
-            .map(|_| (dice.microseconds(0..=span), fault(&mut dice, peers, regions)))
+            .map(|_| (rng.microseconds(0..=span), fault(&mut rng, peers, regions)))
             .collect();
-        scenario.anchors = dice.pick(&[1, 1, 3, 5]);
-        scenario.homecoming = Duration::from_secs(dice.pick(&[1, 10]));
-        let mut other = Dice::new(seed ^ 0x6d6f_7665_0000_0000);
+        scenario.anchors = rng.pick(&[1, 1, 3, 5]);
+        scenario.homecoming = Duration::from_secs(rng.pick(&[1, 10]));
+        let mut other = Rng::new(seed ^ 0x6d6f_7665_0000_0000);
         let every = Duration::from_millis(other.pick(&[30, 300, 3_000]));
         scenario.rebalance = match other.within(0..=3) {
             0 => Rebalance::Never,
@@ -388,18 +388,18 @@ impl Scenario {
             _ => Rebalance::Restless { every },
         };
         for peer in &mut scenario.peers {
-            peer.archive = dice.chance(50);
+            peer.archive = rng.chance(50);
         }
-        if dice.chance(100) {
-            let stage = dice.within(0..=last_stage) as usize;
-            let restart = dice.microseconds(0..=3_000_000);
-            happen.push((dice.microseconds(0..=span), Fault::Ambush { stage, restart }));
+        if rng.chance(100) {
+            let stage = rng.within(0..=last_stage) as usize;
+            let restart = rng.microseconds(0..=3_000_000);
+            happen.push((rng.microseconds(0..=span), Fault::Ambush { stage, restart }));
         }
         happen.sort_by_key(|(at, _)| *at);
         scenario.faults = Faults {
             happen,
             notice: Duration::from_micros(notice),
-            election: Duration::from_micros(dice.pick(&[20_000, 300_000, 2_000_000])),
+            election: Duration::from_micros(rng.pick(&[20_000, 300_000, 2_000_000])),
             rebirth: Duration::from_micros(rebirth),
         };
         scenario
@@ -443,92 +443,92 @@ impl Scenario {
     }
 }
 
-fn manifest(dice: &mut Dice, stages: u16) -> Manifest {
-    let most = dice.pick(&[3, 12, 40]);
-    let microbatches = dice.within(1..=most) as u32;
-    let steps = dice.within(0..=4);
+fn manifest(rng: &mut Rng, stages: u16) -> Manifest {
+    let most = rng.pick(&[3, 12, 40]);
+    let microbatches = rng.within(1..=most) as u32;
+    let steps = rng.within(0..=4);
     let mut manifest = Scenario::small_manifest(stages, microbatches, steps);
-    manifest.training.seed = dice.number();
+    manifest.training.seed = rng.number();
     // What it changes here is what pieces of rounds weigh.
     let exact = SumCodec::Exact;
     let sums = [exact, exact, SumCodec::Rounded(Codec::F32), SumCodec::Rounded(Codec::Bf16)];
     manifest.codec.all_reduce = sums[(manifest.training.seed % 4) as usize];
     manifest.training.staleness = u8::from((manifest.training.seed / 4).is_multiple_of(3));
-    manifest.evaluation.every = dice.within(0..=2);
+    manifest.evaluation.every = rng.within(0..=2);
     if manifest.evaluation.every > 0 {
-        manifest.evaluation.microbatches = dice.within(1..=5) as u32;
+        manifest.evaluation.microbatches = rng.within(1..=5) as u32;
     }
-    manifest.checkpoint.every = dice.within(0..=3);
+    manifest.checkpoint.every = rng.within(0..=3);
     assert_eq!(manifest.check(), Ok(()), "scenarios are of runs that can be");
     manifest
 }
 
 /// Something that goes wrong.
-fn fault(dice: &mut Dice, peers: u64, regions: u64) -> Fault {
-    let peer = dice.within(0..=peers - 1) as usize;
-    let other = dice.within(0..=peers - 1) as usize;
+fn fault(rng: &mut Rng, peers: u64, regions: u64) -> Fault {
+    let peer = rng.within(0..=peers - 1) as usize;
+    let other = rng.within(0..=peers - 1) as usize;
     let (from, to) = (peer, other);
-    let time = dice.microseconds(1_000..=5_000_000);
-    let restart = dice.microseconds(0..=3_000_000);
-    let restart = dice.chance(800).then_some(restart);
-    let which = dice.within(0..=19);
+    let time = rng.microseconds(1_000..=5_000_000);
+    let restart = rng.microseconds(0..=3_000_000);
+    let restart = rng.chance(800).then_some(restart);
+    let which = rng.within(0..=19);
     match which {
         10 => Fault::Depose,
         0 | 1 if peer != other => Fault::Break { one: peer, other },
         2 => Fault::Pause { peer, time },
-        3 => Fault::Region { region: dice.within(0..=regions - 1) as usize, restart },
-        4 | 5 if peer != other => Fault::Cut { from, to, both: dice.chance(500), time },
-        6 => Fault::SlowLink { from, to, delay: dice.microseconds(1_000..=2_000_000), time },
-        7 => Fault::SlowPeer { peer, factor: dice.within(2..=50) as u32, time },
+        3 => Fault::Region { region: rng.within(0..=regions - 1) as usize, restart },
+        4 | 5 if peer != other => Fault::Cut { from, to, both: rng.chance(500), time },
+        6 => Fault::SlowLink { from, to, delay: rng.microseconds(1_000..=2_000_000), time },
+        7 => Fault::SlowPeer { peer, factor: rng.within(2..=50) as u32, time },
         8 | 9 => Fault::Disk { peer, time },
         _ => {
-            let disk = dice.chance(300);
+            let disk = rng.chance(300);
             if which > 16 { Fault::Drain { peer } } else { Fault::Crash { peer, restart, disk } }
         }
     }
 }
 
-fn network(dice: &mut Dice) -> NetworkScenario {
-    let regions = dice.within(1..=4) as usize;
-    let far = dice.pick(&[500, 20_000, 150_000]);
+fn network(rng: &mut Rng) -> NetworkScenario {
+    let regions = rng.within(1..=4) as usize;
+    let far = rng.pick(&[500, 20_000, 150_000]);
     let mut latency = vec![vec![Duration::ZERO; regions]; regions];
     for (from, row) in latency.iter_mut().enumerate() {
         for (to, latency) in row.iter_mut().enumerate() {
             let most = if from == to { 500 } else { far };
-            *latency = dice.microseconds(0..=most);
+            *latency = rng.microseconds(0..=most);
         }
     }
-    let jitter = dice.pick(&[0, 200, 30_000]);
+    let jitter = rng.pick(&[0, 200, 30_000]);
     NetworkScenario {
         latency,
         jitter: Duration::from_micros(jitter),
-        bandwidth: dice.pick(&[None, Some(100_000), Some(10_000)]),
+        bandwidth: rng.pick(&[None, Some(100_000), Some(10_000)]),
         bandwidths: Vec::new(),
         measured: false,
         uplink: None,
-        duplicates_per_mille: dice.pick(&[0, 0, 10, 200]),
-        strays_per_mille: dice.pick(&[0, 0, 100]),
+        duplicates_per_mille: rng.pick(&[0, 0, 10, 200]),
+        strays_per_mille: rng.pick(&[0, 0, 100]),
     }
 }
 
 fn peer(
-    dice: &mut Dice,
+    rng: &mut Rng,
     manifest: &Manifest,
     cut: RoundCut,
     choice: StageChoice,
     region: usize,
 ) -> PeerScenario {
-    let forward = dice.microseconds(200..=20_000) * dice.pick(&[1, 1, 1, 4]);
+    let forward = rng.microseconds(200..=20_000) * rng.pick(&[1, 1, 1, 4]);
     PeerScenario {
         choice,
         fits: manifest.stages().collect(),
-        limits: limits(dice, manifest, cut),
-        start: Some(dice.microseconds(0..=100_000)),
+        limits: limits(rng, manifest, cut),
+        start: Some(rng.microseconds(0..=100_000)),
         compute: ComputeScenario {
             forward,
             backward: forward * 2,
-            other: dice.microseconds(1..=500),
-            jitter_per_mille: dice.pick(&[0, 100, 1000]),
+            other: rng.microseconds(1..=500),
+            jitter_per_mille: rng.pick(&[0, 100, 1000]),
         },
         archive: false,
         region,
@@ -536,7 +536,7 @@ fn peer(
     }
 }
 
-fn limits(dice: &mut Dice, manifest: &Manifest, cut: RoundCut) -> PeerLimits {
+fn limits(rng: &mut Rng, manifest: &Manifest, cut: RoundCut) -> PeerLimits {
     // What one microbatch weighs at one stage: activation with labels, and gradient.
     let training = &manifest.training;
     let unit = (manifest.activation_bytes() + manifest.gradient_bytes()).0;
@@ -544,16 +544,16 @@ fn limits(dice: &mut Dice, manifest: &Manifest, cut: RoundCut) -> PeerLimits {
     // Of the steps that can run, and of the one that is given out before the first of them ends.
     let steps = manifest.steps_at_once() + 1;
     PeerLimits {
-        first_window: dice.within(1..=4) as usize,
-        largest_window: dice.pick(&[1, 2, 4, 64]),
-        offers: dice.pick(&[0, 1, 3, 64]),
-        askers: dice.pick(&[1, 4, 64]),
-        cell: dice.pick(&[1, 3, 64]),
-        in_flight: Bytes(unit * stages * steps * dice.pick(&[1, 3, 64])),
+        first_window: rng.within(1..=4) as usize,
+        largest_window: rng.pick(&[1, 2, 4, 64]),
+        offers: rng.pick(&[0, 1, 3, 64]),
+        askers: rng.pick(&[1, 4, 64]),
+        cell: rng.pick(&[1, 3, 64]),
+        in_flight: Bytes(unit * stages * steps * rng.pick(&[1, 3, 64])),
         // Room for the results of two steps at least.
-        heard: Bytes(8 * ELEMENTS * stages * dice.pick(&[2, 3, 1000])),
-        round_bytes: Bytes(8 * cut.piece_elements as u64 * dice.within(0..=8)),
+        heard: Bytes(8 * ELEMENTS * stages * rng.pick(&[2, 3, 1000])),
+        round_bytes: Bytes(8 * cut.piece_elements as u64 * rng.within(0..=8)),
         cut,
-        retry: Duration::from_millis(dice.pick(&[100, 700, 2000])),
+        retry: Duration::from_millis(rng.pick(&[100, 700, 2000])),
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::scenario::Fault;
-use crate::dice::Dice;
+use crate::rng::Rng;
 
 /// Rows of a trace at most, and instances that live at once: far more than real ones have.
 const ROWS: usize = 1 << 16;
@@ -131,7 +131,7 @@ impl SpotTrace {
     /// who goes. Who comes is one that is not there, with nothing on its disk.
     #[must_use]
     pub fn fates(&self, first: usize, faster: f64, seed: u64) -> (usize, Vec<(Duration, Fault)>) {
-        let mut dice = Dice::new(seed ^ 0x7370_6f74_0000_0000);
+        let mut rng = Rng::new(seed ^ 0x7370_6f74_0000_0000);
         let mut alive: BTreeSet<usize> = BTreeSet::new();
         let mut places: BTreeMap<u32, usize> = BTreeMap::new();
         let (mut most, mut fates) = (0, Vec::new());
@@ -162,7 +162,7 @@ impl SpotTrace {
             };
             while alive.len() > left {
                 let among: Vec<usize> = alive.iter().copied().collect();
-                let place = dice.pick(&among);
+                let place = rng.pick(&among);
                 alive.remove(&place);
                 fates.push((at, Fault::Leave { peer: first + place }));
             }

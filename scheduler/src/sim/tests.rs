@@ -8,7 +8,7 @@ use shoal_protocol::ids::Stage;
 use shoal_protocol::message::{MoveReason, StageChoice};
 use shoal_protocol::units::Moment;
 
-use super::tamper::Tamper;
+use super::corruption::Corruption;
 use super::world::World;
 use super::*;
 use crate::rebalance::Rebalance;
@@ -172,11 +172,11 @@ fn faulty_swarms_of_all_seeds_hold_every_promise() {
         ("words of lives that are over", |report| report.rare.old_lives),
         ("newcomers that serve during a round", |report| report.rare.promoted_in_round),
         ("microbatches done during the all-reduce before", |report| report.rare.overlapped),
-        ("late claims let go of", |report| report.recovery.recalled),
+        ("late claims let go of", |report| report.recovery.reclaimed),
         ("words about claims of others", |report| report.recovery.refused),
-        ("claims recalled when done", |report| report.rare.recalled_done),
-        ("claims recalled that were not late", |report| report.rare.recalled_early),
-        ("claims recalled again", |report| report.rare.recalled_again),
+        ("claims recalled when done", |report| report.rare.reclaimed_done),
+        ("claims recalled that were not late", |report| report.rare.reclaimed_early),
+        ("claims recalled again", |report| report.rare.reclaimed_again),
         ("coordinators after the first", |report| report.recovery.terms - 1),
         ("claims taken over", |report| report.rare.claims_taken_over),
         ("records logged that their giver heard no more of", |report| report.rare.logged_unheard),
@@ -194,10 +194,10 @@ fn faulty_swarms_of_all_seeds_hold_every_promise() {
 }
 
 /// Runs the first seeds with an error put in; returns how many were caught, and by what.
-fn caught(tamper: Tamper, with_oracles: bool, seeds: u64) -> Vec<String> {
+fn caught(corruption: Corruption, with_oracles: bool, seeds: u64) -> Vec<String> {
     (0..seeds)
         .map(Scenario::from_seed)
-        .filter_map(|scenario| match World::new(&scenario, tamper, with_oracles).run() {
+        .filter_map(|scenario| match World::new(&scenario, corruption, with_oracles).run() {
             Err(violation) => Some(violation.oracle.to_owned()),
             Ok(report) => report.stopped,
         })
@@ -205,21 +205,21 @@ fn caught(tamper: Tamper, with_oracles: bool, seeds: u64) -> Vec<String> {
 }
 
 /// The first seeds with an error put in: what was caught, which must be something.
-fn must_be_caught(tamper: Tamper, with_oracles: bool) -> Vec<String> {
-    let caught = caught(tamper, with_oracles, SOME);
-    assert!(!caught.is_empty(), "{tamper:?} went unnoticed");
+fn must_be_caught(corruption: Corruption, with_oracles: bool) -> Vec<String> {
+    let caught = caught(corruption, with_oracles, SOME);
+    assert!(!caught.is_empty(), "{corruption:?} went unnoticed");
     caught
 }
 
 #[test]
 fn oracles_catch_what_is_counted_twice_or_never() {
-    let twice = must_be_caught(Tamper::CountTwice, true);
+    let twice = must_be_caught(Corruption::CountTwice, true);
     assert!(twice.iter().all(|oracle| oracle == "exactly once"), "{twice:?}");
-    let never = must_be_caught(Tamper::CountNever, true);
+    let never = must_be_caught(Corruption::CountNever, true);
     assert!(never.iter().all(|oracle| oracle == "equal replicas"), "{never:?}");
     // Where the close comes before the commit, who holds too much leaves. Who took what is held out
     // from its holder answers each replay, and nobody else ever does that work.
-    let not_held = must_be_caught(Tamper::IgnoreHeld, true);
+    let not_held = must_be_caught(Corruption::IgnoreHeld, true);
     let caught_by = ["exactly once", "no fault", "progress"];
     assert!(not_held.iter().all(|oracle| caught_by.contains(&oracle.as_str())), "{not_held:?}");
 }
@@ -228,7 +228,7 @@ fn oracles_catch_what_is_counted_twice_or_never() {
 fn who_has_not_what_a_change_begins_from_gets_the_whole() {
     let broken = |seed| {
         let scenario = Scenario::faulty(seed);
-        let report = World::new(&scenario, Tamper::BreakChanges, true).run();
+        let report = World::new(&scenario, Corruption::BreakChanges, true).run();
         // Nobody is told of a round that is committed by then: who listened to it begins anew.
         let report = report.or_else(|violation| match violation.oracle {
             "kept results" => Ok(Report::default()),
@@ -238,26 +238,26 @@ fn who_has_not_what_a_change_begins_from_gets_the_whole() {
     };
     let reports = all_hold((0..SOME).map(broken).collect());
     reached(&reports, "memberships asked for", |report| report.rare.members_wanted);
-    reached(&reports, "crews asked for", |report| report.rare.crews_wanted);
+    reached(&reports, "crews asked for", |report| report.rare.round_groups_requested);
 }
 
 #[test]
 fn oracles_catch_what_is_applied_without_a_commit() {
-    let caught = must_be_caught(Tamper::ApplyWithoutCommit, true);
+    let caught = must_be_caught(Corruption::ApplyWithoutCommit, true);
     assert!(caught.iter().all(|oracle| oracle == "equal replicas"), "{caught:?}");
 }
 
 #[test]
 fn oracles_catch_what_is_never_released_or_never_ends() {
-    let kept = must_be_caught(Tamper::KeepPayload, true);
+    let kept = must_be_caught(Corruption::KeepPayload, true);
     assert!(kept.iter().all(|oracle| oracle == "payloads"), "{kept:?}");
-    let stuck = must_be_caught(Tamper::LoseAcceptances, true);
+    let stuck = must_be_caught(Corruption::LoseAcceptances, true);
     assert!(stuck.iter().all(|oracle| oracle == "progress"), "{stuck:?}");
 }
 
 #[test]
 fn the_proof_in_band_catches_double_counts_without_oracles() {
-    let caught = must_be_caught(Tamper::CountTwice, false);
+    let caught = must_be_caught(Corruption::CountTwice, false);
     assert!(caught.iter().all(|reason| reason.contains("proves")), "{caught:?}");
     let training = |seed: &u64| Scenario::from_seed(*seed).manifest.training.steps > 0;
     assert_eq!(
@@ -269,14 +269,14 @@ fn the_proof_in_band_catches_double_counts_without_oracles() {
 
 #[test]
 fn a_changed_proof_is_refused() {
-    let caught = must_be_caught(Tamper::WrongProof, false);
+    let caught = must_be_caught(Corruption::WrongProof, false);
     assert!(caught.iter().all(|reason| reason.contains("refused")), "{caught:?}");
 }
 
 /// Who leaves comes back as a new life, and leaves again: in the end a stage has nobody left.
 #[test]
 fn a_member_whose_accumulator_differs_leaves() {
-    let caught = must_be_caught(Tamper::DropFromClose, true);
+    let caught = must_be_caught(Corruption::DropFromClose, true);
     assert!(caught.iter().all(|oracle| oracle == "no fault"), "{caught:?}");
 }
 
@@ -284,7 +284,7 @@ fn a_member_whose_accumulator_differs_leaves() {
 fn first_caught(rule: Omit, seeds: u64) -> Option<(u64, &'static str)> {
     (0..seeds).find_map(|seed| {
         let scenario = Scenario::faulty(seed);
-        let run = || World::new(&scenario, Tamper::Nothing, true).without(rule).run();
+        let run = || World::new(&scenario, Corruption::Nothing, true).without(rule).run();
         match std::panic::catch_unwind(run) {
             Ok(Ok(_)) => None,
             Ok(Err(violation)) => Some((seed, violation.oracle)),
@@ -468,12 +468,12 @@ fn straggling(factor: u32) -> Scenario {
 /// When the last pass of the run ended, and how many claims were let go of; the model must be that of
 /// a peer alone.
 fn end_of(scenario: &Scenario, omit: Omit) -> (Duration, u64) {
-    let world = World::new(scenario, Tamper::Nothing, true).without(omit);
+    let world = World::new(scenario, Corruption::Nothing, true).without(omit);
     let report = world.run().expect("every oracle holds");
     let alone = run(&scenario.alone()).expect("a peer alone");
     assert_eq!(report.checkpoint, alone.checkpoint);
     let (_, step) = report.steps.last_key_value().expect("it has steps");
-    (step.last.since(Moment::default()), report.recovery.recalled)
+    (step.last.since(Moment::default()), report.recovery.reclaimed)
 }
 
 /// A pass that runs cannot be taken back, and what its peer has counted is needed at the step's end. So a
@@ -486,14 +486,14 @@ fn what_a_straggler_holds_is_done_by_others() {
     // So many of its pass pairs it costs.
     for (factor, pairs) in [(30, 4), (200, 3)] {
         let scenario = straggling(factor);
-        let (recalled, some) = end_of(&scenario, Omit::Nothing);
+        let (reclaimed, some) = end_of(&scenario, Omit::Nothing);
         let compute = &scenario.peers[3].compute;
         let both_passes = (compute.forward + compute.backward) * factor;
         println!(
-            "last pass: {whole:?} without a straggler, {recalled:?} with; it takes {both_passes:?}, \
+            "last pass: {whole:?} without a straggler, {reclaimed:?} with; it takes {both_passes:?}, \
              and {some} claims were let go of"
         );
-        assert!(some > 0 && recalled <= whole + pairs * both_passes, "{recalled:?} {whole:?}");
+        assert!(some > 0 && reclaimed <= whole + pairs * both_passes, "{reclaimed:?} {whole:?}");
     }
 }
 
@@ -502,12 +502,12 @@ fn what_a_straggler_holds_is_done_by_others() {
 fn a_straggler_that_lets_go_of_nothing_costs_all_that_it_was_given() {
     let steady = Scenario { faults: Faults::default(), ..straggling(1) };
     let (whole, _) = end_of(&steady, Omit::Nothing);
-    let (recalled, _) = end_of(&straggling(30), Omit::Nothing);
-    let (kept, _) = end_of(&straggling(30), Omit::Recall);
+    let (reclaimed, _) = end_of(&straggling(30), Omit::Nothing);
+    let (kept, _) = end_of(&straggling(30), Omit::Reclaim);
     println!(
-        "last pass: {whole:?} without a straggler, {recalled:?} with, {kept:?} if it keeps all"
+        "last pass: {whole:?} without a straggler, {reclaimed:?} with, {kept:?} if it keeps all"
     );
-    assert!(kept - whole >= 5 * (recalled - whole), "it would not cost much more: {kept:?}");
+    assert!(kept - whole >= 5 * (reclaimed - whole), "it would not cost much more: {kept:?}");
 }
 
 /// Two stages of three replicas each, of which one becomes ten times as slow: what it has taken in

@@ -2,10 +2,10 @@
 //! real node has too. What goes wrong in it is `faults`.
 
 mod coordination;
+mod coverage_marks;
 mod event;
 mod faults;
 mod log;
-mod marks;
 mod seen;
 mod trace;
 mod traffic;
@@ -16,25 +16,25 @@ use std::time::Duration;
 use shoal_protocol::ids::{
     ContentHash, Era, Incarnation, Member, PeerId, Stage, StageSpan, Step, Term,
 };
-use shoal_protocol::message::{Between, Candidate, Duties, StageChoice};
+use shoal_protocol::message::{Candidate, Duties, PeerMessage, StageChoice};
 use shoal_protocol::units::Moment;
 
+use self::coverage_marks::Marks;
 use self::event::{Cargo, Event};
 use self::log::{Log, Seat};
-use self::marks::Marks;
-use super::border::{Border, Omit};
+use super::corruption::Corruption;
 use super::engine::{Engine, is_pass};
+use super::integer_model::Weights;
 use super::network::Network;
-use super::numbers::Weights;
+use super::omitted_rules::{Omit, OmittedRules};
 use super::oracle::{Oracles, Violation};
 use super::payloads::Payloads;
 use super::report::{Report, Trace};
 use super::scenario::Scenario;
-use super::tamper::Tamper;
 use super::watch::{Seen, Watch};
 use crate::action::{PeerAction, PeerInput, Task, TaskResult};
-use crate::dice::Dice;
 use crate::peer::{Peer, PeerConfig};
+use crate::rng::Rng;
 use crate::router::Routing;
 
 /// Events of one run at most, in each hour that it is looked at, and for each of its peers: far more than any
@@ -63,7 +63,7 @@ struct Node {
     /// The newest term of a coordinator that it heard.
     term: Term,
     /// Whom it takes for the coordinator.
-    keeper: Option<Member>,
+    coordinator: Option<Member>,
     /// The coordinator that lives with it.
     seat: Option<Seat>,
     alive: bool,
@@ -79,11 +79,11 @@ struct Node {
 #[derive(Debug)]
 pub(super) struct World<'a> {
     scenario: &'a Scenario,
-    tamper: Tamper,
-    tampered: bool,
+    corruption: Corruption,
+    corrupted: bool,
     /// Which stage loses its replicas with the next commit, and after how long they come back.
     ambush: Option<(usize, Duration)>,
-    border: Border,
+    omitted_rules: OmittedRules,
     now: Moment,
     /// In the order of their moments and, at one moment, in the order in which they were caused.
     events: BTreeMap<(Moment, u64), Box<Event>>,
@@ -91,7 +91,7 @@ pub(super) struct World<'a> {
     network: Network,
     /// How often the connection of two peers was made anew: what was sent before is lost.
     connections: BTreeMap<(usize, usize), u64>,
-    dice: Dice,
+    rng: Rng,
     log: Log,
     nodes: Vec<Node>,
     /// None when the run is to show what is caught without oracles.
@@ -110,22 +110,22 @@ pub(super) struct World<'a> {
 type Held = Result<(), Violation>;
 
 impl<'a> World<'a> {
-    pub(super) fn new(scenario: &'a Scenario, tamper: Tamper, with_oracles: bool) -> Self {
+    pub(super) fn new(scenario: &'a Scenario, corruption: Corruption, with_oracles: bool) -> Self {
         let first = Incarnation(1);
         let nodes = (0..scenario.peers.len()).map(|index| node(scenario, index, first)).collect();
         let hours = 1 + scenario.until.unwrap_or_default().as_secs() / 3600;
         Self {
             scenario,
-            tamper,
-            tampered: false,
+            corruption,
+            corrupted: false,
             ambush: None,
-            border: Border::new(Omit::Nothing),
+            omitted_rules: OmittedRules::new(Omit::Nothing),
             now: Moment::default(),
             events: BTreeMap::new(),
             sequence: 0,
             network: Network::new(scenario),
             connections: BTreeMap::new(),
-            dice: Dice::new(scenario.seed ^ 0x776f_726c_6400_0000),
+            rng: Rng::new(scenario.seed ^ 0x776f_726c_6400_0000),
             log: Log::new([peer_id(FIRST)].into()),
             nodes,
             oracles: with_oracles.then(|| Oracles::new(scenario)),
@@ -153,7 +153,7 @@ impl<'a> World<'a> {
     /// The same with a rule that nobody keeps.
     #[cfg(test)]
     pub(super) fn without(mut self, rule: Omit) -> Self {
-        self.border = Border::new(rule);
+        self.omitted_rules = OmittedRules::new(rule);
         self.most = EVENTS_WITHOUT_A_RULE;
         self
     }
@@ -221,8 +221,8 @@ impl<'a> World<'a> {
                 let whole = self.writes(to, version, stage, weights);
                 self.input(index_of(to), PeerInput::Fetched { version, stage, whole })
             }
-            Event::Looked { to, ways } if self.lives(to) => {
-                self.input(index_of(to), PeerInput::Looked(ways))
+            Event::LinksProbed { to, link_estimates } if self.lives(to) => {
+                self.input(index_of(to), PeerInput::LinksProbed(link_estimates))
             }
             Event::EngineDone(me) if self.lives(me) => {
                 let index = index_of(me);
@@ -261,7 +261,7 @@ impl<'a> World<'a> {
             Event::Start(_)
             | Event::Kept { .. }
             | Event::Fetched { .. }
-            | Event::Looked { .. }
+            | Event::LinksProbed { .. }
             | Event::EngineDone(_)
             | Event::Written { .. }
             | Event::Tick(_)
@@ -337,18 +337,20 @@ impl<'a> World<'a> {
     fn carry_out(&mut self, index: usize, actions: Vec<PeerAction>) -> Held {
         let me = self.nodes[index].me;
         for mut action in actions {
-            if !self.tamper.peer_action(index, &mut action) || !self.border.sent(me, &action) {
+            if !self.corruption.peer_action(index, &mut action)
+                || !self.omitted_rules.sent(me, &action)
+            {
                 continue;
             }
             match action {
                 PeerAction::ToCoordinator(message) => {
-                    self.report_to_keeper(me, message);
+                    self.report_to_coordinator(me, message);
                 }
                 PeerAction::Send { to, message } => {
-                    if matches!(message, Between::HeldBy { .. }) {
+                    if matches!(message, PeerMessage::HeldBy { .. }) {
                         self.report.redirected += 1;
                     }
-                    if matches!(message, Between::Busy { .. }) {
+                    if matches!(message, PeerMessage::Busy { .. }) {
                         self.report.turned_away += 1;
                     }
                     self.say(me, to, message);
@@ -358,7 +360,7 @@ impl<'a> World<'a> {
                     let (content, size) = self.holds("payloads", known)?;
                     self.send(me, to, Cargo::Tensor { tag, content, size });
                 }
-                PeerAction::LookRound { at } => self.look_round(index, &at),
+                PeerAction::ProbeLinks { at } => self.probe_links(index, &at),
                 PeerAction::Fetch { version, part } => self.fetch(index, version, &part),
                 PeerAction::Keep { version, part } => self.keep(index, version, &part),
                 PeerAction::Compute(task) => self.compute(index, task),
@@ -392,9 +394,9 @@ impl<'a> World<'a> {
 
     fn engine_done(&mut self, index: usize) -> Held {
         let node = &mut self.nodes[index];
-        let skipped = self.tamper == Tamper::CountNever && !self.tampered;
+        let skipped = self.corruption == Corruption::CountNever && !self.corrupted;
         if skipped && matches!(node.engine.running(), Some(Task::Accumulate { .. })) {
-            self.tampered = true;
+            self.corrupted = true;
             node.engine.forget_gradient();
         }
         let finished = node.engine.finish(&mut node.payloads);
@@ -404,16 +406,16 @@ impl<'a> World<'a> {
         }
         self.observe(index, &observed)?;
         let Some(result) = result else { return Ok(()) };
-        if self.tamper == Tamper::CountTwice
-            && !self.tampered
+        if self.corruption == Corruption::CountTwice
+            && !self.corrupted
             && matches!(result, TaskResult::Accumulated { .. })
         {
-            self.tampered = true;
+            self.corrupted = true;
             self.observe(index, &observed)?;
             self.input(index, PeerInput::Done { result: result.clone(), busy })?;
         }
-        if let (Tamper::ApplyWithoutCommit, TaskResult::Summarised { round, .. }) =
-            (self.tamper, &result)
+        if let (Corruption::ApplyWithoutCommit, TaskResult::Summarised { round, .. }) =
+            (self.corruption, &result)
         {
             self.compute(index, Task::Apply { round: *round, gradient_norm: 1.0 });
         }
@@ -495,7 +497,7 @@ fn node(scenario: &Scenario, index: usize, life: Incarnation) -> Node {
             choice: scenario.peers[index].choice,
             fits: scenario.peers[index].fits.clone(),
             mobile: scenario.peers[index].choice == StageChoice::Auto,
-            ways: (!looks_round(scenario)).then(Vec::new),
+            link_estimates: (!looks_round(scenario)).then(Vec::new),
             addresses: Vec::new(),
             fingerprint: Some(ContentHash([0; 32])),
             duties: Duties {
@@ -518,7 +520,7 @@ fn node(scenario: &Scenario, index: usize, life: Incarnation) -> Node {
         me,
         era: Era(0),
         term: Term(0),
-        keeper: None,
+        coordinator: None,
         seat: None,
         alive: true,
         paused: Moment::default(),

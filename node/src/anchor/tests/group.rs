@@ -210,7 +210,7 @@ async fn large_records_reach_all_in_messages_that_fit() {
     let history = group.agreed(0).await;
     assert_eq!(history, made_of(&records));
     let largest = *group.net.largest.lock().expect("sound");
-    assert!(largest > 240 << 10 && largest <= super::super::talk::BODY, "{largest}");
+    assert!(largest > 240 << 10 && largest <= super::super::rpc::BODY, "{largest}");
 }
 
 #[tokio::test]

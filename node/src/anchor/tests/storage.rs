@@ -4,7 +4,7 @@ use openraft::testing::{StoreBuilder, Suite};
 
 use super::super::disk::Disk;
 use super::super::log::Log;
-use super::super::machine::Machine;
+use super::super::state_machine::StateMachine;
 use super::super::store::Store;
 use super::super::types::{AnchorId, StorageError, Types};
 use super::*;
@@ -30,8 +30,8 @@ impl Drop for Guard {
     }
 }
 
-impl StoreBuilder<Types, Log, Machine, Guard> for Folders {
-    async fn build(&self) -> Result<(Guard, Log, Machine), StorageError> {
+impl StoreBuilder<Types, Log, StateMachine, Guard> for Folders {
+    async fn build(&self) -> Result<(Guard, Log, StateMachine), StorageError> {
         let folder = tempfile::tempdir().expect("a folder");
         let Store { log, machine, disk } = Store::open(folder.path(), peer(0)).expect("opened");
         Ok((Guard { _folder: folder, disk }, log, machine))

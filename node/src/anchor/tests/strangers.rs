@@ -5,7 +5,7 @@ use rand_chacha::rand_core::{RngCore, SeedableRng};
 use shoal_protocol::wire;
 
 use super::super::encoding::{Ballot, Item, Mark};
-use super::super::talk::{BODY, Request};
+use super::super::rpc::{BODY, Request};
 use super::super::types::{Entry, log_id};
 use super::*;
 

@@ -164,7 +164,7 @@ async fn train_swarm(
     let chaos = args.kill_every.map(|every| Chaos {
         every,
         anchors: args.anchors,
-        dice: ChaCha8Rng::seed_from_u64(seed),
+        rng: ChaCha8Rng::seed_from_u64(seed),
         start: Box::new(start),
     });
     let (mut progress, mut report, mut finished) = (Progress::new("swarm"), Report::new(), false);

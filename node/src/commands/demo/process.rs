@@ -142,7 +142,7 @@ pub(super) struct Chaos<'a> {
     /// From one death to the next, on average.
     pub(super) every: Duration,
     /// Who dies when.
-    pub(super) dice: ChaCha8Rng,
+    pub(super) rng: ChaCha8Rng,
     /// The first processes, which keep the run's log together.
     pub(super) anchors: usize,
     /// Starts the process of a number.
@@ -151,7 +151,7 @@ pub(super) struct Chaos<'a> {
 
 impl Chaos<'_> {
     fn next_pause(&mut self) -> Duration {
-        self.every.mul_f64(0.5 + f64::from(self.dice.next_u32()) / f64::from(u32::MAX))
+        self.every.mul_f64(0.5 + f64::from(self.rng.next_u32()) / f64::from(u32::MAX))
     }
 
     /// One of these, the first only where others can keep the run, and no anchor while another of
@@ -163,7 +163,7 @@ impl Chaos<'_> {
             *index >= spared && (all_there || self.anchors < ANCHORS || *index >= self.anchors)
         };
         let others: Vec<usize> = alive.keys().copied().filter(may_die).collect();
-        let chosen = self.dice.next_u32() as usize;
+        let chosen = self.rng.next_u32() as usize;
         (!others.is_empty()).then(|| others[chosen % others.len()])
     }
 }
@@ -180,7 +180,7 @@ struct Fleet<'a> {
 impl Fleet<'_> {
     /// The machine of a process that was killed comes back, or another comes in its place.
     fn replace(&mut self, index: usize, chaos: &mut Chaos<'_>) -> anyhow::Result<()> {
-        let again = chaos.dice.next_u32().is_multiple_of(2) || index < chaos.anchors;
+        let again = chaos.rng.next_u32().is_multiple_of(2) || index < chaos.anchors;
         let next = if again { index } else { self.count };
         self.add(next, (chaos.start)(next)?);
         Ok(())

@@ -18,10 +18,10 @@ fn strict() -> Limits {
 }
 
 /// Has a server answer for as long as `asked` takes.
-async fn with_server<F: Future>(asked: impl FnOnce(SocketAddr, Board) -> F) -> F::Output {
+async fn with_server<F: Future>(asked: impl FnOnce(SocketAddr, StatusWatch) -> F) -> F::Output {
     let server = HttpServer::bind(ANY_PORT.into()).await.expect("a free port");
     let address = server.address().expect("bound");
-    let board = Board::default();
+    let board = StatusWatch::default();
     let metrics = Metrics::new().expect("registered");
     let machine = Machine::new(shoal_engine::DeviceChoice::Cpu);
     let shown = Shown { metrics, machine, board: board.clone() };

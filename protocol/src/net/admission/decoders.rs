@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use super::access_list::AccessList;
+use super::certificate::Certificate;
 use super::gate::Pass;
-use super::permit::Permit;
-use super::roster::Roster;
 use super::signed::{Signed, Statement};
 use super::ticket::{Ticket, TicketId};
 use super::{Term, UnixTime};
@@ -22,7 +22,7 @@ pub const DECODERS: &[Decoder] = &[
 
 const NOW: UnixTime = UnixTime(1_800_000_000);
 
-fn warden() -> Identity {
+fn issuer() -> Identity {
     Identity::of_seed([1; 32])
 }
 
@@ -32,28 +32,28 @@ fn run() -> RunId {
 
 /// One for two peers, with an address of the warden and one of another.
 pub(crate) fn ticket() -> Ticket {
-    let warden = warden();
+    let issuer = issuer();
     let named = format!("/dns4/seed.example.org/tcp/7410/p2p/{}", PeerId([9; 32]));
     let addresses = [
-        PeerAddress::new(([192, 0, 2, 7], 4242).into(), warden.peer_id()),
+        PeerAddress::new(([192, 0, 2, 7], 4242).into(), issuer.peer_id()),
         named.parse().expect("an address"),
     ];
     let term = Term { issued: NOW, expires: UnixTime(NOW.0 + 86_400) };
-    Ticket::new(&warden, (run(), TicketId(3)), term, 2, &addresses)
+    Ticket::new(&issuer, (run(), TicketId(3)), term, 2, &addresses)
 }
 
 /// A permit and a roster with every kind of name.
 pub(crate) fn pass() -> Pass {
-    let (warden, peer) = (warden(), PeerId([8; 32]));
-    let mut roster = Roster {
+    let (issuer, peer) = (issuer(), PeerId([8; 32]));
+    let mut access_list = AccessList {
         banned: [PeerId([6; 32])].into(),
         revoked: BTreeMap::from([(TicketId(1), UnixTime(NOW.0 + 1))]),
         allowed: [peer].into(),
-        ..Roster::default()
+        ..AccessList::default()
     };
-    let roster = roster.publish(run(), &warden, NOW);
-    let permit = Permit::sign(&warden, run(), peer, TicketId(3), NOW);
-    Pass { permit: Some(permit), roster: Some(roster) }
+    let access_list = access_list.publish(run(), &issuer, NOW);
+    let certificate = Certificate::sign(&issuer, run(), peer, TicketId(3), NOW);
+    Pass { certificate: Some(certificate), access_list: Some(access_list) }
 }
 
 fn tickets() -> Vec<Vec<u8>> {
@@ -82,9 +82,9 @@ fn passes() -> Vec<Vec<u8>> {
 fn check_pass(bytes: &[u8]) {
     reads_back::<Pass>(bytes);
     let Ok(pass) = wire::decode::<Pass>(bytes) else { return };
-    let key = warden().peer_id();
-    look::<Permit>(pass.permit.as_ref(), key);
-    look::<Roster>(pass.roster.as_ref(), key);
+    let key = issuer().peer_id();
+    look::<Certificate>(pass.certificate.as_ref(), key);
+    look::<AccessList>(pass.access_list.as_ref(), key);
 }
 
 /// Whoever signed it: what it says can be read, or cannot.

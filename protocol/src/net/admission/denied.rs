@@ -13,17 +13,17 @@ pub enum Paper {
     /// What people pass on.
     Ticket,
     /// What lets in one peer.
-    Permit,
+    Certificate,
     /// Who is banned and who is listed.
-    Roster,
+    AccessList,
 }
 
 impl fmt::Display for Paper {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Ticket => "ticket",
-            Self::Permit => "permit",
-            Self::Roster => "roster",
+            Self::Certificate => "permit",
+            Self::AccessList => "roster",
         })
     }
 }
@@ -114,7 +114,7 @@ pub enum Denied {
     },
     /// Only one peer turns tickets into permits.
     #[error("this peer turns no tickets into permits")]
-    NotWarden,
+    NotIssuer,
     /// The warden could not write it down.
     #[error(
         "the warden cannot record that the ticket is used: its disk may be full; try again later"

@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
 use super::UnixTime;
-use super::claims::Desk;
+use super::access_list::AccessList;
+use super::certificate::Certificate;
 use super::denied::{Denied, Paper};
-use super::permit::Permit;
-use super::refusals::{Reason, Refusals, TurnedAway};
-use super::roster::Roster;
+use super::redemptions::Desk;
+use super::refusals::{ConnectionRefused, Reason, Refusals};
 use super::signed::Signed;
 use super::ticket::{Ticket, TicketId};
 use crate::ids::{PeerId, RunId};
@@ -34,9 +34,9 @@ pub struct Rules {
 #[derive(Debug, Clone, PartialEq, Eq, Default, bincode::Encode, bincode::Decode)]
 pub struct Pass {
     /// What lets it in.
-    pub permit: Option<Signed>,
+    pub certificate: Option<Signed>,
     /// The newest roster it knows: so it spreads.
-    pub roster: Option<Signed>,
+    pub access_list: Option<Signed>,
 }
 
 /// Who may take part, as far as this process knows. Both planes ask it, and all clones of it are one.
@@ -52,13 +52,13 @@ struct State {
     /// Without rules everybody passes: the process takes part in nothing yet.
     rules: Option<Rules>,
     /// What this process was let in by.
-    permit: Option<Signed>,
+    certificate: Option<Signed>,
     /// What it was invited by, as long as it has no permit.
     ticket: Option<Ticket>,
-    roster: Roster,
-    signed_roster: Option<Signed>,
+    access_list: AccessList,
+    signed_access_list: Option<Signed>,
     /// Permits that others have shown.
-    known: BTreeMap<PeerId, Permit>,
+    known: BTreeMap<PeerId, Certificate>,
     desk: Option<Arc<Desk>>,
     refusals: Refusals,
 }
@@ -93,9 +93,9 @@ impl Gate {
     }
 
     /// Shows this permit from now on.
-    pub fn hold(&self, permit: Signed) {
+    pub fn hold(&self, certificate: Signed) {
         let mut state = self.state();
-        state.permit = Some(permit);
+        state.certificate = Some(certificate);
         state.ticket = None;
         drop(state);
         self.changed();
@@ -115,21 +115,21 @@ impl Gate {
     ///
     /// # Errors
     /// [`Denied::Forged`] when the warden did not sign it.
-    pub fn learn(&self, roster: &Signed) -> Result<(), Denied> {
+    pub fn learn(&self, access_list: &Signed) -> Result<(), Denied> {
         let mut state = self.state();
         let Some(rules) = state.rules.clone() else { return Ok(()) };
         let Some(key) = rules.admission.key else { return Ok(()) };
-        let forged = || Denied::Forged { paper: Paper::Roster };
-        let shown: Roster = roster.peek()?;
-        if shown.version <= state.roster.version {
+        let forged = || Denied::Forged { paper: Paper::AccessList };
+        let shown: AccessList = access_list.peek()?;
+        if shown.version <= state.access_list.version {
             return Ok(());
         }
-        let newer: Roster = roster.open(key)?;
+        let newer: AccessList = access_list.open(key)?;
         if newer.run != Some(rules.run) || newer.fits().is_err() {
             return Err(forged());
         }
-        state.roster = newer;
-        state.signed_roster = Some(roster.clone());
+        state.access_list = newer;
+        state.signed_access_list = Some(access_list.clone());
         drop(state);
         self.changed();
         Ok(())
@@ -145,14 +145,17 @@ impl Gate {
     #[must_use]
     pub fn pass(&self) -> Pass {
         let state = self.state();
-        Pass { permit: state.permit.clone(), roster: state.signed_roster.clone() }
+        Pass {
+            certificate: state.certificate.clone(),
+            access_list: state.signed_access_list.clone(),
+        }
     }
 
     /// What it shows this peer besides, if it is the warden that has invited it.
     #[must_use]
     pub fn ticket_for(&self, peer: PeerId) -> Option<Signed> {
         let state = self.state();
-        let ticket = state.ticket.as_ref().filter(|ticket| ticket.warden == peer)?;
+        let ticket = state.ticket.as_ref().filter(|ticket| ticket.issuer == peer)?;
         Some(ticket.signed().clone())
     }
 
@@ -161,8 +164,8 @@ impl Gate {
     /// # Errors
     /// Why not.
     pub fn admit(&self, peer: PeerId, pass: &Pass, now: UnixTime) -> Result<(), Denied> {
-        if let Some(roster) = &pass.roster {
-            self.learn(roster)?;
+        if let Some(access_list) = &pass.access_list {
+            self.learn(access_list)?;
         }
         let mut state = self.state();
         if let Some(decided) = state.decide(peer) {
@@ -172,19 +175,20 @@ impl Gate {
         let (mode, Some(key)) = (admission.mode, admission.key) else {
             return Err(Denied::Needed { run, mode: admission.mode });
         };
-        let Some(permit) = pass.permit.as_ref().filter(|_| mode == AdmissionMode::Invite) else {
+        let Some(certificate) = pass.certificate.as_ref().filter(|_| mode == AdmissionMode::Invite)
+        else {
             return Err(Denied::Needed { run, mode });
         };
-        let permit: Permit = permit.open(key)?;
-        permit.admits(peer, run, now)?;
-        state.roster.honours(permit.ticket)?;
+        let certificate: Certificate = certificate.open(key)?;
+        certificate.admits(peer, run, now)?;
+        state.access_list.honours(certificate.ticket)?;
         if state.known.len() >= KNOWN && !state.known.contains_key(&peer) {
             state.known.retain(|_, known| known.term.expires >= now);
             if state.known.len() >= KNOWN {
                 return Err(Denied::Full);
             }
         }
-        state.known.insert(peer, permit);
+        state.known.insert(peer, certificate);
         Ok(())
     }
 
@@ -200,9 +204,9 @@ impl Gate {
         }
         let Some(Rules { run, admission }) = &state.rules else { return Ok(()) };
         let none = Denied::Needed { run: *run, mode: admission.mode };
-        let permit = state.known.get(&peer).ok_or(none)?;
-        permit.admits(peer, *run, now)?;
-        state.roster.honours(permit.ticket)
+        let certificate = state.known.get(&peer).ok_or(none)?;
+        certificate.admits(peer, *run, now)?;
+        state.access_list.honours(certificate.ticket)
     }
 
     /// Turns a ticket into a permit, and counts the use. Waits for the disk.
@@ -210,12 +214,12 @@ impl Gate {
     /// # Errors
     /// When this is not the warden, or the ticket is of no use.
     pub fn claim(&self, ticket: &Signed, peer: PeerId, now: UnixTime) -> Result<Signed, Denied> {
-        if self.state().roster.banned.contains(&peer) {
+        if self.state().access_list.banned.contains(&peer) {
             return Err(Denied::Banned);
         }
-        let desk = self.state().desk.clone().ok_or(Denied::NotWarden)?;
-        let ticket = Ticket::received(desk.warden(), ticket.clone())?;
-        self.state().roster.honours(ticket.terms.id)?;
+        let desk = self.state().desk.clone().ok_or(Denied::NotIssuer)?;
+        let ticket = Ticket::received(desk.issuer(), ticket.clone())?;
+        self.state().access_list.honours(ticket.terms.id)?;
         desk.claim(&ticket, peer, now)
     }
 
@@ -223,15 +227,15 @@ impl Gate {
     #[must_use]
     pub fn renewal(&self, peer: PeerId, now: UnixTime) -> Option<Signed> {
         let state = self.state();
-        let (desk, permit) = (state.desk.as_ref()?, state.known.get(&peer)?);
-        permit.is_old(now).then(|| desk.renew(permit, now))
+        let (desk, certificate) = (state.desk.as_ref()?, state.known.get(&peer)?);
+        certificate.is_old(now).then(|| desk.renew(certificate, now))
     }
 
     /// The newest roster.
     #[must_use]
-    pub fn roster(&self) -> (Roster, Option<Signed>) {
+    pub fn access_list(&self) -> (AccessList, Option<Signed>) {
         let state = self.state();
-        (state.roster.clone(), state.signed_roster.clone())
+        (state.access_list.clone(), state.signed_access_list.clone())
     }
 
     /// Notes that a connection was refused.
@@ -242,7 +246,7 @@ impl Gate {
         address: Option<SocketAddr>,
         text: String,
     ) {
-        self.state().refusals.note(TurnedAway { peer, address, reason, text });
+        self.state().refusals.note(ConnectionRefused { peer, address, reason, text });
     }
 
     /// How many connections were refused so far, by reason.
@@ -253,7 +257,7 @@ impl Gate {
 
     /// The connections refused since the last call, or the first few of them.
     #[must_use]
-    pub fn newest_refusals(&self) -> Vec<TurnedAway> {
+    pub fn newest_refusals(&self) -> Vec<ConnectionRefused> {
         self.state().refusals.take()
     }
 }
@@ -268,15 +272,15 @@ impl State {
         if *key == Some(peer) {
             return Some(Ok(()));
         }
-        if self.roster.banned.contains(&peer) {
+        if self.access_list.banned.contains(&peer) {
             return Some(Err(Denied::Banned));
         }
-        let named = *mode == AdmissionMode::Open || self.roster.allowed.contains(&peer);
+        let named = *mode == AdmissionMode::Open || self.access_list.allowed.contains(&peer);
         named.then_some(Ok(()))
     }
 }
 
-impl Roster {
+impl AccessList {
     /// Whether a ticket, and what came of it, was not revoked.
     fn honours(&self, ticket: TicketId) -> Result<(), Denied> {
         if self.revoked.contains_key(&ticket) { Err(Denied::Revoked { ticket }) } else { Ok(()) }

@@ -3,34 +3,34 @@
 //!
 //! - A [`Ticket`] is passed on by people. Whoever has it may ask the warden, once for each of its uses,
 //!   for a permit.
-//! - A [`Permit`] lets in one peer, by its id. Any peer of the run checks it without asking anybody.
-//! - The [`Roster`] lists who is banned, which tickets are revoked and who is let in by name. A newer one
+//! - A [`Certificate`] lets in one peer, by its id. Any peer of the run checks it without asking anybody.
+//! - The [`AccessList`] lists who is banned, which tickets are revoked and who is let in by name. A newer one
 //!   replaces an older one wherever it comes from.
 //!
 //! Both planes ask one [`Gate`], before anything else is said on a connection. Only the warden counts uses,
 //! on its own disk, so each is counted once; while it is away nobody new gets in by a ticket, and everybody
 //! who has a permit does.
 
-mod claims;
+mod access_list;
+mod certificate;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod decoders;
 mod denied;
 mod gate;
-mod permit;
+mod redemptions;
 mod refusals;
-mod roster;
 mod signed;
 #[cfg(test)]
 mod tests;
 mod ticket;
 
-pub use claims::{Claim, ClaimBook, ClaimError, Desk};
+pub use access_list::{AccessList, AccessListFull};
+pub use certificate::{Certificate, PERMIT_LIFE};
 pub use denied::{Denied, Paper};
 pub use gate::{Gate, Pass, Rules};
-pub use permit::{PERMIT_LIFE, Permit};
-pub use refusals::{Reason, TurnedAway};
-pub use roster::{Roster, RosterFull};
+pub use redemptions::{Claim, Desk, RedemptionError, RedemptionLog};
+pub use refusals::{ConnectionRefused, Reason};
 pub use signed::Signed;
 pub use ticket::{Ticket, TicketError, TicketId, TicketTerms};
 

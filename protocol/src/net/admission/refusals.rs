@@ -14,7 +14,7 @@ const NEWEST: usize = 16;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reason {
     /// It showed no permit, or is not on the list.
-    NoPermit,
+    NoCertificate,
     /// The ticket or permit has expired.
     Expired,
     /// The ticket or permit is from the future.
@@ -46,7 +46,7 @@ pub enum Reason {
 impl Reason {
     /// Every reason, each once.
     pub const ALL: [Self; 14] = [
-        Self::NoPermit,
+        Self::NoCertificate,
         Self::Expired,
         Self::Clock,
         Self::UsedUp,
@@ -66,7 +66,7 @@ impl Reason {
 impl From<&Denied> for Reason {
     fn from(denied: &Denied) -> Self {
         match denied {
-            Denied::Needed { .. } => Self::NoPermit,
+            Denied::Needed { .. } => Self::NoCertificate,
             Denied::Expired { .. } => Self::Expired,
             Denied::NotYet { .. } => Self::Clock,
             Denied::UsedUp { .. } => Self::UsedUp,
@@ -75,14 +75,14 @@ impl From<&Denied> for Reason {
             Denied::OtherPeer { .. } => Self::OtherPeer,
             Denied::OtherRun { .. } => Self::OtherRun,
             Denied::Forged { .. } => Self::Forged,
-            Denied::NotWarden | Denied::NotRecorded | Denied::Full => Self::Other,
+            Denied::NotIssuer | Denied::NotRecorded | Denied::Full => Self::Other,
         }
     }
 }
 
 /// A connection that was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TurnedAway {
+pub struct ConnectionRefused {
     /// Who, if that came out.
     pub peer: Option<PeerId>,
     /// Where from, as far as is known.
@@ -97,11 +97,11 @@ pub struct TurnedAway {
 #[derive(Debug, Default)]
 pub(super) struct Refusals {
     counts: BTreeMap<Reason, u64>,
-    newest: VecDeque<TurnedAway>,
+    newest: VecDeque<ConnectionRefused>,
 }
 
 impl Refusals {
-    pub(super) fn note(&mut self, turned: TurnedAway) {
+    pub(super) fn note(&mut self, turned: ConnectionRefused) {
         *self.counts.entry(turned.reason).or_default() += 1;
         if self.newest.len() < NEWEST {
             self.newest.push_back(turned);
@@ -114,7 +114,7 @@ impl Refusals {
     }
 
     /// Those since the last time that somebody asked, or the first few of them.
-    pub(super) fn take(&mut self) -> Vec<TurnedAway> {
+    pub(super) fn take(&mut self) -> Vec<ConnectionRefused> {
         self.newest.drain(..).collect()
     }
 }

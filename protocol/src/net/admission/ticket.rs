@@ -78,7 +78,7 @@ impl Statement for TicketTerms {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ticket {
     /// Who signed it, and alone turns it into a permit.
-    pub warden: PeerId,
+    pub issuer: PeerId,
     /// What it says.
     pub terms: TicketTerms,
     signed: Signed,
@@ -102,13 +102,13 @@ impl Ticket {
     /// Signs a ticket. Of the addresses, the warden's own come first.
     #[must_use]
     pub fn new(
-        warden: &Identity,
+        issuer: &Identity,
         (run, id): (RunId, TicketId),
         term: Term,
         uses: u16,
         addresses: &[PeerAddress],
     ) -> Self {
-        let own = warden.peer_id();
+        let own = issuer.peer_id();
         let place = |address: &PeerAddress| Place {
             host: address.host.clone(),
             port: address.port,
@@ -116,8 +116,8 @@ impl Ticket {
         };
         let places = addresses.iter().take(ADDRESSES).map(place).collect();
         let terms = TicketTerms { run, id, term, uses, places };
-        let signed = Signed::of(&terms, warden);
-        Self { warden: own, terms, signed }
+        let signed = Signed::of(&terms, issuer);
+        Self { issuer: own, terms, signed }
     }
 
     /// Whether a text is meant to be one.
@@ -130,9 +130,9 @@ impl Ticket {
     ///
     /// # Errors
     /// [`Denied::Forged`] when it is not.
-    pub fn received(warden: PeerId, signed: Signed) -> Result<Self, Denied> {
-        let terms: TicketTerms = signed.open(warden)?;
-        let ticket = Self { warden, terms, signed };
+    pub fn received(issuer: PeerId, signed: Signed) -> Result<Self, Denied> {
+        let terms: TicketTerms = signed.open(issuer)?;
+        let ticket = Self { issuer, terms, signed };
         ticket.check().map_err(|_| Denied::Forged { paper: Paper::Ticket })?;
         Ok(ticket)
     }
@@ -148,7 +148,7 @@ impl Ticket {
         self.terms.places.iter().map(|place| PeerAddress {
             host: place.host.clone(),
             port: place.port,
-            peer: place.peer.unwrap_or(self.warden),
+            peer: place.peer.unwrap_or(self.issuer),
         })
     }
 
@@ -183,7 +183,7 @@ impl Ticket {
 
 impl fmt::Display for Ticket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bytes = wire::encode(&(self.warden, &self.signed)).expect("a ticket is small");
+        let bytes = wire::encode(&(self.issuer, &self.signed)).expect("a ticket is small");
         write!(f, "{PREFIX}{}", bs58::encode(bytes).into_string())
     }
 }
@@ -197,10 +197,10 @@ impl FromStr for Ticket {
             return Err(TicketError::Damaged);
         }
         let bytes = bs58::decode(body).into_vec().map_err(|_| TicketError::Damaged)?;
-        let (warden, signed): (PeerId, Signed) =
+        let (issuer, signed): (PeerId, Signed) =
             wire::decode(&bytes).map_err(|_| TicketError::Damaged)?;
-        let terms: TicketTerms = signed.open(warden).map_err(|_| TicketError::Damaged)?;
-        let ticket = Self { warden, terms, signed };
+        let terms: TicketTerms = signed.open(issuer).map_err(|_| TicketError::Damaged)?;
+        let ticket = Self { issuer, terms, signed };
         ticket.check()?;
         Ok(ticket)
     }

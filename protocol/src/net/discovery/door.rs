@@ -15,13 +15,13 @@ use libp2p::{Multiaddr, PeerId};
 
 use super::address::socket_address;
 use crate::net::admission::{Gate, Reason};
-use crate::net::crowd::{Crowd, CrowdLimits};
+use crate::net::connection_limits::{ConnectionLimiter, ConnectionLimits};
 
-const LIMITS: CrowdLimits = CrowdLimits { all: 128, host: 48 };
+const LIMITS: ConnectionLimits = ConnectionLimits { all: 128, host: 48 };
 
 /// The limits as libp2p asks for them.
 pub(super) struct Door {
-    crowd: Crowd,
+    connection_limits: ConnectionLimiter,
     /// Which place a connection has that is being made.
     places: BTreeMap<ConnectionId, u64>,
     gate: Gate,
@@ -30,16 +30,16 @@ pub(super) struct Door {
 /// Said to nobody: the connection is dropped.
 #[derive(Debug, thiserror::Error)]
 #[error("more connections are being made than are looked at")]
-struct Crowded;
+struct TooManyConnections;
 
 impl Door {
     pub(super) fn new(gate: Gate) -> Self {
-        Self { crowd: Crowd::new(LIMITS), places: BTreeMap::new(), gate }
+        Self { connection_limits: ConnectionLimiter::new(LIMITS), places: BTreeMap::new(), gate }
     }
 
     fn done(&mut self, connection: ConnectionId) {
         if let Some(number) = self.places.remove(&connection) {
-            self.crowd.leave(number);
+            self.connection_limits.leave(number);
         }
     }
 }
@@ -55,15 +55,15 @@ impl NetworkBehaviour for Door {
         remote: &Multiaddr,
     ) -> Result<(), ConnectionDenied> {
         let Some(address) = socket_address(remote) else { return Ok(()) };
-        match self.crowd.enter(address.ip(), Instant::now()) {
+        match self.connection_limits.enter(address.ip(), Instant::now()) {
             Ok(place) => {
                 self.places.insert(connection, place.number);
                 Ok(())
             }
             Err(_) => {
-                let text = Crowded.to_string();
+                let text = TooManyConnections.to_string();
                 self.gate.turned_away(Reason::Flood, None, Some(address), text);
-                Err(ConnectionDenied::new(Crowded))
+                Err(ConnectionDenied::new(TooManyConnections))
             }
         }
     }

@@ -7,7 +7,7 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::manifest::{Admission, AdmissionMode};
-use crate::net::admission::{Permit, Reason, Rules, TicketId, UnixTime};
+use crate::net::admission::{Certificate, Reason, Rules, TicketId, UnixTime};
 
 /// Far longer than anything here takes: a test that waits for it has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -146,11 +146,11 @@ async fn a_port_in_use_is_named() {
 }
 
 /// A peer of a run of invited peers, whose warden signs what it shows.
-fn invited(warden: &Identity, identity: &Identity) -> Searcher {
+fn invited(issuer: &Identity, identity: &Identity) -> Searcher {
     let (run, gate) = (RunId::of(b"a run"), Gate::default());
-    let admission = Admission { mode: AdmissionMode::Invite, key: Some(warden.peer_id()) };
+    let admission = Admission { mode: AdmissionMode::Invite, key: Some(issuer.peer_id()) };
     gate.enter(Rules { run, admission });
-    gate.hold(Permit::sign(warden, run, identity.peer_id(), TicketId(1), UnixTime::now()));
+    gate.hold(Certificate::sign(issuer, run, identity.peer_id(), TicketId(1), UnixTime::now()));
     Searcher::guarded(identity, gate)
 }
 
@@ -163,9 +163,9 @@ async fn refusal(searcher: &mut Searcher) -> String {
 
 #[tokio::test]
 async fn libp2p_says_nothing_to_who_is_not_let_in() {
-    let warden = Identity::ephemeral();
-    let mut first = invited(&warden, &warden);
-    let mut second = invited(&warden, &Identity::ephemeral());
+    let issuer = Identity::ephemeral();
+    let mut first = invited(&issuer, &issuer);
+    let mut second = invited(&issuer, &Identity::ephemeral());
     second.discovery.bootstrap(first.address.clone()).await;
     first.discovery.join(RunId::of(b"a run")).await;
     second.discovery.join(RunId::of(b"a run")).await;
@@ -189,12 +189,12 @@ async fn libp2p_says_nothing_to_who_is_not_let_in() {
 
 #[tokio::test]
 async fn connections_that_say_nothing_are_dropped_and_others_get_in() {
-    let warden = Identity::ephemeral();
+    let issuer = Identity::ephemeral();
     let gate = Gate::default();
     let run = RunId::of(b"a run");
-    let admission = Admission { mode: AdmissionMode::Invite, key: Some(warden.peer_id()) };
+    let admission = Admission { mode: AdmissionMode::Invite, key: Some(issuer.peer_id()) };
     gate.enter(Rules { run, admission });
-    let first = Searcher::guarded(&warden, gate.clone());
+    let first = Searcher::guarded(&issuer, gate.clone());
     let mut silent = Vec::new();
     for _ in 0..1000 {
         let connected = tokio::net::TcpStream::connect(first.socket_address()).await;
@@ -208,13 +208,13 @@ async fn connections_that_say_nothing_are_dropped_and_others_get_in() {
     }
     // Here all are of one host, so a peer gets in when the first of the silent are given up.
     let identity = Identity::ephemeral();
-    let mut second = invited(&warden, &identity);
+    let mut second = invited(&issuer, &identity);
     second.discovery.bootstrap(first.address.clone()).await;
     second.discovery.join(run).await;
     first.discovery.join(run).await;
     loop {
         match second.event().await {
-            DiscoveryEvent::Found { peer, .. } if peer == warden.peer_id() => break,
+            DiscoveryEvent::Found { peer, .. } if peer == issuer.peer_id() => break,
             // Tried again in the next round.
             DiscoveryEvent::Unreachable { .. } => {
                 second.discovery.bootstrap(first.address.clone()).await;

@@ -17,10 +17,10 @@ use super::traffic::Kind;
 use crate::ids::{Member, PeerId};
 use crate::limits;
 use crate::net::admission::{Denied, Pass, Reason, Signed, UnixTime};
-use crate::net::crowd::{Crowd, CrowdLimits};
+use crate::net::connection_limits::{ConnectionLimiter, ConnectionLimits};
 
 /// Handshakes under way at once.
-const HANDSHAKES: CrowdLimits = CrowdLimits { all: 128, host: 64 };
+const HANDSHAKES: ConnectionLimits = ConnectionLimits { all: 128, host: 64 };
 
 /// From so many on, a dialler must show that it is where it says it is before it is given a place: it costs
 /// it a round trip, and who only pretends to be somewhere gets no further.
@@ -31,7 +31,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
 
 /// Accepts connections on one socket until we close.
 pub(super) async fn run(shared: Arc<Shared>, endpoint: Endpoint) {
-    let crowd = Arc::new(Mutex::new(Crowd::new(HANDSHAKES)));
+    let connection_limits = Arc::new(Mutex::new(ConnectionLimiter::new(HANDSHAKES)));
     loop {
         let incoming = tokio::select! {
             () = shared.closed.cancelled() => break,
@@ -39,7 +39,7 @@ pub(super) async fn run(shared: Arc<Shared>, endpoint: Endpoint) {
         };
         let Some(incoming) = incoming else { break };
         let address = incoming.remote_address();
-        let mut there = crowd.lock().await;
+        let mut there = connection_limits.lock().await;
         if there.len() >= WARY && incoming.may_retry() {
             // It fails only for who has been asked already.
             let _ = incoming.retry();
@@ -52,7 +52,7 @@ pub(super) async fn run(shared: Arc<Shared>, endpoint: Endpoint) {
             continue;
         };
         drop(there);
-        let (for_task, crowd) = (shared.clone(), crowd.clone());
+        let (for_task, connection_limits) = (shared.clone(), connection_limits.clone());
         shared.tracker.spawn(async move {
             let handshake = handle(&for_task, incoming);
             let slow = tokio::select! {
@@ -65,7 +65,7 @@ pub(super) async fn run(shared: Arc<Shared>, endpoint: Endpoint) {
                 let text = "it took too long to say who it is".to_owned();
                 for_task.gate.turned_away(Reason::Slow, None, Some(address), text);
             }
-            crowd.lock().await.leave(place.number);
+            connection_limits.lock().await.leave(place.number);
         });
     }
 }
@@ -119,8 +119,8 @@ async fn handle(shared: &Arc<Shared>, incoming: Incoming) {
         counted: Default::default(),
     });
     match settle(shared, &hello, &session).await {
-        Ok(permit) => {
-            let welcome = shared.welcome(address, permit);
+        Ok(certificate) => {
+            let welcome = shared.welcome(address, certificate);
             let sent = handshake::answer(Some(&welcome), &mut send).await;
             shared.counters.sent(Kind::Control, sent.unwrap_or_default());
             *slot = Some((send, recv));
@@ -153,13 +153,13 @@ async fn settle(
     {
         return Err(Refusal::OtherRun { ours: ours.id, theirs: theirs.id });
     }
-    let permit = admit(shared, hello, id).await?;
+    let certificate = admit(shared, hello, id).await?;
     let peer = shared.peer(id).ok_or(Refusal::Full)?;
     let mut state = peer.state.subscribe();
     let mut crossing_over = false;
     loop {
         match peer.decide(shared.peer, hello, session, crossing_over) {
-            Verdict::Accepted => return Ok(permit),
+            Verdict::Accepted => return Ok(certificate),
             Verdict::Refused(refusal) => return Err(refusal),
             Verdict::Wait => {
                 let relayed = session.is_relayed();
@@ -185,10 +185,13 @@ async fn admit(
     let desk = gate.clone();
     // The use is on the disk before the permit is given.
     let claimed = tokio::task::spawn_blocking(move || desk.claim(&ticket, peer, now)).await;
-    let permit = claimed.unwrap_or(Err(Denied::NotRecorded))?;
-    let pass = Pass { permit: Some(permit.clone()), roster: hello.pass.roster.clone() };
+    let certificate = claimed.unwrap_or(Err(Denied::NotRecorded))?;
+    let pass = Pass {
+        certificate: Some(certificate.clone()),
+        access_list: hello.pass.access_list.clone(),
+    };
     gate.admit(peer, &pass, now)?;
-    Ok(Some(permit))
+    Ok(Some(certificate))
 }
 
 /// Says no and leaves the peer a moment to read it.

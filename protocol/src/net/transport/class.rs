@@ -4,7 +4,7 @@
 //! Within a class, tensors go one after the other: who waits for several can begin with the first, where
 //! streams that share the link would all arrive at its end. That orders what one connection carries. A
 //! chunk goes to a peer that may have nothing to do with what this one computes, over another connection,
-//! so chunks also keep away from training by the time that they take of the way out ([`super::uplink`]).
+//! so chunks also keep away from training by the time that they take of the way out ([`super::upload_limit`]).
 
 use quinn::SendStream;
 

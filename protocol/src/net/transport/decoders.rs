@@ -5,13 +5,13 @@ use std::net::SocketAddr;
 
 use bytes::Bytes;
 
-use super::blob::{Blob, BlobSource, REQUEST, Request, piece_of};
 use super::control::{PREFIX, prefix};
 use super::error::Refusal;
 use super::event::Run;
+use super::file_piece::{HEAD, Head, Piece};
+use super::file_transfer::{FileSource, OpenFile, REQUEST, Request, piece_of};
 use super::handshake::{self, Hello, Reply};
-use super::piece::{HEAD, Head, Piece};
-use super::ring::form;
+use super::reachability::wire;
 use super::{relay, tensor};
 use crate::codec::packing::Packing;
 use crate::decoder::{Decoder, reads_back_by};
@@ -27,11 +27,11 @@ pub const DECODERS: &[Decoder] = &[
     Decoder { name: "hello", examples: hellos, check: handshake::<Hello> },
     Decoder { name: "hello_reply", examples: replies, check: handshake::<Reply> },
     Decoder { name: "tensor_message", examples: tensor_messages, check: tensor_message },
-    Decoder { name: "blob_request", examples: blob_requests, check: blob_request },
-    Decoder { name: "blob_piece", examples: blob_pieces, check: blob_piece },
-    Decoder { name: "ring_request", examples: ring_requests, check: ring_request },
-    Decoder { name: "ring_answer", examples: ring_answers, check: ring_answer },
-    Decoder { name: "ring", examples: rings, check: ring },
+    Decoder { name: "file_request", examples: file_requests, check: file_request },
+    Decoder { name: "file_piece", examples: file_pieces, check: file_piece },
+    Decoder { name: "probe_request", examples: probe_requests, check: probe_request },
+    Decoder { name: "probe_answer", examples: probe_answers, check: probe_answer },
+    Decoder { name: "ring", examples: probes, check: probe },
     Decoder { name: "relay_datagram", examples: datagrams, check: datagram },
     Decoder { name: "address", examples: addresses, check: address },
 ];
@@ -71,7 +71,7 @@ fn replies() -> Vec<Vec<u8>> {
             incarnation,
             run: run(),
             pass: papers::pass(),
-            permit: papers::pass().permit,
+            certificate: papers::pass().certificate,
             clock: UnixTime(1_800_000_000),
             seen: ([192, 0, 2, 7], 4242).into(),
         },
@@ -124,20 +124,20 @@ fn tensor_message(bytes: &[u8]) {
 /// A file of a few bytes, whatever is asked for.
 struct Small(File);
 
-impl BlobSource for Small {
-    fn open(&self, _hash: &ContentHash) -> Option<Blob> {
-        Some(Blob { file: self.0.try_clone().ok()?, length: 0 })
+impl FileSource for Small {
+    fn open(&self, _hash: &ContentHash) -> Option<OpenFile> {
+        Some(OpenFile { file: self.0.try_clone().ok()?, length: 0 })
     }
 }
 
-fn blob_requests() -> Vec<Vec<u8>> {
+fn file_requests() -> Vec<Vec<u8>> {
     let hash = ContentHash::of(b"a file");
     [(0, 0), (3 << 20, 1 << 20), (0, u32::MAX)]
         .map(|(position, length)| Request { hash, position, length }.encode().to_vec())
         .to_vec()
 }
 
-fn blob_request(bytes: &[u8]) {
+fn file_request(bytes: &[u8]) {
     let Some(bytes) = bytes.first_chunk::<REQUEST>() else { return };
     let request = Request::decode(bytes);
     assert_eq!(request.encode(), *bytes, "a request has one form");
@@ -153,7 +153,7 @@ fn blob_request(bytes: &[u8]) {
 /// As many bytes as the pieces of the examples have.
 const WANTED: usize = 1000;
 
-fn blob_pieces() -> Vec<Vec<u8>> {
+fn file_pieces() -> Vec<Vec<u8>> {
     let mixed: Vec<u8> = (0..WANTED).map(|at| ((at * at) >> 7) as u8).collect();
     let pieces = [(Packing::Raw, mixed), (Packing::Zstd, vec![3; WANTED])];
     let written = pieces.map(|(packing, raw)| {
@@ -165,7 +165,7 @@ fn blob_pieces() -> Vec<Vec<u8>> {
 }
 
 /// What follows the file's length in an answer.
-fn blob_piece(bytes: &[u8]) {
+fn file_piece(bytes: &[u8]) {
     let Some((head, rest)) = bytes.split_first_chunk::<HEAD>() else { return };
     let Some(head) = Head::decode(*head, WANTED) else { return };
     let Some((bytes, _)) = rest.split_at_checked(head.length()) else { return };
@@ -176,38 +176,38 @@ fn blob_piece(bytes: &[u8]) {
     }
 }
 
-const NONCE: form::Nonce = form::Nonce(*b"sixteen, as said");
+const NONCE: wire::Nonce = wire::Nonce(*b"sixteen, as said");
 
-fn ring_requests() -> Vec<Vec<u8>> {
-    vec![form::Request { nonce: NONCE, port: 7410 }.encode().to_vec()]
+fn probe_requests() -> Vec<Vec<u8>> {
+    vec![wire::Request { nonce: NONCE, port: 7410 }.encode().to_vec()]
 }
 
-fn ring_request(bytes: &[u8]) {
+fn probe_request(bytes: &[u8]) {
     let Some(bytes) = bytes.first_chunk() else { return };
-    if let Some(request) = form::Request::decode(bytes) {
+    if let Some(request) = wire::Request::decode(bytes) {
         assert_eq!(request.encode(), *bytes, "a request has one form");
         assert_ne!(request.port, 0);
     }
 }
 
-fn ring_answers() -> Vec<Vec<u8>> {
+fn probe_answers() -> Vec<Vec<u8>> {
     let seen = ["192.0.2.7:4242", "[2001:db8::7]:4242"].map(|at| at.parse().expect("an address"));
-    let rings = seen.map(|seen| form::Answer::Rings { seen }.encode());
-    rings.into_iter().chain([form::Answer::Busy.encode()]).collect()
+    let probes = seen.map(|seen| wire::Answer::Probes { seen }.encode());
+    probes.into_iter().chain([wire::Answer::Busy.encode()]).collect()
 }
 
-fn ring_answer(bytes: &[u8]) {
-    reads_back_by(bytes, form::Answer::decode, |answer| answer.encode());
+fn probe_answer(bytes: &[u8]) {
+    reads_back_by(bytes, wire::Answer::decode, |answer| answer.encode());
 }
 
-fn rings() -> Vec<Vec<u8>> {
-    vec![form::Ring { nonce: NONCE, port: 7410 }.encode().to_vec()]
+fn probes() -> Vec<Vec<u8>> {
+    vec![wire::Probe { nonce: NONCE, port: 7410 }.encode().to_vec()]
 }
 
 /// What is no ring is QUIC's to read.
-fn ring(bytes: &[u8]) {
-    if let Some(ring) = form::Ring::decode(bytes) {
-        assert_eq!(ring.encode(), *bytes, "a ring has one form");
+fn probe(bytes: &[u8]) {
+    if let Some(probe) = wire::Probe::decode(bytes) {
+        assert_eq!(probe.encode(), *bytes, "a ring has one form");
         assert_eq!(bytes[0] & 0xc0, 0, "it begins as no packet of QUIC does");
     }
 }

@@ -112,14 +112,14 @@ async fn dial(
         // Nobody, or nobody so far.
         Ok(None) | Err(_) => {
             turn.is_at(Dial::Detour);
-            let detours = shared.relay.ways_to(peer.id).into_iter();
-            attempts.extend(detours.map(|way| open(shared, peer, way)));
+            let detours = shared.relay.paths_to(peer.id).into_iter();
+            attempts.extend(detours.map(|path| open(shared, peer, path)));
             first_answer(&mut attempts, &mut failure).await
         }
     };
     drop(attempts);
     let (connection, address) = answered.ok_or(failure)?;
-    if !relay::is_way(address) {
+    if !relay::is_path(address) {
         turn.is_at(Dial::Greeting);
     }
     greet(shared, peer, connection, address).await
@@ -169,7 +169,7 @@ pub(super) async fn knock(shared: &Shared, peer: &Peer, addresses: &[SocketAddr]
 }
 
 async fn open(shared: &Shared, peer: &Peer, address: SocketAddr) -> Result<Answer, ConnectError> {
-    let (endpoint, quic) = if relay::is_way(address) {
+    let (endpoint, quic) = if relay::is_path(address) {
         (&shared.relay_endpoint, &shared.relayed)
     } else {
         let endpoint = endpoint::route(&shared.endpoints, address);
@@ -215,8 +215,8 @@ async fn greet(
     shared.counters.sent(Kind::Control, sent);
     shared.counters.received(Kind::Control, received);
     let (incarnation, run, shown) = match reply {
-        Reply::Welcome { incarnation, run, pass, permit, clock, seen } => {
-            (incarnation, run, Shown { pass, permit, clock: Some(clock), seen: Some(seen) })
+        Reply::Welcome { incarnation, run, pass, certificate, clock, seen } => {
+            (incarnation, run, Shown { pass, certificate, clock: Some(clock), seen: Some(seen) })
         }
         Reply::Refused(refusal) => return Err(refusal.into()),
     };
@@ -224,8 +224,8 @@ async fn greet(
         gate.turned_away((&denied).into(), Some(peer.id), Some(address), denied.to_string());
         return Err(ConnectError::Stranger { peer: peer.id, address, denied: denied.into() });
     }
-    if let Some(permit) = &shown.permit {
-        gate.hold(permit.clone());
+    if let Some(certificate) = &shown.certificate {
+        gate.hold(certificate.clone());
     }
     let session = Arc::new(Session {
         connection,

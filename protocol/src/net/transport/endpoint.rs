@@ -16,8 +16,8 @@ use socket2::{Domain, Protocol, Socket, Type};
 use super::class::QUEUES;
 use super::congestion::TolerantConfig;
 use super::error::TransportError;
+use super::reachability::socket::{ProbeSocket, Probes};
 use super::relay::Relay;
-use super::ring::bell::{Bell, Rings};
 use super::sending::LANES;
 use super::tensor::{FRAMES, PART, PREFIX, TAG};
 use super::tls::Tls;
@@ -78,7 +78,7 @@ pub(super) fn bind(
     identity: &Identity,
     tls: &Tls,
     quic: &Arc<TransportConfig>,
-    rings: &Arc<Rings>,
+    probes: &Arc<Probes>,
 ) -> Result<Endpoint, TransportError> {
     let failed = |source: io::Error| match source.kind() {
         io::ErrorKind::AddrInUse => TransportError::AddressInUse { address },
@@ -86,7 +86,7 @@ pub(super) fn bind(
     };
     let socket = open_socket(address).map_err(failed)?;
     let socket = TokioRuntime.wrap_udp_socket(socket).map_err(failed)?;
-    let socket = Arc::new(Bell::new(socket, rings.clone()));
+    let socket = Arc::new(ProbeSocket::new(socket, probes.clone()));
     let (config, server) = (endpoint_config(identity), server(tls, quic));
     Endpoint::new_with_abstract_socket(config, Some(server), socket, Arc::new(TokioRuntime))
         .map_err(failed)

@@ -82,7 +82,7 @@ pub struct Welcome {
     /// What lets it in; looked at already where our own run is known.
     pub pass: Pass,
     /// A permit that it gave us with its answer.
-    pub permit: Option<Signed>,
+    pub certificate: Option<Signed>,
     /// What its clock said; none where it dialled us.
     pub clock: Option<UnixTime>,
     /// Where it sees us; none where it dialled us.

@@ -44,7 +44,7 @@ pub(super) enum Reply {
         /// What lets the answering peer in.
         pass: Pass,
         /// For the dialler: a permit of its own, new or renewed.
-        permit: Option<Signed>,
+        certificate: Option<Signed>,
         /// What the answering peer's clock says.
         clock: UnixTime,
         /// Where it sees the dialler.

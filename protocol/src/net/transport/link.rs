@@ -14,18 +14,18 @@ use tokio::sync::Semaphore;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{timeout, timeout_at};
 
-use super::blob::Service;
 use super::class::Class;
 use super::dial::{self, Backoff};
 use super::error::{ConnectError, DisconnectReason};
 use super::event::{TensorMessage, TransportEvent};
-use super::gather::{Gathering, ReadFailure};
-use super::outbox::{TensorJob, Ticket};
+use super::file_transfer::Service;
 use super::peer::{Peer, Session};
+use super::reassembly::{Gathering, ReadFailure};
 use super::request::Kind as RequestKind;
+use super::send_queue::{TensorJob, Ticket};
 use super::sending::{self, LANES};
 use super::traffic::Kind;
-use super::{Shared, control, ring, tensor};
+use super::{Shared, control, reachability, tensor};
 
 /// How long closing waits for the other end to take what is queued.
 const FLUSH: Duration = Duration::from_secs(5);
@@ -73,9 +73,9 @@ pub(super) async fn run(shared: Arc<Shared>, peer: Arc<Peer>) {
         }
         let reason = serve(&shared, &peer, &session).await;
         if reason == DisconnectReason::QueueFull {
-            peer.outbox.clear();
+            peer.send_queue.clear();
         } else {
-            peer.outbox.take_back();
+            peer.send_queue.take_back();
         }
         peer.ended(&session);
         tracing::debug!(%member, %reason, "disconnected");
@@ -83,7 +83,7 @@ pub(super) async fn run(shared: Arc<Shared>, peer: Arc<Peer>) {
             break;
         }
     }
-    peer.outbox.clear();
+    peer.send_queue.clear();
     peer.link_ended();
 }
 
@@ -112,7 +112,7 @@ async fn next_session(shared: &Shared, peer: &Peer) -> Option<Arc<Session>> {
         tokio::select! {
             () = shared.closing.cancelled() => return None,
             _ = state.wait_for(|state| state.current.is_some()) => continue,
-            () = peer.outbox.filled() => {}
+            () = peer.send_queue.filled() => {}
         }
         let addresses = peer.state.borrow().addresses.clone();
         let error = match dial::reach(shared, peer, &addresses).await {
@@ -139,7 +139,7 @@ async fn give_up(shared: &Shared, peer: &Peer, error: ConnectError) {
     if error == ConnectError::Closing {
         return;
     }
-    peer.outbox.clear();
+    peer.send_queue.clear();
     tracing::info!(peer = %peer.id, %error, "unreachable");
     // If nobody listens, the link ends at its next event.
     let _ = emit(shared, TransportEvent::Unreachable { peer: peer.id, error }).await;
@@ -159,7 +159,7 @@ async fn serve(shared: &Arc<Shared>, peer: &Arc<Peer>, session: &Arc<Session>) -
         return DisconnectReason::Lost("the answer to the hello could not be sent".to_owned());
     };
     let context = Context { shared: shared.clone(), peer: peer.clone(), session: session.clone() };
-    peer.outbox.connected();
+    peer.send_queue.connected();
     peer.rate().broke();
     peer.file_rate().broke();
     let mut writers = JoinSet::new();
@@ -187,7 +187,7 @@ async fn serve(shared: &Arc<Shared>, peer: &Arc<Peer>, session: &Arc<Session>) -
         Some(ended) = writers.join_next() => ended.unwrap_or_else(failed),
         Some(ended) = readers.join_next() => ended.unwrap_or_else(failed),
         () = peer.replaced(session) => DisconnectReason::Replaced,
-        () = peer.outbox.stuck() => DisconnectReason::QueueFull,
+        () = peer.send_queue.stuck() => DisconnectReason::QueueFull,
     };
     shared.relay.disconnected(peer.id, &session.connection);
     close(session, &reason);
@@ -204,14 +204,14 @@ async fn serve(shared: &Arc<Shared>, peer: &Arc<Peer>, session: &Arc<Session>) -
         }
     }
     readers.shutdown().await;
-    session.way(&shared.counters);
+    session.path(&shared.counters);
     reason
 }
 
 /// Waits until the peer has everything: tensors leave the box only then, and the control writer
 /// ends only then.
 async fn flush(peer: &Peer, writers: &mut JoinSet<DisconnectReason>) {
-    peer.outbox.emptied().await;
+    peer.send_queue.emptied().await;
     writers.join_next().await;
 }
 
@@ -267,7 +267,7 @@ async fn write_control(context: Context, mut stream: SendStream) -> DisconnectRe
         let batch = tokio::select! {
             // What is queued goes out before we close.
             biased;
-            batch = peer.outbox.control() => batch,
+            batch = peer.send_queue.control() => batch,
             () = shared.closing.cancelled() => break,
         };
         let mut chunks = Vec::with_capacity(2 * batch.len());
@@ -287,7 +287,7 @@ async fn write_control(context: Context, mut stream: SendStream) -> DisconnectRe
             let whole = rest.iter().take_while(|chunk| chunk.is_empty()).count();
             rest = &mut rest[whole..];
             let messages = (total - rest.len()) / 2;
-            peer.outbox.control_written(messages - whole_messages);
+            peer.send_queue.control_written(messages - whole_messages);
             whole_messages = messages;
         }
     }
@@ -344,7 +344,7 @@ async fn write_tensors(context: Context) -> DisconnectReason {
     loop {
         tokio::select! {
             // As many at once as have streams.
-            (ticket, job) = context.peer.outbox.tensor() => {
+            (ticket, job) = context.peer.send_queue.tensor() => {
                 under_way.push(write_tensor(&context, &lanes, ticket, job));
             }
             Some(written) = under_way.next() => if let ControlFlow::Break(()) = written {
@@ -362,7 +362,7 @@ async fn write_tensor(
     job: TensorJob,
 ) -> ControlFlow<()> {
     let connection = &context.session.connection;
-    let _training = context.shared.uplink.trains();
+    let _training = context.shared.upload_limit.trains();
     context.peer.rate().began(Instant::now());
     let arrived = match sending::send(connection, lanes, ticket, &job).await {
         Ok(bytes) => {
@@ -376,7 +376,7 @@ async fn write_tensor(
     context.peer.rate().ended(Instant::now(), arrived, connection.rtt());
     let class = job.class;
     drop(job);
-    context.peer.outbox.tensor_done(ticket, class);
+    context.peer.send_queue.tensor_done(ticket, class);
     ControlFlow::Continue(())
 }
 
@@ -471,13 +471,14 @@ async fn serve_requests(context: Context) -> DisconnectReason {
 async fn serve_request(context: Context, send: SendStream, mut recv: RecvStream) {
     let Context { shared, peer, session } = &context;
     match RequestKind::read(&mut recv).await {
-        Some(RequestKind::Blob) => {
-            let Shared { blobs: source, lists, packer, counters, uplink, .. } = &**shared;
+        Some(RequestKind::File) => {
+            let Shared { files: source, lists, packer, counters, upload_limit, .. } = &**shared;
             let connection = &session.connection;
-            let service = Service { source, lists, packer, counters, uplink, peer, connection };
+            let service =
+                Service { source, lists, packer, counters, upload_limit, peer, connection };
             service.serve(send, recv).await;
         }
-        Some(RequestKind::Ring) => ring::answer(shared, session, send, recv).await,
+        Some(RequestKind::Probe) => reachability::answer(shared, session, send, recv).await,
         // Who asks for something else gets no answer.
         None => {}
     }

@@ -16,7 +16,6 @@
 //! owners could wait for each other.
 
 mod accept;
-mod blob;
 mod class;
 mod congestion;
 mod control;
@@ -27,27 +26,28 @@ mod dial;
 mod endpoint;
 mod error;
 mod event;
+mod eviction;
 mod fetch;
-mod gather;
+mod file_piece;
+mod file_transfer;
 mod handshake;
 mod link;
-mod outbox;
 mod peer;
-mod piece;
 mod progress;
 mod rate;
+mod reachability;
+mod read_progress;
+mod reassembly;
 mod relay;
 mod request;
-mod ring;
+mod send_queue;
 mod sending;
-mod sweep;
-mod taken;
 mod tensor;
 #[cfg(test)]
 mod tests;
 mod tls;
 mod traffic;
-mod uplink;
+mod upload_limit;
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -64,8 +64,6 @@ use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-use blob::PieceLists;
-pub use blob::{Blob, BlobSource, NoBlobs};
 pub use class::Class;
 pub use endpoint::Congestion;
 pub use error::{
@@ -73,8 +71,10 @@ pub use error::{
 };
 pub use event::{Run, TensorMessage, TransportEvent, Welcome};
 pub use fetch::partial::SUFFIX as PARTIAL_SUFFIX;
-pub use ring::{RingError, Rung};
-pub use traffic::{Flow, Packets, Pieces, Traffic, Way};
+use file_transfer::PieceLists;
+pub use file_transfer::{FileSource, NoFiles, OpenFile};
+pub use reachability::{ProbeError, ProbeReport};
+pub use traffic::{Flow, LinkEstimate, Packets, Pieces, Traffic};
 
 use crate::frame::Frame;
 use crate::ids::{ContentHash, Incarnation, Member, PeerId};
@@ -84,14 +84,14 @@ use crate::net::admission::{Gate, Signed, UnixTime};
 use crate::net::identity::Identity;
 use crate::units;
 use fetch::Wanted;
+use file_piece::PiecePacker;
 use handshake::Reply;
 use peer::Peer;
-use piece::PiecePacker;
+use reachability::RateLimit;
+use reachability::socket::Probes;
 use relay::Relay;
-use ring::Pace;
-use ring::bell::Rings;
 use traffic::Counters;
-use uplink::Uplink;
+use upload_limit::UploadLimit;
 
 /// Events that wait for the owner.
 const EVENTS: usize = 256;
@@ -118,7 +118,7 @@ pub struct TransportConfig {
     /// What decides how fast connections send.
     pub congestion: Congestion,
     /// The files that other peers may fetch.
-    pub blobs: Arc<dyn BlobSource>,
+    pub files: Arc<dyn FileSource>,
     /// Who may talk to us.
     pub gate: Gate,
 }
@@ -138,7 +138,7 @@ pub(crate) struct Shared {
     run: RwLock<Option<Run>>,
     /// Bytes that the tensors of a message may have.
     largest_message: AtomicU64,
-    blobs: Arc<dyn BlobSource>,
+    files: Arc<dyn FileSource>,
     gate: Gate,
     tls: tls::Tls,
     quic: Arc<quinn::TransportConfig>,
@@ -148,12 +148,12 @@ pub(crate) struct Shared {
     /// QUIC over the ways through other peers.
     relay_endpoint: Endpoint,
     /// What is listened for at the endpoints' sockets beside QUIC.
-    rings: Arc<Rings>,
-    pace: Pace,
+    probes: Arc<Probes>,
+    rate_limit: RateLimit,
     counters: Counters,
     lists: Arc<PieceLists>,
     packer: Arc<PiecePacker>,
-    uplink: Uplink,
+    upload_limit: UploadLimit,
     events: mpsc::Sender<TransportEvent>,
     peers: Mutex<BTreeMap<PeerId, Arc<Peer>>>,
     numbers: AtomicU64,
@@ -174,12 +174,12 @@ impl Shared {
         std::iter::once(&self.relay_endpoint).chain(&self.endpoints)
     }
 
-    fn welcome(&self, seen: SocketAddr, permit: Option<Signed>) -> Reply {
+    fn welcome(&self, seen: SocketAddr, certificate: Option<Signed>) -> Reply {
         Reply::Welcome {
             incarnation: self.incarnation,
             run: self.run(),
             pass: self.gate.pass(),
-            permit,
+            certificate,
             clock: UnixTime::now(),
             seen,
         }
@@ -220,10 +220,10 @@ impl Transport {
         }
         let tls = tls::Tls::new(identity)?;
         let quic = Arc::new(endpoint::quic(config.congestion));
-        let rings = Arc::new(Rings::default());
+        let probes = Arc::new(Probes::default());
         let endpoints = listen
             .iter()
-            .map(|&address| endpoint::bind(address, identity, &tls, &quic, &rings))
+            .map(|&address| endpoint::bind(address, identity, &tls, &quic, &probes))
             .collect::<Result<Vec<_>, _>>()?;
         let relay = Relay::new();
         let relayed = Arc::new(endpoint::relayed(config.congestion));
@@ -236,7 +236,7 @@ impl Transport {
             incarnation: config.incarnation,
             run: RwLock::new(config.run),
             largest_message,
-            blobs: config.blobs,
+            files: config.files,
             gate: config.gate,
             tls,
             quic,
@@ -244,12 +244,12 @@ impl Transport {
             relay,
             relayed,
             relay_endpoint,
-            rings,
-            pace: Pace::default(),
+            probes,
+            rate_limit: RateLimit::default(),
             counters: Counters::default(),
             lists: Arc::default(),
             packer: Arc::default(),
-            uplink: Uplink::default(),
+            upload_limit: UploadLimit::default(),
             events,
             peers: Mutex::default(),
             numbers: AtomicU64::new(0),
@@ -260,7 +260,7 @@ impl Transport {
         for endpoint in shared.all_endpoints() {
             shared.tracker.spawn(accept::run(shared.clone(), endpoint.clone()));
         }
-        shared.tracker.spawn(sweep::run(shared.clone()));
+        shared.tracker.spawn(eviction::run(shared.clone()));
         Ok((Self { shared, _guard: Arc::new(closed.drop_guard()) }, receiver))
     }
 
@@ -344,7 +344,7 @@ impl Transport {
     pub fn send_control(&self, peer: PeerId, message: Vec<u8>) -> Result<(), SendError> {
         check_size("a control message", message.len(), limits::CONTROL_MESSAGE)?;
         let peer = self.recipient(peer)?;
-        if peer.outbox.push_control(message.into()) {
+        if peer.send_queue.push_control(message.into()) {
             Ok(())
         } else {
             Err(SendError::QueueFull { peer: peer.id })
@@ -374,7 +374,7 @@ impl Transport {
             largest,
         )?;
         let peer = self.recipient(peer)?;
-        Ok(async move { peer.outbox.push_tensor(Bytes::from(tag), frames, class).await })
+        Ok(async move { peer.send_queue.push_tensor(Bytes::from(tag), frames, class).await })
     }
 
     fn recipient(&self, peer: PeerId) -> Result<Arc<Peer>, SendError> {
@@ -392,7 +392,7 @@ impl Transport {
     ///
     /// # Errors
     /// When the peer is not there, or does not have it.
-    pub async fn blob_length(&self, holder: PeerId, hash: ContentHash) -> Result<u64, FetchError> {
+    pub async fn file_length(&self, holder: PeerId, hash: ContentHash) -> Result<u64, FetchError> {
         fetch::length(&self.shared, holder, hash).await
     }
 
@@ -403,7 +403,7 @@ impl Transport {
     ///
     /// # Errors
     /// The last reason why no holder is left, or why the disk does not take it.
-    pub async fn fetch_blob(
+    pub async fn fetch_file(
         &self,
         holders: &[PeerId],
         hash: ContentHash,
@@ -418,14 +418,18 @@ impl Transport {
     ///
     /// # Errors
     /// When there is no such connection, or the peer does not ring.
-    pub async fn ask_to_ring(&self, peer: PeerId, port: Option<u16>) -> Result<Rung, RingError> {
+    pub async fn request_probe(
+        &self,
+        peer: PeerId,
+        port: Option<u16>,
+    ) -> Result<ProbeReport, ProbeError> {
         let session = {
             let peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
-            peers.get(&peer).and_then(|peer| peer.session()).ok_or(RingError::NotConnected)?
+            peers.get(&peer).and_then(|peer| peer.session()).ok_or(ProbeError::NotConnected)?
         };
         tokio::select! {
-            () = self.shared.closing.cancelled() => Err(RingError::NotConnected),
-            rung = ring::ask(&self.shared, &session, port) => rung,
+            () = self.shared.closing.cancelled() => Err(ProbeError::NotConnected),
+            probe_report = reachability::ask(&self.shared, &session, port) => probe_report,
         }
     }
 
@@ -446,7 +450,7 @@ impl Transport {
         self.shared.tracker.spawn(async move {
             let connection = &session.connection;
             let patience = ANSWER + 4 * connection.rtt();
-            let answer = timeout(patience, blob::probe(connection));
+            let answer = timeout(patience, file_transfer::probe(connection));
             let there = tokio::select! {
                 answer = answer => matches!(answer, Ok(Ok(()))),
                 () = shared.closing.cancelled() => true,
@@ -482,18 +486,18 @@ impl Transport {
 
     /// What the connection to a peer shows of the way there; none where there is no connection.
     #[must_use]
-    pub fn way_to(&self, peer: PeerId) -> Option<Way> {
+    pub fn path_to(&self, peer: PeerId) -> Option<LinkEstimate> {
         let peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
         let session = peers.get(&peer)?.session()?;
-        Some(session.way(&self.shared.counters))
+        Some(session.path(&self.shared.counters))
     }
 
     /// The same of all connections that there are, in no order that means anything.
     #[must_use]
-    pub fn ways(&self) -> Vec<Way> {
+    pub fn ways(&self) -> Vec<LinkEstimate> {
         let peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
         let sessions = peers.values().filter_map(|peer| peer.session());
-        sessions.map(|session| session.way(&self.shared.counters)).collect()
+        sessions.map(|session| session.path(&self.shared.counters)).collect()
     }
 
     /// What waits to be sent to a peer: messages with tensors, those on their way included, and
@@ -501,7 +505,7 @@ impl Transport {
     #[must_use]
     pub fn queued(&self, peer: PeerId) -> (usize, usize) {
         let peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        peers.get(&peer).map_or((0, 0), |peer| peer.outbox.lengths())
+        peers.get(&peer).map_or((0, 0), |peer| peer.send_queue.lengths())
     }
 
     /// Sends what is queued to connected peers, as far as they take it within seconds, tells them

@@ -24,10 +24,10 @@ use super::congestion;
 use super::error::{ConnectError, Refusal};
 use super::event::{Run, Welcome};
 use super::handshake::Hello;
-use super::outbox::Outbox;
 use super::rate::RateMeter;
 use super::relay;
-use super::traffic::{Counters, Packets, Way};
+use super::send_queue::SendQueue;
+use super::traffic::{Counters, LinkEstimate, Packets};
 use crate::ids::{Incarnation, Member, PeerId};
 use crate::net::admission::{Pass, Signed, UnixTime};
 
@@ -41,7 +41,7 @@ pub(super) const CROSSING: Duration = Duration::from_secs(2);
 #[derive(Debug, Clone, Default)]
 pub(super) struct Shown {
     pub(super) pass: Pass,
-    pub(super) permit: Option<Signed>,
+    pub(super) certificate: Option<Signed>,
     pub(super) clock: Option<UnixTime>,
     pub(super) seen: Option<SocketAddr>,
 }
@@ -70,13 +70,13 @@ pub(super) struct Session {
 
 impl Session {
     pub(super) fn welcome(&self) -> Welcome {
-        let Shown { pass, permit, clock, seen } = self.shown.clone();
+        let Shown { pass, certificate, clock, seen } = self.shown.clone();
         Welcome {
             incarnation: self.member.incarnation,
             address: self.address,
             run: self.run.clone(),
             pass,
-            permit,
+            certificate,
             clock,
             seen,
         }
@@ -84,7 +84,7 @@ impl Session {
 
     /// Whether it takes a way through another peer.
     pub(super) fn is_relayed(&self) -> bool {
-        relay::is_way(self.address)
+        relay::is_path(self.address)
     }
 
     /// Whether it leads to a process of this machine: its address is ours, and nothing that delays or slows
@@ -98,13 +98,13 @@ impl Session {
     }
 
     /// What the connection shows of the way; adds its packets to the transport's.
-    pub(super) fn way(&self, counters: &Counters) -> Way {
+    pub(super) fn path(&self, counters: &Counters) -> LinkEstimate {
         // Read under the lock, so that no later look is counted before this one.
         let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
-        let way = Way::of(&self.connection, self.is_relayed());
-        counters.packets(way.packets, *counted);
-        *counted = way.packets;
-        way
+        let path = LinkEstimate::of(&self.connection, self.is_relayed());
+        counters.packets(path.packets, *counted);
+        *counted = path.packets;
+        path
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -173,7 +173,7 @@ impl State {
 /// One other peer.
 pub(super) struct Peer {
     pub(super) id: PeerId,
-    pub(super) outbox: Outbox,
+    pub(super) send_queue: SendQueue,
     pub(super) state: watch::Sender<State>,
     rate: Mutex<RateMeter>,
     file_rate: Mutex<RateMeter>,
@@ -183,7 +183,7 @@ impl Peer {
     pub(super) fn new(id: PeerId) -> Self {
         Self {
             id,
-            outbox: Outbox::new(),
+            send_queue: SendQueue::new(),
             state: watch::Sender::default(),
             rate: Mutex::default(),
             file_rate: Mutex::default(),
@@ -209,7 +209,7 @@ impl Peer {
 
     /// Adds where the peer may be found.
     pub(super) fn remember(&self, addresses: &[SocketAddr]) {
-        let lasting = |address: &&SocketAddr| !relay::is_way(**address);
+        let lasting = |address: &&SocketAddr| !relay::is_path(**address);
         let addresses: Vec<SocketAddr> = addresses.iter().filter(lasting).copied().collect();
         self.state.send_if_modified(|state| {
             let new = addresses.iter().take(ADDRESSES).any(|a| !state.addresses.contains(a));

@@ -42,7 +42,7 @@ const ONWARD: u8 = 0;
 const PASSED_ON: u8 = 1;
 
 /// Whether an address stands for a way through another peer.
-pub(super) fn is_way(address: SocketAddr) -> bool {
+pub(super) fn is_path(address: SocketAddr) -> bool {
     matches!(address, SocketAddr::V6(address) if address.ip().segments()[..4] == PREFIX)
 }
 
@@ -55,27 +55,27 @@ pub(super) struct Relay {
     direct: Mutex<BTreeMap<PeerId, Connection>>,
     /// Between whom packets are passed on, and through whom.
     members: Mutex<BTreeSet<PeerId>>,
-    ways: Mutex<Ways>,
+    routes: Mutex<Routes>,
     packets: mpsc::Sender<(SocketAddr, Bytes)>,
     arrived: Mutex<mpsc::Receiver<(SocketAddr, Bytes)>>,
 }
 
 #[derive(Default)]
-struct Ways {
+struct Routes {
     numbers: BTreeMap<Way, u64>,
     all: Vec<Way>,
 }
 
-impl Ways {
+impl Routes {
     /// The address of a way; `None` when there are too many.
-    fn address(&mut self, way: Way) -> Option<SocketAddr> {
-        let number = match self.numbers.get(&way) {
+    fn address(&mut self, path: Way) -> Option<SocketAddr> {
+        let number = match self.numbers.get(&path) {
             Some(number) => *number,
             None if self.all.len() >= WAYS => return None,
             None => {
                 let number = self.all.len() as u64;
-                self.all.push(way);
-                self.numbers.insert(way, number);
+                self.all.push(path);
+                self.numbers.insert(path, number);
                 number
             }
         };
@@ -94,8 +94,8 @@ impl Ways {
 impl Relay {
     pub(super) fn new() -> Arc<Self> {
         let (packets, arrived) = mpsc::channel(PACKETS);
-        let (direct, members, ways) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Arc::new(Self { direct, members, ways, packets, arrived: Mutex::new(arrived) })
+        let (direct, members, routes) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Arc::new(Self { direct, members, routes, packets, arrived: Mutex::new(arrived) })
     }
 
     /// Passes packets on between these, and goes through these.
@@ -118,7 +118,7 @@ impl Relay {
     }
 
     /// Ways to a member through others that are connected.
-    pub(super) fn ways_to(&self, peer: PeerId) -> Vec<SocketAddr> {
+    pub(super) fn paths_to(&self, peer: PeerId) -> Vec<SocketAddr> {
         let members = lock(&self.members);
         if !members.contains(&peer) {
             return Vec::new();
@@ -128,9 +128,9 @@ impl Relay {
         let mut middles: Vec<_> =
             able.map(|(middle, connection)| (connection.rtt(), *middle)).collect();
         middles.sort();
-        let mut ways = lock(&self.ways);
+        let mut routes = lock(&self.routes);
         let middles = middles.into_iter().take(MIDDLES);
-        middles.filter_map(|(_, middle)| ways.address((middle, peer))).collect()
+        middles.filter_map(|(_, middle)| routes.address((middle, peer))).collect()
     }
 
     /// A datagram came from a peer: it is for us, or for somebody else.
@@ -143,7 +143,7 @@ impl Relay {
                 self.pass(id, PASSED_ON, from, &packet);
             }
             PASSED_ON => {
-                if let Some(address) = lock(&self.ways).address((from, id)) {
+                if let Some(address) = lock(&self.routes).address((from, id)) {
                     // With no room it is lost, as in any queue on the way.
                     let _ = self.packets.try_send((address, packet));
                 }
@@ -193,8 +193,8 @@ impl AsyncUdpSocket for Relay {
     }
 
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
-        let way = lock(&self.ways).of(transmit.destination);
-        if let Some((middle, end)) = way {
+        let path = lock(&self.routes).of(transmit.destination);
+        if let Some((middle, end)) = path {
             self.pass(middle, ONWARD, end, transmit.contents);
         }
         Ok(())
@@ -248,18 +248,18 @@ mod tests {
 
     #[test]
     fn an_address_stands_for_one_way() {
-        let mut ways = Ways::default();
+        let mut routes = Routes::default();
         let [a, b] = [1, 2].map(|name| PeerId([name; 32]));
-        let there = ways.address((a, b)).expect("room");
-        let back = ways.address((b, a)).expect("room");
+        let there = routes.address((a, b)).expect("room");
+        let back = routes.address((b, a)).expect("room");
         assert_ne!(there, back);
-        assert_eq!(ways.address((a, b)), Some(there));
-        assert_eq!((ways.of(there), ways.of(back)), (Some((a, b)), Some((b, a))));
-        assert!(is_way(there) && is_way(back));
+        assert_eq!(routes.address((a, b)), Some(there));
+        assert_eq!((routes.of(there), routes.of(back)), (Some((a, b)), Some((b, a))));
+        assert!(is_path(there) && is_path(back));
         for address in ["127.0.0.1:1", "[::1]:1", "[100:1::1]:1", "[2001:db8::1]:1"] {
-            assert!(!is_way(address.parse().expect("an address")), "{address}");
+            assert!(!is_path(address.parse().expect("an address")), "{address}");
         }
         let unknown = SocketAddr::from((Ipv6Addr::from_bits(0x100 << 112 | 99), 1));
-        assert_eq!(ways.of(unknown), None);
+        assert_eq!(routes.of(unknown), None);
     }
 }

@@ -6,9 +6,9 @@ use quinn::RecvStream;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A piece of a file.
-    Blob = 0,
+    File = 0,
     /// To be rung at.
-    Ring = 1,
+    Probe = 1,
 }
 
 impl Kind {
@@ -22,8 +22,8 @@ impl Kind {
         let mut kind = [0];
         stream.read_exact(&mut kind).await.ok()?;
         match kind[0] {
-            0 => Some(Self::Blob),
-            1 => Some(Self::Ring),
+            0 => Some(Self::File),
+            1 => Some(Self::Probe),
             _ => None,
         }
     }

@@ -5,7 +5,7 @@ use futures::stream::FuturesUnordered;
 use quinn::{Connection, WriteError};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use super::outbox::{TensorJob, Ticket};
+use super::send_queue::{TensorJob, Ticket};
 use super::tensor;
 
 /// Streams of a connection that large messages take beside the one that every message has. One that has all of

@@ -12,7 +12,7 @@ use bytes::{Bytes, BytesMut};
 use quinn::{SendStream, StoppedError, WriteError};
 
 use super::error::Violation;
-use super::outbox::Ticket;
+use super::send_queue::Ticket;
 use crate::frame::{Frame, HEADER, Header};
 
 /// Bytes of a tag.

@@ -17,7 +17,7 @@ pub(super) enum Kind {
     /// Tensors with their tags and headers.
     Tensor,
     /// Files fetched by their hash.
-    Blob,
+    File,
     /// Packets passed on between others.
     Relay,
 }
@@ -30,7 +30,7 @@ pub struct Traffic {
     /// Tensors with their tags and headers.
     pub tensor: Flow,
     /// Files fetched by their hash.
-    pub blob: Flow,
+    pub file: Flow,
     /// Packets passed on between others.
     pub relay: Flow,
     /// Files that were fetched and thrown away, since their bytes had another hash.
@@ -61,7 +61,7 @@ pub struct Flow {
 
 /// What a connection shows of the way to its other end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Way {
+pub struct LinkEstimate {
     /// Whether it leads through another peer.
     pub relayed: bool,
     /// The smoothed round trip.
@@ -74,7 +74,7 @@ pub struct Way {
     pub packets: Packets,
 }
 
-impl Way {
+impl LinkEstimate {
     pub(super) fn of(connection: &Connection, relayed: bool) -> Self {
         let path = connection.stats().path;
         let packets = Packets {
@@ -155,7 +155,7 @@ impl Counters {
         Traffic {
             control: flow(Kind::Control),
             tensor: flow(Kind::Tensor),
-            blob: flow(Kind::Blob),
+            file: flow(Kind::File),
             relay: flow(Kind::Relay),
             wrong_files: self.wrong_files.load(Ordering::Relaxed),
             pieces: Pieces {

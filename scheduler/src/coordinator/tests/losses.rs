@@ -57,7 +57,7 @@ fn what_a_lost_member_held_is_given_to_others_and_the_step_closes_without_it() {
     let [(to, FromCoordinator::Close { round, counted, .. })] = &closes[..] else {
         panic!("{closes:?}")
     };
-    let members = run.coordinator.round(*round).map(|round| round.crew.members.len());
+    let members = run.coordinator.round(*round).map(|round| round.group.members.len());
     assert_eq!((*to, members), (member(1), Some(1)));
     assert_eq!(*counted, [Microbatch(0), Microbatch(1)]);
 }
@@ -101,8 +101,8 @@ fn with_its_last_replica_a_stage_and_the_run_go_back_in_a_new_era() {
     let gone = run.input(CoordinatorInput::Disconnected { member: member(0) });
     let rewound = CoordinatorEvent::Rewound { era: Era(1), version: Step(0), steps: 0 };
     let waiting = CoordinatorEvent::Waiting { stages: vec![Stage(0)], members: 0 };
-    let stranded = CoordinatorEvent::Stranded { stages: vec![Stage(0)], version: Step(0) };
-    assert_eq!(events(&gone), [lost(0, BROKE), revoked(0, 0), stranded, rewound, waiting]);
+    let lost_stage = CoordinatorEvent::StageLost { stages: vec![Stage(0)], version: Step(0) };
+    assert_eq!(events(&gone), [lost(0, BROKE), revoked(0, 0), lost_stage, rewound, waiting]);
     assert!(run.logged.contains(&LogRecord::Rewind { era: Era(1), version: Step(0) }));
     // Whoever comes begins from there, and the step begins anew when it is ready.
     let next = run.hear(2, register(StageChoice::Auto));
@@ -224,14 +224,18 @@ fn a_newcomer_begins_from_a_snapshot_hears_rounds_and_serves_once_it_is_ready() 
     run.want(0, 1, 1);
     let grant = nth(2);
     let key = ClaimKey { step: Step(1), ..key(0) };
-    let done =
-        ToCoordinator::Done { key, grant, loss: Some(FixedLoss(1)), spent: Spent::default() };
+    let done = ToCoordinator::Done {
+        key,
+        grant,
+        loss: Some(FixedLoss(1)),
+        pass_times: PassTimes::default(),
+    };
     let closed = run.hear(0, done);
     let closes = messages(&closed, |message| matches!(message, FromCoordinator::Close { .. }));
     assert_eq!(closes.len(), 3);
     let FromCoordinator::Close { round, .. } = &closes[0].1 else { unreachable!("just filtered") };
-    let crew = &run.coordinator.round(*round).expect("it is on").crew;
-    assert_eq!((crew.members.len(), &crew.listeners[..]), (2, &[member(2)][..]));
+    let group = &run.coordinator.round(*round).expect("it is on").group;
+    assert_eq!((group.members.len(), &group.listeners[..]), (2, &[member(2)][..]));
     // Of an old version it is not ready, of the present one it is.
     assert_eq!(run.hear(2, ToCoordinator::Ready { version: Step(0), view: 9 }), []);
     let ready = run.hear(2, ToCoordinator::Ready { version: Step(1), view: 9 });
@@ -255,8 +259,8 @@ fn a_newcomer_that_is_ready_hears_the_rounds_that_close_before_the_log_says_that
     let closed = run.finish(0, 0, 1);
     let closes = messages(&closed, |message| matches!(message, FromCoordinator::Close { .. }));
     assert_eq!(closes.len(), 3);
-    let crew = &run.coordinator.round(round()).expect("it is on").crew;
-    assert_eq!((crew.members.len(), &crew.listeners[..]), (2, &[member(2)][..]));
+    let group = &run.coordinator.round(round()).expect("it is on").group;
+    assert_eq!((group.members.len(), &group.listeners[..]), (2, &[member(2)][..]));
     let views = run.input(CoordinatorInput::Appended(view.clone()));
     assert_eq!(messages(&views, |message| matches!(message, FromCoordinator::View(_))).len(), 3);
 }
@@ -295,13 +299,13 @@ fn a_word_about_anothers_claim_is_refused_and_changes_nothing() {
 }
 
 /// The next recall, when it is due.
-fn next_recall(run: &mut Run) -> Vec<(Member, FromCoordinator)> {
-    let is_recall = |message: &FromCoordinator| matches!(message, FromCoordinator::Recall { .. });
+fn next_reclaim(run: &mut Run) -> Vec<(Member, FromCoordinator)> {
+    let is_reclaim = |message: &FromCoordinator| matches!(message, FromCoordinator::Reclaim { .. });
     for _ in 0..100 {
         run.now = run.coordinator.next_timeout().expect("it looks after claims");
-        let recalls = messages(&run.input(CoordinatorInput::Tick), is_recall);
-        if !recalls.is_empty() {
-            return recalls;
+        let reclaims = messages(&run.input(CoordinatorInput::Tick), is_reclaim);
+        if !reclaims.is_empty() {
+            return reclaims;
         }
     }
     panic!("nothing is asked back");
@@ -312,33 +316,33 @@ fn a_late_claim_is_asked_back_and_what_is_let_go_of_goes_to_another() {
     let mut run = Run::opened(2, 1);
     assert_eq!(messages(&run.want(1, 1, 0), is_work), [work(1, &[(0, 1)])]);
     let patience = Duration::from_secs(30);
-    let recalls = next_recall(&mut run);
+    let reclaims = next_reclaim(&mut run);
     assert_eq!(run.now, Moment::default() + patience, "nobody is measured yet");
-    let patience = Spent { forward: patience, backward: patience };
-    let recall = FromCoordinator::Recall { key: key(0), grant: nth(1), patience };
-    assert_eq!(recalls, [(member(1), recall)]);
+    let patience = PassTimes { forward: patience, backward: patience };
+    let reclaim = FromCoordinator::Reclaim { key: key(0), grant: nth(1), patience };
+    assert_eq!(reclaims, [(member(1), reclaim)]);
     let released = ToCoordinator::Released { key: key(0), grant: nth(1) };
     let actions = run.hear(1, released);
-    let recalled = CoordinatorEvent::Recalled { member: member(1), key: key(0) };
-    assert_eq!(events(&actions), [recalled]);
+    let reclaimed = CoordinatorEvent::Reclaimed { member: member(1), key: key(0) };
+    assert_eq!(events(&actions), [reclaimed]);
     // Who let go of it gets other work first.
     assert_eq!(messages(&run.want(0, 1, 0), is_work), [work(0, &[(0, 2)])]);
-    let recalls = next_recall(&mut run);
+    let reclaims = next_reclaim(&mut run);
     let doubled = Duration::from_secs(60);
-    let patience = Spent { forward: doubled, backward: doubled };
-    let again = FromCoordinator::Recall { key: key(0), grant: nth(2), patience };
-    assert_eq!(recalls, [(member(0), again)]);
+    let patience = PassTimes { forward: doubled, backward: doubled };
+    let again = FromCoordinator::Reclaim { key: key(0), grant: nth(2), patience };
+    assert_eq!(reclaims, [(member(0), again)]);
 }
 
 #[test]
 fn who_never_answers_when_work_is_asked_back_is_expelled() {
     let mut run = Run::opened(2, 1);
     run.want(1, 1, 0);
-    next_recall(&mut run);
+    next_reclaim(&mut run);
     let working = ToCoordinator::Working { key: key(0), grant: nth(1) };
     run.hear(1, working);
     for _ in 0..8 {
-        next_recall(&mut run);
+        next_reclaim(&mut run);
     }
     run.now = run.coordinator.next_timeout().expect("it still waits");
     let actions = run.input(CoordinatorInput::Tick);
@@ -389,8 +393,8 @@ fn what_nobody_claims_is_asked_for_again_but_not_of_a_step_whose_weights_are_yet
     let onward = ClaimKey { stage: Stage(1), ..key(0) };
     run.hear(1, ToCoordinator::Claim { key: onward });
     let done = |key, grant, loss| {
-        let spent = Spent::default();
-        ToCoordinator::Done { key, grant: nth(grant), loss, spent }
+        let pass_times = PassTimes::default();
+        ToCoordinator::Done { key, grant: nth(grant), loss, pass_times }
     };
     run.hear(1, done(onward, 2, Some(FixedLoss(1))));
     let ended = run.hear(0, done(key(0), 1, None));

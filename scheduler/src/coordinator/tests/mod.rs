@@ -11,13 +11,13 @@ use shoal_protocol::ids::{
     ClaimKey, ContentHash, Era, Grant, Incarnation, Mend, Microbatch, PeerId, StageSpan, Term,
 };
 use shoal_protocol::message::{
-    Candidate, Duties, FixedLoss, RoundId, RoundOutcome, SnapshotPart, Spent, StageChoice,
+    Candidate, Duties, FixedLoss, PassTimes, RoundId, RoundOutcome, SnapshotPart, StageChoice,
     StoredFile, StoredStage, proof_of_all,
 };
 use shoal_protocol::units::Bytes;
 
 use super::*;
-use crate::nearness::Load;
+use crate::locality::Load;
 use crate::rebalance::Rebalance;
 use crate::router::Routing;
 use crate::sim::Scenario;
@@ -106,14 +106,19 @@ impl Run {
     fn want(&mut self, from: u8, room: u32, through: u64) -> Vec<CoordinatorAction> {
         let through = nth(through);
         let rooms = vec![(Step(0), room), (Step(1), room)];
-        self.hear(from, ToCoordinator::WorkWanted { rooms, through, pace: 0 })
+        self.hear(from, ToCoordinator::WorkRequest { rooms, through, service_time: 0 })
     }
 
     fn finish(&mut self, from: u8, microbatch: u32, grant: u64) -> Vec<CoordinatorAction> {
         let (key, grant) = (key(microbatch), nth(grant));
         self.hear(
             from,
-            ToCoordinator::Done { key, grant, loss: Some(FixedLoss(1)), spent: Spent::default() },
+            ToCoordinator::Done {
+                key,
+                grant,
+                loss: Some(FixedLoss(1)),
+                pass_times: PassTimes::default(),
+            },
         )
     }
 
@@ -153,7 +158,7 @@ fn stored_by(holders: &[u8]) -> StoredStage {
 
 fn register(choice: StageChoice) -> ToCoordinator {
     ToCoordinator::Register(Candidate {
-        ways: Some(Vec::new()),
+        link_estimates: Some(Vec::new()),
         choice,
         fits: (0..8).map(Stage).collect(),
         addresses: Vec::new(),

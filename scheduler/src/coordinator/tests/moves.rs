@@ -2,7 +2,7 @@
 //! leave.
 
 use shoal_protocol::ids::StageSpan;
-use shoal_protocol::message::{MoveReason, Way};
+use shoal_protocol::message::{LinkEstimate, MoveReason};
 
 use super::*;
 use crate::action::MoveObstacle;
@@ -23,8 +23,8 @@ fn uneven(second: u8, rate: Option<u64>) -> Run {
         let ToCoordinator::Register(candidate) = register(choice) else { unreachable!("it does") };
         run.hear(number, ToCoordinator::Register(Candidate { mobile: true, ..candidate }));
         let other = member(u8::from(number == 0)).peer;
-        let way = Way { round_trip: Duration::from_millis(50), rate: rate.map(Rate) };
-        run.hear(number, ToCoordinator::Ways { ways: vec![(other, way)] });
+        let path = LinkEstimate { round_trip: Duration::from_millis(50), rate: rate.map(Rate) };
+        run.hear(number, ToCoordinator::LinkEstimates { link_estimates: vec![(other, path)] });
     }
     for _ in 0..5 {
         run.coordinator.balance.stepped(run.now);
@@ -143,7 +143,7 @@ fn who_lacks_its_own_result_goes_though_it_is_to_move() {
         assert_eq!(run.sent(60), to_first(1, MoveReason::Uneven));
         run.coordinator.newcomers.forget(member(1));
         run.coordinator.newcomers.queued.push(member(1));
-        let told = events(&run.hear(1, ToCoordinator::Behind { there }));
+        let told = events(&run.hear(1, ToCoordinator::Stale { there }));
         let lost = |event: &CoordinatorEvent| matches!(event, CoordinatorEvent::Lost { .. });
         assert_eq!(told.iter().any(lost), goes);
     }

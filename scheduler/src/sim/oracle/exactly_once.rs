@@ -40,7 +40,7 @@ impl ExactlyOnce {
     pub(in crate::sim) fn closed(&mut self, round: &Round) {
         let known = self.rounds.get(&round.id).map(|(mend, _)| *mend);
         if known != Some(round.mended.mend) {
-            let members = round.crew.members.iter().map(|part| part.member).collect();
+            let members = round.group.members.iter().map(|part| part.member).collect();
             self.rounds.insert(round.id, (round.mended.mend, members));
         }
     }

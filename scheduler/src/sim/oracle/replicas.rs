@@ -4,7 +4,7 @@
 use shoal_protocol::ids::{Stage, Step};
 use shoal_protocol::message::{CommitRecord, StoredFile};
 
-use crate::sim::numbers::Weights;
+use crate::sim::integer_model::Weights;
 use crate::sim::reference::Reference;
 
 /// What the swarm comes to, against the reference.

@@ -46,7 +46,7 @@ impl Results {
         let elements = self.parameters[&round.id.stage];
         let layout = match self.rounds.get(&round.id) {
             Some((known, _)) if known.mended.mend == round.mended.mend => return,
-            Some((known, layout)) => layout.without(&gone(known, round), &round.crew),
+            Some((known, layout)) => layout.without(&gone(known, round), &round.group),
             None => Layout::new(round, elements, self.cut, self.codec),
         };
         self.rounds.insert(round.id, (round.clone(), layout));
@@ -82,7 +82,7 @@ impl Results {
         let lacks = named.filter(|round| span.contains(round.stage)).any(|round| {
             let came = self.came.get(&(member, *round));
             self.rounds.get(round).is_none_or(|(known, layout)| {
-                let owners = known.crew.members.iter().enumerate();
+                let owners = known.group.members.iter().enumerate();
                 let mut pieces = owners.flat_map(|(place, part)| {
                     (0..layout.pieces(place) as u32).map(move |piece| (part.member, piece))
                 });

@@ -36,7 +36,7 @@ impl World<'_> {
 
     pub(super) fn coordinate(&mut self, index: usize, actions: Vec<CoordinatorAction>) -> Held {
         for mut action in actions {
-            self.tamper.coordinator_action(&mut action);
+            self.corruption.coordinator_action(&mut action);
             self.marks.coordinator(&action);
             let Some(office) = self.nodes[index].seat.as_ref().map(|seat| seat.office) else {
                 return Ok(());

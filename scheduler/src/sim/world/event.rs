@@ -1,11 +1,13 @@
 //! What happens in the world, and when it does not.
 
 use shoal_protocol::ids::{Era, Member, PeerId, Stage, Step, Term};
-use shoal_protocol::message::{Between, FromCoordinator, LogRecord, TensorTag, ToCoordinator, Way};
+use shoal_protocol::message::{
+    FromCoordinator, LinkEstimate, LogRecord, PeerMessage, TensorTag, ToCoordinator,
+};
 use shoal_protocol::units::Bytes;
 
 use super::index_of;
-use crate::sim::numbers::Weights;
+use crate::sim::integer_model::Weights;
 use crate::sim::payloads::Content;
 use crate::sim::scenario::Fault;
 
@@ -29,9 +31,9 @@ pub(super) enum Event {
         weights: Option<Weights>,
     },
     /// A newcomer has looked at members.
-    Looked {
+    LinksProbed {
         to: Member,
-        ways: Vec<(PeerId, Way)>,
+        link_estimates: Vec<(PeerId, LinkEstimate)>,
     },
     Fetched {
         to: Member,
@@ -95,7 +97,7 @@ impl Event {
             Self::Start(me) | Self::EngineDone(me) | Self::Tick(me) => Some(index_of(*me)),
             Self::Arrives { to, .. }
             | Self::Kept { to, .. }
-            | Self::Looked { to, .. }
+            | Self::LinksProbed { to, .. }
             | Self::Fetched { to, .. }
             | Self::Written { to, .. }
             | Self::Appended { to, .. }
@@ -117,9 +119,9 @@ impl Event {
 pub(super) enum Cargo {
     Told(FromCoordinator),
     Reported(ToCoordinator),
-    Heard(Between),
+    Heard(PeerMessage),
     /// Another is the coordinator.
-    Elsewhere(Member),
+    CoordinatorMoved(Member),
     Tensor {
         tag: TensorTag,
         content: Content,

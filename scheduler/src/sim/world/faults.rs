@@ -92,8 +92,9 @@ impl World<'_> {
     pub(super) fn strike(&mut self) -> Held {
         let Some((stage, restart)) = self.ambush.take() else { return Ok(()) };
         let hosts = |node: &Node, stage| node.peer.load().window.contains_key(&stage);
-        let keeper = self.nodes.iter().find(|node| self.log.leader == Some(node.me));
-        let spared = |stage: &Stage| keeper.is_some_and(|keeper| hosts(keeper, *stage));
+        let coordinator = self.nodes.iter().find(|node| self.log.leader == Some(node.me));
+        let spared =
+            |stage: &Stage| coordinator.is_some_and(|coordinator| hosts(coordinator, *stage));
         let stages: Vec<Stage> =
             self.scenario.manifest.stages().filter(|stage| !spared(stage)).collect();
         if stages.is_empty() {
@@ -142,7 +143,7 @@ impl World<'_> {
             let at = self.nodes[other].me;
             if other != index {
                 self.network.forget(index, other);
-                let when = self.now + self.dice.microseconds(0..=notice);
+                let when = self.now + self.rng.microseconds(0..=notice);
                 self.at(when, Event::Noticed { at, other: gone, dead: true });
             }
         }
@@ -160,7 +161,7 @@ impl World<'_> {
         self.network.forget(one, other);
         let notice = self.scenario.faults.notice.as_micros() as u64;
         for (at, other) in [(first, second), (second, first)] {
-            let when = self.now + self.dice.microseconds(0..=notice);
+            let when = self.now + self.rng.microseconds(0..=notice);
             self.at(when, Event::Noticed { at, other, dead: false });
         }
     }

@@ -66,7 +66,7 @@ impl World<'_> {
 
     fn schedule_log(&mut self) {
         let most = self.scenario.log_delay.as_micros() as u64;
-        let down = self.now + self.dice.microseconds(0..=most);
+        let down = self.now + self.rng.microseconds(0..=most);
         self.log.last = self.log.last.max(down);
         self.at(self.log.last, Event::Logged { office: self.log.office });
     }
@@ -79,7 +79,7 @@ impl World<'_> {
         let Some(record) = self.log.pending.pop_front() else { return Ok(()) };
         self.commit(&record)?;
         let to = self.log.leader.expect("who leads gave it");
-        let told = self.now + self.dice.microseconds(0..=1_000);
+        let told = self.now + self.rng.microseconds(0..=1_000);
         self.log.last = self.log.last.max(told);
         self.at(self.log.last, Event::Appended { to, office, record });
         Ok(())
@@ -134,7 +134,7 @@ impl World<'_> {
     pub(super) fn elect_soon(&mut self) {
         if !std::mem::replace(&mut self.log.electing, true) {
             let most = self.scenario.faults.election.as_micros() as u64;
-            let at = self.now + self.dice.microseconds(most / 2..=most);
+            let at = self.now + self.rng.microseconds(most / 2..=most);
             self.at(at, Event::Elect);
         }
     }
@@ -146,16 +146,16 @@ impl World<'_> {
             return Ok(());
         }
         let candidates = self.living_voters();
-        let index = self.dice.pick(&candidates);
+        let index = self.rng.pick(&candidates);
         let pending = std::mem::take(&mut self.log.pending);
-        let kept = self.dice.within(0..=pending.len() as u64) as usize;
+        let kept = self.rng.within(0..=pending.len() as u64) as usize;
         for record in pending.iter().take(kept) {
             self.commit(record)?;
             self.marks.rare.logged_unheard += 1;
         }
         let notice = self.scenario.faults.notice.as_micros() as u64;
         if let Some(before) = self.leader() {
-            let at = self.now + self.dice.microseconds(0..=notice);
+            let at = self.now + self.rng.microseconds(0..=notice);
             self.at(at, Event::Deposed { at: before, office: self.log.office });
         }
         self.log.office += 1;
@@ -183,7 +183,7 @@ impl World<'_> {
         });
         #[cfg(test)]
         {
-            coordinator.omit = Some(self.border.omit);
+            coordinator.omit = Some(self.omitted_rules.omit);
         }
         let office = self.log.office;
         self.nodes[index].seat = Some(Seat { coordinator, office, remind_at: None });

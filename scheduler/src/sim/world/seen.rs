@@ -5,15 +5,15 @@ use shoal_protocol::ids::{Stage, StageSpan, Step};
 use super::event::Event;
 use super::{FIRST, Held, World};
 use crate::action::{PeerEvent, PeerInput};
-use crate::sim::border::Omit;
 use crate::sim::engine::Observed;
+use crate::sim::omitted_rules::Omit;
 use crate::sim::watch::Seen;
 
 impl World<'_> {
     pub(super) fn observe(&mut self, index: usize, observed: &Observed) -> Held {
         if let Observed::Copied { version, stage, weights } = *observed {
             let to = self.nodes[index].me;
-            let when = self.now + self.dice.up_to(self.scenario.write);
+            let when = self.now + self.rng.up_to(self.scenario.write);
             self.at(when, Event::Written { to, version, stage, weights });
         }
         let Some(oracles) = &mut self.oracles else { return Ok(()) };
@@ -101,7 +101,7 @@ impl World<'_> {
     /// A peer has another membership. Who is told of newcomers as if they served has none of the log's.
     fn viewed(&mut self, index: usize) -> Held {
         let node = &self.nodes[index];
-        let oracles = self.oracles.as_ref().filter(|_| self.border.omit != Omit::Readiness);
+        let oracles = self.oracles.as_ref().filter(|_| self.omitted_rules.omit != Omit::Readiness);
         let held = oracles.map(|oracles| oracles.views.has(node.me, node.peer.view()));
         self.holds("equal memberships", held.unwrap_or(Ok(())))
     }

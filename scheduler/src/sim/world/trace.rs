@@ -1,11 +1,11 @@
 //! The trace of everything that happens, by which two runs are compared.
 
 use shoal_protocol::ids::{Member, PeerId, Stage, Step};
-use shoal_protocol::message::Way;
+use shoal_protocol::message::LinkEstimate;
 use shoal_protocol::units::Moment;
 
 use super::{Cargo, Event, index_of};
-use crate::sim::numbers::Weights;
+use crate::sim::integer_model::Weights;
 use crate::sim::report::Trace;
 
 impl Trace {
@@ -33,9 +33,9 @@ impl Trace {
                 self.file(*version, *stage, *weights);
                 2
             }
-            Event::Looked { to, ways } => {
+            Event::LinksProbed { to, link_estimates } => {
                 who(to);
-                self.ways(ways);
+                self.link_estimates(link_estimates);
                 11
             }
             Event::EngineDone(me) => {
@@ -81,8 +81,8 @@ impl Trace {
         self.word(kind);
     }
 
-    fn ways(&mut self, ways: &[(PeerId, Way)]) {
-        ways.iter().for_each(|(_, way)| self.word(way.round_trip.as_nanos() as u64));
+    fn link_estimates(&mut self, link_estimates: &[(PeerId, LinkEstimate)]) {
+        link_estimates.iter().for_each(|(_, path)| self.word(path.round_trip.as_nanos() as u64));
     }
 
     fn file(&mut self, version: Step, stage: Stage, weights: Option<Weights>) {
@@ -101,7 +101,7 @@ impl Trace {
             Cargo::Told(message) => self.message(message),
             Cargo::Reported(message) => self.message(message),
             Cargo::Heard(message) => self.message(message),
-            Cargo::Elsewhere(keeper) => self.message(keeper),
+            Cargo::CoordinatorMoved(coordinator) => self.message(coordinator),
             Cargo::Tensor { tag, content, size } => {
                 self.message(tag);
                 self.word(size.0);

@@ -5,14 +5,14 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use shoal_protocol::ids::{Era, Member, PeerId, Step, Term};
-use shoal_protocol::message::{Between, SnapshotPart, TensorTag, ToCoordinator, Way};
+use shoal_protocol::message::{LinkEstimate, PeerMessage, SnapshotPart, TensorTag, ToCoordinator};
 use shoal_protocol::units::{Bytes, Moment, Rate};
 use shoal_protocol::wire;
 
 use super::{Cargo, Event, Held, Node, World, index_of, peer_id, place_of};
 use crate::action::{CoordinatorInput, PeerInput};
-use crate::sim::border::Omit;
-use crate::sim::numbers::Weights;
+use crate::sim::integer_model::Weights;
+use crate::sim::omitted_rules::Omit;
 use crate::sim::watch::{Seen, Sort};
 
 impl World<'_> {
@@ -39,33 +39,33 @@ impl World<'_> {
         }
         let node = &self.nodes[index];
         let expected = match &cargo {
-            Cargo::Told(_) => era >= node.era || self.border.omit == Omit::Eras,
-            Cargo::Heard(_) => era == node.era || self.border.omit == Omit::Eras,
+            Cargo::Told(_) => era >= node.era || self.omitted_rules.omit == Omit::Eras,
+            Cargo::Heard(_) => era == node.era || self.omitted_rules.omit == Omit::Eras,
             Cargo::Reported(message) => self.is_timely(index, from, message, (era, term)),
-            Cargo::Tensor { .. } | Cargo::Elsewhere(_) => true,
+            Cargo::Tensor { .. } | Cargo::CoordinatorMoved(_) => true,
         };
         let past = matches!(cargo, Cargo::Told(_)) && term < node.term;
-        if !expected || (past && self.border.omit != Omit::Terms) {
+        if !expected || (past && self.omitted_rules.omit != Omit::Terms) {
             return Ok(());
         }
         if matches!(cargo, Cargo::Told(_)) {
             let node = &mut self.nodes[index];
             node.era = era;
             node.term = term.max(node.term);
-            node.keeper = Some(from);
+            node.coordinator = Some(from);
         }
         match cargo {
-            Cargo::Elsewhere(keeper) => {
-                self.nodes[index].keeper = Some(keeper);
+            Cargo::CoordinatorMoved(coordinator) => {
+                self.nodes[index].coordinator = Some(coordinator);
                 Ok(())
             }
             Cargo::Told(mut message) => {
-                if !self.border.told(to, &mut message) {
+                if !self.omitted_rules.told(to, &mut message) {
                     return Ok(());
                 }
                 self.input(index, PeerInput::FromCoordinator { from, message })
             }
-            Cargo::Heard(message) => self.input(index, PeerInput::Between { from, message }),
+            Cargo::Heard(message) => self.input(index, PeerInput::PeerMessage { from, message }),
             Cargo::Tensor { mut tag, content, size } => {
                 if let Some(oracles) = &mut self.oracles
                     && let TensorTag::RoundResult { round, piece, .. } = tag
@@ -73,12 +73,12 @@ impl World<'_> {
                 {
                     oracles.results.came(to, round, (from, piece));
                 }
-                self.border.tagged(to, &mut tag);
+                self.omitted_rules.tagged(to, &mut tag);
                 let payload = self.nodes[index].payloads.keep(content, size);
                 self.input(index, PeerInput::Tensor { from, tag, payload })
             }
             Cargo::Reported(mut message) => {
-                self.border.reported(from, &mut message);
+                self.omitted_rules.reported(from, &mut message);
                 self.marks.reported(&message);
                 if matches!(message, ToCoordinator::Released { .. }) {
                     self.report.recovery.released += 1;
@@ -86,7 +86,7 @@ impl World<'_> {
                 if let ToCoordinator::Stored { files, .. } = &message {
                     self.report.recovery.not_stored += u64::from(files.is_empty());
                 }
-                if matches!(message, ToCoordinator::Behind { .. }) {
+                if matches!(message, ToCoordinator::Stale { .. }) {
                     self.report.recovery.behind += 1;
                 }
                 self.coordinator_input(index, CoordinatorInput::Message { from, message })
@@ -102,7 +102,7 @@ impl World<'_> {
         }
         let me = self.nodes[index].me;
         if let Some(leader) = self.leader().filter(|_| !matches!(message, ToCoordinator::Leave)) {
-            self.send(me, from, Cargo::Elsewhere(leader));
+            self.send(me, from, Cargo::CoordinatorMoved(leader));
         }
         true
     }
@@ -121,16 +121,17 @@ impl World<'_> {
         let newcomer = matches!(message, ToCoordinator::Register(_));
         newcomer
             || !coordinator.is_member(from)
-            || self.border.omit == Omit::Eras
+            || self.omitted_rules.omit == Omit::Eras
             || (era, term) == (coordinator.era(), coordinator.term())
     }
 
     /// Says something to whom a peer takes for the coordinator, or to who is it where that one is
     /// gone or unknown.
-    pub(super) fn report_to_keeper(&mut self, me: Member, message: ToCoordinator) {
+    pub(super) fn report_to_coordinator(&mut self, me: Member, message: ToCoordinator) {
         let node = &self.nodes[index_of(me)];
-        let keeper = node.keeper.filter(|keeper| !node.deaf_to.contains(keeper));
-        if let Some(to) = keeper.or_else(|| self.leader()) {
+        let coordinator =
+            node.coordinator.filter(|coordinator| !node.deaf_to.contains(coordinator));
+        if let Some(to) = coordinator.or_else(|| self.leader()) {
             self.send(me, to, Cargo::Reported(message));
         }
     }
@@ -141,9 +142,9 @@ impl World<'_> {
     }
 
     /// Sends a word from one peer to another. Some offers stray.
-    pub(super) fn say(&mut self, from: Member, to: Member, mut message: Between) {
-        if let Between::Offer { key, retry, .. } = &mut message
-            && self.dice.chance(self.scenario.network.strays_per_mille)
+    pub(super) fn say(&mut self, from: Member, to: Member, mut message: PeerMessage) {
+        if let PeerMessage::Offer { key, retry, .. } = &mut message
+            && self.rng.chance(self.scenario.network.strays_per_mille)
         {
             *retry = true;
             let hosts = |node: &Node| node.span.is_some_and(|span| span.contains(key.stage));
@@ -154,7 +155,7 @@ impl World<'_> {
                 .map(|node| node.me)
                 .collect();
             if !others.is_empty() {
-                let other = self.dice.pick(&others);
+                let other = self.rng.pick(&others);
                 self.send(from, other, Cargo::Heard(message.clone()));
             }
         }
@@ -168,7 +169,7 @@ impl World<'_> {
         if cut || self.nodes[sender].deaf_to.contains(&to) {
             // The connection is gone, and no other can be made.
             self.report.recovery.unreached += 1;
-            let at = self.now + self.dice.microseconds(0..=100_000);
+            let at = self.now + self.rng.microseconds(0..=100_000);
             return self.at(at, Event::Unreached { at: from, other: to });
         }
         if self.watch.is_some() {
@@ -184,9 +185,9 @@ impl World<'_> {
         };
         // A registration comes once more when its life may be over.
         if matches!(cargo, Cargo::Reported(ToCoordinator::Register(_)))
-            && self.dice.chance(self.scenario.network.strays_per_mille)
+            && self.rng.chance(self.scenario.network.strays_per_mille)
         {
-            arrivals.push(self.now + self.dice.microseconds(0..=5_000_000));
+            arrivals.push(self.now + self.rng.microseconds(0..=5_000_000));
         }
         let connection = self.connection(sender, receiver);
         let node = &self.nodes[sender];
@@ -216,18 +217,18 @@ impl World<'_> {
 
     /// What a peer believes that its links carry: what they do, where that is measured, else what it
     /// will, and in half of the swarms nothing.
-    pub(super) fn measured_links(&self, index: usize) -> BTreeMap<PeerId, Way> {
+    pub(super) fn measured_links(&self, index: usize) -> BTreeMap<PeerId, LinkEstimate> {
         let known = self.network.is_measured() || self.scenario.seed % 2 == 1;
         let others = if known { self.network.known_to(index) } else { Vec::new() };
         others.into_iter().map(|other| (peer_id(other), self.measured_link(index, other))).collect()
     }
 
-    fn measured_link(&self, index: usize, other: usize) -> Way {
+    fn measured_link(&self, index: usize, other: usize) -> LinkEstimate {
         if self.network.is_measured() {
             return self.network.link(index, other);
         }
         let number = self.scenario.seed.rotate_left((index * 8 + other) as u32) % 1000;
-        Way { round_trip: Duration::from_millis(number), rate: Some(Rate(1 + number)) }
+        LinkEstimate { round_trip: Duration::from_millis(number), rate: Some(Rate(1 + number)) }
     }
 
     fn place(&self, peer: PeerId) -> Option<usize> {
@@ -235,19 +236,19 @@ impl World<'_> {
     }
 
     /// A newcomer looks at members: it finds those that live, and how far they are.
-    pub(super) fn look_round(&mut self, index: usize, at: &[(PeerId, Vec<SocketAddr>)]) {
+    pub(super) fn probe_links(&mut self, index: usize, at: &[(PeerId, Vec<SocketAddr>)]) {
         let found = at.iter().filter_map(|(peer, _)| self.place(*peer));
         let found = found.filter(|other| self.nodes[*other].alive);
-        let ways: Vec<(PeerId, Way)> = found
+        let link_estimates: Vec<(PeerId, LinkEstimate)> = found
             .map(|other| {
                 let round_trip = self.measured_link(index, other).round_trip;
                 // What it carries shows only when something is sent.
-                (peer_id(other), Way { round_trip, rate: None })
+                (peer_id(other), LinkEstimate { round_trip, rate: None })
             })
             .collect();
-        let took = ways.iter().map(|(_, way)| way.round_trip).max().unwrap_or_default();
+        let took = link_estimates.iter().map(|(_, path)| path.round_trip).max().unwrap_or_default();
         let to = self.nodes[index].me;
-        self.at(self.now + took, Event::Looked { to, ways });
+        self.at(self.now + took, Event::LinksProbed { to, link_estimates });
     }
 
     /// Gets a stage's files from this peer's own disk, or else a part of them from each holder that has them.
@@ -270,7 +271,7 @@ impl World<'_> {
         let reached = |index: &usize| !self.network.is_cut(self.now, (*index, to));
         let holders: Vec<usize> = holders.filter(has).filter(reached).collect();
         let Some(first) = holders.first() else {
-            return (self.now + self.dice.microseconds(0..=100_000), None);
+            return (self.now + self.rng.microseconds(0..=100_000), None);
         };
         let weights = weights_of(*first);
         let whole: Bytes = part.stored.files.iter().map(|file| file.size).sum();
@@ -292,7 +293,7 @@ impl World<'_> {
             Cargo::Told(message) => (Sort::Told, words(wire::encode(message))),
             Cargo::Reported(message) => (Sort::Reported, words(wire::encode(message))),
             Cargo::Heard(message) => (Sort::Said, words(wire::encode(message))),
-            Cargo::Elsewhere(keeper) => (Sort::Told, words(wire::encode(keeper))),
+            Cargo::CoordinatorMoved(coordinator) => (Sort::Told, words(wire::encode(coordinator))),
             Cargo::Tensor { tag, size, .. } => match tag {
                 TensorTag::Activation { .. } | TensorTag::ActivationGradient { .. } => {
                     (Sort::Tensor, *size)

@@ -22,8 +22,8 @@ use tokio::time::sleep_until;
 
 use self::partial::Partial;
 use self::plan::{Next, Plan};
-use super::blob::{Heard, Part, fetch_hashes, fetch_length, fetch_piece};
 use super::error::{ConnectError, FetchError};
+use super::file_transfer::{Heard, Part, fetch_hashes, fetch_length, fetch_piece};
 use super::peer::{Peer, Session};
 use super::progress::while_moving;
 use super::{Shared, dial};
@@ -39,7 +39,7 @@ const AT_ONCE: usize = 8;
 const HOLDERS: usize = 8;
 
 /// How long a holder of which pieces were asked may send nothing: longer than the longest pause that one makes
-/// while it trains ([`super::uplink`]).
+/// while it trains ([`super::upload_limit`]).
 const SILENCE: Duration = Duration::from_secs(60);
 
 /// How long a holder that is asked a question may send nothing.

@@ -3,8 +3,8 @@
 use super::*;
 use crate::manifest::{Admission, AdmissionMode};
 use crate::net::admission::{
-    ClaimBook, Denied, Desk, PERMIT_LIFE, Permit, Reason, Roster, Rules, Signed, Term, Ticket,
-    TicketId, UnixTime,
+    AccessList, Certificate, Denied, Desk, PERMIT_LIFE, Reason, RedemptionLog, Rules, Signed, Term,
+    Ticket, TicketId, UnixTime,
 };
 use crate::net::discovery::PeerAddress;
 
@@ -12,54 +12,54 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A run of invited peers: its warden, and what that signs.
 struct Invited {
-    warden: Identity,
+    issuer: Identity,
     node: Node,
     _folder: tempfile::TempDir,
 }
 
 impl Invited {
     fn new() -> Self {
-        let (warden, folder) = (Identity::ephemeral(), tempfile::tempdir().expect("a folder"));
-        let node = member_of(&warden, &warden, None);
-        let book = ClaimBook::open(&folder.path().join("claims")).expect("a book");
-        let desk = Desk::new(warden.clone(), run(1).id, book);
+        let (issuer, folder) = (Identity::ephemeral(), tempfile::tempdir().expect("a folder"));
+        let node = member_of(&issuer, &issuer, None);
+        let book = RedemptionLog::open(&folder.path().join("claims")).expect("a book");
+        let desk = Desk::new(issuer.clone(), run(1).id, book);
         node.transport.gate().open_desk(Arc::new(desk));
-        Self { warden, node, _folder: folder }
+        Self { issuer, node, _folder: folder }
     }
 
     fn ticket(&self, id: u32, uses: u16) -> Ticket {
-        let address = PeerAddress::new(self.node.addresses()[0], self.warden.peer_id());
+        let address = PeerAddress::new(self.node.addresses()[0], self.issuer.peer_id());
         let term = Term::of(UnixTime::now(), DAY);
-        Ticket::new(&self.warden, (run(1).id, TicketId(id)), term, uses, &[address])
+        Ticket::new(&self.issuer, (run(1).id, TicketId(id)), term, uses, &[address])
     }
 
-    fn permit(&self, peer: PeerId) -> Signed {
-        Permit::sign(&self.warden, run(1).id, peer, TicketId(1), UnixTime::now())
+    fn certificate(&self, peer: PeerId) -> Signed {
+        Certificate::sign(&self.issuer, run(1).id, peer, TicketId(1), UnixTime::now())
     }
 
     /// Another peer of the run.
     fn member(&self) -> Node {
         let identity = Identity::ephemeral();
-        let permit = self.permit(identity.peer_id());
-        member_of(&self.warden, &identity, Some(permit))
+        let certificate = self.certificate(identity.peer_id());
+        member_of(&self.issuer, &identity, Some(certificate))
     }
 
     fn ban(&self, peer: PeerId) {
         let gate = self.node.transport.gate();
-        let (mut roster, _): (Roster, _) = gate.roster();
-        roster.ban(peer).expect("room");
-        let signed = roster.publish(run(1).id, &self.warden, UnixTime::now());
+        let (mut access_list, _): (AccessList, _) = gate.access_list();
+        access_list.ban(peer).expect("room");
+        let signed = access_list.publish(run(1).id, &self.issuer, UnixTime::now());
         gate.learn(&signed).expect("the warden signed it");
     }
 }
 
-fn member_of(warden: &Identity, identity: &Identity, permit: Option<Signed>) -> Node {
+fn member_of(issuer: &Identity, identity: &Identity, certificate: Option<Signed>) -> Node {
     let mut config = config(1);
     config.run = Some(run(1));
-    let admission = Admission { mode: AdmissionMode::Invite, key: Some(warden.peer_id()) };
+    let admission = Admission { mode: AdmissionMode::Invite, key: Some(issuer.peer_id()) };
     config.gate.enter(Rules { run: run(1).id, admission });
-    if let Some(permit) = permit {
-        config.gate.hold(permit);
+    if let Some(certificate) = certificate {
+        config.gate.hold(certificate);
     }
     Node::with(identity, loopback(), config)
 }
@@ -79,7 +79,7 @@ async fn a_ticket_becomes_a_permit_that_other_peers_believe() {
     assert!(matches!(denied(without), Denied::Needed { .. }));
     newcomer.transport.gate().invite(run.ticket(2, 1));
     let welcome = newcomer.connect(&run.node).await.expect("it is invited");
-    assert!(welcome.permit.is_some() && welcome.seen.is_some());
+    assert!(welcome.certificate.is_some() && welcome.seen.is_some());
     // Elsewhere the permit alone counts, and the ticket is not shown.
     let member = run.member();
     newcomer.connect(&member).await.expect("it has a permit");
@@ -89,14 +89,14 @@ async fn a_ticket_becomes_a_permit_that_other_peers_believe() {
     let used_up = Denied::UsedUp { ticket: TicketId(2), uses: 1 };
     assert_eq!(denied(second.connect(&run.node).await.err()), used_up);
     let refused = run.node.transport.gate().refusals();
-    assert_eq!((refused[&Reason::NoPermit], refused[&Reason::UsedUp]), (1, 1));
+    assert_eq!((refused[&Reason::NoCertificate], refused[&Reason::UsedUp]), (1, 1));
 }
 
 #[tokio::test]
 async fn a_stolen_permit_and_a_replayed_greeting_are_refused() {
     let run = Invited::new();
     let (member, thief) = (run.member(), Node::new());
-    thief.transport.gate().hold(run.permit(member.id()));
+    thief.transport.gate().hold(run.certificate(member.id()));
     let stolen = Denied::OtherPeer { bound: member.id() };
     assert_eq!(denied(thief.connect(&run.node).await.err()), stolen);
     // The very bytes that the member would send, from somebody who can only sign as himself.
@@ -120,8 +120,8 @@ async fn a_permit_that_has_expired_is_refused() {
     let identity = Identity::ephemeral();
     let long_ago = UnixTime(UnixTime::now().0 - PERMIT_LIFE.as_secs() - DAY.as_secs());
     let id = run.node.transport.shared.run().expect("it has one").id;
-    let old = Permit::sign(&run.warden, id, identity.peer_id(), TicketId(1), long_ago);
-    let late = member_of(&run.warden, &identity, Some(old));
+    let old = Certificate::sign(&run.issuer, id, identity.peer_id(), TicketId(1), long_ago);
+    let late = member_of(&run.issuer, &identity, Some(old));
     assert!(matches!(denied(late.connect(&run.node).await.err()), Denied::Expired { .. }));
 }
 
@@ -134,7 +134,7 @@ async fn who_answers_must_be_of_the_run_as_well() {
     let error = member.connect(&stranger).await.expect_err("it is no member");
     assert!(matches!(error, ConnectError::Stranger { .. }), "{error}");
     assert!(error.is_final());
-    assert_eq!(member.transport.gate().refusals()[&Reason::NoPermit], 1);
+    assert_eq!(member.transport.gate().refusals()[&Reason::NoCertificate], 1);
 }
 
 #[tokio::test]

@@ -79,8 +79,8 @@ async fn packets_are_counted_once_over_all_connections() {
     assert_eq!(first, ways[0].packets);
     // A mebibyte does not fit into fewer.
     assert!(first.sent > 16 && first.lost <= first.sent, "{first:?}");
-    let way = left.transport.way_to(right.id()).expect("connected");
-    assert_eq!(left.transport.traffic().packets, way.packets, "looked at twice, counted once");
+    let path = left.transport.path_to(right.id()).expect("connected");
+    assert_eq!(left.transport.traffic().packets, path.packets, "looked at twice, counted once");
 
     right.transport.reject(left.id(), "begin anew");
     right.disconnected().await;
@@ -90,7 +90,7 @@ async fn packets_are_counted_once_over_all_connections() {
     let ways = left.transport.ways();
     assert_eq!(ways.len(), 1);
     let both = left.transport.traffic().packets;
-    assert!(both.sent >= way.packets.sent + ways[0].packets.sent, "{both:?} {ways:?}");
+    assert!(both.sent >= path.packets.sent + ways[0].packets.sent, "{both:?} {ways:?}");
 }
 
 #[tokio::test]

@@ -1,13 +1,13 @@
 //! Whole transports against each other over loopback.
 
 mod admission;
-mod blobs;
 mod exchange;
+mod files;
 mod pressure;
+mod reachability;
 mod recovery;
 mod refusals;
 mod relays;
-mod rings;
 mod violations;
 
 use std::future::Future;
@@ -42,7 +42,7 @@ fn config(incarnation: u64) -> TransportConfig {
         incarnation: Incarnation(incarnation),
         run: None,
         congestion: Congestion::Cubic,
-        blobs: Arc::new(NoBlobs),
+        files: Arc::new(NoFiles),
         gate: Gate::default(),
     }
 }

@@ -1,0 +1,3 @@
+#![no_main]
+
+shoal_fuzz::target!("probe_answer");

@@ -1,0 +1,237 @@
+//! The run's history, made from the log's entries as they are agreed on, and its snapshots.
+
+use std::io::Cursor;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use openraft::storage::{RaftStateMachine, Snapshot};
+use openraft::{EntryPayload, RaftSnapshotBuilder};
+use shoal_protocol::history::History;
+use shoal_protocol::ids::Term;
+use tokio::sync::{oneshot, watch};
+
+use super::AnchorError;
+use super::disk::Disk;
+use super::encoding::{Image, SNAPSHOT};
+use super::frame;
+use super::types::{
+    Entries, Entry, LogId, Outcome, SnapshotMeta, StorageError, StoredMembership, Types, disk_error,
+};
+
+/// A snapshot and what it is of.
+#[derive(Clone)]
+struct Picture {
+    meta: SnapshotMeta,
+    bytes: Arc<Vec<u8>>,
+}
+
+struct State {
+    image: Image,
+    picture: Option<Picture>,
+}
+
+/// What the agreed entries make.
+#[derive(Clone)]
+pub(super) struct StateMachine {
+    state: Arc<Mutex<State>>,
+    /// The newest term whose opening entry took effect: all that earlier ones agreed on did before.
+    opened: Arc<watch::Sender<Term>>,
+    disk: Disk,
+}
+
+/// Reads a snapshot's file.
+pub(super) fn read(path: &Path, bytes: &[u8]) -> Result<Image, AnchorError> {
+    let damaged = |at| AnchorError::Damaged { path: path.to_owned(), at };
+    match frame::read_all(bytes, SNAPSHOT).map_err(damaged)? {
+        // It came to its name whole.
+        (pieces, whole) if pieces.len() == 1 && whole == bytes.len() => {
+            Image::decode(pieces[0]).map_err(|_| damaged(0))
+        }
+        (_, whole) => Err(damaged(whole)),
+    }
+}
+
+impl StateMachine {
+    pub(super) fn new(opened: Option<Image>, disk: Disk) -> Self {
+        let picture = opened.as_ref().map(Picture::of);
+        let image = opened.unwrap_or_else(|| Image {
+            history: History::default(),
+            last: None,
+            anchors: StoredMembership::default(),
+        });
+        let state = Arc::new(Mutex::new(State { image, picture }));
+        Self { state, opened: Arc::new(watch::Sender::new(Term(0))), disk }
+    }
+
+    pub(super) fn history(&self) -> History {
+        self.state().image.history.clone()
+    }
+
+    /// Tells of each term that opens.
+    pub(super) fn opened(&self) -> watch::Receiver<Term> {
+        self.opened.subscribe()
+    }
+
+    /// How far the log took effect.
+    pub(super) fn applied(&self) -> Option<LogId> {
+        self.state().image.last
+    }
+
+    /// How much of the log the snapshot stands for.
+    pub(super) fn pictured(&self) -> Option<LogId> {
+        self.state().picture.as_ref().and_then(|picture| picture.meta.last_log_id)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("nothing panics while it holds the history")
+    }
+
+    fn apply_one(&self, image: &mut Image, entry: Entry) -> Outcome {
+        image.last = Some(entry.log_id);
+        let term = entry.log_id.leader_id.term;
+        match entry.payload {
+            EntryPayload::Blank => {
+                self.opened.send_replace(Term(term));
+            }
+            EntryPayload::Membership(membership) => {
+                image.anchors = StoredMembership::new(Some(entry.log_id), membership);
+            }
+            EntryPayload::Normal(proposal) if proposal.term != Term(term) => {
+                tracing::debug!(meant = %proposal.term, term, "a record came too late for its term");
+                return Outcome::Stale;
+            }
+            EntryPayload::Normal(proposal) => {
+                if let Err(error) = image.history.apply(&proposal.record) {
+                    tracing::warn!(%error, term, "a record in the log changes nothing");
+                    return Outcome::Refused(error.to_string());
+                }
+            }
+        }
+        Outcome::Applied
+    }
+
+    /// Makes the picture the newest, and has it written before whatever is written from now on.
+    fn keep(&self, state: &mut State, picture: Picture) -> oneshot::Receiver<std::io::Result<()>> {
+        let (done, written) = oneshot::channel();
+        let done = Box::new(move |outcome| drop(done.send(outcome)));
+        self.disk.replace_snapshot(frame::seal(&picture.bytes), done);
+        state.picture = Some(picture);
+        written
+    }
+}
+
+impl Picture {
+    fn of(image: &Image) -> Self {
+        let id = image.last.map(|last| last.to_string()).unwrap_or_default();
+        let meta = SnapshotMeta {
+            last_log_id: image.last,
+            last_membership: image.anchors.clone(),
+            snapshot_id: id,
+        };
+        Self { meta, bytes: Arc::new(image.encode()) }
+    }
+
+    fn snapshot(&self) -> Snapshot<Types> {
+        let data = Cursor::new(self.bytes.to_vec());
+        Snapshot { meta: self.meta.clone(), snapshot: Box::new(data) }
+    }
+}
+
+async fn written(written: oneshot::Receiver<std::io::Result<()>>) -> Result<(), StorageError> {
+    let closed = |_| std::io::Error::other("the anchor's log is closed");
+    written.await.map_err(closed).flatten().map_err(disk_error)
+}
+
+impl RaftSnapshotBuilder<Types> for StateMachine {
+    async fn build_snapshot(&mut self) -> Result<Snapshot<Types>, StorageError> {
+        let (picture, kept) = {
+            let mut state = self.state();
+            let picture = Picture::of(&state.image);
+            if picture.bytes.len() > SNAPSHOT {
+                return Err(disk_error("the run's history is too long for a snapshot"));
+            }
+            let kept = self.keep(&mut state, picture.clone());
+            (picture, kept)
+        };
+        written(kept).await?;
+        Ok(picture.snapshot())
+    }
+}
+
+impl RaftStateMachine<Types> for StateMachine {
+    type SnapshotBuilder = Self;
+
+    async fn applied_state(&mut self) -> Result<(Option<LogId>, StoredMembership), StorageError> {
+        let state = self.state();
+        Ok((state.image.last, state.image.anchors.clone()))
+    }
+
+    async fn apply<I: Entries>(&mut self, entries: I) -> Result<Vec<Outcome>, StorageError>
+    where
+        I::IntoIter: Send,
+    {
+        let mut state = self.state();
+        Ok(entries.into_iter().map(|entry| self.apply_one(&mut state.image, entry)).collect())
+    }
+
+    async fn get_snapshot_builder(&mut self) -> Self {
+        self.clone()
+    }
+
+    async fn begin_receiving_snapshot(&mut self) -> Result<Box<Cursor<Vec<u8>>>, StorageError> {
+        Ok(Box::default())
+    }
+
+    async fn install_snapshot(
+        &mut self,
+        meta: &SnapshotMeta,
+        snapshot: Box<Cursor<Vec<u8>>>,
+    ) -> Result<(), StorageError> {
+        let image = Image::decode(snapshot.get_ref()).map_err(disk_error)?;
+        let kept = {
+            let mut state = self.state();
+            let picture = Picture { meta: meta.clone(), bytes: Arc::new(snapshot.into_inner()) };
+            state.image = image;
+            self.keep(&mut state, picture)
+        };
+        written(kept).await
+    }
+
+    async fn get_current_snapshot(&mut self) -> Result<Option<Snapshot<Types>>, StorageError> {
+        Ok(self.state().picture.as_ref().map(Picture::snapshot))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shoal_protocol::message::LogRecord;
+
+    use super::super::store::Store;
+    use super::super::types::{Proposal, log_id};
+    use super::*;
+
+    fn entry(term: u64, index: u64, meant_for: u64, record: LogRecord) -> Entry {
+        let proposal = Proposal { term: Term(meant_for), record };
+        Entry { log_id: log_id(term, index), payload: EntryPayload::Normal(proposal) }
+    }
+
+    #[tokio::test]
+    async fn a_record_counts_only_in_its_term_and_its_order() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let me = shoal_protocol::ids::PeerId([1; 32]);
+        let mut machine = Store::open(folder.path(), me).expect("opened").machine;
+        let entries = vec![
+            entry(3, 0, 3, LogRecord::Term(Term(3))),
+            entry(5, 1, 3, LogRecord::Term(Term(4))),
+            entry(5, 2, 5, LogRecord::Term(Term(2))),
+            entry(5, 3, 5, LogRecord::Term(Term(5))),
+        ];
+        let outcomes = machine.apply(entries).await.expect("applied");
+        assert!(matches!(
+            outcomes[..],
+            [Outcome::Applied, Outcome::Stale, Outcome::Refused(_), Outcome::Applied]
+        ));
+        assert_eq!(machine.history().term, Term(5));
+        assert_eq!(machine.applied(), Some(log_id(5, 3)));
+    }
+}

@@ -1,0 +1,410 @@
+//! What happened in a run so far, as much of it as is shown.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use shoal_protocol::ids::{ContentHash, PeerId, RunId};
+
+use super::diff::news;
+use super::downsampled_series::Series;
+use super::{Curves, NodeState, Sight, Status, StatusEvent, Tone, TrainingStatus};
+use crate::events::{RunEvent, StepReport};
+use crate::progress::{Pace, describe};
+
+/// The most happenings that are kept.
+const HAPPENINGS: usize = 128;
+
+/// The most characters of one: what a peer gives as its reason may be long.
+const CHARACTERS: usize = 240;
+
+/// The most causes of losses that wait for the membership that shows the loss.
+const CAUSES: usize = 1024;
+
+/// A moment, in milliseconds since 1970.
+pub(super) type Millis = u64;
+
+/// What happened in a run so far.
+#[derive(Debug, Default)]
+pub(super) struct EventLog {
+    run: Option<RunId>,
+    pace: Pace,
+    training: TrainingStatus,
+    loss: Series,
+    held_out_loss: Series,
+    tokens_per_second: Series,
+    status_events: VecDeque<StatusEvent>,
+    /// Why members were lost, until the membership shows that they are.
+    causes: BTreeMap<PeerId, String>,
+    /// Why the run stands still.
+    pause: Option<String>,
+    draining: bool,
+    ended: Option<String>,
+    /// Of the newest checkpoint that was brought together here.
+    saved: Option<(u64, ContentHash)>,
+    sight: Sight,
+}
+
+impl EventLog {
+    /// Takes in an event.
+    pub(super) fn note(&mut self, at: Millis, event: &RunEvent) {
+        let text = describe(event).map(|text| plain(&text));
+        match event {
+            RunEvent::Started { run, .. } => self.begin(*run),
+            RunEvent::Committed(step) => self.step(at, step),
+            RunEvent::Waiting { .. } | RunEvent::Paused { .. } | RunEvent::StageLost { .. } => {
+                if self.pause == text {
+                    return;
+                }
+                self.pause.clone_from(&text);
+            }
+            RunEvent::BecameCoordinator { .. } => self.pause = None,
+            // The membership shows who came and went, and moves, to every member alike.
+            RunEvent::Admitted { .. }
+            | RunEvent::MoveBegun { .. }
+            | RunEvent::Moves { .. }
+            | RunEvent::MoveCancelled { .. } => return,
+            RunEvent::Lost { peer, how, .. } => {
+                if self.causes.len() < CAUSES {
+                    self.causes.insert(*peer, how.clone());
+                }
+                return;
+            }
+            // So does the era, with every message.
+            RunEvent::Rewound { .. } => return,
+            RunEvent::Draining { .. } => self.draining = true,
+            RunEvent::Checkpoint { version, hash, .. } => {
+                if self.saved.is_none_or(|(newest, _)| newest <= *version) {
+                    self.saved = Some((*version, *hash));
+                }
+            }
+            RunEvent::Finished { .. } | RunEvent::Stopped { .. } => self.ended.clone_from(&text),
+            RunEvent::Listening { .. }
+            | RunEvent::ConnectionRefused { .. }
+            | RunEvent::OwnPort(_)
+            | RunEvent::AccessList { .. }
+            | RunEvent::Moved { .. }
+            | RunEvent::Joined { .. }
+            | RunEvent::Serving { .. }
+            | RunEvent::Anchors { .. }
+            | RunEvent::Killed { .. } => {}
+        }
+        if let Some(text) = text {
+            self.push(at, tone(event), &text);
+        }
+    }
+
+    /// A step of the run that this peer keeps has begun: nothing is waited for any more.
+    pub(super) fn opened(&mut self) {
+        self.pause = None;
+    }
+
+    /// Takes in what the driver sees.
+    pub(super) fn see(&mut self, at: Millis, sight: Sight) {
+        for (tone, text) in news(&self.sight, &sight, &mut self.causes) {
+            self.push(at, tone, &text);
+        }
+        self.sight = sight;
+    }
+
+    /// The driver is gone: what it saw is so no more.
+    pub(super) fn look_away(&mut self) {
+        self.sight.node.ready = false;
+        self.sight.node.state = NodeState::Joining;
+        self.sight.node.stages = None;
+        self.sight.members.iter_mut().for_each(|member| member.link = None);
+    }
+
+    /// Whether the node does what it is there for, and does not leave.
+    pub(super) fn is_ready(&self) -> bool {
+        self.sight.node.ready && !self.draining && self.ended.is_none()
+    }
+
+    /// Everything as it is now.
+    pub(super) fn status(&self, at: Millis) -> Status {
+        let mut node = self.sight.node.clone();
+        (node.state, node.why) = self.state();
+        node.ready = self.is_ready();
+        let mut run = self.sight.run.clone();
+        if let Some(checkpoint) = run.as_mut().and_then(|run| run.checkpoint.as_mut()) {
+            let saved = self.saved.filter(|(version, _)| *version == checkpoint.version);
+            checkpoint.hash = saved.map(|(_, hash)| hash);
+        }
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            at_ms: at,
+            node,
+            run,
+            members: self.sight.members.clone(),
+            training: self.training.clone(),
+            curves: Curves {
+                loss: self.loss.points(),
+                held_out_loss: self.held_out_loss.points(),
+                tokens_per_second: self.tokens_per_second.points(),
+            },
+            events: self.status_events.iter().cloned().collect(),
+        }
+    }
+
+    fn state(&self) -> (NodeState, Option<String>) {
+        let seen = &self.sight.node;
+        if let Some(end) = &self.ended {
+            (NodeState::Over, Some(end.clone()))
+        } else if self.draining {
+            (NodeState::Draining, None)
+        } else if seen.state == NodeState::Serving && self.pause.is_some() {
+            (NodeState::Paused, self.pause.clone())
+        } else {
+            (seen.state, seen.why.clone())
+        }
+    }
+
+    /// Another life of the peer. What is known of the same run stays.
+    fn begin(&mut self, run: RunId) {
+        if self.run != Some(run) {
+            let status_events = std::mem::take(&mut self.status_events);
+            *self = Self { run: Some(run), status_events, ..Self::default() };
+        }
+        self.pause = None;
+        self.draining = false;
+        self.ended = None;
+    }
+
+    fn step(&mut self, at: Millis, step: &StepReport) {
+        self.pause = None;
+        let number = |value: f64| value.is_finite().then_some(value);
+        // A newcomer hears of many steps at once, which says nothing of what they took.
+        if self.sight.node.ready {
+            self.pace.note(step);
+            let rate = step.tokens as f64 / step.seconds.max(1e-9);
+            self.tokens_per_second.push(step.step, rate);
+            self.training.tokens_per_second = number(self.pace.tokens_per_second);
+            self.training.seconds_per_step = number(self.pace.seconds_per_step);
+        }
+        // The driver looks now and then; the next look tells again.
+        if let Some(run) = &mut self.sight.run {
+            run.version = run.version.max(step.step.saturating_add(1));
+        }
+        let training = &mut self.training;
+        training.step = Some(step.step);
+        training.loss = number(step.loss);
+        training.gradient_norm = number(step.gradient_norm);
+        training.committed_at_ms = Some(at);
+        self.loss.push(step.step, step.loss);
+        if let Some(loss) = step.held_out_loss {
+            training.held_out_loss = number(loss);
+            self.held_out_loss.push(step.step, loss);
+        }
+    }
+
+    fn push(&mut self, at_ms: Millis, tone: Tone, text: &str) {
+        self.status_events.push_back(StatusEvent { at_ms, tone, text: plain(text) });
+        if self.status_events.len() > HAPPENINGS {
+            self.status_events.pop_front();
+        }
+    }
+}
+
+/// A text that is short and on one line: a peer's word may be anything, and a terminal obeys some of it.
+fn plain(text: &str) -> String {
+    let characters = text.chars().take(CHARACTERS);
+    characters.map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+fn tone(event: &RunEvent) -> Tone {
+    match event {
+        RunEvent::Serving { .. } | RunEvent::Checkpoint { .. } | RunEvent::Finished { .. } => {
+            Tone::Good
+        }
+        RunEvent::Paused { .. } | RunEvent::StageLost { .. } | RunEvent::Stopped { .. } => {
+            Tone::Bad
+        }
+        _ => Tone::Plain,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shoal_protocol::ids::{ContentHash, Stage, StageSpan};
+    use shoal_protocol::message::MoveReason;
+
+    use super::*;
+    use crate::status::{MemberState, MoveStatus, NodeStatus, RunStatus, example};
+
+    fn started() -> RunEvent {
+        RunEvent::Started {
+            run: ContentHash([7; 32]),
+            seed: 3,
+            stages: 3,
+            steps: 10,
+            tokens_per_step: 1000,
+            microbatches: 4,
+        }
+    }
+
+    fn committed(step: u64, loss: f64) -> RunEvent {
+        RunEvent::Committed(StepReport {
+            step,
+            loss,
+            held_out_loss: (step == 0).then_some(5.5),
+            gradient_norm: 1.0,
+            tokens: 1000,
+            seconds: 0.5,
+            counted: 12,
+            replayed: 0,
+            all_reduce_seconds: None,
+            duplicated: 0,
+            peers: 3,
+        })
+    }
+
+    /// What the driver of a serving node sees.
+    fn sight() -> Sight {
+        let example = example::status();
+        let node = NodeStatus { state: NodeState::Serving, why: None, ..example.node };
+        Sight { node, run: example.run, view: 1, members: example.members }
+    }
+
+    fn texts(event_log: &EventLog) -> Vec<&str> {
+        event_log.status_events.iter().map(|status_event| status_event.text.as_str()).collect()
+    }
+
+    #[test]
+    fn steps_become_numbers_and_curves() {
+        let mut event_log = EventLog::default();
+        event_log.note(0, &started());
+        // Before it serves it hears of many steps at once: of what they took nothing is known.
+        event_log.note(1, &committed(0, 5.0));
+        event_log.see(2, sight());
+        event_log.note(3, &committed(1, 4.0));
+        let status = event_log.status(4);
+        assert_eq!(status.curves.loss.len(), 2);
+        assert_eq!(status.curves.held_out_loss.len(), 1);
+        assert_eq!(status.curves.tokens_per_second, [crate::status::Point(1, 2000.0)]);
+        assert_eq!(status.training.loss, Some(4.0));
+        assert_eq!(status.training.held_out_loss, Some(5.5));
+        assert_eq!(status.training.committed_at_ms, Some(3));
+    }
+
+    #[test]
+    fn a_loss_that_is_no_number_can_still_be_told() {
+        let mut event_log = EventLog::default();
+        event_log.note(0, &committed(0, f64::NAN));
+        let status = event_log.status(1);
+        let text = serde_json::to_string(&status).expect("plain data");
+        assert_eq!(serde_json::from_str::<Status>(&text).expect("what was written"), status);
+        assert_eq!(status.training.loss, None);
+    }
+
+    #[test]
+    fn a_run_stands_still_until_a_step_begins() {
+        let mut event_log = EventLog::default();
+        event_log.note(0, &started());
+        event_log.see(0, sight());
+        let waiting = RunEvent::Waiting { stages: vec![2], members: 0 };
+        event_log.note(1, &waiting);
+        event_log.note(2, &waiting);
+        let node = event_log.status(3).node;
+        assert_eq!(node.state, NodeState::Paused);
+        assert_eq!(node.why.as_deref(), Some("waits for a host of stage 2"));
+        assert_eq!(texts(&event_log).len(), 2, "{:?}", texts(&event_log));
+        event_log.opened();
+        assert_eq!(event_log.status(4).node.state, NodeState::Serving);
+        event_log.note(5, &waiting);
+        event_log.note(6, &committed(0, 5.0));
+        assert_eq!(event_log.status(7).node.state, NodeState::Serving);
+    }
+
+    #[test]
+    fn who_leaves_is_not_ready_and_another_life_may_be() {
+        let mut event_log = EventLog::default();
+        event_log.note(0, &started());
+        event_log.see(0, sight());
+        assert!(event_log.is_ready());
+        event_log.note(1, &RunEvent::Draining { source: "SIGTERM".into() });
+        assert!(!event_log.is_ready());
+        assert_eq!(event_log.status(1).node.state, NodeState::Draining);
+        event_log.look_away();
+        event_log.note(2, &started());
+        assert!(!event_log.is_ready());
+        event_log.see(3, sight());
+        assert!(event_log.is_ready());
+        event_log.note(4, &RunEvent::Stopped { reason: "no room".into() });
+        assert_eq!(event_log.status(5).node.why.as_deref(), Some("the run stopped: no room"));
+    }
+
+    #[test]
+    fn members_come_and_go_with_the_cause_where_it_is_known() {
+        let mut event_log = EventLog::default();
+        let mut now = sight();
+        event_log.see(0, now.clone());
+        let lost = now.members.remove(1);
+        let how = "its connection broke".to_owned();
+        let span = StageSpan::none();
+        event_log.note(1, &RunEvent::Lost { peer: lost.peer, span, how });
+        now.members[1].state = MemberState::Serving;
+        now.view = 2;
+        event_log.see(2, now.clone());
+        let expected = [
+            format!("{} is gone from stage 1: its connection broke", lost.peer.short()),
+            format!("{} serves stage 1", now.members[1].peer.short()),
+        ];
+        assert_eq!(texts(&event_log), expected);
+
+        now.members.push(lost);
+        now.view = 3;
+        let run: &mut RunStatus = now.run.as_mut().expect("there is one");
+        (run.era, run.version) = (2, 35);
+        event_log.see(3, now.clone());
+        let expected = [
+            "the run goes back to version 35".to_owned(),
+            format!("{} hosts stage 1", now.members[3].peer.short()),
+        ];
+        assert_eq!(texts(&event_log)[2..], expected);
+        // Of another run nothing is news.
+        now.run.as_mut().expect("there is one").id = ContentHash([8; 32]);
+        now.members.clear();
+        event_log.see(4, now);
+        assert_eq!(texts(&event_log).len(), 4);
+    }
+
+    #[test]
+    fn who_changes_its_stage_is_told_of_with_the_reason() {
+        let mut event_log = EventLog::default();
+        let mut now = sight();
+        event_log.see(0, now.clone());
+        let peer = now.members[1].peer.short();
+        let reason = MoveReason::MembersGone;
+        // What the keeper alone hears of is not told twice.
+        let (from, to) = (StageSpan::one(Stage(1)), 2);
+        let begun = RunEvent::MoveBegun { peer: now.members[1].peer, from, to, reason };
+        event_log.note(1, &begun);
+        let begins = MoveStatus { to: Stage(2), reason };
+        for (view, moves, stage) in
+            [(2, Some(begins), 1), (3, None, 1), (4, Some(begins), 1), (5, None, 2)]
+        {
+            now.members[1].moves = moves;
+            now.members[1].stages = StageSpan::one(Stage(stage));
+            now.view = view;
+            event_log.see(view, now.clone());
+        }
+        let goes = format!("{peer} goes from stage 1 to stage 2: members of it are gone");
+        let stays = format!("{peer} stays at stage 1");
+        let hosts = format!("{peer} hosts stage 2 instead of stage 1");
+        assert_eq!(texts(&event_log), [goes.clone(), stays, goes, hosts]);
+    }
+
+    #[test]
+    fn what_happened_is_kept_short_and_plain() {
+        let mut event_log = EventLog::default();
+        for step in 0..3 * HAPPENINGS {
+            let source = format!("{step} \u{1b}[2J\r\n{}", "x".repeat(10_000));
+            event_log.note(0, &RunEvent::Draining { source });
+        }
+        assert_eq!(event_log.status_events.len(), HAPPENINGS);
+        for text in texts(&event_log) {
+            assert!(
+                text.chars().count() <= CHARACTERS && !text.contains(char::is_control),
+                "{text}"
+            );
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! What a status says, in words that every view of it shares.
+
+use shoal_protocol::ids::Stage;
+use shoal_protocol::units::Bytes;
+
+use super::{MemberStatus, OwnPort, Status};
+use crate::progress::with_prefix;
+
+/// The members of each stage in order, and of none those who watch, if there are any.
+fn by_stage(status: &Status) -> Vec<(Option<Stage>, Vec<&MemberStatus>)> {
+    let stages = status.run.as_ref().map_or(0, |run| run.stages);
+    let hosts = |stage| {
+        let members = status.members.iter();
+        members.filter(|member| member.stages.contains(stage)).collect()
+    };
+    let mut found: Vec<(Option<Stage>, Vec<&MemberStatus>)> =
+        (0..stages).map(Stage).map(|stage| (Some(stage), hosts(stage))).collect();
+    let watch: Vec<&MemberStatus> =
+        status.members.iter().filter(|member| member.stages.is_empty()).collect();
+    if !watch.is_empty() {
+        found.push((None, watch));
+    }
+    found
+}
+
+/// What the columns of the members' table are.
+pub(crate) const TITLES: [&str; 7] =
+    ["STAGE", "PEER", "STATE", "PART", "ROUND TRIP", "RATE", "LOST"];
+
+/// The members' table: a row for each replica of each stage, and one where there is none.
+pub(crate) fn rows_of(status: &Status) -> Vec<[String; 7]> {
+    let mut rows = Vec::new();
+    for (stage, members) in by_stage(status) {
+        let stage = stage.map_or_else(|| "-".to_owned(), |stage| stage.to_string());
+        if members.is_empty() {
+            let mut row: [String; 7] = Default::default();
+            (row[0], row[1]) = (stage, "nobody".to_owned());
+            rows.push(row);
+            continue;
+        }
+        for member in members {
+            let moves = member.moves.map(|moves| format!(", goes to {}", moves.to));
+            let (state, moves) = (member.state, moves.unwrap_or_default());
+            let state = format!("{} {}{moves}", state.sign(), state.name());
+            let [trip, rate, lost] = link_words(member);
+            let (stage, peer) = (stage.clone(), member.peer.short());
+            rows.push([stage, peer, state, roles(member), trip, rate, lost]);
+        }
+    }
+    rows
+}
+
+/// How node, run and training stand: a name and a line each, what matters most first.
+pub(crate) fn standing(status: &Status) -> Vec<(&'static str, String)> {
+    let mut lines = vec![("state", state(status)), ("node", node(status))];
+    if let Some(run) = &status.run {
+        let id = run.id.to_string();
+        let coordinator =
+            run.coordinator.map_or_else(|| "nobody".to_owned(), |coordinator| coordinator.short());
+        lines.push((
+            "run",
+            format!(
+                "{id:.8}: version {} of {}, era {}, term {}, kept by {coordinator}",
+                run.version, run.steps, run.era, run.term
+            ),
+        ));
+    }
+    lines.push(("training", training(status)));
+    if let Some(checkpoint) = status.run.as_ref().and_then(|run| run.checkpoint.as_ref()) {
+        let hash = checkpoint.hash.map(|hash| format!(" ({:.8})", hash.to_string()));
+        let line = format!("version {}{}", checkpoint.version, hash.unwrap_or_default());
+        lines.push(("checkpoint", line));
+    }
+    if status.node.own_port != OwnPort::Unknown {
+        lines.push(("own port", status.node.own_port.to_string()));
+    }
+    lines.push(("memory", memory(status)));
+    let (sent, received) = (&status.node.sent, &status.node.received);
+    lines.push((
+        "traffic",
+        format!(
+            "sent {} of tensors, {} of files, {} of messages; received {}, {}, {}",
+            Bytes(sent.tensor_bytes),
+            Bytes(sent.file_bytes),
+            Bytes(sent.control_bytes),
+            Bytes(received.tensor_bytes),
+            Bytes(received.file_bytes),
+            Bytes(received.control_bytes),
+        ),
+    ));
+    lines
+}
+
+fn node(status: &Status) -> String {
+    let node = &status.node;
+    let who = node.peer.map_or_else(|| "a new peer".to_owned(), |peer| peer.short());
+    let place = match node.stages {
+        Some(span) if !span.is_empty() => format!(", stage {span}"),
+        _ => String::new(),
+    };
+    format!("{who}, life {}{place}", node.incarnation)
+}
+
+/// What the node is at, and why.
+fn state(status: &Status) -> String {
+    let node = &status.node;
+    let why = node.why.as_ref().map_or_else(String::new, |why| format!(": {why}"));
+    format!("{}{why}", node.state.name())
+}
+
+/// How the training goes.
+fn training(status: &Status) -> String {
+    let training = &status.training;
+    let Some(step) = training.step else { return "no step is committed yet".to_owned() };
+    let number = |value: Option<f64>| value.map_or_else(|| "?".to_owned(), |v| format!("{v:.3}"));
+    let held_out = training.held_out_loss.map(|loss| format!(", held out {loss:.3}"));
+    let pace = training.tokens_per_second.map(|rate| format!(", {} tokens/s", with_prefix(rate)));
+    let time = training.seconds_per_step.map(|seconds| format!(", {seconds:.2} s a step"));
+    let last = training.committed_at_ms.map(|at| format!(", {}", age(status.at_ms, at)));
+    let parts = [held_out, pace, time, last].map(Option::unwrap_or_default).concat();
+    format!("step {step}: loss {}{parts}", number(training.loss))
+}
+
+fn amount(bytes: u64) -> String {
+    Bytes(bytes).to_string()
+}
+
+fn memory(status: &Status) -> String {
+    let (node, load) = (&status.node, &status.node.load);
+    let limit = node.memory_limit_bytes;
+    format!(
+        "process {}; may use {}; in flight {}; output log {} ({} on the disk), memory for it {}",
+        node.resident_bytes.map_or_else(|| "?".to_owned(), amount),
+        limit.map_or_else(|| "what its device has".to_owned(), amount),
+        Bytes(load.in_flight_bytes),
+        Bytes(load.logged_bytes),
+        Bytes(load.logged_on_disk_bytes),
+        Bytes(load.log_memory_bytes),
+    )
+}
+
+/// What a member does besides hosting stages.
+fn roles(member: &MemberStatus) -> String {
+    let all = [
+        (member.own, "this peer"),
+        (member.coordinator, "keeper"),
+        (member.anchor, "anchor"),
+        (member.archive, "archive"),
+    ];
+    let has: Vec<&str> = all.iter().filter(|(is, _)| *is).map(|(_, name)| *name).collect();
+    has.join(", ")
+}
+
+/// Round trip, measured rate and lost packets of the link to a member.
+fn link_words(member: &MemberStatus) -> [String; 3] {
+    let Some(link) = &member.link else { return ["-", "-", "-"].map(str::to_owned) };
+    let rate = |rate: f64| format!("{}/s", Bytes(rate as u64));
+    let lost = link.lost_packets as f64 / link.sent_packets.max(1) as f64;
+    [
+        milliseconds(link.round_trip_seconds) + if link.relayed { ", relayed" } else { "" },
+        link.bytes_per_second.map_or_else(|| "-".to_owned(), rate),
+        format!("{:.2}%", lost * 100.0),
+    ]
+}
+
+/// `12.3 ms`.
+fn milliseconds(seconds: f64) -> String {
+    format!("{:.1} ms", seconds * 1e3)
+}
+
+/// How long before `now` something was, in milliseconds both.
+pub(crate) fn age(now: u64, then: u64) -> String {
+    match now.saturating_sub(then) / 1000 {
+        seconds if seconds < 120 => format!("{seconds}s ago"),
+        seconds if seconds < 7200 => format!("{}min ago", seconds / 60),
+        seconds if seconds < 172_800 => format!("{}h ago", seconds / 3600),
+        seconds => format!("{}d ago", seconds / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_are_short() {
+        let ages = [0, 119_999, 120_000, 7_200_000, 172_800_000].map(|then| age(then, 0));
+        assert_eq!(ages, ["0s ago", "119s ago", "2min ago", "2h ago", "2d ago"]);
+        assert_eq!(age(0, 5), "0s ago");
+    }
+}

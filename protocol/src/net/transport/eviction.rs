@@ -1,0 +1,40 @@
+//! Ends the connections of peers that are let in no more.
+
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use super::Shared;
+use super::link::CloseCode;
+use super::peer::Peer;
+use crate::net::admission::UnixTime;
+
+/// How often everybody is looked at although nothing changed: permits expire.
+const LOOK_EVERY: Duration = Duration::from_secs(30);
+
+/// Runs until we close.
+pub(super) async fn run(shared: Arc<Shared>) {
+    let mut changes = shared.gate.changes();
+    loop {
+        tokio::select! {
+            () = shared.closed.cancelled() => return,
+            // The gate lives as long as we do.
+            _ = timeout(LOOK_EVERY, changes.changed()) => {}
+        }
+        let peers: Vec<Arc<Peer>> = {
+            let peers = shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
+            peers.values().cloned().collect()
+        };
+        let now = UnixTime::now();
+        for peer in peers {
+            let Some(session) = peer.session() else { continue };
+            if let Err(denied) = shared.gate.stands(peer.id, now) {
+                let (text, address) = (denied.to_string(), Some(session.address));
+                session.connection.close(CloseCode::Refused.into(), text.as_bytes());
+                peer.send_queue.clear();
+                shared.gate.turned_away((&denied).into(), Some(peer.id), address, text);
+            }
+        }
+    }
+}

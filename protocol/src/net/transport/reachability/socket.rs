@@ -1,0 +1,143 @@
+//! A socket that hears rings, and hands QUIC all the rest.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::io::{self, IoSliceMut};
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+
+use quinn::udp::{RecvMeta, Transmit};
+use quinn::{AsyncUdpSocket, UdpPoller};
+use tokio::sync::watch;
+
+use super::wire::{Nonce, Probe, RING};
+
+/// Questions that are open at once.
+const OPEN: usize = 8;
+
+/// Ports that are heard at for one of them.
+const PORTS: usize = 2;
+
+/// Rings that are listened for, at all of a transport's sockets.
+#[derive(Debug, Default)]
+pub(in super::super) struct Probes(Mutex<BTreeMap<Nonce, watch::Sender<BTreeSet<u16>>>>);
+
+impl Probes {
+    fn open(&self) -> MutexGuard<'_, BTreeMap<Nonce, watch::Sender<BTreeSet<u16>>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Listens for rings with this nonce until that is dropped; `None` when too many do.
+    pub(super) fn listen(&self, nonce: Nonce) -> Option<Heard<'_>> {
+        let mut open = self.open();
+        if open.len() >= OPEN || open.contains_key(&nonce) {
+            return None;
+        }
+        let (sender, heard) = watch::channel(BTreeSet::new());
+        open.insert(nonce, sender);
+        Some(Heard { probes: self, nonce, heard })
+    }
+
+    fn heard(&self, Probe { nonce, port }: Probe) {
+        if let Some(sender) = self.open().get(&nonce) {
+            sender.send_if_modified(|heard| heard.len() < PORTS && heard.insert(port));
+        }
+    }
+}
+
+/// What is heard of one question.
+pub(super) struct Heard<'a> {
+    probes: &'a Probes,
+    nonce: Nonce,
+    heard: watch::Receiver<BTreeSet<u16>>,
+}
+
+impl Heard<'_> {
+    /// Waits until it rings at this port.
+    pub(super) async fn at(&mut self, port: u16) {
+        // The sender lives as long as this does.
+        let _ = self.heard.wait_for(|heard| heard.contains(&port)).await;
+    }
+
+    /// At which ports it rang.
+    pub(super) fn so_far(&self) -> BTreeSet<u16> {
+        self.heard.borrow().clone()
+    }
+}
+
+impl Drop for Heard<'_> {
+    fn drop(&mut self) {
+        self.probes.open().remove(&self.nonce);
+    }
+}
+
+/// A socket with a bell at it.
+pub(in super::super) struct ProbeSocket {
+    socket: Arc<dyn AsyncUdpSocket>,
+    probes: Arc<Probes>,
+}
+
+impl ProbeSocket {
+    pub(in super::super) fn new(socket: Arc<dyn AsyncUdpSocket>, probes: Arc<Probes>) -> Self {
+        Self { socket, probes }
+    }
+
+    /// Takes rings out of what arrived. The kernel may have put several together.
+    fn sort(&self, buffer: &[u8], meta: &mut RecvMeta) {
+        let whole = meta.stride == RING || meta.len == RING;
+        let Some(bytes) = buffer.get(..meta.len).filter(|_| whole) else { return };
+        if Probe::decode(&bytes[..RING.min(bytes.len())]).is_none() {
+            return;
+        }
+        bytes.chunks(RING).filter_map(Probe::decode).for_each(|probe| self.probes.heard(probe));
+        // QUIC looks at nothing of it.
+        meta.len = 0;
+    }
+}
+
+impl fmt::Debug for ProbeSocket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bell").field("socket", &self.socket).finish_non_exhaustive()
+    }
+}
+
+impl AsyncUdpSocket for ProbeSocket {
+    fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
+        self.socket.clone().create_io_poller()
+    }
+
+    fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
+        self.socket.try_send(transmit)
+    }
+
+    fn poll_recv(
+        &self,
+        context: &mut Context<'_>,
+        buffers: &mut [IoSliceMut<'_>],
+        meta: &mut [RecvMeta],
+    ) -> Poll<io::Result<usize>> {
+        let count = ready!(self.socket.poll_recv(context, buffers, meta))?;
+        for (buffer, meta) in buffers.iter().zip(meta.iter_mut()).take(count) {
+            self.sort(buffer, meta);
+        }
+        Poll::Ready(Ok(count))
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+
+    fn max_transmit_segments(&self) -> usize {
+        self.socket.max_transmit_segments()
+    }
+
+    fn max_receive_segments(&self) -> usize {
+        self.socket.max_receive_segments()
+    }
+
+    fn may_fragment(&self) -> bool {
+        self.socket.may_fragment()
+    }
+}

@@ -1,0 +1,249 @@
+//! Messages with tensors, as their parts come together.
+//!
+//! Which part comes first is chance; it makes room for the whole message, so that no two messages wait for each
+//! other half-way. Each part is read to where it belongs: nothing is copied once all are here.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::{Bytes, BytesMut};
+use quinn::{ReadExactError, RecvStream};
+use tokio::io::AsyncReadExt;
+use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
+
+use super::error::Violation;
+use super::send_queue::SMALLEST;
+use super::tensor::{PREFIX, Prefix, parts, segments};
+use crate::frame::{Frame, Header};
+use crate::limits;
+
+/// What one message is counted as at most, however large it is: something smaller still finds room beside it.
+const COUNTED: u64 = limits::RECEIVE_ROOM.0 - limits::SEND_QUEUE.0;
+
+/// Why no tensors were read.
+#[derive(Debug)]
+pub(super) enum ReadFailure {
+    /// The sender's fault.
+    Violation(Violation),
+    /// The sender gave the message up, or the connection broke.
+    Lost,
+}
+
+impl<V: Into<Violation>> From<V> for ReadFailure {
+    fn from(violation: V) -> Self {
+        Self::Violation(violation.into())
+    }
+}
+
+/// A message as it was read.
+pub(super) struct Received {
+    pub(super) tag: Vec<u8>,
+    pub(super) frames: Vec<Frame>,
+    pub(super) bytes: usize,
+    pub(super) room: OwnedSemaphorePermit,
+}
+
+/// The messages of one connection.
+pub(super) struct Gathering {
+    room: Arc<Semaphore>,
+    /// Those of which something is here. Each has room for all of it, or a stream that waits for that.
+    messages: Mutex<BTreeMap<u64, Arc<Message>>>,
+}
+
+impl Gathering {
+    pub(super) fn new() -> Self {
+        let room = Arc::new(Semaphore::new(limits::RECEIVE_ROOM.0 as usize));
+        Self { room, messages: Mutex::default() }
+    }
+
+    /// Reads a part. Gives the message once this was the last of it. Bodies are read only once there is room for
+    /// all of them, which goes back when the result is dropped, and never where they are more than `largest`.
+    pub(super) async fn read(
+        &self,
+        stream: &mut RecvStream,
+        largest: u64,
+    ) -> Result<Option<Received>, ReadFailure> {
+        let mut prefix = [0; PREFIX];
+        exact(stream, &mut prefix).await?;
+        let prefix = Prefix::decode(prefix)?;
+        let mut head = vec![0; prefix.head()];
+        exact(stream, &mut head).await?;
+        let message = self.message(prefix, head, largest)?;
+        let read = message.read(stream, prefix.part as usize, &self.room).await;
+        if !matches!(read, Ok(None)) {
+            // It is whole, or never will be.
+            self.lock().remove(&prefix.message);
+        }
+        let Some(bodies) = read? else { return Ok(None) };
+        message.received(prefix, bodies).map(Some)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Message>>> {
+        // Whoever holds it does no more than look.
+        self.messages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The message that a part belongs to.
+    fn message(
+        &self,
+        prefix: Prefix,
+        head: Vec<u8>,
+        largest: u64,
+    ) -> Result<Arc<Message>, Violation> {
+        let (tag, headers) = prefix.split(&head)?;
+        let lengths: Vec<usize> = headers.iter().map(Header::packed_length).collect();
+        let bytes = lengths.iter().map(|length| *length as u64).sum();
+        if bytes > largest {
+            return Err(Violation::TensorsTooLarge { bytes, largest });
+        }
+        let parts = parts(&lengths);
+        if prefix.part as usize >= parts {
+            return Err(Violation::TensorPart { part: prefix.part });
+        }
+        let otherwise = Violation::TensorHeader { tag: tag.len(), frames: lengths.len() };
+        let mut messages = self.lock();
+        let message = messages
+            .entry(prefix.message)
+            .or_insert_with(|| Arc::new(Message::new(head.clone(), lengths, parts)));
+        if message.head == head { Ok(message.clone()) } else { Err(otherwise) }
+    }
+}
+
+/// One message, some of which is here.
+struct Message {
+    /// Tag and headers.
+    head: Vec<u8>,
+    /// Bytes of each body.
+    lengths: Vec<usize>,
+    parts: usize,
+    bodies: OnceCell<Mutex<Bodies>>,
+}
+
+/// Where something is read to: the tensor, which of its bytes, and the room for them.
+struct Segment {
+    frame: usize,
+    range: Range<usize>,
+    bytes: BytesMut,
+}
+
+enum Part {
+    Awaited(Vec<Segment>),
+    /// On its stream.
+    Comes,
+    Here(Vec<Segment>),
+}
+
+struct Bodies {
+    room: Option<OwnedSemaphorePermit>,
+    parts: Vec<Part>,
+    /// Parts that are not here.
+    missing: usize,
+}
+
+/// All bodies, and the room that they take.
+type Whole = (Vec<Bytes>, OwnedSemaphorePermit);
+
+impl Message {
+    fn new(head: Vec<u8>, lengths: Vec<usize>, parts: usize) -> Self {
+        Self { head, lengths, parts, bodies: OnceCell::new() }
+    }
+
+    /// Reads a part, once there is room. Gives the bodies once all are here.
+    async fn read(
+        &self,
+        stream: &mut RecvStream,
+        part: usize,
+        room: &Arc<Semaphore>,
+    ) -> Result<Option<Whole>, ReadFailure> {
+        let mut segments = self.take(part, room).await?;
+        for segment in &mut segments {
+            body(stream, segment).await?;
+        }
+        match stream.read(&mut [0]).await {
+            Ok(None) => self.put(part, segments),
+            Ok(Some(_)) => Err(Violation::TensorTrailing.into()),
+            Err(_) => Err(ReadFailure::Lost),
+        }
+    }
+
+    /// Room for a part, once there is some for the whole message.
+    async fn take(&self, part: usize, room: &Arc<Semaphore>) -> Result<Vec<Segment>, ReadFailure> {
+        let bodies = self.bodies.get_or_try_init(|| self.bodies(room)).await?;
+        let mut bodies = bodies.lock().unwrap_or_else(PoisonError::into_inner);
+        match std::mem::replace(&mut bodies.parts[part], Part::Comes) {
+            Part::Awaited(segments) => Ok(segments),
+            Part::Comes | Part::Here(_) => Err(Violation::TensorPart { part: part as u32 }.into()),
+        }
+    }
+
+    async fn bodies(&self, room: &Arc<Semaphore>) -> Result<Mutex<Bodies>, ReadFailure> {
+        let bytes = (self.head.len() + self.lengths.iter().sum::<usize>()) as u64;
+        let needed = bytes.clamp(SMALLEST as u64, COUNTED) as u32;
+        let room = room.clone().acquire_many_owned(needed).await.map_err(|_| ReadFailure::Lost)?;
+        // Reserves addresses; memory is taken as bytes arrive.
+        let mut rest: Vec<BytesMut> =
+            self.lengths.iter().map(|length| BytesMut::with_capacity(*length)).collect();
+        let mut parts = Vec::with_capacity(self.parts);
+        for part in 0..self.parts {
+            let segments = segments(&self.lengths, part).map(|(frame, range)| {
+                let after = rest[frame].split_off(range.len());
+                let bytes = std::mem::replace(&mut rest[frame], after);
+                Segment { frame, range, bytes }
+            });
+            parts.push(Part::Awaited(segments.collect()));
+        }
+        Ok(Mutex::new(Bodies { room: Some(room), missing: parts.len(), parts }))
+    }
+
+    /// A part is here. Gives the bodies once all are.
+    fn put(&self, part: usize, segments: Vec<Segment>) -> Result<Option<Whole>, ReadFailure> {
+        let bodies = self.bodies.get().ok_or(ReadFailure::Lost)?;
+        let mut bodies = bodies.lock().unwrap_or_else(PoisonError::into_inner);
+        bodies.parts[part] = Part::Here(segments);
+        bodies.missing -= 1;
+        if bodies.missing > 0 {
+            return Ok(None);
+        }
+        let mut whole: Vec<BytesMut> = self.lengths.iter().map(|_| BytesMut::new()).collect();
+        for part in std::mem::take(&mut bodies.parts) {
+            let Part::Here(segments) = part else { return Err(ReadFailure::Lost) };
+            for segment in segments {
+                // They lie side by side, so this only joins the handles.
+                whole[segment.frame].unsplit(segment.bytes);
+            }
+        }
+        let room = bodies.room.take().ok_or(ReadFailure::Lost)?;
+        Ok(Some((whole.into_iter().map(BytesMut::freeze).collect(), room)))
+    }
+
+    fn received(&self, prefix: Prefix, (bodies, room): Whole) -> Result<Received, ReadFailure> {
+        let (tag, headers) = prefix.split(&self.head)?;
+        let frames = headers.into_iter().zip(bodies).map(|(header, body)| Frame::new(header, body));
+        let frames = frames.collect::<Result<Vec<_>, _>>()?;
+        let heads = self.parts * (PREFIX + self.head.len());
+        let bytes = heads + self.lengths.iter().sum::<usize>();
+        Ok(Received { tag, frames, bytes, room })
+    }
+}
+
+async fn exact(stream: &mut RecvStream, buffer: &mut [u8]) -> Result<(), ReadFailure> {
+    match stream.read_exact(buffer).await {
+        Ok(()) => Ok(()),
+        Err(ReadExactError::FinishedEarly(_)) => Err(Violation::TensorCutShort.into()),
+        Err(ReadExactError::ReadError(_)) => Err(ReadFailure::Lost),
+    }
+}
+
+async fn body(stream: &mut RecvStream, segment: &mut Segment) -> Result<(), ReadFailure> {
+    let length = segment.range.len();
+    let mut stream = stream.take(length as u64);
+    while segment.bytes.len() < length {
+        match stream.read_buf(&mut segment.bytes).await {
+            Ok(0) => return Err(Violation::TensorCutShort.into()),
+            Ok(_) => {}
+            Err(_) => return Err(ReadFailure::Lost),
+        }
+    }
+    Ok(())
+}

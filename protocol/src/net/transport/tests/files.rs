@@ -1,0 +1,383 @@
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use super::*;
+
+/// Files under any names one likes.
+struct Shelf(BTreeMap<ContentHash, PathBuf>);
+
+impl FileSource for Shelf {
+    fn open(&self, hash: &ContentHash) -> Option<OpenFile> {
+        let file = File::open(self.0.get(hash)?).ok()?;
+        let length = file.metadata().ok()?.len();
+        Some(OpenFile { file, length })
+    }
+}
+
+struct Library {
+    directory: tempfile::TempDir,
+    host: Node,
+    guest: Node,
+}
+
+impl Library {
+    fn new(files: &[(ContentHash, &[u8])]) -> Self {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let mut shelf = BTreeMap::new();
+        for (hash, bytes) in files {
+            let path = directory.path().join(hash.to_string());
+            fs::write(&path, bytes).expect("writable");
+            shelf.insert(*hash, path);
+        }
+        let mut config = config(1);
+        config.files = Arc::new(Shelf(shelf));
+        let host = Node::with(&Identity::ephemeral(), loopback(), config);
+        let guest = Node::new();
+        guest.transport.remember(host.id(), &host.addresses());
+        Self { directory, host, guest }
+    }
+
+    fn destination(&self) -> PathBuf {
+        self.directory.path().join("fetched").join("tokens.bin")
+    }
+
+    /// What was fetched, and how many files are left where it was to appear.
+    async fn fetch(&self, hash: ContentHash, length: u64) -> (Result<Vec<u8>, FetchError>, usize) {
+        let destination = self.destination();
+        let folder = destination.parent().expect("has a folder");
+        fs::create_dir_all(folder).expect("writable");
+        let holders = [self.host.id()];
+        let fetched = self.guest.transport.fetch_file(&holders, hash, length, &destination);
+        let fetched = soon(fetched).await.map(|()| fs::read(&destination).expect("it is there"));
+        (fetched, fs::read_dir(folder).expect("readable").count())
+    }
+}
+
+fn text(length: usize) -> Vec<u8> {
+    (0..length).map(|position| ((position * position) >> 7) as u8).collect()
+}
+
+#[tokio::test]
+async fn a_file_is_fetched_by_its_hash() {
+    let piece = limits::BLOB_PIECE.0 as usize;
+    for length in [0, 1, piece, piece + 1, 20 * piece + 17] {
+        let file = text(length);
+        let library = Library::new(&[(ContentHash::of(&file), &file)]);
+        let (fetched, files) = library.fetch(ContentHash::of(&file), length as u64).await;
+        assert!(fetched.expect("fetched") == file);
+        assert_eq!(files, 1);
+        let pieces = length.div_ceil(piece).max(1);
+        let received = library.guest.transport.traffic().file.received;
+        let hashes = 8 + 32 * pieces;
+        let heads = if length > 0 { 5 * pieces } else { 0 };
+        assert_eq!(received.0, (length + 8 * pieces + heads + hashes) as u64);
+    }
+}
+
+#[tokio::test]
+async fn a_file_travels_packed_where_the_run_says_so() {
+    for (length, packed) in [((2 << 20) + 17, true), (3, false)] {
+        let file = vec![7; length];
+        let library = Library::new(&[(ContentHash::of(&file), &file)]);
+        library.host.transport.set_chunk_packing(ChunkPacking::Zstd);
+        let (fetched, _) = library.fetch(ContentHash::of(&file), length as u64).await;
+        assert!(fetched.expect("fetched") == file);
+        let received = library.guest.transport.traffic().file.received;
+        assert_eq!(received.0 < length as u64, packed, "{received} of {length} bytes");
+        let Pieces { raw, zstd } = library.host.transport.traffic().pieces;
+        // The last piece has 17 bytes or 3, which become no fewer.
+        assert_eq!((raw, zstd), if packed { (1, 2) } else { (1, 0) });
+    }
+}
+
+#[tokio::test]
+async fn another_file_under_its_name_is_refused() {
+    let file = text(3 << 20);
+    let name = ContentHash([7; 32]);
+    let library = Library::new(&[(name, &file)]);
+    let (fetched, files) = library.fetch(name, file.len() as u64).await;
+    let error = fetched.expect_err("the hash is wrong");
+    assert_eq!(library.guest.transport.traffic().wrong_files, 1);
+    assert!(matches!(error, FetchError::WrongHash { expected } if expected == name), "{error}");
+    assert_eq!(files, 0);
+}
+
+#[tokio::test]
+async fn what_cannot_be_fetched_says_why() {
+    let file = text(100);
+    let hash = ContentHash::of(&file);
+    let library = Library::new(&[(hash, &file)]);
+    let (fetched, files) = library.fetch(ContentHash([9; 32]), 100).await;
+    assert!(matches!(fetched, Err(FetchError::NotFound { .. })), "{fetched:?}");
+    assert_eq!(files, 0);
+    let (fetched, _) = library.fetch(hash, 99).await;
+    assert!(matches!(fetched, Err(FetchError::Size { expected: 99, found: 100 })), "{fetched:?}");
+    let (fetched, _) = library.fetch(hash, limits::BLOB.0 + 1).await;
+    assert!(matches!(fetched, Err(FetchError::TooLarge { .. })), "{fetched:?}");
+}
+
+/// A peer that has one file, in a folder of its own.
+fn holder(folder: &Path, name: &str, hash: ContentHash, bytes: &[u8]) -> (Node, PathBuf) {
+    let path = folder.join(name);
+    fs::write(&path, bytes).expect("writable");
+    let mut config = config(1);
+    config.files = Arc::new(Shelf(BTreeMap::from([(hash, path.clone())])));
+    (Node::with(&Identity::ephemeral(), loopback(), config), path)
+}
+
+/// Somebody who wants the file, and where it will be.
+fn reader(folder: &Path, holders: &[&Node]) -> (Node, PathBuf, Vec<PeerId>) {
+    let guest = Node::new();
+    for holder in holders {
+        guest.transport.remember(holder.id(), &holder.addresses());
+    }
+    let ids = holders.iter().map(|holder| holder.id()).collect();
+    (guest, folder.join("fetched"), ids)
+}
+
+/// Ends a holder when it has sent a mebibyte.
+async fn dies(holder: &Node) {
+    while holder.transport.traffic().file.sent.0 < 1 << 20 {
+        tokio::task::yield_now().await;
+    }
+    holder.transport.close().await;
+}
+
+#[tokio::test]
+async fn several_holders_bring_a_file_together() {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let file = text(40 << 20);
+    let hash = ContentHash::of(&file);
+    let holders: Vec<Node> =
+        ["a", "b", "c"].map(|name| holder(folder.path(), name, hash, &file).0).into();
+    let (guest, to, ids) = reader(folder.path(), &holders.iter().collect::<Vec<_>>());
+    let fetched = guest.transport.fetch_file(&ids, hash, file.len() as u64, &to);
+    soon(fetched).await.expect("fetched");
+    assert!(fs::read(&to).expect("it is there") == file);
+    for holder in &holders {
+        let sent = holder.transport.traffic().file.sent;
+        assert!(sent.0 > 1 << 20, "everybody brings some: {sent}");
+    }
+}
+
+#[tokio::test]
+async fn who_sends_other_bytes_or_goes_away_leaves_it_to_the_others() {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let file = text(30 << 20);
+    let hash = ContentHash::of(&file);
+    let (liar, path) = holder(folder.path(), "liar", hash, &file);
+    let (dying, _) = holder(folder.path(), "dying", hash, &file);
+    let (honest, _) = holder(folder.path(), "honest", hash, &file);
+    // It has said what the pieces hash to before its disk gives other bytes.
+    let (first, to, ids) = reader(folder.path(), &[&liar]);
+    soon(first.transport.fetch_file(&ids, hash, file.len() as u64, &to)).await.expect("fetched");
+    fs::write(&path, vec![1; file.len()]).expect("writable");
+
+    let (guest, to, ids) = reader(folder.path(), &[&liar, &dying, &honest]);
+    fs::remove_file(&to).expect("it was there");
+    let fetched = guest.transport.fetch_file(&ids, hash, file.len() as u64, &to);
+    let (fetched, ()) = soon(async { tokio::join!(fetched, dies(&dying)) }).await;
+    fetched.expect("one honest holder is enough");
+    assert!(fs::read(&to).expect("it is there") == file);
+    assert!(guest.transport.traffic().wrong_files >= 1, "the liar is counted");
+}
+
+#[tokio::test]
+async fn the_only_holders_end_is_the_end_of_it() {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let file = text(200 << 20);
+    let hash = ContentHash::of(&file);
+    let (dying, _) = holder(folder.path(), "dying", hash, &file);
+    let (guest, to, ids) = reader(folder.path(), &[&dying]);
+    let fetched = guest.transport.fetch_file(&ids, hash, file.len() as u64, &to);
+    let (fetched, ()) = soon(async { tokio::join!(fetched, dies(&dying)) }).await;
+    assert!(
+        matches!(fetched, Err(FetchError::Interrupted(_) | FetchError::Connect(_))),
+        "{fetched:?}"
+    );
+    assert!(!to.exists());
+}
+
+/// A destination, and what lies beside it while it is not whole.
+fn partial(to: &Path) -> PathBuf {
+    let mut name = to.file_name().expect("a file").to_owned();
+    name.push(PARTIAL_SUFFIX);
+    to.with_file_name(name)
+}
+
+/// Fetches until a piece or more is here, and then is cut as if the process had died.
+async fn begin(guest: &Node, ids: &[PeerId], hash: ContentHash, length: u64, to: &Path) {
+    let some = async {
+        while guest.transport.traffic().file.received.0 < 4 << 20 {
+            tokio::task::yield_now().await;
+        }
+    };
+    let fetched = guest.transport.fetch_file(ids, hash, length, to);
+    tokio::select! {
+        biased;
+        () = some => {}
+        fetched = fetched => fetched.expect("it has not even failed"),
+    }
+}
+
+#[tokio::test]
+async fn a_fetch_that_was_cut_goes_on_where_it_was() {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let file = text(200 << 20);
+    let (hash, length) = (ContentHash::of(&file), file.len() as u64);
+    let (holder, _) = holder(folder.path(), "holder", hash, &file);
+    let (first, to, ids) = reader(folder.path(), &[&holder]);
+    soon(begin(&first, &ids, hash, length, &to)).await;
+    assert!(!to.exists(), "it is not whole");
+    first.transport.close().await;
+
+    // The machine's end tore a piece that was there.
+    let torn = File::options().write(true).open(partial(&to)).expect("what came is kept");
+    let piece = limits::BLOB_PIECE.0 as usize;
+    let there = fs::read(partial(&to)).expect("readable");
+    let right = |index: &usize| there[index * piece..][..piece] == file[index * piece..][..piece];
+    let here: Vec<usize> = (0..200).filter(right).collect();
+    assert!(here.len() >= 2, "some came");
+    torn.write_all_at(&[there[here[0] * piece] ^ 1], (here[0] * piece) as u64).expect("writable");
+
+    let (second, _, ids) = reader(folder.path(), &[&holder]);
+    soon(second.transport.fetch_file(&ids, hash, length, &to)).await.expect("fetched");
+    assert!(fs::read(&to).expect("it is there") == file);
+    assert!(!partial(&to).exists(), "nothing is left beside it");
+    let pieces = (200 - here.len() + 1) as u64;
+    let received = second.transport.traffic().file.received.0;
+    assert_eq!(received, pieces * (8 + 5 + piece as u64) + 8 + 32 * 200, "only what was missing");
+}
+
+#[tokio::test]
+async fn what_lies_in_the_way_is_no_hindrance() {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let file = text((3 << 20) + 5);
+    let (hash, length) = (ContentHash::of(&file), file.len() as u64);
+    let (holder, _) = holder(folder.path(), "holder", hash, &file);
+    for before in [Vec::new(), vec![7; 9 << 20], file.clone(), file[..2 << 20].to_vec()] {
+        let (guest, to, ids) = reader(folder.path(), &[&holder]);
+        fs::write(partial(&to), before).expect("writable");
+        soon(guest.transport.fetch_file(&ids, hash, length, &to)).await.expect("fetched");
+        assert!(fs::read(&to).expect("it is there") == file);
+        assert!(!partial(&to).exists());
+    }
+}
+
+#[tokio::test]
+async fn two_may_fetch_one_file_to_one_place() {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let file = text(9 << 20);
+    let (hash, length) = (ContentHash::of(&file), file.len() as u64);
+    let (holder, _) = holder(folder.path(), "holder", hash, &file);
+    let (guest, to, ids) = reader(folder.path(), &[&holder]);
+    let fetch = || guest.transport.fetch_file(&ids, hash, length, &to);
+    let (one, other) = soon(async { tokio::join!(fetch(), fetch()) }).await;
+    one.and(other).expect("fetched");
+    assert!(fs::read(&to).expect("it is there") == file);
+    assert_eq!(fs::read_dir(folder.path()).expect("readable").count(), 2, "it and the holder's");
+}
+
+#[tokio::test]
+async fn a_holder_says_how_long_a_file_is() {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let hash = ContentHash::of(b"file");
+    let (holder, _) = holder(folder.path(), "holder", hash, b"file");
+    let (guest, _, _) = reader(folder.path(), &[&holder]);
+    let length = soon(guest.transport.file_length(holder.id(), hash)).await;
+    assert_eq!(length.expect("it has it"), 4);
+    let none = soon(guest.transport.file_length(holder.id(), ContentHash([1; 32]))).await;
+    assert!(matches!(none, Err(FetchError::NotFound { .. })), "{none:?}");
+}
+
+/// Says of a file what its pieces hash to, to whoever asks first.
+async fn says_hashes(holder: &Raw, file: &[u8]) {
+    let (mut send, mut recv) = holder.connection.accept_bi().await.expect("a question");
+    recv.read_to_end(100).await.expect("short");
+    let length = file.len() as u64;
+    send.write_all(&length.to_le_bytes()).await.expect("open");
+    for (index, piece) in file.chunks(limits::BLOB_PIECE.0 as usize).enumerate() {
+        let hash = crate::pieces::piece_hash(length, index as u64, piece);
+        send.write_all(&hash).await.expect("open");
+    }
+    send.finish().expect("open");
+}
+
+/// Its connection stands, and it answers no question.
+async fn silent(guest: &mut Node) -> (Raw, PeerId) {
+    let raw = Raw::greeted(guest).await;
+    let id = raw.identity.peer_id();
+    (raw, id)
+}
+
+#[tokio::test]
+async fn a_holder_that_says_nothing_leaves_it_to_the_others() {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let file = text((9 << 20) + 5);
+    let (hash, length) = (ContentHash::of(&file), file.len() as u64);
+    let (holder, _) = holder(folder.path(), "holder", hash, &file);
+    let (mut guest, to, honest) = reader(folder.path(), &[&holder]);
+    let (_one, first) = silent(&mut guest).await;
+    let (_other, last) = silent(&mut guest).await;
+    guest.connect(&holder).await.expect("they reach each other");
+    tokio::time::pause();
+    let ids = [first, honest[0], last];
+    guest.transport.fetch_file(&ids, hash, length, &to).await.expect("one honest holder is enough");
+    assert!(fs::read(&to).expect("it is there") == file);
+}
+
+#[tokio::test]
+async fn where_nobody_says_anything_a_fetch_ends() {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let file = text((3 << 20) + 5);
+    let (hash, length) = (ContentHash::of(&file), file.len() as u64);
+    let (mut guest, to, _) = reader(folder.path(), &[]);
+    let (raw, id) = silent(&mut guest).await;
+    tokio::time::pause();
+    let fetched = guest.transport.fetch_file(&[id], hash, length, &to).await;
+    assert!(matches!(fetched, Err(FetchError::Silent { .. })), "{fetched:?}");
+    let asked = guest.transport.file_length(id, hash).await;
+    assert!(matches!(asked, Err(FetchError::Silent { .. })), "{asked:?}");
+    // Those that were given up are there to be answered as well.
+    for _ in 0..2 {
+        drop(raw.connection.accept_bi().await.expect("a question"));
+    }
+    // One that says what the pieces hash to, and nothing more.
+    let ids = [id];
+    let fetched = guest.transport.fetch_file(&ids, hash, length, &to);
+    let (fetched, ()) = tokio::join!(fetched, says_hashes(&raw, &file));
+    assert!(matches!(fetched, Err(FetchError::Silent { .. })), "{fetched:?}");
+    assert!(!to.exists());
+}
+
+#[tokio::test]
+async fn who_takes_nothing_of_what_it_asked_for_is_let_go_of() {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let file = text((30 << 20) + 5);
+    let (hash, length) = (ContentHash::of(&file), file.len() as u64);
+    let (holder, _) = holder(folder.path(), "holder", hash, &file);
+    let mut tuning = quinn::TransportConfig::default();
+    tuning.stream_receive_window(quinn::VarInt::from_u32(1000));
+    tuning.keep_alive_interval(Some(Duration::from_secs(1)));
+    let mut hostile = Raw::dial_with(Identity::ephemeral(), &holder, tuning).await;
+    hostile.greet().await.expect("an answer");
+    // With the control stream they are all that it may have.
+    let mut answers = Vec::new();
+    for _ in 0..15 {
+        let (mut send, recv) = hostile.connection.open_bi().await.expect("open");
+        let request = file_transfer::Request { hash, position: 0, length: 1 << 20 }.encode();
+        send.write_all(&request::Kind::File.before(&request)).await.expect("open");
+        send.finish().expect("open");
+        answers.push(recv);
+    }
+    let (guest, to, ids) = reader(folder.path(), &[&holder]);
+    guest.connect(&holder).await.expect("they reach each other");
+    tokio::time::pause();
+    guest.transport.fetch_file(&ids, hash, length, &to).await.expect("there are turns for it");
+    for answer in &mut answers {
+        let end = answer.received_reset().await.expect("its connection stands");
+        assert_eq!(end, Some(quinn::VarInt::from_u32(0)), "nothing more comes");
+    }
+}

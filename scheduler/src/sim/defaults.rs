@@ -1,0 +1,146 @@
+//! Swarms in which nothing is left to chance but what is said: what benchmarks begin with.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use shoal_protocol::ids::Stage;
+use shoal_protocol::limits;
+use shoal_protocol::manifest::Manifest;
+use shoal_protocol::message::StageChoice;
+use shoal_protocol::units::Bytes;
+
+use super::scenario::{Clock, ComputeScenario, Faults, NetworkScenario, PeerScenario, Scenario};
+use crate::coordinator::round_patience;
+use crate::locality::Load;
+use crate::peer::{PeerLimits, RoundCut};
+use crate::rebalance::Rebalance;
+use crate::round::{AHEAD, ahead, piece_bytes};
+use crate::router::Routing;
+
+/// Elements of each stage's vector: few, since nobody looks at them.
+const ELEMENTS: usize = 64;
+
+/// Pieces of a stage's vector for each of its replicas, where a round of all has no more of them on its way than so
+/// many.
+const PIECES_EACH: usize = 16;
+const MOST_ON_WAY: usize = 1 << 18;
+
+/// What one stage's file in a snapshot weighs, unless that is said.
+const SNAPSHOT: Bytes = Bytes(8);
+
+impl Scenario {
+    /// A run of these peers in which nothing goes wrong.
+    #[must_use]
+    pub fn plain(manifest: Manifest, peers: Vec<PeerScenario>, network: NetworkScenario) -> Self {
+        let parameters: BTreeMap<Stage, usize> =
+            manifest.stages().map(|stage| (stage, ELEMENTS)).collect();
+        Self {
+            seed: 0,
+            manifest: manifest.into(),
+            parameters,
+            weight: 1,
+            until: None,
+            peers,
+            network,
+            snapshot: SNAPSHOT,
+            write: Duration::ZERO,
+            log_delay: Duration::from_millis(5),
+            patience: Duration::from_secs(30),
+            anchors: 1,
+            homecoming: Duration::from_secs(10),
+            rebalance: Rebalance::Never,
+            routing: Routing::default(),
+            faults: Faults {
+                happen: Vec::new(),
+                notice: Duration::from_millis(500),
+                election: Duration::from_secs(1),
+                rebirth: Duration::from_secs(10),
+            },
+        }
+    }
+}
+
+impl Scenario {
+    /// Gives every stage so many numbers. Rounds carry them in pieces, whose elements stand for many: real ones where
+    /// they are few, else several for each replica where all stages have equally many, as long as that is
+    /// simulated in a while.
+    pub fn weigh_stages(&mut self, numbers: u64) {
+        let replicas = self.peers.len().div_ceil(self.parameters.len());
+        let real = (numbers as usize).div_ceil(limits::ROUND_PIECE_ELEMENTS).max(1);
+        let pieces = real.min(PIECES_EACH * replicas).min((MOST_ON_WAY / replicas).max(1));
+        let elements = pieces.max(ELEMENTS);
+        self.parameters.values_mut().for_each(|all| *all = elements);
+        self.weight = (numbers / elements as u64).max(1);
+        let block = elements.div_ceil(pieces);
+        let cut = RoundCut { block_elements: block, piece_elements: block };
+        let codec = self.manifest.codec.all_reduce;
+        // What is on its way is counted in elements, and is as much as the link that takes most lets it be.
+        let piece = piece_bytes(cut, codec);
+        let weighs = Bytes(piece.0 * self.weight);
+        let regions = self.network.latency.len();
+        let link_estimates = (0..regions).flat_map(|from| (0..regions).map(move |to| (from, to)));
+        let link_estimates = link_estimates.map(|(from, to)| self.network.path(from, to));
+        let most =
+            link_estimates.map(|path| ahead(weighs, AHEAD, Some(&path))).max().unwrap_or(AHEAD);
+        let others = replicas.saturating_sub(1).max(1) as u64;
+        for peer in &mut self.peers {
+            peer.limits.cut = cut;
+            peer.limits.round_bytes = Bytes(piece.0 * u64::from(most) * others);
+        }
+        self.patience = round_patience(codec, numbers);
+    }
+}
+
+impl Scenario {
+    /// What a step sends.
+    pub(super) fn load(&self) -> Load {
+        let elements = |stage| self.parameters.get(&stage).map_or(0, |count| *count as u64);
+        Load::of(&self.manifest, |stage| elements(stage).saturating_mul(self.weight))
+    }
+}
+
+impl PeerScenario {
+    /// A peer that is there from the beginning and could host what it chooses.
+    #[must_use]
+    pub fn plain(choice: StageChoice, stages: u16, compute: ComputeScenario) -> Self {
+        let fits: BTreeSet<Stage> = match choice {
+            StageChoice::One(stage) => [stage].into(),
+            _ => (0..stages).map(Stage).collect(),
+        };
+        Self {
+            choice,
+            fits,
+            limits: PeerLimits::default(),
+            start: Some(Duration::ZERO),
+            compute,
+            archive: false,
+            region: 0,
+            clock: Clock::default(),
+        }
+    }
+}
+
+impl NetworkScenario {
+    /// Links that are all alike, and that peers know.
+    #[must_use]
+    pub fn even(latency: Duration, jitter: Duration, bandwidth: Option<u64>) -> Self {
+        Self {
+            latency: vec![vec![latency]],
+            jitter,
+            bandwidth,
+            bandwidths: Vec::new(),
+            measured: true,
+            uplink: None,
+            duplicates_per_mille: 0,
+            strays_per_mille: 0,
+        }
+    }
+}
+
+impl ComputeScenario {
+    /// Passes that take so long, or by chance up to so many thousandths longer.
+    #[must_use]
+    pub fn passes(forward: Duration, backward: Duration, jitter_per_mille: u64) -> Self {
+        Self { forward, backward, other: Duration::from_micros(100), jitter_per_mille }
+    }
+}

@@ -1,0 +1,129 @@
+//! However many newcomers come and whoever dies meanwhile, no stage takes in more than its share.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::*;
+use crate::paging;
+use crate::rng::Rng;
+use shoal_protocol::ids::{Member, Stage};
+use shoal_protocol::message::{LogRecord, StageChoice, View};
+use shoal_protocol::units::{Bytes, Moment};
+
+const SEEDS: u64 = 16;
+
+/// Equal peers' passes differ by up to so many thousandths, and so does what is measured of them.
+const JITTER_PER_MILLE: u64 = 50;
+
+/// Who comes goes to the stage that gets through least. So with it that stage has at most one host more
+/// than any other had then, and as many more as these may be slower by what is measured. Who died since
+/// the log had its newest membership was counted where it was.
+#[derive(Debug)]
+struct Shares {
+    stages: u16,
+    logged: View,
+    /// The newest that was judged.
+    newest: View,
+    came: u64,
+    /// The most that a stage had beyond the least one, and what was more than it may be.
+    above: usize,
+    broken: Option<String>,
+}
+
+impl Shares {
+    fn hosts(&self, view: &View) -> Vec<usize> {
+        let of = |stage| view.members.iter().filter(|one| one.span.contains(Stage(stage))).count();
+        (0..self.stages).map(of).collect()
+    }
+
+    fn view(&mut self, view: &View) {
+        let listed = |view: &View| -> BTreeSet<Member> {
+            view.members.iter().map(|record| record.member).collect()
+        };
+        let (before, now) = (listed(&self.newest), listed(view));
+        let (gone, came) = (before.difference(&now).count(), now.difference(&before).count());
+        let (old, new) = (self.hosts(&self.newest), self.hosts(view));
+        let least = *new.iter().min().expect("there are stages");
+        let counted = (least + gone) as f64 * (1.0 + JITTER_PER_MILLE as f64 / 1000.0);
+        for (stage, (old, new)) in old.iter().zip(&new).enumerate() {
+            if new > old && came > 0 {
+                self.above = self.above.max(new - least);
+                if *new as f64 > counted + 1.0 {
+                    let hosts = self.hosts(view);
+                    self.broken.get_or_insert(format!("stage {stage} took in too many: {hosts:?}"));
+                }
+            }
+        }
+        self.came += came as u64;
+        self.newest = view.clone();
+    }
+}
+
+impl Watch for Shares {
+    fn sees(&mut self, _: Moment, seen: Seen<'_>) {
+        if let Seen::Logged(LogRecord::View(change)) = seen {
+            self.logged.take(change).expect("changes follow each other in the log");
+            // A large one comes in parts.
+            if change.len() < paging::CHANGED {
+                self.view(&self.logged.clone());
+            }
+        }
+    }
+}
+
+/// Equal peers that train, a crowd that comes at random moments of ten seconds, and deaths.
+fn crowded(seed: u64) -> (Scenario, u64) {
+    let mut rng = Rng::new(seed);
+    let stages = rng.within(2..=5) as u16;
+    let (before, crowd) =
+        (rng.within(2..=4) as usize * usize::from(stages), rng.within(5..=60) as usize);
+    let compute = ComputeScenario::passes(
+        Duration::from_millis(20),
+        Duration::from_millis(40),
+        JITTER_PER_MILLE,
+    );
+    let auto = PeerScenario::plain(StageChoice::Auto, stages, compute.clone());
+    let mut peers = vec![PeerScenario::plain(StageChoice::None, stages, compute)];
+    peers.extend(vec![auto.clone(); before]);
+    peers.extend(vec![PeerScenario { start: None, ..auto }; crowd]);
+    let mut manifest = Scenario::small_manifest(stages, 48, 60);
+    manifest.checkpoint.every = 5;
+    let network = NetworkScenario {
+        uplink: Some(20_000_000),
+        ..NetworkScenario::even(Duration::from_millis(2), Duration::from_millis(2), None)
+    };
+    let mut scenario = Scenario::plain(manifest, peers, network);
+    scenario.seed = seed;
+    scenario.snapshot = Bytes(rng.pick(&[10_000, 1_000_000, 5_000_000]));
+    let mut happen: Vec<(Duration, Fault)> = (0..crowd)
+        .map(|index| {
+            (rng.microseconds(2_000_000..=12_000_000), Fault::Join { peer: 1 + before + index })
+        })
+        .collect();
+    for _ in 0..rng.within(0..=6) {
+        let peer = rng.within(1..=before as u64) as usize;
+        happen.push((rng.microseconds(2_000_000..=12_000_000), Fault::Leave { peer }));
+    }
+    happen.sort_by_key(|(at, _)| *at);
+    scenario.faults.happen = happen;
+    (scenario, (before + crowd) as u64)
+}
+
+#[test]
+fn no_stage_takes_in_more_than_its_share_of_a_crowd() {
+    let mut above = 0;
+    for seed in 0..SEEDS {
+        let (scenario, all) = crowded(seed);
+        let stages = scenario.manifest.training.stages;
+        let [logged, newest] = [View::default(), View::default()];
+        let mut shares = Shares { stages, logged, newest, came: 0, above: 0, broken: None };
+        let report = run_watched(&scenario, &mut shares);
+        let report = report.unwrap_or_else(|violation| panic!("seed {seed}: {violation:?}"));
+        assert!(report.finished, "seed {seed}");
+        assert_eq!(shares.broken, None, "seed {seed}");
+        // The keeper is a member too.
+        assert!(shares.came > all, "seed {seed}: {} of {all} came", shares.came);
+        above = above.max(shares.above);
+    }
+    println!("{above} above the least at most");
+}

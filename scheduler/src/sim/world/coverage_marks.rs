@@ -1,0 +1,131 @@
+//! Rare paths: how often a run took each.
+
+use std::collections::BTreeSet;
+
+use shoal_protocol::ids::{ClaimKey, Grant, Member, Step};
+use shoal_protocol::message::{FromCoordinator, PeerMessage, ToCoordinator};
+
+use crate::action::{CoordinatorAction, CoordinatorEvent, PeerAction, PeerInput};
+use crate::sim::report::Rare;
+
+/// What must be remembered to tell a rare path when it is taken.
+#[derive(Debug, Default)]
+pub(super) struct Marks {
+    pub(super) rare: Rare,
+    /// Work that the coordinator noted as done, of steps that are not committed.
+    noted: BTreeSet<ClaimKey>,
+    /// Work that was offered again when members were found to be gone.
+    rerouted: BTreeSet<(Member, ClaimKey)>,
+    /// Newcomers that hear the rounds that are on.
+    listening: BTreeSet<Member>,
+    /// Claims that were asked back and not answered for yet.
+    reclaimed: BTreeSet<(ClaimKey, Grant)>,
+    /// The step whose rounds are on.
+    closing: Option<Step>,
+    /// Whether a member of the rounds that are on holds its result.
+    reduced: bool,
+}
+
+impl Marks {
+    /// What the coordinator hears.
+    pub(super) fn reported(&mut self, message: &ToCoordinator) {
+        self.reduced |= matches!(message, ToCoordinator::Reduced { .. });
+        match message {
+            ToCoordinator::Done { key, grant, .. } => {
+                let overlaps = self.closing.is_some_and(|closing| closing < key.step);
+                self.rare.overlapped += u64::from(overlaps);
+                self.rare.reclaimed_done += u64::from(self.reclaimed.remove(&(*key, *grant)));
+            }
+            ToCoordinator::ViewRequest => self.rare.members_wanted += 1,
+            ToCoordinator::RoundGroupRequest { .. } => self.rare.round_groups_requested += 1,
+            ToCoordinator::Working { key, grant } => {
+                self.rare.reclaimed_early += u64::from(self.reclaimed.remove(&(*key, *grant)));
+            }
+            ToCoordinator::Released { key, grant } => {
+                self.reclaimed.remove(&(*key, *grant));
+            }
+            _ => {}
+        }
+    }
+
+    /// What the coordinator wants done.
+    pub(super) fn coordinator(&mut self, action: &CoordinatorAction) {
+        match action {
+            CoordinatorAction::Send { message, .. } => self.told(message),
+            CoordinatorAction::Append(_) | CoordinatorAction::Anchors(_) => {}
+            CoordinatorAction::Event(CoordinatorEvent::RoundMended { gone, changed, .. }) => {
+                self.rare.mended_after_result += u64::from(self.reduced);
+                self.rare.mended_before_result += u64::from(!self.reduced);
+                self.rare.mended_unchanged += u64::from(*changed == 0);
+                self.rare.mended_without_many += u64::from(*gone > 1);
+                self.reduced = false;
+            }
+            CoordinatorAction::Event(CoordinatorEvent::RoundsAborted { .. }) => {
+                self.reduced = false;
+                self.closing = None;
+            }
+            CoordinatorAction::Event(CoordinatorEvent::Committed { .. }) => {
+                self.noted.clear();
+                self.reclaimed.clear();
+                self.listening.clear();
+                self.reduced = false;
+                self.closing = None;
+            }
+            CoordinatorAction::Event(CoordinatorEvent::Rewound { .. }) => {
+                let rare = self.rare;
+                *self = Self { rare, ..Self::default() };
+            }
+            CoordinatorAction::Event(CoordinatorEvent::BecameCoordinator { claims, .. }) => {
+                self.rare.claims_taken_over += claims;
+                *self = Self { rare: self.rare, ..Self::default() };
+            }
+            CoordinatorAction::Event(_) => {}
+        }
+    }
+
+    fn told(&mut self, message: &FromCoordinator) {
+        match message {
+            FromCoordinator::Noted { key, .. } => {
+                self.noted.insert(*key);
+            }
+            FromCoordinator::Replay { keys } => {
+                let done = keys.iter().filter(|key| self.noted.contains(&key.downstream()));
+                self.rare.replayed_done += done.count() as u64;
+            }
+            FromCoordinator::Reclaim { key, grant, .. } => {
+                self.rare.reclaimed_again += u64::from(!self.reclaimed.insert((*key, *grant)));
+            }
+            FromCoordinator::Close { round, group, .. } => {
+                self.closing = Some(round.step);
+                let listen = group.here.iter().filter(|one| one.weight.is_none());
+                self.listening.extend(listen.map(|one| one.member));
+            }
+            FromCoordinator::View(change) => {
+                let serving = change.here.iter().filter(|record| record.serving);
+                let promoted = serving.filter(|record| self.listening.remove(&record.member));
+                self.rare.promoted_in_round += promoted.count() as u64;
+            }
+            _ => {}
+        }
+    }
+
+    /// What an input made a peer do.
+    pub(super) fn peer(&mut self, me: Member, input: &PeerInput, actions: &[PeerAction]) {
+        let PeerInput::FromCoordinator { message, .. } = input else { return };
+        for action in actions {
+            match (message, action) {
+                (
+                    FromCoordinator::Granted { key, .. },
+                    PeerAction::ToCoordinator(ToCoordinator::Released { key: released, .. }),
+                ) => self.rare.released_in_flight += u64::from(key == released),
+                (
+                    FromCoordinator::View(_),
+                    PeerAction::Send {
+                        message: PeerMessage::Offer { key, retry: true, .. }, ..
+                    },
+                ) => self.rare.rerouted_again += u64::from(!self.rerouted.insert((me, *key))),
+                _ => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! How long members need for a microbatch. Averages forget: who was not heard of for long counts less
+//! and less by its own and more and more by what is typical.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use shoal_protocol::ids::{Member, Stage, StageSpan};
+use shoal_protocol::message::PassTimes;
+use shoal_protocol::units::Moment;
+
+use super::Throughput;
+use crate::deadline::believable;
+use crate::robust_average::median;
+
+/// What a microbatch is taken to need at a stage while nobody is measured anywhere, in nanoseconds.
+const UNKNOWN_PACE: u64 = 1_000_000_000;
+
+/// An average counts in full for so many times its own pace, and for a minute at least.
+const FRESH_PACES: u32 = 64;
+const FRESH: Duration = Duration::from_secs(60);
+
+/// How long members need for a microbatch at the stages that they were measured at.
+#[derive(Debug, Clone, Default)]
+pub struct ServiceTimes {
+    of: BTreeMap<(Stage, Member), Average>,
+}
+
+/// An exponential average with a weight of 1/8, corrected for what it began from: nothing.
+#[derive(Debug, Clone, Copy)]
+struct Average {
+    /// The sum of all values, each 7/8 of what it was with every value after it.
+    sum: u64,
+    /// The same sum of ones, in millionths.
+    weight: u64,
+    /// When the newest value came.
+    at: Moment,
+}
+
+impl Average {
+    const ONE: u64 = 1_000_000;
+
+    fn new(at: Moment) -> Self {
+        Self { sum: 0, weight: 0, at }
+    }
+
+    fn add(&mut self, nanoseconds: u64, now: Moment) {
+        self.sum = self.sum - self.sum / 8 + nanoseconds;
+        self.weight = self.weight - self.weight / 8 + Self::ONE;
+        self.at = now;
+    }
+
+    /// Nanoseconds for one microbatch.
+    fn service_time(self) -> u64 {
+        let mean = u128::from(self.sum) * u128::from(Self::ONE) / u128::from(self.weight.max(1));
+        u64::try_from(mean).unwrap_or(u64::MAX).max(1)
+    }
+
+    /// How often its part in an estimate was halved since the newest value came.
+    fn halvings(self, now: Moment) -> u32 {
+        let fresh = FRESH.max(Duration::from_nanos(self.service_time()) * FRESH_PACES);
+        u32::try_from(now.since(self.at).as_nanos() / fresh.as_nanos()).unwrap_or(u32::MAX)
+    }
+}
+
+impl ServiceTimes {
+    /// A microbatch took a member so long at a stage. Returns the nanoseconds that it is now measured to
+    /// need for one there.
+    pub fn add(&mut self, stage: Stage, member: Member, pass_times: PassTimes, now: Moment) -> u64 {
+        let PassTimes { forward, backward } = believable(pass_times);
+        let time = forward + backward;
+        let nanoseconds = u64::try_from(time.as_nanos()).expect("two hours are few nanoseconds");
+        let average = self.of.entry((stage, member)).or_insert_with(|| Average::new(now));
+        average.add(nanoseconds, now);
+        average.service_time()
+    }
+
+    /// A member is gone.
+    pub fn forget(&mut self, member: Member) {
+        self.of.retain(|(_, of), _| *of != member);
+    }
+
+    /// Nanoseconds that a member was measured to need for a microbatch at a stage.
+    #[must_use]
+    pub fn measured(&self, stage: Stage, member: Member) -> Option<u64> {
+        self.of.get(&(stage, member)).map(|average| average.service_time())
+    }
+
+    /// What is to be expected now of everybody at every stage of a run.
+    #[must_use]
+    pub fn estimates(&self, stages: u16, now: Moment) -> Estimates<'_> {
+        let mut measured: BTreeMap<Stage, Vec<u64>> = BTreeMap::new();
+        for ((stage, _), average) in &self.of {
+            measured.entry(*stage).or_default().push(average.service_time());
+        }
+        let medians: BTreeMap<Stage, u64> = measured
+            .into_iter()
+            .map(|(stage, mut service_times)| {
+                (stage, median(&mut service_times).expect("somebody is measured"))
+            })
+            .collect();
+        let mut all: Vec<u64> = medians.values().copied().collect();
+        let anywhere = median(&mut all).unwrap_or(UNKNOWN_PACE);
+        let of_stage = |stage| medians.get(&stage).copied().unwrap_or(anywhere);
+        Estimates {
+            service_times: self,
+            now,
+            robust_average: (0..stages).map(Stage).map(of_stage).collect(),
+        }
+    }
+}
+
+/// What is to be expected of members at stages at one moment.
+#[derive(Debug, Clone)]
+pub struct Estimates<'a> {
+    service_times: &'a ServiceTimes,
+    now: Moment,
+    /// What a microbatch takes at each stage, typically.
+    robust_average: Vec<u64>,
+}
+
+impl Estimates<'_> {
+    /// Nanoseconds that a member needs for a microbatch at a stage. Who is not measured there is as
+    /// much faster or slower than is typical as it is at the stages where it is measured.
+    #[must_use]
+    pub fn service_time(&self, member: Member, stage: Stage) -> u64 {
+        let robust_average = self.robust_average(stage);
+        let (own, halvings) = match self.service_times.of.get(&(stage, member)) {
+            Some(average) => (average.service_time(), average.halvings(self.now)),
+            None => match self.elsewhere(member) {
+                Some((of, average)) => {
+                    let own = u128::from(average.service_time()) * u128::from(robust_average)
+                        / u128::from(self.robust_average(of));
+                    (u64::try_from(own).unwrap_or(u64::MAX), average.halvings(self.now))
+                }
+                None => return robust_average,
+            },
+        };
+        let apart = own.abs_diff(robust_average).checked_shr(halvings).unwrap_or(0);
+        if own > robust_average { robust_average + apart } else { robust_average - apart }.max(1)
+    }
+
+    /// What a member gets through at each stage of a span: all of them share its engine.
+    #[must_use]
+    pub fn throughput(&self, member: Member, span: StageSpan) -> Throughput {
+        let all = span
+            .stages()
+            .fold(0u64, |sum, stage| sum.saturating_add(self.service_time(member, stage)));
+        Throughput::of_service_time(all)
+    }
+
+    /// What a microbatch takes at a stage, typically.
+    pub(crate) fn robust_average(&self, stage: Stage) -> u64 {
+        self.robust_average.get(usize::from(stage.0)).copied().unwrap_or(UNKNOWN_PACE)
+    }
+
+    /// The newest measurement of a member at any stage.
+    fn elsewhere(&self, member: Member) -> Option<(Stage, Average)> {
+        let stages = (0..self.robust_average.len() as u16).map(Stage);
+        let known =
+            stages.filter_map(|stage| Some((stage, *self.service_times.of.get(&(stage, member))?)));
+        known.max_by_key(|(stage, average)| (average.at, *stage))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use shoal_protocol::ids::{Incarnation, PeerId};
+
+    use super::*;
+
+    fn member(number: u8) -> Member {
+        Member { peer: PeerId([number; 32]), incarnation: Incarnation(1) }
+    }
+
+    fn pass_times(milliseconds: u64) -> PassTimes {
+        let time = Duration::from_millis(milliseconds);
+        PassTimes { forward: time / 3, backward: time - time / 3 }
+    }
+
+    fn at(seconds: u64) -> Moment {
+        Moment(Duration::from_secs(seconds))
+    }
+
+    #[test]
+    fn who_is_not_measured_is_typical_of_its_stage_and_as_fast_as_it_is_elsewhere() {
+        let mut service_times = ServiceTimes::default();
+        assert_eq!(
+            service_times.estimates(2, at(0)).service_time(member(1), Stage(0)),
+            UNKNOWN_PACE
+        );
+        for (number, time) in [(1, 100), (2, 200), (3, 900)] {
+            service_times.add(Stage(0), member(number), pass_times(time), at(0));
+        }
+        service_times.add(Stage(1), member(4), pass_times(50), at(0));
+        let estimates = service_times.estimates(3, at(1));
+        let service_time =
+            |number, stage| estimates.service_time(member(number), Stage(stage)) / 1_000_000;
+        assert_eq!([service_time(1, 0), service_time(3, 0), service_time(9, 0)], [100, 900, 200]);
+        assert_eq!([service_time(1, 1), service_time(4, 0), service_time(9, 1)], [25, 200, 50]);
+        // Of the two stages with somebody measured, the faster one stands for the third.
+        assert_eq!(service_time(9, 2), 50);
+        let both = StageSpan { first: Stage(0), last: Stage(1) };
+        assert_eq!(estimates.throughput(member(1), both), Throughput::of_service_time(125_000_000));
+    }
+
+    #[test]
+    fn an_old_measurement_gives_way_to_what_is_typical() {
+        let mut service_times = ServiceTimes::default();
+        service_times.add(Stage(0), member(1), pass_times(900), at(0));
+        service_times.add(Stage(0), member(2), pass_times(100), at(0));
+        service_times.add(Stage(0), member(3), pass_times(100), at(0));
+        let service_time = |seconds| {
+            service_times.estimates(1, at(seconds)).service_time(member(1), Stage(0)) / 1_000_000
+        };
+        assert_eq!([0, 59, 60, 120, 100_000].map(service_time), [900, 900, 500, 300, 100]);
+        service_times.forget(member(1));
+        assert_eq!(
+            service_times.estimates(1, at(0)).service_time(member(1), Stage(0)),
+            100_000_000
+        );
+    }
+
+    #[test]
+    fn no_word_of_a_member_makes_the_numbers_overflow() {
+        let mut service_times = ServiceTimes::default();
+        let endless = PassTimes { forward: Duration::MAX, backward: Duration::MAX };
+        for _ in 0..100 {
+            service_times.add(Stage(0), member(1), endless, at(0));
+        }
+        let all = service_times.estimates(1024, Moment(Duration::MAX));
+        assert!(all.throughput(member(1), StageSpan::all(1024)) < Throughput(1));
+    }
+
+    proptest! {
+        #[test]
+        fn an_average_is_between_what_was_measured_and_follows_it(
+            times in prop::collection::vec(1u64..100_000, 1..40),
+            then in 1u64..100_000,
+        ) {
+            let mut service_times = ServiceTimes::default();
+            let mut add = |time| {
+                service_times.add(Stage(0), member(1), pass_times(time), at(0));
+                service_times.estimates(1, at(0)).service_time(member(1), Stage(0)) / 1000
+            };
+            // The first one is believed as it is.
+            prop_assert!(add(times[0]).abs_diff(times[0] * 1000) <= 1);
+            let last = times.iter().skip(1).map(|time| add(*time)).last();
+            let last = last.unwrap_or(times[0] * 1000);
+            let (low, high) = (times.iter().min(), times.iter().max());
+            let within = low.copied() <= Some(last / 1000 + 1) && Some(last / 1000) <= high.copied();
+            prop_assert!(within, "{last}");
+            let last = (0..120).map(|_| add(then)).last().expect("there are some");
+            prop_assert!(last.abs_diff(then * 1000) <= 1 + 100 + last.max(then * 1000) / 10);
+        }
+    }
+}
