@@ -74,7 +74,7 @@ pub use fetch::partial::SUFFIX as PARTIAL_SUFFIX;
 use file_transfer::PieceLists;
 pub use file_transfer::{FileSource, NoFiles, OpenFile};
 pub use reachability::{ProbeError, ProbeReport};
-pub use traffic::{Flow, LinkEstimate, Packets, Pieces, Traffic};
+pub use traffic::{Flow, Packets, PathStats, Pieces, Traffic};
 
 use crate::frame::Frame;
 use crate::ids::{ContentHash, Incarnation, Member, PeerId};
@@ -486,7 +486,7 @@ impl Transport {
 
     /// What the connection to a peer shows of the way there; none where there is no connection.
     #[must_use]
-    pub fn path_to(&self, peer: PeerId) -> Option<LinkEstimate> {
+    pub fn path_to(&self, peer: PeerId) -> Option<PathStats> {
         let peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
         let session = peers.get(&peer)?.session()?;
         Some(session.path(&self.shared.counters))
@@ -494,7 +494,7 @@ impl Transport {
 
     /// The same of all connections that there are, in no order that means anything.
     #[must_use]
-    pub fn ways(&self) -> Vec<LinkEstimate> {
+    pub fn paths(&self) -> Vec<PathStats> {
         let peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
         let sessions = peers.values().filter_map(|peer| peer.session());
         sessions.map(|session| session.path(&self.shared.counters)).collect()

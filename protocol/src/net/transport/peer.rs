@@ -27,7 +27,7 @@ use super::handshake::Hello;
 use super::rate::RateMeter;
 use super::relay;
 use super::send_queue::SendQueue;
-use super::traffic::{Counters, LinkEstimate, Packets};
+use super::traffic::{Counters, Packets, PathStats};
 use crate::ids::{Incarnation, Member, PeerId};
 use crate::net::admission::{Pass, Signed, UnixTime};
 
@@ -98,10 +98,10 @@ impl Session {
     }
 
     /// What the connection shows of the way; adds its packets to the transport's.
-    pub(super) fn path(&self, counters: &Counters) -> LinkEstimate {
+    pub(super) fn path(&self, counters: &Counters) -> PathStats {
         // Read under the lock, so that no later look is counted before this one.
         let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
-        let path = LinkEstimate::of(&self.connection, self.is_relayed());
+        let path = PathStats::of(&self.connection, self.is_relayed());
         counters.packets(path.packets, *counted);
         *counted = path.packets;
         path

@@ -61,7 +61,7 @@ pub struct Flow {
 
 /// What a connection shows of the way to its other end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LinkEstimate {
+pub struct PathStats {
     /// Whether it leads through another peer.
     pub relayed: bool,
     /// The smoothed round trip.
@@ -74,7 +74,7 @@ pub struct LinkEstimate {
     pub packets: Packets,
 }
 
-impl LinkEstimate {
+impl PathStats {
     pub(super) fn of(connection: &Connection, relayed: bool) -> Self {
         let path = connection.stats().path;
         let packets = Packets {

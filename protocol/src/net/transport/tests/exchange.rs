@@ -72,11 +72,11 @@ async fn packets_are_counted_once_over_all_connections() {
     assert_eq!(left.transport.traffic().packets, Packets::default(), "nobody has looked");
     left.send_tensor(right.id(), b"much", vec![frame(1, 1 << 20)]).await;
     right.tensor().await;
-    let ways = left.transport.ways();
-    assert_eq!(ways.len(), 1);
-    assert!(ways[0].round_trip > Duration::ZERO && ways[0].window.0 > 0, "{ways:?}");
+    let paths = left.transport.paths();
+    assert_eq!(paths.len(), 1);
+    assert!(paths[0].round_trip > Duration::ZERO && paths[0].window.0 > 0, "{paths:?}");
     let first = left.transport.traffic().packets;
-    assert_eq!(first, ways[0].packets);
+    assert_eq!(first, paths[0].packets);
     // A mebibyte does not fit into fewer.
     assert!(first.sent > 16 && first.lost <= first.sent, "{first:?}");
     let path = left.transport.path_to(right.id()).expect("connected");
@@ -87,10 +87,10 @@ async fn packets_are_counted_once_over_all_connections() {
     left.send_tensor(right.id(), b"more", vec![frame(1, 5)]).await;
     right.connected().await;
     right.tensor().await;
-    let ways = left.transport.ways();
-    assert_eq!(ways.len(), 1);
+    let paths = left.transport.paths();
+    assert_eq!(paths.len(), 1);
     let both = left.transport.traffic().packets;
-    assert!(both.sent >= path.packets.sent + ways[0].packets.sent, "{both:?} {ways:?}");
+    assert!(both.sent >= path.packets.sent + paths[0].packets.sent, "{both:?} {paths:?}");
 }
 
 #[tokio::test]
