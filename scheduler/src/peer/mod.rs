@@ -1,144 +1,100 @@
 //! One peer's decisions.
 //!
-//! A microbatch's life at one stage is a `job::Job`: taken in (`admission`), computed
-//! (`compute`), sent on (`routing`), answered and reported. Words of the coordinator come in
-//! through `control`, which may ask work back (`reclaim`); the end of a step is `closing`,
-//! among whom `round_groups` says. What a loss
-//! of others leads to is `recovery`; a newcomer catches up in `joining`, with what it hears of rounds
-//! (`hearing`), and so does who changes its stage (`moving`). Who is a member comes in through
-//! `viewing`. A new coordinator is told what this peer holds in `census`.
+//! [`Peer`] hands each input to the component that it concerns, and the component's results to the next
+//! one. Each component owns its state:
+//!
+//! | component | state |
+//! |---|---|
+//! | `contact` | the coordinator and its term |
+//! | `membership` | the members, and those that left or are unreachable |
+//! | `links` | estimates of the links to other peers |
+//! | `pipeline` | the hosted stages, their microbatches and the queue of the engine's passes |
+//! | `weights` | rounds, queued commits, the start of a newcomer, the migration to another stage, snapshots |
+//!
+//! A component reads the state of others through a `context::Context`. `inputs` has the hand-over of
+//! messages and results, `progress` that of weights from step to step.
 
-mod admission;
-mod census;
-mod closing;
-mod compute;
 mod config;
-mod control;
-mod hearing;
-mod job;
-mod joining;
-mod link_estimates;
-mod moving;
-mod reclaim;
-mod recovery;
-mod round_groups;
-mod routing;
-mod stage;
-mod stores;
+mod contact;
+mod context;
+mod inputs;
+mod links;
+mod membership;
+mod pipeline;
+mod progress;
 #[cfg(test)]
 mod tests;
-mod viewing;
-
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+mod weights;
 
 pub use config::{PeerConfig, PeerLimits, RoundCut};
-use shoal_protocol::ids::{
-    ClaimKey, Era, Grant, Incarnation, Member, PeerId, Stage, StageSpan, Step, Term,
-};
-use shoal_protocol::message::{LinkEstimate, PeerMessage, TensorTag, ToCoordinator, View};
-use shoal_protocol::units::{Bytes, Moment};
+use shoal_protocol::ids::{Member, Stage, Step};
+use shoal_protocol::message::{ToCoordinator, View};
+use shoal_protocol::units::Moment;
 
-use self::closing::{Applying, EarlyPieces, Word};
-use self::compute::Compute;
-use self::hearing::Hearing;
-use self::job::Job;
-use self::joining::{Newcomer, Stale};
-use self::moving::Moving;
-use self::round_groups::RoundGroups;
-use self::stage::{Hosted, Waiting};
-use self::stores::Stores;
-use self::viewing::Viewing;
-use crate::action::{Fault, Payload, PeerAction, PeerEvent, PeerInput, PeerLoad};
-use crate::round::Reduction;
+use self::contact::CoordinatorContact;
+use self::context::Position;
+use self::links::LinkEstimates;
+use self::membership::Membership;
+use self::pipeline::Pipeline;
+use self::weights::Weights;
+use crate::action::{Fault, PeerAction, PeerEvent, PeerInput, PeerLoad};
 
-/// Retries without a word of the coordinator after which it is told that this peer is there.
+/// Retry intervals of silence after which the coordinator is told that this peer is there.
 const SILENCE: u32 = 4;
 
-/// One peer's decisions: the life of every microbatch that passes through it, and its part in
-/// rounds and commits.
+/// Retry intervals after which an unlisted sender counts as departed.
+const UNLISTED: u32 = 8;
+
+/// One peer's decisions: its part in every microbatch that passes through it, and in rounds and commits.
 #[derive(Debug)]
 pub struct Peer {
     config: PeerConfig,
     status: Status,
-    /// Who spoke last as the coordinator.
-    coordinator: Option<Member>,
-    /// When it last did.
-    heard_at: Moment,
-    /// The newest term of a coordinator that asked what this peer holds.
-    term: Term,
-    span: Option<StageSpan>,
-    view: View,
-    viewing: Viewing,
-    /// What the links to other peers were measured to be.
-    links: BTreeMap<PeerId, LinkEstimate>,
-    /// What the coordinator was told of them.
-    ways_said: BTreeMap<PeerId, LinkEstimate>,
-    /// The newest era that this peer heard of the beginning of.
-    era: Era,
-    /// Steps whose commit was taken in: the version of the weights that later tasks read.
-    version: Step,
-    /// Since when.
-    version_at: Moment,
-    /// The newest grant that came with work.
-    through: Grant,
-    /// What the coordinator was last told of room at the first stage.
-    wish: Option<(Vec<(Step, u32)>, Grant)>,
-    stages: BTreeMap<Stage, Hosted>,
-    jobs: BTreeMap<ClaimKey, Job>,
-    compute: Compute,
-    rounds: BTreeMap<Stage, Reduction>,
-    round_groups: RoundGroups,
-    /// Rounds that came to nothing and of which the engine still has tasks.
-    ended: Vec<Reduction>,
-    /// Results of rounds that this peer only listens to.
-    hearing: BTreeMap<(Step, Stage), Hearing>,
-    /// Results of no more use, of which the engine still has tasks.
-    unheard: Vec<Hearing>,
-    /// Words about steps that this peer is not ready for.
-    backlog: VecDeque<Word>,
-    /// The step whose commit waits for its result, and since when nothing of that comes.
-    lacks: Option<(Step, Moment)>,
-    /// How far a peer is that does not serve yet.
-    newcomer: Option<Newcomer>,
-    behind: Stale,
-    /// The stage that it is to host in place of its own.
-    moving: Option<Moving>,
-    /// The last grant of each work that was let go of.
-    released: BTreeMap<ClaimKey, Grant>,
-    /// It leaves as soon as nothing that it counted depends on it.
-    draining: bool,
-    /// Members that cannot be reached.
-    unreachable: BTreeSet<Member>,
-    /// Who is gone for good: nothing that an earlier life of theirs says is heard.
-    gone: BTreeMap<PeerId, Incarnation>,
-    /// Who spoke and is in no membership that this peer knows, and since when.
-    strangers: BTreeMap<Member, Moment>,
-    early: EarlyPieces,
-    applying: Applying,
-    stores: Stores,
-    /// Who offered something before this peer knew what it hosts.
-    early_askers: BTreeSet<(Stage, Member)>,
-    in_flight: Bytes,
-    logged: Bytes,
-    /// Tasks given to the engine and not yet done.
+    /// The peer leaves as soon as no counted work depends on it.
+    is_draining: bool,
+    position: Position,
+    contact: CoordinatorContact,
+    membership: Membership,
+    links: LinkEstimates,
+    pipeline: Pipeline,
+    weights: Weights,
+    /// Tasks that the engine has.
     tasks: usize,
-    /// When words without an answer are said again.
-    sweep_at: Moment,
+    /// The time of the next repetition of unanswered messages.
+    retry_at: Moment,
 }
 
-/// Whether the peer takes part.
+/// The peer's part in the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Status {
-    /// It asked to be admitted.
+    /// It asked for admission.
     Joining,
-    /// It is a member.
     Member,
-    /// The run is over, or over for this peer.
+    /// The run is over, at least for this peer.
     Over,
 }
 
-/// What one input makes the peer do.
+/// The actions that follow from one input.
 type Out = Vec<PeerAction>;
+
+/// The context of a peer's components. A macro, so that it borrows only the fields that it reads.
+macro_rules! context_of {
+    ($peer:expr, $now:expr) => {
+        $crate::peer::context::Context {
+            now: $now,
+            config: &$peer.config,
+            view: $peer.membership.view(),
+            links: &$peer.links,
+            position: $peer.position,
+            target: $peer.weights.migration_target(),
+            status: $peer.status,
+            is_serving: $peer.status == $crate::peer::Status::Member
+                && !$peer.weights.is_newcomer(),
+            is_draining: $peer.is_draining,
+        }
+    };
+}
+use context_of;
 
 impl Peer {
     /// A peer that is not a member yet.
@@ -147,206 +103,120 @@ impl Peer {
         Self {
             config,
             status: Status::Joining,
-            coordinator: None,
-            heard_at: Moment::default(),
-            term: Term(0),
-            span: None,
-            view: View::default(),
-            viewing: Viewing::default(),
-            links: BTreeMap::new(),
-            ways_said: BTreeMap::new(),
-            era: Era(0),
-            version: Step(0),
-            version_at: Moment::default(),
-            through: Grant::default(),
-            wish: None,
-            stages: BTreeMap::new(),
-            jobs: BTreeMap::new(),
-            compute: Compute::default(),
-            rounds: BTreeMap::new(),
-            round_groups: RoundGroups::new(),
-            ended: Vec::new(),
-            hearing: BTreeMap::new(),
-            unheard: Vec::new(),
-            backlog: VecDeque::new(),
-            lacks: None,
-            newcomer: Some(Newcomer::default()),
-            behind: Stale::default(),
-            moving: None,
-            released: BTreeMap::new(),
-            draining: false,
-            unreachable: BTreeSet::new(),
-            gone: BTreeMap::new(),
-            strangers: BTreeMap::new(),
-            early: EarlyPieces::default(),
-            applying: Applying::default(),
-            stores: Stores::default(),
-            early_askers: BTreeSet::new(),
-            in_flight: Bytes(0),
-            logged: Bytes(0),
+            is_draining: false,
+            position: Position::default(),
+            contact: CoordinatorContact::default(),
+            membership: Membership::default(),
+            links: LinkEstimates::default(),
+            pipeline: Pipeline::default(),
+            weights: Weights::default(),
             tasks: 0,
-            sweep_at: Moment::default(),
+            retry_at: Moment::default(),
         }
     }
 
-    /// Asks to be admitted. Called once, before any input.
+    /// Asks for admission. Called once, before any input.
     pub fn start(&mut self, now: Moment, out: &mut Vec<PeerAction>) {
-        self.sweep_at = now + self.config.limits.retry;
+        self.retry_at = now + self.config.limits.retry;
         self.register(out);
     }
 
-    /// Takes in what happened and adds what is to be done, in order, to `out`.
+    /// Handles an input and appends the actions that follow from it to `out`, in order.
     pub fn handle(&mut self, now: Moment, input: PeerInput, out: &mut Vec<PeerAction>) {
         let given_before = out.len();
-        let version = self.version;
+        let version = self.position.version;
         if matches!(input, PeerInput::Done { .. }) {
             self.tasks = self.tasks.saturating_sub(1);
         }
         if self.status == Status::Over {
-            return self.let_go(now, input, out);
+            return self.release_input(now, input, out);
         }
-        match input {
-            PeerInput::FromCoordinator { from, message } => {
-                self.coordinator = Some(from);
-                self.heard_at = now;
-                self.told(now, message, out);
-            }
-            PeerInput::PeerMessage { from, message } => self.heard(now, from, message, out),
-            PeerInput::Tensor { from, tag, payload } => self.received(now, from, tag, payload, out),
-            PeerInput::Done { result, busy } => self.computed(now, result, busy, out),
-            PeerInput::Disconnected { member } => self.disconnected(now, member, out),
-            PeerInput::Unreachable { member } => self.cannot_reach(member, out),
-            PeerInput::Fetched { version, stage, whole } => {
-                self.fetched(version, stage, whole, out);
-            }
-            PeerInput::Kept { version, stage, whole } => {
-                let message = ToCoordinator::Kept { version, stage, whole };
-                out.push(PeerAction::ToCoordinator(message));
-            }
-            PeerInput::Archived { version } => {
-                out.push(PeerAction::ToCoordinator(ToCoordinator::Archived { version }));
-            }
-            PeerInput::Links(links) => self.measured(links, out),
-            PeerInput::LinksProbed(link_estimates) => self.looked(link_estimates, out),
-            PeerInput::Drain => self.drain(out),
-            PeerInput::Tick => {}
+        self.handle_input(now, input, out);
+        if self.is_serving() {
+            let ctx = context_of!(self, now);
+            self.pipeline.dispatch(&ctx, out);
+            self.pipeline.widen_when_idle(&ctx, out);
+            self.pipeline.request_work(&ctx, out);
         }
-        if self.serves() {
-            self.dispatch(out);
-            self.widen_when_idle(now, out);
-            self.wish_for_work(out);
-        }
-        self.sweep(now, out);
-        if self.version != version {
-            self.version_at = now;
+        self.retry(now, out);
+        if self.position.version != version {
+            self.position.version_at = now;
         }
         let new = &out[given_before..];
         self.tasks += new.iter().filter(|action| matches!(action, PeerAction::Compute(_))).count();
     }
 
-    /// When a `Tick` is due, if nothing else happens before.
+    /// The time at which a `Tick` is due, if there is no other input before.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Moment> {
-        (self.status != Status::Over).then_some(self.sweep_at)
+        (self.status != Status::Over).then_some(self.retry_at)
     }
 
-    /// Steps whose commit it took in: the version of the weights.
+    /// The version of the weights: the number of steps whose commits this peer handled.
     #[must_use]
     pub fn version(&self) -> Step {
-        self.version
+        self.position.version
     }
 
-    /// What the peer holds now.
+    /// The members of the run as this peer knows them.
+    #[must_use]
+    pub fn view(&self) -> &View {
+        self.membership.view()
+    }
+
+    /// The resources that the peer holds.
     #[must_use]
     pub fn load(&self) -> PeerLoad {
-        let by_stage = |count: fn(&Hosted) -> usize| {
-            self.stages.iter().map(|(stage, hosted)| (*stage, count(hosted))).collect()
-        };
         PeerLoad {
-            accepted: by_stage(Hosted::accepted),
-            waiting: by_stage(|hosted| hosted.offers.len()),
-            window: by_stage(|hosted| hosted.window),
             computing: self.tasks,
-            in_flight: self.in_flight,
-            logged: self.logged,
-            rounds: self.rounds.values().chain(&self.ended).map(Reduction::held).sum::<Bytes>()
-                + self.early.parts(),
-            heard: self.heard_bytes(),
+            rounds: self.weights.rounds().held(),
+            heard: self.weights.rounds().heard_bytes(),
+            ..self.pipeline.load()
         }
     }
 
-    /// Whether it takes part: a newcomer without weights does not.
-    fn serves(&self) -> bool {
-        self.status == Status::Member && self.newcomer.is_none()
+    /// Whether this peer hosts a stage, migrates to it, or has no assignment yet.
+    pub(crate) fn may_host(&self, stage: Stage) -> bool {
+        context_of!(self, Moment::default()).may_host(stage)
     }
 
-    fn heard(&mut self, now: Moment, from: Member, message: PeerMessage, out: &mut Out) {
-        if !self.is_known(now, from) {
+    /// Whether the peer is a member with the current weights.
+    fn is_serving(&self) -> bool {
+        self.status == Status::Member && !self.weights.is_newcomer()
+    }
+
+    /// Repeats messages without an answer once the retry interval is over.
+    fn retry(&mut self, now: Moment, out: &mut Out) {
+        if self.status == Status::Over || now < self.retry_at {
             return;
         }
-        match message {
-            PeerMessage::Offer { key, retry, .. } => {
-                self.offered(now, Waiting { from, retry }, key, out);
-            }
-            PeerMessage::Accepted { key, service_time } => {
-                self.accepted(now, from, key, service_time, out)
-            }
-            PeerMessage::Busy { key, service_time } => {
-                self.turned_away(now, from, key, service_time, out)
-            }
-            PeerMessage::HeldBy { key, holder } => self.redirected(now, from, key, holder, out),
-            PeerMessage::Free { stage } => self.freed(now, from, stage, out),
-            PeerMessage::Withdrawn { key } => self.withdrawn(now, from, key, out),
-            PeerMessage::Evaluated { key } => self.answered_evaluated(now, key, out),
-        }
-    }
-
-    fn received(
-        &mut self,
-        now: Moment,
-        from: Member,
-        tag: TensorTag,
-        payload: Payload,
-        out: &mut Out,
-    ) {
-        match tag {
-            TensorTag::Activation { key } => self.activation(now, key, payload, out),
-            TensorTag::ActivationGradient { key } => self.gradient(now, key, payload, out),
-            TensorTag::RoundPart { .. } | TensorTag::RoundResult { .. } => {
-                self.round_piece(now, from, tag, payload, out);
-            }
-        }
-    }
-
-    /// Says again what has gone without an answer for too long.
-    fn sweep(&mut self, now: Moment, out: &mut Out) {
-        if self.status == Status::Over || now < self.sweep_at {
-            return;
-        }
-        self.sweep_at = now + self.config.limits.retry;
+        self.retry_at = now + self.config.limits.retry;
         match self.status {
             Status::Joining => self.register(out),
-            Status::Member => {
-                self.repeat_want_of_view(now, out);
-                self.repeat_round_group_requests(now, out);
-                self.repeat_reports(now, out);
-                self.retry_blocked(now, out);
-                self.retry_offers(now, out);
-                self.repeat_outcomes(out);
-                self.give_up_lost_results(now, out);
-                self.give_up_lost_result_there(now, out);
-                self.repeat_readiness(out);
-                self.complain(out);
-                self.forget_strangers(now, out);
-                if now.since(self.heard_at) >= self.config.limits.retry * SILENCE {
-                    out.push(PeerAction::ToCoordinator(ToCoordinator::KeepAlive));
-                }
-                if self.serves() {
-                    self.wish = None;
-                    self.wish_for_work(out);
-                }
-            }
+            Status::Member => self.retry_as_member(now, out),
             Status::Over => {}
+        }
+    }
+
+    fn retry_as_member(&mut self, now: Moment, out: &mut Out) {
+        let retry = self.config.limits.retry;
+        self.membership.repeat_request(now, retry, out);
+        let ctx = context_of!(self, now);
+        self.weights.rounds_mut().repeat_group_requests(&ctx, out);
+        self.pipeline.repeat_reports(&ctx, out);
+        self.pipeline.downstream().retry(&ctx, out);
+        self.pipeline.repeat_acceptances(&ctx, out);
+        self.weights.retry(&ctx, out);
+        self.membership.repeat_unreachable(self.contact.current(), out);
+        let departed = self.membership.expire_unlisted(now, retry * UNLISTED);
+        if !departed.is_empty() {
+            self.remove_members(now, &departed, out);
+        }
+        if self.contact.is_silent_for(now, retry * SILENCE) {
+            out.push(PeerAction::ToCoordinator(ToCoordinator::KeepAlive));
+        }
+        if self.is_serving() {
+            self.pipeline.repeat_work_request(&context_of!(self, now), out);
         }
     }
 
@@ -355,43 +225,24 @@ impl Peer {
         out.push(PeerAction::ToCoordinator(ToCoordinator::Register(candidate)));
     }
 
-    /// Takes no further part, and lets go of everything.
-    fn end(&mut self, event: PeerEvent, out: &mut Out) {
-        self.drop_jobs_through(Step(u64::MAX), out);
-        self.early.drop_through(Era(u32::MAX), Step(u64::MAX), out);
-        self.moving = None;
-        self.stop_listening(out);
-        self.abort_rounds(out);
+    /// Ends the peer's part in the run and releases everything.
+    fn end(&mut self, now: Moment, event: PeerEvent, out: &mut Out) {
+        self.pipeline.drop_through(&context_of!(self, now), Step(u64::MAX), out);
+        self.weights.end(out);
         self.status = Status::Over;
         out.push(PeerAction::Event(event));
     }
 
-    /// Something is wrong with this peer's own state: it leaves rather than spoil the run.
-    fn leave(&mut self, fault: Fault, out: &mut Out) {
+    /// Leaves the run, since this peer's own state is faulty.
+    fn leave(&mut self, now: Moment, fault: Fault, out: &mut Out) {
         let reason = fault.to_string();
         out.push(PeerAction::Event(PeerEvent::Fault(fault)));
         out.push(PeerAction::ToCoordinator(ToCoordinator::Leave));
-        self.end(PeerEvent::Stopped { reason }, out);
+        self.end(now, PeerEvent::Stopped { reason }, out);
     }
+}
 
-    fn nonsense(from: Member, what: &'static str, out: &mut Out) {
-        out.push(PeerAction::Event(PeerEvent::Fault(Fault::Nonsense { from, what })));
-    }
-
-    /// Whether this peer hosts the last stage of the run at `key`.
-    fn is_last(&self, key: ClaimKey) -> bool {
-        key.stage == self.config.manifest.last_stage()
-    }
-
-    /// Whether there will be no backward pass.
-    fn is_held_out(&self, key: ClaimKey) -> bool {
-        key.microbatch.0 >= self.config.manifest.training.microbatches
-    }
-
-    /// Nanoseconds that the engine needs for one microbatch of each hosted stage, which it works on
-    /// in turn; 0 while one is not measured.
-    fn service_time(&self) -> u64 {
-        let service_times = self.stages.values().map(|hosted| hosted.service_time.nanoseconds());
-        service_times.sum::<Option<u64>>().unwrap_or(0)
-    }
+/// Reports a message that no correct member sends.
+fn report_invalid(from: Member, what: &'static str, out: &mut Out) {
+    out.push(PeerAction::Event(PeerEvent::Fault(Fault::Nonsense { from, what })));
 }

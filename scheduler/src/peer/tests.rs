@@ -1,18 +1,24 @@
 //! What a peer does, action by action: windows, backpressure, claims, repeats.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use shoal_protocol::ids::{Attempt, ContentHash, Incarnation, Microbatch, PeerId};
+use shoal_protocol::ids::{
+    Attempt, ClaimKey, ContentHash, Era, Grant, Incarnation, Member, Microbatch, PeerId, Stage,
+    StageSpan, Step, Term,
+};
 use shoal_protocol::message::{
     Candidate, CommitRecord, Duties, FixedLoss, FromCoordinator, MemberRecord, Move, MoveReason,
-    PassTimes, RoundOutcome, SnapshotPart, StageChoice, StoredStage, ViewChange,
+    PassTimes, PeerMessage, RoundOutcome, SnapshotPart, StageChoice, StoredStage, TensorTag,
+    ToCoordinator, ViewChange,
 };
 
-use super::*;
-use crate::action::{PayloadId, Task, TaskResult};
+use super::{Peer, PeerConfig, PeerLimits};
+use crate::action::{Payload, PayloadId, PeerAction, PeerEvent, PeerInput, Task, TaskResult};
 use crate::router::Routing;
 use crate::sim::Scenario;
+use shoal_protocol::units::{Bytes, Moment};
 
 const COORDINATOR: u8 = 100;
 const ME: u8 = 0;

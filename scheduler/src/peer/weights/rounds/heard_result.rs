@@ -1,32 +1,34 @@
-//! A round's result as a newcomer hears it: it adds nothing, and gets the whole.
+//! One round's result at a member that adds nothing to it, such as a newcomer.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use shoal_protocol::ids::Member;
+use shoal_protocol::ids::{ContentHash, Member};
 use shoal_protocol::message::{Round, RoundOutcome};
 use shoal_protocol::units::Bytes;
 
 use crate::action::{Payload, PeerAction, Task};
 use crate::round::{Layout, gone, place_in};
 
-/// One round's result, as it comes in.
+/// The result of one round, piece by piece.
 #[derive(Debug)]
-pub(super) struct Hearing {
+pub(super) struct HeardResult {
     round: Round,
     layout: Layout,
+    /// The sum of the tags of the whole batch.
     whole_proof: u64,
-    /// By their first element.
+    /// The pieces by their first element.
     pieces: BTreeMap<usize, (Range<usize>, Payload)>,
+    /// The number of pieces to come.
     missing: usize,
     installing: bool,
-    /// Pieces that the engine is to keep.
+    /// Tasks that the engine has.
     tasks: usize,
     outcome: Option<RoundOutcome>,
     held: Bytes,
 }
 
-impl Hearing {
+impl HeardResult {
     pub(super) fn new(round: Round, layout: Layout, whole_proof: u64) -> Self {
         let missing = layout.all_pieces();
         Self {
@@ -46,8 +48,8 @@ impl Hearing {
         &self.round
     }
 
-    /// The round goes on without some of its members: what they had summed others sum anew.
-    pub(super) fn go_on(&mut self, round: Round, out: &mut Vec<PeerAction>) {
+    /// Mends the round without some of its members: others sum their parts anew.
+    pub(super) fn mend(&mut self, round: Round, out: &mut Vec<PeerAction>) {
         let gone = gone(&self.round, &round);
         let theirs = gone.iter().flat_map(|place| self.layout.starts(*place));
         for (_, payload) in theirs.filter_map(|start| self.pieces.remove(&start)) {
@@ -71,7 +73,7 @@ impl Hearing {
         self.outcome
     }
 
-    /// Whether the engine is at work with its pieces.
+    /// Whether the engine has tasks of it.
     pub(super) fn is_busy(&self) -> bool {
         self.tasks > 0
     }
@@ -83,8 +85,8 @@ impl Hearing {
         })
     }
 
-    /// A piece of the result. What does not fit is released.
-    pub(super) fn result(
+    /// Takes a piece of the result, or releases one that does not fit.
+    pub(super) fn receive(
         &mut self,
         from: Member,
         piece: u32,
@@ -109,7 +111,7 @@ impl Hearing {
         self.missing -= 1;
     }
 
-    /// Has the engine put the whole together and measure it, once.
+    /// Has the engine assemble and measure the whole result, once.
     pub(super) fn install(&mut self, out: &mut Vec<PeerAction>) {
         if std::mem::replace(&mut self.installing, true) {
             return;
@@ -123,7 +125,7 @@ impl Hearing {
         self.tasks = self.pieces.len() + 1;
     }
 
-    /// The engine keeps a piece.
+    /// The engine installed a piece.
     pub(super) fn installed(&mut self, range: &Range<usize>, out: &mut Vec<PeerAction>) {
         self.tasks -= 1;
         let (_, payload) = self.pieces.remove(&range.start).expect("it was being installed");
@@ -131,19 +133,15 @@ impl Hearing {
         out.push(PeerAction::Release(payload.id));
     }
 
-    /// The engine measured the whole.
-    pub(super) fn summarised(&mut self, outcome: RoundOutcome) {
+    /// The engine measured the whole result.
+    pub(super) fn summarised(&mut self, hash: ContentHash, square_norm: f64) {
         self.tasks -= 1;
-        self.outcome = Some(outcome);
+        self.outcome = Some(RoundOutcome { hash, square_norm, proof: self.whole_proof });
     }
 
-    pub(super) fn whole_proof(&self) -> u64 {
-        self.whole_proof
-    }
-
-    /// Lets go of what the engine does not use.
-    pub(super) fn let_go(mut self, out: &mut Vec<PeerAction>) {
-        assert!(!self.is_busy(), "what the engine uses is kept");
+    /// Releases all pieces, none of which the engine uses.
+    pub(super) fn release(mut self, out: &mut Vec<PeerAction>) {
+        assert!(!self.is_busy(), "the engine uses its pieces");
         for (_, payload) in std::mem::take(&mut self.pieces).into_values() {
             out.push(PeerAction::Release(payload.id));
         }

@@ -1,0 +1,114 @@
+//! The state that every component of a peer may read.
+
+use std::time::Duration;
+
+use shoal_protocol::ids::{ClaimKey, Era, Member, Stage, StageSpan, Step};
+use shoal_protocol::message::View;
+use shoal_protocol::units::Moment;
+
+use super::Status;
+use super::config::PeerConfig;
+use super::links::LinkEstimates;
+
+/// A read-only view of the peer, which components receive along with an input.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Context<'a> {
+    pub(super) now: Moment,
+    pub(super) config: &'a PeerConfig,
+    pub(super) view: &'a View,
+    pub(super) links: &'a LinkEstimates,
+    pub(super) position: Position,
+    pub(super) target: Option<MigrationTarget>,
+    pub(super) status: Status,
+    /// Whether the peer is a member with the current weights.
+    pub(super) is_serving: bool,
+    /// Whether the peer leaves as soon as no counted work depends on it.
+    pub(super) is_draining: bool,
+}
+
+/// The position of the peer in the run.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Position {
+    /// The newest known era.
+    pub(super) era: Era,
+    /// The stages to host, once the peer is a member.
+    pub(super) span: Option<StageSpan>,
+    /// The version of the weights: the number of steps whose commits were applied.
+    pub(super) version: Step,
+    /// The time at which the version was reached.
+    pub(super) version_at: Moment,
+}
+
+/// The destination of a migration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct MigrationTarget {
+    pub(super) stage: Stage,
+    /// The first step that the peer serves there, once the membership says it.
+    pub(super) from_step: Option<Step>,
+}
+
+impl Context<'_> {
+    pub(super) fn me(&self) -> Member {
+        self.config.me
+    }
+
+    pub(super) fn is_member(&self) -> bool {
+        self.status == Status::Member
+    }
+
+    /// Whether the peer's part in the run ended.
+    pub(super) fn is_over(&self) -> bool {
+        self.status == Status::Over
+    }
+
+    /// The interval at which unanswered messages are repeated.
+    pub(super) fn retry(&self) -> Duration {
+        self.config.limits.retry
+    }
+
+    pub(super) fn version(&self) -> Step {
+        self.position.version
+    }
+
+    /// Whether this work is at the last stage of the run.
+    pub(super) fn is_last(&self, key: ClaimKey) -> bool {
+        key.stage == self.config.manifest.last_stage()
+    }
+
+    /// Whether a microbatch is for evaluation alone, without a backward pass.
+    pub(super) fn is_held_out(&self, key: ClaimKey) -> bool {
+        key.microbatch.0 >= self.config.manifest.training.microbatches
+    }
+
+    /// Whether a step may have work. Work of a step is handed out while an earlier step whose update it
+    /// reads is still reduced, and the commit of the step before that may still be on its way here.
+    pub(super) fn is_open(&self, step: Step) -> bool {
+        (self.version()..=self.newest_open()).contains(&step)
+    }
+
+    /// The newest step that may have work.
+    pub(super) fn newest_open(&self) -> Step {
+        self.newest_runnable().next().next()
+    }
+
+    /// The newest step whose weights are here.
+    pub(super) fn newest_runnable(&self) -> Step {
+        Step(self.version().0 + self.config.manifest.steps_at_once() - 1)
+    }
+
+    /// The stages that the membership assigns to this peer in a step.
+    pub(super) fn span_at(&self, step: Step) -> Option<StageSpan> {
+        let there = self.target.filter(|target| target.from_step.is_some_and(|from| from <= step));
+        there.map(|target| StageSpan::one(target.stage)).or(self.position.span)
+    }
+
+    /// Whether the peer migrates to a stage.
+    pub(super) fn is_moving_to(&self, stage: Stage) -> bool {
+        self.target.is_some_and(|target| target.stage == stage)
+    }
+
+    /// Whether the peer hosts a stage, migrates to it, or has no assignment yet.
+    pub(super) fn may_host(&self, stage: Stage) -> bool {
+        self.position.span.is_none_or(|span| span.contains(stage)) || self.is_moving_to(stage)
+    }
+}

@@ -1,0 +1,436 @@
+//! Inputs: hands each message, tensor and task result to the component that it concerns.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use shoal_protocol::ids::{Era, Member, PeerId, StageSpan, Step, Term};
+use shoal_protocol::limits;
+use shoal_protocol::message::{
+    CommitRecord, FromCoordinator, LinkEstimate, PeerMessage, TensorTag, ToCoordinator, ViewChange,
+};
+use shoal_protocol::units::Moment;
+
+use super::pipeline::QueuedOffer;
+use super::{Out, Peer, Status, context_of};
+use crate::action::{Payload, PeerAction, PeerEvent, PeerInput, TaskResult};
+use crate::router::Routing;
+
+/// Claims in one message of a census, far below the size limit of a message.
+const CLAIMS: usize = 2048;
+
+/// The position of the run, as a new coordinator reports it.
+struct RunPosition {
+    era: Era,
+    /// The version with which the era began.
+    began_at: Step,
+    span: StageSpan,
+    commit: Option<CommitRecord>,
+}
+
+impl Peer {
+    pub(super) fn handle_input(&mut self, now: Moment, input: PeerInput, out: &mut Out) {
+        match input {
+            PeerInput::FromCoordinator { from, message } => {
+                self.contact.note_message(now, from);
+                self.handle_coordinator_message(now, message, out);
+            }
+            PeerInput::PeerMessage { from, message } => {
+                if self.membership.accepts(now, from) {
+                    self.handle_peer_message(now, from, message, out);
+                }
+            }
+            PeerInput::Tensor { from, tag, payload } => {
+                self.handle_tensor(now, from, tag, payload, out);
+            }
+            PeerInput::Done { result, busy } => self.handle_task_result(now, result, busy, out),
+            PeerInput::Disconnected { member } => {
+                self.pipeline.downstream().handle_disconnected(
+                    &context_of!(self, now),
+                    member,
+                    out,
+                );
+            }
+            PeerInput::Unreachable { member } => {
+                self.membership.report_unreachable(member, self.contact.current(), out);
+            }
+            PeerInput::Fetched { version, stage, whole } => {
+                let ctx = context_of!(self, now);
+                self.weights.handle_fetched(&ctx, version, stage, whole, out);
+            }
+            PeerInput::Kept { version, stage, whole } => {
+                let message = ToCoordinator::Kept { version, stage, whole };
+                out.push(PeerAction::ToCoordinator(message));
+            }
+            PeerInput::Archived { version } => {
+                out.push(PeerAction::ToCoordinator(ToCoordinator::Archived { version }));
+            }
+            PeerInput::Links(measured) => {
+                let link_estimates = self.links.update(measured);
+                self.pipeline.downstream().update_links(&context_of!(self, now));
+                let by_speed = self.config.routing == Routing::BySpeed;
+                if !link_estimates.is_empty() && by_speed && self.status == Status::Member {
+                    out.push(PeerAction::ToCoordinator(ToCoordinator::LinkEstimates {
+                        link_estimates,
+                    }));
+                }
+            }
+            PeerInput::LinksProbed(links) => self.handle_probed_links(links, out),
+            PeerInput::Drain => self.drain(now, out),
+            PeerInput::Tick => {}
+        }
+    }
+
+    fn handle_coordinator_message(&mut self, now: Moment, message: FromCoordinator, out: &mut Out) {
+        let ctx = context_of!(self, now);
+        match message {
+            FromCoordinator::Admitted { era, span, version } => {
+                self.handle_admitted(now, era, span, version, out);
+            }
+            FromCoordinator::Census { term, era, began_at, span, commit, view } => {
+                let position = RunPosition { era, began_at, span, commit };
+                self.handle_census(now, term, position, view, out);
+            }
+            FromCoordinator::TakenOver => self.handle_takeover(now, out),
+            FromCoordinator::Keep { version, part } => {
+                out.push(PeerAction::Keep { version, part });
+            }
+            FromCoordinator::Checkpoint { version, stages, oldest } => {
+                let event = PeerEvent::Checkpoint { version, stages, oldest };
+                out.push(PeerAction::Event(event));
+            }
+            FromCoordinator::Refused { reason } => {
+                if self.status == Status::Joining {
+                    self.end(now, PeerEvent::Refused { reason }, out);
+                }
+            }
+            FromCoordinator::Expelled { reason } => {
+                self.end(now, PeerEvent::Expelled { reason }, out);
+            }
+            FromCoordinator::ProbeLinks { at } => self.probe_links(at, out),
+            FromCoordinator::Snapshot { version, parts } => {
+                self.handle_snapshot(now, version, parts, out);
+            }
+            FromCoordinator::Rewind { era, version, span } => {
+                self.rewind(now, era, version, span, out);
+            }
+            FromCoordinator::View(change) => self.handle_view_change(now, &change, out),
+            FromCoordinator::Members { number, part, members } => {
+                if let Some(departed) = self.membership.take_page(number, part, members) {
+                    self.follow_view(now, &departed, true, out);
+                }
+            }
+            FromCoordinator::Replay { keys } => {
+                self.pipeline.downstream().handle_replay(&ctx, &keys, out);
+            }
+            FromCoordinator::Work { step, grants } => {
+                self.pipeline.handle_work(&ctx, step, &grants, out);
+            }
+            FromCoordinator::Granted { key, grant, next_holder } => {
+                self.pipeline.handle_granted(&ctx, key, grant, next_holder, out);
+            }
+            FromCoordinator::Held { key, holder } => {
+                self.pipeline.handle_held(&ctx, key, holder, out);
+            }
+            // The step is over for this work, and its commit drops it.
+            FromCoordinator::NotOpen { .. } => {}
+            FromCoordinator::Reclaim { key, grant, patience } => {
+                self.pipeline.handle_reclaim(&ctx, key, grant, patience, out);
+            }
+            FromCoordinator::Noted { key, grant } => self.pipeline.handle_noted(key, grant),
+            FromCoordinator::Close { round, group, mended, counted } => {
+                if let Some(round) =
+                    self.weights.rounds_mut().close(&ctx, round, &group, mended, out)
+                {
+                    self.handle_close(now, round, counted, out);
+                }
+            }
+            FromCoordinator::RoundGroup { stage, number, part, here } => {
+                self.weights.rounds_mut().take_group_page(&ctx, stage, number, part, here);
+            }
+            FromCoordinator::Commit(record) => self.handle_commit(now, record, out),
+            FromCoordinator::Store { version, stage } => {
+                let is_hosted = self.pipeline.hosts(stage);
+                self.weights.handle_snapshot_request(&ctx, (version, stage), is_hosted, out);
+            }
+            FromCoordinator::Finished => self.end(now, PeerEvent::Finished, out),
+            FromCoordinator::Stopped { reason } => {
+                self.end(now, PeerEvent::Stopped { reason }, out);
+            }
+        }
+    }
+
+    fn handle_peer_message(
+        &mut self,
+        now: Moment,
+        from: Member,
+        message: PeerMessage,
+        out: &mut Out,
+    ) {
+        let ctx = context_of!(self, now);
+        let pipeline = &mut self.pipeline;
+        match message {
+            PeerMessage::Offer { key, retry, .. } => {
+                pipeline.handle_offer(&ctx, key, QueuedOffer { from, retry }, out);
+            }
+            PeerMessage::Accepted { key, service_time } => {
+                pipeline.downstream().handle_accepted(&ctx, from, key, service_time, out);
+            }
+            PeerMessage::Busy { key, service_time } => {
+                pipeline.downstream().handle_busy(&ctx, from, key, service_time, out);
+            }
+            PeerMessage::HeldBy { key, holder } => {
+                pipeline.downstream().handle_redirect(&ctx, from, key, holder, out);
+            }
+            PeerMessage::Free { stage } => {
+                pipeline.downstream().handle_free(&ctx, from, stage, out)
+            }
+            PeerMessage::Withdrawn { key } => pipeline.handle_withdrawn(&ctx, from, key, out),
+            PeerMessage::Evaluated { key } => pipeline.handle_evaluated(&ctx, key, out),
+        }
+    }
+
+    fn handle_tensor(
+        &mut self,
+        now: Moment,
+        from: Member,
+        tag: TensorTag,
+        payload: Payload,
+        out: &mut Out,
+    ) {
+        match tag {
+            TensorTag::Activation { key } => {
+                self.pipeline.handle_activation(&context_of!(self, now), key, payload, out);
+            }
+            TensorTag::ActivationGradient { key } => {
+                self.pipeline.handle_gradient(&context_of!(self, now), key, payload, out);
+            }
+            TensorTag::RoundPart { .. } | TensorTag::RoundResult { .. } => {
+                self.handle_round_piece(now, (from, tag, payload), out);
+            }
+        }
+    }
+
+    fn handle_task_result(
+        &mut self,
+        now: Moment,
+        result: TaskResult,
+        busy: Duration,
+        out: &mut Out,
+    ) {
+        let ctx = context_of!(self, now);
+        match result {
+            TaskResult::Forwarded { key, output, loss } => {
+                self.pipeline.handle_forward(&ctx, key, busy, (output, loss), out);
+            }
+            TaskResult::Returned { key, gradient } => {
+                if self.pipeline.handle_backward(&ctx, key, busy, gradient, out) {
+                    self.weights.rounds_mut().sums_change(key);
+                }
+            }
+            TaskResult::Accumulated { key } => {
+                // Before a rewind the accumulator was another.
+                if self.weights.are_here(&ctx) {
+                    self.pipeline.handle_accumulated(&ctx, key, out);
+                }
+            }
+            TaskResult::Discarded { key } => self.pipeline.handle_discarded(&ctx, key, out),
+            TaskResult::Diverged { key, reason } => {
+                let message = ToCoordinator::Diverged { key, reason };
+                out.push(PeerAction::ToCoordinator(message));
+            }
+            TaskResult::Applied { round } => self.weights.handle_applied(round, out),
+            TaskResult::Left { .. } => {}
+            TaskResult::Stored { version, stage, files } => {
+                self.weights.handle_stored(version, stage, files, out);
+            }
+            TaskResult::NotStored { version, stage } => {
+                self.weights.handle_not_stored(version, stage, out);
+            }
+            TaskResult::Exported { .. }
+            | TaskResult::Reduced { .. }
+            | TaskResult::Installed { .. }
+            | TaskResult::Summarised { .. } => self.handle_round_task(now, result, out),
+            TaskResult::Restored { version, stage } => {
+                self.handle_restored(now, version, stage, out);
+            }
+            TaskResult::NotRestored { version, stage } => {
+                self.weights.handle_fetched(&ctx, version, stage, false, out);
+            }
+        }
+    }
+
+    /// Releases the payloads of an input that comes after the end of the peer's part in the run.
+    pub(super) fn release_input(&mut self, now: Moment, input: PeerInput, out: &mut Out) {
+        match input {
+            PeerInput::Tensor { payload, .. } => out.push(PeerAction::Release(payload.id)),
+            PeerInput::Done { result, .. } => match result {
+                TaskResult::Forwarded { key, output: result, .. }
+                | TaskResult::Returned { key, gradient: result } => {
+                    self.pipeline.release_result(key, result, out);
+                }
+                TaskResult::Exported { .. }
+                | TaskResult::Reduced { .. }
+                | TaskResult::Installed { .. }
+                | TaskResult::Summarised { .. } => self.handle_round_task(now, result, out),
+                _ => {}
+            },
+            _ => {}
+        }
+    }
+}
+
+/// Membership and the coordinator.
+impl Peer {
+    fn handle_admitted(
+        &mut self,
+        now: Moment,
+        era: Era,
+        span: StageSpan,
+        version: Step,
+        out: &mut Out,
+    ) {
+        if self.status != Status::Joining {
+            return;
+        }
+        self.status = Status::Member;
+        self.position.era = era.max(self.position.era);
+        self.position.span = Some(span);
+        self.position.version = version;
+        self.weights.admit(version);
+        self.pipeline.host(&context_of!(self, now), span, out);
+        out.push(PeerAction::Event(PeerEvent::Admitted { span }));
+        self.serve_when_listed(now, out);
+        self.weights.report_ready(&context_of!(self, now), out);
+    }
+
+    /// Members joined, left or changed.
+    fn handle_view_change(&mut self, now: Moment, change: &ViewChange, out: &mut Out) {
+        let view = self.membership.view();
+        let reroutes = self.pipeline.downstream().is_rerouted_by(view, change);
+        let retry = self.config.limits.retry;
+        if let Some(departed) = self.membership.apply(now, retry, change, out) {
+            self.follow_view(now, &departed, reroutes, out);
+        }
+    }
+
+    /// Follows a new view of the membership.
+    fn follow_view(
+        &mut self,
+        now: Moment,
+        departed: &BTreeSet<Member>,
+        reroutes: bool,
+        out: &mut Out,
+    ) {
+        if reroutes {
+            self.pipeline.downstream().update_routes(&context_of!(self, now));
+        }
+        out.push(PeerAction::Event(PeerEvent::View));
+        self.serve_when_listed(now, out);
+        self.follow_assignment(now, out);
+        self.remove_members(now, departed, out);
+    }
+
+    /// Members left the run for good.
+    pub(super) fn remove_members(
+        &mut self,
+        now: Moment,
+        departed: &BTreeSet<Member>,
+        out: &mut Out,
+    ) {
+        self.membership.remove(departed);
+        self.pipeline.remove_members(&context_of!(self, now), departed, out);
+        self.weights.remove_members(&context_of!(self, now), departed, out);
+    }
+
+    /// A new coordinator takes a census: catches up on a rewind and the newest commit that earlier
+    /// coordinators did not send, and reports the held claims.
+    fn handle_census(
+        &mut self,
+        now: Moment,
+        term: Term,
+        run: RunPosition,
+        view: u64,
+        out: &mut Out,
+    ) {
+        if term < self.contact.term() || self.status != Status::Member {
+            return;
+        }
+        if self.membership.view().number < view {
+            // The coordinator repeats the census, by when this peer knows the view.
+            return self.membership.request(now, self.config.limits.retry, out);
+        }
+        if self.contact.enter_term(term) {
+            self.rewind(now, run.era, run.began_at, run.span, out);
+            self.weights.enter_term(&context_of!(self, now), term, out);
+            if let Some(commit) = run.commit.filter(|_| !self.weights.is_newcomer()) {
+                self.handle_commit(now, commit, out);
+            }
+            self.pipeline.forget_work_request();
+            self.links.forget_reports();
+        }
+        self.report_claims(out);
+    }
+
+    fn report_claims(&mut self, out: &mut Out) {
+        let claims = self.pipeline.held_claims();
+        let parts = claims.len().div_ceil(CLAIMS).max(1);
+        let mut claims = claims.into_iter();
+        for part in 0..parts {
+            let claims = claims.by_ref().take(CLAIMS).collect();
+            let last = part + 1 == parts;
+            let message = ToCoordinator::Held { claims, part: part as u32, last };
+            out.push(PeerAction::ToCoordinator(message));
+        }
+    }
+
+    /// The new coordinator completed its census: repeats everything that waits for its answer.
+    fn handle_takeover(&mut self, now: Moment, out: &mut Out) {
+        self.pipeline.repeat_claims(&context_of!(self, now), out);
+        self.report_draining(out);
+        self.weights.repeat_behind(out);
+        self.weights.report_ready(&context_of!(self, now), out);
+    }
+
+    /// Measures the links to members before this peer is assigned a stage.
+    fn probe_links(&mut self, at: Vec<(PeerId, Vec<SocketAddr>)>, out: &mut Out) {
+        if self.status == Status::Joining && self.config.candidate.link_estimates.is_none() {
+            out.push(PeerAction::ProbeLinks { at });
+        }
+    }
+
+    /// The links to members are measured: asks again for admission.
+    fn handle_probed_links(&mut self, mut links: Vec<(PeerId, LinkEstimate)>, out: &mut Out) {
+        if self.status == Status::Joining && self.config.candidate.link_estimates.is_none() {
+            links.truncate(limits::WAYS);
+            self.config.candidate.link_estimates = Some(links);
+            self.register(out);
+        }
+    }
+
+    /// Leaves in order: accepts no work of later steps, and leaves once the begun work is committed.
+    fn drain(&mut self, now: Moment, out: &mut Out) {
+        self.is_draining = true;
+        let newest = context_of!(self, now).newest_runnable();
+        if !self.is_serving() || !self.pipeline.has_work_through(newest) {
+            self.leave_when_drained(now, out);
+        }
+        self.report_draining(out);
+    }
+
+    /// Reports that this peer is about to leave, so that it is replaced and not moved.
+    fn report_draining(&self, out: &mut Out) {
+        if self.is_draining && self.status == Status::Member {
+            out.push(PeerAction::ToCoordinator(ToCoordinator::Draining));
+        }
+    }
+
+    /// Leaves if this peer drains and has begun no work that others would have to repeat.
+    pub(super) fn leave_when_drained(&mut self, now: Moment, out: &mut Out) {
+        let begun = self.is_serving() && self.pipeline.has_begun_work();
+        if self.is_draining && !begun && self.status != Status::Over {
+            out.push(PeerAction::ToCoordinator(ToCoordinator::Leave));
+            self.end(now, PeerEvent::Drained, out);
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! The jobs of a peer: every microbatch at a hosted stage, with the bytes that they keep.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::{Iter, Keys};
+use std::time::Duration;
+
+use shoal_protocol::ids::{ClaimKey, Grant, Step};
+use shoal_protocol::message::{HeldClaim, PeerMessage, ToCoordinator};
+use shoal_protocol::units::{Bytes, Moment};
+
+use super::job::{Answer, Claim, Input, Job, Progress, Report};
+use crate::action::{Payload, PeerAction};
+use crate::peer::Out;
+
+/// All jobs, by step, stage and microbatch.
+#[derive(Debug, Default)]
+pub(super) struct Jobs {
+    by_key: BTreeMap<ClaimKey, Job>,
+    /// Bytes of received activations and gradients that wait or are in use.
+    in_flight: Bytes,
+    /// Bytes of the gradients in the output log.
+    logged: Bytes,
+}
+
+impl Jobs {
+    pub(super) fn in_flight(&self) -> Bytes {
+        self.in_flight
+    }
+
+    pub(super) fn logged(&self) -> Bytes {
+        self.logged
+    }
+
+    pub(super) fn contains(&self, key: ClaimKey) -> bool {
+        self.by_key.contains_key(&key)
+    }
+
+    pub(super) fn get(&self, key: ClaimKey) -> Option<&Job> {
+        self.by_key.get(&key)
+    }
+
+    pub(super) fn get_mut(&mut self, key: ClaimKey) -> Option<&mut Job> {
+        self.by_key.get_mut(&key)
+    }
+
+    /// The job of this key, which the caller knows to exist.
+    pub(super) fn existing(&mut self, key: ClaimKey) -> &mut Job {
+        self.by_key.get_mut(&key).expect("the caller knows that the job exists")
+    }
+
+    pub(super) fn insert(&mut self, key: ClaimKey, job: Job) {
+        self.by_key.insert(key, job);
+    }
+
+    pub(super) fn keys(&self) -> Keys<'_, ClaimKey, Job> {
+        self.by_key.keys()
+    }
+
+    pub(super) fn iter(&self) -> Iter<'_, ClaimKey, Job> {
+        self.by_key.iter()
+    }
+
+    /// Takes the activation that a job expects. Returns whether a job expects it; otherwise releases it.
+    pub(super) fn receive_input(
+        &mut self,
+        now: Moment,
+        key: ClaimKey,
+        payload: Payload,
+        out: &mut Out,
+    ) -> bool {
+        match self.by_key.get_mut(&key) {
+            Some(job) if job.input == Input::Expected => {
+                job.input = Input::Here(payload);
+                job.ready_at = now;
+                self.in_flight += payload.size;
+                true
+            }
+            _ => {
+                out.push(PeerAction::Release(payload.id));
+                false
+            }
+        }
+    }
+
+    /// Takes the gradient that a job expects. Returns whether a job expects it; otherwise releases it.
+    pub(super) fn receive_gradient(
+        &mut self,
+        now: Moment,
+        key: ClaimKey,
+        held_out: bool,
+        payload: Payload,
+        out: &mut Out,
+    ) -> bool {
+        match self.by_key.get_mut(&key) {
+            Some(job) if job.answer == Answer::Expected && !held_out => {
+                job.answer = Answer::Here(payload);
+                if job.forward == Progress::Done {
+                    job.ready_at = now;
+                }
+                self.in_flight += payload.size;
+                true
+            }
+            _ => {
+                out.push(PeerAction::Release(payload.id));
+                false
+            }
+        }
+    }
+
+    /// Releases the activation that the forward pass used.
+    pub(super) fn release_input(&mut self, key: ClaimKey, out: &mut Out) {
+        let job = self.existing(key);
+        if let Input::Here(payload) = std::mem::replace(&mut job.input, Input::Used) {
+            self.release(payload, out);
+        }
+    }
+
+    /// Releases the gradient that the backward pass used.
+    pub(super) fn release_answer(&mut self, key: ClaimKey, out: &mut Out) {
+        let job = self.existing(key);
+        if let Answer::Here(payload) = std::mem::replace(&mut job.answer, Answer::Used) {
+            self.release(payload, out);
+        }
+    }
+
+    /// Releases a received tensor.
+    pub(super) fn release(&mut self, payload: Payload, out: &mut Out) {
+        self.in_flight = self.in_flight - payload.size;
+        out.push(PeerAction::Release(payload.id));
+    }
+
+    /// Puts a job's gradient into the output log.
+    pub(super) fn log_gradient(&mut self, key: ClaimKey, gradient: Payload) {
+        self.existing(key).input_gradient = Some(gradient);
+        self.logged += gradient.size;
+    }
+
+    /// Removes a job and its gradient. Returns it with the tensors that the engine is using; all others
+    /// are released.
+    pub(super) fn remove(&mut self, key: ClaimKey, out: &mut Out) -> (Job, Vec<Payload>) {
+        let job = self.by_key.remove(&key).expect("the caller knows that the job exists");
+        if let Some(gradient) = job.input_gradient {
+            self.logged = self.logged - gradient.size;
+            out.push(PeerAction::Release(gradient.id));
+        }
+        let mut in_use = Vec::new();
+        let mut received = |payload: Payload, progress: Progress| match progress {
+            Progress::Running => in_use.push(payload),
+            Progress::Waiting | Progress::Done => self.release(payload, out),
+        };
+        if let Input::Here(payload) = job.input {
+            received(payload, job.forward);
+        }
+        if let Answer::Here(payload) = job.answer {
+            received(payload, job.backward);
+        }
+        (job, in_use)
+    }
+
+    /// The jobs of the steps up to this one.
+    pub(super) fn keys_through(&self, step: Step) -> Vec<ClaimKey> {
+        self.keys().take_while(|key| key.step <= step).copied().collect()
+    }
+
+    /// Marks a report as acknowledged by the coordinator.
+    pub(super) fn acknowledge_report(&mut self, key: ClaimKey, grant: Grant) {
+        if let Some(job) = self.by_key.get_mut(&key)
+            && job.grant() == Some(grant)
+            && matches!(job.report, Report::Sent { .. })
+        {
+            job.report = Report::Acknowledged;
+        }
+    }
+
+    /// Reports finished work to the coordinator.
+    pub(super) fn report(&mut self, now: Moment, key: ClaimKey, out: &mut Out) {
+        let job = self.existing(key);
+        let grant = job.grant().expect("work is done under its claim");
+        job.report = Report::Sent { at: now };
+        let (loss, pass_times) = (job.loss, job.pass_times);
+        out.push(PeerAction::ToCoordinator(ToCoordinator::Done { key, grant, loss, pass_times }));
+    }
+
+    /// Repeats claim requests and reports without an answer.
+    pub(super) fn repeat_reports(&mut self, now: Moment, retry: Duration, out: &mut Out) {
+        for (key, job) in &mut self.by_key {
+            if let Claim::Requested { at } = &mut job.claim
+                && now.since(*at) >= retry
+            {
+                *at = now;
+                out.push(PeerAction::ToCoordinator(ToCoordinator::Claim { key: *key }));
+            }
+            if let (Claim::Granted(grant), Report::Sent { at }) = (job.claim, &mut job.report)
+                && now.since(*at) >= retry
+            {
+                *at = now;
+                let (key, loss, pass_times) = (*key, job.loss, job.pass_times);
+                let message = ToCoordinator::Done { key, grant, loss, pass_times };
+                out.push(PeerAction::ToCoordinator(message));
+            }
+        }
+    }
+
+    /// Requests every pending claim again, of a new coordinator.
+    pub(super) fn repeat_claims(&mut self, now: Moment, out: &mut Out) {
+        for (key, job) in &mut self.by_key {
+            if let Claim::Requested { at } = &mut job.claim {
+                *at = now;
+                out.push(PeerAction::ToCoordinator(ToCoordinator::Claim { key: *key }));
+            }
+        }
+    }
+
+    /// The granted claims, for a census. Work that is listed as done needs no further report.
+    pub(super) fn held_claims(&mut self) -> Vec<HeldClaim> {
+        let held = self.by_key.iter_mut().filter_map(|(key, job)| {
+            let grant = job.grant()?;
+            let done = job.report != Report::NotDone;
+            if done {
+                job.report = Report::Acknowledged;
+            }
+            Some(HeldClaim { key: *key, grant, done, loss: job.loss.filter(|_| done) })
+        });
+        held.collect()
+    }
+
+    /// Repeats acceptances whose activation did not arrive for this long.
+    pub(super) fn repeat_acceptances(
+        &mut self,
+        now: Moment,
+        patience: Duration,
+        service_time: u64,
+        out: &mut Out,
+    ) {
+        for (key, job) in &mut self.by_key {
+            if job.input == Input::Expected && now.since(job.upstream.accepted_at) >= patience {
+                job.upstream.accepted_at = now;
+                for to in job.upstream.senders.iter().copied() {
+                    let message = PeerMessage::Accepted { key: *key, service_time };
+                    out.push(PeerAction::Send { to, message });
+                }
+            }
+        }
+    }
+}

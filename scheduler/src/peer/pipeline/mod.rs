@@ -1,0 +1,496 @@
+//! The pipeline at one peer: the microbatches at its hosted stages.
+//!
+//! A microbatch at one stage is a [`job::Job`]. This file has the hosted stages, the engine's passes and
+//! the end of jobs. `upstream` handles offers and claims. [`Downstream`] delivers activations to the
+//! next stage.
+
+mod claims;
+mod compute_queue;
+mod downstream;
+mod job;
+mod jobs;
+mod next_stage;
+mod stage;
+mod upstream;
+mod work_request;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use shoal_protocol::ids::{ClaimKey, Member, Stage, StageSpan, Step};
+use shoal_protocol::message::{FixedLoss, HeldClaim, PeerMessage};
+
+use self::claims::ReleasedClaims;
+use self::compute_queue::{ComputeQueue, Dropped, Pass};
+use self::downstream::Downstream;
+use self::job::{Answer, Progress};
+use self::jobs::Jobs;
+pub(super) use self::stage::{Counted, QueuedOffer};
+use self::stage::{HostedStage, PassTimes};
+use self::work_request::WorkRequests;
+use super::Out;
+use super::context::Context;
+use crate::action::{Payload, PeerAction, PeerEvent, PeerLoad, Task};
+
+/// The hosted stages and the microbatches at them.
+#[derive(Debug, Default)]
+pub(super) struct Pipeline {
+    stages: BTreeMap<Stage, HostedStage>,
+    jobs: Jobs,
+    queue: ComputeQueue,
+    released: ReleasedClaims,
+    requests: WorkRequests,
+    downstream: Downstream,
+    /// Senders of offers that came before this peer served their stage.
+    early_senders: BTreeSet<(Stage, Member)>,
+}
+
+/// Hosted stages.
+impl Pipeline {
+    pub(super) fn hosts(&self, stage: Stage) -> bool {
+        self.stages.contains_key(&stage)
+    }
+
+    /// Whether this peer serves a stage in a step.
+    pub(super) fn hosts_at(&self, ctx: &Context<'_>, stage: Stage, step: Step) -> bool {
+        ctx.span_at(step).is_some_and(|span| span.contains(stage)) && self.hosts(stage)
+    }
+
+    pub(super) fn hosted(&self) -> Vec<Stage> {
+        self.stages.keys().copied().collect()
+    }
+
+    /// The stages that this peer serves in a step.
+    pub(super) fn hosted_at(&self, ctx: &Context<'_>, step: Step) -> Vec<Stage> {
+        let hosted = self.stages.keys().copied();
+        hosted.filter(|stage| self.hosts_at(ctx, *stage, step)).collect()
+    }
+
+    /// Hosts the stages of a span and leaves all others.
+    pub(super) fn host(&mut self, ctx: &Context<'_>, span: StageSpan, out: &mut Out) {
+        for (stage, _) in self.stages.extract_if(.., |stage, _| !span.contains(*stage)) {
+            self.downstream.remove_stage(stage);
+            out.push(PeerAction::Compute(Task::Leave { stage }));
+        }
+        let count = span.stages().count();
+        for stage in span.stages() {
+            match self.stages.get_mut(&stage) {
+                Some(hosted) => hosted.set_share(ctx.config, count),
+                None => self.add_stage(ctx, stage, count),
+            }
+        }
+        self.downstream.update_routes(ctx);
+    }
+
+    /// Hosts one more stage beside the others.
+    pub(super) fn open_stage(&mut self, ctx: &Context<'_>, stage: Stage, out: &mut Out) {
+        self.add_stage(ctx, stage, self.stages.len() + 1);
+        self.downstream.update_routes(ctx);
+        self.notify_early_senders(out);
+    }
+
+    /// Adds one of so many hosted stages.
+    fn add_stage(&mut self, ctx: &Context<'_>, stage: Stage, count: usize) {
+        self.stages.insert(stage, HostedStage::new(ctx.config, stage, count));
+        self.downstream.add_stage(ctx, stage);
+    }
+
+    /// Tells the senders of early offers that this peer serves their stage.
+    pub(super) fn notify_early_senders(&mut self, out: &mut Out) {
+        for (stage, to) in std::mem::take(&mut self.early_senders) {
+            if self.hosts(stage) {
+                out.push(PeerAction::Send { to, message: PeerMessage::Free { stage } });
+            }
+        }
+    }
+
+    /// The delivery of activations to the next stage.
+    pub(super) fn downstream(&mut self) -> &mut Downstream {
+        &mut self.downstream
+    }
+
+    /// The contents of a step's accumulator at a hosted stage.
+    pub(super) fn counted(&self, stage: Stage, step: Step) -> Option<Counted> {
+        self.stages.get(&stage).map(|hosted| hosted.counted(step))
+    }
+
+    /// Nanoseconds for one microbatch of each hosted stage, which the engine runs in turn; 0 while one is
+    /// not measured.
+    fn service_time(&self) -> u64 {
+        let service_times = self.stages.values().map(|hosted| hosted.times.nanoseconds());
+        service_times.sum::<Option<u64>>().unwrap_or(0)
+    }
+
+    /// The part of the load that the pipeline knows.
+    pub(super) fn load(&self) -> PeerLoad {
+        let by_stage = |count: fn(&HostedStage) -> usize| {
+            self.stages.iter().map(|(stage, hosted)| (*stage, count(hosted))).collect()
+        };
+        PeerLoad {
+            accepted: by_stage(HostedStage::accepted),
+            waiting: by_stage(|hosted| hosted.offers.len()),
+            window: by_stage(HostedStage::window),
+            in_flight: self.jobs.in_flight(),
+            logged: self.jobs.logged() + self.downstream.logged(),
+            ..PeerLoad::default()
+        }
+    }
+
+    /// Forgets earlier steps, whose jobs are dropped already.
+    pub(super) fn forget_before(&mut self, step: Step) {
+        for hosted in self.stages.values_mut() {
+            hosted.forget_before(step);
+        }
+    }
+
+    /// Forgets the claims of earlier steps.
+    pub(super) fn forget_claims_before(&mut self, step: Step) {
+        self.released.forget_before(step);
+    }
+
+    /// Forgets everything about work, for a rewind. All jobs are dropped before.
+    pub(super) fn restart(&mut self) {
+        for key in self.queue.take_rooms() {
+            if let Some(hosted) = self.stages.get_mut(&key.stage) {
+                hosted.vacate(key.step);
+            }
+        }
+        self.stages.values_mut().for_each(HostedStage::forget_work);
+        self.downstream.restart();
+        self.released.clear();
+        self.early_senders.clear();
+        self.requests.forget();
+    }
+}
+
+/// The engine's passes and their results.
+impl Pipeline {
+    /// Gives the engine the next passes if it has too few. At the last stage the backward pass comes along
+    /// with the forward pass that it follows.
+    pub(super) fn dispatch(&mut self, ctx: &Context<'_>, out: &mut Out) {
+        while let Some(pass) = self.queue.next(ctx.newest_runnable()) {
+            match pass {
+                Pass::Backward(key) => {
+                    let job = self.jobs.existing(key);
+                    assert!(job.can_run_backward(), "queued passes can run");
+                    let gradient = job.start_backward();
+                    out.push(PeerAction::Compute(Task::Backward { key, gradient }));
+                }
+                Pass::Forward(key) => {
+                    let held_out = ctx.is_held_out(key);
+                    let job = self.jobs.existing(key);
+                    let activation = job.start_forward();
+                    out.push(PeerAction::Compute(Task::Forward { key, activation, held_out }));
+                    if job.answer == Answer::Own && job.grant().is_some() && !held_out {
+                        let gradient = job.start_backward();
+                        self.queue.note_extra_pass();
+                        out.push(PeerAction::Compute(Task::Backward { key, gradient }));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Widens a stage's window by one when the engine idles and the window keeps work out: over a slow
+    /// link more work must be in flight.
+    pub(super) fn widen_when_idle(&mut self, ctx: &Context<'_>, out: &mut Out) {
+        if !self.queue.take_idle() {
+            return;
+        }
+        let (oldest, newest) = (ctx.version(), ctx.newest_runnable());
+        for stage in self.hosted() {
+            let hosted = existing(&mut self.stages, stage);
+            let has_more = stage == Stage(0) || hosted.has_waiting();
+            let mut runnable = (oldest.0..=newest.0).map(Step);
+            if has_more && runnable.any(|step| hosted.is_full(step)) && hosted.widen() {
+                self.admit(ctx, stage, out);
+            }
+        }
+    }
+
+    /// Queues the passes of a job that can run.
+    fn queue_passes(&mut self, ctx: &Context<'_>, key: ClaimKey) {
+        self.queue.queue(key, self.jobs.existing(key), ctx.is_held_out(key));
+    }
+
+    /// Does the next possible thing for a job: queues its passes, or ends its evaluation.
+    fn advance(&mut self, ctx: &Context<'_>, key: ClaimKey, out: &mut Out) {
+        self.queue_passes(ctx, key);
+        if ctx.is_held_out(key) && self.jobs.existing(key).can_be_evaluated() {
+            self.answer_senders(ctx, key, out);
+            self.jobs.report(ctx.now, key, out);
+        }
+    }
+
+    /// A forward pass ended.
+    pub(super) fn handle_forward(
+        &mut self,
+        ctx: &Context<'_>,
+        key: ClaimKey,
+        busy: Duration,
+        (output, loss): (Option<Payload>, Option<FixedLoss>),
+        out: &mut Out,
+    ) {
+        let took = self.end_pass(ctx, key, |times| times.add_forward(busy), out);
+        if self.queue.is_dropping(key) {
+            return self.drop_result(key, output, out);
+        }
+        assert_eq!(ctx.is_last(key), loss.is_some(), "a loss comes from the last stage");
+        assert_eq!(ctx.is_last(key), output.is_none(), "all other stages have an activation");
+        let job = self.jobs.existing(key);
+        job.pass_times.forward = took;
+        job.ready_at = ctx.now;
+        job.forward = Progress::Done;
+        job.loss = loss;
+        self.jobs.release_input(key, out);
+        if let Some(output) = output {
+            self.downstream.set_output(ctx.now, key, output, out);
+        }
+        self.advance(ctx, key, out);
+    }
+
+    /// A backward pass ended. Returns whether its gradient is about to be added to the accumulator.
+    #[must_use]
+    pub(super) fn handle_backward(
+        &mut self,
+        ctx: &Context<'_>,
+        key: ClaimKey,
+        busy: Duration,
+        gradient: Option<Payload>,
+        out: &mut Out,
+    ) -> bool {
+        let took = self.end_pass(ctx, key, |times| times.add_backward(busy), out);
+        if self.queue.is_dropping(key) {
+            self.drop_result(key, gradient, out);
+            return false;
+        }
+        let job = self.jobs.existing(key);
+        assert!(job.grant().is_some(), "nothing is added without its claim");
+        assert_eq!(gradient.is_none(), key.stage == Stage(0), "the first stage has no upstream");
+        job.backward = Progress::Done;
+        job.pass_times.backward = took;
+        self.jobs.release_answer(key, out);
+        out.push(PeerAction::Compute(Task::Accumulate { key }));
+        if let Some(gradient) = gradient {
+            self.jobs.log_gradient(key, gradient);
+            self.answer_senders(ctx, key, out);
+        }
+        true
+    }
+
+    /// Measures a pass. Returns the time since it could have begun.
+    fn end_pass(
+        &mut self,
+        ctx: &Context<'_>,
+        key: ClaimKey,
+        measure: impl Fn(&mut PassTimes),
+        out: &mut Out,
+    ) -> Duration {
+        let job = self.jobs.get(key);
+        let began = job.map_or(ctx.now, |job| self.available_at(ctx, key.step, job));
+        self.queue.note_end(ctx.now);
+        if let Some(hosted) = self.stages.get_mut(&key.stage) {
+            measure(&mut hosted.times);
+            // The pass of released late work counts twice, since its length is no accident.
+            if hosted.has_late(key) {
+                measure(&mut hosted.times);
+            }
+        }
+        self.notify_late_senders(out);
+        ctx.now.since(began)
+    }
+
+    /// Releases the result of work that was dropped meanwhile, and the tensors that it used.
+    fn drop_result(&mut self, key: ClaimKey, result: Option<Payload>, out: &mut Out) {
+        out.extend(result.map(|payload| PeerAction::Release(payload.id)));
+        for payload in self.queue.take_in_use(key) {
+            self.jobs.release(payload, out);
+        }
+    }
+
+    /// Releases the result of a pass that ends after the peer left the run.
+    pub(super) fn release_result(&mut self, key: ClaimKey, result: Option<Payload>, out: &mut Out) {
+        if self.queue.is_dropping(key) {
+            self.drop_result(key, result, out);
+        } else {
+            out.extend(result.map(|payload| PeerAction::Release(payload.id)));
+        }
+    }
+
+    /// A gradient was added to its accumulator.
+    pub(super) fn handle_accumulated(&mut self, ctx: &Context<'_>, key: ClaimKey, out: &mut Out) {
+        // A peer that left the stage before this step dropped the job: that accumulator counts nowhere.
+        if !self.jobs.contains(key) {
+            return;
+        }
+        existing(&mut self.stages, key.stage).count(key);
+        out.push(PeerAction::Event(PeerEvent::Counted { key }));
+        self.release_room(ctx, key, out);
+        self.jobs.report(ctx.now, key, out);
+    }
+
+    /// The engine discarded dropped work.
+    pub(super) fn handle_discarded(&mut self, ctx: &Context<'_>, key: ClaimKey, out: &mut Out) {
+        let holds_room = self.queue.discarded(key);
+        if let Some(hosted) = self.stages.get_mut(&key.stage) {
+            if holds_room {
+                hosted.vacate(key.step);
+            }
+            self.admit(ctx, key.stage, out);
+        }
+    }
+}
+
+/// Answers of the next stage.
+impl Pipeline {
+    /// The gradient of a stage's output arrived.
+    pub(super) fn handle_gradient(
+        &mut self,
+        ctx: &Context<'_>,
+        key: ClaimKey,
+        payload: Payload,
+        out: &mut Out,
+    ) {
+        if self.jobs.receive_gradient(ctx.now, key, ctx.is_held_out(key), payload, out) {
+            self.downstream.end(ctx.now, key);
+            self.queue_passes(ctx, key);
+        } else {
+            self.downstream.cancel_replay(key);
+        }
+    }
+
+    /// A held-out microbatch reached the last stage.
+    pub(super) fn handle_evaluated(&mut self, ctx: &Context<'_>, key: ClaimKey, out: &mut Out) {
+        if !ctx.is_held_out(key) {
+            return;
+        }
+        let Some(job) = self.jobs.get_mut(key) else { return };
+        if job.answer == Answer::Expected {
+            job.answer = Answer::Evaluated;
+            self.downstream.end(ctx.now, key);
+            self.advance(ctx, key, out);
+        } else {
+            self.downstream.cancel_replay(key);
+        }
+    }
+}
+
+/// The end of jobs, by an answer or without one.
+impl Pipeline {
+    /// Answers all senders of a job, and releases its room.
+    fn answer_senders(&mut self, ctx: &Context<'_>, key: ClaimKey, out: &mut Out) {
+        let job = self.jobs.existing(key);
+        job.upstream.answered = true;
+        for to in &job.upstream.senders {
+            job.answer(*to, key, out);
+        }
+        self.release_room(ctx, key, out);
+    }
+
+    /// Releases a job's room, once.
+    fn release_room(&mut self, ctx: &Context<'_>, key: ClaimKey, out: &mut Out) {
+        let job = self.jobs.existing(key);
+        if std::mem::take(&mut job.holds_room) {
+            existing(&mut self.stages, key.stage).vacate(key.step);
+            self.admit(ctx, key.stage, out);
+        }
+    }
+
+    /// Drops the work of every step up to this one, and its output logs.
+    pub(super) fn drop_through(&mut self, ctx: &Context<'_>, step: Step, out: &mut Out) {
+        for key in self.jobs.keys_through(step) {
+            self.drop_job(ctx, key, out);
+        }
+    }
+
+    /// Drops a job. The engine's part of it is discarded later.
+    fn drop_job(&mut self, ctx: &Context<'_>, key: ClaimKey, out: &mut Out) {
+        self.queue.remove(key);
+        self.downstream.remove(key, out);
+        let (job, in_use) = self.jobs.remove(key, out);
+        let hosted = existing(&mut self.stages, key.stage);
+        let running = job.is_running();
+        if job.holds_room && !running {
+            hosted.vacate(key.step);
+        }
+        if key.step >= ctx.version() {
+            hosted.note_refused(key);
+        }
+        let has_graph = job.forward == Progress::Done
+            && job.backward != Progress::Done
+            && !ctx.is_held_out(key);
+        if running || has_graph {
+            let holds_room = job.holds_room && running;
+            self.queue.drop_later(key, Dropped { in_use, holds_room });
+            out.push(PeerAction::Compute(Task::Discard { key }));
+        }
+    }
+
+    /// Drops work that cannot go on here: withdraws the offer of its activation and releases its claim.
+    fn abandon(&mut self, ctx: &Context<'_>, key: ClaimKey, out: &mut Out) {
+        self.downstream.withdraw(key, out);
+        if let Some(grant) = self.jobs.existing(key).grant() {
+            self.released.release(key, grant, out);
+        }
+        self.drop_job(ctx, key, out);
+    }
+
+    /// Hands the work of a step and later ones to other replicas, since this peer is elsewhere by then.
+    pub(super) fn leave_from(&mut self, ctx: &Context<'_>, step: Step, out: &mut Out) {
+        for stage in self.hosted() {
+            let late = existing(&mut self.stages, stage).take_offers_from(step);
+            for ((step, microbatch), offer) in late {
+                self.send_busy(offer.from, ClaimKey { step, stage, microbatch }, out);
+            }
+        }
+        let keys: Vec<ClaimKey> =
+            self.jobs.keys().filter(|key| key.step >= step).copied().collect();
+        for key in keys {
+            self.send_busy_to_senders(key, out);
+            self.abandon(ctx, key, out);
+            self.admit(ctx, key.stage, out);
+        }
+    }
+
+    /// Members departed: delivers to other replicas, and drops work that only they would feed.
+    pub(super) fn remove_members(
+        &mut self,
+        ctx: &Context<'_>,
+        departed: &BTreeSet<Member>,
+        out: &mut Out,
+    ) {
+        for hosted in self.stages.values_mut() {
+            hosted.remove_senders(departed);
+        }
+        let keys: Vec<ClaimKey> = self.jobs.keys().copied().collect();
+        for key in keys {
+            let job = self.jobs.existing(key);
+            job.upstream.senders.retain(|sender| !departed.contains(sender));
+            if job.is_deserted() {
+                self.abandon(ctx, key, out);
+            }
+        }
+        self.downstream.remove_members(ctx, departed, out);
+        self.admit_all(ctx, out);
+    }
+
+    /// The granted claims, for a census.
+    pub(super) fn held_claims(&mut self) -> Vec<HeldClaim> {
+        self.jobs.held_claims()
+    }
+
+    /// Whether there is work of the steps up to this one.
+    pub(super) fn has_work_through(&self, step: Step) -> bool {
+        self.jobs.keys().any(|key| key.step <= step)
+    }
+
+    /// Whether the engine began any work that is here.
+    pub(super) fn has_begun_work(&self) -> bool {
+        self.jobs.iter().any(|(_, job)| job.forward != Progress::Waiting)
+    }
+}
+
+/// The hosted stage that the caller knows to exist.
+fn existing(stages: &mut BTreeMap<Stage, HostedStage>, stage: Stage) -> &mut HostedStage {
+    stages.get_mut(&stage).expect("the caller knows that the stage is hosted")
+}

@@ -1,0 +1,252 @@
+//! Progress: hands over between the weights and the microbatches, from step to step.
+
+use shoal_protocol::ids::{Era, Microbatch, Stage, StageSpan, Step};
+use shoal_protocol::message::{CommitRecord, Round, RoundId, SnapshotPart};
+use shoal_protocol::units::Moment;
+
+use super::weights::{Decision, NextStep, Piece, Started};
+use super::{Out, Peer, Status, context_of};
+use crate::action::{Fault, PeerAction, PeerEvent, Task, TaskResult};
+
+/// Rounds and commits.
+impl Peer {
+    /// A step is closed at one of this peer's stages.
+    pub(super) fn handle_close(
+        &mut self,
+        now: Moment,
+        round: Round,
+        counted: Vec<Microbatch>,
+        out: &mut Out,
+    ) {
+        let ctx = context_of!(self, now);
+        if round.group.listeners.contains(&self.config.me) {
+            let (id, is_hosted) = (round.id, self.pipeline.hosts(round.id.stage));
+            if self.weights.listen(&ctx, round, is_hosted, out) {
+                self.handle_early_pieces(now, id, out);
+            }
+        } else {
+            self.weights.queue_close(&ctx, round, counted, out);
+        }
+        self.catch_up(now, out);
+    }
+
+    /// A step is committed.
+    pub(super) fn handle_commit(&mut self, now: Moment, record: CommitRecord, out: &mut Out) {
+        if self.weights.queue_migration_commit(&record, out) {
+            self.catch_up_migration(now, out);
+        }
+        self.weights.queue_commit(&context_of!(self, now), record, out);
+        self.catch_up(now, out);
+    }
+
+    /// Handles the queued closes and commits, as far as their steps are reached and their results here.
+    fn catch_up(&mut self, now: Moment, out: &mut Out) {
+        loop {
+            let ctx = context_of!(self, now);
+            let hosted = self.pipeline.hosted_at(&ctx, ctx.version());
+            match self.weights.next_step(&ctx, &hosted, out) {
+                NextStep::None => return,
+                NextStep::Reduce(round, counted) => self.reduce(now, round, counted, out),
+                NextStep::Apply(record, rounds) => self.apply(now, record, &rounds, out),
+                NextStep::Differs(step) => {
+                    return self.leave(now, Fault::ResultDiffers { step }, out);
+                }
+            }
+        }
+    }
+
+    /// Begins this peer's part in a round.
+    fn reduce(&mut self, now: Moment, round: Round, counted: Vec<Microbatch>, out: &mut Out) {
+        let id = round.id;
+        let Some(own) = self.pipeline.counted(id.stage, id.step) else { return };
+        let ctx = context_of!(self, now);
+        match self.weights.rounds_mut().begin(&ctx, round, &own, counted, out) {
+            Ok(true) => self.handle_early_pieces(now, id, out),
+            Ok(false) => {}
+            Err(fault) => self.leave(now, fault, out),
+        }
+    }
+
+    /// Handles the pieces that came before the close of their round.
+    fn handle_early_pieces(&mut self, now: Moment, round: RoundId, out: &mut Out) {
+        for piece in self.weights.rounds_mut().take_early(round) {
+            self.handle_round_piece(now, piece, out);
+        }
+    }
+
+    /// A piece of a round arrived.
+    pub(super) fn handle_round_piece(&mut self, now: Moment, piece: Piece, out: &mut Out) {
+        if self.weights.receive_piece(&context_of!(self, now), piece, out) {
+            self.follow_heard_result(now, out);
+        }
+    }
+
+    /// A task of a round ended.
+    pub(super) fn handle_round_task(&mut self, now: Moment, result: TaskResult, out: &mut Out) {
+        if self.weights.handle_round_task(&context_of!(self, now), result, out) {
+            self.follow_heard_result(now, out);
+        }
+    }
+
+    /// A heard result is whole or assembled: goes on with the commits that wait for it.
+    fn follow_heard_result(&mut self, now: Moment, out: &mut Out) {
+        self.catch_up_migration(now, out);
+        self.catch_up(now, out);
+        self.weights.report_ready(&context_of!(self, now), out);
+    }
+
+    /// Applies a commit, whose results are those of these rounds.
+    fn apply(&mut self, now: Moment, record: CommitRecord, rounds: &[RoundId], out: &mut Out) {
+        let (step, next) = (record.step, record.step.next());
+        let ctx = context_of!(self, now);
+        self.weights.apply(&ctx, &record, rounds, out);
+        self.pipeline.drop_through(&ctx, step, out);
+        self.weights.await_applied(&ctx, record, rounds, out);
+        self.position.version = next;
+        self.pipeline.forget_claims_before(next);
+        self.change_over(now, out);
+        self.pipeline.forget_before(next);
+        let ctx = context_of!(self, now);
+        self.weights.write_snapshots(&ctx, out);
+        self.pipeline.admit_all(&ctx, out);
+        self.weights.report_ready(&ctx, out);
+        self.leave_when_drained(now, out);
+    }
+}
+
+/// Newcomers and rewinds.
+impl Peer {
+    /// The coordinator names the snapshot to start from.
+    pub(super) fn handle_snapshot(
+        &mut self,
+        now: Moment,
+        version: Step,
+        parts: Vec<SnapshotPart>,
+        out: &mut Out,
+    ) {
+        let hosted = self.pipeline.hosted();
+        match self.weights.start_from(&context_of!(self, now), hosted, version, parts, out) {
+            None => {}
+            Some(Started::Migration) => self.catch_up_migration(now, out),
+            Some(Started::Own) => {
+                self.position.version = version;
+                self.catch_up(now, out);
+                self.weights.report_ready(&context_of!(self, now), out);
+            }
+        }
+    }
+
+    /// The engine holds a stage at a version.
+    pub(super) fn handle_restored(
+        &mut self,
+        now: Moment,
+        version: Step,
+        stage: Stage,
+        out: &mut Out,
+    ) {
+        match self.weights.handle_restored(version, stage) {
+            None => {}
+            Some(Started::Migration) => self.catch_up_migration(now, out),
+            Some(Started::Own) => {
+                self.weights.write_snapshots(&context_of!(self, now), out);
+                self.catch_up(now, out);
+                self.weights.report_ready(&context_of!(self, now), out);
+            }
+        }
+    }
+
+    /// Serves from the view on that lists this peer as serving.
+    pub(super) fn serve_when_listed(&mut self, now: Moment, out: &mut Out) {
+        if self.weights.serve_when_listed(&context_of!(self, now)) {
+            let version = self.position.version;
+            out.push(PeerAction::Event(PeerEvent::Serving { version }));
+            self.pipeline.notify_early_senders(out);
+        }
+    }
+
+    /// The run goes back to a version: discards everything of later steps. The engine's tasks end before
+    /// it restores other weights, and their results do not count.
+    pub(super) fn rewind(
+        &mut self,
+        now: Moment,
+        era: Era,
+        version: Step,
+        span: StageSpan,
+        out: &mut Out,
+    ) {
+        let known = self.position.era;
+        self.position.era = era.max(known);
+        if self.status != Status::Member || era <= known {
+            return;
+        }
+        self.pipeline.drop_through(&context_of!(self, now), Step(u64::MAX), out);
+        self.cancel_migration(out);
+        self.weights.leave_era(era, out);
+        self.pipeline.restart();
+        self.position.span = Some(span);
+        self.pipeline.host(&context_of!(self, now), span, out);
+        self.position.version = version;
+        self.weights.restart();
+        out.push(PeerAction::Event(PeerEvent::Rewound { era, version }));
+    }
+}
+
+/// Migrations.
+impl Peer {
+    /// Follows the membership's assignment of this peer to another stage.
+    pub(super) fn follow_assignment(&mut self, now: Moment, out: &mut Out) {
+        match self.weights.decision(&context_of!(self, now)) {
+            Decision::Pending => {}
+            Decision::From(step) => {
+                self.weights.decide_migration(step);
+                self.pipeline.leave_from(&context_of!(self, now), step, out);
+                self.open_target(now, out);
+            }
+            Decision::Cancelled(to) => {
+                self.cancel_migration(out);
+                out.push(PeerAction::Event(PeerEvent::MoveCancelled { to }));
+            }
+        }
+        self.weights.begin_migration(&context_of!(self, now), out);
+    }
+
+    /// Accepts work of the other stage as soon as its weights are as new as the served ones.
+    fn open_target(&mut self, now: Moment, out: &mut Out) {
+        if let Some(stage) = self.weights.stage_to_open(self.position.version)
+            && !self.pipeline.hosts(stage)
+        {
+            self.pipeline.open_stage(&context_of!(self, now), stage, out);
+        }
+        self.change_over(now, out);
+    }
+
+    /// Changes to the other stage as soon as its first step is reached and it is open.
+    fn change_over(&mut self, now: Moment, out: &mut Out) {
+        let at = self.position.version;
+        let due = self.weights.stage_due(at);
+        let Some(to) = due.filter(|stage| self.pipeline.hosts(*stage)) else { return };
+        self.weights.finish_migration();
+        let span = StageSpan::one(to);
+        let from = self.position.span.replace(span).expect("members host stages");
+        self.pipeline.host(&context_of!(self, now), span, out);
+        out.push(PeerAction::Event(PeerEvent::Moved { from, to, at }));
+        // The membership may assign the next stage already.
+        self.follow_assignment(now, out);
+    }
+
+    /// Brings the other stage's weights forward, and opens that stage when they are new enough.
+    fn catch_up_migration(&mut self, now: Moment, out: &mut Out) {
+        if self.weights.catch_up_migration(now, out) {
+            self.open_target(now, out);
+            self.weights.report_ready(&context_of!(self, now), out);
+        }
+    }
+
+    /// Ends the migration without a change, and leaves the other stage unless it is open.
+    fn cancel_migration(&mut self, out: &mut Out) {
+        let left = self.weights.cancel_migration(out);
+        if let Some(stage) = left.filter(|stage| !self.pipeline.hosts(*stage)) {
+            out.push(PeerAction::Compute(Task::Leave { stage }));
+        }
+    }
+}

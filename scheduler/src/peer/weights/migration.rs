@@ -1,0 +1,275 @@
+//! Migration: a serving peer fetches another stage's weights and follows its rounds, to host that stage in
+//! place of its own from a step on that the membership sets.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use shoal_protocol::ids::{Stage, Step};
+use shoal_protocol::message::{CommitRecord, RoundOutcome, SnapshotPart};
+use shoal_protocol::units::Moment;
+
+use crate::peer::context::MigrationTarget;
+
+/// Commits that wait for the other stage's weights. A peer that falls further behind begins anew.
+const COMMITS: usize = 1 << 10;
+
+/// The migration of this peer, if there is one.
+#[derive(Debug, Default)]
+pub(super) struct Migration {
+    current: Option<Move>,
+}
+
+/// A stage that this peer fetches.
+#[derive(Debug)]
+struct Move {
+    target: MigrationTarget,
+    /// None until a snapshot is known.
+    start: Option<Start>,
+    /// Commits that are not applied, from the start's version on, or all while there is no start.
+    commits: VecDeque<CommitRecord>,
+    /// The step whose commit waits for its result, and the time of the last progress.
+    missing_result: Option<(Step, Moment)>,
+}
+
+/// Weights that are fetched or here.
+#[derive(Debug)]
+struct Start {
+    /// The version of the snapshot, and later of the last applied commit.
+    version: Step,
+    /// Whether the engine has them.
+    is_here: bool,
+}
+
+/// The next commit for the other stage's weights.
+pub(super) enum NextCommit {
+    /// None waits, or the weights are not here.
+    None,
+    /// Commits are missing before it, in a migration that can start anew.
+    AfterGap,
+    /// It does not fit the weights.
+    Unusable,
+    /// It names this outcome.
+    Ready { stage: Stage, record: CommitRecord, outcome: RoundOutcome },
+}
+
+impl Migration {
+    pub(super) fn target(&self) -> Option<MigrationTarget> {
+        self.current.as_ref().map(|current| current.target)
+    }
+
+    /// The stage of a migration whose first step is not set yet. Only such a migration can start anew:
+    /// later the peer lacks its own weights, even if the membership names its next stage already.
+    pub(super) fn undecided(&self) -> Option<Stage> {
+        self.target().filter(|target| target.from_step.is_none()).map(|target| target.stage)
+    }
+
+    pub(super) fn begin(&mut self, stage: Stage) {
+        self.current = Some(Move {
+            target: MigrationTarget { stage, from_step: None },
+            start: None,
+            commits: VecDeque::new(),
+            missing_result: None,
+        });
+    }
+
+    /// Ends the migration. Returns its stage and whether weights of it are fetched or here.
+    pub(super) fn end(&mut self) -> Option<(Stage, bool)> {
+        let ended = self.current.take()?;
+        Some((ended.target.stage, ended.start.is_some()))
+    }
+
+    /// Sets the first step at the other stage.
+    pub(super) fn decide(&mut self, from_step: Step) {
+        if let Some(current) = &mut self.current {
+            current.target.from_step = Some(from_step);
+        }
+    }
+
+    /// The stage to open to other members' work: the first step is set, and the weights are at the
+    /// served version or a later one.
+    pub(super) fn stage_to_open(&self, served: Step) -> Option<Stage> {
+        let current = self.current.as_ref()?;
+        let is_level = current.version().is_some_and(|version| version >= served);
+        (current.target.from_step.is_some() && is_level).then_some(current.target.stage)
+    }
+
+    /// The stage to change to at a version.
+    pub(super) fn stage_due(&self, version: Step) -> Option<Stage> {
+        let target = self.target()?;
+        target.from_step.is_some_and(|from| from <= version).then_some(target.stage)
+    }
+
+    /// Whether the weights are at the served version, in a migration whose first step is not set.
+    pub(super) fn is_ready(&self, served: Step) -> bool {
+        self.current.as_ref().is_some_and(|current| {
+            current.target.from_step.is_none() && current.version() == Some(served)
+        })
+    }
+
+    /// Whether the first step is set while there are no weights.
+    pub(super) fn has_lost_weights(&self) -> bool {
+        self.current
+            .as_ref()
+            .is_some_and(|current| current.target.from_step.is_some() && current.start.is_none())
+    }
+
+    /// Whether the result of a step at a stage may be useful; unknown where this is not its stage.
+    pub(super) fn needs(&self, stage: Stage, step: Step) -> Option<bool> {
+        let current = self.current.as_ref().filter(|current| current.target.stage == stage)?;
+        Some(current.needs(step))
+    }
+
+    /// Whether the served weights must wait with the commit of a step. Once the first step is set, the
+    /// other stage's weights are never older than the served ones.
+    pub(super) fn holds_up(&self, step: Step) -> bool {
+        self.current.as_ref().is_some_and(|current| {
+            current.target.from_step.is_some()
+                && current.version().is_none_or(|version| version <= step)
+        })
+    }
+
+    /// Whether a snapshot may be the start: it is newer than the last one, and no first step is set.
+    pub(super) fn accepts_snapshot(&self, version: Step) -> bool {
+        self.undecided().is_some()
+            && self.current.as_ref().is_some_and(|current| {
+                current.start.as_ref().is_none_or(|start| version > start.version)
+            })
+    }
+
+    /// Starts from a snapshot. Returns the stage, or nothing where the snapshot is not of that stage.
+    pub(super) fn start_from(&mut self, version: Step, parts: &[SnapshotPart]) -> Option<Stage> {
+        let current = self.current.as_mut()?;
+        let stage = current.target.stage;
+        if version.0 > 0 && !parts.iter().map(|part| part.stage).eq([stage]) {
+            return None;
+        }
+        current.start = Some(Start { version, is_here: false });
+        current.commits.retain(|record| record.step >= version);
+        current.missing_result = None;
+        Some(stage)
+    }
+
+    /// Whether the start needs this stage.
+    pub(super) fn awaits(&self, version: Step, stage: Stage) -> bool {
+        let current = self.current.as_ref().filter(|current| current.target.stage == stage);
+        let start = current.and_then(|current| current.start.as_ref());
+        start.is_some_and(|start| start.version == version && !start.is_here)
+    }
+
+    /// The engine holds the weights that [`Self::awaits`].
+    pub(super) fn note_restored(&mut self) {
+        let start = self.current.as_mut().and_then(|current| current.start.as_mut());
+        if let Some(start) = start {
+            start.is_here = true;
+        }
+    }
+
+    /// Whether a commit is new and may be useful.
+    pub(super) fn accepts_commit(&self, record: &CommitRecord) -> bool {
+        self.current.as_ref().is_some_and(|current| {
+            let known = current.commits.back().is_some_and(|last| last.step >= record.step);
+            !known && current.needs(record.step)
+        })
+    }
+
+    /// Adds an accepted commit. Returns whether there is room for it.
+    #[must_use]
+    pub(super) fn push_commit(&mut self, record: &CommitRecord) -> bool {
+        let Some(current) = &mut self.current else { return true };
+        let fits = current.commits.len() < COMMITS;
+        if fits {
+            current.commits.push_back(record.clone());
+        }
+        fits
+    }
+
+    /// The next commit to apply.
+    pub(super) fn next_commit(&self) -> NextCommit {
+        let Some(current) = &self.current else { return NextCommit::None };
+        let (Some(version), Some(record)) = (current.version(), current.commits.front()) else {
+            return NextCommit::None;
+        };
+        if record.step > version && current.target.from_step.is_none() {
+            return NextCommit::AfterGap;
+        }
+        let stage = current.target.stage;
+        let named = record.stages.get(usize::from(stage.0));
+        match named.filter(|_| record.step == version) {
+            Some((_, outcome)) => {
+                NextCommit::Ready { stage, record: record.clone(), outcome: *outcome }
+            }
+            None => NextCommit::Unusable,
+        }
+    }
+
+    /// The next commit is applied: the weights are one version further.
+    pub(super) fn note_applied(&mut self) {
+        let Some(current) = &mut self.current else { return };
+        current.commits.pop_front();
+        if let Some(start) = &mut current.start {
+            start.version = start.version.next();
+        }
+    }
+
+    /// Whether the commit of a step waits.
+    pub(super) fn commits(&self, step: Step) -> bool {
+        let current = self.current.as_ref();
+        current.is_some_and(|current| current.commits.iter().any(|record| record.step == step))
+    }
+
+    /// The next commit waits for its result.
+    pub(super) fn await_result(&mut self, now: Moment, step: Step) {
+        if let Some(current) = &mut self.current {
+            let known = current.missing_result.filter(|(missing, _)| *missing == step);
+            current.missing_result = known.or(Some((step, now)));
+        }
+    }
+
+    /// The next commit's result is here, even if the engine still assembles it.
+    pub(super) fn note_result(&mut self) {
+        if let Some(current) = &mut self.current {
+            current.missing_result = None;
+        }
+    }
+
+    /// A piece of a result at a stage arrived.
+    pub(super) fn note_progress(&mut self, now: Moment, stage: Stage) {
+        let current = self.current.as_mut().filter(|current| current.target.stage == stage);
+        if let Some(current) = current {
+            current.missing_result = current.missing_result.map(|(step, _)| (step, now));
+        }
+    }
+
+    /// The step and stage of a result of which no piece arrived for this long.
+    pub(super) fn overdue_result(&self, now: Moment, patience: Duration) -> Option<(Step, Stage)> {
+        let current = self.current.as_ref()?;
+        let (step, since) = current.missing_result?;
+        (now.since(since) >= patience).then_some((step, current.target.stage))
+    }
+
+    /// Forgets the start, and keeps the commits for the next one.
+    pub(super) fn forget_start(&mut self) {
+        if let Some(current) = &mut self.current {
+            (current.start, current.missing_result) = (None, None);
+        }
+    }
+
+    /// Forgets the start and all commits. Returns the stage.
+    pub(super) fn restart(&mut self) -> Option<Stage> {
+        self.forget_start();
+        let current = self.current.as_mut()?;
+        current.commits.clear();
+        Some(current.target.stage)
+    }
+}
+
+impl Move {
+    /// The version of the weights that the engine has.
+    fn version(&self) -> Option<Step> {
+        self.start.as_ref().filter(|start| start.is_here).map(|start| start.version)
+    }
+
+    fn needs(&self, step: Step) -> bool {
+        self.start.as_ref().is_none_or(|start| step >= start.version)
+    }
+}

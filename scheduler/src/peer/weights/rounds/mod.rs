@@ -1,0 +1,455 @@
+//! Rounds: the all-reduces in which this peer takes part, and those whose results it receives.
+
+mod early;
+mod groups;
+mod heard_result;
+mod listener;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use shoal_protocol::ids::{ClaimKey, Era, Member, Microbatch, Stage, Step};
+use shoal_protocol::message::{
+    CommitRecord, Mended, Round, RoundGroupChange, RoundGroupMember, RoundId, RoundMember,
+    RoundOutcome, TensorTag, ToCoordinator, proof_of_all,
+};
+use shoal_protocol::units::Bytes;
+
+use self::early::EarlyPieces;
+pub(in crate::peer) use self::early::Piece;
+pub(super) use self::early::round_of;
+use self::groups::RoundGroups;
+use self::listener::RoundListener;
+use crate::action::{Fault, PeerAction, PeerEvent, TaskResult};
+use crate::peer::config::PeerConfig;
+use crate::peer::context::Context;
+use crate::peer::links::LinkEstimates;
+use crate::peer::pipeline::Counted;
+use crate::peer::{Out, report_invalid};
+use crate::round::{AHEAD, Layout, Reduction, ahead, is_next, most_ahead, piece_bytes, place_in};
+
+/// The rounds of the hosted stages.
+#[derive(Debug, Default)]
+pub(in crate::peer) struct Rounds {
+    /// The last round of each stage, until its step is committed.
+    running: BTreeMap<Stage, Reduction>,
+    /// Aborted rounds of which the engine still has tasks.
+    ended: Vec<Reduction>,
+    early: EarlyPieces,
+    groups: RoundGroups,
+    listener: RoundListener,
+}
+
+/// The consequence of a received piece.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Received {
+    /// Nothing follows.
+    Done,
+    /// A piece of a heard result arrived.
+    Heard { stage: Stage, whole: bool },
+    /// A heard result exceeds the limits: this peer cannot follow the stage.
+    Overflow { stage: Stage },
+}
+
+/// The results that a commit names, as far as they are here.
+pub(super) enum Results {
+    /// Every stage's result is the named one: those of these rounds.
+    Here(Vec<RoundId>),
+    /// A piece must arrive, or the engine must assemble a result.
+    Incomplete,
+    /// A result differs from the named one.
+    Differ,
+}
+
+/// Groups and attempts.
+impl Rounds {
+    /// Applies the close of a round. Returns the round once its whole group is known.
+    pub(in crate::peer) fn close(
+        &mut self,
+        ctx: &Context<'_>,
+        id: RoundId,
+        change: &RoundGroupChange,
+        mended: Mended,
+        out: &mut Out,
+    ) -> Option<Round> {
+        if id.stage > ctx.config.manifest.last_stage() {
+            return None;
+        }
+        let group = self.groups.apply(ctx.now, ctx.retry(), id, change, out)?;
+        Some(Round { id, group, mended })
+    }
+
+    /// Takes one page of a stage's whole group.
+    pub(in crate::peer) fn take_group_page(
+        &mut self,
+        ctx: &Context<'_>,
+        stage: Stage,
+        number: u64,
+        page: (u32, u32),
+        members: Vec<RoundGroupMember>,
+    ) {
+        if stage <= ctx.config.manifest.last_stage() {
+            self.groups.take_page(stage, number, page, members);
+        }
+    }
+
+    /// Repeats unanswered requests for groups.
+    pub(in crate::peer) fn repeat_group_requests(&mut self, ctx: &Context<'_>, out: &mut Out) {
+        let open = (ctx.position.era, ctx.version());
+        self.groups.repeat_requests(ctx.now, ctx.retry(), open, out);
+    }
+
+    /// Begins this peer's part in a round, or follows its mend, with the contents of its accumulator.
+    /// Returns whether the round is new. Fails where the accumulator differs from what the coordinator
+    /// counted.
+    pub(in crate::peer) fn begin(
+        &mut self,
+        ctx: &Context<'_>,
+        round: Round,
+        own: &Counted,
+        counted: Vec<Microbatch>,
+        out: &mut Out,
+    ) -> Result<bool, Fault> {
+        let id = round.id;
+        let known = self.running.get(&id.stage).map(Reduction::round);
+        if place_in(&round, ctx.me()).is_none() || !is_next(known, &round) {
+            return Ok(false);
+        }
+        let expected: BTreeSet<Microbatch> = counted.into_iter().collect();
+        if expected != own.microbatches {
+            let missing = expected.difference(&own.microbatches).count();
+            let surplus = own.microbatches.difference(&expected).count();
+            return Err(Fault::AccumulatorDiffers { round: id, missing, surplus });
+        }
+        let begun = match self.running.get_mut(&id.stage).filter(|known| known.round().id == id) {
+            Some(known) => known.go_on(round, own.proof, out),
+            None => self.begin_attempt(ctx, round, own.proof, out),
+        };
+        refuse_faulty(id, begun, out);
+        Ok(true)
+    }
+
+    /// Begins this peer's part in a new attempt.
+    fn begin_attempt(
+        &mut self,
+        ctx: &Context<'_>,
+        round: Round,
+        own_proof: u64,
+        out: &mut Out,
+    ) -> Result<(), Fault> {
+        let stage = round.id.stage;
+        let whole_proof = whole_proof(ctx.config, round.id);
+        let layout = layout_of(ctx.config, &round);
+        let piece = largest_piece(ctx.config);
+        let most = most_ahead(piece, ctx.config.limits.round_bytes, round.group.members.len());
+        let link = |part: &RoundMember| ctx.links.get(part.member.peer);
+        let ahead = round.group.members.iter().map(|part| ahead(piece, most, link(part))).collect();
+        let mut reduction = Reduction::new(round, ctx.me(), layout, ahead, own_proof, whole_proof)
+            .expect("this peer is a member of the round");
+        let started = reduction.start(out);
+        if let Some(old) = self.running.insert(stage, reduction) {
+            self.abort(old, out);
+        }
+        started
+    }
+
+    /// Listens to a round, or follows its mend. Returns whether the round is new.
+    pub(super) fn listen(&mut self, ctx: &Context<'_>, round: Round, out: &mut Out) -> bool {
+        let proof = whole_proof(ctx.config, round.id);
+        self.listener.listen(round, |round| layout_of(ctx.config, round), proof, out)
+    }
+
+    /// A microbatch is about to be added to a step's sums: its round must not read them.
+    pub(in crate::peer) fn sums_change(&mut self, key: ClaimKey) {
+        let round = self.running.get_mut(&key.stage);
+        if let Some(round) = round.filter(|known| known.round().id.step == key.step) {
+            round.sums_change();
+        }
+    }
+
+    /// Ends this peer's part in all rounds.
+    pub(super) fn abort_all(&mut self, out: &mut Out) {
+        for round in std::mem::take(&mut self.running).into_values() {
+            self.abort(round, out);
+        }
+    }
+
+    fn abort(&mut self, mut round: Reduction, out: &mut Out) {
+        round.abort(out);
+        if round.is_busy() {
+            self.ended.push(round);
+        }
+    }
+}
+
+/// Pieces and tasks.
+impl Rounds {
+    /// Takes a piece of a round. A piece of an unknown round is kept if it is `useful` later.
+    pub(super) fn receive(
+        &mut self,
+        ctx: &Context<'_>,
+        (from, tag, payload): Piece,
+        useful: bool,
+        out: &mut Out,
+    ) -> Received {
+        let Some((id, mend)) = round_of(&tag) else { return Received::Done };
+        if self.listener.expects(id, mend) {
+            if !matches!(tag, TensorTag::RoundResult { .. }) {
+                out.push(PeerAction::Release(payload.id));
+                return Received::Done;
+            }
+            if self.heard_bytes() + payload.size > ctx.config.limits.heard {
+                out.push(PeerAction::Release(payload.id));
+                return Received::Overflow { stage: id.stage };
+            }
+            let whole = self.listener.receive(from, tag, payload, out);
+            return Received::Heard { stage: id.stage, whole };
+        }
+        let is_known = |known: &Round| known.id == id && known.mended.mend >= mend;
+        let known = self.running.get_mut(&id.stage).filter(|known| is_known(known.round()));
+        let Some(reduction) = known else {
+            return self.keep_early(ctx, id, (from, tag, payload), useful, out);
+        };
+        let taken = match tag {
+            TensorTag::RoundPart { piece, proof, .. } => {
+                reduction.part((from, mend), piece, proof, payload, out)
+            }
+            TensorTag::RoundResult { piece, proof, .. } => {
+                reduction.result(from, piece, proof, payload, out)
+            }
+            TensorTag::Activation { .. } | TensorTag::ActivationGradient { .. } => Ok(()),
+        };
+        refuse_faulty(id, taken, out);
+        Received::Done
+    }
+
+    /// Keeps a piece of a round that is not known yet, or releases it.
+    fn keep_early(
+        &mut self,
+        ctx: &Context<'_>,
+        id: RoundId,
+        piece: Piece,
+        useful: bool,
+        out: &mut Out,
+    ) -> Received {
+        let closed = self.running.get(&id.stage).is_some_and(|known| known.round().id > id);
+        if !useful || closed || !ctx.may_host(id.stage) {
+            out.push(PeerAction::Release(piece.2.id));
+            return Received::Done;
+        }
+        let from = piece.0;
+        let left = ctx.config.limits.heard - self.heard_bytes();
+        let most = (largest_early(ctx.config), self.early.results() + left);
+        if self.early.keep(piece, most, out) {
+            return Received::Done;
+        }
+        // No member waits for a listener, which can begin anew.
+        if !ctx.is_serving || ctx.is_moving_to(id.stage) {
+            return Received::Overflow { stage: id.stage };
+        }
+        report_invalid(from, "more pieces than a round has", out);
+        Received::Done
+    }
+
+    /// Takes the early pieces of a round.
+    pub(in crate::peer) fn take_early(&mut self, round: RoundId) -> Vec<Piece> {
+        self.early.take(round)
+    }
+
+    /// A task of a round ended. Returns whether that completed a heard result.
+    #[must_use]
+    pub(super) fn handle_task(
+        &mut self,
+        result: TaskResult,
+        links: &LinkEstimates,
+        out: &mut Out,
+    ) -> bool {
+        let round = match &result {
+            TaskResult::Exported { round, .. }
+            | TaskResult::Reduced { round, .. }
+            | TaskResult::Installed { round, .. }
+            | TaskResult::Summarised { round, .. } => *round,
+            other => unreachable!("not of a round: {other:?}"),
+        };
+        if self.listener.knows(round) {
+            return self.listener.handle_task(result, out);
+        }
+        let known = self.running.values_mut().chain(&mut self.ended);
+        let reduction = known
+            .into_iter()
+            .find(|known| known.round().id == round)
+            .expect("rounds stay until all their tasks are done");
+        match result {
+            TaskResult::Exported { to, piece, payload, .. } => {
+                reduction.exported(to, piece, payload, out);
+            }
+            TaskResult::Reduced { piece, payload, .. } => reduction.reduced(piece, payload, out),
+            TaskResult::Installed { range, .. } => reduction.installed(&range, out),
+            TaskResult::Summarised { hash, square_norm, .. } => {
+                if let Some(outcome) = reduction.summarised(hash, square_norm) {
+                    out.push(report_of(reduction.round(), outcome, links));
+                }
+            }
+            _ => {}
+        }
+        self.ended.retain(Reduction::is_busy);
+        false
+    }
+
+    /// Bytes of other members' sums.
+    pub(in crate::peer) fn held(&self) -> Bytes {
+        let rounds = self.running.values().chain(&self.ended);
+        rounds.map(Reduction::held).sum::<Bytes>() + self.early.parts()
+    }
+
+    /// Bytes of heard results.
+    pub(in crate::peer) fn heard_bytes(&self) -> Bytes {
+        self.listener.held() + self.early.results()
+    }
+}
+
+/// Outcomes.
+impl Rounds {
+    /// Repeats the outcomes of rounds that no commit followed yet.
+    pub(super) fn repeat_outcomes(&self, links: &LinkEstimates, out: &mut Out) {
+        for reduction in self.running.values() {
+            if let Some(outcome) = reduction.outcome() {
+                out.push(report_of(reduction.round(), outcome, links));
+            }
+        }
+    }
+
+    /// Looks up the results that a commit names for the hosted stages. Heard ones are assembled.
+    pub(super) fn results(
+        &mut self,
+        record: &CommitRecord,
+        hosted: &[Stage],
+        out: &mut Out,
+    ) -> Results {
+        let (mut rounds, mut incomplete) = (Vec::new(), false);
+        for stage in hosted.iter().copied() {
+            let Some((_, named)) = record.stages.get(usize::from(stage.0)) else {
+                return Results::Differ;
+            };
+            let own = self.running.get(&stage).filter(|own| is_named(own.round(), record));
+            let found = match own {
+                Some(own) => own.outcome().map(|outcome| (own.round().id, outcome)),
+                None => self
+                    .heard_result(record, stage, out)
+                    .and_then(|(round, outcome)| outcome.map(|outcome| (round, outcome))),
+            };
+            match found {
+                Some((round, outcome)) if outcome == *named => rounds.push(round),
+                Some(_) => return Results::Differ,
+                None => incomplete = true,
+            }
+        }
+        if incomplete { Results::Incomplete } else { Results::Here(rounds) }
+    }
+
+    /// The heard result that a commit names for a stage, once it is whole: its round, and its outcome once
+    /// the engine assembled it.
+    pub(super) fn heard_result(
+        &mut self,
+        record: &CommitRecord,
+        stage: Stage,
+        out: &mut Out,
+    ) -> Option<(RoundId, Option<RoundOutcome>)> {
+        let place = (record.step, stage);
+        let result = self.listener.result_of(place, |round| is_named(round, record))?;
+        if !result.is_whole() {
+            return None;
+        }
+        result.install(out);
+        Some((result.round().id, result.outcome()))
+    }
+
+    /// Whether the engine has tasks of a heard result.
+    pub(super) fn is_assembling(&self) -> bool {
+        self.listener.is_busy()
+    }
+
+    /// Whether pieces of these members are still to come, of the heard results that the filter selects.
+    pub(super) fn awaits(
+        &self,
+        members: &BTreeSet<Member>,
+        selects: impl Fn(Step, Stage) -> bool,
+    ) -> bool {
+        self.listener.awaits(members, selects)
+    }
+
+    /// Discards all heard results.
+    pub(super) fn forget_heard(&mut self, out: &mut Out) {
+        self.listener.forget(|_, _| true, out);
+    }
+
+    /// Discards the heard results of the steps up to this one, except those for a migration.
+    pub(super) fn forget_heard_through(&mut self, ctx: &Context<'_>, step: Step, out: &mut Out) {
+        self.listener.forget(|of, stage| of <= step && !ctx.is_moving_to(stage), out);
+    }
+
+    /// Discards the heard results of one stage, of the steps up to this one.
+    pub(super) fn forget_heard_of(&mut self, stage: Stage, step: Step, out: &mut Out) {
+        self.listener.forget(|of, heard| of <= step && heard == stage, out);
+    }
+
+    /// Releases the early pieces of a stage.
+    pub(super) fn drop_early_of(&mut self, stage: Stage, out: &mut Out) {
+        self.early.drop_of(stage, out);
+    }
+
+    /// Releases the early pieces of earlier eras.
+    pub(super) fn drop_early_before(&mut self, era: Era, out: &mut Out) {
+        self.early.drop_before(era, out);
+    }
+
+    /// Releases the early pieces of the steps up to this one, in this era and earlier ones.
+    pub(super) fn drop_early_through(&mut self, era: Era, step: Step, out: &mut Out) {
+        self.early.drop_through(era, step, out);
+    }
+}
+
+/// Whether a commit names this attempt of a round.
+fn is_named(round: &Round, record: &CommitRecord) -> bool {
+    let named = record.stages.get(usize::from(round.id.stage.0));
+    named.is_some_and(|(attempt, _)| *attempt == round.id.attempt) && round.id.term == record.term
+}
+
+/// The sum of the tags of the whole batch.
+fn whole_proof(config: &PeerConfig, round: RoundId) -> u64 {
+    proof_of_all(round.step, round.stage, config.manifest.training.microbatches)
+}
+
+/// The division of a round's vector into pieces.
+fn layout_of(config: &PeerConfig, round: &Round) -> Layout {
+    let elements = config.parameters[&round.id.stage];
+    Layout::new(round, elements, config.limits.cut, config.manifest.codec.all_reduce)
+}
+
+/// The size of a member's sums in one piece of a round, at most.
+fn largest_piece(config: &PeerConfig) -> Bytes {
+    piece_bytes(config.limits.cut, config.manifest.codec.all_reduce)
+}
+
+/// The size of one member's sums that may arrive before the close of their rounds: pieces up to its own
+/// limit, for two steps and two attempts of every stage.
+fn largest_early(config: &PeerConfig) -> Bytes {
+    let window = largest_piece(config).0 * u64::from(AHEAD);
+    Bytes(window * 4 * u64::from(config.manifest.training.stages))
+}
+
+/// Refuses a round that would not count every microbatch once.
+fn refuse_faulty(round: RoundId, taken: Result<(), Fault>, out: &mut Out) {
+    let Err(fault) = taken else { return };
+    let reason = fault.to_string();
+    out.push(PeerAction::Event(PeerEvent::Fault(fault)));
+    out.push(PeerAction::ToCoordinator(ToCoordinator::RoundRefused { round, reason }));
+}
+
+/// The report of a round's outcome, with the measured rates of the links to its members.
+fn report_of(round: &Round, outcome: RoundOutcome, links: &LinkEstimates) -> PeerAction {
+    let places = (0..).zip(&round.group.members);
+    let rates =
+        places.filter_map(|(place, part)| Some((place, links.rate(part.member.peer)?))).collect();
+    let (round, mend) = (round.id, round.mended.mend);
+    PeerAction::ToCoordinator(ToCoordinator::Reduced { round, mend, outcome, rates })
+}

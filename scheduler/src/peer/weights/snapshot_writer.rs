@@ -1,0 +1,89 @@
+//! Snapshots that the coordinator asks this peer to write.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use shoal_protocol::ids::{Stage, Step};
+use shoal_protocol::message::{StoredFile, ToCoordinator};
+
+use crate::action::{PeerAction, Task};
+use crate::peer::Out;
+
+/// Requested snapshots.
+#[derive(Debug, Default)]
+pub(super) struct SnapshotWriter {
+    /// Requests at versions that the weights have not reached.
+    due: BTreeSet<(Step, Stage)>,
+    /// Tasks that the engine has.
+    writing: BTreeSet<(Step, Stage)>,
+    /// The newest snapshot of each stage, for when its report must be repeated.
+    written: BTreeMap<Stage, (Step, Vec<StoredFile>)>,
+}
+
+impl SnapshotWriter {
+    /// Takes a request to save a hosted stage at a version. `current` is the version of the weights and
+    /// `pending` the number of messages about later steps. Returns whether a task may have become due.
+    pub(super) fn request(
+        &mut self,
+        (version, stage): (Step, Stage),
+        (current, pending): (Step, usize),
+        out: &mut Out,
+    ) -> bool {
+        if let Some((written, files)) = self.written.get(&stage)
+            && *written == version
+        {
+            report(version, stage, files.clone(), out);
+            return false;
+        }
+        if version < current && !self.writing.contains(&(version, stage)) {
+            // The request came too late: another replica or a later version serves instead.
+            report(version, stage, Vec::new(), out);
+            return false;
+        }
+        // A peer that serves since the last view may still have results to apply.
+        let reachable = (current.0..=current.0 + 1 + pending as u64).contains(&version.0);
+        if reachable {
+            self.due.insert((version, stage));
+        }
+        reachable
+    }
+
+    /// Gives the engine the snapshots of the current version. Tasks run in order, so each reads that
+    /// version.
+    pub(super) fn write_due(&mut self, current: Step, out: &mut Out) {
+        let due: Vec<(Step, Stage)> =
+            self.due.range(..(current.next(), Stage(0))).copied().collect();
+        for (version, stage) in due {
+            self.due.remove(&(version, stage));
+            if version == current && self.writing.insert((version, stage)) {
+                out.push(PeerAction::Compute(Task::Store { version, stage }));
+            }
+        }
+    }
+
+    /// The engine wrote a snapshot. One that began before a rewind is ignored.
+    pub(super) fn finish(
+        &mut self,
+        version: Step,
+        stage: Stage,
+        files: Vec<StoredFile>,
+        out: &mut Out,
+    ) {
+        if self.writing.remove(&(version, stage)) {
+            self.written.insert(stage, (version, files.clone()));
+            report(version, stage, files, out);
+        }
+    }
+
+    /// The engine failed to write a snapshot. On a report without files the coordinator asks another
+    /// replica.
+    pub(super) fn fail(&mut self, version: Step, stage: Stage, out: &mut Out) {
+        if self.writing.remove(&(version, stage)) {
+            report(version, stage, Vec::new(), out);
+        }
+    }
+}
+
+/// Reports the files of a snapshot; none where this peer did not write it.
+pub(super) fn report(version: Step, stage: Stage, files: Vec<StoredFile>, out: &mut Out) {
+    out.push(PeerAction::ToCoordinator(ToCoordinator::Stored { version, stage, files }));
+}
