@@ -1,8 +1,8 @@
-//! Who may count what: the claims of one step.
+//! The claims of one step: which member may count which microbatch.
 //!
-//! A claim is first come. It stays its holder's until the step is committed, the holder lets go of
-//! it, or all of the holder's claims are revoked, so that every (step, stage, microbatch) is in at
-//! most one accumulator that counts.
+//! The first member that requests a claim gets it. It keeps the claim until the step is committed, it releases the
+//! claim, or all of its claims are revoked. So every (step, stage, microbatch) is in at most one accumulator that
+//! counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,29 +14,28 @@ use shoal_protocol::message::{FixedLoss, HeldClaim};
 pub(crate) struct Ledger {
     step: Step,
     stages: u16,
-    /// Microbatches that are trained on; those from here on are held out.
+    /// The number of training microbatches; those after them are held out.
     training: u32,
     microbatches: u32,
     claims: BTreeMap<(Stage, Microbatch), Claim>,
-    /// Microbatches of the first stage that nobody holds.
+    /// Unheld microbatches of the first stage.
     free: BTreeSet<Microbatch>,
-    /// Work of later stages that lost its holder and has no other yet: the activation that it starts
-    /// from must be sent again.
+    /// Work of later stages that lost its holder and has no other yet: its activation must be sent again.
     orphaned: BTreeSet<(Stage, Microbatch)>,
-    /// How many microbatches of each stage somebody holds.
+    /// The number of held microbatches of each stage.
     held: Vec<u32>,
-    /// How many of each stage are done.
+    /// The number of done microbatches of each stage.
     done: Vec<u32>,
 }
 
-/// Numbers of one term's grants: each higher than all before.
+/// The numbers of one term's grants, each higher than all before.
 #[derive(Debug)]
 pub(crate) struct Grants {
     last: Grant,
 }
 
 impl Grants {
-    /// Those of a term that begins.
+    /// The numbers of a term that begins.
     pub(crate) fn of(term: Term) -> Self {
         Self { last: Grant { term, number: 0 } }
     }
@@ -58,27 +57,27 @@ struct Claim {
 /// The answer to a claim.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ClaimAnswer {
-    /// It is the asker's, perhaps for long.
+    /// The member holds it, from this moment or before.
     Granted { grant: Grant, next_holder: Option<Member> },
-    /// It is another's.
+    /// Another member holds it.
     Held { holder: Member },
-    /// It is of no step that is open, or there is no such work.
+    /// No such work exists, or its step is not open.
     NotOpen,
 }
 
 /// The answer to a report.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum DoneAnswer {
-    /// Written down.
+    /// The work is counted.
     Noted,
-    /// It had been written down.
+    /// The work was counted before.
     Repeated,
-    /// Not under a grant that holds.
+    /// The grant is not valid.
     Refused,
 }
 
 impl Ledger {
-    /// The ledger of a step whose `microbatches` are all unheld.
+    /// The ledger of a step with so many microbatches, of which `training` are trained on.
     pub(crate) fn open(step: Step, stages: u16, training: u32, microbatches: u32) -> Self {
         assert!((1..=microbatches).contains(&training), "a step trains on something");
         let free = (0..microbatches).map(Microbatch).collect();
@@ -88,27 +87,27 @@ impl Ledger {
         Self { step, stages, training, microbatches, claims, free, orphaned, held, done }
     }
 
-    /// How many microbatches the step has.
-    pub(crate) fn all(&self) -> usize {
+    /// The number of microbatches of the step.
+    pub(crate) fn microbatches(&self) -> usize {
         self.microbatches as usize
     }
 
-    /// How many microbatches of the first stage nobody holds.
+    /// The number of unheld microbatches of the first stage.
     pub(crate) fn free(&self) -> usize {
         self.free.len()
     }
 
-    /// How many microbatches nobody holds at a stage.
+    /// The number of unheld microbatches of a stage.
     pub(crate) fn unheld(&self, stage: Stage) -> u32 {
         self.microbatches - self.held[usize::from(stage.0)]
     }
 
-    /// The lowest microbatch of the first stage that nobody holds.
+    /// The lowest unheld microbatch of the first stage.
     pub(crate) fn lowest_free(&self) -> Option<Microbatch> {
         self.free.first().copied()
     }
 
-    /// Gives the claim to who asks first, and again to who holds it.
+    /// Grants a claim that is not held, and repeats the grant to its holder.
     pub(crate) fn claim(
         &mut self,
         key: ClaimKey,
@@ -139,8 +138,8 @@ impl Ledger {
         ClaimAnswer::Granted { grant, next_holder }
     }
 
-    /// Takes in a claim that an earlier coordinator granted. Returns whether it can be: there is such
-    /// work, and nobody else holds it.
+    /// Takes a claim that an earlier coordinator granted. Returns whether that is possible: such work exists, and
+    /// no other member holds it.
     pub(crate) fn restore(&mut self, claim: &HeldClaim, holder: Member) -> bool {
         let HeldClaim { key, grant, done, loss } = *claim;
         let place = (key.stage, key.microbatch);
@@ -159,7 +158,7 @@ impl Ledger {
         true
     }
 
-    /// Notes that the work is in its holder's accumulator.
+    /// Takes the report that the work is in its holder's accumulator.
     pub(crate) fn done(
         &mut self,
         key: ClaimKey,
@@ -188,7 +187,7 @@ impl Ledger {
         }
     }
 
-    /// Claims whose work is not done yet.
+    /// The claims whose work is not done yet.
     pub(crate) fn unfinished(&self) -> impl Iterator<Item = (ClaimKey, Member, Grant)> + '_ {
         let step = self.step;
         self.claims.iter().filter(|(_, claim)| !claim.done).map(
@@ -199,18 +198,18 @@ impl Ledger {
         )
     }
 
-    /// Whether this member's work under this grant is not done yet.
+    /// Whether a member holds a claim under this grant, and its work is not done yet.
     pub(crate) fn awaits(&self, key: ClaimKey, member: Member, grant: Grant) -> bool {
         let claim = self.claims.get(&(key.stage, key.microbatch));
         claim.is_some_and(|claim| claim.holder == member && claim.grant == grant && !claim.done)
     }
 
-    /// How many claims somebody holds.
+    /// The number of held claims.
     pub(crate) fn held(&self) -> u64 {
         self.claims.len() as u64
     }
 
-    /// How many microbatches are not done at a stage.
+    /// The number of microbatches that are not done at a stage.
     pub(crate) fn undone(&self, stage: Stage) -> u32 {
         self.microbatches - self.done[usize::from(stage.0)]
     }
@@ -225,7 +224,7 @@ impl Ledger {
         counted
     }
 
-    /// Sum of the training microbatches' losses and, where the step has any, of the held-out ones'.
+    /// The sum of the training microbatches' losses and, if the step has any, of the held-out ones'.
     pub(crate) fn losses(&self) -> (FixedLoss, Option<FixedLoss>) {
         let last = Stage(self.stages - 1);
         let losses = |from: u32, to: u32| {
@@ -239,8 +238,7 @@ impl Ledger {
         (losses(0, self.training), held_out)
     }
 
-    /// Takes back every claim of a member, done or not: what it accumulated counts nowhere.
-    /// Returns how many there were, and how many of them were done.
+    /// Revokes all claims of a member, done or not: what it accumulated counts nowhere.
     pub(crate) fn revoke(&mut self, member: Member) -> Revoked {
         let gone: Vec<(Stage, Microbatch)> = self
             .claims
@@ -251,18 +249,18 @@ impl Ledger {
         let mut revoked = Revoked::default();
         for (stage, microbatch) in gone {
             revoked.claims += 1;
-            revoked.done += u64::from(self.take_back(stage, microbatch));
+            revoked.done += u64::from(self.remove(stage, microbatch));
         }
         revoked
     }
 
-    /// Whether a member has counted something.
+    /// Whether a member has done the work of a claim.
     pub(crate) fn has_counted(&self, member: Member) -> bool {
         self.claims.values().any(|claim| claim.holder == member && claim.done)
     }
 
-    /// Takes back one claim that its holder lets go of. Returns whether it was its holder's under
-    /// this grant, and not done.
+    /// Revokes a claim that its holder releases. Returns whether the member held it under this grant, and its work
+    /// was not done.
     pub(crate) fn release(&mut self, key: ClaimKey, member: Member, grant: Grant) -> bool {
         let held = self
             .claims
@@ -270,13 +268,13 @@ impl Ledger {
             .is_some_and(|claim| claim.holder == member && claim.grant == grant && !claim.done);
         let ours = held && key.step == self.step;
         if ours {
-            self.take_back(key.stage, key.microbatch);
+            self.remove(key.stage, key.microbatch);
         }
         ours
     }
 
-    /// Makes a claim nobody's; returns whether it was done.
-    fn take_back(&mut self, stage: Stage, microbatch: Microbatch) -> bool {
+    /// Removes a claim. Returns whether its work was done.
+    fn remove(&mut self, stage: Stage, microbatch: Microbatch) -> bool {
         let claim = self.claims.remove(&(stage, microbatch)).expect("the caller has looked");
         self.held[usize::from(stage.0)] -= 1;
         self.done[usize::from(stage.0)] -= u32::from(claim.done);
@@ -288,30 +286,29 @@ impl Ledger {
         claim.done
     }
 
-    /// Work of later stages that nobody holds though the stage before is held: its activation is on
-    /// its way, or got lost.
-    pub(crate) fn gaps(&self) -> BTreeSet<(Stage, Microbatch)> {
+    /// Work of later stages that is unheld while the stage before is held: its activation is on its way, or lost.
+    pub(crate) fn unclaimed(&self) -> BTreeSet<(Stage, Microbatch)> {
         let onward = self.claims.keys().map(|(stage, microbatch)| (stage.next(), *microbatch));
         onward.filter(|key| key.0.0 < self.stages && !self.claims.contains_key(key)).collect()
     }
 
-    /// Whose activation this work starts from, if nobody holds it any more: the holder and its own work.
-    pub(crate) fn sender_of(&self, key: ClaimKey) -> Option<(Member, ClaimKey)> {
+    /// The holder of the stage before, and its claim, if this work has lost its own holder.
+    pub(crate) fn upstream_holder(&self, key: ClaimKey) -> Option<(Member, ClaimKey)> {
         let upstream = key.upstream()?;
         let orphaned = self.orphaned.contains(&(key.stage, key.microbatch));
         let claim = self.claims.get(&(upstream.stage, upstream.microbatch));
         claim.filter(|_| orphaned).map(|claim| (claim.holder, upstream))
     }
 
-    /// The work whose activation must be offered again, by its holders: what lost its holder, and
-    /// these gaps.
+    /// The claims whose activation must be offered again, by holder: those before work that lost its holder, and
+    /// before work that has been unclaimed since `unclaimed`.
     pub(crate) fn to_replay(
         &self,
-        old_gaps: &BTreeSet<(Stage, Microbatch)>,
+        unclaimed: &BTreeSet<(Stage, Microbatch)>,
     ) -> BTreeMap<Member, Vec<ClaimKey>> {
         let mut replays: BTreeMap<Member, Vec<ClaimKey>> = BTreeMap::new();
-        let old_gaps = old_gaps.iter().filter(|key| !self.claims.contains_key(key));
-        let all: BTreeSet<&(Stage, Microbatch)> = self.orphaned.iter().chain(old_gaps).collect();
+        let unclaimed = unclaimed.iter().filter(|key| !self.claims.contains_key(key));
+        let all: BTreeSet<&(Stage, Microbatch)> = self.orphaned.iter().chain(unclaimed).collect();
         for (stage, microbatch) in all {
             let stage = Stage(stage.0 - 1);
             if let Some(upstream) = self.claims.get(&(stage, *microbatch)) {
@@ -323,12 +320,11 @@ impl Ledger {
     }
 }
 
-/// What was taken back from a member.
+/// The claims that were revoked from a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Revoked {
-    /// Claims.
     pub(crate) claims: u64,
-    /// Those among them whose work had been done, and is done again.
+    /// Those among them whose work was done, and must be done again.
     pub(crate) done: u64,
 }
 
@@ -350,21 +346,21 @@ mod tests {
         ClaimKey { step: Step(4), stage: Stage(stage), microbatch: Microbatch(microbatch) }
     }
 
-    /// The books of a step of two stages, two training microbatches and a held-out one.
-    struct Books {
+    /// The ledger of a step of two stages, two training microbatches and a held-out one.
+    struct Step4 {
         ledger: Ledger,
         grants: Grants,
     }
 
-    impl Books {
+    impl Step4 {
         fn claim(&mut self, key: ClaimKey, member: Member) -> ClaimAnswer {
             self.ledger.claim(key, member, &mut self.grants)
         }
     }
 
-    fn books() -> Books {
+    fn step4() -> Step4 {
         let grants = Grants { last: nth(9) };
-        Books { ledger: Ledger::open(Step(4), 2, 2, 3), grants }
+        Step4 { ledger: Ledger::open(Step(4), 2, 2, 3), grants }
     }
 
     fn granted(grant: u64) -> ClaimAnswer {
@@ -372,47 +368,47 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_is_first_come_and_its_answer_repeats() {
-        let mut books = books();
-        assert_eq!(books.claim(key(1, 0), member(1)), granted(10));
-        assert_eq!(books.claim(key(1, 0), member(2)), ClaimAnswer::Held { holder: member(1) });
-        assert_eq!(books.claim(key(1, 0), member(1)), granted(10));
-        assert_eq!(books.claim(key(1, 1), member(2)), granted(11));
+    fn the_first_request_gets_a_claim_and_the_answer_repeats() {
+        let mut step = step4();
+        assert_eq!(step.claim(key(1, 0), member(1)), granted(10));
+        assert_eq!(step.claim(key(1, 0), member(2)), ClaimAnswer::Held { holder: member(1) });
+        assert_eq!(step.claim(key(1, 0), member(1)), granted(10));
+        assert_eq!(step.claim(key(1, 1), member(2)), granted(11));
     }
 
     #[test]
     fn a_grant_names_the_holder_of_the_next_stage() {
-        let mut books = books();
-        books.claim(key(1, 0), member(1));
-        let answer = books.claim(key(0, 0), member(2));
+        let mut step = step4();
+        step.claim(key(1, 0), member(1));
+        let answer = step.claim(key(0, 0), member(2));
         let next_holder = Some(member(1));
         assert_eq!(answer, ClaimAnswer::Granted { grant: nth(11), next_holder });
     }
 
     #[test]
-    fn what_is_not_of_this_step_is_not_open() {
-        let mut books = books();
+    fn claims_of_other_steps_are_not_open() {
+        let mut step = step4();
         for wrong in [ClaimKey { step: Step(5), ..key(0, 0) }, key(2, 0), key(0, 3)] {
-            assert_eq!(books.claim(wrong, member(1)), ClaimAnswer::NotOpen);
+            assert_eq!(step.claim(wrong, member(1)), ClaimAnswer::NotOpen);
         }
     }
 
     #[test]
-    fn microbatches_of_the_first_stage_are_given_out_lowest_first() {
-        let mut books = books();
-        assert_eq!(books.ledger.lowest_free(), Some(Microbatch(0)));
-        books.claim(key(0, 0), member(1));
-        assert_eq!(books.ledger.lowest_free(), Some(Microbatch(1)));
-        books.claim(key(0, 1), member(1));
-        books.claim(key(0, 2), member(1));
-        assert_eq!(books.ledger.lowest_free(), None);
+    fn microbatches_of_the_first_stage_are_granted_lowest_first() {
+        let mut step = step4();
+        assert_eq!(step.ledger.lowest_free(), Some(Microbatch(0)));
+        step.claim(key(0, 0), member(1));
+        assert_eq!(step.ledger.lowest_free(), Some(Microbatch(1)));
+        step.claim(key(0, 1), member(1));
+        step.claim(key(0, 2), member(1));
+        assert_eq!(step.ledger.lowest_free(), None);
     }
 
     #[test]
-    fn only_the_holder_under_its_grant_is_done_and_only_once() {
-        let mut books = books();
-        books.claim(key(0, 0), member(1));
-        let mut done = |who, grant| books.ledger.done(key(0, 0), member(who), nth(grant), None);
+    fn only_the_holder_reports_done_under_its_grant_and_only_once() {
+        let mut step = step4();
+        step.claim(key(0, 0), member(1));
+        let mut done = |by, grant| step.ledger.done(key(0, 0), member(by), nth(grant), None);
         assert_eq!(done(2, 10), DoneAnswer::Refused);
         assert_eq!(done(1, 11), DoneAnswer::Refused);
         assert_eq!(done(1, 10), DoneAnswer::Noted);
@@ -420,103 +416,103 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_comes_from_the_last_stage_and_from_no_other() {
-        let mut books = books();
-        books.claim(key(0, 0), member(1));
-        books.claim(key(1, 0), member(1));
+    fn only_the_last_stage_reports_a_loss() {
+        let mut step = step4();
+        step.claim(key(0, 0), member(1));
+        step.claim(key(1, 0), member(1));
         let loss = Some(FixedLoss(5));
-        assert_eq!(books.ledger.done(key(0, 0), member(1), nth(10), loss), DoneAnswer::Refused);
-        assert_eq!(books.ledger.done(key(1, 0), member(1), nth(11), None), DoneAnswer::Refused);
+        assert_eq!(step.ledger.done(key(0, 0), member(1), nth(10), loss), DoneAnswer::Refused);
+        assert_eq!(step.ledger.done(key(1, 0), member(1), nth(11), None), DoneAnswer::Refused);
     }
 
-    fn finish(books: &mut Books) {
+    fn finish(step: &mut Step4) {
         for stage in 0..2 {
             for microbatch in 0..3 {
                 let key = key(stage, microbatch);
-                let who = member((microbatch % 2) as u8);
-                let ClaimAnswer::Granted { grant, .. } = books.claim(key, who) else {
-                    panic!("nobody else asks");
+                let holder = member((microbatch % 2) as u8);
+                let ClaimAnswer::Granted { grant, .. } = step.claim(key, holder) else {
+                    panic!("no other member requests it");
                 };
-                assert_eq!(books.ledger.undone(Stage(stage)), 3 - microbatch);
+                assert_eq!(step.ledger.undone(Stage(stage)), 3 - microbatch);
                 let loss = (stage == 1).then_some(FixedLoss(1 << microbatch));
-                assert_eq!(books.ledger.done(key, who, grant, loss), DoneAnswer::Noted);
+                assert_eq!(step.ledger.done(key, holder, grant, loss), DoneAnswer::Noted);
             }
         }
     }
 
     #[test]
-    fn a_complete_step_says_who_counted_what_and_the_losses() {
-        let mut books = books();
-        finish(&mut books);
-        assert_eq!([0, 1].map(|stage| books.ledger.undone(Stage(stage))), [0, 0]);
-        assert_eq!(books.ledger.counted(Stage(1))[&member(0)], [Microbatch(0)]);
-        assert_eq!(books.ledger.counted(Stage(0))[&member(1)], [Microbatch(1)]);
-        assert_eq!(books.ledger.losses(), (FixedLoss(3), Some(FixedLoss(4))));
+    fn a_complete_step_gives_each_members_count_and_the_losses() {
+        let mut step = step4();
+        finish(&mut step);
+        assert_eq!([0, 1].map(|stage| step.ledger.undone(Stage(stage))), [0, 0]);
+        assert_eq!(step.ledger.counted(Stage(1))[&member(0)], [Microbatch(0)]);
+        assert_eq!(step.ledger.counted(Stage(0))[&member(1)], [Microbatch(1)]);
+        assert_eq!(step.ledger.losses(), (FixedLoss(3), Some(FixedLoss(4))));
     }
 
     #[test]
     fn a_revoked_claim_is_undone_and_granted_anew_under_a_higher_number() {
-        let mut books = books();
-        finish(&mut books);
-        assert!(books.ledger.has_counted(member(1)) && !books.ledger.has_counted(member(3)));
-        assert_eq!(books.ledger.revoke(member(1)), Revoked { claims: 2, done: 2 });
-        assert!(!books.ledger.has_counted(member(1)));
-        assert_eq!([0, 1].map(|stage| books.ledger.undone(Stage(stage))), [1, 1]);
-        assert_eq!(books.ledger.lowest_free(), Some(Microbatch(1)));
-        let answer = books.claim(key(0, 1), member(0));
+        let mut step = step4();
+        finish(&mut step);
+        assert!(step.ledger.has_counted(member(1)) && !step.ledger.has_counted(member(3)));
+        assert_eq!(step.ledger.revoke(member(1)), Revoked { claims: 2, done: 2 });
+        assert!(!step.ledger.has_counted(member(1)));
+        assert_eq!([0, 1].map(|stage| step.ledger.undone(Stage(stage))), [1, 1]);
+        assert_eq!(step.ledger.lowest_free(), Some(Microbatch(1)));
+        let answer = step.claim(key(0, 1), member(0));
         assert_eq!(answer, granted(16));
-        assert_eq!(books.ledger.counted(Stage(0)).get(&member(1)), None);
+        assert_eq!(step.ledger.counted(Stage(0)).get(&member(1)), None);
     }
 
     #[test]
-    fn what_lost_its_holder_is_replayed_by_the_holder_before_until_it_is_claimed() {
-        let mut books = books();
-        books.claim(key(0, 0), member(1));
-        books.claim(key(1, 0), member(2));
-        assert!(books.ledger.to_replay(&BTreeSet::new()).is_empty());
-        books.ledger.revoke(member(2));
+    fn orphaned_work_is_replayed_by_the_holder_before_until_it_is_claimed() {
+        let mut step = step4();
+        step.claim(key(0, 0), member(1));
+        step.claim(key(1, 0), member(2));
+        assert!(step.ledger.to_replay(&BTreeSet::new()).is_empty());
+        step.ledger.revoke(member(2));
         assert_eq!(
-            books.ledger.to_replay(&BTreeSet::new()),
+            step.ledger.to_replay(&BTreeSet::new()),
             BTreeMap::from([(member(1), vec![key(0, 0)])])
         );
-        books.claim(key(1, 0), member(3));
-        assert!(books.ledger.to_replay(&BTreeSet::new()).is_empty());
-        // Both neighbours gone: the first stage's work is given out first.
-        books.ledger.revoke(member(3));
-        books.ledger.revoke(member(1));
-        assert!(books.ledger.to_replay(&BTreeSet::new()).is_empty());
-        assert_eq!(books.ledger.lowest_free(), Some(Microbatch(0)));
-        books.claim(key(0, 0), member(4));
+        step.claim(key(1, 0), member(3));
+        assert!(step.ledger.to_replay(&BTreeSet::new()).is_empty());
+        // Without both neighbours, the first stage's work is granted first.
+        step.ledger.revoke(member(3));
+        step.ledger.revoke(member(1));
+        assert!(step.ledger.to_replay(&BTreeSet::new()).is_empty());
+        assert_eq!(step.ledger.lowest_free(), Some(Microbatch(0)));
+        step.claim(key(0, 0), member(4));
         assert_eq!(
-            books.ledger.to_replay(&BTreeSet::new()),
+            step.ledger.to_replay(&BTreeSet::new()),
             BTreeMap::from([(member(4), vec![key(0, 0)])])
         );
     }
 
     #[test]
-    fn a_claim_is_released_by_its_holder_under_its_grant_while_it_is_not_done() {
-        let mut books = books();
-        books.claim(key(1, 0), member(1));
-        for (who, grant) in [(2, 10), (1, 9)] {
-            assert!(!books.ledger.release(key(1, 0), member(who), nth(grant)));
+    fn only_the_holder_releases_a_claim_and_only_before_it_is_done() {
+        let mut step = step4();
+        step.claim(key(1, 0), member(1));
+        for (other, grant) in [(2, 10), (1, 9)] {
+            assert!(!step.ledger.release(key(1, 0), member(other), nth(grant)));
         }
-        assert!(books.ledger.release(key(1, 0), member(1), nth(10)));
-        assert!(!books.ledger.release(key(1, 0), member(1), nth(10)));
-        assert_eq!(books.claim(key(1, 0), member(1)), granted(11));
+        assert!(step.ledger.release(key(1, 0), member(1), nth(10)));
+        assert!(!step.ledger.release(key(1, 0), member(1), nth(10)));
+        assert_eq!(step.claim(key(1, 0), member(1)), granted(11));
         let loss = Some(FixedLoss(1));
-        books.ledger.done(key(1, 0), member(1), nth(11), loss);
-        assert!(!books.ledger.release(key(1, 0), member(1), nth(11)));
+        step.ledger.done(key(1, 0), member(1), nth(11), loss);
+        assert!(!step.ledger.release(key(1, 0), member(1), nth(11)));
     }
 
     #[test]
-    fn a_gap_that_lasts_is_replayed_too() {
-        let mut books = books();
-        books.claim(key(0, 1), member(1));
-        let gaps = books.ledger.gaps();
-        assert_eq!(gaps, BTreeSet::from([(Stage(1), Microbatch(1))]));
-        let replays = books.ledger.to_replay(&gaps);
+    fn work_that_stays_unclaimed_is_replayed_too() {
+        let mut step = step4();
+        step.claim(key(0, 1), member(1));
+        let unclaimed = step.ledger.unclaimed();
+        assert_eq!(unclaimed, BTreeSet::from([(Stage(1), Microbatch(1))]));
+        let replays = step.ledger.to_replay(&unclaimed);
         assert_eq!(replays, BTreeMap::from([(member(1), vec![key(0, 1)])]));
-        books.claim(key(1, 1), member(2));
-        assert!(books.ledger.gaps().is_empty() && books.ledger.to_replay(&gaps).is_empty());
+        step.claim(key(1, 1), member(2));
+        assert!(step.ledger.unclaimed().is_empty() && step.ledger.to_replay(&unclaimed).is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! Who is a member, and what it hosts.
+//! The members of a run and the stages that they host.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -17,54 +17,53 @@ use crate::placement::{PlacementError, place};
 use crate::rng::mixed;
 use crate::throughput::{Estimates, StageThroughputs};
 
-/// Who is a member. The coordinator decides it, the log makes it last.
+/// The members of a run, as the coordinator decides. The log makes the decisions durable.
 #[derive(Debug)]
 pub(crate) struct Membership {
     stages: u16,
     members: BTreeMap<PeerId, Registered>,
-    /// The newest life of each peer that was expelled: it never comes back, and none before it.
+    /// The newest incarnation of each peer that was expelled. Neither it nor an earlier one is admitted again.
     expelled: BTreeMap<PeerId, Incarnation>,
-    /// Those who said that they are about to leave. No log has it: they say it to every coordinator.
+    /// Members that are about to leave. The log does not have this: they report it to every coordinator.
     draining: BTreeSet<Member>,
-    /// The newest membership that was given to the log.
+    /// The number of the newest membership that was given to the log.
     number: u64,
-    /// What has changed since.
-    unsaid: Unsaid,
-    /// Where the run stands.
-    now: (Era, Step),
+    unlogged: Unlogged,
+    /// The era and the version of the run.
+    position: (Era, Step),
 }
 
-/// What no membership that was given to the log says yet.
+/// Changes since the newest membership that was given to the log.
 #[derive(Debug, Default)]
-struct Unsaid {
-    /// Nobody serves any more, but for those in `here` who do.
+struct Unlogged {
+    /// Whether all members have stopped serving, except those in `here` that serve.
     stops: bool,
     gone: BTreeSet<Member>,
-    /// Whose records are new, or not what they were.
+    /// Members whose records are new or changed.
     here: BTreeSet<PeerId>,
 }
 
 #[derive(Debug)]
 struct Registered {
     record: Arc<MemberRecord>,
-    /// None where an earlier coordinator admitted it.
+    /// None if an earlier coordinator admitted the member.
     fingerprint: Option<ContentHash>,
 }
 
-/// What an admission did.
+/// The result of an admission.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Admission {
     /// The stages of the member.
     pub(crate) span: StageSpan,
-    /// It was a member already.
+    /// Whether it was a member already.
     pub(crate) again: bool,
-    /// An earlier life that it replaces.
+    /// The earlier incarnation that it replaces.
     pub(crate) replaced: Option<Arc<MemberRecord>>,
-    /// Its known answers are not those of the others.
+    /// Whether its fingerprint differs from the others'.
     pub(crate) unlike: bool,
 }
 
-/// Why somebody is not admitted.
+/// The reason why a peer is not admitted.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AdmissionError {
     #[error("a newer life of this peer is a member: stop the other process, or this one")]
@@ -80,7 +79,7 @@ pub(crate) enum AdmissionError {
 }
 
 impl Membership {
-    /// Who is a member as the log has it.
+    /// The membership that the log gives.
     pub(crate) fn of(stages: u16, history: &History) -> Self {
         let registered = |record: &Arc<MemberRecord>| Registered {
             record: Arc::clone(record),
@@ -91,37 +90,40 @@ impl Membership {
             members.map(|record| (record.member.peer, registered(record))).collect();
         let gone = history.lives.iter().filter(|(peer, _)| !members.contains_key(peer));
         let expelled = gone.map(|(peer, life)| (*peer, *life)).collect();
-        let now = (history.era, history.version);
-        let (number, unsaid) = (history.view.number, Unsaid::default());
+        let position = (history.era, history.version);
+        let (number, unlogged) = (history.view.number, Unlogged::default());
         let draining = BTreeSet::new();
-        let mut membership = Self { stages, members, expelled, draining, number, unsaid, now };
-        membership.stands_at(history.era, history.version);
+        let mut membership =
+            Self { stages, members, expelled, draining, number, unlogged, position };
+        membership.set_position(history.era, history.version);
         membership
     }
 
-    /// The run has come to a step, or gone back to one: who was to move by then has moved, and who
-    /// was not ready for it in an earlier era stays.
-    pub(crate) fn stands_at(&mut self, era: Era, version: Step) {
-        self.now = (era, version);
+    /// The run has reached a version, or gone back to one: members that were to change over by then have done so,
+    /// and members that were not ready for it in an earlier era stay.
+    pub(crate) fn set_position(&mut self, era: Era, version: Step) {
+        self.position = (era, version);
         for (peer, known) in &mut self.members {
             let Some(moves) = known.record.moves else { continue };
             let span = known.record.span_at(era, version);
             if span != known.record.span || moves.era < era {
                 let record = Arc::make_mut(&mut known.record);
                 (record.span, record.moves) = (span, None);
-                self.unsaid.here.insert(*peer);
+                self.unlogged.here.insert(*peer);
             }
         }
     }
 
-    /// Forgets that any life of a peer was expelled.
+    /// Forgets that any incarnation of a peer was expelled.
     #[cfg(test)]
     pub(crate) fn forget_expelled(&mut self, peer: PeerId) {
         self.expelled.remove(&peer);
     }
 
-    /// Takes in a newcomer; says so again to who is a member already. What stages get through is as
-    /// it is estimated.
+    /// Admits a peer, with the stages that its candidature and the estimated throughput of the stages give.
+    ///
+    /// # Errors
+    /// The reason why it is not admitted.
     pub(crate) fn admit(
         &mut self,
         member: Member,
@@ -159,19 +161,19 @@ impl Membership {
             .filter(|(peer, _)| others(peer))
             .find_map(|(_, other)| other.fingerprint)
             .is_some_and(|other| fingerprint.is_some_and(|own| own != other));
-        // Who hosts nothing has nothing to catch up with.
+        // A member without a stage has nothing to fetch.
         let serving = serving || span.is_empty();
         let moves = None;
         let record = MemberRecord { member, span, addresses, serving, duties, mobile, moves };
         let record = Arc::new(record);
         self.members.insert(member.peer, Registered { record, fingerprint });
-        self.unsaid.here.insert(member.peer);
+        self.unlogged.here.insert(member.peer);
         Ok(Admission { span, again: false, replaced, unlike })
     }
 
-    /// Members to look at for who would be given one of several stages by how near it is; nobody where
-    /// it is none, or there is no choice.
-    pub(crate) fn landmarks(
+    /// The members to which a newcomer is to measure its round-trip times before it is assigned a stage. Empty if
+    /// locality does not decide: it has no choice of stages, or is a member.
+    pub(crate) fn probe_targets(
         &self,
         newcomer: PeerId,
         candidate: &Candidate,
@@ -186,11 +188,11 @@ impl Membership {
         if throughput.neediest(&candidate.fits, newcomer).len() < 2 {
             return Vec::new();
         }
-        let seed = place_of(newcomer);
+        let seed = number_of(newcomer);
         let hosts = self.records().filter(|record| !record.span.is_empty());
         let mut all: Vec<(u64, &MemberRecord)> = hosts
             .filter(|record| others(&record.member.peer))
-            .map(|record| (mixed(seed, place_of(record.member.peer)), record))
+            .map(|record| (mixed(seed, number_of(record.member.peer)), record))
             .collect();
         if all.len() > limits::LANDMARKS {
             all.select_nth_unstable_by_key(limits::LANDMARKS, |(order, _)| *order);
@@ -201,7 +203,7 @@ impl Membership {
         all.into_iter().map(place).collect()
     }
 
-    /// How near members and others are to the stages.
+    /// The locality of peers: their cost at each stage.
     pub(crate) fn locality<'a>(
         &self,
         link_estimates: &'a LinkEstimates,
@@ -213,18 +215,18 @@ impl Membership {
         Locality::new(link_estimates, load, hosts, self.number)
     }
 
-    /// Takes out a member, whose life is over. Returns what it was, if it was one.
+    /// Removes a member. Returns its record, if it was one.
     pub(crate) fn expel(&mut self, member: Member) -> Option<Arc<MemberRecord>> {
         if !self.contains(member) {
             return None;
         }
-        self.unsaid.here.remove(&member.peer);
-        self.unsaid.gone.insert(member);
+        self.unlogged.here.remove(&member.peer);
+        self.unlogged.gone.insert(member);
         self.expelled.insert(member.peer, member.incarnation);
         self.members.remove(&member.peer).map(|known| known.record)
     }
 
-    /// What is known of a member; none of who is no member.
+    /// The record of a member.
     pub(crate) fn record(&self, member: Member) -> Option<&MemberRecord> {
         let known = self.members.get(&member.peer).map(|known| known.record.as_ref());
         known.filter(|record| record.member == member)
@@ -235,27 +237,27 @@ impl Membership {
         if known.record.member != member {
             return None;
         }
-        self.unsaid.here.insert(member.peer);
+        self.unlogged.here.insert(member.peer);
         Some(Arc::make_mut(&mut known.record))
     }
 
-    /// What a member hosts; none of who is no member.
+    /// The stages that a member hosts.
     pub(crate) fn span_of(&self, member: Member) -> Option<StageSpan> {
         self.record(member).map(|record| record.span)
     }
 
-    /// Whether a member takes part in a step at a stage.
+    /// Whether a member hosts a stage in a step.
     pub(crate) fn hosts(&self, member: Member, stage: Stage, step: Step) -> bool {
-        self.record(member).is_some_and(|record| record.hosts(stage, self.now.0, step))
+        self.record(member).is_some_and(|record| record.hosts(stage, self.position.0, step))
     }
 
-    /// Whether a member hears what a step's rounds at a stage come to.
+    /// Whether a member receives the results of a step's rounds at a stage without hosting it.
     pub(crate) fn listens(&self, member: Member, stage: Stage, step: Step) -> bool {
-        self.record(member).is_some_and(|record| record.listens(stage, self.now.0, step))
+        self.record(member).is_some_and(|record| record.listens(stage, self.position.0, step))
     }
 
-    /// A newcomer has its weights; returns whether that is new.
-    pub(crate) fn serves(&mut self, member: Member) -> bool {
+    /// A newcomer has its weights and serves. Returns whether that is new.
+    pub(crate) fn begin_serving(&mut self, member: Member) -> bool {
         let serves = self.record(member).is_none_or(|record| record.serving);
         if !serves && let Some(record) = self.record_mut(member) {
             record.serving = true;
@@ -263,9 +265,9 @@ impl Membership {
         !serves
     }
 
-    /// Nobody has its weights any more.
+    /// All members lose their weights.
     pub(crate) fn stop_serving(&mut self) {
-        self.unsaid.stops = true;
+        self.unlogged.stops = true;
         for known in self.members.values_mut().filter(|known| known.record.serving) {
             Arc::make_mut(&mut known.record).serving = false;
         }
@@ -280,28 +282,28 @@ impl Membership {
     }
 
     /// The stage that a member fetches, to host it in place of its own.
-    pub(crate) fn fetches(&self, member: Member) -> Option<Stage> {
-        self.on_its_way(member).map(|moves| moves.to)
+    pub(crate) fn migration_target(&self, member: Member) -> Option<Stage> {
+        self.migration_of(member).map(|moves| moves.to)
     }
 
-    /// The move that a member fetches another stage for.
-    pub(crate) fn on_its_way(&self, member: Member) -> Option<Move> {
+    /// The migration for which a member fetches another stage.
+    pub(crate) fn migration_of(&self, member: Member) -> Option<Move> {
         self.record(member)?.moves.filter(|moves| moves.at.is_none())
     }
 
-    /// Whether a member leaves a stage, or has just left it, for another.
+    /// Whether a member is about to leave a stage, or has just left it, for another.
     pub(crate) fn is_leaving(&self, member: Member, stage: Stage) -> bool {
         self.record(member).is_some_and(|record| record.span.contains(stage) && record.leaves())
     }
 
-    /// The stages that each member has in the next era.
+    /// The stages that each member hosts in the next era.
     fn next_spans(&self) -> BTreeMap<Member, StageSpan> {
-        let next = |record: &MemberRecord| record.span_at(self.now.0.next(), Step(0));
+        let next = |record: &MemberRecord| record.span_at(self.position.0.next(), Step(0));
         self.records().map(|record| (record.member, next(record))).collect()
     }
 
-    /// A stage that nobody has in the next era, and who could have it there: the first of those who
-    /// may move, of the stage that most have.
+    /// A stage that no member hosts in the next era, and the member to host it: the first that may move, from the
+    /// stage with the most hosts.
     fn next_cover(&self) -> Option<(Stage, Member)> {
         let spans = self.next_spans();
         let count = |stage: Stage| spans.values().filter(|span| span.contains(stage)).count();
@@ -317,7 +319,7 @@ impl Membership {
         Some((stage, most.member))
     }
 
-    /// Whether a new era would have more stages hosted than this one has.
+    /// Whether more stages would be hosted in a new era than in this one.
     pub(crate) fn can_cover_more(&self) -> bool {
         let stays = |record: &MemberRecord, stage| record.span.contains(stage) && !record.leaves();
         let hosted = |stage: Stage| self.records().any(|record| stays(record, stage));
@@ -325,11 +327,11 @@ impl Membership {
         !all && (self.records().any(MemberRecord::leaves) || self.next_cover().is_some())
     }
 
-    /// Has who may move host in the next era what nobody would; says who, and where to.
-    pub(crate) fn cover_all(&mut self) -> Vec<(Member, Stage)> {
+    /// Assigns the stages that no member would host in the next era to members that may move. Returns these.
+    pub(crate) fn cover_all_stages(&mut self) -> Vec<(Member, Stage)> {
         let mut movers = Vec::new();
         while let Some((to, member)) = self.next_cover() {
-            let (era, reason) = (self.now.0, MoveReason::StageLost);
+            let (era, reason) = (self.position.0, MoveReason::StageLost);
             let moves = Move { to, era, at: Some(Step(0)), reason };
             self.record_mut(member).expect("it was just listed").moves = Some(moves);
             movers.push((member, to));
@@ -340,40 +342,43 @@ impl Membership {
     /// A member begins to fetch another stage.
     ///
     /// # Panics
-    /// When it is no member, or is on its way already.
-    pub(crate) fn begin_move(&mut self, member: Member, to: Stage, reason: MoveReason) {
-        let era = self.now.0;
+    /// If it is not a member, or is migrating already.
+    pub(crate) fn begin_migration(&mut self, member: Member, to: Stage, reason: MoveReason) {
+        let era = self.position.0;
         let record = self.record_mut(member).expect("members move");
         let before = record.moves.replace(Move { to, era, at: None, reason });
         assert_eq!(before, None, "one move at a time");
     }
 
-    /// A member has what it fetched, and changes over at a step.
-    pub(crate) fn end_move(&mut self, member: Member, at: Step) {
+    /// A member has the weights that it fetched, and changes over at a step.
+    ///
+    /// # Panics
+    /// If it is not migrating.
+    pub(crate) fn end_migration(&mut self, member: Member, at: Step) {
         let moves = self.record_mut(member).and_then(|record| record.moves.as_mut());
-        moves.expect("it is on its way").at = Some(at);
+        moves.expect("only migrating members change over").at = Some(at);
     }
 
-    /// A member stays where it is.
-    pub(crate) fn cancel_move(&mut self, member: Member) {
+    /// A member stays at its stage.
+    pub(crate) fn cancel_migration(&mut self, member: Member) {
         if let Some(record) = self.record_mut(member) {
             record.moves = None;
         }
     }
 
-    /// Whether the members serve a stage now, and still when everybody who is to leave it has left.
+    /// Whether members serve a stage, and still will when all that are to leave it have left.
     fn covers(&self, stage: Stage) -> bool {
         self.staying(stage).next().is_some()
     }
 
-    /// The members that serve a stage and are not about to leave it for another, in order.
+    /// The members that serve a stage and are not about to migrate, in order.
     pub(crate) fn staying(&self, stage: Stage) -> impl Iterator<Item = Member> + '_ {
         let stays = |member: &Member| self.record(*member).is_some_and(|record| !record.leaves());
         self.replicas(stage).filter(stays)
     }
 
-    /// A member is about to leave; returns whether that is new.
-    pub(crate) fn drains(&mut self, member: Member) -> bool {
+    /// A member is about to leave. Returns whether that is new.
+    pub(crate) fn begin_drain(&mut self, member: Member) -> bool {
         self.contains(member) && self.draining.insert(member)
     }
 
@@ -382,13 +387,13 @@ impl Membership {
         self.draining.contains(&member)
     }
 
-    /// Forgets that who is gone was about to leave; returns whether it was.
-    pub(crate) fn drained(&mut self, gone: Member) -> bool {
+    /// A member is gone. Returns whether it was known to be about to leave.
+    pub(crate) fn end_drain(&mut self, gone: Member) -> bool {
         self.draining.remove(&gone)
     }
 
-    /// How many serve each stage and are not about to leave it, for another one or altogether.
-    pub(crate) fn count_staying(&self) -> BTreeMap<Stage, usize> {
+    /// The number of members that serve each stage and are not about to migrate or leave.
+    pub(crate) fn staying_counts(&self) -> BTreeMap<Stage, usize> {
         let mut count = BTreeMap::new();
         let serving = self.records().filter(|record| record.serving && !record.leaves());
         for record in serving.filter(|record| !self.is_draining(record.member)) {
@@ -407,54 +412,54 @@ impl Membership {
         self.records().map(|record| record.member)
     }
 
-    /// Everything that is known of the members, in order.
+    /// The records of all members, in order.
     pub(crate) fn records(&self) -> impl Iterator<Item = &MemberRecord> + '_ {
         self.members.values().map(|known| known.record.as_ref())
     }
 
-    /// The life of a peer that is a member now.
-    pub(crate) fn life_of(&self, peer: PeerId) -> Option<Member> {
+    /// The incarnation of a peer that is a member.
+    pub(crate) fn member_of(&self, peer: PeerId) -> Option<Member> {
         self.members.get(&peer).map(|known| known.record.member)
     }
 
-    /// The members that would do something besides hosting stages, in order.
+    /// The members with a duty besides hosting stages, in order.
     pub(crate) fn with_duty(&self, duty: fn(Duties) -> bool) -> impl Iterator<Item = Member> + '_ {
         self.records().filter(move |record| duty(record.duties)).map(|record| record.member)
     }
 
     /// The members that serve a stage, in order.
     pub(crate) fn replicas(&self, stage: Stage) -> impl Iterator<Item = Member> + '_ {
-        let (era, step) = self.now;
+        let (era, step) = self.position;
         let hosts = move |record: &&MemberRecord| record.hosts(stage, era, step);
         self.records().filter(hosts).map(|record| record.member)
     }
 
-    /// The stages that nobody serves.
+    /// The stages without a replica.
     pub(crate) fn uncovered(&self) -> Vec<Stage> {
         (0..self.stages).map(Stage).filter(|stage| !self.covers(*stage)).collect()
     }
 
-    /// What has changed since the last membership, under the next number: of so many members as one
-    /// record of the log is about, those who are gone before others.
+    /// The changes since the last membership, under the next number: for as many members as one record of the log
+    /// may have, those that are gone first.
     pub(crate) fn next_change(&mut self) -> ViewChange {
         let since = self.number;
         self.number += 1;
-        let Self { members, unsaid, number, .. } = self;
+        let Self { members, unlogged, number, .. } = self;
         let mut room = CHANGED;
-        let gone = take_first(&mut unsaid.gone, &mut room);
-        let here = take_first(&mut unsaid.here, &mut room);
+        let gone = take_first(&mut unlogged.gone, &mut room);
+        let here = take_first(&mut unlogged.here, &mut room);
         let here = here.iter().filter_map(|peer| members.get(peer));
         let here = here.map(|known| Arc::clone(&known.record)).collect();
-        let stops = std::mem::take(&mut unsaid.stops);
+        let stops = std::mem::take(&mut unlogged.stops);
         ViewChange { since, number: *number, stops, gone, here }
     }
 
-    /// Whether there is something that the last membership does not say.
-    pub(crate) fn is_ahead(&self) -> bool {
-        self.unsaid.stops || !self.unsaid.gone.is_empty() || !self.unsaid.here.is_empty()
+    /// Whether there are changes since the last membership that was given to the log.
+    pub(crate) fn has_unlogged_changes(&self) -> bool {
+        self.unlogged.stops || !self.unlogged.gone.is_empty() || !self.unlogged.here.is_empty()
     }
 
-    /// What the stages get through with all those who host them and stay, and those who are on their way.
+    /// The throughput of the stages with all members that host them and stay, or migrate to them.
     fn throughput_among(
         &self,
         counts: impl Fn(&PeerId) -> bool,
@@ -467,12 +472,12 @@ impl Membership {
     }
 }
 
-/// A number of a peer.
-fn place_of(peer: PeerId) -> u64 {
+/// A number that a peer's id gives.
+fn number_of(peer: PeerId) -> u64 {
     u64::from_le_bytes(*peer.0.first_chunk().expect("a peer id has 32 bytes"))
 }
 
-/// Takes out the first of a set, as many as there is room for.
+/// Removes the first elements of a set, as many as there is room for.
 fn take_first<T: Ord>(all: &mut BTreeSet<T>, room: &mut usize) -> BTreeSet<T> {
     let mut taken = BTreeSet::new();
     while *room > 0
@@ -509,10 +514,10 @@ mod tests {
         Membership::of(2, &History { view, ..History::default() })
     }
 
-    /// Who is left at a stage is about to leave it, and who comes in its place is not there yet: a coordinator
-    /// that takes over then must not wait for somebody else to come.
+    /// The last replica of a stage is about to migrate, and its successor has not arrived: a coordinator that takes
+    /// over at that time must not wait for another member to join.
     #[test]
-    fn a_new_era_gives_a_stage_to_who_is_on_its_way_there() {
+    fn a_new_era_gives_a_stage_to_the_member_that_migrates_to_it() {
         let left =
             membership(vec![record(1, 0, None), record(2, 0, Some(1)), record(3, 1, Some(0))]);
         assert_eq!(left.uncovered(), [Stage(1)]);

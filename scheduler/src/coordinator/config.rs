@@ -1,4 +1,4 @@
-//! What a coordinator is told once, when its term begins.
+//! The configuration of a coordinator.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use crate::locality::Load;
 use crate::rebalance::Rebalance;
 use crate::router::Routing;
 
-/// After how long the first all-reduce of the smallest stage is tried again where it has no result, and
-/// on how slow a link a larger one has time for all of its bytes, in bytes per second.
+/// The time after which the first all-reduce of the smallest stage is tried again, and the slowest link on which
+/// a larger one has time for all of its bytes, in bytes per second.
 const PATIENCE: Duration = Duration::from_secs(30);
 const SLOWEST: u64 = 1_000_000;
 
-/// After how long an all-reduce of so many numbers is tried again at most, while none was late.
+/// The time after which an all-reduce of so many numbers is tried again at most, before any was late.
 #[must_use]
 pub fn round_patience(codec: SumCodec, numbers: u64) -> Duration {
     let both = [codec.part(), codec.result()].map(|element| element.bytes_of(numbers));
@@ -26,31 +26,31 @@ pub fn round_patience(codec: SumCodec, numbers: u64) -> Duration {
     PATIENCE + Duration::from_secs(2 * bytes / SLOWEST)
 }
 
-/// Everything that a coordinator starts with.
+/// The configuration of a coordinator.
 #[derive(Debug, Clone)]
 pub struct CoordinatorConfig {
-    /// The run.
+    /// The manifest of the run.
     pub manifest: Arc<Manifest>,
-    /// What the log says of it.
+    /// The history of the run, from the log.
     pub history: History,
-    /// Who keeps the log.
+    /// The peers that keep the log.
     pub anchors: BTreeSet<PeerId>,
-    /// Members that the first step waits for, besides a replica of every stage.
+    /// The number of members that the first step waits for, besides a replica of every stage.
     pub wait_for: usize,
-    /// The peer that it lives with, in its present life.
+    /// The peer in whose process the coordinator runs.
     pub home: Member,
-    /// After how long a word whose effect does not show is said again.
+    /// The time after which a message without an effect is repeated.
     pub retry: Duration,
-    /// After how long an all-reduce without a result is tried again at most, while none was late:
-    /// those before it say how long they take, and the first of all has this long. See [`round_patience`].
+    /// The time after which an all-reduce without a result is tried again at most, before any was late. The first
+    /// one has this long; later ones have less, by how long earlier ones took. See [`round_patience`].
     pub patience: Duration,
-    /// How long a run that lost a stage waits for those who have its newest checkpoint, before it goes
-    /// on from an older one.
+    /// How long a run that lost a stage waits for holders of its newest checkpoint, before it continues from an
+    /// older one.
     pub homecoming: Duration,
-    /// What a step sends, to weigh how near members are to each other.
+    /// The traffic of a step, from which the locality of members is computed.
     pub load: Load,
-    /// When members change their stages.
+    /// When members migrate.
     pub rebalance: Rebalance,
-    /// By what it chooses between replicas of the first stage.
+    /// How the coordinator chooses between replicas of the first stage.
     pub routing: Routing,
 }

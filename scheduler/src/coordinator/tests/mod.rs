@@ -8,15 +8,17 @@ use std::time::Duration;
 
 use shoal_protocol::history::History;
 use shoal_protocol::ids::{
-    ClaimKey, ContentHash, Era, Grant, Incarnation, Mend, Microbatch, PeerId, StageSpan, Term,
+    ClaimKey, ContentHash, Era, Grant, Incarnation, Member, Mend, Microbatch, PeerId, Stage,
+    StageSpan, Step, Term,
 };
 use shoal_protocol::message::{
-    Candidate, Duties, FixedLoss, PassTimes, RoundId, RoundOutcome, SnapshotPart, StageChoice,
-    StoredFile, StoredStage, proof_of_all,
+    Candidate, Duties, FixedLoss, FromCoordinator, LogRecord, PassTimes, RoundId, RoundOutcome,
+    SnapshotPart, StageChoice, StoredFile, StoredStage, ToCoordinator, proof_of_all,
 };
-use shoal_protocol::units::Bytes;
+use shoal_protocol::units::{Bytes, Moment};
 
-use super::*;
+use super::{Coordinator, CoordinatorConfig};
+use crate::action::{CoordinatorAction, CoordinatorEvent, CoordinatorInput};
 use crate::locality::Load;
 use crate::rebalance::Rebalance;
 use crate::router::Routing;

@@ -1,6 +1,6 @@
-//! Who wants some of a step's work: in the order of their turns, and in that of when they would be done with
-//! more. What they have together is added up with every change, so that who should have the next microbatch
-//! is found without looking at all of them.
+//! The replicas of the first stage that request work of a step, in the order of their turns and in that of when
+//! they would finish one more microbatch. Sums over all of them are kept up with every change, so that the next
+//! replica is found without a scan.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,57 +8,59 @@ use shoal_protocol::ids::Member;
 
 use crate::router::{PER, Routing, Turn, speed};
 
-/// What a member is to a step of which it wants some, or has some that it could want another after.
+/// A member that requests work of a step, or holds some after which it could request more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Standing {
-    /// Nanoseconds that it needs for one; 0 while it is not measured.
+    /// Nanoseconds per microbatch; 0 while that is not measured.
     pub(super) service_time: u64,
-    /// Microbatches given and not done that are in the way of another.
+    /// Microbatches that are granted and not done, and run before another would.
     pub(super) open: u64,
-    /// When it is its turn, if it wants more.
+    /// The member's turn, if it requests more.
     pub(super) turn: Option<Turn>,
 }
 
 impl Standing {
-    /// Nanoseconds until it would be done with one more.
+    /// Nanoseconds until the member would finish one more.
     fn need(self) -> u128 {
         u128::from(self.open + 1) * u128::from(self.service_time)
     }
 }
 
-/// Who would be done with one more microbatch, after all it has, about when all together can be done with
-/// what they have and the free ones, and with this one when together they can with those. A slow member's
-/// window near the end of a step would keep everybody waiting. Who neither wants any of this step nor has
-/// any that it could want another after does not count: nobody may wait for it.
+/// The limits for one more microbatch. A member that takes it must finish it, after all its others, by about
+/// the time in which all members together finish their microbatches and the free ones; and must need no longer
+/// for it alone than all together need for the free ones. Otherwise all would wait for a slow member near the
+/// end of a step. Members outside the queue do not count, because none of their work may be waited for.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
-    through_all: u128,
-    after_this: u128,
+    /// Nanoseconds for all open and free microbatches.
+    all: u128,
+    /// Nanoseconds for the free microbatches.
+    free: u128,
 }
 
 impl Limits {
-    fn hold(self, standing: Standing) -> bool {
-        standing.need() <= self.through_all && u128::from(standing.service_time) <= self.after_this
+    fn allow(self, standing: Standing) -> bool {
+        standing.need() <= self.all && u128::from(standing.service_time) <= self.free
     }
 }
 
-/// Who wants some of a step, or has some that it could want another after.
+/// The members that request work of a step, or hold some after which they could request more.
 #[derive(Debug, Default)]
-pub(super) struct Wanting {
+pub(super) struct WorkQueue {
     all: BTreeMap<Member, Standing>,
-    /// Who wants more, whose turn is first before others.
+    /// Members that request more, by turn.
     by_turn: BTreeMap<(Turn, Member), Standing>,
-    /// The same ones, who would be done with one more first before others.
+    /// The same members, by when they would finish one more.
     by_need: BTreeMap<(u128, Turn, Member), Standing>,
-    /// Of all, the fastest first.
+    /// All members, the fastest first.
     service_times: BTreeSet<(u64, Member)>,
-    /// What all get through together, and what they have.
+    /// Of all members together: their throughput and their open microbatches.
     speed: u128,
     open: u64,
 }
 
-impl Wanting {
-    /// A member is this to the step now, or nothing.
+impl WorkQueue {
+    /// Sets or removes a member's entry.
     pub(super) fn set(&mut self, member: Member, standing: Option<Standing>) {
         let before = self.all.get(&member).copied();
         if before == standing {
@@ -86,60 +88,59 @@ impl Wanting {
         }
     }
 
-    /// Whether nobody wants more.
+    /// Whether no member requests more.
     pub(super) fn is_empty(&self) -> bool {
         self.by_turn.is_empty()
     }
 
-    /// Whether a member wants more.
-    pub(super) fn wants(&self, member: Member) -> bool {
+    /// Whether a member requests more.
+    pub(super) fn requests_more(&self, member: Member) -> bool {
         self.all.get(&member).is_some_and(|known| known.turn.is_some())
     }
 
-    /// Who wants more.
+    /// The members that request more, by turn.
     pub(super) fn members(&self) -> impl Iterator<Item = Member> + '_ {
         self.by_turn.keys().map(|(_, member)| *member)
     }
 
-    /// Who is in time while so many microbatches are free; none where anybody is.
+    /// The limits while so many microbatches are free; none if any member is in time.
     pub(super) fn limits(&self, free: usize, routing: Routing) -> Option<Limits> {
         let fastest = self.service_times.first().map_or(0, |(service_time, _)| *service_time);
         let known = routing.is_by_speed() && fastest > 0 && fastest < u64::MAX;
         let (speed, fastest) = (self.speed.max(1), u128::from(fastest));
         known.then(|| Limits {
-            through_all: u128::from(free as u64 + self.open) * PER / speed + fastest,
-            after_this: free as u128 * PER / speed + fastest,
+            all: u128::from(free as u64 + self.open) * PER / speed + fastest,
+            free: free as u128 * PER / speed + fastest,
         })
     }
 
-    /// Who wants more, has nothing and would be late with the first: the slowest first.
+    /// The members that request work, hold none and would exceed the limits with the first: the slowest first.
     pub(super) fn late(&self, limits: Limits) -> impl Iterator<Item = Member> + '_ {
         let slow =
-            move |(service_time, _): &&(u64, Member)| u128::from(*service_time) > limits.after_this;
+            move |(service_time, _): &&(u64, Member)| u128::from(*service_time) > limits.free;
         let slow = self.service_times.iter().rev().take_while(slow).map(|(_, member)| *member);
         slow.filter(|member| {
             self.all.get(member).is_some_and(|known| known.turn.is_some() && known.open == 0)
         })
     }
 
-    /// Whose turn is first of those who are able, and in time.
+    /// The member whose turn is first, of those that are able and within the limits.
     pub(super) fn first(
         &self,
         limits: Option<Limits>,
         able: impl Fn(&Member) -> bool,
     ) -> Option<Member> {
         let Some(limits) = limits else { return self.members().find(able) };
-        let mut soon =
-            self.by_need.iter().take_while(|((need, ..), _)| *need <= limits.through_all);
+        let mut soon = self.by_need.iter().take_while(|((need, ..), _)| *need <= limits.all);
         let mut first: Option<(Turn, Member)> = None;
-        // Near a step's end nobody may be in time though many want more, and before it all are though
-        // many would be done soon: both orders are gone through until one of them says who it is.
+        // Near a step's end no member may be within the limits though many request more; before, all are
+        // though many would finish soon. Both orders are scanned in step until one of them gives the answer.
         for ((_, member), standing) in &self.by_turn {
-            if limits.hold(*standing) && able(member) {
+            if limits.allow(*standing) && able(member) {
                 return Some(*member);
             }
             let Some(((_, turn, member), standing)) = soon.next() else { break };
-            if limits.hold(*standing) && able(member) {
+            if limits.allow(*standing) && able(member) {
                 let this = (*turn, *member);
                 first = Some(first.map_or(this, |first| first.min(this)));
             }
@@ -147,7 +148,7 @@ impl Wanting {
         first.map(|(_, member)| member)
     }
 
-    /// Whether this is what comes of these, counted anew.
+    /// Whether this equals a queue that is built from these entries.
     #[cfg(test)]
     pub(super) fn is_of(&self, all: impl Iterator<Item = (Member, Standing)>) -> bool {
         let mut anew = Self::default();
@@ -176,47 +177,46 @@ mod tests {
         (0..8).filter_map(|number| router.turn_of(member(number))).collect()
     }
 
-    type Word = (u8, Option<(u64, u64, Option<usize>)>);
+    type Change = (u8, Option<(u64, u64, Option<usize>)>);
 
-    fn words() -> impl Strategy<Value = Vec<Word>> {
+    fn changes() -> impl Strategy<Value = Vec<Change>> {
         let standing = (0u64..5, 0u64..4, prop::option::of(0usize..8));
         prop::collection::vec((0u8..8, prop::option::weighted(0.8, standing)), 0..40)
     }
 
     proptest! {
-        /// However members' wishes change, all is as if it were counted anew, and who is first is who is
-        /// found by looking at everybody.
+        /// After any changes, the queue equals a recount, and its first member is the one that a scan finds.
         #[test]
-        fn what_is_kept_is_what_a_recount_says(words in words(), free in 0usize..30, bad in 0u8..9) {
+        fn the_queue_equals_a_recount(changes in changes(), free in 0usize..30, bad in 0u8..9) {
             let turns = turns();
-            let mut wanting = Wanting::default();
+            let mut queue = WorkQueue::default();
             let mut known: BTreeMap<Member, Standing> = BTreeMap::new();
-            for (number, standing) in words {
+            for (number, standing) in changes {
                 let standing = standing.map(|(service_time, open, turn)| Standing {
                     service_time: service_time * 1_000_000_000,
                     open,
                     turn: turn.map(|turn| turns[turn]),
                 });
-                wanting.set(member(number), standing);
+                queue.set(member(number), standing);
                 known.remove(&member(number));
                 known.extend(standing.map(|standing| (member(number), standing)));
-                prop_assert!(wanting.is_of(known.iter().map(|(who, standing)| (*who, *standing))));
-                let limits = wanting.limits(free, Routing::BySpeed);
+                prop_assert!(queue.is_of(known.iter().map(|(who, standing)| (*who, *standing))));
+                let limits = queue.limits(free, Routing::BySpeed);
                 let unmeasured = known.values().any(|standing| standing.service_time == 0);
                 prop_assert_eq!(limits.is_none(), unmeasured || known.is_empty());
                 if let Some(limits) = limits {
                     let late = known.iter().filter(|(_, known)| {
-                        known.turn.is_some() && known.open == 0 && u128::from(known.service_time) > limits.after_this
+                        known.turn.is_some() && known.open == 0 && u128::from(known.service_time) > limits.free
                     });
                     let late: BTreeSet<Member> = late.map(|(who, _)| *who).collect();
-                    prop_assert_eq!(wanting.late(limits).collect::<BTreeSet<_>>(), late);
+                    prop_assert_eq!(queue.late(limits).collect::<BTreeSet<_>>(), late);
                 }
                 let able = |who: &Member| *who != member(bad);
                 let wants = known.iter().filter(|(who, standing)| {
-                    able(who) && limits.is_none_or(|limits| limits.hold(**standing))
+                    able(who) && limits.is_none_or(|limits| limits.allow(**standing))
                 });
                 let first = wants.filter_map(|(who, standing)| Some((standing.turn?, *who))).min();
-                prop_assert_eq!(wanting.first(limits, able), first.map(|(_, who)| who));
+                prop_assert_eq!(queue.first(limits, able), first.map(|(_, who)| who));
             }
         }
     }

@@ -1,19 +1,19 @@
-//! Who waits for its turn, in the order in which it came.
+//! The queue of members that wait for their turn to fetch weights.
 
 use std::collections::BTreeMap;
 
 use shoal_protocol::ids::Member;
 
-/// Members in the order in which they came, each once.
+/// Members in the order of their arrival, each once.
 #[derive(Debug, Default)]
-pub(super) struct Queue {
+pub(super) struct JoinQueue {
     places: BTreeMap<Member, u64>,
     members: BTreeMap<u64, Member>,
     next: u64,
 }
 
-impl Queue {
-    /// A member comes last, if it is not there yet.
+impl JoinQueue {
+    /// Appends a member, unless it is in the queue.
     pub(super) fn push(&mut self, member: Member) {
         if !self.contains(member) {
             self.places.insert(member, self.next);
@@ -36,7 +36,7 @@ impl Queue {
         self.places.is_empty()
     }
 
-    /// All of them, the first to come first.
+    /// All members, in order of arrival.
     pub(super) fn into_members(self) -> impl Iterator<Item = Member> {
         self.members.into_values()
     }
@@ -49,9 +49,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_comes_twice_keeps_its_place_and_who_went_comes_last() {
+    fn a_repeated_push_keeps_the_place_and_a_removed_member_returns_at_the_end() {
         let member = |number| Member { peer: PeerId([number; 32]), incarnation: Incarnation(1) };
-        let mut queue = Queue::default();
+        let mut queue = JoinQueue::default();
         for number in [3, 1, 2, 3] {
             queue.push(member(number));
         }

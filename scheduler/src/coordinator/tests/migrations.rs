@@ -1,8 +1,8 @@
 //! Who is moved for the speeds of stages: whether that pays before anybody was seen to fetch, and who is about to
 //! leave.
 
-use shoal_protocol::ids::StageSpan;
 use shoal_protocol::message::{LinkEstimate, MoveReason};
+use shoal_protocol::units::Rate;
 
 use super::*;
 use crate::action::MoveObstacle;
@@ -14,10 +14,10 @@ const STEPS: u64 = 10;
 /// take 10 s; a stage's weights and moments weigh 300 MB, and the links carry so many bytes a second.
 fn uneven(second: u8, rate: Option<u64>) -> Run {
     let mut run = Run::new(2, 1, STEPS);
-    run.coordinator.config.load =
+    run.coordinator.context.config.load =
         Load { activations: Bytes(0), gradients: vec![Bytes(100_000_000); 2] };
-    run.coordinator.config.wait_for = usize::from(second) + 1;
-    run.coordinator.config.rebalance = Rebalance::every_so_often(Duration::from_secs(60));
+    run.coordinator.context.config.wait_for = usize::from(second) + 1;
+    run.coordinator.context.config.rebalance = Rebalance::every_so_often(Duration::from_secs(60));
     for number in 0..=second {
         let choice = StageChoice::One(Stage(u16::from(number > 0)));
         let ToCoordinator::Register(candidate) = register(choice) else { unreachable!("it does") };
@@ -87,15 +87,15 @@ fn who_is_about_to_leave_is_made_up_for() {
     // Two at each stage.
     assert_eq!(run.sent(60), to_first(1, MoveReason::Uneven));
     let moved = Step(0);
-    run.coordinator.membership.end_move(member(1), moved);
-    run.coordinator.membership.stands_at(Era(0), moved);
+    run.coordinator.context.members.current.end_migration(member(1), moved);
+    run.coordinator.context.members.current.set_position(Era(0), moved);
     assert_eq!(run.sent(60), []);
     // The one that is left there and one of a fifth member's stage are as many as before.
     let ToCoordinator::Register(candidate) = register(StageChoice::One(Stage(1))) else {
         unreachable!("it does")
     };
     run.hear(4, ToCoordinator::Register(Candidate { mobile: true, ..candidate }));
-    run.coordinator.membership.serves(member(4));
+    run.coordinator.context.members.current.begin_serving(member(4));
     assert_eq!(run.sent(60), []);
     run.hear(0, ToCoordinator::Draining);
     assert_eq!(run.sent(60), to_first(2, MoveReason::MembersGone));
@@ -128,7 +128,7 @@ fn nobody_goes_from_where_others_are_about_to_leave() {
     assert_eq!(run.sent(60), to_first(1, MoveReason::Uneven));
     run.hear(2, ToCoordinator::Draining);
     run.hear(3, ToCoordinator::Draining);
-    let view = run.coordinator.logged_view.number;
+    let view = run.coordinator.context.members.logged.number;
     let told = events(&run.hear(1, ToCoordinator::Ready { version: Step(0), view }));
     let (to, reason) = (Stage(0), MoveReason::Uneven);
     let obstacle = MoveObstacle::Needed;
@@ -141,8 +141,8 @@ fn who_lacks_its_own_result_goes_though_it_is_to_move() {
     for (there, goes) in [(true, false), (false, true)] {
         let mut run = uneven(3, None);
         assert_eq!(run.sent(60), to_first(1, MoveReason::Uneven));
-        run.coordinator.newcomers.forget(member(1));
-        run.coordinator.newcomers.queued.push(member(1));
+        run.coordinator.weights.newcomers_mut().forget(member(1));
+        run.coordinator.weights.newcomers_mut().queue(member(1));
         let told = events(&run.hear(1, ToCoordinator::Stale { there }));
         let lost = |event: &CoordinatorEvent| matches!(event, CoordinatorEvent::Lost { .. });
         assert_eq!(told.iter().any(lost), goes);
@@ -153,8 +153,12 @@ fn who_lacks_its_own_result_goes_though_it_is_to_move() {
 #[test]
 fn who_has_moved_is_listed_where_it_is_at_once() {
     let mut run = Run::closed();
-    run.coordinator.membership.begin_move(member(1), Stage(1), MoveReason::Uneven);
-    run.coordinator.membership.end_move(member(1), Step(1));
+    run.coordinator.context.members.current.begin_migration(
+        member(1),
+        Stage(1),
+        MoveReason::Uneven,
+    );
+    run.coordinator.context.members.current.end_migration(member(1), Step(1));
     run.reduce(0, outcome());
     run.reduce(1, outcome());
     let mut views = run.logged.iter().rev().filter_map(|record| match record {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use shoal_protocol::message::{MemberRecord, Mended};
+use shoal_protocol::message::{MemberRecord, Mended, View};
 
 use super::*;
 
@@ -118,7 +118,7 @@ fn with_its_last_replica_a_stage_and_the_run_go_back_in_a_new_era() {
 #[test]
 fn an_archive_has_what_those_who_are_gone_were_to_have() {
     let (mut run, _) = joined();
-    run.coordinator.archive.keep(Step(1), vec![stored_by(&[8])], Step(0));
+    run.coordinator.weights.archive_mut().keep(Step(1), vec![stored_by(&[8])], Step(0));
     run.input(CoordinatorInput::Disconnected { member: member(0) });
     let gone = run.input(CoordinatorInput::Disconnected { member: member(1) });
     let keeps = messages(&gone, |message| matches!(message, FromCoordinator::Keep { .. }));

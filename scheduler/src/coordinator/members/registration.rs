@@ -1,0 +1,95 @@
+//! Registration: a peer becomes a member, or is refused.
+
+use shoal_protocol::ids::{Member, StageSpan};
+use shoal_protocol::message::{Candidate, FromCoordinator, MemberRecord};
+
+use super::super::{Out, event, send};
+use super::Members;
+use crate::action::CoordinatorEvent;
+use crate::locality::Load;
+use crate::membership::AdmissionError;
+use crate::throughput::Estimates;
+
+/// What an admission depends on besides the membership.
+#[derive(Debug)]
+pub(in super::super) struct Terms<'a> {
+    /// Whether a newcomer has the current weights.
+    pub(in super::super) serving: bool,
+    pub(in super::super) estimates: &'a Estimates<'a>,
+    pub(in super::super) load: &'a Load,
+}
+
+/// The result of a registration.
+#[derive(Debug)]
+pub(in super::super) enum Registration {
+    /// The peer was refused, or has to measure its links first.
+    Rejected,
+    /// The peer is a member already.
+    Repeated,
+    /// The peer is a new member.
+    Admitted {
+        /// The stages that lost a replica, an earlier life of the peer.
+        lost: Option<StageSpan>,
+        /// The stages of the new member.
+        span: StageSpan,
+    },
+}
+
+impl Members {
+    /// Admits a peer, or sends it the reason why not.
+    pub(in super::super) fn register(
+        &mut self,
+        from: Member,
+        candidate: Candidate,
+        terms: &Terms<'_>,
+        out: &mut Out,
+    ) -> Registration {
+        let Terms { serving, estimates, load } = *terms;
+        match &candidate.link_estimates {
+            None if !self.current.contains(from) => {
+                let at = self.current.probe_targets(from.peer, &candidate, estimates);
+                if !at.is_empty() {
+                    send(from, FromCoordinator::ProbeLinks { at }, out);
+                    return Registration::Rejected;
+                }
+            }
+            None => {}
+            Some(link_estimates) => self.links.note(from.peer, link_estimates),
+        }
+        let known = (&self.links, load);
+        match self.current.admit(from, candidate, serving, estimates, known) {
+            Err(AdmissionError::Expelled) => {
+                let reason = AdmissionError::Expelled.to_string();
+                send(from, FromCoordinator::Expelled { reason }, out);
+                Registration::Rejected
+            }
+            Err(error) => {
+                refuse(from, error.to_string(), out);
+                Registration::Rejected
+            }
+            Ok(admission) if admission.again => Registration::Repeated,
+            Ok(admission) => {
+                let mut lost = None;
+                if let Some(record) = admission.replaced {
+                    let MemberRecord { member, span, .. } = *record;
+                    let how = "it started anew".to_owned();
+                    event(CoordinatorEvent::Lost { member, span, how }, out);
+                    lost = self.forget(&record, out);
+                }
+                let span = admission.span;
+                event(CoordinatorEvent::Admitted { member: from, span }, out);
+                if admission.unlike {
+                    event(CoordinatorEvent::Unlike { member: from }, out);
+                }
+                self.append_change(out);
+                Registration::Admitted { lost, span }
+            }
+        }
+    }
+}
+
+/// Sends a peer the reason why it is not admitted.
+pub(in super::super) fn refuse(member: Member, reason: String, out: &mut Out) {
+    event(CoordinatorEvent::NotAdmitted { member, reason: reason.clone() }, out);
+    send(member, FromCoordinator::Refused { reason }, out);
+}

@@ -1,0 +1,289 @@
+//! The all-reduces of the present step: a round for each stage, from the stage's close to the commit.
+
+mod open_round;
+mod round_groups;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use shoal_protocol::ids::{Attempt, Member, Mend, Stage};
+use shoal_protocol::message::{
+    CommitRecord, Mended, Round, RoundGroup, RoundGroupMember, RoundId, RoundOutcome, proof_of_all,
+};
+use shoal_protocol::units::{Moment, Rate};
+
+use self::open_round::OpenRound;
+use self::round_groups::RoundGroups;
+use super::context::Context;
+use super::progress::Progress;
+use super::weights::Newcomers;
+use super::{Out, event};
+use crate::action::CoordinatorEvent;
+use crate::deadline::Estimate;
+use crate::ledger::Ledger;
+
+/// Doublings of a round's deadline at most.
+const DOUBLINGS: u32 = 6;
+
+/// No round is tried again sooner than this, however fast earlier rounds were, unless the configured patience
+/// is shorter.
+const LEAST_PATIENCE: Duration = Duration::from_secs(10);
+
+/// The rounds of the present step, and measurements of earlier ones.
+#[derive(Debug, Default)]
+pub(super) struct Rounds {
+    open: BTreeMap<Stage, OpenRound>,
+    /// When the step was last closed.
+    closed_at: Moment,
+    /// Failed attempts.
+    failed: BTreeMap<Stage, u32>,
+    /// Attempts that failed because they were late. Deaths do not show how long a round takes.
+    timeouts: u32,
+    /// When incomplete rounds are tried again.
+    deadline: Option<Moment>,
+    groups: RoundGroups,
+    /// How long the rounds of this term took.
+    times: Option<Estimate>,
+}
+
+/// The part of the present step that can be closed.
+#[derive(Debug)]
+pub(super) struct Due {
+    /// The stages at which all is done and no round is open.
+    pub(super) stages: Vec<Stage>,
+    /// Whether each replica of the first stage has no more than its last pass to run.
+    pub(super) ending: bool,
+    /// Whether all is done at all stages.
+    pub(super) complete: bool,
+}
+
+/// The state that a new or mended round depends on.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Inputs<'a> {
+    pub(super) context: &'a Context,
+    /// The ledger of the present step.
+    pub(super) ledger: &'a Ledger,
+    pub(super) newcomers: &'a Newcomers,
+}
+
+impl Inputs<'_> {
+    fn replicas(&self, stage: Stage) -> Vec<Member> {
+        self.context.members.replicas_at(stage, self.context.progress.version)
+    }
+
+    fn listeners(&self, stage: Stage) -> Vec<Member> {
+        let is_queued = |member| self.newcomers.is_queued(member);
+        let step = self.context.progress.version;
+        self.context.members.listeners_at(stage, step, is_queued)
+    }
+}
+
+impl Rounds {
+    /// Whether no round is open.
+    pub(super) fn is_empty(&self) -> bool {
+        self.open.is_empty()
+    }
+
+    /// When incomplete rounds are tried again.
+    pub(super) fn deadline(&self) -> Option<Moment> {
+        self.deadline
+    }
+
+    /// A round that is open, or whose results are being appended to the log.
+    pub(super) fn round(&self, id: RoundId) -> Option<&Round> {
+        self.open_round(id).map(|open| &open.round)
+    }
+
+    fn open_round(&self, id: RoundId) -> Option<&OpenRound> {
+        self.open.get(&id.stage).filter(|open| open.round.id == id)
+    }
+
+    /// The part of the present step that can be closed.
+    pub(super) fn due(&self, context: &Context, ledger: &Ledger) -> Due {
+        let is_undone = |stage: &Stage| ledger.undone(*stage) > 0;
+        let last_undone = context.config.manifest.stages().filter(is_undone).last();
+        let is_on = |stage: &Stage| self.open.get(stage).is_some_and(|open| !open.torn);
+        let is_due = |stage: &Stage| !is_undone(stage) && !is_on(stage);
+        let replicas = self.groups.size(Stage(0));
+        let at_last = ledger.free() == 0 && ledger.undone(Stage(0)) as usize <= replicas;
+        Due {
+            stages: context.config.manifest.stages().filter(is_due).collect(),
+            ending: last_undone.is_none_or(|stage| stage == Stage(0) && at_last),
+            complete: last_undone.is_none(),
+        }
+    }
+
+    /// Closes stages: their replicas receive the list of microbatches that their accumulators must hold. Torn rounds are mended.
+    pub(super) fn close_stages(&mut self, inputs: &Inputs<'_>, stages: &[Stage], out: &mut Out) {
+        for stage in stages {
+            self.close_stage(inputs, *stage, out);
+        }
+    }
+
+    fn close_stage(&mut self, inputs: &Inputs<'_>, stage: Stage, out: &mut Out) {
+        let before = self.groups.last(stage);
+        let mended = self.open.remove(&stage).map(|torn| mended(inputs, torn));
+        let open = match mended {
+            None => self.new_round(inputs, stage, &before),
+            Some(Some(open)) => {
+                let gone = before.members.len() - open.round.group.members.len();
+                let (round, changed) = (open.round.id, open.round.mended.changed.len());
+                event(CoordinatorEvent::RoundMended { round, gone, changed }, out);
+                open
+            }
+            Some(None) => {
+                *self.failed.entry(stage).or_insert(0) += 1;
+                let (step, rounds) = (inputs.context.progress.version, 1);
+                event(CoordinatorEvent::RoundsAborted { step, rounds, late: false }, out);
+                self.new_round(inputs, stage, &before)
+            }
+        };
+        open.send(&before, out);
+        self.groups.set(stage, Arc::clone(&open.round.group));
+        self.open.insert(stage, open);
+    }
+
+    /// A new round of the present step at a stage.
+    fn new_round(&self, inputs: &Inputs<'_>, stage: Stage, before: &Arc<RoundGroup>) -> OpenRound {
+        let Progress { era, term, version: step, .. } = inputs.context.progress;
+        let attempt = Attempt(self.failed.get(&stage).copied().unwrap_or(0));
+        let id = RoundId { era, term, step, stage, attempt };
+        let (replicas, listeners) = (inputs.replicas(stage), inputs.listeners(stage));
+        let group = self.groups.next(inputs.context, before, replicas, listeners);
+        OpenRound {
+            round: Round { id, group, mended: Mended::default() },
+            proof: proof_of_all(step, stage, inputs.context.config.manifest.training.microbatches),
+            counted: inputs.ledger.counted(stage),
+            outcomes: BTreeMap::new(),
+            torn: false,
+        }
+    }
+
+    /// The step is closed: its rounds get a deadline.
+    pub(super) fn close_step(&mut self, context: &Context) {
+        self.closed_at = context.now;
+        let doublings = self.timeouts.min(DOUBLINGS);
+        self.deadline = Some(context.now + self.patience(context) * (1 << doublings));
+    }
+
+    /// The time after which rounds are tried again, by how long earlier ones took.
+    fn patience(&self, context: &Context) -> Duration {
+        let most = context.config.patience;
+        let measured = self.times.map(|times| times.late().max(LEAST_PATIENCE));
+        measured.map_or(most, |late| late.min(most))
+    }
+
+    /// Sends the whole group of a round to one of its members that lacks it.
+    pub(super) fn send_group(&self, to: Member, id: RoundId, out: &mut Out) {
+        let is_in = |open: &&OpenRound| open.round.group.all().any(|one| one.member == to);
+        if let Some(open) = self.open_round(id).filter(is_in) {
+            open.send_whole(to, out);
+        }
+    }
+
+    /// Takes a member's result of a round. Returns whether it was expected.
+    ///
+    /// # Errors
+    /// The reason to stop the run: a microbatch was lost or counted twice, or replicas differ.
+    pub(super) fn reduced(
+        &mut self,
+        from: Member,
+        (id, mend): (RoundId, Mend),
+        outcome: RoundOutcome,
+        rates: &[(u16, Rate)],
+    ) -> Result<bool, String> {
+        let Some(open) = self.open.get_mut(&id.stage) else { return Ok(false) };
+        if !open.expects(id, mend) || !open.has_replica(from) {
+            return Ok(false);
+        }
+        self.groups.measure(from, &open.round.group, rates);
+        open.record(from, outcome)?;
+        Ok(true)
+    }
+
+    /// The commit of the closed step and the time that its rounds took, once all replicas hold their results.
+    pub(super) fn commit(
+        &mut self,
+        context: &Context,
+        ledger: &Ledger,
+    ) -> Option<(CommitRecord, Duration)> {
+        if !self.open.values().all(OpenRound::is_complete) {
+            return None;
+        }
+        self.deadline = None;
+        let took = context.now.since(self.closed_at);
+        // The rest of a mended round takes less time than a whole one.
+        if self.open.values().all(|open| open.round.mended.mend == Mend(0)) {
+            Estimate::note(&mut self.times, took);
+        }
+        let stages: Vec<(Attempt, RoundOutcome)> =
+            self.open.values().map(OpenRound::result).collect();
+        // The norm over all stages is the root of the sum of their squares, added in order of stages.
+        let squares = stages.iter().fold(0.0, |sum, (_, outcome)| sum + outcome.square_norm);
+        let gradient_norm = squares.sqrt();
+        let (loss, held_out_loss) = ledger.losses();
+        let Progress { era, term, version: step, .. } = context.progress;
+        let record = CommitRecord { era, term, step, stages, gradient_norm, loss, held_out_loss };
+        Some((record, took))
+    }
+
+    /// Tears the rounds with a member that is gone: they wait until its counted work is done again.
+    pub(super) fn tear(&mut self, gone: Member) {
+        for open in self.open.values_mut().filter(|open| open.has_replica(gone)) {
+            open.tear();
+        }
+    }
+
+    /// The step is open again.
+    pub(super) fn reopen_step(&mut self) {
+        self.deadline = None;
+    }
+
+    /// Whether incomplete rounds are late.
+    pub(super) fn is_late(&self, now: Moment) -> bool {
+        self.deadline.is_some_and(|deadline| now >= deadline)
+    }
+
+    /// Discards incomplete rounds, which are late: a message was lost.
+    pub(super) fn discard_late(&mut self, context: &Context, out: &mut Out) {
+        self.timeouts += 1;
+        let Self { open, failed, .. } = self;
+        let before = open.len();
+        open.retain(|stage, round| {
+            let complete = round.is_complete();
+            *failed.entry(*stage).or_insert(0) += u32::from(!complete);
+            complete
+        });
+        let (step, rounds) = (context.progress.version, before - open.len());
+        event(CoordinatorEvent::RoundsAborted { step, rounds, late: true }, out);
+    }
+
+    /// Forgets the step's rounds. Groups and measurements stay.
+    pub(super) fn end_step(&mut self) {
+        let (groups, times) = (std::mem::take(&mut self.groups), self.times);
+        *self = Self { groups, times, ..Self::default() };
+    }
+
+    /// Forgets the measured links of members that are gone.
+    pub(super) fn retain_links(&mut self, is_member: impl Fn(Member) -> bool) {
+        self.groups.retain_links(is_member);
+    }
+}
+
+/// A torn round among its remaining members. None if another member has counted something meanwhile, which the
+/// round has no part for.
+fn mended(inputs: &Inputs<'_>, torn: OpenRound) -> Option<OpenRound> {
+    let stage = torn.round.id.stage;
+    let before = &torn.round.group;
+    let replicas: BTreeSet<Member> = inputs.replicas(stage).into_iter().collect();
+    let listeners: BTreeSet<Member> = inputs.listeners(stage).into_iter().collect();
+    // A listener that serves by now has no other way to this result.
+    let is_left = |one: &RoundGroupMember| match one.weight {
+        Some(_) => replicas.contains(&one.member),
+        None => replicas.contains(&one.member) || listeners.contains(&one.member),
+    };
+    let left = RoundGroup::of(before.number, before.all().filter(is_left));
+    let group = round_groups::numbered(inputs.context.progress.term, before, left);
+    torn.mended(group, inputs.ledger.counted(stage))
+}

@@ -1,0 +1,94 @@
+//! Round groups: the members of each stage's last round, and the share of the vector that each reduces.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use shoal_protocol::ids::{Member, Stage, Term};
+use shoal_protocol::message::{RoundGroup, RoundGroupMember};
+use shoal_protocol::units::Rate;
+
+use super::super::context::Context;
+use crate::round::{NumberBytes, averaged, member_rates, weights};
+
+/// The members of rounds and the measured rates of their links.
+#[derive(Debug, Default)]
+pub(super) struct RoundGroups {
+    /// The group of each stage's last round.
+    last: BTreeMap<Stage, Arc<RoundGroup>>,
+    /// Measured rates of links between replicas of a stage, by sender and receiver.
+    link_rates: BTreeMap<(Member, Member), Rate>,
+}
+
+impl RoundGroups {
+    /// The group of a stage's last round.
+    pub(super) fn last(&self, stage: Stage) -> Arc<RoundGroup> {
+        self.last.get(&stage).cloned().unwrap_or_default()
+    }
+
+    /// The number of replicas in a stage's last round.
+    pub(super) fn size(&self, stage: Stage) -> usize {
+        self.last.get(&stage).map_or(0, |group| group.members.len())
+    }
+
+    /// Sets the group of a stage's last round.
+    pub(super) fn set(&mut self, stage: Stage, group: Arc<RoundGroup>) {
+        self.last.insert(stage, group);
+    }
+
+    /// The group of a stage's next round: the one before, if its members and weights are the same.
+    pub(super) fn next(
+        &self,
+        context: &Context,
+        before: &Arc<RoundGroup>,
+        replicas: Vec<Member>,
+        listeners: Vec<Member>,
+    ) -> Arc<RoundGroup> {
+        let weights = self.weights(context, &replicas, before);
+        let parts = replicas.into_iter().zip(weights);
+        let parts = parts.map(|(member, weight)| RoundGroupMember { member, weight: Some(weight) });
+        let listeners =
+            listeners.into_iter().map(|member| RoundGroupMember { member, weight: None });
+        let group = RoundGroup::of(before.number, parts.chain(listeners));
+        numbered(context.progress.term, before, group)
+    }
+
+    /// The share of the vector that each replica reduces, by the rates of the links between them in rounds of
+    /// the group before.
+    fn weights(&self, context: &Context, members: &[Member], before: &RoundGroup) -> Vec<u32> {
+        let known: BTreeMap<Member, u32> =
+            before.members.iter().map(|part| (part.member, part.weight)).collect();
+        let known: Vec<Option<u32>> =
+            members.iter().map(|member| known.get(member).copied()).collect();
+        let rate = |from: usize, to: usize| {
+            let rate = self.link_rates.get(&(members[from], members[to]))?;
+            Some(rate.0 as f64)
+        };
+        let bytes = NumberBytes::of(context.config.manifest.codec.all_reduce);
+        weights(&member_rates(&known, bytes, rate), bytes)
+    }
+
+    /// Takes the rates at which a member sent to others of its group, by their places.
+    pub(super) fn measure(&mut self, from: Member, group: &RoundGroup, rates: &[(u16, Rate)]) {
+        for (place, rate) in rates {
+            if let Some(to) = group.members.get(usize::from(*place)) {
+                let known = self.link_rates.entry((from, to.member)).or_insert(*rate);
+                *known = averaged(*known, *rate);
+            }
+        }
+    }
+
+    /// Forgets the measured links of members that are gone.
+    pub(super) fn retain_links(&mut self, is_member: impl Fn(Member) -> bool) {
+        self.link_rates.retain(|(from, to), _| is_member(*from) && is_member(*to));
+    }
+}
+
+/// The group before, if it is the same, or the other one under the next number.
+pub(super) fn numbered(term: Term, before: &Arc<RoundGroup>, group: RoundGroup) -> Arc<RoundGroup> {
+    if group == **before {
+        return Arc::clone(before);
+    }
+    // Groups of different terms have different numbers.
+    let number = before.number.max(term.0 << 32) + 1;
+    RoundGroup { number, ..group }.into()
+}
