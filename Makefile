@@ -178,6 +178,7 @@ lint:
 	@scripts/setup.sh --lint
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
+	scripts/check-imports.py
 	scripts/check-dependencies.sh
 
 check-gpu:

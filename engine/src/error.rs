@@ -2,7 +2,7 @@
 
 use shoal_protocol::ids::{ClaimKey, Stage, Step};
 
-use crate::checkpoint::CheckpointError;
+use crate::checkpoint_error::CheckpointError;
 
 /// Why the engine could not do what it was asked.
 #[derive(Debug, thiserror::Error)]

@@ -20,6 +20,7 @@ mod accumulator;
 mod all_reduce;
 mod boundary;
 pub mod checkpoint;
+mod checkpoint_error;
 mod codec;
 pub mod data;
 mod device;

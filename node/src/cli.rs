@@ -1,7 +1,9 @@
-//! The command line: flags as they are typed, and what they mean once they are checked.
+//! The command line: flags as they are typed, and their values once they are checked.
 //!
-//! Each command's flags are a `...Args` struct that clap fills; those of the commands that take
-//! part in a run turn into a plain `...Options` struct, which is all that the command sees.
+//! Clap fills a `...Args` struct for each command. Commands that take part in a run get a plain
+//! `...Options` struct made from it. A type that a flag parses into lives beside its user: congestion
+//! control in [`crate::network`], packing and limits in [`crate::driver`]. No module below the commands
+//! imports this one.
 
 mod admission;
 mod checkpoint;
@@ -10,6 +12,7 @@ mod demo;
 mod doctor;
 mod peer;
 mod plan;
+mod simulate;
 pub(crate) mod watch;
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -21,19 +24,22 @@ pub use admission::{
 };
 pub use checkpoint::{CheckpointArgs, CheckpointCommand, FetchArgs, GenerateArgs};
 pub use chunk::{ChunkCommand, ChunkGetArgs, ChunkLsArgs, ChunkVerifyArgs, ListFormat};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 pub use demo::{DemoArgs, DtypeChoice, SlowPeer};
 pub use doctor::DoctorArgs;
 use peer::parse_seconds;
-pub use peer::{ComputeArgs, ComputeOptions, Congestion, EventSink, PeerArgs, PeerOptions};
+pub use peer::{ComputeArgs, ComputeOptions, PeerArgs, PeerOptions};
 pub use plan::PlanArgs;
 pub use shoal_engine::DeviceChoice;
 pub use shoal_protocol::message::StageChoice;
+pub use simulate::{Seeds, SimulateArgs};
 pub use watch::{HealthcheckArgs, HttpAddress, NodeArgs, PlotArgs, StatusArgs};
 
 use crate::address::JoinAddress;
-use crate::commands::simulate::Seeds;
 use crate::exit::Exit;
+pub use crate::logging::LogFormat;
+pub use crate::network::Congestion;
+pub use crate::observers::EventSink;
 
 /// Where a first peer listens unless told otherwise.
 const DEFAULT_PORT: u16 = 7410;
@@ -104,15 +110,6 @@ pub enum Command {
     Completion(CompletionArgs),
     /// Write a man page for each command.
     Man(ManArgs),
-}
-
-/// How log lines look.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// For people.
-    Text,
-    /// One JSON object a line.
-    Json,
 }
 
 /// `shoal start`
@@ -241,26 +238,6 @@ impl From<LocalArgs> for LocalOptions {
     }
 }
 
-/// `shoal simulate`
-#[derive(Debug, Clone, Args)]
-pub struct SimulateArgs {
-    /// A swarm and what befalls it, as TOML; a small one over three regions unless given.
-    #[arg(value_name = "scenario.toml")]
-    pub scenario: Option<PathBuf>,
-    /// Decides everything that is left to chance.
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub seed: u64,
-    /// One swarm for each of these seeds.
-    #[arg(long, value_name = "A..B", conflicts_with = "seed")]
-    pub seeds: Option<Seeds>,
-    /// Write what the run did over its time, and a picture of that beside it (FILE.svg).
-    #[arg(short, long, value_name = "FILE.json", conflicts_with_all = ["seeds", "trace"])]
-    pub output: Option<PathBuf>,
-    /// Print every event to stderr.
-    #[arg(long)]
-    pub trace: bool,
-}
-
 /// `shoal init`
 #[derive(Debug, Clone, Args)]
 pub struct InitArgs {
@@ -330,7 +307,7 @@ mod tests {
     use clap::CommandFactory;
 
     use super::*;
-    use crate::driver::RoomLimits;
+    use crate::driver::ResourceLimits;
 
     fn parse(line: &str) -> Command {
         Cli::try_parse_from(line.split(' ')).expect(line).command
@@ -351,13 +328,13 @@ mod tests {
         };
         let options = StartOptions::from(args);
         assert_eq!(options.peer.stage, StageChoice::All);
-        assert_eq!(options.peer.listen.len(), 2);
+        assert_eq!(options.peer.links.listen.len(), 2);
         assert_eq!(options.peer.compute.threads.get(), 1);
         assert_eq!(options.peer.compute.device, DeviceChoice::Cuda(1));
         assert_eq!(options.peer.compute.events, Some(EventSink::Stdout));
-        assert!(!options.peer.mdns);
+        assert!(!options.peer.links.mdns);
         assert_eq!(options.peer.slow_down, Duration::from_millis(5));
-        assert_eq!(options.peer.room, RoomLimits::default());
+        assert_eq!(options.peer.limits, ResourceLimits::default());
         assert_eq!(options.wait_for.map(NonZeroUsize::get), Some(3));
     }
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use shoal_protocol::ids::{ContentHash, PeerId, RunId, StageSpan};
 use shoal_protocol::message::MoveReason;
 
-use crate::status::OwnPort;
+use crate::reachability::OwnPort;
 
 /// Something that happened, as this process saw it. With `--events` each is one line of JSON.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -180,6 +180,25 @@ pub enum RunEvent {
         /// Peers that are let in by name.
         allowed: usize,
     },
+    /// The log has fewer anchors than tolerate the loss of one.
+    FewAnchors {
+        /// The number that does.
+        wanted: usize,
+    },
+    /// The coordinator cannot be reached, and this process waits for it.
+    CoordinatorUnreachable {
+        /// The longest wait.
+        wait_seconds: u64,
+    },
+    /// The coordinator can be reached again.
+    CoordinatorReachable,
+    /// The run is over, and this process waits for anchors that missed the end.
+    AwaitsAnchors {
+        /// How many.
+        anchors: usize,
+        /// The longest wait.
+        seconds: u64,
+    },
     /// This process leaves in order.
     Draining {
         /// What asked it to.
@@ -200,6 +219,21 @@ pub enum RunEvent {
         /// Why, and what to do.
         reason: String,
     },
+}
+
+impl RunEvent {
+    /// Returns whether the operator must see the event even where no progress view exists.
+    #[must_use]
+    pub fn is_notice(&self) -> bool {
+        matches!(
+            self,
+            Self::FewAnchors { .. }
+                | Self::CoordinatorUnreachable { .. }
+                | Self::CoordinatorReachable
+                | Self::AwaitsAnchors { .. }
+                | Self::Draining { .. }
+        )
+    }
 }
 
 /// One committed step.

@@ -1,8 +1,10 @@
-//! The Shoal process: command line, configuration and the driver loop.
+//! The Shoal process: command line, configuration and the driver.
 //!
-//! A command line ([`cli`]) becomes the options of one command ([`commands`]). Those that train read
-//! a run configuration ([`config`]) and tell what happens as typed events ([`events`]), from which
-//! the progress view ([`progress`]), the report ([`report`]) and the loss curve ([`plot`]) are made.
+//! The modules are layers: a command ([`commands`]) takes its checked flags ([`cli`]) and starts the
+//! driver ([`driver`]), which drives the state machines, the links and the engine. The driver reports
+//! typed events ([`events`]) and knows no screen. The observers ([`observers`]) pass each event to the
+//! progress view ([`progress`]), the report ([`report`]) and the status ([`status`]). A command that
+//! trains reads a run configuration ([`config`]).
 
 pub mod address;
 mod admission;
@@ -10,11 +12,13 @@ mod anchor;
 pub mod cli;
 pub mod commands;
 pub mod config;
+pub mod data_dir;
 pub mod dataset;
 #[cfg(test)]
 mod decoders;
 mod doctor;
 pub mod driver;
+mod event_text;
 pub mod events;
 pub mod exit;
 mod fault_point;
@@ -22,11 +26,15 @@ pub mod http;
 pub mod logging;
 mod memory;
 pub mod network;
+pub mod observers;
+mod outward_ip;
 pub mod plot;
 mod port_map;
 pub mod progress;
 mod reachability;
 pub mod report;
 pub mod status;
+mod terminal;
 mod top;
+mod training_rate;
 mod whole_file;

@@ -1,10 +1,11 @@
-//! What goes to stderr: log lines, as text or as JSON, and the one line about a failure.
+//! Log lines on stderr, as text or as JSON, and the one line about a failure.
 
 use std::io::IsTerminal;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::anyhow;
+use clap::ValueEnum;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::MakeWriter;
@@ -12,15 +13,23 @@ use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
 
-use crate::cli::LogFormat;
 use crate::exit::{Exit, ExitWith};
-use crate::progress::AboveBars;
+use crate::terminal::{self, AboveBars};
 
-/// What is logged unless told otherwise: what an operator should know, and no more.
+/// The default filter: everything that an operator should know, and no more.
 const DEFAULT_FILTER: &str = "warn,shoal=info,shoal_node=info,shoal_protocol=info";
 
-/// What says more than anybody wants to know, unless it is asked for by name.
+/// Noisy targets, quiet unless a filter names them.
 const QUIET: &str = "libp2p_kad=error,openraft=off";
+
+/// The format of log lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
 
 static FORMAT: OnceLock<LogFormat> = OnceLock::new();
 
@@ -32,11 +41,10 @@ impl MakeWriter<'_> for AboveBars {
     }
 }
 
-/// Starts logging, once in a process. `filter` is what the user typed, if anything; then
-/// `SHOAL_LOG` counts.
+/// Starts logging, once in a process. Without the user's `filter`, `SHOAL_LOG` counts.
 ///
 /// # Errors
-/// When the filter is none.
+/// When the filter is malformed.
 pub fn start(format: LogFormat, filter: Option<&str>) -> anyhow::Result<()> {
     FORMAT.get_or_init(|| format);
     let from_environment = std::env::var("SHOAL_LOG").ok();
@@ -55,10 +63,10 @@ pub fn start(format: LogFormat, filter: Option<&str>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Counts what is logged as a warning or worse, whether it is shown or not.
+/// Counts warnings and errors, whether they are shown or not.
 struct Counts;
 
-/// So many warnings and errors of this process. There is one log, so there is one of these.
+/// Warnings and errors of this process, which has one log.
 static WARNINGS: AtomicU64 = AtomicU64::new(0);
 static ERRORS: AtomicU64 = AtomicU64::new(0);
 
@@ -69,29 +77,29 @@ impl<S: Subscriber> Layer<S> for Counts {
     }
 }
 
-/// How many warnings and how many errors were logged so far.
+/// Returns the number of warnings and of errors so far.
 #[must_use]
 pub fn counted() -> (u64, u64) {
     (WARNINGS.load(Ordering::Relaxed), ERRORS.load(Ordering::Relaxed))
 }
 
-/// Whether stderr has nothing but JSON.
+/// Returns whether stderr has JSON only.
 #[must_use]
 pub fn is_json() -> bool {
     FORMAT.get() == Some(&LogFormat::Json)
 }
 
-/// Says why the process failed.
+/// Reports the failure of the process.
 pub fn report_failure(reason: &str) {
     if is_json() {
         tracing::error!(target: "shoal", "{reason}");
     } else {
-        crate::progress::say(&format!("shoal: {reason}"));
+        terminal::print_line(&format!("shoal: {reason}"));
     }
 }
 
-/// Has a panic, which is a mistake of ours, reported in one line, and end the process: whatever the
-/// other threads wait for may never come.
+/// Reports every panic in one line and ends the process, since other threads may wait for the
+/// panicked one without end.
 pub fn report_panics() {
     std::panic::set_hook(Box::new(|panic| {
         let payload = panic.payload();

@@ -1,9 +1,10 @@
-//! Opens this peer's links: discovery over TCP and the data plane over UDP, on the same ports.
+//! The links of this peer: discovery over TCP and the data plane over UDP, on the same ports.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use clap::ValueEnum;
 use shoal_protocol::ids::Incarnation;
 use shoal_protocol::net::admission::Gate;
 use shoal_protocol::net::discovery::{
@@ -16,34 +17,59 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::admission::{self, KnownPeers, Store};
-use crate::cli::{Congestion, PeerOptions};
-use crate::driver::home::Files;
+use crate::data_dir::Files;
 use crate::exit::{Exit, ExitWith};
+use crate::outward_ip::outward_ip;
 use crate::port_map::{PortMap, behind_router};
 
-/// How often the system may choose another port.
+/// Attempts to find a port that is free for both planes.
 const PORT_ATTEMPTS: u32 = 16;
+
+/// The congestion control of the data plane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Congestion {
+    /// Fair beside other traffic, and fast where packets are lost by chance.
+    Tolerant,
+    /// Fair beside other traffic; slow on lines that lose packets.
+    Cubic,
+    /// Fast on lines that lose packets; sends much twice.
+    Bbr,
+}
+
+/// How a peer's links are opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LinkOptions {
+    /// The addresses to listen at; never empty.
+    pub listen: Vec<SocketAddr>,
+    /// The congestion control of the data plane.
+    pub congestion: Congestion,
+    /// Whether to look for peers by multicast.
+    pub mdns: bool,
+    /// Whether to ask a router to forward a port.
+    pub upnp: bool,
+}
 
 /// The search for other peers.
 pub struct Search {
-    /// Finds them, and is found.
+    /// Discovery.
     pub discovery: Discovery,
-    /// The port that a router passes on.
+    /// The port that a router forwards.
     pub(crate) port_map: PortMap,
     tracker: TaskTracker,
     stop: CancellationToken,
-    /// Where peers that are met are remembered, once the run is known.
+    /// The file of known peers, once the run is known.
     met: watch::Sender<Option<PathBuf>>,
 }
 
 impl Search {
-    /// Keeps the folder of the run's admission from now on, and remembers in it whom it meets.
+    /// Watches the folder of the run's admission, and remembers found peers in it.
     pub(crate) fn keep(&self, gate: &Gate, folder: &Store) {
         let _ = self.met.send(Some(folder.peers()));
         self.tracker.spawn(admission::keep(gate.clone(), folder.clone(), self.stop.clone()));
     }
 
-    /// Where others join through this peer: at its router's port if that is known, and at its own address.
+    /// Returns the addresses at which others join through this peer: its router's port, if known, and
+    /// its own address.
     pub(crate) fn join_addresses(&self, transport: &Transport) -> Vec<PeerAddress> {
         let own = transport.local_addresses().into_iter().next().map(|mut address| {
             if address.ip().is_unspecified() {
@@ -55,8 +81,8 @@ impl Search {
         places.map(|address| PeerAddress::new(address, transport.peer_id())).collect()
     }
 
-    /// Ends the search, and gives back the router's port. Whoever opened links owes them this, however what
-    /// they were for has ended.
+    /// Ends the search and releases the router's port. Every user of links must call it, after an error
+    /// too.
     pub async fn close(self) {
         self.stop.cancel();
         self.tracker.close();
@@ -69,14 +95,14 @@ impl Search {
 pub struct Links {
     /// The data plane.
     pub transport: Transport,
-    /// What happens on it.
+    /// Its events.
     pub events: mpsc::Receiver<TransportEvent>,
-    /// Who finds others and is found.
+    /// The search for other peers.
     pub search: Search,
 }
 
 impl Links {
-    /// Listens where the options say.
+    /// Listens at the addresses of the options.
     ///
     /// # Errors
     /// When an address is in use or cannot be listened on.
@@ -84,7 +110,7 @@ impl Links {
         identity: &Identity,
         incarnation: Incarnation,
         run: Option<Run>,
-        options: &PeerOptions,
+        options: &LinkOptions,
         files: &Files,
         gate: &Gate,
     ) -> anyhow::Result<Self> {
@@ -115,7 +141,7 @@ impl Links {
     }
 }
 
-/// What a router between this machine and the rest would pass packets on to.
+/// Returns the local address to which a router would forward packets.
 fn mappable(transport: &Transport) -> Option<SocketAddr> {
     let inner = behind_router()?;
     let reached = |address: &SocketAddr| address.ip().is_unspecified() || address.ip() == inner;
@@ -123,15 +149,15 @@ fn mappable(transport: &Transport) -> Option<SocketAddr> {
     Some(SocketAddr::new(inner, address.port()))
 }
 
-/// What listens for both planes, and what comes of it.
+/// The listeners of both planes, and their events.
 type Bound = (Transport, mpsc::Receiver<TransportEvent>, Discovery, mpsc::Receiver<DiscoveryEvent>);
 
-/// Listens for both planes on the same ports. A port that the system chose for one may be taken for
-/// the other; then the system chooses again.
+/// Listens for both planes on the same ports. Another process may use a port that the system chose
+/// for one plane; then the system chooses again.
 fn bind(
     identity: &Identity,
     config: &TransportConfig,
-    options: &PeerOptions,
+    options: &LinkOptions,
 ) -> anyhow::Result<Bound> {
     let chosen = options.listen.iter().all(|address| address.port() != 0);
     let mut attempts = if chosen { 1 } else { PORT_ATTEMPTS };
@@ -150,7 +176,7 @@ fn bind(
     }
 }
 
-/// Notes where found peers are, until discovery ends.
+/// Remembers the addresses of found peers, until discovery ends.
 async fn remember(
     transport: Transport,
     mut found: mpsc::Receiver<DiscoveryEvent>,
@@ -176,15 +202,4 @@ async fn remember(
             other => tracing::info!(?other, "discovery"),
         }
     }
-}
-
-/// Where this machine's packets to the outside come from. Nothing is sent: connecting a UDP socket
-/// only looks up the route. The address is one set aside for documents (RFC 5737).
-pub(crate) fn outward_ip() -> IpAddr {
-    UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))
-        .and_then(|socket| {
-            socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9))?;
-            socket.local_addr()
-        })
-        .map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |address: SocketAddr| address.ip())
 }

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::network::outward_ip;
+use crate::outward_ip::outward_ip;
 
 /// How long a router may take to say that it is there, and to answer anything it is asked.
 const PATIENCE: Duration = Duration::from_secs(3);

@@ -151,6 +151,10 @@ impl Report {
             | RunEvent::ConnectionRefused { .. }
             | RunEvent::OwnPort(_)
             | RunEvent::AccessList { .. }
+            | RunEvent::FewAnchors { .. }
+            | RunEvent::CoordinatorUnreachable { .. }
+            | RunEvent::CoordinatorReachable
+            | RunEvent::AwaitsAnchors { .. }
             | RunEvent::Draining { .. }
             | RunEvent::Finished { .. }
             | RunEvent::Stopped { .. } => {}

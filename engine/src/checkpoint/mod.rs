@@ -15,8 +15,6 @@
 mod read;
 mod write;
 
-use std::path::{Path, PathBuf};
-
 use serde::{Deserialize, Serialize};
 use shoal_protocol::ids::{ContentHash, RunId, Stage, Step};
 use shoal_protocol::manifest::Manifest;
@@ -24,62 +22,15 @@ use shoal_protocol::manifest::Manifest;
 pub use read::{Checkpoint, read_stage};
 pub use write::{publish, write_index, write_stage};
 
+pub use crate::checkpoint_error::CheckpointError;
+use crate::checkpoint_error::DESCRIPTION;
 use crate::parameters::Parameter;
 
 /// Version of the folder's layout.
 const FORMAT: u32 = 1;
 
-/// A file that says what the folder is.
-const DESCRIPTION: &str = "shoal.json";
-
 /// Largest header of a safetensors file, and largest JSON file, that is read.
 const HEADER_CAP: u64 = 16 << 20;
-
-/// Why a checkpoint cannot be written or read.
-#[derive(Debug, thiserror::Error)]
-pub enum CheckpointError {
-    /// The file system refused.
-    #[error("{path}: {source}", path = path.display())]
-    Io {
-        /// The file or folder.
-        path: PathBuf,
-        /// What the file system said.
-        source: std::io::Error,
-    },
-    /// The folder is no checkpoint.
-    #[error("{path} is no checkpoint: it has no {DESCRIPTION}", path = path.display())]
-    NotACheckpoint {
-        /// The folder.
-        path: PathBuf,
-    },
-    /// A file that is not what was written.
-    #[error("{path} is damaged: {reason}; take another checkpoint", path = path.display())]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// What shows it.
-        reason: String,
-    },
-    /// Weights that do not fit the manifest.
-    #[error("{path} does not fit its manifest: {reason}", path = path.display())]
-    Mismatch {
-        /// The file.
-        path: PathBuf,
-        /// What does not fit.
-        reason: String,
-    },
-}
-
-impl CheckpointError {
-    fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
-        let path = path.to_owned();
-        move |source| Self::Io { path, source }
-    }
-
-    fn damaged(path: &Path, reason: impl ToString) -> Self {
-        Self::Damaged { path: path.to_owned(), reason: reason.to_string() }
-    }
-}
 
 /// What makes one stage at a version, each in the order of its flat vector.
 #[derive(Debug, Clone, Default, PartialEq)]

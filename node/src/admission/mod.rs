@@ -23,7 +23,7 @@ use shoal_protocol::manifest::Manifest;
 use shoal_protocol::net::admission::{Desk, Gate, RedemptionLog, Rules};
 use shoal_protocol::net::identity::Identity;
 
-use crate::driver::home::Home;
+use crate::data_dir::DataDir;
 
 /// Has the gate follow a run's rules, with what was kept of earlier lives. The warden opens its desk.
 ///
@@ -31,7 +31,7 @@ use crate::driver::home::Home;
 /// When the folder cannot be used, or the book of claims is damaged.
 pub(crate) fn enter(
     gate: &Gate,
-    home: &Home,
+    home: &DataDir,
     identity: &Identity,
     manifest: &Manifest,
 ) -> anyhow::Result<Store> {

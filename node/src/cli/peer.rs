@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use shoal_engine::DeviceChoice;
 use shoal_protocol::ids::Stage;
 use shoal_protocol::message::StageChoice;
@@ -13,21 +13,12 @@ use shoal_protocol::units::Bytes;
 use shoal_scheduler::rebalance::Rebalance;
 
 use super::{HttpAddress, default_data_dir};
-use crate::driver::{Leaving, PackingMode, RoomLimits};
+use crate::driver::{Leaving, PackingMode, ResourceLimits};
+use crate::network::{Congestion, LinkOptions};
+use crate::observers::EventSink;
 
 /// More threads than any machine has processors for; libtorch would start them all.
 const THREADS: usize = 1024;
-
-/// What steers how fast a connection sends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Congestion {
-    /// Fair beside other traffic, and fast where packets are lost by chance.
-    Tolerant,
-    /// Fair beside other traffic; slow on lines that lose packets.
-    Cubic,
-    /// Fast on lines that lose packets; sends much twice.
-    Bbr,
-}
 
 /// Reads which stages a peer wants to host.
 fn parse_stage(text: &str) -> Result<StageChoice, &'static str> {
@@ -57,21 +48,6 @@ pub(super) fn parse_seconds(text: &str) -> Result<Duration, &'static str> {
 /// The same, or 0 for never.
 fn parse_interval(text: &str) -> Result<Duration, &'static str> {
     if text == "0" { Ok(Duration::ZERO) } else { parse_seconds(text) }
-}
-
-/// Where the typed events of a run go.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum EventSink {
-    /// To stdout.
-    Stdout,
-    /// Into this file.
-    File(PathBuf),
-}
-
-impl From<&str> for EventSink {
-    fn from(text: &str) -> Self {
-        if text == "-" { Self::Stdout } else { Self::File(text.into()) }
-    }
 }
 
 /// What the process computes with.
@@ -171,8 +147,8 @@ pub struct PeerArgs {
 pub struct PeerOptions {
     /// Where the peer keeps its identity and its files; the peer locks it.
     pub data_dir: PathBuf,
-    /// Where to listen; never empty.
-    pub listen: Vec<SocketAddr>,
+    /// How to open its links.
+    pub links: LinkOptions,
     /// Where it is shown over HTTP, if anywhere.
     pub http: HttpAddress,
     /// Which stages to host.
@@ -180,15 +156,9 @@ pub struct PeerOptions {
     /// What to compute with, and where events go.
     pub compute: ComputeOptions,
     /// How much of the machine to use.
-    pub room: RoomLimits,
-    /// What steers how fast connections send.
-    pub congestion: Congestion,
+    pub limits: ResourceLimits,
     /// How tensors are made smaller for links.
     pub packing: PackingMode,
-    /// Whether to look for peers by multicast.
-    pub mdns: bool,
-    /// Whether to ask a router for a port.
-    pub upnp: bool,
     /// Whether to keep the run's log with others.
     pub anchor: bool,
     /// Gets every checkpoint whole, if there is to be such a place.
@@ -205,15 +175,17 @@ impl PeerArgs {
     pub(super) fn options(self, listen: Vec<SocketAddr>) -> PeerOptions {
         PeerOptions {
             data_dir: self.data_dir,
-            listen,
+            links: LinkOptions {
+                listen,
+                congestion: self.congestion,
+                mdns: !self.no_mdns,
+                upnp: !self.no_upnp,
+            },
             http: self.http,
             stage: self.stage,
             compute: self.compute.into(),
-            room: RoomLimits { memory: self.memory, log_memory: self.log_memory },
-            congestion: self.congestion,
+            limits: ResourceLimits { memory: self.memory, log_memory: self.log_memory },
             packing: self.packing,
-            mdns: !self.no_mdns,
-            upnp: !self.no_upnp,
             anchor: self.anchor,
             archive: self.archive,
             leaving: Leaving { preempt_file: self.preempt_file, drain_timeout: self.drain_timeout },

@@ -1,21 +1,14 @@
 //! The flags of the commands that watch a peer, and where a peer is shown.
 
 use std::fmt;
-use std::fs::File;
-use std::io::Read;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 
-use anyhow::Context;
 use clap::Args;
 
 use super::{ListFormat, default_data_dir};
-use crate::driver::home::http_file;
-use crate::exit::{Exit, ExitWith};
-
-/// The most bytes of a file with an address that are read.
-const ADDRESS: u64 = 256;
+use crate::data_dir::shown_at;
 
 /// Where a peer is shown over HTTP, if anywhere: to this machine alone unless told otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,30 +73,6 @@ impl NodeArgs {
         }
         shown_at(&self.data_dir)
     }
-}
-
-/// Where the peer of a data directory answers over HTTP.
-///
-/// # Errors
-/// When the directory does not say, since the peer does not run.
-pub(crate) fn shown_at(data_dir: &Path) -> anyhow::Result<SocketAddr> {
-    let path = http_file(data_dir);
-    let read = || -> std::io::Result<String> {
-        let mut text = String::new();
-        File::open(&path)?.take(ADDRESS).read_to_string(&mut text)?;
-        Ok(text)
-    };
-    let text = read()
-        .with_context(|| {
-            let folder = data_dir.display();
-            format!(
-                "no peer that is shown over HTTP runs with --data-dir {folder}: start one, or give \
-                 another --data-dir or the IP:PORT of a peer"
-            )
-        })
-        .exit_with(Exit::Failed)?;
-    let address = text.trim().parse();
-    address.with_context(|| format!("{} is damaged: start the peer again", path.display()))
 }
 
 /// `shoal status`

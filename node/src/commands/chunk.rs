@@ -12,8 +12,8 @@ use super::client::{self, Client};
 use super::training;
 use crate::address::JoinAddress;
 use crate::cli::{ChunkCommand, ChunkGetArgs, ListFormat};
+use crate::data_dir::Files;
 use crate::driver::chunks::{self, Chunk, Content, State};
-use crate::driver::home::Files;
 use crate::exit::{Exit, ExitWith};
 
 /// Does what was asked for.

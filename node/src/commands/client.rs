@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 
 use super::contact::{JoinLine, Seeker};
 use crate::address::JoinAddress;
-use crate::driver::home::Files;
+use crate::data_dir::Files;
 use crate::exit::{Exit, ExitWith};
 
 /// A guest's one life: it is never a member.

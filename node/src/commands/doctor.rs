@@ -8,8 +8,8 @@ use super::contact::JoinLine;
 use super::training;
 use crate::admission;
 use crate::cli::{DoctorArgs, ListFormat};
+use crate::data_dir::Files;
 use crate::doctor::{self, Finding, Owner, State};
-use crate::driver::home::Files;
 use crate::exit::{Exit, ExitWith};
 
 /// Peers met before that are asked where no address was given.

@@ -15,7 +15,7 @@ use super::client::{self, Client, LIFE};
 use super::join::read_manifest;
 use super::training;
 use crate::cli::FetchArgs;
-use crate::driver::home::Files;
+use crate::data_dir::Files;
 use crate::driver::{Scattered, collect};
 use crate::exit::{Exit, ExitWith};
 

@@ -14,7 +14,7 @@ pub(super) fn run(args: &IdArgs) -> anyhow::Result<()> {
     std::fs::create_dir_all(&args.data_dir)
         .with_context(|| format!("no data directory {}", args.data_dir.display()))
         .exit_with(Exit::Usage)?;
-    // Not through `Home`, which a running peer has locked.
+    // Not through `DataDir`, which a running peer has locked.
     let identity = Identity::load_or_create(&args.data_dir.join("identity"))?;
     println!("{}", identity.peer_id());
     Ok(())

@@ -43,7 +43,7 @@ impl Office {
     fn open(data_dir: &Path) -> anyhow::Result<Self> {
         let folder = Store::current(data_dir).exit_with(Exit::Usage)?;
         let rules = folder.rules().exit_with(Exit::Usage)?;
-        // Not through `Home`, which a running peer has locked.
+        // Not through `DataDir`, which a running peer has locked.
         let issuer = Identity::load_or_create(&data_dir.join("identity"))?;
         match rules.admission.key {
             Some(key) if key == issuer.peer_id() => Ok(Self { issuer, folder, rules }),

@@ -18,12 +18,13 @@ use super::training::{self, Serving, publish};
 use crate::address::{self, JoinAddress};
 use crate::admission;
 use crate::cli::{JoinOptions, PeerOptions};
-use crate::driver::home::{Files, Home};
-use crate::driver::observer::Observer;
+use crate::data_dir::{DataDir, Files};
+use crate::driver::observer::Observer as _;
 use crate::driver::resume::refuse_model_of_another;
-use crate::driver::{self, AnchorPart, Network, Office, Outcome, Setup};
+use crate::driver::{self, AnchorStart, Network, Outcome, RoleSetup, Setup};
 use crate::exit::{Exit, ExitWith};
 use crate::network::{Links, Search};
+use crate::observers::Observers;
 use crate::progress;
 
 /// How long a peer waits for the one that keeps the run to come back.
@@ -49,8 +50,8 @@ pub fn run(options: JoinOptions) -> anyhow::Result<()> {
 
 async fn join(options: JoinOptions) -> anyhow::Result<()> {
     let JoinOptions { addresses, address_file, peer: options } = options;
-    let home = Home::open(&options.data_dir).exit_with(Exit::Usage)?;
-    let mut observer = Observer::new(options.compute.events.as_ref(), "training")?;
+    let home = DataDir::open(&options.data_dir).exit_with(Exit::Usage)?;
+    let mut observer = Observers::new(options.compute.events.as_ref(), "training")?;
     let serving =
         Serving::start(options.http, observer.board(), &home, options.compute.device).await?;
     let (mut lives, mut patience) = (0, Duration::ZERO);
@@ -84,7 +85,7 @@ struct Place {
     addresses: Vec<JoinAddress>,
     address_file: Option<PathBuf>,
     options: PeerOptions,
-    home: Home,
+    home: DataDir,
     gate: Gate,
 }
 
@@ -92,14 +93,14 @@ struct Place {
 async fn live(
     place: &Place,
     serving: &Serving,
-    observer: &mut Observer,
+    observer: &mut Observers,
     patience: Duration,
 ) -> anyhow::Result<Outcome> {
     let Place { options, home, gate, .. } = place;
     let identity = home.identity()?;
     let me = Member { peer: identity.peer_id(), incarnation: home.next_incarnation()? };
     let files = Files::default();
-    let links = Links::open(&identity, me.incarnation, None, options, &files, gate)?;
+    let links = Links::open(&identity, me.incarnation, None, &options.links, &files, gate)?;
     let Links { transport, events, search } = links;
     let newcomer = Newcomer { identity, me, files, patience };
     let outcome = take_part(place, serving, observer, newcomer, (transport, events), &search).await;
@@ -119,7 +120,7 @@ struct Newcomer {
 async fn take_part(
     place: &Place,
     serving: &Serving,
-    observer: &mut Observer,
+    observer: &mut Observers,
     newcomer: Newcomer,
     (transport, events): (Transport, mpsc::Receiver<TransportEvent>),
     search: &Search,
@@ -160,7 +161,7 @@ async fn take_part(
         choice: options.stage,
         device: options.compute.device,
         threads: options.compute.threads.get(),
-        room: options.room,
+        limits: options.limits,
         slow_down: options.slow_down,
         data_dir: home.path().to_owned(),
         files,
@@ -172,8 +173,8 @@ async fn take_part(
             port_map: search.port_map.clone(),
             packing: options.packing,
         }),
-        office: Office {
-            anchor: options.anchor.then_some(AnchorPart::Joins),
+        role: RoleSetup {
+            anchor: options.anchor.then_some(AnchorStart::Joins),
             wait_for: 0,
             rebalance: options.rebalance,
             archive: options.archive.clone(),
@@ -228,7 +229,7 @@ async fn reach(
 }
 
 /// Connects by an address or a ticket to a peer that takes part in a run.
-async fn reach_by(home: &Home, transport: &Transport, by: &JoinLine) -> anyhow::Result<Reached> {
+async fn reach_by(home: &DataDir, transport: &Transport, by: &JoinLine) -> anyhow::Result<Reached> {
     let seeker = Seeker { transport, data_dir: Some(home.path()) };
     let (through, mut welcome) = seeker.reach(by).await?;
     let run = welcome
@@ -241,7 +242,7 @@ async fn reach_by(home: &Home, transport: &Transport, by: &JoinLine) -> anyhow::
 
 /// Connects to a peer that was met in the run of those that do not answer.
 async fn reach_companions(
-    home: &Home,
+    home: &DataDir,
     transport: &Transport,
     tried: &[PeerAddress],
 ) -> Option<Reached> {

@@ -12,12 +12,12 @@ use shoal_scheduler::rebalance::Rebalance;
 use super::training;
 use crate::cli::LocalOptions;
 use crate::config::RunConfig;
+use crate::data_dir::Files;
 use crate::dataset;
-use crate::driver::home::Files;
-use crate::driver::observer::Observer;
 use crate::driver::resume::refuse_model_of_another;
-use crate::driver::{self, AnchorPart, Leaving, Office, RoomLimits, Setup};
+use crate::driver::{self, AnchorStart, Leaving, ResourceLimits, RoleSetup, Setup};
 use crate::exit::{Exit, ExitWith};
+use crate::observers::Observers;
 
 /// Trains alone: one peer whose span is every stage, which says everything to itself.
 ///
@@ -35,7 +35,7 @@ pub fn run(options: LocalOptions) -> anyhow::Result<()> {
     refuse_model_of_another(&out, &dataset.manifest).exit_with(Exit::Usage)?;
     let files = Files::default();
     files.offer(dataset.manifest.tokens.hash, dataset.token_file);
-    let mut observer = Observer::new(compute.events.as_ref(), "local")?;
+    let mut observer = Observers::new(compute.events.as_ref(), "local")?;
     let setup = Setup {
         metrics: Metrics::new()?,
         watched: false,
@@ -44,14 +44,14 @@ pub fn run(options: LocalOptions) -> anyhow::Result<()> {
         choice: StageChoice::All,
         device: compute.device,
         threads: compute.threads.get(),
-        room: RoomLimits::default(),
+        limits: ResourceLimits::default(),
         slow_down: std::time::Duration::ZERO,
         data_dir: scratch.path().to_owned(),
         files,
         leaving: Leaving { preempt_file: None, drain_timeout: std::time::Duration::ZERO },
         network: None,
-        office: Office {
-            anchor: Some(AnchorPart::Founds),
+        role: RoleSetup {
+            anchor: Some(AnchorStart::Founds),
             wait_for: 1,
             rebalance: Rebalance::Never,
             archive: Some(out.clone()),

@@ -1,6 +1,5 @@
 //! `shoal simulate`: a swarm in a modelled world, with the state machines of the real one.
 
-use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
@@ -11,10 +10,10 @@ use shoal_scheduler::sim::{self, Report, Scenario, Timeline};
 use super::groups;
 use super::scenario::Described;
 use super::timeline::Series;
-use crate::cli::SimulateArgs;
+use crate::cli::{Seeds, SimulateArgs};
 use crate::config::read_text;
+use crate::event_text::counted;
 use crate::exit::{Exit, ExitWith};
-use crate::progress::counted;
 
 /// Runs a swarm for each seed and prints what came of it.
 ///
@@ -48,25 +47,6 @@ pub(super) fn run(args: &SimulateArgs) -> anyhow::Result<()> {
         }
     }
     Ok(())
-}
-
-/// A range of seeds, as `A..B`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seeds(Range<u64>);
-
-impl std::str::FromStr for Seeds {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let (from, to) = text.split_once("..").ok_or("a range of seeds is A..B")?;
-        let number = |text: &str| text.parse().map_err(|_| "a range of seeds is A..B");
-        let seeds = number(from)?..number(to)?;
-        if seeds.is_empty() {
-            Err("there is no seed in it: B must be more than A")
-        } else {
-            Ok(Self(seeds))
-        }
-    }
 }
 
 fn read(path: &Path) -> anyhow::Result<Described> {
@@ -129,9 +109,4 @@ fn print_report(seed: u64, scenario: &Scenario, report: &Report) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_range_of_seeds_has_two_dots() {
-        assert!("3..7".parse::<Seeds>().is_ok() && "3-7".parse::<Seeds>().is_err());
-    }
 }

@@ -17,14 +17,15 @@ use super::training::{self, Serving, publish};
 use crate::admission::{self, Store};
 use crate::cli::StartOptions;
 use crate::config::RunConfig;
+use crate::data_dir::{DataDir, Files};
 use crate::dataset;
-use crate::driver::home::{Files, Home};
-use crate::driver::observer::Observer;
+use crate::driver::observer::Observer as _;
 use crate::driver::resume::refuse_model_of_another;
-use crate::driver::{self, AnchorPart, Network, Office, Outcome, Setup};
+use crate::driver::{self, AnchorStart, Network, Outcome, RoleSetup, Setup};
 use crate::events::RunEvent;
 use crate::exit::{Exit, ExitWith};
 use crate::network::{Links, Search};
+use crate::observers::Observers;
 use crate::progress;
 
 /// Starts a run, keeps its ledger, hosts stages and waits for others.
@@ -37,7 +38,7 @@ pub fn run(options: StartOptions) -> anyhow::Result<()> {
 
 async fn start(options: StartOptions) -> anyhow::Result<()> {
     let config = RunConfig::load(&options.config).exit_with(Exit::Usage)?;
-    let home = Home::open(&options.peer.data_dir).exit_with(Exit::Usage)?;
+    let home = DataDir::open(&options.peer.data_dir).exit_with(Exit::Usage)?;
     let dataset = dataset::prepare(&config, home.path())?;
     let mut manifest = dataset.manifest;
     // Whoever starts a run that does not let in everybody is its warden, unless another one is named. An
@@ -51,7 +52,7 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
     refuse_model_of_another(&out, &manifest).exit_with(Exit::Usage)?;
     let files = Files::default();
     files.offer(manifest.tokens.hash, dataset.token_file);
-    let mut observer = Observer::new(options.peer.compute.events.as_ref(), "training")?;
+    let mut observer = Observers::new(options.peer.compute.events.as_ref(), "training")?;
     let serving =
         Serving::start(options.peer.http, observer.board(), &home, options.peer.compute.device)
             .await?;
@@ -90,7 +91,7 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
 /// Where and as what a peer starts.
 struct Place {
     options: StartOptions,
-    home: Home,
+    home: DataDir,
     manifest: Arc<Manifest>,
     files: Files,
     out: PathBuf,
@@ -101,7 +102,7 @@ struct Place {
 async fn live(
     place: &Place,
     serving: &Serving,
-    observer: &mut Observer,
+    observer: &mut Observers,
 ) -> anyhow::Result<Outcome> {
     let Place { options: StartOptions { peer: options, .. }, .. } = place;
     let Place { home, manifest, files, gate, .. } = place;
@@ -110,7 +111,7 @@ async fn live(
     let id = manifest.run_id();
     let run = Run { id, manifest: manifest.to_bytes() };
     let folder = admission::enter(gate, home, &identity, manifest)?;
-    let links = Links::open(&identity, me.incarnation, Some(run), options, files, gate)?;
+    let links = Links::open(&identity, me.incarnation, Some(run), &options.links, files, gate)?;
     let Links { transport, events, search } = links;
     let founder = Founder { identity, me, folder };
     let outcome = take_part(place, serving, observer, founder, (transport, events), &search).await;
@@ -129,7 +130,7 @@ struct Founder {
 async fn take_part(
     place: &Place,
     serving: &Serving,
-    observer: &mut Observer,
+    observer: &mut Observers,
     Founder { identity, me, folder }: Founder,
     (transport, events): (Transport, mpsc::Receiver<TransportEvent>),
     search: &Search,
@@ -162,7 +163,7 @@ async fn take_part(
         choice: options.stage,
         device: options.compute.device,
         threads: options.compute.threads.get(),
-        room: options.room,
+        limits: options.limits,
         slow_down: options.slow_down,
         data_dir: home.path().to_owned(),
         files: files.clone(),
@@ -174,8 +175,8 @@ async fn take_part(
             port_map: search.port_map.clone(),
             packing: options.packing,
         }),
-        office: Office {
-            anchor: Some(AnchorPart::Founds),
+        role: RoleSetup {
+            anchor: Some(AnchorStart::Founds),
             wait_for: wait_for.map_or(1, NonZeroUsize::get),
             rebalance: options.rebalance,
             archive: Some(out.clone()),

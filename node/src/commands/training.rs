@@ -11,9 +11,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::cli::HttpAddress;
-use crate::driver::home::Home;
-use crate::driver::observer::Observer;
+use crate::data_dir::DataDir;
 use crate::http::{HttpServer, Machine, Shown};
+use crate::observers::Observers;
 use crate::progress;
 use crate::status::StatusWatch;
 use crate::whole_file;
@@ -32,7 +32,7 @@ pub(super) fn runtime() -> anyhow::Result<Runtime> {
 }
 
 /// Writes `report.json` into a folder.
-pub(super) fn write_report(observer: &Observer, folder: &Path) -> anyhow::Result<()> {
+pub(super) fn write_report(observer: &Observers, folder: &Path) -> anyhow::Result<()> {
     let path = folder.join("report.json");
     observer.report().write(&path).with_context(|| format!("{} cannot be written", path.display()))
 }
@@ -52,7 +52,7 @@ impl Serving {
     pub(super) async fn start(
         address: HttpAddress,
         board: &StatusWatch,
-        home: &Home,
+        home: &DataDir,
         device: DeviceChoice,
     ) -> anyhow::Result<Self> {
         let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());

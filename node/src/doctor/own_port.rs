@@ -5,9 +5,9 @@ use std::path::Path;
 use shoal_protocol::net::transport::ProbeReport;
 
 use super::{Finding, State};
-use crate::cli::watch::shown_at;
+use crate::data_dir::shown_at;
 use crate::http::client;
-use crate::network::outward_ip;
+use crate::outward_ip::outward_ip;
 use crate::reachability::judge;
 use crate::status::OwnPort;
 

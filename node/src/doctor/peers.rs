@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::Finding;
-use crate::network::outward_ip;
+use crate::outward_ip::outward_ip;
 
 /// How long a peer may take to answer over TCP.
 const PATIENCE: Duration = Duration::from_secs(4);

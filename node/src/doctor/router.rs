@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use super::Finding;
 use crate::port_map::{PortMapError, Router, behind_router};
-use crate::status::own_port::Scope;
+use crate::reachability::Scope;
 
 /// Whether it opens a port for a peer that asks; nothing where this machine has an address of its own.
 pub(crate) async fn router() -> Option<Finding> {

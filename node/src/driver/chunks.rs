@@ -1,7 +1,7 @@
-//! What a data directory holds of files that peers fetch from each other.
+//! The files of a data directory that peers fetch from each other.
 //!
-//! A part of a checkpoint has a *label* beside it, a hidden file that says what its bytes hash to; a
-//! token file has that in its name, and a whole checkpoint in its description.
+//! A part of a checkpoint has a *label* beside it, a hidden file with the hash of its bytes. A token
+//! file has its hash in its name, and a whole checkpoint has the hashes in its description.
 
 use std::fs::File;
 use std::io;
@@ -16,10 +16,10 @@ use shoal_protocol::net::transport::PARTIAL_SUFFIX;
 
 use super::resume::{PARTS, folders_in, paths_in};
 
-/// How a label's name ends.
+/// The end of a label's name.
 const LABEL: &str = ".label";
 
-/// What is said of a file that is, or will be, beside its label.
+/// The run and hash of the file beside the label, which may not be there yet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Label {
@@ -28,7 +28,7 @@ pub(crate) struct Label {
 }
 
 impl Label {
-    /// Puts the label beside a file of this name.
+    /// Writes the label beside a file of this name.
     ///
     /// # Errors
     /// When the folder cannot be written.
@@ -39,7 +39,7 @@ impl Label {
         Ok(())
     }
 
-    /// The label of a file; `None` where it has none that can be read.
+    /// Reads the label of a file; `None` where it has no readable one.
     pub(crate) fn read(path: &Path) -> Option<Self> {
         let text = File::open(label_of(path)).ok()?;
         let text = io::Read::take(text, limits::MANIFEST.0);
@@ -52,41 +52,41 @@ fn label_of(path: &Path) -> PathBuf {
     path.with_file_name(format!(".{name}{LABEL}"))
 }
 
-/// What a file is.
+/// The content of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub(crate) enum Content {
-    /// The tokens of a text.
+    /// A token file.
     Text,
     /// A file of a stage, or of a whole checkpoint.
     Checkpoint {
-        /// Whose it is, where that is known.
+        /// The run, if it is known.
         run: Option<RunId>,
-        /// Of the weights.
+        /// The version of the weights.
         version: Step,
-        /// None of what is about all stages.
+        /// `None` for a file about all stages.
         stage: Option<Stage>,
     },
 }
 
-/// How much of it is here.
+/// The completeness of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum State {
-    /// All of it.
+    /// Complete.
     Whole,
-    /// Some: a fetch was cut and will go on.
+    /// Partly here: a fetch was interrupted and can go on.
     Partial,
-    /// Nothing, though it is listed.
+    /// Listed, and not here.
     Missing,
 }
 
 /// A file of a data directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Chunk {
-    /// What its bytes should hash to, where that is written down.
+    /// The expected hash, if it is written down.
     pub(crate) hash: Option<ContentHash>,
-    /// Bytes of it that take up room on the disk.
+    /// Bytes on the disk.
     pub(crate) bytes: u64,
     pub(crate) state: State,
     #[serde(flatten)]
@@ -95,11 +95,11 @@ pub(crate) struct Chunk {
 }
 
 impl Chunk {
-    /// The file that a fetch makes or made at this path, hash not known.
+    /// Describes the file at a path, without its hash.
     fn at(path: &Path, content: Content) -> Self {
         let partial = is_partial(path);
         let (state, bytes) = match std::fs::metadata(path) {
-            // A file that grows has holes.
+            // A file being fetched is sparse.
             Ok(about) if partial => (State::Partial, about.len().min(about.blocks() * 512)),
             Ok(about) => (State::Whole, about.len()),
             Err(_) => (State::Missing, 0),
@@ -108,18 +108,18 @@ impl Chunk {
     }
 }
 
-/// Whether this is a file that is being fetched.
+/// Returns whether a file is being fetched.
 pub(crate) fn is_partial(path: &Path) -> bool {
     path.to_string_lossy().ends_with(PARTIAL_SUFFIX)
 }
 
-/// Whether this is a file of ours rather than one about it, or one in the making.
+/// Returns whether a file is complete, and no label.
 pub(crate) fn is_whole(path: &Path) -> bool {
     let hidden = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
     !hidden && !is_partial(path) && path.is_file()
 }
 
-/// The hash of a file's bytes.
+/// Hashes a file's bytes.
 ///
 /// # Errors
 /// When it cannot be read.
@@ -129,7 +129,7 @@ pub(crate) fn hash(path: &Path) -> io::Result<ContentHash> {
     Ok(hasher.finalize().into())
 }
 
-/// All of them: the text, parts of checkpoints, whole checkpoints.
+/// Lists all files: token files, parts of checkpoints and whole checkpoints.
 pub(crate) fn list(data_dir: &Path) -> Vec<Chunk> {
     let mut all = texts(&data_dir.join("tokens"));
     let versions = PARTS.iter().flat_map(|part| folders_in(&data_dir.join(part)));
@@ -151,7 +151,7 @@ fn texts(folder: &Path) -> Vec<Chunk> {
     paths_in(folder).into_iter().filter_map(chunk).collect()
 }
 
-/// The parts in a version's folder.
+/// Lists the parts in a version's folder.
 fn parts(folder: &Path) -> Vec<Chunk> {
     let version = folder.file_name().and_then(|name| name.to_str()?.parse().ok());
     let Some(version) = version.map(Step) else { return Vec::new() };
@@ -168,7 +168,7 @@ fn parts(folder: &Path) -> Vec<Chunk> {
     paths_in(folder).into_iter().filter_map(chunk).collect()
 }
 
-/// The files of a whole checkpoint; nothing where there is none.
+/// Lists the files of a whole checkpoint; none where there is no checkpoint.
 fn whole(folder: &Path) -> Vec<Chunk> {
     let Ok(checkpoint) = Checkpoint::open(folder) else { return Vec::new() };
     let (run, version) = (Some(checkpoint.run()), checkpoint.step());
@@ -179,7 +179,7 @@ fn whole(folder: &Path) -> Vec<Chunk> {
     checkpoint.files().iter().map(|file| chunk(&file.name, file.hash)).collect()
 }
 
-/// The stage that a file's name tells: they are counted from 1.
+/// Returns the stage in a file's name, where stages count from 1.
 fn stage_of(name: &str) -> Option<Stage> {
     let (_, rest) = name.split_once('-')?;
     let (number, _) = rest.split_once("-of-")?;
@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_here_is_told_with_its_labels() {
+    fn files_are_listed_with_their_labels() {
         let home = tempfile::tempdir().expect("a folder");
         let (hash, run) = (ContentHash::of(b"bytes"), RunId::of(b"a run"));
         let folder = home.path().join("kept/30");

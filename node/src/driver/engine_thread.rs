@@ -1,7 +1,7 @@
 //! The one thread that computes.
 //!
-//! libtorch wants its calls from one thread, and a pass takes long: tasks go in over a bounded
-//! channel, are carried out in order, and their results come back over another.
+//! libtorch wants all calls from one thread, and a pass takes long. Tasks arrive over a bounded
+//! channel and run in order; their results return over another.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -20,15 +20,15 @@ use shoal_protocol::message::{FixedLoss, RoundId};
 use shoal_scheduler::action::{Payload, Task, TaskResult};
 use tokio::sync::mpsc;
 
-use super::checkpoint_writer::{CheckpointWriter, Shelf};
+use super::checkpoint_writer::{CheckpointWriter, PartWriter};
 use super::payload::{Held, Payloads, Tensor, Tensors};
-use super::text::Text;
+use super::token_file_fetch::TokenFileSource;
 
-/// Tasks given and not yet begun. The scheduler gives one pass at a time and a handful of short
-/// tasks with it; a round has one task for each piece.
+/// Tasks that wait at most. The scheduler gives a few passes and short tasks at a time, and one task
+/// for each piece of a round.
 const QUEUE: usize = 1 << 16;
 
-/// What a peer that cannot read its output log says: others do its work again.
+/// Why a peer stops that cannot read its output log. Other peers repeat its work.
 pub(crate) const LOG_LOST: &str = "the output log cannot be read back from the disk";
 
 /// A task with the tensors that it reads.
@@ -38,46 +38,46 @@ pub(crate) struct Job {
     pub(crate) inputs: Vec<Held>,
 }
 
-/// How a job ended, and how long it took.
+/// The result of a job, and the time that it took.
 #[derive(Debug)]
 pub(crate) struct JobDone {
     pub(crate) result: anyhow::Result<TaskResult>,
     pub(crate) busy: Duration,
 }
 
-/// What the thread works with.
+/// Everything that the thread owns.
 #[derive(Debug)]
-pub(crate) struct Workshop {
+pub(crate) struct EngineResources {
     /// The hosted stages.
     pub(crate) engine: Engine,
-    /// The text, once the first stage is hosted, which is the only one that needs it.
+    /// The samples; `Some` once the first stage, which alone reads them, is hosted.
     pub(crate) samples: Option<Samples>,
-    /// Where the text is.
-    pub(crate) text: Text,
-    /// Where outputs are kept.
+    /// The place of the token file.
+    pub(crate) token_file: TokenFileSource,
+    /// The tensors outside the engine.
     pub(crate) payloads: Payloads,
-    /// Where parts of checkpoints are written.
-    pub(crate) shelf: Shelf,
-    /// Where they are fetched to.
+    /// The writer of checkpoints' parts.
+    pub(crate) parts: PartWriter,
+    /// The folder of fetched parts.
     pub(crate) fetched: PathBuf,
-    /// Waited in each pass, to model a slow peer.
+    /// Extra time for each pass, to model a slow peer.
     pub(crate) slow_down: Duration,
 }
 
-impl Workshop {
-    /// `[samples, tokens]`.
+impl EngineResources {
+    /// Returns `[samples, tokens]`.
     fn token_shape(&self) -> Vec<u32> {
-        vec![self.shelf.manifest.training.microbatch_size, self.shelf.manifest.model.context]
+        vec![self.parts.manifest.training.microbatch_size, self.parts.manifest.model.context]
     }
 
-    /// What crosses a stage boundary.
+    /// Makes a tensor for a stage boundary.
     fn boundary_tensor(&self, codec: Codec, bytes: Bytes) -> Tensor {
-        let shape = self.shelf.manifest.boundary_shape().to_vec();
+        let shape = self.parts.manifest.boundary_shape().to_vec();
         Tensor { element: codec.into(), shape, bytes }
     }
 }
 
-/// The thread's two ends.
+/// The handle of the thread: jobs in, results out.
 #[derive(Debug)]
 pub(crate) struct EngineThread {
     jobs: mpsc::Sender<Job>,
@@ -85,25 +85,29 @@ pub(crate) struct EngineThread {
 }
 
 impl EngineThread {
-    /// Makes the engine on a new thread, which ends when this handle is dropped.
+    /// Makes the engine on a new thread, which ends after the handle is dropped.
+    ///
+    /// # Errors
+    /// When the system gives no thread.
     pub(crate) fn start(
-        make: impl FnOnce() -> anyhow::Result<Workshop> + Send + 'static,
+        make: impl FnOnce() -> anyhow::Result<EngineResources> + Send + 'static,
     ) -> std::io::Result<Self> {
         let (jobs, mut queue) = mpsc::channel::<Job>(QUEUE);
         let (results, done) = mpsc::channel(QUEUE);
         std::thread::Builder::new().name("engine".into()).spawn(move || {
-            let mut bench = match make().and_then(|workshop| Bench::new(workshop, &results)) {
-                Ok(bench) => bench,
-                Err(error) => {
-                    let failed = JobDone { result: Err(error), busy: Duration::ZERO };
-                    // Nobody listens any more when the process is about to end.
-                    let _ = results.blocking_send(failed);
-                    return;
-                }
-            };
+            let mut worker =
+                match make().and_then(|resources| EngineWorker::new(resources, &results)) {
+                    Ok(bench) => bench,
+                    Err(error) => {
+                        let failed = JobDone { result: Err(error), busy: Duration::ZERO };
+                        // The receiver is gone only while the process ends.
+                        let _ = results.blocking_send(failed);
+                        return;
+                    }
+                };
             while let Some(job) = queue.blocking_recv() {
                 let start = Instant::now();
-                let Some(result) = bench.carry_out(job).transpose() else { continue };
+                let Some(result) = worker.carry_out(job).transpose() else { continue };
                 if results.blocking_send(JobDone { result, busy: start.elapsed() }).is_err() {
                     return;
                 }
@@ -115,42 +119,44 @@ impl EngineThread {
     /// Queues a job.
     ///
     /// # Panics
-    /// When the scheduler gives more tasks than it ever may, or the thread is gone, which ends only
-    /// after this handle.
+    /// When the scheduler gives more tasks than it ever may, or the thread has panicked.
     pub(crate) fn give(&self, job: Job) {
         self.jobs.try_send(job).expect("the engine's thread takes every task");
     }
 
-    /// The next result; `None` after the thread failed to start or panicked.
+    /// Waits for the next result; `None` after the thread panicked. Safe to cancel.
     pub(crate) async fn done(&mut self) -> Option<JobDone> {
         self.done.recv().await
     }
 }
 
-/// One stage's rounds, one after the other.
+/// The all-reduce of one stage, for one round after the other.
 #[derive(Debug)]
 struct Reduction {
     round: RoundId,
     stage: AllReduce,
 }
 
-struct Bench {
-    workshop: Workshop,
+struct EngineWorker {
+    resources: EngineResources,
     rounds: BTreeMap<Stage, Reduction>,
     writer: CheckpointWriter,
 }
 
-impl Bench {
-    fn new(workshop: Workshop, results: &mpsc::Sender<JobDone>) -> anyhow::Result<Self> {
-        // A copy of every hosted stage may wait, and of one that it moves to, so that none of one
-        // version waits for another's.
-        let waiting = workshop.engine.hosted() + 1;
-        let writer = CheckpointWriter::start(workshop.shelf.clone(), results.clone(), waiting)
+impl EngineWorker {
+    fn new(resources: EngineResources, results: &mpsc::Sender<JobDone>) -> anyhow::Result<Self> {
+        // A copy of every hosted stage may wait, and one of the stage that the peer moves to, so that
+        // no copy of one version waits for another version's.
+        let waiting = resources.engine.hosted() + 1;
+        let writer = CheckpointWriter::start(resources.parts.clone(), results.clone(), waiting)
             .context("no thread for checkpoints")?;
-        Ok(Self { workshop, rounds: BTreeMap::new(), writer })
+        Ok(Self { resources, rounds: BTreeMap::new(), writer })
     }
 
-    /// Does a task. There is no result yet of one that goes on in the background.
+    /// Runs a task. Returns `None` for a task that goes on in the background.
+    ///
+    /// # Errors
+    /// When the output log cannot be read, or the engine fails.
     fn carry_out(&mut self, Job { task, inputs }: Job) -> anyhow::Result<Option<TaskResult>> {
         let inputs: io::Result<Vec<Tensors>> = inputs.iter().map(Held::load).collect();
         Ok(self.compute(task, &inputs.context(LOG_LOST)?)?)
@@ -164,7 +170,7 @@ impl Bench {
         let result = match task {
             Task::Forward { key, .. } => self.forward(key, inputs.first()),
             Task::Backward { key, .. } => self.backward(key, inputs.first()),
-            Task::Accumulate { key } => match self.workshop.engine.accumulate(key) {
+            Task::Accumulate { key } => match self.resources.engine.accumulate(key) {
                 Ok(()) => Ok(TaskResult::Accumulated { key }),
                 Err(error @ EngineError::BadGradient { .. }) => {
                     Ok(TaskResult::Diverged { key, reason: error.to_string() })
@@ -172,7 +178,7 @@ impl Bench {
                 Err(error) => Err(error),
             },
             Task::Discard { key } => {
-                self.workshop.engine.discard(key);
+                self.resources.engine.discard(key);
                 Ok(TaskResult::Discarded { key })
             }
             Task::Export { round, to, piece, range } => {
@@ -183,7 +189,7 @@ impl Bench {
                     reduction.part(range, sums)
                 })??;
                 let part = Tensor::flat(self.sum_codec().part(), count, part);
-                let payload = self.workshop.payloads.keep([part]);
+                let payload = self.resources.payloads.keep([part]);
                 Ok(TaskResult::Exported { round, to, piece, payload })
             }
             Task::Reduce { round, piece, range, .. } => self.reduce(round, piece, range, inputs),
@@ -205,11 +211,11 @@ impl Bench {
             },
             Task::Leave { stage } => {
                 self.rounds.remove(&stage);
-                self.workshop.engine.leave(stage);
+                self.resources.engine.leave(stage);
                 Ok(TaskResult::Left { stage })
             }
             Task::Store { version, stage } => {
-                let state = self.workshop.engine.state(stage)?;
+                let state = self.resources.engine.state(stage)?;
                 self.writer.give(version, stage, state);
                 return Ok(None);
             }
@@ -222,22 +228,23 @@ impl Bench {
         key: ClaimKey,
         activation: Option<&Tensors>,
     ) -> Result<TaskResult, EngineError> {
-        std::thread::sleep(self.workshop.slow_down);
+        std::thread::sleep(self.resources.slow_down);
         let (input, labels) = match activation {
             Some(tensors) => (tensors[0].clone(), tensors.get(1).cloned()),
             None => {
-                let samples = self.workshop.samples.as_ref().expect("the first stage has the text");
+                let samples =
+                    self.resources.samples.as_ref().expect("the first stage has the text");
                 let batch = samples.batch(key.step, key.microbatch);
-                let shape = self.workshop.token_shape();
+                let shape = self.resources.token_shape();
                 let tokens =
                     |bytes: Bytes| Tensor { element: Element::U32, shape: shape.clone(), bytes };
                 (tokens(batch.inputs), Some(tokens(batch.labels)))
             }
         };
-        let engine = &mut self.workshop.engine;
+        let engine = &mut self.resources.engine;
         let label_bytes = labels.as_ref().map(|labels| &labels.bytes);
         match engine.forward(key, &input.bytes, label_bytes)? {
-            // Its backward pass may be given already, and finds what it needs.
+            // The backward pass may be queued already, and finds its inputs.
             ForwardOutput::Loss(loss) if !loss.is_finite() => {
                 Ok(TaskResult::Diverged { key, reason: format!("its loss is {loss}") })
             }
@@ -247,10 +254,10 @@ impl Bench {
                 loss: Some(FixedLoss::from_nats(loss.into())),
             }),
             ForwardOutput::Activation(bytes) => {
-                let codec = self.workshop.shelf.manifest.codec.activations;
-                let mut tensors = vec![self.workshop.boundary_tensor(codec, bytes)];
+                let codec = self.resources.parts.manifest.codec.activations;
+                let mut tensors = vec![self.resources.boundary_tensor(codec, bytes)];
                 tensors.extend(labels);
-                let output = self.workshop.payloads.log(tensors);
+                let output = self.resources.payloads.log(tensors);
                 Ok(TaskResult::Forwarded { key, output: Some(output), loss: None })
             }
         }
@@ -261,12 +268,12 @@ impl Bench {
         key: ClaimKey,
         gradient: Option<&Tensors>,
     ) -> Result<TaskResult, EngineError> {
-        std::thread::sleep(self.workshop.slow_down);
-        let engine = &mut self.workshop.engine;
+        std::thread::sleep(self.resources.slow_down);
+        let engine = &mut self.resources.engine;
         let input_gradient = engine.backward(key, gradient.map(|tensors| &tensors[0].bytes))?;
-        let codec = self.workshop.shelf.manifest.codec.activation_gradients;
+        let codec = self.resources.parts.manifest.codec.activation_gradients;
         let keep = |bytes| -> Payload {
-            self.workshop.payloads.log([self.workshop.boundary_tensor(codec, bytes)])
+            self.resources.payloads.log([self.resources.boundary_tensor(codec, bytes)])
         };
         let gradient = input_gradient.map(keep);
         Ok(TaskResult::Returned { key, gradient })
@@ -285,21 +292,22 @@ impl Bench {
         let reduce = |sums: &[u8]| reduction.reduce(range, sums, &others);
         let result = engine.read_sums(round.stage, round.step, place, reduce)??;
         let result = Tensor::flat(self.sum_codec().result(), count, result);
-        let payload = self.workshop.payloads.keep([result]);
+        let payload = self.resources.payloads.keep([result]);
         Ok(TaskResult::Reduced { round, piece, payload })
     }
 
     fn sum_codec(&self) -> SumCodec {
-        self.workshop.shelf.manifest.codec.all_reduce
+        self.resources.parts.manifest.codec.all_reduce
     }
 
-    /// What has come together of a round; nothing, where it is new. And who has the sums for it.
+    /// Returns the engine with the sums of a round, and the state of its all-reduce, which begins
+    /// empty.
     fn reduction(&mut self, round: RoundId) -> Result<(&Engine, &mut AllReduce), EngineError> {
-        let manifest = &self.workshop.shelf.manifest;
+        let manifest = &self.resources.parts.manifest;
         let reduction = match self.rounds.entry(round.stage) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(none) => {
-                let elements = self.workshop.engine.parameters(round.stage)?;
+                let elements = self.resources.engine.parameters(round.stage)?;
                 none.insert(Reduction { round, stage: AllReduce::new(manifest, elements) })
             }
         };
@@ -307,24 +315,24 @@ impl Bench {
             reduction.round = round;
             reduction.stage.begin();
         }
-        Ok((&self.workshop.engine, &mut reduction.stage))
+        Ok((&self.resources.engine, &mut reduction.stage))
     }
 
     fn apply(&mut self, round: RoundId, gradient_norm: f64) -> Result<TaskResult, EngineError> {
         let reduction = newest(&mut self.rounds, round);
-        self.workshop.engine.apply(round.stage, round.step, reduction.mean(), gradient_norm)?;
+        self.resources.engine.apply(round.stage, round.step, reduction.mean(), gradient_norm)?;
         reduction.commit();
         Ok(TaskResult::Applied { round })
     }
 
     fn restore(&mut self, version: Step, stage: Stage) -> Result<TaskResult, EngineError> {
-        // What was kept of gradients since is none of this version's.
+        // Gradients kept since then do not belong to this version.
         self.rounds.remove(&stage);
-        self.workshop.engine.host(stage)?;
-        if stage == Stage(0) && self.workshop.samples.is_none() {
-            // It was fetched with the weights.
-            match self.workshop.text.open() {
-                Ok(samples) => self.workshop.samples = Some(samples),
+        self.resources.engine.host(stage)?;
+        if stage == Stage(0) && self.resources.samples.is_none() {
+            // The token file was fetched with the weights.
+            match self.resources.token_file.open() {
+                Ok(samples) => self.resources.samples = Some(samples),
                 Err(error) => {
                     let error = format!("{error:#}");
                     tracing::warn!(%version, error, "the text cannot be read");
@@ -333,13 +341,13 @@ impl Bench {
             }
         }
         if version == Step(0) {
-            self.workshop.engine.restart(stage)?;
+            self.resources.engine.restart(stage)?;
         } else {
-            let folder = self.workshop.fetched.join(version.to_string());
-            let read = self.workshop.engine.read_stage(stage, version, &folder);
+            let folder = self.resources.fetched.join(version.to_string());
+            let read = self.resources.engine.read_stage(stage, version, &folder);
             if read.is_err() {
-                // It is fetched anew.
-                self.workshop.shelf.files.withdraw(&folder);
+                // The part is fetched again.
+                self.resources.parts.files.withdraw(&folder);
             }
             read?;
         }
@@ -347,7 +355,7 @@ impl Bench {
     }
 }
 
-/// What has come together of a round.
+/// Returns the state of a stage's newest all-reduce.
 ///
 /// # Panics
 /// When the scheduler asks for another round than its stage's newest.

@@ -1,4 +1,4 @@
-//! What comes over the links, checked before anything acts on it.
+//! Checks of incoming messages, before any component acts on them.
 
 use shoal_metrics::Refusal;
 use shoal_protocol::frame::{Element, Frame, FrameError};
@@ -10,7 +10,7 @@ use shoal_protocol::wire::{self, WireError};
 
 use super::payload::Tensor;
 
-/// Why something that a peer sent is not used.
+/// Why a message of a peer is not used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unusable {
     /// Not the encoding of a message.
@@ -19,7 +19,7 @@ pub(crate) enum Unusable {
     /// A tensor that cannot be unpacked.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// From or to an earlier life.
+    /// Between other lives than the connected ones.
     #[error("a message between lives {from} and {to}, which are not the ones connected")]
     OtherLife {
         /// The sender's.
@@ -30,28 +30,28 @@ pub(crate) enum Unusable {
     /// From before or after a rewind.
     #[error("a message of era {era}, which is not the present one")]
     OtherEra {
-        /// Its era.
+        /// The era.
         era: Era,
     },
     /// From a coordinator of the past.
-    #[error("a coordinator's word of term {term}, which is over")]
+    #[error("a coordinator's message of term {term}, which is over")]
     PastTerm {
-        /// Its term.
+        /// The term.
         term: Term,
     },
     /// Tensors that do not have the run's shapes.
     #[error("tensors of another kind or shape than {what} has")]
     Shape {
-        /// What they were said to be.
+        /// The kind that the tag names.
         what: &'static str,
     },
-    /// A label that is no token.
+    /// Labels that are no tokens.
     #[error("labels outside of the vocabulary")]
     Label,
 }
 
 impl Unusable {
-    /// How it is counted.
+    /// Returns the label under which it is counted.
     pub(crate) fn refusal(&self) -> Refusal {
         match self {
             Self::Wire(_) | Self::Frame(_) | Self::Shape { .. } | Self::Label => Refusal::Malformed,
@@ -61,13 +61,13 @@ impl Unusable {
         }
     }
 
-    /// Whether no correct peer can have sent it; otherwise it is merely late.
+    /// Returns whether no correct peer can have sent it. Otherwise it is merely late.
     pub(crate) fn is_violation(&self) -> bool {
         !matches!(self, Self::OtherLife { .. } | Self::OtherEra { .. } | Self::PastTerm { .. })
     }
 }
 
-/// Whom messages are meant for, and what they must not be older than.
+/// The receiver of messages, and the oldest era and term that it accepts.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Receiver {
     /// This peer in this life.
@@ -78,10 +78,13 @@ pub(crate) struct Receiver {
     pub(crate) term: Term,
 }
 
-/// Opens an envelope and checks whom it is between.
+/// Opens an envelope and checks its sender, receiver, era and term.
+///
+/// # Errors
+/// When it is malformed, or between other lives, or of another era or a past term.
 pub(crate) fn open(bytes: &[u8], from: Member, to: Receiver) -> Result<Envelope, Unusable> {
     let envelope: Envelope = wire::decode(bytes)?;
-    // An anchor is who it is in any life, and a joiner may be told of a life that is over.
+    // An anchor is the same voter in every life, and a joiner may know a receiver's earlier life.
     let any_life =
         matches!(envelope.message, Message::Anchor(_) | Message::CoordinatorMoved { .. });
     let meant = any_life || envelope.to == to.me.incarnation;
@@ -90,7 +93,7 @@ pub(crate) fn open(bytes: &[u8], from: Member, to: Receiver) -> Result<Envelope,
     }
     let era = envelope.era;
     let fits = match &envelope.message {
-        // A rewind tells of the next era. The coordinator looks itself at who is not in its own.
+        // A rewind announces the next era. The coordinator checks the era of its members itself.
         Message::FromCoordinator(_) => era >= to.era,
         Message::PeerMessage(_) => era == to.era,
         Message::ToCoordinator(_)
@@ -103,14 +106,17 @@ pub(crate) fn open(bytes: &[u8], from: Member, to: Receiver) -> Result<Envelope,
     if !fits {
         return Err(Unusable::OtherEra { era });
     }
-    // A newcomer does not know the term yet; only a coordinator must not be of an earlier one.
+    // A newcomer does not know the term yet, so only a coordinator's term is checked.
     if envelope.term < to.term && matches!(envelope.message, Message::FromCoordinator(_)) {
         return Err(Unusable::PastTerm { term: envelope.term });
     }
     Ok(envelope)
 }
 
-/// Unpacks the tensors of a message and checks that they are what its tag says.
+/// Unpacks the tensors of a message and checks them against its tag.
+///
+/// # Errors
+/// When tag and tensors disagree, or a tensor is damaged.
 pub(crate) fn unpack(
     tag: &[u8],
     frames: &[Frame],
@@ -121,15 +127,15 @@ pub(crate) fn unpack(
     let tensors = frames.iter().map(Tensor::from_frame).collect::<Result<Vec<_>, FrameError>>()?;
     if let (TensorTag::Activation { .. }, [_, labels]) = (&tag, tensors.as_slice()) {
         let vocabulary = manifest.model.vocabulary;
-        let words = labels.bytes.as_chunks::<4>().0;
-        if words.iter().any(|word| u32::from_le_bytes(*word) >= vocabulary) {
+        let tokens = labels.bytes.as_chunks::<4>().0;
+        if tokens.iter().any(|token| u32::from_le_bytes(*token) >= vocabulary) {
             return Err(Unusable::Label);
         }
     }
     Ok((tag, tensors))
 }
 
-/// Shapes are looked at before anything is unpacked, so that nothing larger is allocated.
+/// Checks shapes before tensors are unpacked, so that no larger one is allocated.
 fn check_shapes(tag: &TensorTag, frames: &[Frame], manifest: &Manifest) -> Result<(), Unusable> {
     let shape = manifest.boundary_shape();
     let [samples, tokens, _] = shape;
@@ -182,7 +188,7 @@ mod tests {
         Receiver { me: member(0, 3), era: Era(2), term: Term(5) }
     }
 
-    /// What becomes of a message from the second life of another peer.
+    /// Opens a message from the second life of another peer.
     fn opened(change: impl FnOnce(&mut Envelope), message: Message) -> Result<(), Refusal> {
         let (from, to) = (Incarnation(2), Incarnation(3));
         let mut envelope = Envelope { from, to, era: Era(2), term: Term(5), message };
@@ -201,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_other_lives_and_eras_are_refused() {
+    fn messages_of_other_lives_and_eras_are_refused() {
         assert_eq!(opened(|_| {}, offer()), Ok(()));
         assert_eq!(opened(|e| e.from = Incarnation(1), offer()), Err(Refusal::OtherLife));
         assert_eq!(opened(|e| e.to = Incarnation(2), offer()), Err(Refusal::OtherLife));
@@ -218,13 +224,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_malformed() {
+    fn bytes_that_are_no_message_are_malformed() {
         let error = open(&[255; 40], member(1, 2), receiver()).expect_err("no message");
         assert_eq!(error.refusal(), Refusal::Malformed);
     }
 
     #[test]
-    fn what_crosses_a_boundary_is_as_wide_as_the_manifest_says() {
+    fn a_tensor_at_a_boundary_is_as_wide_as_the_manifest_says() {
         let mut manifest = Scenario::small_manifest(2, 1, 1);
         manifest.model.hidden = 8;
         manifest.model.boundary = Some(Boundary { kind: BoundaryKind::Maxout, width: 4 });

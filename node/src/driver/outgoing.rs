@@ -1,48 +1,39 @@
-//! What goes out over the links.
+//! Messages and tensors that leave this process over the links.
 
 use std::sync::Arc;
 
 use anyhow::Context;
 use shoal_metrics::Metrics;
-use shoal_protocol::ids::{Era, Member, Term};
+use shoal_protocol::ids::Member;
 use shoal_protocol::message::{Envelope, Message, TensorTag};
-use shoal_protocol::net::transport::{Class, Transport, TransportEvent};
+use shoal_protocol::net::transport::{Class, Transport};
 use shoal_protocol::wire;
-use tokio::sync::mpsc;
-use tokio_util::task::TaskTracker;
 
-use super::Gathered;
+use super::background_results::BackgroundResult;
+use super::effect::Stamp;
 use super::engine_thread::LOG_LOST;
-use super::packer::Packer;
+use super::packer::{Packer, PackingMode};
 use super::payload::{Held, Tensors};
-use super::setup::Network;
 
-/// The links to other peers.
+/// Sends to other peers.
 #[derive(Clone)]
-pub(crate) struct Links {
-    pub(crate) transport: Transport,
-    /// Owns sends that wait for room in a peer's queue. What may be on its way is bounded by what
-    /// the scheduler lets be in flight.
-    pub(crate) tracker: TaskTracker,
+pub(super) struct Links {
+    transport: Transport,
     packer: Arc<Packer>,
 }
 
 impl Links {
-    /// The links of a peer that is not alone, and what happens on them.
-    pub(crate) fn of(
-        network: Option<Network>,
-        tracker: &TaskTracker,
-        metrics: Metrics,
-    ) -> (Option<Self>, Option<mpsc::Receiver<TransportEvent>>) {
-        let Some(Network { transport, events, packing, .. }) = network else {
-            return (None, None);
-        };
-        let packer = Arc::new(Packer::new(packing, metrics));
-        (Some(Self { transport, tracker: tracker.clone(), packer }), Some(events))
+    pub(super) fn new(transport: Transport, packing: PackingMode, metrics: Metrics) -> Self {
+        Self { transport, packer: Arc::new(Packer::new(packing, metrics)) }
+    }
+
+    pub(super) fn transport(&self) -> &Transport {
+        &self.transport
     }
 
     /// Queues a control message.
-    pub(crate) fn send(&self, me: Member, to: Member, era: Era, term: Term, message: Message) {
+    pub(super) fn send(&self, me: Member, to: Member, stamp: Stamp, message: Message) {
+        let Stamp { era, term } = stamp;
         let envelope = Envelope { from: me.incarnation, to: to.incarnation, era, term, message };
         let bytes = wire::encode(&envelope).expect("control messages are kept under their cap");
         if let Err(error) = self.transport.send_control(to.peer, bytes) {
@@ -51,28 +42,25 @@ impl Links {
         }
     }
 
-    /// Queues tensors; `gathered` hears of those that the disk does not give back.
-    pub(crate) fn send_tensors(
+    /// Sends tensors, which may wait for room in the receiver's queue. The scheduler bounds the
+    /// bytes in flight. The result is a logged tensor that the disk did not give back, if any.
+    pub(super) fn send_tensors(
         &self,
         to: Member,
         tag: TensorTag,
         held: Held,
-        gathered: &mpsc::Sender<Gathered>,
-    ) {
-        let (links, gathered) = (self.clone(), gathered.clone());
-        self.tracker.spawn(async move {
+    ) -> impl Future<Output = Option<BackgroundResult>> + Send + use<> {
+        let links = self.clone();
+        async move {
             let tensors = match load(held).await {
                 Ok(tensors) => tensors,
-                Err(error) => {
-                    // Nobody listens any more when the process is about to end.
-                    let _ = gathered.send(Gathered::LogLost(error)).await;
-                    return;
-                }
+                Err(error) => return Some(BackgroundResult::LogLost(error)),
             };
             if let Err(error) = links.deliver(to, tag, &tensors).await {
                 tracing::warn!(peer = %to, %error, "a tensor was not sent");
             }
-        });
+            None
+        }
     }
 
     async fn deliver(&self, to: Member, tag: TensorTag, tensors: &Tensors) -> anyhow::Result<()> {
@@ -88,7 +76,7 @@ impl Links {
     }
 }
 
-/// What is on the disk is read where waiting for it holds nobody up.
+/// Reads tensors from the disk on a thread that may block.
 async fn load(held: Held) -> anyhow::Result<Tensors> {
     match held {
         Held::Memory(tensors) => Ok(tensors),

@@ -1,4 +1,4 @@
-//! Packs tensors for the links that they take, where that makes them arrive sooner.
+//! Compresses tensors for links, where that makes them arrive sooner.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,18 +14,18 @@ use shoal_protocol::message::TensorTag;
 
 use super::payload::{Tensor, Tensors};
 
-/// How tensors are made smaller for links, without loss.
+/// The lossless compression of tensors for links.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PackingMode {
-    /// As is measured to be there soonest.
+    /// The one that is measured to arrive soonest.
     Auto,
-    /// Not at all.
+    /// None.
     None,
-    /// By zstd over byte planes, wherever that makes them smaller.
+    /// Zstd over byte planes, wherever that makes tensors smaller.
     Zstd,
 }
 
-/// What is alike in what packing makes of it.
+/// A kind of message whose tensors compress alike.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     Activation,
@@ -45,11 +45,11 @@ impl From<&TensorTag> for Kind {
     }
 }
 
-/// Packs everything that this peer sends.
+/// Packs every tensor that this peer sends.
 #[derive(Debug)]
 pub(crate) struct Packer {
     mode: PackingMode,
-    /// For each kind of message and each tensor of it.
+    /// The choice for each kind of message and each tensor in it.
     choices: Mutex<BTreeMap<(Kind, usize), PackingChoice>>,
     metrics: Metrics,
 }
@@ -60,11 +60,14 @@ impl Packer {
     }
 
     fn choices(&self) -> MutexGuard<'_, BTreeMap<(Kind, usize), PackingChoice>> {
-        // Whoever holds it does no more than calculate.
+        // A holder of the lock only computes, so a panic leaves the map whole.
         self.choices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The tensors of a message for a link of so many bytes per second.
+    /// Packs the tensors of a message for a link with this rate, in bytes per second.
+    ///
+    /// # Errors
+    /// When packing panicked, or a tensor is larger than a frame may be.
     pub(crate) async fn frames(
         &self,
         tag: &TensorTag,
@@ -97,7 +100,7 @@ impl Packer {
         let frame = match packing {
             Packing::Raw => tensor.to_frame((Packing::Raw, tensor.bytes.clone()))?,
             Packing::Zstd | Packing::Integers => {
-                // Where it holds up neither the links nor the decisions.
+                // Packing takes long: it runs on a thread that may block.
                 let tensor = tensor.clone();
                 let work = move || {
                     let start = Instant::now();
@@ -146,7 +149,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_slow_link_takes_is_packed_and_counted() {
+    async fn tensors_for_a_slow_link_are_packed_and_counted() {
         for (mode, rate, packing) in [
             (PackingMode::Auto, Some(1e6), Packing::Zstd),
             (PackingMode::Auto, Some(5e9), Packing::Raw),

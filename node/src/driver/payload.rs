@@ -13,39 +13,38 @@ use shoal_scheduler::action::{Payload, PayloadId};
 
 use super::spill::{SpillFile, Spilled};
 
-/// A tensor outside of the engine: plain little-endian bytes.
+/// A tensor outside the engine: plain little-endian bytes.
 #[derive(Debug, Clone)]
 pub(crate) struct Tensor {
-    /// Kind of its elements.
+    /// The kind of the elements.
     pub(crate) element: Element,
-    /// Its sizes, outermost first.
+    /// The sizes, outermost first.
     pub(crate) shape: Vec<u32>,
-    /// Its elements.
     pub(crate) bytes: Bytes,
 }
 
 impl Tensor {
-    /// A list of so many numbers.
+    /// Makes a tensor of one dimension.
     pub(crate) fn flat(element: Element, count: usize, bytes: Bytes) -> Self {
         let length = u32::try_from(count).expect("a piece under its cap");
         Self { element, shape: vec![length], bytes }
     }
 
-    /// As it goes over a link, with its bytes packed so.
+    /// Makes a frame for a link from the packed bytes.
     pub(crate) fn to_frame(&self, packed: (Packing, Bytes)) -> Result<Frame, FrameError> {
         Frame::seal(self.element, &self.shape, self.bytes.len(), packed)
     }
 
-    /// From how it came over a link.
+    /// Unpacks a frame from a link.
     pub(crate) fn from_frame(frame: &Frame) -> Result<Self, FrameError> {
         Ok(Self { element: frame.element(), shape: frame.shape().to_vec(), bytes: frame.unpack()? })
     }
 }
 
-/// What one handle stands for; an activation comes with its labels.
+/// The tensors behind one handle; an activation comes with its labels.
 pub(crate) type Tensors = Arc<[Tensor]>;
 
-/// Tensors behind a handle, wherever they are.
+/// Tensors behind a handle, in memory or on the disk.
 #[derive(Debug, Clone)]
 pub(crate) enum Held {
     Memory(Tensors),
@@ -53,10 +52,10 @@ pub(crate) enum Held {
 }
 
 impl Held {
-    /// The tensors, from the disk if need be.
+    /// Returns the tensors, and reads them from the disk if they are there.
     ///
     /// # Errors
-    /// When the disk does not give back what was put there.
+    /// When the disk does not give back the bytes that were written.
     pub(crate) fn load(&self) -> io::Result<Tensors> {
         match self {
             Self::Memory(tensors) => Ok(tensors.clone()),
@@ -85,8 +84,8 @@ struct Store {
     log: Log,
 }
 
-/// The output log: what is kept for as long as it may have to be sent again. What of it is over the
-/// budget in memory is on the disk, the oldest first.
+/// The output log: payloads that may have to be sent again. Payloads over the memory budget are on
+/// the disk, the oldest first.
 #[derive(Debug, Default)]
 struct Log {
     budget: units::Bytes,
@@ -96,7 +95,7 @@ struct Log {
     failures: u64,
 }
 
-/// Payloads and what they weigh together.
+/// Payloads and their total size.
 #[derive(Debug, Default)]
 struct Counted {
     each: BTreeMap<PayloadId, units::Bytes>,
@@ -120,30 +119,30 @@ impl Counted {
     }
 }
 
-/// Where the output log is.
+/// The place of the output log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct LogUse {
-    /// Bytes of it on the disk.
+    /// Bytes on the disk.
     pub(crate) on_disk: units::Bytes,
-    /// How often the disk did not take a part of it, which stayed in memory.
+    /// Payloads that stayed in memory since the disk did not take them.
     pub(crate) failures: u64,
 }
 
 impl Payloads {
-    /// Has the output log keep at most so many bytes in memory, and the rest in this file.
+    /// Sets the memory budget of the output log, and the file for the rest.
     pub(crate) fn spill_into(&self, file: Option<Arc<SpillFile>>, budget: units::Bytes) {
         let log = &mut self.lock().log;
         log.budget = budget;
         log.file = file;
     }
 
-    /// Keeps these tensors under a new handle.
+    /// Stores tensors under a new handle.
     pub(crate) fn keep(&self, tensors: impl Into<Tensors>) -> Payload {
         self.insert(Held::Memory(tensors.into()))
     }
 
-    /// Keeps these tensors, which go into the output log, under a new handle; who makes them waits
-    /// until there is room for them in memory.
+    /// Stores tensors of the output log under a new handle. Blocks until the log is within its
+    /// memory budget.
     pub(crate) fn log(&self, tensors: impl Into<Tensors>) -> Payload {
         let payload = self.keep(tensors);
         self.lock().log.in_memory.insert(payload.id, payload.size);
@@ -151,12 +150,12 @@ impl Payloads {
         payload
     }
 
-    /// Keeps what a handle stands for under one more.
+    /// Makes another handle for the same tensors.
     pub(crate) fn share(&self, id: PayloadId) -> Payload {
         self.insert(self.get(id))
     }
 
-    /// What a handle stands for.
+    /// Returns the tensors behind a handle.
     ///
     /// # Panics
     /// When the scheduler uses a handle that it has released.
@@ -164,7 +163,7 @@ impl Payloads {
         self.lock().all.get(&id).cloned().expect("a payload is used before it is released")
     }
 
-    /// Forgets a handle.
+    /// Drops a handle.
     ///
     /// # Panics
     /// When the scheduler releases a handle twice.
@@ -175,7 +174,7 @@ impl Payloads {
         store.log.on_disk.remove(id);
     }
 
-    /// Where the output log is now.
+    /// Returns the place of the output log.
     pub(crate) fn log_use(&self) -> LogUse {
         let log = &self.lock().log;
         LogUse { on_disk: log.on_disk.all, failures: log.failures }
@@ -188,7 +187,8 @@ impl Payloads {
         Payload { id, size }
     }
 
-    /// Moves the oldest part of the output log to the disk, if memory holds more than it may.
+    /// Moves the oldest payload of the output log to the disk, if the log is over its budget. Returns
+    /// whether another call may move one more.
     fn spill_one(&self) -> bool {
         let (id, tensors, file) = {
             let mut store = self.lock();
@@ -205,7 +205,7 @@ impl Payloads {
         let mut store = self.lock();
         match written {
             Ok(spilled) => {
-                // It may have been released while it was written.
+                // It may have been released during the write.
                 if let Some(held) = store.all.get_mut(&id) {
                     *held = Held::Disk(Arc::new(spilled));
                     store.log.on_disk.insert(id, size_of(&tensors));
@@ -238,7 +238,7 @@ mod tests {
         [Tensor::flat(Element::U8, SIZE.0 as usize, vec![byte; SIZE.0 as usize].into())]
     }
 
-    /// Payloads whose log may have two of them in memory and `places` on the disk.
+    /// Makes payloads whose log has room for two in memory and for `places` on the disk.
     fn payloads(places: u64) -> Payloads {
         let payloads = Payloads::default();
         let file = SpillFile::create(&std::env::temp_dir(), SIZE, places).expect("a file");
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_of_the_log_goes_to_the_disk_and_nothing_else_does() {
+    fn only_the_oldest_payloads_of_the_log_go_to_the_disk() {
         let payloads = payloads(2);
         let other = payloads.keep(tensors(9));
         let logged: Vec<Payload> = (0..4).map(|byte| payloads.log(tensors(byte))).collect();
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_free_again_when_nobody_reads_it_any_more() {
+    fn a_place_is_free_again_after_its_last_handle() {
         let payloads = payloads(1);
         let logged: Vec<Payload> = (0..3).map(|byte| payloads.log(tensors(byte))).collect();
         let shared = payloads.share(logged[0].id);
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_disk_does_not_take_stays_in_memory_and_is_counted() {
+    fn payloads_that_the_disk_does_not_take_stay_in_memory_and_are_counted() {
         let payloads = payloads(1);
         let logged: Vec<Payload> = (0..5).map(|byte| payloads.log(tensors(byte))).collect();
         assert_eq!(in_memory(&payloads, &logged), [false, true, true, true, true]);

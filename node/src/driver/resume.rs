@@ -1,4 +1,4 @@
-//! What a peer still has of checkpoints when its process starts again.
+//! Files of checkpoints that earlier lives of a peer left in its data directory.
 
 use std::path::{Path, PathBuf};
 
@@ -9,16 +9,16 @@ use shoal_protocol::ids::{RunId, Step};
 use shoal_protocol::manifest::Manifest;
 
 use super::chunks::{self, Label};
-use super::home::Files;
+use crate::data_dir::Files;
 
-/// The folders of a data directory in which parts of checkpoints are: written here, begun from, and
-/// kept for others. In each there is one for every version.
+/// The folders for parts of checkpoints: those written here, fetched to begin from, and kept for
+/// others. Each has one folder per version.
 pub(crate) const STORED: &str = "stored";
 pub(crate) const FETCHED: &str = "fetched";
 pub(crate) const KEPT: &str = "kept";
 pub(crate) const PARTS: [&str; 3] = [STORED, FETCHED, KEPT];
 
-/// The folder of a version's checkpoint.
+/// Returns the folder of a version's checkpoint.
 pub(crate) fn checkpoint_folder(archive: &Path, version: Step, last: bool) -> PathBuf {
     if last {
         archive.join("checkpoint")
@@ -27,8 +27,8 @@ pub(crate) fn checkpoint_folder(archive: &Path, version: Step, last: bool) -> Pa
     }
 }
 
-/// Offers whatever is left of earlier lives, by its content: parts of checkpoints, and whole ones of
-/// this run. Gives how many whole ones are another run's or cannot be read.
+/// Offers files of earlier lives by their content: parts of checkpoints, and whole checkpoints of this
+/// run. Returns the number of whole ones that belong to another run or are unreadable.
 pub(crate) fn offer_kept(
     data_dir: &Path,
     archive: Option<&Path>,
@@ -56,7 +56,7 @@ pub(crate) fn offer_kept(
     whole.filter(|folder| !offer_checkpoint(folder, run, files)).count()
 }
 
-/// Offers the files of a whole checkpoint, if it is this run's.
+/// Offers the files of a whole checkpoint of this run. Returns whether it is one.
 fn offer_checkpoint(folder: &Path, run: RunId, files: &Files) -> bool {
     let checkpoint = match Checkpoint::open(folder) {
         Ok(checkpoint) if checkpoint.run() == run => checkpoint,
@@ -76,10 +76,10 @@ fn offer_checkpoint(folder: &Path, run: RunId, files: &Files) -> bool {
     true
 }
 
-/// Refuses a folder that has another run's model: this one's would take its place.
+/// Refuses an archive with another run's model, which this run's model would replace.
 ///
 /// # Errors
-/// When it has, with whose it is.
+/// When the archive has one; the error names both runs.
 pub(crate) fn refuse_model_of_another(archive: &Path, manifest: &Manifest) -> anyhow::Result<()> {
     let (run, steps) = (manifest.run_id(), Step(manifest.training.steps));
     let folder = checkpoint_folder(archive, steps, true);
@@ -95,13 +95,12 @@ pub(crate) fn refuse_model_of_another(archive: &Path, manifest: &Manifest) -> an
     Ok(())
 }
 
-/// Whether the log says that a run is over, and its last checkpoint is in the archive, where there is
-/// one.
+/// Returns whether the run is over by the log, and the archive, if any, has its last checkpoint.
 pub(crate) fn is_complete(history: &History, manifest: &Manifest, archive: Option<&Path>) -> bool {
     history.completed && archive.is_none_or(|archive| is_archived(archive, manifest))
 }
 
-/// Whether the archive has a run's last checkpoint.
+/// Returns whether the archive has a run's last checkpoint.
 fn is_archived(archive: &Path, manifest: &Manifest) -> bool {
     let steps = Step(manifest.training.steps);
     let found = Checkpoint::open(&checkpoint_folder(archive, steps, true));
@@ -117,7 +116,7 @@ pub(crate) fn paths_in(folder: &Path) -> Vec<PathBuf> {
     entries.flatten().map(|entry| entry.path()).collect()
 }
 
-/// Removes the parts of versions that are of no more use, and no longer offers them.
+/// Withdraws and removes the parts of old versions.
 pub(crate) fn forget_parts(data_dir: &Path, files: &Files, old: impl Fn(Step) -> bool) {
     for folder in PARTS.iter().flat_map(|part| folders_in(&data_dir.join(part))) {
         let name = folder.file_name().and_then(|name| name.to_str());
@@ -136,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_checkpoint_of_this_run_is_counted_and_stays_where_it_is() {
+    fn a_folder_that_is_no_checkpoint_of_this_run_is_counted_and_stays() {
         let archive = tempfile::tempdir().expect("a folder");
         let damaged = archive.path().join("checkpoints/version-3");
         std::fs::create_dir_all(&damaged).expect("a folder");

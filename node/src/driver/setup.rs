@@ -1,4 +1,4 @@
-//! What a peer is set up with, and the office that it holds in its run.
+//! Everything that one peer needs to take part in a run.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -14,49 +14,49 @@ use shoal_protocol::net::transport::{Transport, TransportEvent};
 use shoal_scheduler::rebalance::Rebalance;
 use tokio::sync::mpsc;
 
-use super::home::Files;
 use super::packer::PackingMode;
-use super::room::RoomLimits;
+use super::resource_budget::ResourceLimits;
+use crate::data_dir::Files;
 use crate::port_map::PortMap;
 
-/// What one peer needs to take part in a run.
+/// Everything that one peer needs to take part in a run.
 pub struct Setup {
     /// The run.
     pub manifest: Arc<Manifest>,
     /// This peer in this life.
     pub me: Member,
-    /// The stages it wants to host.
+    /// The stages to host.
     pub choice: StageChoice,
-    /// What to compute on.
+    /// The device to compute on.
     pub device: DeviceChoice,
     /// Processor threads.
     pub threads: usize,
-    /// How much of the machine it may use.
-    pub room: RoomLimits,
-    /// Waited in each pass, to model a slow peer.
+    /// The part of the machine that the peer may use.
+    pub limits: ResourceLimits,
+    /// Extra time for each pass, to model a slow peer.
     pub slow_down: Duration,
-    /// Where its files go.
+    /// The folder for the peer's files.
     pub data_dir: PathBuf,
-    /// What it offers to others; the token file too, if it has it.
+    /// The files offered to other peers, with the token file if it is here.
     pub files: Files,
-    /// The links; none when it is alone.
+    /// The links; `None` for a peer that is alone.
     pub network: Option<Network>,
-    /// When and how it leaves.
+    /// How the peer leaves before the run is over.
     pub leaving: Leaving,
-    /// What it does for the run beyond hosting stages.
-    pub office: Office,
-    /// What it tells Prometheus.
+    /// The tasks of the peer besides hosting stages.
+    pub role: RoleSetup,
+    /// The metrics of the process.
     pub metrics: Metrics,
-    /// Whether that is served, so that it is worth while to measure what only it says.
+    /// Whether the metrics are served, so that measurements for them alone are worth their time.
     pub watched: bool,
 }
 
-/// When and how a peer leaves before the run is over.
+/// How a peer leaves before the run is over.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Leaving {
-    /// A file whose appearance says that the machine is about to be taken away.
+    /// A file that appears when the machine is about to be taken away.
     pub preempt_file: Option<PathBuf>,
-    /// How long leaving in order may take.
+    /// The longest time for an orderly leave.
     pub drain_timeout: Duration,
 }
 
@@ -64,35 +64,35 @@ pub struct Leaving {
 pub struct Network {
     /// The data plane.
     pub transport: Transport,
-    /// What happens on it.
+    /// Its events.
     pub events: mpsc::Receiver<TransportEvent>,
-    /// Where others reach it.
+    /// The addresses at which other peers reach this one.
     pub addresses: Vec<SocketAddr>,
-    /// The port that a router passes on.
+    /// The port that a router forwards.
     pub(crate) port_map: PortMap,
-    /// How tensors are made smaller for the links.
+    /// The compression of tensors for the links.
     pub packing: PackingMode,
 }
 
-/// What a peer does for its run besides hosting stages.
-pub struct Office {
-    /// Its part in keeping the log, if it has one.
-    pub anchor: Option<AnchorPart>,
-    /// Members that the first step waits for, should it keep the run then.
+/// The tasks of a peer besides hosting stages.
+pub struct RoleSetup {
+    /// How it begins as an anchor, if it is one.
+    pub anchor: Option<AnchorStart>,
+    /// Members that the first step waits for, if this peer is the coordinator then.
     pub wait_for: usize,
-    /// When members change their stages, should it keep the run.
+    /// When members change their stages, while this peer is the coordinator.
     pub rebalance: Rebalance,
-    /// Gets `checkpoint/` and, along the way, `checkpoints/`, if it archives.
+    /// The folder for `checkpoint/` and the earlier `checkpoints/`, if it archives.
     pub archive: Option<PathBuf>,
-    /// Whom it takes for the run's keeper at first; it asks nobody where it founds the run.
+    /// The expected coordinator; `None` for the founder of the run.
     pub coordinator: Option<Member>,
 }
 
 /// How an anchor begins where it has no log yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AnchorPart {
-    /// With the run.
+pub enum AnchorStart {
+    /// It founds the log together with the run.
     Founds,
-    /// When another adds it.
+    /// It waits until the other anchors add it.
     Joins,
 }

@@ -1,8 +1,7 @@
 //! Tensors on the disk.
 //!
-//! One file without a name, so that nothing of it outlives the process, whatever ends that. It is cut
-//! into places of equal size; each holds the tensors of one payload and is free again when the last
-//! handle to them is gone.
+//! The file has no name, so it never outlives the process. It consists of places of equal size. Each
+//! place holds the tensors of one payload, and is free again after the last handle to them.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -20,18 +19,18 @@ use shoal_protocol::units;
 
 use super::payload::{Tensor, Tensors};
 
-/// A file for what does not fit into memory.
+/// A file for tensors that do not fit into memory.
 #[derive(Debug)]
 pub(crate) struct SpillFile {
     file: File,
-    /// Bytes of one place.
+    /// The size of one place, in bytes.
     place: u64,
     free: Mutex<BTreeSet<u64>>,
 }
 
 impl SpillFile {
-    /// A file in this folder with so many places of this size. Its room is taken at once where the
-    /// file system can do that, so that a disk which fills up later does no harm.
+    /// Creates a file in a folder. It reserves its room at once where the file system can do that, so
+    /// that a disk which fills up later does no harm.
     ///
     /// # Errors
     /// When the folder cannot be written to, or the disk has less room.
@@ -49,13 +48,13 @@ impl SpillFile {
         Ok(Arc::new(Self { file, place: place.0, free }))
     }
 
-    /// How many places are free.
+    /// Returns the number of free places.
     #[cfg(test)]
     pub(super) fn places(&self) -> usize {
         self.free().len()
     }
 
-    /// Puts tensors into a free place.
+    /// Writes tensors into a free place.
     ///
     /// # Errors
     /// When the disk does not take them, or no place is free.
@@ -86,7 +85,7 @@ pub(crate) struct Spilled {
     parts: Vec<Part>,
 }
 
-/// What is known of a tensor whose elements are elsewhere.
+/// The description of a tensor whose elements are on the disk.
 #[derive(Debug)]
 struct Part {
     element: Element,
@@ -107,15 +106,15 @@ impl Part {
 }
 
 impl Spilled {
-    /// Bytes of the tensors.
+    /// Returns the size of the tensors.
     pub(crate) fn size(&self) -> units::Bytes {
         self.parts.iter().map(|part| units::Bytes(part.length as u64)).sum()
     }
 
-    /// Brings the tensors back into memory.
+    /// Reads the tensors into memory.
     ///
     /// # Errors
-    /// When the disk does not give back what was put there.
+    /// When the disk does not give back the bytes that were written.
     pub(crate) fn read(&self) -> io::Result<Tensors> {
         let mut at = self.place * self.file.place;
         let mut tensors = Vec::with_capacity(self.parts.len());
@@ -150,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_comes_back_and_places_are_used_again() {
+    fn written_tensors_come_back_and_places_are_used_again() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = SpillFile::create(folder.path(), units::Bytes(32), 3).expect("a file");
         let kept: Vec<Spilled> =

@@ -1,4 +1,4 @@
-//! Unpacks tensors beside the loop that decides, so that words need not wait for it.
+//! Unpacks tensors beside the event loop, so that messages do not wait for them.
 
 use std::collections::VecDeque;
 use std::future::pending;
@@ -15,35 +15,35 @@ use tokio::task::JoinSet;
 use super::incoming::{self, Unusable};
 use super::payload::Tensor;
 
-/// Messages that are unpacked at once, so that a large one holds up no other.
+/// Messages that are unpacked at once, so that a large one delays no other.
 const AT_ONCE: usize = 4;
 
-/// Messages that wait for that at most. What comes then is unpacked on the loop, which holds up who sends.
+/// Messages that wait at most. A further one is unpacked on the event loop, which slows its sender down.
 const WAITING: usize = 256;
 
-/// Tensors from a peer, or why they are not used.
+/// Tensors from a peer, or the reason not to use them.
 #[derive(Debug)]
 pub(crate) struct Unpacked {
     pub(crate) from: Member,
     pub(crate) result: Result<(TensorTag, Vec<Tensor>), Unusable>,
 }
 
-/// Messages whose tensors are being unpacked. They come out in any order, as tensors do from the
-/// links, and perhaps after their connection has ended.
+/// Unpacks the tensors of messages. They come out in any order, as tensors do from the links, and
+/// perhaps after their connection has ended.
 #[derive(Debug)]
 pub(crate) struct Unpacker {
     manifest: Arc<Manifest>,
-    /// Each counts against what its sender may have on its way here.
+    /// Each counts against the bytes that its sender may have in flight.
     waiting: VecDeque<TensorMessage>,
-    under_way: JoinSet<Unpacked>,
+    in_work: JoinSet<Unpacked>,
 }
 
 impl Unpacker {
     pub(crate) fn new(manifest: Arc<Manifest>) -> Self {
-        Self { manifest, waiting: VecDeque::new(), under_way: JoinSet::new() }
+        Self { manifest, waiting: VecDeque::new(), in_work: JoinSet::new() }
     }
 
-    /// Takes in a message, and gives it back at once where nothing of it is packed, or too many wait.
+    /// Takes in a message. Returns it at once if no tensor is packed, or too many messages wait.
     pub(crate) fn take(&mut self, message: TensorMessage) -> Option<Unpacked> {
         let mut packings = message.frames.iter().map(|frame| frame.header().packing());
         if packings.all(|packing| packing == Packing::Raw) || self.waiting.len() >= WAITING {
@@ -54,28 +54,28 @@ impl Unpacker {
         None
     }
 
-    /// The next message that is unpacked; waits for ever where there is none.
+    /// Waits for the next message; without end where none is in work. Safe to cancel.
     ///
     /// # Errors
     /// When unpacking panicked.
     pub(crate) async fn next(&mut self) -> anyhow::Result<Unpacked> {
-        let Some(unpacked) = self.under_way.join_next().await else { return pending().await };
+        let Some(unpacked) = self.in_work.join_next().await else { return pending().await };
         self.start();
         unpacked.context("unpacking a tensor panicked")
     }
 
-    /// Drops what waits, and waits for what is under way.
+    /// Drops messages that wait, and waits for those in work.
     pub(crate) async fn close(&mut self) {
         self.waiting.clear();
-        while self.under_way.join_next().await.is_some() {}
+        while self.in_work.join_next().await.is_some() {}
     }
 
     fn start(&mut self) {
-        while self.under_way.len() < AT_ONCE
+        while self.in_work.len() < AT_ONCE
             && let Some(message) = self.waiting.pop_front()
         {
             let manifest = self.manifest.clone();
-            self.under_way.spawn_blocking(move || unpack(&message, &manifest));
+            self.in_work.spawn_blocking(move || unpack(&message, &manifest));
         }
     }
 }
@@ -108,7 +108,7 @@ mod tests {
         sender: Transport,
         receiver: Transport,
         events: mpsc::Receiver<TransportEvent>,
-        /// While it exists, the sender has an owner.
+        /// Keeps the sending transport alive.
         _owner: mpsc::Receiver<TransportEvent>,
     }
 
@@ -135,7 +135,7 @@ mod tests {
             self.sender.peer_id()
         }
 
-        /// A gradient of this microbatch, as it is received.
+        /// Sends a gradient of this microbatch, and returns it as it is received.
         async fn carry(&mut self, microbatch: u32, frame: Frame) -> TensorMessage {
             let key =
                 ClaimKey { step: Step(0), stage: Stage(0), microbatch: Microbatch(microbatch) };
@@ -157,14 +157,14 @@ mod tests {
         Arc::new(Scenario::small_manifest(2, 1, 1))
     }
 
-    /// A whole gradient of zeros, packed so.
+    /// Makes a whole gradient of zeros.
     fn zeros(manifest: &Manifest, packing: Packing) -> Frame {
         let shape = manifest.boundary_shape();
         let raw = vec![0; 4 * shape.iter().product::<u32>() as usize];
         Frame::pack(Element::F32, &shape, raw.into(), packing).expect("its shape")
     }
 
-    /// One whose bytes are no zstd, though the header says so and the checksum is right.
+    /// Makes a gradient with a right checksum whose bytes are no zstd, against its header.
     fn damaged(manifest: &Manifest) -> Frame {
         let shape = manifest.boundary_shape();
         let length = 4 * shape.iter().product::<u32>() as usize;
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_not_packed_comes_back_at_once() {
+    async fn a_message_without_packed_tensors_comes_back_at_once() {
         let (manifest, mut pair) = (manifest(), Pair::connected().await);
         let mut unpacker = Unpacker::new(manifest.clone());
         let message = pair.carry(0, zeros(&manifest, Packing::Raw)).await;
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn all_that_is_packed_comes_out_once_and_damage_is_its_senders() {
+    async fn each_packed_message_comes_out_once_and_damage_is_its_senders() {
         const MESSAGES: u32 = 3 * AT_ONCE as u32;
         const DAMAGED: u32 = 5;
         let (manifest, mut pair) = (manifest(), Pair::connected().await);
@@ -190,7 +190,7 @@ mod tests {
             let whole = microbatch != DAMAGED;
             let frame = if whole { zeros(&manifest, Packing::Zstd) } else { damaged(&manifest) };
             assert!(unpacker.take(pair.carry(microbatch, frame).await).is_none());
-            assert!(unpacker.under_way.len() <= AT_ONCE);
+            assert!(unpacker.in_work.len() <= AT_ONCE);
         }
         let mut good = Vec::new();
         let mut refused = Vec::new();
@@ -221,6 +221,6 @@ mod tests {
             assert!(unpacker.take(message).is_none());
         }
         unpacker.close().await;
-        assert!(unpacker.waiting.is_empty() && unpacker.under_way.is_empty());
+        assert!(unpacker.waiting.is_empty() && unpacker.in_work.is_empty());
     }
 }

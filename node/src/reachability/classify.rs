@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use shoal_protocol::net::transport::ProbeReport;
 
-use crate::status::own_port::{Mapping, OwnPort, Scope};
+use super::state::{Mapping, OwnPort, Scope};
 
 /// Those answers that count: of peers who see this machine from as far away as any does.
 pub(super) fn widest(probe_reports: &[ProbeReport]) -> Vec<&ProbeReport> {

@@ -9,7 +9,7 @@ use shoal_protocol::net::transport::ProbeReport;
 use shoal_protocol::units::Moment;
 
 use super::classify::{judge, widest};
-use crate::status::own_port::{OwnPort, Scope};
+use super::state::{OwnPort, Scope};
 
 /// Answers that are enough, of those that count.
 const ENOUGH: usize = 2;

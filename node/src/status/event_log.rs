@@ -7,8 +7,9 @@ use shoal_protocol::ids::{ContentHash, PeerId, RunId};
 use super::diff::news;
 use super::downsampled_series::Series;
 use super::{Curves, NodeState, Sight, Status, StatusEvent, Tone, TrainingStatus};
+use crate::event_text::describe;
 use crate::events::{RunEvent, StepReport};
-use crate::progress::{Pace, describe};
+use crate::training_rate::TrainingRate;
 
 /// The most happenings that are kept.
 const HAPPENINGS: usize = 128;
@@ -26,7 +27,7 @@ pub(super) type Millis = u64;
 #[derive(Debug, Default)]
 pub(super) struct EventLog {
     run: Option<RunId>,
-    pace: Pace,
+    rate: TrainingRate,
     training: TrainingStatus,
     loss: Series,
     held_out_loss: Series,
@@ -68,6 +69,11 @@ impl EventLog {
                 }
                 return;
             }
+            // The state of the node and of its members shows these.
+            RunEvent::FewAnchors { .. }
+            | RunEvent::CoordinatorUnreachable { .. }
+            | RunEvent::CoordinatorReachable
+            | RunEvent::AwaitsAnchors { .. } => return,
             // So does the era, with every message.
             RunEvent::Rewound { .. } => return,
             RunEvent::Draining { .. } => self.draining = true,
@@ -173,11 +179,11 @@ impl EventLog {
         let number = |value: f64| value.is_finite().then_some(value);
         // A newcomer hears of many steps at once, which says nothing of what they took.
         if self.sight.node.ready {
-            self.pace.note(step);
+            self.rate.note(step);
             let rate = step.tokens as f64 / step.seconds.max(1e-9);
             self.tokens_per_second.push(step.step, rate);
-            self.training.tokens_per_second = number(self.pace.tokens_per_second);
-            self.training.seconds_per_step = number(self.pace.seconds_per_step);
+            self.training.tokens_per_second = number(self.rate.tokens_per_second);
+            self.training.seconds_per_step = number(self.rate.seconds_per_step);
         }
         // The driver looks now and then; the next look tells again.
         if let Some(run) = &mut self.sight.run {

@@ -4,7 +4,7 @@ use shoal_protocol::ids::Stage;
 use shoal_protocol::units::Bytes;
 
 use super::{MemberStatus, OwnPort, Status};
-use crate::progress::with_prefix;
+use crate::event_text::with_prefix;
 
 /// The members of each stage in order, and of none those who watch, if there are any.
 fn by_stage(status: &Status) -> Vec<(Option<Stage>, Vec<&MemberStatus>)> {

@@ -10,17 +10,16 @@ mod event_log;
 #[cfg(test)]
 pub(crate) mod example;
 pub(crate) mod labels;
-pub(crate) mod own_port;
 pub(crate) mod snapshot;
 mod watch;
 
-pub use self::own_port::{Mapping, OwnPort};
 pub use self::snapshot::{
     CheckpointStatus, Curves, LinkStatus, LoadStatus, MemberState, MemberStatus, MoveStatus,
     NodeState, NodeStatus, Point, RunStatus, Status, StatusEvent, Tone, TrafficStatus,
     TrainingStatus,
 };
 pub use self::watch::{Health, StatusWatch};
+pub use crate::reachability::{Mapping, OwnPort};
 
 /// What the driver sees of the run now.
 #[derive(Debug, Clone, PartialEq, Default)]

@@ -8,7 +8,7 @@ use shoal_protocol::decoder::Decoder;
 use shoal_protocol::ids::{ContentHash, Incarnation, PeerId, RunId, Stage, StageSpan};
 use shoal_protocol::message::MoveReason;
 
-use super::own_port::OwnPort;
+use crate::reachability::OwnPort;
 
 /// What a node knows of its run at one moment. Amounts are in base units: seconds and bytes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -6,7 +6,7 @@ use std::path::Path;
 use shoal_engine::{Device, DeviceChoice, Generator, Prompt, tokenizer};
 use shoal_protocol::manifest::Manifest;
 
-use crate::progress::with_prefix;
+use crate::event_text::with_prefix;
 use crate::report::Report;
 
 /// Tokens of the sample.

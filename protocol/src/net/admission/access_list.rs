@@ -6,7 +6,7 @@ use super::UnixTime;
 use super::certificate::PERMIT_LIFE;
 use super::denied::Paper;
 use super::signed::{Signed, Statement};
-use super::ticket::TicketId;
+use super::ticket_id::TicketId;
 use crate::ids::{PeerId, RunId};
 use crate::net::identity::Identity;
 

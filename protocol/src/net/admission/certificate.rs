@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::denied::{Denied, Paper};
 use super::signed::{Signed, Statement};
-use super::ticket::TicketId;
+use super::ticket_id::TicketId;
 use super::{Term, UnixTime};
 use crate::ids::{PeerId, RunId};
 use crate::net::identity::Identity;

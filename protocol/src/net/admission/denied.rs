@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::UnixTime;
-use super::ticket::TicketId;
+use super::ticket_id::TicketId;
 use crate::ids::{PeerId, RunId};
 use crate::manifest::AdmissionMode;
 

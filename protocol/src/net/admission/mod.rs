@@ -24,6 +24,7 @@ mod signed;
 #[cfg(test)]
 mod tests;
 mod ticket;
+mod ticket_id;
 
 pub use access_list::{AccessList, AccessListFull};
 pub use certificate::{Certificate, PERMIT_LIFE};
@@ -32,7 +33,8 @@ pub use gate::{Gate, Pass, Rules};
 pub use redemptions::{Claim, Desk, RedemptionError, RedemptionLog};
 pub use refusals::{ConnectionRefused, Reason};
 pub use signed::Signed;
-pub use ticket::{Ticket, TicketError, TicketId, TicketTerms};
+pub use ticket::{Ticket, TicketError, TicketTerms};
+pub use ticket_id::TicketId;
 
 use std::time::{Duration, SystemTime};
 

@@ -14,7 +14,8 @@ use super::UnixTime;
 use super::certificate::Certificate;
 use super::denied::Denied;
 use super::signed::Signed;
-use super::ticket::{Ticket, TicketId};
+use super::ticket::Ticket;
+use super::ticket_id::TicketId;
 use crate::ids::{PeerId, RunId};
 use crate::net::identity::Identity;
 

@@ -3,10 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
-
 use super::denied::{Denied, Paper};
 use super::signed::{Signed, Statement};
+use super::ticket_id::TicketId;
 use super::{Term, UnixTime};
 use crate::ids::{PeerId, RunId};
 use crate::net::discovery::{Host, PeerAddress};
@@ -21,30 +20,6 @@ const LONGEST: usize = 1000;
 
 /// Addresses in a ticket.
 const ADDRESSES: usize = 8;
-
-/// Number of a ticket among those of one run.
-#[derive(
-    Debug,
-    Clone,
-    Copy,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Serialize,
-    Deserialize,
-    bincode::Encode,
-    bincode::Decode,
-)]
-#[serde(transparent)]
-pub struct TicketId(pub u32);
-
-impl fmt::Display for TicketId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&self.0.to_string())
-    }
-}
 
 /// What a ticket says.
 #[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]

@@ -30,6 +30,9 @@ const PLACES: u32 = 24;
 /// Queues in which tensors wait, each with room of its own.
 pub(super) const QUEUES: usize = 3;
 
+/// Tensor messages of a queue on their way at once.
+pub(super) const TENSOR_STREAMS: usize = 32;
+
 impl Class {
     /// Which of the queues its tensors wait in; later ones go first. What goes first waits for no room that
     /// something later has.

@@ -13,7 +13,7 @@ use quinn::{
 use quinn_proto::HashedConnectionIdGenerator;
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::class::QUEUES;
+use super::class::{QUEUES, TENSOR_STREAMS};
 use super::congestion::TolerantConfig;
 use super::error::TransportError;
 use super::reachability::socket::{ProbeSocket, Probes};
@@ -57,9 +57,6 @@ const CONNECTION_WINDOW: u32 = 64 << 20;
 
 /// Bytes sent before the first acknowledgement.
 const INITIAL_WINDOW: u64 = 1 << 20;
-
-/// Tensor messages of a queue on their way at once.
-pub(super) const TENSOR_STREAMS: usize = 32;
 
 const UNI_STREAMS: usize = QUEUES * TENSOR_STREAMS + LANES;
 

@@ -10,8 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-use super::class::{Class, QUEUES};
-use super::endpoint::TENSOR_STREAMS;
+use super::class::{Class, QUEUES, TENSOR_STREAMS};
 use crate::frame::Frame;
 use crate::limits;
 

@@ -1,4 +1,4 @@
-//! What a machine can give to a run, and what a part of the run takes of it.
+//! The memory and disk of a machine, and the part that hosting stages takes.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -17,32 +17,32 @@ use shoal_scheduler::placement::NO_ROOM_ADVICE;
 use super::spill::SpillFile;
 use crate::memory::HostMemory;
 
-/// Bytes on the disk per weight: weights and moments of two versions, as one is written while the
-/// other is kept.
+/// Bytes on the disk per weight: weights and moments of two versions, one kept and one being
+/// written.
 const DISK_PER_PARAMETER: u64 = 24;
 
-/// The same of the older weights, where steps read them.
+/// Bytes on the disk per weight of an older version that steps still read.
 const DISK_PER_STALE_PARAMETER: u64 = 8;
 
-/// How much of the machine a peer may use.
+/// The part of the machine that a peer may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RoomLimits {
-    /// Memory; else what is free.
+pub struct ResourceLimits {
+    /// Memory; `None` stands for the free memory.
     pub memory: Option<Bytes>,
-    /// Memory for the output log, the rest of which is on the disk.
+    /// Memory for the output log; its rest is on the disk.
     pub log_memory: Bytes,
 }
 
-impl Default for RoomLimits {
+impl Default for ResourceLimits {
     fn default() -> Self {
         Self { memory: None, log_memory: Bytes::mebi(1 << 10) }
     }
 }
 
-/// What a part of a run takes that the machine does not have.
+/// A machine that lacks room for stages.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum NoRoom {
-    /// Memory.
+pub(crate) enum InsufficientResources {
+    /// Too little memory.
     #[error(
         "hosting stage {span} takes {needs} of memory and {has} is there: {NO_ROOM_ADVICE} \
          (--memory says how much may be used)"
@@ -50,12 +50,12 @@ pub(crate) enum NoRoom {
     Memory {
         /// The stages.
         span: StageSpan,
-        /// What they take.
+        /// The room that they take.
         needs: Bytes,
-        /// What there is.
+        /// The room that exists.
         has: Bytes,
     },
-    /// Disk.
+    /// Too little room on the disk.
     #[error(
         "hosting stage {span} takes {needs} of disk and {path} has {has}: {NO_ROOM_ADVICE} \
          (--data-dir says which disk)", path = path.display()
@@ -63,32 +63,32 @@ pub(crate) enum NoRoom {
     Disk {
         /// The stages.
         span: StageSpan,
-        /// What they take.
+        /// The room that they take.
         needs: Bytes,
-        /// What there is.
+        /// The room that exists.
         has: Bytes,
-        /// Where.
+        /// The data directory.
         path: PathBuf,
     },
 }
 
-/// What a machine can give.
+/// The memory and disk that a machine has for a run.
 #[derive(Debug, Clone)]
-pub(crate) struct Room {
+pub(crate) struct ResourceBudget {
     memory: Bytes,
     log_memory: Bytes,
     disk: Bytes,
     folder: PathBuf,
 }
 
-impl Room {
-    /// Looks at the machine. `computes_here` says whether the tensors are in its memory, rather than
-    /// in a device's, which is not looked at.
+impl ResourceBudget {
+    /// Measures the machine. `computes_here` is whether its processor holds the tensors; a device's
+    /// memory is not measured.
     ///
     /// # Errors
-    /// When the machine does not say how much is free.
+    /// When the system does not report the free room.
     pub(crate) fn measure(
-        limits: RoomLimits,
+        limits: ResourceLimits,
         computes_here: bool,
         folder: &Path,
     ) -> anyhow::Result<Self> {
@@ -106,25 +106,25 @@ impl Room {
         })
     }
 
-    /// Memory that the peer may use, if that is of this machine.
+    /// Returns the memory that the peer may use, if the tensors are in this machine's memory.
     pub(crate) fn memory(&self) -> Option<Bytes> {
         (self.memory != Bytes(u64::MAX)).then_some(self.memory)
     }
 
-    /// Memory for the output log.
+    /// Returns the memory for the output log.
     pub(crate) fn log_memory(&self) -> Bytes {
         self.log_memory
     }
 
-    /// The stages that there is room for, each alone.
+    /// Returns the stages that fit, each alone.
     ///
     /// # Errors
-    /// When there is none for what was chosen.
+    /// When the chosen stages do not fit.
     pub(crate) fn fits(
         &self,
         manifest: &Manifest,
         choice: StageChoice,
-    ) -> Result<BTreeSet<Stage>, NoRoom> {
+    ) -> Result<BTreeSet<Stage>, InsufficientResources> {
         let fits = |stage: &Stage| self.check(manifest, StageSpan::one(*stage)).is_ok();
         let fitting: BTreeSet<Stage> = manifest.stages().filter(fits).collect();
         match choice {
@@ -141,8 +141,8 @@ impl Room {
         Ok(fitting)
     }
 
-    /// The most microbatches that any of these stages can have in flight in this memory, at most
-    /// `most`.
+    /// Returns the number of microbatches that each of these stages can have in flight in this
+    /// memory, at most `most`.
     pub(crate) fn window(
         &self,
         manifest: &Manifest,
@@ -158,8 +158,8 @@ impl Room {
         stages.iter().map(window).min().unwrap_or(most).clamp(1, most)
     }
 
-    /// Whether there is room for any two stages at once, and nobody chose one: who has may be given
-    /// another stage later.
+    /// Returns whether any two stages fit at once, and the user chose none: the coordinator may then
+    /// move the peer to another stage.
     pub(crate) fn has_any_two(
         &self,
         manifest: &Manifest,
@@ -176,7 +176,7 @@ impl Room {
             && twice(disk.max()) <= self.disk
     }
 
-    /// The output log's place on the disk; none where all of it stays in memory.
+    /// Creates the file for the output log; `None` where the log fits into its memory.
     ///
     /// # Errors
     /// When the disk has too little room for it.
@@ -186,7 +186,7 @@ impl Room {
         span: StageSpan,
         mobile: bool,
     ) -> io::Result<Option<Arc<SpillFile>>> {
-        // Who may move hosts any stage some time, and two at once for a while.
+        // A mobile peer may host any stage, and two at once during a move.
         let any = manifest.stages().map(|stage| self.spilled(manifest, StageSpan::one(stage)));
         let places = match mobile {
             true => 2 * any.max().unwrap_or(0),
@@ -198,8 +198,8 @@ impl Room {
         }
     }
 
-    /// How many tensors of the fullest output log do not fit into its memory, each as large as the
-    /// largest.
+    /// Returns the number of tensors of the fullest output log that do not fit into its memory, each
+    /// as large as the largest.
     fn spilled(&self, manifest: &Manifest, span: StageSpan) -> u64 {
         if log_of(manifest, span) <= self.log_memory {
             return 0;
@@ -209,20 +209,20 @@ impl Room {
         all.saturating_sub(self.log_memory.0 / manifest.largest_logged().0)
     }
 
-    fn check(&self, manifest: &Manifest, span: StageSpan) -> Result<(), NoRoom> {
+    fn check(&self, manifest: &Manifest, span: StageSpan) -> Result<(), InsufficientResources> {
         let needs = self.memory_for(manifest, span, 1);
         if needs > self.memory {
-            return Err(NoRoom::Memory { span, needs, has: self.memory });
+            return Err(InsufficientResources::Memory { span, needs, has: self.memory });
         }
         let needs = self.disk_for(manifest, span);
         if needs > self.disk {
             let path = self.folder.clone();
-            return Err(NoRoom::Disk { span, needs, has: self.disk, path });
+            return Err(InsufficientResources::Disk { span, needs, has: self.disk, path });
         }
         Ok(())
     }
 
-    /// Disk for the output log, and for the files of the stages.
+    /// Returns the room on the disk for the output log and the files of the stages.
     fn disk_for(&self, manifest: &Manifest, span: StageSpan) -> Bytes {
         let log = self.spilled(manifest, span) * manifest.largest_logged().0;
         let weights: usize = span.stages().map(|stage| parameter_count(manifest, stage)).sum();
@@ -230,13 +230,14 @@ impl Room {
         Bytes(log + weights as u64 * (DISK_PER_PARAMETER + stale))
     }
 
+    /// Returns the memory for these stages with so many microbatches in flight.
     pub(crate) fn memory_for(&self, manifest: &Manifest, span: StageSpan, in_flight: u32) -> Bytes {
         let log = log_of(manifest, span).min(self.log_memory);
         memory_floor(manifest, span, in_flight) + log
     }
 }
 
-/// The most that the output log of these stages comes to.
+/// Returns the largest size of the output log of these stages.
 fn log_of(manifest: &Manifest, span: StageSpan) -> Bytes {
     span.stages().map(|stage| manifest.output_log_bytes(stage)).sum()
 }
@@ -251,44 +252,45 @@ mod tests {
         Scenario::small_manifest(3, 8, 1)
     }
 
-    fn room(memory: u64, disk: u64) -> Room {
+    fn budget(memory: u64, disk: u64) -> ResourceBudget {
         let (memory, disk) = (Bytes(memory), Bytes(disk));
-        Room { memory, log_memory: Bytes(0), disk, folder: PathBuf::from("/data") }
+        ResourceBudget { memory, log_memory: Bytes(0), disk, folder: PathBuf::from("/data") }
     }
 
     #[test]
-    fn a_machine_that_was_measured_has_something() {
+    fn a_measured_machine_has_memory_and_disk() {
         let folder = std::env::temp_dir();
-        let limits = RoomLimits { memory: None, log_memory: Bytes(0) };
-        let room = Room::measure(limits, true, &folder).expect("measured");
-        assert!(room.memory > Bytes::mebi(1) && room.disk > Bytes::mebi(1), "{room:?}");
+        let limits = ResourceLimits { memory: None, log_memory: Bytes(0) };
+        let budget = ResourceBudget::measure(limits, true, &folder).expect("measured");
+        assert!(budget.memory > Bytes::mebi(1) && budget.disk > Bytes::mebi(1), "{budget:?}");
     }
 
     #[test]
-    fn what_is_too_small_says_what_is_needed_and_what_there_is() {
+    fn an_error_names_the_room_needed_and_the_room_there_is() {
         let manifest = manifest();
         let one = |stage| StageChoice::One(Stage(stage));
-        let enough = room(1 << 30, 1 << 30);
+        let enough = budget(1 << 30, 1 << 30);
         let all: BTreeSet<Stage> = manifest.stages().collect();
         for choice in [StageChoice::Auto, StageChoice::All, StageChoice::None, one(1), one(9)] {
             assert_eq!(enough.fits(&manifest, choice), Ok(all.clone()), "{choice:?}");
         }
-        let small = room(1, 1 << 30);
+        let small = budget(1, 1 << 30);
         let none = Ok(BTreeSet::new());
         assert_eq!(small.fits(&manifest, StageChoice::None), none);
         let error = small.fits(&manifest, StageChoice::Auto).expect_err("no memory");
-        assert!(matches!(error, NoRoom::Memory { has: Bytes(1), .. }), "{error}");
-        let error = room(1 << 30, 1).fits(&manifest, one(1)).expect_err("no disk");
-        assert!(matches!(error, NoRoom::Disk { has: Bytes(1), .. }), "{error}");
+        assert!(matches!(error, InsufficientResources::Memory { has: Bytes(1), .. }), "{error}");
+        let error = budget(1 << 30, 1).fits(&manifest, one(1)).expect_err("no disk");
+        assert!(matches!(error, InsufficientResources::Disk { has: Bytes(1), .. }), "{error}");
         assert!(error.to_string().contains("/data"), "{error}");
     }
 
     #[test]
-    fn the_disk_has_a_place_for_whatever_does_not_fit_into_memory() {
+    fn the_disk_has_a_place_for_each_tensor_that_does_not_fit_into_memory() {
         let manifest = manifest();
         let span = StageSpan::one(Stage(1));
         let one = manifest.largest_logged();
-        let spilled = |log_memory| Room { log_memory, ..room(0, 0) }.spilled(&manifest, span);
+        let spilled =
+            |log_memory| ResourceBudget { log_memory, ..budget(0, 0) }.spilled(&manifest, span);
         // Eight activations and eight gradients, which are a little smaller.
         assert_eq!(spilled(Bytes(0)), 16);
         assert_eq!(spilled(Bytes(3 * one.0)), 13);
@@ -296,18 +298,18 @@ mod tests {
     }
 
     #[test]
-    fn who_has_room_for_one_stage_and_not_for_two_keeps_its_first() {
+    fn a_peer_with_room_for_one_stage_and_not_for_two_keeps_its_first() {
         let manifest = manifest();
         let all: BTreeSet<Stage> = manifest.stages().collect();
-        let alone = |stage: &Stage| room(0, 0).disk_for(&manifest, StageSpan::one(*stage));
+        let alone = |stage: &Stage| budget(0, 0).disk_for(&manifest, StageSpan::one(*stage));
         let largest = all.iter().map(alone).max().expect("there are stages").0;
-        let auto = |disk| room(1 << 40, disk).has_any_two(&manifest, StageChoice::Auto, &all);
-        let one = room(1 << 40, largest);
+        let auto = |disk| budget(1 << 40, disk).has_any_two(&manifest, StageChoice::Auto, &all);
+        let one = budget(1 << 40, largest);
         assert_eq!(one.fits(&manifest, StageChoice::Auto), Ok(all.clone()));
         assert_eq!([largest, 2 * largest - 1, 2 * largest].map(auto), [false, false, true]);
-        // It takes the disk for what it hosts, not for two.
+        // Without mobility the file has room for one stage.
         let folder = tempfile::tempdir().expect("a folder");
-        let one = Room { folder: folder.path().to_owned(), ..one };
+        let one = ResourceBudget { folder: folder.path().to_owned(), ..one };
         let places = |mobile| {
             let file = one.spill_file(&manifest, StageSpan::one(Stage(1)), mobile);
             file.expect("room").expect("something is spilled").places()
@@ -316,15 +318,15 @@ mod tests {
     }
 
     #[test]
-    fn the_window_follows_from_the_memory_that_is_left() {
+    fn the_window_follows_from_the_free_memory() {
         let manifest = manifest();
         let stages = BTreeSet::from([Stage(1)]);
         let span = StageSpan::one(Stage(1));
-        let window = |room: &Room| room.window(&manifest, &stages, 64);
+        let window = |budget: &ResourceBudget| budget.window(&manifest, &stages, 64);
         let four = memory_floor(&manifest, span, 4).0;
-        assert_eq!(window(&room(four, 0)), 4);
-        assert_eq!(window(&room(four - 1, 0)), 3);
-        assert_eq!(window(&room(1 << 40, 0)), 64);
-        assert_eq!(window(&room(0, 0)), 1);
+        assert_eq!(window(&budget(four, 0)), 4);
+        assert_eq!(window(&budget(four - 1, 0)), 3);
+        assert_eq!(window(&budget(1 << 40, 0)), 64);
+        assert_eq!(window(&budget(0, 0)), 1);
     }
 }

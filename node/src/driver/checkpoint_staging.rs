@@ -1,7 +1,7 @@
-//! The folder in which a checkpoint is put together, beside its destination.
+//! The folder in which a checkpoint is collected, beside its destination.
 //!
-//! It has a name of its destination's and stays when the process dies, so that the next one goes on
-//! with the files in it. A second fetch of the same destination has a folder of its own.
+//! Its name follows from the destination. It stays when the process dies, so the next process goes on
+//! with the files in it. A second fetch for the same destination has a folder of its own.
 
 use std::fs::{self, File};
 use std::io;
@@ -9,20 +9,20 @@ use std::path::{Path, PathBuf};
 
 use super::resume::{folders_in, paths_in};
 
-/// What the folder's name begins with.
+/// The beginning of the folder's name.
 const PREFIX: &str = ".fetching-";
 
-/// A folder for one fetch, locked while this lives.
+/// A folder for one fetch, locked for the lifetime of this value.
 #[derive(Debug)]
 pub(crate) struct Staging {
     folder: PathBuf,
     _lock: File,
-    /// Removes the folder with it, where nobody goes on with it.
+    /// Removes the folder of a second fetch at its end.
     _private: Option<tempfile::TempDir>,
 }
 
 impl Staging {
-    /// Opens what an earlier fetch of the same destination left, or a new folder.
+    /// Opens the folder of an earlier fetch for the same destination, or a new one.
     ///
     /// # Errors
     /// When the parent cannot be written.
@@ -40,7 +40,7 @@ impl Staging {
             let folder = private.path().to_owned();
             return Ok(Self { folder, _lock: lock, _private: Some(private) });
         }
-        // Links in the making that a process left when it died.
+        // An earlier process died while it made these links.
         for left in folders_in(&folder) {
             fs::remove_dir_all(left)?;
         }
@@ -51,7 +51,7 @@ impl Staging {
         &self.folder
     }
 
-    /// Removes what dead processes left of fetches to other destinations in this one's parent.
+    /// Removes folders of dead processes for other destinations in the same parent.
     pub(crate) fn forget_others(destination: &Path) {
         let parent = parent_of(destination);
         let mine = destination.file_name().unwrap_or_default().to_string_lossy();
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_dead_process_left_is_gone_on_with_or_forgotten() {
+    fn the_folder_of_a_dead_process_is_used_again_or_removed() {
         let home = tempfile::tempdir().expect("a folder");
         let (one, other) = (home.path().join("one"), home.path().join("other"));
         let staging = Staging::open(&one).expect("made");

@@ -1,4 +1,4 @@
-//! What the driver tells Prometheus.
+//! Updates of the metrics by the driver.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime};
@@ -17,40 +17,41 @@ use shoal_protocol::net::transport::{Flow, Traffic, Transport};
 use shoal_protocol::units::Bytes;
 use shoal_scheduler::action::{self, CoordinatorEvent, PeerLoad, TaskResult};
 
+use super::anchor_role::AnchorRole;
 use super::payload::LogUse;
 use crate::events::StepReport;
-use crate::status::{Mapping, OwnPort};
+use crate::reachability::{Mapping, OwnPort};
 
-/// Digits of a run's id that name it in labels: enough to tell runs apart.
+/// Digits of a run's id in labels, enough to distinguish runs.
 const NAME_LENGTH: usize = 16;
 
-/// How often the connections are looked at.
+/// Time between two observations of the connections.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// The metrics of this process, and what was counted before.
+/// The metrics of this process, and the counts that were added to them before.
 #[derive(Debug)]
-pub(crate) struct Meters {
+pub(crate) struct MetricsUpdate {
     metrics: Metrics,
-    /// Floating-point operations of each stage's forward pass over one microbatch.
+    /// Floating-point operations of a forward pass over one microbatch, by stage.
     flops: Vec<f64>,
     traffic: Traffic,
     spill_failures: u64,
     looked: Option<Instant>,
-    /// When this life began, until it serves.
+    /// The beginning of this life, until the peer serves.
     joining: Option<Instant>,
-    /// When a member was lost, until the next commit.
+    /// The loss of a member, until the next commit.
     lost: Option<Instant>,
 }
 
-impl Meters {
-    /// At the beginning of a life in a run, of which the log says so much.
+impl MetricsUpdate {
+    /// Names the run, and sets the state that is in the local log.
     pub(crate) fn new(metrics: Metrics, manifest: &Manifest, history: Option<&History>) -> Self {
         metrics.name_run(format!("{:.NAME_LENGTH$}", manifest.run_id().to_string()));
         metrics.run.planned_steps.set(gauge(manifest.training.steps));
         metrics.checkpoints.interval.set(gauge(manifest.checkpoint.every));
         metrics.node.state.choose(NodeState::Joining);
         metrics.node.own_port.choose(PortState::Unknown);
-        let meters = Self {
+        let update = Self {
             metrics,
             flops: manifest.stages().map(|stage| forward_flops(manifest, stage)).collect(),
             traffic: Traffic::default(),
@@ -60,13 +61,13 @@ impl Meters {
             lost: None,
         };
         if let Some(history) = history {
-            meters.stood(history);
+            update.resumed(history);
         }
-        meters
+        update
     }
 
-    /// What the machine can give.
-    pub(crate) fn room(&self, memory: Option<Bytes>, log_memory: Bytes, peak_flops: Option<f64>) {
+    /// Sets the limits of the machine.
+    pub(crate) fn budget(&self, memory: Option<Bytes>, log_memory: Bytes, peak_flops: Option<f64>) {
         if let Some(memory) = memory {
             self.metrics.memory.limit_bytes.set(memory.0 as f64);
         }
@@ -76,30 +77,30 @@ impl Meters {
         }
     }
 
-    /// What the hosted stages take of it.
-    pub(crate) fn hosts(&self, needed: Bytes) {
+    /// Sets the memory that the hosted stages take.
+    pub(crate) fn memory_needed(&self, needed: Bytes) {
         self.metrics.memory.needed_bytes.set(needed.0 as f64);
     }
 
-    /// How the run stands, as the log has it.
-    pub(crate) fn stood(&self, history: &History) {
-        self.stands(history.version);
+    /// Sets the state of the run as the log has it.
+    pub(crate) fn resumed(&self, history: &History) {
+        self.version(history.version);
         if let Some((version, _)) = history.checkpoints.last_key_value() {
             self.metrics.checkpoints.step.set(gauge(version.0));
         }
     }
 
-    /// The version of the weights, where no commit of this life's told of it.
-    pub(crate) fn stands(&self, version: Step) {
+    /// Sets the version of the weights; commits do so themselves.
+    pub(crate) fn version(&self, version: Step) {
         self.metrics.run.step.set(gauge(version.0));
     }
 
-    /// What it is doing from now on.
+    /// Sets the state of the node.
     pub(crate) fn is(&self, state: NodeState) {
         self.metrics.node.state.choose(state);
     }
 
-    /// How the peer's own port stands from now on.
+    /// Sets the reachability of the peer's own port.
     pub(crate) fn own_port(&self, port: &OwnPort) {
         self.metrics.node.own_port.choose(match port {
             OwnPort::Unknown => PortState::Unknown,
@@ -110,12 +111,12 @@ impl Meters {
         });
     }
 
-    /// It was told to leave.
-    pub(crate) fn preempted(&self, told_by: Preemption) {
-        self.metrics.node.preemptions.of(told_by).inc();
+    /// Counts a request to leave.
+    pub(crate) fn preempted(&self, source: Preemption) {
+        self.metrics.node.preemptions.of(source).inc();
     }
 
-    /// So many connections were refused so far, by reason.
+    /// Sets the refused connections so far, by reason.
     pub(crate) fn turned_away(&self, counts: &BTreeMap<Reason, u64>) {
         for (reason, count) in counts {
             let counter = self.metrics.links.turned.of(label_of(*reason));
@@ -123,21 +124,21 @@ impl Meters {
         }
     }
 
-    /// What a reason is called.
+    /// Returns the label of a reason.
     pub(crate) fn name_of(&self, reason: Reason) -> &'static str {
         label_of(reason).value()
     }
 
-    /// This life is over. Unless that is the end, another one begins by a search for the run.
+    /// Ends this life. Unless the run is over for this peer, another life begins by searching it.
     pub(crate) fn over(&self) {
         let state = &self.metrics.node.state;
         if [NodeState::Draining, NodeState::Finished].iter().all(|end| state.of(*end).get() == 0) {
             state.choose(NodeState::Searching);
         }
-        self.office(false, 0, false);
+        self.coordinating(false, 0, false);
     }
 
-    /// The engine finished a task.
+    /// Counts a result of the engine.
     pub(crate) fn computed(&self, result: &TaskResult, busy: Duration) {
         let node = &self.metrics.node;
         let seconds = busy.as_secs_f64();
@@ -151,7 +152,7 @@ impl Meters {
                 Phase::Forward
             }
             TaskResult::Returned { key, .. } => {
-                // The gradients of its input and of its weights.
+                // It computes the gradients of the input and of the weights.
                 pass(Direction::Backward, key, 2.0);
                 Phase::Backward
             }
@@ -163,7 +164,7 @@ impl Meters {
             TaskResult::Applied { .. } => Phase::Apply,
             TaskResult::Restored { .. } => Phase::Restore,
             TaskResult::NotRestored { .. } => return self.refused(Refusal::Checkpoint),
-            // Written beside the engine.
+            // The engine's thread did not wait for these.
             TaskResult::Stored { .. } => {
                 return self.metrics.checkpoints.write_duration.observe(seconds);
             }
@@ -176,8 +177,8 @@ impl Meters {
         node.phase_duration.of(phase).observe(seconds);
     }
 
-    /// Something befell the run that this peer keeps.
-    pub(crate) fn befell(&mut self, event: &CoordinatorEvent, manifest: &Manifest) {
+    /// Counts an event of the local coordinator.
+    pub(crate) fn coordinator_event(&mut self, event: &CoordinatorEvent, manifest: &Manifest) {
         let keeping = &self.metrics.keeping;
         let repeated = |reason: Repeat, tokens: u64, stages: u16| {
             keeping.tokens_repeated.of(reason).inc_by(tokens as f64 / f64::from(stages));
@@ -227,7 +228,7 @@ impl Meters {
         }
     }
 
-    /// This peer found what must not be.
+    /// Counts a violated invariant that this peer found.
     pub(crate) fn fault(&self, fault: &action::Fault) {
         let label = match fault {
             action::Fault::AccumulatorDiffers { .. } => Fault::Accumulator,
@@ -238,30 +239,34 @@ impl Meters {
         self.metrics.node.faults.of(label).inc();
     }
 
-    /// Who keeps the run, and how its log is kept.
-    pub(crate) fn office(&self, is_coordinator: bool, anchors: usize, log_paused: bool) {
-        self.metrics.keeping.is_coordinator.set(is_coordinator.into());
+    /// Sets the part of this peer in coordinating the run.
+    pub(super) fn anchor_role(&self, role: &AnchorRole) {
+        self.coordinating(role.coordinator().is_some(), role.voters().len(), role.is_paused());
+    }
+
+    fn coordinating(&self, coordinates: bool, anchors: usize, log_paused: bool) {
+        self.metrics.keeping.is_coordinator.set(coordinates.into());
         self.metrics.keeping.anchors.set(gauge(anchors as u64));
         self.metrics.keeping.log_paused.set(log_paused.into());
     }
 
-    /// A checkpoint is complete.
+    /// Sets the newest complete checkpoint.
     pub(crate) fn checkpoint_completed(&self, version: Step) {
         self.metrics.checkpoints.step.set(gauge(version.0));
         self.metrics.checkpoints.time.set(since_1970());
     }
 
-    /// A checkpoint could not be brought together here.
+    /// Counts a checkpoint that could not be archived.
     pub(crate) fn checkpoint_failed(&self) {
         self.metrics.checkpoints.failures.inc();
     }
 
-    /// Something that a peer sent is not used.
+    /// Counts an unusable message or file of a peer.
     pub(crate) fn refused(&self, reason: Refusal) {
         self.metrics.node.refused.of(reason).inc();
     }
 
-    /// A step is committed.
+    /// Counts a committed step.
     pub(crate) fn committed(&self, era: Era, report: &StepReport, manifest: &Manifest) {
         let run = &self.metrics.run;
         run.step.set(gauge(report.step.saturating_add(1)));
@@ -280,7 +285,7 @@ impl Meters {
         }
     }
 
-    /// The membership changed.
+    /// Sets the membership.
     pub(crate) fn members(&mut self, view: &View, me: Member, manifest: &Manifest) {
         let run = &self.metrics.run;
         run.members.set(gauge(view.members.len() as u64));
@@ -302,7 +307,7 @@ impl Meters {
         }
     }
 
-    /// What the peer holds now.
+    /// Sets the load of the peer.
     pub(crate) fn load(&mut self, load: &PeerLoad, log: LogUse) {
         let metrics = &self.metrics;
         let queue = |queue: Queue, length: usize| {
@@ -318,8 +323,7 @@ impl Meters {
         self.spill_failures = log.failures;
     }
 
-    /// What went over the links so far, and now and then what the connections show, and what the other
-    /// members were measured to take.
+    /// Counts traffic, and observes round trips and rates of the connections once a second.
     pub(crate) fn links(&mut self, transport: &Transport, view: &View) {
         let links = &self.metrics.links;
         if self.looked.is_none_or(|looked| looked.elapsed() >= LOOK_EVERY) {

@@ -1,8 +1,8 @@
-//! Which members' processes are gone, for a coordinator that has no connection to them yet.
+//! Finds members whose processes have ended, for a coordinator without connections to them.
 //!
-//! A QUIC packet to a port that nobody has open is answered by nothing that a program sees, and so a
-//! death takes as long to show as a slow line would. The search listens on TCP with the same port
-//! number, and there the system at the other end says at once that nobody does.
+//! A QUIC packet to a closed port gets no answer that a program sees, so a death looks like a slow
+//! link. Discovery listens on TCP with the same port number, and there the system at the other end
+//! refuses the connection at once.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -15,23 +15,23 @@ use shoal_protocol::message::View;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// Members that are asked at a time.
+/// Members that are probed at a time.
 const AT_ONCE: usize = 64;
 
-/// How long one address may take: who says nothing is asked over QUIC all the same.
+/// The longest wait for one address. A silent one is left to the QUIC connection.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The members of a view at all of whose addresses nobody listens.
+/// Returns the members that refuse connections at every address.
 pub(super) async fn gone(view: View, me: Member) -> Vec<Member> {
     let others = view.members.into_iter().filter(|record| record.member.peer != me.peer);
-    let asked = stream::iter(others).map(|record| async move {
-        let gone = nobody_listens(&record.addresses).await;
+    let probes = stream::iter(others).map(|record| async move {
+        let gone = refuses_everywhere(&record.addresses).await;
         gone.then_some(record.member)
     });
-    asked.buffer_unordered(AT_ONCE).filter_map(|gone| async move { gone }).collect().await
+    probes.buffer_unordered(AT_ONCE).filter_map(|gone| async move { gone }).collect().await
 }
 
-async fn nobody_listens(addresses: &[SocketAddr]) -> bool {
+async fn refuses_everywhere(addresses: &[SocketAddr]) -> bool {
     for address in addresses {
         let refused = match timeout(PATIENCE, TcpStream::connect(address)).await {
             Ok(Err(error)) => error.kind() == ErrorKind::ConnectionRefused,
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn only_who_listens_nowhere_is_gone() {
+    async fn only_a_member_that_listens_nowhere_is_gone() {
         let here = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let closed = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let (open, shut) = (here.local_addr().expect("bound"), closed.local_addr().expect("bound"));

@@ -1,4 +1,4 @@
-//! Gets the text to the peers that read it: those of the first stage.
+//! Fetches the token file for the peers that read it: the hosts of the first stage.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,33 +11,32 @@ use shoal_protocol::manifest::{Manifest, Tokens};
 use shoal_protocol::net::transport::Transport;
 
 use super::chunks::is_partial;
-use super::home::Files;
 use super::resume::paths_in;
+use crate::data_dir::Files;
 
-/// How often each holder is asked, and how long in between.
+/// Attempts at all holders, and the time between two.
 const ROUNDS: u32 = 30;
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Where the token file of a run is, or will be.
+/// The place of a run's token file, whether it is there or not.
 #[derive(Debug, Clone)]
-pub(crate) struct Text {
+pub(crate) struct TokenFileSource {
     pub(crate) manifest: Arc<Manifest>,
-    /// The data directory.
-    pub(crate) folder: PathBuf,
+    pub(crate) data_dir: PathBuf,
     pub(crate) files: Files,
 }
 
-impl Text {
+impl TokenFileSource {
     fn path(&self) -> PathBuf {
         let hash = self.manifest.tokens.hash;
-        let own = || self.folder.join("tokens").join(format!("{hash}.tokens"));
+        let own = || self.data_dir.join("tokens").join(format!("{hash}.tokens"));
         self.files.path(&hash).unwrap_or_else(own)
     }
 
-    /// Opens the token file, which is here.
+    /// Opens the token file.
     ///
     /// # Errors
-    /// When it is not, or is another file.
+    /// When it is missing, or another file.
     pub(crate) fn open(&self) -> anyhow::Result<Samples> {
         let path = self.path();
         let file = TokenFile::open(&path, &self.manifest.tokens)?;
@@ -45,10 +44,10 @@ impl Text {
         Ok(Samples::new(&self.manifest, file))
     }
 
-    /// Fetches the token file by its hash from one of the `holders`, where it is not here yet.
+    /// Fetches the token file by its hash from one of the `holders`, unless it is here.
     ///
     /// # Errors
-    /// When it is not to be had.
+    /// When no holder gives it.
     pub(crate) async fn obtain(
         &self,
         transport: Option<Transport>,
@@ -59,7 +58,7 @@ impl Text {
         let Some(transport) = transport.filter(|_| !path.exists()) else { return Ok(()) };
         let length = count.saturating_mul(width.size() as u64);
         tracing::info!(%hash, length, "fetching the text");
-        let folder = self.folder.join("tokens");
+        let folder = self.data_dir.join("tokens");
         std::fs::create_dir_all(&folder)
             .with_context(|| format!("{} cannot be made", folder.display()))?;
         anyhow::ensure!(
@@ -70,7 +69,7 @@ impl Text {
         let mut fetched = Ok(());
         for round in 0..ROUNDS {
             if round > 0 {
-                // Who has it may be about to come back.
+                // A holder may be about to come back.
                 tokio::time::sleep(PAUSE).await;
             }
             fetched = transport.fetch_file(&holders, hash, length, &path).await;
@@ -82,7 +81,7 @@ impl Text {
     }
 }
 
-/// Removes what is left of fetches of other texts.
+/// Removes the rests of fetches of other token files.
 fn forget_others(folder: &Path, wanted: &Path) {
     let wanted = wanted.file_name().unwrap_or_default().to_string_lossy();
     for path in paths_in(folder).into_iter().filter(|path| is_partial(path)) {

@@ -1,4 +1,4 @@
-//! Brings the parts of a checkpoint together: each stage's files come from the peer that wrote them.
+//! Collects the files of a checkpoint, each stage's from the peers that hold them.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,17 +10,17 @@ use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{StoredFile, StoredStage};
 use shoal_protocol::net::transport::{PARTIAL_SUFFIX, Transport};
 
+use super::checkpoint_staging::Staging;
 use super::chunks;
-use super::home::Files;
-use super::staging::Staging;
+use crate::data_dir::Files;
 
-/// A checkpoint whose stages are stored here and there.
+/// A checkpoint whose stages are on several peers.
 #[derive(Debug)]
 pub(crate) struct Scattered {
     pub(crate) version: Step,
     /// Each stage, in order.
     pub(crate) stages: Vec<StoredStage>,
-    /// The folder that it becomes.
+    /// The folder for the whole checkpoint.
     pub(crate) destination: PathBuf,
 }
 
@@ -31,7 +31,10 @@ pub(crate) struct Collected {
     pub(crate) hash: ContentHash,
 }
 
-/// Fetches what is not here, adds the index, checks the whole and puts it in its place.
+/// Fetches missing files, adds the index, verifies the whole and publishes it.
+///
+/// # Errors
+/// When the folder cannot be written, a file cannot be had, or the checkpoint is not whole.
 pub(crate) async fn collect(
     scattered: Scattered,
     manifest: Arc<Manifest>,
@@ -65,15 +68,18 @@ pub(crate) async fn collect(
         }
     });
     let hash = published.await.context("the checkpoint's writer panicked")??;
-    // Whoever takes over a stage begins from here.
+    // A new host of a stage may begin from these files.
     for (hash, path) in offered {
         files.offer(hash, path);
     }
     Ok(Collected { directory: destination, hash })
 }
 
-/// Brings a stage's files into a folder: those that are here are linked or copied, others come from
-/// those who have them.
+/// Brings a stage's files into a folder: local ones are linked or copied, the others fetched from
+/// their holders.
+///
+/// # Errors
+/// When the folder takes no files, or no holder gives one.
 pub(crate) async fn obtain(
     stored: &StoredStage,
     me: PeerId,
@@ -81,8 +87,8 @@ pub(crate) async fn obtain(
     files: &Files,
     transport: Option<&Transport>,
 ) -> anyhow::Result<()> {
-    // Another task may be bringing the same file here, and a third may be reading it: each puts its own
-    // in the place at once. A fetch does so by itself.
+    // Another task may bring the same file here, and a third may read it, so each copy is renamed
+    // into its place. A fetch does so by itself.
     let scratch = tempfile::Builder::new()
         .prefix(".part-")
         .tempdir_in(folder)
@@ -97,7 +103,7 @@ pub(crate) async fn obtain(
                     .or_else(|_| std::fs::copy(&path, &part).map(|_| ()))
                     .with_context(|| format!("{} cannot be copied", path.display()))?;
             }
-            // A process that died had it already.
+            // An earlier process fetched it before it died.
             (None, _) if is_there(&to, file).await => continue,
             (None, Some(transport)) => {
                 fetch(&stored.holders, me, file, &to, transport).await?;
@@ -111,15 +117,14 @@ pub(crate) async fn obtain(
     Ok(())
 }
 
-/// Whether this very file is at a path.
+/// Returns whether this very file is at a path.
 async fn is_there(path: &Path, file: &StoredFile) -> bool {
     let (path, hash) = (path.to_owned(), file.hash);
     let found = tokio::task::spawn_blocking(move || chunks::hash(&path));
     matches!(found.await, Ok(Ok(found)) if found == hash)
 }
 
-/// Fetches a file from its holders. Who fetches decides whom it asks first, so that not all ask the
-/// same.
+/// Fetches a file from its holders. Each peer begins with another holder.
 async fn fetch(
     holders: &[PeerId],
     me: PeerId,
@@ -134,7 +139,10 @@ async fn fetch(
     Ok(transport.fetch_file(&others, file.hash, file.size.0, to).await?)
 }
 
-/// A name that a peer gave must stay in the folder.
+/// Checks that a file name from a peer stays in the folder.
+///
+/// # Errors
+/// When it is no plain file name.
 pub(crate) fn checked_name(name: &str) -> anyhow::Result<&str> {
     let plain = !name.is_empty()
         && !name.starts_with('.')

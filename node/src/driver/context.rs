@@ -1,0 +1,48 @@
+//! Facts of one life in a run that do not change.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use shoal_protocol::ids::Member;
+use shoal_protocol::manifest::Manifest;
+use shoal_protocol::net::transport::Transport;
+use shoal_protocol::units::Moment;
+
+use super::token_file_fetch::TokenFileSource;
+use crate::data_dir::Files;
+
+/// Identity, clock and places of one life in a run. Every component reads it, none writes it.
+pub(super) struct Context {
+    pub(super) manifest: Arc<Manifest>,
+    /// This peer in this life.
+    pub(super) me: Member,
+    /// The folder for this peer's files.
+    pub(super) data_dir: PathBuf,
+    /// The folder for whole checkpoints, if this peer archives them.
+    pub(super) archive: Option<PathBuf>,
+    /// The files that other peers may fetch from this one.
+    pub(super) files: Files,
+    /// The data plane; `None` in a run on one machine alone.
+    pub(super) transport: Option<Transport>,
+    /// The zero of every [`Moment`].
+    pub(super) clock: Instant,
+}
+
+impl Context {
+    /// Returns the time since this life began.
+    pub(super) fn now(&self) -> Moment {
+        Moment(self.clock.elapsed())
+    }
+
+    /// Converts a moment of this life to the system's clock.
+    pub(super) fn instant(&self, moment: Moment) -> Instant {
+        self.clock + moment.0
+    }
+
+    /// Returns the place of the run's token file.
+    pub(super) fn token_file(&self) -> TokenFileSource {
+        let (manifest, files) = (self.manifest.clone(), self.files.clone());
+        TokenFileSource { manifest, data_dir: self.data_dir.clone(), files }
+    }
+}

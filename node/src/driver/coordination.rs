@@ -1,0 +1,366 @@
+//! The run as this peer knows it: era, membership and coordinator, and this peer's own part in
+//! coordinating it.
+
+use shoal_protocol::history::History;
+use shoal_protocol::ids::{Era, Member, PeerId, Stage, Step, Term};
+use shoal_protocol::message::{
+    AnchorMessage, FromCoordinator, LogRecord, Message, StoredStage, ToCoordinator, View,
+};
+use shoal_protocol::net::transport::{ConnectError, Refusal};
+use shoal_protocol::units::Moment;
+use shoal_scheduler::action::{CoordinatorAction, CoordinatorInput, PeerInput};
+use shoal_scheduler::coordinator::Coordinator;
+
+use super::anchor_role::AnchorRole;
+use super::background_results::{Background, BackgroundResult};
+use super::context::Context;
+use super::coordinator_contact::CoordinatorContact;
+use super::effect::{Effect, Effects, Stamp};
+use super::incoming::{Receiver, Unusable};
+use super::liveness_probe;
+use super::shutdown::Ending;
+use crate::anchor::AnchorEvent;
+use crate::fault_point::FaultPoint;
+
+/// Era, membership and coordinator of the run.
+pub(super) struct Coordination {
+    me: Member,
+    era: Era,
+    view: View,
+    contact: CoordinatorContact,
+    anchor_role: AnchorRole,
+    /// A message for a coordinator that is not known or not in office yet. The peer repeats every
+    /// message that needs an answer, so one is enough.
+    pending_message: Option<ToCoordinator>,
+}
+
+impl Coordination {
+    pub(super) fn new(me: Member, coordinator: Option<Member>, anchor_role: AnchorRole) -> Self {
+        Self {
+            me,
+            era: Era(0),
+            view: View::default(),
+            contact: CoordinatorContact::new(coordinator),
+            anchor_role,
+            pending_message: None,
+        }
+    }
+
+    /// Returns the newest membership.
+    pub(super) fn view(&self) -> &View {
+        &self.view
+    }
+
+    pub(super) fn contact(&self) -> &CoordinatorContact {
+        &self.contact
+    }
+
+    pub(super) fn anchor_role(&self) -> &AnchorRole {
+        &self.anchor_role
+    }
+
+    /// Returns the era and term that this peer's messages name.
+    pub(super) fn stamp(&self) -> Stamp {
+        Stamp { era: self.era, term: self.contact.term() }
+    }
+
+    /// Returns the conditions that incoming messages must meet.
+    pub(super) fn receiver(&self) -> Receiver {
+        Receiver { me: self.me, era: self.era, term: self.contact.term() }
+    }
+
+    /// Returns the next moment at which the coordinator wants a tick.
+    pub(super) fn next_timeout(&self) -> Option<Moment> {
+        self.anchor_role.coordinator().and_then(Coordinator::next_timeout)
+    }
+
+    /// Waits for the next event of the local anchor. Safe to cancel.
+    pub(super) async fn next_anchor_event(&mut self) -> Option<AnchorEvent> {
+        self.anchor_role.next().await
+    }
+
+    /// Enters the era that follows a rewind.
+    pub(super) fn rewound(&mut self, era: Era) {
+        self.era = era;
+    }
+
+    /// Takes in a membership.
+    pub(super) fn members_changed(&mut self, view: View) {
+        self.contact.members_changed(&view);
+        self.view = view;
+    }
+
+    /// Notes the members of a membership that is in the log, and not yet in force here.
+    pub(super) fn members_logged(&mut self, view: &View) {
+        self.contact.members_changed(view);
+    }
+
+    /// Returns the peers that may have the token file: the hosts of the first stage, the archives
+    /// and the coordinator.
+    pub(super) fn token_file_holders(&self) -> Vec<PeerId> {
+        let members = self.view.members.iter();
+        let able = members.filter(|record| record.span.contains(Stage(0)) || record.duties.archive);
+        let coordinator = self.contact.coordinator().map(|member| member.peer);
+        let all = able.map(|record| record.member.peer).chain(coordinator);
+        all.filter(|peer| *peer != self.me.peer).collect()
+    }
+
+    /// Returns the newest checkpoint in the local log.
+    pub(super) fn newest_logged_checkpoint(&self) -> Option<(Step, Vec<StoredStage>)> {
+        let newest = self.anchor_role.history()?.checkpoints.pop_last();
+        newest.filter(|(version, _)| version.0 > 0)
+    }
+
+    /// Returns another peer that is the coordinator, to redirect `asker` to.
+    pub(super) fn coordinator_for(&self, asker: Member) -> Option<Member> {
+        self.contact.coordinator().filter(|member| ![self.me, asker].contains(member))
+    }
+
+    /// Sends a message to the coordinator, which may be in this process; keeps it while there is
+    /// none.
+    pub(super) fn send(&mut self, message: ToCoordinator, out: &mut Effects) {
+        match self.contact.coordinator() {
+            Some(coordinator) if coordinator == self.me => {
+                if self.is_in_office() {
+                    let from = self.me;
+                    out.push(CoordinatorInput::Message { from, message }.into());
+                } else {
+                    self.pending_message = Some(message);
+                }
+            }
+            Some(to) => {
+                let (stamp, message) = (self.stamp(), Message::ToCoordinator(message));
+                out.push(Effect::Send { to, stamp, message });
+            }
+            None => self.pending_message = Some(message),
+        }
+    }
+
+    /// Sends the message that was kept while there was no coordinator.
+    pub(super) fn send_pending(&mut self, out: &mut Effects) {
+        let Some(coordinator) = self.contact.coordinator() else { return };
+        if (coordinator != self.me || self.is_in_office())
+            && let Some(message) = self.pending_message.take()
+        {
+            self.send(message, out);
+        }
+    }
+
+    fn is_in_office(&self) -> bool {
+        self.anchor_role.coordinator().is_some_and(Coordinator::is_in_office)
+    }
+
+    /// Hands the local coordinator an input.
+    pub(super) fn handle(
+        &mut self,
+        now: Moment,
+        input: CoordinatorInput,
+    ) -> Vec<CoordinatorAction> {
+        self.anchor_role.handle(now, input)
+    }
+
+    /// Applies an action of the local coordinator, other than an event.
+    pub(super) fn apply(&mut self, action: CoordinatorAction, out: &mut Effects) {
+        match action {
+            CoordinatorAction::Send { to, message } => self.send_as_coordinator(to, message, out),
+            CoordinatorAction::Append(record) => {
+                if matches!(record, LogRecord::Commit(_)) {
+                    FaultPoint::Committing.pass();
+                }
+                self.anchor_role.append(record);
+            }
+            CoordinatorAction::Anchors(wanted) => self.anchor_role.set_wanted(wanted, out),
+            CoordinatorAction::Event(_) => {}
+        }
+    }
+
+    fn send_as_coordinator(&mut self, to: Member, message: FromCoordinator, out: &mut Effects) {
+        let Some(coordinator) = self.anchor_role.coordinator() else { return };
+        let stamp = Stamp { era: coordinator.era(), term: coordinator.term() };
+        if to != self.me {
+            out.push(Effect::Send { to, stamp, message: Message::FromCoordinator(message) });
+        } else if self.contact.accepts(to, stamp.term) {
+            // As for any other peer, the era comes with the coordinator's message.
+            self.era = stamp.era;
+            out.push(PeerInput::FromCoordinator { from: to, message }.into());
+        }
+    }
+
+    /// Takes in a message for the coordinator.
+    pub(super) fn receive_for_coordinator(
+        &self,
+        from: Member,
+        sent: Stamp,
+        message: ToCoordinator,
+        out: &mut Effects,
+    ) {
+        let Some(coordinator) = self.anchor_role.coordinator() else {
+            out.push(Effect::Redirect { to: from });
+            return;
+        };
+        let newcomer = matches!(message, ToCoordinator::Register(_));
+        // The coordinator answers every other message of a peer that is no member.
+        if !newcomer && coordinator.is_member(from) {
+            let Stamp { era, term } = sent;
+            let past = (era != coordinator.era()).then_some(Unusable::OtherEra { era });
+            let past = past.or((term != coordinator.term()).then_some(Unusable::PastTerm { term }));
+            if let Some(error) = past {
+                out.push(Effect::Refuse { from, error });
+                return;
+            }
+        }
+        out.push(CoordinatorInput::Message { from, message }.into());
+    }
+
+    /// Takes in a message of a coordinator.
+    pub(super) fn receive_from_coordinator(
+        &mut self,
+        from: Member,
+        Stamp { era, term }: Stamp,
+        message: FromCoordinator,
+        out: &mut Effects,
+    ) {
+        if self.contact.accepts(from, term) {
+            self.era = era;
+            out.push(PeerInput::FromCoordinator { from, message }.into());
+        } else {
+            tracing::warn!(peer = %from, %term, "a message of a peer that is not the coordinator");
+            out.push(Effect::RefuseCoordinator);
+        }
+    }
+
+    /// Takes in a message of another anchor.
+    pub(super) fn receive_from_anchor(&self, from: Member, message: AnchorMessage) {
+        if !self.anchor_role.receive(from.peer, message, self.contact.is_anchor(from.peer)) {
+            tracing::debug!(peer = %from, "a message of a peer that is no anchor");
+        }
+    }
+
+    /// Takes in the answer of a peer that is not the coordinator, with the one that is.
+    pub(super) fn redirected(&mut self, coordinator: Member) {
+        if coordinator != self.me {
+            self.contact.set(coordinator);
+        }
+    }
+
+    /// Notes a connection to a life of a peer: an earlier one has ended.
+    pub(super) fn connected(&mut self, member: Member, out: &mut Effects) {
+        if let Some(member) = self.contact.connected(member) {
+            out.push(CoordinatorInput::Disconnected { member }.into());
+        }
+    }
+
+    /// Notes that a peer could not be reached for long.
+    pub(super) fn unreachable(&mut self, peer: PeerId, error: &ConnectError, out: &mut Effects) {
+        let member = self.view.members.iter().find(|record| record.member.peer == peer);
+        let member = member.map(|record| record.member);
+        let coordinator = self.contact.coordinator().filter(|member| member.peer == peer);
+        if coordinator.is_some()
+            && let ConnectError::Refused(Refusal::Denied(denied)) = error
+            && !denied.may_pass()
+        {
+            // Another attempt has no chance, and the run goes on without this peer.
+            out.push(Ending::Refused(denied.to_string()).into());
+        }
+        if let Some(member) = member {
+            out.push(PeerInput::Unreachable { member }.into());
+        }
+        if let Some(member) = member.or(coordinator) {
+            self.lost(member, &error.to_string(), out);
+        }
+    }
+
+    /// Notes that a peer is gone.
+    pub(super) fn lost(&mut self, member: Member, reason: &str, out: &mut Effects) {
+        out.push(CoordinatorInput::Disconnected { member }.into());
+        // A peer that is no member yet knows no other to ask.
+        let knows_others = || {
+            let history = self.anchor_role.history();
+            history.is_some_and(|history| !history.view.members.is_empty())
+        };
+        if self.contact.lost(member, self.me) && self.view.members.is_empty() && !knows_others() {
+            out.push(Ending::Orphaned(reason.to_owned()).into());
+        }
+    }
+
+    /// Repeats changes of the anchors, and reports changes of their number.
+    pub(super) fn tick(&mut self, out: &mut Effects) {
+        self.anchor_role.tick(out);
+    }
+
+    /// Takes in an event of the local anchor. Its election goes to [`Self::lead`] instead.
+    pub(super) fn anchor_event(
+        &mut self,
+        context: &Context,
+        background: &Background,
+        event: Option<AnchorEvent>,
+        out: &mut Effects,
+    ) {
+        match event {
+            Some(AnchorEvent::Appended(record)) => {
+                if matches!(record, LogRecord::Commit(_)) {
+                    FaultPoint::Committed.pass();
+                }
+                let begins = matches!(record, LogRecord::Term(_));
+                out.push(CoordinatorInput::Appended(record).into());
+                if begins {
+                    // The transport reported these before, and will not again.
+                    for member in self.contact.ended_lives() {
+                        out.push(CoordinatorInput::Disconnected { member }.into());
+                    }
+                    self.probe_members(context, background);
+                }
+            }
+            Some(AnchorEvent::Deposed) => {
+                tracing::info!("another anchor leads");
+                self.anchor_role.deposed();
+                self.contact.try_next_anchor(self.me);
+            }
+            Some(AnchorEvent::Leader { peer: Some(peer), .. }) => {
+                self.anchor_role.leader_found();
+                if peer != self.me.peer {
+                    self.contact.elected(peer);
+                }
+            }
+            Some(AnchorEvent::Leader { peer: None, answering, voters }) => {
+                self.anchor_role.leader_missing(answering, voters);
+            }
+            Some(AnchorEvent::Failed(error)) => {
+                out.push(Ending::Stopped(error.to_string()).into());
+            }
+            Some(AnchorEvent::Leads { .. }) => {}
+            None => out.push(Ending::Stopped("the run's log stopped".to_owned()).into()),
+        }
+    }
+
+    /// Looks for members whose processes have ended unnoticed.
+    fn probe_members(&self, context: &Context, background: &Background) {
+        let history = self.anchor_role.history().filter(|_| context.transport.is_some());
+        let Some(History { view, .. }) = history else { return };
+        let me = self.me;
+        background
+            .spawn(async move { BackgroundResult::Gone(liveness_probe::gone(view, me).await) });
+    }
+
+    /// Returns whether the run stands still without this peer: it is the coordinator and the only
+    /// anchor.
+    pub(super) fn is_indispensable(&self) -> bool {
+        self.anchor_role.coordinator().is_some() && self.anchor_role.is_alone()
+    }
+
+    /// Starts the local coordinator: the anchors elected this one.
+    pub(super) fn lead(
+        &mut self,
+        context: &Context,
+        term: Term,
+        history: History,
+    ) -> Vec<CoordinatorAction> {
+        let actions = self.anchor_role.lead(context, term, history);
+        self.contact.set(self.me);
+        actions
+    }
+    /// Ends the anchor and its writing.
+    pub(super) async fn close(&mut self) {
+        self.anchor_role.close().await;
+    }
+}

@@ -1,0 +1,203 @@
+//! The coordinator, as far as this peer knows it: the receiver of its messages, and the sender of
+//! those that it accepts.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use shoal_protocol::ids::{Incarnation, Member, PeerId, Term};
+use shoal_protocol::message::View;
+
+/// How long a member waits for an unreachable coordinator.
+pub(super) const PATIENCE: Duration = Duration::from_secs(600);
+
+/// Knowledge of the run's coordinator and of the anchors that may become it.
+#[derive(Debug, Default)]
+pub(super) struct CoordinatorContact {
+    /// The receiver of messages to the coordinator.
+    coordinator: Option<Member>,
+    /// The coordinator of the newest term, and that term. Messages of earlier terms are refused.
+    accepted: Option<Member>,
+    term: Term,
+    /// The peers that may be the coordinator.
+    anchors: BTreeSet<PeerId>,
+    /// The newest known life of each peer, and whether it has ended.
+    lives: BTreeMap<PeerId, (Incarnation, bool)>,
+    /// The moment at which the coordinator became unreachable.
+    unreachable_since: Option<Instant>,
+}
+
+impl CoordinatorContact {
+    /// Begins with the coordinator that the peer joined through, if any.
+    pub(super) fn new(coordinator: Option<Member>) -> Self {
+        Self { coordinator, ..Self::default() }
+    }
+
+    pub(super) fn coordinator(&self) -> Option<Member> {
+        self.coordinator
+    }
+
+    pub(super) fn term(&self) -> Term {
+        self.term
+    }
+
+    pub(super) fn is_anchor(&self, peer: PeerId) -> bool {
+        self.anchors.contains(&peer)
+    }
+
+    /// Returns the end of the wait for an unreachable coordinator.
+    pub(super) fn wait_ends(&self) -> Option<Instant> {
+        self.unreachable_since.map(|since| since + PATIENCE)
+    }
+
+    /// Returns the time for which the coordinator has been unreachable.
+    pub(super) fn unreachable_for(&self) -> Option<Duration> {
+        self.unreachable_since.map(|since| since.elapsed())
+    }
+
+    /// Decides whether to accept a coordinator's message. A new term needs a sender that may be the
+    /// coordinator; within a term only the first sender is accepted.
+    pub(super) fn accepts(&mut self, from: Member, term: Term) -> bool {
+        let expected = self.coordinator.is_some_and(|member| member.peer == from.peer);
+        let may = expected || self.anchors.is_empty() || self.anchors.contains(&from.peer);
+        let newer = term > self.term && may;
+        if newer {
+            (self.term, self.accepted) = (term, Some(from));
+        }
+        let accepted = newer || (term == self.term && self.accepted == Some(from));
+        if accepted {
+            self.set(from);
+        }
+        accepted
+    }
+
+    /// Sets the coordinator, which is reachable.
+    pub(super) fn set(&mut self, member: Member) {
+        self.coordinator = Some(member);
+        self.unreachable_since = None;
+    }
+
+    /// Notes that the anchors elected this peer.
+    pub(super) fn elected(&mut self, peer: PeerId) {
+        if let Some((incarnation, _)) = self.lives.get(&peer) {
+            self.coordinator = Some(Member { peer, incarnation: *incarnation });
+        }
+    }
+
+    /// Notes a connection to this life of a peer. Returns an earlier life of it, if one was known.
+    pub(super) fn connected(&mut self, member: Member) -> Option<Member> {
+        let Member { peer, incarnation } = member;
+        let before = self.lives.insert(peer, (incarnation, false));
+        if self.coordinator.is_some_and(|known| known.peer == peer) {
+            self.coordinator = Some(member);
+        }
+        let before = before.map(|(incarnation, _)| Member { peer, incarnation });
+        before.filter(|before| before.incarnation < incarnation)
+    }
+
+    /// Notes the lives of members, and the anchors among them.
+    pub(super) fn members_changed(&mut self, view: &View) {
+        for record in &view.members {
+            let Member { peer, incarnation } = record.member;
+            let known = self.lives.entry(peer).or_insert((incarnation, false));
+            if incarnation > known.0 {
+                *known = (incarnation, false);
+            }
+            if record.duties.anchor {
+                self.anchors.insert(peer);
+            }
+        }
+    }
+
+    /// Notes that a peer is unreachable. Returns whether it was the coordinator; messages then go to
+    /// another anchor.
+    pub(super) fn lost(&mut self, member: Member, me: Member) -> bool {
+        if let Some(known) = self.lives.get_mut(&member.peer)
+            && known.0 == member.incarnation
+        {
+            known.1 = true;
+        }
+        let coordinated = self.coordinator.is_some_and(|known| known.peer == member.peer);
+        if coordinated {
+            self.unreachable_since.get_or_insert_with(Instant::now);
+            self.try_next_anchor(me);
+        }
+        coordinated
+    }
+
+    /// Sends messages to the next anchor, in the order of ids. One that is not the coordinator
+    /// answers with the address of the one that is.
+    pub(super) fn try_next_anchor(&mut self, me: Member) {
+        let current = self.coordinator.map(|member| member.peer);
+        let others = || self.anchors.iter().copied().filter(|peer| *peer != me.peer);
+        let next = others().find(|peer| current.is_none_or(|current| *peer > current));
+        if let Some(peer) = next.or_else(|| others().next()) {
+            self.elected(peer);
+        }
+    }
+
+    /// Returns the lives that are known to have ended.
+    pub(super) fn ended_lives(&self) -> Vec<Member> {
+        let ended = self.lives.iter().filter(|(_, (_, ended))| *ended);
+        ended
+            .map(|(peer, (incarnation, _))| Member { peer: *peer, incarnation: *incarnation })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shoal_protocol::ids::{Stage, StageSpan};
+    use shoal_protocol::message::{Duties, MemberRecord};
+
+    use super::*;
+
+    fn member(number: u8) -> Member {
+        Member { peer: PeerId([number; 32]), incarnation: Incarnation(1) }
+    }
+
+    /// Peers 1 to 3 are anchors, 4 is not; 1 is the coordinator.
+    fn contact() -> CoordinatorContact {
+        let record = |number| MemberRecord {
+            member: member(number),
+            span: StageSpan::one(Stage(0)),
+            addresses: Vec::new(),
+            serving: true,
+            duties: Duties { anchor: number < 4, archive: false },
+            mobile: false,
+            moves: None,
+        };
+        let mut contact = CoordinatorContact::new(Some(member(1)));
+        let members = (1..=4).map(record).map(Into::into).collect();
+        contact.members_changed(&View { number: 1, members });
+        assert!(contact.accepts(member(1), Term(5)));
+        contact
+    }
+
+    #[test]
+    fn a_later_terms_coordinator_is_accepted_and_no_earlier_one() {
+        let mut contact = contact();
+        assert!(contact.accepts(member(2), Term(6)));
+        assert!(!contact.accepts(member(1), Term(5)), "its term is over");
+        assert!(!contact.accepts(member(1), Term(6)), "that term is another's");
+        assert!(!contact.accepts(member(4), Term(7)), "it is no anchor");
+        assert_eq!((contact.coordinator(), contact.term()), (Some(member(2)), Term(6)));
+    }
+
+    #[test]
+    fn a_peer_that_lost_the_coordinator_asks_the_other_anchors_in_turn() {
+        let mut contact = contact();
+        let me = member(4);
+        assert!(!contact.lost(member(3), me), "that was not the coordinator");
+        assert_eq!(contact.wait_ends(), None);
+        assert!(contact.lost(member(1), me));
+        assert_eq!(contact.coordinator(), Some(member(2)));
+        assert!(contact.lost(member(2), me) && contact.wait_ends().is_some());
+        assert_eq!(contact.coordinator(), Some(member(3)));
+        assert_eq!(contact.ended_lives(), [member(1), member(2), member(3)]);
+        // It comes back in another life.
+        let again = Member { incarnation: Incarnation(2), ..member(3) };
+        assert_eq!(contact.connected(again), Some(member(3)));
+        assert_eq!(contact.coordinator(), Some(again));
+        assert!(contact.accepts(again, Term(6)) && contact.wait_ends().is_none());
+    }
+}

@@ -1,0 +1,121 @@
+//! The engine of this process: the thread that computes, and the tensors that it reads and makes.
+
+use anyhow::Context as _;
+use shoal_engine::{Device, DeviceChoice};
+use shoal_protocol::ids::{PeerId, Stage, StageSpan};
+use shoal_protocol::manifest::Manifest;
+use shoal_protocol::units::Bytes;
+use shoal_scheduler::action::{PayloadId, Task};
+use std::time::Duration;
+
+use super::checkpoint_writer::PartWriter;
+use super::context::Context;
+use super::engine_thread::{EngineResources, EngineThread, Job, JobDone};
+use super::payload::Payloads;
+use super::resource_budget::ResourceBudget;
+use super::resume::{FETCHED, STORED};
+
+/// Everything that the engine needs before its stages are known.
+#[derive(Debug)]
+pub(super) struct EngineSetup {
+    pub(super) device: DeviceChoice,
+    /// Processor threads.
+    pub(super) threads: usize,
+    /// Extra time for each pass, to model a slow peer.
+    pub(super) slow_down: Duration,
+    pub(super) budget: ResourceBudget,
+    /// Whether the coordinator may move this peer to another stage.
+    pub(super) mobile: bool,
+}
+
+/// Owns the engine's thread and the tensors behind the scheduler's handles.
+#[derive(Debug)]
+pub(super) struct EngineHost {
+    setup: EngineSetup,
+    payloads: Payloads,
+    /// Started with the admission to the run; never by a peer without stages.
+    thread: Option<EngineThread>,
+}
+
+impl EngineHost {
+    pub(super) fn new(setup: EngineSetup) -> Self {
+        Self { setup, payloads: Payloads::default(), thread: None }
+    }
+
+    pub(super) fn payloads(&self) -> &Payloads {
+        &self.payloads
+    }
+
+    pub(super) fn budget(&self) -> &ResourceBudget {
+        &self.setup.budget
+    }
+
+    /// Returns the memory that hosting these stages takes.
+    pub(super) fn memory_for(&self, manifest: &Manifest, span: StageSpan) -> Bytes {
+        self.setup.budget.memory_for(manifest, span, 1)
+    }
+
+    /// Starts the engine for these stages. A peer of the first stage fetches the token file from
+    /// one of the holders if it does not have it.
+    ///
+    /// # Errors
+    /// When the disk has no room for the output log, or the system gives no thread.
+    pub(super) fn start(
+        &mut self,
+        context: &Context,
+        span: StageSpan,
+        token_file_holders: Vec<PeerId>,
+    ) -> anyhow::Result<()> {
+        let EngineSetup { device, threads, slow_down, ref budget, mobile } = self.setup;
+        let spill = budget.spill_file(&context.manifest, span, mobile);
+        let spill = spill.context("the disk has no room for the output log")?;
+        self.payloads.spill_into(spill, budget.log_memory());
+        let (manifest, payloads) = (context.manifest.clone(), self.payloads.clone());
+        let (stored, fetched) = (context.data_dir.join(STORED), context.data_dir.join(FETCHED));
+        let (files, token_file) = (context.files.clone(), context.token_file());
+        let transport = context.transport.clone();
+        let runtime = tokio::runtime::Handle::current();
+        let make = move || {
+            let samples = if span.contains(Stage(0)) {
+                runtime.block_on(token_file.obtain(transport, token_file_holders))?;
+                Some(token_file.open()?)
+            } else {
+                None
+            };
+            let engine =
+                shoal_engine::Engine::new(&manifest, span, Device::open(device, threads)?)?;
+            let parts = PartWriter { manifest, stored, files };
+            Ok(EngineResources { engine, samples, token_file, payloads, parts, fetched, slow_down })
+        };
+        self.thread = Some(EngineThread::start(make).context("no thread for the engine")?);
+        Ok(())
+    }
+
+    /// Queues a task together with the tensors that it reads.
+    pub(super) fn compute(&self, task: Task) {
+        let ids: Vec<PayloadId> = match &task {
+            Task::Forward { activation, .. } => activation.iter().copied().collect(),
+            Task::Backward { gradient, .. } => gradient.iter().copied().collect(),
+            Task::Reduce { parts, .. } => parts.clone(),
+            Task::Install { payload, .. } => vec![*payload],
+            Task::Accumulate { .. }
+            | Task::Discard { .. }
+            | Task::Export { .. }
+            | Task::Summarise { .. }
+            | Task::Apply { .. }
+            | Task::Restore { .. }
+            | Task::Leave { .. }
+            | Task::Store { .. } => Vec::new(),
+        };
+        let inputs = ids.into_iter().map(|id| self.payloads.get(id)).collect();
+        self.thread.as_ref().expect("a member has an engine").give(Job { task, inputs });
+    }
+
+    /// Waits for the next result of the engine; `None` after its thread panicked. Safe to cancel.
+    pub(super) async fn next(&mut self) -> Option<JobDone> {
+        match &mut self.thread {
+            Some(thread) => thread.done().await,
+            None => std::future::pending().await,
+        }
+    }
+}

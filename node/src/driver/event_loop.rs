@@ -1,0 +1,603 @@
+//! The event loop: receives events, hands each to the component that it concerns, and carries out
+//! the effects.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use anyhow::{Context as _, bail};
+use shoal_metrics::{NodeState, Preemption, Refusal};
+use shoal_protocol::history::History;
+use shoal_protocol::ids::{Member, StageSpan, Term};
+use shoal_protocol::message::{
+    CommitRecord, Envelope, FromCoordinator, Message, PeerMessage, TensorTag, ToCoordinator,
+};
+use shoal_scheduler::action::{
+    CoordinatorAction, CoordinatorEvent, CoordinatorInput, PayloadId, PeerAction, PeerEvent,
+    PeerInput, StepBooks, TaskResult,
+};
+use shoal_scheduler::peer::Peer;
+
+use super::anchor_role::AnchorRole;
+use super::background_results::{Background, BackgroundResult};
+use super::checkpoint_shelf::CheckpointShelf;
+use super::context::Context;
+use super::coordination::Coordination;
+use super::effect::{Effect, Effects, LocalInput, Stamp};
+use super::engine_host::{EngineHost, EngineSetup};
+use super::engine_thread::JobDone;
+use super::link_events::LinkEvent;
+use super::metrics_update::MetricsUpdate;
+use super::observer::Observer;
+use super::peer_network::{NetworkEvent, PeerNetwork};
+use super::resource_budget::ResourceBudget;
+use super::setup::Setup;
+use super::shutdown::{Ending, Outcome, Shutdown, ShutdownEvent, Signals, source_of};
+use super::startup_probes::{self, new_peer};
+use super::status_feed::StatusFeed;
+use super::status_snapshot::Sources;
+use super::timers::sleep_to;
+use crate::anchor::AnchorEvent;
+use crate::events::RunEvent;
+use crate::fault_point::FaultPoint;
+
+/// Takes part in a run until it is over.
+///
+/// # Errors
+/// When the run cannot go on, or this process cannot.
+pub async fn run(setup: Setup, observer: &mut dyn Observer) -> anyhow::Result<Outcome> {
+    let mut driver = Driver::new(setup, observer).await?;
+    let completed = driver.coordination.anchor_role().has_completed(&driver.context);
+    let outcome = if completed { Ok(Outcome::Complete) } else { driver.drive().await };
+    driver.close().await;
+    outcome
+}
+
+/// An event of any source.
+enum Event {
+    /// A result of the engine's thread; `None` after it panicked.
+    Engine(Option<JobDone>),
+    Network(NetworkEvent),
+    /// An event of the local anchor; `None` after it ended.
+    Anchor(Option<AnchorEvent>),
+    Background(BackgroundResult),
+    /// A timeout of a state machine.
+    Tick,
+    /// The coordinator has been unreachable for too long.
+    CoordinatorLost,
+    Shutdown(ShutdownEvent),
+}
+
+/// Owns the components, and the queue of inputs for the local state machines.
+struct Driver<'a> {
+    context: Context,
+    peer: Peer,
+    inputs: VecDeque<LocalInput>,
+    engine: EngineHost,
+    network: PeerNetwork,
+    coordination: Coordination,
+    checkpoints: CheckpointShelf,
+    background: Background,
+    shutdown: Shutdown,
+    status: StatusFeed<'a>,
+}
+
+impl<'a> Driver<'a> {
+    async fn new(setup: Setup, observer: &'a mut dyn Observer) -> anyhow::Result<Self> {
+        let budget =
+            ResourceBudget::measure(setup.limits, setup.device.is_processor(), &setup.data_dir)?;
+        let (peer, mobile) = new_peer(&setup, &budget).await?;
+        let Setup { me, device, threads, network, role, .. } = setup;
+        let context = Context {
+            manifest: setup.manifest,
+            me,
+            data_dir: setup.data_dir,
+            archive: role.archive.clone(),
+            files: setup.files,
+            transport: network.as_ref().map(|network| network.transport.clone()),
+            clock: Instant::now(),
+        };
+        let anchor_role = AnchorRole::open(&role, &context).await?;
+        let (manifest, history) = (&context.manifest, anchor_role.history());
+        let metrics = MetricsUpdate::new(setup.metrics.clone(), manifest, history.as_ref());
+        let peak = match setup.watched {
+            true => Some(startup_probes::peak_flops(manifest, device, threads).await?),
+            false => None,
+        };
+        metrics.budget(budget.memory(), budget.log_memory(), peak);
+        for _ in 0..startup_probes::offer_kept(&context).await? {
+            metrics.refused(Refusal::Checkpoint);
+        }
+        let slow_down = setup.slow_down;
+        let engine = EngineSetup { device, threads, slow_down, budget, mobile };
+        Ok(Self {
+            peer,
+            inputs: VecDeque::new(),
+            engine: EngineHost::new(engine),
+            network: PeerNetwork::new(me, network, manifest, setup.metrics),
+            coordination: Coordination::new(me, role.coordinator, anchor_role),
+            checkpoints: CheckpointShelf::default(),
+            background: Background::new(),
+            shutdown: Shutdown::new(setup.leaving),
+            status: StatusFeed::new(observer, metrics),
+            // Moments count from the end of the measurements.
+            context: Context { clock: Instant::now(), ..context },
+        })
+    }
+
+    /// Runs until this life ends.
+    async fn drive(&mut self) -> anyhow::Result<Outcome> {
+        let mut signals = Signals::listen()?;
+        self.begin();
+        loop {
+            self.settle();
+            self.update_status();
+            if let Some(ending) = self.shutdown.take_ending(self.checkpoints.is_archiving()) {
+                let anchor_role = self.coordination.anchor_role();
+                return ending.outcome(|| anchor_role.has_completed(&self.context));
+            }
+            let event = self.next(&mut signals).await?;
+            self.handle(event)?;
+        }
+    }
+
+    fn begin(&mut self) {
+        self.status.started(&self.context.manifest);
+        if let Some(history) = self.coordination.anchor_role().history() {
+            self.coordination.members_logged(&history.view);
+            self.network.members_changed(&history.view);
+        }
+        let mut actions = Vec::new();
+        self.peer.start(self.context.now(), &mut actions);
+        self.apply_peer_actions(actions);
+    }
+
+    /// Hands the state machines the inputs that they caused for each other, until none is left.
+    fn settle(&mut self) {
+        self.send_pending();
+        while let Some(input) = self.inputs.pop_front() {
+            let now = self.context.now();
+            match input {
+                LocalInput::Peer(input) => {
+                    let mut actions = Vec::new();
+                    self.peer.handle(now, input, &mut actions);
+                    self.apply_peer_actions(actions);
+                }
+                LocalInput::Coordinator(input) => {
+                    let actions = self.coordination.handle(now, input);
+                    self.apply_coordinator_actions(actions);
+                }
+            }
+            self.send_pending();
+        }
+    }
+
+    fn send_pending(&mut self) {
+        let mut out = Effects::new();
+        self.coordination.send_pending(&mut out);
+        self.execute(out);
+    }
+
+    fn update_status(&mut self) {
+        let Self { context, peer, engine, network, coordination, checkpoints, .. } = self;
+        let view = coordination.view();
+        self.status.metrics().load(&peer.load(), engine.payloads().log_use());
+        if let Some(transport) = &context.transport {
+            self.status.metrics().links(transport, view);
+        }
+        if self.status.is_due(view.number) {
+            let sources = Sources { context, peer, engine, network, coordination, checkpoints };
+            self.status.update(sources.snapshot());
+            let unreachable = coordination.contact().unreachable_for();
+            self.status.coordinator_unreachable_for(unreachable);
+        }
+        if let Some(refusals) = network.refusals() {
+            self.status.refused_connections(refusals);
+        }
+    }
+
+    /// Waits for the next event.
+    async fn next(&mut self, signals: &mut Signals) -> anyhow::Result<Event> {
+        let timeouts = [self.peer.next_timeout(), self.coordination.next_timeout()];
+        let timeout = timeouts.into_iter().flatten().min();
+        let timeout = timeout.map(|moment| self.context.instant(moment));
+        let coordinator_lost = self.coordination.contact().wait_ends();
+        Ok(tokio::select! {
+            done = self.engine.next() => Event::Engine(done),
+            event = self.network.next() => Event::Network(event?),
+            event = self.coordination.next_anchor_event() => Event::Anchor(event),
+            result = self.background.next() => Event::Background(result),
+            () = sleep_to(timeout) => Event::Tick,
+            () = sleep_to(coordinator_lost) => Event::CoordinatorLost,
+            event = self.shutdown.next(signals) => Event::Shutdown(event),
+        })
+    }
+
+    fn handle(&mut self, event: Event) -> anyhow::Result<()> {
+        let mut out = Effects::new();
+        match event {
+            Event::Engine(done) => self.engine_done(done, &mut out)?,
+            Event::Network(NetworkEvent::Link(incoming)) => {
+                let receiver = self.coordination.receiver();
+                if let Some(event) = self.network.receive(incoming, receiver) {
+                    self.link_event(event, &mut out);
+                }
+            }
+            Event::Network(NetworkEvent::Admission) => {
+                self.network.announce_access_list(self.coordination.stamp(), &mut out);
+            }
+            Event::Network(NetworkEvent::OwnPort(port)) => self.status.own_port(port),
+            Event::Anchor(event) => self.anchor_event(event, &mut out),
+            Event::Background(result) => self.background_result(result, &mut out),
+            Event::Tick => {
+                out.push(PeerInput::Tick.into());
+                out.push(CoordinatorInput::Tick.into());
+                self.coordination.tick(&mut out);
+                self.status.metrics().anchor_role(self.coordination.anchor_role());
+            }
+            Event::CoordinatorLost => {
+                let reason = "the coordinator has been unreachable for too long".to_owned();
+                out.push(Ending::Orphaned(reason).into());
+            }
+            Event::Shutdown(event) => self.shutdown_event(event, &mut out)?,
+        }
+        self.execute(out);
+        Ok(())
+    }
+
+    fn execute(&mut self, effects: Effects) {
+        for effect in effects {
+            match effect {
+                Effect::Local(input) => self.inputs.push_back(input),
+                Effect::Send { to, stamp, message } => self.network.send(to, stamp, message),
+                Effect::Redirect { to } => self.redirect(to),
+                Effect::Refuse { from, error } => {
+                    let reason = self.network.refuse(from, &error);
+                    self.status.metrics().refused(reason);
+                }
+                Effect::RefuseCoordinator => self.status.metrics().refused(Refusal::NoCoordinator),
+                Effect::Note(event) => self.status.note(&event),
+                Effect::End(ending) => self.shutdown.end(ending),
+            }
+        }
+    }
+
+    fn engine_done(&mut self, done: Option<JobDone>, out: &mut Effects) -> anyhow::Result<()> {
+        let JobDone { result, busy } = done.context("the engine's thread panicked")?;
+        let result = result?;
+        self.status.metrics().computed(&result, busy);
+        if matches!(result, TaskResult::Summarised { .. }) {
+            // The report of the round's result carries the measured links.
+            let links = self.network.measured_links(self.coordination.view());
+            out.push(PeerInput::Links(links).into());
+        }
+        out.push(PeerInput::Done { result, busy }.into());
+        Ok(())
+    }
+
+    fn link_event(&mut self, event: LinkEvent, out: &mut Effects) {
+        match event {
+            LinkEvent::Connected { member, .. } => {
+                if self.shutdown.connected(member.peer) {
+                    let message = Message::FromCoordinator(FromCoordinator::Finished);
+                    let stamp = self.coordination.stamp();
+                    out.push(Effect::Send { to: member, stamp, message });
+                }
+                self.coordination.connected(member, out);
+            }
+            LinkEvent::Disconnected { member, reason } => {
+                out.push(PeerInput::Disconnected { member }.into());
+                self.coordination.lost(member, &reason, out);
+            }
+            LinkEvent::Unreachable { peer, error } => {
+                self.coordination.unreachable(peer, &error, out);
+            }
+            LinkEvent::Message { from, envelope } => self.message(from, envelope, out),
+            LinkEvent::Tensors { from, tag, tensors } => {
+                let payload = self.engine.payloads().keep(tensors);
+                out.push(PeerInput::Tensor { from, tag, payload }.into());
+            }
+            LinkEvent::Unusable { from, error } => out.push(Effect::Refuse { from, error }),
+        }
+    }
+
+    fn message(&mut self, from: Member, envelope: Envelope, out: &mut Effects) {
+        let stamp = Stamp { era: envelope.era, term: envelope.term };
+        match envelope.message {
+            Message::ToCoordinator(message) => {
+                let message = self.network.with_observed_address(from, message);
+                self.coordination.receive_for_coordinator(from, stamp, message, out);
+            }
+            Message::FromCoordinator(message) => {
+                self.coordination.receive_from_coordinator(from, stamp, message, out);
+            }
+            Message::PeerMessage(message) => {
+                out.push(PeerInput::PeerMessage { from, message }.into())
+            }
+            Message::Anchor(message) => self.coordination.receive_from_anchor(from, message),
+            Message::AccessList { signed } => {
+                if let Some(reason) = self.network.receive_access_list(from, &signed) {
+                    self.status.metrics().refused(reason);
+                }
+            }
+            Message::CheckpointRequest => self.answer_checkpoint(from, out),
+            // Only a process that is no member asks for one.
+            Message::Checkpoint { .. } => {}
+            Message::CoordinatorMoved { coordinator, addresses } => {
+                self.network.remember(coordinator.peer, &addresses);
+                self.coordination.redirected(coordinator);
+            }
+        }
+    }
+
+    /// Answers with the holders of the newest checkpoint, or with the peer that may know them.
+    fn answer_checkpoint(&self, to: Member, out: &mut Effects) {
+        let logged = || self.coordination.newest_logged_checkpoint();
+        let view = self.coordination.view();
+        let addresses = |peer| self.network.addresses_of(view, peer);
+        let newest = self.checkpoints.saved(logged, addresses);
+        if newest.is_none() && self.coordination.anchor_role().coordinator().is_none() {
+            out.push(Effect::Redirect { to });
+            return;
+        }
+        let message = Message::Checkpoint { newest };
+        out.push(Effect::Send { to, stamp: self.coordination.stamp(), message });
+    }
+
+    /// Answers with the coordinator's addresses, if that is another peer.
+    fn redirect(&self, to: Member) {
+        let Some(coordinator) = self.coordination.coordinator_for(to) else { return };
+        let addresses = self.network.addresses_of(self.coordination.view(), coordinator.peer);
+        let message = Message::CoordinatorMoved { coordinator, addresses };
+        self.network.send(to, self.coordination.stamp(), message);
+    }
+
+    fn anchor_event(&mut self, event: Option<AnchorEvent>, out: &mut Effects) {
+        if self.shutdown.ignores(event.as_ref()) {
+            return;
+        }
+        match event {
+            Some(AnchorEvent::Leads { term, history }) => self.lead(term, history),
+            event => {
+                self.coordination.anchor_event(&self.context, &self.background, event, out);
+            }
+        }
+    }
+
+    /// Starts the local coordinator: the anchors elected this one.
+    fn lead(&mut self, term: Term, history: History) {
+        self.coordination.members_logged(&history.view);
+        self.network.members_changed(&history.view);
+        // The newest records count only since this election.
+        self.status.metrics().resumed(&history);
+        let actions = self.coordination.lead(&self.context, term, history);
+        self.apply_coordinator_actions(actions);
+    }
+
+    fn background_result(&mut self, result: BackgroundResult, out: &mut Effects) {
+        match result {
+            BackgroundResult::Files(result) => {
+                if result.is_failed_checkpoint() {
+                    self.status.metrics().checkpoint_failed();
+                }
+                self.checkpoints.finished(result, out);
+            }
+            BackgroundResult::LogLost(error) => {
+                out.push(Ending::Stopped(format!("{error:#}")).into());
+            }
+            BackgroundResult::LatencyMeasured(links) => {
+                out.push(PeerInput::LinksProbed(links).into())
+            }
+            BackgroundResult::Gone(members) => {
+                let gone = |member| CoordinatorInput::Disconnected { member }.into();
+                out.extend(members.into_iter().map(gone));
+            }
+        }
+    }
+
+    fn shutdown_event(&mut self, event: ShutdownEvent, out: &mut Effects) -> anyhow::Result<()> {
+        match event {
+            ShutdownEvent::Leave(preemption) => self.drain(preemption, out)?,
+            ShutdownEvent::DrainTimeout => {
+                tracing::warn!("the drain took too long: others do again what is not finished");
+                self.coordination.send(ToCoordinator::Leave, out);
+                out.push(Ending::Drained.into());
+            }
+            ShutdownEvent::WaitOver => {}
+        }
+        Ok(())
+    }
+
+    /// Leaves in order, within the drain timeout. A second request ends the process at once.
+    fn drain(&mut self, preemption: Preemption, out: &mut Effects) -> anyhow::Result<()> {
+        let source = source_of(preemption);
+        if self.shutdown.is_draining() || self.context.transport.is_none() {
+            let mut last = Effects::new();
+            self.coordination.send(ToCoordinator::Leave, &mut last);
+            self.execute(last);
+            bail!("interrupted by {source}");
+        }
+        self.status.draining(preemption, source);
+        self.shutdown.drain();
+        out.push(match self.coordination.is_indispensable() {
+            // The run stands still until this peer is started again: nothing is worth a wait.
+            true => Ending::Drained.into(),
+            false => PeerInput::Drain.into(),
+        });
+        Ok(())
+    }
+
+    fn apply_peer_actions(&mut self, actions: Vec<PeerAction>) {
+        for action in actions {
+            let mut out = Effects::new();
+            match action {
+                PeerAction::ToCoordinator(message) => self.send_to_coordinator(message),
+                PeerAction::Send { to, message } => self.send(to, message, &mut out),
+                PeerAction::SendTensor { to, tag, payload } => {
+                    self.send_tensor(to, tag, payload, &mut out);
+                }
+                PeerAction::ProbeLinks { at } => self.network.probe_latency(&self.background, at),
+                PeerAction::Fetch { version, part } => {
+                    let holders = self.coordination.token_file_holders();
+                    let (context, background) = (&self.context, &self.background);
+                    self.checkpoints.fetch(context, background, (version, part), holders);
+                }
+                PeerAction::Keep { version, part } => {
+                    self.checkpoints.keep(&self.context, &self.background, version, part);
+                }
+                PeerAction::Compute(task) => self.engine.compute(task),
+                PeerAction::Release(payload) => self.engine.payloads().release(payload),
+                PeerAction::Event(event) => self.peer_event(event, &mut out),
+            }
+            self.execute(out);
+        }
+    }
+
+    fn send_to_coordinator(&mut self, message: ToCoordinator) {
+        let reduced = matches!(message, ToCoordinator::Reduced { .. });
+        let mut out = Effects::new();
+        self.coordination.send(message, &mut out);
+        self.execute(out);
+        if reduced {
+            FaultPoint::Reduced.pass();
+        }
+    }
+
+    fn send(&self, to: Member, message: PeerMessage, out: &mut Effects) {
+        let from = self.context.me;
+        if to == from {
+            out.push(PeerInput::PeerMessage { from, message }.into());
+        } else {
+            let (stamp, message) = (self.coordination.stamp(), Message::PeerMessage(message));
+            out.push(Effect::Send { to, stamp, message });
+        }
+    }
+
+    fn send_tensor(&self, to: Member, tag: TensorTag, payload: PayloadId, out: &mut Effects) {
+        let (from, payloads) = (self.context.me, self.engine.payloads());
+        if to == from {
+            let payload = payloads.share(payload);
+            out.push(PeerInput::Tensor { from, tag, payload }.into());
+            return;
+        }
+        match tag {
+            TensorTag::ActivationGradient { .. } => FaultPoint::GradientUnsent.pass(),
+            TensorTag::RoundPart { .. } => FaultPoint::Reducing.pass(),
+            TensorTag::Activation { .. } | TensorTag::RoundResult { .. } => {}
+        }
+        self.background.spawn(self.network.send_tensors(to, tag, payloads.get(payload)));
+        if matches!(tag, TensorTag::Activation { .. }) {
+            FaultPoint::ForwardSent.pass();
+        }
+    }
+
+    fn peer_event(&mut self, event: PeerEvent, out: &mut Effects) {
+        match event {
+            PeerEvent::Admitted { span } => self.admitted(span, out),
+            PeerEvent::Rewound { era, version } => {
+                self.coordination.rewound(era);
+                self.status.metrics().version(version);
+                tracing::warn!(%era, %version, "the run goes back");
+            }
+            PeerEvent::Serving { version } => {
+                self.status.metrics().version(version);
+                out.push(RunEvent::Serving { version: version.0 }.into());
+            }
+            PeerEvent::Drained => out.push(Ending::Drained.into()),
+            PeerEvent::Expelled { reason } => out.push(Ending::Expelled(reason).into()),
+            PeerEvent::Refused { reason } => out.push(Ending::Refused(reason).into()),
+            PeerEvent::View => self.members_changed(),
+            PeerEvent::Checkpoint { version, stages, oldest } => {
+                self.status.metrics().checkpoint_completed(version);
+                let (context, background) = (&self.context, &self.background);
+                self.checkpoints.completed(context, background, (version, stages), oldest);
+            }
+            PeerEvent::Applied { record } => self.committed(&record, None),
+            PeerEvent::Counted { .. } => {}
+            PeerEvent::MoveBegun { to, reason } => {
+                let reason = reason.words();
+                tracing::info!(stage = %to, reason, "fetching another stage, to host it instead");
+            }
+            PeerEvent::Moved { from, to, at } => {
+                out.push(RunEvent::Moved { from, to: to.0, step: at.0 }.into());
+            }
+            PeerEvent::MoveCancelled { to } => {
+                tracing::info!(stage = %to, "needed where it is: it stays");
+            }
+            PeerEvent::ResultLost { step, .. } => {
+                tracing::warn!(step = step.0, "a result was lost on the way: beginning anew");
+            }
+            PeerEvent::Fault(fault) => {
+                self.status.metrics().fault(&fault);
+                tracing::error!(%fault, "fault");
+            }
+            PeerEvent::Finished => self.finished(out),
+            PeerEvent::Stopped { reason } => {
+                if !self.shutdown.is_ending() {
+                    out.push(RunEvent::Stopped { reason: reason.clone() }.into());
+                    out.push(Ending::Stopped(reason).into());
+                }
+            }
+        }
+    }
+
+    fn admitted(&mut self, span: StageSpan, out: &mut Effects) {
+        if !span.is_empty() {
+            self.status
+                .metrics()
+                .memory_needed(self.engine.memory_for(&self.context.manifest, span));
+            let holders = self.coordination.token_file_holders();
+            if let Err(error) = self.engine.start(&self.context, span, holders) {
+                out.push(Ending::Stopped(format!("{error:#}")).into());
+            }
+        }
+        out.push(RunEvent::Joined { span }.into());
+    }
+
+    fn members_changed(&mut self) {
+        let view = self.peer.view().clone();
+        self.status.metrics().members(&view, self.context.me, &self.context.manifest);
+        self.network.members_changed(&view);
+        self.coordination.members_changed(view);
+    }
+
+    fn committed(&mut self, record: &CommitRecord, books: Option<StepBooks>) {
+        let members = self.coordination.view().members.len();
+        if self.status.committed(&self.context, record, books, members) {
+            self.checkpoints.forget_old_parts(&self.context, record.step);
+        }
+    }
+
+    fn finished(&mut self, out: &mut Effects) {
+        out.push(RunEvent::Finished { sent: self.network.sent() }.into());
+        self.status.metrics().is(NodeState::Finished);
+        let (voters, view) = (self.coordination.anchor_role().voters(), self.coordination.view());
+        out.extend(self.shutdown.finish(voters, view, self.context.me).map(Effect::Note));
+        out.push(Ending::Finished.into());
+    }
+
+    fn apply_coordinator_actions(&mut self, actions: Vec<CoordinatorAction>) {
+        for action in actions {
+            let mut out = Effects::new();
+            match action {
+                CoordinatorAction::Event(event) => self.coordinator_event(event),
+                action => self.coordination.apply(action, &mut out),
+            }
+            self.execute(out);
+        }
+    }
+
+    fn coordinator_event(&mut self, event: CoordinatorEvent) {
+        self.status.metrics().coordinator_event(&event, &self.context.manifest);
+        match event {
+            CoordinatorEvent::Committed { record, books } => self.committed(&record, Some(books)),
+            event => self.status.coordinator_event(&self.context, event),
+        }
+    }
+
+    async fn close(&mut self) {
+        self.status.metrics().over();
+        self.coordination.close().await;
+        self.background.close();
+        self.network.close().await;
+    }
+}

@@ -1,0 +1,98 @@
+//! Measurements before a life in a run begins, each on a thread of its own: files of earlier lives,
+//! the device's known answers and its speed.
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use shoal_engine::{Device, DeviceChoice};
+use shoal_protocol::ids::ContentHash;
+use shoal_protocol::manifest::Manifest;
+use shoal_protocol::message::{Candidate, Duties, StageChoice};
+use shoal_scheduler::peer::{Peer, PeerConfig, PeerLimits};
+use shoal_scheduler::router::Routing;
+
+use super::context::Context;
+use super::resource_budget::ResourceBudget;
+use super::resume;
+use super::setup::Setup;
+use crate::exit::{Exit, ExitWith};
+
+/// Makes this process's peer, which hosts any stage that the machine has room for. Returns also
+/// whether the coordinator may move it.
+///
+/// # Errors
+/// When the machine has no room for the chosen stages, or a known-answer pass fails.
+pub(super) async fn new_peer(
+    setup: &Setup,
+    budget: &ResourceBudget,
+) -> anyhow::Result<(Peer, bool)> {
+    let Setup { manifest, me, choice, device, threads, network, role, .. } = setup;
+    let fits = budget.fits(manifest, *choice).exit_with(Exit::NotAdmitted)?;
+    let mobile = budget.has_any_two(manifest, *choice, &fits);
+    let fingerprint = match choice {
+        StageChoice::None => None,
+        _ => Some(known_answers(manifest.clone(), *device, *threads).await?),
+    };
+    let limits = PeerLimits::default();
+    let largest_window = budget.window(manifest, &fits, limits.largest_window);
+    let candidate = Candidate {
+        choice: *choice,
+        fits,
+        mobile,
+        link_estimates: None,
+        addresses: network.as_ref().map_or_else(Vec::new, |net| net.addresses.clone()),
+        fingerprint,
+        duties: Duties { anchor: role.anchor.is_some(), archive: role.archive.is_some() },
+    };
+    let peer = Peer::new(PeerConfig {
+        me: *me,
+        manifest: manifest.clone(),
+        candidate,
+        parameters: manifest
+            .stages()
+            .map(|stage| (stage, shoal_engine::parameter_count(manifest, stage)))
+            .collect(),
+        limits: PeerLimits { largest_window, ..limits },
+        seed: u64::from_le_bytes(*me.peer.0.first_chunk().expect("32 bytes")),
+        routing: Routing::default(),
+    });
+    Ok((peer, mobile))
+}
+
+/// Offers files of earlier lives to other peers. Returns the number of checkpoints that are of no
+/// use.
+///
+/// # Errors
+/// When the search panicked.
+pub(super) async fn offer_kept(context: &Context) -> anyhow::Result<usize> {
+    let (data_dir, archive) = (context.data_dir.clone(), context.archive.clone());
+    let (run, files) = (context.manifest.run_id(), context.files.clone());
+    let look = move || resume::offer_kept(&data_dir, archive.as_deref(), run, &files);
+    tokio::task::spawn_blocking(look).await.context("the search for kept files panicked")
+}
+
+/// Computes the fingerprint by which peers that compute the same bits recognise each other.
+async fn known_answers(
+    manifest: Arc<Manifest>,
+    device: DeviceChoice,
+    threads: usize,
+) -> anyhow::Result<ContentHash> {
+    let compute = move || shoal_engine::fingerprint(&manifest, Device::open(device, threads)?);
+    let computed = tokio::task::spawn_blocking(compute).await;
+    Ok(computed.context("the known-answer pass panicked")??)
+}
+
+/// Measures the device's peak rate, in floating-point operations per second.
+///
+/// # Errors
+/// When the device cannot be opened, or the measurement panicked.
+pub(super) async fn peak_flops(
+    manifest: &Manifest,
+    device: DeviceChoice,
+    threads: usize,
+) -> anyhow::Result<f64> {
+    let dtype = manifest.training.dtype;
+    let measure = move || shoal_engine::peak_flops(Device::open(device, threads)?, dtype);
+    let measured = tokio::task::spawn_blocking(measure).await;
+    Ok(measured.context("the measurement of the device panicked")??)
+}

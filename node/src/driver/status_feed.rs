@@ -1,0 +1,282 @@
+//! Everything that the driver reports: events of the run, the status for observers, and metrics.
+
+use std::time::{Duration, Instant};
+
+use shoal_metrics::{NodeState, Preemption};
+use shoal_protocol::ids::{Era, Stage, Step};
+use shoal_protocol::manifest::Manifest;
+use shoal_protocol::message::{CommitRecord, proof_of_all};
+use shoal_protocol::units::Moment;
+use shoal_scheduler::action::{CoordinatorEvent, StepBooks};
+
+use super::admission::Refusals;
+use super::context::Context;
+use super::coordinator_contact::PATIENCE;
+use super::metrics_update::MetricsUpdate;
+use super::observer::Observer;
+use crate::events::{RunEvent, StepReport};
+use crate::reachability::OwnPort;
+use crate::status::{Sight, StatusWatch};
+
+/// Time between two updates of the status. A change of the membership updates it at once.
+const UPDATE_EVERY: Duration = Duration::from_secs(1);
+
+/// How long the coordinator is unreachable before that is reported: of several anchors another one
+/// takes over sooner.
+const REPORT_AFTER: Duration = Duration::from_secs(5);
+
+/// Owns the observers of the run and the numbers that only they need.
+pub(super) struct StatusFeed<'a> {
+    observer: &'a mut dyn Observer,
+    board: StatusWatch,
+    metrics: MetricsUpdate,
+    /// The last update of the status, and the number of the membership in it.
+    updated: Option<(Instant, u64)>,
+    /// Whether it was reported that the coordinator is unreachable.
+    coordinator_unreachable: bool,
+    /// The beginning of the open step.
+    step_began: Moment,
+    /// The newest step that was reported, and its era.
+    last_announced: Option<(Era, Step)>,
+}
+
+/// The status of a process without a driver is empty, however the driver ended.
+impl Drop for StatusFeed<'_> {
+    fn drop(&mut self) {
+        self.board.look_away();
+    }
+}
+
+impl<'a> StatusFeed<'a> {
+    pub(super) fn new(observer: &'a mut dyn Observer, metrics: MetricsUpdate) -> Self {
+        let board = observer.board().clone();
+        Self {
+            observer,
+            board,
+            metrics,
+            updated: None,
+            coordinator_unreachable: false,
+            step_began: Moment::default(),
+            last_announced: None,
+        }
+    }
+
+    /// Reports an event of the run.
+    pub(super) fn note(&mut self, event: &RunEvent) {
+        self.observer.note(event);
+    }
+
+    /// Reports that this process takes part in a run.
+    pub(super) fn started(&mut self, manifest: &Manifest) {
+        let training = &manifest.training;
+        self.note(&RunEvent::Started {
+            run: manifest.run_id(),
+            seed: training.seed,
+            stages: training.stages,
+            steps: training.steps,
+            tokens_per_step: manifest.tokens_per_step(),
+            microbatches: training.microbatches,
+        });
+    }
+
+    pub(super) fn metrics(&mut self) -> &mut MetricsUpdate {
+        &mut self.metrics
+    }
+
+    /// Returns whether the status is old, or has another membership than this one.
+    pub(super) fn is_due(&self, view: u64) -> bool {
+        self.updated.is_none_or(|(at, of)| of != view || at.elapsed() >= UPDATE_EVERY)
+    }
+
+    /// Updates the status.
+    pub(super) fn update(&mut self, status: Sight) {
+        self.updated = Some((Instant::now(), status.view));
+        self.board.see(status);
+    }
+
+    /// Reports that the coordinator is unreachable, or reachable again.
+    pub(super) fn coordinator_unreachable_for(&mut self, time: Option<Duration>) {
+        let unreachable = time.is_some_and(|time| time >= REPORT_AFTER);
+        if std::mem::replace(&mut self.coordinator_unreachable, unreachable) != unreachable {
+            let event = if unreachable {
+                RunEvent::CoordinatorUnreachable { wait_seconds: PATIENCE.as_secs() }
+            } else {
+                RunEvent::CoordinatorReachable
+            };
+            self.note(&event);
+        }
+    }
+
+    /// Reports refused connections.
+    pub(super) fn refused_connections(&mut self, Refusals { counts, newest }: Refusals) {
+        self.metrics.turned_away(&counts);
+        for refused in newest {
+            let reason = self.metrics.name_of(refused.reason).to_owned();
+            let (peer, address, text) = (refused.peer, refused.address, refused.text);
+            self.note(&RunEvent::ConnectionRefused { peer, address, reason, text });
+        }
+    }
+
+    /// Reports the reachability of this peer's own port.
+    pub(super) fn own_port(&mut self, port: OwnPort) {
+        self.metrics.own_port(&port);
+        self.note(&RunEvent::OwnPort(port));
+    }
+
+    /// Reports that this peer leaves in order.
+    pub(super) fn draining(&mut self, preemption: Preemption, source: &str) {
+        self.metrics.is(NodeState::Draining);
+        self.metrics.preempted(preemption);
+        self.note(&RunEvent::Draining { source: source.to_owned() });
+    }
+
+    /// Reports an event of the local coordinator, other than a commit.
+    pub(super) fn coordinator_event(&mut self, context: &Context, event: CoordinatorEvent) {
+        if let CoordinatorEvent::Opened { step } = event {
+            self.board.opened();
+            // Later steps begin with the commit before.
+            if step == Step(0) {
+                self.step_began = context.now();
+            }
+            return;
+        }
+        match run_event(event) {
+            Ok(event) => self.note(&event),
+            Err(event) => log(&event),
+        }
+    }
+
+    /// Reports a committed step once: the coordinator, if it is here, does so before the peer.
+    /// Returns whether the step is new.
+    pub(super) fn committed(
+        &mut self,
+        context: &Context,
+        record: &CommitRecord,
+        books: Option<StepBooks>,
+        members: usize,
+    ) -> bool {
+        if self.last_announced.is_some_and(|last| last >= (record.era, record.step)) {
+            return false;
+        }
+        self.last_announced = Some((record.era, record.step));
+        let now = context.now();
+        let seconds = now.since(self.step_began).as_secs_f64();
+        self.step_began = now;
+        let (manifest, training) = (&context.manifest, &context.manifest.training);
+        let report = StepReport {
+            step: record.step.0,
+            loss: record.loss.mean(training.microbatches),
+            held_out_loss: record
+                .held_out_loss
+                .map(|loss| loss.mean(manifest.evaluation.microbatches)),
+            gradient_norm: record.gradient_norm,
+            tokens: manifest.tokens_per_step(),
+            seconds,
+            counted: proven(record, training.stages, training.microbatches),
+            all_reduce_seconds: books.map(|books| books.all_reduce.as_secs_f64()),
+            replayed: books.map_or(0, |books| books.replayed),
+            duplicated: books.map_or(0, |books| books.repeated),
+            peers: members,
+        };
+        self.metrics.committed(record.era, &report, manifest);
+        self.note(&RunEvent::Committed(report));
+        true
+    }
+}
+
+/// Converts an event of the coordinator to one of the run. Events for the log alone come back.
+fn run_event(event: CoordinatorEvent) -> Result<RunEvent, CoordinatorEvent> {
+    let numbers = |stages: Vec<Stage>| stages.into_iter().map(|stage| stage.0).collect();
+    Ok(match event {
+        CoordinatorEvent::Admitted { member, span } => {
+            RunEvent::Admitted { peer: member.peer, span }
+        }
+        CoordinatorEvent::Waiting { stages, members } => {
+            RunEvent::Waiting { stages: numbers(stages), members }
+        }
+        CoordinatorEvent::Rewound { version, steps, .. } => {
+            RunEvent::Rewound { version: version.0, steps }
+        }
+        CoordinatorEvent::BecameCoordinator { term, claims } => {
+            RunEvent::BecameCoordinator { term: term.0, claims }
+        }
+        CoordinatorEvent::StageLost { stages, version } => {
+            RunEvent::StageLost { stages: numbers(stages), version: version.0 }
+        }
+        CoordinatorEvent::MoveBegun { member, from, to, reason } => {
+            RunEvent::MoveBegun { peer: member.peer, from, to: to.0, reason }
+        }
+        CoordinatorEvent::Moves { member, from, to, at, reason } => {
+            RunEvent::Moves { peer: member.peer, from, to: to.0, step: at.0, reason }
+        }
+        CoordinatorEvent::MoveCancelled { member, to, reason, obstacle } => {
+            let obstacle = obstacle.words().to_owned();
+            RunEvent::MoveCancelled { peer: member.peer, to: to.0, reason, obstacle }
+        }
+        CoordinatorEvent::Lost { member, span, how } => {
+            RunEvent::Lost { peer: member.peer, span, how }
+        }
+        other => return Err(other),
+    })
+}
+
+/// Logs an event of the coordinator that is no event of the run.
+fn log(event: &CoordinatorEvent) {
+    match event {
+        CoordinatorEvent::NotAdmitted { member, reason } => {
+            tracing::warn!(peer = %member, reason, "not admitted");
+        }
+        CoordinatorEvent::RoundsAborted { step, rounds, late } => {
+            tracing::info!(%step, rounds, late, "all-reduces are tried again");
+        }
+        CoordinatorEvent::RoundMended { round, gone, changed } => {
+            let (step, stage) = (round.step, round.stage);
+            tracing::info!(%step, %stage, gone, changed, "an all-reduce goes on without some");
+        }
+        CoordinatorEvent::ClaimRefused { member, key } => {
+            tracing::warn!(peer = %member, %key, "it claims what it does not hold: refused");
+        }
+        CoordinatorEvent::Reclaimed { member, key } => {
+            tracing::info!(peer = %member, %key, "late work is given to another");
+        }
+        CoordinatorEvent::Revoked { member, claims } => {
+            tracing::info!(peer = %member, claims, "claims taken back");
+        }
+        CoordinatorEvent::CheckpointAbandoned { version } => {
+            tracing::warn!(%version, "a checkpoint was abandoned: a peer that wrote it is gone");
+        }
+        CoordinatorEvent::CheckpointStored { version, .. } => {
+            tracing::info!(%version, "a checkpoint is complete");
+        }
+        CoordinatorEvent::Unlike { member } => tracing::warn!(
+            peer = %member,
+            "its known answers differ from the first member's: exactly-once holds, \
+             the reference's bits may not"
+        ),
+        // The others are events of the run. The coordinator sends the end to this process's peer too.
+        CoordinatorEvent::Admitted { .. }
+        | CoordinatorEvent::Waiting { .. }
+        | CoordinatorEvent::Opened { .. }
+        | CoordinatorEvent::Committed { .. }
+        | CoordinatorEvent::Rewound { .. }
+        | CoordinatorEvent::BecameCoordinator { .. }
+        | CoordinatorEvent::StageLost { .. }
+        | CoordinatorEvent::MoveBegun { .. }
+        | CoordinatorEvent::Moves { .. }
+        | CoordinatorEvent::MoveCancelled { .. }
+        | CoordinatorEvent::Lost { .. }
+        | CoordinatorEvent::Finished
+        | CoordinatorEvent::Stopped { .. } => {}
+    }
+}
+
+/// Returns the number of microbatches that the record's proofs cover, over all stages: a stage with
+/// the whole batch's proof counted each of them once.
+fn proven(record: &CommitRecord, stages: u16, microbatches: u32) -> u64 {
+    let whole = |stage: u16| proof_of_all(record.step, Stage(stage), microbatches);
+    let right = (0..stages)
+        .zip(&record.stages)
+        .filter(|(stage, (_, outcome))| outcome.proof == whole(*stage))
+        .count();
+    right as u64 * u64::from(microbatches)
+}

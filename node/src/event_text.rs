@@ -1,0 +1,175 @@
+//! Events of a run in words, and the numbers in them.
+
+use shoal_protocol::ids::StageSpan;
+
+use crate::events::RunEvent;
+
+/// Describes an event on one line; `None` for an event that is not shown to people.
+pub(crate) fn describe(event: &RunEvent) -> Option<String> {
+    Some(match event {
+        RunEvent::Started { run, stages, steps, tokens_per_step, .. } => format!(
+            "run {:.8}: {steps} steps of {tokens_per_step} tokens, {} of the model",
+            run.to_string(),
+            counted(u64::from(*stages), "stage"),
+        ),
+        RunEvent::Waiting { stages, members } => waiting(stages, *members),
+        RunEvent::Admitted { peer, span } => format!("{} hosts {}", peer.short(), place(*span)),
+        RunEvent::Joined { span } => format!("joined, hosting {}", place(*span)),
+        RunEvent::MoveBegun { .. }
+        | RunEvent::Moves { .. }
+        | RunEvent::MoveCancelled { .. }
+        | RunEvent::Moved { .. } => return describe_move(event),
+        RunEvent::Serving { version: 0 } => return None,
+        RunEvent::Serving { version } => format!("caught up at version {version} of the weights"),
+        RunEvent::Checkpoint { version, directory, hash } => format!(
+            "version {version} of the weights saved in {directory} ({:.8})",
+            hash.to_string()
+        ),
+        RunEvent::Lost { peer, span, how } if span.is_empty() => {
+            format!("{} is gone, which hosted nothing: {how}", peer.short())
+        }
+        RunEvent::Lost { peer, span, how } => {
+            format!("{} is gone from {}: {how}", peer.short(), place(*span))
+        }
+        RunEvent::Rewound { version, steps } => format!(
+            "a stage lost its last replica: the run goes back to version {version}, {} are \
+             computed again",
+            counted(*steps, "step")
+        ),
+        RunEvent::Anchors { count } => {
+            format!("{} keep the run's log", counted(*count as u64, "peer"))
+        }
+        RunEvent::Paused { answering, anchors } => format!(
+            "the run pauses: {answering} of {anchors} peers that keep its log answer, and more \
+             than half must"
+        ),
+        // The first term is no news.
+        RunEvent::BecameCoordinator { term: 0 | 1, .. } => return None,
+        RunEvent::BecameCoordinator { claims, .. } => {
+            format!("keeps the run from now on: its members hold {}", counted(*claims, "claim"))
+        }
+        RunEvent::StageLost { stages, version } => format!(
+            "no replica of stage {} is left: looks for version {version} of the weights",
+            listed(stages)
+        ),
+        RunEvent::FewAnchors { wanted } => format!(
+            "fewer than {wanted} peers keep the run's log (start or join with --anchor): \
+             the death of one pauses the run until it is back"
+        ),
+        RunEvent::CoordinatorUnreachable { wait_seconds } => format!(
+            "the coordinator cannot be reached: waits for it, at most {} minutes; where it is gone, \
+             type its `shoal start` again, with the same --data-dir",
+            wait_seconds / 60
+        ),
+        RunEvent::CoordinatorReachable => "the coordinator is reachable again".to_owned(),
+        RunEvent::AwaitsAnchors { anchors, seconds } => format!(
+            "the run is over; waits at most {seconds} s for {anchors} of the peers that keep its \
+             log, to tell them"
+        ),
+        RunEvent::Draining { source } => {
+            format!("{source}: leaves when the open step is committed")
+        }
+        RunEvent::Killed { index } => format!("killed peer {index}"),
+        RunEvent::Finished { .. } => "the run is over".to_owned(),
+        RunEvent::Stopped { reason } => format!("the run stopped: {reason}"),
+        // A flood of strangers must not hide how the run goes.
+        RunEvent::ConnectionRefused { .. } => return None,
+        RunEvent::OwnPort(port) => match port.fix() {
+            None => format!("this peer's UDP port is {port}"),
+            Some(fix) => format!("this peer's UDP port is {port}: {fix}; {}", port.meanwhile()),
+        },
+        RunEvent::AccessList { banned, revoked, allowed, .. } => format!(
+            "the roster is new: {banned} banned, {revoked} tickets revoked, {allowed} let in by name"
+        ),
+        RunEvent::Listening { .. } | RunEvent::Committed(_) => return None,
+    })
+}
+
+/// How a member goes from one stage to another.
+fn describe_move(event: &RunEvent) -> Option<String> {
+    Some(match event {
+        RunEvent::MoveBegun { peer, from, to, reason } => {
+            let (peer, from) = (peer.short(), place(*from));
+            format!("{peer} goes from {from} to stage {to}: {}", reason.words())
+        }
+        RunEvent::Moves { peer, from, to, step, .. } => {
+            let (peer, from) = (peer.short(), place(*from));
+            format!("{peer} hosts stage {to} instead of {from} from step {step} on")
+        }
+        RunEvent::MoveCancelled { peer, to, obstacle, .. } => {
+            format!("{} does not go to stage {to}: {obstacle}", peer.short())
+        }
+        RunEvent::Moved { from, to, .. } => {
+            format!("hosts stage {to} instead of {} from now on", place(*from))
+        }
+        _ => return None,
+    })
+}
+
+fn place(span: StageSpan) -> String {
+    if span.is_empty() { "nothing".to_owned() } else { format!("stage {span}") }
+}
+
+fn waiting(stages: &[u16], members: usize) -> String {
+    let hosts = match stages {
+        [] => None,
+        [one] => Some(format!("a host of stage {one}")),
+        many => Some(format!("hosts of stages {}", listed(many))),
+    };
+    let more = (members > 0).then(|| counted(members as u64, "more peer"));
+    let parts: Vec<String> = hosts.into_iter().chain(more).collect();
+    format!("waits for {}", if parts.is_empty() { "nobody".into() } else { parts.join(" and ") })
+}
+
+/// `1`, `1, 2`.
+fn listed(numbers: &[u16]) -> String {
+    let numbers: Vec<String> = numbers.iter().map(u16::to_string).collect();
+    numbers.join(", ")
+}
+
+/// `1 peer`, `2 peers`.
+pub(crate) fn counted(count: u64, thing: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {thing}{plural}")
+}
+
+/// Three digits or so, with `k`, `M` or `G`.
+pub(crate) fn with_prefix(value: f64) -> String {
+    match value {
+        value if value >= 1e9 => format!("{:.2}G", value / 1e9),
+        value if value >= 1e6 => format!("{:.2}M", value / 1e6),
+        value if value >= 1e4 => format!("{:.1}k", value / 1e3),
+        value if value >= 1e3 => format!("{:.2}k", value / 1e3),
+        value => format!("{value:.0}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waiting_names_what_is_missing() {
+        assert_eq!(waiting(&[1, 2], 3), "waits for hosts of stages 1, 2 and 3 more peers");
+        assert_eq!(waiting(&[1], 0), "waits for a host of stage 1");
+        assert_eq!(waiting(&[], 1), "waits for 1 more peer");
+    }
+
+    #[test]
+    fn who_hosts_nothing_is_told_of_as_such() {
+        let span = StageSpan::none();
+        let text = describe(&RunEvent::Joined { span });
+        assert_eq!(text.as_deref(), Some("joined, hosting nothing"));
+        let text = describe(&RunEvent::Joined { span: StageSpan::all(3) });
+        assert_eq!(text.as_deref(), Some("joined, hosting stage 0-2"));
+    }
+
+    #[test]
+    fn rates_are_short() {
+        assert_eq!(with_prefix(950.4), "950");
+        assert_eq!(with_prefix(8_250.0), "8.25k");
+        assert_eq!(with_prefix(82_500.0), "82.5k");
+        assert_eq!(with_prefix(1_234_567.0), "1.23M");
+        assert_eq!(with_prefix(2.05e9), "2.05G");
+    }
+}

@@ -1,0 +1,128 @@
+//! The rate of a training run: tokens per second, time per step and time left.
+
+use crate::event_text::{counted, with_prefix};
+use crate::events::StepReport;
+
+/// The approximate number of steps that are printed of a run without a terminal.
+const LINES: u64 = 20;
+
+/// Weight of the newest step in the moving averages.
+const NEWEST: f64 = 0.2;
+
+/// The progress of a run, and averages of its rate.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct TrainingRate {
+    pub(crate) steps: u64,
+    done: u64,
+    tokens: u64,
+    seconds: f64,
+    first_loss: Option<f64>,
+    last_loss: f64,
+    /// Moving averages, with most weight on the past.
+    pub(crate) tokens_per_second: f64,
+    pub(crate) seconds_per_step: f64,
+}
+
+impl TrainingRate {
+    /// Takes in the next step.
+    pub(crate) fn note(&mut self, step: &StepReport) {
+        self.done = step.step + 1;
+        self.tokens += step.tokens;
+        self.seconds += step.seconds;
+        let newest = if self.first_loss.is_none() { 1.0 } else { NEWEST };
+        self.first_loss.get_or_insert(step.loss);
+        self.last_loss = step.loss;
+        let rate = step.tokens as f64 / step.seconds.max(1e-9);
+        self.tokens_per_second += newest * (rate - self.tokens_per_second);
+        self.seconds_per_step += newest * (step.seconds - self.seconds_per_step);
+    }
+
+    /// Describes the progress at a step, on one line.
+    pub(crate) fn describe(&self, step: &StepReport) -> String {
+        let left = self.steps.saturating_sub(self.done);
+        let left = (left as f64 * self.seconds_per_step).round() as u64;
+        format!(
+            "{}/{}  loss {:.3}  {} tokens/s  {}  {}:{:02} left",
+            self.done,
+            self.steps,
+            step.loss,
+            with_prefix(self.tokens_per_second),
+            counted(step.peers as u64, "peer"),
+            left / 60,
+            left % 60,
+        )
+    }
+
+    /// Returns whether a step is printed where there is no terminal.
+    pub(crate) fn is_worth_a_line(&self, step: &StepReport) -> bool {
+        let every = self.steps.div_ceil(LINES).max(1);
+        step.step.is_multiple_of(every) || self.done == self.steps
+    }
+
+    /// Describes the whole run, on one line.
+    pub(crate) fn summary(&self) -> String {
+        let Some(first) = self.first_loss else {
+            return "no steps to train".to_owned();
+        };
+        format!(
+            "{} in {:.1} s, loss {first:.3} to {:.3}, {} tokens/s",
+            counted(self.done, "step"),
+            self.seconds,
+            self.last_loss,
+            with_prefix(self.tokens as f64 / self.seconds.max(1e-9)),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(step: u64, loss: f64) -> StepReport {
+        StepReport {
+            step,
+            loss,
+            held_out_loss: None,
+            gradient_norm: 1.0,
+            tokens: 4000,
+            seconds: 0.5,
+            counted: 8,
+            replayed: 0,
+            all_reduce_seconds: None,
+            duplicated: 0,
+            peers: 4,
+        }
+    }
+
+    #[test]
+    fn a_step_says_how_far_how_good_how_fast() {
+        let mut rate = TrainingRate { steps: 41, ..TrainingRate::default() };
+        rate.note(&step(0, 5.5));
+        assert_eq!(
+            rate.describe(&step(0, 5.5)),
+            "1/41  loss 5.500  8.00k tokens/s  4 peers  0:20 left"
+        );
+        rate.note(&step(1, 2.25));
+        assert_eq!(rate.summary(), "2 steps in 1.0 s, loss 5.500 to 2.250, 8.00k tokens/s");
+    }
+
+    #[test]
+    fn without_a_terminal_a_long_run_has_few_lines() {
+        for (steps, lines) in [(0, 0), (1, 1), (15, 15), (20, 20), (150, 20), (10_000, 21)] {
+            let mut rate = TrainingRate { steps, ..TrainingRate::default() };
+            let printed = (0..steps)
+                .filter(|&index| {
+                    let step = step(index, 1.0);
+                    rate.note(&step);
+                    rate.is_worth_a_line(&step)
+                })
+                .count();
+            assert_eq!(printed, lines, "of {steps} steps");
+        }
+    }
+
+    #[test]
+    fn a_run_of_no_steps_has_a_summary() {
+        assert_eq!(TrainingRate::default().summary(), "no steps to train");
+    }
+}
