@@ -37,6 +37,7 @@ setup:
 
 build: setup
 	cargo build --release -p shoal-node
+	scripts/split-debug.sh target/release/shoal
 
 demo: build
 	target/release/shoal demo --out demo

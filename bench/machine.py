@@ -1,6 +1,7 @@
 """What the measurements ran on."""
 
 import os
+import pathlib
 import platform
 import re
 import subprocess
@@ -26,6 +27,16 @@ def flags():
     return [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in known]
 
 
+def mkl_dispatch():
+    """The kernels that Shoal has MKL use for f32 products; none where there is no release build."""
+    target = os.environ.get("CARGO_TARGET_DIR", pathlib.Path(__file__).parent.parent / "target")
+    shoal = pathlib.Path(target) / "release" / "shoal"
+    if not shoal.exists():
+        return None
+    answer = subprocess.run([shoal, "--version", "-v"], check=True, capture_output=True, text=True)
+    return re.search(r"MKL dispatch\s+(.*)", answer.stdout)[1]
+
+
 def memory_bytes():
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
@@ -44,13 +55,15 @@ def describe(python):
         "memory_bytes": memory_bytes(),
         "system": platform.platform(),
         "torch": torch_version(python),
+        "mkl_dispatch": mkl_dispatch(),
         "load_at_start": os.getloadavg()[0],
     }
 
 
 def line(machine):
     """The machine in one line, for under a table's title."""
+    dispatch = machine["mkl_dispatch"] or "unknown"
     return (
         f"{machine['cores']} cores of {machine['processor']} ({', '.join(machine['extensions'])}), "
-        f"torch {machine['torch']}"
+        f"torch {machine['torch']}, MKL dispatch of Shoal: {dispatch}"
     )

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds Shoal as a release, with and without MKL's AVX-512 dispatch, and measures it beside PyTorch:
+# Builds Shoal as a release and measures it beside PyTorch, with and without MKL's AVX-512 dispatch:
 # speed of one process, speed of a swarm, bytes sent, memory, and what its data plane carries. Tables on
 # stdout, all numbers in bench/results/latest.json. Close other programs first: everything shares the
 # processor's cores.
@@ -17,13 +17,8 @@ target=${CARGO_TARGET_DIR:-target}
 tools=bench/results/tools
 mkdir -p "$tools"
 
-# Both builds have the same file name: each is taken aside.
-cargo build --quiet --release -p shoal-engine --example train_rounds --features mkl-avx512
-cp "$target/release/examples/train_rounds" "$tools/train_rounds_avx512"
-cargo build --quiet --release -p shoal-engine --example train_rounds
-cp "$target/release/examples/train_rounds" "$tools/train_rounds"
 cargo build --quiet --release -p shoal-node
-cargo build --quiet --release -p shoal-engine --example round_speed
+cargo build --quiet --release -p shoal-engine --example train_rounds --example round_speed
 cargo build --quiet --release -p shoal-protocol --features net \
     --example codec_speed --example transport_speed --example plain_speed
 cc -O2 -shared -fPIC -o "$tools/mkl_avx512.so" bench/mkl_avx512.c
@@ -31,8 +26,7 @@ find engine protocol scheduler -name '*.rs' -print0 | sort -z | xargs -0 cat >"$
 
 exec .venv/bin/python bench/bench.py \
     --shoal "$target/release/shoal" \
-    --train-rounds "$tools/train_rounds" \
-    --train-rounds-avx512 "$tools/train_rounds_avx512" \
+    --train-rounds "$target/release/examples/train_rounds" \
     --preload "$PWD/$tools/mkl_avx512.so" \
     --text "$PWD/$tools/text.txt" \
     --codec-speed "$target/release/examples/codec_speed" \

@@ -25,7 +25,7 @@ def measure(tools, machine):
     python = [sys.executable, f"{FOLDER}/torch_train.py", described]
     workers = {
         ("shoal", STOCK): Worker([tools.train_rounds, described]),
-        ("shoal", AVX512): Worker([tools.train_rounds_avx512, described]),
+        ("shoal", AVX512): Worker([tools.train_rounds, described], environment={"SHOAL_MKL_AVX512": "1"}),
         ("torch", STOCK): Worker(python),
         ("torch", AVX512): Worker(python, preload=tools.preload),
     }
@@ -127,7 +127,7 @@ def report(cells, gains, bare, machine):
         f"{', '.join(map(str, MICROBATCHES))} for each. The ratio is Shoal to the faster of "
         "the two PyTorch models. In bf16 PyTorch keeps weights and moments in bf16, Shoal in "
         "f32. MKL's dispatch is that of the library as it comes (stock), or told to use "
-        "AVX-512 on any processor: Shoal's feature mkl-avx512, an LD_PRELOAD for PyTorch."
+        "AVX-512 on any processor: by SHOAL_MKL_AVX512 in Shoal, by an LD_PRELOAD in PyTorch."
     )
     header = ["dtype", "MKL dispatch", "Shoal", *(f"PyTorch, {v}" for v in VARIANTS), "ratio", "goal"]
     table.show("Training in one process", notes, header, rows)

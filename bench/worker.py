@@ -12,8 +12,8 @@ FOLDER = os.path.dirname(os.path.abspath(__file__))
 class Worker:
     """A process that answers each line of JSON with one."""
 
-    def __init__(self, command, preload=None, folder=None):
-        environment = dict(os.environ)
+    def __init__(self, command, preload=None, folder=None, environment=None):
+        environment = {**os.environ, **(environment or {})}
         if preload:
             environment["LD_PRELOAD"] = preload
         self.process = subprocess.Popen(

@@ -32,4 +32,6 @@ fi
 # Licences go with the libraries.
 find "${torch%/torch}" -maxdepth 1 \( -name 'torch-*.dist-info' -o -name 'nvidia_*.dist-info' \) -print0 \
     | xargs --null --no-run-if-empty cp --recursive --parents --target-directory "$FOLDER"
-install -D --strip --target-directory "$FOLDER/usr/local/bin" "$BINARY"
+# Without debug information, and with the names of functions, for backtraces.
+install -D --target-directory "$FOLDER/usr/local/bin" "$BINARY"
+strip --strip-debug "$FOLDER/usr/local/bin/$(basename "$BINARY")"

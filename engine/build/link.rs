@@ -22,8 +22,6 @@ pub(crate) fn link_arguments() {
     println!("cargo:rustc-link-arg=-Wl,-rpath,{}", libtorch_folder().display());
     // libtorch's own dependencies are found by its own run path, not at link time.
     println!("cargo:rustc-link-arg=-Wl,--allow-shlib-undefined");
-    if std::env::var_os("CARGO_FEATURE_MKL_AVX512").is_some() {
-        // Without this MKL does not see the function that the engine puts in its place.
-        println!("cargo:rustc-link-arg=-Wl,--export-dynamic-symbol=mkl_serv_intel_cpu_true");
-    }
+    // MKL looks for its function among exported ones: see engine/src/mkl.rs.
+    println!("cargo:rustc-link-arg=-Wl,--export-dynamic-symbol=mkl_serv_intel_cpu_true");
 }

@@ -1,15 +1,15 @@
-//! Speed of the matrix multiplication that training stands on, to see what the feature
-//! `mkl-avx512` does here: `cargo run --release --example gemm_speed [--features mkl-avx512]`.
+//! Speed of the matrix multiplication that training stands on, with the kernels that MKL uses:
+//! `[SHOAL_MKL_AVX512=0] cargo run --release -p shoal-engine --example gemm_speed [THREADS]`.
 
 use std::time::Instant;
 
-use shoal_engine::{Device, DeviceChoice};
+use shoal_engine::{Device, DeviceChoice, MklDispatch};
 use tch::{Kind, Tensor};
 
 fn main() {
     let threads = std::env::args().nth(1).map_or(1, |text| text.parse().expect("threads"));
     Device::open(DeviceChoice::Cpu, threads).expect("a CPU");
-    let feature = if cfg!(feature = "mkl-avx512") { "mkl-avx512" } else { "default" };
+    let dispatch = MklDispatch::of_this_process();
     for (kind, name) in [(Kind::Float, "f32"), (Kind::BFloat16, "bf16")] {
         for size in [256, 1024] {
             let options = (kind, tch::Device::Cpu);
@@ -26,7 +26,7 @@ fn main() {
             let operations = f64::from(count) * 2.0 * 1024.0 * (size * size) as f64;
             let rate = operations / start.elapsed().as_secs_f64() / 1e9;
             println!(
-                "{name} 1024 x {size} x {size}, threads {threads}, {feature}: {rate:.0} GFLOP/s"
+                "{name} 1024 x {size} x {size}, threads {threads}, MKL {dispatch}: {rate:.0} GFLOP/s"
             );
         }
     }

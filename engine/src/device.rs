@@ -8,6 +8,7 @@ use std::sync::Once;
 use tch::{Cuda, Tensor};
 
 use crate::error::{EngineError, Result};
+use crate::mkl::MklDispatch;
 use crate::shim;
 
 /// The device asked for: `auto`, `cpu` or `cuda:N`.
@@ -81,8 +82,8 @@ impl Device {
             DeviceChoice::Cuda(index) => open_cuda(index)?,
             DeviceChoice::Auto => open_cuda(0).unwrap_or(tch::Device::Cpu),
         };
-        #[cfg(feature = "mkl-avx512")]
-        crate::mkl::keep();
+        // Before MKL asks, so that the measurement has the processor to itself.
+        let _ = MklDispatch::of_this_process();
         let count = i32::try_from(threads.max(1)).unwrap_or(i32::MAX);
         tch::set_num_threads(count);
         // libtorch refuses to set this a second time.

@@ -8,11 +8,13 @@ use crate::device::Device;
 use crate::engine::Engine;
 use crate::error::Result;
 use crate::kernel;
+use crate::mkl::MklDispatch;
 use crate::shim;
 use crate::stage::ForwardOutput;
 
-/// Hash of a known-answer forward and backward pass, the versions of this build and of
-/// libtorch, the instruction set, the kind of device and the threads. Peers with equal fingerprints compute equal bits; others may not.
+/// Hash of a known-answer forward and backward pass, the versions of this build and of libtorch, the
+/// instruction set, the kind of device and its threads, and MKL's kernels where the processor computes.
+/// Peers with equal fingerprints compute equal bits; others may not.
 ///
 /// The passes are over a model of a fixed small shape in the run's dtype.
 ///
@@ -39,7 +41,7 @@ pub fn fingerprint(manifest: &Manifest, device: Device) -> Result<ContentHash> {
     for part in [
         env!("CARGO_PKG_VERSION"),
         &shim::torch_version(),
-        if cfg!(feature = "mkl-avx512") { "mkl-avx512" } else { "" },
+        mkl_dispatch(device),
         kernel::instruction_set(),
         &device.to_string(),
         &device.threads().to_string(),
@@ -48,6 +50,11 @@ pub fn fingerprint(manifest: &Manifest, device: Device) -> Result<ContentHash> {
         hasher.update(&[0]);
     }
     Ok(hasher.finalize().into())
+}
+
+/// The kernels of MKL, which a GPU does not use.
+fn mkl_dispatch(device: Device) -> &'static str {
+    if device.is_cuda() { MklDispatch::Stock.name() } else { MklDispatch::of_this_process().name() }
 }
 
 /// A model of a few thousand weights with every kind of layer.

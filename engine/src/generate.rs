@@ -11,7 +11,7 @@ use crate::checkpoint::Checkpoint;
 use crate::device::Device;
 use crate::engine::Engine;
 use crate::error::Result;
-use crate::init::unit;
+use crate::normal::unit;
 use crate::tokenizer;
 
 /// What to write.

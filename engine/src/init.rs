@@ -11,48 +11,91 @@ use shoal_protocol::ids::Stage;
 use shoal_protocol::manifest::Manifest;
 
 use crate::boundary;
-use crate::parameters::{Parameter, parameter_count, parameters};
+use crate::normal::fill_normal;
+use crate::parameters::{parameter_count, parameters};
+
+/// Weights that are filled together: a power of two.
+const CHUNK: usize = 1 << 16;
+
+/// Words of random bits that are drawn together.
+const WORDS: usize = 512;
 
 /// The initial flat vector of a stage: the norms' weights are 1, all others normal with standard
 /// deviation `model.initializer_range`; those of trained boundaries, past which no path leads, with
 /// that which keeps the size of what goes through, one over the root of their inputs.
 #[must_use]
 pub fn initial_weights(manifest: &Manifest, stage: Stage) -> Vec<f32> {
-    let mut flat = vec![1.0; parameter_count(manifest, stage)];
-    for parameter in parameters(manifest, stage) {
-        if parameter.shape.len() > 1 {
-            let deviation = match boundary::owns(&parameter.name) {
-                true => 1.0 / libm::sqrt(parameter.shape[1] as f64),
-                false => manifest.model.initializer_range,
-            };
-            fill(manifest.training.seed, &parameter, deviation, &mut flat[parameter.range()]);
-        }
-    }
+    let mut flat = vec![0.0; parameter_count(manifest, stage)];
+    fill_initial_weights(manifest, stage, &mut flat, 1);
     flat
 }
 
-/// Normal numbers by the transform of Box and Muller (1958) from a ChaCha8 stream whose key is
-/// the BLAKE3 hash of seed and name.
-fn fill(seed: u64, parameter: &Parameter, deviation: f64, weights: &mut [f32]) {
-    let mut hasher = blake3::Hasher::new_derive_key("shoal initial weights v1");
-    hasher.update(&seed.to_le_bytes());
-    hasher.update(parameter.name.as_bytes());
-    let mut stream = ChaCha8Rng::from_seed(*hasher.finalize().as_bytes());
-    for pair in weights.chunks_mut(2) {
-        // In (0, 1], so that the logarithm is finite.
-        let first = 1.0 - unit(stream.next_u64());
-        let second = unit(stream.next_u64());
-        let radius = deviation * libm::sqrt(-2.0 * libm::log(first));
-        let (sine, cosine) = libm::sincos(std::f64::consts::TAU * second);
-        for (weight, value) in pair.iter_mut().zip([radius * cosine, radius * sine]) {
-            *weight = value as f32;
+/// Writes [`initial_weights`] into a flat vector of a stage, with several threads.
+pub(crate) fn fill_initial_weights(
+    manifest: &Manifest,
+    stage: Stage,
+    mut flat: &mut [f32],
+    threads: usize,
+) {
+    let mut chunks = Vec::new();
+    for parameter in parameters(manifest, stage) {
+        let weights = flat.split_off_mut(..parameter.len()).expect("the parameters fill it");
+        if parameter.shape.len() == 1 {
+            weights.fill(1.0);
+            continue;
+        }
+        let deviation = match boundary::owns(&parameter.name) {
+            true => 1.0 / libm::sqrt(parameter.shape[1] as f64),
+            false => manifest.model.initializer_range,
+        };
+        let key = stream_key(manifest.training.seed, &parameter.name);
+        for (index, weights) in weights.chunks_mut(CHUNK).enumerate() {
+            chunks.push(Chunk { key, start: index * CHUNK, weights, deviation });
+        }
+    }
+    let share = chunks.len().div_ceil(threads.max(1)).max(1);
+    let mut shares = chunks.chunks_mut(share);
+    let own = shares.next();
+    std::thread::scope(|scope| {
+        for share in shares {
+            scope.spawn(move || share.iter_mut().for_each(Chunk::fill));
+        }
+        own.into_iter().flatten().for_each(Chunk::fill);
+    });
+}
+
+/// Neighbouring weights of a parameter.
+struct Chunk<'a> {
+    key: [u8; 32],
+    /// Index of the first in the parameter: even, since weights are drawn in pairs.
+    start: usize,
+    weights: &'a mut [f32],
+    deviation: f64,
+}
+
+impl Chunk<'_> {
+    /// Fills the weights with normal numbers by the transform of Box and Muller (1958), from their place in
+    /// the parameter's stream: eight bytes for each weight.
+    fn fill(&mut self) {
+        let mut stream = ChaCha8Rng::from_seed(self.key);
+        // A word of the stream has four bytes.
+        stream.set_word_pos(2 * self.start as u128);
+        let mut bits = [0u64; WORDS];
+        for weights in self.weights.chunks_mut(WORDS) {
+            let bits = &mut bits[..weights.len().next_multiple_of(2)];
+            stream.fill_bytes(bytemuck::cast_slice_mut(bits));
+            bits.iter_mut().for_each(|word| *word = u64::from_le(*word));
+            fill_normal(bits, weights, self.deviation);
         }
     }
 }
 
-/// A number in [0, 1) from the upper 53 bits.
-pub(crate) fn unit(bits: u64) -> f64 {
-    (bits >> 11) as f64 / (1u64 << 53) as f64
+/// Key of a parameter's ChaCha8 stream: the BLAKE3 hash of seed and name.
+fn stream_key(seed: u64, name: &str) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new_derive_key("shoal initial weights v1");
+    hasher.update(&seed.to_le_bytes());
+    hasher.update(name.as_bytes());
+    *hasher.finalize().as_bytes()
 }
 
 #[cfg(test)]
@@ -67,6 +110,20 @@ mod tests {
         cut.training.stages = 2;
         let parts: Vec<f32> = cut.stages().flat_map(|stage| initial_weights(&cut, stage)).collect();
         assert_eq!(whole, parts);
+    }
+
+    #[test]
+    fn threads_change_no_weight() {
+        let mut manifest = manifest();
+        // Matrices of several chunks, the last ones short.
+        manifest.model.hidden = 384;
+        manifest.model.vocabulary = 257;
+        let alone = initial_weights(&manifest, Stage(0));
+        for threads in [2, 3, 64] {
+            let mut flat = vec![0.0; alone.len()];
+            fill_initial_weights(&manifest, Stage(0), &mut flat, threads);
+            assert!(flat == alone, "{threads} threads");
+        }
     }
 
     #[test]

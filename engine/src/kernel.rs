@@ -47,7 +47,8 @@ pub(crate) fn has_avx512() -> bool {
 }
 
 /// Name of the widest vectors in use, for fingerprints.
-pub(crate) fn instruction_set() -> &'static str {
+#[must_use]
+pub fn instruction_set() -> &'static str {
     #[cfg(target_arch = "x86_64")]
     {
         if has_avx512() {

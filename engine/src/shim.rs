@@ -54,7 +54,8 @@ fn pointer(tensor: &Tensor) -> *mut C_tensor {
 }
 
 /// Version of libtorch.
-pub(crate) fn torch_version() -> String {
+#[must_use]
+pub fn torch_version() -> String {
     // SAFETY: it is a constant that ends with a zero.
     unsafe { CStr::from_ptr(shoal_torch_version()) }.to_string_lossy().into_owned()
 }

@@ -7,19 +7,19 @@ use bytes::Bytes;
 use shoal_protocol::codec::{Codec, Rounding};
 use shoal_protocol::ids::{ClaimKey, ContentHash, Stage, Step};
 use shoal_protocol::manifest::Manifest;
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use crate::accumulator::Accumulator;
 use crate::checkpoint::{StageState, hash_tensors};
 use crate::codec;
 use crate::device::Device;
 use crate::error::{EngineError, Result};
-use crate::init::initial_weights;
+use crate::init::fill_initial_weights;
 use crate::model;
 use crate::optimizer::Moments;
-use crate::parameters::{Parameter, parameters};
+use crate::parameters::{Parameter, parameter_count, parameters};
 use crate::shim;
-use crate::tensor::{elements, floats, kind};
+use crate::tensor::{elements, elements_mut, floats, kind};
 use crate::weights::Weights;
 
 /// What a forward pass gives.
@@ -64,19 +64,25 @@ enum Kept {
 impl StageModel {
     /// The stage with its initial weights.
     pub(crate) fn new(manifest: &Manifest, stage: Stage, device: Device) -> Result<Self> {
-        let flat = initial_weights(manifest, stage);
-        let weights = || Weights::new(manifest, stage, device, &flat);
-        let accumulator = |_| Accumulator::new(manifest, flat.len(), device.torch);
-        let stale = (manifest.training.staleness > 0).then(weights).transpose()?;
+        let parameters = parameters(manifest, stage);
+        let count = parameter_count(manifest, stage);
+        let mut flat = Tensor::f_empty([count as i64], (Kind::Float, tch::Device::Cpu))?;
+        fill_initial_weights(manifest, stage, elements_mut(&mut flat), device.threads);
+        let flat = flat.f_to(device.torch)?;
+        let stale = match manifest.training.staleness {
+            0 => None,
+            _ => Some(Weights::new(manifest, stage, flat.f_detach_copy()?)?),
+        };
+        let accumulator = |_| Accumulator::new(manifest, count, device.torch);
         Ok(Self {
             last: stage == manifest.last_stage(),
             manifest: manifest.clone(),
             device: device.torch,
-            parameters: parameters(manifest, stage),
-            moments: Moments::new(flat.len(), device.torch)?,
+            parameters,
+            moments: Moments::new(count, device.torch)?,
             accumulators: (0..manifest.steps_at_once()).map(accumulator).collect::<Result<_>>()?,
             version: Step(0),
-            weights: weights()?,
+            weights: Weights::new(manifest, stage, flat)?,
             stale,
             forwards: BTreeMap::new(),
             pending: BTreeMap::new(),

@@ -5,7 +5,6 @@ use shoal_protocol::manifest::{Dtype, Manifest};
 use tch::{Kind, Tensor};
 
 use crate::boundary::{self, Compress};
-use crate::device::Device;
 use crate::error::Result;
 use crate::model::{self, Layer, Shape};
 
@@ -20,14 +19,8 @@ pub(crate) struct Weights {
 }
 
 impl Weights {
-    /// Weights with these values, in the order of the flat vector.
-    pub(crate) fn new(
-        manifest: &Manifest,
-        stage: Stage,
-        device: Device,
-        values: &[f32],
-    ) -> Result<Self> {
-        let flat = Tensor::f_from_slice(values)?.f_to(device.torch)?;
+    /// Takes over a flat vector, which lies on the stage's device.
+    pub(crate) fn new(manifest: &Manifest, stage: Stage, flat: Tensor) -> Result<Self> {
         let narrow = match manifest.training.dtype {
             Dtype::F32 => None,
             Dtype::Bf16 => Some(flat.f_to_kind(Kind::BFloat16)?),

@@ -46,7 +46,7 @@ const DEFAULT_PORT: u16 = 7410;
 
 /// Trains one transformer over many machines that come and go.
 #[derive(Debug, Parser)]
-#[command(name = "shoal", version, after_help = Exit::HELP, max_term_width = 100)]
+#[command(name = "shoal", version, disable_version_flag = true, after_help = Exit::HELP, max_term_width = 100)]
 pub struct Cli {
     /// How log lines look.
     #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
@@ -54,6 +54,9 @@ pub struct Cli {
     /// Which log lines are written to stderr, as `level` or `target=level,...`; else `SHOAL_LOG` says it.
     #[arg(long, global = true, value_name = "FILTER")]
     pub log: Option<String>,
+    /// Print the version; with -v also libtorch's, the processor's vectors and the kernels that MKL uses.
+    #[arg(long, short = 'V', action = clap::ArgAction::Version)]
+    version: Option<bool>,
     /// What to do.
     #[command(subcommand)]
     pub command: Command,

@@ -69,7 +69,9 @@ pub(crate) fn describe(event: &RunEvent) -> Option<String> {
         RunEvent::Draining { source } => {
             format!("{source}: leaves when the open step is committed")
         }
-        RunEvent::Killed { index } => format!("killed peer {index}"),
+        RunEvent::Killed { index } => {
+            format!("peer {index} was killed: another takes its place")
+        }
         RunEvent::Finished { .. } => "the run is over".to_owned(),
         RunEvent::Stopped { reason } => format!("the run stopped: {reason}"),
         // A flood of strangers must not hide how the run goes.

@@ -204,7 +204,7 @@ pub enum RunEvent {
         /// What asked it to.
         source: String,
     },
-    /// A peer was killed on purpose.
+    /// A peer of a demo was killed, by the demo or by somebody else.
     Killed {
         /// Its number among the processes of a demo.
         index: usize,

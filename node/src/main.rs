@@ -7,11 +7,16 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use shoal_node::cli::Cli;
+use shoal_node::commands::version;
 use shoal_node::exit::{Exit, one_line};
 use shoal_node::{commands, logging};
 
 fn main() -> ExitCode {
     logging::report_panics();
+    if version::is_verbose(std::env::args_os().skip(1)) {
+        print!("{}", version::verbose());
+        return ExitCode::SUCCESS;
+    }
     let cli = Cli::parse();
     let outcome = logging::start(cli.log_format, cli.log.as_deref())
         .and_then(|()| commands::run(cli.command, cli.log_format));

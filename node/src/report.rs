@@ -26,7 +26,7 @@ pub struct Report {
     pub peers: usize,
     /// Pipeline stages.
     pub stages: u16,
-    /// Peers that were killed on purpose.
+    /// Peers that were killed.
     pub kills: u64,
     /// Changes of a peer's stage.
     pub moves: u64,

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStderr, ChildStdout, Command};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -21,8 +21,15 @@ pub struct Process {
     child: Child,
     lines: Receiver<String>,
     stdout: String,
-    stderr: Arc<Mutex<String>>,
+    stderr: Arc<Stderr>,
     listener: Option<JoinHandle<()>>,
+}
+
+/// Everything that a process has written to stderr so far.
+#[derive(Debug, Default)]
+struct Stderr {
+    text: Mutex<String>,
+    grown: Condvar,
 }
 
 /// How a process ended, and what it wrote.
@@ -48,7 +55,7 @@ impl Process {
         let (sender, lines) = sync_channel(BACKLOG);
         let stdout = child.stdout.take().expect("it is piped");
         std::thread::spawn(move || pass_on(stdout, &sender));
-        let stderr = Arc::new(Mutex::new(String::new()));
+        let stderr = Arc::<Stderr>::default();
         let listener = child.stderr.take().map(|pipe| {
             let stderr = stderr.clone();
             std::thread::spawn(move || collect(pipe, &stderr))
@@ -107,6 +114,28 @@ impl Process {
         }
     }
 
+    /// The first whole line of stderr that contains a text, once there is one.
+    ///
+    /// # Panics
+    /// When there is none in time.
+    #[must_use]
+    pub fn stderr_line(&self, wanted: &str) -> String {
+        let find = |text: &str| {
+            let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+            whole.map(str::trim_end).find(|line| line.contains(wanted)).map(str::to_owned)
+        };
+        let text = self.stderr.text.lock().unwrap_or_else(PoisonError::into_inner);
+        let (text, _) = self
+            .stderr
+            .grown
+            .wait_timeout_while(text, PATIENCE, |text| find(text).is_none())
+            .unwrap_or_else(PoisonError::into_inner);
+        find(&text).unwrap_or_else(|| {
+            let seconds = PATIENCE.as_secs();
+            panic!("{} wrote no line with {wanted:?} in {seconds} s:\n{text}", self.name)
+        })
+    }
+
     /// Waits until the process has ended by itself.
     ///
     /// # Panics
@@ -161,7 +190,7 @@ impl Process {
     }
 
     fn said(&self) -> String {
-        self.stderr.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.stderr.text.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -215,10 +244,11 @@ fn pass_on(stdout: ChildStdout, sender: &SyncSender<String>) {
     }
 }
 
-fn collect(mut stderr: ChildStderr, all: &Mutex<String>) {
+fn collect(mut stderr: ChildStderr, all: &Stderr) {
     let mut buffer = [0; 4096];
     while let Ok(length @ 1..) = stderr.read(&mut buffer) {
         let text = String::from_utf8_lossy(&buffer[..length]);
-        all.lock().unwrap_or_else(PoisonError::into_inner).push_str(&text);
+        all.text.lock().unwrap_or_else(PoisonError::into_inner).push_str(&text);
+        all.grown.notify_all();
     }
 }

@@ -29,6 +29,7 @@ mod status;
 mod timeline;
 mod top;
 mod training;
+pub mod version;
 
 use crate::cli::{Command, LogFormat};
 

@@ -5,6 +5,7 @@ mod entropy;
 mod folder;
 mod process;
 mod summary;
+mod supervisor;
 
 use std::ffi::OsString;
 use std::fs;
@@ -23,13 +24,16 @@ use crate::plot::LossCurve;
 use crate::progress::{self, Progress};
 use crate::report::Report;
 use folder::Folder;
-use process::{Chaos, Process, watch};
+use process::Process;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use summary::Summary;
+use supervisor::{Replacement, Supervisor};
 
-/// Commits from one checkpoint to the next where peers are killed: a stage that loses its last replica
-/// goes on from the newest.
+/// Commits from one checkpoint to the next. A stage that loses its last replica goes back to the newest.
+const CHECKPOINT_EVERY: u64 = 50;
+
+/// The same where the demo itself kills peers.
 const KILLED_CHECKPOINT_EVERY: u64 = 5;
 
 /// Trains, compares and shows.
@@ -108,9 +112,8 @@ fn configure(args: &DemoArgs) -> anyhow::Result<RunConfig> {
     training.stages = args.stages;
     training.steps = args.steps.unwrap_or(training.steps);
     training.seed = args.seed.unwrap_or(training.seed);
-    if args.kill_every.is_some() {
-        config.checkpoint.every = KILLED_CHECKPOINT_EVERY;
-    }
+    config.checkpoint.every =
+        if args.kill_every.is_some() { KILLED_CHECKPOINT_EVERY } else { CHECKPOINT_EVERY };
     if let Some(dtype) = args.dtype {
         training.dtype = dtype.into();
     }
@@ -157,16 +160,15 @@ async fn train_swarm(
         let arguments = peer_arguments(index, args, manifest, folder);
         Process::start(&name, &arguments, &log, log_format, index < args.anchors)
     };
-    let watched = folder.join("peers/0");
-    progress::say(&format!("watch it with: shoal top --data-dir {}", watched.display()));
     let processes = (0..args.peers.get()).map(start).collect::<anyhow::Result<Vec<Process>>>()?;
+    progress::say(&introduction(folder, &processes));
     let seed = manifest.training.seed;
-    let chaos = args.kill_every.map(|every| Chaos {
-        every,
-        anchors: args.anchors,
+    let replacement = Replacement {
+        kill_every: args.kill_every,
         rng: ChaCha8Rng::seed_from_u64(seed),
+        anchors: args.anchors,
         start: Box::new(start),
-    });
+    };
     let (mut progress, mut report, mut finished) = (Progress::new("swarm"), Report::new(), false);
     let note = |event: &RunEvent| {
         let news = match event {
@@ -182,11 +184,25 @@ async fn train_swarm(
             progress.note(event);
         }
     };
-    watch(processes, chaos, note).await?;
+    Supervisor::new(processes, Some(replacement)).run(note).await?;
     Ok(report)
 }
 
-/// The first peer starts the run; the others join it.
+/// Names the demo's folder and what can be tried with it: watching the run, and killing a peer.
+fn introduction(folder: &Folder, processes: &[Process]) -> String {
+    let path = folder.path().display();
+    let watch = format!("watch it with `shoal top --data-dir {path}/peers/0`");
+    let last = processes.last().and_then(|process| Some((processes.len() - 1, process.id()?)));
+    match last {
+        None => format!("the demo's folder is {path}: {watch}"),
+        Some((index, id)) => format!(
+            "the demo's folder is {path}: {watch}; kill a peer if you like, for instance peer \
+             {index} with `kill -9 {id}`, and another takes its place"
+        ),
+    }
+}
+
+/// The command line of a peer. The first peer starts the run; the others join it.
 fn peer_arguments(
     index: usize,
     args: &DemoArgs,
@@ -220,8 +236,10 @@ fn peer_arguments(
             .with("--events", "-")
             .with("--address-file", address_of(index));
     }
+    // Peers look for an anchor that was killed at the port that it had.
+    let port = if index < args.anchors { published_port(&address_of(index)) } else { None };
     let arguments = arguments
-        .with("--listen", "127.0.0.1:0")
+        .with("--listen", format!("127.0.0.1:{}", port.unwrap_or(0)))
         .with("--data-dir", data_dir)
         .with("--stage", stage)
         .with("--threads", "1")
@@ -229,6 +247,12 @@ fn peer_arguments(
         .with("--slow-down", slow.map_or(0, |slow| slow.milliseconds).to_string())
         .with_flag("--no-mdns");
     arguments.0
+}
+
+/// The TCP port in the address that an anchor has published, as in `/ip4/127.0.0.1/tcp/41325/p2p/...`.
+fn published_port(address_file: &Path) -> Option<u16> {
+    let address = fs::read_to_string(address_file).ok()?;
+    address.split('/').skip_while(|part| *part != "tcp").nth(1)?.parse().ok()
 }
 
 /// The configuration of the run alone. A coordinator makes up for a checkpoint that the one before
@@ -268,7 +292,7 @@ async fn train_reference(
     let log = folder.join("logs/reference.log");
     let process = Process::start("reference", &arguments.0, &log, log_format, true)?;
     let mut progress = Progress::new("reference");
-    watch(vec![process], None, |event| progress.note(event)).await
+    Supervisor::new(vec![process], None).run(|event| progress.note(event)).await
 }
 
 fn read_report(folder: &Path) -> anyhow::Result<Report> {

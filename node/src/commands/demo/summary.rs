@@ -6,7 +6,7 @@ use std::path::Path;
 use shoal_engine::{Device, DeviceChoice, Generator, Prompt, tokenizer};
 use shoal_protocol::manifest::Manifest;
 
-use crate::event_text::with_prefix;
+use crate::event_text::{counted, with_prefix};
 use crate::report::Report;
 
 /// Tokens of the sample.
@@ -52,7 +52,14 @@ pub(super) fn sample(
         seed: manifest.training.seed,
         temperature: 0.7,
     })?;
+    let continuation = up_to_an_end(&continuation).to_owned();
     Ok(Sample { prompt, continuation })
+}
+
+/// A text up to its last line end, or up to its last word end where the last line end is in its first half.
+fn up_to_an_end(text: &str) -> &str {
+    let line_end = text.rfind('\n').filter(|end| *end >= text.len() / 2);
+    line_end.or_else(|| text.rfind(char::is_whitespace)).map_or(text, |end| text[..end].trim_end())
 }
 
 /// The beginning of the first whole line that says something.
@@ -85,9 +92,12 @@ impl fmt::Display for Summary<'_> {
             let numbers = &report.microbatches;
             writeln!(
                 f,
-                "killed      {} peers; {} microbatches were computed again, {} missing, {} returns \
-                 to a checkpoint",
-                report.kills, numbers.replayed, numbers.missing, report.rewinds
+                "killed      {}; {} microbatches were computed again, {} missing, {} returns to a \
+                 checkpoint",
+                counted(report.kills, "peer"),
+                numbers.replayed,
+                numbers.missing,
+                report.rewinds
             )?;
         }
         writeln!(f, "folder      {}", self.folder.display())?;
@@ -143,6 +153,15 @@ mod tests {
         assert_eq!(first_line(text), "    a line that is long enough to be continued b");
         assert_eq!(first_line("only this"), "only this");
         assert_eq!(first_line(""), "");
+    }
+
+    #[test]
+    fn a_sample_ends_with_a_line_or_else_a_word() {
+        assert_eq!(up_to_an_end("to be\nor not\nto b"), "to be\nor not");
+        assert_eq!(up_to_an_end("a\nto be or not to b"), "a\nto be or not to");
+        assert_eq!(up_to_an_end("to be\n\n\n"), "to be");
+        assert_eq!(up_to_an_end("wörd"), "wörd");
+        assert_eq!(up_to_an_end(""), "");
     }
 
     fn summary(reference: Option<&Report>, report: &Report) -> String {

@@ -1,0 +1,102 @@
+//! Processes of a demo are killed from outside: it replaces them and ends with the reference's bits. A peer that
+//! fails by itself ends the demo.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use shoal_tests::process::Process;
+use shoal_tests::program::shoal;
+use shoal_tests::run::{Trained, checkpoint_hash, text};
+use tempfile::TempDir;
+
+/// A running demo of five peers in a folder of its own.
+struct Demo {
+    process: Process,
+    _folder: TempDir,
+    out: PathBuf,
+}
+
+impl Demo {
+    /// Starts a demo and waits for its first steps.
+    fn training(flags: &[&str]) -> Self {
+        let folder = tempfile::tempdir().expect("room for a folder");
+        let out = folder.path().join("demo");
+        let mut demo = shoal(["demo"]);
+        demo.args("--peers 5 --stages 2 --steps 40 --seed 5".split(' ')).args(flags);
+        demo.arg("--data").arg(text()).arg("--out").arg(&out);
+        let process = Process::start("demo", demo);
+        let _ = process.stderr_line("  loss ");
+        Self { process, _folder: folder, out }
+    }
+
+    /// Waits for the demo's end, checks its result and returns the number of peers that were killed.
+    fn kills_of_success(self) -> u64 {
+        let shown = self.process.end().success();
+        let report = Trained::read(&self.out).report;
+        let hash = report["reference_hash"].as_str().expect("a reference");
+        assert_eq!(report["checkpoint_hash"], hash);
+        assert_eq!(checkpoint_hash(&self.out.join("checkpoint")), hash);
+        assert_eq!(report["microbatches"]["missing"], 0);
+        assert!(shown.contains("killed") && shown.contains("identical"), "{shown}");
+        report["kills"].as_u64().expect("a number")
+    }
+}
+
+fn kill(id: &str) {
+    let status = Command::new("kill").args(["-9", id]).status().expect("kill is there");
+    assert!(status.success(), "{id} is a process");
+}
+
+/// The process that works in a data directory.
+fn process_in(data_dir: &Path) -> String {
+    let argument =
+        data_dir.canonicalize().expect("it is there").into_os_string().into_encoded_bytes();
+    let processes = fs::read_dir("/proc").expect("there is a /proc");
+    let works_there = |process: &PathBuf| {
+        let line = fs::read(process.join("cmdline")).unwrap_or_default();
+        let mut arguments = line.split(|byte| *byte == 0);
+        // The demo's own command line names another folder.
+        arguments.any(|other| other == argument)
+    };
+    let mut paths = processes.map(|entry| entry.expect("a process").path());
+    let found = paths.find(works_there).expect("a process");
+    found.file_name().and_then(|name| name.to_str()).expect("a number").to_owned()
+}
+
+#[test]
+fn a_demo_replaces_a_peer_that_somebody_kills() {
+    let demo = Demo::training(&[]);
+    let line = demo.process.stderr_line("kill -9");
+    assert!(line.contains(demo.out.to_str().expect("a plain path")), "it names the folder: {line}");
+    let (_, command) = line.split_once("`kill -9 ").expect("a command");
+    let (id, _) = command.split_once('`').expect("its end");
+    assert_eq!(process_in(&demo.out.join("peers/4")), id);
+    kill(id);
+    let _ = demo.process.stderr_line("peer 4 was killed");
+    assert_eq!(demo.kills_of_success(), 1);
+}
+
+#[test]
+fn a_demo_goes_on_when_somebody_kills_the_peer_that_coordinates_it() {
+    let demo = Demo::training(&[]);
+    for peer in [0, 2] {
+        kill(&process_in(&demo.out.join(format!("peers/{peer}"))));
+        let _ = demo.process.stderr_line(&format!("peer {peer} was killed"));
+    }
+    assert_eq!(demo.kills_of_success(), 2);
+}
+
+#[test]
+fn a_peer_that_fails_when_it_is_replaced_ends_the_demo_with_its_error() {
+    // An anchor comes back under its own number.
+    let demo = Demo::training(&["--anchors", "3"]);
+    let (data_dir, aside) = (demo.out.join("peers/1"), demo.out.join("aside"));
+    let id = process_in(&data_dir);
+    fs::rename(&data_dir, aside).expect("it can be moved");
+    fs::write(&data_dir, "no folder").expect("room for a file");
+    kill(&id);
+    let reason = demo.process.end().failure(1);
+    assert!(reason.starts_with("peer-1 failed (exit status: 2): "), "{reason}");
+    assert!(reason.contains("peer-1.log"), "{reason}");
+}
