@@ -45,13 +45,13 @@ pub(super) struct Received {
 }
 
 /// The messages of one connection.
-pub(super) struct Gathering {
+pub(super) struct Reassembly {
     room: Arc<Semaphore>,
     /// Those of which something is here. Each has room for all of it, or a stream that waits for that.
     messages: Mutex<BTreeMap<u64, Arc<Message>>>,
 }
 
-impl Gathering {
+impl Reassembly {
     pub(super) fn new() -> Self {
         let room = Arc::new(Semaphore::new(limits::RECEIVE_ROOM.0 as usize));
         Self { room, messages: Mutex::default() }
