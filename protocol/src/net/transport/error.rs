@@ -77,7 +77,7 @@ pub enum Refusal {
         newest: Incarnation,
     },
     /// The run does not admit this peer.
-    #[error("not let in: {0}")]
+    #[error("not admitted: {0}")]
     Denied(#[from] Denied),
     /// Both ends dialled at once, and the other connection is used.
     #[error("the peer keeps another connection to this one")]

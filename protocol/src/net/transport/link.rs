@@ -20,9 +20,9 @@ use super::error::{ConnectError, DisconnectReason};
 use super::event::{TensorMessage, TransportEvent};
 use super::file_transfer::Service;
 use super::peer::{Peer, Session};
-use super::reassembly::{Reassembly, ReadFailure};
+use super::reassembly::{ReadFailure, Reassembly};
 use super::request::Kind as RequestKind;
-use super::send_queue::{TensorJob, Ticket};
+use super::send_queue::{MessageNumber, TensorJob};
 use super::sending::{self, LANES};
 use super::traffic::Kind;
 use super::{Shared, control, reachability, tensor};
@@ -168,7 +168,7 @@ async fn serve(shared: &Arc<Shared>, peer: &Arc<Peer>, session: &Arc<Session>) -
     writers.spawn(write_tensors(context.clone()));
     if !session.is_relayed() {
         shared.relay.connected(peer.id, session.connection.clone());
-        writers.spawn(pass_on(context.clone()));
+        writers.spawn(relay_datagrams(context.clone()));
     } else {
         writers.spawn(seek_direct(context.clone()));
     }
@@ -262,7 +262,7 @@ impl Context {
 }
 
 async fn write_control(context: Context, mut stream: SendStream) -> DisconnectReason {
-    Class::Control.put(&stream, 0);
+    Class::Control.prioritize(&stream, 0);
     let Context { shared, peer, .. } = &context;
     loop {
         let batch = tokio::select! {
@@ -299,7 +299,7 @@ async fn write_control(context: Context, mut stream: SendStream) -> DisconnectRe
 }
 
 /// Receives datagrams to relay to other peers, and datagrams relayed by others.
-async fn pass_on(context: Context) -> DisconnectReason {
+async fn relay_datagrams(context: Context) -> DisconnectReason {
     loop {
         match context.session.connection.read_datagram().await {
             Ok(datagram) => {
@@ -346,8 +346,8 @@ async fn write_tensors(context: Context) -> DisconnectReason {
     loop {
         tokio::select! {
             // The queue yields as many messages at once as have streams.
-            (ticket, job) = context.peer.send_queue.tensor() => {
-                under_way.push(write_tensor(&context, &lanes, ticket, job));
+            (number, job) = context.peer.send_queue.tensor() => {
+                under_way.push(write_tensor(&context, &lanes, number, job));
             }
             Some(written) = under_way.next() => if let ControlFlow::Break(()) = written {
                 return context.end().await;
@@ -360,13 +360,13 @@ async fn write_tensors(context: Context) -> DisconnectReason {
 async fn write_tensor(
     context: &Context,
     lanes: &Semaphore,
-    ticket: Ticket,
+    number: MessageNumber,
     job: TensorJob,
 ) -> ControlFlow<()> {
     let connection = &context.session.connection;
-    let _training = context.shared.upload_limit.trains();
+    let _training = context.shared.upload_limit.begin_tensor();
     context.peer.rate().began(Instant::now());
-    let arrived = match sending::send(connection, lanes, ticket, &job).await {
+    let arrived = match sending::send(connection, lanes, number, &job).await {
         Ok(bytes) => {
             context.shared.counters.sent(Kind::Tensor, bytes);
             bytes
@@ -378,7 +378,7 @@ async fn write_tensor(
     context.peer.rate().ended(Instant::now(), arrived, connection.rtt());
     let class = job.class;
     drop(job);
-    context.peer.send_queue.tensor_done(ticket, class);
+    context.peer.send_queue.tensor_done(number, class);
     ControlFlow::Continue(())
 }
 

@@ -139,7 +139,7 @@ pub(crate) struct Shared {
     peer: PeerId,
     incarnation: Incarnation,
     run: RwLock<Option<Run>>,
-    /// Bytes that the tensors of a message may have.
+    /// Maximum bytes of the tensors of one message.
     largest_message: AtomicU64,
     files: Arc<dyn FileSource>,
     gate: Gate,
@@ -148,9 +148,9 @@ pub(crate) struct Shared {
     endpoints: Vec<Endpoint>,
     relay: Arc<Relay>,
     relayed: Arc<quinn::TransportConfig>,
-    /// QUIC over the ways through other peers.
+    /// QUIC over paths through relaying peers.
     relay_endpoint: Endpoint,
-    /// What is listened for at the endpoints' sockets beside QUIC.
+    /// Reachability probes on the endpoints' sockets, beside QUIC.
     probes: Arc<Probes>,
     rate_limit: RateLimit,
     counters: Counters,
@@ -161,9 +161,9 @@ pub(crate) struct Shared {
     peers: Mutex<BTreeMap<PeerId, Arc<Peer>>>,
     numbers: AtomicU64,
     tracker: TaskTracker,
-    /// Nothing new is begun.
+    /// Cancelled when closing begins: no new work starts.
     closing: CancellationToken,
-    /// Everything stops.
+    /// Cancelled when all tasks must stop.
     closed: CancellationToken,
 }
 

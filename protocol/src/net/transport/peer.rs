@@ -332,7 +332,7 @@ struct Situation {
     ours_preferred: bool,
     newest: Option<Incarnation>,
     dialling: bool,
-    /// Whether we dialled it, and its number.
+    /// Whether this end dialled the connection, and the connection's number.
     current: Option<(bool, u64)>,
 }
 

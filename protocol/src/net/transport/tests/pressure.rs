@@ -17,7 +17,7 @@ async fn a_slow_owner_makes_the_sender_wait() {
         for number in 0..MESSAGES {
             left.send_tensor(target, &[number as u8], vec![frame(1, FRAME)]).await;
             count.fetch_add(FRAME, Ordering::SeqCst);
-            // By now the queue has been full, and somebody has taken from it.
+            // By now the queue has been full, and the link has removed messages from it.
             if number * FRAME > limits::SEND_QUEUE.0 as usize
                 && let Some(started) = started.take()
             {
@@ -27,7 +27,7 @@ async fn a_slow_owner_makes_the_sender_wait() {
         left
     });
     soon(start).await.expect("the sender lives");
-    // The sender's queue, what the receiver has room for, and what is under way in streams.
+    // The sender's queue, the receiver's room, and the bytes in flight on streams.
     let streams = 64 << 20;
     let bound = (limits::SEND_QUEUE.0 + limits::RECEIVE_ROOM.0) as usize + streams + FRAME;
     let mut consumed = 0;
