@@ -283,7 +283,9 @@ mod tests {
             history.checkpoints.keys().map(|version| version.0).collect()
         };
         assert_eq!(kept(&history), [2, 3]);
-        history.apply(&LogRecord::Rewind { era: Era(1), version: Step(2) }).expect("an earlier version");
+        history
+            .apply(&LogRecord::Rewind { era: Era(1), version: Step(2) })
+            .expect("an earlier version");
         assert_eq!(kept(&history), [2], "a rewind discards newer checkpoints");
     }
 }

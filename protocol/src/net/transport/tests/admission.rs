@@ -21,7 +21,7 @@ impl Invited {
     fn new() -> Self {
         let (issuer, folder) = (Identity::ephemeral(), tempfile::tempdir().expect("a folder"));
         let node = member_of(&issuer, &issuer, None);
-        let log = RedemptionLog::open(&folder.path().join("claims")).expect("a log");
+        let log = RedemptionLog::open(&folder.path().join("claims")).expect("a redemption log");
         let desk = Desk::new(issuer.clone(), run(1).id, log);
         node.transport.gate().open_desk(Arc::new(desk));
         Self { issuer, node, _folder: folder }

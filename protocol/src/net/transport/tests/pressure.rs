@@ -45,7 +45,7 @@ async fn a_slow_owner_makes_the_sender_wait() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_peer_that_takes_no_control_messages_is_cut_off() {
+async fn a_peer_that_receives_no_control_messages_is_disconnected() {
     let (mut left, mut right) = pair().await;
     let message = vec![0; limits::CONTROL_MESSAGE.0 as usize];
     let error = soon(async {
@@ -60,7 +60,7 @@ async fn a_peer_that_takes_no_control_messages_is_cut_off() {
     assert_eq!(error, SendError::QueueFull { peer: right.id() });
     assert_eq!(left.disconnected().await, (right.member, DisconnectReason::QueueFull));
     assert_eq!(left.transport.queued(right.id()), (0, 0));
-    // What it takes now came before the end.
+    // These messages were sent before the end.
     let reason = loop {
         match right.event().await {
             TransportEvent::Control { .. } => {}
