@@ -43,24 +43,24 @@ struct One {
     hash: ContentHash,
     length: u64,
     /// Whether to send wrong bytes after the first request, which is for the hashes of the pieces.
-    lies: bool,
+    corrupt: bool,
     asked: AtomicBool,
 }
 
 impl FileSource for One {
     fn open(&self, hash: &ContentHash) -> Option<OpenFile> {
         let begun = self.asked.swap(true, Ordering::Relaxed);
-        let path = if self.lies && begun { Path::new("/dev/zero") } else { &self.path };
+        let path = if self.corrupt && begun { Path::new("/dev/zero") } else { &self.path };
         let file = File::open(path).ok().filter(|_| *hash == self.hash)?;
         Some(OpenFile { file, length: self.length })
     }
 }
 
-async fn serve(address: SocketAddr, file: &str, lies: bool) -> Result<()> {
+async fn serve(address: SocketAddr, file: &str, corrupt: bool) -> Result<()> {
     let mut hasher = blake3::Hasher::new();
     hasher.update_reader(File::open(file)?)?;
     let (hash, length) = (ContentHash::from(hasher.finalize()), std::fs::metadata(file)?.len());
-    let one = One { path: file.into(), hash, length, lies, asked: AtomicBool::new(false) };
+    let one = One { path: file.into(), hash, length, corrupt, asked: AtomicBool::new(false) };
     let (transport, events) = bind(address, Congestion::default(), Arc::new(one))?;
     let at = transport.local_addresses()[0];
     println!(

@@ -93,12 +93,12 @@ async fn send(
             transport.send_tensor(peer, Vec::new(), frames, Class::Round)?.await;
         }
     };
-    let look = || Some((transport.traffic().tensor.sent.0, transport.path_to(peer)?));
+    let snapshot = || Some((transport.traffic().tensor.sent.0, transport.path_to(peer)?));
     let measure = async {
         sleep(SETTLING).await;
-        let (before, since) = (look(), Instant::now());
+        let (before, since) = (snapshot(), Instant::now());
         sleep(seconds).await;
-        (before, since.elapsed(), look())
+        (before, since.elapsed(), snapshot())
     };
     let (before, elapsed, after) = tokio::select! {
         measured = measure => measured,

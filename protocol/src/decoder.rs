@@ -65,8 +65,8 @@ impl Decoder {
                 Edit::Cut => bytes.truncate(place),
                 Edit::Insert(byte) => bytes.insert(place, *byte),
                 Edit::Replace(byte) => {
-                    if let Some(there) = bytes.get_mut(place) {
-                        *there = *byte;
+                    if let Some(target) = bytes.get_mut(place) {
+                        *target = *byte;
                     }
                 }
             }

@@ -49,7 +49,7 @@ fn encoded(value: &impl wire::Encode) -> Vec<u8> {
 
 /// A candidate with a measured link to one member.
 fn newcomer(known: PeerId, addresses: &[SocketAddr]) -> (Candidate, LinkEstimate) {
-    let far =
+    let estimate =
         LinkEstimate { round_trip: Duration::from_millis(120), rate: Some(units::Rate(1 << 24)) };
     let candidate = Candidate {
         choice: StageChoice::Auto,
@@ -58,9 +58,9 @@ fn newcomer(known: PeerId, addresses: &[SocketAddr]) -> (Candidate, LinkEstimate
         fingerprint: Some(ContentHash([5; 32])),
         duties: Duties::default(),
         mobile: true,
-        link_estimates: Some(vec![(known, far)]),
+        link_estimates: Some(vec![(known, estimate)]),
     };
-    (candidate, far)
+    (candidate, estimate)
 }
 
 fn envelopes() -> Vec<Vec<u8>> {
@@ -87,14 +87,14 @@ fn envelopes() -> Vec<Vec<u8>> {
     let listens = RoundGroupMember { member: coordinator, weight: None };
     let round = round();
     let newest = SavedCheckpoint { version: Step(300), stages: vec![stored], holders };
-    let (candidate, far) = newcomer(coordinator.peer, &addresses);
-    let looks = vec![(coordinator.peer, addresses.clone())];
+    let (candidate, estimate) = newcomer(coordinator.peer, &addresses);
+    let targets = vec![(coordinator.peer, addresses.clone())];
     [
         Message::ToCoordinator(ToCoordinator::Register(candidate)),
         Message::ToCoordinator(ToCoordinator::LinkEstimates {
-            link_estimates: vec![(coordinator.peer, far)],
+            link_estimates: vec![(coordinator.peer, estimate)],
         }),
-        Message::FromCoordinator(FromCoordinator::ProbeLinks { at: looks }),
+        Message::FromCoordinator(FromCoordinator::ProbeLinks { at: targets }),
         Message::FromCoordinator(FromCoordinator::Work {
             step: Step(7),
             grants: vec![(Microbatch(1), grant), (Microbatch(300), grant)],

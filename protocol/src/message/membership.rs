@@ -269,11 +269,11 @@ impl MoveReason {
     #[must_use]
     pub fn words(self) -> &'static str {
         match self {
-            Self::StageLost => "nobody is left there",
+            Self::StageLost => "no member is left there",
             Self::MembersGone => "members of it are gone",
-            Self::Uneven => "it gets through least",
+            Self::Uneven => "it has the lowest throughput",
             Self::Nearer => "it is nearer",
-            Self::Trial => "moves are tried",
+            Self::Trial => "as a trial of moves",
         }
     }
 }

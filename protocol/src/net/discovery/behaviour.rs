@@ -10,8 +10,8 @@ use libp2p::{PeerId, StreamProtocol};
 use libp2p::{Swarm, SwarmBuilder, identify, kad, mdns, tcp, yamux};
 
 use super::DiscoveryError;
-use super::door::Door;
 use super::guard::Guard;
+use super::handshake_limit::HandshakeLimit;
 use super::store::ProviderStore;
 use crate::net::admission::Gate;
 
@@ -43,7 +43,7 @@ pub(super) struct Behaviour {
     pub(super) identify: identify::Behaviour,
     pub(super) mdns: Toggle<mdns::tokio::Behaviour>,
     /// Comes before `limits`, so that a connection that it rejects takes no place there.
-    door: Door,
+    handshake_limit: HandshakeLimit,
     limits: connection_limits::Behaviour,
 }
 
@@ -56,7 +56,7 @@ impl Behaviour {
             kad: kademlia(own),
             identify: identify::Behaviour::new(identify),
             mdns: with_mdns.then(|| multicast(own)).flatten().into(),
-            door: Door::new(gate),
+            handshake_limit: HandshakeLimit::new(gate),
             limits: connection_limits::Behaviour::new(
                 ConnectionLimits::default()
                     .with_max_pending_incoming(Some(128))

@@ -7,8 +7,8 @@
 mod actor;
 mod address;
 mod behaviour;
-mod door;
 mod guard;
+mod handshake_limit;
 mod store;
 #[cfg(test)]
 mod tests;

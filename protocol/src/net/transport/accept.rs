@@ -11,7 +11,7 @@ use super::Shared;
 use super::error::Refusal;
 use super::handshake::{self, Hello, Reply, Unreadable};
 use super::link::CloseCode;
-use super::peer::{CROSSING, Session, Shown, Verdict};
+use super::peer::{CROSSING, PeerGreeting, Session, Verdict};
 use super::tls;
 use super::traffic::Kind;
 use crate::ids::{Member, PeerId};
@@ -113,7 +113,7 @@ async fn handle(shared: &Arc<Shared>, incoming: Incoming) {
         member: Member { peer, incarnation: hello.incarnation },
         address,
         run: hello.run.clone(),
-        shown: Shown { pass: hello.pass.clone(), ..Shown::default() },
+        greeting: PeerGreeting { pass: hello.pass.clone(), ..PeerGreeting::default() },
         number: hello.number,
         dialled: false,
         counted: Default::default(),

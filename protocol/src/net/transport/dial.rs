@@ -16,7 +16,7 @@ use super::endpoint;
 use super::error::{ConnectError, Refusal};
 use super::handshake::{self, Hello, Reply};
 use super::link::CloseCode;
-use super::peer::{Dial, Peer, Session, Shown, State};
+use super::peer::{Dial, Peer, PeerGreeting, Session, State};
 use super::relay;
 use super::traffic::Kind;
 use crate::ids::Member;
@@ -214,17 +214,19 @@ async fn greet(
     let (reply, sent, received) = handshake::greet(&hello, &mut send, &mut recv).await?;
     shared.counters.sent(Kind::Control, sent);
     shared.counters.received(Kind::Control, received);
-    let (incarnation, run, shown) = match reply {
-        Reply::Welcome { incarnation, run, pass, certificate, clock, seen } => {
-            (incarnation, run, Shown { pass, certificate, clock: Some(clock), seen: Some(seen) })
-        }
+    let (incarnation, run, greeting) = match reply {
+        Reply::Welcome { incarnation, run, pass, certificate, clock, seen } => (
+            incarnation,
+            run,
+            PeerGreeting { pass, certificate, clock: Some(clock), seen: Some(seen) },
+        ),
         Reply::Refused(refusal) => return Err(refusal.into()),
     };
-    if let Err(denied) = gate.admit(peer.id, &shown.pass, UnixTime::now()) {
+    if let Err(denied) = gate.admit(peer.id, &greeting.pass, UnixTime::now()) {
         gate.turned_away((&denied).into(), Some(peer.id), Some(address), denied.to_string());
         return Err(ConnectError::Stranger { peer: peer.id, address, denied: denied.into() });
     }
-    if let Some(certificate) = &shown.certificate {
+    if let Some(certificate) = &greeting.certificate {
         gate.hold(certificate.clone());
     }
     let session = Arc::new(Session {
@@ -233,7 +235,7 @@ async fn greet(
         member: Member { peer: peer.id, incarnation },
         address,
         run,
-        shown,
+        greeting,
         number,
         dialled: true,
         counted: Default::default(),

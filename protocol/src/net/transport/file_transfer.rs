@@ -20,7 +20,7 @@ use super::class::Class;
 use super::error::FetchError;
 use super::file_piece::{HEAD, Head, Piece, PiecePacker};
 use super::peer::Peer;
-use super::progress::while_moving;
+use super::progress::with_progress_timeout;
 use super::read_progress::ReadProgress;
 use super::request::Kind as RequestKind;
 use super::traffic::{Counters, Kind};
@@ -197,7 +197,8 @@ impl Service<'_> {
         class.prioritize(&send, 0);
         let taken = ReadProgress::new(self.connection);
         self.peer.file_rate().began(Instant::now());
-        let arrived = while_moving(STALL, || taken.now(), taken.all(&mut send, &mut answer)).await;
+        let arrived =
+            with_progress_timeout(STALL, || taken.now(), taken.all(&mut send, &mut answer)).await;
         if arrived.is_none() {
             // Fails only if the peer stopped the stream first.
             let _ = send.reset(VarInt::from_u32(0));
@@ -212,9 +213,9 @@ impl Service<'_> {
 /// Reads from a file on a thread that may block.
 async fn find<T: Send + 'static>(
     hash: ContentHash,
-    look: impl FnOnce() -> Option<io::Result<(u64, T)>> + Send + 'static,
+    read: impl FnOnce() -> Option<io::Result<(u64, T)>> + Send + 'static,
 ) -> Option<(u64, T)> {
-    match tokio::task::spawn_blocking(look).await.ok().flatten()? {
+    match tokio::task::spawn_blocking(read).await.ok().flatten()? {
         Ok(found) => Some(found),
         Err(error) => {
             tracing::warn!(%hash, %error, "cannot read a file that a peer asked for");

@@ -76,7 +76,7 @@ pub(super) async fn run(shared: Arc<Shared>, peer: Arc<Peer>) {
         if reason == DisconnectReason::QueueFull {
             peer.send_queue.clear();
         } else {
-            peer.send_queue.take_back();
+            peer.send_queue.requeue_in_flight();
         }
         peer.ended(&session);
         tracing::debug!(%member, %reason, "disconnected");
@@ -161,8 +161,8 @@ async fn serve(shared: &Arc<Shared>, peer: &Arc<Peer>, session: &Arc<Session>) -
     };
     let context = Context { shared: shared.clone(), peer: peer.clone(), session: session.clone() };
     peer.send_queue.connected();
-    peer.rate().broke();
-    peer.file_rate().broke();
+    peer.rate().connection_lost();
+    peer.file_rate().connection_lost();
     let mut writers = JoinSet::new();
     writers.spawn(write_control(context.clone(), send));
     writers.spawn(write_tensors(context.clone()));

@@ -457,11 +457,11 @@ impl Transport {
             let connection = &session.connection;
             let patience = ANSWER + 4 * connection.rtt();
             let answer = timeout(patience, file_transfer::probe(connection));
-            let there = tokio::select! {
+            let alive = tokio::select! {
                 answer = answer => matches!(answer, Ok(Ok(()))),
                 () = shared.closing.cancelled() => true,
             };
-            if !there {
+            if !alive {
                 tracing::info!(peer = %session.member, "the peer's process does not answer");
                 connection.close(link::CloseCode::Done.into(), b"no answer");
             }
@@ -528,7 +528,7 @@ impl Transport {
                 peers.values().cloned().collect()
             };
             for peer in peers {
-                peer.gone().await;
+                peer.wait_for_link_end().await;
             }
         };
         let _ = timeout(CLOSE, links).await;

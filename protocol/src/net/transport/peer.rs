@@ -40,7 +40,7 @@ pub(super) const CROSSING: Duration = Duration::from_secs(2);
 
 /// Data from the other end's hello or welcome, besides its incarnation and run.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Shown {
+pub(super) struct PeerGreeting {
     pub(super) pass: Pass,
     pub(super) certificate: Option<Signed>,
     pub(super) clock: Option<UnixTime>,
@@ -60,7 +60,7 @@ pub(super) struct Session {
     pub(super) address: SocketAddr,
     pub(super) run: Option<Run>,
     /// The credentials and observations of the other end.
-    pub(super) shown: Shown,
+    pub(super) greeting: PeerGreeting,
     /// The dialler's number of the connection.
     pub(super) number: u64,
     /// Whether this end dialled.
@@ -71,7 +71,7 @@ pub(super) struct Session {
 
 impl Session {
     pub(super) fn welcome(&self) -> Welcome {
-        let Shown { pass, certificate, clock, seen } = self.shown.clone();
+        let PeerGreeting { pass, certificate, clock, seen } = self.greeting.clone();
         Welcome {
             incarnation: self.member.incarnation,
             address: self.address,
@@ -91,11 +91,11 @@ impl Session {
     /// Whether the other end is a process of this machine: its address is local, and nothing delays
     /// or slows the path.
     fn is_local(&self) -> bool {
-        let there = self.connection.remote_address().ip().to_canonical();
-        let here = self.connection.local_ip().map(|address| address.to_canonical());
-        let ours = there.is_loopback() || here == Some(there);
-        let near = congestion::shortest_round_trip(&self.connection);
-        !self.is_relayed() && ours && near.is_none_or(|near| near < WITHIN_MACHINE)
+        let remote = self.connection.remote_address().ip().to_canonical();
+        let local = self.connection.local_ip().map(|address| address.to_canonical());
+        let same_host = remote.is_loopback() || local == Some(remote);
+        let round_trip = congestion::shortest_round_trip(&self.connection);
+        !self.is_relayed() && same_host && round_trip.is_none_or(|time| time < WITHIN_MACHINE)
     }
 
     /// The measured path; adds the connection's new packets to the transport's counters.
@@ -147,7 +147,7 @@ pub(super) struct State {
     /// The number of the last connection dialled by the peer that has ended here.
     lost: Option<u64>,
     /// Whether the link task has ended.
-    linkless: bool,
+    has_link_ended: bool,
 }
 
 impl State {
@@ -307,13 +307,13 @@ impl Peer {
 
     /// The link has ended.
     pub(super) fn link_ended(&self) {
-        self.state.send_modify(|state| state.linkless = true);
+        self.state.send_modify(|state| state.has_link_ended = true);
     }
 
     /// Waits until the link has ended.
-    pub(super) async fn gone(&self) {
+    pub(super) async fn wait_for_link_end(&self) {
         // The sender lives in `self`.
-        let _ = self.state.subscribe().wait_for(|state| state.linkless).await;
+        let _ = self.state.subscribe().wait_for(|state| state.has_link_ended).await;
     }
 
     /// Waits until another connection takes the place of `session`.

@@ -12,7 +12,7 @@ const CHECKS: u32 = 4;
 
 /// Runs `work`, and aborts it if `moved` returns the same value for `patience`, or up to a quarter
 /// longer. Returns `None` in this case.
-pub(super) async fn while_moving<T>(
+pub(super) async fn with_progress_timeout<T>(
     patience: Duration,
     moved: impl Fn() -> u64,
     work: impl Future<Output = T>,
@@ -46,7 +46,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn work_without_progress_is_aborted() {
         let begun = Instant::now();
-        assert_eq!(while_moving(PATIENCE, || 7, pending::<()>()).await, None);
+        assert_eq!(with_progress_timeout(PATIENCE, || 7, pending::<()>()).await, None);
         assert!((PATIENCE..=PATIENCE * 5 / 4).contains(&begun.elapsed()), "{:?}", begun.elapsed());
     }
 
@@ -59,7 +59,7 @@ mod tests {
                 moved.fetch_add(1, Ordering::Relaxed);
             }
         };
-        let done = while_moving(PATIENCE, || moved.load(Ordering::Relaxed), work).await;
+        let done = with_progress_timeout(PATIENCE, || moved.load(Ordering::Relaxed), work).await;
         assert_eq!(done, Some(()));
         assert_eq!(begun.elapsed(), PATIENCE * 75);
     }

@@ -34,7 +34,7 @@ impl RateMeter {
     /// A message of `bytes` bytes has arrived, which the sender learns after one round trip. `bytes`
     /// is 0 if the message was aborted.
     pub(super) fn ended(&mut self, now: Instant, bytes: usize, round_trip: Duration) {
-        // A transfer may outlive its connection briefly; `broke` has reset its count.
+        // A transfer may outlive its connection briefly; `connection_lost` has reset its count.
         let Some(left) = self.under_way.checked_sub(1) else { return };
         self.under_way = left;
         self.bytes += bytes;
@@ -53,7 +53,7 @@ impl RateMeter {
     }
 
     /// The connection is lost with all messages in flight.
-    pub(super) fn broke(&mut self) {
+    pub(super) fn connection_lost(&mut self) {
         *self = Self { mean: self.mean, ..Self::default() };
     }
 
@@ -108,7 +108,7 @@ mod tests {
         meter.began(start);
         meter.ended(after(start, 200), 1000, ROUND_TRIP);
         meter.began(after(start, 300));
-        meter.broke();
+        meter.connection_lost();
         meter.ended(after(start, 400), 200_000, ROUND_TRIP);
         assert_eq!(meter.rate(), None, "the transfer was on the lost connection");
         meter.began(after(start, 9000));

@@ -250,12 +250,12 @@ mod tests {
     fn an_address_stands_for_one_path() {
         let mut routes = Routes::default();
         let [a, b] = [1, 2].map(|name| PeerId([name; 32]));
-        let there = routes.address((a, b)).expect("room");
+        let forward = routes.address((a, b)).expect("room");
         let back = routes.address((b, a)).expect("room");
-        assert_ne!(there, back);
-        assert_eq!(routes.address((a, b)), Some(there));
-        assert_eq!((routes.of(there), routes.of(back)), (Some((a, b)), Some((b, a))));
-        assert!(is_path(there) && is_path(back));
+        assert_ne!(forward, back);
+        assert_eq!(routes.address((a, b)), Some(forward));
+        assert_eq!((routes.of(forward), routes.of(back)), (Some((a, b)), Some((b, a))));
+        assert!(is_path(forward) && is_path(back));
         for address in ["127.0.0.1:1", "[::1]:1", "[100:1::1]:1", "[2001:db8::1]:1"] {
             assert!(!is_path(address.parse().expect("an address")), "{address}");
         }

@@ -198,7 +198,7 @@ impl SendQueue {
     }
 
     /// The connection is lost: its undelivered messages go out on the next one.
-    pub(super) fn take_back(&self) {
+    pub(super) fn requeue_in_flight(&self) {
         let mut contents = self.lock();
         contents.connected = false;
         for queue in &mut contents.queues {
@@ -305,7 +305,7 @@ mod tests {
         let (_, lost) = next(&send_queue);
         assert_eq!(lost, "b");
         send_queue.tensor_done(delivered, Class::Chunk);
-        send_queue.take_back();
+        send_queue.requeue_in_flight();
         assert_eq!([next(&send_queue).1, next(&send_queue).1], ["b", "c"]);
     }
 

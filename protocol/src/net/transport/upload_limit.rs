@@ -300,7 +300,7 @@ mod tests {
     use futures::future::{join, join_all};
     use tokio::time::sleep;
 
-    use super::super::progress::while_moving;
+    use super::super::progress::with_progress_timeout;
     use super::*;
 
     const PIECE: usize = limits::BLOB_PIECE.0 as usize;
@@ -392,7 +392,7 @@ mod tests {
     async fn a_stalled_reader_is_dropped_and_others_are_served_meanwhile() {
         let stall = Duration::from_secs(20);
         let upload_limit = UploadLimit::default();
-        let stalls = || async { while_moving(stall, || 0, pending()).await.unwrap_or(0) };
+        let stalls = || async { with_progress_timeout(stall, || 0, pending()).await.unwrap_or(0) };
         let stalled = join_all((0..16).map(|_| upload_limit.serve(reader(1), stalls())));
         let others = async {
             sleep(QUICK).await;

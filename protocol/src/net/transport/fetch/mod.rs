@@ -26,7 +26,7 @@ use self::plan::{Next, Plan};
 use super::error::{ConnectError, FetchError};
 use super::file_transfer::{FetchProgress, Part, fetch_hashes, fetch_length, fetch_piece};
 use super::peer::{Peer, Session};
-use super::progress::while_moving;
+use super::progress::with_progress_timeout;
 use super::{Shared, dial};
 use crate::ids::{ContentHash, PeerId};
 use crate::limits;
@@ -129,7 +129,7 @@ async fn with_timeout<T>(
     progress: &FetchProgress,
     answer: impl Future<Output = Result<T, FetchError>>,
 ) -> Result<T, FetchError> {
-    let answered = while_moving(patience, || progress.bytes(), answer).await;
+    let answered = with_progress_timeout(patience, || progress.bytes(), answer).await;
     answered.unwrap_or(Err(FetchError::Silent { patience }))
 }
 

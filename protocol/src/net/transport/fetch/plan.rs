@@ -184,22 +184,22 @@ mod tests {
             luck in prop::collection::vec((any::<bool>(), any::<bool>()), 1..200),
         ) {
             let mut plan = Plan::new(pieces.clone(), others + 1);
-            let (mut here, mut luck) = (BTreeSet::new(), luck.into_iter().cycle());
+            let (mut delivered, mut luck) = (BTreeSet::new(), luck.into_iter().cycle());
             for round in 0..10_000u64 {
                 for holder in 0..=others {
                     let Next::Piece(piece) = plan.next(at(round), holder) else { continue };
-                    prop_assert!(!here.contains(&piece), "a delivered piece is not requested");
+                    prop_assert!(!delivered.contains(&piece), "a delivered piece is not requested");
                     let (fails, permanent) = luck.next().expect("without end");
                     if fails && holder > 0 {
                         plan.failed(holder, piece, permanent);
                     } else {
                         prop_assert!(plan.received(at(round), holder, piece));
-                        here.insert(piece);
+                        delivered.insert(piece);
                     }
                 }
             }
             prop_assert!(plan.is_complete());
-            prop_assert_eq!(here, pieces);
+            prop_assert_eq!(delivered, pieces);
         }
     }
 }

@@ -87,7 +87,7 @@ pub(super) async fn ask(
         .and_then(|endpoint| Some(endpoint.local_addr().ok()?.port()));
     let port = port.or(own).ok_or(ProbeError::NotConnected)?;
     let nonce = Nonce(shared.tls.random().ok_or(ProbeError::NoAnswer)?);
-    let mut heard = shared.probes.listen(nonce).ok_or(ProbeError::TooMany)?;
+    let mut probes = shared.probes.listen(nonce).ok_or(ProbeError::TooMany)?;
     let asked = timeout(PATIENCE, exchange(shared, &session.connection, Request { nonce, port }));
     let seen = match asked.await {
         Ok(Some(Answer::Probes { seen })) => seen,
@@ -95,8 +95,8 @@ pub(super) async fn ask(
         Ok(None) | Err(_) => return Err(ProbeError::NoAnswer),
     };
     // Only the requested port matters for the result.
-    let _ = timeout(LISTEN, heard.at(port)).await;
-    let heard = heard.so_far().into_iter().filter(|at| [port, seen.port()].contains(at)).collect();
+    let _ = timeout(LISTEN, probes.at(port)).await;
+    let heard = probes.ports().into_iter().filter(|at| [port, seen.port()].contains(at)).collect();
     Ok(ProbeReport { by: session.member.peer, from: session.address.ip(), port, seen, heard })
 }
 

@@ -35,14 +35,14 @@ impl Probes {
         if open.len() >= OPEN || open.contains_key(&nonce) {
             return None;
         }
-        let (sender, heard) = watch::channel(BTreeSet::new());
+        let (sender, ports) = watch::channel(BTreeSet::new());
         open.insert(nonce, sender);
-        Some(ReceivedProbes { probes: self, nonce, heard })
+        Some(ReceivedProbes { probes: self, nonce, ports })
     }
 
     fn record(&self, Probe { nonce, port }: Probe) {
         if let Some(sender) = self.open().get(&nonce) {
-            sender.send_if_modified(|heard| heard.len() < PORTS && heard.insert(port));
+            sender.send_if_modified(|ports| ports.len() < PORTS && ports.insert(port));
         }
     }
 }
@@ -51,19 +51,19 @@ impl Probes {
 pub(super) struct ReceivedProbes<'a> {
     probes: &'a Probes,
     nonce: Nonce,
-    heard: watch::Receiver<BTreeSet<u16>>,
+    ports: watch::Receiver<BTreeSet<u16>>,
 }
 
 impl ReceivedProbes<'_> {
     /// Waits for a probe at this port.
     pub(super) async fn at(&mut self, port: u16) {
         // The sender lives as long as `self`.
-        let _ = self.heard.wait_for(|heard| heard.contains(&port)).await;
+        let _ = self.ports.wait_for(|ports| ports.contains(&port)).await;
     }
 
     /// The ports at which probes arrived.
-    pub(super) fn so_far(&self) -> BTreeSet<u16> {
-        self.heard.borrow().clone()
+    pub(super) fn ports(&self) -> BTreeSet<u16> {
+        self.ports.borrow().clone()
     }
 }
 

@@ -238,15 +238,16 @@ async fn an_interrupted_fetch_is_resumed() {
     let piece = limits::BLOB_PIECE.0 as usize;
     let stored = fs::read(partial(&to)).expect("readable");
     let right = |index: &usize| stored[index * piece..][..piece] == file[index * piece..][..piece];
-    let here: Vec<usize> = (0..200).filter(right).collect();
-    assert!(here.len() >= 2, "some pieces arrived");
-    torn.write_all_at(&[stored[here[0] * piece] ^ 1], (here[0] * piece) as u64).expect("writable");
+    let intact: Vec<usize> = (0..200).filter(right).collect();
+    assert!(intact.len() >= 2, "some pieces arrived");
+    torn.write_all_at(&[stored[intact[0] * piece] ^ 1], (intact[0] * piece) as u64)
+        .expect("writable");
 
     let (second, _, ids) = reader(folder.path(), &[&holder]);
     soon(second.transport.fetch_file(&ids, hash, length, &to)).await.expect("fetched");
     assert!(fs::read(&to).expect("it is there") == file);
     assert!(!partial(&to).exists(), "the partial file is gone");
-    let pieces = (200 - here.len() + 1) as u64;
+    let pieces = (200 - intact.len() + 1) as u64;
     let received = second.transport.traffic().file.received.0;
     assert_eq!(received, pieces * (8 + 5 + piece as u64) + 8 + 32 * 200, "only the missing pieces");
 }

@@ -20,7 +20,7 @@ use crate::net::connection_limits::{ConnectionLimiter, ConnectionLimits};
 const LIMITS: ConnectionLimits = ConnectionLimits { all: 128, host: 48 };
 
 /// The connection limits as a libp2p behaviour.
-pub(super) struct Door {
+pub(super) struct HandshakeLimit {
     connection_limits: ConnectionLimiter,
     /// The places of the running handshakes.
     places: BTreeMap<ConnectionId, u64>,
@@ -32,7 +32,7 @@ pub(super) struct Door {
 #[error("the limit of simultaneous handshakes is reached")]
 struct TooManyConnections;
 
-impl Door {
+impl HandshakeLimit {
     pub(super) fn new(gate: Gate) -> Self {
         Self { connection_limits: ConnectionLimiter::new(LIMITS), places: BTreeMap::new(), gate }
     }
@@ -44,7 +44,7 @@ impl Door {
     }
 }
 
-impl NetworkBehaviour for Door {
+impl NetworkBehaviour for HandshakeLimit {
     type ConnectionHandler = dummy::ConnectionHandler;
     type ToSwarm = Infallible;
 
