@@ -546,7 +546,10 @@ mod tests {
         }
 
         #[test]
-        fn random_headers_are_rejected_or_within_the_limits(bytes in any::<[u8; 32]>(), rest in any::<[u8; 20]>()) {
+        fn random_headers_are_rejected_or_within_the_limits(
+            bytes in any::<[u8; 32]>(),
+            rest in any::<[u8; 20]>(),
+        ) {
             let noise: Vec<u8> = bytes.into_iter().chain(rest).collect();
             let noise: [u8; HEADER] = noise.try_into().expect("52 bytes");
             if let Ok(header) = Header::decode(&noise) {

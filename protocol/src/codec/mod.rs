@@ -227,8 +227,8 @@ impl fmt::Display for Codec {
 /// The error of a text that is not a codec.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is not a codec: it must be f32, bf16, f16, int8, int4 or fp8, the last three optionally with a \
-     block as in int8:1024, a power of two from 16 to 4096"
+    "{0:?} is not a codec: it must be f32, bf16, f16, int8, int4 or fp8, the last three \
+     optionally with a block as in int8:1024, a power of two from 16 to 4096"
 )]
 pub struct UnknownCodec(String);
 

@@ -233,7 +233,10 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_of_the_right_length_decode(noise in prop::collection::vec(any::<u8>(), 0..600), count in 0usize..600) {
+    fn any_bytes_of_the_right_length_decode(
+        noise in prop::collection::vec(any::<u8>(), 0..600),
+        count in 0usize..600,
+    ) {
         for codec in ALL {
             let mut numbers = vec![0.0; count];
             let fits = codec.bytes_of(count as u64) == Some(noise.len() as u64);

@@ -186,7 +186,10 @@ mod tests {
         }
 
         #[test]
-        fn random_bytes_never_panic(noise in prop::collection::vec(any::<u8>(), 0..200), count in 0usize..300) {
+        fn random_bytes_never_panic(
+            noise in prop::collection::vec(any::<u8>(), 0..200),
+            count in 0usize..300,
+        ) {
             if let Ok(numbers) = unpack(&noise, 8 * count) {
                 prop_assert_eq!(numbers.len(), 8 * count);
             }

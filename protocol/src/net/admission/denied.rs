@@ -89,8 +89,8 @@ pub enum Denied {
     Banned,
     /// The certificate belongs to another peer.
     #[error(
-        "the certificate is peer {bound}'s: it is valid for one peer id; start with the data directory \
-         that it was issued to, or ask for a ticket"
+        "the certificate is peer {bound}'s: it is valid for one peer id; start with the data \
+         directory that it was issued to, or ask for a ticket"
     )]
     OtherPeer {
         /// The peer that the certificate was issued to.
@@ -130,12 +130,12 @@ pub enum Denied {
 fn needed(mode: AdmissionMode) -> &'static str {
     match mode {
         AdmissionMode::Allowlist => {
-            "the run admits listed peers, and this one is not listed: send the line that `shoal id` \
-             prints to the run's operator, for `shoal invite allow`"
+            "the run admits listed peers, and this one is not listed: send the line that \
+             `shoal id` prints to the run's operator, for `shoal invite allow`"
         }
         _ => {
-            "the run admits peers with a ticket: ask its operator for one (`shoal invite new`), and \
-             run `shoal join TICKET`"
+            "the run admits peers with a ticket: ask its operator for one (`shoal invite new`), \
+             and run `shoal join TICKET`"
         }
     }
 }

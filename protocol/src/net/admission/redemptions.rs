@@ -55,7 +55,8 @@ pub enum RedemptionError {
     },
     /// A record before the last is damaged, so uses might be given twice.
     #[error(
-        "the redemption log {} is damaged: revoke all tickets (`shoal invite revoke`), then remove it",
+        "the redemption log {} is damaged: revoke all tickets (`shoal invite revoke`), then \
+         remove it",
         path.display()
     )]
     Damaged {

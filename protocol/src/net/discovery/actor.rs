@@ -206,7 +206,7 @@ impl Actor {
         let now = UnixTime::now();
         let peers: Vec<libp2p::PeerId> = self.swarm.connected_peers().copied().collect();
         for peer in peers {
-            let admitted = peer_of(&peer).is_some_and(|id| self.gate.admitted(id, now).is_ok());
+            let admitted = peer_of(&peer).is_some_and(|id| self.gate.stands(id, now).is_ok());
             if !admitted {
                 let _ = self.swarm.disconnect_peer_id(peer);
             }

@@ -90,7 +90,7 @@ fn multicast(own: PeerId) -> Option<mdns::tokio::Behaviour> {
     match mdns::tokio::Behaviour::new(mdns::Config::default(), own) {
         Ok(behaviour) => Some(behaviour),
         Err(error) => {
-            tracing::warn!(%error, "multicast is unavailable: peers on the local network are not found by it");
+            tracing::warn!(%error, "multicast is unavailable: it finds no peers on the local network");
             None
         }
     }

@@ -268,7 +268,7 @@ pub enum Violation {
     #[error(transparent)]
     Frame(#[from] FrameError),
     /// The stream ended within a tensor message.
-    #[error("a tensor message was cut short")]
+    #[error("a tensor message was truncated")]
     TensorCutShort,
     /// The stream went on after a tensor message.
     #[error("bytes follow the end of a tensor message")]
@@ -340,7 +340,10 @@ pub enum FetchError {
     #[error("fetching was interrupted: {0}")]
     Interrupted(String),
     /// The peer sends nothing, but its connection is alive.
-    #[error("the peer sent nothing for {} s: ask others for the file, or again later", patience.as_secs())]
+    #[error(
+        "the peer sent nothing for {} s: ask other peers for the file, or retry later",
+        patience.as_secs()
+    )]
     Silent {
         /// The time without data.
         patience: Duration,

@@ -31,8 +31,8 @@ impl RateMeter {
         self.under_way += 1;
     }
 
-    /// A message of `bytes` bytes has arrived, which the sender learns after one round trip. `bytes`
-    /// is 0 if the message was aborted.
+    /// A message of `bytes` bytes has arrived, which the sender learns after one round trip.
+    /// `bytes` is 0 if the message was aborted.
     pub(super) fn ended(&mut self, now: Instant, bytes: usize, round_trip: Duration) {
         // A transfer may outlive its connection briefly; `connection_lost` has reset its count.
         let Some(left) = self.under_way.checked_sub(1) else { return };

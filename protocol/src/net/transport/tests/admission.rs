@@ -189,7 +189,7 @@ async fn silent_connections_do_not_keep_others_out() {
     // A member connects as soon as the first silent connections have exceeded their time.
     let mut backoff = dial::Backoff::new(b"a test");
     while member.connect(&run.node).await.is_err() {
-        let pause = backoff.next().expect("the limit is reset earlier");
+        let pause = backoff.next().expect("it connects before the backoff ends");
         tokio::time::sleep(pause).await;
     }
     let counts = run.node.transport.gate().refusals();

@@ -218,7 +218,7 @@ async fn begin(guest: &Node, ids: &[PeerId], hash: ContentHash, length: u64, to:
     tokio::select! {
         biased;
         () = some => {}
-        fetched = fetched => fetched.expect("it is still running"),
+        fetched = fetched => fetched.expect("it does not fail"),
     }
 }
 
