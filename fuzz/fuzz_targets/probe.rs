@@ -1,3 +1,3 @@
 #![no_main]
 
-shoal_fuzz::target!("ring");
+shoal_fuzz::target!("probe");

@@ -1,4 +1,4 @@
-//! The files of `node::anchor` that read bytes.
+//! The files of `node::anchor` that decode bytes.
 
 #[path = "../../node/src/anchor/decoders.rs"]
 pub(crate) mod decoders;
@@ -10,7 +10,7 @@ mod error;
 mod frame;
 #[path = "../../node/src/anchor/journal.rs"]
 mod journal;
-#[path = "../../node/src/anchor/talk.rs"]
-mod talk;
+#[path = "../../node/src/anchor/rpc.rs"]
+mod rpc;
 #[path = "../../node/src/anchor/types.rs"]
 mod types;

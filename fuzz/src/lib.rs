@@ -1,7 +1,7 @@
-//! Hands the fuzzer's bytes to the decoder that a target is named after. What a decoder is held to is
-//! said where it is, in the `decoders` of its crate; `make fuzz` runs all targets.
+//! Passes the fuzzer's bytes to the decoder that a target is named after. The requirements on a
+//! decoder are documented with it, in the `decoders` of its crate. `make fuzz` runs all targets.
 //!
-//! The decoders of `node` are compiled in by their files, so that libtorch is not needed.
+//! The decoders of `node` are compiled from their source files, so that libtorch is not needed.
 
 #![allow(dead_code, missing_docs, reason = "the files of another crate, of which a part is used")]
 
@@ -21,10 +21,10 @@ mod scenario;
 #[path = "../../node/src/status/snapshot.rs"]
 mod snapshot;
 
-/// Has a decoder read bytes.
+/// Checks a decoder with these bytes.
 ///
 /// # Panics
-/// When there is no decoder of this name, or it has a defect.
+/// If there is no decoder of this name, or it has a defect.
 pub fn check(target: &str, bytes: &[u8]) {
     let all = shoal_protocol::decoders::DECODERS
         .iter()
@@ -33,7 +33,7 @@ pub fn check(target: &str, bytes: &[u8]) {
         .chain(anchor::decoders::DECODERS)
         .chain([&config::DECODER, &fleet::DECODER, &scenario::DECODER, &snapshot::DECODER]);
     let decoder: Option<&Decoder> = { all }.find(|decoder| decoder.name == target);
-    (decoder.expect("a target has the name of a decoder").check)(bytes);
+    (decoder.expect("a target is named after a decoder").check)(bytes);
 }
 
 /// The fuzz target of one decoder.

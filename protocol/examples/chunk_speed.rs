@@ -1,10 +1,10 @@
-//! How fast a file comes from those who have it.
+//! Measures the transfer of a file from several holders.
 //!
 //!     chunk_speed serve ADDRESS FILE [lie]
 //!     chunk_speed fetch HASH LENGTH TO PEER@ADDRESS...
 //!
-//! Who serves prints peer, hash and length as JSON and ends when its input does; who lies says truly what
-//! the pieces hash to, and sends zeros. Who fetches prints JSON.
+//! The server prints peer, hash and length as JSON, and ends when its input does. With `lie`, it
+//! sends the correct hashes of the pieces, and then zeros. The client prints its result as JSON.
 
 mod common;
 
@@ -33,7 +33,7 @@ fn main() -> Result<()> {
         ["fetch", hash, length, to, ref holders @ ..] => {
             runtime.block_on(fetch(hash.parse()?, length.parse()?, Path::new(to), holders))
         }
-        _ => Err("see the beginning of the source for what can be asked".into()),
+        _ => Err("unknown arguments: see the beginning of the source".into()),
     }
 }
 
@@ -42,25 +42,25 @@ struct One {
     path: PathBuf,
     hash: ContentHash,
     length: u64,
-    /// Whether other bytes are given once somebody has asked what the pieces hash to.
-    lies: bool,
+    /// Whether to send wrong bytes after the first request, which is for the hashes of the pieces.
+    corrupt: bool,
     asked: AtomicBool,
 }
 
 impl FileSource for One {
     fn open(&self, hash: &ContentHash) -> Option<OpenFile> {
         let begun = self.asked.swap(true, Ordering::Relaxed);
-        let path = if self.lies && begun { Path::new("/dev/zero") } else { &self.path };
+        let path = if self.corrupt && begun { Path::new("/dev/zero") } else { &self.path };
         let file = File::open(path).ok().filter(|_| *hash == self.hash)?;
         Some(OpenFile { file, length: self.length })
     }
 }
 
-async fn serve(address: SocketAddr, file: &str, lies: bool) -> Result<()> {
+async fn serve(address: SocketAddr, file: &str, corrupt: bool) -> Result<()> {
     let mut hasher = blake3::Hasher::new();
     hasher.update_reader(File::open(file)?)?;
     let (hash, length) = (ContentHash::from(hasher.finalize()), std::fs::metadata(file)?.len());
-    let one = One { path: file.into(), hash, length, lies, asked: AtomicBool::new(false) };
+    let one = One { path: file.into(), hash, length, corrupt, asked: AtomicBool::new(false) };
     let (transport, events) = bind(address, Congestion::default(), Arc::new(one))?;
     let at = transport.local_addresses()[0];
     println!(

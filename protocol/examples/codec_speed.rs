@@ -1,11 +1,11 @@
-//! How fast numbers become bytes and numbers again, on one thread, beside copying them; how many bytes
-//! they are, and how far off; and how fast those bytes are packed for a link without loss. A line of JSON
-//! for each codec and each packing.
+//! Measures the codecs on one thread, compared with copying: speed of encoding and decoding, size
+//! and error; and the speed of lossless packing. Prints a line of JSON for each codec and each
+//! packing.
 //!
 //!     cargo run --release -p shoal-protocol --example codec_speed -- [NUMBERS] [ROUNDS]
 //!
-//! All memory is allocated and touched before. Speeds are of the f32 side, medians over rounds in
-//! which everything has its turn.
+//! All memory is allocated and touched first. Speeds count the bytes of the f32 side, and are
+//! medians over rounds in which every codec has its turn.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -64,7 +64,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     packings(&input, rounds)
 }
 
-/// What packing takes of the bytes of these numbers in some codecs, and of sums of them.
+/// Measures the packing of these numbers in some codecs, and of sums of them.
 fn packings(input: &[f32], rounds: usize) -> Result<(), Box<dyn std::error::Error>> {
     for name in ["f32", "bf16", "int8", "int4"] {
         let codec: Codec = name.parse()?;
@@ -79,10 +79,10 @@ fn packings(input: &[f32], rounds: usize) -> Result<(), Box<dyn std::error::Erro
     packing("sums", Packing::Integers, 8, sums.into(), rounds)
 }
 
-/// Sums of gradients in fixed point have about so many steps to their standard deviation.
+/// Fixed-point sums of gradients have about this many steps per standard deviation.
 const SUM_SCALE: f64 = 34_359_738_368.0;
 
-/// Bytes that are packed at a time: those of a piece of an all-reduce.
+/// Bytes packed at a time: those of a piece of an all-reduce.
 const PIECE: usize = 1 << 19;
 
 fn packing(
@@ -108,7 +108,7 @@ fn packing(
             unpacking_took +=
                 seconds(|| back = unpack(done, width, black_box(packed), piece.len()));
             if back? != *piece {
-                return Err("other bytes came back".into());
+                return Err("unpacking returned other bytes".into());
             }
         }
         packs.push(packing_took);
@@ -125,7 +125,7 @@ fn packing(
     Ok(())
 }
 
-/// What is measured of a codec.
+/// The measurements of a codec.
 struct Line {
     codec: Codec,
     rounding: Rounding,

@@ -1,11 +1,11 @@
-//! Strangers at a peer's door: what `make bench-hostile` has a run go through.
+//! Attacks a peer as strangers would; `make bench-hostile` runs it against a run.
 //!
 //!     hostile PEER ADDRESS CONNECTIONS PER_SECOND
 //!
-//! Until its input ends it holds so many TCP connections on which it says nothing, or one byte now and then, and
-//! opens again what was closed; sends datagrams that look like the first of a connection; and greets properly as
-//! a peer that nobody has invited. Per second it does each of these so often. Then it prints, as JSON, what it
-//! came to.
+//! Until its input ends, it holds `CONNECTIONS` TCP connections, silent or with an occasional byte,
+//! and reopens closed ones. It sends datagrams that resemble the first packet of a connection. It
+//! also connects properly as a peer that was not invited. It does each of these `PER_SECOND` times
+//! per second. Finally it prints the counts as JSON.
 
 mod common;
 
@@ -26,10 +26,10 @@ use common::{bind, take_until_input_ends};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// From one byte to the next, on a connection that drips.
+/// Time between two bytes on a slow connection.
 const DRIP: Duration = Duration::from_secs(3);
 
-/// What was done so far.
+/// Counters of the attacks.
 #[derive(Default)]
 struct Tally {
     opened: AtomicU64,
@@ -49,7 +49,7 @@ impl Tally {
 async fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [peer, address, connections, rate] = &arguments[..] else {
-        return Err("see the beginning of the source for what can be asked".into());
+        return Err("unknown arguments: see the beginning of the source".into());
     };
     let (peer, address): (PeerId, SocketAddr) = (peer.parse()?, address.parse()?);
     let (connections, rate): (u64, u32) = (connections.parse()?, rate.parse()?);
@@ -59,10 +59,10 @@ async fn main() -> Result<()> {
     let anywhere = SocketAddr::from(([0, 0, 0, 0], 0));
     let (transport, events) = bind(anywhere, Congestion::Cubic, Arc::new(NoFiles))?;
     let until_end = || stop.clone();
-    let held = connection_limits(address, connections, pause, tally.clone());
+    let held = hold_connections(address, connections, pause, tally.clone());
     tracker.spawn(until_end().run_until_cancelled_owned(held));
     tracker.spawn(until_end().run_until_cancelled_owned(noise(address, pause, tally.clone())));
-    let greets = knock(transport.clone(), (peer, address), pause, tally.clone());
+    let greets = connect_uninvited(transport.clone(), (peer, address), pause, tally.clone());
     tracker.spawn(until_end().run_until_cancelled_owned(greets));
     tracker.close();
     take_until_input_ends(&transport, events).await;
@@ -80,15 +80,15 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// So often and no more, also after something took long: greetings that nobody waits for are none.
+/// Ticks at this interval, also after a late tick: handshakes must not accumulate.
 fn evenly(pause: Duration) -> Interval {
     let mut ticks = interval(pause);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks
 }
 
-/// Keeps so many TCP connections open.
-async fn connection_limits(
+/// Holds this many TCP connections open.
+async fn hold_connections(
     address: SocketAddr,
     connections: u64,
     pause: Duration,
@@ -106,7 +106,7 @@ async fn connection_limits(
         let tally = tally.clone();
         tracker.spawn(async move {
             let mut end = [0; 1024];
-            // The other end speaks first to nobody: whatever comes is the end.
+            // The other end does not send first: whatever arrives is the end.
             loop {
                 tokio::select! {
                     read = tokio::io::AsyncReadExt::read(&mut stream, &mut end) => match read {
@@ -121,7 +121,7 @@ async fn connection_limits(
     }
 }
 
-/// Sends datagrams with the head of a first packet of QUIC and nothing in it that can be read.
+/// Sends datagrams with the header of QUIC's first packet and random content.
 async fn noise(address: SocketAddr, pause: Duration, tally: Arc<Tally>) {
     let Ok(socket) = UdpSocket::bind(("0.0.0.0", 0)).await else { return };
     let mut packet = [0x5a; 1200];
@@ -141,8 +141,8 @@ async fn noise(address: SocketAddr, pause: Duration, tally: Arc<Tally>) {
     }
 }
 
-/// Greets as a peer that has nothing to show.
-async fn knock(
+/// Connects as a peer without credentials.
+async fn connect_uninvited(
     transport: Transport,
     (peer, address): (PeerId, SocketAddr),
     pause: Duration,

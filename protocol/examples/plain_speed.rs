@@ -1,10 +1,10 @@
-//! How fast libraries alone carry bytes over loopback, for comparison with `transport_speed loopback`:
-//! quinn with the same packets, windows and cipher, or TLS over TCP.
+//! Measures libraries alone over loopback, for comparison with `transport_speed loopback`: quinn
+//! with the same packets, windows and cipher, or TLS over TCP.
 //!
 //!     plain_speed quinn [MIB] [PIECE_MIB]
 //!     plain_speed tls [MIB] [PIECE_MIB]
 //!
-//! Nothing is checked and nothing kept: who receives counts. Both ends run in this process.
+//! Nothing is checked or stored: the receiver counts bytes. Both ends run in this process.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -21,13 +21,13 @@ use socket2::{Domain, Socket, Type};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// As the transport has them.
+/// The parameters of the transport.
 const LARGEST_PACKET: u16 = 6500;
 const STREAM_WINDOW: u32 = 2 << 20;
 const CONNECTION_WINDOW: u32 = 64 << 20;
 const SOCKET_BUFFER: usize = 4 << 20;
 
-/// Messages on their way at once.
+/// Messages in flight at once.
 const STREAMS: usize = 8;
 
 const LOOPBACK: ([u8; 4], u16) = ([127, 0, 0, 1], 0);
@@ -46,7 +46,7 @@ fn main() -> Result<()> {
             runtime.block_on(quinn_alone(total / piece, piece << 20))?;
         }
         Some("tls") => tls_over_tcp(total / piece, piece << 20)?,
-        _ => return Err("quinn or tls".into()),
+        _ => return Err("unknown arguments: expected quinn or tls".into()),
     }
     let megabytes = ((total / piece * piece) << 20) as f64 / 1e6;
     let seconds = start.elapsed().as_secs_f64();
@@ -54,7 +54,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Both ends' configuration, with AES-128-GCM as the transport prefers it.
+/// The configurations of both ends, with AES-128-GCM, which the transport prefers.
 fn tls() -> Result<(ServerConfig, ClientConfig)> {
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()])?;
     let certificate: CertificateDer<'static> = made.cert.der().clone();
@@ -109,7 +109,7 @@ async fn quinn_alone(messages: usize, bytes: usize) -> Result<()> {
     let mut client = quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(client)?));
     client.transport_config(transport());
     let dial = sender.connect_with(client, receiver.local_addr()?, "localhost")?;
-    let answer = async { Ok(receiver.accept().await.ok_or("nobody came")?.await?) };
+    let answer = async { Ok(receiver.accept().await.ok_or("no connection arrived")?.await?) };
     let (out, into): (quinn::Connection, quinn::Connection) =
         tokio::try_join!(async { Result::Ok(dial.await?) }, answer)?;
     let body = Bytes::from(vec![1; bytes]);
@@ -144,7 +144,7 @@ async fn quinn_alone(messages: usize, bytes: usize) -> Result<()> {
     while let Some(sent) = sends.join_next().await {
         sent??;
     }
-    assert_eq!(received, messages * bytes, "all of it arrives");
+    assert_eq!(received, messages * bytes, "all bytes arrive");
     Ok(())
 }
 
@@ -162,7 +162,7 @@ fn tls_over_tcp(messages: usize, bytes: usize) -> Result<()> {
         }
         stream.conn.send_close_notify();
         stream.flush()?;
-        // What the other end sent must be read, or closing resets the connection.
+        // Unread data from the other end would reset the connection on close.
         stream.read_to_end(&mut Vec::new())?;
         Ok(())
     });
@@ -179,6 +179,6 @@ fn tls_over_tcp(messages: usize, bytes: usize) -> Result<()> {
     stream.flush()?;
     drop(stream);
     sender.join().map_err(|_| "the sender panicked")??;
-    assert_eq!(received, messages * bytes, "all of it arrives");
+    assert_eq!(received, messages * bytes, "all bytes arrive");
     Ok(())
 }

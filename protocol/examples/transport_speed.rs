@@ -1,12 +1,13 @@
-//! How fast one peer sends tensors to another.
+//! Measures the sending of tensors from one peer to another.
 //!
 //!     transport_speed loopback [MIB] [PIECE_MIB]
 //!     transport_speed receive ADDRESS
 //!     transport_speed send PEER ADDRESS CONGESTION SECONDS [KIB]
 //!
-//! On loopback both ends run in this process: the processor time is that of both. Between machines,
-//! the receiver prints its id and ends when its input does; the sender prints JSON. Messages of 32,768 KiB fill
-//! the room that tensors of a class have, so each goes alone, once the one before has arrived.
+//! On loopback both ends run in this process, and the processor time is that of both. Between
+//! machines, the receiver prints its id and ends when its input does; the sender prints JSON.
+//! Messages of 32,768 KiB fill the room of a class, so each is sent alone, after the previous one
+//! has arrived.
 
 mod common;
 
@@ -25,11 +26,11 @@ use common::{bind, take_until_input_ends};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// What a link carries while it is found out how fast it is does not count.
+/// Warm-up in which the congestion control finds the rate; not measured.
 const SETTLING: Duration = Duration::from_secs(3);
 
-/// Bytes of a message over a link. What is under way on all streams at once fills a long link, and
-/// what is measured is right to a few of these times the streams.
+/// Default size of a message over a link. Messages on all streams together fill a long link. The
+/// measurement is accurate to a few of these sizes times the number of streams.
 const PIECE_KIB: usize = 256;
 
 fn main() -> Result<()> {
@@ -53,7 +54,7 @@ fn main() -> Result<()> {
         ["loopback"] => runtime.block_on(measure(2048, 8)),
         ["loopback", total] => runtime.block_on(measure(total.parse()?, 8)),
         ["loopback", total, piece] => runtime.block_on(measure(total.parse()?, piece.parse()?)),
-        _ => Err("see the beginning of the source for what can be asked".into()),
+        _ => Err("unknown arguments: see the beginning of the source".into()),
     }
 }
 
@@ -66,7 +67,7 @@ fn congestion_of(name: &str) -> Result<Congestion> {
     }
 }
 
-/// Takes whatever comes.
+/// Receives and discards messages.
 async fn receive(address: SocketAddr) -> Result<()> {
     let (transport, events) = bind(address, Congestion::default(), Arc::new(NoFiles))?;
     println!("{}", transport.peer_id());
@@ -74,8 +75,8 @@ async fn receive(address: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// Sends for so long, and says how much arrived after the first seconds: what has left the queue has
-/// been acknowledged.
+/// Sends for this long, and prints the throughput after the warm-up. Messages that have left the
+/// queue are acknowledged.
 async fn send(
     peer: PeerId,
     address: SocketAddr,
@@ -92,12 +93,12 @@ async fn send(
             transport.send_tensor(peer, Vec::new(), frames, Class::Round)?.await;
         }
     };
-    let look = || Some((transport.traffic().tensor.sent.0, transport.path_to(peer)?));
+    let snapshot = || Some((transport.traffic().tensor.sent.0, transport.path_to(peer)?));
     let measure = async {
         sleep(SETTLING).await;
-        let (before, since) = (look(), Instant::now());
+        let (before, since) = (snapshot(), Instant::now());
         sleep(seconds).await;
-        (before, since.elapsed(), look())
+        (before, since.elapsed(), snapshot())
     };
     let (before, elapsed, after) = tokio::select! {
         measured = measure => measured,
@@ -112,7 +113,7 @@ async fn send(
         now.packets.lost - then.packets.lost,
         now.round_trip.as_secs_f64() * 1e3,
     );
-    // Whatever is left waits for nobody.
+    // Queued messages are discarded.
     Ok(())
 }
 
@@ -165,11 +166,11 @@ async fn measure(total: usize, mebi: usize) -> Result<()> {
     Ok(())
 }
 
-/// User and system time of this process, from the kernel's accounts.
+/// User and system time of this process, from the kernel.
 fn processor_seconds() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // The fields after the name, which may itself hold spaces; 11 and 12 count from there, in
-    // hundredths of a second.
+    // The fields after the name, which may contain spaces. Fields 11 and 12, counted from there,
+    // are times in hundredths of a second.
     let fields = stat.rsplit(") ").next().unwrap_or_default().split(' ');
     fields.skip(11).take(2).filter_map(|field| field.parse::<f64>().ok()).sum::<f64>() / 100.0
 }

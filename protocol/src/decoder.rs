@@ -1,40 +1,40 @@
-//! What every decoder of bytes from a peer or a file is held to: by the property tests of its crate,
-//! and by the fuzz targets in `fuzz/`.
+//! The requirements on every decoder of bytes from a peer or a file. The property tests of its
+//! crate and the fuzz targets in `fuzz/` check them.
 
 use std::path::Path;
 
 use crate::wire;
 
-/// A decoder and how it is tried.
+/// A decoder and its checks.
 #[derive(Debug, Clone, Copy)]
 pub struct Decoder {
-    /// Name of its fuzz target.
+    /// The name of its fuzz target.
     pub name: &'static str,
-    /// Small examples of what our own encoders write.
+    /// Small examples of bytes that the encoders write.
     pub examples: fn() -> Vec<Vec<u8>>,
-    /// Has the bytes read.
+    /// Decodes the bytes and checks the result.
     ///
     /// # Panics
-    /// When what was read is not written as it was read: that is a defect.
+    /// If the decoded value does not encode to what was decoded, which is a defect.
     pub check: fn(&[u8]),
 }
 
-/// One change of bytes, at a place within them.
+/// One edit of a byte string, at a position in it.
 pub type Change = (u16, Edit);
 
-/// What is done at the place.
+/// An edit at a position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Edit {
-    /// Puts another byte there.
+    /// Replaces the byte.
     Replace(u8),
-    /// Puts one more byte there.
+    /// Inserts a byte.
     Insert(u8),
-    /// Takes away all from there on.
+    /// Removes all bytes from the position on.
     Cut,
 }
 
 impl Edit {
-    /// One of so many kinds, with a byte.
+    /// Maps two random bytes to an edit.
     #[must_use]
     pub fn of(kind: u8, byte: u8) -> Self {
         match kind % 8 {
@@ -46,17 +46,17 @@ impl Edit {
 }
 
 impl Decoder {
-    /// Tries one of the examples after these changes.
+    /// Checks one of the examples after these changes.
     ///
     /// # Panics
-    /// As [`Decoder::check`].
+    /// Like [`Decoder::check`].
     pub fn check_changed(&self, which: usize, changes: &[Change]) {
         let mut examples = (self.examples)();
         let which = which % examples.len();
         (self.check)(&Self::changed(examples.swap_remove(which), changes));
     }
 
-    /// Bytes after these changes.
+    /// Applies these changes to a byte string.
     #[must_use]
     pub fn changed(mut bytes: Vec<u8>, changes: &[Change]) -> Vec<u8> {
         for (place, edit) in changes {
@@ -65,8 +65,8 @@ impl Decoder {
                 Edit::Cut => bytes.truncate(place),
                 Edit::Insert(byte) => bytes.insert(place, *byte),
                 Edit::Replace(byte) => {
-                    if let Some(there) = bytes.get_mut(place) {
-                        *there = *byte;
+                    if let Some(target) = bytes.get_mut(place) {
+                        *target = *byte;
                     }
                 }
             }
@@ -74,11 +74,11 @@ impl Decoder {
         bytes
     }
 
-    /// Checks that the seeds of the fuzz target are the examples; with `SHOAL_WRITE_SEEDS` in the
-    /// environment they become so.
+    /// Checks that the seeds of the fuzz target equal the examples. With `SHOAL_WRITE_SEEDS` in the
+    /// environment, writes the seeds first.
     ///
     /// # Panics
-    /// When they are not.
+    /// If they differ.
     pub fn check_seeds(&self, seeds: &Path) {
         let folder = seeds.join(self.name);
         let writes = std::env::var_os("SHOAL_WRITE_SEEDS").is_some();
@@ -98,20 +98,20 @@ impl Decoder {
     }
 }
 
-/// What is read as a message is written in no more bytes, and read as the same again. A value has one form
-/// that is written and may have several that are read.
+/// Checks that a decoded message encodes to at most as many bytes, and that these decode to the
+/// same message. A value has one encoded form, but several byte strings may decode to it.
 ///
 /// # Panics
-/// When it is not.
+/// If not.
 pub fn reads_back<T: bincode::Decode<()> + wire::Encode>(bytes: &[u8]) {
     let write = |value: &T| wire::encode(value).expect("what was read has a size that can be sent");
     reads_back_by(bytes, |bytes| wire::decode::<T>(bytes).ok(), write);
 }
 
-/// The same of what is read and written in another way.
+/// Like [`reads_back`], with a given decoder and encoder.
 ///
 /// # Panics
-/// When it is not.
+/// If not.
 pub fn reads_back_by<T>(
     bytes: &[u8],
     read: impl Fn(&[u8]) -> Option<T>,
@@ -124,13 +124,14 @@ pub fn reads_back_by<T>(
     assert_eq!(write(&again), written, "it is read as it was written");
 }
 
-/// The property tests of some decoders, in a module of tests: noise and changed examples are read or
-/// refused, and the examples are the seeds in the tree. Whoever uses it has `proptest`.
+/// Generates the property tests of some decoders in a test module. Random bytes and changed
+/// examples must decode or be rejected, and the examples must equal the seeds in the repository.
+/// The calling crate needs `proptest`.
 #[macro_export]
 macro_rules! try_decoders {
     ($decoders:expr) => {
         #[test]
-        fn the_seeds_are_what_is_written_today() {
+        fn the_seeds_equal_the_examples() {
             let seeds = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/seeds");
             for decoder in $decoders {
                 decoder.check_seeds(::std::path::Path::new(seeds));
@@ -141,7 +142,7 @@ macro_rules! try_decoders {
             #![proptest_config(::proptest::test_runner::Config::with_cases(10_000))]
 
             #[test]
-            fn noise_is_read_or_refused(
+            fn random_bytes_decode_or_are_rejected(
                 decoder in ::proptest::sample::select($decoders),
                 noise in ::proptest::collection::vec(::proptest::arbitrary::any::<u8>(), 0..400),
             ) {
@@ -149,7 +150,7 @@ macro_rules! try_decoders {
             }
 
             #[test]
-            fn changed_bytes_are_read_or_refused(
+            fn changed_bytes_decode_or_are_rejected(
                 decoder in ::proptest::sample::select($decoders),
                 which in ::proptest::arbitrary::any::<usize>(),
                 changes in ::proptest::collection::vec(

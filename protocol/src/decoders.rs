@@ -1,4 +1,4 @@
-//! The decoders of this crate, as they are tried. See [`crate::decoder`].
+//! The decoders of this crate with their checks. See [`crate::decoder`].
 
 use std::fmt::Debug;
 use std::net::SocketAddr;
@@ -28,7 +28,7 @@ use crate::pieces::{HASH, PieceHashes, pieces};
 use crate::units;
 use crate::wire;
 
-/// Those that read what touches no socket.
+/// The decoders that need no socket.
 pub const DECODERS: &[Decoder] = &[
     Decoder { name: "envelope", examples: envelopes, check: reads_back::<Envelope> },
     Decoder { name: "tensor_tag", examples: tensor_tags, check: reads_back::<TensorTag> },
@@ -39,16 +39,17 @@ pub const DECODERS: &[Decoder] = &[
     Decoder { name: "names", examples: names, check: name },
 ];
 
-/// Elements of a body that is tried: a header may announce far more than the fuzzer has memory for.
+/// Maximum size of a body in the checks: a header may announce far more than the fuzzer has memory
+/// for.
 const RAW: usize = 1 << 20;
 
 fn encoded(value: &impl wire::Encode) -> Vec<u8> {
     wire::encode(value).expect("an example is small")
 }
 
-/// Who wants to be a member and has measured its link to one.
+/// A candidate with a measured link to one member.
 fn newcomer(known: PeerId, addresses: &[SocketAddr]) -> (Candidate, LinkEstimate) {
-    let far =
+    let estimate =
         LinkEstimate { round_trip: Duration::from_millis(120), rate: Some(units::Rate(1 << 24)) };
     let candidate = Candidate {
         choice: StageChoice::Auto,
@@ -57,9 +58,9 @@ fn newcomer(known: PeerId, addresses: &[SocketAddr]) -> (Candidate, LinkEstimate
         fingerprint: Some(ContentHash([5; 32])),
         duties: Duties::default(),
         mobile: true,
-        link_estimates: Some(vec![(known, far)]),
+        link_estimates: Some(vec![(known, estimate)]),
     };
-    (candidate, far)
+    (candidate, estimate)
 }
 
 fn envelopes() -> Vec<Vec<u8>> {
@@ -86,14 +87,14 @@ fn envelopes() -> Vec<Vec<u8>> {
     let listens = RoundGroupMember { member: coordinator, weight: None };
     let round = round();
     let newest = SavedCheckpoint { version: Step(300), stages: vec![stored], holders };
-    let (candidate, far) = newcomer(coordinator.peer, &addresses);
-    let looks = vec![(coordinator.peer, addresses.clone())];
+    let (candidate, estimate) = newcomer(coordinator.peer, &addresses);
+    let targets = vec![(coordinator.peer, addresses.clone())];
     [
         Message::ToCoordinator(ToCoordinator::Register(candidate)),
         Message::ToCoordinator(ToCoordinator::LinkEstimates {
-            link_estimates: vec![(coordinator.peer, far)],
+            link_estimates: vec![(coordinator.peer, estimate)],
         }),
-        Message::FromCoordinator(FromCoordinator::ProbeLinks { at: looks }),
+        Message::FromCoordinator(FromCoordinator::ProbeLinks { at: targets }),
         Message::FromCoordinator(FromCoordinator::Work {
             step: Step(7),
             grants: vec![(Microbatch(1), grant), (Microbatch(300), grant)],
@@ -174,7 +175,7 @@ fn manifest(bytes: &[u8]) {
     assert!(manifest.tokens_per_step() > 0 && manifest.microbatches_of(0) > 0);
 }
 
-/// One frame of every kind of packing, over numbers that can be packed.
+/// One frame of every kind of packing.
 fn frames() -> Vec<Frame> {
     let sums: Vec<u8> = (0..100i64).flat_map(|sum| (sum * 1000 - 5).to_le_bytes()).collect();
     let flat = |element: Element, packing| {
@@ -209,7 +210,7 @@ fn bodies() -> Vec<Vec<u8>> {
     frames().iter().map(whole).collect()
 }
 
-/// A body under a header that fits it, checksum included: one that a liar sends.
+/// A body under a header that matches it, checksum included, as a malicious peer would send it.
 fn body(bytes: &[u8]) {
     let Some((header, body)) = bytes.split_first_chunk::<HEADER>() else { return };
     let Ok(header) = Header::decode(header) else { return };
@@ -236,7 +237,7 @@ fn piece_lists() -> Vec<Vec<u8>> {
     [0usize, 1, 3].map(|count| (0..8 + 32 + HASH * count).map(|byte| byte as u8).collect()).to_vec()
 }
 
-/// The length of the last piece, the file's hash, the pieces' hashes.
+/// The layout is: length of the last piece, hash of the file, hashes of the pieces.
 fn piece_list(bytes: &[u8]) {
     let Some((last, rest)) = bytes.split_first_chunk::<8>() else { return };
     let Some((hash, list)) = rest.split_first_chunk::<HASH>() else { return };
@@ -259,7 +260,7 @@ fn names() -> Vec<Vec<u8>> {
         .to_vec()
 }
 
-/// Whatever a text is the name of has that name, or a shorter one.
+/// A text that parses to a value must be its name or a longer form of it.
 fn name(bytes: &[u8]) {
     fn named<T: FromStr + ToString + PartialEq + Debug>(text: &str) {
         if let Ok(value) = text.parse::<T>() {
@@ -271,7 +272,7 @@ fn name(bytes: &[u8]) {
     named::<PeerId>(text);
     named::<Codec>(text);
     named::<SumCodec>(text);
-    // What is printed of an amount is rounded, so it is another.
+    // Printed amounts are rounded, so they do not read back.
     let _: Result<units::Bytes, _> = text.parse();
 }
 

@@ -1,8 +1,8 @@
 //! One tensor on the wire: a header of fixed size, then the packed elements.
 //!
-//! The header is read and checked on its own. Only a header whose element type, shape and lengths
-//! agree and stay under the caps lets anything be allocated for the body, and only a body with the
-//! announced checksum becomes a [`Frame`].
+//! The receiver reads and checks the header alone. It allocates memory for the body only if the
+//! header's element type, shape and lengths agree and are within the limits. A body becomes a
+//! [`Frame`] only if its checksum is the announced one.
 
 mod error;
 
@@ -16,16 +16,16 @@ use crate::codec::packing::{self, Packing};
 use crate::codec::{Block, Codec};
 use crate::limits;
 
-/// Kind of number that a tensor on the wire is made of. Numbers are little-endian.
+/// Number format of a tensor on the wire. Numbers are little-endian.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Element {
-    /// Coded numbers: activations, activation gradients, reduced weight gradients.
+    /// Numbers in a codec: activations, activation gradients, reduced weight gradients.
     Number(Codec),
     /// Fixed-point weight-gradient sums.
     I64,
     /// Token ids.
     U32,
-    /// Anything else, as bytes.
+    /// Any other data, as bytes.
     U8,
 }
 
@@ -33,7 +33,7 @@ impl Element {
     /// 32-bit IEEE.
     pub const F32: Self = Self::Number(Codec::F32);
 
-    /// Bytes of so many; `None` when they do not fit a u64.
+    /// Bytes of `count` elements; `None` if they do not fit a u64.
     #[must_use]
     pub fn bytes_of(self, count: u64) -> Option<u64> {
         match self {
@@ -42,7 +42,7 @@ impl Element {
         }
     }
 
-    /// Bytes of one, where each has bytes of its own; else 1.
+    /// Bytes of one element if each has its own bytes; else 1.
     #[must_use]
     pub const fn width(self) -> usize {
         match self {
@@ -53,7 +53,7 @@ impl Element {
         }
     }
 
-    /// Which kind, in the lower four bits, and the exponent of its block in the upper ones, or zero.
+    /// The format in the lower four bits; the exponent of its block, or zero, in the upper ones.
     fn code(self) -> u8 {
         let (kind, block) = match self {
             Self::Number(codec) => {
@@ -87,7 +87,7 @@ impl Element {
             (5, _) => Self::Number(Codec::F16),
             _ => return Err(FrameError::UnknownElement { code }),
         };
-        // What has no blocks has no exponent either.
+        // A format without blocks must have no exponent.
         if element.code() == code { Ok(element) } else { Err(FrameError::UnknownElement { code }) }
     }
 }
@@ -109,7 +109,7 @@ impl Shape {
     /// A shape of these dimensions.
     ///
     /// # Errors
-    /// When there are more than [`limits::TENSOR_RANK`].
+    /// If there are more than [`limits::TENSOR_RANK`].
     pub fn new(dimensions: &[u32]) -> Result<Self, FrameError> {
         let rank = dimensions.len();
         let mut all = [0; limits::TENSOR_RANK];
@@ -123,7 +123,7 @@ impl Shape {
         &self.dimensions[..self.rank]
     }
 
-    /// Bytes of a tensor of this shape; `None` when they do not fit a u64.
+    /// Bytes of a tensor of this shape; `None` if they do not fit a u64.
     fn bytes(&self, element: Element) -> Option<u64> {
         let sizes = self.dimensions().iter();
         let count = sizes.copied().try_fold(1u64, |count, size| count.checked_mul(size.into()))?;
@@ -148,7 +148,8 @@ const _: () = assert!(CHECKSUM_AT + 16 == HEADER);
 
 const VERSION: u8 = 2;
 
-/// What is known of a tensor before its elements: agreeing and under the caps, once it exists.
+/// The description of a tensor that precedes its elements. Its parts agree and are within the
+/// limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
     element: Element,
@@ -160,7 +161,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// Kind of number.
+    /// Number format of the elements.
     #[must_use]
     pub fn element(&self) -> Element {
         self.element
@@ -172,26 +173,27 @@ impl Header {
         self.shape.dimensions()
     }
 
-    /// How they are packed.
+    /// Packing of the elements.
     #[must_use]
     pub fn packing(&self) -> Packing {
         self.packing
     }
 
-    /// Bytes of the elements themselves.
+    /// Bytes of the unpacked elements.
     #[must_use]
     pub fn raw_length(&self) -> usize {
         self.raw_length as usize
     }
 
-    /// Bytes that follow on the wire.
+    /// Bytes of the packed elements, which follow on the wire.
     #[must_use]
     pub fn packed_length(&self) -> usize {
         self.packed_length as usize
     }
 
-    /// Version, element, packing and rank, a byte each; the dimensions, unused ones zero, as u32;
-    /// raw length and packed length as u64; the checksum. All little-endian.
+    /// Encodes version, element, packing and rank, a byte each; then the dimensions as u32, unused
+    /// ones zero; then raw length and packed length as u64; then the checksum. All numbers are
+    /// little-endian.
     #[must_use]
     pub fn encode(&self) -> [u8; HEADER] {
         let mut bytes = self.encode_without_checksum();
@@ -221,10 +223,10 @@ impl Header {
         bytes
     }
 
-    /// Reads and checks a header; allocates nothing.
+    /// Decodes and checks a header; allocates nothing.
     ///
     /// # Errors
-    /// The first thing in it that is unknown, over a cap, or disagrees with the rest.
+    /// The first part that is unknown, exceeds a limit, or disagrees with another.
     pub fn decode(bytes: &[u8; HEADER]) -> Result<Self, FrameError> {
         if bytes[0] != VERSION {
             return Err(FrameError::Version { version: bytes[0] });
@@ -260,7 +262,7 @@ impl Header {
         Ok(header)
     }
 
-    /// A header whose parts agree, still without a checksum.
+    /// A header whose parts agree, without its checksum.
     fn checked(
         element: Element,
         shape: &[u32],
@@ -295,15 +297,15 @@ impl Header {
         Ok(())
     }
 
-    /// XXH3 of the packed bytes in 128 bits, its seed that of the rest of the header in 64. It finds
-    /// accidents; who sent the bytes the connection proves.
+    /// XXH3 with 128 bits over the packed bytes; its seed is the 64-bit XXH3 of the rest of the
+    /// header. The checksum detects accidental changes; the connection authenticates the sender.
     fn checksum_of(&self, body: &[u8]) -> [u8; 16] {
         let header = XxHash3_64::oneshot(&self.encode_without_checksum()[..CHECKSUM_AT]);
         XxHash3_128::oneshot_with_seed(header, body).to_le_bytes()
     }
 }
 
-/// A tensor as it travels: a checked header and the packed body that it describes.
+/// A tensor in transit: a checked header and the packed body that it describes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Frame {
     header: Header,
@@ -311,11 +313,11 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// Packs our own tensor, given as the bytes of its elements. With [`Packing::Raw`] nothing is
-    /// copied; with any other it still travels raw where that does not make it smaller.
+    /// Packs a local tensor, given as the bytes of its elements. [`Packing::Raw`] copies nothing.
+    /// With any other packing, the tensor still travels raw unless the packing makes it smaller.
     ///
     /// # Errors
-    /// When the bytes are not of this shape, or over the cap.
+    /// If the bytes do not have this shape, or exceed the limit.
     pub fn pack(
         element: Element,
         shape: &[u32],
@@ -328,10 +330,10 @@ impl Frame {
         Self::seal(element, shape, length, packed)
     }
 
-    /// As [`Frame::pack`], where the so many bytes were packed already.
+    /// Like [`Frame::pack`], for a body that is already packed; `raw_length` is its unpacked size.
     ///
     /// # Errors
-    /// When the bytes are not of this shape, or over the cap.
+    /// If the bytes do not have this shape, or exceed the limit.
     pub fn seal(
         element: Element,
         shape: &[u32],
@@ -343,10 +345,10 @@ impl Frame {
         Ok(Self { header, body })
     }
 
-    /// Joins a header with the body that followed it.
+    /// Joins a header with its body.
     ///
     /// # Errors
-    /// When the body has another length or checksum.
+    /// If the body has another length or checksum.
     pub fn new(header: Header, body: Bytes) -> Result<Self, FrameError> {
         if body.len() as u64 != header.packed_length {
             return Err(FrameError::BodyLength {
@@ -363,20 +365,20 @@ impl Frame {
     /// The bytes of the elements; not copied if they travelled raw.
     ///
     /// # Errors
-    /// When what a peer packed is damaged or of another length than announced.
+    /// If the packed bytes are damaged or unpack to another length than announced.
     pub fn unpack(&self) -> Result<Bytes, FrameError> {
         let Header { packing, element, .. } = self.header;
         let raw_length = self.header.raw_length();
         Ok(packing::unpack(packing, element.width(), self.body.clone(), raw_length)?)
     }
 
-    /// What describes the body.
+    /// The header of the frame.
     #[must_use]
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// Kind of number.
+    /// Number format of the elements.
     #[must_use]
     pub fn element(&self) -> Element {
         self.header.element
@@ -447,12 +449,12 @@ mod tests {
         assert_eq!(shape, FrameError::RawLength { announced: 12, expected: 24 });
         let packed = error(|b| b[PACKED_LENGTH_AT] = 13);
         assert_eq!(packed, FrameError::PackedLength { announced: 13, raw: 12 });
-        // Zstd is only used where it makes a tensor smaller.
+        // Zstd is valid only if it makes a tensor smaller.
         assert_eq!(error(|b| b[2] = 1), FrameError::PackedLength { announced: 12, raw: 12 });
     }
 
     #[test]
-    fn a_tensor_over_the_cap_is_refused_by_its_header() {
+    fn a_header_over_the_size_limit_is_rejected() {
         let huge = header_with(|b| {
             b[3] = 4;
             b[DIMENSIONS_AT..RAW_LENGTH_AT].fill(0xff);
@@ -478,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_tensor_must_have_its_shape() {
+    fn a_local_tensor_must_match_its_shape() {
         let error = Frame::pack(Element::F32, &[3], Bytes::from_static(&[0; 16]), Packing::Raw);
         assert_eq!(error, Err(FrameError::RawLength { announced: 16, expected: 12 }));
         let error = Frame::pack(Element::U8, &[1; 5], Bytes::from_static(&[0]), Packing::Raw);
@@ -520,7 +522,7 @@ mod tests {
         }
 
         #[test]
-        fn a_flipped_bit_is_always_found(
+        fn a_flipped_bit_is_always_detected(
             (element, shape, raw) in elements(),
             at in any::<prop::sample::Index>(),
             bit in 0u8..8,
@@ -534,7 +536,7 @@ mod tests {
         }
 
         #[test]
-        fn a_torn_body_is_refused((element, shape, raw) in elements()) {
+        fn a_truncated_body_is_rejected((element, shape, raw) in elements()) {
             let sent = Frame::pack(element, &shape, raw, Packing::Zstd).expect("agrees");
             let length = sent.body().len();
             if length > 0 {
@@ -544,7 +546,10 @@ mod tests {
         }
 
         #[test]
-        fn noise_is_never_more_than_refused(bytes in any::<[u8; 32]>(), rest in any::<[u8; 20]>()) {
+        fn random_headers_are_rejected_or_within_the_limits(
+            bytes in any::<[u8; 32]>(),
+            rest in any::<[u8; 20]>(),
+        ) {
             let noise: Vec<u8> = bytes.into_iter().chain(rest).collect();
             let noise: [u8; HEADER] = noise.try_into().expect("52 bytes");
             if let Ok(header) = Header::decode(&noise) {

@@ -1,4 +1,5 @@
-//! What the log says of a run: everything that a coordinator must know of those before it.
+//! The state of a run according to its log: everything that a new coordinator must know of earlier
+//! ones.
 
 use std::collections::BTreeMap;
 
@@ -6,97 +7,97 @@ use crate::ids::{Era, Incarnation, Member, PeerId, Step, Term};
 use crate::limits;
 use crate::message::{CommitRecord, LogRecord, StoredStage, View, ViewChange, is_stopped};
 
-/// A run as its log's records leave it, taken in one after the other from the first.
+/// A run's state after its log's records, applied in order from the first.
 #[derive(Debug, Clone, PartialEq, Default, bincode::Encode, bincode::Decode)]
 pub struct History {
     /// The newest term.
     pub term: Term,
     /// The newest membership.
     pub view: View,
-    /// The newest life of each peer that ever was a member.
+    /// The newest incarnation of each peer that has ever been a member.
     pub lives: BTreeMap<PeerId, Incarnation>,
     /// The present era.
     pub era: Era,
-    /// The version of the weights that the era began at.
+    /// The version of the weights that the present era began at.
     pub began_at: Step,
-    /// The version of the weights: steps committed.
+    /// The version of the weights, equal to the number of committed steps.
     pub version: Step,
-    /// The commit that made this version; none where the era began at it.
+    /// The commit that made this version; `None` if the era began at it.
     pub commit: Option<CommitRecord>,
     /// The newest complete checkpoints, oldest first.
     pub checkpoints: BTreeMap<Step, Vec<StoredStage>>,
-    /// Whether the run is over.
+    /// Whether the run is complete.
     pub completed: bool,
 }
 
-/// A record that does not follow those before it.
+/// Errors of records that do not follow the ones before them.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HistoryError {
-    /// A term that is over.
+    /// The term is not newer than the last one.
     #[error("term {term} does not follow term {last}")]
     Term {
-        /// The record's.
+        /// The record's term.
         term: Term,
-        /// The newest before it.
+        /// The newest term before it.
         last: Term,
     },
-    /// A change of another membership than the newest.
+    /// The change starts from a membership other than the newest.
     #[error("membership {number}, made of membership {since}, does not follow membership {last}")]
     View {
-        /// The record's.
+        /// The record's membership.
         number: u64,
-        /// What it begins from.
+        /// The membership that the change starts from.
         since: u64,
-        /// The newest before it.
+        /// The newest membership before it.
         last: u64,
     },
-    /// More members than a run has.
+    /// The membership has more members than a run may have.
     #[error("membership {number} has {count} members: a run has {} at most", limits::MEMBERS)]
     Members {
-        /// The record's.
+        /// The record's membership.
         number: u64,
-        /// How many there would be.
+        /// The number of its members.
         count: usize,
     },
-    /// A second commit of a step, one of another era, or one ahead of its time.
+    /// A repeated commit, one of another era, or one that skips a step.
     #[error(
         "a commit of step {step} in era {era} does not make version {version} of era {now} a newer one"
     )]
     Commit {
         /// The record's era.
         era: Era,
-        /// Its step.
+        /// The record's step.
         step: Step,
         /// The present era.
         now: Era,
         /// The present version.
         version: Step,
     },
-    /// A checkpoint of what is not trained yet.
+    /// A checkpoint of a version that is not committed.
     #[error("a checkpoint of version {version} is ahead of version {now}")]
     Checkpoint {
         /// The record's version.
         version: Step,
-        /// The present one.
+        /// The present version.
         now: Step,
     },
-    /// A rewind into the past or the future.
+    /// The rewind starts no newer era, or goes to a version that is not committed.
     #[error("a rewind to version {version} in era {era} does not follow era {last}")]
     Rewind {
         /// The record's era.
         era: Era,
-        /// Its version.
+        /// The record's version.
         version: Step,
-        /// The era before.
+        /// The era before it.
         last: Era,
     },
 }
 
 impl History {
-    /// Takes in the next record.
+    /// Applies the next record.
     ///
     /// # Errors
-    /// When it does not follow those before it; then nothing changes.
+    /// If the record does not follow those before it; the state is then unchanged.
     pub fn apply(&mut self, record: &LogRecord) -> Result<(), HistoryError> {
         match record {
             LogRecord::Term(term) => self.begin_term(*term),
@@ -113,7 +114,7 @@ impl History {
         }
     }
 
-    /// Whether anything was ever trained, as far as that is written down.
+    /// Whether the run has trained anything, according to the log.
     #[must_use]
     pub fn has_begun(&self) -> bool {
         let stopped = is_stopped(self.view.members.iter().map(AsRef::as_ref));
@@ -184,7 +185,7 @@ impl History {
         self.began_at = version;
         self.version = version;
         self.commit = None;
-        // A newer one could not be had. What is computed again is saved again, and is the same.
+        // Newer checkpoints were not available. The repeated steps save identical ones again.
         self.checkpoints.retain(|saved, _| *saved <= version);
         Ok(())
     }
@@ -253,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn terms_and_views_only_grow_and_lives_are_remembered() {
+    fn terms_and_views_only_grow_and_incarnations_are_kept() {
         let mut history = History::default();
         for record in [LogRecord::Term(Term(1)), view(1, 4), view(2, 3)] {
             history.apply(&record).expect("in order");
@@ -266,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_checkpoints_are_remembered() {
+    fn only_the_newest_checkpoints_are_kept() {
         let mut history = History::default();
         let save = |version: u64| {
             let oldest = Step(version.saturating_sub(1));
@@ -282,7 +283,9 @@ mod tests {
             history.checkpoints.keys().map(|version| version.0).collect()
         };
         assert_eq!(kept(&history), [2, 3]);
-        history.apply(&LogRecord::Rewind { era: Era(1), version: Step(2) }).expect("back");
-        assert_eq!(kept(&history), [2], "the newest could not be had");
+        history
+            .apply(&LogRecord::Rewind { era: Era(1), version: Step(2) })
+            .expect("an earlier version");
+        assert_eq!(kept(&history), [2], "a rewind discards newer checkpoints");
     }
 }

@@ -1,7 +1,7 @@
-//! Names of things: peers and their lives, runs, stages, steps, microbatches.
+//! Identifiers: peers and their incarnations, runs, stages, steps, microbatches.
 //!
-//! Every id is a newtype, so that a step is never taken for a microbatch, and every id is ordered,
-//! so that collections of them have one iteration order on every machine.
+//! Every id is a newtype, so that the compiler rejects a step in place of a microbatch. Every id is
+//! ordered, so that collections of ids have the same iteration order on every machine.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -20,10 +20,10 @@ macro_rules! counter {
         pub struct $name(pub $inner);
 
         impl $name {
-            /// The one after this.
+            /// The next higher value.
             ///
             /// # Panics
-            /// When the counter is exhausted, which no run can reach.
+            /// If the counter overflows, which no run can reach.
             #[must_use]
             pub fn next(self) -> Self {
                 Self(self.0.checked_add(1).expect("counter exhausted"))
@@ -39,15 +39,16 @@ macro_rules! counter {
 }
 
 counter! {
-    /// One life of a peer in a run: every process start and every rejoin takes a higher one.
+    /// Distinguishes the lives of a peer in a run: every process start and every rejoin takes a
+    /// higher one.
     Incarnation(u64)
 }
 counter! {
-    /// Grows with each rewind of the run to a checkpoint.
+    /// Counts the rewinds of the run to a checkpoint.
     Era(u32)
 }
 counter! {
-    /// A coordinator's term of office.
+    /// The number of a coordinator's term.
     Term(u64)
 }
 counter! {
@@ -59,20 +60,21 @@ counter! {
     Stage(u16)
 }
 counter! {
-    /// Position of a microbatch within its step. Those at and above the step's count of training
-    /// microbatches are held-out ones, which are evaluated and train nothing.
+    /// Position of a microbatch within its step. Positions at and above the step's count of
+    /// training microbatches are held out: they are evaluated and train nothing.
     Microbatch(u32)
 }
 counter! {
-    /// One try at a step's all-reduce of one stage.
+    /// One attempt at a step's all-reduce of one stage.
     Attempt(u32)
 }
 counter! {
-    /// How often such a try was mended, since members of it were gone.
+    /// How often an attempt was mended because members of it were lost.
     Mend(u32)
 }
 
-/// The right to count something, as one coordinator gave it. Later ones are greater.
+/// The right to count a microbatch's work, as issued by one coordinator. Later grants compare
+/// greater.
 #[derive(
     Debug,
     Clone,
@@ -94,17 +96,17 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// The one after this in the same term.
+    /// The next grant of the same term.
     ///
     /// # Panics
-    /// When the numbers are exhausted, which no run can reach.
+    /// If the numbers overflow, which no run can reach.
     #[must_use]
     pub fn next(self) -> Self {
         Self { number: self.number.checked_add(1).expect("grants exhausted"), ..self }
     }
 }
 
-/// A network identity: the ed25519 public key whose holder proved it during the handshake.
+/// A network identity: an ed25519 public key. Its holder proves possession during the handshake.
 #[derive(
     Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, bincode::Encode, bincode::Decode,
 )]
@@ -115,8 +117,8 @@ pub struct PeerId(pub [u8; 32]);
 /// (libp2p's peer id specification).
 const PEER_ID_PREFIX: [u8; 6] = [0x00, 0x24, 0x08, 0x01, 0x12, 0x20];
 
-/// In the order of the bytes. Ids are looked up in large ordered maps with every message, and keys differ
-/// in their first bytes, which compare as one number.
+/// Orders ids by their bytes. Every message causes lookups in large ordered maps. Most keys differ
+/// in their first eight bytes, which compare as one number.
 impl Ord for PeerId {
     fn cmp(&self, other: &Self) -> Ordering {
         let first = |id: &Self| id.0.first_chunk().map_or(0, |first| u64::from_be_bytes(*first));
@@ -131,16 +133,16 @@ impl PartialOrd for PeerId {
 }
 
 impl PeerId {
-    /// The bytes that libp2p calls a peer id.
+    /// The bytes of libp2p's peer id.
     #[must_use]
     pub fn to_multihash(self) -> Vec<u8> {
         [PEER_ID_PREFIX.as_slice(), &self.0].concat()
     }
 
-    /// Reads libp2p's bytes; only ed25519 identities exist in a swarm.
+    /// Reads libp2p's bytes. Only ed25519 identities exist in a swarm.
     ///
     /// # Errors
-    /// When the bytes are not the identity multihash of an ed25519 key.
+    /// If the bytes are not the identity multihash of an ed25519 key.
     pub fn from_multihash(bytes: &[u8]) -> Result<Self, ParseIdError> {
         bytes
             .strip_prefix(&PEER_ID_PREFIX)
@@ -149,7 +151,7 @@ impl PeerId {
             .ok_or(ParseIdError::Peer)
     }
 
-    /// The last six characters: enough to tell peers apart in a log line.
+    /// The last six characters, enough to distinguish peers in a log line.
     #[must_use]
     pub fn short(&self) -> String {
         let text = self.to_string();
@@ -173,7 +175,7 @@ impl FromStr for PeerId {
     type Err = ParseIdError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        // A peer id has 52 characters; the cap keeps a long line from being decoded.
+        // A peer id has 52 characters; the cap avoids the decoding of long lines.
         if text.len() > 64 {
             return Err(ParseIdError::Peer);
         }
@@ -196,7 +198,7 @@ impl From<PeerId> for String {
     }
 }
 
-/// A BLAKE3 hash: of a file, a piece of weights, a manifest.
+/// A BLAKE3 hash of a file, a piece of weights or a manifest.
 #[derive(
     Clone,
     Copy,
@@ -214,7 +216,7 @@ impl From<PeerId> for String {
 pub struct ContentHash(pub [u8; 32]);
 
 impl ContentHash {
-    /// Hash of these bytes.
+    /// The hash of these bytes.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Self {
         Self(*blake3::hash(bytes).as_bytes())
@@ -261,10 +263,10 @@ impl From<ContentHash> for String {
     }
 }
 
-/// Name of a run: the hash of its manifest.
+/// The name of a run: the hash of its manifest.
 pub type RunId = ContentHash;
 
-/// An id that is not one.
+/// The error of a text or byte string that is not an id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ParseIdError {
     /// Not base58, or not an ed25519 identity.
@@ -275,7 +277,7 @@ pub enum ParseIdError {
     Hash,
 }
 
-/// One life of a peer in a run.
+/// One incarnation of a peer in a run.
 #[derive(
     Debug,
     Clone,
@@ -291,9 +293,9 @@ pub enum ParseIdError {
     bincode::Decode,
 )]
 pub struct Member {
-    /// Who.
+    /// The peer's network identity.
     pub peer: PeerId,
-    /// In which life.
+    /// The incarnation of the peer.
     pub incarnation: Incarnation,
 }
 
@@ -303,7 +305,7 @@ impl fmt::Display for Member {
     }
 }
 
-/// What is counted exactly once: the work of one stage on one microbatch of one step.
+/// The unit of exactly-once counting: the work of one stage on one microbatch of one step.
 #[derive(
     Debug,
     Clone,
@@ -319,22 +321,22 @@ impl fmt::Display for Member {
     bincode::Decode,
 )]
 pub struct ClaimKey {
-    /// The optimizer update it belongs to.
+    /// The optimizer update that the work belongs to.
     pub step: Step,
-    /// The layers that work on it.
+    /// The stage whose layers do the work.
     pub stage: Stage,
-    /// The samples.
+    /// The samples to work on.
     pub microbatch: Microbatch,
 }
 
 impl ClaimKey {
-    /// The same microbatch one stage further on.
+    /// The same microbatch at the next stage.
     #[must_use]
     pub fn downstream(self) -> Self {
         Self { stage: self.stage.next(), ..self }
     }
 
-    /// The same microbatch one stage back; none before the first stage.
+    /// The same microbatch at the previous stage; `None` at the first stage.
     #[must_use]
     pub fn upstream(self) -> Option<Self> {
         Some(Self { stage: Stage(self.stage.0.checked_sub(1)?), ..self })
@@ -347,7 +349,7 @@ impl fmt::Display for ClaimKey {
     }
 }
 
-/// The contiguous stages that one peer hosts, `first..=last`; in JSON the list of them.
+/// The contiguous stages that one peer hosts, `first..=last`; a list of stages in JSON.
 #[derive(
     Debug,
     Clone,
@@ -392,31 +394,31 @@ impl TryFrom<Vec<Stage>> for StageSpan {
 }
 
 impl StageSpan {
-    /// A span of one stage.
+    /// The span of one stage.
     #[must_use]
     pub fn one(stage: Stage) -> Self {
         Self { first: stage, last: stage }
     }
 
-    /// A span of every stage of a run with `stages` of them.
+    /// The span of all stages of a run with `stages` stages.
     #[must_use]
     pub fn all(stages: u16) -> Self {
         Self { first: Stage(0), last: Stage(stages.saturating_sub(1)) }
     }
 
-    /// No stage: of a peer that keeps the log or an archive, and computes nothing.
+    /// The span of no stage: the peer keeps the log or an archive and computes nothing.
     #[must_use]
     pub fn none() -> Self {
         Self { first: Stage(1), last: Stage(0) }
     }
 
-    /// Whether it is of no stage.
+    /// Whether the span has no stage.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.first > self.last
     }
 
-    /// Whether the span hosts this stage.
+    /// Whether the span includes this stage.
     #[must_use]
     pub fn contains(self, stage: Stage) -> bool {
         (self.first..=self.last).contains(&stage)
@@ -448,7 +450,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn peers_are_in_the_order_of_their_bytes(
+        fn peer_ids_are_ordered_by_their_bytes(
             one in any::<[u8; 32]>(), other in any::<[u8; 32]>(), same in 0usize..33
         ) {
             let mut other = other;
@@ -458,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn peer_id_reads_what_it_prints() {
+    fn a_peer_id_reads_back_its_own_text() {
         let id = PeerId([7; 32]);
         let text = id.to_string();
         assert!(text.starts_with("12D3KooW"), "{text}");
@@ -466,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_ids_are_refused() {
+    fn malformed_ids_are_rejected() {
         for text in ["", "0", "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N", &"1".repeat(1000)] {
             assert_eq!(text.parse::<PeerId>(), Err(ParseIdError::Peer));
         }

@@ -1,10 +1,9 @@
-//! What Shoal's peers say to each other and how the bytes travel.
+//! Shoal's protocol: message types and how bytes travel between peers.
 //!
-//! The pure part knows no socket and no clock: names ([`ids`]), amounts ([`units`]), caps
-//! ([`limits`]), what a run is ([`manifest`]), what is said ([`message`]), what the
-//! log says of a run ([`history`]), and how both become
-//! bytes ([`wire`] for control messages, [`frame`] and [`codec`] for tensors). With the feature
-//! `net` comes what touches sockets: identity, discovery and transport.
+//! The pure part uses no socket and no clock: identifiers ([`ids`]), amounts with units
+//! ([`units`]), size limits ([`limits`]), the description of a run ([`manifest`]), messages
+//! ([`message`]), the run's log ([`history`]), and their encodings ([`wire`] for control messages,
+//! [`frame`] and [`codec`] for tensors). The feature `net` adds identity, discovery and transport.
 
 pub mod codec;
 #[doc(hidden)]

@@ -1,8 +1,8 @@
-//! The hashes of a file's pieces, from which the file's own hash follows.
+//! The hashes of a file's pieces, which determine the hash of the file.
 //!
-//! BLAKE3 is a tree over chunks of 1024 bytes, and a piece of a mebibyte is a whole subtree of it
-//! (O'Connor et al., BLAKE3, section 2.1). So whoever knows the hash of a file can check a list of its
-//! pieces' hashes, and then every piece by itself, whoever sends it and in whatever order.
+//! BLAKE3 is a tree over chunks of 1024 bytes, and a piece of 1 MiB is a whole subtree of it
+//! (O'Connor et al., BLAKE3, section 2.1). So a peer that knows the hash of a file can check a list
+//! of its pieces' hashes, and then every piece alone, from any sender and in any order.
 
 use blake3::hazmat::{
     HasherExt, Mode, left_subtree_len, merge_subtrees_non_root, merge_subtrees_root,
@@ -20,23 +20,23 @@ pub struct PieceHashes {
     hashes: Vec<[u8; HASH]>,
 }
 
-/// How many pieces a file of so many bytes has: one at least.
+/// The number of pieces of a file of `length` bytes; at least one.
 #[must_use]
 pub fn pieces(length: u64) -> u64 {
     length.div_ceil(limits::BLOB_PIECE.0).max(1)
 }
 
-/// Where a piece of a file of so many bytes begins, and how long it is.
+/// Position and length of a piece of a file of `length` bytes.
 #[must_use]
 pub fn piece_at(length: u64, index: u64) -> (u64, usize) {
     let position = index * limits::BLOB_PIECE.0;
     (position, limits::BLOB_PIECE.0.min(length - position) as usize)
 }
 
-/// The hash of one piece of a file of so many bytes.
+/// The hash of one piece of a file of `length` bytes.
 ///
 /// # Panics
-/// When the piece is not one of the file's.
+/// If the file has no such piece.
 #[must_use]
 pub fn piece_hash(length: u64, index: u64, piece: &[u8]) -> [u8; HASH] {
     assert!(index < pieces(length), "a file has no piece behind its end");
@@ -48,14 +48,14 @@ pub fn piece_hash(length: u64, index: u64, piece: &[u8]) -> [u8; HASH] {
 }
 
 impl PieceHashes {
-    /// Checks a list of hashes against the file's own.
+    /// Checks a list of piece hashes against the hash of the file.
     #[must_use]
     pub fn checked(hash: ContentHash, length: u64, hashes: Vec<[u8; HASH]>) -> Option<Self> {
         let whole = hashes.len() as u64 == pieces(length) && root(&hashes, length) == hash.0;
         whole.then_some(Self { hashes })
     }
 
-    /// Whether this is that piece of the file.
+    /// Whether these bytes are piece `index` of the file.
     #[must_use]
     pub fn holds(&self, length: u64, index: u64, piece: &[u8]) -> bool {
         let known = usize::try_from(index).ok().and_then(|index| self.hashes.get(index));
@@ -75,7 +75,7 @@ fn subtree((hashes, length): (&[[u8; HASH]], u64)) -> [u8; HASH] {
 
 type Half<'a> = (&'a [[u8; HASH]], u64);
 
-/// Both halves of a subtree, with their bytes; none of a single piece.
+/// The two halves of a subtree, each with its length in bytes; `None` for a single piece.
 fn halves(hashes: &[[u8; HASH]], length: u64) -> Option<(Half<'_>, Half<'_>)> {
     if hashes.len() < 2 {
         return None;
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hashes_of_pieces_add_up_to_the_files() {
+    fn piece_hashes_combine_to_the_hash_of_the_file() {
         for length in [0, 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, 3 * PIECE, 5 * PIECE + 17] {
             let file = file(length);
             let hash = ContentHash::of(&file);
@@ -123,19 +123,19 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_is_not_the_files_is_refused() {
+    fn a_wrong_list_of_piece_hashes_is_rejected() {
         let file = file(3 * PIECE + 5);
         let (hash, length) = (ContentHash::of(&file), file.len() as u64);
         let right = hashes(&file);
-        let refused =
+        let rejected =
             |hashes: Vec<[u8; HASH]>| PieceHashes::checked(hash, length, hashes).is_none();
-        assert!(!refused(right.clone()));
-        assert!(refused(right[..3].to_vec()));
-        assert!(refused([&right[..], &right[..1]].concat()));
-        assert!(refused(Vec::new()));
+        assert!(!rejected(right.clone()));
+        assert!(rejected(right[..3].to_vec()));
+        assert!(rejected([&right[..], &right[..1]].concat()));
+        assert!(rejected(Vec::new()));
         let mut swapped = right.clone();
         swapped.swap(0, 1);
-        assert!(refused(swapped));
+        assert!(rejected(swapped));
         let known = PieceHashes::checked(hash, length, right).expect("right");
         assert!(!known.holds(length, 0, &file[PIECE..2 * PIECE]), "another piece of it");
         assert!(PieceHashes::checked(ContentHash::of(b"other"), length, hashes(&file)).is_none());

@@ -1,4 +1,4 @@
-//! Amounts with their unit in the type.
+//! Quantities whose unit is part of the type.
 
 use std::fmt;
 use std::iter::Sum;
@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 pub struct Bytes(pub u64);
 
 impl Bytes {
-    /// Mebibytes.
+    /// An amount of `count` MiB.
     #[must_use]
     pub const fn mebi(count: u64) -> Self {
         Self(count << 20)
@@ -52,7 +52,7 @@ impl Sub for Bytes {
     type Output = Self;
 
     /// # Panics
-    /// When more is taken away than was there: an accounting error of our own.
+    /// If more is subtracted than there was, which is an accounting error in the program.
     fn sub(self, other: Self) -> Self {
         Self(self.0.checked_sub(other.0).expect("more bytes released than were held"))
     }
@@ -82,14 +82,14 @@ impl FromStr for Bytes {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        const WANTED: &str = "an amount is a whole number, alone or with KiB, MiB, GiB or TiB";
+        const EXPECTED: &str = "an amount is a whole number, alone or with KiB, MiB, GiB or TiB";
         let text = text.trim();
         let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
         let (number, unit) = text.split_at(digits);
         let power = ["", "KiB", "MiB", "GiB", "TiB"].iter().position(|name| *name == unit.trim());
-        let power = u32::try_from(power.ok_or(WANTED)?).map_err(|_| WANTED)?;
-        let number: u64 = number.parse().map_err(|_| WANTED)?;
-        number.checked_mul(1 << (10 * power)).map(Self).ok_or("an amount of less than 16 EiB")
+        let power = u32::try_from(power.ok_or(EXPECTED)?).map_err(|_| EXPECTED)?;
+        let number: u64 = number.parse().map_err(|_| EXPECTED)?;
+        number.checked_mul(1 << (10 * power)).map(Self).ok_or("an amount must be less than 16 EiB")
     }
 }
 
@@ -109,13 +109,13 @@ impl FromStr for Bytes {
 )]
 pub struct Rate(pub u64);
 
-/// A moment, as the time since some start that only the caller knows. The pure parts never ask
-/// what time it is: they are told.
+/// A moment, as the time since a start that only the caller knows. The pure modules read no clock:
+/// the caller passes the time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Moment(pub Duration);
 
 impl Moment {
-    /// Time passed since an earlier moment; zero when `earlier` is not earlier.
+    /// Time since an earlier moment; zero if `earlier` is not earlier.
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)

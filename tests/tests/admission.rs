@@ -206,7 +206,7 @@ fn a_crowd_at_the_door_changes_no_bit() {
     shout(20_000);
     for stranger in strangers {
         let reason = stranger.end().failure(NOT_ADMITTED);
-        assert!(reason.contains("who has a ticket"), "{reason}");
+        assert!(reason.contains("peers with a ticket"), "{reason}");
     }
     drop(crowd);
     assert_eq!(swarm.finish().hash(), run.local("alone").hash());

@@ -1,4 +1,4 @@
-//! What the measuring programs share.
+//! Functions shared by the measuring programs.
 
 use std::io::Read;
 use std::net::SocketAddr;
@@ -12,7 +12,7 @@ use shoal_protocol::net::transport::{
 };
 use tokio::sync::mpsc;
 
-/// A peer of no run, with a new identity.
+/// A peer without a run, with a new identity.
 pub(crate) fn bind(
     listen: SocketAddr,
     congestion: Congestion,
@@ -23,7 +23,7 @@ pub(crate) fn bind(
     Transport::bind(&Identity::ephemeral(), &[listen], config)
 }
 
-/// Takes whatever comes until this process's input ends, and closes.
+/// Receives and discards events until this process's input ends, then closes the transport.
 pub(crate) async fn take_until_input_ends(
     transport: &Transport,
     mut events: mpsc::Receiver<TransportEvent>,

@@ -1,38 +1,38 @@
-//! Codes of few bits, scaled block by block.
+//! Codecs of few bits, with a scale per block.
 //!
-//! The loops are written for the compiler to vectorise; on x86-64 they are compiled once more for
-//! AVX2, which changes their speed and not one bit.
+//! The loops are written for the compiler to vectorise. On x86-64 they are compiled a second time
+//! for AVX2, which changes their speed but no bit of the result.
 
 use super::{Block, Rounding, SCALE};
 
-/// The bits of 2^-100: blocks of smaller numbers are coded as zeros.
+/// The bits of 2^-100: blocks of smaller numbers are encoded as zeros.
 pub const TINY: u32 = (127 - 100) << 23;
 
-/// The bits of infinity: those of every finite magnitude are less, those of NaN more.
+/// The bits of infinity: those of finite magnitudes are smaller, those of NaN larger.
 pub const NOT_FINITE: u32 = 0x7f80_0000;
 
-/// The scale of a block with such a number.
+/// The scale of a block with a number that is not finite.
 const NAN: u32 = 0x7fc0_0000;
 
-/// Adding and subtracting it rounds to nearest, ties to even, where the magnitude is under 2^22. As
-/// bits it is the sum's that an integer is read from.
+/// Adding and subtracting it rounds to nearest, ties to even, for magnitudes under 2^22. An integer
+/// is read from the bits of the sum by subtracting the bits of this constant.
 pub const MAGIC: f32 = 12_582_912.0;
 
-/// What the codes of a block are.
+/// The format of a block's codes.
 pub(super) trait Codes {
     /// The code of a block's largest magnitude.
     const LIMIT: f32;
 
-    /// A byte of zeros.
+    /// The byte that encodes zeros.
     const ZEROS: u8;
 
-    /// Bytes of so many codes.
+    /// Bytes of `count` codes.
     fn bytes(count: usize) -> usize;
 
-    /// Codes the numbers times `by`. `offset` gives each its dither, or zero.
+    /// Encodes each number multiplied by `by`. `offset` returns the dither of a number, or zero.
     fn encode(numbers: &[f32], by: f32, offset: impl Fn(usize) -> f32 + Copy, codes: &mut [u8]);
 
-    /// Gives back the numbers.
+    /// Decodes the numbers.
     fn decode(codes: &[u8], scale: f32, numbers: &mut [f32]);
 }
 
@@ -45,14 +45,14 @@ pub(super) struct Int4;
 /// E4M3.
 pub(super) struct Fp8;
 
-/// The integer next to `number`, which an offset of a half may carry over the limit.
+/// The integer nearest to `number`, clamped, because an offset of one half may exceed the limit.
 #[inline(always)]
 fn rounded(number: f32, limit: i32) -> i32 {
     let bits = (number + MAGIC).to_bits() as i32 - MAGIC.to_bits() as i32;
     bits.clamp(-limit, limit)
 }
 
-/// One byte for each number, which `code` makes of it and its dither.
+/// Encodes each number as one byte by `code`, from the scaled number and its dither.
 #[inline(always)]
 fn encode_bytes(
     numbers: &[f32],
@@ -66,7 +66,7 @@ fn encode_bytes(
     }
 }
 
-/// The number that `value` makes of each byte, times the scale.
+/// Decodes each byte by `value`, multiplied by the scale.
 #[inline(always)]
 fn decode_bytes(codes: &[u8], scale: f32, numbers: &mut [f32], value: impl Fn(u8) -> f32) {
     for (code, number) in codes.iter().zip(numbers) {
@@ -150,20 +150,20 @@ impl Codes for Fp8 {
     }
 }
 
-/// The code of a magnitude of at most 448, give or take a rounding error. Between two codes lie 2^20
-/// floats, or a step of 2^-9 where the exponent is smallest.
+/// Encodes a magnitude of at most 448, up to a rounding error. Adjacent codes are 2^20 floats
+/// apart, or a step of 2^-9 at the smallest exponent.
 #[inline(always)]
 fn to_e4m3(number: f32, offset: f32) -> u8 {
     let bits = number.to_bits();
     let (sign, magnitude) = (bits >> 24 & 0x80, bits & 0x7fff_ffff);
-    // Ties to even; with an offset, which has no ties, up by it.
+    // Ties are rounded to even. With an offset there are no ties, and the offset is added.
     let even = if offset == 0.0 { magnitude >> 20 & 1 } else { 1 };
     let up = 0x7_ffff + even as i32 + rounded(offset * 1_048_576.0, (1 << 19) - 1);
     let normal = magnitude.wrapping_add_signed(up) >> 20;
     let normal = normal.wrapping_sub((127 - 7) << 3).min(0x7e);
     let small = f32::from_bits(magnitude) * 512.0 + offset;
     let small = rounded(small, 8).max(0) as u32;
-    // 2^-6, the smallest with an exponent of its own.
+    // 2^-6 is the smallest magnitude with an exponent of its own.
     let code = if magnitude < (127 - 6) << 23 { small } else { normal };
     (sign | code) as u8
 }
@@ -178,7 +178,7 @@ fn from_e4m3(code: u8) -> f32 {
     f32::from_bits(value.to_bits() | sign)
 }
 
-/// The largest magnitude, as bits: what is not finite is larger than all that is.
+/// The largest magnitude as bits; numbers that are not finite compare larger than all finite ones.
 #[inline(always)]
 fn largest(numbers: &[f32]) -> u32 {
     numbers.iter().fold(0, |largest, number| largest.max(number.to_bits() & 0x7fff_ffff))
@@ -225,7 +225,7 @@ fn decode_all<C: Codes>(bytes: &[u8], block: Block, numbers: &mut [f32]) {
     }
 }
 
-/// Codes numbers: first the blocks' scales, then their codes.
+/// Encodes numbers: first the scales of the blocks, then their codes.
 pub(super) fn encode<C: Codes>(
     numbers: &[f32],
     block: Block,
@@ -244,14 +244,14 @@ pub(super) fn encode<C: Codes>(
             encode_all::<C>(numbers, block, rounding, bytes);
         }
         if is_x86_feature_detected!("avx2") {
-            // SAFETY: the processor has what it is compiled for.
+            // SAFETY: the processor supports AVX2.
             return unsafe { with_avx2::<C>(numbers, block, rounding, bytes) };
         }
     }
     encode_all::<C>(numbers, block, rounding, bytes);
 }
 
-/// Gives numbers back.
+/// Decodes numbers.
 pub(super) fn decode<C: Codes>(bytes: &[u8], block: Block, numbers: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
     {
@@ -260,7 +260,7 @@ pub(super) fn decode<C: Codes>(bytes: &[u8], block: Block, numbers: &mut [f32]) 
             decode_all::<C>(bytes, block, numbers);
         }
         if is_x86_feature_detected!("avx2") {
-            // SAFETY: the processor has what it is compiled for.
+            // SAFETY: the processor supports AVX2.
             return unsafe { with_avx2::<C>(bytes, block, numbers) };
         }
     }

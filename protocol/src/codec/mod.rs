@@ -1,18 +1,18 @@
-//! How tensors become bytes.
+//! The encoding of tensors as bytes.
 //!
-//! A [`Codec`] says to how many bits the numbers of a tensor are rounded. It is the manifest's and the
-//! same on every link, and its bytes are a function of the tensor and of its place in the run alone:
-//! whichever route a tensor takes, and however often it is sent again, its receiver reads the same
-//! numbers. The functions here are the reference; whatever computes on a device gives the same bytes.
+//! A [`Codec`] determines the precision of a tensor's numbers. It is set in the manifest and is the
+//! same on every link. Its bytes depend only on the tensor and its position in the run: the
+//! receiver reads the same numbers, whichever route the tensor takes and however often it is sent
+//! again. The functions here are the reference; implementations on devices produce the same bytes.
 //!
-//! A [`packing::Packing`] makes those bytes fewer without loss, and may differ from link to link.
+//! A [`packing::Packing`] reduces the bytes without loss, and may differ between links.
 //!
 //! # Formats
 //!
 //! All numbers are little-endian and in the tensor's order. `f32`, `bf16` and `f16` are the numbers
-//! themselves, rounded to nearest, ties to even. `int8`, `int4` and `fp8` cut the tensor into blocks of
-//! consecutive numbers, of which the last may be shorter; first come the scales of all blocks, as f32,
-//! then their codes. With `a` the largest magnitude of a block:
+//! themselves, rounded to nearest, ties to even. `int8`, `int4` and `fp8` divide the tensor into
+//! blocks of consecutive numbers, of which the last may be shorter. First come the scales of all
+//! blocks, as f32, then their codes. With `a` the largest magnitude of a block:
 //!
 //! | codec | scale     | code                                                          | value        |
 //! |-------|-----------|---------------------------------------------------------------|--------------|
@@ -20,10 +20,10 @@
 //! | int4  | `a / 7`   | from -7 to 7, plus 8; number `i` of a block of `n` is the low nibble of its byte `i` where `i < ⌈n/2⌉`, else the high nibble of byte `i - ⌈n/2⌉`; an odd block's last high nibble is 8 | (code - 8) · scale |
 //! | fp8   | `a / 448` | E4M3 (1 sign, 4 exponent, 3 mantissa bits, bias 7, no infinity; Micikevicius et al., arXiv 2209.05433) | code · scale |
 //!
-//! A number `x` is coded as `x · (L / a)`, with `L` 127, 7 or 448, rounded; every operation is one of
-//! IEEE's f32, so every machine gives the same bytes. A block with `a < 2^-100` is all zeros, with a
-//! scale of zero. One with a number that is not finite has the scale NaN, and so are all its values: what
-//! diverged is not hidden.
+//! A number `x` is encoded as `x · (L / a)`, with `L` 127, 7 or 448, rounded. Every operation is an
+//! f32 operation of IEEE 754, so every machine produces the same bytes. A block with `a < 2^-100`
+//! is encoded as zeros with a scale of zero. A block with a number that is not finite has the scale
+//! NaN, so all its values decode to NaN: divergence stays visible.
 
 mod blockwise;
 mod choice;
@@ -44,14 +44,14 @@ pub use sum::{SumCodec, UnknownSumCodec};
 /// Bytes of a block's scale.
 const SCALE: u64 = 4;
 
-/// To how many bits the numbers of a tensor are rounded.
+/// The precision of a tensor's numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum Codec {
-    /// 32-bit IEEE: nothing is lost.
+    /// 32-bit IEEE, which loses nothing.
     F32,
     /// 16-bit with the exponent of f32.
     Bf16,
-    /// 16-bit IEEE: three bits more of precision than bf16, up to 65504.
+    /// 16-bit IEEE: three more bits of precision than bf16, magnitudes up to 65504.
     F16,
     /// 8-bit integers, scaled by block.
     Int8(Block),
@@ -61,17 +61,18 @@ pub enum Codec {
     Fp8(Block),
 }
 
-/// How many consecutive numbers share a scale: a power of two.
+/// The number of consecutive numbers that share a scale: a power of two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode)]
 pub struct Block(u8);
 
-/// A block that a peer names must be one: sizes are computed from it before anything is checked.
+/// Rejects invalid sizes, because the decoder computes lengths from the size before anything else
+/// is checked.
 impl<C> bincode::Decode<C> for Block {
     fn decode<D: bincode::de::Decoder<Context = C>>(
         decoder: &mut D,
     ) -> Result<Self, bincode::error::DecodeError> {
         let exponent = u8::decode(decoder)?;
-        let unknown = bincode::error::DecodeError::Other("no block has such a size");
+        let unknown = bincode::error::DecodeError::Other("invalid block size");
         Self::of_exponent(exponent).ok_or(unknown)
     }
 }
@@ -82,51 +83,51 @@ impl Block {
     /// The block of a codec that names none.
     pub const DEFAULT: Self = Self(6);
 
-    /// The smallest and largest exponents.
+    /// The valid exponents.
     const RANGE: std::ops::RangeInclusive<u8> = 4..=12;
 
-    /// A block of `2^exponent` numbers, if there is such a block.
+    /// A block of `2^exponent` numbers; `None` if the exponent is not valid.
     #[must_use]
     pub fn of_exponent(exponent: u8) -> Option<Self> {
         Self::RANGE.contains(&exponent).then_some(Self(exponent))
     }
 
-    /// The exponent of two.
+    /// The exponent of the power of two.
     #[must_use]
     pub fn exponent(self) -> u8 {
         self.0
     }
 
-    /// Numbers in it.
+    /// Numbers in the block.
     #[must_use]
     pub fn numbers(self) -> usize {
         1 << self.0
     }
 }
 
-/// Coded bytes of another length than the tensor's.
+/// The encoded bytes have another length than the tensor requires.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{given} bytes for {numbers} numbers in {codec}, which are {expected}")]
+#[error("{given} bytes for {numbers} numbers in {codec}, which need {expected}")]
 pub struct WrongLength {
     /// The codec.
     pub codec: Codec,
-    /// Numbers of the tensor.
+    /// Number of the tensor's numbers.
     pub numbers: usize,
-    /// Bytes that they are coded in.
+    /// Required bytes.
     pub expected: u64,
-    /// Bytes there are.
+    /// Given bytes.
     pub given: usize,
 }
 
 impl Codec {
-    /// Bytes of so many numbers; `None` when they do not fit a u64.
+    /// Bytes of encoded numbers; `None` if they do not fit a u64.
     #[must_use]
     pub fn bytes_of(self, numbers: u64) -> Option<u64> {
         let codes = match self {
             Self::F32 => numbers.checked_mul(4)?,
             Self::Bf16 | Self::F16 => numbers.checked_mul(2)?,
             Self::Int8(_) | Self::Fp8(_) => numbers,
-            // Only the last block may be odd.
+            // Only the last block may have an odd length.
             Self::Int4(_) => numbers.div_ceil(2),
         };
         let scales = match self.block() {
@@ -136,7 +137,7 @@ impl Codec {
         codes.checked_add(scales)
     }
 
-    /// How many numbers share a scale, where they do.
+    /// The block of the codec; `None` if it has no scales.
     #[must_use]
     pub fn block(self) -> Option<Block> {
         match self {
@@ -145,7 +146,7 @@ impl Codec {
         }
     }
 
-    /// The code of a block's largest magnitude, where there are blocks.
+    /// The code of a block's largest magnitude; `None` for codecs without blocks.
     #[must_use]
     pub fn limit(self) -> Option<f32> {
         match self {
@@ -156,10 +157,10 @@ impl Codec {
         }
     }
 
-    /// Codes numbers into bytes of [`Codec::bytes_of`] them.
+    /// Encodes numbers into a buffer of [`Codec::bytes_of`] bytes.
     ///
     /// # Panics
-    /// When `bytes` has another length.
+    /// If `bytes` has another length.
     pub fn encode(self, numbers: &[f32], rounding: Rounding, bytes: &mut [u8]) {
         let length = self.bytes_of(numbers.len() as u64);
         assert_eq!(length, Some(bytes.len() as u64), "room for all numbers");
@@ -179,11 +180,11 @@ impl Codec {
         }
     }
 
-    /// Gives back the numbers.
+    /// Decodes numbers.
     ///
     /// # Errors
-    /// When the bytes are not as many as these numbers are coded in. Any bytes of that length are
-    /// numbers.
+    /// If the length of `bytes` does not match the number of numbers. All bytes of the right length
+    /// are valid.
     pub fn decode(self, bytes: &[u8], numbers: &mut [f32]) -> Result<(), WrongLength> {
         let expected = self.bytes_of(numbers.len() as u64).expect("numbers in memory");
         if bytes.len() as u64 != expected {
@@ -213,7 +214,7 @@ impl Codec {
     }
 }
 
-/// As a manifest has it: `f32`, `int8`, `int8:1024`.
+/// The text in manifests: `f32`, `int8`, `int8:1024`.
 impl fmt::Display for Codec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.block() {
@@ -223,11 +224,11 @@ impl fmt::Display for Codec {
     }
 }
 
-/// A text that names no codec.
+/// The error of a text that is not a codec.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is no codec: it must be f32, bf16, f16, int8, int4 or fp8, the last three perhaps with a \
-     block as in int8:1024, a power of two from 16 to 4096"
+    "{0:?} is not a codec: it must be f32, bf16, f16, int8, int4 or fp8, the last three \
+     optionally with a block as in int8:1024, a power of two from 16 to 4096"
 )]
 pub struct UnknownCodec(String);
 

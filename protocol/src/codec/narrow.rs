@@ -1,9 +1,9 @@
-//! Numbers of 32 and 16 bits, each on its own.
+//! Codecs of 32 and 16 bits per number, without blocks.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
-/// Numbers converted at a time, by the processor's own instructions where it has them.
+/// Numbers converted at a time, by processor instructions if available.
 const GROUP: usize = 256;
 
 pub(super) fn encode_f32(numbers: &[f32], bytes: &mut [u8]) {
@@ -24,7 +24,7 @@ pub(super) fn encode_bf16(numbers: &[f32], bytes: &mut [u8]) {
     }
 }
 
-/// Rounds to nearest, ties to even; what is not a number stays so.
+/// Rounds to nearest, ties to even; NaN stays NaN.
 #[inline(always)]
 fn bf16(number: f32) -> u16 {
     let bits = number.to_bits();

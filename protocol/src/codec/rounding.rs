@@ -1,26 +1,26 @@
-//! To which of the two nearest codes a number goes.
+//! Rounding of numbers to codes.
 
 use crate::ids::ClaimKey;
 
-/// How numbers between two codes are rounded.
+/// The rounding of numbers between two codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rounding {
-    /// To the nearer one, ties to even.
+    /// To the nearest code, ties to even.
     Nearest,
-    /// To either with the probability that makes the mean the number itself. Codecs without blocks
-    /// round to nearest all the same.
+    /// To either code, with probabilities that make the expected value the number itself. Codecs
+    /// without blocks still round to nearest.
     Stochastic(Dither),
 }
 
-/// Random numbers that depend on a tensor's place in a run alone: computed again they are the same,
-/// and there is no state between two of them.
+/// Random numbers that depend only on a tensor's position in a run. They are reproducible, and no
+/// state connects them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dither {
     pub(super) key: u32,
 }
 
 impl Dither {
-    /// Those of the gradient that work at a place gives.
+    /// The dither of the activation gradient that the work `key` produces.
     #[must_use]
     pub fn of(seed: u64, key: ClaimKey) -> Self {
         let mut hasher = blake3::Hasher::new_derive_key("shoal stochastic rounding v1");
@@ -32,7 +32,7 @@ impl Dither {
         Self { key: u32::from_le_bytes(*hash.as_bytes().first_chunk().expect("32 bytes")) }
     }
 
-    /// What the numbers follow from besides their place in the tensor.
+    /// The key from which, together with a number's index in the tensor, the random bits follow.
     #[must_use]
     pub fn key(self) -> u32 {
         self.key
@@ -51,7 +51,7 @@ impl Dither {
         bits ^ (bits >> 16)
     }
 
-    /// The same as an offset from -1/2 to 1/2, a multiple of 2^-24.
+    /// The same bits as an offset from -1/2 to 1/2, a multiple of 2^-24.
     #[inline(always)]
     #[must_use]
     pub fn offset(self, index: u32) -> f32 {

@@ -1,4 +1,4 @@
-//! How the weight gradients of a stage's replicas are summed.
+//! The summation of weight gradients over a stage's replicas.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,21 +6,21 @@ use std::str::FromStr;
 use super::{Codec, UnknownCodec};
 use crate::frame::Element;
 
-/// As what weight gradients travel in an all-reduce.
+/// The format of weight gradients in an all-reduce.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, bincode::Encode, bincode::Decode)]
 pub enum SumCodec {
-    /// Integers in fixed point, whose sum is exact: the mean gradient, as f32, depends on nothing
-    /// but the batch.
+    /// Fixed-point integers, whose sum is exact: the mean gradient, as f32, depends only on the
+    /// batch.
     #[default]
     Exact,
-    /// Numbers in a codec, there and back. What rounding takes away from a member's numbers the
-    /// member keeps and adds in the next step (error feedback; Karimireddy et al., arXiv
-    /// 1901.09847): it is late and not lost, unless the member dies.
+    /// Numbers in a codec, in both directions. Each member keeps the rounding error of its numbers
+    /// and adds it in the next step (error feedback; Karimireddy et al., arXiv 1901.09847). The
+    /// error is delayed rather than lost, unless the member dies.
     Rounded(Codec),
 }
 
 impl SumCodec {
-    /// What a member's sums are for the one that adds them up.
+    /// The elements that a member sends to the member that sums them.
     #[must_use]
     pub const fn part(self) -> Element {
         match self {
@@ -29,13 +29,13 @@ impl SumCodec {
         }
     }
 
-    /// What comes back of them.
+    /// The elements of the result.
     #[must_use]
     pub const fn result(self) -> Element {
         Element::Number(self.result_codec())
     }
 
-    /// The codec of what comes back.
+    /// The codec of the result.
     #[must_use]
     pub const fn result_codec(self) -> Codec {
         match self {
@@ -44,14 +44,14 @@ impl SumCodec {
         }
     }
 
-    /// Whether there is anything to be kept for the next step.
+    /// Whether rounding errors are carried over to the next step.
     #[must_use]
     pub const fn loses(self) -> bool {
         !matches!(self, Self::Exact | Self::Rounded(Codec::F32))
     }
 }
 
-/// As a manifest has it: `exact`, or a codec.
+/// The text in manifests: `exact`, or a codec.
 impl fmt::Display for SumCodec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -61,9 +61,9 @@ impl fmt::Display for SumCodec {
     }
 }
 
-/// A text that names no way to sum.
+/// The error of a text that is not a sum codec.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("an all-reduce is exact or in a codec, and {0}")]
+#[error("an all-reduce is `exact` or in a codec, but {0}")]
 pub struct UnknownSumCodec(#[from] UnknownCodec);
 
 impl FromStr for SumCodec {
@@ -95,12 +95,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_names_it_and_reads_back() {
+    fn a_sum_codec_reads_back_its_own_text() {
         for text in ["exact", "f32", "bf16", "int8", "int8:1024"] {
             let codec: SumCodec = text.parse().expect("known");
             assert_eq!(codec.to_string(), text);
         }
         let error = "int9".parse::<SumCodec>().expect_err("unknown").to_string();
-        assert!(error.contains("\"int9\" is no codec"), "{error}");
+        assert!(error.contains("\"int9\" is not a codec"), "{error}");
     }
 }

@@ -28,7 +28,7 @@ fn decoded(codec: Codec, bytes: &[u8], count: usize) -> Vec<f32> {
     numbers
 }
 
-fn there_and_back(codec: Codec, numbers: &[f32]) -> Vec<f32> {
+fn round_trip(codec: Codec, numbers: &[f32]) -> Vec<f32> {
     decoded(codec, &encoded(codec, numbers, Rounding::Nearest), numbers.len())
 }
 
@@ -39,7 +39,7 @@ fn dither(microbatch: u32) -> Rounding {
 }
 
 #[test]
-fn a_codec_reads_as_it_is_written() {
+fn a_codec_reads_back_its_own_text() {
     for codec in ALL {
         assert_eq!(codec.to_string().parse(), Ok(codec));
     }
@@ -59,32 +59,32 @@ fn the_layout_is_fixed() {
     let int8 = encoded(Codec::Int8(Block(4)), &numbers, Rounding::Nearest);
     let scales = [1.0f32.to_le_bytes(), (7.0f32 / 127.0).to_le_bytes()].concat();
     assert_eq!(int8[..8], scales);
-    // A half goes to the even of its neighbours: 0.5 to 0, 63.5 to 64.
+    // Ties go to even: 0.5 to 0, 63.5 to 64.
     assert_eq!(int8[8..11], [127, 255, 0]);
     assert_eq!(int8[8 + 16..], [(-64i8) as u8, 127, 18]);
     let int4 = encoded(Codec::Int4(Block(4)), &numbers, Rounding::Nearest);
     assert_eq!(int4[4..8], 1.0f32.to_le_bytes());
     assert_eq!(int4[8..10], [15 | 8 << 4, 8 | 8 << 4]);
-    // -3.5 goes to -4; an odd block ends with a zero.
+    // -3.5 is rounded to -4; an odd block ends with a zero.
     assert_eq!(int4[8 + 8..], [4 | 9 << 4, 15 | 8 << 4]);
     let fp8 = encoded(Codec::Fp8(Block(4)), &[448.0, -1.0, 0.0019], Rounding::Nearest);
     assert_eq!(fp8, [&1.0f32.to_le_bytes()[..], &[0x7e, 0xb8, 1]].concat());
 }
 
-/// What PyTorch 2.11 makes of the same numbers.
+/// The expected values are those of PyTorch 2.11.
 #[test]
-fn sixteen_and_eight_bit_floats_are_those_of_pytorch() {
+fn sixteen_and_eight_bit_floats_match_pytorch() {
     let numbers = [0.1, -2.5, 1e-40, 65519.0, 65520.0, 3.000_000_2, -0.0, 1e-8];
-    let words = |codec| -> Vec<u16> {
+    let codes = |codec| -> Vec<u16> {
         let bytes = encoded(codec, &numbers, Rounding::Nearest);
-        bytes.as_chunks::<2>().0.iter().map(|word| u16::from_le_bytes(*word)).collect()
+        bytes.as_chunks::<2>().0.iter().map(|bytes| u16::from_le_bytes(*bytes)).collect()
     };
     let f16 = [0x2e66, 0xc100, 0x0, 0x7bff, 0x7c00, 0x4200, 0x8000, 0x0];
-    assert_eq!(words(Codec::F16), f16);
+    assert_eq!(codes(Codec::F16), f16);
     let bf16 = [0x3dcd, 0xc020, 0x1, 0x4780, 0x4780, 0x4040, 0x8000, 0x322c];
-    assert_eq!(words(Codec::Bf16), bf16);
+    assert_eq!(codes(Codec::Bf16), bf16);
 
-    // Magnitudes from 2^-10 to 2^8, ties among them, and one that makes the scale 1.
+    // Magnitudes from 2^-10 to 2^8, including ties, and one that makes the scale 1.
     let number = |i: i32| {
         let mantissa =
             1.0 + (i * 37 % 64) as f32 / 64.0 + if i % 3 == 0 { 1.0 / 16.0 } else { 0.0 };
@@ -100,7 +100,7 @@ fn sixteen_and_eight_bit_floats_are_those_of_pytorch() {
     let coded = encoded(Codec::Fp8(Block::DEFAULT), &numbers, Rounding::Nearest);
     assert_eq!(coded[..4], 1.0f32.to_le_bytes());
     assert_eq!(coded[4..], codes);
-    // All values of a byte, whose scale is 1.
+    // All values of a byte, with a scale of 1.
     let all: Vec<u8> = 1.0f32.to_le_bytes().into_iter().chain(0..=255).collect();
     let values = decoded(Codec::Fp8(Block(8)), &all, 256);
     assert_eq!(values[..127].iter().map(|value| f64::from(*value)).sum::<f64>(), 5407.875);
@@ -110,30 +110,30 @@ fn sixteen_and_eight_bit_floats_are_those_of_pytorch() {
 }
 
 #[test]
-fn what_is_not_finite_spoils_its_block_and_no_other() {
+fn a_non_finite_number_affects_only_its_block() {
     for bad in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         for codec in ALL {
             let mut numbers = vec![1.0; 9000];
             numbers[5000] = bad;
-            let back = there_and_back(codec, &numbers);
+            let back = round_trip(codec, &numbers);
             let block = codec.block().map_or(1, Block::numbers);
             for (index, number) in back.iter().enumerate() {
-                let spoilt = index / block == 5000 / block;
-                assert_eq!(number.is_finite(), !spoilt, "{codec} {bad} {index}");
+                let affected = index / block == 5000 / block;
+                assert_eq!(number.is_finite(), !affected, "{codec} {bad} {index}");
             }
         }
     }
 }
 
 #[test]
-fn blocks_of_next_to_nothing_are_zeros() {
+fn blocks_of_tiny_numbers_are_zeros() {
     for codec in ALL.into_iter().filter(|codec| codec.block().is_some()) {
         let tiny = [f32::MIN_POSITIVE / 8.0, -1e-31, 0.0, -0.0];
-        assert_eq!(there_and_back(codec, &tiny).map_bits(), [0; 4]);
+        assert_eq!(round_trip(codec, &tiny).map_bits(), [0; 4]);
         let least = [(-100f32).exp2(), 0.0];
-        assert_eq!(there_and_back(codec, &least)[1], 0.0);
-        assert!(there_and_back(codec, &least)[0] > 0.0);
-        assert_eq!(there_and_back(codec, &[f32::MAX / 2.0])[0].log2().round(), 127.0);
+        assert_eq!(round_trip(codec, &least)[1], 0.0);
+        assert!(round_trip(codec, &least)[0] > 0.0);
+        assert_eq!(round_trip(codec, &[f32::MAX / 2.0])[0].log2().round(), 127.0);
     }
 }
 
@@ -148,8 +148,8 @@ impl Bits for Vec<f32> {
 }
 
 #[test]
-fn stochastic_rounding_is_right_on_average_and_depends_on_the_place_alone() {
-    // 0.3 of the way from one code to the next.
+fn stochastic_rounding_is_unbiased_and_depends_only_on_the_position() {
+    // Each number lies 0.3 of the way from one code to the next.
     let numbers: Vec<f32> = std::iter::once(127.0).chain([10.3; 4095]).collect();
     let codec = Codec::Int8(Block(12));
     let bytes = encoded(codec, &numbers, dither(1));
@@ -166,7 +166,7 @@ fn stochastic_rounding_is_right_on_average_and_depends_on_the_place_alone() {
     };
     for at in [300.0, -300.0, 10.1, -0.7, 0.0141] {
         let mean = mean(Codec::Fp8(Block(12)), at);
-        // Codes lie at most an eighth of the number apart, small ones 2^-9.
+        // Adjacent codes differ by at most an eighth of the number; small ones by 2^-9.
         let apart = f64::from(at.abs() / 8.0).max(1.0 / 512.0);
         assert!((mean - f64::from(at)).abs() < apart * 4.0 * 0.5 / 64.0, "{at}: {mean}");
     }
@@ -175,7 +175,7 @@ fn stochastic_rounding_is_right_on_average_and_depends_on_the_place_alone() {
 }
 
 #[test]
-fn another_length_is_refused() {
+fn a_wrong_length_is_rejected() {
     for codec in ALL {
         let mut numbers = [0.0; 100];
         let bytes = encoded(codec, &numbers, Rounding::Nearest);
@@ -197,7 +197,7 @@ fn numbers() -> impl Strategy<Value = Vec<f32>> {
 
 proptest! {
     #[test]
-    fn no_number_is_farther_off_than_its_code_allows(numbers in numbers(), stochastic in any::<bool>()) {
+    fn rounding_errors_are_within_a_code_step(numbers in numbers(), stochastic in any::<bool>()) {
         for codec in ALL {
             let rounding = if stochastic { dither(0) } else { Rounding::Nearest };
             let bytes = encoded(codec, &numbers, rounding);
@@ -206,7 +206,7 @@ proptest! {
             for (numbers, back) in numbers.chunks(block).zip(back.chunks(block)) {
                 let largest = numbers.iter().fold(0.0f32, |largest, number| largest.max(number.abs()));
                 for (number, back) in numbers.iter().zip(back) {
-                    // A step between codes; half of it for who rounds to the nearer.
+                    // The step between codes; half of it when rounding to nearest.
                     let step = match codec {
                         Codec::F32 => 0.0,
                         Codec::Bf16 => number.abs() / 128.0,
@@ -225,15 +225,18 @@ proptest! {
     }
 
     #[test]
-    fn what_was_coded_once_is_not_changed_again_where_no_scale_is(numbers in numbers()) {
+    fn codecs_without_scales_are_idempotent(numbers in numbers()) {
         for codec in [Codec::F32, Codec::Bf16, Codec::F16] {
-            let once = there_and_back(codec, &numbers);
-            prop_assert_eq!(there_and_back(codec, &once).map_bits(), once.map_bits());
+            let once = round_trip(codec, &numbers);
+            prop_assert_eq!(round_trip(codec, &once).map_bits(), once.map_bits());
         }
     }
 
     #[test]
-    fn any_bytes_are_numbers(noise in prop::collection::vec(any::<u8>(), 0..600), count in 0usize..600) {
+    fn any_bytes_of_the_right_length_decode(
+        noise in prop::collection::vec(any::<u8>(), 0..600),
+        count in 0usize..600,
+    ) {
         for codec in ALL {
             let mut numbers = vec![0.0; count];
             let fits = codec.bytes_of(count as u64) == Some(noise.len() as u64);
@@ -243,7 +246,7 @@ proptest! {
 }
 
 #[test]
-fn a_block_that_a_peer_names_is_one() {
+fn an_invalid_block_size_is_rejected() {
     let named = |exponent: u8| wire::decode::<Block>(&[exponent]).ok();
     for exponent in 0..=u8::MAX {
         assert_eq!(named(exponent), Block::of_exponent(exponent), "{exponent}");

@@ -1,4 +1,4 @@
-//! Why a tensor on the wire is none.
+//! Errors of tensor frames.
 
 use std::fmt;
 
@@ -6,43 +6,43 @@ use super::VERSION;
 use crate::codec::packing::PackingError;
 use crate::limits;
 
-/// What is wrong with a tensor on the wire.
+/// The defect of a tensor frame.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// A layout that we do not know.
+    /// An unknown layout version.
     #[error("tensor frame of version {version}; this build reads version {VERSION}")]
     Version {
-        /// What it says it is.
+        /// The frame's version.
         version: u8,
     },
-    /// No such kind of number.
+    /// An unknown number format.
     #[error("tensor frame with unknown element type {code}")]
     UnknownElement {
-        /// Its code.
+        /// The unknown code.
         code: u8,
     },
-    /// No such packing.
+    /// An unknown packing.
     #[error("tensor frame with unknown packing {code}")]
     UnknownPacking {
-        /// Its code.
+        /// The unknown code.
         code: u8,
     },
     /// Too many dimensions.
     #[error("a tensor of {rank} dimensions is over the cap of {}", limits::TENSOR_RANK)]
     Rank {
-        /// How many.
+        /// The number of dimensions.
         rank: usize,
     },
-    /// A size beyond the last dimension.
-    #[error("tensor frame of {rank} dimensions gives a size to one more")]
+    /// A dimension beyond the announced rank is not zero.
+    #[error("tensor frame of {rank} dimensions has a size for a further one")]
     UnusedDimension {
-        /// How many it says it has.
+        /// The announced number of dimensions.
         rank: usize,
     },
-    /// Over the cap.
+    /// The tensor exceeds the size limit.
     #[error("{} over the cap of {}", Size(*.bytes), limits::TENSOR)]
     TooLarge {
-        /// Its bytes; `None` when they do not even fit a u64.
+        /// The tensor's bytes; `None` if they do not fit a u64.
         bytes: Option<u64>,
     },
     /// Length, shape and element type disagree.
@@ -50,10 +50,10 @@ pub enum FrameError {
     RawLength {
         /// Bytes announced, or given.
         announced: u64,
-        /// What element type and shape make.
+        /// Bytes that follow from element type and shape.
         expected: u64,
     },
-    /// Packed bytes that are not fewer than raw ones, or raw ones of another count.
+    /// The packed length is not smaller than the raw one, or a raw body has another length.
     #[error("{announced} packed bytes for a tensor of {raw} bytes")]
     PackedLength {
         /// Packed bytes announced.
@@ -66,13 +66,13 @@ pub enum FrameError {
     BodyLength {
         /// Bytes announced.
         announced: u64,
-        /// Bytes that came.
+        /// Bytes received.
         given: u64,
     },
-    /// Changed on the way.
+    /// Header or body changed in transit.
     #[error("tensor frame with a wrong checksum")]
     Checksum,
-    /// The checksum is right and the packed bytes are not.
+    /// The checksum is correct but the packed bytes are not.
     #[error(transparent)]
     Codec(#[from] PackingError),
 }

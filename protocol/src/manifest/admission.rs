@@ -1,25 +1,26 @@
-//! Who may take part in a run, and whose key says so.
+//! Admission to a run: its mode and its issuer.
 
 use serde::{Deserialize, Serialize};
 
 use crate::ids::PeerId;
 
-/// Who may take part. All peers of a run agree on it by the run's name, so none can be talked into
-/// another rule.
+/// The rule of admission to a run. It is part of the manifest, whose hash names the run, so all
+/// peers of a run have the same rule.
 #[derive(
     Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, bincode::Encode, bincode::Decode,
 )]
 #[serde(deny_unknown_fields)]
 pub struct Admission {
-    /// Whom the run lets in.
+    /// The peers that the run admits.
     pub mode: AdmissionMode,
-    /// The warden: the peer whose key signs tickets, permits and the roster. In a run that is not open
-    /// whoever starts it, unless it is named. Without one, nobody can be invited or banned.
+    /// The issuer: the peer whose key signs tickets, membership certificates and the access list.
+    /// In a run that is not open, it defaults to the peer that starts the run. Without an issuer,
+    /// no peer can be invited or banned.
     #[serde(default)]
     pub key: Option<PeerId>,
 }
 
-/// Whom a run lets in.
+/// The peers that a run admits.
 #[derive(
     Debug,
     Clone,
@@ -34,11 +35,11 @@ pub struct Admission {
 )]
 #[serde(rename_all = "lowercase")]
 pub enum AdmissionMode {
-    /// Everybody who is not banned.
+    /// All peers except banned ones.
     #[default]
     Open,
-    /// Who has turned a ticket into a permit, or is on the warden's list.
+    /// Peers that exchanged a ticket for a membership certificate, and peers on the issuer's list.
     Invite,
-    /// Who is on the warden's list.
+    /// Peers on the issuer's list.
     Allowlist,
 }

@@ -1,4 +1,4 @@
-//! What crosses a stage boundary: its shape, and its bytes.
+//! Data that crosses a stage boundary: its shape and its size in bytes.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,32 +8,32 @@ use crate::units::Bytes;
 
 /// Layers that compress each activation at the end of a stage and expand it at the beginning of the
 /// next, trained with the rest (Ryabinin et al., arXiv 2301.11913, "compression-aware
-/// architectures"). They are part of the model: where the stages are cut, it is narrow.
+/// architectures"). They are part of the model: it is narrow at stage boundaries.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, bincode::Encode, bincode::Decode,
 )]
 #[serde(deny_unknown_fields)]
 pub struct Boundary {
-    /// How an activation becomes narrower.
+    /// The operation that narrows an activation.
     pub kind: BoundaryKind,
-    /// Numbers that cross for each token, instead of `model.hidden`.
+    /// Numbers per token that cross the boundary, instead of `model.hidden`.
     pub width: u32,
 }
 
-/// How an activation becomes narrower. It is normalised before and after.
+/// The operation that narrows an activation. The activation is normalised before and after it.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, bincode::Encode, bincode::Decode,
 )]
 #[serde(rename_all = "lowercase")]
 pub enum BoundaryKind {
-    /// By a matrix.
+    /// Multiplication by a matrix.
     Bottleneck,
-    /// By the largest of each `hidden / width` neighbours (Goodfellow et al., arXiv 1302.4389).
+    /// The maximum of each `hidden / width` neighbours (Goodfellow et al., arXiv 1302.4389).
     Maxout,
 }
 
 impl Model {
-    /// Numbers of a token's activation where it crosses a stage boundary.
+    /// Numbers per token of an activation at a stage boundary.
     #[must_use]
     pub fn boundary_width(&self) -> u32 {
         self.boundary.map_or(self.hidden, |boundary| boundary.width)
@@ -41,13 +41,14 @@ impl Model {
 }
 
 impl Manifest {
-    /// Shape of what crosses a stage boundary in either direction: `[samples, tokens, width]`.
+    /// Shape of a tensor that crosses a stage boundary in either direction: `[samples, tokens,
+    /// width]`.
     #[must_use]
     pub fn boundary_shape(&self) -> [u32; 3] {
         [self.training.microbatch_size, self.model.context, self.model.boundary_width()]
     }
 
-    /// Checks the boundary against the model and its cut.
+    /// Checks the boundary against the model and the number of stages.
     pub(super) fn check_boundary(&self) -> Result<(), ManifestError> {
         let Some(Boundary { kind, width }) = self.model.boundary else {
             return Ok(());
@@ -56,7 +57,7 @@ impl Manifest {
             return Err(ManifestError::BoundaryOfOneStage);
         }
         let hidden = self.model.hidden;
-        // The norm of one number alone is nothing.
+        // The norm of a single number carries no information.
         within("model.boundary.width", width, 2..=hidden - 1)?;
         if kind == BoundaryKind::Maxout && !hidden.is_multiple_of(width) {
             return Err(ManifestError::OutOfRange {
@@ -68,28 +69,29 @@ impl Manifest {
         Ok(())
     }
 
-    /// Numbers of what crosses a stage boundary for one microbatch.
+    /// Numbers that cross a stage boundary for one microbatch.
     pub(super) fn boundary_numbers(&self) -> u64 {
         self.boundary_shape().map(u64::from).iter().product()
     }
 
-    /// What crosses a stage boundary forward for one microbatch: the activation with its labels.
+    /// Bytes that cross a stage boundary forward for one microbatch: the activation with its
+    /// labels.
     #[must_use]
     pub fn activation_bytes(&self) -> Bytes {
         let tokens = self.tokens_per_microbatch();
         Bytes(self.boundary_bytes(self.codec.activations).0 + tokens * LABEL_BYTES)
     }
 
-    /// What crosses a stage boundary backward for one microbatch: the activation gradient.
+    /// Bytes that cross a stage boundary backward for one microbatch: the activation gradient.
     #[must_use]
     pub fn gradient_bytes(&self) -> Bytes {
         self.boundary_bytes(self.codec.activation_gradients)
     }
 
-    /// Bytes of a microbatch's activation, or of its gradient, in a codec.
+    /// Bytes of a microbatch's activation, or of its gradient, encoded with a codec.
     ///
     /// # Panics
-    /// When the manifest was not checked, and has more numbers than any has.
+    /// If the manifest was not checked and its number of elements overflows.
     #[must_use]
     pub fn boundary_bytes(&self, codec: Codec) -> Bytes {
         Bytes(
@@ -112,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_part_of_the_name_and_absent_by_default() {
+    fn the_boundary_is_part_of_the_run_id_and_absent_by_default() {
         let names = [
             small(),
             with(BoundaryKind::Bottleneck, 8),
@@ -127,14 +129,14 @@ mod tests {
     }
 
     #[test]
-    fn impossible_boundaries_name_their_key() {
-        for (kind, width, words) in [
+    fn an_invalid_boundary_names_its_key() {
+        for (kind, width, message) in [
             (BoundaryKind::Bottleneck, 1, "model.boundary.width = 1 is out of range"),
             (BoundaryKind::Bottleneck, 32, "it must be from 2 to 31"),
             (BoundaryKind::Maxout, 12, "it must be a divisor of hidden = 32 for maxout"),
         ] {
             let error = with(kind, width).check().expect_err("impossible").to_string();
-            assert!(error.contains(words), "{error}");
+            assert!(error.contains(message), "{error}");
         }
         let mut uncut = with(BoundaryKind::Maxout, 8);
         uncut.training.stages = 1;
@@ -144,7 +146,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_size_follows_the_width(width in 2u32..32) {
+        fn sizes_follow_the_width(width in 2u32..32) {
             let (wide, narrow) = (small(), with(BoundaryKind::Bottleneck, width));
             let tokens = wide.tokens_per_microbatch();
             let saved = 4 * tokens * u64::from(32 - width);

@@ -1,4 +1,4 @@
-//! To how many bits a run rounds what travels.
+//! The precision of tensors in transit.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,24 +6,24 @@ use super::{Dtype, Manifest};
 use crate::codec::{Codec, Dither, Rounding, SumCodec};
 use crate::ids::ClaimKey;
 
-/// To how many bits what travels is rounded. At every stage boundary that happens also where both
-/// stages are one peer's, so the bits of the model do not depend on who hosts what.
+/// The precision of tensors in transit. Tensors are also rounded at a stage boundary inside one
+/// peer, so the bits of the model do not depend on the assignment of stages.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, bincode::Encode, bincode::Decode)]
 #[serde(deny_unknown_fields)]
 pub struct Codecs {
-    /// What activations travel as.
+    /// The codec of activations.
     pub activations: Codec,
-    /// What their gradients travel as.
+    /// The codec of activation gradients.
     pub activation_gradients: Codec,
-    /// How those gradients are rounded; activations go to the nearest code.
+    /// The rounding of activation gradients; activations are rounded to the nearest code.
     pub gradient_rounding: GradientRounding,
-    /// As what the weight gradients of a stage's replicas are summed.
+    /// The codec of weight-gradient sums between the replicas of a stage.
     pub all_reduce: SumCodec,
-    /// How pieces of files are packed for links, without loss: they are what their hashes say.
+    /// The lossless packing of file pieces for links: pieces must match their hashes.
     pub chunks: ChunkPacking,
 }
 
-/// How pieces of files are packed for links.
+/// The packing of file pieces for links.
 #[derive(
     Debug,
     Clone,
@@ -38,17 +38,18 @@ pub struct Codecs {
 )]
 #[serde(rename_all = "lowercase")]
 pub enum ChunkPacking {
-    /// As is measured to be there soonest.
+    /// The packing with the shortest measured time to delivery.
     #[default]
     Auto,
-    /// Not at all.
+    /// No packing.
     None,
-    /// By zstd over byte planes, wherever that makes them smaller.
+    /// Zstd over byte planes, wherever that makes a piece smaller.
     Zstd,
 }
 
 impl Codecs {
-    /// The same codec for all that crosses a stage boundary; weight gradients are summed exactly.
+    /// The same codec for all tensors that cross a stage boundary; weight gradients are summed
+    /// exactly.
     #[must_use]
     pub const fn all(codec: Codec) -> Self {
         Self {
@@ -61,14 +62,14 @@ impl Codecs {
     }
 }
 
-/// Nothing is lost.
+/// Lossless codecs.
 impl Default for Codecs {
     fn default() -> Self {
         Self::all(Codec::F32)
     }
 }
 
-/// The codec that loses nothing of what is computed in a dtype.
+/// The lossless codec for tensors computed in a dtype.
 impl From<Dtype> for Codec {
     fn from(dtype: Dtype) -> Self {
         match dtype {
@@ -78,7 +79,7 @@ impl From<Dtype> for Codec {
     }
 }
 
-/// How activation gradients are rounded.
+/// The rounding of activation gradients.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, bincode::Encode, bincode::Decode,
 )]
@@ -86,12 +87,13 @@ impl From<Dtype> for Codec {
 pub enum GradientRounding {
     /// To the nearest code.
     Nearest,
-    /// Up or down by chance, such that the mean is right; which depends on the seed and the place.
+    /// Up or down at random so that the mean is exact. The randomness depends on the seed and the
+    /// claim.
     Stochastic,
 }
 
 impl Manifest {
-    /// How the gradient of the input of work at a place is rounded.
+    /// The rounding of the gradient of the input of `key`'s work.
     #[must_use]
     pub fn gradient_rounding(&self, key: ClaimKey) -> Rounding {
         match self.codec.gradient_rounding {

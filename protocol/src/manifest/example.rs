@@ -1,4 +1,4 @@
-//! A run to try things with: of tests, of the simulator, of fuzzing.
+//! An example manifest for tests, the simulator and fuzzing.
 
 use super::{
     Admission, Checkpoint, Codecs, Dtype, Evaluation, Manifest, Model, Optimizer, TokenWidth,
@@ -6,7 +6,7 @@ use super::{
 };
 use crate::ids::ContentHash;
 
-/// A small run of a text that is nowhere.
+/// A small run. Its token file does not exist.
 #[must_use]
 pub fn small() -> Manifest {
     Manifest {

@@ -1,6 +1,7 @@
-//! What a run is: everything that decides the bits of the model, and nothing else.
+//! The manifest of a run: all settings that determine the bits of the model, and the admission
+//! rule.
 //!
-//! Two peers train together only when their manifests have the same hash; that hash names the run.
+//! Two peers train together only if their manifests have the same hash. That hash names the run.
 
 mod admission;
 mod boundary;
@@ -31,19 +32,19 @@ const LABEL_BYTES: u64 = 4;
 pub struct Manifest {
     /// Shape of the transformer.
     pub model: Model,
-    /// How it is cut, fed and computed.
+    /// Stages, batch and arithmetic.
     pub training: Training,
-    /// To how many bits what travels is rounded.
+    /// The precision of tensors in transit.
     pub codec: Codecs,
-    /// How weight gradients become weights.
+    /// The optimizer that turns weight gradients into weights.
     pub optimizer: Optimizer,
-    /// How often the held-out text is looked at.
+    /// The frequency and size of evaluations on the held-out text.
     pub evaluation: Evaluation,
-    /// How often the state is saved.
+    /// The frequency and retention of checkpoints.
     pub checkpoint: Checkpoint,
     /// The tokens trained on.
     pub tokens: Tokens,
-    /// Who may take part.
+    /// The rule of admission.
     #[serde(default)]
     pub admission: Admission,
 }
@@ -52,7 +53,7 @@ pub struct Manifest {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, bincode::Encode, bincode::Decode)]
 #[serde(deny_unknown_fields)]
 pub struct Model {
-    /// Different tokens.
+    /// Number of different tokens.
     pub vocabulary: u32,
     /// Width of the residual stream.
     pub hidden: u32,
@@ -72,12 +73,12 @@ pub struct Model {
     pub norm_epsilon: f64,
     /// Standard deviation of the initial weights.
     pub initializer_range: f64,
-    /// What compresses activations at stage boundaries; without one they cross as they are.
+    /// Layers that compress activations at stage boundaries; `None` sends activations unchanged.
     #[serde(default)]
     pub boundary: Option<Boundary>,
 }
 
-/// Kind of number that the forward and backward passes compute in. Weights are f32 in any case.
+/// Number format of the forward and backward passes. Weights are always f32.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, bincode::Encode, bincode::Decode,
 )]
@@ -100,11 +101,11 @@ impl Dtype {
     }
 }
 
-/// How a run is cut, fed and computed.
+/// Stages, batch and arithmetic of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, bincode::Encode, bincode::Decode)]
 #[serde(deny_unknown_fields)]
 pub struct Training {
-    /// Decides initial weights and the order of samples.
+    /// Determines the initial weights and the order of samples.
     pub seed: u64,
     /// Optimizer updates in the run; with 0 it only writes the initial checkpoint.
     pub steps: u64,
@@ -114,14 +115,14 @@ pub struct Training {
     pub microbatches: u32,
     /// Samples of one microbatch.
     pub microbatch_size: u32,
-    /// What passes are computed in.
+    /// Number format of the passes.
     pub dtype: Dtype,
     /// Drop a forward pass's graph and run it again before the backward pass.
     pub recompute: bool,
     /// Weight gradients are rounded to multiples of 2^-gradient_fraction_bits.
     pub gradient_fraction_bits: u8,
-    /// Updates that may be missing from the weights that a step reads: 0 or 1. With 1 the all-reduce
-    /// of a step has the whole of the next step's passes for its time.
+    /// Updates that may be missing from the weights that a step reads: 0 or 1. With 1, the
+    /// all-reduce of a step may take as long as all passes of the next step.
     #[serde(default)]
     pub staleness: u8,
 }
@@ -144,34 +145,34 @@ pub struct Optimizer {
     pub epsilon: f64,
     /// Decoupled weight decay; vectors (the norms' weights) have none.
     pub weight_decay: f64,
-    /// The largest global gradient norm that is not scaled down; 0 clips nothing.
+    /// The largest global gradient norm that is not scaled down; 0 disables clipping.
     pub gradient_clip: f64,
 }
 
-/// How often the held-out text is looked at.
+/// The frequency and size of evaluations on the held-out text.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, bincode::Encode, bincode::Decode)]
 #[serde(deny_unknown_fields)]
 pub struct Evaluation {
-    /// Share of the text, from its end, that is never trained on.
+    /// Share of the text, at its end, that is never trained on.
     pub held_out: f64,
-    /// Steps from one evaluation to the next; 0 evaluates never.
+    /// Steps from one evaluation to the next; 0 disables evaluation.
     pub every: u64,
     /// Held-out microbatches of one evaluation.
     pub microbatches: u32,
 }
 
-/// How often the state is saved.
+/// The frequency and retention of checkpoints.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, bincode::Encode, bincode::Decode)]
 #[serde(deny_unknown_fields)]
 pub struct Checkpoint {
-    /// Commits from one checkpoint to the next; 0 saves only the end of the run.
+    /// Commits from one checkpoint to the next; 0 saves only the final state of the run.
     pub every: u64,
-    /// Newest complete checkpoints that peers keep their parts of; archives keep all.
+    /// Newest complete checkpoints whose stages peers keep; archives keep all.
     #[serde(default = "default_keep")]
     pub keep: u32,
 }
 
-/// One to go back to, and one for when that cannot be had any more.
+/// The newest checkpoint, and an older one in case the newest becomes unavailable.
 fn default_keep() -> u32 {
     2
 }
@@ -182,11 +183,11 @@ fn default_keep() -> u32 {
 pub struct Tokens {
     /// Hash of the token file.
     pub hash: ContentHash,
-    /// Tokens in it.
+    /// Number of tokens in the file.
     pub count: u64,
-    /// How each is stored, little-endian.
+    /// The size of a stored token; little-endian.
     pub width: TokenWidth,
-    /// What made tokens of the text.
+    /// The tokenizer that produced the tokens.
     pub tokenizer: Tokenizer,
 }
 
@@ -200,7 +201,7 @@ pub enum TokenWidth {
     U8,
     /// Vocabularies of up to 2^16.
     U16,
-    /// All others.
+    /// Larger vocabularies.
     U32,
 }
 
@@ -216,7 +217,7 @@ impl TokenWidth {
     }
 }
 
-/// What made tokens of the text.
+/// The tokenizer that produces tokens from text.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, bincode::Encode, bincode::Decode,
 )]
@@ -227,7 +228,7 @@ pub enum Tokenizer {
 }
 
 impl Tokenizer {
-    /// Different tokens it makes.
+    /// Number of different tokens that it produces.
     #[must_use]
     pub const fn vocabulary(self) -> u32 {
         match self {
@@ -236,36 +237,36 @@ impl Tokenizer {
     }
 }
 
-/// A value that no run can have.
+/// Errors of invalid manifests.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ManifestError {
     /// A number outside its range.
     #[error("{key} = {value} is out of range: it must be {range}")]
     OutOfRange {
-        /// Where it stands, as `section.key`.
+        /// The position of the value, as `section.key`.
         key: &'static str,
-        /// What was given.
+        /// The given value.
         value: String,
-        /// What would do.
+        /// The permitted range.
         range: String,
     },
-    /// The model cannot be cut as asked.
+    /// The number of stages exceeds the number of layers.
     #[error(
         "training.stages = {stages} is more than model.layers = {layers}: a stage needs a layer"
     )]
     MoreStagesThanLayers {
-        /// Stages asked for.
+        /// Requested number of stages.
         stages: u16,
-        /// Layers there are.
+        /// Number of layers.
         layers: u32,
     },
-    /// A boundary in a model that is not cut.
+    /// A boundary in a model of one stage.
     #[error(
         "model.boundary compresses what crosses stage boundaries, and training.stages = 1 has \
          none: take model.boundary out, or ask for more stages"
     )]
     BoundaryOfOneStage,
-    /// The text does not hold one sample to train on and, where asked for, one to evaluate.
+    /// The text is too short for one sample to train on and, if requested, one to evaluate.
     #[error(
         "the text has {count} tokens; training on samples of {context} needs at least {needed}: \
          give more text, a smaller model.context or a smaller evaluation.held_out"
@@ -275,16 +276,16 @@ pub enum ManifestError {
         count: u64,
         /// Tokens of a sample.
         context: u32,
-        /// Tokens that would do.
+        /// Number of tokens that suffices.
         needed: u64,
     },
-    /// Not a manifest's encoding.
+    /// The bytes are not the encoding of a manifest.
     #[error("not a run manifest: {0}")]
     Wire(#[from] wire::WireError),
 }
 
 impl Manifest {
-    /// Name of the run.
+    /// The name of the run.
     #[must_use]
     pub fn run_id(&self) -> RunId {
         let mut hasher = blake3::Hasher::new_derive_key("shoal run manifest v1");
@@ -298,21 +299,21 @@ impl Manifest {
         wire::encode(self).expect("a manifest is far smaller than a control message")
     }
 
-    /// Reads and checks what a peer sent.
+    /// Decodes and checks a manifest from a peer.
     ///
     /// # Errors
-    /// When the bytes are no manifest, or one with values that no run can have.
+    /// If the bytes are not a manifest, or a value in it is invalid.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, ManifestError> {
         let manifest: Self = wire::decode(bytes)?;
         manifest.check()?;
         Ok(manifest)
     }
 
-    /// The layers of a stage: equal shares, the first stages take what is left over (the last one
-    /// has the head).
+    /// The layers of a stage. All stages get equal shares; the first stages take the remainder,
+    /// because the last one has the head.
     ///
     /// # Panics
-    /// When the run has no such stage.
+    /// If the run has no such stage.
     #[must_use]
     pub fn layers_of(&self, stage: Stage) -> Range<u32> {
         let stages = u32::from(self.training.stages);
@@ -328,8 +329,8 @@ impl Manifest {
         Step(step.0.saturating_sub(u64::from(self.training.staleness)))
     }
 
-    /// Steps whose passes can run at a time: the one that is not committed yet, and those after it
-    /// that read no more than what is.
+    /// Number of steps whose passes can run at the same time: the first uncommitted step, and later
+    /// ones that read only committed weights.
     #[must_use]
     pub fn steps_at_once(&self) -> u64 {
         1 + u64::from(self.training.staleness)
@@ -365,10 +366,10 @@ impl Manifest {
         self.training.microbatches + held_out
     }
 
-    /// The most that the output log of a stage can hold, activations and activation gradients, when
-    /// one replica computes all of every step that can run: an activation of every microbatch, held
-    /// out or not, and a gradient of each that is trained on. The last stage has no activations to
-    /// send, the first no gradients.
+    /// The maximum number of tensors in the output log of a stage, as (activations, activation
+    /// gradients). It is reached if one replica computes all microbatches of every step that can
+    /// run. Each microbatch, held out or not, has an activation; each training microbatch also has
+    /// a gradient. The last stage sends no activations, the first no gradients.
     #[must_use]
     pub fn output_log(&self, stage: Stage) -> (u64, u64) {
         let trained = u64::from(self.training.microbatches) * self.steps_at_once();
@@ -377,21 +378,21 @@ impl Manifest {
         (activations, if stage == Stage(0) { 0 } else { trained })
     }
 
-    /// The largest tensors of an output log.
+    /// The size of the largest tensor of an output log.
     #[must_use]
     pub fn largest_logged(&self) -> Bytes {
         self.activation_bytes().max(self.gradient_bytes())
     }
 
-    /// The most bytes that the tensors of one message have: an activation with its labels, its gradient, or a piece
-    /// of an all-reduce.
+    /// The maximum size of the tensors of one message: an activation with its labels, its gradient,
+    /// or a piece of an all-reduce.
     #[must_use]
     pub fn largest_message(&self) -> Bytes {
         let sums = Element::I64.bytes_of(limits::ROUND_PIECE_ELEMENTS as u64);
         self.largest_logged().max(Bytes(sums.unwrap_or(u64::MAX)))
     }
 
-    /// What the fullest output log of a stage weighs.
+    /// The maximum size of a stage's output log.
     #[must_use]
     pub fn output_log_bytes(&self, stage: Stage) -> Bytes {
         let (activations, gradients) = self.output_log(stage);
@@ -414,7 +415,7 @@ impl Manifest {
     /// Checks every value against its range.
     ///
     /// # Errors
-    /// The first value that no run can have.
+    /// The first invalid value.
     pub fn check(&self) -> Result<(), ManifestError> {
         self.check_model()?;
         self.check_training()?;
@@ -467,7 +468,7 @@ impl Manifest {
             });
         }
         self.check_boundary()?;
-        // Far from a u64's end: the factors are in their ranges.
+        // Cannot overflow a u64: the factors are within their ranges.
         let numbers = self.boundary_numbers();
         let bytes = |codec: Codec| codec.bytes_of(numbers).unwrap_or(u64::MAX);
         let cap = 1..=limits::TENSOR.0;
@@ -506,7 +507,7 @@ impl Manifest {
     fn check_tokens(&self) -> Result<(), ManifestError> {
         let vocabulary = self.tokens.tokenizer.vocabulary();
         within("model.vocabulary", self.model.vocabulary, vocabulary..=1 << 20)?;
-        // A sample is context tokens and the token after the last.
+        // A sample consists of `context` tokens and the token that follows them.
         let sample = u64::from(self.model.context) + 1;
         let held_out = self.held_out_tokens();
         let evaluable = self.evaluation.every == 0 || held_out >= sample;
@@ -541,7 +542,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_it_writes_under_the_same_name() {
+    fn a_manifest_reads_back_under_the_same_run_id() {
         let manifest = small();
         let read = Manifest::from_bytes(&manifest.to_bytes()).expect("valid");
         assert_eq!(read, manifest);
@@ -549,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn every_value_is_part_of_the_name() {
+    fn every_value_is_part_of_the_run_id() {
         let mut other = small();
         other.optimizer.beta2 += 1e-9;
         assert_ne!(other.run_id(), small().run_id());
@@ -568,7 +569,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_values_name_their_key() {
+    fn invalid_values_name_their_key() {
         let mut manifest = small();
         manifest.training.stages = 6;
         assert_eq!(

@@ -1,50 +1,50 @@
-//! What the run's log has: terms, memberships, commits, rewinds and checkpoints.
+//! The records of the run's log: terms, membership changes, commits, rewinds and checkpoints.
 
 use super::{FixedLoss, RoundOutcome, ViewChange};
 use crate::ids::{Attempt, ContentHash, Era, PeerId, Stage, Step, Term};
 use crate::units::Bytes;
 
-/// What the coordinator writes down before it says it.
+/// A record that the coordinator appends to the log before it announces the decision.
 #[derive(Debug, Clone, PartialEq, bincode::Encode, bincode::Decode)]
 pub enum LogRecord {
-    /// A term of office began.
+    /// A coordinator's term began.
     Term(Term),
-    /// Who is a member from now on, of no more than [`limits::CHANGED_MEMBERS`] at once.
+    /// A change of membership, of at most [`limits::CHANGED_MEMBERS`] members.
     ///
     /// [`limits::CHANGED_MEMBERS`]: crate::limits::CHANGED_MEMBERS
     View(ViewChange),
-    /// A step's results.
+    /// The results of a step.
     Commit(CommitRecord),
     /// A new era began at this version of the weights.
     Rewind {
         /// The era.
         era: Era,
-        /// The version.
+        /// The version of the weights that the era begins at.
         version: Step,
     },
-    /// Every stage of this version is stored, by as many peers as there are for it.
+    /// Every stage of this version is stored by as many peers as are available for it.
     Checkpoint {
         /// The version of the weights.
         version: Step,
-        /// Each stage, in order.
+        /// The stored stages, in order.
         stages: Vec<StoredStage>,
-        /// Checkpoints before this version are kept no longer.
+        /// The oldest checkpoint that is still kept.
         oldest: Step,
     },
-    /// Everything is trained and in an archive: the run is over.
+    /// All steps are trained and an archive has the result: the run is over.
     Completed,
 }
 
-/// The results of one step: its last word.
+/// The final results of one step.
 #[derive(Debug, Clone, PartialEq, bincode::Encode, bincode::Decode)]
 pub struct CommitRecord {
-    /// In which era.
+    /// The era of the step.
     pub era: Era,
     /// The term of the coordinator that ordered its rounds.
     pub term: Term,
     /// The step; the weights become version `step + 1`.
     pub step: Step,
-    /// Each stage's attempt and outcome, in order of stages.
+    /// Attempt and outcome of each stage's round, in order of stages.
     pub stages: Vec<(Attempt, RoundOutcome)>,
     /// Norm of the gradient over all stages.
     pub gradient_norm: f64,
@@ -54,19 +54,19 @@ pub struct CommitRecord {
     pub held_out_loss: Option<FixedLoss>,
 }
 
-/// One stage of a snapshot.
+/// A stage of a snapshot and its location.
 #[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct SnapshotPart {
     /// The stage.
     pub stage: Stage,
-    /// Where it is.
+    /// The holders and files of the stage.
     pub stored: StoredStage,
 }
 
-/// One stage's weights at a version, and who has them.
+/// The weights of one stage at one version, and the peers that hold them.
 #[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct StoredStage {
-    /// Who has the files.
+    /// The peers that hold the files.
     pub holders: Vec<PeerId>,
     /// The files, by content.
     pub files: Vec<StoredFile>,
@@ -75,10 +75,10 @@ pub struct StoredStage {
 /// A file that can be fetched by its hash.
 #[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct StoredFile {
-    /// Its name in the checkpoint's folder.
+    /// The file name in the checkpoint's folder.
     pub name: String,
-    /// Its content.
+    /// The hash of the content.
     pub hash: ContentHash,
-    /// Its size.
+    /// The size of the file.
     pub size: Bytes,
 }

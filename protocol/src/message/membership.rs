@@ -1,4 +1,4 @@
-//! Who takes part in a run, and who would.
+//! The members of a run, and candidates for membership.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -12,124 +12,125 @@ use crate::ids::{ContentHash, Era, Member, PeerId, Stage, StageSpan, Step};
 pub enum StageChoice {
     /// The stage that lacks replicas most.
     Auto,
-    /// This one.
+    /// This stage.
     One(Stage),
     /// Every stage.
     All,
-    /// None: it keeps the log or an archive, and computes nothing.
+    /// No stage: the peer keeps the log or an archive and computes nothing.
     None,
 }
 
-/// What a peer would do for the run besides hosting stages.
+/// The roles that a peer offers besides hosting stages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, bincode::Encode, bincode::Decode)]
 pub struct Duties {
-    /// Keep the run's log with other anchors, and the run when it is chosen.
+    /// Keep the run's log together with the other anchors, and act as coordinator when elected.
     pub anchor: bool,
     /// Keep every checkpoint whole.
     pub archive: bool,
 }
 
-/// Who wants to be a member, and as what.
+/// A peer that asks for membership, and its offer.
 #[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct Candidate {
-    /// The stages wanted.
+    /// The stages that it asks for.
     pub choice: StageChoice,
-    /// The stages that it has room for, each alone.
+    /// The stages that its memory holds, each alone.
     pub fits: BTreeSet<Stage>,
-    /// Where its data plane listens.
+    /// The addresses of its data plane.
     pub addresses: Vec<SocketAddr>,
     /// Hash of a known-answer forward and backward pass, the build, instruction set and threads:
-    /// equal fingerprints compute equal bits. None of who computes nothing.
+    /// equal fingerprints compute equal bits. `None` if the peer computes nothing.
     pub fingerprint: Option<ContentHash>,
-    /// What else it would do for the run.
+    /// The roles that it offers besides hosting stages.
     pub duties: Duties,
-    /// Whether it may be given another stage later: it has room for any two at once, and nobody
-    /// chose its stage.
+    /// Whether the coordinator may assign it another stage later: its memory holds any two stages
+    /// at once, and its operator chose no stage.
     pub mobile: bool,
-    /// What it measured of its links to members; none before it has looked round.
+    /// The measured links to members; `None` before the latency probe.
     pub link_estimates: Option<Vec<(PeerId, LinkEstimate)>>,
 }
 
-/// Who is a member.
+/// The membership of a run at one point in time.
 #[derive(Debug, Clone, PartialEq, Eq, Default, bincode::Encode, bincode::Decode)]
 pub struct View {
-    /// Grows with every change.
+    /// The number of the membership; grows with every change.
     pub number: u64,
-    /// In order of members: they are looked up by it. Records are shared, since those who say a
-    /// membership and those who keep it are many.
+    /// The members in ascending order, for binary search. Records are shared, because many messages
+    /// and tables refer to them.
     pub members: Vec<Arc<MemberRecord>>,
 }
 
-/// What makes another membership of one. Who has not the one that it begins from asks for the whole.
+/// The difference between two memberships. A receiver that lacks the first requests the complete
+/// membership.
 #[derive(Debug, Clone, PartialEq, Eq, Default, bincode::Encode, bincode::Decode)]
 pub struct ViewChange {
-    /// The membership that it begins from.
+    /// The number of the membership that it starts from.
     pub since: u64,
-    /// The one that it makes of it.
+    /// The number of the membership that it produces.
     pub number: u64,
-    /// Whether nobody serves any more, but for those who do by `here`.
+    /// Whether all members stop serving, except those that serve according to `here`.
     pub stops: bool,
-    /// Who is no member any more.
+    /// The members that are removed.
     pub gone: BTreeSet<Member>,
-    /// Who is new, or not what it was: a new life takes the place of an old one.
+    /// The members that are added or changed. A new incarnation replaces an earlier one.
     pub here: Vec<Arc<MemberRecord>>,
 }
 
 impl ViewChange {
-    /// How many members it is about.
+    /// The number of members that it adds, changes or removes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.gone.len() + self.here.len()
     }
 
-    /// Whether it changes nothing but the number.
+    /// Whether it changes only the number.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         !self.stops && self.len() == 0
     }
 }
 
-/// Fewer newcomers than this are put into a membership one by one.
+/// Below this number of newcomers, each is inserted into the membership alone.
 const FEW: usize = 16;
 
 impl View {
-    /// What is known of a member; none of who is no member.
+    /// The record of a member; `None` if it is not a member.
     #[must_use]
     pub fn record(&self, member: Member) -> Option<&MemberRecord> {
         self.of_peer(member.peer).filter(|record| record.member == member)
     }
 
-    /// What is known of the life of a peer that is a member.
+    /// The record of a peer's current incarnation; `None` if the peer is not a member.
     #[must_use]
     pub fn of_peer(&self, peer: PeerId) -> Option<&MemberRecord> {
         self.members.get(self.place_of(peer).ok()?).map(AsRef::as_ref)
     }
 
-    /// Where a peer is listed, or would be.
+    /// The position of a peer in the list, or the position to insert it at.
     fn place_of(&self, peer: PeerId) -> Result<usize, usize> {
         self.members.binary_search_by_key(&peer, |record| record.member.peer)
     }
 
-    /// Whether this life of a peer is a member.
+    /// Whether this incarnation of a peer is a member.
     #[must_use]
     pub fn lists(&self, member: Member) -> bool {
         self.record(member).is_some()
     }
 
-    /// Whether it is a member that takes part.
+    /// Whether it is a member that serves.
     #[must_use]
     pub fn serves(&self, member: Member) -> bool {
         self.record(member).is_some_and(|record| record.serving)
     }
 
-    /// Who was a member here and is none in a newer view.
+    /// The members of this view that are missing from a newer one.
     pub fn gone_in(&self, newer: &Self) -> impl Iterator<Item = Member> {
         let members = self.members.iter().map(|record| record.member);
         members.filter(|member| !newer.lists(*member))
     }
 
-    /// Makes the membership that a change leads to. Returns who was a member and is none, or
-    /// nothing where the change begins from another membership: then this one stays.
+    /// Applies a change. Returns the members that it removes, or `None` if the change starts from
+    /// another membership; then this one stays as it is.
     #[must_use]
     pub fn take(&mut self, change: &ViewChange) -> Option<Vec<Member>> {
         if change.since != self.number || change.number < change.since {
@@ -159,13 +160,14 @@ impl View {
                 Err(place) => new.push((place, Arc::clone(record))),
             }
         }
-        self.put_in(new);
+        self.insert_all(new);
         self.number = change.number;
         Some(gone)
     }
 
-    /// Puts newcomers in, each before who is at its place now. Of who is named twice the last word counts.
-    fn put_in(&mut self, mut new: Vec<(usize, Arc<MemberRecord>)>) {
+    /// Inserts newcomers, each before the member at its position. The last of several entries of a
+    /// peer counts.
+    fn insert_all(&mut self, mut new: Vec<(usize, Arc<MemberRecord>)>) {
         new.sort_by_key(|(_, record)| record.member.peer);
         new.dedup_by(|later, kept| {
             let twice = later.1.member.peer == kept.1.member.peer;
@@ -192,49 +194,48 @@ impl View {
     }
 }
 
-/// One member.
+/// The record of one member.
 #[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct MemberRecord {
-    /// Who.
     pub member: Member,
     /// The stages it hosts.
     pub span: StageSpan,
-    /// Where its data plane listens.
+    /// The addresses of its data plane.
     pub addresses: Vec<SocketAddr>,
-    /// Whether it takes part; a newcomer without weights only listens.
+    /// Whether it serves. A newcomer without weights only listens.
     pub serving: bool,
-    /// What else it does for the run.
+    /// The roles that it has besides hosting stages.
     pub duties: Duties,
-    /// Whether it may be given another stage.
+    /// Whether the coordinator may assign it another stage.
     pub mobile: bool,
-    /// Its way to another stage, while it is on one.
+    /// Its migration to another stage, while one is under way.
     pub moves: Option<Move>,
 }
 
-/// Whether there are members and none of them serves: before the first step all do, and later none does while
-/// a return to an earlier version is under way.
+/// Whether there are members and none of them serves. Before the first step all members serve;
+/// later, none serves while a rewind is under way.
 #[must_use]
 pub fn is_stopped<'a>(members: impl IntoIterator<Item = &'a MemberRecord>) -> bool {
     let serving = members.into_iter().map(|record| record.serving);
     serving.reduce(|one, other| one || other) == Some(false)
 }
 
-/// A member's way from its stage to another: it serves the one while it fetches the other, and
-/// changes over between two steps.
+/// A member's migration from its stage to another. The member serves its stage while it fetches the
+/// other, and changes over between two steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct Move {
-    /// The other stage.
+    /// The destination.
     pub to: Stage,
-    /// The era that it began in. A later one finds it where it was, or, where the step was decided,
-    /// there already.
+    /// The era in which the migration began. If a rewind begins a later era, the member is at its
+    /// old stage, or at the new one if the first step there was decided.
     pub era: Era,
-    /// The first step that it serves there; none while it is not ready.
+    /// The first step that it serves at the destination; `None` until it is ready.
     pub at: Option<Step>,
-    /// What it is for.
+    /// The reason of the migration.
     pub reason: MoveReason,
 }
 
-/// Why a member is to change its stage.
+/// Why a member changes its stage.
 #[derive(
     Debug,
     Clone,
@@ -250,28 +251,29 @@ pub struct Move {
 )]
 #[serde(rename_all = "snake_case")]
 pub enum MoveReason {
-    /// Nobody has the other stage's weights any more: it begins again from a checkpoint.
+    /// No member has the destination's weights: the stage restarts from a checkpoint.
     StageLost,
-    /// Members of the other stage are gone, and it is the slow one since.
+    /// Members of the destination left, and it is the slowest stage since.
     MembersGone,
-    /// The other stage gets through less, by what is measured.
+    /// The destination has a lower measured throughput.
     Uneven,
-    /// Two that are about equally fast change places, each nearer then to those whom it sends to.
+    /// Two members of about equal speed change places; both are then nearer to the members they
+    /// send to.
     Nearer,
-    /// It is tried what moves lead to.
+    /// The move is a trial of the effect of moves.
     Trial,
 }
 
 impl MoveReason {
-    /// In words, about a stage.
+    /// The reason as text, about the destination.
     #[must_use]
     pub fn words(self) -> &'static str {
         match self {
-            Self::StageLost => "nobody is left there",
+            Self::StageLost => "no member is left there",
             Self::MembersGone => "members of it are gone",
-            Self::Uneven => "it gets through least",
+            Self::Uneven => "it has the lowest throughput",
             Self::Nearer => "it is nearer",
-            Self::Trial => "moves are tried",
+            Self::Trial => "as a trial of moves",
         }
     }
 }
@@ -285,25 +287,25 @@ impl MemberRecord {
         moved.map_or(self.span, |moves| StageSpan::one(moves.to))
     }
 
-    /// The stages that it hosts, or goes to where it is on its way.
+    /// The destination of its migration, or else the stages that it hosts.
     #[must_use]
     pub fn destination(&self) -> StageSpan {
         self.moves.map_or(self.span, |moves| StageSpan::one(moves.to))
     }
 
-    /// Whether it is decided from which step on it hosts another stage.
+    /// Whether the step from which it hosts another stage is decided.
     #[must_use]
     pub fn leaves(&self) -> bool {
         self.moves.is_some_and(|moves| moves.at.is_some())
     }
 
-    /// Whether it takes part in a step at a stage.
+    /// Whether it serves a stage in a step.
     #[must_use]
     pub fn hosts(&self, stage: Stage, era: Era, step: Step) -> bool {
         self.serving && self.span_at(era, step).contains(stage)
     }
 
-    /// Whether it hears what the rounds of a stage come to, to host it later.
+    /// Whether it receives the results of a stage's rounds because it will host the stage later.
     #[must_use]
     pub fn listens(&self, stage: Stage, era: Era, step: Step) -> bool {
         let moves = |moves: Move| moves.to == stage && moves.era == era;
@@ -322,7 +324,7 @@ mod tests {
     use super::*;
     use crate::ids::Incarnation;
 
-    /// Members by peer, each in some life, serving or not.
+    /// Members by peer, each with an incarnation, serving or not.
     fn members() -> impl Strategy<Value = BTreeMap<u8, (u64, bool)>> {
         prop::collection::btree_map(0u8..40, (1u64..4, any::<bool>()), 0..40)
     }
@@ -340,7 +342,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_change_makes_the_membership_that_it_says(
+        fn a_change_produces_the_membership_it_describes(
             before in members(), after in members(), stops in any::<bool>()
         ) {
             let (old, new) = (view(3, &before), view(5, &after));
@@ -355,20 +357,20 @@ mod tests {
             let here = new.members.iter().filter(|record| !known(record)).cloned().collect();
             let peers = |view: &View, gone: &Member| view.of_peer(gone.peer).is_none();
             let left: BTreeSet<Member> = old.gone_in(&new).collect();
-            // Whose place a new life takes need not be named.
+            // A removed member whose peer has a new incarnation need not be listed.
             let gone = left.iter().copied().filter(|gone| peers(&new, gone)).collect();
             let change = ViewChange { since: 3, number: 5, stops, gone, here };
             let mut made = old.clone();
-            let told = made.take(&change).expect("it begins from there");
-            prop_assert_eq!(told.into_iter().collect::<BTreeSet<_>>(), left);
+            let removed = made.take(&change).expect("it starts from there");
+            prop_assert_eq!(removed.into_iter().collect::<BTreeSet<_>>(), left);
             prop_assert_eq!(&made, &new);
             prop_assert_eq!(made.take(&change), None);
             prop_assert_eq!(made, new);
         }
 
-        /// Whatever the order they are named in, and however often.
+        /// Newcomers may be listed in any order, and more than once.
         #[test]
-        fn newcomers_are_put_in_order_and_the_last_word_of_each_counts(
+        fn newcomers_are_inserted_in_order_and_the_last_entry_of_each_counts(
             before in members(), named in prop::collection::vec((20u8..40, 1u64..4), 0..60)
         ) {
             let mut after = before.clone();
@@ -380,7 +382,7 @@ mod tests {
             prop_assert_eq!(made, view(5, &after));
         }
 
-        /// A list that somebody did not put in order makes no change panic.
+        /// A list that is out of order makes no change panic.
         #[test]
         fn no_order_of_members_makes_a_change_panic(
             listed in prop::collection::vec(0u8..40, 0..40),

@@ -1,9 +1,8 @@
-//! What is said: control messages between peers and the coordinator, and the tags that say what a
-//! tensor on its way is.
+//! Control messages between peers and the coordinator, and the tags of tensor messages.
 //!
 //! Every control message travels in an [`Envelope`] that names both ends' incarnations, the era and
-//! the term, so that a word from or to an earlier life is recognised. Nothing here assumes
-//! that it arrives once: each message states something that may be stated again.
+//! the term. A receiver thus recognises a message from or to an earlier incarnation. Nothing here
+//! relies on exactly-once delivery: each message states a fact that may be repeated.
 
 mod log;
 mod membership;
@@ -30,73 +29,72 @@ use crate::ids::{
 };
 use crate::units::Rate;
 
-/// A control message and the lives it is between.
+/// A control message with the incarnations of sender and receiver.
 #[derive(Debug, Clone, PartialEq, bincode::Encode, bincode::Decode)]
 pub struct Envelope {
-    /// The sender's life.
+    /// The sender's incarnation.
     pub from: Incarnation,
-    /// The life that is meant.
+    /// The receiver's incarnation, as the sender knows it.
     pub to: Incarnation,
-    /// The era the sender is in.
+    /// The era of the sender.
     pub era: Era,
-    /// The coordinator's term that the sender obeys.
+    /// The term of the coordinator that the sender follows.
     pub term: Term,
-    /// What is said.
     pub message: Message,
 }
 
-/// Everything said on a control stream.
+/// All messages of a control stream.
 #[derive(Debug, Clone, PartialEq, bincode::Encode, bincode::Decode)]
 pub enum Message {
-    /// A member, or who wants to be one, to the coordinator.
+    /// From a member or a candidate to the coordinator.
     ToCoordinator(ToCoordinator),
-    /// The coordinator to a member.
+    /// From the coordinator to a member.
     FromCoordinator(FromCoordinator),
-    /// A member to a member.
+    /// From one member to another.
     PeerMessage(PeerMessage),
-    /// An anchor to an anchor, about the run's log.
+    /// Between anchors, about the run's log.
     Anchor(AnchorMessage),
-    /// Who is banned and who is let in by name, as the run's warden signed it. Whoever did not know it
-    /// passes it on.
+    /// The access list, signed by the run's issuer: banned peers and peers admitted by id. A peer
+    /// to which it is new passes it on.
     AccessList {
-        /// The encoded statement and its signature.
+        /// The encoded access list and its signature.
         signed: Vec<u8>,
     },
-    /// Somebody, who need not be a member, wants the newest checkpoint.
+    /// Request for the newest checkpoint, from any peer, member or not.
     CheckpointRequest,
-    /// Where the newest checkpoint is, as far as the sender knows.
+    /// The location of the newest checkpoint that the sender knows of.
     Checkpoint {
-        /// None where there is none yet.
+        /// `None` if there is none yet.
         newest: Option<SavedCheckpoint>,
     },
-    /// Who keeps the run, to somebody who asked another.
+    /// Names the coordinator to a peer that sent a coordinator's message to another anchor.
     CoordinatorMoved {
-        /// Who.
+        /// The coordinator.
         coordinator: Member,
-        /// Where its data plane listens.
+        /// The addresses of its data plane.
         addresses: Vec<SocketAddr>,
     },
 }
 
-/// A complete checkpoint and where it is.
+/// A complete checkpoint and its location.
 #[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct SavedCheckpoint {
     /// The version of the weights.
     pub version: Step,
-    /// Each stage, in order.
+    /// The stored stages, in order.
     pub stages: Vec<StoredStage>,
-    /// Where the data planes of those who have it listen.
+    /// The peers that hold it, with the addresses of their data planes.
     pub holders: Vec<(PeerId, Vec<SocketAddr>)>,
 }
 
-/// A request of an anchor to another, or the answer to one.
+/// A request from one anchor to another, or the answer to one.
 #[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct AnchorMessage {
-    /// Which request, counted by who asks.
+    /// The number of the request, counted by the anchor that sends the request.
     pub number: u64,
-    /// Whether it is the answer.
+    /// Whether this is the answer.
     pub answer: bool,
-    /// What the log's own protocol says.
+    /// The encoded message of the log's protocol.
     pub body: Vec<u8>,
 }
 
@@ -105,35 +103,35 @@ pub struct AnchorMessage {
 pub struct HeldClaim {
     /// The work.
     pub key: ClaimKey,
-    /// The grant that it holds it under.
+    /// The grant under which the sender holds it.
     pub grant: Grant,
-    /// Whether it is in its accumulator (or, held out, evaluated).
+    /// Whether the work is in the holder's accumulator (or, if held out, evaluated).
     pub done: bool,
-    /// The mean loss per token, from the last stage, once it is done.
+    /// The mean loss per token, from the last stage, once the work is done.
     pub loss: Option<FixedLoss>,
 }
 
-/// What a peer measured of its link to another.
+/// The measured properties of a link from one peer to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct LinkEstimate {
-    /// The shortest.
+    /// The shortest measured round trip.
     pub round_trip: Duration,
-    /// What it carries there, where that was measured.
+    /// The throughput towards the other peer; `None` if it was not measured.
     pub rate: Option<Rate>,
 }
 
-/// How long the passes of a microbatch took at one stage, each from when the engine could have begun
-/// it: everything that it needs was there, and the pass before it had ended.
+/// The durations of a microbatch's passes at one stage. Each is counted from the moment when the
+/// engine could have begun: all inputs were there, and the previous pass had ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, bincode::Encode, bincode::Decode)]
 pub struct PassTimes {
     /// The forward pass.
     pub forward: Duration,
-    /// The backward pass; zero of what is held out.
+    /// The backward pass; zero for a held-out microbatch.
     pub backward: Duration,
 }
 
-/// The loss of one microbatch, or a sum of them, in units of 2^-32 nats per token: integers, so that
-/// a sum is the same in any order.
+/// The loss of one microbatch, or a sum of losses, in units of 2^-32 nats per token. Integers make
+/// the sum independent of the order.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, bincode::Encode, bincode::Decode,
 )]
@@ -142,13 +140,13 @@ pub struct FixedLoss(pub i64);
 impl FixedLoss {
     const UNIT: f64 = (1u64 << 32) as f64;
 
-    /// Rounds a mean loss per token; saturates far outside of what a loss can be.
+    /// Rounds a mean loss per token; saturates far outside the range of plausible losses.
     #[must_use]
     pub fn from_nats(loss: f64) -> Self {
         Self((loss * Self::UNIT).round_ties_even().clamp(-1e15, 1e15) as i64)
     }
 
-    /// The mean of `count` losses that were summed into this one; zero of none.
+    /// The mean of `count` losses that were summed into this one; 0 if `count` is 0.
     #[must_use]
     pub fn mean(self, count: u32) -> f64 {
         if count == 0 { 0.0 } else { self.0 as f64 / Self::UNIT / f64::from(count) }
@@ -157,162 +155,166 @@ impl FixedLoss {
 
 impl std::iter::Sum for FixedLoss {
     /// # Panics
-    /// When the sum leaves the range, which 2^16 microbatches cannot do.
+    /// If the sum overflows, which 2^16 microbatches cannot cause.
     fn sum<I: Iterator<Item = Self>>(losses: I) -> Self {
         Self(losses.fold(0i64, |sum, loss| sum.checked_add(loss.0).expect("losses are clamped")))
     }
 }
 
-/// A member, or who wants to be one, to the coordinator.
+/// From a member or a candidate to the coordinator.
 #[derive(Debug, Clone, PartialEq, bincode::Encode, bincode::Decode)]
 pub enum ToCoordinator {
-    /// Asks to be admitted.
+    /// Asks for admission.
     Register(Candidate),
-    /// The answer to a census: what the sender holds. Its last part ends the answer.
+    /// The answer to a census: the claims of the sender. Its last part completes the answer.
     Held {
-        /// Claims of steps that it has not seen the commit of.
+        /// Claims of steps whose commit the sender has not received.
         claims: Vec<HeldClaim>,
-        /// Which part this is: the first one begins the answer anew.
+        /// The index of this part. Part 0 restarts the answer.
         part: u32,
-        /// Whether there are no more.
+        /// Whether this is the last part.
         last: bool,
     },
-    /// The sender, which archives, has a complete checkpoint as a whole.
+    /// The sender, an archive, has all files of a checkpoint.
     Archived {
         /// The version of the weights.
         version: Step,
     },
-    /// The sender keeps a stage of a checkpoint that it does not host, or could not get it.
+    /// The sender keeps a stage of a checkpoint that it does not host, or could not fetch it.
     Kept {
         /// The version of the weights.
         version: Step,
         /// The stage.
         stage: Stage,
-        /// Whether it has all its files.
+        /// Whether the sender has all files of the stage.
         whole: bool,
     },
-    /// A replica of the first stage has room for microbatches beyond the grants numbered up to
-    /// `through`.
+    /// A replica of the first stage has room for microbatches in addition to the grants numbered up
+    /// to `through`.
     WorkRequest {
-        /// Of which steps, and how many of each.
+        /// Steps, with the number of microbatches wanted of each.
         rooms: Vec<(Step, u32)>,
-        /// The newest grant it has seen.
+        /// The newest grant that the sender has received.
         through: Grant,
-        /// Nanoseconds that it needs for one microbatch, as in `Accepted`.
+        /// Nanoseconds that the sender needs for one microbatch, as in `Accepted`.
         service_time: u64,
     },
-    /// Asks for the claim of a microbatch that was accepted.
+    /// Asks for the claim of a microbatch that the sender accepted.
     Claim {
         /// The work.
         key: ClaimKey,
     },
-    /// The work is in the sender's accumulator (or, held out, evaluated). Repeated until answered.
+    /// The work is in the sender's accumulator (or, if held out, evaluated). Repeated until
+    /// answered.
     Done {
         /// The work.
         key: ClaimKey,
-        /// The grant it was done under.
+        /// The grant under which it was done.
         grant: Grant,
         /// The mean loss per token, from the last stage.
         loss: Option<FixedLoss>,
-        /// How long it took.
+        /// The durations of its passes.
         pass_times: PassTimes,
     },
-    /// The answer to a recall: the work is not late, since something that it needs is not there or
-    /// came only now, or since it is done and that is on its way.
+    /// The answer to a claim revocation request: the work is not late. An input is missing or
+    /// arrived only recently, or the work is done and its report is on the way.
     Working {
         /// The work.
         key: ClaimKey,
-        /// The grant.
+        /// The grant of the claim.
         grant: Grant,
     },
     /// The sender holds the result of a round.
     Reduced {
-        /// Which.
+        /// The round.
         round: RoundId,
-        /// As it was then.
+        /// The mend of the round that produced the result.
         mend: Mend,
-        /// What came out.
         outcome: RoundOutcome,
-        /// What its links to members of the round carry, by their places, as far as it was measured.
+        /// The measured throughput of the sender's links to members of the round, by their
+        /// positions.
         rates: Vec<(u16, Rate)>,
     },
-    /// The sender does not know whom a round is among: it wants all of them.
+    /// The sender does not know the members of a round: it requests the complete round group.
     RoundGroupRequest {
-        /// Which round.
+        /// The round.
         round: RoundId,
     },
-    /// The sender does not take a round's result.
+    /// The sender rejects a round's result.
     RoundRefused {
-        /// Which.
+        /// The round.
         round: RoundId,
-        /// Why not, in words.
+        /// The reason, for people.
         reason: String,
     },
-    /// The weights or gradients left the numbers that a run can go on with: a verdict on the run.
+    /// The weights or gradients are no longer usable numbers: the run cannot continue.
     Diverged {
-        /// Where.
+        /// The work at which it was found.
         key: ClaimKey,
-        /// Which tensor and what about it, in words.
+        /// The tensor and its defect, for people.
         reason: String,
     },
-    /// A stage's part of a checkpoint is on the sender's disk and can be fetched from it.
+    /// A stage of a checkpoint is on the sender's disk and can be fetched from it.
     Stored {
         /// The version of the weights.
         version: Step,
         /// The stage.
         stage: Stage,
-        /// The files, by content; none where the disk did not take them.
+        /// The files, by content; empty if the sender failed to write them.
         files: Vec<StoredFile>,
     },
-    /// The sender does not work on what it was granted: it has let go of it, or never had it.
+    /// The sender does not work on a granted claim: it released the claim, or never had it.
     Released {
         /// The work.
         key: ClaimKey,
-        /// The grant.
+        /// The grant of the claim.
         grant: Grant,
     },
-    /// The sender, which is not serving yet, holds its stages at this version; or the one that it is to
-    /// move to. Repeated until it serves.
+    /// The sender, which does not serve yet, holds its stages at this version, or the destination
+    /// of its migration. Repeated until it serves there.
     Ready {
         /// The version of the weights.
         version: Step,
-        /// The newest membership that it knows: a word of before a move says nothing of it.
+        /// The newest membership that it knows: a message from before a migration does not count
+        /// for it.
         view: u64,
     },
-    /// The sender, which is not serving yet or is to move, cannot use the snapshot that it was told of,
-    /// or lacks results since: it needs a newer one.
+    /// The sender does not serve yet or is to move, and cannot use the snapshot it was given, or
+    /// lacks results since then: it needs a newer snapshot.
     Stale {
-        /// Whether that is of the stage that it is to move to. Who serves and lacks a result of its own
-        /// stage cannot go on.
+        /// Whether this concerns the destination of its migration. If a serving member lacks a
+        /// result of its own stage, it cannot continue.
         there: bool,
     },
-    /// What the sender measured of its links to some others: what is new, or has changed by much.
+    /// Measured links to other peers: new ones, and those that changed by much.
     LinkEstimates {
-        /// To whom, and what.
+        /// The other peers, each with the estimate.
         link_estimates: Vec<(PeerId, LinkEstimate)>,
     },
-    /// The sender lacks a membership that the present one was made of: it wants the whole.
+    /// The sender lacks the membership that a change starts from: it requests the complete
+    /// membership.
     ViewRequest,
-    /// The sender cannot reach a member that it must speak with.
+    /// The sender cannot reach a member that it must communicate with.
     CannotReach {
-        /// Whom.
+        /// The unreachable member.
         member: Member,
     },
-    /// The sender has not heard the coordinator for long: who is no member any more is told so.
+    /// The sender has not received a message from the coordinator for long. The coordinator answers
+    /// if the sender is no longer a member.
     KeepAlive,
-    /// The sender is about to leave: it finishes what it has begun, and moves nowhere.
+    /// The sender is about to leave: it finishes the work that it has begun, and does not migrate.
     Draining,
     /// The sender leaves.
     Leave,
 }
 
-/// The coordinator to a member.
+/// From the coordinator to a member.
 #[derive(Debug, Clone, PartialEq, bincode::Encode, bincode::Decode)]
 pub enum FromCoordinator {
-    /// A new coordinator takes over: it must know what every member holds before it decides
-    /// anything. Who answers obeys no earlier one any more.
+    /// A new coordinator takes over. It must know the claims of every member before it decides
+    /// anything. A member that answers ignores earlier coordinators from then on.
     Census {
-        /// Its term: it is answered once.
+        /// The new coordinator's term. A member answers once per term.
         term: Term,
         /// The present era.
         era: Era,
@@ -322,53 +324,54 @@ pub enum FromCoordinator {
         span: StageSpan,
         /// The newest commit of the era.
         commit: Option<CommitRecord>,
-        /// The membership in the log: who does not have it wants it before anything else.
+        /// The number of the membership in the log. A member that lacks it requests it first.
         view: u64,
     },
-    /// The new coordinator has heard everybody: whatever waits for an answer is to be said again.
+    /// The new coordinator has all answers: members repeat every message that still waits for an
+    /// answer.
     TakenOver,
-    /// Fetch a stage of a checkpoint that is stored elsewhere, and keep it.
+    /// Fetch a stage of a checkpoint from other peers, and keep it.
     Keep {
         /// The version of the weights.
         version: Step,
-        /// What to fetch, and from whom.
+        /// The stage, its files and their holders.
         part: SnapshotPart,
     },
-    /// A checkpoint is complete: who archives brings it together, and files of versions before the
-    /// oldest may go.
+    /// A checkpoint is complete. Archives collect it, and files of versions before the oldest may
+    /// be deleted.
     Checkpoint {
         /// The version of the weights.
         version: Step,
-        /// Each stage, in order.
+        /// The stored stages, in order.
         stages: Vec<StoredStage>,
-        /// The oldest version that is still of use.
+        /// The oldest version that is still needed.
         oldest: Step,
     },
-    /// The newcomer is a member. It serves from the membership on that says so.
+    /// The newcomer is a member. It serves once a membership lists it as serving.
     Admitted {
-        /// The era that begins for it.
+        /// The era that the newcomer begins in.
         era: Era,
-        /// The stages it hosts.
+        /// The stages that it hosts.
         span: StageSpan,
         /// The version of the weights that it starts with: the initial ones where it is 0, else
         /// those of a `Snapshot`.
         version: Step,
     },
-    /// Several stages need the newcomer equally: it is to look at these members, and register again with
-    /// what it measured.
+    /// Several stages need the newcomer equally: it measures its links to these members, and
+    /// registers again with the result.
     ProbeLinks {
-        /// Who, and where they listen.
+        /// The members, with the addresses of their data planes.
         at: Vec<(PeerId, Vec<SocketAddr>)>,
     },
-    /// Where the weights are that a newcomer starts with.
+    /// The location of the weights that a newcomer starts with.
     Snapshot {
-        /// Their version; results of earlier steps are of no more use.
+        /// The version of the weights. Results of earlier steps are no longer needed.
         version: Step,
-        /// Each of its stages, who has its files, and which they are.
+        /// The files of each of its stages and their holders.
         parts: Vec<SnapshotPart>,
     },
-    /// The whole run goes back to this version: everything since is computed again. The receiver
-    /// does not serve until it holds these weights.
+    /// The whole run returns to this version and repeats the steps after it. The receiver does not
+    /// serve until it holds these weights.
     Rewind {
         /// The era that begins.
         era: Era,
@@ -377,104 +380,104 @@ pub enum FromCoordinator {
         /// The stages that the receiver hosts from now on.
         span: StageSpan,
     },
-    /// The receiver is no member any more. It may come back as a new life.
+    /// The receiver is no longer a member. It may join again as a new incarnation.
     Expelled {
-        /// Why.
+        /// The reason, for people.
         reason: String,
     },
-    /// Nobody holds the next stage's claim of this work, which the receiver does: its activation is
-    /// to be offered again.
+    /// The claim of the next stage for this work has no holder, and the receiver holds its own: it
+    /// offers the activation again.
     Replay {
-        /// The receiver's work.
+        /// The receiver's work whose activations to offer.
         keys: Vec<ClaimKey>,
     },
     /// The newcomer is not admitted.
     Refused {
-        /// Why, and what to do.
+        /// The reason and a remedy, for people.
         reason: String,
     },
-    /// Who came, went or changed.
+    /// A change of membership.
     View(ViewChange),
-    /// Who is a member now, all of them, in so many parts.
+    /// One part of the complete membership.
     Members {
-        /// Of which membership.
+        /// The number of the membership.
         number: u64,
-        /// Which part this is, and of how many.
+        /// The index of this part, and the number of parts.
         part: (u32, u32),
-        /// The members in it.
+        /// The members in this part.
         members: Vec<Arc<MemberRecord>>,
     },
-    /// Microbatches of the first stage, given out with their claims.
+    /// Microbatches of the first stage, assigned together with their claims.
     Work {
         /// The step they belong to.
         step: Step,
-        /// Which, and under which grants.
+        /// The microbatches, each with its grant.
         grants: Vec<(Microbatch, Grant)>,
     },
-    /// The claim is the receiver's.
+    /// The receiver holds the claim.
     Granted {
         /// The work.
         key: ClaimKey,
-        /// Number of the grant.
+        /// The grant of the claim.
         grant: Grant,
-        /// Who holds the claim of the next stage already, if anybody does.
+        /// The holder of the next stage's claim, if it has one already.
         next_holder: Option<Member>,
     },
-    /// The claim is somebody else's.
+    /// Another member holds the claim.
     Held {
         /// The work.
         key: ClaimKey,
-        /// Whose.
+        /// The holder of the claim.
         holder: Member,
     },
-    /// The step that the claim is for is closed or not open yet.
+    /// The step of the claim is closed or not open yet.
     NotOpen {
         /// The work.
         key: ClaimKey,
     },
-    /// The claim is asked back if its work is late or, without any patience, if it is yet to be begun.
-    /// It is answered at once: `Released`, or `Working` where it is not so.
+    /// Revokes the claim if its work is late, or, if `patience` is zero, if the work has not begun.
+    /// The receiver answers at once: `Released`, or `Working` otherwise.
     Reclaim {
         /// The work.
         key: ClaimKey,
-        /// The grant.
+        /// The grant of the claim.
         grant: Grant,
-        /// How long each pass may take.
+        /// The time limit of each pass.
         patience: PassTimes,
     },
-    /// A done report arrived.
+    /// A `Done` report arrived.
     Noted {
         /// The work.
         key: ClaimKey,
-        /// The grant.
+        /// The grant of the claim.
         grant: Grant,
     },
-    /// Every microbatch of the step is done at this stage: all-reduce.
+    /// Every microbatch of the step is done at this stage: begin the all-reduce round.
     Close {
-        /// Which round.
+        /// The round.
         round: RoundId,
-        /// With whom, beginning from whom the stage's last round was among.
+        /// The round group, as a change from the group of the stage's last round.
         group: RoundGroupChange,
-        /// Whether it goes on with what there is of it.
+        /// The mend, if the round continues with partial sums of an interrupted one.
         mended: Mended,
-        /// The training microbatches that the receiver's accumulator must hold, in order; none where
+        /// The training microbatches that the receiver's accumulator must hold, in order; empty if
         /// it only listens.
         counted: Vec<Microbatch>,
     },
-    /// Whom a stage's rounds are among, all of them, in so many parts.
+    /// One part of a complete round group of a stage.
     RoundGroup {
         /// The stage.
         stage: Stage,
-        /// Which crew.
+        /// The number of the round group.
         number: u64,
-        /// Which part this is, and of how many.
+        /// The index of this part, and the number of parts.
         part: (u32, u32),
-        /// The members in it.
+        /// The members in this part.
         here: Vec<RoundGroupMember>,
     },
-    /// The step's results: apply them.
+    /// The results of a step: the receiver applies them.
     Commit(CommitRecord),
-    /// Write your stage's part of a checkpoint as soon as you are at that version.
+    /// Write your stage of a checkpoint as soon as you have that version.
     Store {
         /// The version of the weights.
         version: Step,
@@ -483,9 +486,9 @@ pub enum FromCoordinator {
     },
     /// The run is over: its last checkpoint is complete.
     Finished,
-    /// The run cannot go on.
+    /// The run cannot continue.
     Stopped {
-        /// Why, and what to do.
+        /// The reason and a remedy, for people.
         reason: String,
     },
 }

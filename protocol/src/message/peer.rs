@@ -1,63 +1,65 @@
-//! What members say to each other about work, and what a tensor on its way is.
+//! Messages between members about work, and the tags of tensors.
 
 use super::RoundId;
 use crate::ids::{ClaimKey, Member, Mend, Stage};
 use crate::units::Bytes;
 
-/// A member to a member.
+/// A message from one member to another.
 #[derive(Debug, Clone, PartialEq, bincode::Encode, bincode::Decode)]
 pub enum PeerMessage {
     /// The sender has an activation for the receiver's stage.
     Offer {
-        /// The receiver's work.
+        /// The work that the receiver would do.
         key: ClaimKey,
         /// Size of the activation with its labels.
         size: Bytes,
-        /// Whether it was offered before, here or elsewhere: two replicas may have taken it, so the
-        /// receiver offers it onward only once its own claim is granted.
+        /// Whether the activation was offered before, to any replica. Two replicas may then have
+        /// accepted it, so the receiver offers its output onward only once its own claim is
+        /// granted.
         retry: bool,
     },
-    /// The receiver of an offer has room: send it.
+    /// The receiver of an offer has room: the sender sends the activation.
     Accepted {
-        /// As offered.
+        /// The offered work.
         key: ClaimKey,
         /// Nanoseconds that the receiver needs for one microbatch, forward and backward; 0 while it
         /// has not measured any.
         service_time: u64,
     },
-    /// The receiver of an offer has neither room nor a place to wait: offer it elsewhere.
+    /// The receiver of an offer has neither room nor a free place in its queue: the sender offers
+    /// the work to another replica.
     Busy {
-        /// As offered.
+        /// The offered work.
         key: ClaimKey,
         /// As in `Accepted`.
         service_time: u64,
     },
-    /// The work is another's: send it there.
+    /// Another member holds the work's claim: the sender sends the activation there.
     HeldBy {
-        /// As offered.
+        /// The offered work.
         key: ClaimKey,
-        /// Whose.
+        /// The holder of the claim.
         holder: Member,
     },
     /// The sender, which was busy, has room again.
     Free {
-        /// At this stage.
+        /// The stage with room.
         stage: Stage,
     },
-    /// The sender no longer has what it offered and has not sent.
+    /// The sender no longer has an activation that it offered and has not sent.
     Withdrawn {
-        /// As offered.
+        /// The offered work.
         key: ClaimKey,
     },
-    /// A held-out microbatch came to the end of the pipeline: what flows back in place of an
-    /// activation gradient.
+    /// A held-out microbatch reached the end of the pipeline. Flows back in place of an activation
+    /// gradient.
     Evaluated {
         /// The receiver's work.
         key: ClaimKey,
     },
 }
 
-/// What a tensor on its way is.
+/// Identifies the content of a tensor message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum TensorTag {
     /// An activation in `Manifest::boundary_shape`, then its labels, `[samples, tokens]`.
@@ -70,24 +72,24 @@ pub enum TensorTag {
         /// The receiver's work.
         key: ClaimKey,
     },
-    /// One member's integers for the receiver's part of a round.
+    /// One member's integers for the receiver's part of the vector in a round.
     RoundPart {
-        /// Which round.
+        /// The round.
         round: RoundId,
-        /// As it was then.
+        /// The mend of the round that the sums belong to.
         mend: Mend,
-        /// Which piece of the receiver's part.
+        /// Index of the piece within the receiver's part.
         piece: u32,
-        /// The sum of the sender's tags.
+        /// The sum of the tags of the sender's microbatches.
         proof: u64,
     },
-    /// The reduced gradient of the sender's part of a round.
+    /// The reduced gradient of the sender's part of the vector in a round.
     RoundResult {
-        /// Which round.
+        /// The round.
         round: RoundId,
-        /// As it was then.
+        /// The mend of the round that the result belongs to.
         mend: Mend,
-        /// Which piece of the sender's part.
+        /// Index of the piece within the sender's part.
         piece: u32,
         /// The sum of all members' tags.
         proof: u64,

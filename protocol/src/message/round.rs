@@ -1,92 +1,97 @@
-//! The all-reduce of one stage's replicas, and the proof that travels with it.
+//! The all-reduce round of one stage's replicas, and the proof that travels with it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::ids::{Attempt, ClaimKey, ContentHash, Era, Member, Mend, Stage, Step, Term};
 
-/// One try at the all-reduce of one stage.
+/// One attempt at the all-reduce of one stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, bincode::Encode, bincode::Decode)]
 pub struct RoundId {
-    /// In which era.
+    /// The era.
     pub era: Era,
-    /// Ordered by the coordinator of which term.
+    /// The term of the coordinator that ordered the round.
     pub term: Term,
     /// The step whose gradients are summed.
     pub step: Step,
     /// The stage.
     pub stage: Stage,
-    /// The try.
+    /// The attempt.
     pub attempt: Attempt,
 }
 
-/// Who reduces with whom.
+/// A round and its members.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Round {
-    /// Which round.
+    /// The identifier of the round.
     pub id: RoundId,
-    /// Who takes part in it.
+    /// The members of the round.
     pub group: Arc<RoundGroup>,
-    /// What became of it since it began.
+    /// The latest mend of the round since it began.
     pub mended: Mended,
 }
 
-/// Members of a round were gone, and what they had counted is done by those who are left: they go on with
-/// what they have of it. Pieces that one of them has summed stay as they are, since each microbatch is in
-/// them once; the parts of the vector that the others had are theirs now.
+/// The state of a round that continues after it lost members.
+///
+/// The remaining members have redone the microbatches of the lost ones. They continue with the
+/// partial results of the round: pieces that a remaining member has summed stay valid, because each
+/// microbatch is in them once. The remaining members take over the parts of the vector that the
+/// lost ones had.
 #[derive(Debug, Clone, PartialEq, Eq, Default, bincode::Encode, bincode::Decode)]
 pub struct Mended {
-    /// For which time; it is none where the round begins.
+    /// The number of this mend; 0 when the round begins.
     pub mend: Mend,
-    /// Whose sums are not what they were before this time, by their places in the crew: what they sent until
-    /// then, and was not summed yet, they send again.
+    /// The members whose sums differ from those before this mend, by their positions in the round
+    /// group. They send again all sums that they had sent until then and that are not added yet.
     pub changed: BTreeSet<u16>,
 }
 
-/// Who takes part in a stage's rounds. From one to the next few come or go, so it is told as a change.
+/// The members of a stage's rounds. Few change from one round to the next, so messages carry
+/// changes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RoundGroup {
-    /// Which one, of all that this stage's rounds ever had.
+    /// The number of this group, counted over all groups of the stage's rounds.
     pub number: u64,
-    /// Every replica, in order.
+    /// The replicas that add their sums, in order.
     pub members: Vec<RoundMember>,
-    /// Newcomers that hear the result and add nothing, in order.
+    /// Newcomers that receive the result and add nothing, in order.
     pub listeners: Vec<Member>,
 }
 
 /// One replica in a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RoundMember {
-    /// Who.
+    /// The replica.
     pub member: Member,
-    /// Its part of the vector is in proportion to this.
+    /// The size of its part of the vector is in proportion to this weight.
     pub weight: u32,
 }
 
-/// One of a crew.
+/// One entry of a round group: a replica or a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct RoundGroupMember {
-    /// Who.
+    /// The replica or listener.
     pub member: Member,
-    /// A replica's weight; none of who listens.
+    /// The replica's weight; `None` for a listener.
     pub weight: Option<u32>,
 }
 
-/// What makes another crew of one. Who has not the one that it begins from asks for the whole.
+/// The difference between two round groups. A receiver that lacks the first requests the complete
+/// group.
 #[derive(Debug, Clone, PartialEq, Eq, Default, bincode::Encode, bincode::Decode)]
 pub struct RoundGroupChange {
-    /// The crew that it begins from.
+    /// The number of the group that it starts from.
     pub since: u64,
-    /// The one that it makes of it; the same where nothing changes.
+    /// The number of the group that it produces; the same if nothing changes.
     pub number: u64,
-    /// Who is in it no more.
+    /// The members that are removed.
     pub gone: BTreeSet<Member>,
-    /// Who is new, or not what it was.
+    /// The members that are added or changed.
     pub here: Vec<RoundGroupMember>,
 }
 
 impl RoundGroup {
-    /// Those who are in it.
+    /// All entries: replicas, then listeners.
     pub fn all(&self) -> impl Iterator<Item = RoundGroupMember> + '_ {
         let members = self.members.iter();
         let members =
@@ -95,7 +100,7 @@ impl RoundGroup {
         members.chain(listeners.map(|member| RoundGroupMember { member: *member, weight: None }))
     }
 
-    /// The crew of these. Of who is named twice the last word counts.
+    /// A group of these entries. The last of several entries of a member counts.
     #[must_use]
     pub fn of(number: u64, all: impl IntoIterator<Item = RoundGroupMember>) -> Self {
         let all: BTreeMap<Member, Option<u32>> =
@@ -110,7 +115,7 @@ impl RoundGroup {
         Self { number, members, listeners }
     }
 
-    /// What leads from this crew to a newer one.
+    /// The change from this group to a newer one.
     #[must_use]
     pub fn change_to(&self, newer: &Self) -> RoundGroupChange {
         let by_member = |group: &Self| -> BTreeMap<Member, Option<u32>> {
@@ -122,7 +127,7 @@ impl RoundGroup {
         RoundGroupChange { since: self.number, number: newer.number, gone, here }
     }
 
-    /// The crew that a change leads to; none where it begins from another.
+    /// The group that a change produces; `None` if the change starts from another group.
     #[must_use]
     pub fn changed_by(&self, change: &RoundGroupChange) -> Option<Self> {
         let stay = self.all().filter(|one| !change.gone.contains(&one.member));
@@ -131,23 +136,23 @@ impl RoundGroup {
     }
 }
 
-/// What a round came to; equal at all its members.
+/// The result of a round; equal at all its members.
 #[derive(Debug, Clone, Copy, PartialEq, bincode::Encode, bincode::Decode)]
 pub struct RoundOutcome {
-    /// Hash of the hashes of the mean gradient's blocks, of [`limits::ROUND_BLOCK_ELEMENTS`] elements
-    /// each: a block is measured as soon as it is there.
+    /// Hash of the hashes of the mean gradient's blocks, of [`limits::ROUND_BLOCK_ELEMENTS`]
+    /// elements each. A block is hashed as soon as it arrives.
     ///
     /// [`limits::ROUND_BLOCK_ELEMENTS`]: crate::limits::ROUND_BLOCK_ELEMENTS
     pub hash: ContentHash,
-    /// Sum of its squares, added in an order that depends on nothing.
+    /// Sum of the squared elements, added in a fixed order.
     pub square_norm: f64,
     /// Sum modulo 2^64 of the tags of the microbatches that were counted.
     pub proof: u64,
 }
 
-/// The pseudo-random word that stands for one counted microbatch in the proof that travels with
-/// every round. The sum modulo 2^64 of a batch's tags is equal to that of another multiset of the
-/// same keys only by a chance of 2^-64.
+/// The pseudo-random number that stands for one counted microbatch in the proof that travels with
+/// every round. The sum modulo 2^64 of a batch's tags equals that of another multiset of the same
+/// keys only with probability 2^-64.
 #[must_use]
 pub fn proof_tag(key: ClaimKey) -> u64 {
     let mut tags = proof_tags(key.step, key.stage);
@@ -157,8 +162,8 @@ pub fn proof_tag(key: ClaimKey) -> u64 {
     u64::from_le_bytes(tag)
 }
 
-/// The sum of the tags of the first so many microbatches of a step at a stage, which every replica of
-/// the stage needs: much less work than one tag after the other.
+/// The sum of the tags of the first `microbatches` microbatches of a step at a stage. Every replica
+/// of the stage needs it. Costs far less than computing the tags one by one.
 #[must_use]
 pub fn proof_of_all(step: Step, stage: Stage, microbatches: u32) -> u64 {
     let mut tags = proof_tags(step, stage);
@@ -168,8 +173,8 @@ pub fn proof_of_all(step: Step, stage: Stage, microbatches: u32) -> u64 {
     while left > 0 {
         let count = left.min(some.len() / TAG);
         tags.fill(&mut some[..count * TAG]);
-        let (words, _) = some[..count * TAG].as_chunks::<TAG>();
-        sum = words.iter().fold(sum, |sum, tag| sum.wrapping_add(u64::from_le_bytes(*tag)));
+        let (chunk_tags, _) = some[..count * TAG].as_chunks::<TAG>();
+        sum = chunk_tags.iter().fold(sum, |sum, tag| sum.wrapping_add(u64::from_le_bytes(*tag)));
         left -= count;
     }
     sum
@@ -178,7 +183,7 @@ pub fn proof_of_all(step: Step, stage: Stage, microbatches: u32) -> u64 {
 /// Bytes of one tag.
 const TAG: usize = 8;
 
-/// The tags of a step at a stage, one microbatch's after the other's.
+/// The tags of a step at a stage, in order of microbatches.
 fn proof_tags(step: Step, stage: Stage) -> blake3::OutputReader {
     let mut hasher = blake3::Hasher::new_derive_key("shoal proof tags v2");
     hasher.update(&step.0.to_le_bytes());
@@ -216,7 +221,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_change_makes_the_crew_that_it_leads_to(old in group(4), new in group(7)) {
+        fn a_change_produces_the_round_group_it_leads_to(old in group(4), new in group(7)) {
             let change = old.change_to(&new);
             prop_assert_eq!(old.changed_by(&change), Some(new.clone()));
             prop_assert_eq!(new.changed_by(&change), None);

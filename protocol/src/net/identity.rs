@@ -1,4 +1,4 @@
-//! The ed25519 key by which a peer is known, kept in a file that only its owner reads.
+//! The ed25519 key that identifies a peer, in a file that only its owner can read.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -16,10 +16,10 @@ pub struct Identity {
     peer: PeerId,
 }
 
-/// Why there is no identity.
+/// Errors of loading or creating an identity.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
-    /// Others could act in this peer's name.
+    /// Other users can read the key and impersonate the peer.
     #[error(
         "the identity file {} is open to other users (mode {mode:03o}): \
          `chmod 600` it, or delete it if somebody may have copied it",
@@ -28,10 +28,10 @@ pub enum IdentityError {
     Exposed {
         /// The file.
         path: PathBuf,
-        /// Its permission bits.
+        /// The permission bits of the file.
         mode: u32,
     },
-    /// Cut short, or something else altogether.
+    /// The file is truncated, or is not an identity file.
     #[error(
         "{} is not an identity file: restore it, or delete it to become a new peer",
         path.display()
@@ -40,26 +40,26 @@ pub enum IdentityError {
         /// The file.
         path: PathBuf,
     },
-    /// The file system refused.
+    /// The file system returned an error.
     #[error("cannot {action} the identity file {}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// The failed operation.
         action: &'static str,
-        /// On which file.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
 
-/// A protobuf-encoded ed25519 key pair has 68 bytes; nothing longer is read.
+/// The limit of the file size; a protobuf-encoded ed25519 key pair has 68 bytes.
 const LARGEST_FILE: u64 = 1024;
 
 impl Identity {
-    /// Reads the identity at `path`, or makes a new one there, readable by its owner alone.
+    /// Loads the identity at `path`, or creates one there that only its owner can read.
     ///
     /// # Errors
-    /// When the file can be read by others, holds no identity, or cannot be read or written.
+    /// If other users can read the file, it holds no identity, or it cannot be read or written.
     pub fn load_or_create(path: &Path) -> Result<Self, IdentityError> {
         match File::open(path) {
             Ok(file) => Self::load(path, file),
@@ -68,20 +68,20 @@ impl Identity {
         }
     }
 
-    /// A new identity that is written nowhere.
+    /// A new identity that is not stored.
     #[must_use]
     pub fn ephemeral() -> Self {
         Self::from_keypair(Keypair::generate_ed25519()).expect("an ed25519 key was asked for")
     }
 
-    /// The identity of a secret, for examples that are the same each time.
+    /// The identity of a given secret, for reproducible examples.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn of_seed(seed: [u8; 32]) -> Self {
         let keypair = Keypair::ed25519_from_bytes(seed).expect("32 bytes are a secret key");
         Self::from_keypair(keypair).expect("it is an ed25519 key")
     }
 
-    /// Whose identity it is.
+    /// The public id of the peer.
     #[must_use]
     pub fn peer_id(&self) -> PeerId {
         self.peer
@@ -91,14 +91,14 @@ impl Identity {
         &self.keypair
     }
 
-    /// Signs bytes. What they are begins with what they are for, so that one signature never serves another
+    /// Signs a message. Messages begin with their purpose, so that a signature never serves another
     /// purpose.
     pub(super) fn sign(&self, message: &[u8]) -> [u8; 64] {
         let signature = self.keypair.sign(message).expect("an ed25519 key signs anything");
         signature.try_into().expect("an ed25519 signature has 64 bytes")
     }
 
-    /// 32 secret bytes for one purpose, the same in every life of this peer.
+    /// 32 secret bytes for one purpose, the same in every incarnation of this peer.
     pub(super) fn derive_secret(&self, purpose: &'static str) -> [u8; 32] {
         let secret = self.keypair.derive_secret(purpose.as_bytes());
         secret.expect("an ed25519 key derives secrets")
@@ -137,7 +137,7 @@ impl Identity {
             fs::rename(&temporary, path)
         })();
         if written.is_err() {
-            // The error that matters is the one of the write.
+            // Only the error of the write matters.
             let _ = fs::remove_file(&temporary);
         }
         written.map_err(io_error("write", path))?;
@@ -151,12 +151,12 @@ impl std::fmt::Debug for Identity {
     }
 }
 
-/// Our name for a libp2p peer; `None` for keys other than ed25519, which no swarm has.
+/// Converts a libp2p peer id; `None` for keys other than ed25519, which no swarm has.
 pub(super) fn peer_of(id: &libp2p::PeerId) -> Option<PeerId> {
     PeerId::from_multihash(&id.to_bytes()).ok()
 }
 
-/// libp2p's name for a peer; `None` when the 32 bytes are no multihash, which cannot be.
+/// Converts to a libp2p peer id; `None` if the 32 bytes are not a multihash, which cannot happen.
 pub(super) fn libp2p_peer_of(id: PeerId) -> Option<libp2p::PeerId> {
     libp2p::PeerId::from_bytes(&id.to_multihash()).ok()
 }
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_identity_outlives_its_process_and_is_private() {
+    fn an_identity_survives_a_restart_and_is_private() {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let path = directory.path().join("identity");
         let created = Identity::load_or_create(&path).expect("created");
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_open_to_others_is_refused() {
+    fn a_file_that_other_users_can_read_is_rejected() {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let path = directory.path().join("identity");
         Identity::load_or_create(&path).expect("created");
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_no_identity() {
+    fn a_damaged_identity_file_is_rejected() {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let path = directory.path().join("identity");
         Identity::load_or_create(&path).expect("created");
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn libp2p_knows_the_peer_by_the_same_name() {
+    fn libp2p_prints_the_same_peer_id() {
         let identity = Identity::ephemeral();
         let theirs = identity.keypair().public().to_peer_id();
         assert_eq!(theirs.to_string(), identity.peer_id().to_string());

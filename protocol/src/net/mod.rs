@@ -1,6 +1,6 @@
-//! Everything that touches a socket: who we are ([`identity`]), who may talk to us ([`admission`]), how peers
-//! find one another ([`discovery`]), and what carries control messages, tensors and files between them
-//! ([`transport`]).
+//! The modules that use sockets: the peer's identity ([`identity`]), admission of other peers
+//! ([`admission`]), discovery of peers ([`discovery`]), and the transport of control messages,
+//! tensors and files ([`transport`]).
 
 pub mod admission;
 mod connection_limits;

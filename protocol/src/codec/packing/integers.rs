@@ -1,9 +1,10 @@
-//! 64-bit integers in as few bytes as the largest of their neighbours needs.
+//! Packs 64-bit integers into as few bytes as the largest of their neighbours needs.
 //!
-//! Sums of gradients in fixed point use the lower five of their eight bytes or so, how many depends on
-//! the layer. Format: cut into blocks of [`BLOCK`] integers, of which the last may be shorter; first
-//! a byte for each block, the width of its integers in bytes from 0 to 8, then the integers of all
-//! blocks in order, each as the lowest bytes of its two's complement, little-endian.
+//! Fixed-point sums of gradients use about the lower five of their eight bytes; the number depends
+//! on the layer. Format: the integers are divided into blocks of [`BLOCK`], of which the last may
+//! be shorter. First comes a byte for each block, the width of its integers in bytes from 0 to 8.
+//! Then follow the integers of all blocks in order, each as the lowest bytes of its two's
+//! complement, little-endian.
 
 use super::PackingError;
 
@@ -13,8 +14,8 @@ pub(super) const BLOCK: usize = 64;
 /// Bytes of an integer.
 const WORD: usize = 8;
 
-/// Calls a function for a width that is known when it is compiled: of a whole block the compiler then knows every
-/// bound. Integers of no bytes are all zero, and so is where they go.
+/// Calls a function with a width known at compile time, so that the compiler knows every bound of a
+/// whole block. Integers of width 0 are all zero, and so is their destination.
 macro_rules! of_width {
     ($width:expr, $function:ident($block:expr, $bytes:expr)) => {
         match $width {
@@ -31,7 +32,7 @@ macro_rules! of_width {
     };
 }
 
-/// Packs whole little-endian integers; none when that does not make them fewer bytes.
+/// Packs whole little-endian integers; `None` if that does not reduce the bytes.
 pub(super) fn pack(raw: &[u8]) -> Option<Vec<u8>> {
     let words = raw.as_chunks::<WORD>().0;
     let widths: Vec<u8> = words.chunks(BLOCK).map(width_of).collect();
@@ -39,7 +40,7 @@ pub(super) fn pack(raw: &[u8]) -> Option<Vec<u8>> {
     if length >= raw.len() {
         return None;
     }
-    // Every integer is written whole, and the next one over what it has too many.
+    // Every integer is written whole; the next one overwrites its excess bytes.
     let mut packed = vec![0; length + WORD];
     packed[..widths.len()].copy_from_slice(&widths);
     let mut at = widths.len();
@@ -52,13 +53,13 @@ pub(super) fn pack(raw: &[u8]) -> Option<Vec<u8>> {
     Some(packed)
 }
 
-/// Gives back the integers of `length` bytes.
+/// Unpacks the integers to `length` bytes.
 pub(super) fn unpack(packed: &[u8], length: usize) -> Result<Vec<u8>, PackingError> {
     let count = length / WORD;
     let blocks = count.div_ceil(BLOCK);
     let damaged = |reason: &str| PackingError::Damaged { reason: reason.to_owned() };
     let (widths, data) =
-        packed.split_at_checked(blocks).ok_or_else(|| damaged("its widths are cut short"))?;
+        packed.split_at_checked(blocks).ok_or_else(|| damaged("its widths are truncated"))?;
     if widths.iter().any(|width| usize::from(*width) > WORD) {
         return Err(damaged("an integer has more than eight bytes"));
     }
@@ -71,11 +72,11 @@ pub(super) fn unpack(packed: &[u8], length: usize) -> Result<Vec<u8>, PackingErr
     for (block, width) in raw.as_chunks_mut::<WORD>().0.chunks_mut(BLOCK).zip(widths) {
         let end = at + block.len() * usize::from(*width);
         match data.get(at..end + WORD) {
-            Some(ample) => of_width!(*width, widen(block, ample)),
+            Some(padded) => of_width!(*width, widen(block, padded)),
             None => {
-                let mut ample = [0; (BLOCK + 1) * WORD];
-                ample[..end - at].copy_from_slice(&data[at..end]);
-                of_width!(*width, widen(block, &ample));
+                let mut padded = [0; (BLOCK + 1) * WORD];
+                padded[..end - at].copy_from_slice(&data[at..end]);
+                of_width!(*width, widen(block, &padded));
             }
         }
         at = end;
@@ -83,7 +84,7 @@ pub(super) fn unpack(packed: &[u8], length: usize) -> Result<Vec<u8>, PackingErr
     Ok(raw)
 }
 
-/// Writes integers of so many bytes to where there is room for eight bytes more.
+/// Writes integers of `WIDTH` bytes; `room` must have eight more bytes.
 fn narrow<const WIDTH: usize>(block: &[[u8; WORD]], room: &mut [u8]) {
     let write = |block: &[[u8; WORD]], room: &mut [u8]| {
         for (index, word) in block.iter().enumerate() {
@@ -96,18 +97,18 @@ fn narrow<const WIDTH: usize>(block: &[[u8; WORD]], room: &mut [u8]) {
     }
 }
 
-/// Reads integers of so many bytes from data that is eight bytes longer than they are.
-fn widen<const WIDTH: usize>(block: &mut [[u8; WORD]], ample: &[u8]) {
-    let read = |block: &mut [[u8; WORD]], ample: &[u8]| {
+/// Reads integers of `WIDTH` bytes; `padded` must have eight more bytes.
+fn widen<const WIDTH: usize>(block: &mut [[u8; WORD]], padded: &[u8]) {
+    let read = |block: &mut [[u8; WORD]], padded: &[u8]| {
         let shift = 8 * (WORD - WIDTH) as u32;
         for (index, word) in block.iter_mut().enumerate() {
-            let read = *ample[index * WIDTH..].first_chunk().expect("it is ample");
+            let read = *padded[index * WIDTH..].first_chunk().expect("it is padded");
             *word = (i64::from_le_bytes(read) << shift >> shift).to_le_bytes();
         }
     };
     match <&mut [_; BLOCK]>::try_from(&mut *block) {
-        Ok(whole) => read(whole, &ample[..BLOCK * WIDTH + WORD]),
-        Err(_) => read(block, ample),
+        Ok(whole) => read(whole, &padded[..BLOCK * WIDTH + WORD]),
+        Err(_) => read(block, padded),
     }
 }
 
@@ -117,9 +118,9 @@ fn data_length(widths: &[u8], count: usize) -> usize {
     widths.iter().enumerate().map(|(index, width)| numbers(index) * usize::from(*width)).sum()
 }
 
-/// Bytes that hold every integer of a block with its sign.
+/// The width in bytes that holds every integer of a block with its sign.
 fn width_of(block: &[[u8; WORD]]) -> u8 {
-    // Where a bit differs from the one below it: nowhere above the lowest repetition of the sign.
+    // A bit of `changes` is set if a bit differs from the one below it in any integer.
     let changes = block.iter().fold(0, |changes, word| {
         let word = u64::from_le_bytes(*word);
         changes | (word ^ (word << 1))
@@ -149,29 +150,32 @@ mod tests {
     }
 
     #[test]
-    fn what_needs_every_byte_is_not_packed() {
+    fn integers_that_need_all_bytes_are_not_packed() {
         assert_eq!(pack(&raw(&[i64::MIN; 100])), None);
         assert_eq!(pack(&raw(&[i64::MAX; 100])), None);
         assert_eq!(pack(&[]), None);
     }
 
     #[test]
-    fn damaged_bytes_are_refused() {
+    fn damaged_bytes_are_rejected() {
         let packed = pack(&raw(&[-5; 70])).expect("smaller");
         assert_eq!(packed.len(), 2 + 70);
-        let refused = |packed: &[u8], length| unpack(packed, length).expect_err("damaged");
-        assert!(matches!(refused(&packed[..1], 560), PackingError::Damaged { .. }));
-        assert!(matches!(refused(&packed[..71], 560), PackingError::Length { .. }));
-        assert!(matches!(refused(&[&packed[..], &[0]].concat(), 560), PackingError::Length { .. }));
-        assert!(matches!(refused(&packed, 552), PackingError::Length { .. }));
+        let rejected = |packed: &[u8], length| unpack(packed, length).expect_err("damaged");
+        assert!(matches!(rejected(&packed[..1], 560), PackingError::Damaged { .. }));
+        assert!(matches!(rejected(&packed[..71], 560), PackingError::Length { .. }));
+        assert!(matches!(
+            rejected(&[&packed[..], &[0]].concat(), 560),
+            PackingError::Length { .. }
+        ));
+        assert!(matches!(rejected(&packed, 552), PackingError::Length { .. }));
         let mut wide = packed;
         wide[0] = 9;
-        assert!(matches!(refused(&wide, 560), PackingError::Damaged { .. }));
+        assert!(matches!(rejected(&wide, 560), PackingError::Damaged { .. }));
     }
 
     proptest! {
         #[test]
-        fn unpacking_gives_back_what_was_packed(
+        fn packed_integers_read_back(
             numbers in prop::collection::vec((any::<i64>(), 0u32..64), 0..300),
         ) {
             let numbers: Vec<i64> = numbers.into_iter().map(|(number, by)| number >> by).collect();
@@ -182,7 +186,10 @@ mod tests {
         }
 
         #[test]
-        fn noise_never_panics(noise in prop::collection::vec(any::<u8>(), 0..200), count in 0usize..300) {
+        fn random_bytes_never_panic(
+            noise in prop::collection::vec(any::<u8>(), 0..200),
+            count in 0usize..300,
+        ) {
             if let Ok(numbers) = unpack(&noise, 8 * count) {
                 prop_assert_eq!(numbers.len(), 8 * count);
             }

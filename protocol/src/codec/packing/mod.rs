@@ -1,53 +1,52 @@
-//! How the bytes of a tensor are packed for a link, without loss.
+//! Lossless packing of a tensor's bytes for a link.
 //!
-//! What is chosen here may differ from link to link, since it always gives back the bytes that went
-//! in.
+//! The packing may differ between links, because unpacking always returns the original bytes.
 
 mod integers;
 
 use bytes::Bytes;
 
-/// How a tensor's bytes are packed.
+/// The packing of a tensor's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Packing {
-    /// As they are.
+    /// No packing.
     #[default]
     Raw,
     /// Byte planes (all first bytes of the elements, then all second bytes, and so on), then zstd
-    /// at level 1. Planes set the exponents, which repeat, apart from the mantissas, which are
-    /// noise: random bf16 shrinks by 1.46 with them and by 1.29 without.
+    /// at level 1. Planes separate the exponents, which repeat, from the mantissas, which are
+    /// noise: random bf16 shrinks by 1.46 with planes and by 1.29 without.
     Zstd,
     /// 64-bit integers without the bytes that only repeat their sign.
     Integers,
 }
 
-/// Level 3 is never smaller on noise, and slower.
+/// The level of zstd. Level 3 is slower and never smaller on noise.
 const LEVEL: i32 = 1;
 
-/// Why packed bytes do not give back a tensor.
+/// Errors of unpacking.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PackingError {
-    /// Not what packing gives, cut short, or larger than announced.
+    /// The bytes are invalid, truncated, or unpack to more than announced.
     #[error("the packed tensor is damaged: {reason}")]
     Damaged {
-        /// What unpacking stumbled over.
+        /// The decoder's message.
         reason: String,
     },
-    /// Other than what the header announced.
+    /// The length differs from the one in the header.
     #[error("the packed tensor has {given} bytes where {announced} were announced")]
     Length {
-        /// Bytes announced.
+        /// The announced length in bytes.
         announced: usize,
-        /// Bytes found.
+        /// The actual length in bytes.
         given: usize,
     },
 }
 
-/// Packs `raw`, elements of `width` bytes each, and says how: bytes that packing would not make
-/// smaller, or that are not what it is for, stay as they are.
+/// Packs `raw`, elements of `width` bytes each; returns the packing used. Bytes that the packing
+/// would not make smaller, or is not made for, stay raw.
 ///
 /// # Panics
-/// When `raw` is no whole number of elements.
+/// If `raw` is not a whole number of elements.
 #[must_use]
 pub fn pack(packing: Packing, width: usize, raw: Bytes) -> (Packing, Bytes) {
     let packed = match packing {
@@ -62,10 +61,10 @@ pub fn pack(packing: Packing, width: usize, raw: Bytes) -> (Packing, Bytes) {
     }
 }
 
-/// The planes of the elements in fewer bytes, if zstd finds such.
+/// Compresses the planes of the elements; `None` if they do not shrink.
 fn compress(width: usize, raw: &[u8]) -> Option<Vec<u8>> {
     let planes = to_planes(width, raw);
-    // Into a buffer of the raw size: what does not fit has not shrunk.
+    // The buffer has the raw size: larger results do not fit.
     let mut packed = vec![0; raw.len()];
     match zstd::bulk::compress_to_buffer(&planes, packed.as_mut_slice(), LEVEL) {
         Ok(length) if length < raw.len() => {
@@ -76,14 +75,14 @@ fn compress(width: usize, raw: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// Gives back the `length` bytes that were packed, elements of `width` bytes each. Allocates no
-/// more than `length` bytes twice, whatever the packed bytes hold; raw bytes are not copied.
+/// Unpacks to `length` bytes, elements of `width` bytes each. Allocates at most twice `length`
+/// bytes, whatever the packed bytes contain; raw bytes are not copied.
 ///
 /// # Errors
-/// When the packed bytes are damaged or hold another number of bytes.
+/// If the packed bytes are damaged, or unpack to another length.
 ///
 /// # Panics
-/// When `length` is no whole number of elements.
+/// If `length` is not a whole number of elements.
 pub fn unpack(
     packing: Packing,
     width: usize,
@@ -105,8 +104,8 @@ pub fn unpack(
 }
 
 fn decompress(width: usize, packed: &[u8], length: usize) -> Result<Vec<u8>, PackingError> {
-    // In one piece into a buffer of the announced length: unlike a stream's, its window is that
-    // buffer, so a frame that asks for a large one gets nothing.
+    // Decompressed at once into a buffer of the announced length. Unlike a stream's, the window is
+    // that buffer, so a frame that requests a large window allocates nothing.
     let mut planes = vec![0; length];
     let given = zstd::bulk::decompress_to_buffer(packed, planes.as_mut_slice())
         .map_err(|error| PackingError::Damaged { reason: error.to_string() })?;
@@ -116,7 +115,7 @@ fn decompress(width: usize, packed: &[u8], length: usize) -> Result<Vec<u8>, Pac
     Ok(from_planes(width, planes))
 }
 
-/// All first bytes, all second bytes, and so on.
+/// Reorders to all first bytes, then all second bytes, and so on.
 fn to_planes(width: usize, raw: &[u8]) -> Vec<u8> {
     assert!(raw.len().is_multiple_of(width), "half an element");
     if width == 1 {
@@ -154,14 +153,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn planes_set_equal_bytes_of_elements_side_by_side() {
+    fn planes_group_the_bytes_of_elements_by_position() {
         assert_eq!(to_planes(2, &[1, 2, 3, 4, 5, 6]), [1, 3, 5, 2, 4, 6]);
         assert_eq!(to_planes(4, &[1, 2, 3, 4]), [1, 2, 3, 4]);
         assert_eq!(from_planes(2, vec![1, 3, 5, 2, 4, 6]), [1, 2, 3, 4, 5, 6]);
     }
 
     #[test]
-    fn what_does_not_shrink_stays_raw() {
+    fn bytes_that_do_not_shrink_stay_raw() {
         // The bytes of a hash are noise.
         let noise = Bytes::copy_from_slice(blake3::hash(b"noise").as_bytes());
         assert_eq!(pack(Packing::Zstd, 2, noise.clone()), (Packing::Raw, noise));
@@ -169,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn another_length_than_announced_is_refused() {
+    fn a_length_other_than_announced_is_rejected() {
         let (packing, bomb) = pack(Packing::Zstd, 1, vec![0; 1 << 24].into());
         assert_eq!(packing, Packing::Zstd);
         assert!(matches!(
@@ -183,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_after_the_end_are_refused() {
+    fn bytes_after_the_end_are_rejected() {
         let (_, packed) = pack(Packing::Zstd, 1, vec![7; 100].into());
         let mut longer = packed.to_vec();
         longer.push(0);
@@ -195,7 +194,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn unpacking_gives_back_what_was_packed(
+        fn packed_bytes_read_back(
             width in prop::sample::select(vec![1usize, 2, 4, 8]),
             elements in prop::collection::vec(0u8..4, 0..600),
         ) {
@@ -205,7 +204,7 @@ mod tests {
         }
 
         #[test]
-        fn noise_and_torn_frames_are_errors(
+        fn random_and_truncated_frames_are_rejected(
             noise in prop::collection::vec(any::<u8>(), 0..200),
             cut in 0usize..40,
         ) {

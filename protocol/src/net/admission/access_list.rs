@@ -1,42 +1,42 @@
-//! Who is banned, which tickets are revoked, and who is let in by name.
+//! The access list: banned peers, revoked tickets, and peers admitted by id.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::UnixTime;
-use super::certificate::PERMIT_LIFE;
+use super::certificate::CERTIFICATE_LIFETIME;
 use super::denied::Paper;
 use super::signed::{Signed, Statement};
 use super::ticket_id::TicketId;
 use crate::ids::{PeerId, RunId};
 use crate::net::identity::Identity;
 
-/// Peers banned at once.
+/// Maximum number of banned peers.
 const BANNED: usize = 512;
 
-/// Peers that are let in by name: each greeting carries the roster.
+/// Maximum number of peers admitted by id. Each greeting carries the whole list.
 const ALLOWED: usize = 1024;
 
-/// Tickets revoked whose permits may still be about.
+/// Maximum number of revoked tickets whose certificates may still be valid.
 const REVOKED: usize = 512;
 
-/// What the warden says of peers by name. Of two, the one with the higher version counts.
+/// The issuer's statement about peers by id. The one with the higher version is in force.
 #[derive(Debug, Clone, PartialEq, Eq, Default, bincode::Encode, bincode::Decode)]
 pub struct AccessList {
-    /// Of which run; none before there is one.
+    /// The run; `None` before the list is published for one.
     pub run: Option<RunId>,
-    /// Which edition.
+    /// The version of the list.
     pub version: u64,
-    /// Who is never let in.
+    /// The banned peers.
     pub banned: BTreeSet<PeerId>,
-    /// Tickets that let nobody in any more, until when somebody may still show what came of them.
+    /// Revoked tickets, each with the time until which a certificate of it may still be shown.
     pub revoked: BTreeMap<TicketId, UnixTime>,
-    /// Who is let in without a ticket.
+    /// Peers admitted without a ticket.
     pub allowed: BTreeSet<PeerId>,
 }
 
-/// As many names as a roster takes.
+/// The access list has reached a limit, which is the value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the roster has as many names as it can hold ({0}): take some off it first")]
+#[error("the access list has reached its limit of {0} entries: remove some entries first")]
 pub struct AccessListFull(usize);
 
 impl Statement for AccessList {
@@ -45,32 +45,32 @@ impl Statement for AccessList {
 }
 
 impl AccessList {
-    /// Bans a peer, which also takes it off the list of who is let in.
+    /// Bans a peer, and removes it from the admitted peers.
     ///
     /// # Errors
-    /// When there is no room.
+    /// If the list is full.
     pub fn ban(&mut self, peer: PeerId) -> Result<(), AccessListFull> {
         self.allowed.remove(&peer);
         self.banned.insert(peer);
         self.fits()
     }
 
-    /// No longer bans a peer; says whether it was.
+    /// Removes the ban of a peer; returns whether there was one.
     pub fn unban(&mut self, peer: PeerId) -> bool {
         self.banned.remove(&peer)
     }
 
-    /// Lets a peer in without a ticket.
+    /// Admits a peer without a ticket.
     ///
     /// # Errors
-    /// When there is no room.
+    /// If the list is full.
     pub fn allow(&mut self, peer: PeerId) -> Result<(), AccessListFull> {
         self.banned.remove(&peer);
         self.allowed.insert(peer);
         self.fits()
     }
 
-    /// Takes a peer off the list of who is let in; says whether it was on it.
+    /// Removes a peer from the admitted peers; returns whether it was one.
     pub fn disallow(&mut self, peer: PeerId) -> bool {
         self.allowed.remove(&peer)
     }
@@ -78,15 +78,15 @@ impl AccessList {
     /// Revokes a ticket that can be used until `expires`.
     ///
     /// # Errors
-    /// When there is no room.
+    /// If the list is full.
     pub fn revoke(&mut self, ticket: TicketId, expires: UnixTime) -> Result<(), AccessListFull> {
-        // The last permit is given when the ticket expires, and is renewed no more.
-        self.revoked.insert(ticket, expires.after(2 * PERMIT_LIFE));
+        // The last certificate is issued when the ticket expires, and is not renewed after that.
+        self.revoked.insert(ticket, expires.after(2 * CERTIFICATE_LIFETIME));
         self.fits()
     }
 
-    /// The next edition, signed. What nobody can show any more is left out. The time is part of the version,
-    /// so that a warden that lost its roster does not repeat one.
+    /// Signs the next version. Entries whose certificates have all expired are removed. The version
+    /// is at least the current time, so that an issuer that lost its list does not reuse a version.
     #[must_use]
     pub fn publish(&mut self, run: RunId, issuer: &Identity, now: UnixTime) -> Signed {
         self.run = Some(run);
@@ -95,7 +95,7 @@ impl AccessList {
         Signed::of(self, issuer)
     }
 
-    /// Whether it holds no more than it may.
+    /// Checks the list against its limits.
     pub(super) fn fits(&self) -> Result<(), AccessListFull> {
         let over = |length: usize, cap: usize| {
             if length > cap { Err(AccessListFull(cap)) } else { Ok(()) }

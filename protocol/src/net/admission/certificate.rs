@@ -1,4 +1,4 @@
-//! What lets one peer into a run, wherever it is shown.
+//! Membership certificates: proof that a peer is admitted to a run.
 
 use std::time::Duration;
 
@@ -9,19 +9,19 @@ use super::{Term, UnixTime};
 use crate::ids::{PeerId, RunId};
 use crate::net::identity::Identity;
 
-/// How long a permit is good; the warden renews it at the connections in its second half.
-pub const PERMIT_LIFE: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+/// Lifetime of a certificate. The issuer renews it on connections during its second half.
+pub const CERTIFICATE_LIFETIME: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
 /// The right of one peer to take part in one run.
 #[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct Certificate {
-    /// In which.
+    /// The run.
     pub run: RunId,
-    /// Who. Connections prove it by the peer's own key.
+    /// The peer. It proves its id on each connection by its own key.
     pub peer: PeerId,
-    /// What it came of.
+    /// The ticket that the certificate was issued for.
     pub ticket: TicketId,
-    /// From when until when.
+    /// The time of validity.
     pub term: Term,
 }
 
@@ -31,7 +31,7 @@ impl Statement for Certificate {
 }
 
 impl Certificate {
-    /// Signs one.
+    /// Signs a certificate.
     #[must_use]
     pub fn sign(
         issuer: &Identity,
@@ -40,13 +40,13 @@ impl Certificate {
         ticket: TicketId,
         now: UnixTime,
     ) -> Signed {
-        Signed::of(&Self { run, peer, ticket, term: Term::of(now, PERMIT_LIFE) }, issuer)
+        Signed::of(&Self { run, peer, ticket, term: Term::of(now, CERTIFICATE_LIFETIME) }, issuer)
     }
 
-    /// Whether it lets this peer into this run now.
+    /// Checks whether it admits this peer to this run at this time.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason of the rejection.
     pub fn admits(&self, peer: PeerId, run: RunId, now: UnixTime) -> Result<(), Denied> {
         if self.run != run {
             return Err(Denied::OtherRun {
@@ -61,9 +61,9 @@ impl Certificate {
         self.term.check(Paper::Certificate, now)
     }
 
-    /// Whether half of its time is over.
+    /// Whether half of its lifetime is over.
     #[must_use]
     pub fn is_old(&self, now: UnixTime) -> bool {
-        now.since(self.term.issued) > PERMIT_LIFE / 2
+        now.since(self.term.issued) > CERTIFICATE_LIFETIME / 2
     }
 }

@@ -1,4 +1,4 @@
-//! The decoders of what the warden signs, as they are tried. See [`crate::decoder`].
+//! The decoders of statements signed by the issuer, with their checks. See [`crate::decoder`].
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::net::discovery::PeerAddress;
 use crate::net::identity::Identity;
 use crate::wire;
 
-/// Those of the papers that peers show.
+/// The decoders of tickets and of credentials that peers present.
 pub const DECODERS: &[Decoder] = &[
     Decoder { name: "ticket", examples: tickets, check: check_ticket },
     Decoder { name: "pass", examples: passes, check: check_pass },
@@ -31,7 +31,7 @@ fn run() -> RunId {
     RunId::of(b"a run")
 }
 
-/// One for two peers, with an address of the warden and one of another.
+/// A ticket for two peers, with an address of the issuer and one of another peer.
 pub(crate) fn ticket() -> Ticket {
     let issuer = issuer();
     let named = format!("/dns4/seed.example.org/tcp/7410/p2p/{}", PeerId([9; 32]));
@@ -43,7 +43,7 @@ pub(crate) fn ticket() -> Ticket {
     Ticket::new(&issuer, (run(), TicketId(3)), term, 2, &addresses)
 }
 
-/// A permit and a roster with every kind of name.
+/// A certificate and an access list with every kind of entry.
 pub(crate) fn pass() -> Pass {
     let (issuer, peer) = (issuer(), PeerId([8; 32]));
     let mut access_list = AccessList {
@@ -62,7 +62,7 @@ fn tickets() -> Vec<Vec<u8>> {
 }
 
 fn check_ticket(bytes: &[u8]) {
-    // The text, and what is in it, which a fuzzer cannot sign.
+    // Checks the text form, and the content without a valid signature, which a fuzzer cannot make.
     if let Ok(text) = std::str::from_utf8(bytes)
         && let Ok(ticket) = text.parse::<Ticket>()
     {
@@ -84,13 +84,16 @@ fn check_pass(bytes: &[u8]) {
     reads_back::<Pass>(bytes);
     let Ok(pass) = wire::decode::<Pass>(bytes) else { return };
     let key = issuer().peer_id();
-    look::<Certificate>(pass.certificate.as_ref(), key);
-    look::<AccessList>(pass.access_list.as_ref(), key);
+    check_statement::<Certificate>(pass.certificate.as_ref(), key);
+    check_statement::<AccessList>(pass.access_list.as_ref(), key);
 }
 
-/// Whoever signed it: what it says can be read, or cannot.
-fn look<T: Statement>(signed: Option<&Signed>, key: PeerId) {
+/// Checks that a statement that cannot be decoded is never accepted, whatever its signature.
+fn check_statement<T: Statement>(signed: Option<&Signed>, key: PeerId) {
     let Some(signed) = signed else { return };
-    let said = signed.peek::<T>();
-    assert!(said.is_ok() || signed.open::<T>(key).is_err(), "what cannot be read is not believed");
+    let content = signed.peek::<T>();
+    assert!(
+        content.is_ok() || signed.open::<T>(key).is_err(),
+        "an undecodable statement is not accepted"
+    );
 }

@@ -1,4 +1,4 @@
-//! Why a peer is not let in, in words for the one who is not.
+//! The reasons for refusing admission, with texts for the refused peer.
 
 use std::fmt;
 
@@ -7,14 +7,14 @@ use super::ticket_id::TicketId;
 use crate::ids::{PeerId, RunId};
 use crate::manifest::AdmissionMode;
 
-/// What somebody signed.
+/// The kind of a signed statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum Paper {
-    /// What people pass on.
+    /// An invitation that people pass on.
     Ticket,
-    /// What lets in one peer.
+    /// The admission of one peer.
     Certificate,
-    /// Who is banned and who is listed.
+    /// The bans and admissions by id.
     AccessList,
 }
 
@@ -22,123 +22,125 @@ impl fmt::Display for Paper {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Ticket => "ticket",
-            Self::Certificate => "permit",
-            Self::AccessList => "roster",
+            Self::Certificate => "certificate",
+            Self::AccessList => "access list",
         })
     }
 }
 
-/// Why a peer is not let in.
+/// The reason for refusing admission to a peer.
 #[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode, thiserror::Error)]
 pub enum Denied {
-    /// It shows nothing.
+    /// The peer presents no certificate.
     #[error("{}", needed(*mode))]
     Needed {
-        /// The run, for who has a permit of it.
+        /// The run; a peer may have a certificate of it.
         run: RunId,
-        /// Whom it lets in.
+        /// The admission mode of the run.
         mode: AdmissionMode,
     },
-    /// Its time is over.
+    /// The statement has expired.
     #[error(
         "the {paper} expired {} ago: ask for a new one (`shoal invite new`)",
         span(*since)
     )]
     Expired {
-        /// What has.
+        /// The expired statement.
         paper: Paper,
-        /// Seconds since then.
+        /// Seconds since the expiry.
         since: u64,
-        /// What the clock of who says so says.
+        /// The clock of the refusing peer.
         clock: UnixTime,
     },
-    /// By the clock of who looks at it, it was not signed yet.
+    /// The statement was signed in the future, by the clock of the refusing peer.
     #[error(
         "the {paper} is from {} in the future by this peer's clock: one of the clocks is wrong; \
          set them (`timedatectl set-ntp true`)",
         span(*ahead)
     )]
     NotYet {
-        /// What is.
+        /// The statement.
         paper: Paper,
-        /// Seconds until then.
+        /// Seconds until its date of issue.
         ahead: u64,
-        /// What the clock of who says so says.
+        /// The clock of the refusing peer.
         clock: UnixTime,
     },
-    /// Others were faster.
+    /// All uses of the ticket are spent.
     #[error(
         "all {uses} uses of ticket {ticket} are used up: ask for a new one (`shoal invite new`)"
     )]
     UsedUp {
-        /// Which.
+        /// The ticket.
         ticket: TicketId,
-        /// How many it had.
+        /// The number of its uses.
         uses: u16,
     },
-    /// The warden took it back.
-    #[error("ticket {ticket} was revoked, and what came of it with it: ask for a new one")]
+    /// The issuer revoked the ticket.
+    #[error("ticket {ticket} was revoked, and its certificates with it: ask for a new one")]
     Revoked {
-        /// Which.
+        /// The ticket.
         ticket: TicketId,
     },
-    /// The warden does not want this peer.
-    #[error("this peer is banned from the run: only `shoal unban` by its warden lets it in again")]
-    Banned,
-    /// A permit is for one peer.
+    /// The issuer banned the peer.
     #[error(
-        "the permit is peer {bound}'s: a permit works for one peer id; start with the data directory \
-         that it was given to, or ask for a ticket"
+        "this peer is banned from the run: only `shoal unban` by the run's issuer admits it again"
+    )]
+    Banned,
+    /// The certificate belongs to another peer.
+    #[error(
+        "the certificate is peer {bound}'s: it is valid for one peer id; start with the data \
+         directory that it was issued to, or ask for a ticket"
     )]
     OtherPeer {
-        /// Whose it is.
+        /// The peer that the certificate was issued to.
         bound: PeerId,
     },
-    /// It is for something else.
+    /// The statement belongs to another run.
     #[error("the {paper} is for run {theirs}, and this is run {ours}: ask for one of this run")]
     OtherRun {
-        /// What is.
+        /// The statement.
         paper: Paper,
-        /// Its run.
+        /// The run of the statement.
         theirs: RunId,
-        /// The run of who says so.
+        /// The run of the refusing peer.
         ours: RunId,
     },
-    /// The warden did not sign it.
+    /// The issuer's signature is missing or wrong.
     #[error(
-        "the {paper} is not signed by the run's warden: it is damaged, forged or another run's"
+        "the {paper} is not signed by the run's issuer: it is damaged, forged or from another run"
     )]
     Forged {
-        /// What is not.
+        /// The statement.
         paper: Paper,
     },
-    /// Only one peer turns tickets into permits.
-    #[error("this peer turns no tickets into permits")]
+    /// Only the issuer exchanges tickets for certificates.
+    #[error("this peer does not exchange tickets for certificates: connect to the run's issuer")]
     NotIssuer,
-    /// The warden could not write it down.
+    /// The issuer could not record the use of the ticket.
     #[error(
-        "the warden cannot record that the ticket is used: its disk may be full; try again later"
+        "the issuer cannot record the use of the ticket: its disk may be full; try again later"
     )]
     NotRecorded,
-    /// More permits are known than fit.
-    #[error("this peer has let in as many peers as it can remember")]
+    /// The refusing peer stores no further certificates.
+    #[error("the peer has reached its limit of known certificates")]
     Full,
 }
 
 fn needed(mode: AdmissionMode) -> &'static str {
     match mode {
         AdmissionMode::Allowlist => {
-            "the run lets in listed peers, and this one is not listed: send the line that `shoal id` \
-             prints to who runs it, for `shoal invite allow`"
+            "the run admits listed peers, and this one is not listed: send the line that \
+             `shoal id` prints to the run's operator, for `shoal invite allow`"
         }
         _ => {
-            "the run lets in who has a ticket: ask who runs it for one (`shoal invite new`), and \
-             type `shoal join TICKET`"
+            "the run admits peers with a ticket: ask its operator for one (`shoal invite new`), \
+             and run `shoal join TICKET`"
         }
     }
 }
 
-/// A span as people say it.
+/// A duration in a unit for people.
 fn span(seconds: u64) -> String {
     let (count, unit) = match seconds {
         0..120 => (seconds, "s"),
@@ -150,7 +152,7 @@ fn span(seconds: u64) -> String {
 }
 
 impl Denied {
-    /// What the clock of who said it said, where it is about time.
+    /// The clock of the refusing peer, if the reason is about time.
     #[must_use]
     pub fn clock(&self) -> Option<UnixTime> {
         match self {
@@ -159,7 +161,7 @@ impl Denied {
         }
     }
 
-    /// Whether the same may be let in later without anybody doing anything here.
+    /// Whether a later attempt may succeed without any change at this peer.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         matches!(self, Self::NotRecorded | Self::Full)

@@ -1,4 +1,4 @@
-//! What both planes ask before they talk to anybody.
+//! The admission check of all connections, of transport and discovery.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -19,53 +19,54 @@ use crate::ids::{PeerId, RunId};
 use crate::limits;
 use crate::manifest::{Admission, AdmissionMode};
 
-/// Permits that are remembered of others.
+/// Maximum number of other peers' certificates that are stored.
 const KNOWN: usize = 2 * limits::MEMBERS;
 
-/// What a run's manifest says of who may take part.
+/// The admission rules of a run, from its manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rules {
     /// The run.
     pub run: RunId,
-    /// Whom it lets in, and whose key says so.
+    /// The mode and the issuer.
     pub admission: Admission,
 }
 
-/// What one end of a connection shows the other.
+/// The credentials that one end of a connection presents to the other.
 #[derive(Debug, Clone, PartialEq, Eq, Default, bincode::Encode, bincode::Decode)]
 pub struct Pass {
-    /// What lets it in.
+    /// The certificate that admits it.
     pub certificate: Option<Signed>,
-    /// The newest roster it knows: so it spreads.
+    /// The newest access list that it knows, so that the list spreads.
     pub access_list: Option<Signed>,
 }
 
-/// Who may take part, as far as this process knows. Both planes ask it, and all clones of it are one.
+/// The admission state of this process. Transport and discovery share it; all clones share the
+/// state.
 #[derive(Clone)]
 pub struct Gate {
     state: Arc<Mutex<State>>,
-    /// Counts what became different: the rules, the roster, the own permit.
+    /// Counts changes of the rules, the access list and the own certificate.
     changes: watch::Sender<u64>,
 }
 
 #[derive(Default)]
 struct State {
-    /// Without rules everybody passes: the process takes part in nothing yet.
+    /// Without rules all peers are admitted: the process does not take part in a run yet.
     rules: Option<Rules>,
-    /// What this process was let in by.
+    /// The certificate of this process.
     certificate: Option<Signed>,
-    /// What it was invited by, as long as it has no permit.
+    /// The ticket of this process, until it has a certificate.
     ticket: Option<Ticket>,
     access_list: AccessList,
     signed_access_list: Option<Signed>,
-    /// Permits that others have shown.
+    /// Certificates that other peers presented.
     known: BTreeMap<PeerId, Certificate>,
     desk: Option<Arc<Desk>>,
     refusals: Refusals,
 }
 
 impl Default for Gate {
-    /// One that lets everybody in until it is told of a run.
+    /// A gate that admits all peers until a run is set.
     fn default() -> Self {
         Self { state: Arc::default(), changes: watch::Sender::new(0) }
     }
@@ -73,7 +74,7 @@ impl Default for Gate {
 
 impl Gate {
     fn state(&self) -> MutexGuard<'_, State> {
-        // Whoever holds it looks up, checks and notes, and waits for nothing.
+        // A poisoned lock is usable: its holders only look up and store values.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -81,7 +82,7 @@ impl Gate {
         self.changes.send_modify(|count| *count += 1);
     }
 
-    /// Follows the rules of a run from now on. What is known of another run is forgotten.
+    /// Applies the rules of a run. Discards the state of any other run.
     pub fn enter(&self, rules: Rules) {
         let mut state = self.state();
         if state.rules.as_ref().is_some_and(|known| known.run != rules.run) {
@@ -93,7 +94,7 @@ impl Gate {
         self.changed();
     }
 
-    /// Shows this permit from now on.
+    /// Presents this certificate on later connections.
     pub fn hold(&self, certificate: Signed) {
         let mut state = self.state();
         state.certificate = Some(certificate);
@@ -102,20 +103,20 @@ impl Gate {
         self.changed();
     }
 
-    /// Shows this ticket to its warden, and to nobody else, until there is a permit.
+    /// Presents this ticket to its issuer, and to no other peer, until there is a certificate.
     pub fn invite(&self, ticket: Ticket) {
         self.state().ticket = Some(ticket);
     }
 
-    /// Turns tickets into permits from now on.
+    /// Exchanges tickets for certificates from now on.
     pub fn open_desk(&self, desk: Arc<Desk>) {
         self.state().desk = Some(desk);
     }
 
-    /// Something that others show or that was kept: the roster, if it is newer than the one known.
+    /// Applies an access list if it is newer than the known one.
     ///
     /// # Errors
-    /// [`Denied::Forged`] when the warden did not sign it.
+    /// [`Denied::Forged`] if the issuer did not sign it.
     pub fn learn(&self, access_list: &Signed) -> Result<(), Denied> {
         let mut state = self.state();
         let Some(rules) = state.rules.clone() else { return Ok(()) };
@@ -136,13 +137,13 @@ impl Gate {
         Ok(())
     }
 
-    /// Notices when rules, roster or the own permit become others.
+    /// Signals changes of the rules, the access list or the own certificate.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
-    /// What this process shows.
+    /// The credentials of this process.
     #[must_use]
     pub fn pass(&self) -> Pass {
         let state = self.state();
@@ -152,7 +153,7 @@ impl Gate {
         }
     }
 
-    /// What it shows this peer besides, if it is the warden that has invited it.
+    /// The ticket to present to this peer, if it is the issuer of the ticket.
     #[must_use]
     pub fn ticket_for(&self, peer: PeerId) -> Option<Signed> {
         let state = self.state();
@@ -160,10 +161,11 @@ impl Gate {
         Some(ticket.signed().clone())
     }
 
-    /// Whether a peer that proved its id and shows this is let in. What it shows is remembered.
+    /// Checks whether to admit a peer that proved its id and presents these credentials. Stores its
+    /// certificate.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason for refusing admission.
     pub fn admit(&self, peer: PeerId, pass: &Pass, now: UnixTime) -> Result<(), Denied> {
         if let Some(access_list) = &pass.access_list {
             self.learn(access_list)?;
@@ -182,7 +184,7 @@ impl Gate {
         };
         let certificate: Certificate = certificate.open(key)?;
         certificate.admits(peer, run, now)?;
-        state.access_list.honours(certificate.ticket)?;
+        state.access_list.check_not_revoked(certificate.ticket)?;
         if state.known.len() >= KNOWN && !state.known.contains_key(&peer) {
             state.known.retain(|_, known| known.term.expires >= now);
             if state.known.len() >= KNOWN {
@@ -193,11 +195,11 @@ impl Gate {
         Ok(())
     }
 
-    /// Whether a peer that was let in would be let in again. Asked of everybody whenever something changed,
-    /// and now and then, since permits expire.
+    /// Checks whether an admitted peer is still admitted. Called for every connected peer after
+    /// each change, and at intervals, because certificates expire.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason why it is not.
     pub fn stands(&self, peer: PeerId, now: UnixTime) -> Result<(), Denied> {
         let state = self.state();
         if let Some(decided) = state.decide(peer) {
@@ -207,24 +209,25 @@ impl Gate {
         let none = Denied::Needed { run: *run, mode: admission.mode };
         let certificate = state.known.get(&peer).ok_or(none)?;
         certificate.admits(peer, *run, now)?;
-        state.access_list.honours(certificate.ticket)
+        state.access_list.check_not_revoked(certificate.ticket)
     }
 
-    /// Turns a ticket into a permit, and counts the use. Waits for the disk.
+    /// Exchanges a ticket for a certificate, and counts the use. Blocks on disk writes.
     ///
     /// # Errors
-    /// When this is not the warden, or the ticket is of no use.
+    /// If this peer is not the issuer, or the ticket is not valid.
     pub fn claim(&self, ticket: &Signed, peer: PeerId, now: UnixTime) -> Result<Signed, Denied> {
         if self.state().access_list.banned.contains(&peer) {
             return Err(Denied::Banned);
         }
         let desk = self.state().desk.clone().ok_or(Denied::NotIssuer)?;
         let ticket = Ticket::received(desk.issuer(), ticket.clone())?;
-        self.state().access_list.honours(ticket.terms.id)?;
+        self.state().access_list.check_not_revoked(ticket.terms.id)?;
         desk.claim(&ticket, peer, now)
     }
 
-    /// A fresh permit for a peer that was let in by an old one, from its warden.
+    /// A renewed certificate for an admitted peer whose certificate is old, if this peer is the
+    /// issuer.
     #[must_use]
     pub fn renewal(&self, peer: PeerId, now: UnixTime) -> Option<Signed> {
         let state = self.state();
@@ -232,14 +235,14 @@ impl Gate {
         certificate.is_old(now).then(|| desk.renew(certificate, now))
     }
 
-    /// The newest roster.
+    /// The newest access list.
     #[must_use]
     pub fn access_list(&self) -> (AccessList, Option<Signed>) {
         let state = self.state();
         (state.access_list.clone(), state.signed_access_list.clone())
     }
 
-    /// Notes that a connection was refused.
+    /// Records a refused connection.
     pub fn turned_away(
         &self,
         reason: Reason,
@@ -250,13 +253,13 @@ impl Gate {
         self.state().refusals.note(ConnectionRefused { peer, address, reason, text });
     }
 
-    /// How many connections were refused so far, by reason.
+    /// The number of refused connections by reason.
     #[must_use]
     pub fn refusals(&self) -> BTreeMap<Reason, u64> {
         self.state().refusals.counts()
     }
 
-    /// The connections refused since the last call, or the first few of them.
+    /// The connections refused since the last call; only the first few are stored.
     #[must_use]
     pub fn newest_refusals(&self) -> Vec<ConnectionRefused> {
         self.state().refusals.take()
@@ -264,12 +267,12 @@ impl Gate {
 }
 
 impl State {
-    /// What is decided without a permit.
+    /// The decision, if it does not depend on a certificate.
     fn decide(&self, peer: PeerId) -> Option<Result<(), Denied>> {
         let Some(Rules { admission: Admission { mode, key }, .. }) = &self.rules else {
             return Some(Ok(()));
         };
-        // The key's owner can write itself any paper.
+        // The issuer can sign any statement for itself.
         if *key == Some(peer) {
             return Some(Ok(()));
         }
@@ -282,8 +285,8 @@ impl State {
 }
 
 impl AccessList {
-    /// Whether a ticket, and what came of it, was not revoked.
-    fn honours(&self, ticket: TicketId) -> Result<(), Denied> {
+    /// Checks that a ticket is not revoked.
+    fn check_not_revoked(&self, ticket: TicketId) -> Result<(), Denied> {
         if self.revoked.contains_key(&ticket) { Err(Denied::Revoked { ticket }) } else { Ok(()) }
     }
 }

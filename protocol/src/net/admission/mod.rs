@@ -1,15 +1,16 @@
-//! Who may take part in a run, proved by what one peer signed: the *warden*, whose key the manifest
+//! Admission to a run, proved by the signature of one peer: the *issuer*, whose key the manifest
 //! names.
 //!
-//! - A [`Ticket`] is passed on by people. Whoever has it may ask the warden, once for each of its uses,
-//!   for a permit.
-//! - A [`Certificate`] lets in one peer, by its id. Any peer of the run checks it without asking anybody.
-//! - The [`AccessList`] lists who is banned, which tickets are revoked and who is let in by name. A newer one
-//!   replaces an older one wherever it comes from.
+//! - A [`Ticket`] is passed on by people. Its holder may ask the issuer for a certificate, once for
+//!   each of its uses.
+//! - A [`Certificate`] admits one peer, by its id. Any peer of the run checks it without asking
+//!   others.
+//! - The [`AccessList`] has the banned peers, the revoked tickets and the peers admitted by id. A
+//!   newer one replaces an older one, from any source.
 //!
-//! Both planes ask one [`Gate`], before anything else is said on a connection. Only the warden counts uses,
-//! on its own disk, so each is counted once; while it is away nobody new gets in by a ticket, and everybody
-//! who has a permit does.
+//! Transport and discovery consult one [`Gate`] before any other exchange on a connection. Only the
+//! issuer counts uses of tickets, on its own disk, so each use is counted once. While the issuer is
+//! away, no new peer can join by a ticket; every peer with a certificate can.
 
 mod access_list;
 mod certificate;
@@ -27,7 +28,7 @@ mod ticket;
 mod ticket_id;
 
 pub use access_list::{AccessList, AccessListFull};
-pub use certificate::{Certificate, PERMIT_LIFE};
+pub use certificate::{CERTIFICATE_LIFETIME, Certificate};
 pub use denied::{Denied, Paper};
 pub use gate::{Gate, Pass, Rules};
 pub use redemptions::{Claim, Desk, RedemptionError, RedemptionLog};
@@ -40,7 +41,7 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-/// How far two clocks may be apart before what one has signed is of no use to the other.
+/// Maximum difference of two clocks for which one peer accepts the dates of another.
 pub const CLOCK_LEEWAY: Duration = Duration::from_secs(300);
 
 /// Seconds since 1970.
@@ -62,43 +63,43 @@ pub const CLOCK_LEEWAY: Duration = Duration::from_secs(300);
 pub struct UnixTime(pub u64);
 
 impl UnixTime {
-    /// What this machine's clock says.
+    /// The time of this machine's clock.
     #[must_use]
     pub fn now() -> Self {
-        // A clock from before 1970 is wrong, and everything is ahead of it.
+        // A clock before 1970 is wrong; 0 lets every date appear in the future.
         Self(SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs()))
     }
 
-    /// So much later.
+    /// The time after a delay.
     #[must_use]
     pub fn after(self, span: Duration) -> Self {
         Self(self.0.saturating_add(span.as_secs()))
     }
 
-    /// How long ago `earlier` was; zero where it is yet to come.
+    /// The time since `earlier`; zero if `earlier` is in the future.
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_secs(self.0.saturating_sub(earlier.0))
     }
 }
 
-/// From when until when something signed is good.
+/// The time of validity of a signed statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct Term {
-    /// When it was signed.
+    /// The time of signing.
     pub issued: UnixTime,
-    /// When it ends.
+    /// The time of expiry.
     pub expires: UnixTime,
 }
 
 impl Term {
-    /// From now on, for so long.
+    /// A term that starts now and has this lifetime.
     #[must_use]
     pub fn of(now: UnixTime, life: Duration) -> Self {
         Self { issued: now, expires: now.after(life) }
     }
 
-    /// Whether that is now, as far as clocks agree.
+    /// Checks that the term includes this time, within the tolerance of clocks.
     fn check(self, paper: Paper, now: UnixTime) -> Result<(), Denied> {
         if self.issued > now.after(CLOCK_LEEWAY) {
             let ahead = self.issued.since(now).as_secs();

@@ -1,7 +1,8 @@
-//! The warden's book of who turned which ticket into a permit, and the desk where that is done.
+//! The issuer's log of ticket redemptions, and the exchange of tickets for certificates.
 //!
-//! A claim is on the disk before its permit is given, so a use is never given twice, whenever the warden
-//! dies. The same peer may claim the same ticket again: it is the same use.
+//! A redemption is on the disk before its certificate is issued, so a use is never given twice,
+//! even if the issuer crashes. The same peer may redeem the same ticket again: it counts as the
+//! same use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
@@ -19,52 +20,53 @@ use super::ticket_id::TicketId;
 use crate::ids::{PeerId, RunId};
 use crate::net::identity::Identity;
 
-/// Ticket, peer, time, and a checksum of these.
+/// A record consists of ticket, peer, time, and a checksum of these.
 const RECORD: usize = 4 + 32 + 8 + 8;
 
-/// Claims of one run at most: no more is read, nor written.
+/// Maximum number of redemptions of one run.
 const CLAIMS: usize = 1 << 16;
 
-/// A use of a ticket.
+/// One redemption of a ticket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Claim {
-    /// Of which.
+    /// The redeemed ticket.
     pub ticket: TicketId,
-    /// By whom.
+    /// The peer that redeemed it.
     pub peer: PeerId,
-    /// When.
+    /// The time of redemption.
     pub at: UnixTime,
 }
 
-/// Why the book cannot be used.
+/// Errors of the redemption log.
 #[derive(Debug, thiserror::Error)]
 pub enum RedemptionError {
-    /// The disk refused.
-    #[error("the book of claims {} cannot be used: {source}", path.display())]
+    /// The disk returned an error.
+    #[error("the redemption log {} cannot be used: {source}", path.display())]
     Io {
-        /// Which file.
+        /// The log file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// It has as many claims as it takes.
-    #[error("the book of claims {} is full ({CLAIMS} claims)", path.display())]
+    /// The log has reached its limit.
+    #[error("the redemption log {} is full ({CLAIMS} redemptions)", path.display())]
     Full {
-        /// Which file.
+        /// The log file.
         path: PathBuf,
     },
-    /// A record in its midst is damaged, so uses might be given twice.
+    /// A record before the last is damaged, so uses might be given twice.
     #[error(
-        "the book of claims {} is damaged: revoke all tickets (`shoal invite revoke`), then remove it",
+        "the redemption log {} is damaged: revoke all tickets (`shoal invite revoke`), then \
+         remove it",
         path.display()
     )]
     Damaged {
-        /// Which file.
+        /// The log file.
         path: PathBuf,
     },
 }
 
-/// The claims of one run's tickets, in a file that only grows.
+/// The redemptions of one run's tickets, in an append-only file.
 #[derive(Debug)]
 pub struct RedemptionLog {
     path: PathBuf,
@@ -74,10 +76,11 @@ pub struct RedemptionLog {
 }
 
 impl RedemptionLog {
-    /// Opens a book, or begins one. What a death cut off in writing was never given, and is dropped.
+    /// Opens a log, or creates one. A record that a crash truncated was never granted, and is
+    /// removed.
     ///
     /// # Errors
-    /// When it is damaged or cannot be used.
+    /// If it is damaged or cannot be used.
     pub fn open(path: &Path) -> Result<Self, RedemptionError> {
         let failed = |source| RedemptionError::Io { path: path.to_owned(), source };
         let mut options = OpenOptions::new();
@@ -95,10 +98,10 @@ impl RedemptionLog {
         Ok(Self { path: path.to_owned(), file, claims, count: found.len() })
     }
 
-    /// The claims in a book, in their order; none where there is no book.
+    /// The redemptions in a log, in order; empty if there is no log.
     ///
     /// # Errors
-    /// When it is damaged or cannot be read.
+    /// If it is damaged or cannot be read.
     pub fn read(path: &Path) -> Result<Vec<Claim>, RedemptionError> {
         let failed = |source| RedemptionError::Io { path: path.to_owned(), source };
         let mut bytes = Vec::new();
@@ -113,7 +116,7 @@ impl RedemptionLog {
         let (records, _) = bytes.as_chunks::<RECORD>();
         let claims: Vec<Option<Claim>> = records.iter().map(decode).collect();
         let whole: Vec<Claim> = claims.iter().map_while(|claim| *claim).collect();
-        // Only the last may have been cut.
+        // Only the last record may be truncated.
         if whole.len() + 1 < claims.len() {
             return Err(RedemptionError::Damaged { path: path.to_owned() });
         }
@@ -129,14 +132,14 @@ impl RedemptionLog {
         self.claims.get(&ticket).map_or(0, BTreeSet::len)
     }
 
-    /// Writes a claim down; it is on the disk when this returns.
+    /// Appends a redemption; it is on the disk when this returns.
     fn record(&mut self, claim: Claim) -> Result<(), RedemptionError> {
         if self.count >= CLAIMS {
             return Err(RedemptionError::Full { path: self.path.clone() });
         }
         let written = self.file.write_all(&encode(&claim)).and_then(|()| self.file.sync_data());
         if let Err(source) = written {
-            // What was half written must not stand before the next record.
+            // A partial record must not precede the next one.
             let _ = self.file.set_len((self.count * RECORD) as u64);
             return Err(RedemptionError::Io { path: self.path.clone(), source });
         }
@@ -171,48 +174,48 @@ fn checksum(bytes: &[u8]) -> [u8; 8] {
     *blake3::hash(bytes).as_bytes().first_chunk().expect("32 bytes")
 }
 
-/// Where the warden turns tickets into permits.
+/// Exchanges tickets for certificates, on behalf of the issuer.
 #[derive(Debug)]
 pub struct Desk {
     issuer: Identity,
     run: RunId,
-    book: Mutex<RedemptionLog>,
+    log: Mutex<RedemptionLog>,
 }
 
 impl Desk {
-    /// The desk of a run whose warden this is.
+    /// The desk of a run, on its issuer's node.
     #[must_use]
-    pub fn new(issuer: Identity, run: RunId, book: RedemptionLog) -> Self {
-        Self { issuer, run, book: Mutex::new(book) }
+    pub fn new(issuer: Identity, run: RunId, log: RedemptionLog) -> Self {
+        Self { issuer, run, log: Mutex::new(log) }
     }
 
-    /// The run's warden.
+    /// The run's issuer.
     #[must_use]
     pub fn issuer(&self) -> PeerId {
         self.issuer.peer_id()
     }
 
-    /// Turns a ticket into a permit for a peer, and counts the use. Waits for the disk.
+    /// Exchanges a ticket for a certificate of a peer, and counts the use. Blocks on disk writes.
     ///
     /// # Errors
-    /// When the ticket is of no use, or used up, or the claim cannot be written down.
+    /// If the ticket is not valid or used up, or the redemption cannot be recorded.
     pub fn claim(&self, ticket: &Ticket, peer: PeerId, now: UnixTime) -> Result<Signed, Denied> {
         ticket.is_of(self.run, now)?;
         let (id, uses) = (ticket.terms.id, ticket.terms.uses);
-        let mut book = self.book.lock().unwrap_or_else(PoisonError::into_inner);
-        if !book.has(id, peer) {
-            if book.used(id) >= usize::from(uses) {
+        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        if !log.has(id, peer) {
+            if log.used(id) >= usize::from(uses) {
                 return Err(Denied::UsedUp { ticket: id, uses });
             }
-            book.record(Claim { ticket: id, peer, at: now }).map_err(|error| {
-                tracing::error!(%error, "a claim was not recorded");
+            log.record(Claim { ticket: id, peer, at: now }).map_err(|error| {
+                tracing::error!(%error, "a ticket redemption was not recorded");
                 Denied::NotRecorded
             })?;
         }
         Ok(Certificate::sign(&self.issuer, self.run, peer, id, now))
     }
 
-    /// A new permit in the place of a good one.
+    /// A new certificate that replaces a valid one.
     #[must_use]
     pub fn renew(&self, certificate: &Certificate, now: UnixTime) -> Signed {
         Certificate::sign(&self.issuer, self.run, certificate.peer, certificate.ticket, now)

@@ -1,4 +1,4 @@
-//! What is remembered of connections that were refused: counts, and the newest few.
+//! The record of refused connections: counts by reason, and the newest few in detail.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -6,18 +6,18 @@ use std::net::SocketAddr;
 use super::denied::Denied;
 use crate::ids::PeerId;
 
-/// Refusals that are remembered one by one until somebody asks; of more only the number is kept, so that a
-/// flood costs nothing.
+/// Refusals stored in detail until they are read. Further ones are only counted, so that a flood
+/// uses no memory.
 const NEWEST: usize = 16;
 
-/// Why a connection was refused.
+/// The reason of a refused connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reason {
-    /// It showed no permit, or is not on the list.
+    /// The peer presented no certificate, or is not on the list.
     NoCertificate,
-    /// The ticket or permit has expired.
+    /// The ticket or certificate has expired.
     Expired,
-    /// The ticket or permit is from the future.
+    /// The date of the ticket or certificate is in the future.
     Clock,
     /// The ticket is used up.
     UsedUp,
@@ -25,26 +25,26 @@ pub enum Reason {
     Revoked,
     /// The peer is banned.
     Banned,
-    /// The permit is another peer's.
+    /// The certificate belongs to another peer.
     OtherPeer,
-    /// What it showed is not signed by the warden.
+    /// The credentials are not signed by the issuer.
     Forged,
-    /// It belongs to another run.
+    /// The peer belongs to another run.
     OtherRun,
-    /// It speaks another protocol version.
+    /// The peer uses another protocol version.
     Version,
-    /// Its first words make no sense.
+    /// The peer's first message is malformed.
     Malformed,
-    /// It took too long to say who it is.
+    /// The peer did not identify itself in time.
     Slow,
-    /// More connections were being made than are looked at.
+    /// The limit of simultaneous handshakes was reached.
     Flood,
-    /// A life that is over, our own identity, or no room.
+    /// An earlier incarnation, this peer's own identity, or a full table.
     Other,
 }
 
 impl Reason {
-    /// Every reason, each once.
+    /// All reasons, each once.
     pub const ALL: [Self; 14] = [
         Self::NoCertificate,
         Self::Expired,
@@ -83,17 +83,17 @@ impl From<&Denied> for Reason {
 /// A connection that was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnectionRefused {
-    /// Who, if that came out.
+    /// The peer, if it was identified.
     pub peer: Option<PeerId>,
-    /// Where from, as far as is known.
+    /// The remote address, if known.
     pub address: Option<SocketAddr>,
-    /// Why.
+    /// The reason.
     pub reason: Reason,
-    /// In words.
+    /// The reason as text.
     pub text: String,
 }
 
-/// Counts and the newest.
+/// Counters and the newest refusals.
 #[derive(Debug, Default)]
 pub(super) struct Refusals {
     counts: BTreeMap<Reason, u64>,
@@ -101,19 +101,18 @@ pub(super) struct Refusals {
 }
 
 impl Refusals {
-    pub(super) fn note(&mut self, turned: ConnectionRefused) {
-        *self.counts.entry(turned.reason).or_default() += 1;
+    pub(super) fn note(&mut self, refused: ConnectionRefused) {
+        *self.counts.entry(refused.reason).or_default() += 1;
         if self.newest.len() < NEWEST {
-            self.newest.push_back(turned);
+            self.newest.push_back(refused);
         }
     }
 
-    /// So many for each reason so far.
     pub(super) fn counts(&self) -> BTreeMap<Reason, u64> {
         self.counts.clone()
     }
 
-    /// Those since the last time that somebody asked, or the first few of them.
+    /// Removes and returns the stored refusals.
     pub(super) fn take(&mut self) -> Vec<ConnectionRefused> {
         self.newest.drain(..).collect()
     }

@@ -1,4 +1,4 @@
-//! A statement and the signature over exactly the bytes that travel.
+//! A statement with a signature over exactly the bytes that are sent.
 
 use libp2p::identity::ed25519::PublicKey;
 
@@ -10,16 +10,16 @@ use crate::wire;
 /// Bytes of an ed25519 signature.
 const SIGNATURE: usize = 64;
 
-/// Something that is signed.
+/// A type of signed statement.
 pub trait Statement: bincode::Encode + bincode::Decode<()> {
-    /// What it is, in messages. A signature over one kind is none over another.
+    /// The kind of statement, for error messages.
     const PAPER: Paper;
-    /// What goes before its bytes when they are signed, so that no other use of the key gives a
-    /// signature that passes for this one.
+    /// Prefix of the signed bytes. It differs between statement types, so that no signature of
+    /// another use of the key is valid for this one.
     const PURPOSE: &'static [u8];
 }
 
-/// A statement as it was signed: the signature, and the bytes that it is over, never an encoding made anew.
+/// A signed statement as received: the signature, and the signed bytes. It is never encoded again.
 #[derive(Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct Signed(Vec<u8>);
 
@@ -27,7 +27,7 @@ impl Signed {
     /// Signs a statement.
     #[must_use]
     pub fn of<T: Statement>(value: &T, identity: &Identity) -> Self {
-        let body = wire::encode(value).expect("a statement is kept under the cap of a message");
+        let body = wire::encode(value).expect("a statement is within the limit of a message");
         let signature: [u8; SIGNATURE] = identity.sign(&message::<T>(&body));
         Self([&signature[..], &body].concat())
     }
@@ -35,7 +35,7 @@ impl Signed {
     /// The statement, if this key signed it.
     ///
     /// # Errors
-    /// [`Denied::Forged`] when another key did, or none.
+    /// [`Denied::Forged`] if this key did not sign it.
     pub fn open<T: Statement>(&self, key: PeerId) -> Result<T, Denied> {
         let forged = Denied::Forged { paper: T::PAPER };
         let Some((signature, body)) = self.0.split_first_chunk::<SIGNATURE>() else {
@@ -46,10 +46,10 @@ impl Signed {
         if good { self.peek() } else { Err(forged) }
     }
 
-    /// What it says, whoever signed it.
+    /// The statement, without a check of the signature.
     ///
     /// # Errors
-    /// [`Denied::Forged`] when it says nothing of the kind.
+    /// [`Denied::Forged`] if the bytes do not encode such a statement.
     pub fn peek<T: Statement>(&self) -> Result<T, Denied> {
         let body = self.0.get(SIGNATURE..).unwrap_or_default();
         wire::decode(body).map_err(|_| Denied::Forged { paper: T::PAPER })

@@ -1,4 +1,4 @@
-//! What people pass on to have another peer let in.
+//! Tickets: invitations that people pass on.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,35 +12,35 @@ use crate::net::discovery::{Host, PeerAddress};
 use crate::net::identity::Identity;
 use crate::wire;
 
-/// What every ticket begins with.
+/// The prefix of every ticket.
 const PREFIX: &str = "shoal1";
 
-/// Characters of a ticket at most.
+/// Maximum number of characters of a ticket.
 const LONGEST: usize = 1000;
 
-/// Addresses in a ticket.
+/// Maximum number of addresses in a ticket.
 const ADDRESSES: usize = 8;
 
-/// What a ticket says.
+/// The content of a ticket.
 #[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct TicketTerms {
-    /// For which run.
+    /// The run.
     pub run: RunId,
-    /// Which ticket of it.
+    /// The number of the ticket.
     pub id: TicketId,
-    /// From when until when it can be turned into a permit.
+    /// The time in which it can be exchanged for a certificate.
     pub term: Term,
-    /// How many peers it lets in.
+    /// The number of peers that it admits.
     pub uses: u16,
     places: Vec<Place>,
 }
 
-/// An address without what the ticket says anyway.
+/// An address, without the parts that follow from the ticket.
 #[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 struct Place {
     host: Host,
     port: u16,
-    /// None is the warden.
+    /// `None` stands for the issuer.
     peer: Option<PeerId>,
 }
 
@@ -49,32 +49,32 @@ impl Statement for TicketTerms {
     const PURPOSE: &'static [u8] = b"shoal ticket v1\0";
 }
 
-/// A ticket whose signature is its warden's.
+/// A ticket whose signature was checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ticket {
-    /// Who signed it, and alone turns it into a permit.
+    /// The signer, which alone exchanges it for a certificate.
     pub issuer: PeerId,
-    /// What it says.
+    /// The content of the ticket.
     pub terms: TicketTerms,
     signed: Signed,
 }
 
-/// What is wrong with a ticket.
+/// Errors of ticket texts.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TicketError {
-    /// Something else.
+    /// The text is not a ticket.
     #[error("a ticket begins with {PREFIX}")]
     NotOne,
-    /// Something is missing, or was changed on the way.
+    /// Part of the text is missing or was changed.
     #[error("the ticket is damaged: copy all of it, from {PREFIX} to its end")]
     Damaged,
-    /// An address that leads nowhere.
-    #[error("the ticket has addresses that are none: ask for a new one")]
+    /// An address in the ticket is invalid.
+    #[error("the ticket has invalid addresses: ask for a new one")]
     Address,
 }
 
 impl Ticket {
-    /// Signs a ticket. Of the addresses, the warden's own come first.
+    /// Signs a ticket. The issuer's own addresses should come first.
     #[must_use]
     pub fn new(
         issuer: &Identity,
@@ -95,16 +95,16 @@ impl Ticket {
         Self { issuer: own, terms, signed }
     }
 
-    /// Whether a text is meant to be one.
+    /// Whether a text looks like a ticket.
     #[must_use]
     pub fn is_meant(text: &str) -> bool {
         text.starts_with(PREFIX)
     }
 
-    /// A ticket that came over a connection, if its signature is this warden's.
+    /// A ticket received over a connection, if this issuer signed it.
     ///
     /// # Errors
-    /// [`Denied::Forged`] when it is not.
+    /// [`Denied::Forged`] if it did not.
     pub fn received(issuer: PeerId, signed: Signed) -> Result<Self, Denied> {
         let terms: TicketTerms = signed.open(issuer)?;
         let ticket = Self { issuer, terms, signed };
@@ -112,13 +112,13 @@ impl Ticket {
         Ok(ticket)
     }
 
-    /// As it travels.
+    /// The signed form that is sent.
     #[must_use]
     pub fn signed(&self) -> &Signed {
         &self.signed
     }
 
-    /// Where peers of the run are, the warden first.
+    /// Addresses of peers of the run, the issuer's first.
     pub fn addresses(&self) -> impl Iterator<Item = PeerAddress> + '_ {
         self.terms.places.iter().map(|place| PeerAddress {
             host: place.host.clone(),
@@ -127,10 +127,10 @@ impl Ticket {
         })
     }
 
-    /// Whether it can be turned into a permit of this run now, as far as dates go.
+    /// Checks that the ticket belongs to this run and is valid at this time.
     ///
     /// # Errors
-    /// When it is another run's, or it is not its time.
+    /// If it belongs to another run, or is not valid at this time.
     pub fn is_of(&self, run: RunId, now: UnixTime) -> Result<(), Denied> {
         let theirs = self.terms.run;
         if theirs != run {
@@ -139,10 +139,10 @@ impl Ticket {
         self.is_timely(now)
     }
 
-    /// Whether it is its time.
+    /// Checks that the ticket is valid at this time.
     ///
     /// # Errors
-    /// When it has expired, or is from the future.
+    /// If it has expired, or its date is in the future.
     pub fn is_timely(&self, now: UnixTime) -> Result<(), Denied> {
         self.terms.term.check(Paper::Ticket, now)
     }

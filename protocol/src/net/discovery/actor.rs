@@ -23,53 +23,54 @@ use crate::limits;
 use crate::net::admission::{Gate, UnixTime};
 use crate::net::identity::{libp2p_peer_of, peer_of};
 
-/// From one look for the others of a run to the next. We publish every other time.
+/// Interval between searches for other peers of the run. Every second search also publishes this
+/// peer.
 const ROUND: Duration = Duration::from_secs(30);
 
-/// A new peer brings the next round forward to this long after the last one.
+/// After a new peer appears, the next search starts this long after the last one.
 const EARLY: Duration = Duration::from_millis(500);
 
-/// Peers of a run dialled in one round.
+/// Maximum number of peers of a run that one search dials.
 const DIALS: usize = 64;
 
-/// Addresses taken from one peer.
+/// Maximum number of addresses stored per peer.
 const ADDRESSES: usize = 8;
 
-/// Addresses by which we join the network.
+/// Maximum number of addresses for joining the network.
 const ENTRANCES: usize = 64;
 
-/// What the handle asks for.
+/// Commands from the handle.
 pub(super) enum Command {
-    /// Enter the network through this peer.
+    /// Join the network through this peer.
     Bootstrap(PeerAddress),
-    /// Look for the others of this run from now on.
+    /// Search for peers of this run from now on.
     Join(RunId),
-    /// A router passes on what comes to this address.
+    /// A router forwards connections to this address to this peer.
     OpenAt(SocketAddr),
 }
 
-/// A name that was looked up.
+/// The result of a name lookup.
 type Resolved = (PeerAddress, std::io::Result<Vec<SocketAddr>>);
 
-/// The libp2p node and what is known.
+/// The libp2p node and the known peers.
 pub(super) struct Actor {
     swarm: Swarm<Behaviour>,
     gate: Gate,
     events: mpsc::Sender<DiscoveryEvent>,
     run: Option<RunId>,
     entrances: BTreeSet<PeerAddress>,
-    /// Dials of given addresses under way, and which one it was.
+    /// Dials of given addresses that are under way.
     dials: BTreeMap<ConnectionId, PeerAddress>,
     lookups: JoinSet<Resolved>,
-    /// Peers that the owner is to hear of.
+    /// Peers to report to the owner.
     wanted: BTreeSet<libp2p::PeerId>,
-    /// Where connections to peers lead: dialled, or come from.
+    /// Remote addresses of the connections to peers.
     remote: BTreeMap<libp2p::PeerId, SocketAddr>,
-    /// What the owner has heard.
+    /// The addresses reported to the owner.
     found: BTreeMap<libp2p::PeerId, Vec<SocketAddr>>,
-    /// What identified peers say of themselves.
+    /// The addresses that peers announced through identify.
     identified: BTreeMap<libp2p::PeerId, Vec<SocketAddr>>,
-    /// Where a router passes on what comes to us.
+    /// The address that a router forwards to this peer.
     opened: Option<SocketAddr>,
     rounds: u64,
     last_round: Option<Instant>,
@@ -101,7 +102,7 @@ impl Actor {
         }
     }
 
-    /// Runs until it is stopped or nobody listens any more.
+    /// Runs until it is stopped or the owner drops the receiver.
     pub(super) async fn run(mut self, mut inbox: mpsc::Receiver<Command>, stop: CancellationToken) {
         let mut changes = self.gate.changes();
         loop {
@@ -112,10 +113,10 @@ impl Actor {
                     None => pending().await,
                 }
             };
-            let news = tokio::select! {
+            let events = tokio::select! {
                 () = stop.cancelled() => break,
                 command = inbox.recv() => match command {
-                    Some(command) => self.obey(command),
+                    Some(command) => self.handle_command(command),
                     None => break,
                 },
                 Some(resolved) = self.lookups.join_next() => match resolved {
@@ -125,20 +126,20 @@ impl Actor {
                         Vec::new()
                     }
                 },
-                _ = changes.changed() => { self.sweep(); Vec::new() }
+                _ = changes.changed() => { self.disconnect_denied(); Vec::new() }
                 () = round => { self.start_round(); Vec::new() }
                 event = self.swarm.select_next_some() => self.handle(event),
             };
-            for event in news {
+            for event in events {
                 tokio::select! {
                     () = stop.cancelled() => return,
-                    told = self.events.send(event) => if told.is_err() { return },
+                    sent = self.events.send(event) => if sent.is_err() { return },
                 }
             }
         }
     }
 
-    fn obey(&mut self, command: Command) -> Vec<DiscoveryEvent> {
+    fn handle_command(&mut self, command: Command) -> Vec<DiscoveryEvent> {
         match command {
             Command::Bootstrap(address) => {
                 if self.entrances.len() < ENTRANCES {
@@ -155,7 +156,7 @@ impl Actor {
         Vec::new()
     }
 
-    /// What identify says of us has the address from now on.
+    /// Adds the address to those that identify announces, in place of the former one.
     fn open_at(&mut self, address: SocketAddr) {
         let former = self.opened.replace(address).filter(|former| *former != address);
         if let Some(former) = former {
@@ -200,22 +201,23 @@ impl Actor {
         }
     }
 
-    /// Ends the connections of peers that are let in no more.
-    fn sweep(&mut self) {
+    /// Ends the connections of peers that are no longer admitted.
+    fn disconnect_denied(&mut self) {
         let now = UnixTime::now();
         let peers: Vec<libp2p::PeerId> = self.swarm.connected_peers().copied().collect();
         for peer in peers {
-            let stands = peer_of(&peer).is_some_and(|id| self.gate.stands(id, now).is_ok());
-            if !stands {
+            let admitted = peer_of(&peer).is_some_and(|id| self.gate.stands(id, now).is_ok());
+            if !admitted {
                 let _ = self.swarm.disconnect_peer_id(peer);
             }
         }
     }
 
-    /// Publishes and asks, or enters the network again when it has lost everybody.
+    /// Publishes this peer and searches for others. Joins the network again if no connection is
+    /// left.
     fn start_round(&mut self) {
-        // Permits expire without anything changing.
-        self.sweep();
+        // Certificates expire without any change at the gate.
+        self.disconnect_denied();
         let now = Instant::now();
         self.last_round = Some(now);
         self.next_round = Some(now + ROUND);
@@ -230,15 +232,15 @@ impl Actor {
             if self.rounds.is_multiple_of(2)
                 && let Err(error) = kad.start_providing(key.clone())
             {
-                tracing::warn!(%error, "cannot tell the network of this run");
+                tracing::warn!(%error, "cannot publish this run in the network");
             }
             kad.get_providers(key);
             self.rounds += 1;
         }
     }
 
-    /// Somebody new may know more: the next round comes early, and publishes.
-    fn hasten(&mut self) {
+    /// A new peer may know others: starts the next search early, and publishes with it.
+    fn search_soon(&mut self) {
         let earliest = self.last_round.map_or_else(Instant::now, |last| last + EARLY);
         self.next_round = Some(self.next_round.map_or(earliest, |next| next.min(earliest)));
         self.rounds = 0;
@@ -249,7 +251,7 @@ impl Actor {
             SwarmEvent::ConnectionEstablished { peer_id, connection_id, endpoint, .. } => {
                 self.dials.remove(&connection_id);
                 self.note_remote(peer_id, &endpoint);
-                self.tell(peer_id)
+                self.report(peer_id)
             }
             SwarmEvent::ConnectionClosed { peer_id, num_established: 0, cause, .. } => {
                 self.remote.remove(&peer_id);
@@ -263,7 +265,7 @@ impl Actor {
                 address.map(|address| failure(address, &error)).into_iter().collect()
             }
             SwarmEvent::ListenerError { error, .. } => {
-                tracing::warn!(%error, "a listening socket of the search for peers failed");
+                tracing::warn!(%error, "a listening socket of peer discovery failed");
                 Vec::new()
             }
             SwarmEvent::Behaviour(BehaviourEvent::Identify(identify::Event::Received {
@@ -277,7 +279,7 @@ impl Actor {
                 }
                 Vec::new()
             }
-            SwarmEvent::Behaviour(BehaviourEvent::Kad(event)) => self.hear(event),
+            SwarmEvent::Behaviour(BehaviourEvent::Kad(event)) => self.handle_kademlia(event),
             _ => Vec::new(),
         }
     }
@@ -292,7 +294,7 @@ impl Actor {
         }
     }
 
-    /// A peer says where it listens.
+    /// Stores the listen addresses that a peer announced.
     fn identify(&mut self, peer: libp2p::PeerId, info: &identify::Info) -> Vec<DiscoveryEvent> {
         if info.protocol_version != IDENTIFY || !info.protocols.contains(&KAD) {
             // Another libp2p program on the same network.
@@ -307,13 +309,13 @@ impl Actor {
             kad.add_address(&peer, multiaddr(address));
         }
         self.identified.insert(peer, addresses);
-        self.tell(peer)
+        self.report(peer)
     }
 
-    fn hear(&mut self, event: kad::Event) -> Vec<DiscoveryEvent> {
+    fn handle_kademlia(&mut self, event: kad::Event) -> Vec<DiscoveryEvent> {
         match event {
             kad::Event::RoutingUpdated { is_new_peer: true, .. } => {
-                self.hasten();
+                self.search_soon();
                 Vec::new()
             }
             kad::Event::OutboundQueryProgressed {
@@ -324,24 +326,24 @@ impl Actor {
                     })),
                 ..
             } => {
-                // In one order, whatever the library's collection has.
+                // Sorted, so that the order does not depend on the library's collection.
                 let providers: BTreeSet<libp2p::PeerId> = providers.into_iter().collect();
                 let own = *self.swarm.local_peer_id();
-                let mut news = Vec::new();
+                let mut events = Vec::new();
                 for peer in providers.into_iter().filter(|peer| *peer != own).take(DIALS) {
                     if self.wanted.len() < limits::MEMBERS {
                         self.wanted.insert(peer);
                     }
                     self.dial_if_new(peer, Vec::new());
-                    news.extend(self.tell(peer));
+                    events.extend(self.report(peer));
                 }
-                news
+                events
             }
             _ => Vec::new(),
         }
     }
 
-    /// Dials a peer that we have never heard of itself; addresses may be known to Kademlia.
+    /// Dials a peer that is neither found nor identified yet. Kademlia may know further addresses.
     fn dial_if_new(&mut self, peer: libp2p::PeerId, addresses: Vec<libp2p::Multiaddr>) {
         if self.found.contains_key(&peer) || self.identified.contains_key(&peer) {
             return;
@@ -356,9 +358,9 @@ impl Actor {
         }
     }
 
-    /// The owner hears of a peer that it wants, once it is identified, and again when its addresses
+    /// Reports a wanted peer to the owner once it is identified, and again when its addresses
     /// change.
-    fn tell(&mut self, peer: libp2p::PeerId) -> Vec<DiscoveryEvent> {
+    fn report(&mut self, peer: libp2p::PeerId) -> Vec<DiscoveryEvent> {
         let (Some(addresses), Some(id)) = (self.identified.get(&peer), peer_of(&peer)) else {
             return Vec::new();
         };
@@ -372,15 +374,15 @@ impl Actor {
     }
 }
 
-/// Why a given address led nowhere.
+/// The event for a given address that could not be dialled.
 fn failure(address: PeerAddress, error: &DialError) -> DiscoveryEvent {
     let reason = match error {
         DialError::WrongPeerId { obtained, .. } => match peer_of(obtained) {
             Some(found) => return DiscoveryEvent::WrongPeer { address, found },
-            None => "somebody with another kind of identity answers".to_owned(),
+            None => "a peer with another kind of identity answers".to_owned(),
         },
         DialError::Transport(failures) => {
-            // The innermost reasons: what the system or the other end said.
+            // The innermost errors are those of the operating system or the other end.
             let reasons: BTreeSet<String> =
                 failures.iter().map(|(_, error)| innermost(error)).collect();
             reasons.into_iter().collect::<Vec<_>>().join("; ")
@@ -398,20 +400,20 @@ fn innermost(error: &dyn std::error::Error) -> String {
     error.to_string()
 }
 
-/// Where a peer's transport probably answers, the likeliest first: at the IP address that we see
-/// it at, on the ports that it listens on, and then wherever else it says. Loopback addresses mean
-/// something only on one machine.
+/// The probable addresses of a peer's transport, the likeliest first: the observed IP address with
+/// the ports that it listens on, then its other announced addresses. Loopback addresses are used
+/// only within one machine.
 fn likely(remote: SocketAddr, listens: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
     let listens: Vec<SocketAddr> = listens.take(4 * ADDRESSES).collect();
     let seen = listens
         .iter()
         .filter(|listen| listen.is_ipv4() == remote.is_ipv4())
         .map(|listen| SocketAddr::new(remote.ip(), listen.port()));
-    let said = listens.iter().copied().filter(|listen| {
+    let announced = listens.iter().copied().filter(|listen| {
         !listen.ip().is_unspecified() && (!listen.ip().is_loopback() || remote.ip().is_loopback())
     });
     let mut addresses = Vec::new();
-    for address in seen.chain(said) {
+    for address in seen.chain(announced) {
         if !addresses.contains(&address) && addresses.len() < ADDRESSES {
             addresses.push(address);
         }
@@ -424,14 +426,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_address_that_we_see_comes_first() {
+    fn the_observed_address_comes_first() {
         let address = |text: &str| text.parse::<SocketAddr>().expect("an address");
-        let said = ["127.0.0.1:7", "10.0.0.5:7", "[::1]:7", "0.0.0.0:7"].map(address);
+        let announced = ["127.0.0.1:7", "10.0.0.5:7", "[::1]:7", "0.0.0.0:7"].map(address);
         assert_eq!(
-            likely(address("192.0.2.1:50000"), said.into_iter()),
+            likely(address("192.0.2.1:50000"), announced.into_iter()),
             [address("192.0.2.1:7"), address("10.0.0.5:7")]
         );
-        let local = likely(address("127.0.0.1:50000"), said.into_iter());
+        let local = likely(address("127.0.0.1:50000"), announced.into_iter());
         assert_eq!(local, ["127.0.0.1:7", "10.0.0.5:7", "[::1]:7"].map(address));
         let many = (1..100).map(|port| SocketAddr::from(([10, 0, 0, 1], port)));
         assert_eq!(likely(address("10.0.0.1:1"), many).len(), ADDRESSES);

@@ -1,4 +1,4 @@
-//! Where a peer can be dialled, as people pass it on: `/ip4/192.0.2.7/tcp/4242/p2p/12D3Koo…`.
+//! The address of a peer in the form that people pass on: `/ip4/192.0.2.7/tcp/4242/p2p/12D3Koo…`.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -10,14 +10,14 @@ use libp2p::multiaddr::Protocol;
 use crate::ids::PeerId;
 use crate::net::identity::peer_of;
 
-/// A host, a port that is the same for TCP and UDP, and who is to be found there.
+/// A host, a port that is the same for TCP and UDP, and the peer there.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PeerAddress {
-    /// Where.
+    /// The host.
     pub host: Host,
-    /// On which port.
+    /// The TCP and UDP port.
     pub port: u16,
-    /// Who.
+    /// The peer's id.
     pub peer: PeerId,
 }
 
@@ -26,20 +26,20 @@ pub struct PeerAddress {
 pub enum Host {
     /// `/ip4` or `/ip6`.
     Ip(IpAddr),
-    /// `/dns4`: looked up each time it is dialled, for IPv4 addresses.
+    /// `/dns4`: resolved to IPv4 addresses on each dial.
     Name(String),
 }
 
-/// What is wrong with an address.
+/// The error of an invalid address text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{text:?} is no address of a peer: it must look like /ip4/192.0.2.7/tcp/4242/p2p/12D3KooW... \
+    "{text:?} is not a peer address: it must look like /ip4/192.0.2.7/tcp/4242/p2p/12D3KooW... \
      (or begin with /ip6 or /dns4): {reason}"
 )]
 pub struct AddressError {
-    /// What was given, cut where it is long.
+    /// The given text, truncated if it is long.
     pub text: String,
-    /// What is wrong with it.
+    /// The defect.
     pub reason: String,
 }
 
@@ -50,10 +50,10 @@ impl PeerAddress {
         Self { host: Host::Ip(address.ip()), port: address.port(), peer }
     }
 
-    /// The socket addresses behind it: one, or whatever a name stands for now.
+    /// The socket addresses: one for an IP address, all resolved ones for a name.
     ///
     /// # Errors
-    /// When the name cannot be looked up or stands for no IPv4 address.
+    /// If the name cannot be resolved, or has no IPv4 address.
     pub async fn resolve(&self) -> std::io::Result<Vec<SocketAddr>> {
         let name = match &self.host {
             Host::Ip(ip) => return Ok(vec![SocketAddr::new(*ip, self.port)]),
@@ -103,22 +103,22 @@ impl FromStr for PeerAddress {
             return Err(wrong("after the host comes /tcp and a port"));
         };
         let Some(Protocol::P2p(peer)) = parts.next() else {
-            return Err(wrong("it ends without /p2p and the peer's id"));
+            return Err(wrong("after the port comes /p2p and the peer's id"));
         };
         if parts.next().is_some() {
-            return Err(wrong("something follows the peer's id"));
+            return Err(wrong("text follows the peer's id"));
         }
         let peer = peer_of(&peer).ok_or_else(|| wrong("the peer's id is not an ed25519 one"))?;
         Ok(Self { host, port, peer })
     }
 }
 
-/// The TCP address of a socket address.
+/// The multiaddr of a TCP socket address.
 pub(super) fn multiaddr(address: SocketAddr) -> Multiaddr {
     Multiaddr::from(address.ip()).with(Protocol::Tcp(address.port()))
 }
 
-/// IP address and TCP port of a multiaddr that has just these, perhaps with a peer id.
+/// IP address and TCP port of a multiaddr that has only these, and optionally a peer id.
 pub(super) fn socket_address(address: &Multiaddr) -> Option<SocketAddr> {
     let mut parts = address.iter();
     let ip: IpAddr = match parts.next()? {
@@ -136,7 +136,7 @@ mod tests {
     use crate::net::Identity;
 
     #[test]
-    fn an_address_reads_what_it_prints() {
+    fn an_address_reads_back_its_own_text() {
         let peer = Identity::ephemeral().peer_id();
         for host in ["/ip4/192.0.2.7", "/ip6/2001:db8::1", "/dns4/seed.example.org"] {
             let text = format!("{host}/tcp/4242/p2p/{peer}");
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn an_invalid_address_is_rejected_with_its_defect() {
         let peer = Identity::ephemeral().peer_id();
         for (text, reason) in [
             ("127.0.0.1:4242".to_owned(), "invalid"),
@@ -170,10 +170,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn names_are_looked_up() {
+    async fn names_are_resolved() {
         let peer = Identity::ephemeral().peer_id();
         let local = PeerAddress { host: Host::Name("localhost".to_owned()), port: 7, peer };
-        let found = local.resolve().await.expect("every machine knows itself");
+        let found = local.resolve().await.expect("localhost resolves");
         assert_eq!(found, [SocketAddr::from(([127, 0, 0, 1], 7))]);
         let nowhere = PeerAddress { host: Host::Name("nowhere.invalid".to_owned()), ..local };
         assert!(nowhere.resolve().await.is_err());

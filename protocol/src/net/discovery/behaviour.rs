@@ -1,4 +1,4 @@
-//! The libp2p protocols that peers find each other with, and their limits.
+//! The libp2p protocols of discovery, and their limits.
 
 use std::time::Duration;
 
@@ -10,31 +10,31 @@ use libp2p::{PeerId, StreamProtocol};
 use libp2p::{Swarm, SwarmBuilder, identify, kad, mdns, tcp, yamux};
 
 use super::DiscoveryError;
-use super::door::Door;
 use super::guard::Guard;
+use super::handshake_limit::HandshakeLimit;
 use super::store::ProviderStore;
 use crate::net::admission::Gate;
 
-/// Our own network, apart from every other libp2p one.
+/// The Kademlia protocol of Shoal, which separates its network from all other libp2p networks.
 pub(super) const KAD: StreamProtocol = StreamProtocol::new("/shoal/kad/1");
 
-/// What identify says we speak.
+/// The protocol version that identify announces.
 pub(super) const IDENTIFY: &str = "/shoal/id/1";
 
-/// A provider that has not been heard of for this long is forgotten.
+/// Lifetime of a provider record that is not renewed.
 const PROVIDER_LIFE: Duration = Duration::from_secs(180);
 
-/// One question to the network.
+/// Time limit of one Kademlia query.
 const QUERY: Duration = Duration::from_secs(30);
 
-/// From the first packet of a connection until both ends have let each other in.
+/// Time limit from the first packet of a connection until both ends have admitted each other.
 const GREETING: Duration = Duration::from_secs(10);
 
-/// A connection that nothing uses is closed, but not soon: it tells at once when the process at its
-/// other end dies.
+/// Time after which an unused connection closes. It is long because a connection reports the death
+/// of the process at its other end at once.
 const IDLE: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Messages of Kademlia: twenty peers with their addresses fit.
+/// Maximum size of a Kademlia message; twenty peers with their addresses fit.
 const LARGEST_PACKET: usize = 16 << 10;
 
 #[derive(NetworkBehaviour)]
@@ -42,8 +42,8 @@ pub(super) struct Behaviour {
     pub(super) kad: kad::Behaviour<ProviderStore>,
     pub(super) identify: identify::Behaviour,
     pub(super) mdns: Toggle<mdns::tokio::Behaviour>,
-    /// Before `limits`: who finds no room here takes none there.
-    door: Door,
+    /// Comes before `limits`, so that a connection that it rejects takes no place there.
+    handshake_limit: HandshakeLimit,
     limits: connection_limits::Behaviour,
 }
 
@@ -56,7 +56,7 @@ impl Behaviour {
             kad: kademlia(own),
             identify: identify::Behaviour::new(identify),
             mdns: with_mdns.then(|| multicast(own)).flatten().into(),
-            door: Door::new(gate),
+            handshake_limit: HandshakeLimit::new(gate),
             limits: connection_limits::Behaviour::new(
                 ConnectionLimits::default()
                     .with_max_pending_incoming(Some(128))
@@ -74,13 +74,14 @@ fn kademlia(own: PeerId) -> kad::Behaviour<ProviderStore> {
     config
         .set_query_timeout(QUERY)
         .set_provider_record_ttl(Some(PROVIDER_LIFE))
-        // The shell publishes when it is time, so that it can do so early when peers appear.
+        // The actor publishes at its own times, so that it can publish early when new peers appear.
         .set_provider_publication_interval(None)
         .set_replication_interval(None)
         .set_publication_interval(None)
         .set_max_packet_size(LARGEST_PACKET);
     let mut kad = kad::Behaviour::with_config(own, ProviderStore::new(own), config);
-    // Every peer answers: otherwise a swarm without confirmed public addresses knows nothing.
+    // Every peer answers queries: otherwise a swarm without confirmed public addresses has no
+    // records.
     kad.set_mode(Some(kad::Mode::Server));
     kad
 }
@@ -89,13 +90,13 @@ fn multicast(own: PeerId) -> Option<mdns::tokio::Behaviour> {
     match mdns::tokio::Behaviour::new(mdns::Config::default(), own) {
         Ok(behaviour) => Some(behaviour),
         Err(error) => {
-            tracing::warn!(%error, "no multicast here: peers on this network are not found by it");
+            tracing::warn!(%error, "multicast is unavailable: it finds no peers on the local network");
             None
         }
     }
 }
 
-/// Everything put together, listening nowhere yet.
+/// Assembles the swarm, without listen addresses.
 pub(super) fn swarm(
     keypair: &Keypair,
     mdns: bool,
@@ -110,7 +111,7 @@ pub(super) fn swarm(
         .with_behaviour(|keypair| Behaviour::new(keypair, mdns, gate.clone()))
         .map_err(|error| failed(error.to_string()))?
         .with_swarm_config(|config| config.with_idle_connection_timeout(IDLE))
-        // Who says nothing holds one of the places of `limits` for so long.
+        // A silent connection holds a place of `limits` for at most this time.
         .with_connection_timeout(GREETING)
         .build();
     Ok(swarm)

@@ -1,5 +1,6 @@
-//! What happens on a TCP connection before libp2p speaks on it: noise proves who is at the other end, and
-//! each end shows what lets it in. Who is not let in learns why, and nothing else.
+//! The handshake on a TCP connection before libp2p uses it. Noise proves the id of the other end,
+//! and both ends present their credentials. A peer that is not admitted receives the reason and
+//! nothing else.
 
 use std::io;
 use std::iter;
@@ -15,43 +16,43 @@ use crate::net::admission::{Denied, Gate, Pass, Reason, UnixTime};
 use crate::net::identity::peer_of;
 use crate::wire;
 
-/// Names the handshake: others than ours do not get past it.
+/// The name of the handshake, which keeps other libp2p programs out.
 const PROTOCOL: &str = "/shoal/guarded-noise/1";
 
-/// Bytes of what one end shows: a full roster fits.
+/// Maximum bytes of an end's credentials; a full access list fits.
 const LARGEST: usize = 96 << 10;
 
-/// Noise, and then the gate.
+/// The Noise handshake followed by the admission check.
 #[derive(Clone)]
 pub(super) struct Guard {
     noise: noise::Config,
     gate: Gate,
 }
 
-/// Why a connection did not come about.
+/// The reason why a connection failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum GuardError {
-    /// The other end did not prove who it is.
+    /// The other end did not prove its id.
     #[error(transparent)]
     Noise(#[from] noise::Error),
-    /// It has a key of another kind.
+    /// The other end has another kind of key.
     #[error("the other end's identity is not an ed25519 one")]
     Identity,
     /// The connection broke.
-    #[error("the connection broke while the ends were greeting: {0}")]
+    #[error("the connection broke during the handshake: {0}")]
     Io(#[from] io::Error),
-    /// What it said is no greeting.
+    /// The message of the other end is malformed.
     #[error("the other end's greeting is malformed")]
     Malformed,
-    /// It does not let us in.
-    #[error("not let in: {0}")]
+    /// The other end does not admit this peer.
+    #[error("not admitted: {0}")]
     Denied(Denied),
-    /// We do not let it in.
+    /// This peer does not admit the other end.
     #[error("the other end does not prove that it takes part in the run: {0}")]
     Stranger(Denied),
 }
 
-/// The answer of the end that was dialled.
+/// The answer of the dialled end.
 #[derive(bincode::Encode, bincode::Decode)]
 enum Answer {
     Welcome(Pass),
@@ -63,7 +64,7 @@ impl Guard {
         Ok(Self { noise: noise::Config::new(keypair)?, gate })
     }
 
-    /// Whether the other end is let in.
+    /// Checks the admission of the other end, and records a refusal.
     fn admit(&self, peer: PeerId, pass: &Pass) -> Result<(), Denied> {
         let decided = self.gate.admit(peer, pass, UnixTime::now());
         if let Err(denied) = &decided {
@@ -86,7 +87,7 @@ impl Guard {
             Ok(()) => write(stream, &Answer::Welcome(self.gate.pass())).await,
             Err(denied) => {
                 write(stream, &Answer::Denied(denied.clone())).await?;
-                // Closed in order, so that the answer arrives.
+                // An orderly close, so that the answer arrives.
                 stream.close().await?;
                 Err(GuardError::Stranger(denied))
             }
@@ -110,13 +111,14 @@ async fn write<S: AsyncWrite + Unpin>(
     stream: &mut S,
     message: &impl wire::Encode,
 ) -> Result<(), GuardError> {
-    let body = wire::encode(message).expect("papers are kept under the cap of a message");
+    let body = wire::encode(message).expect("credentials are within the limit of a message");
     let length = u32::try_from(body.len()).expect("a message has a cap").to_le_bytes();
     stream.write_all(&[&length, &body[..]].concat()).await?;
     Ok(stream.flush().await?)
 }
 
-/// Nothing is allocated for more than the cap. The time for all of it is libp2p's for a new connection.
+/// Reads a message; allocates nothing beyond the limit. libp2p's timeout of new connections
+/// applies.
 async fn read<S: AsyncRead + Unpin, T: bincode::Decode<()>>(
     stream: &mut S,
 ) -> Result<T, GuardError> {

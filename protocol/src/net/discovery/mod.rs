@@ -1,15 +1,14 @@
-//! How peers find one another: a libp2p node whose only task is to know who takes part in a run
-//! and where they are.
+//! Peer discovery: a libp2p node that finds the peers of a run and their addresses.
 //!
-//! It listens on TCP ports of the same numbers as the transport's UDP ports, so one address serves
-//! both. Who takes part in a run provides the run's id as a key in Kademlia and looks it up now and
-//! then; whoever provides it is dialled, proves its id, and says where it listens.
+//! The node listens on TCP ports with the same numbers as the transport's UDP ports, so one address
+//! serves both. A peer of a run provides the run's id as a key in Kademlia, and looks it up at
+//! intervals. It dials each provider, which proves its id and announces its listen addresses.
 
 mod actor;
 mod address;
 mod behaviour;
-mod door;
 mod guard;
+mod handshake_limit;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -29,79 +28,79 @@ use crate::net::admission::Gate;
 use crate::net::identity::Identity;
 use actor::{Actor, Command};
 
-/// Events that wait for the owner; commands that wait for the libp2p node.
+/// Capacity of the event channel and of the command channel.
 const QUEUE: usize = 256;
 
-/// How to look for peers.
+/// The configuration of discovery.
 #[derive(Debug, Clone)]
 pub struct DiscoveryConfig {
-    /// Where to listen (TCP): the addresses that the transport got.
+    /// The TCP addresses to listen on: those that the transport has bound.
     pub listen: Vec<SocketAddr>,
-    /// Whether to look for peers on the local network by multicast.
+    /// Whether to search the local network by multicast.
     pub mdns: bool,
-    /// Who may talk to us.
+    /// Checks the admission of other peers.
     pub gate: Gate,
 }
 
-/// What was found, or not.
+/// A result of discovery.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DiscoveryEvent {
-    /// A peer that takes part in the run, or the one that we came through, and where its transport
-    /// listens, the likeliest address first. Told again when the addresses change.
+    /// A peer that takes part in the run, or the one that this peer joined through, and the
+    /// addresses of its transport, the likeliest first. Repeated when the addresses change.
     Found {
-        /// Who.
+        /// The peer.
         peer: PeerId,
-        /// Where.
+        /// The addresses of its transport.
         addresses: Vec<SocketAddr>,
     },
-    /// The connection to a peer ended, and not because nothing used it: its process may have died.
-    /// The system at the other end says so at once where there is one.
+    /// The connection to a peer broke, other than by the idle timeout: its process may have died.
+    /// The operating system at the other end usually reports that at once.
     Broken {
-        /// Who.
+        /// The peer.
         peer: PeerId,
     },
-    /// Nobody answers at an address that was given.
+    /// No peer answers at a given address.
     Unreachable {
-        /// As it was given.
+        /// The given address.
         address: PeerAddress,
-        /// What happened.
+        /// The cause, as text.
         reason: String,
     },
-    /// Somebody else answers at an address that was given.
+    /// Another peer answers at a given address.
     WrongPeer {
-        /// As it was given.
+        /// The given address.
         address: PeerAddress,
-        /// Who answers there.
+        /// The peer that answered.
         found: PeerId,
     },
 }
 
-/// Why nobody can be looked for.
+/// Errors of starting discovery.
 #[derive(Debug, thiserror::Error)]
 pub enum DiscoveryError {
-    /// Somebody else listens there.
+    /// Another process listens on the address.
     #[error("{address} (TCP) is in use: stop what listens there, or choose another port")]
     AddressInUse {
-        /// Where.
+        /// The address in use.
         address: SocketAddr,
     },
-    /// The system refused the socket.
+    /// The operating system refused the socket.
     #[error("cannot listen on {address} (TCP): {source}")]
     Listen {
-        /// Where.
+        /// The address to listen on.
         address: SocketAddr,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// The library refused.
-    #[error("cannot set up the search for peers: {reason}")]
+    /// The library returned an error.
+    #[error("cannot set up peer discovery: {reason}")]
     Setup {
-        /// What it said.
+        /// The error of the library.
         reason: String,
     },
 }
 
-/// A handle on the search; all clones are the same one. It ends when the last is dropped.
+/// A handle on discovery; all clones share it. Discovery ends when the last clone is dropped.
 #[derive(Clone)]
 pub struct Discovery {
     commands: mpsc::Sender<Command>,
@@ -111,10 +110,10 @@ pub struct Discovery {
 }
 
 impl Discovery {
-    /// Begins to listen. Peers are looked for once [`Self::join`] or [`Self::bootstrap`] is called.
+    /// Begins to listen. The search starts with [`Self::join`] or [`Self::bootstrap`].
     ///
     /// # Errors
-    /// When an address is in use or cannot be listened on.
+    /// If an address is in use or cannot be listened on.
     pub fn start(
         identity: &Identity,
         config: &DiscoveryConfig,
@@ -137,19 +136,19 @@ impl Discovery {
         Ok((Self { commands, tracker, stop, _guard: guard }, receiver))
     }
 
-    /// Joins the network through a peer that is already there. It is dialled now, and again
-    /// whenever no peer is known any more. What comes of it is an event.
+    /// Joins the network through a peer that is already in it. Dials the peer at once, and again
+    /// whenever no connection is left. The result is an event.
     pub async fn bootstrap(&self, through: PeerAddress) {
-        // Without an actor there is nobody left to be interested.
+        // Fails only if the actor has stopped.
         let _ = self.commands.send(Command::Bootstrap(through)).await;
     }
 
-    /// Tells the network that we take part in `run`, and looks for others that do, until the end.
+    /// Publishes that this peer takes part in `run`, and searches for other peers of the run.
     pub async fn join(&self, run: RunId) {
         let _ = self.commands.send(Command::Join(run)).await;
     }
 
-    /// Others reach us at this address too, in place of the one given before: a router has opened a port.
+    /// Announces this address too, in place of the former one: a router forwards it to this peer.
     pub async fn open_at(&self, address: SocketAddr) {
         let _ = self.commands.send(Command::OpenAt(address)).await;
     }
@@ -161,8 +160,8 @@ impl Discovery {
     }
 }
 
-/// libp2p lets several processes of one user listen on one port, and each would get a share of the
-/// connections; an ordinary socket does not.
+/// Checks that no other process listens on the address. libp2p lets several processes of one user
+/// listen on one port and share its connections; an ordinary socket does not.
 fn check_free(address: SocketAddr) -> Result<(), DiscoveryError> {
     match std::net::TcpListener::bind(address) {
         Ok(_) => Ok(()),

@@ -1,8 +1,8 @@
-//! Who takes part in which run, as far as the network asks us to remember.
+//! The store of provider records: which peers take part in which run.
 //!
-//! The library's own store keeps twenty providers a key, first come, and never lets go of expired
-//! ones: a full key would accept nobody again. It also lets anybody overwrite values. This one
-//! keeps more, drops expired ones, and holds no values at all.
+//! The library's own store has at most twenty providers per key, and never removes expired ones, so
+//! a full key accepts no new provider. It also lets any peer overwrite values. This store has more
+//! providers, removes expired ones, and stores no values.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -13,10 +13,10 @@ use libp2p::PeerId;
 use libp2p::kad::store::{Error, RecordStore, Result};
 use libp2p::kad::{ProviderRecord, Record, RecordKey};
 
-/// Keys of others: runs that we need not know.
+/// Maximum number of keys from other peers; they may be of runs unknown to this peer.
 const KEYS: usize = 256;
 
-/// Providers of one key.
+/// Maximum number of providers of one key.
 const PROVIDERS: usize = 256;
 
 /// The providers of some keys.
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn expired_providers_make_room() {
+    fn expired_providers_are_replaced() {
         let mut store = ProviderStore::new(PeerId::random());
         let past = Instant::now().checked_sub(Duration::from_secs(1));
         for _ in 0..PROVIDERS {
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn others_cannot_fill_it_beyond_its_caps() {
+    fn records_of_other_peers_are_limited() {
         let own = PeerId::random();
         let mut store = ProviderStore::new(own);
         for _ in 0..PROVIDERS + 10 {
@@ -124,14 +124,14 @@ mod tests {
             store.add_provider(record(&key.to_le_bytes(), None)).expect("taken");
         }
         assert!(store.add_provider(record(b"one more", None)).is_err());
-        // What we provide ourselves always finds room.
+        // This peer's own records are always accepted.
         let ours = ProviderRecord { provider: own, ..record(b"ours", None) };
         store.add_provider(ours.clone()).expect("taken");
         assert_eq!(store.provided().map(Cow::into_owned).collect::<Vec<_>>(), [ours]);
     }
 
     #[test]
-    fn values_are_not_kept() {
+    fn values_are_not_stored() {
         let mut store = ProviderStore::new(PeerId::random());
         let value = Record::new(RecordKey::new(b"key"), vec![1]);
         assert!(store.put(value).is_err());

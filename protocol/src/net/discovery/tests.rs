@@ -1,4 +1,4 @@
-//! Whole libp2p nodes against each other over loopback.
+//! Tests with several libp2p nodes over loopback.
 
 use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use super::*;
 use crate::manifest::{Admission, AdmissionMode};
 use crate::net::admission::{Certificate, Reason, Rules, TicketId, UnixTime};
 
-/// Far longer than anything here takes: a test that waits for it has failed.
+/// Time limit of every wait; far longer than a passing test needs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 struct Searcher {
@@ -28,7 +28,7 @@ impl Searcher {
     }
 
     fn guarded(identity: &Identity, gate: Gate) -> Self {
-        // Discovery is given the ports that the transport got; here a free one.
+        // The node passes the transport's ports to discovery; here it is any free port.
         let free = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let listen = free.local_addr().expect("bound");
         drop(free);
@@ -47,7 +47,7 @@ impl Searcher {
         event.expect("the search goes on")
     }
 
-    /// Waits until this peer is found, at the place where it is.
+    /// Waits until the other peer is found at its address.
     async fn finds(&mut self, other: &Self) {
         loop {
             match self.event().await {
@@ -89,13 +89,13 @@ async fn peers_of_other_runs_are_not_found() {
     first.discovery.join(RunId::of(b"one run")).await;
     second.discovery.join(RunId::of(b"another run")).await;
     second.discovery.bootstrap(first.address.clone()).await;
-    // Whom we came through is found in any case.
+    // The peer used to join is always found.
     second.finds(&first).await;
     third.discovery.bootstrap(second.address.clone()).await;
     third.discovery.join(RunId::of(b"one run")).await;
     third.finds(&first).await;
     first.finds(&third).await;
-    assert!(first.events.try_recv().is_err(), "the first has no business with the second");
+    assert!(first.events.try_recv().is_err(), "peers of another run are not reported");
 }
 
 #[tokio::test]
@@ -110,16 +110,16 @@ async fn a_wrong_peer_id_in_the_address_is_named() {
 }
 
 #[tokio::test]
-async fn an_address_where_nobody_listens_is_named() {
+async fn an_address_without_a_listener_is_named() {
     let mut searcher = Searcher::new();
     let free = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let listen = free.local_addr().expect("bound");
     drop(free);
-    let nobody = PeerAddress::new(listen, Identity::ephemeral().peer_id());
-    searcher.discovery.bootstrap(nobody.clone()).await;
+    let unused = PeerAddress::new(listen, Identity::ephemeral().peer_id());
+    searcher.discovery.bootstrap(unused.clone()).await;
     match searcher.event().await {
         DiscoveryEvent::Unreachable { address, reason } => {
-            assert_eq!(address, nobody);
+            assert_eq!(address, unused);
             assert!(reason.contains("refused"), "{reason}");
         }
         other => panic!("{other:?}"),
@@ -145,7 +145,7 @@ async fn a_port_in_use_is_named() {
     assert!(error.to_string().contains(&taken.to_string()), "{error}");
 }
 
-/// A peer of a run of invited peers, whose warden signs what it shows.
+/// A peer of an invite-only run, with a certificate signed by the issuer.
 fn invited(issuer: &Identity, identity: &Identity) -> Searcher {
     let (run, gate) = (RunId::of(b"a run"), Gate::default());
     let admission = Admission { mode: AdmissionMode::Invite, key: Some(issuer.peer_id()) };
@@ -162,7 +162,7 @@ async fn refusal(searcher: &mut Searcher) -> String {
 }
 
 #[tokio::test]
-async fn libp2p_says_nothing_to_who_is_not_let_in() {
+async fn a_peer_that_is_not_admitted_receives_only_the_reason() {
     let issuer = Identity::ephemeral();
     let mut first = invited(&issuer, &issuer);
     let mut second = invited(&issuer, &Identity::ephemeral());
@@ -171,24 +171,24 @@ async fn libp2p_says_nothing_to_who_is_not_let_in() {
     second.discovery.join(RunId::of(b"a run")).await;
     second.finds(&first).await;
     first.finds(&second).await;
-    // Without a permit, and with one that another key signed.
+    // Without a certificate, and with one that another key signed.
     let mut stranger = Searcher::new();
     stranger.discovery.bootstrap(first.address.clone()).await;
     let reason = refusal(&mut stranger).await;
-    assert!(reason.contains("who has a ticket"), "{reason}");
+    assert!(reason.contains("peers with a ticket"), "{reason}");
     let mut forger = invited(&Identity::ephemeral(), &Identity::ephemeral());
     forger.discovery.bootstrap(second.address.clone()).await;
     let reason = refusal(&mut forger).await;
-    assert!(reason.contains("not signed by the run's warden"), "{reason}");
-    // Who dials looks as well at who answers.
+    assert!(reason.contains("not signed by the run's issuer"), "{reason}");
+    // The dialling end also checks the answering end.
     second.discovery.bootstrap(stranger.address.clone()).await;
     let reason = refusal(&mut second).await;
     assert!(reason.contains("does not prove that it takes part"), "{reason}");
-    assert!(first.events.try_recv().is_err(), "nobody else was found");
+    assert!(first.events.try_recv().is_err(), "no other peer was found");
 }
 
 #[tokio::test]
-async fn connections_that_say_nothing_are_dropped_and_others_get_in() {
+async fn silent_connections_are_dropped_and_a_peer_still_joins() {
     let issuer = Identity::ephemeral();
     let gate = Gate::default();
     let run = RunId::of(b"a run");
@@ -198,15 +198,16 @@ async fn connections_that_say_nothing_are_dropped_and_others_get_in() {
     let mut silent = Vec::new();
     for _ in 0..1000 {
         let connected = tokio::net::TcpStream::connect(first.socket_address()).await;
-        silent.push(connected.expect("the system takes it"));
+        silent.push(connected.expect("a connection"));
     }
-    // Wholly other words, and an endless length.
-    for words in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 4096]] {
+    // Bytes of another protocol, and an excessive length.
+    for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 4096]] {
         let mut stream = tokio::net::TcpStream::connect(first.socket_address()).await;
-        let stream = stream.as_mut().expect("the system takes it");
-        let _ = tokio::io::AsyncWriteExt::write_all(stream, words).await;
+        let stream = stream.as_mut().expect("a connection");
+        let _ = tokio::io::AsyncWriteExt::write_all(stream, bytes).await;
     }
-    // Here all are of one host, so a peer gets in when the first of the silent are given up.
+    // All connections are from one host, so a peer can connect once the first silent ones are
+    // dropped.
     let identity = Identity::ephemeral();
     let mut second = invited(&issuer, &identity);
     second.discovery.bootstrap(first.address.clone()).await;
@@ -215,7 +216,7 @@ async fn connections_that_say_nothing_are_dropped_and_others_get_in() {
     loop {
         match second.event().await {
             DiscoveryEvent::Found { peer, .. } if peer == issuer.peer_id() => break,
-            // Tried again in the next round.
+            // Retried, because the host's limit may still be reached.
             DiscoveryEvent::Unreachable { .. } => {
                 second.discovery.bootstrap(first.address.clone()).await;
             }

@@ -1,4 +1,4 @@
-//! Answering peers that dial us.
+//! Accepts connections from peers that dial this one.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use super::Shared;
 use super::error::Refusal;
 use super::handshake::{self, Hello, Reply, Unreadable};
 use super::link::CloseCode;
-use super::peer::{CROSSING, Session, Shown, Verdict};
+use super::peer::{CROSSING, PeerGreeting, Session, Verdict};
 use super::tls;
 use super::traffic::Kind;
 use crate::ids::{Member, PeerId};
@@ -19,17 +19,17 @@ use crate::limits;
 use crate::net::admission::{Denied, Pass, Reason, Signed, UnixTime};
 use crate::net::connection_limits::{ConnectionLimiter, ConnectionLimits};
 
-/// Handshakes under way at once.
+/// Maximum number of simultaneous handshakes.
 const HANDSHAKES: ConnectionLimits = ConnectionLimits { all: 128, host: 64 };
 
-/// From so many on, a dialler must show that it is where it says it is before it is given a place: it costs
-/// it a round trip, and who only pretends to be somewhere gets no further.
-const WARY: usize = 32;
+/// From this number of handshakes on, a dialler must prove its address by a QUIC retry before it
+/// takes a place. The retry costs it one round trip, and stops senders with forged addresses.
+const RETRY_FROM: usize = 32;
 
-/// How long a refused peer may take to read why.
-const FAREWELL: Duration = Duration::from_secs(2);
+/// Time for a refused peer to read the reason.
+const REFUSAL_LINGER: Duration = Duration::from_secs(2);
 
-/// Accepts connections on one socket until we close.
+/// Accepts connections on one socket until the transport closes.
 pub(super) async fn run(shared: Arc<Shared>, endpoint: Endpoint) {
     let connection_limits = Arc::new(Mutex::new(ConnectionLimiter::new(HANDSHAKES)));
     loop {
@@ -39,30 +39,30 @@ pub(super) async fn run(shared: Arc<Shared>, endpoint: Endpoint) {
         };
         let Some(incoming) = incoming else { break };
         let address = incoming.remote_address();
-        let mut there = connection_limits.lock().await;
-        if there.len() >= WARY && incoming.may_retry() {
-            // It fails only for who has been asked already.
+        let mut limiter = connection_limits.lock().await;
+        if limiter.len() >= RETRY_FROM && incoming.may_retry() {
+            // Fails only if the dialler has already answered a retry.
             let _ = incoming.retry();
             continue;
         }
-        let Ok(place) = there.enter(address.ip(), Instant::now()) else {
+        let Ok(place) = limiter.enter(address.ip(), Instant::now()) else {
             incoming.refuse();
-            let text = "more connections are being made than are looked at".to_owned();
+            let text = "the limit of simultaneous handshakes is reached".to_owned();
             shared.gate.turned_away(Reason::Flood, None, Some(address), text);
             continue;
         };
-        drop(there);
+        drop(limiter);
         let (for_task, connection_limits) = (shared.clone(), connection_limits.clone());
         shared.tracker.spawn(async move {
             let handshake = handle(&for_task, incoming);
             let slow = tokio::select! {
                 () = for_task.closed.cancelled() => false,
-                // A peer that takes longer is dropped, and its connection with it.
+                // A slower peer is dropped together with its connection.
                 handled = timeout(limits::HANDSHAKE_TIMEOUT, handshake) => handled.is_err(),
                 () = place.ended.cancelled() => true,
             };
             if slow {
-                let text = "it took too long to say who it is".to_owned();
+                let text = "the handshake took too long".to_owned();
                 for_task.gate.turned_away(Reason::Slow, None, Some(address), text);
             }
             connection_limits.lock().await.leave(place.number);
@@ -80,12 +80,12 @@ async fn handle(shared: &Arc<Shared>, incoming: Incoming) {
         }
     };
     let Some(peer) = tls::peer_behind(connection.peer_identity()) else {
-        // The verifier has let only peers pass.
+        // Unreachable: the TLS verifier accepts only peers.
         connection.close(CloseCode::Refused.into(), b"no identity");
         return;
     };
     let Ok((mut send, mut recv)) = connection.accept_bi().await else { return };
-    let hello = match handshake::hear(&mut recv).await {
+    let hello = match handshake::read_hello(&mut recv).await {
         Ok((hello, received)) => {
             shared.counters.received(Kind::Control, received);
             hello
@@ -105,7 +105,7 @@ async fn handle(shared: &Arc<Shared>, incoming: Incoming) {
         Err(Unreadable::Lost) => return,
     };
     let control = Arc::new(Mutex::new(None));
-    // Held until the answer is written: only then may the link write anything.
+    // Held until the answer is written: only then may the link write.
     let mut slot = control.clone().lock_owned().await;
     let session = Arc::new(Session {
         connection: connection.clone(),
@@ -113,7 +113,7 @@ async fn handle(shared: &Arc<Shared>, incoming: Incoming) {
         member: Member { peer, incarnation: hello.incarnation },
         address,
         run: hello.run.clone(),
-        shown: Shown { pass: hello.pass.clone(), ..Shown::default() },
+        greeting: PeerGreeting { pass: hello.pass.clone(), ..PeerGreeting::default() },
         number: hello.number,
         dialled: false,
         counted: Default::default(),
@@ -135,7 +135,7 @@ async fn handle(shared: &Arc<Shared>, incoming: Incoming) {
     }
 }
 
-/// Decides about a hello; once accepted, its connection is the one that counts.
+/// Decides about a hello. If it is accepted, its connection becomes the current one.
 async fn settle(
     shared: &Arc<Shared>,
     hello: &Hello,
@@ -171,7 +171,8 @@ async fn settle(
     }
 }
 
-/// Lets a peer in or not. The warden gives it a permit for its ticket, or for one that gets old.
+/// Checks the admission of a peer. The issuer gives it a certificate for its ticket, or in place of
+/// an old one.
 async fn admit(
     shared: &Arc<Shared>,
     hello: &Hello,
@@ -183,9 +184,9 @@ async fn admit(
         return Ok(gate.renewal(peer, now));
     };
     let desk = gate.clone();
-    // The use is on the disk before the permit is given.
-    let claimed = tokio::task::spawn_blocking(move || desk.claim(&ticket, peer, now)).await;
-    let certificate = claimed.unwrap_or(Err(Denied::NotRecorded))?;
+    // The use is on the disk before the certificate is issued.
+    let redeemed = tokio::task::spawn_blocking(move || desk.claim(&ticket, peer, now)).await;
+    let certificate = redeemed.unwrap_or(Err(Denied::NotRecorded))?;
     let pass = Pass {
         certificate: Some(certificate.clone()),
         access_list: hello.pass.access_list.clone(),
@@ -194,7 +195,7 @@ async fn admit(
     Ok(Some(certificate))
 }
 
-/// Says no and leaves the peer a moment to read it.
+/// Sends the refusal, and gives the peer time to read it.
 async fn refuse(
     shared: &Shared,
     reply: Option<&Reply>,
@@ -203,9 +204,9 @@ async fn refuse(
 ) {
     if let Some(sent) = handshake::answer(reply, &mut send).await {
         shared.counters.sent(Kind::Control, sent);
-        // The peer closes once it has read the answer.
+        // The peer closes the connection once it has read the answer.
         let _ = send.finish();
-        let _ = timeout(FAREWELL, connection.closed()).await;
+        let _ = timeout(REFUSAL_LINGER, connection.closed()).await;
     }
     connection.close(CloseCode::Refused.into(), b"refused");
 }

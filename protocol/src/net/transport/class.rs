@@ -1,41 +1,43 @@
-//! What goes first where the link is the bottleneck.
+//! Priorities of streams on one connection.
 //!
-//! Streams of a higher class are sent before those of a lower one, and wait in the outbox before them.
-//! Within a class, tensors go one after the other: who waits for several can begin with the first, where
-//! streams that share the link would all arrive at its end. That orders what one connection carries. A
-//! chunk goes to a peer that may have nothing to do with what this one computes, over another connection,
-//! so chunks also keep away from training by the time that they take of the way out ([`super::upload_limit`]).
+//! Streams of a higher class are sent before those of a lower one, and leave the send queue first.
+//! Within a class, tensors are sent one after the other, so that a receiver of several can begin
+//! with the first. Streams that shared the link would all arrive at the end.
+//!
+//! Priorities order only the traffic of one connection. Chunks and training traffic often use
+//! different connections, so the share of chunks in the upload capacity is limited as well
+//! ([`super::upload_limit`]).
 
 use quinn::SendStream;
 
-/// What something on its way is for; the later ones here go first.
+/// The purpose of a stream, from the lowest to the highest priority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
-    /// Pieces of files: nobody who trains waits for them.
+    /// Pieces of files; training does not wait for them.
     Chunk,
-    /// Parts and results of all-reduces: they end a step, which has ended its passes by then.
+    /// Parts and results of all-reduce rounds. They end a step, whose passes are complete by then.
     Round,
-    /// What starts new work.
+    /// Activations, which start new work.
     Activation,
-    /// What ends work under way and frees its room.
+    /// Activation gradients, which complete work in progress and free its memory.
     Gradient,
-    /// Messages: few bytes, which decide what is done with all others.
+    /// Control messages: few bytes, which decide about all other work.
     Control,
 }
 
-/// Bits of a stream's priority for its place within its class. Places begin anew after so many; the few
-/// that are on their way then go in another order.
+/// Bits of a stream's priority for its place within its class. Places wrap around; the few streams
+/// in flight at that time are sent in another order.
 const PLACES: u32 = 24;
 
-/// Queues in which tensors wait, each with room of its own.
+/// Number of tensor queues, each with its own limit.
 pub(super) const QUEUES: usize = 3;
 
 /// Tensor messages of a queue on their way at once.
 pub(super) const TENSOR_STREAMS: usize = 32;
 
 impl Class {
-    /// Which of the queues its tensors wait in; later ones go first. What goes first waits for no room that
-    /// something later has.
+    /// The queue of the class's tensors; later queues are sent first. An urgent queue never waits
+    /// for the room of a less urgent one.
     pub(super) fn queue(self) -> usize {
         match self {
             Self::Chunk | Self::Round => 0,
@@ -44,9 +46,9 @@ impl Class {
         }
     }
 
-    /// Has a stream wait for its turn: among those of its class, lower places go first.
-    pub(super) fn put(self, stream: &SendStream, place: u64) {
-        // Fails only for a stream that is already finished, which needs no turn.
+    /// Sets the priority of a stream: within its class, lower places are sent first.
+    pub(super) fn prioritize(self, stream: &SendStream, place: u64) {
+        // Fails only for a finished stream, which needs no priority.
         let _ = stream.set_priority(self.priority(place));
     }
 
@@ -61,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn classes_go_before_places() {
+    fn classes_take_precedence_over_places() {
         let order = [
             Class::Control.priority(1 << 30),
             Class::Gradient.priority(0),

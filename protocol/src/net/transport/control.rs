@@ -1,31 +1,31 @@
-//! Messages on the control stream: four bytes of length, little-endian, then the message.
+//! Messages on the control stream: a length of four bytes, little-endian, then the message.
 
 use quinn::{ReadExactError, RecvStream};
 
 use super::error::Violation;
 use crate::limits;
 
-/// Bytes before each message.
+/// Bytes of the length prefix.
 pub(super) const PREFIX: usize = 4;
 
-/// Why no message was read.
+/// The reason why no message was read.
 #[derive(Debug)]
 pub(super) enum ReadFailure {
     /// The stream ended between two messages.
     End,
-    /// The sender's fault.
+    /// The sender broke the protocol.
     Violation(Violation),
-    /// The connection's.
+    /// The connection was lost.
     Lost,
 }
 
-/// The length that goes before a message.
+/// The length prefix of a message.
 pub(super) fn prefix(message: &[u8]) -> [u8; PREFIX] {
-    let length = u32::try_from(message.len()).expect("a control message is under its cap");
+    let length = u32::try_from(message.len()).expect("a control message is within its limit");
     length.to_le_bytes()
 }
 
-/// Reads one message; nothing is allocated for one over the cap.
+/// Reads one message; allocates nothing for one over the size limit.
 pub(super) async fn read(stream: &mut RecvStream) -> Result<Vec<u8>, ReadFailure> {
     let mut length = [0; PREFIX];
     match stream.read_exact(&mut length).await {

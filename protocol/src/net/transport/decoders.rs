@@ -1,4 +1,4 @@
-//! The decoders of what comes over a connection, as they are tried. See [`crate::decoder`].
+//! The decoders of data from a connection, with their checks. See [`crate::decoder`].
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -19,10 +19,10 @@ use crate::frame::{Element, Frame, Header};
 use crate::ids::{ContentHash, Incarnation, PeerId};
 use crate::limits;
 use crate::manifest::example::small;
-use crate::net::admission::{Denied, Pass, UnixTime, decoders as papers};
+use crate::net::admission::{Denied, Pass, UnixTime, decoders as admission_examples};
 use crate::net::discovery::PeerAddress;
 
-/// Those of the transport, and the addresses that it dials.
+/// The decoders of the transport, and of the addresses that it dials.
 pub const DECODERS: &[Decoder] = &[
     Decoder { name: "hello", examples: hellos, check: handshake::<Hello> },
     Decoder { name: "hello_reply", examples: replies, check: handshake::<Reply> },
@@ -31,7 +31,7 @@ pub const DECODERS: &[Decoder] = &[
     Decoder { name: "file_piece", examples: file_pieces, check: file_piece },
     Decoder { name: "probe_request", examples: probe_requests, check: probe_request },
     Decoder { name: "probe_answer", examples: probe_answers, check: probe_answer },
-    Decoder { name: "ring", examples: probes, check: probe },
+    Decoder { name: "probe", examples: probes, check: probe },
     Decoder { name: "relay_datagram", examples: datagrams, check: datagram },
     Decoder { name: "address", examples: addresses, check: address },
 ];
@@ -41,7 +41,7 @@ fn run() -> Option<Run> {
     Some(Run { id: manifest.run_id(), manifest: manifest.to_bytes() })
 }
 
-/// Without the length that the control stream puts before each message.
+/// Encodes without the length prefix of the control stream.
 fn greeting<T: bincode::Encode>(message: &T) -> Vec<u8> {
     let written = handshake::encode(message);
     let (length, written) = written.split_at(PREFIX);
@@ -55,11 +55,11 @@ fn hellos() -> Vec<Vec<u8>> {
         run: run(),
         number: 1,
         lost: Some(300),
-        pass: papers::pass(),
+        pass: admission_examples::pass(),
         ticket: None,
     };
     let pass = Pass::default();
-    let ticket = Some(papers::ticket().signed().clone());
+    let ticket = Some(admission_examples::ticket().signed().clone());
     let newcomer = Hello { run: None, lost: None, pass, ticket, ..hello.clone() };
     vec![greeting(&hello), greeting(&newcomer)]
 }
@@ -70,8 +70,8 @@ fn replies() -> Vec<Vec<u8>> {
         Reply::Welcome {
             incarnation,
             run: run(),
-            pass: papers::pass(),
-            certificate: papers::pass().certificate,
+            pass: admission_examples::pass(),
+            certificate: admission_examples::pass().certificate,
             clock: UnixTime(1_800_000_000),
             seen: ([192, 0, 2, 7], 4242).into(),
         },
@@ -97,8 +97,8 @@ fn tensor_messages() -> Vec<Vec<u8>> {
         .to_vec()
 }
 
-/// A whole stream; what is read of it is written to the same bytes. Of a part that is not the first nothing but
-/// the head can be checked here.
+/// Checks a whole stream: decoded data encodes to the same bytes. Of a part that is not the first,
+/// only the head can be checked here.
 fn tensor_message(bytes: &[u8]) {
     let Some((prefix, rest)) = bytes.split_first_chunk() else { return };
     let Ok(prefix) = tensor::Prefix::decode(*prefix) else { return };
@@ -106,7 +106,7 @@ fn tensor_message(bytes: &[u8]) {
     let Ok((tag, headers)) = prefix.split(head) else { return };
     let lengths: Vec<usize> = headers.iter().map(Header::packed_length).collect();
     let parts = tensor::parts(&lengths);
-    assert!(tensor::segments(&lengths, parts).next().is_none(), "nothing is after the last part");
+    assert!(tensor::segments(&lengths, parts).next().is_none(), "no segments follow the last part");
     if prefix.part != 0 || parts > 1 {
         return;
     }
@@ -121,7 +121,7 @@ fn tensor_message(bytes: &[u8]) {
     assert_eq!([&written[..], rest].concat(), bytes);
 }
 
-/// A file of a few bytes, whatever is asked for.
+/// An empty file, whatever the requested hash.
 struct Small(File);
 
 impl FileSource for Small {
@@ -150,7 +150,7 @@ fn file_request(bytes: &[u8]) {
     }
 }
 
-/// As many bytes as the pieces of the examples have.
+/// Size of the pieces in the examples.
 const WANTED: usize = 1000;
 
 fn file_pieces() -> Vec<Vec<u8>> {
@@ -164,7 +164,7 @@ fn file_pieces() -> Vec<Vec<u8>> {
     written.to_vec()
 }
 
-/// What follows the file's length in an answer.
+/// Checks the data that follows the file's length in an answer.
 fn file_piece(bytes: &[u8]) {
     let Some((head, rest)) = bytes.split_first_chunk::<HEAD>() else { return };
     let Some(head) = Head::decode(*head, WANTED) else { return };
@@ -204,11 +204,11 @@ fn probes() -> Vec<Vec<u8>> {
     vec![wire::Probe { nonce: NONCE, port: 7410 }.encode().to_vec()]
 }
 
-/// What is no ring is QUIC's to read.
+/// A datagram that is not a probe is left to QUIC.
 fn probe(bytes: &[u8]) {
     if let Some(probe) = wire::Probe::decode(bytes) {
-        assert_eq!(probe.encode(), *bytes, "a ring has one form");
-        assert_eq!(bytes[0] & 0xc0, 0, "it begins as no packet of QUIC does");
+        assert_eq!(probe.encode(), *bytes, "a probe has one form");
+        assert_eq!(bytes[0] & 0xc0, 0, "no QUIC packet begins like this");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Reaching a peer: all its addresses at once, the first that answers is greeted.
+//! Dials a peer at all its addresses at once; greets the first that answers.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,24 +16,24 @@ use super::endpoint;
 use super::error::{ConnectError, Refusal};
 use super::handshake::{self, Hello, Reply};
 use super::link::CloseCode;
-use super::peer::{Dial, Peer, Session, Shown, State};
+use super::peer::{Dial, Peer, PeerGreeting, Session, State};
 use super::relay;
 use super::traffic::Kind;
 use crate::ids::Member;
 use crate::limits;
 use crate::net::admission::UnixTime;
 
-/// TLS wants a name; who is at the other end is decided by its certificate alone.
+/// TLS requires a server name; only the certificate identifies the other end.
 const SERVER_NAME: &str = "shoal";
 
-/// How long only the addresses of a peer itself are tried, before ways through others are too.
+/// Time for which only the peer's own addresses are tried, before relayed paths are tried too.
 const DETOUR_AFTER: Duration = Duration::from_secs(1);
 
-/// A connection that is not greeted yet, and where it leads.
+/// A connection before the handshake, with its address.
 type Answer = (Connection, SocketAddr);
 
-/// Gives the connection to a peer, and dials if there is none. Only one dial of a peer is under
-/// way at a time; who comes second waits for it and tries itself if that failed.
+/// Returns the connection to a peer, and dials if there is none. Only one dial of a peer runs at a
+/// time. A second caller waits for it, and dials itself if it failed.
 pub(super) async fn reach(
     shared: &Shared,
     peer: &Peer,
@@ -45,18 +45,18 @@ pub(super) async fn reach(
     };
     let dialled = tokio::select! {
         biased;
-        // A connection from the peer ends our own dial.
+        // A connection from the peer ends the local dial.
         _ = state.wait_for(State::is_settled) => Err(Refusal::AlreadyConnected.into()),
         () = shared.closing.cancelled() => Err(ConnectError::Closing),
         dialled = timeout(limits::HANDSHAKE_TIMEOUT, dial(shared, peer, addresses, &turn)) => {
             dialled.unwrap_or(Err(ConnectError::TimedOut))
         }
     };
-    // However our own dial ended: a connection is a connection.
+    // Any open connection will do, even if the local dial failed.
     dialled.or_else(|error| peer.session().ok_or(error))
 }
 
-/// The right to dial; `None` when there is a connection.
+/// Waits for the right to dial; `None` if a connection exists.
 async fn turn<'a>(
     peer: &'a Peer,
     state: &mut tokio::sync::watch::Receiver<State>,
@@ -82,7 +82,7 @@ async fn turn<'a>(
     }
 }
 
-/// Dialling ends with it, however it ends.
+/// The right to dial; dropping it ends the dial.
 struct Turn<'a>(&'a Peer);
 
 impl Turn<'_> {
@@ -109,7 +109,7 @@ async fn dial(
     let straight = timeout(DETOUR_AFTER, first_answer(&mut attempts, &mut failure)).await;
     let answered = match straight {
         Ok(Some(answered)) => Some(answered),
-        // Nobody, or nobody so far.
+        // All direct attempts failed, or none has succeeded yet.
         Ok(None) | Err(_) => {
             turn.is_at(Dial::Detour);
             let detours = shared.relay.paths_to(peer.id).into_iter();
@@ -125,8 +125,8 @@ async fn dial(
     greet(shared, peer, connection, address).await
 }
 
-/// The first connection that comes about; of several failures a stranger's answer tells most, then
-/// the first.
+/// The first connection that succeeds. Of several failures, reports a final one if there is any,
+/// else the first.
 async fn first_answer(
     attempts: &mut FuturesUnordered<impl Future<Output = Result<Answer, ConnectError>>>,
     failure: &mut ConnectError,
@@ -145,9 +145,9 @@ async fn first_answer(
     None
 }
 
-/// Dials a peer that a way through another leads to, at its own addresses: the connection takes
-/// the place of the one that there is.
-pub(super) async fn straighten(
+/// Dials the own addresses of a peer that is reached through a relay. A direct connection replaces
+/// the relayed one.
+pub(super) async fn dial_direct(
     shared: &Shared,
     peer: &Peer,
     addresses: &[SocketAddr],
@@ -160,12 +160,12 @@ pub(super) async fn straighten(
     greet(shared, peer, connection, address).await.map(drop)
 }
 
-/// Sends packets to a peer's addresses while that peer dials ours. What comes of it is its dial; a
-/// connection of this one's own says nothing and is let go of.
-pub(super) async fn knock(shared: &Shared, peer: &Peer, addresses: &[SocketAddr]) {
-    let knocks = join_all(addresses.iter().map(|&address| open(shared, peer, address)));
-    // Whether anybody answered does not matter.
-    drop(knocks.await);
+/// Sends packets to a peer's addresses while that peer dials this one, so that routers let the
+/// peer's packets in. Connections that result at this end are dropped.
+pub(super) async fn punch(shared: &Shared, peer: &Peer, addresses: &[SocketAddr]) {
+    let attempts = join_all(addresses.iter().map(|&address| open(shared, peer, address)));
+    // The results do not matter.
+    drop(attempts.await);
 }
 
 async fn open(shared: &Shared, peer: &Peer, address: SocketAddr) -> Result<Answer, ConnectError> {
@@ -214,17 +214,19 @@ async fn greet(
     let (reply, sent, received) = handshake::greet(&hello, &mut send, &mut recv).await?;
     shared.counters.sent(Kind::Control, sent);
     shared.counters.received(Kind::Control, received);
-    let (incarnation, run, shown) = match reply {
-        Reply::Welcome { incarnation, run, pass, certificate, clock, seen } => {
-            (incarnation, run, Shown { pass, certificate, clock: Some(clock), seen: Some(seen) })
-        }
+    let (incarnation, run, greeting) = match reply {
+        Reply::Welcome { incarnation, run, pass, certificate, clock, seen } => (
+            incarnation,
+            run,
+            PeerGreeting { pass, certificate, clock: Some(clock), seen: Some(seen) },
+        ),
         Reply::Refused(refusal) => return Err(refusal.into()),
     };
-    if let Err(denied) = gate.admit(peer.id, &shown.pass, UnixTime::now()) {
+    if let Err(denied) = gate.admit(peer.id, &greeting.pass, UnixTime::now()) {
         gate.turned_away((&denied).into(), Some(peer.id), Some(address), denied.to_string());
         return Err(ConnectError::Stranger { peer: peer.id, address, denied: denied.into() });
     }
-    if let Some(certificate) = &shown.certificate {
+    if let Some(certificate) = &greeting.certificate {
         gate.hold(certificate.clone());
     }
     let session = Arc::new(Session {
@@ -233,7 +235,7 @@ async fn greet(
         member: Member { peer: peer.id, incarnation },
         address,
         run,
-        shown,
+        greeting,
         number,
         dialled: true,
         counted: Default::default(),
@@ -245,7 +247,7 @@ async fn greet(
     Ok(kept)
 }
 
-/// A connection that is closed unless it turns out to be the one that counts.
+/// A connection that is closed on drop unless it is kept.
 struct CloseUnlessKept(Option<Connection>);
 
 impl CloseUnlessKept {
@@ -262,20 +264,20 @@ impl Drop for CloseUnlessKept {
     }
 }
 
-/// How long to wait before the next dial: longer each time, and not in step with others.
+/// Delays between dials: they grow, and differ between pairs of peers.
 pub(super) struct Backoff {
     delay: Duration,
     spent: Duration,
     seed: blake3::Hasher,
 }
 
-/// First delay between two dials.
+/// The first delay between two dials.
 const FIRST: Duration = Duration::from_millis(50);
 
-/// The longest delay between two dials.
+/// The maximum delay between two dials.
 const LONGEST: Duration = Duration::from_secs(2);
 
-/// After delays of this much in all, a peer counts as unreachable.
+/// A peer counts as unreachable after delays of this sum.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 impl Backoff {
@@ -286,8 +288,8 @@ impl Backoff {
         Self { delay: FIRST, spent: Duration::ZERO, seed: hasher }
     }
 
-    /// The next delay: between half and all of an exponentially growing one. `None` when it is
-    /// time to give up.
+    /// The next delay: between half and all of an exponentially growing one. `None` when it is time
+    /// to give up.
     pub(super) fn next(&mut self) -> Option<Duration> {
         if self.spent >= PATIENCE {
             return None;
@@ -306,7 +308,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn delays_grow_to_a_cap_and_end() {
+    fn delays_grow_to_a_limit_and_end() {
         let delays: Vec<Duration> = {
             let mut backoff = Backoff::new(b"pair");
             std::iter::from_fn(|| backoff.next()).collect()

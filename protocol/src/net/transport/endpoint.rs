@@ -1,4 +1,4 @@
-//! Sockets, and how QUIC is tuned on them.
+//! UDP sockets, and the QUIC parameters on them.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -26,33 +26,34 @@ use crate::limits;
 use crate::net::identity::Identity;
 use crate::units::Bytes;
 
-/// What decides how fast a connection sends.
+/// The congestion control of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Congestion {
-    /// Backs off where a queue is full, and bears with packets that are lost by chance.
+    /// Backs off when queues fill up; tolerates random loss.
     #[default]
     Tolerant,
     /// Backs off on every loss (RFC 9438).
     Cubic,
-    /// Follows the measured bandwidth, and sends much twice.
+    /// Follows the measured bandwidth; retransmits much.
     Bbr,
 }
 
-/// Packets are what QUIC costs. Segmentation offload hands ten of them to the kernel at once, and
-/// ten of this size still fit the 64 KiB of one call.
+/// Maximum UDP payload. QUIC's cost is per packet. Segmentation offload passes ten packets to the
+/// kernel at once, and ten of this size still fit into the 64 KiB of one call.
 const LARGEST_PACKET: u16 = 6500;
 
-/// Bytes of the kernel's buffers that are asked for.
+/// Requested size of the kernel's socket buffers in bytes.
 const SOCKET_BUFFER: usize = 4 << 20;
 
-/// A stream with more than 2.75 MiB under way breaks the connection at a bottleneck that drops every other packet:
-/// the receiver keeps at most 1024 gaps. What is larger goes over several ([`super::tensor::PART`]).
+/// Receive window of a stream. A stream with more than 2.75 MiB in flight breaks the connection at
+/// a bottleneck that drops every other packet, because the receiver tracks at most 1024 gaps.
+/// Larger messages use several streams ([`super::tensor::PART`]).
 const STREAM_WINDOW: u32 = 5 << 19;
 const _: () = assert!(PART + PREFIX + TAG + FRAMES * HEADER <= STREAM_WINDOW as usize);
 
-/// Bytes under way on all streams: a round trip of 500 ms at 1 Gbit/s, or of 50 ms at 10 Gbit/s. So much memory a
-/// sender can take whose bytes nobody reads yet, beside [`limits::RECEIVE_ROOM`] or one message of the run's
-/// largest for what is being read.
+/// Bytes in flight on all streams: a round trip of 500 ms at 1 Gbit/s, or of 50 ms at 10 Gbit/s. A
+/// sender whose bytes are not read yet can use this much memory. Data that is being read uses
+/// further memory: [`limits::RECEIVE_ROOM`], or one message of the run's largest size.
 const CONNECTION_WINDOW: u32 = 64 << 20;
 
 /// Bytes sent before the first acknowledgement.
@@ -60,16 +61,16 @@ const INITIAL_WINDOW: u64 = 1 << 20;
 
 const UNI_STREAMS: usize = QUEUES * TENSOR_STREAMS + LANES;
 
-/// The control stream and requests for files.
+/// Maximum number of request streams, and the control stream.
 const REQUEST_STREAMS: u32 = 16;
 
-/// Bytes of packets between others that wait on a connection; more are lost.
+/// Bytes of relayed packets queued on a connection; more are dropped.
 const RELAYED: usize = 1 << 20;
 
-/// Handshakes that wait to be looked at.
+/// Maximum number of handshakes that wait to be accepted.
 const INCOMING: usize = 256;
 
-/// Opens one socket and QUIC on it.
+/// Opens a UDP socket, and a QUIC endpoint on it.
 pub(super) fn bind(
     address: SocketAddr,
     identity: &Identity,
@@ -89,7 +90,7 @@ pub(super) fn bind(
         .map_err(failed)
 }
 
-/// Opens QUIC on the ways through other peers.
+/// Opens a QUIC endpoint on the relay.
 pub(super) fn over(
     relay: Arc<Relay>,
     identity: &Identity,
@@ -110,10 +111,10 @@ fn server(tls: &Tls, quic: &Arc<TransportConfig>) -> ServerConfig {
 fn open_socket(address: SocketAddr) -> io::Result<UdpSocket> {
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
     if address.is_ipv6() {
-        // IPv4 has a socket of its own.
+        // IPv4 uses its own socket.
         socket.set_only_v6(true)?;
     }
-    // The kernel may grant less, and then a burst loses packets.
+    // The kernel may grant smaller buffers; bursts then lose packets.
     socket.set_recv_buffer_size(SOCKET_BUFFER)?;
     socket.set_send_buffer_size(SOCKET_BUFFER)?;
     socket.set_nonblocking(true)?;
@@ -132,8 +133,8 @@ fn open_socket(address: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket.into())
 }
 
-/// A process that starts again on the same socket still recognises the connections of its former
-/// life by their ids, and can tell the other ends at once that they are gone.
+/// A process that restarts on the same socket recognises the connections of its former incarnation
+/// by their ids, and resets them at the other ends at once.
 fn endpoint_config(identity: &Identity) -> EndpointConfig {
     let mut config = EndpointConfig::new(Arc::new(ResetKey(identity.derive_secret("quic reset"))));
     let secret = identity.derive_secret("quic connection id");
@@ -143,7 +144,7 @@ fn endpoint_config(identity: &Identity) -> EndpointConfig {
     config
 }
 
-/// Signs the tokens by which a lost connection is reset.
+/// The key of the tokens that reset lost connections.
 struct ResetKey([u8; 32]);
 
 impl HmacKey for ResetKey {
@@ -156,24 +157,24 @@ impl HmacKey for ResetKey {
     }
 
     fn verify(&self, data: &[u8], signature: &[u8]) -> Result<(), CryptoError> {
-        // This comparison takes the same time for all hashes.
+        // The comparison of hashes takes constant time.
         let signature = blake3::Hash::from_slice(signature).map_err(|_| CryptoError)?;
         if blake3::keyed_hash(&self.0, data) == signature { Ok(()) } else { Err(CryptoError) }
     }
 }
 
-/// How every connection behaves that takes a way through another peer: no way leads through it.
+/// The parameters of relayed connections, which carry no relayed packets themselves.
 pub(super) fn relayed(congestion: Congestion) -> TransportConfig {
     let mut config = quic(congestion);
     config.datagram_receive_buffer_size(None);
     config
 }
 
-/// How every other connection behaves.
+/// The parameters of direct connections.
 pub(super) fn quic(congestion: Congestion) -> TransportConfig {
     let mut mtu = MtuDiscoveryConfig::default();
-    // Found within a few round trips on loopback and networks with jumbo frames; elsewhere it costs
-    // a handful of lost probes.
+    // The MTU is found within a few round trips on loopback and networks with jumbo frames.
+    // Elsewhere, the search costs a few lost probe packets.
     mtu.upper_bound(LARGEST_PACKET);
     let mut config = TransportConfig::default();
     config
@@ -209,7 +210,8 @@ fn controller(congestion: Congestion) -> Arc<dyn ControllerFactory + Send + Sync
     }
 }
 
-/// The socket to dial `address` from: of its family, and on loopback only if the address is.
+/// The socket to dial `address` from: of the same address family, and on loopback only if the
+/// address is.
 pub(super) fn route(endpoints: &[Endpoint], address: SocketAddr) -> Option<&Endpoint> {
     let suits = |endpoint: &&Endpoint| {
         endpoint.local_addr().is_ok_and(|local| {

@@ -1,4 +1,4 @@
-//! What goes wrong between peers, one variant per cause.
+//! Errors of the transport, one variant per cause.
 
 use std::io;
 use std::net::SocketAddr;
@@ -10,88 +10,88 @@ use crate::limits;
 use crate::net::admission::{Denied, Reason};
 use crate::units::Bytes;
 
-/// Why the transport cannot be had.
+/// Errors of starting the transport.
 #[derive(Debug, thiserror::Error)]
 pub enum TransportError {
-    /// Nothing to listen on.
+    /// No listen address was given.
     #[error("no address to listen on: give at least one, such as 0.0.0.0:4242")]
     NoListenAddress,
-    /// Somebody else listens there.
+    /// Another process listens on the address.
     #[error("{address} (UDP) is in use: stop what listens there, or choose another port")]
     AddressInUse {
-        /// Where.
+        /// The address in use.
         address: SocketAddr,
     },
-    /// The system refused the socket.
+    /// The operating system refused the socket.
     #[error("cannot listen on {address} (UDP): {source}")]
     Bind {
-        /// Where.
+        /// The address to listen on.
         address: SocketAddr,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// The ways through other peers cannot be opened.
+    /// The endpoint for relayed connections cannot be opened.
     #[error("cannot prepare to reach peers through others: {0}")]
     Relay(io::Error),
-    /// No certificate could be made.
+    /// The TLS certificate could not be made.
     #[error("cannot make a certificate for this identity: {reason}")]
     Certificate {
-        /// What the library said.
+        /// The error of the library.
         reason: String,
     },
 }
 
-/// Why a peer answered a hello with no.
+/// The reason why a peer refused a hello.
 #[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode, thiserror::Error)]
 pub enum Refusal {
-    /// The builds cannot talk to each other.
+    /// The protocol versions differ.
     #[error(
         "the peer speaks protocol version {theirs} and this build version {ours}: \
          use the same release on both"
     )]
     Version {
-        /// Of this build.
+        /// The version of this build.
         ours: u32,
-        /// Of the peer's.
+        /// The version of the peer's build.
         theirs: u32,
     },
-    /// The peer trains something else.
+    /// The peer takes part in another run.
     #[error("the peer belongs to run {theirs}, this one to run {ours}")]
     OtherRun {
-        /// Run of the peer that was refused.
+        /// The run of the refused peer.
         ours: RunId,
-        /// Run of the peer that refused.
+        /// The run of the refusing peer.
         theirs: RunId,
     },
-    /// The peer has our own identity: another process runs on a copy of the identity file, or the
-    /// address is our own.
+    /// The peer has this peer's identity: another process uses a copy of the identity file, or the
+    /// address is this process's own.
     #[error(
         "the peer has this peer's own identity: two processes use one identity file, \
          or the address is this process's own"
     )]
     OwnIdentity,
-    /// The peer has met a later life of ours.
+    /// The peer knows a later incarnation of this peer.
     #[error("this process was displaced by a later life of the same peer (incarnation {newest})")]
     Displaced {
-        /// The latest that the peer has met.
+        /// The latest incarnation that the peer knows.
         newest: Incarnation,
     },
-    /// The run does not let us in.
-    #[error("not let in: {0}")]
+    /// The run does not admit this peer.
+    #[error("not admitted: {0}")]
     Denied(#[from] Denied),
-    /// Both ends dialled at once, and the other connection won.
+    /// Both ends dialled at once, and the other connection is used.
     #[error("the peer keeps another connection to this one")]
     AlreadyConnected,
-    /// The peer is closing.
+    /// The peer is shutting down.
     #[error("the peer is shutting down")]
     Closing,
-    /// The peer keeps as many connections as it may.
+    /// The peer has reached its limit of connections.
     #[error("the peer has no room for another connection")]
     Full,
 }
 
 impl Refusal {
-    /// How it is counted; none for what good peers of the run meet every day.
+    /// The counter of this refusal; `None` for refusals that occur in normal operation.
     pub(super) fn reason(&self) -> Option<Reason> {
         match self {
             Self::Denied(denied) => Some(denied.into()),
@@ -103,82 +103,82 @@ impl Refusal {
     }
 }
 
-/// Why a peer was not reached.
+/// The reason why a peer was not reached.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectError {
-    /// Nobody connects to himself.
+    /// The id is this peer's own.
     #[error("this is this peer's own id: dial another peer")]
     Myself,
-    /// Nobody knows where the peer is.
+    /// No address of the peer is known.
     #[error("no address is known for peer {peer}")]
     NoAddress {
-        /// Who.
+        /// The peer without an address.
         peer: PeerId,
     },
-    /// None of our sockets reaches such an address.
+    /// No local socket can reach such an address.
     #[error("{address} cannot be reached from the addresses listened on")]
     NoSocket {
-        /// Where it was to go.
+        /// The address of the peer.
         address: SocketAddr,
     },
-    /// No answer, or not the answer of a peer.
+    /// There was no answer, or not that of a Shoal peer.
     #[error("{address} does not answer as a Shoal peer: {reason}")]
     Unreachable {
-        /// Where.
+        /// The dialled address.
         address: SocketAddr,
-        /// What happened.
+        /// The cause, as text.
         reason: String,
     },
-    /// Somebody else lives there.
+    /// Another peer answers at the address.
     #[error("{address} is peer {found}, not {expected}: correct the peer id in the address")]
     WrongPeer {
-        /// Where.
+        /// The dialled address.
         address: SocketAddr,
-        /// Who was dialled.
+        /// The dialled peer.
         expected: PeerId,
-        /// Who answered.
+        /// The peer that answered.
         found: PeerId,
     },
-    /// The peer said no.
+    /// The peer refused the hello.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The peer says it takes part in our run, and cannot prove it.
+    /// The peer names the same run, but does not prove its admission.
     #[error("peer {peer} at {address} does not prove that it takes part in the run: {denied}")]
     Stranger {
-        /// Who.
+        /// The dialled peer.
         peer: PeerId,
-        /// Where.
+        /// The dialled address.
         address: SocketAddr,
-        /// What it lacks.
+        /// The missing proof.
         denied: Box<Denied>,
     },
-    /// What came back is no answer to a hello.
+    /// The answer to the hello is malformed.
     #[error("the peer's answer is malformed: {reason}")]
     Malformed {
-        /// What is wrong with it.
+        /// The defect of the answer.
         reason: String,
     },
-    /// The peer reached shows an earlier life than one met before.
+    /// The peer answered with an earlier incarnation than a known one.
     #[error("the peer answers as incarnation {found}, but {newest} is known")]
     FormerLife {
-        /// Who answered.
+        /// The incarnation that answered.
         found: Incarnation,
-        /// The latest met.
+        /// The latest known incarnation.
         newest: Incarnation,
     },
-    /// As many peers are known as may be.
-    #[error("no room to talk to another peer")]
+    /// The limit of known peers is reached.
+    #[error("the limit of known peers is reached")]
     TooManyPeers,
-    /// It took too long.
+    /// The handshake took too long.
     #[error("the peer did not answer within {} s", limits::HANDSHAKE_TIMEOUT.as_secs())]
     TimedOut,
-    /// We are closing.
+    /// The transport is closing.
     #[error("this process is shutting down")]
     Closing,
 }
 
 impl ConnectError {
-    /// Whether trying again cannot help.
+    /// Whether a retry cannot succeed.
     #[must_use]
     pub fn is_final(&self) -> bool {
         match self {
@@ -192,165 +192,168 @@ impl ConnectError {
     }
 }
 
-/// Why something will not be sent.
+/// The reason why a message is not sent.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
-    /// Over the cap.
+    /// The message exceeds the size limit.
     #[error("{what} of {size} bytes is over the cap of {cap}")]
     TooLarge {
-        /// Control message or tag.
+        /// The part that is too large: a control message, a tag or tensors.
         what: &'static str,
-        /// Its bytes.
+        /// The size in bytes.
         size: usize,
-        /// The most it may have.
+        /// The limit.
         cap: Bytes,
     },
-    /// A message has at least one tensor, and few.
+    /// The number of tensors is outside its range.
     #[error("a message of {count} tensors: it must be 1 to {}", super::tensor::FRAMES)]
     FrameCount {
-        /// How many.
+        /// The number of tensors.
         count: usize,
     },
-    /// The peer takes nothing any more; its connection was closed.
+    /// The peer receives too slowly; its connection was closed.
     #[error("too much waits to be sent to peer {peer}: the connection is closed as stuck")]
     QueueFull {
-        /// Who.
+        /// The slow peer.
         peer: PeerId,
     },
-    /// Nobody sends to himself over the network.
-    #[error("nothing is sent to oneself")]
+    /// The receiver is this peer itself.
+    #[error("the receiver is this peer itself")]
     Myself,
-    /// As many peers are known as may be.
-    #[error("no room to talk to another peer")]
+    /// The limit of known peers is reached.
+    #[error("the limit of known peers is reached")]
     TooManyPeers,
-    /// We are closing.
+    /// The transport is closing.
     #[error("this process is shutting down")]
     Closing,
 }
 
-/// How a peer broke the protocol.
+/// The way in which a peer broke the protocol.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// Over the cap.
+    /// A control message exceeds the size limit.
     #[error("a control message of {size} bytes is over the cap of {}", limits::CONTROL_MESSAGE)]
     ControlTooLarge {
-        /// Announced bytes.
+        /// The announced size in bytes.
         size: u64,
     },
     /// The control stream ended within a message.
     #[error("the control stream ended within a message")]
     ControlEnded,
-    /// The header of a tensor message makes no sense.
+    /// The header of a tensor message has invalid counts.
     #[error("a tensor message with a tag of {tag} bytes and {frames} tensors")]
     TensorHeader {
-        /// Announced bytes of the tag.
+        /// The announced bytes of the tag.
         tag: usize,
-        /// Announced tensors.
+        /// The announced number of tensors.
         frames: usize,
     },
-    /// More than any message of the run has.
+    /// The tensors exceed those of any message of the run.
     #[error(
         "a message with {bytes} bytes of tensors, where none of the run has more than {largest}"
     )]
     TensorsTooLarge {
-        /// Announced bytes.
+        /// The announced size in bytes.
         bytes: u64,
-        /// The most there are, in bytes.
+        /// The limit in bytes.
         largest: u64,
     },
-    /// A part that its message has not, or that came before.
-    #[error("part {part} of a tensor message, which has none such left to come")]
+    /// The part does not exist in its message, or arrived before.
+    #[error("part {part} of a tensor message does not exist or arrived before")]
     TensorPart {
-        /// Which.
+        /// The index of the part.
         part: u32,
     },
     /// A tensor's header or body is wrong.
     #[error(transparent)]
     Frame(#[from] FrameError),
     /// The stream ended within a tensor message.
-    #[error("a tensor message was cut short")]
+    #[error("a tensor message was truncated")]
     TensorCutShort,
     /// The stream went on after a tensor message.
     #[error("bytes follow the end of a tensor message")]
     TensorTrailing,
-    /// A message that this process cannot make sense of.
+    /// A message that this process cannot decode.
     #[error("{0}")]
     Message(String),
 }
 
-/// Why a connection ended.
+/// The reason why a connection ended.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DisconnectReason {
     /// The peer closed it in an orderly way.
     #[error("the peer left")]
     Left,
-    /// It broke: silence, a reset, an error of the network.
+    /// It broke: a timeout, a reset or a network error.
     #[error("the connection was lost: {0}")]
     Lost(String),
-    /// The peer broke the protocol, so we closed it.
+    /// The peer broke the protocol, and this end closed the connection.
     #[error("the peer broke the protocol: {0}")]
     Violation(#[from] Violation),
-    /// The peer closed it because of us.
+    /// The peer closed the connection with an error.
     #[error("the peer closed the connection: {0}")]
     ClosedByPeer(String),
-    /// The peer took too little for too long.
+    /// The peer received too slowly for too long.
     #[error("too much waited to be sent")]
     QueueFull,
-    /// A newer connection to the same peer took its place.
+    /// A newer connection to the same peer is in use.
     #[error("a newer connection took its place")]
     Replaced,
-    /// We are closing.
+    /// The transport is closing.
     #[error("this process is shutting down")]
     Closing,
 }
 
-/// Why a file was not fetched.
+/// The reason why a file was not fetched.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
     /// The peer cannot be reached.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// The peer does not have it.
+    /// The peer does not have the file.
     #[error("the peer does not have the file {hash}")]
     NotFound {
-        /// Which.
+        /// The hash of the file.
         hash: ContentHash,
     },
-    /// Over the cap.
+    /// The file exceeds the size limit.
     #[error("a file of {size} is over the cap of {}", limits::BLOB)]
     TooLarge {
-        /// Its size.
+        /// The size of the file.
         size: Bytes,
     },
-    /// The peer has something of another size under that name.
+    /// The peer's file of that hash has another size.
     #[error("the peer offers {found} bytes where {expected} were expected")]
     Size {
-        /// Bytes asked for.
+        /// The requested bytes.
         expected: u64,
-        /// Bytes offered.
+        /// The offered bytes.
         found: u64,
     },
-    /// What came is not what was asked for.
+    /// The received bytes do not have the requested hash.
     #[error("the peer sent something else than the file {expected}")]
     WrongHash {
-        /// What was asked for.
+        /// The requested hash.
         expected: ContentHash,
     },
     /// The connection broke, or the answer was cut short.
     #[error("fetching was interrupted: {0}")]
     Interrupted(String),
-    /// The peer answers nothing, though its connection stands.
-    #[error("the peer sent nothing for {} s: ask others for the file, or again later", patience.as_secs())]
+    /// The peer sends nothing, but its connection is alive.
+    #[error(
+        "the peer sent nothing for {} s: ask other peers for the file, or retry later",
+        patience.as_secs()
+    )]
     Silent {
-        /// How long it was listened for.
+        /// The time without data.
         patience: Duration,
     },
     /// The file could not be written.
     #[error("cannot write {}: {source}", path.display())]
     Io {
-        /// Where.
+        /// The path of the file.
         path: std::path::PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
 }

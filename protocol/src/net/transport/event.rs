@@ -1,4 +1,4 @@
-//! What the transport tells its owner.
+//! The events that the transport sends to its owner.
 
 use std::net::SocketAddr;
 
@@ -9,82 +9,83 @@ use crate::frame::Frame;
 use crate::ids::{Incarnation, Member, PeerId, RunId};
 use crate::net::admission::{Pass, Signed, UnixTime};
 
-/// Something that happened between us and a peer. For one peer, everything from a connection comes
-/// between its `Connected` and its `Disconnected`, and connections do not overlap.
+/// An event about one peer. All events of a connection lie between its `Connected` and its
+/// `Disconnected`, and the connections of a peer do not overlap.
 #[derive(Debug)]
 pub enum TransportEvent {
-    /// A peer was reached, or reached us, and both agree on version and run.
+    /// A connection to a peer is established, and both ends agree on version and run.
     Connected {
-        /// Who, in which life.
+        /// The peer and its incarnation.
         member: Member,
-        /// Where it is; `None` where the way leads through another peer.
+        /// The peer's address; `None` if the connection is relayed.
         address: Option<SocketAddr>,
-        /// The run it takes part in; `None` before it has joined one.
+        /// The run of the peer; `None` before it has joined one.
         run: Option<RunId>,
     },
-    /// The connection ended. Control messages on their way may be lost; what was still queued goes
-    /// out on the next connection, which the next thing to send brings about.
+    /// The connection ended. Control messages in flight may be lost. Queued ones go out on the next
+    /// connection, which the next send establishes.
     Disconnected {
-        /// Who, in which life.
+        /// The peer and its incarnation.
         member: Member,
-        /// Why.
+        /// The reason.
         reason: DisconnectReason,
     },
-    /// The peer could not be reached for long, or never will be. Everything queued for it is gone.
+    /// The peer could not be reached for long, or cannot be reached at all. Everything queued for
+    /// it is discarded.
     Unreachable {
-        /// Who.
+        /// The peer.
         peer: PeerId,
         /// The last failure.
         error: ConnectError,
     },
     /// A control message.
     Control {
-        /// From whom.
+        /// The sender.
         member: Member,
-        /// As the peer encoded it.
+        /// The encoded message.
         bytes: Vec<u8>,
     },
     /// A message with tensors.
     Tensor(TensorMessage),
 }
 
-/// Tensors from a peer. As long as it exists, its bytes count against what the peer may have on its
-/// way to us: drop it when the tensors are taken over or done with.
+/// Tensors from a peer. While the value exists, its bytes count against the sender's room at this
+/// peer. Drop it when the tensors are taken over or no longer needed.
 #[derive(Debug)]
 pub struct TensorMessage {
-    /// From whom.
+    /// The sender.
     pub member: Member,
-    /// What they are, as the peer encoded it.
+    /// The encoded tag, which identifies the content.
     pub tag: Vec<u8>,
-    /// The tensors; checksums are right.
+    /// The tensors; their checksums are correct.
     pub frames: Vec<Frame>,
     pub(super) _room: OwnedSemaphorePermit,
 }
 
-/// A run and what it is.
+/// A run with its manifest.
 #[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct Run {
-    /// Name.
+    /// The name of the run.
     pub id: RunId,
-    /// The encoded manifest, not looked into here.
+    /// The encoded manifest; the transport does not check it.
     pub manifest: Vec<u8>,
 }
 
-/// A peer's greeting, as it came with the handshake.
+/// The data of a peer from the handshake.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Welcome {
-    /// The peer's life.
+    /// The peer's incarnation.
     pub incarnation: Incarnation,
-    /// Where it was reached.
+    /// The address at which it was reached.
     pub address: SocketAddr,
-    /// The run it takes part in; `None` before it has joined one.
+    /// The peer's run; `None` before it has joined one.
     pub run: Option<Run>,
-    /// What lets it in; looked at already where our own run is known.
+    /// The peer's credentials; already checked if this peer's run is known.
     pub pass: Pass,
-    /// A permit that it gave us with its answer.
+    /// The certificate that the peer issued to this one with its answer.
     pub certificate: Option<Signed>,
-    /// What its clock said; none where it dialled us.
+    /// The time of the peer's clock; `None` if the peer dialled.
     pub clock: Option<UnixTime>,
-    /// Where it sees us; none where it dialled us.
+    /// This peer's address as the other sees it; `None` if the peer dialled.
     pub seen: Option<SocketAddr>,
 }

@@ -1,4 +1,4 @@
-//! Ends the connections of peers that are let in no more.
+//! Closes the connections of peers that are no longer admitted.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -10,17 +10,17 @@ use super::link::CloseCode;
 use super::peer::Peer;
 use crate::net::admission::UnixTime;
 
-/// How often everybody is looked at although nothing changed: permits expire.
-const LOOK_EVERY: Duration = Duration::from_secs(30);
+/// Interval between checks of all peers without a change at the gate, because certificates expire.
+const CHECK_EVERY: Duration = Duration::from_secs(30);
 
-/// Runs until we close.
+/// Runs until the transport closes.
 pub(super) async fn run(shared: Arc<Shared>) {
     let mut changes = shared.gate.changes();
     loop {
         tokio::select! {
             () = shared.closed.cancelled() => return,
-            // The gate lives as long as we do.
-            _ = timeout(LOOK_EVERY, changes.changed()) => {}
+            // The gate lives as long as the transport.
+            _ = timeout(CHECK_EVERY, changes.changed()) => {}
         }
         let peers: Vec<Arc<Peer>> = {
             let peers = shared.peers.lock().unwrap_or_else(PoisonError::into_inner);

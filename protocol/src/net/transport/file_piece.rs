@@ -1,7 +1,8 @@
-//! A piece of a file as it travels: packed where that makes it arrive sooner.
+//! A piece of a file in transit, packed if that makes it arrive earlier.
 //!
-//! Before the bytes stand how they are packed (u8: 0 not at all, 1 by zstd) and how many there are (u32,
-//! little-endian). A piece has its hash whichever way it came: what is checked are the unpacked bytes.
+//! The bytes are preceded by the packing (u8: 0 none, 1 zstd) and their number (u32,
+//! little-endian). The hash of a piece does not depend on the packing: the unpacked bytes are
+//! checked.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -16,10 +17,11 @@ use crate::manifest::ChunkPacking;
 /// Bytes of a [`Head`].
 pub(super) const HEAD: usize = 5;
 
-/// Nearly all that files hold are f32; of others the planes are no worse than none.
+/// Element width for zstd's byte planes. Files hold almost only f32; for other data the planes do
+/// no harm.
 const WIDTH: usize = 4;
 
-/// What stands before the bytes of a piece.
+/// The header of a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Head {
     packing: Packing,
@@ -37,8 +39,8 @@ impl Head {
         [packing, a, b, c, d]
     }
 
-    /// The head of a piece of `wanted` bytes; none where no honest holder says that. What is packed
-    /// is smaller.
+    /// Decodes the head of a piece of `wanted` bytes; `None` if it is invalid. A packed piece must
+    /// be smaller than the raw one.
     pub(super) fn decode([packing, length @ ..]: [u8; HEAD], wanted: usize) -> Option<Self> {
         let length = u32::from_le_bytes(length);
         let packing = match packing {
@@ -49,13 +51,13 @@ impl Head {
         Some(Self { packing, length })
     }
 
-    /// How many bytes come.
+    /// Number of bytes that follow.
     pub(super) fn length(self) -> usize {
         self.length as usize
     }
 }
 
-/// A piece as it travels.
+/// A piece in transit.
 #[derive(Debug)]
 pub(super) struct Piece {
     pub(super) packing: Packing,
@@ -77,11 +79,11 @@ impl Piece {
     }
 
     pub(super) fn head(&self) -> Head {
-        let length = u32::try_from(self.bytes.len()).expect("a piece is under its cap");
+        let length = u32::try_from(self.bytes.len()).expect("a piece is within its limit");
         Head { packing: self.packing, length }
     }
 
-    /// The `wanted` bytes of the file.
+    /// The `wanted` unpacked bytes.
     pub(super) fn unpack(self, wanted: usize) -> Result<Bytes, PackingError> {
         packing::unpack(self.packing, width(wanted), self.bytes, wanted)
     }
@@ -91,11 +93,11 @@ fn width(length: usize) -> usize {
     if length.is_multiple_of(WIDTH) { WIDTH } else { 1 }
 }
 
-/// How the pieces that this peer gives are packed.
+/// Selects the packing of the pieces that this peer sends.
 #[derive(Debug)]
 pub(super) struct PiecePacker(Mutex<(ChunkPacking, PackingChoice)>);
 
-/// Nothing is packed until the run is known, whose manifest says how.
+/// Packs nothing until the run's manifest is known.
 impl Default for PiecePacker {
     fn default() -> Self {
         let choice = PackingChoice::of(Element::Number(Codec::F32));
@@ -105,7 +107,7 @@ impl Default for PiecePacker {
 
 impl PiecePacker {
     fn lock(&self) -> MutexGuard<'_, (ChunkPacking, PackingChoice)> {
-        // Whoever holds it does no more than calculate.
+        // A poisoned lock is usable: its holders only calculate.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -113,7 +115,7 @@ impl PiecePacker {
         self.lock().0 = packing;
     }
 
-    /// A piece for a link of so many bytes per second, if that is known.
+    /// Packs a piece for a link of `rate` bytes per second, if that is known.
     pub(super) fn pack(&self, raw: Bytes, rate: Option<f64>) -> Piece {
         let length = raw.len();
         let packing = {
@@ -140,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_no_honest_holder_says_is_refused() {
+    fn an_invalid_head_is_rejected() {
         let head = |packing, length: u32| {
             let [a, b, c, d] = length.to_le_bytes();
             Head::decode([packing, a, b, c, d], 1000).map(Head::length)
@@ -153,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_that_unpacks_to_more_or_less_is_refused() {
+    fn a_piece_that_unpacks_to_another_length_is_rejected() {
         let piece = || Piece::pack(Packing::Zstd, vec![0; 1 << 20].into());
         assert!(piece().bytes.len() < 1000);
         assert_eq!(piece().unpack(1 << 20).map(|raw| raw.len()), Ok(1 << 20));
@@ -163,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn auto_packs_for_links_that_are_slow() {
+    fn auto_packs_for_slow_links() {
         let packer = PiecePacker::default();
         let packed = |rate| packer.pack(vec![0; 1 << 20].into(), rate).packing;
         assert_eq!(packed(Some(1e6)), Packing::Raw, "no run is known");
@@ -176,7 +178,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_piece_arrives_as_it_was(
+        fn a_piece_reads_back(
             raw in prop::collection::vec(0u8..3, 0..3000),
             zstd in any::<bool>(),
         ) {

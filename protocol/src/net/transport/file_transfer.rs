@@ -1,9 +1,9 @@
-//! Files by their hash, a piece per request.
+//! Transfer of files by their hash, one piece per request.
 //!
-//! A request is a stream of its own ([`super::request`]): the hash, the position and the length of a piece (u64 and
-//! u32, little-endian). The answer is the length of the whole file (u64; all ones when there is no
-//! such file), then the piece ([`super::piece`]). A length of all ones asks for the hashes of all pieces
-//! instead, which come as they are.
+//! A request is a stream of its own ([`super::request`]): the hash, then position and length of a
+//! piece (u64 and u32, little-endian). The answer is the length of the whole file (u64; all ones if
+//! there is no such file), then the piece ([`super::file_piece`]). A length of all ones requests
+//! the hashes of all pieces instead, which are sent unpacked.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -20,7 +20,7 @@ use super::class::Class;
 use super::error::FetchError;
 use super::file_piece::{HEAD, Head, Piece, PiecePacker};
 use super::peer::Peer;
-use super::progress::while_moving;
+use super::progress::with_progress_timeout;
 use super::read_progress::ReadProgress;
 use super::request::Kind as RequestKind;
 use super::traffic::{Counters, Kind};
@@ -34,12 +34,12 @@ pub(super) const REQUEST: usize = 32 + 8 + 4;
 const NOT_FOUND: u64 = u64::MAX;
 const HASHES: u32 = u32::MAX;
 
-/// What is wanted of a file.
+/// A request for a part of a file.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Request {
     pub(super) hash: ContentHash,
     pub(super) position: u64,
-    /// Or [`HASHES`].
+    /// Length in bytes, or [`HASHES`].
     pub(super) length: u32,
 }
 
@@ -65,28 +65,28 @@ impl Request {
     }
 }
 
-/// An answer of which the peer has taken nothing for so long is given up.
+/// An answer is aborted if the peer receives no byte of it for this long.
 const STALL: Duration = Duration::from_secs(20);
 
-/// Files whose pieces' hashes are remembered.
+/// Number of files whose piece hashes are cached.
 const LISTS: usize = 64;
 
-/// A file that can be given to others.
+/// A file that other peers may fetch.
 #[derive(Debug)]
 pub struct OpenFile {
     /// Open for reading.
     pub file: File,
-    /// Its bytes.
+    /// Length in bytes.
     pub length: u64,
 }
 
-/// Where the files are that others may fetch. It is asked on a thread that may block.
+/// The files that other peers may fetch. Called on a thread that may block.
 pub trait FileSource: Send + Sync + 'static {
-    /// The file of this hash; `None` when there is none.
+    /// The file of this hash; `None` if there is none.
     fn open(&self, hash: &ContentHash) -> Option<OpenFile>;
 }
 
-/// The hashes of the pieces of files that were asked for lately.
+/// The piece hashes of recently requested files.
 #[derive(Debug, Default)]
 pub(super) struct PieceLists(Mutex<VecDeque<(ContentHash, Arc<[u8]>)>>);
 
@@ -103,7 +103,7 @@ impl PieceLists {
     }
 }
 
-/// Gives nothing.
+/// A source without files.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoFiles;
 
@@ -113,23 +113,23 @@ impl FileSource for NoFiles {
     }
 }
 
-/// Whose files are served, and how.
+/// Serves the file requests of one peer.
 pub(super) struct Service<'a> {
     pub(super) source: &'a Arc<dyn FileSource>,
     pub(super) lists: &'a Arc<PieceLists>,
     pub(super) packer: &'a Arc<PiecePacker>,
     pub(super) counters: &'a Counters,
     pub(super) upload_limit: &'a UploadLimit,
-    /// Who asks.
+    /// The requesting peer.
     pub(super) peer: &'a Peer,
     pub(super) connection: &'a Connection,
 }
 
-/// What there is to say of a file: its length, and pieces of an answer after that.
+/// The length of a file, and the parts of an answer that follow it.
 type Found = Option<(u64, Vec<Bytes>)>;
 
 impl Service<'_> {
-    /// Answers one request. A malformed one is dropped: who sent it gets no answer.
+    /// Answers one request. A malformed request gets no answer.
     pub(super) async fn serve(&self, send: SendStream, mut recv: RecvStream) {
         let mut request = [0; REQUEST];
         if recv.read_exact(&mut request).await.is_err() {
@@ -143,7 +143,7 @@ impl Service<'_> {
                 let found = list.map(|(whole, list)| (whole, vec![Bytes::from_owner(list)]));
                 self.answer(send, found).await;
             }
-            // Who only asks whether we are there waits for nothing.
+            // A request for the length alone does not wait for upload capacity.
             0 => {
                 let known = find(hash, move || Some(Ok((source.open(&hash)?.length, ())))).await;
                 self.answer(send, known.map(|(whole, ())| (whole, Vec::new()))).await;
@@ -151,20 +151,21 @@ impl Service<'_> {
             _ if u64::from(length) > limits::BLOB_PIECE.0 => {}
             _ => {
                 let stopped = send.stopped();
-                let piece = self.give_piece(send, hash, position, length);
+                let piece = self.send_piece(send, hash, position, length);
                 tokio::select! {
-                    // What is on its way sees by itself when nobody listens, and counts it.
+                    // A transfer in progress notices by itself that the peer stopped it, and counts
+                    // it.
                     biased;
-                    () = self.upload_limit.give(self.peer.id, piece) => {}
-                    // Who listens no more waits for no turn.
+                    () = self.upload_limit.serve(self.peer.id, piece) => {}
+                    // A stopped request does not wait for its turn.
                     _ = stopped => {}
                 }
             }
         }
     }
 
-    /// Gives the bytes of it that arrived, as [`Self::answer`].
-    async fn give_piece(
+    /// Sends a piece; returns the number of bytes that arrived, like [`Self::answer`].
+    async fn send_piece(
         &self,
         send: SendStream,
         hash: ContentHash,
@@ -185,20 +186,21 @@ impl Service<'_> {
         self.answer(send, found).await
     }
 
-    /// Sends what is found of a file, and waits until it has arrived; gives the bytes that did, which are none
-    /// where the peer listens no more, or takes nothing for long.
+    /// Sends the answer, and waits until it has arrived. Returns the number of bytes that arrived:
+    /// 0 if the peer stopped the stream, or received nothing for long.
     async fn answer(&self, mut send: SendStream, found: Found) -> usize {
         let (whole, bytes) = found.unwrap_or((NOT_FOUND, Vec::new()));
         let class = if bytes.is_empty() { Class::Control } else { Class::Chunk };
         let mut answer = vec![Bytes::copy_from_slice(&whole.to_le_bytes())];
         answer.extend(bytes);
         let length = answer.iter().map(Bytes::len).sum();
-        class.put(&send, 0);
+        class.prioritize(&send, 0);
         let taken = ReadProgress::new(self.connection);
         self.peer.file_rate().began(Instant::now());
-        let arrived = while_moving(STALL, || taken.now(), taken.all(&mut send, &mut answer)).await;
+        let arrived =
+            with_progress_timeout(STALL, || taken.now(), taken.all(&mut send, &mut answer)).await;
         if arrived.is_none() {
-            // Fails only where the peer was quicker.
+            // Fails only if the peer stopped the stream first.
             let _ = send.reset(VarInt::from_u32(0));
         }
         let arrived = if arrived == Some(true) { length } else { 0 };
@@ -208,12 +210,12 @@ impl Service<'_> {
     }
 }
 
-/// Looks for something of a file on a thread that may wait for the disk.
+/// Reads from a file on a thread that may block.
 async fn find<T: Send + 'static>(
     hash: ContentHash,
-    look: impl FnOnce() -> Option<io::Result<(u64, T)>> + Send + 'static,
+    read: impl FnOnce() -> Option<io::Result<(u64, T)>> + Send + 'static,
 ) -> Option<(u64, T)> {
-    match tokio::task::spawn_blocking(look).await.ok().flatten()? {
+    match tokio::task::spawn_blocking(read).await.ok().flatten()? {
         Ok(found) => Some(found),
         Err(error) => {
             tracing::warn!(%hash, %error, "cannot read a file that a peer asked for");
@@ -222,7 +224,7 @@ async fn find<T: Send + 'static>(
     }
 }
 
-/// A piece of a file, after the file's length.
+/// The length of a file, and a piece of it.
 pub(super) fn piece_of(
     source: &dyn FileSource,
     hash: ContentHash,
@@ -235,7 +237,7 @@ pub(super) fn piece_of(
     Some(file.file.read_exact_at(&mut piece, position).map(|()| (file.length, piece)))
 }
 
-/// The hashes of a file's pieces, after the file's length.
+/// The length of a file, and the hashes of its pieces.
 fn list_of(
     source: &dyn FileSource,
     lists: &PieceLists,
@@ -259,16 +261,16 @@ fn list_of(
     Some(Ok((file.length, list)))
 }
 
-/// Bytes that were heard of a holder, over all that it is asked for at once: it answers in an order of its own.
+/// Bytes received from a holder over all simultaneous requests, which it answers in its own order.
 #[derive(Debug, Default)]
-pub(super) struct Heard(AtomicU64);
+pub(super) struct FetchProgress(AtomicU64);
 
-impl Heard {
+impl FetchProgress {
     pub(super) fn bytes(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Reads as many bytes as there is room for.
+    /// Fills the buffer.
     async fn read(&self, recv: &mut RecvStream, mut room: &mut [u8]) -> Result<(), FetchError> {
         while !room.is_empty() {
             match recv.read(room).await.map_err(interrupted)? {
@@ -276,106 +278,106 @@ impl Heard {
                     self.0.fetch_add(read as u64, Ordering::Relaxed);
                     room = &mut room[read..];
                 }
-                None => return Err(interrupted("the answer was cut short")),
+                None => return Err(interrupted("the answer was truncated")),
             }
         }
         Ok(())
     }
 }
 
-/// Asks what the pieces of a file of `length` bytes hash to. What is said is not checked.
+/// Requests the hashes of the pieces of a file of `length` bytes. The answer is not checked.
 pub(super) async fn fetch_hashes(
     connection: &Connection,
     hash: ContentHash,
     length: u64,
     counters: &Counters,
-    heard: &Heard,
+    progress: &FetchProgress,
 ) -> Result<Vec<[u8; HASH]>, FetchError> {
     let bytes = pieces(length) as usize * HASH;
     let request = Request { hash, position: 0, length: HASHES };
-    let mut recv = ask(connection, request, length, heard).await?;
+    let mut recv = ask(connection, request, length, progress).await?;
     let mut list = vec![0; bytes];
-    heard.read(&mut recv, &mut list).await?;
+    progress.read(&mut recv, &mut list).await?;
     counters.received(Kind::File, 8 + bytes);
     Ok(list.as_chunks::<HASH>().0.to_vec())
 }
 
-/// Asks for a file that nobody has: whoever answers is there.
+/// Requests a file that no peer has: any answer proves that the peer's process runs.
 pub(super) async fn probe(connection: &Connection) -> Result<(), FetchError> {
-    match fetch_length(connection, ContentHash([0; 32]), &Heard::default()).await {
+    match fetch_length(connection, ContentHash([0; 32]), &FetchProgress::default()).await {
         Ok(_) | Err(FetchError::NotFound { .. }) => Ok(()),
         Err(error) => Err(error),
     }
 }
 
-/// Asks for a piece of a file. Nothing of it is checked, but that there is no more.
+/// Requests a piece of a file. Only the length of the answer is checked.
 pub(super) async fn fetch_piece(
     connection: &Connection,
     Part { hash, length, position, size }: Part,
     counters: &Counters,
-    heard: &Heard,
+    progress: &FetchProgress,
 ) -> Result<Piece, FetchError> {
     let request = Request { hash, position, length: size as u32 };
-    let mut recv = ask(connection, request, length, heard).await?;
+    let mut recv = ask(connection, request, length, progress).await?;
     if size == 0 {
-        // Of nothing only the length is said.
+        // An empty piece has no head: the answer is only the file's length.
         counters.received(Kind::File, 8);
         return Ok(Piece::empty());
     }
     let mut head = [0; HEAD];
-    heard.read(&mut recv, &mut head).await?;
+    progress.read(&mut recv, &mut head).await?;
     let head = Head::decode(head, size).ok_or(FetchError::WrongHash { expected: hash })?;
     let mut bytes = vec![0; head.length()];
-    heard.read(&mut recv, &mut bytes).await?;
+    progress.read(&mut recv, &mut bytes).await?;
     counters.received(Kind::File, 8 + HEAD + bytes.len());
     Ok(Piece::received(head, bytes))
 }
 
-/// Which bytes of which file.
+/// A range of bytes of a file.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Part {
     pub(super) hash: ContentHash,
-    /// Bytes of the file.
+    /// Length of the whole file in bytes.
     pub(super) length: u64,
     pub(super) position: u64,
-    /// How many bytes.
+    /// Length of the part in bytes.
     pub(super) size: usize,
 }
 
-/// Sends a request and reads of the answer that it is about a file of `length` bytes.
+/// Sends a request, and checks that the answer is about a file of `length` bytes.
 async fn ask(
     connection: &Connection,
     request: Request,
     length: u64,
-    heard: &Heard,
+    progress: &FetchProgress,
 ) -> Result<RecvStream, FetchError> {
-    let (recv, found) = begin(connection, request, heard).await?;
+    let (recv, found) = begin(connection, request, progress).await?;
     if found == length { Ok(recv) } else { Err(FetchError::Size { expected: length, found }) }
 }
 
-/// Asks how many bytes a file has. What is said is not checked.
+/// Requests the length of a file in bytes. The answer is not checked.
 pub(super) async fn fetch_length(
     connection: &Connection,
     hash: ContentHash,
-    heard: &Heard,
+    progress: &FetchProgress,
 ) -> Result<u64, FetchError> {
     let request = Request { hash, position: 0, length: 0 };
-    begin(connection, request, heard).await.map(|(_, length)| length)
+    begin(connection, request, progress).await.map(|(_, length)| length)
 }
 
-/// Sends a request and reads the file's length, with which the answer begins.
+/// Sends a request, and reads the file's length at the start of the answer.
 async fn begin(
     connection: &Connection,
     request: Request,
-    heard: &Heard,
+    progress: &FetchProgress,
 ) -> Result<(RecvStream, u64), FetchError> {
     let (mut send, mut recv) = connection.open_bi().await.map_err(interrupted)?;
-    // A few bytes, which must not wait for what is given the other way.
-    Class::Control.put(&send, 0);
-    send.write_all(&RequestKind::File.before(&request.encode())).await.map_err(interrupted)?;
+    // A request is small, and must not wait for data in the same direction.
+    Class::Control.prioritize(&send, 0);
+    send.write_all(&RequestKind::File.encode(&request.encode())).await.map_err(interrupted)?;
     send.finish().map_err(interrupted)?;
     let mut whole = [0; 8];
-    heard.read(&mut recv, &mut whole).await?;
+    progress.read(&mut recv, &mut whole).await?;
     match u64::from_le_bytes(whole) {
         NOT_FOUND => Err(FetchError::NotFound { hash: request.hash }),
         length => Ok((recv, length)),

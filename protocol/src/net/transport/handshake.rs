@@ -1,7 +1,8 @@
-//! The first messages on a control stream: who dials says hello, the other end answers.
+//! The first messages on a control stream: the hello of the dialler, and the answer of the other
+//! end.
 //!
-//! Both begin with the protocol version in four bytes, which never move, so that builds of
-//! different versions understand at least why they cannot talk.
+//! Both begin with the protocol version in four bytes, whose position is fixed. Builds of different
+//! versions can thus report why they cannot connect.
 
 use std::net::SocketAddr;
 
@@ -14,61 +15,61 @@ use crate::ids::Incarnation;
 use crate::net::admission::{Pass, Signed, UnixTime};
 use crate::{limits, wire};
 
-/// Who dials and what it knows.
+/// The first message of the dialler.
 #[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub(super) struct Hello {
-    /// Its life.
+    /// The dialler's incarnation.
     pub(super) incarnation: Incarnation,
-    /// Its run; `None` before it has joined one.
+    /// The dialler's run; `None` before it has joined one.
     pub(super) run: Option<Run>,
     /// The dialler's number for this connection.
     pub(super) number: u64,
-    /// The number of the last connection that the answering end dialled and that the dialler saw
-    /// end: who still holds on to that one learns here that it is gone.
+    /// The number of the last connection that the answering end dialled and whose end the dialler
+    /// has seen. If the answering end still has that connection open, it learns that it is gone.
     pub(super) lost: Option<u64>,
-    /// What lets it in.
+    /// The dialler's credentials.
     pub(super) pass: Pass,
-    /// What it asks a permit for, where the answering end gives them.
+    /// The ticket to exchange for a certificate, if the answering end is its issuer.
     pub(super) ticket: Option<Signed>,
 }
 
 /// The answer to a hello.
 #[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub(super) enum Reply {
-    /// Talk.
+    /// The peer is accepted.
     Welcome {
-        /// The life of the answering peer.
+        /// The incarnation of the answering peer.
         incarnation: Incarnation,
         /// Its run; `None` before it has joined one.
         run: Option<Run>,
-        /// What lets the answering peer in.
+        /// The credentials of the answering peer.
         pass: Pass,
-        /// For the dialler: a permit of its own, new or renewed.
+        /// A new or renewed certificate for the dialler.
         certificate: Option<Signed>,
-        /// What the answering peer's clock says.
+        /// The time of the answering peer's clock.
         clock: UnixTime,
-        /// Where it sees the dialler.
+        /// The dialler's address, as the answering peer sees it.
         seen: SocketAddr,
     },
-    /// Do not.
+    /// The peer is refused.
     Refused(Refusal),
 }
 
-/// What came instead of a hello or a reply.
+/// The reason why a hello or a reply was not read.
 #[derive(Debug)]
 pub(super) enum Unreadable {
-    /// One of another version, which we do not look into.
+    /// The message has another version and is not decoded.
     Version(u32),
-    /// Neither.
+    /// The message is malformed.
     Malformed(String),
-    /// Nothing: the connection broke.
+    /// The connection was lost.
     Lost,
 }
 
 const VERSION: usize = 4;
 
 pub(super) fn encode<T: bincode::Encode>(message: &T) -> Vec<u8> {
-    let body = wire::encode(message).expect("a manifest under its cap fits a control message");
+    let body = wire::encode(message).expect("a manifest within its limit fits a control message");
     framed(&[&limits::PROTOCOL_VERSION.to_le_bytes(), &body[..]].concat())
 }
 
@@ -95,9 +96,9 @@ async fn read<T: bincode::Decode<()>>(stream: &mut RecvStream) -> Result<(T, usi
     decode(&message).map(|value| (value, message.len() + control::PREFIX))
 }
 
-/// Says hello and waits for the answer; gives it with the bytes sent and received. A connection
-/// counts as established only then: who dials with TLS 1.3 is done before the other end has looked
-/// at its certificate.
+/// Sends the hello and waits for the answer. Returns the answer with the bytes sent and received.
+/// The connection counts as established only then: with TLS 1.3, the dialler finishes before the
+/// other end has checked its certificate.
 pub(super) async fn greet(
     hello: &Hello,
     send: &mut SendStream,
@@ -116,13 +117,13 @@ pub(super) async fn greet(
     }
 }
 
-/// Waits for a hello; gives it with the bytes received.
-pub(super) async fn hear(recv: &mut RecvStream) -> Result<(Hello, usize), Unreadable> {
+/// Waits for a hello; returns it with the number of bytes received.
+pub(super) async fn read_hello(recv: &mut RecvStream) -> Result<(Hello, usize), Unreadable> {
     read(recv).await
 }
 
-/// Answers a hello; gives the bytes sent. The answer to a hello of another version is our version
-/// alone.
+/// Answers a hello; returns the number of bytes sent. The answer to a hello of another version is
+/// only this build's version.
 pub(super) async fn answer(reply: Option<&Reply>, send: &mut SendStream) -> Option<usize> {
     let reply = match reply {
         Some(reply) => encode(reply),

@@ -1,5 +1,5 @@
-//! The task that looks after one peer: connects when there is something to send, serves one
-//! connection after the other, and tells the owner what happens.
+//! The link task of one peer. It connects when there is something to send, serves one connection
+//! after the other, and sends events to the owner.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -20,35 +20,36 @@ use super::error::{ConnectError, DisconnectReason};
 use super::event::{TensorMessage, TransportEvent};
 use super::file_transfer::Service;
 use super::peer::{Peer, Session};
-use super::reassembly::{Gathering, ReadFailure};
+use super::reassembly::{ReadFailure, Reassembly};
 use super::request::Kind as RequestKind;
-use super::send_queue::{TensorJob, Ticket};
+use super::send_queue::{MessageNumber, TensorJob};
 use super::sending::{self, LANES};
 use super::traffic::Kind;
 use super::{Shared, control, reachability, tensor};
 
-/// How long closing waits for the other end to take what is queued.
+/// Time limit for the other end to receive the queued messages on close.
 const FLUSH: Duration = Duration::from_secs(5);
 
-/// How often a direct way is looked for where there is only one through another peer.
+/// Interval between searches for a direct path while the connection is relayed.
 const SEEK_EVERY: Duration = Duration::from_secs(60);
 
-/// How long one end dials and the other knocks: enough for a packet that was dropped to be sent again, twice
-/// (QUIC does after one and two seconds more).
+/// Duration of one turn, in which one end dials and the other sends packets to open its router.
+/// Long enough for two retransmissions of a lost packet, which QUIC sends after one and two more
+/// seconds.
 const TURN: Duration = Duration::from_secs(4);
 
-/// Why we close a connection, as the other end learns it.
+/// The reason of a close, as sent to the other end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CloseCode {
-    /// We leave.
+    /// The sender leaves.
     Done = 0,
     /// The hello was refused.
     Refused = 1,
-    /// Another connection to the same peer is used.
+    /// Another connection to the same peer is in use.
     Unused = 2,
     /// The other end broke the protocol.
     Violation = 3,
-    /// The other end takes too little.
+    /// The other end receives too slowly.
     Stuck = 4,
 }
 
@@ -58,7 +59,7 @@ impl From<CloseCode> for VarInt {
     }
 }
 
-/// Looks after `peer` until we close.
+/// Serves `peer` until the transport closes.
 pub(super) async fn run(shared: Arc<Shared>, peer: Arc<Peer>) {
     while let Some(session) = next_session(&shared, &peer).await {
         let member = session.member;
@@ -75,7 +76,7 @@ pub(super) async fn run(shared: Arc<Shared>, peer: Arc<Peer>) {
         if reason == DisconnectReason::QueueFull {
             peer.send_queue.clear();
         } else {
-            peer.send_queue.take_back();
+            peer.send_queue.requeue_in_flight();
         }
         peer.ended(&session);
         tracing::debug!(%member, %reason, "disconnected");
@@ -87,7 +88,7 @@ pub(super) async fn run(shared: Arc<Shared>, peer: Arc<Peer>) {
     peer.link_ended();
 }
 
-/// Tells the owner; breaks when nobody listens any more.
+/// Sends an event to the owner; breaks if the owner has dropped the receiver.
 async fn emit(shared: &Shared, event: TransportEvent) -> ControlFlow<()> {
     tokio::select! {
         biased;
@@ -99,7 +100,7 @@ async fn emit(shared: &Shared, event: TransportEvent) -> ControlFlow<()> {
     }
 }
 
-/// The next connection to serve; `None` when we close.
+/// The next connection to serve; `None` when the transport closes.
 async fn next_session(shared: &Shared, peer: &Peer) -> Option<Arc<Session>> {
     let pair = [shared.peer.0, peer.id.0].concat();
     let mut backoff = Backoff::new(&pair);
@@ -141,11 +142,11 @@ async fn give_up(shared: &Shared, peer: &Peer, error: ConnectError) {
     }
     peer.send_queue.clear();
     tracing::info!(peer = %peer.id, %error, "unreachable");
-    // If nobody listens, the link ends at its next event.
+    // If the receiver is dropped, the link ends at its next event.
     let _ = emit(shared, TransportEvent::Unreachable { peer: peer.id, error }).await;
 }
 
-/// What the tasks of one connection share.
+/// State shared by the tasks of one connection.
 #[derive(Clone)]
 struct Context {
     shared: Arc<Shared>,
@@ -153,21 +154,21 @@ struct Context {
     session: Arc<Session>,
 }
 
-/// Serves one connection until it ends, and says why it did.
+/// Serves one connection until it ends, and returns the reason.
 async fn serve(shared: &Arc<Shared>, peer: &Arc<Peer>, session: &Arc<Session>) -> DisconnectReason {
     let Some((send, recv)) = session.control.lock().await.take() else {
         return DisconnectReason::Lost("the answer to the hello could not be sent".to_owned());
     };
     let context = Context { shared: shared.clone(), peer: peer.clone(), session: session.clone() };
     peer.send_queue.connected();
-    peer.rate().broke();
-    peer.file_rate().broke();
+    peer.rate().connection_lost();
+    peer.file_rate().connection_lost();
     let mut writers = JoinSet::new();
     writers.spawn(write_control(context.clone(), send));
     writers.spawn(write_tensors(context.clone()));
     if !session.is_relayed() {
         shared.relay.connected(peer.id, session.connection.clone());
-        writers.spawn(pass_on(context.clone()));
+        writers.spawn(relay_datagrams(context.clone()));
     } else {
         writers.spawn(seek_direct(context.clone()));
     }
@@ -177,10 +178,10 @@ async fn serve(shared: &Arc<Shared>, peer: &Arc<Peer>, session: &Arc<Session>) -
     readers.spawn(serve_requests(context.clone()));
 
     let reason = tokio::select! {
-        // Closing first: then the writers end by themselves.
+        // Closing comes first: the writers then end by themselves.
         biased;
         () = shared.closing.cancelled() => {
-            // Whatever is not taken by then is lost.
+            // Messages that are not received within the limit are lost.
             let _ = timeout(FLUSH, flush(peer, &mut writers)).await;
             DisconnectReason::Closing
         }
@@ -197,7 +198,7 @@ async fn serve(shared: &Arc<Shared>, peer: &Arc<Peer>, session: &Arc<Session>) -
         DisconnectReason::Left | DisconnectReason::Lost(_) | DisconnectReason::ClosedByPeer(_)
     );
     if left_by_peer {
-        // What arrived before the end still counts.
+        // Data that arrived before the end is still processed.
         tokio::select! {
             () = async { while readers.join_next().await.is_some() {} } => {}
             () = shared.closed.cancelled() => {}
@@ -208,14 +209,14 @@ async fn serve(shared: &Arc<Shared>, peer: &Arc<Peer>, session: &Arc<Session>) -
     reason
 }
 
-/// Waits until the peer has everything: tensors leave the box only then, and the control writer
-/// ends only then.
+/// Waits until the peer has received everything: only then do tensors leave the queue, and only
+/// then does the control writer end.
 async fn flush(peer: &Peer, writers: &mut JoinSet<DisconnectReason>) {
     peer.send_queue.emptied().await;
     writers.join_next().await;
 }
 
-/// A task of ours that panicked takes its connection with it, and nothing else.
+/// A panic in a task ends its connection and nothing else.
 fn failed(error: JoinError) -> DisconnectReason {
     tracing::error!(%error, "a task of a connection failed");
     DisconnectReason::Lost(format!("internal error: {error}"))
@@ -238,7 +239,7 @@ fn close(session: &Session, reason: &DisconnectReason) {
     session.connection.close(code.into(), text.as_bytes());
 }
 
-/// What the end of a connection means.
+/// Maps the end of a connection to its reason.
 fn reason_of(error: &ConnectionError) -> DisconnectReason {
     let ConnectionError::ApplicationClosed(close) = error else {
         return DisconnectReason::Lost(error.to_string());
@@ -246,7 +247,7 @@ fn reason_of(error: &ConnectionError) -> DisconnectReason {
     match close.error_code {
         code if code == CloseCode::Done.into() => DisconnectReason::Left,
         code if code == CloseCode::Unused.into() => DisconnectReason::Replaced,
-        // The other end's words, made harmless for a log.
+        // The other end's text, escaped for the log.
         _ => DisconnectReason::ClosedByPeer(
             String::from_utf8_lossy(&close.reason).escape_debug().take(200).collect(),
         ),
@@ -254,18 +255,18 @@ fn reason_of(error: &ConnectionError) -> DisconnectReason {
 }
 
 impl Context {
-    /// Waits for the reason behind a failure of one stream.
+    /// Waits for the end of the connection, which explains the failure of a stream.
     async fn end(&self) -> DisconnectReason {
         reason_of(&self.session.connection.closed().await)
     }
 }
 
 async fn write_control(context: Context, mut stream: SendStream) -> DisconnectReason {
-    Class::Control.put(&stream, 0);
+    Class::Control.prioritize(&stream, 0);
     let Context { shared, peer, .. } = &context;
     loop {
         let batch = tokio::select! {
-            // What is queued goes out before we close.
+            // Queued messages are sent before the close.
             biased;
             batch = peer.send_queue.control() => batch,
             () = shared.closing.cancelled() => break,
@@ -283,7 +284,7 @@ async fn write_control(context: Context, mut stream: SendStream) -> DisconnectRe
                 return context.end().await;
             };
             shared.counters.sent(Kind::Control, written.bytes);
-            // Chunks are emptied as they are written; empty messages are so from the start.
+            // Written chunks become empty; the chunks of empty messages are empty from the start.
             let whole = rest.iter().take_while(|chunk| chunk.is_empty()).count();
             rest = &mut rest[whole..];
             let messages = (total - rest.len()) / 2;
@@ -291,43 +292,44 @@ async fn write_control(context: Context, mut stream: SendStream) -> DisconnectRe
             whole_messages = messages;
         }
     }
-    // Neither fails on a stream that works; on one that does not, the connection is gone.
+    // Neither fails on a working stream; on a broken one, the connection is gone.
     let _ = stream.finish();
     let _ = stream.stopped().await;
     DisconnectReason::Closing
 }
 
-/// Takes in packets for others, and those that others passed on.
-async fn pass_on(context: Context) -> DisconnectReason {
+/// Receives datagrams to relay to other peers, and datagrams relayed by others.
+async fn relay_datagrams(context: Context) -> DisconnectReason {
     loop {
         match context.session.connection.read_datagram().await {
             Ok(datagram) => {
                 let Context { shared, peer, .. } = &context;
                 shared.relay.datagram(peer.id, &datagram, &shared.counters);
             }
-            // The readers say why, when they have what came before.
+            // The readers report the reason once they have read everything that came before.
             Err(_) => std::future::pending::<()>().await,
         }
     }
 }
 
-/// Tries again and again to do without the peer in the middle. The two ends take turns: while one dials,
-/// the other knocks, since a router that lets in nobody who was not sent to lets the dialler in then; and
-/// one of the two may be behind a router that is of no help.
+/// Repeatedly tries to replace a relayed connection by a direct one. The two ends take turns: one
+/// dials while the other sends packets to the dialler, because some routers accept packets only
+/// from addresses that packets were sent to. The roles alternate because the router of one end may
+/// not work this way.
 async fn seek_direct(context: Context) -> DisconnectReason {
     let Context { shared, peer, session } = &context;
     let mut state = peer.state.subscribe();
     loop {
         let addresses = state.borrow_and_update().addresses.clone();
         for dials in [session.dialled, !session.dialled] {
-            // Turns last as long at both ends, whatever comes of them. A success ends the link's service
-            // of this connection, and this task with it.
+            // Both ends keep the length of each turn, whatever its result. A success ends the
+            // link's service of this connection, and with it this task.
             let end = tokio::time::Instant::now() + TURN;
             let attempt = async {
                 if !dials {
-                    dial::knock(shared, peer, &addresses).await;
-                } else if let Err(error) = dial::straighten(shared, peer, &addresses).await {
-                    tracing::debug!(peer = %peer.id, %error, "still no direct way");
+                    dial::punch(shared, peer, &addresses).await;
+                } else if let Err(error) = dial::dial_direct(shared, peer, &addresses).await {
+                    tracing::debug!(peer = %peer.id, %error, "no direct path yet");
                 }
                 std::future::pending::<()>().await;
             };
@@ -343,9 +345,9 @@ async fn write_tensors(context: Context) -> DisconnectReason {
     let mut under_way = FuturesUnordered::new();
     loop {
         tokio::select! {
-            // As many at once as have streams.
-            (ticket, job) = context.peer.send_queue.tensor() => {
-                under_way.push(write_tensor(&context, &lanes, ticket, job));
+            // The queue yields as many messages at once as have streams.
+            (number, job) = context.peer.send_queue.tensor() => {
+                under_way.push(write_tensor(&context, &lanes, number, job));
             }
             Some(written) = under_way.next() => if let ControlFlow::Break(()) = written {
                 return context.end().await;
@@ -354,29 +356,29 @@ async fn write_tensors(context: Context) -> DisconnectReason {
     }
 }
 
-/// Breaks when the connection is gone.
+/// Breaks if the connection is lost.
 async fn write_tensor(
     context: &Context,
     lanes: &Semaphore,
-    ticket: Ticket,
+    number: MessageNumber,
     job: TensorJob,
 ) -> ControlFlow<()> {
     let connection = &context.session.connection;
-    let _training = context.shared.upload_limit.trains();
+    let _training = context.shared.upload_limit.begin_tensor();
     context.peer.rate().began(Instant::now());
-    let arrived = match sending::send(connection, lanes, ticket, &job).await {
+    let arrived = match sending::send(connection, lanes, number, &job).await {
         Ok(bytes) => {
             context.shared.counters.sent(Kind::Tensor, bytes);
             bytes
         }
         Err(error) if tensor::is_lost(&error) => return ControlFlow::Break(()),
-        // The peer does not want it.
+        // The peer stopped the stream.
         Err(_) => 0,
     };
     context.peer.rate().ended(Instant::now(), arrived, connection.rtt());
     let class = job.class;
     drop(job);
-    context.peer.send_queue.tensor_done(ticket, class);
+    context.peer.send_queue.tensor_done(number, class);
     ControlFlow::Continue(())
 }
 
@@ -386,7 +388,7 @@ async fn read_control(context: Context, mut stream: RecvStream) -> DisconnectRea
         let bytes = match control::read(&mut stream).await {
             Ok(bytes) => bytes,
             Err(control::ReadFailure::Violation(violation)) => return violation.into(),
-            // The peer leaves, and closes when it knows that we have read everything.
+            // The peer leaves, and closes the connection once all its data is read.
             Err(control::ReadFailure::End | control::ReadFailure::Lost) => {
                 return context.end().await;
             }
@@ -399,18 +401,18 @@ async fn read_control(context: Context, mut stream: RecvStream) -> DisconnectRea
 }
 
 async fn read_tensors(context: Context) -> DisconnectReason {
-    let gathering = Arc::new(Gathering::new());
+    let reassembly = Arc::new(Reassembly::new());
     let mut streams = JoinSet::new();
     loop {
         tokio::select! {
-            // First what is done, so that it does not pile up.
+            // Finished streams first, so that they do not accumulate.
             biased;
             Some(read) = streams.join_next() => if let Ok(ControlFlow::Break(reason)) = read {
                 return reason;
             },
             stream = context.session.connection.accept_uni() => match stream {
                 Ok(stream) => {
-                    streams.spawn(read_tensor(context.clone(), stream, gathering.clone()));
+                    streams.spawn(read_tensor(context.clone(), stream, reassembly.clone()));
                 }
                 Err(error) => {
                     while let Some(read) = streams.join_next().await {
@@ -425,17 +427,17 @@ async fn read_tensors(context: Context) -> DisconnectReason {
     }
 }
 
-/// Breaks when the sender broke the protocol or nobody listens any more.
+/// Breaks if the sender broke the protocol or the owner has dropped the receiver.
 async fn read_tensor(
     context: Context,
     mut stream: RecvStream,
-    gathering: Arc<Gathering>,
+    reassembly: Arc<Reassembly>,
 ) -> ControlFlow<DisconnectReason> {
     let largest = context.shared.largest_message.load(Ordering::Relaxed);
-    let received = match gathering.read(&mut stream, largest).await {
+    let received = match reassembly.read(&mut stream, largest).await {
         Ok(Some(received)) => received,
         Err(ReadFailure::Violation(violation)) => return ControlFlow::Break(violation.into()),
-        // Others of its parts are on their way, or never will be.
+        // Further parts of the message are in flight, or were lost with the connection.
         Ok(None) | Err(ReadFailure::Lost) => return ControlFlow::Continue(()),
     };
     context.shared.counters.received(Kind::Tensor, received.bytes);
@@ -452,7 +454,7 @@ async fn read_tensor(
 }
 
 async fn serve_requests(context: Context) -> DisconnectReason {
-    // As many at once as the connection lets the peer open streams.
+    // The connection's limit of streams bounds the number of simultaneous requests.
     let mut requests = JoinSet::new();
     loop {
         tokio::select! {
@@ -479,7 +481,7 @@ async fn serve_request(context: Context, send: SendStream, mut recv: RecvStream)
             service.serve(send, recv).await;
         }
         Some(RequestKind::Probe) => reachability::answer(shared, session, send, recv).await,
-        // Who asks for something else gets no answer.
+        // Unknown requests get no answer.
         None => {}
     }
 }

@@ -1,19 +1,21 @@
-//! What carries control messages, tensors and files between peers: QUIC connections on which both
-//! ends have proved their ids.
+//! The transport of control messages, tensors and files between peers: QUIC connections on which
+//! both ends have proved their ids.
 //!
-//! Each peer has an outbox and a link, a task that connects when there is something to send. On a
-//! connection, the control stream keeps the order of control messages; each message with tensors
-//! has a stream of its own; files are fetched by requests, a stream each.
+//! Each peer has a send queue and a link, a task that connects when there is something to send. On
+//! a connection, the control stream keeps the order of control messages. Each message with tensors
+//! has a stream of its own. Files are fetched by requests, with a stream each.
 //!
-//! What is promised: control messages arrive in order, each at most once; those on their way when
-//! a connection breaks may be lost, those still queued are not. Tensors arrive in any order, and
-//! may arrive twice when a connection breaks. [`TransportEvent::Unreachable`] says that everything
-//! queued is gone.
+//! Guarantees:
 //!
-//! Nothing grows without bound: a full control queue closes the connection, a full tensor queue
-//! makes the sender wait, and an owner who does not take events makes the other end's streams wait.
-//! An owner must therefore never wait for [`Transport::send_tensor`] where it takes events, or two
-//! owners could wait for each other.
+//! - Control messages arrive in order, each at most once. If a connection breaks, messages in
+//!   flight may be lost; queued ones are not.
+//! - Tensors arrive in any order, and may arrive twice if a connection breaks.
+//! - [`TransportEvent::Unreachable`] reports that everything queued for a peer is discarded.
+//!
+//! All memory is bounded. A full control queue closes the connection, and a full tensor queue makes
+//! the sender wait. If the owner of the transport does not take events, the other end's streams
+//! wait. The owner must therefore never wait for [`Transport::send_tensor`] in the task that takes
+//! events, or two owners could wait for each other.
 
 mod accept;
 mod class;
@@ -93,37 +95,38 @@ use relay::Relay;
 use traffic::Counters;
 use upload_limit::UploadLimit;
 
-/// Events that wait for the owner.
+/// Capacity of the event channel.
 const EVENTS: usize = 256;
 
-/// Peers that are known at once, connected or not.
+/// Maximum number of known peers, connected or not.
 const PEERS: usize = 2 * limits::MEMBERS;
 
-/// How long a peer under suspicion may take to answer, beside the way there and back.
+/// Time limit for a suspected peer to answer, in addition to four round trips.
 const ANSWER: Duration = Duration::from_millis(500);
 
-/// How long closing waits in all.
+/// Time limit of an orderly close.
 const CLOSE: Duration = Duration::from_secs(8);
 
-/// How long closing answers packets that are still on their way.
+/// Time for which a closed endpoint still answers packets in flight.
 const LINGER: Duration = Duration::from_millis(200);
 
-/// What a transport is made with.
+/// The configuration of a transport.
 #[derive(Clone)]
 pub struct TransportConfig {
-    /// This life of the peer.
+    /// The incarnation of this peer.
     pub incarnation: Incarnation,
-    /// The run it takes part in; a newcomer learns it from the peer it joins through.
+    /// The run that this peer takes part in. A newcomer receives it from the peer that it joins
+    /// through.
     pub run: Option<Run>,
-    /// What decides how fast connections send.
+    /// The congestion control of connections.
     pub congestion: Congestion,
     /// The files that other peers may fetch.
     pub files: Arc<dyn FileSource>,
-    /// Who may talk to us.
+    /// Checks the admission of other peers.
     pub gate: Gate,
 }
 
-/// A handle on the transport; all clones are the same one. When the last is dropped, connections
+/// A handle on the transport; all clones share it. When the last clone is dropped, connections
 /// break; [`Transport::close`] ends them in order.
 #[derive(Clone)]
 pub struct Transport {
@@ -131,12 +134,12 @@ pub struct Transport {
     _guard: Arc<DropGuard>,
 }
 
-/// What tasks share.
+/// State shared by all tasks.
 pub(crate) struct Shared {
     peer: PeerId,
     incarnation: Incarnation,
     run: RwLock<Option<Run>>,
-    /// Bytes that the tensors of a message may have.
+    /// Maximum bytes of the tensors of one message.
     largest_message: AtomicU64,
     files: Arc<dyn FileSource>,
     gate: Gate,
@@ -145,9 +148,9 @@ pub(crate) struct Shared {
     endpoints: Vec<Endpoint>,
     relay: Arc<Relay>,
     relayed: Arc<quinn::TransportConfig>,
-    /// QUIC over the ways through other peers.
+    /// QUIC over paths through relaying peers.
     relay_endpoint: Endpoint,
-    /// What is listened for at the endpoints' sockets beside QUIC.
+    /// Reachability probes on the endpoints' sockets, beside QUIC.
     probes: Arc<Probes>,
     rate_limit: RateLimit,
     counters: Counters,
@@ -158,9 +161,9 @@ pub(crate) struct Shared {
     peers: Mutex<BTreeMap<PeerId, Arc<Peer>>>,
     numbers: AtomicU64,
     tracker: TaskTracker,
-    /// Nothing new is begun.
+    /// Cancelled when closing begins: no new work starts.
     closing: CancellationToken,
-    /// Everything stops.
+    /// Cancelled when all tasks must stop.
     closed: CancellationToken,
 }
 
@@ -169,7 +172,8 @@ impl Shared {
         self.run.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The one over ways through others is closed before those that it goes over.
+    /// All endpoints. The relay endpoint comes first, because it must close before the ones that
+    /// carry it.
     fn all_endpoints(&self) -> impl Iterator<Item = &Endpoint> {
         std::iter::once(&self.relay_endpoint).chain(&self.endpoints)
     }
@@ -189,7 +193,7 @@ impl Shared {
         self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The peer of this id, with its link running; `None` when there are too many.
+    /// The peer of this id, with its link running; `None` if there are too many peers.
     fn peer(self: &Arc<Self>, id: PeerId) -> Option<Arc<Peer>> {
         let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(peer) = peers.get(&id) {
@@ -206,10 +210,10 @@ impl Shared {
 }
 
 impl Transport {
-    /// Listens on every address given (port 0 takes a free one) and begins to accept peers.
+    /// Listens on every given address (port 0 selects a free port) and begins to accept peers.
     ///
     /// # Errors
-    /// When an address is in use or cannot be listened on, or no certificate can be made.
+    /// If an address is in use or cannot be listened on, or the certificate cannot be made.
     pub fn bind(
         identity: &Identity,
         listen: &[SocketAddr],
@@ -264,55 +268,56 @@ impl Transport {
         Ok((Self { shared, _guard: Arc::new(closed.drop_guard()) }, receiver))
     }
 
-    /// Who we are.
+    /// The id of this peer.
     #[must_use]
     pub fn peer_id(&self) -> PeerId {
         self.shared.peer
     }
 
-    /// Who may talk to us.
+    /// Checks the admission of other peers.
     #[must_use]
     pub fn gate(&self) -> &Gate {
         &self.shared.gate
     }
 
-    /// Who is connected, in order.
+    /// The connected peers, in order.
     #[must_use]
     pub fn connected(&self) -> Vec<Member> {
         let peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
         peers.values().filter_map(|peer| Some(peer.session()?.member)).collect()
     }
 
-    /// Where we listen, with the ports that were free.
+    /// The local addresses, with the ports that were selected.
     #[must_use]
     pub fn local_addresses(&self) -> Vec<SocketAddr> {
         self.shared.endpoints.iter().filter_map(|endpoint| endpoint.local_addr().ok()).collect()
     }
 
-    /// Takes part in a run from now on: hellos name it, and peers of other runs are refused.
-    /// Connections that exist already stay.
+    /// Sets the run of this peer: later hellos name it, and peers of other runs are refused.
+    /// Existing connections stay open.
     pub fn set_run(&self, run: Run) {
         let largest = largest_message(Some(&run));
         self.shared.largest_message.store(largest.0, Ordering::Relaxed);
         *self.shared.run.write().unwrap_or_else(PoisonError::into_inner) = Some(run);
     }
 
-    /// How pieces of files are packed from now on, as the run's manifest has it; not at all before.
+    /// Sets the packing of file pieces, as the run's manifest gives it. Pieces are not packed
+    /// before.
     pub fn set_chunk_packing(&self, packing: ChunkPacking) {
         self.shared.packer.set(packing);
     }
 
-    /// Who takes part in our run: packets are passed on between these, where they cannot reach each
-    /// other, and ours go through these where we cannot.
+    /// Sets the members of the run. The transport relays packets between members that cannot reach
+    /// each other, and uses members as relays where it cannot reach a peer directly.
     pub fn set_members(&self, members: impl IntoIterator<Item = PeerId>) {
         self.shared.relay.set_members(members.into_iter().collect());
     }
 
-    /// Connects to a peer at one of these addresses, once and now, and gives its greeting; a
-    /// connection that exists already will do.
+    /// Connects to a peer at one of these addresses with a single attempt, and returns its
+    /// greeting. Reuses an existing connection.
     ///
     /// # Errors
-    /// When no address answers in time, somebody else answers, or the peer refuses.
+    /// If no address answers in time, another peer answers, or the peer refuses.
     pub async fn connect(
         &self,
         peer: PeerId,
@@ -327,8 +332,8 @@ impl Transport {
         Ok(session.welcome())
     }
 
-    /// Notes where a peer may be found, for when something is to be sent to it. Nothing happens
-    /// with our own addresses, nor once too many peers are known.
+    /// Stores addresses of a peer for later connections. Does nothing for this peer's own id, or if
+    /// too many peers are known.
     pub fn remember(&self, peer: PeerId, addresses: &[SocketAddr]) {
         if peer != self.shared.peer
             && let Some(peer) = self.shared.peer(peer)
@@ -337,10 +342,11 @@ impl Transport {
         }
     }
 
-    /// Queues a control message; it goes out in order, and if need be a connection is made for it.
+    /// Queues a control message. Messages are sent in order; the link connects if needed.
     ///
     /// # Errors
-    /// When it is over the cap or the queue is full, which also closes the connection.
+    /// If the message exceeds the size limit, or the queue is full, which also closes the
+    /// connection.
     pub fn send_control(&self, peer: PeerId, message: Vec<u8>) -> Result<(), SendError> {
         check_size("a control message", message.len(), limits::CONTROL_MESSAGE)?;
         let peer = self.recipient(peer)?;
@@ -351,11 +357,11 @@ impl Transport {
         }
     }
 
-    /// Queues tensors. The future resolves once there is room for them in the queue; delivery
-    /// follows in the background. The future owns all it needs.
+    /// Queues tensors. The future resolves when the queue has room for them; delivery continues in
+    /// the background. The future owns all its data.
     ///
     /// # Errors
-    /// At once, when the tag, the number of frames or their bytes are over their cap.
+    /// At once, if the tag, the number of frames or their bytes exceed a limit.
     pub fn send_tensor(
         &self,
         peer: PeerId,
@@ -387,22 +393,21 @@ impl Transport {
         self.shared.peer(peer).ok_or(SendError::TooManyPeers)
     }
 
-    /// How many bytes the file of this hash has, as one who may have it says: proved only once the
-    /// file is fetched.
+    /// The length of a file in bytes, as reported by a holder. Only fetching the file proves it.
     ///
     /// # Errors
-    /// When the peer is not there, or does not have it.
+    /// If the peer cannot be reached, or does not have the file.
     pub async fn file_length(&self, holder: PeerId, hash: ContentHash) -> Result<u64, FetchError> {
         fetch::length(&self.shared, holder, hash).await
     }
 
-    /// Fetches a file of `length` bytes from those who have it, all at once, into `destination`, which
-    /// appears only once all of it is right. Who sends other bytes, is gone or was never there leaves
-    /// it to the others. What came of a file that did not become whole stays beside the destination
-    /// ([`PARTIAL_SUFFIX`]), and the next fetch of it goes on there.
+    /// Fetches a file of `length` bytes from all holders at once into `destination`, which appears
+    /// only when the file is complete and verified. A holder that fails or sends wrong bytes is
+    /// dropped, and the others continue. An incomplete file stays beside the destination
+    /// ([`PARTIAL_SUFFIX`]), and the next fetch resumes it.
     ///
     /// # Errors
-    /// The last reason why no holder is left, or why the disk does not take it.
+    /// The last failure when no holder is left, or an error of the disk.
     pub async fn fetch_file(
         &self,
         holders: &[PeerId],
@@ -413,11 +418,12 @@ impl Transport {
         fetch::fetch(&self.shared, holders, Wanted { hash, length }, destination).await
     }
 
-    /// Asks a peer to whom a connection leads straight to ring at this one's own UDP port, or at another one
-    /// of the same host, such as a router's: whether who was never sent to gets through.
+    /// Asks a directly connected peer to send a reachability probe to this peer's own UDP port, or
+    /// to another port of the same host, such as a router's. The probe shows whether packets arrive
+    /// from a peer that none were sent to.
     ///
     /// # Errors
-    /// When there is no such connection, or the peer does not ring.
+    /// If there is no such connection, or the peer does not probe.
     pub async fn request_probe(
         &self,
         peer: PeerId,
@@ -433,7 +439,7 @@ impl Transport {
         }
     }
 
-    /// Closes the connection to a peer that said something senseless.
+    /// Closes the connection to a peer that sent an invalid message.
     pub fn reject(&self, peer: PeerId, reason: &str) {
         let peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(session) = peers.get(&peer).and_then(|peer| peer.session()) {
@@ -441,8 +447,8 @@ impl Transport {
         }
     }
 
-    /// There is reason to believe that a peer's process has died: asks it whether it is there, and
-    /// breaks the connection if it does not answer at once, long before silence would.
+    /// Checks a peer whose process may have died: asks for an answer, and breaks the connection if
+    /// there is none at once, long before the connection timeout.
     pub fn suspect(&self, peer: PeerId) {
         let peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(session) = peers.get(&peer).and_then(|peer| peer.session()) else { return };
@@ -451,12 +457,12 @@ impl Transport {
             let connection = &session.connection;
             let patience = ANSWER + 4 * connection.rtt();
             let answer = timeout(patience, file_transfer::probe(connection));
-            let there = tokio::select! {
+            let alive = tokio::select! {
                 answer = answer => matches!(answer, Ok(Ok(()))),
                 () = shared.closing.cancelled() => true,
             };
-            if !there {
-                tracing::info!(peer = %session.member, "its process does not answer any more");
+            if !alive {
+                tracing::info!(peer = %session.member, "the peer's process does not answer");
                 connection.close(link::CloseCode::Done.into(), b"no answer");
             }
         });
@@ -468,14 +474,15 @@ impl Transport {
         self.shared.counters.read()
     }
 
-    /// Bytes per second that a peer takes of tensors, once enough were sent to it.
+    /// Throughput of tensors to a peer in bytes per second; `None` until enough were sent.
     #[must_use]
     pub fn rate_to(&self, peer: PeerId) -> Option<f64> {
         let peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
         peers.get(&peer).and_then(|peer| peer.rate().rate())
     }
 
-    /// The same of the link to a peer: none to one on this machine, where the processors are what limits it.
+    /// Like [`Self::rate_to`], for the network link alone: `None` for a peer on this machine, where
+    /// the processors limit the throughput.
     #[must_use]
     pub fn link_rate_to(&self, peer: PeerId) -> Option<f64> {
         let peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -484,7 +491,7 @@ impl Transport {
         peer.link_rate(measured)
     }
 
-    /// What the connection to a peer shows of the way there; none where there is no connection.
+    /// The measured path of the connection to a peer; `None` without a connection.
     #[must_use]
     pub fn path_to(&self, peer: PeerId) -> Option<PathStats> {
         let peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -492,7 +499,7 @@ impl Transport {
         Some(session.path(&self.shared.counters))
     }
 
-    /// The same of all connections that there are, in no order that means anything.
+    /// The measured paths of all connections, in no particular order.
     #[must_use]
     pub fn paths(&self) -> Vec<PathStats> {
         let peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -500,7 +507,7 @@ impl Transport {
         sessions.map(|session| session.path(&self.shared.counters)).collect()
     }
 
-    /// What waits to be sent to a peer: messages with tensors, those on their way included, and
+    /// Number of queued messages to a peer: messages with tensors, including those in flight, and
     /// control messages.
     #[must_use]
     pub fn queued(&self, peer: PeerId) -> (usize, usize) {
@@ -508,20 +515,20 @@ impl Transport {
         peers.get(&peer).map_or((0, 0), |peer| peer.send_queue.lengths())
     }
 
-    /// Sends what is queued to connected peers, as far as they take it within seconds, tells them
-    /// that we leave, and frees the sockets. Events may be left untaken.
+    /// Sends the queued messages to connected peers, within a time limit of seconds, announces the
+    /// close to them, and frees the sockets. Pending events may stay unread.
     pub async fn close(&self) {
         let shared = &self.shared;
         shared.closing.cancel();
         shared.tracker.close();
         let links = async {
-            // The accept loops go on refusing until the links are done.
+            // The accept loops refuse connections until the links are done.
             let peers: Vec<Arc<Peer>> = {
                 let peers = shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
                 peers.values().cloned().collect()
             };
             for peer in peers {
-                peer.gone().await;
+                peer.wait_for_link_end().await;
             }
         };
         let _ = timeout(CLOSE, links).await;
@@ -531,14 +538,14 @@ impl Transport {
         }
         shared.tracker.wait().await;
         for endpoint in &shared.endpoints {
-            // Who missed the farewell and still sends is told again.
+            // A peer that missed the close frame and still sends receives it again.
             let _ = timeout(LINGER, endpoint.wait_idle()).await;
         }
     }
 }
 
-/// The most bytes that the tensors of a message have in a run. A manifest that is none says nothing of that, as
-/// where there is none yet.
+/// Maximum bytes of the tensors of one message in a run. Without a valid manifest, the general
+/// limit applies.
 fn largest_message(run: Option<&Run>) -> units::Bytes {
     let manifest = run.and_then(|run| Manifest::from_bytes(&run.manifest).ok());
     manifest.map_or(limits::TENSOR_MESSAGE, |manifest| manifest.largest_message())

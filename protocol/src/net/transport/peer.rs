@@ -1,17 +1,18 @@
-//! What is known of one peer, and which of several connections to it counts.
+//! The state of one peer, and the choice between several connections to it.
 //!
 //! Both ends may dial at the same time. Exactly one connection survives, by rules that both ends
-//! apply alike:
+//! apply:
 //!
-//! - While both dial, the dial of the smaller peer id is preferred: its owner keeps the other's
-//!   hello waiting until it knows how its own dial ends, and the other end accepts at once and
-//!   gives up its own. But one that leads straight to the other is neither kept waiting for a dial that looks
-//!   for ways through others by then, nor given up for such a one once it is greeted.
-//! - Once connected, another hello of the same life is believed when it can only mean that the
-//!   peer has lost the connection: when the peer had dialled that one too, or says that it saw it
-//!   end. Otherwise it crossed with our dial and is refused.
-//! - A direct connection takes the place of one through another peer, whoever dialled which.
-//! - A hello of a later life replaces whatever there is; one of a former life is refused.
+//! - While both dial, the dial of the smaller peer id is preferred. Its owner delays the other's
+//!   hello until its own dial has ended, and the other end accepts at once and abandons its own
+//!   dial. Exception: a direct connection is not delayed for a dial that is already trying relays,
+//!   and a direct dial that is being greeted is not abandoned for a relayed connection.
+//! - On an existing connection, another hello of the same incarnation is accepted only if it proves
+//!   that the peer lost the connection: the peer had dialled the existing connection too, or
+//!   reports its end. Otherwise it crossed with the local dial and is refused.
+//! - A direct connection replaces a relayed one, whichever end dialled it.
+//! - A hello of a later incarnation replaces any connection; one of an earlier incarnation is
+//!   refused.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,46 +32,46 @@ use super::traffic::{Counters, Packets, PathStats};
 use crate::ids::{Incarnation, Member, PeerId};
 use crate::net::admission::{Pass, Signed, UnixTime};
 
-/// Addresses kept of one peer; the latest heard of come first.
+/// Maximum addresses stored per peer; the latest come first.
 const ADDRESSES: usize = 16;
 
-/// How long a hello waits for our own dial of the same peer, which is preferred.
+/// Maximum delay of a hello while the preferred local dial of the same peer is pending.
 pub(super) const CROSSING: Duration = Duration::from_secs(2);
 
-/// What came with the other end's first words beside its life and its run.
+/// Data from the other end's hello or welcome, besides its incarnation and run.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Shown {
+pub(super) struct PeerGreeting {
     pub(super) pass: Pass,
     pub(super) certificate: Option<Signed>,
     pub(super) clock: Option<UnixTime>,
     pub(super) seen: Option<SocketAddr>,
 }
 
-/// Ways within a machine take less there and back.
+/// Round trips within a machine take less than this.
 const WITHIN_MACHINE: Duration = Duration::from_millis(1);
 
 /// One established connection.
 pub(super) struct Session {
     pub(super) connection: Connection,
-    /// The control stream, until the link takes it. Whoever answers the hello holds the lock
+    /// The control stream, until the link takes it. The task that answers the hello holds the lock
     /// until the answer is written.
     pub(super) control: Arc<tokio::sync::Mutex<Option<(SendStream, RecvStream)>>>,
     pub(super) member: Member,
     pub(super) address: SocketAddr,
     pub(super) run: Option<Run>,
-    /// What the other end showed and said of us.
-    pub(super) shown: Shown,
-    /// The dialler's number for it.
+    /// The credentials and observations of the other end.
+    pub(super) greeting: PeerGreeting,
+    /// The dialler's number of the connection.
     pub(super) number: u64,
-    /// Whether we are the dialler.
+    /// Whether this end dialled.
     pub(super) dialled: bool,
-    /// Its packets that the transport's counters have.
+    /// The packets that the transport's counters already include.
     pub(super) counted: Mutex<Packets>,
 }
 
 impl Session {
     pub(super) fn welcome(&self) -> Welcome {
-        let Shown { pass, certificate, clock, seen } = self.shown.clone();
+        let PeerGreeting { pass, certificate, clock, seen } = self.greeting.clone();
         Welcome {
             incarnation: self.member.incarnation,
             address: self.address,
@@ -82,24 +83,24 @@ impl Session {
         }
     }
 
-    /// Whether it takes a way through another peer.
+    /// Whether the connection goes through another peer.
     pub(super) fn is_relayed(&self) -> bool {
         relay::is_path(self.address)
     }
 
-    /// Whether it leads to a process of this machine: its address is ours, and nothing that delays or slows
-    /// was put between.
-    fn stays_here(&self) -> bool {
-        let there = self.connection.remote_address().ip().to_canonical();
-        let here = self.connection.local_ip().map(|address| address.to_canonical());
-        let ours = there.is_loopback() || here == Some(there);
-        let near = congestion::shortest_round_trip(&self.connection);
-        !self.is_relayed() && ours && near.is_none_or(|near| near < WITHIN_MACHINE)
+    /// Whether the other end is a process of this machine: its address is local, and nothing delays
+    /// or slows the path.
+    fn is_local(&self) -> bool {
+        let remote = self.connection.remote_address().ip().to_canonical();
+        let local = self.connection.local_ip().map(|address| address.to_canonical());
+        let same_host = remote.is_loopback() || local == Some(remote);
+        let round_trip = congestion::shortest_round_trip(&self.connection);
+        !self.is_relayed() && same_host && round_trip.is_none_or(|time| time < WITHIN_MACHINE)
     }
 
-    /// What the connection shows of the way; adds its packets to the transport's.
+    /// The measured path; adds the connection's new packets to the transport's counters.
     pub(super) fn path(&self, counters: &Counters) -> PathStats {
-        // Read under the lock, so that no later look is counted before this one.
+        // Read under the lock, so that a later reading is never counted before this one.
         let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
         let path = PathStats::of(&self.connection, self.is_relayed());
         counters.packets(path.packets, *counted);
@@ -112,28 +113,28 @@ impl Session {
     }
 }
 
-/// What is decided about a hello.
+/// The decision about a hello.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Its connection is the one now.
+    /// Its connection is used from now on.
     Accepted,
-    /// Our own dial of that peer is preferred; ask again when it is decided.
+    /// The local dial of that peer is preferred; decide again when the dial ends.
     Wait,
     /// No.
     Refused(Refusal),
 }
 
-/// How far our own dial of a peer has come.
+/// The progress of the local dial of a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Dial {
     /// There is none.
     #[default]
     None,
-    /// The peer's own addresses are tried.
+    /// The peer's own addresses are being tried.
     Straight,
-    /// Ways through others are tried as well.
+    /// Relayed paths are being tried as well.
     Detour,
-    /// The peer has answered at an address of its own, and is greeted.
+    /// The peer has answered at its own address, and is being greeted.
     Greeting,
 }
 
@@ -145,17 +146,18 @@ pub(super) struct State {
     pub(super) current: Option<Arc<Session>>,
     /// The number of the last connection dialled by the peer that has ended here.
     lost: Option<u64>,
-    /// Nobody serves connections any more.
-    linkless: bool,
+    /// Whether the link task has ended.
+    has_link_ended: bool,
 }
 
 impl State {
-    /// The connection that counts, if it has not ended.
+    /// The current connection, if it has not ended.
     pub(super) fn open(&self) -> Option<&Arc<Session>> {
         self.current.as_ref().filter(|session| session.is_open())
     }
 
-    /// Whether a connection of the peer's, through another one or not, would be in the way of our own dial.
+    /// Whether the local dial competes with a connection from the peer; `relayed` tells whether
+    /// that connection is relayed.
     pub(super) fn is_dialling(&self, relayed: bool) -> bool {
         match self.dial {
             Dial::None => false,
@@ -164,7 +166,7 @@ impl State {
         }
     }
 
-    /// Whether there is a connection that our own dial leads to nothing better than.
+    /// Whether the current connection makes the local dial unnecessary.
     pub(super) fn is_settled(&self) -> bool {
         self.open().is_some_and(|open| !open.is_relayed() || self.dial != Dial::Greeting)
     }
@@ -190,24 +192,24 @@ impl Peer {
         }
     }
 
-    /// How fast it takes tensors.
+    /// The throughput of tensors to the peer.
     pub(super) fn rate(&self) -> MutexGuard<'_, RateMeter> {
-        // Whoever holds it does no more than count.
+        // A poisoned lock is usable: its holders only update counters.
         self.rate.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the link to it carries, of which so much was measured. There is none within a machine: what is
-    /// measured there is how busy its processors are.
+    /// The throughput of the network link, given the measured one; `None` within a machine, where
+    /// the measurement reflects the load of the processors.
     pub(super) fn link_rate(&self, measured: Option<f64>) -> Option<f64> {
-        measured.filter(|_| !self.session().is_some_and(|session| session.stays_here()))
+        measured.filter(|_| !self.session().is_some_and(|session| session.is_local()))
     }
 
-    /// How fast it takes pieces of files, which tensors may leave little room for.
+    /// The throughput of file pieces to the peer. Tensors may leave it little capacity.
     pub(super) fn file_rate(&self) -> MutexGuard<'_, RateMeter> {
         self.file_rate.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds where the peer may be found.
+    /// Adds addresses of the peer.
     pub(super) fn remember(&self, addresses: &[SocketAddr]) {
         let lasting = |address: &&SocketAddr| !relay::is_path(**address);
         let addresses: Vec<SocketAddr> = addresses.iter().filter(lasting).copied().collect();
@@ -222,12 +224,13 @@ impl Peer {
         });
     }
 
-    /// The connection that counts and has not ended.
+    /// The current connection, if it has not ended.
     pub(super) fn session(&self) -> Option<Arc<Session>> {
         self.state.borrow().open().cloned()
     }
 
-    /// The connection that the link is to serve, ended or not: what came before its end counts.
+    /// The connection that the link serves, ended or not: data received before its end is still
+    /// processed.
     pub(super) fn current(&self) -> Option<Arc<Session>> {
         self.state.borrow().current.clone()
     }
@@ -236,8 +239,8 @@ impl Peer {
         self.state.borrow().lost
     }
 
-    /// Decides about a hello that came with `session`, by the rules above. With `crossing` over,
-    /// it no longer waits for our own dial.
+    /// Decides about a hello that came with `session`, by the rules above. If `crossing_over`, it
+    /// no longer waits for the local dial.
     pub(super) fn decide(
         &self,
         own: PeerId,
@@ -268,7 +271,7 @@ impl Peer {
         verdict
     }
 
-    /// Ends our own dial with a connection, and gives the one that counts now.
+    /// Ends the local dial with a connection, and returns the connection to use.
     pub(super) fn adopt(&self, session: Arc<Session>) -> Result<Arc<Session>, ConnectError> {
         let mut result = Ok(session.clone());
         self.state.send_if_modified(|state| {
@@ -290,7 +293,7 @@ impl Peer {
         result
     }
 
-    /// The link is done with `session`.
+    /// The link has finished serving `session`.
     pub(super) fn ended(&self, session: &Arc<Session>) {
         self.state.send_modify(|state| {
             if !session.dialled {
@@ -304,13 +307,13 @@ impl Peer {
 
     /// The link has ended.
     pub(super) fn link_ended(&self) {
-        self.state.send_modify(|state| state.linkless = true);
+        self.state.send_modify(|state| state.has_link_ended = true);
     }
 
     /// Waits until the link has ended.
-    pub(super) async fn gone(&self) {
+    pub(super) async fn wait_for_link_end(&self) {
         // The sender lives in `self`.
-        let _ = self.state.subscribe().wait_for(|state| state.linkless).await;
+        let _ = self.state.subscribe().wait_for(|state| state.has_link_ended).await;
     }
 
     /// Waits until another connection takes the place of `session`.
@@ -329,7 +332,7 @@ struct Situation {
     ours_preferred: bool,
     newest: Option<Incarnation>,
     dialling: bool,
-    /// Whether we dialled it, and its number.
+    /// Whether this end dialled the connection, and the connection's number.
     current: Option<(bool, u64)>,
 }
 
@@ -366,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn lives_only_follow_each_other() {
+    fn a_later_incarnation_replaces_an_earlier_one() {
         let displaced = Verdict::Refused(Refusal::Displaced { newest: Incarnation(5) });
         assert_eq!(judge(&situation(false, None), &hello(4, None)), displaced);
         for current in [None, Some((true, 1)), Some((false, 1))] {
@@ -375,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_crossing_dials_the_smaller_ids_one_is_kept() {
+    fn of_two_crossing_dials_the_one_of_the_smaller_id_is_kept() {
         let ours = situation(true, None);
         assert_eq!(judge(&ours, &hello(5, None)), Verdict::Wait);
         let theirs = Situation { ours_preferred: false, ..ours };
@@ -396,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_few_and_the_latest_come_first() {
+    fn the_number_of_addresses_is_limited_and_the_latest_come_first() {
         let peer = Peer::new(PeerId([0; 32]));
         let address = |port: u16| SocketAddr::from(([127, 0, 0, 1], port));
         let many: Vec<SocketAddr> = (0..100).map(address).collect();

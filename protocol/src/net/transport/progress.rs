@@ -1,18 +1,18 @@
-//! The end of a wait in which nothing moves.
+//! A timeout that depends on progress.
 //!
-//! A slow link takes its time, and is no reason to give up; one that carries nothing is. So such waits end by
-//! what moved lately, not by how long they took.
+//! A slow link is not a reason to abort, but a link without progress is. Such waits therefore end
+//! by the time since the last progress, not by their total duration.
 
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 
-/// How often it is looked at what has moved, for each patience.
-const LOOKS: u32 = 4;
+/// Number of progress checks per `patience`.
+const CHECKS: u32 = 4;
 
-/// Does some work, and gives it up when what `moved` counts has not changed for as long as `patience`, or up to
-/// a quarter longer; `None` then.
-pub(super) async fn while_moving<T>(
+/// Runs `work`, and aborts it if `moved` returns the same value for `patience`, or up to a quarter
+/// longer. Returns `None` in this case.
+pub(super) async fn with_progress_timeout<T>(
     patience: Duration,
     moved: impl Fn() -> u64,
     work: impl Future<Output = T>,
@@ -20,7 +20,7 @@ pub(super) async fn while_moving<T>(
     tokio::pin!(work);
     let (mut before, mut since) = (moved(), Instant::now());
     loop {
-        if let Ok(done) = timeout(patience / LOOKS, &mut work).await {
+        if let Ok(done) = timeout(patience / CHECKS, &mut work).await {
             return Some(done);
         }
         let seen = moved();
@@ -44,14 +44,14 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(20);
 
     #[tokio::test(start_paused = true)]
-    async fn what_stands_still_is_given_up() {
+    async fn work_without_progress_is_aborted() {
         let begun = Instant::now();
-        assert_eq!(while_moving(PATIENCE, || 7, pending::<()>()).await, None);
+        assert_eq!(with_progress_timeout(PATIENCE, || 7, pending::<()>()).await, None);
         assert!((PATIENCE..=PATIENCE * 5 / 4).contains(&begun.elapsed()), "{:?}", begun.elapsed());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_moves_may_take_as_long_as_it_needs() {
+    async fn work_with_progress_has_no_time_limit() {
         let (moved, begun) = (AtomicU64::new(0), Instant::now());
         let work = async {
             for _ in 0..100 {
@@ -59,7 +59,7 @@ mod tests {
                 moved.fetch_add(1, Ordering::Relaxed);
             }
         };
-        let done = while_moving(PATIENCE, || moved.load(Ordering::Relaxed), work).await;
+        let done = with_progress_timeout(PATIENCE, || moved.load(Ordering::Relaxed), work).await;
         assert_eq!(done, Some(()));
         assert_eq!(begun.elapsed(), PATIENCE * 75);
     }

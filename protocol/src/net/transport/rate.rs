@@ -1,20 +1,20 @@
-//! How fast a peer takes tensors, measured on those that it took.
+//! The throughput of tensors to a peer, measured on delivered messages.
 
 use std::time::{Duration, Instant};
 
-/// A measurement ends when nothing is on its way any more, or after this long.
+/// A measurement ends when no message is in flight, or after this long.
 const PERIOD: Duration = Duration::from_millis(500);
 
-/// Fewer bytes tell of delays alone.
+/// Measurements of fewer bytes reflect only delays, and are discarded.
 const LEAST: usize = 64 << 10;
 
-/// How much a measurement counts beside all before it.
+/// The weight of a new measurement against the mean of earlier ones.
 const GAIN: f64 = 0.25;
 
-/// Measures one link. What is not sent is not measured: a link that is idle has the rate that it had.
+/// Measures one link. An idle link keeps its last estimate.
 #[derive(Debug, Default)]
 pub(super) struct RateMeter {
-    /// Messages that the peer does not have yet.
+    /// Number of messages in flight.
     under_way: usize,
     began: Option<Instant>,
     bytes: usize,
@@ -23,7 +23,7 @@ pub(super) struct RateMeter {
 }
 
 impl RateMeter {
-    /// A message begins to be sent.
+    /// The sending of a message begins.
     pub(super) fn began(&mut self, now: Instant) {
         if self.under_way == 0 {
             (self.began, self.bytes) = (Some(now), 0);
@@ -31,10 +31,10 @@ impl RateMeter {
         self.under_way += 1;
     }
 
-    /// A message of so many bytes has arrived, as is known after a round trip; of none, where it was
-    /// given up.
+    /// A message of `bytes` bytes has arrived, which the sender learns after one round trip.
+    /// `bytes` is 0 if the message was aborted.
     pub(super) fn ended(&mut self, now: Instant, bytes: usize, round_trip: Duration) {
-        // An answer may outlive its connection for a moment, of which `broke` forgot all.
+        // A transfer may outlive its connection briefly; `connection_lost` has reset its count.
         let Some(left) = self.under_way.checked_sub(1) else { return };
         self.under_way = left;
         self.bytes += bytes;
@@ -43,7 +43,7 @@ impl RateMeter {
         if !idle && elapsed < PERIOD {
             return;
         }
-        // For the last of them nothing was sent any more while its acknowledgement was awaited.
+        // While the last acknowledgement was awaited, nothing was sent.
         let busy = if idle { elapsed.saturating_sub(round_trip) } else { elapsed };
         if self.bytes >= LEAST && !busy.is_zero() {
             let measured = self.bytes as f64 / busy.as_secs_f64();
@@ -52,12 +52,12 @@ impl RateMeter {
         (self.began, self.bytes) = (Some(now), 0);
     }
 
-    /// The connection is gone with all that was on its way.
-    pub(super) fn broke(&mut self) {
+    /// The connection is lost with all messages in flight.
+    pub(super) fn connection_lost(&mut self) {
         *self = Self { mean: self.mean, ..Self::default() };
     }
 
-    /// Bytes per second, once they were measured.
+    /// Estimated throughput in bytes per second; `None` before the first measurement.
     pub(super) fn rate(&self) -> Option<f64> {
         self.mean
     }
@@ -74,13 +74,13 @@ mod tests {
     }
 
     #[test]
-    fn the_delay_of_a_link_is_not_its_rate() {
+    fn the_estimate_excludes_the_delay_of_the_link() {
         let (mut meter, start) = (RateMeter::default(), Instant::now());
         meter.began(start);
         assert_eq!(meter.rate(), None);
         meter.ended(after(start, 300), 1_000_000, ROUND_TRIP);
         assert_eq!(meter.rate(), Some(5e6));
-        // Long after, three at once: they take their turns on the link.
+        // Long after that, three messages at once share the link.
         for _ in 0..3 {
             meter.began(after(start, 5000));
         }
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_is_never_idle_is_measured_all_the_same() {
+    fn a_link_that_is_never_idle_is_measured_too() {
         let (mut meter, start) = (RateMeter::default(), Instant::now());
         meter.began(start);
         for message in 0..40 {
@@ -103,14 +103,14 @@ mod tests {
     }
 
     #[test]
-    fn little_and_broken_tell_nothing() {
+    fn small_and_interrupted_transfers_are_not_measured() {
         let (mut meter, start) = (RateMeter::default(), Instant::now());
         meter.began(start);
         meter.ended(after(start, 200), 1000, ROUND_TRIP);
         meter.began(after(start, 300));
-        meter.broke();
+        meter.connection_lost();
         meter.ended(after(start, 400), 200_000, ROUND_TRIP);
-        assert_eq!(meter.rate(), None, "of the connection before");
+        assert_eq!(meter.rate(), None, "the transfer was on the lost connection");
         meter.began(after(start, 9000));
         meter.ended(after(start, 9200), 200_000, ROUND_TRIP);
         assert_eq!(meter.rate(), Some(2e6));

@@ -1,7 +1,7 @@
-//! What the other end has taken of an answer.
+//! The progress of the other end in receiving an answer.
 //!
-//! Of a stream QUIC tells two things: that bytes fit into the window that the other end leaves, and that all of
-//! them have arrived. What moves between the two is seen of the connection alone.
+//! For a stream, QUIC reports only two facts: bytes fit into the other end's window, and all bytes
+//! have arrived. Progress between the two is visible only on the connection as a whole.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -10,14 +10,14 @@ use bytes::Bytes;
 use quinn::{Connection, SendStream};
 use tokio::time::timeout;
 
-/// Bytes that count as something: keep-alives and acknowledgements are fewer.
+/// Bytes sent that count as progress; keep-alives and acknowledgements are fewer.
 const STEP: u64 = 16 << 10;
 
-/// How long what fits into the other end's windows may take to arrive, however much else moves: an answer is a
-/// few mebibytes at most.
+/// Time limit from the moment when all bytes fit into the other end's windows until they have
+/// arrived, whatever the progress. An answer has a few MiB at most.
 const ARRIVAL: Duration = Duration::from_secs(300);
 
-/// Counts what is taken of one answer.
+/// Measures the progress of one answer.
 pub(super) struct ReadProgress<'a> {
     connection: &'a Connection,
     written: AtomicU64,
@@ -29,7 +29,7 @@ impl<'a> ReadProgress<'a> {
         Self { connection, written: AtomicU64::new(0), whole: AtomicBool::new(false) }
     }
 
-    /// Changes with whatever is taken.
+    /// A number that changes with every progress.
     pub(super) fn now(&self) -> u64 {
         let written = self.written.load(Ordering::Relaxed);
         if !self.whole.load(Ordering::Relaxed) {
@@ -39,17 +39,17 @@ impl<'a> ReadProgress<'a> {
         written + stats.udp_tx.bytes.saturating_sub(stats.path.lost_bytes) / STEP
     }
 
-    /// Bytes handed to the connection.
+    /// Bytes written to the connection.
     pub(super) fn written(&self) -> usize {
         self.written.load(Ordering::Relaxed) as usize
     }
 
-    /// Sends all of an answer; whether it has arrived.
+    /// Sends all of an answer; returns whether it has arrived.
     pub(super) async fn all(&self, send: &mut SendStream, mut rest: &mut [Bytes]) -> bool {
         while !rest.is_empty() {
             let Ok(written) = send.write_chunks(rest).await else { return false };
             self.written.fetch_add(written.bytes as u64, Ordering::Relaxed);
-            // Chunks are emptied as they are written; empty ones are so from the start.
+            // Written chunks become empty; empty chunks are so from the start.
             let whole = rest.iter().take_while(|chunk| chunk.is_empty()).count();
             rest = &mut rest[whole..];
         }

@@ -1,7 +1,8 @@
-//! Messages with tensors, as their parts come together.
+//! Reassembly of tensor messages from their parts.
 //!
-//! Which part comes first is chance; it makes room for the whole message, so that no two messages wait for each
-//! other half-way. Each part is read to where it belongs: nothing is copied once all are here.
+//! Parts arrive in any order. The first one reserves room for the whole message, so that no two
+//! incomplete messages wait for each other. Each part is read directly to its place: completing the
+//! message copies nothing.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -18,15 +19,16 @@ use super::tensor::{PREFIX, Prefix, parts, segments};
 use crate::frame::{Frame, Header};
 use crate::limits;
 
-/// What one message is counted as at most, however large it is: something smaller still finds room beside it.
+/// Maximum bytes for which one message is counted, however large it is: a smaller one still has
+/// room beside it.
 const COUNTED: u64 = limits::RECEIVE_ROOM.0 - limits::SEND_QUEUE.0;
 
-/// Why no tensors were read.
+/// The reason why no message was read.
 #[derive(Debug)]
 pub(super) enum ReadFailure {
-    /// The sender's fault.
+    /// The sender broke the protocol.
     Violation(Violation),
-    /// The sender gave the message up, or the connection broke.
+    /// The sender aborted the message, or the connection was lost.
     Lost,
 }
 
@@ -36,7 +38,7 @@ impl<V: Into<Violation>> From<V> for ReadFailure {
     }
 }
 
-/// A message as it was read.
+/// A complete message.
 pub(super) struct Received {
     pub(super) tag: Vec<u8>,
     pub(super) frames: Vec<Frame>,
@@ -44,21 +46,23 @@ pub(super) struct Received {
     pub(super) room: OwnedSemaphorePermit,
 }
 
-/// The messages of one connection.
-pub(super) struct Gathering {
+/// The incomplete messages of one connection.
+pub(super) struct Reassembly {
     room: Arc<Semaphore>,
-    /// Those of which something is here. Each has room for all of it, or a stream that waits for that.
+    /// Messages of which some part has arrived. Each has room for all of it, or a stream that waits
+    /// for room.
     messages: Mutex<BTreeMap<u64, Arc<Message>>>,
 }
 
-impl Gathering {
+impl Reassembly {
     pub(super) fn new() -> Self {
         let room = Arc::new(Semaphore::new(limits::RECEIVE_ROOM.0 as usize));
         Self { room, messages: Mutex::default() }
     }
 
-    /// Reads a part. Gives the message once this was the last of it. Bodies are read only once there is room for
-    /// all of them, which goes back when the result is dropped, and never where they are more than `largest`.
+    /// Reads a part; returns the message if it is complete. Bodies are read only once there is room
+    /// for all of them, and never if they exceed `largest` bytes. Dropping the result frees the
+    /// room.
     pub(super) async fn read(
         &self,
         stream: &mut RecvStream,
@@ -72,7 +76,7 @@ impl Gathering {
         let message = self.message(prefix, head, largest)?;
         let read = message.read(stream, prefix.part as usize, &self.room).await;
         if !matches!(read, Ok(None)) {
-            // It is whole, or never will be.
+            // The message is complete, or never will be.
             self.lock().remove(&prefix.message);
         }
         let Some(bodies) = read? else { return Ok(None) };
@@ -80,7 +84,7 @@ impl Gathering {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Message>>> {
-        // Whoever holds it does no more than look.
+        // A poisoned lock is usable: its holders only look up entries.
         self.messages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -110,7 +114,7 @@ impl Gathering {
     }
 }
 
-/// One message, some of which is here.
+/// One incomplete message.
 struct Message {
     /// Tag and headers.
     head: Vec<u8>,
@@ -120,7 +124,7 @@ struct Message {
     bodies: OnceCell<Mutex<Bodies>>,
 }
 
-/// Where something is read to: the tensor, which of its bytes, and the room for them.
+/// A destination of data: the tensor, the range of its bytes, and the buffer.
 struct Segment {
     frame: usize,
     range: Range<usize>,
@@ -129,19 +133,19 @@ struct Segment {
 
 enum Part {
     Awaited(Vec<Segment>),
-    /// On its stream.
-    Comes,
-    Here(Vec<Segment>),
+    /// A stream is reading it.
+    Reading,
+    Complete(Vec<Segment>),
 }
 
 struct Bodies {
     room: Option<OwnedSemaphorePermit>,
     parts: Vec<Part>,
-    /// Parts that are not here.
+    /// Number of incomplete parts.
     missing: usize,
 }
 
-/// All bodies, and the room that they take.
+/// All bodies, and the room that they occupy.
 type Whole = (Vec<Bytes>, OwnedSemaphorePermit);
 
 impl Message {
@@ -149,7 +153,7 @@ impl Message {
         Self { head, lengths, parts, bodies: OnceCell::new() }
     }
 
-    /// Reads a part, once there is room. Gives the bodies once all are here.
+    /// Reads a part once there is room; returns the bodies once all parts are complete.
     async fn read(
         &self,
         stream: &mut RecvStream,
@@ -167,13 +171,15 @@ impl Message {
         }
     }
 
-    /// Room for a part, once there is some for the whole message.
+    /// The buffers of a part, once there is room for the whole message.
     async fn take(&self, part: usize, room: &Arc<Semaphore>) -> Result<Vec<Segment>, ReadFailure> {
         let bodies = self.bodies.get_or_try_init(|| self.bodies(room)).await?;
         let mut bodies = bodies.lock().unwrap_or_else(PoisonError::into_inner);
-        match std::mem::replace(&mut bodies.parts[part], Part::Comes) {
+        match std::mem::replace(&mut bodies.parts[part], Part::Reading) {
             Part::Awaited(segments) => Ok(segments),
-            Part::Comes | Part::Here(_) => Err(Violation::TensorPart { part: part as u32 }.into()),
+            Part::Reading | Part::Complete(_) => {
+                Err(Violation::TensorPart { part: part as u32 }.into())
+            }
         }
     }
 
@@ -181,7 +187,7 @@ impl Message {
         let bytes = (self.head.len() + self.lengths.iter().sum::<usize>()) as u64;
         let needed = bytes.clamp(SMALLEST as u64, COUNTED) as u32;
         let room = room.clone().acquire_many_owned(needed).await.map_err(|_| ReadFailure::Lost)?;
-        // Reserves addresses; memory is taken as bytes arrive.
+        // Reserves addresses; memory is used as bytes arrive.
         let mut rest: Vec<BytesMut> =
             self.lengths.iter().map(|length| BytesMut::with_capacity(*length)).collect();
         let mut parts = Vec::with_capacity(self.parts);
@@ -196,20 +202,20 @@ impl Message {
         Ok(Mutex::new(Bodies { room: Some(room), missing: parts.len(), parts }))
     }
 
-    /// A part is here. Gives the bodies once all are.
+    /// Stores a complete part; returns the bodies once all parts are complete.
     fn put(&self, part: usize, segments: Vec<Segment>) -> Result<Option<Whole>, ReadFailure> {
         let bodies = self.bodies.get().ok_or(ReadFailure::Lost)?;
         let mut bodies = bodies.lock().unwrap_or_else(PoisonError::into_inner);
-        bodies.parts[part] = Part::Here(segments);
+        bodies.parts[part] = Part::Complete(segments);
         bodies.missing -= 1;
         if bodies.missing > 0 {
             return Ok(None);
         }
         let mut whole: Vec<BytesMut> = self.lengths.iter().map(|_| BytesMut::new()).collect();
         for part in std::mem::take(&mut bodies.parts) {
-            let Part::Here(segments) = part else { return Err(ReadFailure::Lost) };
+            let Part::Complete(segments) = part else { return Err(ReadFailure::Lost) };
             for segment in segments {
-                // They lie side by side, so this only joins the handles.
+                // The segments are adjacent, so this only joins the handles.
                 whole[segment.frame].unsplit(segment.bytes);
             }
         }

@@ -1,13 +1,13 @@
-//! Reaching a peer through another one.
+//! Connections to a peer through another one.
 //!
-//! Two peers without a path between them talk QUIC all the same: their packets travel as datagrams
-//! of the connections that both have with a third, which passes them on and can read nothing of
-//! them. To QUIC this is one more socket, whose addresses stand for ways: who is in the middle, and
-//! who at the end. A packet that finds no room, or is too large for the path, is lost like any
+//! Two peers without a direct path use QUIC over a relay: their packets travel as datagrams on the
+//! connections that both have with a third peer. The relay forwards the packets and cannot decrypt
+//! them. To QUIC this is a further socket, whose addresses stand for paths, each a pair of relay
+//! and destination. A packet that finds no room, or is too large for the path, is lost like any
 //! other.
 //!
-//! A datagram is a byte that says which way it goes, a peer id (32 bytes) and the packet: on its way
-//! to the middle the id is the receiver's, from there on the sender's.
+//! A datagram is a direction byte, a peer id (32 bytes) and the packet. Towards the relay, the id
+//! is the destination's; from the relay on, it is the source's.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -25,35 +25,35 @@ use tokio::sync::mpsc;
 use super::traffic::{Counters, Kind};
 use crate::ids::PeerId;
 
-/// Ways that are known at once.
-const WAYS: usize = 1 << 16;
+/// Maximum number of known paths.
+const PATHS: usize = 1 << 16;
 
-/// Packets that wait to be taken in.
+/// Maximum number of received packets that wait for QUIC.
 const PACKETS: usize = 1024;
 
-/// Peers that are tried as the one in the middle, the nearest first.
-const MIDDLES: usize = 3;
+/// Maximum number of relays that are tried, the nearest first.
+const RELAYS: usize = 3;
 
-/// The first half of the addresses that stand for ways: nothing is ever sent there (RFC 6666).
+/// The first half of the addresses that stand for paths. It is the discard-only prefix (RFC 6666).
 const PREFIX: [u16; 4] = [0x100, 0, 0, 0];
 
 const HEADER: usize = 33;
-const ONWARD: u8 = 0;
-const PASSED_ON: u8 = 1;
+const TO_RELAY: u8 = 0;
+const FROM_RELAY: u8 = 1;
 
-/// Whether an address stands for a way through another peer.
+/// Whether an address stands for a path through another peer.
 pub(super) fn is_path(address: SocketAddr) -> bool {
     matches!(address, SocketAddr::V6(address) if address.ip().segments()[..4] == PREFIX)
 }
 
-/// Through whom, and to whom.
-type Way = (PeerId, PeerId);
+/// Relay and destination.
+type Path = (PeerId, PeerId);
 
-/// What passes packets on, and what looks to QUIC like a socket.
+/// The relay of packets, which is also a socket to QUIC.
 pub(super) struct Relay {
-    /// Connections that take no way through another.
+    /// The direct connections.
     direct: Mutex<BTreeMap<PeerId, Connection>>,
-    /// Between whom packets are passed on, and through whom.
+    /// The peers between which packets are relayed, and which may be relays.
     members: Mutex<BTreeSet<PeerId>>,
     routes: Mutex<Routes>,
     packets: mpsc::Sender<(SocketAddr, Bytes)>,
@@ -62,16 +62,16 @@ pub(super) struct Relay {
 
 #[derive(Default)]
 struct Routes {
-    numbers: BTreeMap<Way, u64>,
-    all: Vec<Way>,
+    numbers: BTreeMap<Path, u64>,
+    all: Vec<Path>,
 }
 
 impl Routes {
-    /// The address of a way; `None` when there are too many.
-    fn address(&mut self, path: Way) -> Option<SocketAddr> {
+    /// The address of a path; `None` if there are too many.
+    fn address(&mut self, path: Path) -> Option<SocketAddr> {
         let number = match self.numbers.get(&path) {
             Some(number) => *number,
-            None if self.all.len() >= WAYS => return None,
+            None if self.all.len() >= PATHS => return None,
             None => {
                 let number = self.all.len() as u64;
                 self.all.push(path);
@@ -80,11 +80,11 @@ impl Routes {
             }
         };
         let prefix = PREFIX.iter().fold(0, |bits, part| bits << 16 | u128::from(*part));
-        // A port of 0 is no address to QUIC.
+        // QUIC rejects a port of 0.
         Some(SocketAddr::from((Ipv6Addr::from_bits(prefix << 64 | u128::from(number)), 1)))
     }
 
-    fn of(&self, address: SocketAddr) -> Option<Way> {
+    fn of(&self, address: SocketAddr) -> Option<Path> {
         let SocketAddr::V6(address) = address else { return None };
         let number = address.ip().to_bits() as u64;
         self.all.get(usize::try_from(number).ok()?).copied()
@@ -98,17 +98,17 @@ impl Relay {
         Arc::new(Self { direct, members, routes, packets, arrived: Mutex::new(arrived) })
     }
 
-    /// Passes packets on between these, and goes through these.
+    /// Relays packets between these peers, and uses them as relays.
     pub(super) fn set_members(&self, members: BTreeSet<PeerId>) {
         *lock(&self.members) = members;
     }
 
-    /// There is a connection to a peer.
+    /// A direct connection to a peer is established.
     pub(super) fn connected(&self, peer: PeerId, connection: Connection) {
         lock(&self.direct).insert(peer, connection);
     }
 
-    /// That connection is no more.
+    /// The connection is closed.
     pub(super) fn disconnected(&self, peer: PeerId, connection: &Connection) {
         let mut direct = lock(&self.direct);
         let same = |known: &Connection| known.stable_id() == connection.stable_id();
@@ -117,34 +117,34 @@ impl Relay {
         }
     }
 
-    /// Ways to a member through others that are connected.
+    /// Paths to a member through connected members.
     pub(super) fn paths_to(&self, peer: PeerId) -> Vec<SocketAddr> {
         let members = lock(&self.members);
         if !members.contains(&peer) {
             return Vec::new();
         }
         let direct = lock(&self.direct);
-        let able = direct.iter().filter(|(middle, _)| **middle != peer && members.contains(middle));
-        let mut middles: Vec<_> =
-            able.map(|(middle, connection)| (connection.rtt(), *middle)).collect();
-        middles.sort();
+        let able = direct.iter().filter(|(relay, _)| **relay != peer && members.contains(relay));
+        let mut relays: Vec<_> =
+            able.map(|(relay, connection)| (connection.rtt(), *relay)).collect();
+        relays.sort();
         let mut routes = lock(&self.routes);
-        let middles = middles.into_iter().take(MIDDLES);
-        middles.filter_map(|(_, middle)| routes.address((middle, peer))).collect()
+        let relays = relays.into_iter().take(RELAYS);
+        relays.filter_map(|(_, relay)| routes.address((relay, peer))).collect()
     }
 
-    /// A datagram came from a peer: it is for us, or for somebody else.
+    /// Handles a datagram from a peer: delivers or forwards its packet.
     pub(super) fn datagram(&self, from: PeerId, datagram: &Bytes, counters: &Counters) {
         let Some((direction, id, packet)) = unwrap(datagram) else { return };
         match direction {
-            ONWARD if [from, id].iter().all(|end| lock(&self.members).contains(end)) => {
+            TO_RELAY if [from, id].iter().all(|end| lock(&self.members).contains(end)) => {
                 counters.sent(Kind::Relay, packet.len());
                 counters.received(Kind::Relay, packet.len());
-                self.pass(id, PASSED_ON, from, &packet);
+                self.forward(id, FROM_RELAY, from, &packet);
             }
-            PASSED_ON => {
+            FROM_RELAY => {
                 if let Some(address) = lock(&self.routes).address((from, id)) {
-                    // With no room it is lost, as in any queue on the way.
+                    // Without room the packet is lost, as in any queue.
                     let _ = self.packets.try_send((address, packet));
                 }
             }
@@ -152,16 +152,16 @@ impl Relay {
         }
     }
 
-    /// Sends a packet to the next one on its way. What does not fit is lost, as anywhere.
-    fn pass(&self, to: PeerId, direction: u8, named: PeerId, packet: &[u8]) {
+    /// Forwards a packet to the next peer of its path. A packet that does not fit is lost.
+    fn forward(&self, to: PeerId, direction: u8, named: PeerId, packet: &[u8]) {
         let Some(next) = lock(&self.direct).get(&to).cloned() else { return };
         if let Err(error) = next.send_datagram(wrap(direction, named, packet)) {
-            tracing::trace!(peer = %to, %error, "a packet was not passed on");
+            tracing::trace!(peer = %to, %error, "a packet was not relayed");
         }
     }
 }
 
-/// A packet as a datagram.
+/// Encodes a packet as a datagram.
 pub(super) fn wrap(direction: u8, named: PeerId, packet: &[u8]) -> Bytes {
     let mut datagram = BytesMut::with_capacity(HEADER + packet.len());
     datagram.put_u8(direction);
@@ -170,10 +170,10 @@ pub(super) fn wrap(direction: u8, named: PeerId, packet: &[u8]) -> Bytes {
     datagram.freeze()
 }
 
-/// Which way a datagram goes, the id in it, and the packet.
+/// The direction, id and packet of a datagram.
 pub(super) fn unwrap(datagram: &Bytes) -> Option<(u8, PeerId, Bytes)> {
     let (header, _) = datagram.split_first_chunk::<HEADER>()?;
-    let id = PeerId(*header.last_chunk().expect("an id is the header's end"));
+    let id = PeerId(*header.last_chunk().expect("the header ends with an id"));
     Some((header[0], id, datagram.slice(HEADER..)))
 }
 
@@ -194,8 +194,8 @@ impl AsyncUdpSocket for Relay {
 
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
         let path = lock(&self.routes).of(transmit.destination);
-        if let Some((middle, end)) = path {
-            self.pass(middle, ONWARD, end, transmit.contents);
+        if let Some((relay, end)) = path {
+            self.forward(relay, TO_RELAY, end, transmit.contents);
         }
         Ok(())
     }
@@ -213,7 +213,7 @@ impl AsyncUdpSocket for Relay {
             let (Some(buffer), Some(meta)) = (buffers.first_mut(), meta.first_mut()) else {
                 return Poll::Ready(Ok(0));
             };
-            // One that is larger than any packet of ours is no packet.
+            // Drops packets that are larger than the transport's maximum.
             if let Some(room) = buffer.get_mut(..packet.len()) {
                 room.copy_from_slice(&packet);
                 let len = packet.len();
@@ -232,7 +232,7 @@ impl AsyncUdpSocket for Relay {
     }
 }
 
-/// Sending never waits: what has no room is lost.
+/// Sending never waits: packets without room are lost.
 #[derive(Debug)]
 struct AlwaysWritable;
 
@@ -247,15 +247,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_stands_for_one_way() {
+    fn an_address_stands_for_one_path() {
         let mut routes = Routes::default();
         let [a, b] = [1, 2].map(|name| PeerId([name; 32]));
-        let there = routes.address((a, b)).expect("room");
+        let forward = routes.address((a, b)).expect("room");
         let back = routes.address((b, a)).expect("room");
-        assert_ne!(there, back);
-        assert_eq!(routes.address((a, b)), Some(there));
-        assert_eq!((routes.of(there), routes.of(back)), (Some((a, b)), Some((b, a))));
-        assert!(is_path(there) && is_path(back));
+        assert_ne!(forward, back);
+        assert_eq!(routes.address((a, b)), Some(forward));
+        assert_eq!((routes.of(forward), routes.of(back)), (Some((a, b)), Some((b, a))));
+        assert!(is_path(forward) && is_path(back));
         for address in ["127.0.0.1:1", "[::1]:1", "[100:1::1]:1", "[2001:db8::1]:1"] {
             assert!(!is_path(address.parse().expect("an address")), "{address}");
         }

@@ -1,23 +1,23 @@
-//! Requests, each a stream of its own in both directions: the first byte says what is asked for.
+//! Requests, each on a bidirectional stream of its own; the first byte is the kind of request.
 
 use quinn::RecvStream;
 
-/// What is asked for.
+/// The kind of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A piece of a file.
     File = 0,
-    /// To be rung at.
+    /// A reachability probe of the sender.
     Probe = 1,
 }
 
 impl Kind {
-    /// A request of this kind as it is sent.
-    pub(super) fn before(self, request: &[u8]) -> Vec<u8> {
+    /// A request of this kind in its encoded form.
+    pub(super) fn encode(self, request: &[u8]) -> Vec<u8> {
         [&[self as u8], request].concat()
     }
 
-    /// Reads what is asked for; `None` where that is nothing that there is, or nobody asks any more.
+    /// Reads the kind of a request; `None` if it is unknown, or the stream has ended.
     pub(super) async fn read(stream: &mut RecvStream) -> Option<Self> {
         let mut kind = [0];
         stream.read_exact(&mut kind).await.ok()?;

@@ -1,7 +1,7 @@
-//! What waits to be sent to one peer, connected or not.
+//! The messages to be sent to one peer, connected or not.
 //!
-//! Something leaves the box only when it has been handed over, so a broken connection loses no
-//! queued message: the next connection goes on where the last one stopped.
+//! A message leaves the queue only when it has been handed over. So a broken connection loses no
+//! queued message: the next connection continues where the last one stopped.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
@@ -14,30 +14,30 @@ use super::class::{Class, QUEUES, TENSOR_STREAMS};
 use crate::frame::Frame;
 use crate::limits;
 
-/// A message with tensors, on its way. Clones share their bytes.
+/// A queued message with tensors. Clones share their bytes.
 #[derive(Debug, Clone)]
 pub(super) struct TensorJob {
     pub(super) tag: Bytes,
     pub(super) frames: Vec<Frame>,
     pub(super) class: Class,
-    /// Its bytes within the cap.
+    /// Its share of the queue's room.
     _room: Arc<OwnedSemaphorePermit>,
 }
 
-/// Names a tensor message within its box; earlier ones are lower.
-pub(super) type Ticket = u64;
+/// The number of a tensor message within its queue, in order of queueing.
+pub(super) type MessageNumber = u64;
 
-/// The most that is written to the control stream in one go.
+/// Maximum bytes written to the control stream at once.
 const BATCH: usize = 64 << 10;
 
-/// Every message counts at least this much, at both ends, so that there are never too many.
+/// Minimum size for which a message is counted, at both ends; it limits the number of messages.
 pub(super) const SMALLEST: usize = 1024;
 
-/// Tensor messages of classes that share room.
+/// Tensor messages of the classes that share room.
 #[derive(Debug, Default)]
 struct Queue {
-    queued: BTreeMap<(Reverse<Class>, Ticket), TensorJob>,
-    in_flight: BTreeMap<Ticket, TensorJob>,
+    queued: BTreeMap<(Reverse<Class>, MessageNumber), TensorJob>,
+    in_flight: BTreeMap<MessageNumber, TensorJob>,
 }
 
 impl Queue {
@@ -52,22 +52,22 @@ struct Contents {
     control_bytes: usize,
     /// Whether the link serves a connection.
     connected: bool,
-    /// The control queue was full while connected: the connection counts as stuck.
+    /// Whether the control queue was full while connected: the connection counts as stuck.
     stuck: bool,
     queues: [Queue; QUEUES],
-    next: Ticket,
+    next: MessageNumber,
 }
 
-/// The queues towards one peer. Many may fill it; one link empties it.
+/// The queues of one peer. Any task may add messages; one link removes them.
 #[derive(Debug)]
 pub(super) struct SendQueue {
     contents: Mutex<Contents>,
     rooms: [Arc<Semaphore>; QUEUES],
     control_ready: Notify,
     tensor_ready: Notify,
-    /// Woken by whatever the link itself watches: work while unconnected, a stuck queue.
+    /// Wakes the link: there is work without a connection, or the queue is stuck.
     link: Notify,
-    /// Woken when something has been handed over.
+    /// Wakes tasks that wait until messages have been handed over.
     handed_over: Notify,
 }
 
@@ -84,12 +84,12 @@ impl SendQueue {
     }
 
     fn lock(&self) -> MutexGuard<'_, Contents> {
-        // No code panics while it holds the lock half-way through a change.
+        // No code panics while it holds the lock in the middle of a change.
         self.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues a control message; `false` when the queue is full, and then the connection counts as
-    /// stuck.
+    /// Queues a control message; returns `false` if the queue is full. The connection then counts
+    /// as stuck.
     pub(super) fn push_control(&self, message: Bytes) -> bool {
         let mut contents = self.lock();
         let bytes = contents.control_bytes + message.len();
@@ -105,22 +105,22 @@ impl SendQueue {
         !full
     }
 
-    /// Waits for room among those of its class and queues tensors. What is larger than all the room waits until
-    /// nothing else of them is on its way.
+    /// Queues tensors once their class has room. A message larger than all room waits until its
+    /// class has nothing in flight.
     pub(super) async fn push_tensor(&self, tag: Bytes, frames: Vec<Frame>, class: Class) {
         let bytes = tag.len() + frames.iter().map(Frame::wire_length).sum::<usize>();
         let bytes = bytes.clamp(SMALLEST, limits::SEND_QUEUE.0 as usize) as u32;
         let room = self.rooms[class.queue()].clone().acquire_many_owned(bytes).await;
         let room = Arc::new(room.expect("the semaphore is never closed"));
         let mut contents = self.lock();
-        let ticket = contents.next;
+        let number = contents.next;
         contents.next += 1;
         let job = TensorJob { tag, frames, class, _room: room };
-        contents.queues[class.queue()].queued.insert((Reverse(class), ticket), job);
+        contents.queues[class.queue()].queued.insert((Reverse(class), number), job);
         self.wake(contents, &self.tensor_ready);
     }
 
-    /// Wakes who writes, and the link only where it has something to do.
+    /// Wakes the writer; wakes the link only if it has something to do.
     fn wake(&self, contents: MutexGuard<'_, Contents>, writer: &Notify) {
         let link = contents.stuck || !contents.connected;
         drop(contents);
@@ -130,14 +130,14 @@ impl SendQueue {
         }
     }
 
-    /// A connection is there.
+    /// A connection is established.
     pub(super) fn connected(&self) {
         let mut contents = self.lock();
         contents.connected = true;
         contents.stuck = false;
     }
 
-    /// The control messages to write next, at least one. They stay in the box.
+    /// The control messages to write next, at least one. They stay in the queue.
     pub(super) async fn control(&self) -> Vec<Bytes> {
         loop {
             let batch = self.control_batch();
@@ -158,7 +158,7 @@ impl SendQueue {
         self.lock().control.iter().take_while(fits).cloned().collect()
     }
 
-    /// The first `count` control messages are written.
+    /// Removes the first `count` control messages, which are written.
     pub(super) fn control_written(&self, count: usize) {
         let mut contents = self.lock();
         let written: usize = contents.control.drain(..count).map(|message| message.len()).sum();
@@ -167,9 +167,9 @@ impl SendQueue {
         self.handed_over.notify_one();
     }
 
-    /// The tensors to send next, of a class that has a stream left. They stay in the box until
+    /// The tensors to send next, of a class with a free stream. They stay in the queue until
     /// [`Self::tensor_done`].
-    pub(super) async fn tensor(&self) -> (Ticket, TensorJob) {
+    pub(super) async fn tensor(&self) -> (MessageNumber, TensorJob) {
         loop {
             if let Some(next) = self.next_tensor() {
                 return next;
@@ -178,74 +178,74 @@ impl SendQueue {
         }
     }
 
-    fn next_tensor(&self) -> Option<(Ticket, TensorJob)> {
+    fn next_tensor(&self) -> Option<(MessageNumber, TensorJob)> {
         let mut contents = self.lock();
         let streams = |queue: &&mut Queue| queue.in_flight.len() < TENSOR_STREAMS;
         contents.queues.iter_mut().rev().filter(streams).find_map(|queue| {
-            let ((_, ticket), job) = queue.queued.pop_first()?;
-            queue.in_flight.insert(ticket, job.clone());
-            Some((ticket, job))
+            let ((_, number), job) = queue.queued.pop_first()?;
+            queue.in_flight.insert(number, job.clone());
+            Some((number, job))
         })
     }
 
-    /// The peer has them.
-    pub(super) fn tensor_done(&self, ticket: Ticket, class: Class) {
-        self.lock().queues[class.queue()].in_flight.remove(&ticket);
+    /// Removes a message that the peer has received.
+    pub(super) fn tensor_done(&self, number: MessageNumber, class: Class) {
+        self.lock().queues[class.queue()].in_flight.remove(&number);
         self.handed_over.notify_one();
-        // There may be one that had no stream left.
+        // A message may be waiting for a free stream.
         self.tensor_ready.notify_one();
     }
 
-    /// The connection is gone: what it did not deliver goes out on the next one.
-    pub(super) fn take_back(&self) {
+    /// The connection is lost: its undelivered messages go out on the next one.
+    pub(super) fn requeue_in_flight(&self) {
         let mut contents = self.lock();
         contents.connected = false;
         for queue in &mut contents.queues {
             let undelivered = std::mem::take(&mut queue.in_flight);
             let queued =
-                undelivered.into_iter().map(|(ticket, job)| ((Reverse(job.class), ticket), job));
+                undelivered.into_iter().map(|(number, job)| ((Reverse(job.class), number), job));
             queue.queued.extend(queued);
         }
     }
 
-    /// Forgets everything.
+    /// Discards all messages.
     pub(super) fn clear(&self) {
         let mut contents = self.lock();
         let next = contents.next;
-        // Dropped outside the lock: there may be much of it.
-        let forgotten = std::mem::replace(&mut *contents, Contents { next, ..Contents::default() });
+        // Dropped outside the lock, because there may be many.
+        let discarded = std::mem::replace(&mut *contents, Contents { next, ..Contents::default() });
         drop(contents);
-        drop(forgotten);
+        drop(discarded);
     }
 
-    /// Whether nothing waits and nothing is on its way.
+    /// Whether no message is queued or in flight.
     pub(super) fn is_empty(&self) -> bool {
         let contents = self.lock();
         contents.control.is_empty() && contents.queues.iter().all(|queue| queue.len() == 0)
     }
 
-    /// Waits until something is to be sent.
+    /// Waits until a message is queued.
     pub(super) async fn filled(&self) {
         while self.is_empty() {
             self.link.notified().await;
         }
     }
 
-    /// Waits until the control queue has been full while connected.
+    /// Waits until the control queue is full while connected.
     pub(super) async fn stuck(&self) {
         while !self.lock().stuck {
             self.link.notified().await;
         }
     }
 
-    /// Waits until everything has been handed over.
+    /// Waits until all messages have been handed over.
     pub(super) async fn emptied(&self) {
         while !self.is_empty() {
             self.handed_over.notified().await;
         }
     }
 
-    /// Tensor messages that wait or are on their way, and control messages that wait.
+    /// Number of tensor messages, queued or in flight, and of queued control messages.
     pub(super) fn lengths(&self) -> (usize, usize) {
         let contents = self.lock();
         (contents.queues.iter().map(Queue::len).sum(), contents.control.len())
@@ -272,13 +272,13 @@ mod tests {
             .is_some()
     }
 
-    fn next(send_queue: &SendQueue) -> (Ticket, Bytes) {
-        let (ticket, job) = send_queue.tensor().now_or_never().expect("something is queued");
-        (ticket, job.tag)
+    fn next(send_queue: &SendQueue) -> (MessageNumber, Bytes) {
+        let (number, job) = send_queue.tensor().now_or_never().expect("something is queued");
+        (number, job.tag)
     }
 
     #[test]
-    fn urgent_tensors_go_first_and_equals_in_order() {
+    fn tensors_are_sent_by_class_and_then_in_order() {
         let send_queue = SendQueue::new();
         for (name, class) in [
             ("chunk", Class::Chunk),
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn undelivered_tensors_go_out_again_in_order() {
+    fn undelivered_tensors_are_resent_in_order() {
         let send_queue = SendQueue::new();
         for name in ["a", "b", "c"] {
             assert!(push(&send_queue, name, 10, Class::Chunk));
@@ -304,26 +304,26 @@ mod tests {
         let (_, lost) = next(&send_queue);
         assert_eq!(lost, "b");
         send_queue.tensor_done(delivered, Class::Chunk);
-        send_queue.take_back();
+        send_queue.requeue_in_flight();
         assert_eq!([next(&send_queue).1, next(&send_queue).1], ["b", "c"]);
     }
 
     #[test]
-    fn bytes_under_way_are_bounded() {
+    fn queued_bytes_are_limited() {
         let cap = limits::SEND_QUEUE.0 as usize;
         let send_queue = SendQueue::new();
         assert!(push(&send_queue, "small", 10, Class::Chunk));
         assert!(!push(&send_queue, "as large as the cap", cap, Class::Chunk));
-        let (ticket, job) = send_queue.tensor().now_or_never().expect("queued");
+        let (number, job) = send_queue.tensor().now_or_never().expect("queued");
         drop(job);
         assert!(!push(&send_queue, "still on its way", cap, Class::Chunk));
-        send_queue.tensor_done(ticket, Class::Chunk);
+        send_queue.tensor_done(number, Class::Chunk);
         assert!(push(&send_queue, "larger than the cap", cap + 1, Class::Chunk));
         assert!(!push(&send_queue, "no room beside it", 1, Class::Chunk));
     }
 
     #[test]
-    fn what_is_urgent_waits_for_no_room_that_the_rest_has() {
+    fn urgent_tensors_have_room_of_their_own() {
         let cap = limits::SEND_QUEUE.0 as usize;
         let send_queue = SendQueue::new();
         assert!(push(&send_queue, "a round", cap, Class::Round));
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_urgent_waits_for_no_stream_that_the_rest_has() {
+    fn urgent_tensors_have_streams_of_their_own() {
         let send_queue = SendQueue::new();
         for _ in 0..=TENSOR_STREAMS {
             assert!(push(&send_queue, "round", 1, Class::Round));
@@ -345,7 +345,7 @@ mod tests {
         for _ in 1..TENSOR_STREAMS {
             next(&send_queue);
         }
-        assert!(send_queue.tensor().now_or_never().is_none(), "one more than there are streams");
+        assert!(send_queue.tensor().now_or_never().is_none(), "all streams are in use");
         assert!(push(&send_queue, "gradient", 1, Class::Gradient));
         assert_eq!(next(&send_queue).1, "gradient");
         send_queue.tensor_done(first, Class::Round);
@@ -358,7 +358,7 @@ mod tests {
         for _ in 0..limits::CONTROL_QUEUE {
             assert!(send_queue.push_control(Bytes::from_static(b"x")));
         }
-        // While there is no connection, nobody is to blame.
+        // Without a connection, a full queue does not count as stuck.
         assert!(!send_queue.push_control(Bytes::from_static(b"x")));
         send_queue.connected();
         assert!(send_queue.stuck().now_or_never().is_none());

@@ -1,23 +1,25 @@
-//! A message with tensors on its way: as many of its parts at once as there are streams for.
+//! Sends a message with tensors: as many parts at once as there are streams.
 
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use quinn::{Connection, WriteError};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use super::send_queue::{TensorJob, Ticket};
+use super::send_queue::{MessageNumber, TensorJob};
 use super::tensor;
 
-/// Streams of a connection that large messages take beside the one that every message has. One that has all of
-/// them has 34 MiB under way: a link of 1 Gbit/s with a round trip of 280 ms, or of 10 Gbit/s with 28 ms.
+/// Number of shared streams of a connection for large messages, in addition to the one stream that
+/// each message has. A message that uses all of them has 34 MiB in flight, which fills a link of 1
+/// Gbit/s with a round trip of 280 ms, or of 10 Gbit/s with 28 ms.
 pub(super) const LANES: usize = 16;
 
-/// Sends all of a message, and gives its bytes once the peer's machine has them. One stream is its own, so that it
-/// comes to its end whatever others wait for; those of `lanes` it takes in turn with others, each for one part.
+/// Sends all parts of a message; returns its bytes once the peer's machine has received them. One
+/// stream is the message's own, so that it completes independently of others. It shares the streams
+/// of `lanes` with other messages, one part at a time.
 pub(super) async fn send(
     connection: &Connection,
     lanes: &Semaphore,
-    ticket: Ticket,
+    number: MessageNumber,
     job: &TensorJob,
 ) -> Result<usize, WriteError> {
     let lengths: Vec<usize> = job.frames.iter().map(|frame| frame.body().len()).collect();
@@ -26,7 +28,7 @@ pub(super) async fn send(
     let mut under_way = FuturesUnordered::new();
     loop {
         if own_is_free && next < parts {
-            under_way.push(send_part(connection, ticket, job, next, None));
+            under_way.push(send_part(connection, number, job, next, None));
             (next, own_is_free) = (next + 1, false);
         }
         tokio::select! {
@@ -37,7 +39,7 @@ pub(super) async fn send(
                 own_is_free |= own;
             }
             Ok(lane) = lanes.acquire(), if next < parts => {
-                under_way.push(send_part(connection, ticket, job, next, Some(lane)));
+                under_way.push(send_part(connection, number, job, next, Some(lane)));
                 next += 1;
             }
             else => return Ok(bytes),
@@ -45,16 +47,16 @@ pub(super) async fn send(
     }
 }
 
-/// Sends a part; gives its bytes, and whether it had the message's own stream.
+/// Sends a part; returns its bytes, and whether it used the message's own stream.
 async fn send_part(
     connection: &Connection,
-    ticket: Ticket,
+    number: MessageNumber,
     job: &TensorJob,
     part: usize,
     lane: Option<SemaphorePermit<'_>>,
 ) -> Result<(usize, bool), WriteError> {
     let mut stream = connection.open_uni().await?;
-    job.class.put(&stream, ticket);
-    let pieces = tensor::encode(ticket, part, &job.tag, &job.frames);
+    job.class.prioritize(&stream, number);
+    let pieces = tensor::encode(number, part, &job.tag, &job.frames);
     Ok((tensor::write(&mut stream, pieces).await?, lane.is_none()))
 }

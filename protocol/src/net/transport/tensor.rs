@@ -1,10 +1,11 @@
-//! A message with tensors: in parts, each on a stream of its own, then gone.
+//! The encoding of a message with tensors, in parts that have a stream each.
 //!
-//! What a stream carries in a round trip is bounded by its window, which is small ([`super::endpoint`]): so a
-//! large message takes several at once. A part begins with the bytes of the tag (u16), the number of tensors (u8),
-//! a zero, which part it is (u32), the message's number on its connection (u64), all little-endian; then come
-//! the tag, the tensors' headers, and the part's share of their bodies, of which every part but the last has
-//! [`PART`] bytes. All lengths are known before any body is read, from whichever part comes first.
+//! The window of a stream is small ([`super::endpoint`]) and limits its throughput per round trip,
+//! so a large message uses several streams at once. A part begins with the length of the tag (u16),
+//! the number of tensors (u8), a zero byte, the index of the part (u32), and the number of the
+//! message on its connection (u64), all little-endian. Then follow the tag, the tensors' headers,
+//! and the part's share of their bodies. Every part but the last has [`PART`] bytes of bodies. All
+//! lengths are known before any body is read, from whichever part arrives first.
 
 use std::ops::Range;
 
@@ -12,28 +13,29 @@ use bytes::{Bytes, BytesMut};
 use quinn::{SendStream, StoppedError, WriteError};
 
 use super::error::Violation;
-use super::send_queue::Ticket;
+use super::send_queue::MessageNumber;
 use crate::frame::{Frame, HEADER, Header};
 
-/// Bytes of a tag.
+/// Maximum bytes of a tag.
 pub(super) const TAG: usize = 4 << 10;
 
-/// Tensors of one message.
+/// Maximum number of tensors in a message.
 pub(super) const FRAMES: usize = 4;
 
 /// Bytes of a [`Prefix`].
 pub(super) const PREFIX: usize = 16;
 
-/// Bytes of bodies in a part: all of it fits into a stream's window, so it never waits for more of that.
+/// Bytes of bodies in a part. A whole part fits into a stream's window, so it never waits for the
+/// window.
 pub(super) const PART: usize = 2 << 20;
 
-/// The first bytes of a part, which say how long its head is.
+/// The first bytes of a part, which give the length of its head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Prefix {
     tag: usize,
     frames: usize,
     pub(super) part: u32,
-    pub(super) message: Ticket,
+    pub(super) message: MessageNumber,
 }
 
 impl Prefix {
@@ -45,7 +47,7 @@ impl Prefix {
             return Err(Violation::TensorHeader { tag, frames });
         }
         let part = u32::from_le_bytes([a, b, c, d]);
-        Ok(Self { tag, frames, part, message: Ticket::from_le_bytes(message) })
+        Ok(Self { tag, frames, part, message: MessageNumber::from_le_bytes(message) })
     }
 
     /// Bytes of tag and headers together.
@@ -61,12 +63,12 @@ impl Prefix {
     }
 }
 
-/// How many parts a message has whose bodies have these lengths.
+/// The number of parts of a message whose bodies have these lengths.
 pub(super) fn parts(lengths: &[usize]) -> usize {
     lengths.iter().sum::<usize>().div_ceil(PART).max(1)
 }
 
-/// What a part has of bodies of these lengths: of which of them, and which bytes.
+/// The segments of bodies in a part: index of the body, and range of its bytes.
 pub(super) fn segments(
     lengths: &[usize],
     part: usize,
@@ -81,8 +83,13 @@ pub(super) fn segments(
     })
 }
 
-/// A part as pieces to write; bodies are not copied.
-pub(super) fn encode(message: Ticket, part: usize, tag: &[u8], frames: &[Frame]) -> Vec<Bytes> {
+/// Encodes a part as chunks to write; bodies are not copied.
+pub(super) fn encode(
+    message: MessageNumber,
+    part: usize,
+    tag: &[u8],
+    frames: &[Frame],
+) -> Vec<Bytes> {
     let mut head = BytesMut::with_capacity(PREFIX + tag.len() + frames.len() * HEADER);
     let length = u16::try_from(tag.len()).expect("a tag is checked when it is queued");
     head.extend_from_slice(&length.to_le_bytes());
@@ -98,7 +105,7 @@ pub(super) fn encode(message: Ticket, part: usize, tag: &[u8], frames: &[Frame])
     std::iter::once(head.freeze()).chain(bodies).collect()
 }
 
-/// Writes a part and waits until the peer's machine has all of it; gives its bytes.
+/// Writes a part, and waits until the peer's machine has all of it; returns its bytes.
 pub(super) async fn write(
     stream: &mut SendStream,
     mut pieces: Vec<Bytes>,
@@ -114,7 +121,8 @@ pub(super) async fn write(
     }
 }
 
-/// Whether a failed write means that the connection is gone, rather than this one message refused.
+/// Whether a failed write means that the connection is lost, rather than that the peer stopped this
+/// message.
 pub(super) fn is_lost(error: &WriteError) -> bool {
     !matches!(error, WriteError::Stopped(_))
 }
@@ -130,18 +138,18 @@ mod tests {
         fn every_byte_is_in_one_part(
             lengths in prop::collection::vec(0usize..3 * PART, 1..=FRAMES),
         ) {
-            let mut here = vec![0; lengths.len()];
+            let mut covered = vec![0; lengths.len()];
             let count = parts(&lengths);
             for part in 0..count {
                 let mut bytes = 0;
                 for (frame, range) in segments(&lengths, part) {
-                    prop_assert_eq!(range.start, here[frame], "in order, and none left out");
-                    here[frame] = range.end;
+                    prop_assert_eq!(range.start, covered[frame], "in order, without gaps");
+                    covered[frame] = range.end;
                     bytes += range.len();
                 }
                 prop_assert!(bytes == PART || part + 1 == count);
             }
-            prop_assert_eq!(here, lengths);
+            prop_assert_eq!(covered, lengths);
         }
     }
 }

@@ -1,8 +1,8 @@
-//! TLS in which a certificate proves a peer id.
+//! TLS whose certificates prove peer ids.
 //!
-//! Each process signs a throw-away certificate with its identity, as libp2p's TLS specification
-//! has it, and each end demands the other's. The order of ciphers is our own: AES in hardware is
-//! faster than the ChaCha20 that libp2p prefers.
+//! Each process signs a temporary certificate with its identity, as specified by libp2p's TLS
+//! handshake, and each end requires the other's certificate. The cipher order differs from
+//! libp2p's: AES in hardware is faster than the ChaCha20 that libp2p prefers.
 
 use std::any::Any;
 use std::sync::{Arc, OnceLock};
@@ -24,11 +24,11 @@ use super::error::TransportError;
 use crate::ids::PeerId;
 use crate::net::identity::{Identity, peer_of};
 
-/// Names the handshake, not the protocol version: builds of different versions must get as far as
-/// telling each other so.
+/// The name of the handshake. It does not contain the protocol version, so that builds of different
+/// versions can still report the difference.
 const ALPN: &[u8] = b"shoal/1";
 
-/// Our certificate and everything else that all connections share.
+/// The certificate of this process, and the cryptographic provider.
 pub(super) struct Tls {
     provider: Arc<CryptoProvider>,
     certificate: Arc<CertifiedKey>,
@@ -52,14 +52,14 @@ impl Tls {
         Ok(Self { provider: Arc::new(provider), certificate })
     }
 
-    /// Bytes that nobody can guess; `None` where the system has none.
+    /// Random secret bytes; `None` if the system has no entropy.
     pub(super) fn random<const N: usize>(&self) -> Option<[u8; N]> {
         let mut bytes = [0; N];
         self.provider.secure_random.fill(&mut bytes).ok()?;
         Some(bytes)
     }
 
-    /// For connections from anybody who proves an identity.
+    /// The configuration of the accepting end; any peer may connect.
     pub(super) fn server(&self) -> Arc<QuicServerConfig> {
         let mut config = rustls::ServerConfig::builder_with_provider(self.provider.clone())
             .with_protocol_versions(&[&rustls::version::TLS13])
@@ -69,12 +69,13 @@ impl Tls {
             .with_cert_resolver(Arc::new(SingleCertAndKey::from(self.certificate.clone())));
         config.alpn_protocols = vec![ALPN.to_vec()];
         config.key_log = Arc::new(NoKeyLog);
-        // Each dial is a new handshake: nobody would use a ticket.
+        // Each dial is a full handshake, so resumption tickets are not used.
         config.send_tls13_tickets = 0;
         Arc::new(QuicServerConfig::try_from(config).expect("AES-128-GCM is among the suites"))
     }
 
-    /// For one dial of one peer. The verifier knows afterwards who answered.
+    /// The configuration of one dial of one peer. The verifier records a different peer that
+    /// answered.
     pub(super) fn client(&self, expected: PeerId) -> (Arc<QuicClientConfig>, Arc<Verifier>) {
         let verifier = Arc::new(Verifier { expected: Some(expected), found: OnceLock::new() });
         let mut config = rustls::ClientConfig::builder_with_provider(self.provider.clone())
@@ -91,7 +92,7 @@ impl Tls {
     }
 }
 
-/// Who is at the other end of an established connection; `None` for a key that is not ed25519.
+/// The peer at the other end of a connection; `None` for a key that is not ed25519.
 pub(super) fn peer_behind(identity: Option<Box<dyn Any>>) -> Option<PeerId> {
     let chain = identity?.downcast::<Vec<CertificateDer<'static>>>().ok()?;
     identify(chain.first()?, &chain[1..]).ok()
@@ -117,7 +118,7 @@ pub(super) struct Verifier {
 }
 
 impl Verifier {
-    /// Who answered, if that was somebody else than expected.
+    /// The peer that answered, if it is not the expected one.
     pub(super) fn stranger(&self) -> Option<PeerId> {
         self.found.get().copied().filter(|found| Some(*found) != self.expected)
     }
@@ -129,7 +130,7 @@ impl Verifier {
     ) -> Result<(), Error> {
         let peer = identify(certificate, intermediates)?;
         if self.expected.is_some_and(|expected| expected != peer) {
-            // A handshake verifies once.
+            // A handshake calls this once.
             let _ = self.found.set(peer);
             return Err(CertificateError::ApplicationVerificationFailure.into());
         }
@@ -151,10 +152,10 @@ fn verify_signature(
 }
 
 fn no_tls12() -> Result<HandshakeSignatureValid, Error> {
-    Err(Error::General("only TLS 1.3 is spoken".to_owned()))
+    Err(Error::General("only TLS 1.3 is supported".to_owned()))
 }
 
-/// What certificates of ours are signed with.
+/// The signature scheme of the certificates.
 fn schemes() -> Vec<SignatureScheme> {
     vec![SignatureScheme::ECDSA_NISTP256_SHA256]
 }

@@ -1,4 +1,4 @@
-//! How many bytes went which way.
+//! Counters of bytes and packets.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use super::congestion;
 use crate::codec::packing::Packing;
 use crate::units::Bytes;
 
-/// What bytes were for.
+/// The purpose of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Control messages and handshakes.
@@ -18,11 +18,11 @@ pub(super) enum Kind {
     Tensor,
     /// Files fetched by their hash.
     File,
-    /// Packets passed on between others.
+    /// Packets relayed between other peers.
     Relay,
 }
 
-/// Bytes since the transport was bound, by kind. What QUIC adds is not counted.
+/// Bytes since the transport was bound, by purpose, without QUIC's overhead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Traffic {
     /// Control messages and handshakes.
@@ -31,46 +31,47 @@ pub struct Traffic {
     pub tensor: Flow,
     /// Files fetched by their hash.
     pub file: Flow,
-    /// Packets passed on between others.
+    /// Packets relayed between other peers.
     pub relay: Flow,
-    /// Files that were fetched and thrown away, since their bytes had another hash.
+    /// Fetched files that were discarded because their hash was wrong.
     pub wrong_files: u64,
-    /// Pieces of files that were sent as they are, and packed.
+    /// File pieces sent, by packing.
     pub pieces: Pieces,
-    /// What it took in packets, as of when [`Transport::ways`](super::Transport::ways) was asked last.
+    /// Packets of all connections, as of the last call of
+    /// [`Transport::ways`](super::Transport::ways).
     pub packets: Packets,
 }
 
-/// How many pieces of files were sent which way.
+/// Number of file pieces sent, by packing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Pieces {
-    /// As they are.
+    /// Sent unpacked.
     pub raw: u64,
-    /// By zstd.
+    /// Packed by zstd.
     pub zstd: u64,
 }
 
 /// Bytes in both directions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Flow {
-    /// Handed to the connection.
+    /// Bytes written to connections.
     pub sent: Bytes,
-    /// Taken from it.
+    /// Bytes read from connections.
     pub received: Bytes,
 }
 
-/// What a connection shows of the way to its other end.
+/// The properties of a connection's path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PathStats {
-    /// Whether it leads through another peer.
+    /// Whether the path leads through another peer.
     pub relayed: bool,
     /// The smoothed round trip.
     pub round_trip: Duration,
-    /// The shortest one, where what steers the window knows it, else the same.
+    /// The shortest round trip; the smoothed one if the congestion controller does not record it.
     pub shortest_round_trip: Duration,
-    /// What may be on its way at once.
+    /// The congestion window: bytes that may be in flight.
     pub window: Bytes,
-    /// What went over it since it was established.
+    /// Packets since the connection was established.
     pub packets: Packets,
 }
 
@@ -88,18 +89,18 @@ impl PathStats {
     }
 }
 
-/// QUIC's packets. Those that carry others', for two peers without a way between them, count as well.
+/// QUIC packets. Packets that carry relayed packets of other peers count as well.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Packets {
-    /// Sent, those with something sent again included.
+    /// Packets sent, including retransmissions.
     pub sent: u64,
-    /// Taken for lost.
+    /// Packets declared lost.
     pub lost: u64,
-    /// Bytes of those, nearly all of which are sent a second time.
+    /// Bytes of the lost packets, nearly all of which are sent again.
     pub lost_bytes: Bytes,
 }
 
-/// The running counts.
+/// The live counters.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     bytes: [[AtomicU64; 2]; 4],
@@ -118,12 +119,12 @@ impl Counters {
         self.bytes[kind as usize][1].fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// A fetched file had another hash than the one it was asked for by.
+    /// Counts a fetched file with a wrong hash.
     pub(super) fn wrong_file(&self) {
         self.wrong_files.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A piece of a file was sent.
+    /// Counts a sent piece of a file.
     pub(super) fn piece(&self, packing: Packing) {
         let pieces = match packing {
             Packing::Zstd => &self.zstd_pieces,
@@ -132,7 +133,7 @@ impl Counters {
         pieces.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// More packets than were counted before.
+    /// Adds the packets since an earlier reading.
     pub(super) fn packets(&self, now: Packets, before: Packets) {
         let more = [
             now.sent - before.sent,

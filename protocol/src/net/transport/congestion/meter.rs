@@ -1,38 +1,37 @@
-//! What a connection was seen to carry and to lose, by round trips.
+//! Measures the delivered and lost bytes of a connection per round trip.
 
 use std::time::{Duration, Instant};
 
-/// Losses beyond this share are not chance.
-const TOO_MUCH: f64 = 0.02;
+/// Losses beyond this share are not random.
+const RANDOM_LOSS: f64 = 0.02;
 
-/// By how many standard deviations a few round trips must be beyond it.
-const SURELY: f64 = 3.0;
+/// Number of standard deviations by which the losses of a few round trips must exceed that share.
+const DEVIATIONS: f64 = 3.0;
 
-/// Round trips after which what a link carried says nothing of what it carries (BBR's filter of the
-/// bandwidth has ten).
+/// Number of round trips whose delivery rates are considered (BBR's bandwidth filter has ten).
 const RATES: usize = 8;
 
-/// Packets of a round trip that say how long each takes now (HyStart++, RFC 9406, 4.3).
+/// Packets that a round trip needs for a valid delay sample (HyStart++, RFC 9406, 4.3).
 const SAMPLES: u32 = 8;
 
-/// What arrived and was lost in one round trip.
+/// Delivered and lost bytes of one round trip.
 #[derive(Debug, Clone, Copy, Default)]
 struct Round {
-    /// Bytes.
+    /// Delivered bytes.
     arrived: f64,
-    /// Bytes.
+    /// Lost bytes.
     lost: f64,
     samples: u32,
     quickest: Option<Duration>,
 }
 
-/// The present round trip and the one before.
+/// The present round trip, and the one before.
 #[derive(Debug, Clone)]
 pub(super) struct Meter {
     began: Instant,
     now: Round,
     before: Round,
-    /// Bytes per second that arrived in the last whole round trips, the newest last.
+    /// Delivery rates of the last complete round trips in bytes per second, the newest last.
     rates: [f64; RATES],
 }
 
@@ -41,7 +40,7 @@ impl Meter {
         Self { began: now, now: Round::default(), before: Round::default(), rates: [0.0; RATES] }
     }
 
-    /// Bytes sent at `sent` have arrived.
+    /// `bytes` bytes, sent at `sent`, have arrived.
     pub(super) fn arrived(
         &mut self,
         now: Instant,
@@ -66,28 +65,28 @@ impl Meter {
         self.now.lost += bytes;
     }
 
-    /// What was lost was answered for.
+    /// Resets the losses after the window was reduced for them.
     pub(super) fn forget_losses(&mut self) {
         self.now.lost = 0.0;
         self.before.lost = 0.0;
     }
 
-    /// How long the quickest packet of this round took, once there are enough.
+    /// The shortest delay of a packet in this round trip, once there are enough packets.
     pub(super) fn quickest(&self) -> Option<Duration> {
         self.now.quickest.filter(|_| self.now.samples >= SAMPLES)
     }
 
-    /// Bytes per second that the link carries, as the fastest of the last round trips shows.
+    /// The link's capacity in bytes per second: the fastest of the last round trips.
     pub(super) fn rate(&self) -> f64 {
         self.rates.iter().copied().fold(0.0, f64::max)
     }
 
-    /// Whether more is lost than by chance. The count of a share of independent losses spreads by its
-    /// root.
+    /// Whether losses exceed random loss. The count of independent losses has a standard deviation
+    /// of the square root of its mean.
     pub(super) fn loses_too_much(&self, packet: f64) -> bool {
         let lost = (self.now.lost + self.before.lost) / packet;
         let all = (self.now.arrived + self.before.arrived) / packet + lost;
-        let expected = TOO_MUCH * all;
-        lost > expected + SURELY * expected.sqrt()
+        let expected = RANDOM_LOSS * all;
+        lost > expected + DEVIATIONS * expected.sqrt()
     }
 }

@@ -1,20 +1,18 @@
-//! How much a connection may have on its way, on long links that lose packets at random and are
-//! shared with others.
+//! The congestion window on long shared links with random loss.
 //!
-//! Cubic (RFC 9438) takes each loss for a full queue: on a link of 100 ms that loses one packet in a
-//! thousand it does not get beyond a few percent of the bandwidth. [`Tolerant`] grows as Cubic does,
-//! but slows down only where a loss means that a queue is full:
+//! Cubic (RFC 9438) treats each loss as a sign of a full queue. On a link of 100 ms that loses one
+//! packet in a thousand, it uses only a few percent of the bandwidth. [`Tolerant`] grows as Cubic
+//! does, but slows down only if a loss means that a queue is full:
 //!
-//! - It asks what the round trips say, as TCP Veno does (Fu and Liew, 2003): a loss while they are
-//!   hardly longer than the shortest one is taken for chance.
-//! - More than about two packets lost in a hundred are too many, whatever the round trips say: queues
-//!   may be short. BBR draws its line there as well (draft-ietf-ccwg-bbr).
-//! - It slows down to what the link was measured to carry, as TCP Westwood+ does (Mascolo et al.,
-//!   2001), and at most to the 0.7 of Cubic: the queue drains, and the link does not fall idle. Beside
-//!   other connections at a long queue that is the same 0.7, and the link is shared.
+//! - It considers the round trips, as TCP Veno does (Fu and Liew, 2003): a loss while they are
+//!   hardly longer than the shortest one counts as random.
+//! - More than about two lost packets in a hundred are too many, whatever the round trips, because
+//!   queues may be short. BBR has the same limit (draft-ietf-ccwg-bbr).
+//! - It reduces the window to the measured capacity of the link, as TCP Westwood+ does (Mascolo et
+//!   al., 2001), and at most to the 0.7 of Cubic. The queue drains, and the link does not become
+//!   idle. With other connections at a long queue, that is the same 0.7, and the link is shared.
 //!
-//! A way that becomes longer for good looks like a queue. Then every loss counts, as it does for
-//! Cubic.
+//! A path whose delay grows permanently looks like a queue. Then every loss counts, as with Cubic.
 
 mod meter;
 #[cfg(test)]
@@ -32,41 +30,42 @@ use self::meter::Meter;
 /// The constant of Cubic's curve, in packets per cubic second (RFC 9438, 5).
 const C: f64 = 0.4;
 
-/// Cubic's share of the window after a loss (RFC 9438, 4.6).
+/// The factor of the window after a loss (RFC 9438, 4.6).
 const BETA: f64 = 0.7;
 
-/// Packets by which Reno's window grows in a round trip where it shrinks to [`BETA`] at a loss
-/// (RFC 9438, 4.3).
+/// Packets by which Reno's window grows per round trip if it shrinks to [`BETA`] at a loss (RFC
+/// 9438, 4.3).
 const RENO: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
 
-/// The most that a window grows in a round trip after slow start (RFC 9438, 4.4).
+/// The maximum growth factor of the window per round trip after slow start (RFC 9438, 4.4).
 const STEEPEST: f64 = 1.5;
 
-/// What the round trips are longer than the shortest one when the link is taken to be full: this
-/// share of it, within these bounds. Clouds' own jitter is about a millisecond.
+/// Excess of the round trip over the shortest one from which the link counts as full: a share of
+/// the shortest round trip, within bounds. The jitter of cloud networks is about 1 ms.
 const QUEUE: (f64, Duration, Duration) = (0.1, Duration::from_millis(2), Duration::from_millis(10));
 
-/// Up to when the link is taken to be partly idle: nobody is hurt by who takes what is left.
+/// Excess up to which the link counts as partly idle: using the rest harms no other traffic.
 const IDLE: (f64, Duration, Duration) =
     (0.02, Duration::from_micros(200), Duration::from_millis(2));
 
-/// The share by which a window grows at least in a round trip over an idle link: Cubic alone needs ten
-/// seconds for the last tenth of a long link, as others have found (TCP Illinois, Liu et al., 2006).
-const TAKE: f64 = 1.0 / 64.0;
+/// Minimum growth of the window per round trip on an idle link, as a share. Cubic alone needs ten
+/// seconds for the last tenth of a long link, as others have found (TCP Illinois, Liu et al.,
+/// 2006).
+const IDLE_GROWTH: f64 = 1.0 / 64.0;
 
-/// When slow start ends though nothing was lost: when every packet of a round trip waits so long
-/// (HyStart++, RFC 9406, 4.2).
+/// Excess at which slow start ends without a loss: every packet of a round trip is delayed by this
+/// much (HyStart++, RFC 9406, 4.2).
 const SLOW_START: (f64, Duration, Duration) =
     (0.125, Duration::from_millis(4), Duration::from_millis(16));
 
-/// Makes a [`Tolerant`] for each connection.
+/// Creates a [`Tolerant`] for each connection.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TolerantConfig {
     /// Bytes sent before the first acknowledgement.
     pub(super) initial_window: u64,
 }
 
-/// The shortest round trip of a connection that [`Tolerant`] steers, once there was one.
+/// The shortest round trip of a connection that [`Tolerant`] controls; `None` before the first.
 pub(super) fn shortest_round_trip(connection: &quinn::Connection) -> Option<Duration> {
     let state = connection.congestion_state().into_any().downcast::<Tolerant>().ok()?;
     Some(state.round_trips.shortest).filter(|shortest| !shortest.is_zero())
@@ -78,16 +77,16 @@ impl ControllerFactory for TolerantConfig {
     }
 }
 
-/// Round trips of a connection.
+/// The round trips of a connection.
 #[derive(Debug, Clone, Copy, Default)]
 struct RoundTrips {
-    /// The average of late.
+    /// The recent average.
     smoothed: Duration,
     shortest: Duration,
 }
 
 impl RoundTrips {
-    /// Whether a packet that took so long waited on the way, for more than a share of the shortest
+    /// Whether a packet that took this time was queued for longer than a share of the shortest
     /// round trip.
     fn show_a_queue(self, time: Duration, (share, least, most): (f64, Duration, Duration)) -> bool {
         let patience = self.shortest.mul_f64(share).clamp(least, most);
@@ -95,15 +94,15 @@ impl RoundTrips {
     }
 }
 
-/// How a window grows since it was last made smaller.
+/// The growth of the window since its last reduction.
 #[derive(Debug, Clone, Copy)]
 struct Growth {
     since: Instant,
-    /// Bytes: the window then.
+    /// The window after the reduction, in bytes.
     from: f64,
-    /// Bytes: where the curve is flat.
+    /// The window at the plateau of the curve, in bytes.
     peak: f64,
-    /// Seconds until there.
+    /// Seconds until the plateau.
     plateau: f64,
 }
 
@@ -113,7 +112,7 @@ impl Growth {
         Self { since, from, peak, plateau }
     }
 
-    /// Bytes of the window that is wanted a round trip from now.
+    /// The target window in bytes, one round trip from now.
     fn target(&self, now: Instant, round_trip: Duration, mtu: f64) -> f64 {
         let elapsed = now.saturating_duration_since(self.since);
         let seconds = (elapsed + round_trip).as_secs_f64() - self.plateau;
@@ -124,20 +123,20 @@ impl Growth {
     }
 }
 
-/// The window of one connection.
+/// The congestion controller of one connection.
 #[derive(Debug, Clone)]
 pub(super) struct Tolerant {
     initial_window: u64,
     mtu: f64,
     window: f64,
-    /// None in slow start.
+    /// `None` in slow start.
     growth: Option<Growth>,
-    /// Bytes up to which slow start goes after silence, whatever the round trips say: the link carried
-    /// as much before.
+    /// Bytes up to which slow start continues after silence, whatever the round trips: the link
+    /// carried as much before.
     known_good: Option<f64>,
-    /// What was sent by then says nothing about the window since.
+    /// Packets sent up to this time carry no information about the present window.
     slowed_at: Option<Instant>,
-    /// Since when there was too little to send.
+    /// The time since which there has been too little to send.
     idle_since: Option<Instant>,
     round_trips: RoundTrips,
     meter: Meter,
@@ -166,7 +165,7 @@ impl Tolerant {
         self.slowed_at.is_some_and(|slowed_at| sent <= slowed_at)
     }
 
-    /// Bytes sent at `sent` have arrived.
+    /// `bytes` bytes, sent at `sent`, have arrived.
     fn acknowledged(
         &mut self,
         now: Instant,
@@ -182,7 +181,7 @@ impl Tolerant {
             return;
         }
         if let (Some(since), Some(growth)) = (self.idle_since.take(), &mut self.growth) {
-            // Time without anything to send is not time in which the link took more.
+            // Time without data to send does not count as time in which the link carried more.
             growth.since = (growth.since + now.saturating_duration_since(since)).min(now);
         }
         if !self.is_old(sent) {
@@ -211,12 +210,12 @@ impl Tolerant {
         let target = growth.target(now, self.round_trips.smoothed, self.mtu);
         let more = target.min(STEEPEST * self.window) - self.window;
         let idle = !self.round_trips.show_a_queue(self.round_trips.smoothed, IDLE);
-        let least = if idle { TAKE * self.window } else { 0.0 };
+        let least = if idle { IDLE_GROWTH * self.window } else { 0.0 };
         self.window += more.max(least) * (arrived / self.window).min(1.0);
     }
 
-    /// Bytes are lost, the last of which were sent at `sent`; none where the network only marked
-    /// packets because it is full.
+    /// `bytes` bytes are lost, the last of which were sent at `sent`; 0 if the network only marked
+    /// packets as a sign of congestion.
     fn lost(&mut self, now: Instant, sent: Instant, nothing_arrives: bool, bytes: u64) {
         self.meter.lost(bytes as f64);
         if self.is_old(sent) {
@@ -235,14 +234,15 @@ impl Tolerant {
         let carried = self.meter.rate() * self.round_trips.shortest.as_secs_f64();
         let before = self.window;
         if nothing_arrives {
-            // It starts anew, up to where a single loss would have led (RFC 9002, 7.6.2).
+            // Restarts slow start, up to the window after a single loss (RFC 9002, 7.6.2).
             let known = self.known_good.map_or(before, |known| known.max(before));
             self.known_good = Some(BETA * known);
             self.window = self.smallest();
             self.growth = None;
         } else {
             let window = carried.clamp(BETA * before, before).max(self.smallest());
-            // Where it did not come as far as the last time, another takes a share (RFC 9438, 4.7).
+            // If the window did not reach its last peak, another connection takes a share (RFC
+            // 9438, 4.7).
             let retreats = self.growth.is_some_and(|growth| before < growth.peak);
             let peak = if retreats { (before + window) / 2.0 } else { before };
             self.window = window;

@@ -1,4 +1,4 @@
-//! The window on a simulated link: a queue that empties at a fixed rate, in virtual time.
+//! Tests of the window on a simulated link: a queue with a fixed rate, in virtual time.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
@@ -7,16 +7,16 @@ use super::*;
 
 const PACKET: u64 = 1400;
 
-/// 200 Mbit/s.
+/// Link rate in bytes per second: 200 Mbit/s.
 const RATE: f64 = 25e6;
 
-/// What a round trip is taken for before the first one (RFC 9002, 6.2.2).
+/// The assumed round trip before the first measurement (RFC 9002, 6.2.2).
 const FIRST_ROUND_TRIP: Duration = Duration::from_millis(333);
 
 #[derive(Debug, Clone, Copy)]
 struct Link {
     round_trip: Duration,
-    /// How long the queue may become.
+    /// The maximum delay of the queue.
     queue: Duration,
     loss: f64,
 }
@@ -24,13 +24,14 @@ struct Link {
 /// A connection that always has something to send.
 struct Flow {
     window: Tolerant,
-    /// Sent, and when each is known to have arrived, if it does.
+    /// Packets in flight, by time of sending, each with the time of its acknowledgement unless it
+    /// is lost.
     under_way: std::collections::VecDeque<(Instant, Option<Instant>)>,
     send_at: Instant,
     round_trips: RoundTrips,
     arrived: u64,
     lost: u64,
-    /// When the first of the packets was sent of which none arrived since.
+    /// The time of sending of the first packet since which none has arrived.
     silent_since: Option<Instant>,
 }
 
@@ -51,12 +52,12 @@ impl Flow {
         self.under_way.len() as u64 * PACKET + PACKET <= self.window.window()
     }
 
-    /// The next time at which it learns of a packet: its own arrival, or that of the next one.
+    /// The next time at which it learns the fate of a packet.
     fn learns_at(&self) -> Option<Instant> {
         self.under_way.iter().find_map(|(_, arrives)| *arrives)
     }
 
-    /// Everything before a packet that arrived is lost: the link keeps the order.
+    /// All packets before a delivered one are lost: the link preserves the order.
     fn learn(&mut self, now: Instant) {
         while let Some((sent, arrives)) = self.under_way.pop_front() {
             if let Some(arrives) = arrives {
@@ -74,7 +75,7 @@ impl Flow {
                 return;
             }
             self.lost += PACKET;
-            // Persistent congestion (RFC 9002, 7.6), where round trips vary by an eighth.
+            // Persistent congestion (RFC 9002, 7.6), with round trips that vary by an eighth.
             let since = *self.silent_since.get_or_insert(sent);
             let silence = 3 * self.round_trips.smoothed.mul_f64(1.5);
             let silent = !silence.is_zero() && sent - since > silence;
@@ -83,7 +84,7 @@ impl Flow {
     }
 }
 
-/// Lets flows share a link for so long.
+/// Simulates flows on a shared link for some seconds.
 fn run(link: Link, flows: usize, seconds: u64) -> Vec<Flow> {
     let began = Instant::now();
     let end = began + Duration::from_secs(seconds);
@@ -108,15 +109,15 @@ fn run(link: Link, flows: usize, seconds: u64) -> Vec<Flow> {
         }
         let lost = full || f64::from(random.next_u32()) < link.loss * f64::from(u32::MAX);
         flow.under_way.push_back((now, (!lost).then(|| free_at + link.round_trip)));
-        // Packets are spread over the round trip, a quarter faster than the window (RFC 9002, 7.7).
+        // Packets are paced over the round trip, a quarter faster than the window (RFC 9002, 7.7).
         let unknown = flow.round_trips.smoothed.is_zero();
         let round_trip = if unknown { FIRST_ROUND_TRIP } else { flow.round_trips.smoothed };
-        let pace = round_trip.mul_f64(PACKET as f64 / (1.25 * flow.window.window));
-        flow.send_at = now + pace;
+        let interval = round_trip.mul_f64(PACKET as f64 / (1.25 * flow.window.window));
+        flow.send_at = now + interval;
     }
 }
 
-/// The share of the link that one flow fills, and the share of its packets that is lost.
+/// One flow's share of the link, and the share of its packets that is lost.
 fn alone(round_trip_ms: u64, queue_ms: u64, loss: f64) -> (f64, f64) {
     let link = Link {
         round_trip: Duration::from_millis(round_trip_ms),
@@ -130,7 +131,7 @@ fn alone(round_trip_ms: u64, queue_ms: u64, loss: f64) -> (f64, f64) {
 }
 
 #[test]
-fn a_long_link_is_filled_whatever_its_queue() {
+fn a_long_link_is_filled_with_any_queue() {
     for queue_ms in [5, 20, 50, 100] {
         let (used, lost) = alone(100, queue_ms, 0.0);
         assert!(used > 0.92 && lost < 0.03, "queue of {queue_ms} ms: {used:.3}, {lost:.3}");
@@ -138,7 +139,7 @@ fn a_long_link_is_filled_whatever_its_queue() {
 }
 
 #[test]
-fn random_loss_costs_only_what_is_lost() {
+fn random_loss_costs_only_the_lost_packets() {
     for (loss, queue_ms) in [(0.001, 50), (0.01, 50), (0.01, 10), (0.015, 50)] {
         let (used, lost) = alone(100, queue_ms, loss);
         assert!(
@@ -157,8 +158,8 @@ fn short_links_are_filled_too() {
 }
 
 #[test]
-fn too_much_loss_slows_it_down() {
-    // A link that drops a third of whatever comes is full, though nobody waits.
+fn heavy_loss_reduces_the_rate() {
+    // A link that drops a third of all packets is full, even without queueing delay.
     let (used, _) = alone(50, 50, 0.33);
     assert!(used < 0.05, "{used}");
 }
@@ -179,8 +180,8 @@ fn flows_share_a_link() {
 }
 
 #[test]
-fn several_that_start_at_once_fill_a_short_link_soon() {
-    // As in an all-reduce: each begins with more than its share of the link and its queue.
+fn simultaneous_flows_fill_a_short_link_quickly() {
+    // As in an all-reduce: each flow begins with more than its share of the link and its queue.
     for (round_trip_ms, queue_ms) in [(10, 20), (10, 50), (2, 50)] {
         let link = Link {
             round_trip: Duration::from_millis(round_trip_ms),
@@ -196,12 +197,12 @@ fn several_that_start_at_once_fill_a_short_link_soon() {
 }
 
 #[test]
-fn silence_leaves_two_packets_which_soon_are_most_of_what_there_was() {
+fn after_silence_the_window_of_two_packets_recovers_quickly() {
     let now = Instant::now();
     let mut window = Tolerant::new(1 << 20, now, PACKET as u16);
     window.lost(now, now, true, 1 << 20);
     assert_eq!(window.window(), 2 * PACKET);
-    // Each round trip doubles it, though the queue of others is seen.
+    // Each round trip doubles it, despite the queue of other connections.
     let round_trips =
         RoundTrips { smoothed: Duration::from_millis(90), shortest: Duration::from_millis(10) };
     let mut at = now;

@@ -1,10 +1,11 @@
-//! A file from several peers at once.
+//! Fetches a file from several peers at once.
 //!
-//! First one of them says what its pieces hash to, which its own hash proves or refutes; from then on
-//! every piece is checked by itself as it comes, so a holder that sends other bytes is found out at once
-//! and costs one piece. Of a holder that sends nothing at all for long, whatever it was asked for, its pieces
-//! are asked of others, and of itself once more; then it is asked no more. A holder whose connection broke is dialled once more while others go on. What an
-//! earlier fetch of the same file left is gone on with ([`partial`]).
+//! First, one holder sends the hashes of the file's pieces, which are checked against the file's
+//! hash. Then every piece is checked alone as it arrives, so a holder that sends wrong bytes is
+//! detected at once, at the cost of one piece. If a holder sends nothing for long on all its
+//! requests, its pieces are requested from other holders, and once more from itself; then the
+//! holder is dropped. If a holder's connection breaks, it is dialled once more while the others
+//! continue. An interrupted fetch of the same file is resumed ([`partial`]).
 
 pub(super) mod partial;
 mod plan;
@@ -23,40 +24,41 @@ use tokio::time::sleep_until;
 use self::partial::Partial;
 use self::plan::{Next, Plan};
 use super::error::{ConnectError, FetchError};
-use super::file_transfer::{Heard, Part, fetch_hashes, fetch_length, fetch_piece};
+use super::file_transfer::{FetchProgress, Part, fetch_hashes, fetch_length, fetch_piece};
 use super::peer::{Peer, Session};
-use super::progress::while_moving;
+use super::progress::with_progress_timeout;
 use super::{Shared, dial};
 use crate::ids::{ContentHash, PeerId};
 use crate::limits;
 use crate::pieces::{PieceHashes, piece_at};
 use crate::units::{Bytes, Moment};
 
-/// Pieces asked of one holder at once: enough to fill a long link with pieces of a mebibyte.
+/// Pieces requested from one holder at once: enough to fill a long link with pieces of 1 MiB.
 const AT_ONCE: usize = 8;
 
-/// Holders asked for one file, at most.
+/// Maximum number of holders of one fetch.
 const HOLDERS: usize = 8;
 
-/// How long a holder of which pieces were asked may send nothing: longer than the longest pause that one makes
-/// while it trains ([`super::upload_limit`]).
+/// Time for which a holder may send nothing while it has requests for pieces. Longer than the
+/// longest pause that it makes while it trains ([`super::upload_limit`]).
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// How long a holder that is asked a question may send nothing.
+/// Time for which a holder may send nothing before it answers a short request.
 const ANSWER: Duration = Duration::from_secs(20);
 
-/// Before it answers what the pieces hash to, a holder may have to read the whole file: so many bytes a second.
+/// Bytes per second at which a holder reads its disk. It may have to read the whole file before it
+/// sends the hashes of the pieces.
 const READ: u64 = 64 << 20;
 
-/// A file that is wanted.
+/// A file to fetch.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wanted {
     pub(super) hash: ContentHash,
-    /// Its bytes.
+    /// Length in bytes.
     pub(super) length: u64,
 }
 
-/// Fetches a file into `destination`, which appears only once all of it is right.
+/// Fetches a file into `destination`, which appears only when the file is complete and verified.
 pub(super) async fn fetch(
     shared: &Arc<Shared>,
     holders: &[PeerId],
@@ -67,7 +69,7 @@ pub(super) async fn fetch(
         return Err(FetchError::TooLarge { size: Bytes(wanted.length) });
     }
     let io_error = |source| FetchError::Io { path: destination.to_owned(), source };
-    let (hashes, honest) = hashes(shared, holders, wanted).await?;
+    let (hashes, candidates) = hashes(shared, holders, wanted).await?;
     let hashes = Arc::new(hashes);
     let (partial, missing) = blocking({
         let (destination, hashes) = (destination.to_owned(), hashes.clone());
@@ -75,7 +77,7 @@ pub(super) async fn fetch(
     })
     .await
     .map_err(io_error)?;
-    let count = honest.len();
+    let count = candidates.len();
     let work = Work {
         shared,
         wanted,
@@ -84,31 +86,32 @@ pub(super) async fn fetch(
         destination,
         start: Instant::now(),
         plan: Mutex::new(Plan::new(missing, count)),
-        heard: (0..count).map(|_| Heard::default()).collect(),
+        progress: (0..count).map(|_| FetchProgress::default()).collect(),
         failure: Mutex::new(None),
         changed: Notify::new(),
     };
-    let tasks = (0..AT_ONCE * count).map(|task| work.bring(task % count, &honest[task % count]));
+    let tasks =
+        (0..AT_ONCE * count).map(|task| work.fetch_pieces(task % count, &candidates[task % count]));
     tokio::select! {
-        () = work.over() => {}
+        () = work.finished() => {}
         _ = join_all(tasks) => {}
     }
     if !work.plan().is_complete() {
         let failure = work.failure.into_inner().unwrap_or_else(PoisonError::into_inner);
-        return Err(failure.expect("whoever is asked no more has failed"));
+        return Err(failure.expect("every dropped holder has failed"));
     }
     let target = destination.to_owned();
     blocking(move || partial.publish(&target)).await.map_err(io_error)
 }
 
-/// Does what waits for the disk on a thread that may.
+/// Runs disk operations on a thread that may block.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
     tokio::task::spawn_blocking(work).await.map_err(io::Error::other).and_then(|done| done)
 }
 
-/// How long a holder says that a file is.
+/// The length of a file, as reported by a holder.
 pub(super) async fn length(
     shared: &Arc<Shared>,
     holder: PeerId,
@@ -116,21 +119,21 @@ pub(super) async fn length(
 ) -> Result<u64, FetchError> {
     let peer = known(shared, holder)?;
     let session = session(shared, &peer).await?;
-    let heard = Heard::default();
-    heard_of(ANSWER, &heard, fetch_length(&session.connection, hash, &heard)).await
+    let progress = FetchProgress::default();
+    with_timeout(ANSWER, &progress, fetch_length(&session.connection, hash, &progress)).await
 }
 
-/// Waits for an answer as long as something of it comes.
-async fn heard_of<T>(
+/// Waits for an answer until the holder sends nothing for `patience`.
+async fn with_timeout<T>(
     patience: Duration,
-    heard: &Heard,
+    progress: &FetchProgress,
     answer: impl Future<Output = Result<T, FetchError>>,
 ) -> Result<T, FetchError> {
-    let answered = while_moving(patience, || heard.bytes(), answer).await;
+    let answered = with_progress_timeout(patience, || progress.bytes(), answer).await;
     answered.unwrap_or(Err(FetchError::Silent { patience }))
 }
 
-/// What the pieces hash to, and who of the holders did not say something else before.
+/// The hashes of the pieces, and the holders that have not failed so far.
 async fn hashes(
     shared: &Arc<Shared>,
     holders: &[PeerId],
@@ -143,9 +146,10 @@ async fn hashes(
             let peer = known(shared, *holder)?;
             let session = session(shared, &peer).await?;
             let (connection, counters) = (&session.connection, &shared.counters);
-            let (patience, heard) = (ANSWER + read_time(wanted.length), Heard::default());
-            let list = fetch_hashes(connection, wanted.hash, wanted.length, counters, &heard);
-            let list = heard_of(patience, &heard, list).await?;
+            let (patience, progress) =
+                (ANSWER + read_time(wanted.length), FetchProgress::default());
+            let list = fetch_hashes(connection, wanted.hash, wanted.length, counters, &progress);
+            let list = with_timeout(patience, &progress, list).await?;
             Ok((peer, list))
         };
         match asked.await {
@@ -180,7 +184,7 @@ async fn session(shared: &Shared, peer: &Peer) -> Result<Arc<Session>, ConnectEr
     dial::reach(shared, peer, &addresses).await
 }
 
-/// One file on its way.
+/// The state of one fetch.
 struct Work<'a> {
     shared: &'a Arc<Shared>,
     wanted: Wanted,
@@ -189,16 +193,16 @@ struct Work<'a> {
     destination: &'a Path,
     start: Instant,
     plan: Mutex<Plan>,
-    /// What came from each holder.
-    heard: Vec<Heard>,
-    /// The last one.
+    /// Bytes received from each holder.
+    progress: Vec<FetchProgress>,
+    /// The last failure.
     failure: Mutex<Option<FetchError>>,
     changed: Notify,
 }
 
 impl Work<'_> {
     fn plan(&self) -> MutexGuard<'_, Plan> {
-        // Whoever holds it does no more than calculate.
+        // A poisoned lock is usable: its holders only calculate.
         self.plan.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -206,8 +210,8 @@ impl Work<'_> {
         Moment(self.start.elapsed())
     }
 
-    /// Nobody waits for an answer, or a connection, that is of no more use.
-    async fn over(&self) {
+    /// Waits until the fetch has ended; pending answers and connections are then dropped.
+    async fn finished(&self) {
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
@@ -219,10 +223,10 @@ impl Work<'_> {
         }
     }
 
-    /// Has one holder bring piece after piece.
-    async fn bring(&self, holder: usize, peer: &Peer) {
+    /// Fetches piece after piece from one holder.
+    async fn fetch_pieces(&self, holder: usize, peer: &Peer) {
         loop {
-            // Before the plan is looked at, so that no change after it is missed.
+            // Registered before the plan is read, so that no later change is missed.
             let changed = self.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
@@ -237,19 +241,19 @@ impl Work<'_> {
                         () = late => {}
                     }
                 }
-                Next::Piece(piece) => self.bring_piece(holder, peer, piece).await,
+                Next::Piece(piece) => self.try_piece(holder, peer, piece).await,
             }
         }
     }
 
-    async fn bring_piece(&self, holder: usize, peer: &Peer, piece: u64) {
-        let brought = self.fetch(holder, peer, piece).await;
-        match brought {
+    async fn try_piece(&self, holder: usize, peer: &Peer, piece: u64) {
+        let fetched = self.fetch(holder, peer, piece).await;
+        match fetched {
             Ok(()) => {
-                self.plan().brought(self.now(), holder, piece);
+                self.plan().received(self.now(), holder, piece);
             }
             Err(error) => {
-                let for_good = matches!(
+                let permanent = matches!(
                     error,
                     FetchError::WrongHash { .. }
                         | FetchError::NotFound { .. }
@@ -259,12 +263,12 @@ impl Work<'_> {
                 if matches!(error, FetchError::WrongHash { .. }) {
                     self.shared.counters.wrong_file();
                 }
-                let nobody_does_better = matches!(error, FetchError::Io { .. });
+                let is_local = matches!(error, FetchError::Io { .. });
                 *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-                if nobody_does_better {
-                    self.plan().give_up();
+                if is_local {
+                    self.plan().abort();
                 } else {
-                    self.plan().failed(holder, piece, for_good);
+                    self.plan().failed(holder, piece, permanent);
                 }
             }
         }
@@ -276,13 +280,13 @@ impl Work<'_> {
         let Wanted { hash, length } = self.wanted;
         let session = session(self.shared, peer).await?;
         let (position, size) = piece_at(length, piece);
-        let (counters, heard) = (&self.shared.counters, &self.heard[holder]);
+        let (counters, progress) = (&self.shared.counters, &self.progress[holder]);
         let part = Part { hash, length, position, size };
-        let received = fetch_piece(&session.connection, part, counters, heard);
-        let received = heard_of(SILENCE, heard, received).await?;
+        let received = fetch_piece(&session.connection, part, counters, progress);
+        let received = with_timeout(SILENCE, progress, received).await?;
         let (file, hashes) = (self.file.clone(), self.hashes.clone());
         let written = blocking(move || {
-            // What does not unpack is as wrong as what is something else.
+            // A piece that does not unpack is as wrong as one with another hash.
             let Ok(bytes) = received.unpack(size) else { return Ok(false) };
             let right = hashes.holds(length, piece, &bytes);
             if right { file.write_all_at(&bytes, position).map(|()| true) } else { Ok(false) }

@@ -1,9 +1,9 @@
-//! A file that is not whole yet.
+//! An incomplete file.
 //!
-//! It lies beside its destination under that name and `.part`, and stays there when the fetch or the
-//! process ends before it is whole: the next fetch of the same destination goes on with it. What is in
-//! it is believed only piece by piece, each by its hash, so a torn piece, a hole or another file's
-//! bytes are fetched again, and no record of what came is kept. Its lock ends with the process.
+//! It lies beside its destination under the same name with the suffix `.part`. It stays there if
+//! the fetch or the process ends early, and the next fetch of the same destination resumes it. Each
+//! piece in it is verified by its hash, so truncated pieces, holes and bytes of other files are
+//! fetched again. Progress is not recorded elsewhere. The file's lock ends with the process.
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -16,19 +16,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::Wanted;
 use crate::pieces::{PieceHashes, piece_at, pieces};
 
-/// What a partial file's name ends with.
+/// The suffix of a partial file's name.
 pub const SUFFIX: &str = ".part";
 
 /// An open partial file.
 pub(super) struct Partial {
     pub(super) file: Arc<File>,
     path: PathBuf,
-    /// Whether nobody goes on with it: another fetch has the lasting one.
+    /// Whether no later fetch resumes it, because another fetch holds the permanent file.
     private: bool,
 }
 
 impl Partial {
-    /// Opens what is left of an earlier fetch, or begins anew. Gives the pieces that are missing.
+    /// Opens the remains of an earlier fetch, or creates a file. Returns the missing pieces.
     pub(super) fn open(
         destination: &Path,
         wanted: Wanted,
@@ -36,8 +36,8 @@ impl Partial {
     ) -> io::Result<(Self, BTreeSet<u64>)> {
         let all = (0..pieces(wanted.length)).collect();
         let path = with_suffix(destination, SUFFIX);
-        let Some(file) = claim(&path)? else {
-            // Two fetches of one file in one process: the second has its own, which goes with it.
+        let Some(file) = open_locked(&path)? else {
+            // A second fetch of the same file gets a file of its own, which is deleted at its end.
             static NUMBERS: AtomicU64 = AtomicU64::new(0);
             let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
             let suffix = format!(".{}-{number}{SUFFIX}", std::process::id());
@@ -53,7 +53,7 @@ impl Partial {
         Ok((Self { file: Arc::new(file), path, private: false }, missing))
     }
 
-    /// Gives the whole file its name.
+    /// Renames the complete file to its destination.
     pub(super) fn publish(self, destination: &Path) -> io::Result<()> {
         self.file.sync_all()?;
         std::fs::rename(&self.path, destination)
@@ -63,7 +63,7 @@ impl Partial {
 impl Drop for Partial {
     fn drop(&mut self) {
         if self.private {
-            // After `publish` there is nothing under this name any more.
+            // After `publish`, no file has this name.
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -75,8 +75,8 @@ fn with_suffix(destination: &Path, suffix: &str) -> PathBuf {
     destination.with_file_name(name)
 }
 
-/// The file at this path, made if it is not there; `None` when another fetch has it.
-fn claim(path: &Path) -> io::Result<Option<File>> {
+/// Opens and locks the file, creating it if needed; `None` if another fetch has locked it.
+fn open_locked(path: &Path) -> io::Result<Option<File>> {
     loop {
         let file =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
@@ -85,7 +85,8 @@ fn claim(path: &Path) -> io::Result<Option<File>> {
             Err(TryLockError::WouldBlock) => return Ok(None),
             Err(TryLockError::Error(error)) => return Err(error),
         }
-        // Who had it before may have published it just now: then this is the whole file.
+        // The previous owner of the lock may just have published it: then this is the complete
+        // file.
         match std::fs::metadata(path) {
             Ok(named) if named.ino() == file.metadata()?.ino() => return Ok(Some(file)),
             Ok(_) => {}
@@ -95,15 +96,15 @@ fn claim(path: &Path) -> io::Result<Option<File>> {
     }
 }
 
-/// The pieces that are not what they must be.
+/// The pieces with wrong or missing bytes.
 fn missing(file: &File, wanted: Wanted, hashes: &PieceHashes) -> io::Result<BTreeSet<u64>> {
     let mut missing = BTreeSet::new();
-    let mut room = Vec::new();
+    let mut buffer = Vec::new();
     for piece in 0..pieces(wanted.length) {
         let (position, size) = piece_at(wanted.length, piece);
-        room.resize(size, 0);
-        file.read_exact_at(&mut room, position)?;
-        if !hashes.holds(wanted.length, piece, &room) {
+        buffer.resize(size, 0);
+        file.read_exact_at(&mut buffer, position)?;
+        if !hashes.holds(wanted.length, piece, &buffer) {
             missing.insert(piece);
         }
     }

@@ -1,37 +1,39 @@
-//! Which piece of a file is asked of whom: pure decisions.
+//! Assigns the pieces of a file to its holders, as pure decisions.
 //!
-//! Whoever is free takes the next piece, so who is fast brings more of them. When none is left, a piece
-//! that another holder has been asked for long is asked a second time, of who would bring it sooner.
+//! A free holder takes the next piece, so a fast holder gets more of them. When none is left, a
+//! piece that was requested long ago from another holder is requested a second time, from a holder
+//! that would deliver it earlier.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::units::Moment;
 
-/// A holder that failed so often without having brought a piece in between is asked no more.
+/// A holder is dropped after this many failures without a delivered piece in between.
 pub(super) const FAILURES: u32 = 16;
 
-/// A piece is asked of a second holder once it has taken so many times as long as that one's take.
+/// A piece is requested from a second holder once it has taken this many times as long as that
+/// holder's last piece.
 const LATE: u32 = 2;
 
-/// What who is free does.
+/// The next action of a free holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Asks for a piece.
+    /// Request a piece.
     Piece(u64),
-    /// Looks again when something has changed, or at a moment, if there is one.
+    /// Wait for a change, or until a moment if there is one.
     Wait(Option<Moment>),
-    /// Nothing more: everything is here, or the holder is asked no more.
+    /// Nothing: the file is complete, or the holder is dropped.
     Over,
 }
 
-/// The pieces of one file and those who have it.
+/// The pieces of one file, and its holders.
 #[derive(Debug)]
 pub(super) struct Plan {
     todo: BTreeSet<u64>,
-    /// Asked for and not here: of whom, since when.
+    /// Requested pieces, each with its holders and times of request.
     asked: BTreeMap<u64, BTreeMap<usize, Moment>>,
-    /// Not here.
+    /// Number of missing pieces.
     missing: u64,
     holders: Vec<Holder>,
 }
@@ -39,13 +41,13 @@ pub(super) struct Plan {
 #[derive(Debug, Clone, Default)]
 struct Holder {
     failures: u32,
-    out: bool,
-    /// How long its last piece took.
+    dropped: bool,
+    /// Duration of its last piece.
     took: Option<Duration>,
 }
 
 impl Plan {
-    /// A plan to bring these pieces.
+    /// A plan to fetch these pieces.
     pub(super) fn new(missing: BTreeSet<u64>, holders: usize) -> Self {
         Self {
             asked: BTreeMap::new(),
@@ -59,13 +61,13 @@ impl Plan {
         self.missing == 0
     }
 
-    /// Whether nothing more comes: all is here, or nobody is asked any more.
+    /// Whether the fetch has ended: the file is complete, or all holders are dropped.
     pub(super) fn is_over(&self) -> bool {
-        self.is_complete() || self.holders.iter().all(|holder| holder.out)
+        self.is_complete() || self.holders.iter().all(|holder| holder.dropped)
     }
 
     pub(super) fn next(&mut self, now: Moment, holder: usize) -> Next {
-        if self.is_complete() || self.holders[holder].out {
+        if self.is_complete() || self.holders[holder].dropped {
             return Next::Over;
         }
         if let Some(piece) = self.todo.pop_first() {
@@ -88,8 +90,8 @@ impl Plan {
         }
     }
 
-    /// A holder brought a piece. Returns whether it was still missing.
-    pub(super) fn brought(&mut self, now: Moment, holder: usize, piece: u64) -> bool {
+    /// A holder delivered a piece. Returns whether it was still missing.
+    pub(super) fn received(&mut self, now: Moment, holder: usize, piece: u64) -> bool {
         let asked = self.asked.remove(&piece);
         let known = &mut self.holders[holder];
         known.failures = 0;
@@ -101,16 +103,17 @@ impl Plan {
         new
     }
 
-    /// Nobody is asked any more.
-    pub(super) fn give_up(&mut self) {
-        self.holders.iter_mut().for_each(|holder| holder.out = true);
+    /// Drops all holders.
+    pub(super) fn abort(&mut self) {
+        self.holders.iter_mut().for_each(|holder| holder.dropped = true);
     }
 
-    /// A holder did not bring a piece; `for_good`, since it has none or another, or is gone.
-    pub(super) fn failed(&mut self, holder: usize, piece: u64, for_good: bool) {
+    /// A holder failed to deliver a piece. `permanent` if it has no such piece or a wrong one, or
+    /// is unreachable.
+    pub(super) fn failed(&mut self, holder: usize, piece: u64, permanent: bool) {
         let known = &mut self.holders[holder];
         known.failures += 1;
-        known.out |= for_good || known.failures >= FAILURES;
+        known.dropped |= permanent || known.failures >= FAILURES;
         let Some(by) = self.asked.get_mut(&piece) else { return };
         by.remove(&holder);
         if by.is_empty() {
@@ -131,39 +134,39 @@ mod tests {
     }
 
     #[test]
-    fn who_is_free_takes_the_next_piece() {
+    fn a_free_holder_takes_the_next_piece() {
         let mut plan = Plan::new((0..3).collect(), 2);
         assert_eq!(plan.next(at(0), 0), Next::Piece(0));
         assert_eq!(plan.next(at(0), 1), Next::Piece(1));
-        assert!(plan.brought(at(10), 1, 1));
+        assert!(plan.received(at(10), 1, 1));
         assert_eq!(plan.next(at(10), 1), Next::Piece(2));
-        assert_eq!(plan.next(at(10), 0), Next::Wait(None), "it has brought nothing yet");
-        assert!(plan.brought(at(20), 0, 0) && plan.brought(at(20), 1, 2));
+        assert_eq!(plan.next(at(10), 0), Next::Wait(None), "its speed is unknown");
+        assert!(plan.received(at(20), 0, 0) && plan.received(at(20), 1, 2));
         assert!(plan.is_complete());
         assert_eq!(plan.next(at(20), 0), Next::Over);
     }
 
     #[test]
-    fn who_would_be_sooner_is_asked_for_a_late_piece_as_well() {
+    fn a_late_piece_is_requested_from_a_faster_holder_too() {
         let mut plan = Plan::new((0..2).collect(), 2);
         assert_eq!(plan.next(at(0), 0), Next::Piece(0));
         assert_eq!(plan.next(at(0), 1), Next::Piece(1));
-        assert!(plan.brought(at(10), 1, 1));
+        assert!(plan.received(at(10), 1, 1));
         assert_eq!(plan.next(at(15), 1), Next::Wait(Some(at(20))));
         assert_eq!(plan.next(at(20), 1), Next::Piece(0));
         assert_eq!(plan.next(at(99), 1), Next::Wait(None), "not a third time");
-        assert!(plan.brought(at(30), 1, 0));
-        assert!(!plan.brought(at(90), 0, 0), "it came before");
+        assert!(plan.received(at(30), 1, 0));
+        assert!(!plan.received(at(90), 0, 0), "it was delivered before");
         assert!(plan.is_complete());
     }
 
     #[test]
-    fn what_a_holder_does_not_bring_is_asked_of_others() {
+    fn an_undelivered_piece_is_requested_from_others() {
         let mut plan = Plan::new((0..1).collect(), 2);
         assert_eq!(plan.next(at(0), 0), Next::Piece(0));
         plan.failed(0, 0, true);
-        assert_eq!(plan.next(at(1), 0), Next::Over, "it lies");
-        assert!(!plan.is_over(), "there is another");
+        assert_eq!(plan.next(at(1), 0), Next::Over, "it is dropped");
+        assert!(!plan.is_over(), "another holder is left");
         for _ in 0..FAILURES {
             assert_eq!(plan.next(at(1), 1), Next::Piece(0));
             plan.failed(1, 0, false);
@@ -181,22 +184,22 @@ mod tests {
             luck in prop::collection::vec((any::<bool>(), any::<bool>()), 1..200),
         ) {
             let mut plan = Plan::new(pieces.clone(), others + 1);
-            let (mut here, mut luck) = (BTreeSet::new(), luck.into_iter().cycle());
+            let (mut delivered, mut luck) = (BTreeSet::new(), luck.into_iter().cycle());
             for round in 0..10_000u64 {
                 for holder in 0..=others {
                     let Next::Piece(piece) = plan.next(at(round), holder) else { continue };
-                    prop_assert!(!here.contains(&piece), "what is here is not asked for");
-                    let (fails, lies) = luck.next().expect("without end");
+                    prop_assert!(!delivered.contains(&piece), "a delivered piece is not requested");
+                    let (fails, permanent) = luck.next().expect("without end");
                     if fails && holder > 0 {
-                        plan.failed(holder, piece, lies);
+                        plan.failed(holder, piece, permanent);
                     } else {
-                        prop_assert!(plan.brought(at(round), holder, piece));
-                        here.insert(piece);
+                        prop_assert!(plan.received(at(round), holder, piece));
+                        delivered.insert(piece);
                     }
                 }
             }
             prop_assert!(plan.is_complete());
-            prop_assert_eq!(here, pieces);
+            prop_assert_eq!(delivered, pieces);
         }
     }
 }

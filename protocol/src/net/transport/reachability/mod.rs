@@ -1,10 +1,11 @@
-//! Whether a peer's own UDP port is open to who it never sent to.
+//! Tests whether a peer's UDP port accepts packets from addresses that it never sent to.
 //!
-//! A peer asks another, on a connection that leads straight there, to ring at its port: the other sends a few small
-//! datagrams from a socket of their own, so that no router or firewall takes them for an answer. They go to the address
-//! that the connection's handshake proved and to no other, to the port that the asker names and to the one that it is
-//! seen at, and in sum they are smaller than the request was. What the asker hears of them at its own sockets
-//! ([`bell`]) tells it what stands between.
+//! A peer asks another, on a direct connection, to probe its port. The other peer sends a few small
+//! datagrams from a new socket, so that no router or firewall treats them as answers. It sends them
+//! only to the address that the connection's handshake proved: to the port that the requester
+//! names, and to the port at which the requester is seen. Together they are smaller than the
+//! request. The probes that arrive at the requester's sockets ([`socket`]) show how its router
+//! filters.
 
 mod rate_limit;
 pub(super) mod socket;
@@ -26,54 +27,54 @@ use super::traffic::Kind;
 use super::{Shared, endpoint};
 use crate::ids::PeerId;
 pub(super) use rate_limit::RateLimit;
-use wire::{ANSWER, Answer, Nonce, Probe, REQUEST, RING, Request};
+use wire::{ANSWER, Answer, Nonce, PROBE, Probe, REQUEST, Request};
 
-/// How long the other end may take to answer.
+/// Time limit of the answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Pauses before each ring: a packet may be lost by chance.
+/// Pauses before each probe; several probes are sent because packets may be lost.
 const PAUSES: [Duration; 3] =
     [Duration::ZERO, Duration::from_millis(250), Duration::from_millis(500)];
 
-/// How long rings are listened for once the other end has said that it rings.
+/// Time to wait for probes after the other end has announced them.
 const LISTEN: Duration = Duration::from_millis(2500);
 
-/// Ports below belong to services of the system, which are not to be rung at.
+/// Lower ports belong to system services, and are not probed.
 const FIRST_PORT: u16 = 1024;
 
-/// What came of being rung at.
+/// The result of a probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProbeReport {
-    /// Who rang.
+    /// The probing peer.
     pub by: PeerId,
-    /// Where it rang from.
+    /// The address that the probes came from.
     pub from: IpAddr,
-    /// The port that was asked for.
+    /// The requested port.
     pub port: u16,
-    /// Where the other end sees this one.
+    /// The address at which the other end sees this peer.
     pub seen: SocketAddr,
-    /// Which of the port asked for and the one seen were heard at.
+    /// The ports at which probes arrived: the requested port, the seen one, or both.
     pub heard: BTreeSet<u16>,
 }
 
-/// Why nothing was learned.
+/// The reason why a probe failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ProbeError {
-    /// There is nobody to ask.
-    #[error("there is no connection to that peer that leads straight there: connect first")]
+    /// There is no direct connection to the peer.
+    #[error("there is no direct connection to that peer: connect first")]
     NotConnected,
-    /// The other end was asked too often of late.
-    #[error("that peer has rung often enough for now: ask another one, or later")]
+    /// The other end has reached its limit of probes.
+    #[error("that peer has reached its limit of probes: ask another one, or retry later")]
     Busy,
-    /// As many questions are open as may be.
-    #[error("enough peers are being asked already: wait for their answers")]
+    /// The limit of simultaneous requests is reached.
+    #[error("too many probes are in progress: wait for their results")]
     TooMany,
-    /// The connection broke, or the answer is none.
-    #[error("that peer does not answer the question: ask another one")]
+    /// The connection broke, or the answer is malformed.
+    #[error("that peer did not answer the probe request: ask another one")]
     NoAnswer,
 }
 
-/// Asks the other end of a connection to ring at `port`; at the socket's own where none is given.
+/// Asks the other end of a connection to probe `port`, or by default the port of the local socket.
 pub(super) async fn ask(
     shared: &Shared,
     session: &Session,
@@ -86,24 +87,24 @@ pub(super) async fn ask(
         .and_then(|endpoint| Some(endpoint.local_addr().ok()?.port()));
     let port = port.or(own).ok_or(ProbeError::NotConnected)?;
     let nonce = Nonce(shared.tls.random().ok_or(ProbeError::NoAnswer)?);
-    let mut heard = shared.probes.listen(nonce).ok_or(ProbeError::TooMany)?;
-    let asked = timeout(PATIENCE, put(shared, &session.connection, Request { nonce, port }));
+    let mut probes = shared.probes.listen(nonce).ok_or(ProbeError::TooMany)?;
+    let asked = timeout(PATIENCE, exchange(shared, &session.connection, Request { nonce, port }));
     let seen = match asked.await {
         Ok(Some(Answer::Probes { seen })) => seen,
         Ok(Some(Answer::Busy)) => return Err(ProbeError::Busy),
         Ok(None) | Err(_) => return Err(ProbeError::NoAnswer),
     };
-    // At the port itself is all that there is to know.
-    let _ = timeout(LISTEN, heard.at(port)).await;
-    let heard = heard.so_far().into_iter().filter(|at| [port, seen.port()].contains(at)).collect();
+    // Only the requested port matters for the result.
+    let _ = timeout(LISTEN, probes.at(port)).await;
+    let heard = probes.ports().into_iter().filter(|at| [port, seen.port()].contains(at)).collect();
     Ok(ProbeReport { by: session.member.peer, from: session.address.ip(), port, seen, heard })
 }
 
 /// Sends the request and reads the answer.
-async fn put(shared: &Shared, connection: &Connection, request: Request) -> Option<Answer> {
+async fn exchange(shared: &Shared, connection: &Connection, request: Request) -> Option<Answer> {
     let (mut send, mut recv) = connection.open_bi().await.ok()?;
-    Class::Control.put(&send, 0);
-    let bytes = RequestKind::Probe.before(&request.encode());
+    Class::Control.prioritize(&send, 0);
+    let bytes = RequestKind::Probe.encode(&request.encode());
     send.write_all(&bytes).await.ok()?;
     send.finish().ok()?;
     shared.counters.sent(Kind::Control, bytes.len());
@@ -112,7 +113,7 @@ async fn put(shared: &Shared, connection: &Connection, request: Request) -> Opti
     Answer::decode(&answer)
 }
 
-/// Answers a request, and rings. A malformed one is dropped: who sent it gets no answer.
+/// Answers a request and sends the probes. A malformed request gets no answer.
 pub(super) async fn answer(
     shared: &Shared,
     session: &Session,
@@ -126,21 +127,21 @@ pub(super) async fn answer(
     let Some(request) = Request::decode(&request) else { return };
     shared.counters.received(Kind::Control, REQUEST);
     let seen = session.address;
-    // Through others nobody shows where it is.
+    // The address of a relayed peer is not proved.
     let may = !session.is_relayed() && shared.rate_limit.admits(seen.ip(), Instant::now());
     let answer = if may { Answer::Probes { seen } } else { Answer::Busy }.encode();
-    Class::Control.put(&send, 0);
+    Class::Control.prioritize(&send, 0);
     if send.write_all(&answer).await.is_err() || send.finish().is_err() || !may {
         return;
     }
     shared.counters.sent(Kind::Control, answer.len());
     match probe(request, seen).await {
         Ok(sent) => shared.counters.sent(Kind::Control, sent),
-        Err(error) => tracing::debug!(%seen, %error, "cannot ring"),
+        Err(error) => tracing::debug!(%seen, %error, "cannot send probes"),
     }
 }
 
-/// Rings at a host, from a socket that nothing was ever sent from. Gives the bytes sent.
+/// Sends probes to a host from a new socket; returns the number of bytes sent.
 async fn probe(Request { nonce, port }: Request, seen: SocketAddr) -> io::Result<usize> {
     let anywhere: IpAddr = match seen {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -153,31 +154,31 @@ async fn probe(Request { nonce, port }: Request, seen: SocketAddr) -> io::Result
         for port in ports(port, seen) {
             let mut at = seen;
             at.set_port(port);
-            // One that cannot be sent is one that is not heard.
+            // A probe that cannot be sent counts as one that does not arrive.
             sent += socket.send_to(&Probe { nonce, port }.encode(), at).await.unwrap_or(0);
         }
     }
     Ok(sent)
 }
 
-/// Where it rings: where the asker is seen, and at the port that it names.
+/// The ports to probe: the one at which the requester is seen, and the one that it names.
 fn ports(named: u16, seen: SocketAddr) -> BTreeSet<u16> {
     let named = Some(named).filter(|port| *port >= FIRST_PORT);
     named.into_iter().chain([seen.port()]).collect()
 }
 
-/// With the headers of IPv6 and UDP all rings come to less than the request has without any.
-const _: () = assert!(PAUSES.len() * 2 * (RING + 48) < REQUEST);
+/// All probes with IPv6 and UDP headers are smaller than the request without headers.
+const _: () = assert!(PAUSES.len() * 2 * (PROBE + 48) < REQUEST);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn services_of_the_system_are_not_rung_at() {
+    fn ports_of_system_services_are_not_probed() {
         let seen = |port: u16| SocketAddr::from(([192, 0, 2, 1], port));
         assert_eq!(ports(7410, seen(40_000)), BTreeSet::from([7410, 40_000]));
         assert_eq!(ports(53, seen(40_000)), BTreeSet::from([40_000]));
-        assert_eq!(ports(443, seen(443)), BTreeSet::from([443]), "it is a peer's, as one sees");
+        assert_eq!(ports(443, seen(443)), BTreeSet::from([443]), "a peer uses this port");
     }
 }

@@ -1,4 +1,4 @@
-//! A socket that hears rings, and hands QUIC all the rest.
+//! A UDP socket that receives probes, and passes all other packets to QUIC.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -12,15 +12,15 @@ use quinn::udp::{RecvMeta, Transmit};
 use quinn::{AsyncUdpSocket, UdpPoller};
 use tokio::sync::watch;
 
-use super::wire::{Nonce, Probe, RING};
+use super::wire::{Nonce, PROBE, Probe};
 
-/// Questions that are open at once.
+/// Maximum number of simultaneous probe requests.
 const OPEN: usize = 8;
 
-/// Ports that are heard at for one of them.
+/// Maximum number of ports recorded per request.
 const PORTS: usize = 2;
 
-/// Rings that are listened for, at all of a transport's sockets.
+/// The expected probes, at all of a transport's sockets.
 #[derive(Debug, Default)]
 pub(in super::super) struct Probes(Mutex<BTreeMap<Nonce, watch::Sender<BTreeSet<u16>>>>);
 
@@ -29,51 +29,51 @@ impl Probes {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Listens for rings with this nonce until that is dropped; `None` when too many do.
-    pub(super) fn listen(&self, nonce: Nonce) -> Option<Heard<'_>> {
+    /// Expects probes with this nonce until the result is dropped; `None` if there are too many.
+    pub(super) fn listen(&self, nonce: Nonce) -> Option<ReceivedProbes<'_>> {
         let mut open = self.open();
         if open.len() >= OPEN || open.contains_key(&nonce) {
             return None;
         }
-        let (sender, heard) = watch::channel(BTreeSet::new());
+        let (sender, ports) = watch::channel(BTreeSet::new());
         open.insert(nonce, sender);
-        Some(Heard { probes: self, nonce, heard })
+        Some(ReceivedProbes { probes: self, nonce, ports })
     }
 
-    fn heard(&self, Probe { nonce, port }: Probe) {
+    fn record(&self, Probe { nonce, port }: Probe) {
         if let Some(sender) = self.open().get(&nonce) {
-            sender.send_if_modified(|heard| heard.len() < PORTS && heard.insert(port));
+            sender.send_if_modified(|ports| ports.len() < PORTS && ports.insert(port));
         }
     }
 }
 
-/// What is heard of one question.
-pub(super) struct Heard<'a> {
+/// The received probes of one request.
+pub(super) struct ReceivedProbes<'a> {
     probes: &'a Probes,
     nonce: Nonce,
-    heard: watch::Receiver<BTreeSet<u16>>,
+    ports: watch::Receiver<BTreeSet<u16>>,
 }
 
-impl Heard<'_> {
-    /// Waits until it rings at this port.
+impl ReceivedProbes<'_> {
+    /// Waits for a probe at this port.
     pub(super) async fn at(&mut self, port: u16) {
-        // The sender lives as long as this does.
-        let _ = self.heard.wait_for(|heard| heard.contains(&port)).await;
+        // The sender lives as long as `self`.
+        let _ = self.ports.wait_for(|ports| ports.contains(&port)).await;
     }
 
-    /// At which ports it rang.
-    pub(super) fn so_far(&self) -> BTreeSet<u16> {
-        self.heard.borrow().clone()
+    /// The ports at which probes arrived.
+    pub(super) fn ports(&self) -> BTreeSet<u16> {
+        self.ports.borrow().clone()
     }
 }
 
-impl Drop for Heard<'_> {
+impl Drop for ReceivedProbes<'_> {
     fn drop(&mut self) {
         self.probes.open().remove(&self.nonce);
     }
 }
 
-/// A socket with a bell at it.
+/// A UDP socket that receives probes.
 pub(in super::super) struct ProbeSocket {
     socket: Arc<dyn AsyncUdpSocket>,
     probes: Arc<Probes>,
@@ -84,22 +84,22 @@ impl ProbeSocket {
         Self { socket, probes }
     }
 
-    /// Takes rings out of what arrived. The kernel may have put several together.
-    fn sort(&self, buffer: &[u8], meta: &mut RecvMeta) {
-        let whole = meta.stride == RING || meta.len == RING;
+    /// Removes probes from the received packets. The kernel may have joined several.
+    fn take_probes(&self, buffer: &[u8], meta: &mut RecvMeta) {
+        let whole = meta.stride == PROBE || meta.len == PROBE;
         let Some(bytes) = buffer.get(..meta.len).filter(|_| whole) else { return };
-        if Probe::decode(&bytes[..RING.min(bytes.len())]).is_none() {
+        if Probe::decode(&bytes[..PROBE.min(bytes.len())]).is_none() {
             return;
         }
-        bytes.chunks(RING).filter_map(Probe::decode).for_each(|probe| self.probes.heard(probe));
-        // QUIC looks at nothing of it.
+        bytes.chunks(PROBE).filter_map(Probe::decode).for_each(|probe| self.probes.record(probe));
+        // QUIC ignores an empty packet.
         meta.len = 0;
     }
 }
 
 impl fmt::Debug for ProbeSocket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Bell").field("socket", &self.socket).finish_non_exhaustive()
+        f.debug_struct("ProbeSocket").field("socket", &self.socket).finish_non_exhaustive()
     }
 }
 
@@ -120,7 +120,7 @@ impl AsyncUdpSocket for ProbeSocket {
     ) -> Poll<io::Result<usize>> {
         let count = ready!(self.socket.poll_recv(context, buffers, meta))?;
         for (buffer, meta) in buffers.iter().zip(meta.iter_mut()).take(count) {
-            self.sort(buffer, meta);
+            self.take_probes(buffer, meta);
         }
         Poll::Ready(Ok(count))
     }

@@ -1,32 +1,32 @@
-//! What is said for it: the request, its answer, and the datagrams that ring.
+//! The messages of a reachability probe: the request, its answer, and the probe datagrams.
 
 use std::net::SocketAddr;
 
 use crate::wire;
 
-/// What tells rings that were asked for from any others.
+/// Distinguishes requested probes from all others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(in super::super) struct Nonce(pub(in super::super) [u8; 16]);
 
-/// Bytes of a [`Request`]: so many zeros follow that it is larger than all rings.
+/// Bytes of a [`Request`]. Zeros pad it to be larger than all probes together.
 pub(in super::super) const REQUEST: usize = 448;
 
 const PADDING: usize = REQUEST - 16 - 2;
 
 /// Bytes of a [`Probe`].
-pub(in super::super) const RING: usize = 4 + 16 + 2;
+pub(in super::super) const PROBE: usize = 4 + 16 + 2;
 
-/// Bytes of an encoded [`Answer`] at most.
+/// Maximum bytes of an encoded [`Answer`].
 pub(super) const ANSWER: usize = 64;
 
-/// How a ring begins: the first byte is one that no packet of QUIC has.
+/// The first bytes of a probe; no QUIC packet begins with the first of them.
 const MARK: [u8; 4] = *b"\x00rng";
 
-/// Asks to be rung at.
+/// Requests a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) struct Request {
     pub(in super::super) nonce: Nonce,
-    /// Where, beside the port that the asker is seen at.
+    /// The port to probe, besides the port at which the requester is seen.
     pub(in super::super) port: u16,
 }
 
@@ -40,7 +40,7 @@ impl Request {
         bytes
     }
 
-    /// None where it has no port, or something else than zeros at the end.
+    /// `None` if the port is 0, or the padding is not zero.
     pub(in super::super) fn decode(bytes: &[u8; REQUEST]) -> Option<Self> {
         let (nonce, rest) = bytes.split_first_chunk().expect("its length is larger");
         let (port, padding) = rest.split_first_chunk().expect("its length is larger");
@@ -49,15 +49,15 @@ impl Request {
     }
 }
 
-/// What the other end says to it.
+/// The answer to a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub(in super::super) enum Answer {
-    /// It rings.
+    /// The other end sends probes.
     Probes {
-        /// Where it sees the asker.
+        /// The address at which the other end sees the requester.
         seen: SocketAddr,
     },
-    /// Not now.
+    /// The limit of probes is reached.
     Busy,
 }
 
@@ -71,17 +71,17 @@ impl Answer {
     }
 }
 
-/// A datagram that rings.
+/// A probe datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) struct Probe {
     pub(in super::super) nonce: Nonce,
-    /// Where it was sent to.
+    /// The port that it was sent to.
     pub(in super::super) port: u16,
 }
 
 impl Probe {
-    pub(in super::super) fn encode(self) -> [u8; RING] {
-        let mut bytes = [0; RING];
+    pub(in super::super) fn encode(self) -> [u8; PROBE] {
+        let mut bytes = [0; PROBE];
         let (mark, rest) = bytes.split_first_chunk_mut().expect("its length is larger");
         let (nonce, port) = rest.split_first_chunk_mut().expect("its length is larger");
         *mark = MARK;

@@ -1,16 +1,16 @@
-//! Who is let in, over real connections.
+//! Tests of admission over real connections.
 
 use super::*;
 use crate::manifest::{Admission, AdmissionMode};
 use crate::net::admission::{
-    AccessList, Certificate, Denied, Desk, PERMIT_LIFE, Reason, RedemptionLog, Rules, Signed, Term,
-    Ticket, TicketId, UnixTime,
+    AccessList, CERTIFICATE_LIFETIME, Certificate, Denied, Desk, Reason, RedemptionLog, Rules,
+    Signed, Term, Ticket, TicketId, UnixTime,
 };
 use crate::net::discovery::PeerAddress;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// A run of invited peers: its warden, and what that signs.
+/// An invite-only run: its issuer, and the issuer's node.
 struct Invited {
     issuer: Identity,
     node: Node,
@@ -21,8 +21,8 @@ impl Invited {
     fn new() -> Self {
         let (issuer, folder) = (Identity::ephemeral(), tempfile::tempdir().expect("a folder"));
         let node = member_of(&issuer, &issuer, None);
-        let book = RedemptionLog::open(&folder.path().join("claims")).expect("a book");
-        let desk = Desk::new(issuer.clone(), run(1).id, book);
+        let log = RedemptionLog::open(&folder.path().join("claims")).expect("a redemption log");
+        let desk = Desk::new(issuer.clone(), run(1).id, log);
         node.transport.gate().open_desk(Arc::new(desk));
         Self { issuer, node, _folder: folder }
     }
@@ -49,7 +49,7 @@ impl Invited {
         let (mut access_list, _): (AccessList, _) = gate.access_list();
         access_list.ban(peer).expect("room");
         let signed = access_list.publish(run(1).id, &self.issuer, UnixTime::now());
-        gate.learn(&signed).expect("the warden signed it");
+        gate.learn(&signed).expect("the issuer signed it");
     }
 }
 
@@ -72,7 +72,7 @@ fn denied(error: Option<ConnectError>) -> Denied {
 }
 
 #[tokio::test]
-async fn a_ticket_becomes_a_permit_that_other_peers_believe() {
+async fn a_ticket_becomes_a_certificate_that_other_peers_accept() {
     let run = Invited::new();
     let newcomer = Node::new();
     let without = newcomer.connect(&run.node).await.err();
@@ -80,9 +80,9 @@ async fn a_ticket_becomes_a_permit_that_other_peers_believe() {
     newcomer.transport.gate().invite(run.ticket(2, 1));
     let welcome = newcomer.connect(&run.node).await.expect("it is invited");
     assert!(welcome.certificate.is_some() && welcome.seen.is_some());
-    // Elsewhere the permit alone counts, and the ticket is not shown.
+    // At other peers only the certificate counts, and the ticket is not presented.
     let member = run.member();
-    newcomer.connect(&member).await.expect("it has a permit");
+    newcomer.connect(&member).await.expect("it has a certificate");
     let second = Node::new();
     second.transport.gate().invite(run.ticket(2, 1));
     assert!(matches!(denied(second.connect(&member).await.err()), Denied::Needed { .. }));
@@ -93,13 +93,13 @@ async fn a_ticket_becomes_a_permit_that_other_peers_believe() {
 }
 
 #[tokio::test]
-async fn a_stolen_permit_and_a_replayed_greeting_are_refused() {
+async fn a_stolen_certificate_and_a_replayed_hello_are_refused() {
     let run = Invited::new();
     let (member, thief) = (run.member(), Node::new());
     thief.transport.gate().hold(run.certificate(member.id()));
     let stolen = Denied::OtherPeer { bound: member.id() };
     assert_eq!(denied(thief.connect(&run.node).await.err()), stolen);
-    // The very bytes that the member would send, from somebody who can only sign as himself.
+    // The credentials of the member, from a peer with another key.
     let mut raw = Raw::dial(Identity::ephemeral(), &run.node).await;
     let hello = Hello {
         incarnation: Incarnation(1),
@@ -115,10 +115,10 @@ async fn a_stolen_permit_and_a_replayed_greeting_are_refused() {
 }
 
 #[tokio::test]
-async fn a_permit_that_has_expired_is_refused() {
+async fn an_expired_certificate_is_refused() {
     let run = Invited::new();
     let identity = Identity::ephemeral();
-    let long_ago = UnixTime(UnixTime::now().0 - PERMIT_LIFE.as_secs() - DAY.as_secs());
+    let long_ago = UnixTime(UnixTime::now().0 - CERTIFICATE_LIFETIME.as_secs() - DAY.as_secs());
     let id = run.node.transport.shared.run().expect("it has one").id;
     let old = Certificate::sign(&run.issuer, id, identity.peer_id(), TicketId(1), long_ago);
     let late = member_of(&run.issuer, &identity, Some(old));
@@ -126,22 +126,22 @@ async fn a_permit_that_has_expired_is_refused() {
 }
 
 #[tokio::test]
-async fn who_answers_must_be_of_the_run_as_well() {
+async fn the_answering_peer_must_be_admitted_too() {
     let run = Invited::new();
     let member = run.member();
-    // It says that it takes part, and has nothing to show.
+    // The stranger claims to take part, but has no certificate.
     let stranger = Node::new();
-    let error = member.connect(&stranger).await.expect_err("it is no member");
+    let error = member.connect(&stranger).await.expect_err("it has no certificate");
     assert!(matches!(error, ConnectError::Stranger { .. }), "{error}");
     assert!(error.is_final());
     assert_eq!(member.transport.gate().refusals()[&Reason::NoCertificate], 1);
 }
 
 #[tokio::test]
-async fn a_ban_ends_the_connection_and_is_believed_from_anybody() {
+async fn a_ban_ends_connections_and_spreads_through_any_peer() {
     let mut run = Invited::new();
     let (mut victim, mut witness) = (run.member(), run.member());
-    victim.connect(&run.node).await.expect("it has a permit");
+    victim.connect(&run.node).await.expect("it has a certificate");
     run.node.connected().await;
     victim.connected().await;
     run.ban(victim.id());
@@ -150,12 +150,12 @@ async fn a_ban_ends_the_connection_and_is_believed_from_anybody() {
     assert!(matches!(&reason, DisconnectReason::ClosedByPeer(why) if why.contains("banned")));
     assert_eq!(run.node.disconnected().await.0.peer, victim.id());
     assert_eq!(denied(victim.connect(&run.node).await.err()), Denied::Banned);
-    // The witness hears of it with the next greeting, and refuses the victim too.
-    victim.connect(&witness).await.expect("it does not know yet");
+    // The witness receives the list with the next greeting, and refuses the victim too.
+    victim.connect(&witness).await.expect("the witness has the old list");
     witness.connected().await;
-    witness.connect(&run.node).await.expect("it has a permit");
+    witness.connect(&run.node).await.expect("it has a certificate");
     loop {
-        // Its connection to the warden and the end of the other come in either order.
+        // The connection to the issuer and the end of the other one come in either order.
         if let TransportEvent::Disconnected { member, .. } = witness.event().await {
             assert_eq!(member.peer, victim.id());
             break;
@@ -167,10 +167,11 @@ async fn a_ban_ends_the_connection_and_is_believed_from_anybody() {
 }
 
 #[tokio::test]
-async fn a_crowd_that_says_nothing_keeps_nobody_out() {
+async fn silent_connections_do_not_keep_others_out() {
     let run = Invited::new();
     let member = run.member();
-    // All of one host, each with its identity proved and then silent, many more than there are places.
+    // All connections are from one host, with proved identities, then silent; far more than the
+    // limit.
     let identity = Identity::ephemeral();
     let tls = tls::Tls::new(&identity).expect("a certificate");
     let quic = Arc::new(endpoint::quic(Congestion::Cubic));
@@ -184,11 +185,11 @@ async fn a_crowd_that_says_nothing_keeps_nobody_out() {
     let dialled = soon(futures::future::join_all((0..300).map(dial))).await;
     let silent: Vec<Connection> = dialled.into_iter().flatten().collect();
     let open = silent.iter().filter(|connection| connection.close_reason().is_none()).count();
-    assert!(open < 100, "{open} are let wait");
-    // Who belongs there gets in as soon as the first of them have had their time.
+    assert!(open < 100, "{open} are still open");
+    // A member connects as soon as the first silent connections have exceeded their time.
     let mut backoff = dial::Backoff::new(b"a test");
     while member.connect(&run.node).await.is_err() {
-        let pause = backoff.next().expect("long before it would give up");
+        let pause = backoff.next().expect("it connects before the backoff ends");
         tokio::time::sleep(pause).await;
     }
     let counts = run.node.transport.gate().refusals();
@@ -196,12 +197,12 @@ async fn a_crowd_that_says_nothing_keeps_nobody_out() {
 }
 
 #[tokio::test]
-async fn a_hello_drop_by_drop_is_given_up() {
+async fn a_hello_sent_byte_by_byte_times_out() {
     let run = Invited::new();
     let mut raw = Raw::dial(Identity::ephemeral(), &run.node).await;
     let began = std::time::Instant::now();
     let hello = 200u32.to_le_bytes();
-    let drops = async {
+    let slow_bytes = async {
         for byte in hello.iter().chain(std::iter::repeat(&0)) {
             if raw.send.write_all(&[*byte]).await.is_err() {
                 break;
@@ -209,7 +210,7 @@ async fn a_hello_drop_by_drop_is_given_up() {
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
     };
-    soon(drops).await;
+    soon(slow_bytes).await;
     assert!(began.elapsed() < 2 * limits::HANDSHAKE_TIMEOUT);
     assert_eq!(run.node.transport.gate().refusals()[&Reason::Slow], 1);
 }

@@ -43,12 +43,12 @@ async fn peers_greet_and_exchange_messages_both_ways() {
 }
 
 #[tokio::test]
-async fn who_sent_enough_knows_how_fast_a_peer_takes_it() {
+async fn the_rate_to_a_peer_is_known_after_enough_bytes() {
     let (left, mut right) = pair().await;
     assert_eq!(left.transport.rate_to(right.id()), None);
     left.send_tensor(right.id(), b"much", vec![frame(1, 8 << 20)]).await;
     right.tensor().await;
-    // What it sent last was taken, too, before it is closed.
+    // Closing waits until the last message has arrived.
     soon(left.transport.close()).await;
     let rate = left.transport.rate_to(right.id()).expect("measured");
     assert!(rate > 1e6, "{rate} bytes per second on loopback");
@@ -56,9 +56,9 @@ async fn who_sent_enough_knows_how_fast_a_peer_takes_it() {
 }
 
 #[tokio::test]
-async fn there_is_no_link_to_a_peer_on_this_machine() {
+async fn a_peer_on_this_machine_has_no_link_rate() {
     let (left, mut right) = pair().await;
-    // What the other took is known a round trip after that.
+    // The arrival of a message is known one round trip later.
     while left.transport.rate_to(right.id()).is_none() {
         left.send_tensor(right.id(), b"more", vec![frame(1, 1 << 20)]).await;
         right.tensor().await;
@@ -69,7 +69,7 @@ async fn there_is_no_link_to_a_peer_on_this_machine() {
 #[tokio::test]
 async fn packets_are_counted_once_over_all_connections() {
     let (left, mut right) = pair().await;
-    assert_eq!(left.transport.traffic().packets, Packets::default(), "nobody has looked");
+    assert_eq!(left.transport.traffic().packets, Packets::default(), "no path was read");
     left.send_tensor(right.id(), b"much", vec![frame(1, 1 << 20)]).await;
     right.tensor().await;
     let paths = left.transport.paths();
@@ -77,10 +77,10 @@ async fn packets_are_counted_once_over_all_connections() {
     assert!(paths[0].round_trip > Duration::ZERO && paths[0].window.0 > 0, "{paths:?}");
     let first = left.transport.traffic().packets;
     assert_eq!(first, paths[0].packets);
-    // A mebibyte does not fit into fewer.
+    // 1 MiB does not fit into fewer packets.
     assert!(first.sent > 16 && first.lost <= first.sent, "{first:?}");
     let path = left.transport.path_to(right.id()).expect("connected");
-    assert_eq!(left.transport.traffic().packets, path.packets, "looked at twice, counted once");
+    assert_eq!(left.transport.traffic().packets, path.packets, "read twice, counted once");
 
     right.transport.reject(left.id(), "begin anew");
     right.disconnected().await;
@@ -94,7 +94,7 @@ async fn packets_are_counted_once_over_all_connections() {
 }
 
 #[tokio::test]
-async fn what_one_end_sends_the_other_receives_by_kind() {
+async fn sent_and_received_bytes_agree_by_kind() {
     let (left, mut right) = pair().await;
     let before = (left.transport.traffic(), right.transport.traffic());
     assert_eq!(before.0.control.sent, before.1.control.received);
@@ -109,7 +109,7 @@ async fn what_one_end_sends_the_other_receives_by_kind() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn large_messages_come_together_from_their_parts() {
+async fn large_messages_are_reassembled_from_their_parts() {
     let (left, mut right) = pair().await;
     let mixed = |bytes: usize, seed: usize| {
         let raw: Vec<u8> = (0..bytes).map(|at| ((at * at + seed) >> 7) as u8).collect();
@@ -120,7 +120,7 @@ async fn large_messages_come_together_from_their_parts() {
         vec![mixed(part, 0)],
         vec![mixed(part + 1, 1)],
         vec![mixed(part - 1, 2), mixed(2, 3), mixed(0, 4), mixed(3 * part, 5)],
-        // More parts than there are streams for them.
+        // More parts than streams.
         vec![mixed(45 * (part / 2) + 17, 6), mixed(5, 7)],
         vec![mixed(0, 8)],
     ];
@@ -139,7 +139,7 @@ async fn large_messages_come_together_from_their_parts() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_crossing_dials_one_connection_is_left() {
+async fn of_crossing_dials_one_connection_survives() {
     for _ in 0..8 {
         let (mut left, mut right) = (Node::new(), Node::new());
         let (there, back) = tokio::join!(left.connect(&right), right.connect(&left));
@@ -152,7 +152,7 @@ async fn of_crossing_dials_one_connection_is_left() {
         assert_eq!(right.connected().await, left.member);
         assert_eq!(right.control().await, (left.member, b"there".to_vec()));
         tokio::join!(left.transport.close(), right.transport.close());
-        // One connection, so one end of it.
+        // There is only one connection, so each end sees only one disconnect.
         assert!(matches!(left.event().await, TransportEvent::Disconnected { .. }));
         assert!(matches!(right.event().await, TransportEvent::Disconnected { .. }));
         assert!(left.events.try_recv().is_err());
@@ -161,10 +161,10 @@ async fn of_crossing_dials_one_connection_is_left() {
 }
 
 #[tokio::test]
-async fn closing_delivers_what_is_queued() {
+async fn closing_delivers_queued_messages() {
     let (left, mut right) = pair().await;
     left.send_tensor(right.id(), b"last", vec![frame(1, 4 << 20)]).await;
-    // More than is under way at once.
+    // More than fits into flight at once.
     let size = limits::CONTROL_MESSAGE.0 as usize;
     for count in 0..50u8 {
         left.transport.send_control(right.id(), vec![count; size]).expect("queued");
@@ -190,7 +190,7 @@ async fn closing_delivers_what_is_queued() {
 }
 
 #[tokio::test]
-async fn what_is_over_a_cap_is_not_sent() {
+async fn messages_over_a_limit_are_not_sent() {
     let node = Node::new();
     let other = Identity::ephemeral().peer_id();
     let size = limits::CONTROL_MESSAGE.0 as usize + 1;

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 
 use super::*;
 
-/// Files under any names one likes.
-struct Shelf(BTreeMap<ContentHash, PathBuf>);
+/// Files under arbitrary names.
+struct TestFiles(BTreeMap<ContentHash, PathBuf>);
 
-impl FileSource for Shelf {
+impl FileSource for TestFiles {
     fn open(&self, hash: &ContentHash) -> Option<OpenFile> {
         let file = File::open(self.0.get(hash)?).ok()?;
         let length = file.metadata().ok()?.len();
@@ -16,23 +16,23 @@ impl FileSource for Shelf {
     }
 }
 
-struct Library {
+struct Transfer {
     directory: tempfile::TempDir,
     host: Node,
     guest: Node,
 }
 
-impl Library {
+impl Transfer {
     fn new(files: &[(ContentHash, &[u8])]) -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
-        let mut shelf = BTreeMap::new();
+        let mut test_files = BTreeMap::new();
         for (hash, bytes) in files {
             let path = directory.path().join(hash.to_string());
             fs::write(&path, bytes).expect("writable");
-            shelf.insert(*hash, path);
+            test_files.insert(*hash, path);
         }
         let mut config = config(1);
-        config.files = Arc::new(Shelf(shelf));
+        config.files = Arc::new(TestFiles(test_files));
         let host = Node::with(&Identity::ephemeral(), loopback(), config);
         let guest = Node::new();
         guest.transport.remember(host.id(), &host.addresses());
@@ -43,7 +43,7 @@ impl Library {
         self.directory.path().join("fetched").join("tokens.bin")
     }
 
-    /// What was fetched, and how many files are left where it was to appear.
+    /// Fetches a file; returns its content, and the number of files in the destination's folder.
     async fn fetch(&self, hash: ContentHash, length: u64) -> (Result<Vec<u8>, FetchError>, usize) {
         let destination = self.destination();
         let folder = destination.parent().expect("has a folder");
@@ -64,12 +64,12 @@ async fn a_file_is_fetched_by_its_hash() {
     let piece = limits::BLOB_PIECE.0 as usize;
     for length in [0, 1, piece, piece + 1, 20 * piece + 17] {
         let file = text(length);
-        let library = Library::new(&[(ContentHash::of(&file), &file)]);
-        let (fetched, files) = library.fetch(ContentHash::of(&file), length as u64).await;
+        let transfer = Transfer::new(&[(ContentHash::of(&file), &file)]);
+        let (fetched, files) = transfer.fetch(ContentHash::of(&file), length as u64).await;
         assert!(fetched.expect("fetched") == file);
         assert_eq!(files, 1);
         let pieces = length.div_ceil(piece).max(1);
-        let received = library.guest.transport.traffic().file.received;
+        let received = transfer.guest.transport.traffic().file.received;
         let hashes = 8 + 32 * pieces;
         let heads = if length > 0 { 5 * pieces } else { 0 };
         assert_eq!(received.0, (length + 8 * pieces + heads + hashes) as u64);
@@ -77,44 +77,44 @@ async fn a_file_is_fetched_by_its_hash() {
 }
 
 #[tokio::test]
-async fn a_file_travels_packed_where_the_run_says_so() {
+async fn a_file_is_packed_if_the_run_configures_it() {
     for (length, packed) in [((2 << 20) + 17, true), (3, false)] {
         let file = vec![7; length];
-        let library = Library::new(&[(ContentHash::of(&file), &file)]);
-        library.host.transport.set_chunk_packing(ChunkPacking::Zstd);
-        let (fetched, _) = library.fetch(ContentHash::of(&file), length as u64).await;
+        let transfer = Transfer::new(&[(ContentHash::of(&file), &file)]);
+        transfer.host.transport.set_chunk_packing(ChunkPacking::Zstd);
+        let (fetched, _) = transfer.fetch(ContentHash::of(&file), length as u64).await;
         assert!(fetched.expect("fetched") == file);
-        let received = library.guest.transport.traffic().file.received;
+        let received = transfer.guest.transport.traffic().file.received;
         assert_eq!(received.0 < length as u64, packed, "{received} of {length} bytes");
-        let Pieces { raw, zstd } = library.host.transport.traffic().pieces;
-        // The last piece has 17 bytes or 3, which become no fewer.
+        let Pieces { raw, zstd } = transfer.host.transport.traffic().pieces;
+        // The last piece has 17 or 3 bytes, which packing does not make smaller.
         assert_eq!((raw, zstd), if packed { (1, 2) } else { (1, 0) });
     }
 }
 
 #[tokio::test]
-async fn another_file_under_its_name_is_refused() {
+async fn a_file_with_another_hash_is_rejected() {
     let file = text(3 << 20);
     let name = ContentHash([7; 32]);
-    let library = Library::new(&[(name, &file)]);
-    let (fetched, files) = library.fetch(name, file.len() as u64).await;
+    let transfer = Transfer::new(&[(name, &file)]);
+    let (fetched, files) = transfer.fetch(name, file.len() as u64).await;
     let error = fetched.expect_err("the hash is wrong");
-    assert_eq!(library.guest.transport.traffic().wrong_files, 1);
+    assert_eq!(transfer.guest.transport.traffic().wrong_files, 1);
     assert!(matches!(error, FetchError::WrongHash { expected } if expected == name), "{error}");
     assert_eq!(files, 0);
 }
 
 #[tokio::test]
-async fn what_cannot_be_fetched_says_why() {
+async fn a_failed_fetch_returns_its_reason() {
     let file = text(100);
     let hash = ContentHash::of(&file);
-    let library = Library::new(&[(hash, &file)]);
-    let (fetched, files) = library.fetch(ContentHash([9; 32]), 100).await;
+    let transfer = Transfer::new(&[(hash, &file)]);
+    let (fetched, files) = transfer.fetch(ContentHash([9; 32]), 100).await;
     assert!(matches!(fetched, Err(FetchError::NotFound { .. })), "{fetched:?}");
     assert_eq!(files, 0);
-    let (fetched, _) = library.fetch(hash, 99).await;
+    let (fetched, _) = transfer.fetch(hash, 99).await;
     assert!(matches!(fetched, Err(FetchError::Size { expected: 99, found: 100 })), "{fetched:?}");
-    let (fetched, _) = library.fetch(hash, limits::BLOB.0 + 1).await;
+    let (fetched, _) = transfer.fetch(hash, limits::BLOB.0 + 1).await;
     assert!(matches!(fetched, Err(FetchError::TooLarge { .. })), "{fetched:?}");
 }
 
@@ -123,11 +123,11 @@ fn holder(folder: &Path, name: &str, hash: ContentHash, bytes: &[u8]) -> (Node, 
     let path = folder.join(name);
     fs::write(&path, bytes).expect("writable");
     let mut config = config(1);
-    config.files = Arc::new(Shelf(BTreeMap::from([(hash, path.clone())])));
+    config.files = Arc::new(TestFiles(BTreeMap::from([(hash, path.clone())])));
     (Node::with(&Identity::ephemeral(), loopback(), config), path)
 }
 
-/// Somebody who wants the file, and where it will be.
+/// A peer that fetches the file, and the destination.
 fn reader(folder: &Path, holders: &[&Node]) -> (Node, PathBuf, Vec<PeerId>) {
     let guest = Node::new();
     for holder in holders {
@@ -137,7 +137,7 @@ fn reader(folder: &Path, holders: &[&Node]) -> (Node, PathBuf, Vec<PeerId>) {
     (guest, folder.join("fetched"), ids)
 }
 
-/// Ends a holder when it has sent a mebibyte.
+/// Closes a holder once it has sent 1 MiB.
 async fn dies(holder: &Node) {
     while holder.transport.traffic().file.sent.0 < 1 << 20 {
         tokio::task::yield_now().await;
@@ -146,7 +146,7 @@ async fn dies(holder: &Node) {
 }
 
 #[tokio::test]
-async fn several_holders_bring_a_file_together() {
+async fn several_holders_share_the_transfer_of_a_file() {
     let folder = tempfile::tempdir().expect("a temporary directory");
     let file = text(40 << 20);
     let hash = ContentHash::of(&file);
@@ -158,34 +158,34 @@ async fn several_holders_bring_a_file_together() {
     assert!(fs::read(&to).expect("it is there") == file);
     for holder in &holders {
         let sent = holder.transport.traffic().file.sent;
-        assert!(sent.0 > 1 << 20, "everybody brings some: {sent}");
+        assert!(sent.0 > 1 << 20, "every holder sends some pieces: {sent}");
     }
 }
 
 #[tokio::test]
-async fn who_sends_other_bytes_or_goes_away_leaves_it_to_the_others() {
+async fn a_fetch_survives_a_corrupt_and_a_dying_holder() {
     let folder = tempfile::tempdir().expect("a temporary directory");
     let file = text(30 << 20);
     let hash = ContentHash::of(&file);
-    let (liar, path) = holder(folder.path(), "liar", hash, &file);
+    let (corrupt, path) = holder(folder.path(), "corrupt", hash, &file);
     let (dying, _) = holder(folder.path(), "dying", hash, &file);
     let (honest, _) = holder(folder.path(), "honest", hash, &file);
-    // It has said what the pieces hash to before its disk gives other bytes.
-    let (first, to, ids) = reader(folder.path(), &[&liar]);
+    // It has sent the hashes of the pieces before its disk returns other bytes.
+    let (first, to, ids) = reader(folder.path(), &[&corrupt]);
     soon(first.transport.fetch_file(&ids, hash, file.len() as u64, &to)).await.expect("fetched");
     fs::write(&path, vec![1; file.len()]).expect("writable");
 
-    let (guest, to, ids) = reader(folder.path(), &[&liar, &dying, &honest]);
+    let (guest, to, ids) = reader(folder.path(), &[&corrupt, &dying, &honest]);
     fs::remove_file(&to).expect("it was there");
     let fetched = guest.transport.fetch_file(&ids, hash, file.len() as u64, &to);
     let (fetched, ()) = soon(async { tokio::join!(fetched, dies(&dying)) }).await;
     fetched.expect("one honest holder is enough");
     assert!(fs::read(&to).expect("it is there") == file);
-    assert!(guest.transport.traffic().wrong_files >= 1, "the liar is counted");
+    assert!(guest.transport.traffic().wrong_files >= 1, "the wrong file is counted");
 }
 
 #[tokio::test]
-async fn the_only_holders_end_is_the_end_of_it() {
+async fn a_fetch_fails_with_its_only_holder() {
     let folder = tempfile::tempdir().expect("a temporary directory");
     let file = text(200 << 20);
     let hash = ContentHash::of(&file);
@@ -200,14 +200,14 @@ async fn the_only_holders_end_is_the_end_of_it() {
     assert!(!to.exists());
 }
 
-/// A destination, and what lies beside it while it is not whole.
+/// The partial file of a destination.
 fn partial(to: &Path) -> PathBuf {
     let mut name = to.file_name().expect("a file").to_owned();
     name.push(PARTIAL_SUFFIX);
     to.with_file_name(name)
 }
 
-/// Fetches until a piece or more is here, and then is cut as if the process had died.
+/// Fetches until some pieces have arrived, then aborts as if the process had died.
 async fn begin(guest: &Node, ids: &[PeerId], hash: ContentHash, length: u64, to: &Path) {
     let some = async {
         while guest.transport.traffic().file.received.0 < 4 << 20 {
@@ -218,41 +218,42 @@ async fn begin(guest: &Node, ids: &[PeerId], hash: ContentHash, length: u64, to:
     tokio::select! {
         biased;
         () = some => {}
-        fetched = fetched => fetched.expect("it has not even failed"),
+        fetched = fetched => fetched.expect("it does not fail"),
     }
 }
 
 #[tokio::test]
-async fn a_fetch_that_was_cut_goes_on_where_it_was() {
+async fn an_interrupted_fetch_is_resumed() {
     let folder = tempfile::tempdir().expect("a temporary directory");
     let file = text(200 << 20);
     let (hash, length) = (ContentHash::of(&file), file.len() as u64);
     let (holder, _) = holder(folder.path(), "holder", hash, &file);
     let (first, to, ids) = reader(folder.path(), &[&holder]);
     soon(begin(&first, &ids, hash, length, &to)).await;
-    assert!(!to.exists(), "it is not whole");
+    assert!(!to.exists(), "it is incomplete");
     first.transport.close().await;
 
-    // The machine's end tore a piece that was there.
-    let torn = File::options().write(true).open(partial(&to)).expect("what came is kept");
+    // Simulates a piece that was damaged by a crash of the machine.
+    let torn = File::options().write(true).open(partial(&to)).expect("the partial file is kept");
     let piece = limits::BLOB_PIECE.0 as usize;
-    let there = fs::read(partial(&to)).expect("readable");
-    let right = |index: &usize| there[index * piece..][..piece] == file[index * piece..][..piece];
-    let here: Vec<usize> = (0..200).filter(right).collect();
-    assert!(here.len() >= 2, "some came");
-    torn.write_all_at(&[there[here[0] * piece] ^ 1], (here[0] * piece) as u64).expect("writable");
+    let stored = fs::read(partial(&to)).expect("readable");
+    let right = |index: &usize| stored[index * piece..][..piece] == file[index * piece..][..piece];
+    let intact: Vec<usize> = (0..200).filter(right).collect();
+    assert!(intact.len() >= 2, "some pieces arrived");
+    torn.write_all_at(&[stored[intact[0] * piece] ^ 1], (intact[0] * piece) as u64)
+        .expect("writable");
 
     let (second, _, ids) = reader(folder.path(), &[&holder]);
     soon(second.transport.fetch_file(&ids, hash, length, &to)).await.expect("fetched");
     assert!(fs::read(&to).expect("it is there") == file);
-    assert!(!partial(&to).exists(), "nothing is left beside it");
-    let pieces = (200 - here.len() + 1) as u64;
+    assert!(!partial(&to).exists(), "the partial file is gone");
+    let pieces = (200 - intact.len() + 1) as u64;
     let received = second.transport.traffic().file.received.0;
-    assert_eq!(received, pieces * (8 + 5 + piece as u64) + 8 + 32 * 200, "only what was missing");
+    assert_eq!(received, pieces * (8 + 5 + piece as u64) + 8 + 32 * 200, "only the missing pieces");
 }
 
 #[tokio::test]
-async fn what_lies_in_the_way_is_no_hindrance() {
+async fn any_content_of_the_partial_file_is_tolerated() {
     let folder = tempfile::tempdir().expect("a temporary directory");
     let file = text((3 << 20) + 5);
     let (hash, length) = (ContentHash::of(&file), file.len() as u64);
@@ -267,7 +268,7 @@ async fn what_lies_in_the_way_is_no_hindrance() {
 }
 
 #[tokio::test]
-async fn two_may_fetch_one_file_to_one_place() {
+async fn two_fetches_of_one_file_to_one_destination_succeed() {
     let folder = tempfile::tempdir().expect("a temporary directory");
     let file = text(9 << 20);
     let (hash, length) = (ContentHash::of(&file), file.len() as u64);
@@ -277,11 +278,15 @@ async fn two_may_fetch_one_file_to_one_place() {
     let (one, other) = soon(async { tokio::join!(fetch(), fetch()) }).await;
     one.and(other).expect("fetched");
     assert!(fs::read(&to).expect("it is there") == file);
-    assert_eq!(fs::read_dir(folder.path()).expect("readable").count(), 2, "it and the holder's");
+    assert_eq!(
+        fs::read_dir(folder.path()).expect("readable").count(),
+        2,
+        "the file and the holder's copy"
+    );
 }
 
 #[tokio::test]
-async fn a_holder_says_how_long_a_file_is() {
+async fn a_holder_reports_the_length_of_a_file() {
     let folder = tempfile::tempdir().expect("a temporary directory");
     let hash = ContentHash::of(b"file");
     let (holder, _) = holder(folder.path(), "holder", hash, b"file");
@@ -292,9 +297,9 @@ async fn a_holder_says_how_long_a_file_is() {
     assert!(matches!(none, Err(FetchError::NotFound { .. })), "{none:?}");
 }
 
-/// Says of a file what its pieces hash to, to whoever asks first.
-async fn says_hashes(holder: &Raw, file: &[u8]) {
-    let (mut send, mut recv) = holder.connection.accept_bi().await.expect("a question");
+/// Answers the first request with the hashes of a file's pieces.
+async fn send_hashes(holder: &Raw, file: &[u8]) {
+    let (mut send, mut recv) = holder.connection.accept_bi().await.expect("a request");
     recv.read_to_end(100).await.expect("short");
     let length = file.len() as u64;
     send.write_all(&length.to_le_bytes()).await.expect("open");
@@ -305,7 +310,7 @@ async fn says_hashes(holder: &Raw, file: &[u8]) {
     send.finish().expect("open");
 }
 
-/// Its connection stands, and it answers no question.
+/// A peer whose connection is alive, but which answers no request.
 async fn silent(guest: &mut Node) -> (Raw, PeerId) {
     let raw = Raw::greeted(guest).await;
     let id = raw.identity.peer_id();
@@ -313,7 +318,7 @@ async fn silent(guest: &mut Node) -> (Raw, PeerId) {
 }
 
 #[tokio::test]
-async fn a_holder_that_says_nothing_leaves_it_to_the_others() {
+async fn a_fetch_survives_silent_holders() {
     let folder = tempfile::tempdir().expect("a temporary directory");
     let file = text((9 << 20) + 5);
     let (hash, length) = (ContentHash::of(&file), file.len() as u64);
@@ -329,7 +334,7 @@ async fn a_holder_that_says_nothing_leaves_it_to_the_others() {
 }
 
 #[tokio::test]
-async fn where_nobody_says_anything_a_fetch_ends() {
+async fn a_fetch_from_silent_holders_times_out() {
     let folder = tempfile::tempdir().expect("a temporary directory");
     let file = text((3 << 20) + 5);
     let (hash, length) = (ContentHash::of(&file), file.len() as u64);
@@ -340,20 +345,20 @@ async fn where_nobody_says_anything_a_fetch_ends() {
     assert!(matches!(fetched, Err(FetchError::Silent { .. })), "{fetched:?}");
     let asked = guest.transport.file_length(id, hash).await;
     assert!(matches!(asked, Err(FetchError::Silent { .. })), "{asked:?}");
-    // Those that were given up are there to be answered as well.
+    // The two aborted requests are still queued at the peer.
     for _ in 0..2 {
-        drop(raw.connection.accept_bi().await.expect("a question"));
+        drop(raw.connection.accept_bi().await.expect("a request"));
     }
-    // One that says what the pieces hash to, and nothing more.
+    // A holder that sends the hashes of the pieces, and nothing else.
     let ids = [id];
     let fetched = guest.transport.fetch_file(&ids, hash, length, &to);
-    let (fetched, ()) = tokio::join!(fetched, says_hashes(&raw, &file));
+    let (fetched, ()) = tokio::join!(fetched, send_hashes(&raw, &file));
     assert!(matches!(fetched, Err(FetchError::Silent { .. })), "{fetched:?}");
     assert!(!to.exists());
 }
 
 #[tokio::test]
-async fn who_takes_nothing_of_what_it_asked_for_is_let_go_of() {
+async fn a_reader_that_receives_nothing_is_dropped() {
     let folder = tempfile::tempdir().expect("a temporary directory");
     let file = text((30 << 20) + 5);
     let (hash, length) = (ContentHash::of(&file), file.len() as u64);
@@ -363,21 +368,21 @@ async fn who_takes_nothing_of_what_it_asked_for_is_let_go_of() {
     tuning.keep_alive_interval(Some(Duration::from_secs(1)));
     let mut hostile = Raw::dial_with(Identity::ephemeral(), &holder, tuning).await;
     hostile.greet().await.expect("an answer");
-    // With the control stream they are all that it may have.
+    // With the control stream, these use all its streams.
     let mut answers = Vec::new();
     for _ in 0..15 {
         let (mut send, recv) = hostile.connection.open_bi().await.expect("open");
         let request = file_transfer::Request { hash, position: 0, length: 1 << 20 }.encode();
-        send.write_all(&request::Kind::File.before(&request)).await.expect("open");
+        send.write_all(&request::Kind::File.encode(&request)).await.expect("open");
         send.finish().expect("open");
         answers.push(recv);
     }
     let (guest, to, ids) = reader(folder.path(), &[&holder]);
     guest.connect(&holder).await.expect("they reach each other");
     tokio::time::pause();
-    guest.transport.fetch_file(&ids, hash, length, &to).await.expect("there are turns for it");
+    guest.transport.fetch_file(&ids, hash, length, &to).await.expect("it gets its turns");
     for answer in &mut answers {
-        let end = answer.received_reset().await.expect("its connection stands");
-        assert_eq!(end, Some(quinn::VarInt::from_u32(0)), "nothing more comes");
+        let end = answer.received_reset().await.expect("its connection is alive");
+        assert_eq!(end, Some(quinn::VarInt::from_u32(0)), "the answer is aborted");
     }
 }

@@ -1,4 +1,4 @@
-//! Whole transports against each other over loopback.
+//! Tests with several transports over loopback.
 
 mod admission;
 mod exchange;
@@ -26,7 +26,7 @@ use crate::frame::Element;
 use crate::ids::{Member, RunId};
 use crate::net::admission::Pass;
 
-/// Far longer than anything here takes: a test that waits for it has failed.
+/// Time limit of every wait; far longer than a passing test needs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn soon<T>(future: impl Future<Output = T>) -> T {
@@ -51,7 +51,7 @@ fn run(name: u8) -> Run {
     Run { id: RunId::of(&[name]), manifest: vec![name; 3] }
 }
 
-/// A transport and its owner.
+/// A transport with its events.
 struct Node {
     transport: Transport,
     events: mpsc::Receiver<TransportEvent>,
@@ -116,7 +116,7 @@ impl Node {
 
     async fn send_tensor(&self, to: PeerId, tag: &[u8], frames: Vec<Frame>) {
         let queued = self.transport.send_tensor(to, tag.to_vec(), frames, Class::Activation);
-        soon(queued.expect("within the caps")).await;
+        soon(queued.expect("within the limits")).await;
     }
 }
 
@@ -134,7 +134,7 @@ fn frame(value: u8, bytes: usize) -> Frame {
     Frame::pack(Element::U8, &[bytes as u32], raw, Packing::Raw).expect("agrees")
 }
 
-/// A peer that says what it wants, over real TLS.
+/// A client that sends arbitrary bytes, over real TLS.
 struct Raw {
     identity: Identity,
     connection: Connection,
@@ -163,7 +163,7 @@ impl Raw {
         Self { identity, connection, send, recv, _endpoint: endpoint }
     }
 
-    /// One that has greeted like a good peer.
+    /// A client whose handshake is complete.
     async fn greeted(target: &mut Node) -> Self {
         let mut raw = Self::dial(Identity::ephemeral(), target).await;
         let reply = raw.greet().await.expect("an answer");
@@ -180,7 +180,7 @@ impl Raw {
         reply.map(|(reply, ..)| reply)
     }
 
-    /// Why the other end closed.
+    /// The reason for which the other end closed the connection.
     async fn closed(&self) -> (quinn::VarInt, String) {
         match soon(self.connection.closed()).await {
             quinn::ConnectionError::ApplicationClosed(close) => {

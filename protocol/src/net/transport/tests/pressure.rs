@@ -17,7 +17,7 @@ async fn a_slow_owner_makes_the_sender_wait() {
         for number in 0..MESSAGES {
             left.send_tensor(target, &[number as u8], vec![frame(1, FRAME)]).await;
             count.fetch_add(FRAME, Ordering::SeqCst);
-            // By now the queue has been full, and somebody has taken from it.
+            // By now the queue has been full, and the link has removed messages from it.
             if number * FRAME > limits::SEND_QUEUE.0 as usize
                 && let Some(started) = started.take()
             {
@@ -27,7 +27,7 @@ async fn a_slow_owner_makes_the_sender_wait() {
         left
     });
     soon(start).await.expect("the sender lives");
-    // The sender's queue, what the receiver has room for, and what is under way in streams.
+    // The sender's queue, the receiver's room, and the bytes in flight on streams.
     let streams = 64 << 20;
     let bound = (limits::SEND_QUEUE.0 + limits::RECEIVE_ROOM.0) as usize + streams + FRAME;
     let mut consumed = 0;
@@ -45,7 +45,7 @@ async fn a_slow_owner_makes_the_sender_wait() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_peer_that_takes_no_control_messages_is_cut_off() {
+async fn a_peer_that_receives_no_control_messages_is_disconnected() {
     let (mut left, mut right) = pair().await;
     let message = vec![0; limits::CONTROL_MESSAGE.0 as usize];
     let error = soon(async {
@@ -60,7 +60,7 @@ async fn a_peer_that_takes_no_control_messages_is_cut_off() {
     assert_eq!(error, SendError::QueueFull { peer: right.id() });
     assert_eq!(left.disconnected().await, (right.member, DisconnectReason::QueueFull));
     assert_eq!(left.transport.queued(right.id()), (0, 0));
-    // What it takes now came before the end.
+    // These messages were sent before the end.
     let reason = loop {
         match right.event().await {
             TransportEvent::Control { .. } => {}

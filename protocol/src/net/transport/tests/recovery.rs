@@ -1,6 +1,6 @@
 use super::*;
 
-/// A transport on the port that a former life has just left.
+/// A transport on the port that a former incarnation has just left.
 async fn rebind(identity: &Identity, address: SocketAddr, config: TransportConfig) -> Node {
     let bound = async {
         loop {
@@ -18,14 +18,14 @@ async fn rebind(identity: &Identity, address: SocketAddr, config: TransportConfi
 }
 
 #[tokio::test]
-async fn a_new_life_of_a_peer_takes_the_place_of_the_former() {
+async fn a_new_incarnation_replaces_the_former_one() {
     let mut node = Node::new();
     let identity = Identity::ephemeral();
     let former = Node::with(&identity, loopback(), config(1));
     former.connect(&node).await.expect("reached");
     assert_eq!(node.connected().await, former.member);
 
-    // The former life has not said a word yet.
+    // The former incarnation has sent no message yet.
     let mut next = Node::with(&identity, loopback(), config(2));
     next.connect(&node).await.expect("reached");
     assert_eq!(node.disconnected().await, (former.member, DisconnectReason::Replaced));
@@ -36,10 +36,10 @@ async fn a_new_life_of_a_peer_takes_the_place_of_the_former() {
 }
 
 #[tokio::test]
-async fn a_peer_that_died_without_a_word_is_noticed_when_it_is_back() {
+async fn the_silent_death_of_a_peer_is_detected_when_it_returns() {
     let mut node = Node::new();
     let identity = Identity::ephemeral();
-    // With its runtime everything of a process that sends packets dies.
+    // Shutting down the runtime stops all tasks that send packets, like the death of a process.
     let process = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
@@ -65,7 +65,7 @@ async fn a_peer_that_died_without_a_word_is_noticed_when_it_is_back() {
 }
 
 #[tokio::test]
-async fn messages_wait_for_a_peer_that_starts_again() {
+async fn messages_wait_for_a_peer_that_restarts() {
     let mut node = Node::new();
     let identity = Identity::ephemeral();
     let former = Node::with(&identity, loopback(), config(1));
@@ -98,7 +98,7 @@ async fn messages_wait_for_a_peer_that_starts_again() {
 }
 
 #[tokio::test]
-async fn an_address_learnt_late_is_used_at_once() {
+async fn a_late_address_is_used_at_once() {
     let (node, mut target) = (Node::new(), Node::new());
     node.transport.send_control(target.id(), b"found you".to_vec()).expect("queued");
     node.transport.remember(target.id(), &target.addresses());
@@ -107,13 +107,13 @@ async fn an_address_learnt_late_is_used_at_once() {
 }
 
 #[tokio::test]
-async fn a_broken_connection_is_made_anew_when_it_is_needed() {
+async fn a_broken_connection_is_reestablished_on_demand() {
     let (mut left, mut right) = pair().await;
     right.transport.reject(left.id(), "test");
     let (_, reason) = left.disconnected().await;
     assert_eq!(reason, DisconnectReason::ClosedByPeer("test".to_owned()));
     right.disconnected().await;
-    // The end that dialled knows where the other is.
+    // The dialling end knows the address of the other.
     left.transport.send_control(right.id(), b"again".to_vec()).expect("queued");
     assert_eq!(right.connected().await, left.member);
     assert_eq!(right.control().await, (left.member, b"again".to_vec()));

@@ -12,14 +12,14 @@ async fn a_port_in_use_is_named() {
 }
 
 #[tokio::test]
-async fn another_peer_than_the_dialled_one_is_refused_by_both() {
+async fn a_wrong_peer_at_an_address_is_refused_by_both_ends() {
     let (dialler, mut target) = (Node::new(), Node::new());
     let expected = Identity::ephemeral().peer_id();
     let address = target.addresses()[0];
     let error = soon(dialler.transport.connect(expected, &[address])).await.err();
     let wrong = ConnectError::WrongPeer { address, expected, found: target.id() };
     assert_eq!(error, Some(wrong));
-    // The other end has not taken it for a connection either: the first it hears of is the next.
+    // The other end did not count it as a connection: its first event is the next one.
     dialler.connect(&target).await.expect("the right peer");
     assert_eq!(target.connected().await, dialler.member);
 }
@@ -45,7 +45,7 @@ async fn an_end_without_an_identity_is_refused() {
     let connection = endpoint
         .connect_with(ClientConfig::new(Arc::new(config)), target.addresses()[0], "any")
         .expect("well configured");
-    // The dialling end may believe for a moment that it is through.
+    // The dialling end may count as connected for a moment.
     let ended = match soon(connection).await {
         Ok(connection) => soon(connection.closed()).await,
         Err(error) => error,
@@ -68,7 +68,7 @@ async fn another_run_is_refused_and_both_are_named() {
 }
 
 #[tokio::test]
-async fn a_hello_of_another_version_learns_ours() {
+async fn a_hello_of_another_version_is_answered_with_the_version() {
     let target = Node::new();
     let mut raw = Raw::dial(Identity::ephemeral(), &target).await;
     let other = limits::PROTOCOL_VERSION + 8;
@@ -92,7 +92,7 @@ async fn an_answer_of_another_version_names_both() {
         let incoming = endpoint.accept().await.expect("open");
         let connection = incoming.await.expect("a peer");
         let (mut send, mut recv) = connection.accept_bi().await.expect("a control stream");
-        handshake::hear(&mut recv).await.expect("a hello");
+        handshake::read_hello(&mut recv).await.expect("a hello");
         let reply = [&4u32.to_le_bytes()[..], &other.to_le_bytes()].concat();
         send.write_all(&reply).await.expect("open");
         connection.closed().await
@@ -108,7 +108,7 @@ async fn an_answer_of_another_version_names_both() {
 }
 
 #[tokio::test]
-async fn our_own_identity_and_former_lives_are_refused() {
+async fn the_own_identity_and_former_incarnations_are_refused() {
     let identity = Identity::ephemeral();
     let mut target = Node::with(&identity, loopback(), config(1));
     assert_eq!(target.connect(&target).await.err(), Some(ConnectError::Myself));
@@ -126,7 +126,7 @@ async fn our_own_identity_and_former_lives_are_refused() {
 }
 
 #[tokio::test]
-async fn nobody_at_the_address_is_an_error_that_names_it() {
+async fn an_error_names_the_address_that_does_not_answer() {
     let silent = std::net::UdpSocket::bind(loopback()).expect("a free port");
     let address = silent.local_addr().expect("bound");
     let node = Node::new();
@@ -148,7 +148,7 @@ async fn nobody_at_the_address_is_an_error_that_names_it() {
 }
 
 #[tokio::test]
-async fn a_peer_that_will_never_answer_is_given_up_at_once() {
+async fn a_final_failure_is_reported_at_once() {
     let (mut node, target) = (Node::new(), Node::new());
     let expected = Identity::ephemeral().peer_id();
     node.transport.remember(expected, &target.addresses());
@@ -163,7 +163,7 @@ async fn a_peer_that_will_never_answer_is_given_up_at_once() {
 }
 
 #[tokio::test]
-async fn a_peer_that_talks_nonsense_is_closed() {
+async fn a_rejected_peer_is_disconnected_with_the_reason() {
     let (left, mut right) = pair().await;
     left.transport.reject(right.id(), "no such step");
     let (_, reason) = right.disconnected().await;

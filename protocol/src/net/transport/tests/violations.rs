@@ -1,11 +1,11 @@
-//! Bytes that no good peer sends: the connection is closed with the reason, and nothing else
-//! happens.
+//! Tests of invalid bytes: the receiver closes the connection with the reason, and does nothing
+//! else.
 
 use super::*;
 use crate::frame::{FrameError, HEADER};
 use crate::net::transport::link::CloseCode;
 
-/// What a part of message 9 begins with.
+/// The prefix of a part of message 9.
 fn prefix(tag: u16, frames: u8, part: u32) -> Vec<u8> {
     let mut prefix = tag.to_le_bytes().to_vec();
     prefix.extend([frames, 0]);
@@ -14,7 +14,7 @@ fn prefix(tag: u16, frames: u8, part: u32) -> Vec<u8> {
     prefix
 }
 
-/// A message with one tensor as it should be.
+/// A valid message with one tensor.
 fn message() -> Vec<u8> {
     let frame = frame(1, 1000);
     [&prefix(3, 1, 0), &b"tag"[..], &frame.header().encode(), frame.body()].concat()
@@ -38,7 +38,7 @@ async fn tensor_is_refused(message: &[u8], expected: Violation) {
 }
 
 #[tokio::test]
-async fn a_good_message_by_hand_is_taken() {
+async fn a_handwritten_valid_message_is_received() {
     let mut target = Node::new();
     let raw = Raw::greeted(&mut target).await;
     let mut stream = raw.connection.open_uni().await.expect("open");
@@ -65,7 +65,7 @@ async fn damaged_tensors_are_refused() {
 }
 
 #[tokio::test]
-async fn claims_over_the_caps_are_refused() {
+async fn announced_sizes_over_the_limits_are_refused() {
     let tag = tensor::TAG + 1;
     tensor_is_refused(&prefix(tag as u16, 1, 0), Violation::TensorHeader { tag, frames: 1 }).await;
     tensor_is_refused(&prefix(0, 0, 0), Violation::TensorHeader { tag: 0, frames: 0 }).await;
@@ -80,9 +80,9 @@ async fn claims_over_the_caps_are_refused() {
     tensor_is_refused(&message, FrameError::TooLarge { bytes: Some(bytes) }.into()).await;
 }
 
-/// Only the heads are sent: nothing of the bodies is waited for.
+/// Only the heads are sent: the receiver does not wait for the bodies.
 #[tokio::test]
-async fn a_message_larger_than_any_of_the_run_is_refused_before_its_bytes_come() {
+async fn a_message_over_the_limit_of_the_run_is_refused_before_its_bodies() {
     let half = frame(1, (limits::TENSOR_MESSAGE.0 / 2) as usize).header().encode();
     let one = frame(1, 1).header().encode();
     let message = [&prefix(0, 3, 0)[..], &half, &half, &one].concat();
@@ -105,7 +105,7 @@ async fn a_message_larger_than_any_of_the_run_is_refused_before_its_bytes_come()
 }
 
 #[tokio::test]
-async fn parts_that_do_not_fit_together_are_refused() {
+async fn inconsistent_parts_are_refused() {
     let none = [&prefix(3, 1, 1)[..], &message()[tensor::PREFIX..]].concat();
     tensor_is_refused(&none, Violation::TensorPart { part: 1 }).await;
 
@@ -114,7 +114,7 @@ async fn parts_that_do_not_fit_together_are_refused() {
         let body = [1; 1];
         [&prefix(1, 1, number)[..], &[tag], &frame.header().encode(), &body].concat()
     };
-    // The second part again, and one of another message under the same number.
+    // The second part again, and a part of another message under the same number.
     for (again, expected) in [
         (part(7, 1), Violation::TensorPart { part: 1 }),
         (part(8, 0), Violation::TensorHeader { tag: 1, frames: 1 }),
@@ -132,7 +132,7 @@ async fn parts_that_do_not_fit_together_are_refused() {
 }
 
 #[tokio::test]
-async fn a_control_message_over_the_cap_is_refused() {
+async fn a_control_message_over_the_limit_is_refused() {
     let mut target = Node::new();
     let mut raw = Raw::greeted(&mut target).await;
     let size = limits::CONTROL_MESSAGE.0 as u32 + 1;
@@ -150,7 +150,7 @@ async fn a_control_stream_that_ends_is_refused() {
 }
 
 #[tokio::test]
-async fn a_hello_that_is_none_is_refused() {
+async fn a_malformed_hello_is_refused() {
     let target = Node::new();
     let version = limits::PROTOCOL_VERSION.to_le_bytes();
     for hello in [

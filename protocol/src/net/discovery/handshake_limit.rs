@@ -1,4 +1,4 @@
-//! Limits how many strangers libp2p greets at once, in all and from one host.
+//! Limits the number of simultaneous libp2p handshakes, in all and per host.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -19,20 +19,20 @@ use crate::net::connection_limits::{ConnectionLimiter, ConnectionLimits};
 
 const LIMITS: ConnectionLimits = ConnectionLimits { all: 128, host: 48 };
 
-/// The limits as libp2p asks for them.
-pub(super) struct Door {
+/// The connection limits as a libp2p behaviour.
+pub(super) struct HandshakeLimit {
     connection_limits: ConnectionLimiter,
-    /// Which place a connection has that is being made.
+    /// The places of the running handshakes.
     places: BTreeMap<ConnectionId, u64>,
     gate: Gate,
 }
 
-/// Said to nobody: the connection is dropped.
+/// Not sent to the peer: the connection is dropped.
 #[derive(Debug, thiserror::Error)]
-#[error("more connections are being made than are looked at")]
+#[error("the limit of simultaneous handshakes is reached")]
 struct TooManyConnections;
 
-impl Door {
+impl HandshakeLimit {
     pub(super) fn new(gate: Gate) -> Self {
         Self { connection_limits: ConnectionLimiter::new(LIMITS), places: BTreeMap::new(), gate }
     }
@@ -44,7 +44,7 @@ impl Door {
     }
 }
 
-impl NetworkBehaviour for Door {
+impl NetworkBehaviour for HandshakeLimit {
     type ConnectionHandler = dummy::ConnectionHandler;
     type ToSwarm = Infallible;
 
