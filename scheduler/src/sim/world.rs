@@ -70,9 +70,9 @@ struct Node {
     /// The end of its current stall.
     paused: Moment,
     /// Events that arrived during the stall, in order.
-    held_up: VecDeque<Event>,
+    delayed: VecDeque<Event>,
     /// Incarnations of others that it knows to be gone.
-    deaf_to: BTreeSet<Member>,
+    known_dead: BTreeSet<Member>,
 }
 
 /// One run of the simulator.
@@ -197,10 +197,10 @@ impl<'a> World<'a> {
     }
 
     fn happen(&mut self, event: Event) -> Held {
-        if let Some(index) = event.whose()
-            && (self.nodes[index].paused > self.now || !self.nodes[index].held_up.is_empty())
+        if let Some(index) = event.target()
+            && (self.nodes[index].paused > self.now || !self.nodes[index].delayed.is_empty())
         {
-            self.nodes[index].held_up.push_back(event);
+            self.nodes[index].delayed.push_back(event);
             return Ok(());
         }
         match event {
@@ -242,14 +242,14 @@ impl<'a> World<'a> {
                 let whole = self.writes(to, version, stage, weights);
                 self.input(index_of(to), PeerInput::Kept { version, stage, whole })
             }
-            Event::Appended { to, office, record } => self.appended(to, office, record),
-            Event::Logged { office } => self.logged(office),
+            Event::Appended { to, leadership, record } => self.appended(to, leadership, record),
+            Event::Logged { leadership } => self.logged(leadership),
             Event::Elect => self.elect(),
-            Event::Deposed { at, office } => {
-                self.deposed(at, office);
+            Event::Deposed { at, leadership } => {
+                self.deposed(at, leadership);
                 Ok(())
             }
-            Event::Remind { to, office } => self.remind(to, office),
+            Event::Remind { to, leadership } => self.remind(to, leadership),
             Event::Fault(fault) => self.fault(fault),
             Event::Noticed { at, other, dead } => self.noticed(at, other, dead),
             Event::Unreached { at, other } if self.lives(at) => self.unreached(at, other),
@@ -278,7 +278,7 @@ impl<'a> World<'a> {
         weights: Option<Weights>,
     ) -> bool {
         let engine = &mut self.nodes[index_of(to)].engine;
-        let weights = weights.filter(|_| self.now >= engine.no_disk);
+        let weights = weights.filter(|_| self.now >= engine.disk_fails_until);
         let before = engine.disk.len();
         engine.disk.extend(weights.map(|weights| ((version, stage), weights)));
         // At the end of a run, a new archive on a slow link receives one file after the other.
@@ -354,7 +354,7 @@ impl<'a> World<'a> {
                     if matches!(message, PeerMessage::Busy { .. }) {
                         self.report.turned_away += 1;
                     }
-                    self.say(me, to, message);
+                    self.send_message(me, to, message);
                 }
                 PeerAction::SendTensor { to, tag, payload } => {
                     let known = self.nodes[index].payloads.get(payload).cloned();
@@ -525,8 +525,8 @@ fn node(scenario: &Scenario, index: usize, life: Incarnation) -> Node {
         seat: None,
         alive: true,
         paused: Moment::default(),
-        held_up: VecDeque::new(),
-        deaf_to: BTreeSet::new(),
+        delayed: VecDeque::new(),
+        known_dead: BTreeSet::new(),
     }
 }
 
