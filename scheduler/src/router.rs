@@ -12,7 +12,7 @@ use shoal_protocol::ids::{Member, Step};
 use shoal_protocol::units::Moment;
 
 use crate::rng::mixed;
-use crate::robust_average::median;
+use crate::typical::median;
 
 /// Service time of an unmeasured candidate, in nanoseconds, while none is measured.
 const UNKNOWN_SERVICE_TIME: u64 = 1_000_000;
@@ -132,12 +132,11 @@ impl Candidate {
 
     /// Its effective service time: the claimed one, unless its overrun exceeds twice the typical
     /// one. Then the observed one.
-    fn believed(&self, robust_average: Option<u64>) -> Option<u64> {
+    fn believed(&self, typical: Option<u64>) -> Option<u64> {
         let service_time = self.service_time?;
-        match (self.overrun(), robust_average) {
-            (Some(own), Some(robust_average)) if own / TOLERANCE > robust_average => {
-                let seen =
-                    u128::from(service_time) * u128::from(own) / u128::from(robust_average.max(1));
+        match (self.overrun(), typical) {
+            (Some(own), Some(typical)) if own / TOLERANCE > typical => {
+                let seen = u128::from(service_time) * u128::from(own) / u128::from(typical.max(1));
                 Some(u64::try_from(seen).unwrap_or(u64::MAX / 16))
             }
             _ => Some(service_time),

@@ -1,8 +1,8 @@
-//! What a spot fleet keeps of the best placement of those who live, with and without members that change
-//! their stages, and where the rest goes: prints the tables of docs/rebalancing.md.
+//! The share of the optimal throughput that a spot fleet achieves, with and without stage changes,
+//! and the causes of the loss: prints the tables of docs/rebalancing.md.
 //!
-//! Arguments: the seeds of each row (10), the hours of each trace from when a pipeline can be (6), the
-//! microbatches of a step (128), and a part of the name of the fleets that are to be shown (all).
+//! Arguments: the seeds of each row (10), the hours of each trace from the first possible pipeline
+//! (6), the microbatches of a step (128), and a part of the name of the fleets to show (all).
 
 mod fleet;
 
@@ -23,22 +23,23 @@ const MICROBATCHES: u32 = 128;
 /// Updates that a step's weights lack.
 const STALENESS: u8 = 1;
 
-/// Steps from a checkpoint to the next.
+/// Steps between checkpoints.
 const CHECKPOINT: u64 = 2;
 
 const FORWARD: Duration = Duration::from_secs(1);
 const BACKWARD: Duration = Duration::from_secs(2);
 
-/// Passes take up to so many thousandths longer.
+/// Maximum random extension of a pass, in thousandths.
 const JITTER_PER_MILLE: u64 = 20;
 
-/// One stage's weights and moments, and what a peer's link carries in a second: 8 s.
+/// One stage's weights and moments, and the rate of a peer's link in bytes per second: 8 s.
 const STATE: Bytes = Bytes(1_000_000_000);
 const LINK: u64 = 125_000_000;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Real fleets beside one in which nothing happens, with the unit of their times (`tests/data/README.md` says whose).
+/// Real fleets and one without changes, with the unit of their times (`tests/data/README.md` names
+/// the sources).
 const TRACES: [(&str, &str, SpotUnit); 4] = [
     ("nobody goes", "0,16\n10800,16", SpotUnit::Seconds),
     (
@@ -92,7 +93,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// What one run came to, or several together.
+/// The result of one run, or of several together.
 #[derive(Debug, Default)]
 struct Outcome {
     whole: Account,
@@ -172,7 +173,7 @@ fn measure(
     })
 }
 
-/// The swarm of a trace, from when its first instances make a pipeline.
+/// The swarm of a trace, from the time when its first instances form a pipeline.
 fn scenario(
     trace: &SpotTrace,
     (every, time): (Option<Duration>, Duration),

@@ -65,7 +65,7 @@ impl OmittedRules {
     }
 
     /// Filters a peer's action. Returns false if it is to be dropped.
-    pub(super) fn sent(&mut self, me: Member, action: &PeerAction) -> bool {
+    pub(super) fn sent_by_peer(&mut self, me: Member, action: &PeerAction) -> bool {
         let (key, to) = match action {
             PeerAction::SendTensor { to, tag: TensorTag::ActivationGradient { key }, .. }
             | PeerAction::Send { to, message: PeerMessage::Evaluated { key } } => (*key, *to),
@@ -75,7 +75,7 @@ impl OmittedRules {
     }
 
     /// Changes a message to a member. Returns false if it is to be dropped.
-    pub(super) fn told(&mut self, to: Member, message: &mut FromCoordinator) -> bool {
+    pub(super) fn sent_to_member(&mut self, to: Member, message: &mut FromCoordinator) -> bool {
         match message {
             FromCoordinator::Replay { .. } => return self.omit != Omit::Replay,
             FromCoordinator::Granted { key, grant, .. } => {

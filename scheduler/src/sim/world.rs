@@ -339,7 +339,7 @@ impl<'a> World<'a> {
         let me = self.nodes[index].me;
         for mut action in actions {
             if !self.corruption.peer_action(index, &mut action)
-                || !self.omitted_rules.sent(me, &action)
+                || !self.omitted_rules.sent_by_peer(me, &action)
             {
                 continue;
             }

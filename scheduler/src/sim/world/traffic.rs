@@ -60,7 +60,7 @@ impl World<'_> {
                 Ok(())
             }
             Cargo::FromCoordinator(mut message) => {
-                if !self.omitted_rules.told(to, &mut message) {
+                if !self.omitted_rules.sent_to_member(to, &mut message) {
                     return Ok(());
                 }
                 self.input(index, PeerInput::FromCoordinator { from, message })
