@@ -1,5 +1,5 @@
-//! Speed of the matrix multiplication that training stands on, to see what the feature
-//! `mkl-avx512` does here: `cargo run --release --example gemm_speed [--features mkl-avx512]`.
+//! Speed of the matrix multiplication that dominates training, to see the effect of the feature
+//! `mkl-avx512`: `cargo run --release --example gemm_speed [--features mkl-avx512]`.
 
 use std::time::Instant;
 
