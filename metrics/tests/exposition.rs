@@ -247,7 +247,7 @@ fn promtool_has_no_complaints() {
     let text = filled().encode().unwrap();
     promtool.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
     let output = promtool.wait_with_output().unwrap();
-    let said = [output.stdout, output.stderr].concat();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&said));
-    assert!(said.is_empty(), "{}", String::from_utf8_lossy(&said));
+    let printed = [output.stdout, output.stderr].concat();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&printed));
+    assert!(printed.is_empty(), "{}", String::from_utf8_lossy(&printed));
 }

@@ -49,8 +49,8 @@ const LINKS: [(&str, &[(u64, u64)]); 7] = [
 
 fn main() {
     println!(
-        "All-reduce in virtual time, {} ms each way; rates in Mbit/s up and down. The least is what the best parts\n\
-         need for the bytes of the mode, and one way. Goal: {GOAL} of it.\n",
+        "All-reduce in virtual time, {} ms each way; rates in Mbit/s up and down. Least: the time that the best parts\n\
+         need for the bytes of the mode, plus one latency. Goal: {GOAL} of it.\n",
         DELAY.as_millis()
     );
     println!("values  links                       mode   least      time       share  goal");

@@ -60,10 +60,10 @@ fn print_case(case: &Case) -> Result<(), PlanError> {
 /// Swarms that place themselves, in the regions of each case.
 fn print_regional() -> Result<(), Box<dyn std::error::Error>> {
     println!(
-        "\nSwarms in these regions, 4 stages, peers that come in any order: seconds of a step, mean of"
+        "\nSwarms in these regions, 4 stages, peers that arrive in any order: seconds of a step, mean of"
     );
     println!(
-        "{ORDERS} orders, where nobody knows who is near and where all do; peers that changed their places."
+        "{ORDERS} orders, without locality and with it; then the peers that changed their stages."
     );
     for (case, peers) in CASES.iter().zip([8, 4, 4]) {
         for (what, weighs) in [

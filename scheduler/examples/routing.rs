@@ -57,11 +57,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!(
         "{STAGES} stages of three replicas each, speeds 1 : 2 : 4, latency a tenth of the fastest forward pass; \
          means of {seeds} seeds.\n\
-         Share: of what the stages get through if work is divisible without end, from the second commit to the\n\
-         last. Best: the same with nothing but a step's beginning and end lost. Then the fastest replica of the\n\
-         middle stage takes ten times as long from a quarter of a step on. Gone: microbatches counted at its\n\
-         stage until {IN_A_ROW} in a row come at {SHARE} of the new rate, the worst of the seeds. Share after: of the\n\
-         new rate, over the whole steps that follow.\n"
+         Share: of the throughput with infinitely divisible work, from the second commit to the last. Best: the\n\
+         share if only the beginning and end of a step are lost. Then the fastest replica of the middle stage\n\
+         becomes ten times slower after a quarter of a step. Gone: microbatches counted at its stage until\n\
+         {IN_A_ROW} in a row arrive at {SHARE} of the new rate, the worst of the seeds. Share after: of the new\n\
+         rate, over the whole steps that follow.\n"
     );
     println!("microbatches  chosen       share  best   gone  share after  best");
     for microbatches in [64, 128, 256, 512] {

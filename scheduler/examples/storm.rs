@@ -41,7 +41,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let newcomers: usize = arguments.next().map_or(Ok(200), |text| text.parse())?;
     let seeds: u64 = arguments.next().map_or(Ok(1), |text| text.parse())?;
     println!(
-        "{newcomers} newcomers come at once to {BEFORE} peers that train {STAGES} stages: passes of 0.2 s and 0.4 s,\n\
+        "{newcomers} newcomers arrive at once at {BEFORE} peers that train {STAGES} stages: passes of 0.2 s and 0.4 s,\n\
          {MICROBATCHES} microbatches a step, 300 MB a stage, an uplink of 1 Gbit/s each.\n"
     );
     for seed in 0..seeds {
@@ -155,11 +155,12 @@ impl Storm {
 
     fn print(&self, newcomers: usize, calm: &Self) {
         let came = Moment(COME);
-        let before = self.views.iter().rev().find(|(at, _)| *at <= came).expect("they trained");
-        let (_, last) = self.views.last().expect("there are some");
+        let before =
+            self.views.iter().rev().find(|(at, _)| *at <= came).expect("a view before the arrival");
+        let (_, last) = self.views.last().expect("at least one view");
         let above = self.views.iter().map(|(_, view)| above_even(view)).fold(0.0, f64::max);
         println!(
-            "replicas {:?} before, {:?} after; {above:.2} above the even share at most, {} moves",
+            "replicas {:?} before, {:?} after; at most {above:.2} above the even share, {} moves",
             hosts(&before.1, false),
             hosts(last, false),
             self.moves,
@@ -167,8 +168,8 @@ impl Storm {
         let first = self.first_serves(BEFORE);
         let all = self.all_serve(newcomers);
         println!(
-            "the first serve after {:.0} s, all after {:.0} s; microbatches a second: {:.1} before, {:.1} \
-             meanwhile, {:.1} after",
+            "the first newcomers serve after {:.0} s, all after {:.0} s; microbatches per second: {:.1} before, \
+             {:.1} meanwhile, {:.1} after",
             first.since(came).as_secs_f64(),
             all.since(came).as_secs_f64(),
             self.rate(Moment(SETTLED), came),
@@ -180,9 +181,9 @@ impl Storm {
         let (early, worst_early) = self.less(calm, came, first);
         let (whole, worst) = self.less(calm, came, all);
         println!(
-            "donors count {early:.1}% less until the first serve ({worst_early:.1}% the one that loses most), and \
-             {whole:.1}% ({worst:.1}%) until all do;\nfiles from each: {:.1} GB on average, {:.1} GB at \
-             most, of {:.1} GB in all\n",
+            "donors count {early:.1}% less until the first newcomers serve (worst: {worst_early:.1}%), and {whole:.1}% \
+             (worst: {worst:.1}%) until all do;\nfiles from each: {:.1} GB on average, {:.1} GB at most, of {:.1} \
+             GB in all\n",
             donors().sum::<f64>() / BEFORE as f64,
             donors().fold(0.0, f64::max),
             self.files.values().sum::<u64>() as f64 / 1e9,

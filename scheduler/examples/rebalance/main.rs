@@ -41,7 +41,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 /// Real fleets and one without changes, with the unit of their times (`tests/data/README.md` names
 /// the sources).
 const TRACES: [(&str, &str, SpotUnit); 4] = [
-    ("nobody goes", "0,16\n10800,16", SpotUnit::Seconds),
+    ("no changes", "0,16\n10800,16", SpotUnit::Seconds),
     (
         "g4dn us-east-1c",
         include_str!("../../../tests/data/spot-traces/aws-g4dn-us-east-1c.csv"),
@@ -63,10 +63,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!(
         "{STAGES} stages, equal peers, passes of 1 s and 2 s, {microbatches} microbatches a step, {STATE} a \
          stage over links of 1 Gbit/s; at most {hours} h of each trace, means of {seeds} seeds.\n\
-         In % of what the best placement of those who live would get through, moves free: what the placement\n\
-         at hand would, in all, in the first hour and in the last; what was committed, the same; and what was\n\
-         lost: to placement, while newcomers fetched, to work done again or undone, to waits in steps that\n\
-         somebody died in, and in others.\n"
+         In % of the throughput of the best placement of the live peers, with free moves. Placed: throughput of\n\
+         the actual placement, in all, in the first hour and in the last. Committed: committed work, likewise.\n\
+         Then the losses: to placement, to fetches of newcomers, to repeated or undone work, to waits in steps\n\
+         with deaths, and to waits in other steps.\n"
     );
     println!(
         "fleet                T   placed  first   last  committed  first   last    place  fetch  again  deaths  waits  moves  died  undone"
@@ -160,7 +160,7 @@ fn measure(
     let mut fleet = Fleet::new(STAGES, microbatches, STALENESS, pass);
     let report = sim::run_watched(&scenario, &mut fleet)?;
     let end = scenario.until.expect("it was set");
-    fleet.lasts(Moment(end));
+    fleet.advance(Moment(end));
     let last = (end.as_secs().saturating_sub(1) / HOUR.as_secs()) as usize;
     let hour = |at: usize| fleet.hours.get(at).copied().unwrap_or_default();
     Ok(Outcome {

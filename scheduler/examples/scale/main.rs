@@ -46,7 +46,7 @@ fn main() -> Result<(), sim::Violation> {
         "{STAGES} stages, passes of 1 s and 2 s, {EACH} microbatches a replica and step; messages only."
     );
     println!(
-        "Between {} s and {} s of the model's time; with deaths, one every {} s.\n",
+        "Between {} s and {} s of simulated time; with deaths, one every {} s.\n",
         span.from.as_secs(),
         span.until.as_secs(),
         DEATHS.as_secs()
@@ -68,8 +68,9 @@ fn arguments() -> (Vec<usize>, Duration) {
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         if argument == "--until" {
-            let seconds = arguments.next().expect("--until has a number of seconds");
-            until = Duration::from_secs(seconds.parse().expect("--until has a number of seconds"));
+            let seconds = arguments.next().expect("--until needs a number of seconds");
+            until =
+                Duration::from_secs(seconds.parse().expect("--until needs a number of seconds"));
         } else {
             sizes.push(argument.parse().expect("a number of peers"));
         }

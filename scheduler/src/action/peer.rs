@@ -34,7 +34,7 @@ pub enum PeerInput {
     Tensor {
         /// The sender.
         from: Member,
-        /// What the tensor belongs to.
+        /// Identifies the tensor.
         tag: TensorTag,
         /// The tensor.
         payload: Payload,
@@ -106,7 +106,7 @@ pub enum PeerAction {
     SendTensor {
         /// The receiver.
         to: Member,
-        /// What the tensor belongs to.
+        /// Identifies the tensor.
         tag: TensorTag,
         /// The tensor.
         payload: PayloadId,

@@ -78,7 +78,7 @@ impl Watch for Shares {
 fn with_newcomers(seed: u64) -> (Scenario, u64) {
     let mut rng = Rng::new(seed);
     let stages = rng.within(2..=5) as u16;
-    let (before, crowd) =
+    let (before, count) =
         (rng.within(2..=4) as usize * usize::from(stages), rng.within(5..=60) as usize);
     let compute = ComputeScenario::passes(
         Duration::from_millis(20),
@@ -88,7 +88,7 @@ fn with_newcomers(seed: u64) -> (Scenario, u64) {
     let auto = PeerScenario::plain(StageChoice::Auto, stages, compute.clone());
     let mut peers = vec![PeerScenario::plain(StageChoice::None, stages, compute)];
     peers.extend(vec![auto.clone(); before]);
-    peers.extend(vec![PeerScenario { start: None, ..auto }; crowd]);
+    peers.extend(vec![PeerScenario { start: None, ..auto }; count]);
     let mut manifest = Scenario::small_manifest(stages, 48, 60);
     manifest.checkpoint.every = 5;
     let network = NetworkScenario {
@@ -98,7 +98,7 @@ fn with_newcomers(seed: u64) -> (Scenario, u64) {
     let mut scenario = Scenario::plain(manifest, peers, network);
     scenario.seed = seed;
     scenario.snapshot = Bytes(rng.pick(&[10_000, 1_000_000, 5_000_000]));
-    let mut happen: Vec<(Duration, Fault)> = (0..crowd)
+    let mut happen: Vec<(Duration, Fault)> = (0..count)
         .map(|index| {
             (rng.microseconds(2_000_000..=12_000_000), Fault::Join { peer: 1 + before + index })
         })
@@ -109,7 +109,7 @@ fn with_newcomers(seed: u64) -> (Scenario, u64) {
     }
     happen.sort_by_key(|(at, _)| *at);
     scenario.faults.happen = happen;
-    (scenario, (before + crowd) as u64)
+    (scenario, (before + count) as u64)
 }
 
 #[test]

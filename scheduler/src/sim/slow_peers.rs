@@ -12,7 +12,7 @@ use super::*;
 
 const STAGES: u16 = 3;
 
-/// Of each stage.
+/// Replicas of each stage.
 const REPLICAS: usize = 3;
 
 const MICROBATCHES: u32 = 24;

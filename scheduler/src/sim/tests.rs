@@ -515,7 +515,7 @@ fn a_straggler_that_keeps_its_claims_costs_all_its_work() {
     );
     assert!(
         kept - whole >= 5 * (reclaimed - whole),
-        "keeping all claims costs too little more: {kept:?}"
+        "keeping all claims costs too little extra: {kept:?}"
     );
 }
 
