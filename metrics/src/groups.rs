@@ -52,7 +52,8 @@ group! {
         terms: IntCounter = "shoal_terms_total";
         /// Anchors (replicas of the run's log) that this anchor knows.
         anchors: IntGauge = "shoal_anchors";
-        /// Whether the log is paused because this anchor reaches no majority of the anchors: 1 if it is.
+        /// Whether the log is paused because this anchor reaches no majority of the anchors: 1 if it
+        /// is.
         log_paused: IntGauge = "shoal_log_paused";
         /// Candidates that were rejected.
         candidates_refused: IntCounter = "shoal_candidates_refused_total";
@@ -93,7 +94,8 @@ group! {
     pub struct Node {
         /// State of this peer: 1 for the present state.
         state: Family<NodeState, IntGauge> = "shoal_node_state";
-        /// Reachability of this peer's own UDP port for unsolicited packets: 1 for the present state.
+        /// Reachability of this peer's own UDP port for unsolicited packets: 1 for the present
+        /// state.
         own_port: Family<PortState, IntGauge> = "shoal_own_port";
         /// Whether this peer hosts a pipeline stage: 1 if it does.
         hosted: Hosted = "shoal_stage_hosted";
@@ -106,8 +108,8 @@ group! {
         /// Floating-point operations that the model requires for them; recomputation does not
         /// count.
         flops: Counter = "shoal_flops_total";
-        /// Floating-point operations per second of this peer's device in a product of large matrices,
-        /// measured at the start.
+        /// Floating-point operations per second of this peer's device in a product of large
+        /// matrices, measured at the start.
         peak_flops: Gauge = "shoal_peak_flops_per_second";
         /// Time that this peer's engine was busy.
         compute_busy: Counter = "shoal_compute_busy_seconds_total";

@@ -30,7 +30,7 @@ impl Default for Effort {
 }
 
 impl Effort {
-    /// Takes seconds for 64 devices and 8 stages, and no hours for more of either: trying one
+    /// An effort that takes seconds for 64 devices and 8 stages, and less than hours for more: trying one
     /// exchange takes time quadratic in the devices, and the orders of stages double with each
     /// stage.
     #[must_use]

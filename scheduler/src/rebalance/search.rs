@@ -84,7 +84,7 @@ impl<'a> Search<'a> {
         all.min_by(|one, other| one.1.total_cmp(&other.1)).expect("a run has stages")
     }
 
-    /// Moves a replica to a stage, for good.
+    /// Moves a replica to a stage. It does not move again in this plan.
     pub(super) fn go(&mut self, place: usize, to: Stage) -> Member {
         let replica = &mut self.replicas[place];
         let from = std::mem::replace(&mut replica.stage, to);

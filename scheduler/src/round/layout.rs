@@ -19,7 +19,7 @@ fn not_all_zero(weights: &[u32]) -> Vec<u128> {
 /// weights are zero.
 ///
 /// # Panics
-/// When there are no members.
+/// If there are no members.
 fn shares(blocks: usize, weights: &[u32]) -> Vec<usize> {
     assert!(!weights.is_empty(), "a round has members");
     let weights = not_all_zero(weights);

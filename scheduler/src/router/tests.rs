@@ -148,7 +148,8 @@ fn tried_in(router: &mut Router, steps: std::ops::Range<u64>) -> Vec<u64> {
 fn a_skipped_candidate_is_tried_ever_less_often_and_gets_its_share_when_it_is_fast_again() {
     let mut router = router(&[1000, 20_000, 1000]);
     let tried = tried_in(&mut router, 0..200);
-    // The others do two per 1000 ns, so it needs five steps for one, and its first attempt was immediate.
+    // The others do two per 1000 ns, so it needs five steps for one. Its first attempt was
+    // immediate.
     let gaps: Vec<u64> = tried.windows(2).map(|two| two[1] - two[0]).collect();
     let wanted = [10, 20, 40, 40, 40];
     let near = |(gap, wanted): (&u64, &u64)| (*wanted..wanted + 5).contains(gap);

@@ -33,7 +33,7 @@ pub struct Scenario {
     pub manifest: Arc<Manifest>,
     /// Elements of each stage's vector.
     pub parameters: BTreeMap<Stage, usize>,
-    /// Factor by which a round's elements take more bytes on a link than their number suggests.
+    /// Number of real elements whose bytes each element of a round takes on a link.
     pub weight: u64,
     /// The end of the simulation; `None` runs to the end of the training.
     pub until: Option<Duration>,

@@ -231,7 +231,7 @@ fn a_member_without_the_base_of_a_change_requests_the_whole() {
     let broken = |seed| {
         let scenario = Scenario::faulty(seed);
         let report = World::new(&scenario, Corruption::BreakChanges, true).run();
-        // Committed rounds are no longer announced: a listener that missed one starts over.
+        // A committed round is not announced again: a listener that missed it starts over.
         let report = report.or_else(|violation| match violation.oracle {
             "kept results" => Ok(Report::default()),
             _ => Err(violation),

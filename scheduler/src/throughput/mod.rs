@@ -62,10 +62,10 @@ impl StageThroughputs {
     }
 
     /// Removes a host of these stages.
-    pub fn remove(&mut self, span: StageSpan, added: Throughput) {
+    pub fn remove(&mut self, span: StageSpan, removed: Throughput) {
         for (hosts, throughput) in self.hosted_by(span) {
             *hosts = hosts.saturating_sub(1);
-            throughput.0 = if *hosts == 0 { 0 } else { throughput.0.saturating_sub(added.0) };
+            throughput.0 = if *hosts == 0 { 0 } else { throughput.0.saturating_sub(removed.0) };
         }
     }
 

@@ -91,7 +91,7 @@ pub(super) enum Event {
 }
 
 impl Event {
-    /// The peer target process must run for this event, if any.
+    /// The peer whose process must run for this event, if any.
     pub(super) fn target(&self) -> Option<usize> {
         match self {
             Self::Start(me) | Self::EngineDone(me) | Self::Tick(me) => Some(index_of(*me)),
