@@ -115,7 +115,7 @@ mod tests {
     const NEWCOMER: PeerId = PeerId([1; 32]);
 
     #[test]
-    fn auto_takes_the_stage_with_fewest_of_equal_replicas_and_the_lowest_of_those_with_none() {
+    fn auto_selects_the_stage_with_fewest_replicas_and_the_lowest_empty_one() {
         for (replicas, stage) in
             [([0, 0, 0], 0), ([1, 0, 0], 1), ([1, 1, 0], 2), ([2, 1, 2], 1), ([3, 2, 1], 2)]
         {

@@ -30,9 +30,9 @@ impl Default for Effort {
 }
 
 impl Effort {
-    /// An effort that takes seconds for 64 devices and 8 stages, and less than hours for more: trying one
-    /// exchange takes time quadratic in the devices, and the orders of stages double with each
-    /// stage.
+    /// An effort that takes seconds for 64 devices and 8 stages, and stays below hours for larger
+    /// problems: the time to try one exchange is quadratic in the devices, and the orders of stages
+    /// double with each stage.
     #[must_use]
     pub fn for_size(devices: usize, stages: usize) -> Self {
         let times = (devices / 64).max(1).pow(2) << stages.min(MAX_STAGES).saturating_sub(10);

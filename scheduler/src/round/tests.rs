@@ -75,7 +75,7 @@ fn a_round_needs_its_owner_as_a_member() {
 }
 
 #[test]
-fn a_piece_goes_out_when_the_one_before_has_come_back() {
+fn a_piece_is_sent_when_the_previous_one_has_come_back() {
     let mut reduction = of_two();
     let started = actions(|out| assert_eq!(reduction.start(out), Ok(())));
     assert_eq!(started, [export(0, 4..8)]);

@@ -145,7 +145,7 @@ fn tried_in(router: &mut Router, steps: std::ops::Range<u64>) -> Vec<u64> {
 }
 
 #[test]
-fn a_skipped_candidate_is_tried_ever_less_often_and_gets_its_share_when_it_is_fast_again() {
+fn a_skipped_candidate_is_tried_less_often_and_recovers_its_share_when_fast() {
     let mut router = router(&[1000, 20_000, 1000]);
     let tried = tried_in(&mut router, 0..200);
     // The others do two per 1000 ns, so it needs five steps for one. Its first attempt was

@@ -83,7 +83,7 @@ proptest! {
     }
 
     #[test]
-    fn a_step_ends_has_every_pass_and_is_no_shorter_than_can_be(
+    fn a_step_ends_with_every_pass_and_is_no_shorter_than_the_bound(
         stages in 1usize..6, microbatches in 1usize..24, delay in 0u64..6, transfer in 0u64..5,
     ) {
         let transfer = SECOND * transfer as u32;
