@@ -37,14 +37,12 @@ pub(crate) fn member_rates(
     };
     let all = 0..weights.len();
     let sum = |me: usize, path: &dyn Fn(usize) -> (usize, usize)| {
-        let link_estimates = || all.clone().filter(|other| *other != me).map(path);
-        let known = link_estimates()
-            .map(|(from, to)| carried(from, to))
-            .filter(|carried| carried.is_finite());
+        let pairs = || all.clone().filter(|other| *other != me).map(path);
+        let known =
+            pairs().map(|(from, to)| carried(from, to)).filter(|carried| carried.is_finite());
         let most = known.fold(0.0, f64::max);
         let (mut used, mut measured, mut sum) = (0.0, 0.0, 0.0);
-        for (from, to) in link_estimates().filter(|(from, to)| carried(*from, *to) >= LITTLE * most)
-        {
+        for (from, to) in pairs().filter(|(from, to)| carried(*from, *to) >= LITTLE * most) {
             used += 1.0;
             if let Some(rate) = rate(from, to) {
                 measured += 1.0;

@@ -99,7 +99,7 @@ fn the_first_pieces_go_to_each_in_turn_from_the_next_member_on() {
     let round = round(&[1, 1, 1, 1]);
     let layout = layout(&round, 32);
     let mut second = Reduction::new(round, member(1), layout, vec![2; 4], 5, 10).expect("a member");
-    let exported = actions(|out| second.start(out).expect("nothing is wrong yet"));
+    let exported = actions(|out| second.start(out).expect("a valid round"));
     let order: Vec<(Member, u32)> = exported
         .iter()
         .map(|action| match action {
@@ -234,22 +234,23 @@ fn the_number_of_pieces_in_flight_depends_on_the_link() {
 /// A mended round of three members over 24 elements without member 2, and member 0's state before
 /// the mend: it has summed its first piece. It owns the pieces 0..4 and 12..16, member 1 owns 4..8
 /// and 16..20, member 2 owns 8..12 and 20..24.
-fn torn(changed: &[u16]) -> (Reduction, Round) {
+fn interrupted(changed: &[u16]) -> (Reduction, Round) {
     let before = round(&[1, 1, 1]);
     let layout = layout(&before, 24);
-    let mut torn = Reduction::new(before, member(0), layout, vec![2; 3], 5, 15).expect("a member");
+    let mut interrupted =
+        Reduction::new(before, member(0), layout, vec![2; 3], 5, 15).expect("a member");
     actions(|out| {
-        torn.start(out).expect("nothing is wrong yet");
+        interrupted.start(out).expect("a valid round");
         for from in [1, 2] {
             let first = Payload { id: PayloadId(u64::from(from)), size: Bytes(32) };
-            torn.part((member(from), Mend(0)), 0, 5, first, out).expect("nothing is wrong yet");
+            interrupted.part((member(from), Mend(0)), 0, 5, first, out).expect("a valid round");
         }
         let second = Payload { id: PayloadId(3), size: Bytes(32) };
-        torn.part((member(1), Mend(0)), 1, 5, second, out).expect("nothing is wrong yet");
-        torn.reduced(0, Payload { id: PayloadId(10), size: Bytes(16) }, out);
+        interrupted.part((member(1), Mend(0)), 1, 5, second, out).expect("a valid round");
+        interrupted.reduced(0, Payload { id: PayloadId(10), size: Bytes(16) }, out);
     });
     let mended = Mended { mend: Mend(1), changed: changed.iter().copied().collect() };
-    (torn, Round { mended, ..round(&[1, 1]) })
+    (interrupted, Round { mended, ..round(&[1, 1]) })
 }
 
 fn result_of(id: u64) -> Payload {
@@ -259,14 +260,14 @@ fn result_of(id: u64) -> Payload {
 #[test]
 fn a_mended_round_keeps_summed_pieces_and_unchanged_sums() {
     // Member 0 recomputed member 2's work.
-    let (mut torn, mended) = torn(&[0]);
+    let (mut interrupted, mended) = interrupted(&[0]);
     actions(|out| {
-        torn.result(member(1), 0, 15, result_of(20), out).expect("whole");
-        torn.result(member(2), 0, 15, result_of(21), out).expect("whole");
-        torn.installed(&(4..8), out);
+        interrupted.result(member(1), 0, 15, result_of(20), out).expect("whole");
+        interrupted.result(member(2), 0, 15, result_of(21), out).expect("whole");
+        interrupted.installed(&(4..8), out);
     });
-    torn.sums_change();
-    let continued = actions(|out| assert_eq!(torn.go_on(mended, 10, out), Ok(())));
+    interrupted.sums_change();
+    let continued = actions(|out| assert_eq!(interrupted.go_on(mended, 10, out), Ok(())));
     let id = id();
     let export = |piece, range| Task::Export { round: id, to: member(1), piece, range };
     let parts = vec![PayloadId(3)];
@@ -278,62 +279,65 @@ fn a_mended_round_keeps_summed_pieces_and_unchanged_sums() {
     ];
     assert_eq!(continued, expected.map(PeerAction::Compute));
     // A piece that member 2 reduced is released when its installation ends, and is missing.
-    let installed = actions(|out| torn.installed(&(8..12), out));
+    let installed = actions(|out| interrupted.installed(&(8..12), out));
     assert_eq!(installed, [PeerAction::Release(PayloadId(21))]);
-    actions(|out| torn.reduced(1, result_of(30), out));
+    actions(|out| interrupted.reduced(1, result_of(30), out));
     for (piece, range) in [(1, 16..20), (2, 20..24)] {
         actions(|out| {
-            torn.result(member(1), piece, 15, result_of(40 + u64::from(piece)), out)
+            interrupted
+                .result(member(1), piece, 15, result_of(40 + u64::from(piece)), out)
                 .expect("whole");
-            torn.installed(&range, out);
+            interrupted.installed(&range, out);
         });
     }
     let new = Payload { id: PayloadId(50), size: Bytes(32) };
-    let summed = actions(|out| torn.part((member(1), Mend(1)), 2, 5, new, out).expect("whole"));
+    let summed =
+        actions(|out| interrupted.part((member(1), Mend(1)), 2, 5, new, out).expect("whole"));
     let parts = vec![PayloadId(50)];
     let reduce = Task::Reduce { round: id, piece: 2, range: 8..12, parts };
     assert_eq!(summed, [PeerAction::Compute(reduce)]);
-    let last = actions(|out| torn.reduced(2, result_of(51), out));
+    let last = actions(|out| interrupted.reduced(2, result_of(51), out));
     assert!(last.contains(&PeerAction::Compute(Task::Summarise { round: id })), "{last:?}");
-    assert!(torn.summarised(ContentHash([1; 32]), 2.5).is_some());
-    assert_eq!(torn.held(), Bytes(0));
+    assert!(interrupted.summarised(ContentHash([1; 32]), 2.5).is_some());
+    assert_eq!(interrupted.held(), Bytes(0));
 }
 
 #[test]
 fn changed_sums_are_awaited_and_earlier_ones_are_discarded() {
     // Member 1 recomputed member 2's work.
-    let (mut torn, mended) = torn(&[1]);
-    let continued = actions(|out| assert_eq!(torn.go_on(mended, 5, out), Ok(())));
+    let (mut interrupted, mended) = interrupted(&[1]);
+    let continued = actions(|out| assert_eq!(interrupted.go_on(mended, 5, out), Ok(())));
     assert_eq!(continued, [PeerAction::Release(PayloadId(3))]);
     let payload = |id| Payload { id: PayloadId(id), size: Bytes(32) };
-    let part = |torn: &mut Reduction, mend, piece, id| {
+    let part = |interrupted: &mut Reduction, mend, piece, id| {
         actions(|out| {
-            torn.part((member(1), Mend(mend)), piece, 10, payload(id), out).expect("whole")
+            interrupted.part((member(1), Mend(mend)), piece, 10, payload(id), out).expect("whole")
         })
     };
-    assert_eq!(part(&mut torn, 0, 1, 60), [PeerAction::Release(PayloadId(60))]);
+    assert_eq!(part(&mut interrupted, 0, 1, 60), [PeerAction::Release(PayloadId(60))]);
     // The first piece is summed already.
-    assert_eq!(part(&mut torn, 1, 0, 61), [PeerAction::Release(PayloadId(61))]);
+    assert_eq!(part(&mut interrupted, 1, 0, 61), [PeerAction::Release(PayloadId(61))]);
     let parts = vec![PayloadId(62)];
     let reduce = Task::Reduce { round: id(), piece: 1, range: 12..16, parts };
-    assert_eq!(part(&mut torn, 1, 1, 62), [PeerAction::Compute(reduce)]);
+    assert_eq!(part(&mut interrupted, 1, 1, 62), [PeerAction::Compute(reduce)]);
     // Messages from a lost member are ignored.
-    let late = actions(|out| torn.result(member(2), 0, 15, result_of(63), out).expect("released"));
+    let late =
+        actions(|out| interrupted.result(member(2), 0, 15, result_of(63), out).expect("released"));
     assert_eq!(late, [PeerAction::Release(PayloadId(63))]);
 }
 
 #[test]
 fn changing_sums_are_not_read() {
-    let (mut torn, mended) = torn(&[0]);
-    torn.sums_change();
+    let (mut interrupted, mended) = interrupted(&[0]);
+    interrupted.sums_change();
     let held_back = actions(|out| {
-        torn.result(member(1), 0, 15, result_of(70), out).expect("whole");
+        interrupted.result(member(1), 0, 15, result_of(70), out).expect("whole");
         let second = Payload { id: PayloadId(71), size: Bytes(32) };
-        torn.part((member(2), Mend(0)), 1, 5, second, out).expect("nothing is wrong");
+        interrupted.part((member(2), Mend(0)), 1, 5, second, out).expect("a valid round");
     });
     let install = Task::Install { round: id(), range: 4..8, payload: PayloadId(70) };
     assert_eq!(held_back, [PeerAction::Compute(install)]);
-    let continued = actions(|out| assert_eq!(torn.go_on(mended, 10, out), Ok(())));
+    let continued = actions(|out| assert_eq!(interrupted.go_on(mended, 10, out), Ok(())));
     assert!(continued.contains(&PeerAction::Release(PayloadId(71))), "{continued:?}");
     assert_eq!(continued.len(), 4, "two pieces for member 1, one is summed: {continued:?}");
 }

@@ -39,19 +39,19 @@ fn round(report: &Report) -> (Duration, Duration) {
 
 #[test]
 fn a_death_in_a_round_costs_its_part_and_not_the_round() {
-    let calm = replicas();
-    let report = run(&calm).expect("a run without faults");
+    let undisturbed = replicas();
+    let report = run(&undisturbed).expect("a run without faults");
     let (begins, ends) = round(&report);
     let whole = ends - begins;
     for percent in [10, 30, 50, 70, 90] {
-        let mut scenario = calm.clone();
+        let mut scenario = undisturbed.clone();
         let crash = Fault::Crash { peer: DIES, restart: None, disk: false };
         scenario.faults.happen = vec![(begins + whole * percent / 100, crash)];
-        let torn = run(&scenario).expect("no oracle objects");
-        assert_eq!(torn.checkpoint, report.checkpoint);
-        assert_eq!((torn.recovery.rounds_mended, torn.recovery.rounds_aborted), (1, 0));
-        let longer = round(&torn).1.saturating_sub(ends);
-        println!("a round of {whole:?}, torn after {percent}%, takes {longer:?} longer");
+        let mended = run(&scenario).expect("no oracle objects");
+        assert_eq!(mended.checkpoint, report.checkpoint);
+        assert_eq!((mended.recovery.rounds_mended, mended.recovery.rounds_aborted), (1, 0));
+        let longer = round(&mended).1.saturating_sub(ends);
+        println!("a round of {whole:?}, interrupted after {percent}%, takes {longer:?} longer");
         assert!(longer < whole / 3, "{longer:?} of {whole:?} at {percent}%");
     }
 }

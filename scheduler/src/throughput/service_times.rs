@@ -104,7 +104,7 @@ impl ServiceTimes {
         Estimates {
             service_times: self,
             now,
-            robust_average: (0..stages).map(Stage).map(of_stage).collect(),
+            typical: (0..stages).map(Stage).map(of_stage).collect(),
         }
     }
 }
@@ -115,7 +115,7 @@ pub struct Estimates<'a> {
     service_times: &'a ServiceTimes,
     now: Moment,
     /// The typical service time at each stage.
-    robust_average: Vec<u64>,
+    typical: Vec<u64>,
 }
 
 impl Estimates<'_> {
@@ -124,20 +124,20 @@ impl Estimates<'_> {
     /// measured.
     #[must_use]
     pub fn service_time(&self, member: Member, stage: Stage) -> u64 {
-        let robust_average = self.robust_average(stage);
+        let typical = self.robust_average(stage);
         let (own, halvings) = match self.service_times.of.get(&(stage, member)) {
             Some(average) => (average.service_time(), average.halvings(self.now)),
             None => match self.elsewhere(member) {
                 Some((of, average)) => {
-                    let own = u128::from(average.service_time()) * u128::from(robust_average)
+                    let own = u128::from(average.service_time()) * u128::from(typical)
                         / u128::from(self.robust_average(of));
                     (u64::try_from(own).unwrap_or(u64::MAX), average.halvings(self.now))
                 }
-                None => return robust_average,
+                None => return typical,
             },
         };
-        let apart = own.abs_diff(robust_average).checked_shr(halvings).unwrap_or(0);
-        if own > robust_average { robust_average + apart } else { robust_average - apart }.max(1)
+        let apart = own.abs_diff(typical).checked_shr(halvings).unwrap_or(0);
+        if own > typical { typical + apart } else { typical - apart }.max(1)
     }
 
     /// A member's throughput at each stage of a span, whose stages share its engine.
@@ -151,12 +151,12 @@ impl Estimates<'_> {
 
     /// The typical service time at a stage.
     pub(crate) fn robust_average(&self, stage: Stage) -> u64 {
-        self.robust_average.get(usize::from(stage.0)).copied().unwrap_or(UNKNOWN_SERVICE_TIME)
+        self.typical.get(usize::from(stage.0)).copied().unwrap_or(UNKNOWN_SERVICE_TIME)
     }
 
     /// The newest measurement of a member at any stage.
     fn elsewhere(&self, member: Member) -> Option<(Stage, Average)> {
-        let stages = (0..self.robust_average.len() as u16).map(Stage);
+        let stages = (0..self.typical.len() as u16).map(Stage);
         let known =
             stages.filter_map(|stage| Some((stage, *self.service_times.of.get(&(stage, member))?)));
         known.max_by_key(|(stage, average)| (average.at, *stage))
