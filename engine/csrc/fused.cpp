@@ -1,5 +1,5 @@
 // The elementwise parts of a layer as autograd functions for the CPU. Their loops are in Rust
-// (src/fused.rs); here they are split over libtorch's threads. Tensors are f32 or bf16.
+// (src/fused.rs); this file distributes them over libtorch's threads. Tensors are f32 or bf16.
 
 #include <ATen/Parallel.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -11,7 +11,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-// Extents of a rotation, as src/fused.rs knows them.
+// Dimensions of a rotation, with the layout in src/fused.rs.
 struct Heads {
   size_t tokens;
   size_t heads;
@@ -40,9 +40,9 @@ void shoal_swiglu_backward_rows(
 
 namespace {
 
-// Rows that one thread takes at least.
+// Minimum number of rows per thread.
 constexpr int64_t grain = 32;
-// Rows whose part of a norm's weight gradient is added up first, whatever the threads.
+// Rows in each partial sum of a norm's weight gradient, for any number of threads.
 constexpr int64_t block = 64;
 
 bool is_bf16(const Tensor& tensor) { return tensor.scalar_type() == at::kBFloat16; }
@@ -178,8 +178,8 @@ char* shoal_rms_norm(Tensor* x, Tensor* weight, double epsilon, Tensor** result)
   return guarded([&] { *result = new Tensor(RmsNorm::apply(*x, *weight, epsilon)); });
 }
 
-// Cuts `[B, T, (heads + 2 key_value_heads) D]` into queries, keys and values `[B, T, heads, D]`,
-// and turns the first two by `[T, D / 2]` angles. Writes three tensors to `results`.
+// Splits `[B, T, (heads + 2 key_value_heads) D]` into queries, keys and values `[B, T, heads, D]`,
+// and rotates the first two by `[T, D / 2]` angles. Writes three tensors to `results`.
 char* shoal_rotate(
     Tensor* mixed, Tensor* cosine, Tensor* sine, int64_t heads, int64_t key_value_heads,
     Tensor** results) {

@@ -1,4 +1,4 @@
-// No exception leaves C++: a function that can fail returns its message, to be freed with
+// No exception leaves C++: a function that can fail returns the message, to be freed with
 // shoal_free, or null.
 
 #pragma once
@@ -6,7 +6,7 @@
 #include <cstring>
 #include <exception>
 
-// Runs `work` and turns what it throws into a message.
+// Runs `work` and converts an exception into a message.
 template <typename Work>
 char* guarded(Work work) {
   try {

@@ -1,4 +1,4 @@
-// What tch does not offer of libtorch.
+// Functions of libtorch that tch lacks.
 
 #include <ATen/Context.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -12,7 +12,7 @@ extern "C" {
 
 void shoal_free(char* message) { std::free(message); }
 
-// Version of libtorch; it lives for ever.
+// Version of libtorch, a static string.
 const char* shoal_torch_version() { return TORCH_VERSION; }
 
 // Gradients of `output` with respect to each of `inputs`, where `output_gradient` (null for a
@@ -35,12 +35,12 @@ char* shoal_gradients(
   });
 }
 
-// The same bits whenever the same program runs on the same machine.
+// Makes results reproducible: equal bits in every run of a program on the same machine.
 char* shoal_be_deterministic() {
   return guarded([] {
     auto& context = at::globalContext();
     context.setDeterministicAlgorithms(true, /*warn_only=*/false);
-    // New memory is never read before it is written, so it need not be filled.
+    // New memory is always written before it is read, so filling it is unnecessary.
     context.setDeterministicFillUninitializedMemory(false);
     context.setDeterministicCuDNN(true);
     context.setBenchmarkCuDNN(false);

@@ -1,8 +1,8 @@
-//! What the arithmetic of an all-reduce takes: everything that its members do to their numbers, one after
-//! the other on one thread, with no link between them. `make bench-all-reduce` holds rounds against it.
+//! Duration of the arithmetic of an all-reduce: all computations of its members, one after the
+//! other on one thread, without links. `make bench-all-reduce` compares rounds with it.
 //!
-//! `cargo run --release --example round_speed MODE VALUES MEMBERS` prints the median seconds of a round, of all
-//! members together.
+//! `cargo run --release --example round_speed MODE VALUES MEMBERS` prints the median seconds of a
+//! round, for all members together.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -25,7 +25,7 @@ struct Member {
 }
 
 impl Member {
-    /// As it comes out at the member that adds it up.
+    /// The part as decoded by its reducer.
     fn part(&mut self, range: &Range<usize>, codec: SumCodec) -> Bytes {
         let sums = &self.sums[WIDTH * range.start..WIDTH * range.end];
         let part = self.stage.part(range.clone(), sums).expect("whole sums");
@@ -38,7 +38,7 @@ impl Member {
     }
 }
 
-/// Sums of gradients, of which most are small: about 5 bytes each.
+/// Sums of gradients, most of which are small: about 5 bytes each.
 fn sums(seed: u64, values: usize) -> Vec<u8> {
     let mut state = seed;
     let mut next = || {

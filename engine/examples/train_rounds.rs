@@ -1,7 +1,8 @@
-//! Trains on demand and says how long it took: Shoal's side of `make bench`.
+//! Trains on request and reports the duration: Shoal's side of `make bench`.
 //!
-//! The one argument is a model as JSON. Each line on stdin asks for some steps as JSON, each line
-//! on stdout answers; in between the process is idle, so that a bench can alternate several.
+//! The only argument is a model as JSON. Each line on stdin requests some steps as JSON, each line
+//! on stdout answers. In between the process is idle, so that a benchmark can alternate between
+//! several.
 //!
 //! ```text
 //! train_rounds '{"device":"cpu","threads":1,"hidden":256,"layers":4,"heads":4,"intermediate":688,
@@ -22,7 +23,7 @@ use shoal_engine::{Device, DeviceChoice, Engine};
 use shoal_protocol::ids::StageSpan;
 use shoal_protocol::manifest::{Codecs, Dtype};
 
-/// What is trained, on what.
+/// The model and the data.
 #[derive(Deserialize)]
 struct Model {
     device: String,
@@ -40,7 +41,7 @@ struct Model {
 #[derive(Deserialize)]
 struct Order {
     dtype: Dtype,
-    /// Of one step; a divisor of `batch`.
+    /// Microbatches of one step; a divisor of `batch`.
     microbatches: u32,
     steps: u64,
 }
@@ -52,7 +53,7 @@ struct Answer {
     loss: f64,
 }
 
-/// One trainer and its next step.
+/// A trainer and its next step.
 struct Run {
     trainer: common::Trainer,
     step: u64,
@@ -74,7 +75,7 @@ fn main() {
             .or_insert_with(|| begin(&model, &order, device, &text, &folder.path().join(&name)));
         let answer = serde_json::to_string(&train(run, order.steps)).expect("plain data");
         println!("{answer}");
-        std::io::stdout().flush().expect("somebody reads");
+        std::io::stdout().flush().expect("the output is read");
     }
 }
 

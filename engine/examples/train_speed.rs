@@ -1,4 +1,4 @@
-//! Training speed of the engine alone, to be compared with `tests/python/train_speed.py`.
+//! Training speed of the engine alone, for comparison with `tests/python/train_speed.py`.
 //!
 //! `cargo run --release --example train_speed -- [dtype] [threads] [hidden] [layers] [microbatches] [stages] [seconds]`
 

@@ -1,10 +1,10 @@
-//! Sums of weight gradients that do not depend on the order or the split.
+//! Sums of weight gradients that are independent of the order and distribution of the work.
 //!
-//! A gradient `g` is counted as the integer `q = round(g · 2^bits)`, ties to even, where `bits` is
-//! the manifest's `training.gradient_fraction_bits`: the resolution is `2^-bits`. Integers add
-//! associatively, so any replicas may count any microbatches in any order. Each `|q|` must be at
-//! most `(2^63 - 1) / M` for the run's `M` microbatches per step, so the sum of a whole step fits
-//! in an i64 whoever adds it: with 44 bits and 32 microbatches gradients may reach about 16 000.
+//! A gradient `g` is represented by the integer `q = round(g · 2^bits)`, ties to even, where `bits`
+//! is the manifest's `training.gradient_fraction_bits`: the resolution is `2^-bits`. Integer
+//! addition is associative, so any replica may add any microbatch in any order. Each `|q|` must be
+//! at most `(2^63 - 1) / M` for the run's `M` microbatches per step, so the sum of a whole step
+//! fits in an i64 in any case: with 44 bits and 32 microbatches, gradients may reach about 16 000.
 
 use std::ops::Range;
 
@@ -19,19 +19,19 @@ use crate::kernel::widest;
 use crate::parameters::Parameter;
 use crate::tensor::{bytes_of, elements, elements_mut};
 
-/// How gradients become integers and back.
+/// The conversion of gradients to integers and back.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FixedPoint {
-    /// Integer steps per unit: `2^bits`.
+    /// Integers per unit: `2^bits`.
     scale: f64,
-    /// Largest magnitude of one microbatch's integer.
+    /// Maximum magnitude of one microbatch's integer.
     limit: i64,
-    /// Microbatches of a step.
+    /// Microbatches per step.
     microbatches: u32,
 }
 
 impl FixedPoint {
-    /// The fixed point of a run.
+    /// The fixed-point format of a run.
     #[must_use]
     pub fn of(manifest: &Manifest) -> Self {
         let microbatches = manifest.training.microbatches;
@@ -42,7 +42,7 @@ impl FixedPoint {
         }
     }
 
-    /// Adds the whole sums of all replicas of a stage and converts the exact result to the mean
+    /// Adds the complete sums of all replicas of a stage and converts the exact result to the mean
     /// gradient of the step.
     ///
     /// `parts` are i64, little-endian, of the same range of elements; the result is f32,
@@ -50,7 +50,7 @@ impl FixedPoint {
     /// unless `M` is a power of two) and rounded to f32.
     ///
     /// # Errors
-    /// When the parts have different lengths or are no whole integers.
+    /// If the parts differ in length or are not whole integers.
     pub fn reduce(&self, parts: &[impl AsRef<[u8]>]) -> Result<Bytes> {
         let first = parts.first().map_or(0, |part| part.as_ref().len());
         let mut means = vec![0f32; first / 8];
@@ -58,7 +58,7 @@ impl FixedPoint {
         Ok(Bytes::from_owner(Floats(means)))
     }
 
-    /// As [`FixedPoint::reduce`], of as many elements as there is room for.
+    /// Like [`FixedPoint::reduce`], into a slice.
     pub(crate) fn means(&self, parts: &[impl AsRef<[u8]>], means: &mut [f32]) -> Result<()> {
         let length = size_of::<i64>() * means.len();
         if let Some(part) = parts.iter().find(|part| part.as_ref().len() != length) {
@@ -83,7 +83,7 @@ impl FixedPoint {
     }
 }
 
-/// Lets a vector of f32 be read as bytes without a copy.
+/// Exposes a vector of f32 as bytes without a copy.
 struct Floats(Vec<f32>);
 
 impl AsRef<[u8]> for Floats {
@@ -93,12 +93,12 @@ impl AsRef<[u8]> for Floats {
 }
 
 widest! {
-    /// The part of the gradient norm that one stage's mean gradient (f32, little-endian) adds: its
+    /// The contribution of one stage's mean gradient (f32, little-endian) to the gradient norm: its
     /// sum of squares, in f64.
     ///
     /// The order is fixed, so the bits do not depend on shares or threads: blocks of
     /// [`limits::ROUND_BLOCK_ELEMENTS`] elements from the stage's first; within a block, 16 running
-    /// sums, of every sixteenth element each, added up in pairs; then the blocks in order. Bytes
+    /// sums, each over every sixteenth element, added up in pairs; then the blocks in order. Bytes
     /// after the last whole f32 are ignored.
     pub fn square_norm(gradient: &[u8]) -> f64 {
         let mut total = 0.0;
@@ -142,8 +142,8 @@ impl Accumulator {
         })
     }
 
-    /// Adds the gradient of one microbatch: `gradients` are the stage's flat vector in pieces. All
-    /// of it is checked before any is added, so after an error nothing has changed.
+    /// Adds the gradient of one microbatch; `gradients` are the stage's flat vector in pieces. All
+    /// pieces are checked before any is added, so an error leaves the sums unchanged.
     pub(crate) fn add(
         &mut self,
         key: ClaimKey,
@@ -175,7 +175,7 @@ impl Accumulator {
             return Err(GradientProblem::NotFinite);
         }
         let rounded = (f64::from(value.abs()) * self.fixed_point.scale).round_ties_even();
-        // 2^63 itself is no i64, and the cast would hide it.
+        // 2^63 itself is not an i64, and the cast would hide that.
         if rounded < i64::MAX as f64 && rounded as i64 <= self.fixed_point.limit {
             return Ok(());
         }
@@ -208,21 +208,21 @@ impl Accumulator {
         Ok(())
     }
 
-    /// Has somebody read the sums of a range of the flat vector: i64, little-endian.
+    /// Passes the sums of a range of the flat vector to a function: i64, little-endian.
     pub(crate) fn read<T>(&self, range: Range<usize>, read: impl FnOnce(&[u8]) -> T) -> Result<T> {
         let piece = self.sums.f_narrow(0, range.start as i64, range.len() as i64)?;
         let piece = piece.f_to(Device::Cpu)?;
         Ok(read(bytes_of(&piece)))
     }
 
-    /// Starts the next step.
+    /// Clears the sums for the next step.
     pub(crate) fn clear(&mut self) -> Result<()> {
         let _ = self.sums.f_zero_()?;
         Ok(())
     }
 }
 
-/// The largest magnitude; not finite where one element is not.
+/// The largest magnitude; not finite if any element is not.
 fn largest(gradient: &Tensor) -> Result<f32> {
     Ok(match (gradient.device(), gradient.kind()) {
         (Device::Cpu, Kind::BFloat16) => widen(largest_bf16(elements(gradient))),
@@ -237,21 +237,21 @@ fn widen(bits: u16) -> f32 {
 }
 
 widest! {
-    /// Bits of the largest magnitude; those of infinity and NaN are above all finite ones.
+    /// Bits of the largest magnitude; those of infinity and NaN exceed all finite ones.
     fn largest_f32(values: &[u32]) -> u32 {
         values.iter().fold(0, |largest, bits| largest.max(bits & 0x7fff_ffff))
     }
 }
 
 widest! {
-    /// As [`largest_f32`].
+    /// Like [`largest_f32`].
     fn largest_bf16(values: &[u16]) -> u16 {
         values.iter().fold(0, |largest, bits| largest.max(bits & 0x7fff))
     }
 }
 
 widest! {
-    /// Adds `round(value · scale)` to each sum; the values were checked to be in range.
+    /// Adds `round(value · scale)` to each sum; the values must be in range.
     fn add_f32(sums: &mut [i64], values: &[f32], scale: f64) {
         for (sum, value) in sums.iter_mut().zip(values) {
             *sum = sum.wrapping_add(quantize(*value, scale));
@@ -260,7 +260,7 @@ widest! {
 }
 
 widest! {
-    /// As [`add_f32`], from the bits of bf16.
+    /// Like [`add_f32`], from the bits of bf16.
     fn add_bf16(sums: &mut [i64], values: &[u16], scale: f64) {
         for (sum, value) in sums.iter_mut().zip(values) {
             *sum = sum.wrapping_add(quantize(widen(*value), scale));
@@ -271,12 +271,14 @@ widest! {
 #[inline(always)]
 fn quantize(value: f32, scale: f64) -> i64 {
     let rounded = (f64::from(value) * scale).round_ties_even();
-    // SAFETY: `Accumulator::check` has seen that the value is finite and below 2^63 in magnitude.
+    // SAFETY: `Accumulator::check` has verified that the value is finite and below 2^63 in
+    // magnitude.
     unsafe { rounded.to_int_unchecked() }
 }
 
 widest! {
-    /// Adds little-endian i64 to sums that cannot overflow: each part counts other microbatches.
+    /// Adds little-endian i64 to sums; they cannot overflow since each part counts other
+    /// microbatches.
     fn add_words(sums: &mut [i64], words: &[u8]) {
         for (sum, word) in sums.iter_mut().zip(words.as_chunks::<8>().0) {
             *sum = sum.wrapping_add(i64::from_le_bytes(*word));
@@ -284,8 +286,8 @@ widest! {
     }
 }
 
-/// Little-endian i64 over a divisor. Times its inverse, which is sooner done, is the same where both are
-/// powers of two.
+/// Divides little-endian i64 by a divisor. If it is a power of two, the faster multiplication by
+/// its inverse gives the same result.
 fn means_of(means: &mut [f32], sums: &[u8], divisor: f64) {
     let inverse = divisor.recip();
     let mantissa = (1 << (f64::MANTISSA_DIGITS - 1)) - 1;
@@ -332,7 +334,7 @@ mod tests {
         Accumulator::new(&manifest(), COUNT, Device::Cpu).expect("small")
     }
 
-    /// In two pieces, cut elsewhere than the parameters are.
+    /// Values in two pieces, with a cut within a parameter.
     fn pieces(values: &[f32]) -> Vec<Tensor> {
         let (one, two) = values.split_at(10);
         vec![Tensor::from_slice(one), Tensor::from_slice(two)]
@@ -344,7 +346,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn order_and_split_change_nothing(
+        fn order_and_distribution_do_not_matter(
             gradients in prop::collection::vec(
                 prop::collection::vec(-1e4f32..1e4, COUNT..=COUNT), 6..=6),
             order in Just((0..6usize).collect::<Vec<_>>()).prop_shuffle(),
@@ -418,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_named_and_changes_nothing() {
+    fn a_gradient_out_of_range_is_named_and_changes_nothing() {
         let limit = (i64::MAX / 6) as f64 / 44f64.exp2();
         for (value, finite) in [
             (f32::NAN, false),

@@ -1,4 +1,4 @@
-//! One stage's side of an all-reduce: what a member's sums are for the others, and what comes of all.
+//! A member's computations in the all-reduce of one stage.
 
 use std::ops::Range;
 
@@ -12,44 +12,46 @@ use crate::accumulator::{FixedPoint, square_norm};
 use crate::error::{EngineError, Result};
 use crate::kernel::widest;
 
-/// The mean gradient of one stage, as it comes together round by round.
+/// The mean gradient of one stage, assembled round by round.
 ///
-/// Where sums are rounded, this member keeps what rounding took from its numbers, until the round is
-/// committed beside what it kept before: a try that comes to nothing changes nothing. Who adds up a
-/// range keeps what the result of it lost. So, over all members, what was applied and what is kept is
-/// always what was added.
+/// If sums are rounded, this member keeps the rounding error of its numbers until the round is
+/// committed, separately from the error of earlier rounds: a failed attempt changes nothing. The
+/// member that reduces a range keeps the rounding error of its result. So, over all members, the
+/// applied and the kept amounts always add up to the accumulated ones.
 ///
-/// In a round that goes on without members that are gone, what those kept is gone too. A range may arrive
-/// again in it, from another, and be given again: then what rounding took the last time is kept.
+/// In a round that continues without lost members, the errors that those kept are lost too. A range
+/// may be received again from another member and be sent again; then the error of the last rounding
+/// is kept.
 #[derive(Debug)]
 pub struct AllReduce {
     fixed_point: FixedPoint,
     codec: SumCodec,
     mean: Vec<f32>,
-    /// What each block of the mean comes to: measured as it arrives, while others are on their way.
+    /// Hash and norm of each block of the mean, computed as blocks become complete, while others
+    /// are in transit.
     blocks: Vec<Block>,
-    /// Kept of the rounds before, for this one; empty where nothing is lost.
+    /// Errors kept from earlier rounds, for this one; empty if the codec is lossless.
     kept: Vec<f32>,
-    /// Kept of this round, for the next; whole once all of the vector was sent or reduced.
+    /// Errors of this round, for the next; complete once all of the vector was sent or reduced.
     keeps: Vec<f32>,
-    /// Elements of this round of which something may be kept.
+    /// Number of elements of this round whose errors may be kept.
     given: usize,
-    /// Room for a piece, used again for the next: what is coded, and what that is for the others.
+    /// Buffers for a piece: the numbers to encode, and their decoded values.
     numbers: Vec<f32>,
     rounded: Vec<f32>,
 }
 
-/// So many elements of the mean; fewer at its end.
+/// A block of elements of the mean; the last one may be shorter.
 #[derive(Debug, Clone)]
 struct Block {
-    /// Elements that are not there yet.
+    /// Number of elements that have not arrived.
     missing: usize,
     hash: ContentHash,
     square_norm: f64,
 }
 
 impl AllReduce {
-    /// For a stage of so many elements, with nothing kept.
+    /// Creates the state for a stage of `elements` elements, without kept errors.
     #[must_use]
     pub fn new(manifest: &Manifest, elements: usize) -> Self {
         let codec = manifest.codec.all_reduce;
@@ -67,16 +69,16 @@ impl AllReduce {
         }
     }
 
-    /// Another try, or another step: nothing has come yet.
+    /// Begins another attempt or step: no piece has arrived.
     pub fn begin(&mut self) {
         self.given = 0;
         self.blocks = empty(self.mean.len());
     }
 
-    /// What this member's sums of a range (i64, little-endian) are for the member that adds them up.
+    /// Encodes this member's sums of a range (i64, little-endian) for the member that reduces them.
     ///
     /// # Errors
-    /// When they are not the sums of that range.
+    /// If they are not the sums of that range.
     pub fn part(&mut self, range: Range<usize>, sums: &[u8]) -> Result<Bytes> {
         let SumCodec::Rounded(codec) = self.codec else { return Ok(Bytes::copy_from_slice(sums)) };
         self.own(range.clone(), sums)?;
@@ -90,12 +92,12 @@ impl AllReduce {
         Ok(bytes)
     }
 
-    /// Adds up a range of all members: this one's sums (i64, little-endian) and what
-    /// [`AllReduce::part`] gave at the others, in an order that is the same at every try. Gives what
-    /// the others install.
+    /// Reduces a range of all members: adds this member's sums (i64, little-endian) and the other
+    /// members' results of [`AllReduce::part`], in the same order in every attempt. Returns the
+    /// result for the others to install.
     ///
     /// # Errors
-    /// When one has another length than the range.
+    /// If one differs in length from the range.
     pub fn reduce(&mut self, range: Range<usize>, sums: &[u8], others: &[Bytes]) -> Result<Bytes> {
         let SumCodec::Rounded(codec) = self.codec else {
             let others = others.iter().map(Bytes::as_ref);
@@ -121,17 +123,18 @@ impl AllReduce {
         Ok(bytes)
     }
 
-    /// Takes in a range that another member reduced.
+    /// Installs a range that another member reduced.
     ///
     /// # Errors
-    /// When it has another length.
+    /// If its length is wrong.
     pub fn install(&mut self, range: Range<usize>, result: &[u8]) -> Result<()> {
         decode(self.codec.result_codec(), result, &mut self.mean[range.clone()])?;
         self.measure(range);
         Ok(())
     }
 
-    /// These elements have arrived: measures the blocks that are whole by them. What was whole before arrives again.
+    /// Notes the arrival of elements and measures the blocks that they complete. Complete blocks
+    /// may arrive again.
     fn measure(&mut self, range: Range<usize>) {
         let blocks = range.start / BLOCK..range.end.div_ceil(BLOCK);
         for (index, block) in blocks.clone().zip(&mut self.blocks[blocks]) {
@@ -155,11 +158,11 @@ impl AllReduce {
         bytemuck::cast_slice(&self.mean)
     }
 
-    /// The hash of the hashes of the mean gradient's blocks, and its part of the global norm: see
-    /// [`square_norm`], whose blocks they are.
+    /// The hash of the hashes of the mean gradient's blocks, and its contribution to the global
+    /// norm: see [`square_norm`], which uses the same blocks.
     ///
     /// # Panics
-    /// When some of it has neither been reduced nor installed.
+    /// If a part of it was neither reduced nor installed.
     #[must_use]
     pub fn outcome(&self) -> (ContentHash, f64) {
         assert!(self.blocks.iter().all(|block| block.missing == 0), "the mean is whole");
@@ -168,9 +171,9 @@ impl AllReduce {
         (ContentHash::of(&hashes), norm)
     }
 
-    /// The round is committed: what was kept before it has been added.
+    /// The round is committed: replaces the kept errors of earlier rounds, which have been added.
     pub fn commit(&mut self) {
-        // Who only listened gave nothing.
+        // A listener sent nothing.
         if self.given > 0 && !self.kept.is_empty() {
             assert!(self.given >= self.kept.len(), "a result is whole when all gave their parts");
             std::mem::swap(&mut self.kept, &mut self.keeps);
@@ -178,7 +181,7 @@ impl AllReduce {
         self.given = 0;
     }
 
-    /// Makes the numbers this member's part of the mean, with what it kept.
+    /// Computes this member's contribution to the mean, including its kept errors.
     fn own(&mut self, range: Range<usize>, sums: &[u8]) -> Result<()> {
         let (expected, found) = (size_of::<i64>() * range.len(), sums.len());
         if found != expected {
@@ -195,7 +198,7 @@ impl AllReduce {
 }
 
 widest! {
-    /// Adds numbers to as many others.
+    /// Adds numbers element by element.
     fn add(to: &mut [f32], numbers: &[f32]) {
         for (to, number) in to.iter_mut().zip(numbers) {
             *to += number;
@@ -204,7 +207,7 @@ widest! {
 }
 
 widest! {
-    /// What rounding took from numbers.
+    /// The rounding errors of numbers.
     fn difference(keeps: &mut [f32], numbers: &[f32], rounded: &[f32]) {
         for ((keeps, number), rounded) in keeps.iter_mut().zip(numbers).zip(rounded) {
             *keeps = number - rounded;
@@ -212,7 +215,7 @@ widest! {
     }
 }
 
-/// The blocks of so many elements, of which none is there.
+/// The blocks of `elements` elements, none of which has arrived.
 fn empty(elements: usize) -> Vec<Block> {
     let missing = |start: usize| BLOCK.min(elements - start);
     let block = |missing| Block { missing, hash: ContentHash([0; 32]), square_norm: 0.0 };
@@ -243,7 +246,7 @@ mod tests {
 
     const ELEMENTS: usize = 2 * BLOCK + 600;
 
-    /// Sums that stand for these contributions to the mean.
+    /// Sums that represent these contributions to the mean.
     fn sums(numbers: &[f32]) -> Bytes {
         let whole = 44f64.exp2() * f64::from(manifest().training.microbatches);
         numbers
@@ -258,7 +261,7 @@ mod tests {
         (0..count).map(|_| AllReduce::new(&manifest, ELEMENTS)).collect()
     }
 
-    /// One round, in which each member reduces an equal range, the last first.
+    /// One round in which each member reduces an equal range, the last one first.
     fn round(members: &mut [AllReduce], contributions: &[Vec<f32>]) {
         let count = members.len();
         let range = |owner: usize| owner * ELEMENTS / count..(owner + 1) * ELEMENTS / count;
@@ -307,7 +310,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_applied_and_what_is_kept_is_what_was_added(
+        fn applied_and_kept_amounts_equal_the_added_ones(
             codec in prop::sample::select(vec!["bf16", "int8", "int4:16"]),
             rounds in 1usize..8,
             phase in 0f32..6.0,
@@ -316,7 +319,7 @@ mod tests {
             let (mut applied, mut added) = (vec![0f64; ELEMENTS], vec![0f64; ELEMENTS]);
             for step in 0..rounds {
                 let contributions = [wave(phase + step as f32), wave(phase * 3.0)];
-                // A try that comes to nothing.
+                // A failed attempt.
                 round(&mut members, &contributions);
                 round(&mut members, &contributions);
                 for index in 0..ELEMENTS {
@@ -333,11 +336,11 @@ mod tests {
     }
 
     #[test]
-    fn a_round_is_measured_anew_after_one_that_came_to_nothing() {
+    fn a_round_is_measured_anew_after_a_failed_one() {
         let mut members = members("exact", 2);
         round(&mut members, &[wave(0.0), wave(1.0)]);
         let first = members[0].outcome();
-        // Half of another.
+        // Half of another attempt.
         members[0].begin();
         let half = 0..ELEMENTS / 2;
         let zeros = Bytes::from(vec![0; size_of::<f32>() * half.len()]);
@@ -350,12 +353,12 @@ mod tests {
     }
 
     #[test]
-    fn what_arrives_again_is_measured_again() {
+    fn repeated_pieces_are_measured_again() {
         let contributions = [wave(0.0), wave(1.0)];
         let mut members = members("exact", 2);
         round(&mut members, &contributions);
         let outcome = members[0].outcome();
-        // Who had summed it is gone, and another does.
+        // The reducer of these ranges is lost, and another member replaces it.
         let others = 0..2 * BLOCK;
         let zeros = Bytes::from(vec![0; size_of::<f32>() * others.len()]);
         members[0].install(others.clone(), &zeros).expect("whole");
@@ -367,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn who_listens_keeps_nothing() {
+    fn a_listener_keeps_no_errors() {
         let mut both = members("int8", 2);
         let mut listener = members("int8", 1).remove(0);
         round(&mut both, &[wave(0.0), wave(1.0)]);

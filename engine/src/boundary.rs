@@ -1,10 +1,10 @@
-//! Trained layers that make an activation narrow where it crosses from stage to stage.
+//! Trained layers that compress an activation between stages.
 //!
-//! As in SWARM's compression-aware architectures (Ryabinin et al., arXiv 2301.11913, and its code):
-//! the end of a stage normalises `[B, T, H]`, makes it `[B, T, W]` by a matrix or by the largest of
-//! H / W neighbours, and normalises again; the beginning of the next makes it `[B, T, H]` by a
-//! matrix. Nothing goes round the narrow place. Like the model's, norms and matrices have no bias,
-//! which SWARM's have.
+//! As in SWARM's compression-aware architectures (Ryabinin et al., arXiv 2301.11913, and its code),
+//! the end of a stage normalises `[B, T, H]`, reduces it to `[B, T, W]` by a matrix or by the
+//! maximum of H / W neighbours, and normalises again. The beginning of the next stage expands it to
+//! `[B, T, H]` by a matrix. There is no residual path around the bottleneck. Norms and matrices
+//! have no bias, as in the model; SWARM's have one.
 
 use shoal_protocol::ids::Stage;
 use shoal_protocol::manifest::{Boundary, BoundaryKind, Manifest};
@@ -13,7 +13,7 @@ use tch::{Kind, Tensor};
 use crate::error::Result;
 use crate::model::{Shape, rms_norm};
 
-/// What the names of boundaries' weights begin with.
+/// Prefix of the names of boundaries' weights.
 const PREFIX: &str = "shoal.boundary.";
 
 /// Name of a weight of the boundary after a stage.
@@ -21,7 +21,7 @@ pub(crate) fn weight_name(before: Stage, part: &str) -> String {
     format!("{PREFIX}{}.{part}.weight", before.0)
 }
 
-/// Whether a name is that of a boundary's weight.
+/// Whether a name belongs to a boundary's weight.
 pub(crate) fn owns(name: &str) -> bool {
     name.starts_with(PREFIX)
 }
@@ -29,16 +29,16 @@ pub(crate) fn owns(name: &str) -> bool {
 /// Weights at the end of a stage.
 #[derive(Debug)]
 pub(crate) struct Compress {
-    /// Of the norm before, `[H]`.
+    /// Weight of the first norm, `[H]`.
     pub(crate) input_norm: Tensor,
-    /// `[W, H]`; without it, the largest of each H / W neighbours goes on.
+    /// `[W, H]`; if `None`, the maximum of each H / W neighbours is used.
     pub(crate) matrix: Option<Tensor>,
-    /// Of the norm after, `[W]`.
+    /// Weight of the second norm, `[W]`.
     pub(crate) output_norm: Tensor,
 }
 
 impl Compress {
-    /// Takes the weights one after the other; `cut` gives the next one of a shape.
+    /// Takes consecutive weights; `cut` returns the next one of a shape.
     pub(crate) fn cut(
         boundary: Boundary,
         hidden: i64,
@@ -56,17 +56,17 @@ impl Compress {
     }
 }
 
-/// The boundary at the beginning of a stage, if anything is trained there.
+/// The boundary at the beginning of a stage, if it is trained.
 pub(crate) fn before(manifest: &Manifest, stage: Stage) -> Option<Boundary> {
     manifest.model.boundary.filter(|_| stage > Stage(0))
 }
 
-/// The boundary at the end of a stage, if anything is trained there.
+/// The boundary at the end of a stage, if it is trained.
 pub(crate) fn after(manifest: &Manifest, stage: Stage) -> Option<Boundary> {
     manifest.model.boundary.filter(|_| stage < manifest.last_stage())
 }
 
-/// `[B, T, H]` to `[B, T, W]`.
+/// Compresses `[B, T, H]` to `[B, T, W]`.
 pub(crate) fn compress(x: &Tensor, weights: &Compress, shape: &Shape) -> Result<Tensor> {
     let normal = layer_norm(x, &weights.input_norm, shape)?;
     let narrow = match &weights.matrix {
@@ -80,15 +80,15 @@ pub(crate) fn compress(x: &Tensor, weights: &Compress, shape: &Shape) -> Result<
     layer_norm(&narrow, &weights.output_norm, shape)
 }
 
-/// Layer normalisation (Ba et al., arXiv 1607.06450): unlike the root mean square alone it takes out
-/// the mean, which the largest of several numbers always has.
+/// Layer normalisation (Ba et al., arXiv 1607.06450): unlike root mean square normalisation it
+/// removes the mean, which a maximum of several numbers always has.
 fn layer_norm(x: &Tensor, weight: &Tensor, shape: &Shape) -> Result<Tensor> {
     let mean = x.f_mean_dim(Some(&[-1i64][..]), true, Kind::Float)?;
     let centred = x.f_sub(&mean)?.f_to_kind(x.kind())?;
     rms_norm(&centred, weight, shape.epsilon)
 }
 
-/// `[B, T, W]` to `[B, T, H]`, by a matrix `[H, W]`.
+/// Expands `[B, T, W]` to `[B, T, H]` by a matrix `[H, W]`.
 pub(crate) fn expand(x: &Tensor, matrix: &Tensor) -> Result<Tensor> {
     Ok(x.f_linear(matrix, None::<Tensor>)?)
 }

@@ -1,7 +1,7 @@
-//! Tensors as they travel between stages: the bytes that `protocol`'s codecs define.
+//! Encoding of tensors between stages, in the formats of `protocol`'s codecs.
 //!
-//! On the CPU its functions do it. On another device the same operations are libtorch's, so that only
-//! the coded bytes cross the bus.
+//! On the CPU, `protocol` does the work. On another device, libtorch does the same operations
+//! there, so that only the encoded bytes cross the bus.
 
 mod device;
 
@@ -12,7 +12,7 @@ use tch::{Device, Kind, Tensor};
 use crate::error::{EngineError, Result};
 use crate::tensor::{bytes_mut, elements, elements_mut, into_bytes};
 
-/// Codes a tensor of any float kind.
+/// Encodes a tensor of any float kind.
 pub(crate) fn encode(tensor: &Tensor, codec: Codec, rounding: Rounding) -> Result<Bytes> {
     if let Some(kind) = kind_of(codec) {
         return into_bytes(&tensor.f_to_kind(kind)?);
@@ -28,7 +28,7 @@ pub(crate) fn encode(tensor: &Tensor, codec: Codec, rounding: Rounding) -> Resul
     Ok(bytes.into())
 }
 
-/// A tensor from coded bytes, which may lie at any address; its kind is the codec's, or f32.
+/// Decodes a tensor from bytes at any alignment; its kind is the codec's, or f32.
 pub(crate) fn decode(
     bytes: &[u8],
     codec: Codec,
@@ -55,7 +55,7 @@ pub(crate) fn decode(
     Ok(tensor.f_to(device)?)
 }
 
-/// The kind of number that is the codec's own, where there is one.
+/// The kind of number that the codec stores directly, if any.
 fn kind_of(codec: Codec) -> Option<Kind> {
     match codec {
         Codec::F32 => Some(Kind::Float),

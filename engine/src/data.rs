@@ -1,7 +1,7 @@
-//! Text on disk as a file of tokens.
+//! Converts text on disk into a token file.
 //!
-//! The token file is the tokens and nothing else, each little-endian in the manifest's width.
-//! Beside it, with `.json` added to its name, lies what it is: the manifest's `tokens` section.
+//! A token file contains only tokens, each little-endian in the manifest's width. A second file,
+//! with `.json` appended to the name, describes it: the manifest's `tokens` section.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -13,29 +13,29 @@ use shoal_protocol::manifest::{TokenWidth, Tokenizer, Tokens};
 
 use crate::tokenizer;
 
-/// Why text cannot be trained on.
+/// Why text cannot be used for training.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
-    /// The file system refused.
+    /// The file system failed.
     #[error("{path}: {source}", path = path.display())]
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What the file system said.
+        /// The error of the file system.
         source: std::io::Error,
     },
-    /// Nothing to train on.
+    /// There is no text.
     #[error("{path} holds no text", path = path.display())]
     Empty {
         /// The file or folder.
         path: PathBuf,
     },
-    /// The token file is not the one that the manifest names.
+    /// The token file differs from the one in the manifest.
     #[error("{path} is not the token file of this run: {reason}", path = path.display())]
     WrongFile {
         /// The file.
         path: PathBuf,
-        /// What differs.
+        /// The difference.
         reason: String,
     },
 }
@@ -47,14 +47,14 @@ impl DataError {
     }
 }
 
-/// Between two files of a folder.
+/// Separator between two files of a folder.
 const SEPARATOR: &[u8] = b"\n";
 
-/// The text of a file, or of all files of a folder and its subfolders in the byte order of their
-/// paths, with a newline between two. Files and folders whose name starts with a dot are skipped.
+/// Reads the text of a file, or of all files of a folder and its subfolders in the byte order of
+/// their paths, separated by newlines. Files and folders whose names start with a dot are skipped.
 ///
 /// # Errors
-/// When something cannot be read, or there is no text.
+/// If a file cannot be read, or there is no text.
 pub fn read_text(path: &Path) -> Result<Vec<u8>, DataError> {
     let mut files = Vec::new();
     if fs::metadata(path).map_err(DataError::io(path))?.is_dir() {
@@ -98,10 +98,10 @@ fn collect_files(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), DataErro
     Ok(())
 }
 
-/// Writes the tokens of `text` to `path` and what they are beside it.
+/// Writes the tokens of `text` to `path`, and their description beside it.
 ///
 /// # Errors
-/// When the file system refuses.
+/// If the file system fails.
 pub fn write_tokens(text: &[u8], tokenizer: Tokenizer, path: &Path) -> Result<Tokens, DataError> {
     let width = match tokenizer.vocabulary() {
         0..=0x100 => TokenWidth::U8,
@@ -147,7 +147,7 @@ impl TokenFile {
     /// Opens the file that a manifest names and checks its hash.
     ///
     /// # Errors
-    /// When it cannot be read or is another file.
+    /// If it cannot be read or differs.
     pub fn open(path: &Path, tokens: &Tokens) -> Result<Self, DataError> {
         let wrong = |reason| DataError::WrongFile { path: path.to_owned(), reason };
         let file = File::open(path).map_err(DataError::io(path))?;
@@ -168,10 +168,10 @@ impl TokenFile {
         Ok(Self { map, tokens: tokens.clone() })
     }
 
-    /// What the file beside a token file says about it.
+    /// Reads the description of a token file.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// If it cannot be read.
     pub fn describe(path: &Path) -> Result<Tokens, DataError> {
         let beside = description_path(path);
         let text = fs::read_to_string(&beside).map_err(DataError::io(&beside))?;
@@ -179,22 +179,22 @@ impl TokenFile {
             .map_err(|error| DataError::WrongFile { path: beside, reason: error.to_string() })
     }
 
-    /// What it is.
+    /// The description of the file.
     #[must_use]
     pub fn tokens(&self) -> &Tokens {
         &self.tokens
     }
 
-    /// All of it, to be sent to a peer.
+    /// The whole file, to be sent to a peer.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.map
     }
 
-    /// `count` tokens from `start`.
+    /// Reads `count` tokens from `start`.
     ///
     /// # Panics
-    /// When the file ends before.
+    /// If the file ends before.
     pub(crate) fn read(&self, start: u64, count: u64) -> impl Iterator<Item = u32> + '_ {
         let width = self.tokens.width.size();
         let start = start as usize * width;

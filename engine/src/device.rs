@@ -1,4 +1,4 @@
-//! Where tensors live, and how libtorch is set up before the first of them.
+//! The device of tensors, and the setup of libtorch.
 
 use std::ffi::CStr;
 use std::fmt;
@@ -11,20 +11,20 @@ use crate::error::{EngineError, Result};
 use crate::mkl::MklDispatch;
 use crate::shim;
 
-/// The device asked for: `auto`, `cpu` or `cuda:N`.
+/// A requested device: `auto`, `cpu` or `cuda:N`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DeviceChoice {
-    /// The first CUDA device that works, else the CPU.
+    /// The first working CUDA device, otherwise the CPU.
     #[default]
     Auto,
     /// The processor.
     Cpu,
-    /// The CUDA device of this number.
+    /// The CUDA device with this index.
     Cuda(usize),
 }
 
 impl DeviceChoice {
-    /// Whether tensors will be in the machine's own memory.
+    /// Whether tensors are in the machine's own memory.
     #[must_use]
     pub fn is_processor(self) -> bool {
         match self {
@@ -61,7 +61,7 @@ impl fmt::Display for DeviceChoice {
     }
 }
 
-/// A device that works, with libtorch set up for it.
+/// A working device, with libtorch set up for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Device {
     pub(crate) torch: tch::Device,
@@ -69,13 +69,14 @@ pub struct Device {
 }
 
 impl Device {
-    /// Sets libtorch up and picks the device. Call it first thing in `main`, before other threads:
+    /// Sets up libtorch and selects the device. Call this first in `main`, before starting threads:
     /// libtorch reads its thread count and environment once.
     ///
-    /// `threads` is how many the processor's tensor work uses; bits depend on it.
+    /// `threads` is the number of threads for tensor work on the processor; the bits of results
+    /// depend on it.
     ///
     /// # Errors
-    /// When a CUDA device was asked for by number and does not work.
+    /// If a CUDA device was requested by index and does not work.
     pub fn open(choice: DeviceChoice, threads: usize) -> Result<Self> {
         let torch = match choice {
             DeviceChoice::Cpu => tch::Device::Cpu,
@@ -86,7 +87,7 @@ impl Device {
         let _ = MklDispatch::of_this_process();
         let count = i32::try_from(threads.max(1)).unwrap_or(i32::MAX);
         tch::set_num_threads(count);
-        // libtorch refuses to set this a second time.
+        // libtorch rejects a second call.
         static INTEROP: Once = Once::new();
         INTEROP.call_once(|| tch::set_num_interop_threads(1));
         keep_freed_memory();
@@ -116,21 +117,22 @@ impl fmt::Display for Device {
     }
 }
 
-/// Tensors come and go with every microbatch. By default glibc returns large ones to the system,
-/// and each next one then costs a page fault for every 4 KiB.
+/// Configures the allocator for tensors that are allocated and freed with every microbatch. By
+/// default glibc returns large ones to the system, so that each next one costs a page fault for
+/// every 4 KiB.
 fn keep_freed_memory() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: it only sets limits of the allocator; 32 MiB is the largest that glibc takes.
+    // SAFETY: it only sets limits of the allocator; 32 MiB is the largest that glibc accepts.
     unsafe {
         libc::mallopt(libc::M_MMAP_THRESHOLD, 32 << 20);
         libc::mallopt(libc::M_TRIM_THRESHOLD, 1 << 30);
     }
 }
 
-/// Loads libtorch's CUDA half and tries the device.
+/// Loads libtorch's CUDA library and tests the device.
 fn open_cuda(index: usize) -> Result<tch::Device> {
     let missing = |reason: String| EngineError::NoCuda { index, reason };
-    // cuBLAS gives the same bits each time only with a fixed workspace.
+    // cuBLAS returns the same bits each time only with a fixed workspace.
     if std::env::var_os("CUBLAS_WORKSPACE_CONFIG").is_none() {
         // SAFETY: `Device::open` runs before there are other threads.
         unsafe { std::env::set_var("CUBLAS_WORKSPACE_CONFIG", ":4096:8") };
@@ -149,18 +151,18 @@ fn open_cuda(index: usize) -> Result<tch::Device> {
     Ok(device)
 }
 
-/// Registers libtorch_cuda's operators. Linking would make every machine need it.
+/// Registers libtorch_cuda's operators. Linking the library would require it on every machine.
 fn load_library(name: &CStr) -> Result<(), String> {
-    // SAFETY: the library's initialisers are libtorch's own; the handle is kept for good.
+    // SAFETY: the library's initialisers are libtorch's own; the handle is never closed.
     let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
     if !handle.is_null() {
         return Ok(());
     }
-    // SAFETY: after a failed dlopen it is a message, or null.
+    // SAFETY: after a failed dlopen it is a message or null.
     let message = unsafe { libc::dlerror() };
     if message.is_null() {
         return Err("libtorch_cuda cannot be loaded".to_owned());
     }
-    // SAFETY: not null, ends with a zero, and is read before the next call.
+    // SAFETY: it is not null, ends with a zero, and is read before the next call.
     Err(unsafe { CStr::from_ptr(message) }.to_string_lossy().into_owned())
 }

@@ -1,4 +1,4 @@
-//! What the driver calls: the stages of one peer's span.
+//! The interface for the driver: the stages of one peer's span.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -15,7 +15,7 @@ use crate::error::{EngineError, Result};
 use crate::stage::{ForwardOutput, StageModel};
 use crate::tensor::elements;
 
-/// The tensor work of one peer. It belongs to one thread; nothing in it waits for anything.
+/// The tensor work of one peer. It belongs to one thread and never blocks on other peers.
 #[derive(Debug)]
 pub struct Engine {
     manifest: Manifest,
@@ -24,13 +24,13 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// The span's stages with their initial weights, which follow from the manifest alone.
+    /// Creates the span's stages with their initial weights, which depend on the manifest alone.
     ///
     /// # Errors
-    /// When the device has no room.
+    /// If the device has too little memory.
     ///
     /// # Panics
-    /// When the run has no such stage.
+    /// If the run has no such stage.
     pub fn new(manifest: &Manifest, span: StageSpan, device: Device) -> Result<Self> {
         let mut stages = BTreeMap::new();
         for stage in span.stages() {
@@ -39,7 +39,7 @@ impl Engine {
         Ok(Self { manifest: manifest.clone(), device, stages })
     }
 
-    /// How many stages are hosted.
+    /// Number of hosted stages.
     #[must_use]
     pub fn hosted(&self) -> usize {
         self.stages.len()
@@ -47,15 +47,15 @@ impl Engine {
 
     /// Runs one stage on one microbatch.
     ///
-    /// `input` is, in the first stage, token ids `[B, T]` as u32, little-endian, and in every
-    /// other stage the activation that the stage before gave. The last stage also needs `labels`,
-    /// encoded as tokens are. A held-out microbatch (its number is at least
-    /// `training.microbatches`) leaves nothing behind; any other is then in flight until it is
-    /// accumulated or discarded, or the step is applied.
+    /// In the first stage, `input` holds token ids `[B, T]` as little-endian u32; in every other
+    /// stage it is the activation of the previous stage. The last stage also needs `labels`,
+    /// encoded like tokens. A held-out microbatch (its number is at least `training.microbatches`)
+    /// leaves no state; any other is in flight until it is accumulated or discarded, or the step is
+    /// applied.
     ///
     /// # Errors
-    /// When the bytes have the wrong length or name unknown tokens, when the stage is not hosted,
-    /// or when the microbatch is already in flight here.
+    /// If the bytes have the wrong length or contain unknown tokens, the stage is not hosted, or
+    /// the microbatch is already in flight here.
     pub fn forward(
         &mut self,
         key: ClaimKey,
@@ -65,47 +65,47 @@ impl Engine {
         self.stage_mut(key.stage)?.forward(key, input, labels)
     }
 
-    /// Runs the backward pass of a microbatch whose forward pass has been.
+    /// Runs the backward pass of a microbatch after its forward pass.
     ///
-    /// `gradient` is that of the activation sent, in the same shape and dtype; the last stage
-    /// needs none. Returns the gradient of the stage's input, which the first stage has not. The
+    /// `gradient` is the gradient of the sent activation, in the same shape and dtype; the last
+    /// stage needs none. Returns the gradient of the stage's input; `None` in the first stage. The
     /// weight gradients stay pending until [`Engine::accumulate`] or [`Engine::discard`].
     ///
     /// # Errors
-    /// When no forward pass has been, or the gradient is missing or has the wrong length; the
+    /// If there was no forward pass, or the gradient is missing or has the wrong length; the
     /// microbatch then stays in flight.
     pub fn backward(&mut self, key: ClaimKey, gradient: Option<&Bytes>) -> Result<Option<Bytes>> {
         self.stage_mut(key.stage)?.backward(key, gradient)
     }
 
-    /// Counts a microbatch: adds its pending weight gradients to the stage's accumulator.
+    /// Adds a microbatch's pending weight gradients to the stage's accumulator.
     ///
     /// # Errors
-    /// [`EngineError::BadGradient`] when fixed point cannot hold them; nothing is added then, and
+    /// [`EngineError::BadGradient`] if fixed point cannot represent them; then none is added, and
     /// they stay pending.
     pub fn accumulate(&mut self, key: ClaimKey) -> Result<()> {
         self.stage_mut(key.stage)?.accumulate(key)
     }
 
-    /// Drops whatever is held of a microbatch: graph, input or pending weight gradients.
+    /// Drops all state of a microbatch: graph, input or pending weight gradients.
     pub fn discard(&mut self, key: ClaimKey) {
         if let Some(stage) = self.stages.get_mut(&key.stage) {
             stage.discard(key);
         }
     }
 
-    /// A step's accumulated sums of a range of the stage's flat vector: i64, little-endian.
+    /// Copies a step's accumulated sums of a range of the stage's flat vector: i64, little-endian.
     ///
     /// # Errors
-    /// When the stage is not hosted or has no such range.
+    /// If the stage is not hosted or has no such range.
     pub fn export(&self, stage: Stage, step: Step, range: Range<usize>) -> Result<Bytes> {
         self.read_sums(stage, step, range, Bytes::copy_from_slice)
     }
 
-    /// Has somebody read what [`Engine::export`] would copy.
+    /// Passes the sums that [`Engine::export`] would copy to a function.
     ///
     /// # Errors
-    /// When the stage is not hosted or has no such range.
+    /// If the stage is not hosted or has no such range.
     pub fn read_sums<T>(
         &self,
         stage: Stage,
@@ -116,13 +116,13 @@ impl Engine {
         self.stage(stage)?.read_sums(step, range, read)
     }
 
-    /// Makes version `step + 1` of a stage's weights from the step's whole mean gradient (f32,
-    /// little-endian, as [`crate::FixedPoint::reduce`] gives it) and its norm over all stages. Then
-    /// empties the step's accumulator and drops what is in flight of it. Where steps read weights
-    /// without the newest update, the version before stays until the next one.
+    /// Computes version `step + 1` of a stage's weights from the step's whole mean gradient (f32,
+    /// little-endian, as returned by [`crate::FixedPoint::reduce`]) and its norm over all stages.
+    /// Then clears the step's accumulator and drops its microbatches in flight. If steps read
+    /// weights without the newest update, the previous version is kept until the next one.
     ///
     /// # Errors
-    /// When the stage is not hosted or the gradient has the wrong length.
+    /// If the stage is not hosted or the gradient has the wrong length.
     pub fn apply(
         &mut self,
         stage: Stage,
@@ -133,10 +133,10 @@ impl Engine {
         self.stage_mut(stage)?.apply(step, gradient, global_norm)
     }
 
-    /// Empties a stage's accumulators and drops everything in flight in it.
+    /// Clears a stage's accumulators and drops all its microbatches in flight.
     ///
     /// # Errors
-    /// When the stage is not hosted.
+    /// If the stage is not hosted.
     pub fn reset(&mut self, stage: Stage) -> Result<()> {
         self.stage_mut(stage)?.reset()
     }
@@ -144,7 +144,7 @@ impl Engine {
     /// Elements of a stage's flat vector.
     ///
     /// # Errors
-    /// When the stage is not hosted.
+    /// If the stage is not hosted.
     pub fn parameters(&self, stage: Stage) -> Result<usize> {
         Ok(self.stage(stage)?.parameter_count())
     }
@@ -152,7 +152,7 @@ impl Engine {
     /// Hash of a stage's weights and moments: equal on all replicas of a version.
     ///
     /// # Errors
-    /// When the stage is not hosted.
+    /// If the stage is not hosted.
     pub fn state_hash(&self, stage: Stage) -> Result<ContentHash> {
         self.stage(stage)?.state_hash()
     }
@@ -160,23 +160,23 @@ impl Engine {
     /// A copy of a stage's weights and moments.
     ///
     /// # Errors
-    /// When the stage is not hosted.
+    /// If the stage is not hosted.
     pub fn state(&self, stage: Stage) -> Result<StageState> {
         self.stage(stage)?.state()
     }
 
-    /// Takes over a stage's weights and moments at a version, and drops everything in flight in it.
+    /// Loads a stage's weights and moments of a version, and drops its microbatches in flight.
     ///
     /// # Errors
-    /// When the stage is not hosted, or the state is not that of this stage.
+    /// If the stage is not hosted, or the state does not fit this stage.
     pub fn set_state(&mut self, stage: Stage, version: Step, state: &StageState) -> Result<()> {
         self.stage_mut(stage)?.set_state(version, state)
     }
 
-    /// Hosts one more stage, if it is not hosted yet, with its initial weights.
+    /// Adds a stage with its initial weights, unless it is hosted already.
     ///
     /// # Errors
-    /// When the device has no room.
+    /// If the device has too little memory.
     pub fn host(&mut self, stage: Stage) -> Result<()> {
         if !self.stages.contains_key(&stage) {
             self.stages.insert(stage, StageModel::new(&self.manifest, stage, self.device)?);
@@ -184,41 +184,41 @@ impl Engine {
         Ok(())
     }
 
-    /// Lets go of a stage, with everything in flight in it.
+    /// Removes a stage and its microbatches in flight.
     pub fn leave(&mut self, stage: Stage) {
         self.stages.remove(&stage);
     }
 
-    /// Takes over a stage's weights and moments at a version from files that [`Engine::write_stage`]
-    /// wrote, and drops everything in flight in it.
+    /// Loads a stage's weights and moments of a version from files written by
+    /// [`Engine::write_stage`], and drops its microbatches in flight.
     ///
     /// # Errors
-    /// When the stage is not hosted, or the files are missing, damaged or another stage's.
+    /// If the stage is not hosted, or the files are missing, damaged or belong to another stage.
     pub fn read_stage(&mut self, stage: Stage, version: Step, folder: &Path) -> Result<()> {
         let state = checkpoint::read_stage(folder, &self.manifest, stage)?;
         self.set_state(stage, version, &state)
     }
 
-    /// Takes a stage back to its initial weights, and drops everything in flight in it.
+    /// Resets a stage to its initial weights, and drops its microbatches in flight.
     ///
     /// # Errors
-    /// When the device has no room.
+    /// If the device has too little memory.
     pub fn restart(&mut self, stage: Stage) -> Result<()> {
         let initial = StageModel::new(&self.manifest, stage, self.device)?;
         *self.stage_mut(stage)? = initial;
         Ok(())
     }
 
-    /// Writes a stage's part of a checkpoint into `folder`, which exists.
+    /// Writes a stage's part of a checkpoint into an existing `folder`.
     ///
     /// # Errors
-    /// When the stage is not hosted or the file system refuses.
+    /// If the stage is not hosted or the file system fails.
     pub fn write_stage(&self, stage: Stage, folder: &Path) -> Result<Vec<CheckpointFile>> {
         Ok(checkpoint::write_stage(folder, &self.manifest, stage, &self.state(stage)?)?)
     }
 
-    /// Logits `[T, vocabulary]` of one sample of at most `context` tokens, where the span is every
-    /// stage. Nothing is rounded between stages.
+    /// Logits `[T, vocabulary]` of one sample of at most `context` tokens, if the span has all
+    /// stages. Activations are not rounded between stages.
     pub(crate) fn logits(&self, tokens: &[u32]) -> Result<Vec<f32>> {
         let wide: Vec<i64> = tokens.iter().map(|token| i64::from(*token)).collect();
         let mut x = Tensor::f_from_slice(&wide)?.f_unsqueeze(0)?;

@@ -1,85 +1,86 @@
-//! Why tensor work fails.
+//! Errors of tensor work.
 
 use shoal_protocol::ids::{ClaimKey, Stage, Step};
 
 use crate::checkpoint_error::CheckpointError;
 
-/// Why the engine could not do what it was asked.
+/// Why the engine failed.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    /// libtorch refused an operation; the first line of what it said.
+    /// libtorch failed; the first line of its message.
     #[error("libtorch: {0}")]
     Torch(String),
-    /// CUDA was asked for by number, and there is no such device.
+    /// A CUDA device was requested by index but does not exist.
     #[error("no device cuda:{index}: {reason}; use --device cpu or auto")]
     NoCuda {
-        /// The number asked for.
+        /// The requested index.
         index: usize,
-        /// What was found instead.
+        /// The cause.
         reason: String,
     },
-    /// A device that is none.
-    #[error("{0:?} is no device: it must be auto, cpu or cuda:N")]
+    /// The name of a device is invalid.
+    #[error("{0:?} is not a device: it must be auto, cpu or cuda:N")]
     UnknownDevice(String),
-    /// Bytes that cannot be the tensor they should be.
+    /// Bytes have the wrong length for a tensor.
     #[error("{what} must have {expected} bytes and has {found}")]
     WrongLength {
-        /// What the bytes should be.
+        /// The tensor.
         what: &'static str,
-        /// Bytes of such a tensor.
+        /// The expected number of bytes.
         expected: usize,
-        /// Bytes there are.
+        /// The actual number of bytes.
         found: usize,
     },
     /// A token outside the vocabulary.
     #[error("token {token} is outside the vocabulary of {vocabulary}")]
     UnknownToken {
-        /// What was found.
+        /// The token.
         token: u32,
-        /// Tokens there are.
+        /// The size of the vocabulary.
         vocabulary: u32,
     },
     /// The last stage needs the tokens to predict.
     #[error("{0} has reached the last stage without its labels")]
     MissingLabels(ClaimKey),
-    /// All stages but the last need the gradient of what they sent.
+    /// All stages but the last need the gradient of their output.
     #[error("{0} needs the gradient of its activation")]
     MissingGradient(ClaimKey),
-    /// A stage outside this peer's span.
+    /// The stage is outside this peer's span.
     #[error("stage {0} is not hosted here")]
     NotHosted(Stage),
-    /// A backward pass or an addition for a microbatch without a forward or backward pass.
+    /// A backward pass or an addition without an earlier forward or backward pass.
     #[error("nothing is in flight for {0}")]
     NotInFlight(ClaimKey),
-    /// A second forward pass for a microbatch whose first is still in flight.
+    /// A second forward pass of a microbatch whose first is still in flight.
     #[error("{0} is already in flight")]
     AlreadyInFlight(ClaimKey),
-    /// A pass that reads weights of a version that is not here.
-    #[error("{key} reads other weights than those around version {version}, which are here")]
+    /// A pass that reads weights of a missing version.
+    #[error("{key} reads weights of a missing version; the newest one here is {version}")]
     WrongVersion {
-        /// The work.
+        /// The work item.
         key: ClaimKey,
         /// The newest version here.
         version: Step,
     },
-    /// A weight gradient that fixed point cannot hold. A verdict on the run, not on the peer.
+    /// Fixed point cannot represent a weight gradient. The fault lies with the run, not with the
+    /// peer.
     #[error("the gradient of {tensor} for {key} {problem}")]
     BadGradient {
         /// Name of the weight.
         tensor: String,
-        /// Whose gradient it is.
+        /// The work item of the gradient.
         key: ClaimKey,
-        /// What is wrong with it.
+        /// The problem.
         problem: GradientProblem,
     },
-    /// Parts of an all-reduce that do not belong together.
+    /// Parts of an all-reduce that do not match.
     #[error(
         "the parts of an all-reduce have {first} and {other} bytes: they must be equal and whole sums"
     )]
     UnequalParts {
         /// Bytes of the first part.
         first: usize,
-        /// Bytes of one that differs.
+        /// Bytes of a part that differs.
         other: usize,
     },
     /// A checkpoint could not be written or read.
@@ -87,10 +88,10 @@ pub enum EngineError {
     Checkpoint(#[from] CheckpointError),
 }
 
-/// What is wrong with a weight gradient.
+/// The problem with a weight gradient.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 pub enum GradientProblem {
-    /// Infinite or not a number.
+    /// Infinite or NaN.
     #[error("is not finite: lower optimizer.learning_rate")]
     NotFinite,
     /// Too large for the accumulator.
@@ -100,7 +101,7 @@ pub enum GradientProblem {
     OutOfRange {
         /// Largest magnitude in the tensor.
         largest: f64,
-        /// Largest magnitude that fits.
+        /// Largest magnitude that is allowed.
         limit: f64,
     },
 }

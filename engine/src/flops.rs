@@ -1,4 +1,4 @@
-//! Floating-point operations: how many a pass asks for, and how many a device can do.
+//! Floating-point operations: the number that a pass requires, and the rate that a device achieves.
 
 use std::time::{Duration, Instant};
 
@@ -10,17 +10,17 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::parameters::{Parameter, parameters};
 
-/// How long products are timed.
+/// Minimum duration of the measurement.
 const TIMED: Duration = Duration::from_millis(60);
 
-/// Floating-point operations of a stage's forward pass over one microbatch, as models are compared:
-/// two for each element of a matrix and token, and those of the attention over the whole context.
-/// A backward pass has twice as many.
+/// Floating-point operations of a stage's forward pass over one microbatch, by the usual
+/// convention: two for each matrix element and token, plus those of attention over the whole
+/// context. A backward pass has twice as many.
 #[must_use]
 pub fn forward_flops(manifest: &Manifest, stage: Stage) -> f64 {
     let model = &manifest.model;
     let tokens = f64::from(manifest.training.microbatch_size) * f64::from(model.context);
-    // Norms are vectors, and the embedding is looked up.
+    // Norms are vectors, and the embedding is a lookup.
     let multiplied =
         |parameter: &&Parameter| parameter.decays() && !parameter.name.contains("embed_tokens");
     let list = parameters(manifest, stage);
@@ -30,11 +30,11 @@ pub fn forward_flops(manifest: &Manifest, stage: Stage) -> f64 {
     tokens * (2.0 * weights as f64 + attention)
 }
 
-/// Floating-point operations per second of a device in a product of large square matrices: the best of
-/// several, since others may use the machine.
+/// Floating-point operations per second of a device in a product of large square matrices: the best
+/// of several measurements, since other programs may use the machine.
 ///
 /// # Errors
-/// When the device has no memory for them.
+/// If the device has too little memory.
 pub fn peak_flops(device: Device, dtype: Dtype) -> Result<f64> {
     let kind = match dtype {
         Dtype::F32 => Kind::Float,
@@ -51,7 +51,7 @@ pub fn peak_flops(device: Device, dtype: Dtype) -> Result<f64> {
         }
         Ok(start.elapsed())
     };
-    // The first one sets libraries up.
+    // The first product initialises libraries.
     let mut best = product()?;
     let start = Instant::now();
     while start.elapsed() < TIMED {
@@ -69,7 +69,7 @@ mod tests {
     use crate::parameters::parameter_count;
 
     #[test]
-    fn a_pass_has_two_operations_for_each_weight_and_token_and_those_of_attention() {
+    fn a_pass_has_two_operations_per_weight_and_token_plus_attention() {
         let mut manifest = example::small();
         manifest.training.stages = 1;
         let model = &manifest.model;
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_processor_does_more_than_a_hundred_million_and_less_than_a_thousand_trillion() {
+    fn the_peak_of_a_processor_is_plausible() {
         let device = Device::open(DeviceChoice::Cpu, 1).expect("a processor");
         let peak = peak_flops(device, Dtype::F32).expect("memory");
         assert!((1e8..1e15).contains(&peak), "{peak}");

@@ -1,6 +1,6 @@
 //! The loops of the fused elementwise operations (`csrc/fused.cpp`) on the CPU.
 //!
-//! Everything is computed in f32 and rounded once at the end. Sums run in sixteen fixed lanes, so
+//! All computations are in f32 and are rounded once at the end. Sums run in sixteen fixed lanes, so
 //! the bits do not depend on the width of the processor's vectors.
 
 use std::ffi::c_void;
@@ -113,7 +113,7 @@ widest! {
     }
 }
 
-/// Extents of a rotation, as csrc/fused.cpp knows them.
+/// Dimensions of a rotation, with the layout in csrc/fused.cpp.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Heads {
@@ -137,8 +137,8 @@ impl Heads {
     }
 }
 
-/// Turns the pairs of channels `(c, c + size / 2)` of each head in a row by its token's angles,
-/// backwards where `sign` is -1.
+/// Rotates the pairs of channels `(c, c + size / 2)` of each head in a row by its token's angles,
+/// backwards if `sign` is -1.
 #[inline(always)]
 fn turn<N: Number>(from: &[N], to: &mut [N], cosine: &[f32], sine: &[f32], sign: f32) {
     let half = cosine.len();
@@ -216,7 +216,7 @@ widest! {
 /// split into n · ln 2 + r, and e^r is its Taylor polynomial.
 #[inline(always)]
 fn exp(x: f32) -> f32 {
-    // Adding and taking away 1.5 · 2^23 rounds to an integer.
+    // Adding and subtracting 1.5 · 2^23 rounds to an integer.
     const ROUND: f32 = 12_582_912.0;
     const LN_2_HIGH: f32 = 0.693_359_4;
     const LN_2_LOW: f32 = -2.121_944_4e-4;
@@ -266,20 +266,20 @@ widest! {
 }
 
 /// # Safety
-/// `address` is of `count` numbers that nobody writes for `'a`.
+/// `address` must point to `count` numbers that are not written during `'a`.
 unsafe fn numbers<'a, N>(address: *const c_void, count: usize) -> &'a [N] {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { std::slice::from_raw_parts(address.cast(), count) }
 }
 
 /// # Safety
-/// `address` is of `count` numbers that nobody else reads or writes for `'a`.
+/// `address` must point to `count` numbers that are not otherwise accessed during `'a`.
 unsafe fn numbers_mut<'a, N>(address: *mut c_void, count: usize) -> &'a mut [N] {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { std::slice::from_raw_parts_mut(address.cast(), count) }
 }
 
-/// Calls a loop for the kind of number that `bf16` says.
+/// Calls a loop for the kind of number selected by `bf16`.
 macro_rules! by_kind {
     ($bf16:expr, $kind:ident => $call:expr) => {
         if $bf16 {

@@ -1,4 +1,4 @@
-//! Text from a checkpoint.
+//! Generates text from a checkpoint.
 
 use std::path::Path;
 
@@ -14,20 +14,20 @@ use crate::error::Result;
 use crate::normal::unit;
 use crate::tokenizer;
 
-/// What to write.
+/// A request for text.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Prompt {
-    /// The beginning; an empty one counts as a new line.
+    /// The beginning of the text; an empty one counts as a new line.
     pub text: String,
-    /// Tokens to add.
+    /// Number of tokens to add.
     pub tokens: usize,
-    /// Decides among likely tokens.
+    /// Seed of the random choice of tokens.
     pub seed: u64,
-    /// Logits are divided by it; 0 always takes the likeliest token.
+    /// Divisor of the logits; 0 always selects the likeliest token.
     pub temperature: f64,
 }
 
-/// A model to write with.
+/// A model that generates text.
 #[derive(Debug)]
 pub struct Generator {
     engine: Engine,
@@ -38,11 +38,11 @@ impl Generator {
     /// Loads a checkpoint's weights.
     ///
     /// # Errors
-    /// When the checkpoint is damaged or the device has no room.
+    /// If the checkpoint is damaged or the device has too little memory.
     pub fn open(folder: &Path, device: Device) -> Result<Self> {
         let checkpoint = Checkpoint::open(folder)?;
         let mut manifest = checkpoint.manifest().clone();
-        // Older weights are of no use here.
+        // The previous version of the weights is not needed.
         manifest.training.staleness = 0;
         let span = StageSpan::all(manifest.training.stages);
         let mut engine = Engine::new(&manifest, span, device)?;
@@ -55,15 +55,15 @@ impl Generator {
     /// Logits `[T, vocabulary]` that follow each of at most `context` tokens.
     ///
     /// # Errors
-    /// When libtorch refuses.
+    /// If libtorch fails.
     pub fn logits(&self, tokens: &[u32]) -> Result<Vec<f32>> {
         self.engine.logits(tokens)
     }
 
-    /// Continues the prompt; the result does not repeat it. Bytes that are no UTF-8 are replaced.
+    /// Continues the prompt; the result does not repeat it. Invalid UTF-8 is replaced.
     ///
     /// # Errors
-    /// When libtorch refuses.
+    /// If libtorch fails.
     pub fn generate(&self, prompt: &Prompt) -> Result<String> {
         let kind = self.manifest.tokens.tokenizer;
         let text = if prompt.text.is_empty() { "\n" } else { &prompt.text };

@@ -1,9 +1,8 @@
-//! The weights that a run starts from.
+//! The initial weights of a run.
 //!
-//! Every weight follows from the run's seed and its own name alone, so that any peer makes any
-//! stage without talking to anyone, and the cut into stages changes nothing. The arithmetic is in
-//! Rust throughout (the `libm` crate, not the system's library), so the bits are the same on every
-//! machine.
+//! Every weight depends only on the run's seed and its own name, so any peer can compute any stage
+//! without communication, and the cut into stages does not matter. All arithmetic is in Rust (the
+//! `libm` crate, not the system's library), so the bits are the same on every machine.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
@@ -20,9 +19,10 @@ const CHUNK: usize = 1 << 16;
 /// Words of random bits that are drawn together.
 const WORDS: usize = 512;
 
-/// The initial flat vector of a stage: the norms' weights are 1, all others normal with standard
-/// deviation `model.initializer_range`; those of trained boundaries, past which no path leads, with
-/// that which keeps the size of what goes through, one over the root of their inputs.
+/// The initial flat vector of a stage. The norms' weights are 1; all others are normal with
+/// standard deviation `model.initializer_range`. Trained boundaries have no residual path, so their
+/// standard deviation preserves the magnitude of activations: one over the root of their number of
+/// inputs.
 #[must_use]
 pub fn initial_weights(manifest: &Manifest, stage: Stage) -> Vec<f32> {
     let mut flat = vec![0.0; parameter_count(manifest, stage)];
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bits_are_those_of_every_machine() {
+    fn the_bits_are_the_same_on_every_machine() {
         let weights = initial_weights(&manifest(), Stage(0));
         let hash = blake3::hash(bytemuck::cast_slice(&weights));
         assert_eq!(hash.to_hex()[..16], *"d906111c71a3b0b8");

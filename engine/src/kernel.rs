@@ -1,10 +1,10 @@
-//! Elementwise loops compiled for the widest vectors that the processor has.
+//! Elementwise loops compiled for the widest vectors of the processor.
 //!
-//! Only IEEE operations in a fixed order are used, and Rust never contracts a multiplication and
-//! an addition into one, so every width gives the same bits.
+//! Only IEEE operations in a fixed order are used, and Rust never fuses a multiplication with an
+//! addition, so every width gives the same bits.
 
-/// Defines a function whose body is compiled several times, for processors with AVX-512, with AVX2
-/// and with neither, and picks one when called. It may have one type parameter.
+/// Defines a function whose body is compiled for processors with AVX-512, with AVX2 and with
+/// neither, and dispatched at run time. It may have one type parameter.
 macro_rules! widest {
     ($(#[$meta:meta])* $vis:vis fn $name:ident $(<$kind:ident: $bound:ident>)? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
         $(#[$meta])*

@@ -1,16 +1,16 @@
-//! The tensor work of a Shoal peer; the only crate that knows libtorch.
+//! The tensor work of a Shoal peer; the only crate that depends on libtorch.
 //!
 //! A peer opens a [`Device`], builds an [`Engine`] for its span of stages, and calls it from one
-//! thread of its own. Tensors go in and come out as little-endian bytes; no type of libtorch is
-//! public. The way of a step:
+//! dedicated thread. Tensors are passed as little-endian bytes; no type of libtorch is public. The
+//! sequence of a step:
 //!
-//! 1. [`Samples::batch`] gives a microbatch's tokens and labels.
+//! 1. [`Samples::batch`] returns a microbatch's tokens and labels.
 //! 2. [`Engine::forward`] and [`Engine::backward`] run one stage on it.
-//! 3. [`Engine::accumulate`] counts its weight gradients in fixed point, or [`Engine::discard`]
-//!    drops them; which one is decided elsewhere.
-//! 4. [`Engine::export`] reads the sums, and [`AllReduce`] makes the mean gradient of those of all
-//!    replicas.
-//! 5. [`Engine::apply`] makes the next version of the weights.
+//! 3. [`Engine::accumulate`] adds its weight gradients in fixed point, or [`Engine::discard`]
+//!    drops them; the scheduler decides which.
+//! 4. [`Engine::export`] reads the sums, and [`AllReduce`] computes the mean gradient from those of
+//!    all replicas.
+//! 5. [`Engine::apply`] computes the next version of the weights.
 //!
 //! ```text
 //! samples (data, tokenizer) ─► stage (model) ─► accumulator ─► optimizer ─► checkpoint ─► generate

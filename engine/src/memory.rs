@@ -1,4 +1,4 @@
-//! The memory that a peer cannot do without.
+//! The minimum memory of a peer.
 
 use shoal_protocol::ids::StageSpan;
 use shoal_protocol::manifest::{Dtype, Manifest};
@@ -11,25 +11,29 @@ use crate::parameters::parameter_count;
 /// accumulator 8, result of the all-reduce 4.
 const PER_PARAMETER: u64 = 28;
 
-/// The least memory of a peer with this span, libtorch itself (about 300 MiB) not counted.
+/// The minimum memory of a peer with this span, without libtorch itself (about 300 MiB).
 ///
-/// For every weight 28 bytes, 2 for its bf16 copy where passes are computed in bf16, 8 for what an
-/// all-reduce that rounds keeps, and 12 (with its bf16 copy 14) where steps read the version before.
-/// For every microbatch that each step has in flight, and stage: with `recompute` its input; else what
-/// the backward pass reads, which for each layer and token is the inputs of both norms and of the four
-/// matrix multiplications, the queries, keys, values and attention output, and the feed-forward
-/// block's inner values: `7 · hidden + 2 · keys + 3 · intermediate` numbers. Where activations are
-/// compressed, the end of a stage has the inputs of two norms and of what is between them besides, the
-/// beginning of the next its input. With `recompute` one microbatch at a time has those as well.
+/// For every weight: 28 bytes, 2 for its bf16 copy if passes are computed in bf16, 8 for the
+/// rounding errors that a lossy all-reduce keeps, and 12 (14 with its bf16 copy) if steps read the
+/// version before.
+///
+/// For every stage and every microbatch in flight in each step: with `recompute` its input,
+/// otherwise the tensors that the backward pass reads. For each layer and token these are the
+/// inputs of both norms and of the four matrix multiplications, the queries, keys, values and
+/// attention output, and the inner values of the feed-forward block:
+/// `7 · hidden + 2 · keys + 3 · intermediate` numbers. If activations are compressed, they also
+/// include the inputs of two norms and of the compression between them at the end of a stage, and
+/// the input of the expansion at the beginning of the next. With `recompute` one microbatch at a
+/// time has these tensors as well.
 #[must_use]
 pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Bytes {
     let training = &manifest.training;
     let model = &manifest.model;
     let narrow = if training.dtype == Dtype::Bf16 { 2 } else { 0 };
     let tokens = u64::from(training.microbatch_size) * u64::from(model.context);
-    // The weights of the version before, and a second accumulator.
+    // The weights of the previous version, and a second accumulator.
     let stale = (manifest.steps_at_once() - 1) * (4 + narrow + 8);
-    // Of this round and of those before.
+    // The errors of this round and of earlier ones.
     let kept = if manifest.codec.all_reduce.loses() { 8 } else { 0 };
     let size = training.dtype.size() as u64;
     let hidden = u64::from(model.hidden);

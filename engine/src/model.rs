@@ -1,7 +1,7 @@
 //! The layers of a Llama-shaped decoder, as functions over weights.
 //!
-//! The arithmetic is that of `transformers`' `LlamaForCausalLM`, whose bf16 rounds more often. Shapes: B samples of
-//! T tokens, H the width of the residual stream, D the width of a head.
+//! The arithmetic is that of `transformers`' `LlamaForCausalLM`, whose bf16 rounds more often.
+//! Shapes: B samples of T tokens, H is the width of the residual stream, D the width of a head.
 
 use shoal_protocol::manifest::{Dtype, Model};
 use tch::{Device, Kind, Reduction, Tensor};
@@ -10,8 +10,8 @@ use crate::error::Result;
 use crate::shim;
 use crate::tensor::kind;
 
-/// Weights of one decoder layer. Matrices are `[outputs, inputs]`; those that read the same input
-/// lie one after the other in the flat vector and are used as one.
+/// Weights of one decoder layer. Matrices are `[outputs, inputs]`; those with the same input are
+/// adjacent in the flat vector and are used as one.
 #[derive(Debug)]
 pub(crate) struct Layer {
     /// `input_layernorm`.
@@ -28,7 +28,7 @@ pub(crate) struct Layer {
     pub(crate) down: Tensor,
 }
 
-/// What all layers share.
+/// Constants shared by all layers.
 #[derive(Debug)]
 pub(crate) struct Shape {
     heads: i64,
@@ -36,7 +36,7 @@ pub(crate) struct Shape {
     head_size: i64,
     /// Added to the mean square before its root, in every norm.
     pub(crate) epsilon: f64,
-    /// Of each position's angles, f32 `[T, D / 2]`.
+    /// Cosines and sines of each position's angles, f32 `[T, D / 2]`.
     cosine: Tensor,
     sine: Tensor,
 }
@@ -75,8 +75,8 @@ pub(crate) fn rms_norm(x: &Tensor, weight: &Tensor, epsilon: f64) -> Result<Tens
     Ok(wide.f_mul(&scale)?.f_mul(weight)?.f_to_kind(x.kind())?)
 }
 
-/// Cuts `[B, T, (heads + 2 · key_value_heads) · D]` into queries, keys and values `[B, T, heads,
-/// D]`, and turns each pair of channels `(c, c + D / 2)` of queries and keys by its position's
+/// Splits `[B, T, (heads + 2 · key_value_heads) · D]` into queries, keys and values `[B, T, heads,
+/// D]`, and rotates each pair of channels `(c, c + D / 2)` of queries and keys by its position's
 /// angle.
 fn rotate(mixed: &Tensor, shape: &Shape) -> Result<[Tensor; 3]> {
     let (samples, tokens, _) = mixed.size3()?;
@@ -143,7 +143,7 @@ pub(crate) fn decoder_layer(x: &Tensor, layer: &Layer, shape: &Shape) -> Result<
     Ok(x.f_add(&feed_forward(&normal, layer)?)?)
 }
 
-/// Rows of the embedding, rounded to what the layers compute in.
+/// Rows of the embedding, rounded to the dtype of the layers.
 pub(crate) fn embed(tokens: &Tensor, embedding: &Tensor, dtype: Dtype) -> Result<Tensor> {
     Ok(Tensor::f_embedding(embedding, tokens, -1, false, false)?.f_to_kind(kind(dtype))?)
 }

@@ -1,8 +1,8 @@
 //! AdamW (Loshchilov and Hutter, arXiv 1711.05101) on a stage's flat vector.
 //!
-//! Each element is updated by IEEE operations of f32 in a fixed order, those of
-//! `torch.optim.AdamW` unfused, so replicas on any processor get the same bits. Scalars (learning
-//! rate, bias corrections, clip scale) are computed in f64 in Rust and rounded once to f32.
+//! Each element is updated by f32 IEEE operations in a fixed order, that of unfused
+//! `torch.optim.AdamW`, so replicas on any processor get the same bits. Scalars (learning rate,
+//! bias corrections, clip scale) are computed in f64 in Rust and rounded once to f32.
 
 use shoal_protocol::ids::Step;
 use shoal_protocol::manifest::{Manifest, Optimizer};
@@ -32,8 +32,8 @@ pub fn learning_rate(manifest: &Manifest, step: Step) -> f64 {
         + (optimizer.learning_rate - optimizer.final_learning_rate) * share
 }
 
-/// What the gradient is multiplied by so that its global norm is at most `gradient_clip`:
-/// `min(1, clip / (norm + 1e-6))`, as `torch.nn.utils.clip_grad_norm_` does.
+/// Factor on the gradient that limits its global norm to `gradient_clip`: `min(1, clip / (norm +
+/// 1e-6))`, as in `torch.nn.utils.clip_grad_norm_`.
 #[must_use]
 pub fn clip_scale(optimizer: &Optimizer, global_norm: f64) -> f64 {
     if optimizer.gradient_clip == 0.0 {
@@ -42,7 +42,7 @@ pub fn clip_scale(optimizer: &Optimizer, global_norm: f64) -> f64 {
     (optimizer.gradient_clip / (global_norm + 1e-6)).min(1.0)
 }
 
-/// The scalars of one update.
+/// The scalars of an update.
 #[derive(Debug, Clone, Copy)]
 struct Scalars {
     clip: f32,
@@ -90,7 +90,7 @@ impl Moments {
         Ok(Self { first: Tensor::f_zeros(size, options)?, second: Tensor::f_zeros(size, options)? })
     }
 
-    /// One update of `weights` by the mean gradient of a step; all are flat.
+    /// Updates `weights` by the mean gradient of a step; all are flat.
     pub(crate) fn apply(
         &mut self,
         weights: &mut Tensor,
@@ -179,8 +179,8 @@ mod tests {
     use crate::tensor::elements;
     use crate::testing::manifest;
 
-    /// What `torch.optim.AdamW` 2.11 makes of the same weights, gradients, clipping and rates in
-    /// six steps; the last two weights have no decay.
+    /// The result of `torch.optim.AdamW` 2.11 for the same weights, gradients, clipping and rates
+    /// after six steps; the last two weights have no decay.
     const GOLDEN: [f64; 8] = [
         4.925125241e-1,
         -1.252880573,
@@ -193,7 +193,7 @@ mod tests {
     ];
 
     #[test]
-    fn six_steps_are_those_of_pytorch() {
+    fn six_steps_match_pytorch() {
         let manifest = manifest();
         let parameters = [
             Parameter { name: "matrix".to_owned(), shape: vec![2, 3], offset: 0 },

@@ -1,11 +1,12 @@
-//! The weights of a stage: their names, their shapes, and their places in one flat vector.
+//! The weights of a stage: names, shapes, and positions in one flat vector.
 //!
-//! A stage keeps all its weights in one contiguous vector of f32, in the order in which the layers
-//! use them: embedding (first stage), or what expands an activation; for each layer `input_layernorm`, `q_proj`, `k_proj`,
-//! `v_proj`, `o_proj`, `post_attention_layernorm`, `gate_proj`, `up_proj`, `down_proj`; norm and
-//! head (last stage), or what compresses an activation. Accumulator, all-reduce, optimizer and hash work on that vector. The names
-//! are those of `transformers`' `LlamaForCausalLM`; those of boundaries, which Llama has not, begin with
-//! `shoal.boundary.` and the stage that the activation leaves.
+//! A stage keeps all its weights in one contiguous f32 vector, in the order in which the layers use
+//! them: embedding (first stage) or the expansion of an activation; for each layer
+//! `input_layernorm`, `q_proj`, `k_proj`, `v_proj`, `o_proj`, `post_attention_layernorm`,
+//! `gate_proj`, `up_proj`, `down_proj`; norm and head (last stage) or the compression of an
+//! activation. Accumulator, all-reduce, optimizer and hash work on that vector. The names are those
+//! of `transformers`' `LlamaForCausalLM`; names of trained boundaries, which Llama lacks, begin
+//! with `shoal.boundary.` and the stage that the activation leaves.
 
 use shoal_protocol::ids::Stage;
 use shoal_protocol::manifest::{BoundaryKind, Manifest};
@@ -15,7 +16,7 @@ use crate::boundary;
 /// One named weight.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parameter {
-    /// Hugging Face's name, or `shoal.boundary.{stage}.` and what it does there.
+    /// Hugging Face's name, or `shoal.boundary.{stage}.` and its function there.
     pub name: String,
     /// Extents, outermost first; a matrix is `[outputs, inputs]`.
     pub shape: Vec<usize>,
@@ -24,19 +25,19 @@ pub struct Parameter {
 }
 
 impl Parameter {
-    /// Elements of it.
+    /// Number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Whether it has no element, which none has.
+    /// Whether it has no elements, which is never the case.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Its elements in the stage's flat vector.
+    /// The range of its elements in the stage's flat vector.
     #[must_use]
     pub fn range(&self) -> std::ops::Range<usize> {
         self.offset..self.offset + self.len()
@@ -52,7 +53,7 @@ impl Parameter {
 /// The weights of a stage in the order of its flat vector.
 ///
 /// # Panics
-/// When the run has no such stage.
+/// If the run has no such stage.
 #[must_use]
 pub fn parameters(manifest: &Manifest, stage: Stage) -> Vec<Parameter> {
     let model = &manifest.model;
@@ -107,7 +108,7 @@ pub fn parameters(manifest: &Manifest, stage: Stage) -> Vec<Parameter> {
     list
 }
 
-/// Elements of a stage's flat vector.
+/// Number of elements of a stage's flat vector.
 #[must_use]
 pub fn parameter_count(manifest: &Manifest, stage: Stage) -> usize {
     parameters(manifest, stage).iter().map(Parameter::len).sum()

@@ -1,13 +1,12 @@
-//! Which tokens make up which microbatch: a pure function of the manifest, the step and the
-//! microbatch's number.
+//! The tokens of each microbatch: a pure function of the manifest, the step and the microbatch's
+//! number.
 //!
-//! The text is cut into windows of `context` tokens, one after the other; a sample is a window's
-//! tokens as input, and the same shifted by one as labels. The last
-//! [`Manifest::held_out_tokens`] tokens are never trained on. Training samples are numbered
-//! through the run, `(step · M + microbatch) · B + row`; sample `i` is in epoch `i / windows`, and
-//! within each epoch a permutation keyed by seed and epoch takes every window once. Held-out
-//! microbatches (numbers from M on) read the held-out windows in order, the same at every
-//! evaluation.
+//! The text is cut into consecutive windows of `context` tokens. A sample has a window's tokens as
+//! input, and the same shifted by one as labels. The last [`Manifest::held_out_tokens`] tokens are
+//! never used for training. Training samples are numbered through the run, `(step · M + microbatch)
+//! · B + row`; sample `i` is in epoch `i / windows`, and within each epoch a permutation keyed by
+//! seed and epoch takes every window once. Held-out microbatches (numbers from M on) read the
+//! held-out windows in order, the same in every evaluation.
 
 use bytes::Bytes;
 use shoal_protocol::ids::{Microbatch, Step};
@@ -18,9 +17,9 @@ use crate::data::TokenFile;
 /// The samples of one microbatch, `[B, T]` token ids each, u32, little-endian.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {
-    /// What the first stage reads.
+    /// Input of the first stage.
     pub inputs: Bytes,
-    /// What the last stage must predict: the token after each input.
+    /// Targets of the last stage: the token after each input.
     pub labels: Bytes,
 }
 
@@ -32,7 +31,7 @@ pub struct Samples {
     context: u64,
     rows: u64,
     microbatches: u64,
-    /// Windows that are trained on.
+    /// Number of training windows.
     windows: u64,
     /// First held-out token.
     held_out_start: u64,
@@ -40,10 +39,10 @@ pub struct Samples {
 }
 
 impl Samples {
-    /// The samples of a run from its token file.
+    /// Creates the samples of a run from its token file.
     ///
     /// # Panics
-    /// When the file is not the manifest's, or the manifest has not been checked.
+    /// If the file is not the manifest's, or the manifest has not been checked.
     #[must_use]
     pub fn new(manifest: &Manifest, file: TokenFile) -> Self {
         assert!(*file.tokens() == manifest.tokens, "the token file of another run");
@@ -74,7 +73,7 @@ impl Samples {
     /// Position in the text of the first input token of one row.
     ///
     /// # Panics
-    /// When a held-out microbatch is asked of a run that holds nothing out.
+    /// If a held-out microbatch is requested in a run without held-out text.
     #[must_use]
     pub fn start(&self, step: Step, microbatch: Microbatch, row: u64) -> u64 {
         let number = u64::from(microbatch.0);
@@ -91,7 +90,7 @@ impl Samples {
     /// Inputs and labels of one microbatch.
     ///
     /// # Panics
-    /// As [`Samples::start`].
+    /// Like [`Samples::start`].
     #[must_use]
     pub fn batch(&self, step: Step, microbatch: Microbatch) -> Batch {
         let size = (4 * self.rows * self.context) as usize;
@@ -106,8 +105,8 @@ impl Samples {
     }
 }
 
-/// A keyed permutation of `0..size` that needs no memory: a Feistel network (Luby and Rackoff,
-/// 1988) over the next larger power of four, walked along its cycles until it falls below `size`
+/// A keyed permutation of `0..size` without a table: a Feistel network (Luby and Rackoff, 1988)
+/// over the next larger power of four, followed along its cycles until the value is below `size`
 /// (Black and Rogaway, 2002).
 #[derive(Debug)]
 struct Permutation {

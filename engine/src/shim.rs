@@ -1,4 +1,4 @@
-//! The C++ functions that tch lacks (`csrc/shim.cpp`).
+//! C++ functions that tch lacks (`csrc/shim.cpp`).
 
 use std::ffi::{CStr, c_char};
 use std::ptr;
@@ -36,7 +36,7 @@ unsafe extern "C" {
     fn shoal_swiglu(both: *mut C_tensor, result: *mut *mut C_tensor) -> *mut c_char;
 }
 
-/// Takes what a shim function returned: null, or a message to be freed.
+/// Checks the result of a shim function: null, or a message to be freed.
 fn check(message: *mut c_char) -> Result<()> {
     if message.is_null() {
         return Ok(());
@@ -60,12 +60,12 @@ pub fn torch_version() -> String {
     unsafe { CStr::from_ptr(shoal_torch_version()) }.to_string_lossy().into_owned()
 }
 
-/// Gradients of `output` with respect to each of `inputs`, and frees the graph.
+/// Gradients of `output` with respect to each of `inputs`. Frees the graph.
 ///
 /// `output_gradient` has the shape of `output`; without it `output` must be a scalar.
 ///
 /// # Errors
-/// When libtorch refuses, for instance because an input is not part of the graph.
+/// If libtorch fails, for instance because an input is not part of the graph.
 pub(crate) fn gradients(
     output: &Tensor,
     output_gradient: Option<&Tensor>,
@@ -84,12 +84,12 @@ pub(crate) fn gradients(
             results.as_mut_ptr(),
         )
     })?;
-    // SAFETY: on success each element is a new tensor that nobody else frees.
+    // SAFETY: on success each element is a new tensor with no other owner.
     Ok(results.into_iter().map(|result| unsafe { Tensor::from_ptr(result) }).collect())
 }
 
-/// Makes libtorch give the same bits each time: deterministic kernels, no TF32, no reductions in
-/// reduced precision.
+/// Makes libtorch's results reproducible: deterministic kernels, no TF32, no reductions in reduced
+/// precision.
 pub(crate) fn be_deterministic() -> Result<()> {
     // SAFETY: it only sets libtorch's global switches.
     check(unsafe { shoal_be_deterministic() })
@@ -101,13 +101,13 @@ pub(crate) fn rms_norm(x: &Tensor, weight: &Tensor, epsilon: f64) -> Result<Tens
     let mut result = ptr::null_mut();
     // SAFETY: all pointers are of live tensors or of `result`.
     check(unsafe { shoal_rms_norm(pointer(x), pointer(weight), epsilon, &raw mut result) })?;
-    // SAFETY: on success it is a new tensor that nobody else frees.
+    // SAFETY: on success it is a new tensor with no other owner.
     Ok(unsafe { Tensor::from_ptr(result) })
 }
 
-/// On the CPU: cuts `[B, T, (heads + 2 · key_value_heads) · D]` into queries, keys and values of
-/// `[B, T, heads, D]` and turns the first two by the angles, whose cosines and sines are f32
-/// `[at least T, D / 2]`.
+/// On the CPU: splits `[B, T, (heads + 2 · key_value_heads) · D]` into queries, keys and values of
+/// `[B, T, heads, D]` and rotates the first two by the angles, whose cosines and sines are f32 `[at
+/// least T, D / 2]`.
 pub(crate) fn rotate(
     mixed: &Tensor,
     [cosine, sine]: [&Tensor; 2],
@@ -126,7 +126,7 @@ pub(crate) fn rotate(
             results.as_mut_ptr(),
         )
     })?;
-    // SAFETY: on success each element is a new tensor that nobody else frees.
+    // SAFETY: on success each element is a new tensor with no other owner.
     Ok(results.map(|result| unsafe { Tensor::from_ptr(result) }))
 }
 
@@ -135,6 +135,6 @@ pub(crate) fn swiglu(both: &Tensor) -> Result<Tensor> {
     let mut result = ptr::null_mut();
     // SAFETY: all pointers are of live tensors or of `result`.
     check(unsafe { shoal_swiglu(pointer(both), &raw mut result) })?;
-    // SAFETY: on success it is a new tensor that nobody else frees.
+    // SAFETY: on success it is a new tensor with no other owner.
     Ok(unsafe { Tensor::from_ptr(result) })
 }

@@ -1,4 +1,4 @@
-//! One stage of the model: its weights, and the microbatches in flight in it.
+//! One stage of the model: its weights and its microbatches in flight.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -22,47 +22,47 @@ use crate::shim;
 use crate::tensor::{elements, elements_mut, floats, kind};
 use crate::weights::Weights;
 
-/// What a forward pass gives.
+/// The result of a forward pass.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ForwardOutput {
-    /// What the next stage reads: `Manifest::boundary_shape` in the manifest's codec.
+    /// The input of the next stage: `Manifest::boundary_shape` in the manifest's codec.
     Activation(Bytes),
     /// From the last stage: mean cross-entropy over the microbatch's tokens, in nats.
     Loss(f32),
 }
 
-/// One stage: weights, moments, accumulator, and what is in flight.
+/// One stage: weights, moments, accumulators, and microbatches in flight.
 #[derive(Debug)]
 pub(crate) struct StageModel {
     last: bool,
     manifest: Manifest,
     device: tch::Device,
     parameters: Vec<Parameter>,
-    /// The version of the weights: updates applied.
+    /// The version of the weights: the number of applied updates.
     version: Step,
     weights: Weights,
-    /// Those of the version before, in a run where steps read them.
+    /// The weights of the previous version, if the run's steps read them.
     stale: Option<Weights>,
     moments: Moments,
-    /// One for each step whose passes can run, which take turns.
+    /// One for each step that can run at the same time, used in turn.
     accumulators: Vec<Accumulator>,
-    /// Forward passes whose backward pass is to come.
+    /// Forward passes without a backward pass yet.
     forwards: BTreeMap<ClaimKey, Kept>,
-    /// Weight gradients whose counting is to be decided, in pieces of the flat vector.
+    /// Weight gradients that are neither accumulated nor discarded, in pieces of the flat vector.
     pending: BTreeMap<ClaimKey, Vec<Tensor>>,
 }
 
-/// What is kept of a forward pass.
+/// The state kept of a forward pass.
 #[derive(Debug)]
 enum Kept {
-    /// The graph from `leaf` (none in the first stage) to `output`.
+    /// The graph from `leaf` (`None` in the first stage) to `output`.
     Graph { leaf: Option<Tensor>, output: Tensor },
-    /// The input, to run the pass again.
+    /// The input, to repeat the pass.
     Input(Bytes),
 }
 
 impl StageModel {
-    /// The stage with its initial weights.
+    /// Creates the stage with its initial weights.
     pub(crate) fn new(manifest: &Manifest, stage: Stage, device: Device) -> Result<Self> {
         let parameters = parameters(manifest, stage);
         let count = parameter_count(manifest, stage);
@@ -100,7 +100,8 @@ impl StageModel {
             return Err(EngineError::AlreadyInFlight(key));
         }
         let trains = key.microbatch.0 < self.manifest.training.microbatches;
-        // The last stage turns round at once, so there a second forward pass would save nothing.
+        // The last stage begins its backward pass at once, so recomputation would save nothing
+        // there.
         let keeps_graph = trains && (self.last || !self.manifest.training.recompute);
         let (leaf, output) = self.run(key, input, labels, keeps_graph)?;
         let result = if self.last {
@@ -117,7 +118,8 @@ impl StageModel {
         Ok(result)
     }
 
-    /// The pass itself: the leaf that gets the input's gradient, and the output or loss.
+    /// The pass itself: returns the leaf that receives the input's gradient, and the output or
+    /// loss.
     fn run(
         &self,
         key: ClaimKey,
@@ -202,12 +204,12 @@ impl StageModel {
         Ok(())
     }
 
-    /// Which accumulator is a step's.
+    /// The index of a step's accumulator.
     fn turn(&self, step: Step) -> usize {
         (step.0 % self.accumulators.len() as u64) as usize
     }
 
-    /// The weights that the passes of this work read.
+    /// The weights that the passes of this work item read.
     fn weights_of(&self, key: ClaimKey) -> Result<&Weights> {
         let Some(stale) = &self.stale else { return Ok(&self.weights) };
         let reads = self.manifest.reads(key.step);
@@ -220,13 +222,13 @@ impl StageModel {
         }
     }
 
-    /// Drops whatever is held of one microbatch.
+    /// Drops all state of one microbatch.
     pub(crate) fn discard(&mut self, key: ClaimKey) {
         self.forwards.remove(&key);
         self.pending.remove(&key);
     }
 
-    /// Has somebody read a step's accumulated sums of a range of the flat vector.
+    /// Passes a step's accumulated sums of a range of the flat vector to a function.
     pub(crate) fn read_sums<T>(
         &self,
         step: Step,
@@ -246,7 +248,7 @@ impl StageModel {
         }
         let gradient = floats(gradient);
         if let Some(stale) = &mut self.stale {
-            // What reads the version before it has been counted, or is dropped below.
+            // Work that reads the previous version has been accumulated, or is dropped below.
             stale.set(&self.weights.flat)?;
             std::mem::swap(stale, &mut self.weights);
         }
@@ -260,14 +262,14 @@ impl StageModel {
         )?;
         self.weights.follow()?;
         self.version = step.next();
-        // What is left in flight of the step counts nowhere any more.
+        // Remaining microbatches of the step can no longer count.
         self.forwards.retain(|key, _| key.step > step);
         self.pending.retain(|key, _| key.step > step);
         let turn = self.turn(step);
         self.accumulators[turn].clear()
     }
 
-    /// Empties the accumulators and drops everything in flight.
+    /// Clears the accumulators and drops everything in flight.
     pub(crate) fn reset(&mut self) -> Result<()> {
         self.forwards.clear();
         self.pending.clear();
@@ -279,7 +281,7 @@ impl StageModel {
         self.weights.flat.numel()
     }
 
-    /// A copy of what makes the stage at its version.
+    /// A copy of the stage's state at its version.
     pub(crate) fn state(&self) -> Result<StageState> {
         let copy = |tensor: &Tensor| -> Result<Vec<f32>> {
             Ok(elements(&tensor.f_to(tch::Device::Cpu)?).to_vec())
@@ -292,7 +294,7 @@ impl StageModel {
         })
     }
 
-    /// Takes over what makes the stage at a version, and drops everything in flight.
+    /// Loads the stage's state of a version, and drops everything in flight.
     pub(crate) fn set_state(&mut self, version: Step, state: &StageState) -> Result<()> {
         let _guard = tch::no_grad_guard();
         self.weights.set(&Tensor::f_from_slice(&state.weights)?)?;
@@ -306,7 +308,7 @@ impl StageModel {
         self.reset()
     }
 
-    /// Hash of what makes the stage at its version.
+    /// Hash of the stage's state at its version.
     pub(crate) fn state_hash(&self) -> Result<ContentHash> {
         let moments = [&self.moments.first, &self.moments.second];
         let weights = [&self.weights].into_iter().chain(&self.stale).map(|held| &held.flat);
@@ -316,8 +318,8 @@ impl StageModel {
         Ok(hash_tensors("shoal stage state v1", &self.parameters, &flat))
     }
 
-    /// A pass without a graph or codecs: what crosses to the next stage, or logits, of token ids in
-    /// the first stage, else of what the stage before gave.
+    /// A pass without a graph or codecs: returns the activation for the next stage, or logits, from
+    /// token ids in the first stage and the previous stage's activation in others.
     pub(crate) fn infer(&self, input: &Tensor) -> Result<Tensor> {
         let _guard = tch::no_grad_guard();
         let blocks = &self.weights.blocks;
@@ -335,7 +337,7 @@ impl StageModel {
         }
     }
 
-    /// What crosses a stage boundary.
+    /// Decodes an activation or gradient at a stage boundary.
     fn boundary_tensor(&self, bytes: &[u8], codec: Codec, what: &'static str) -> Result<Tensor> {
         let shape = self.manifest.boundary_shape().map(i64::from);
         codec::decode(bytes, codec, &shape, self.device, what)

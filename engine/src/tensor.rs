@@ -1,4 +1,4 @@
-//! Between libtorch's tensors and plain bytes.
+//! Conversion between libtorch's tensors and plain bytes.
 
 use std::borrow::Cow;
 
@@ -9,7 +9,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::error::Result;
 
-/// libtorch's name for a dtype.
+/// libtorch's name of a dtype.
 pub(crate) fn kind(dtype: Dtype) -> Kind {
     match dtype {
         Dtype::F32 => Kind::Float,
@@ -17,8 +17,8 @@ pub(crate) fn kind(dtype: Dtype) -> Kind {
     }
 }
 
-/// The elements as little-endian bytes. On the CPU they stay where they are, and the result keeps
-/// the tensor's memory alive.
+/// The elements as little-endian bytes. On the CPU they are not copied: the result keeps the
+/// tensor's memory alive.
 pub(crate) fn into_bytes(tensor: &Tensor) -> Result<Bytes> {
     struct Owner(Tensor);
     impl AsRef<[u8]> for Owner {
@@ -37,7 +37,7 @@ pub(crate) fn bytes_of(tensor: &Tensor) -> &[u8] {
     unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast::<u8>().cast_const(), length) }
 }
 
-/// Bytes of a contiguous tensor on the CPU, to be written.
+/// Mutable bytes of a contiguous tensor on the CPU.
 pub(crate) fn bytes_mut(tensor: &mut Tensor) -> &mut [u8] {
     let length = host_length(tensor);
     // SAFETY: as above, and the exclusive borrow is of the only handle that Rust reads through.
@@ -49,12 +49,12 @@ pub(crate) fn elements<T: Pod>(tensor: &Tensor) -> &[T] {
     bytemuck::cast_slice(bytes_of(tensor))
 }
 
-/// Elements of a contiguous tensor on the CPU, to be written.
+/// Mutable elements of a contiguous tensor on the CPU.
 pub(crate) fn elements_mut<T: Pod>(tensor: &mut Tensor) -> &mut [T] {
     bytemuck::cast_slice_mut(bytes_mut(tensor))
 }
 
-/// Whole f32, little-endian, as numbers: where they are, if they lie as numbers do.
+/// Little-endian f32 bytes as numbers, without a copy if they are aligned.
 pub(crate) fn floats(bytes: &[u8]) -> Cow<'_, [f32]> {
     match bytemuck::try_cast_slice(bytes) {
         Ok(numbers) => Cow::Borrowed(numbers),
@@ -64,7 +64,7 @@ pub(crate) fn floats(bytes: &[u8]) -> Cow<'_, [f32]> {
 
 fn host_length(tensor: &Tensor) -> usize {
     assert!(tensor.device() == Device::Cpu && tensor.is_contiguous(), "not plain memory");
-    // An empty tensor may have no allocation; none of ours is empty.
+    // An empty tensor may have no allocation; no tensor here is empty.
     assert!(!tensor.data_ptr().is_null(), "a tensor without memory");
     tensor.numel() * tensor.kind().elt_size_in_bytes()
 }

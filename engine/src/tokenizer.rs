@@ -1,12 +1,12 @@
-//! Text to tokens and back. The one place that knows tokenizers: one read from a Hugging Face
-//! `tokenizer.json` would be another variant of the manifest's `Tokenizer`, handled here.
+//! Conversion of text to tokens and back. All knowledge of tokenizers is here: a Hugging Face
+//! `tokenizer.json` would be another variant of the manifest's `Tokenizer`.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 use shoal_protocol::manifest::Tokenizer;
 
-/// Tokens of a text.
+/// The tokens of a text.
 #[must_use]
 pub fn encode(tokenizer: Tokenizer, text: &[u8]) -> Vec<u32> {
     match tokenizer {
@@ -14,7 +14,7 @@ pub fn encode(tokenizer: Tokenizer, text: &[u8]) -> Vec<u32> {
     }
 }
 
-/// The text of tokens; a token outside the vocabulary has none.
+/// The text of tokens; a token outside the vocabulary is omitted.
 #[must_use]
 pub fn decode(tokenizer: Tokenizer, tokens: &[u32]) -> Vec<u8> {
     match tokenizer {
@@ -22,7 +22,7 @@ pub fn decode(tokenizer: Tokenizer, tokens: &[u32]) -> Vec<u8> {
     }
 }
 
-/// The `tokenizer.json` with which `transformers` makes the same tokens.
+/// A `tokenizer.json` with which `transformers` produces the same tokens.
 pub(crate) fn tokenizer_json(tokenizer: Tokenizer) -> Value {
     match tokenizer {
         Tokenizer::Bytes => {
@@ -60,7 +60,7 @@ pub(crate) fn tokenizer_json(tokenizer: Tokenizer) -> Value {
     }
 }
 
-/// What `AutoTokenizer` needs beside it.
+/// The accompanying file for `AutoTokenizer`.
 pub(crate) fn tokenizer_config_json(context: u32) -> Value {
     json!({
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -1,4 +1,4 @@
-//! A stage's weights at one version, and the views of them that passes read.
+//! A stage's weights at one version, and views into them for passes.
 
 use shoal_protocol::ids::Stage;
 use shoal_protocol::manifest::{Dtype, Manifest};
@@ -11,9 +11,9 @@ use crate::model::{self, Layer, Shape};
 /// A stage's weights at one version.
 #[derive(Debug)]
 pub(crate) struct Weights {
-    /// All of them, flat f32.
+    /// All weights, flat f32.
     pub(crate) flat: Tensor,
-    /// The same in bf16, when passes are computed in it.
+    /// A bf16 copy, if passes are computed in bf16.
     narrow: Option<Tensor>,
     pub(crate) blocks: Blocks,
 }
@@ -29,13 +29,13 @@ impl Weights {
         Ok(Self { flat, narrow, blocks })
     }
 
-    /// Takes over other values.
+    /// Replaces the values.
     pub(crate) fn set(&mut self, values: &Tensor) -> Result<()> {
         self.flat.f_copy_(values)?;
         self.follow()
     }
 
-    /// Brings what is computed with up to the flat vector, which was changed.
+    /// Updates the bf16 copy after a change of the flat vector.
     pub(crate) fn follow(&mut self) -> Result<()> {
         if let Some(narrow) = &mut self.narrow {
             narrow.f_copy_(&self.flat)?;
@@ -44,12 +44,12 @@ impl Weights {
     }
 }
 
-/// The weights as the layers use them: views into the flat vector.
+/// The weights as views into the flat vector, for the layers.
 #[derive(Debug)]
 pub(crate) struct Blocks {
     pub(crate) shape: Shape,
     pub(crate) embedding: Option<Tensor>,
-    /// Where what crosses boundaries is compressed: what makes it wide again.
+    /// The matrix that expands a compressed activation at the beginning of the stage.
     expand: Option<Tensor>,
     layers: Vec<Layer>,
     compress: Option<Compress>,
@@ -59,8 +59,8 @@ pub(crate) struct Blocks {
 }
 
 impl Blocks {
-    /// Cuts the flat vectors. `narrow` holds the weights in what passes are computed in, where
-    /// that is not f32; the embedding is always read in f32, whose gradient then adds up in f32.
+    /// Cuts the flat vectors. `narrow` holds the weights in the dtype of passes if that is not f32.
+    /// The embedding is always read in f32, so that its gradient is summed in f32.
     fn new(
         manifest: &Manifest,
         stage: Stage,
@@ -108,8 +108,8 @@ impl Blocks {
         Ok(Self { shape, embedding, expand, layers, compress, head, all: cutter.all })
     }
 
-    /// From the embedding, or what crossed the boundary before, to what the head reads, or what
-    /// crosses the next one.
+    /// Runs the layers: from the embedding or the previous stage's activation to the input of the
+    /// head or the next stage's activation.
     pub(crate) fn through(&self, input: Tensor) -> Result<Tensor> {
         let mut x = match &self.expand {
             Some(matrix) => boundary::expand(&input, matrix)?,
@@ -125,7 +125,7 @@ impl Blocks {
     }
 }
 
-/// Takes one block after the other from the flat vectors.
+/// Takes consecutive blocks from the flat vectors.
 struct Cutter {
     offset: i64,
     all: Vec<Tensor>,

@@ -1,4 +1,4 @@
-//! Saved state: whole, damaged, and carried on from.
+//! Saved state: complete, damaged, and resumed.
 
 mod common;
 
@@ -46,7 +46,7 @@ fn the_hash_does_not_depend_on_the_cut() {
 }
 
 #[test]
-fn a_run_carries_on_from_a_checkpoint_to_the_same_bits() {
+fn a_run_resumed_from_a_checkpoint_has_the_same_bits() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let mut first = trainer(2, folder.path());
     for step in 0..3 {
@@ -64,7 +64,7 @@ fn a_run_carries_on_from_a_checkpoint_to_the_same_bits() {
         trainer.step(3);
     }
     assert_eq!(first.weights(), second.weights());
-    // A newer checkpoint takes the place of the older.
+    // A newer checkpoint replaces the older one.
     let older = checkpoint.hash().expect("whole");
     let left_over = folder.path().join("checkpoint.replaced");
     fs::create_dir(&left_over).expect("writable");
@@ -77,7 +77,7 @@ fn a_run_carries_on_from_a_checkpoint_to_the_same_bits() {
 }
 
 #[test]
-fn what_is_damaged_is_said_so() {
+fn damage_is_reported() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let place = write(&trainer(2, folder.path()), 0, folder.path());
     let names: Vec<_> = fs::read_dir(&place)

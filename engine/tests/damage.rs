@@ -1,5 +1,4 @@
-//! Files of a checkpoint that are not what was written are read or refused, whatever is wrong with
-//! them.
+//! Damaged files of a checkpoint are read or refused without a panic.
 
 mod common;
 
@@ -21,7 +20,7 @@ fn changes() -> impl Strategy<Value = Vec<(u16, Edit)>> {
     prop::collection::vec(change.prop_map(edit), 1..4)
 }
 
-/// Has a file of the folder read after each of many changes, and puts it back as it was.
+/// Reads a file of the folder after each of many changes, and restores it.
 fn damage(folder: &Path, name: &str, read: impl Fn()) {
     let path = folder.join(name);
     let whole = fs::read(&path).expect("a file of the checkpoint");

@@ -80,7 +80,7 @@ fn a_folder_is_read_in_the_order_of_its_paths() {
 }
 
 #[test]
-fn no_text_is_said_so() {
+fn missing_text_is_reported() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let missing = folder.path().join("missing.txt");
     assert!(matches!(data::read_text(&missing), Err(DataError::Io { .. })));

@@ -1,4 +1,5 @@
-//! What the cut into stages, the kept graphs and the order of microbatches must not change.
+//! Results must not depend on the cut into stages, on recomputation or on the order of
+//! microbatches.
 
 mod common;
 
@@ -31,8 +32,8 @@ fn the_cut_changes_no_bit() {
                 manifest.training.dtype = dtype;
                 manifest.codec = Codecs::all(dtype.into());
                 manifest.training.stages = stages;
-                // Each stage's part of the norm is summed alone, so the norm's last bits follow the
-                // cut; without clipping they do not reach the weights.
+                // Each stage's part of the norm is summed separately, so the norm's last bits
+                // depend on the cut; without clipping they do not affect the weights.
                 manifest.optimizer.gradient_clip = 0.0;
             })
         };
@@ -110,10 +111,10 @@ fn trained_boundaries_change_no_other_initial_weight_and_all_their_weights_learn
         for (name, weights) in own.clone() {
             assert!(name.starts_with("shoal.boundary."), "{name}");
             let learnt = weights.iter().zip(&after[name]).filter(|(old, new)| old != new);
-            // A feature may not have been the largest of any group.
+            // A feature may never have been the largest of its group.
             assert!(learnt.count() > weights.len() / 2, "{name} learns");
         }
-        // Two boundaries: two norms, what expands, and a bottleneck's matrix.
+        // Two boundaries: two norms, an expansion, and a bottleneck's matrix.
         assert_eq!(own.count(), if kind == BoundaryKind::Bottleneck { 8 } else { 6 });
     }
 }
@@ -174,14 +175,14 @@ fn both_dtypes_learn() {
         for step in 0..20 {
             trainer.step(step);
         }
-        // The same microbatch again: it left nothing in flight.
+        // The same microbatch again: it left no state.
         let after = trainer.forward(20, held_out);
         assert!(before > 5.3 && after < 4.5, "{before} to {after}");
     }
 }
 
 #[test]
-fn a_discarded_microbatch_counts_nothing() {
+fn a_discarded_microbatch_does_not_count() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let mut manifest = manifest();
     let samples = samples(&mut manifest, folder.path(), &text());
@@ -194,13 +195,13 @@ fn a_discarded_microbatch_counts_nothing() {
     let all = 0..trainer.engine.parameters(Stage(0)).expect("hosted");
     let sums = trainer.engine.export(Stage(0), Step(0), all).expect("hosted");
     assert!(sums.iter().all(|byte| *byte == 0));
-    // It may come again.
+    // It may be submitted again.
     trainer.forward(0, 0);
     trainer.backward(0, 0);
 }
 
 #[test]
-fn bytes_that_are_no_tensor_are_refused() {
+fn malformed_tensors_are_refused() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let mut manifest = manifest();
     manifest.training.stages = 2;
@@ -255,14 +256,14 @@ fn bytes_that_are_no_tensor_are_refused() {
 }
 
 #[test]
-fn a_wild_learning_rate_is_a_verdict_with_a_name() {
+fn divergence_names_the_tensor() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let mut manifest = manifest();
     manifest.training.gradient_fraction_bits = 56;
     manifest.training.microbatches = 32_768;
     let samples = samples(&mut manifest, folder.path(), &text());
     let mut trainer = Trainer::new(&manifest, samples);
-    // A weight so large that its gradients are beyond 2^63 / 32768 / 2^56.
+    // A weight so large that its gradients exceed 2^63 / 32768 / 2^56.
     let mut state = trainer.engine.state(Stage(0)).expect("hosted");
     let head = state.weights.len() - 256 * 32;
     state.weights[head..].iter_mut().enumerate().for_each(|(index, weight)| {
@@ -282,7 +283,7 @@ fn a_wild_learning_rate_is_a_verdict_with_a_name() {
 }
 
 #[test]
-fn like_peers_have_equal_fingerprints() {
+fn equal_peers_have_equal_fingerprints() {
     let manifest = manifest();
     let print = |manifest| {
         let device = Device::open(DeviceChoice::Cpu, 1).expect("a CPU");
@@ -296,7 +297,7 @@ fn like_peers_have_equal_fingerprints() {
 }
 
 #[test]
-fn a_device_that_is_not_there_is_said_so() {
+fn a_missing_device_is_reported() {
     assert!(matches!("gpu".parse::<DeviceChoice>(), Err(EngineError::UnknownDevice(_))));
     assert_eq!("cuda:3".parse::<DeviceChoice>().expect("a device"), DeviceChoice::Cuda(3));
     let error = Device::open(DeviceChoice::Cuda(4096), 1).expect_err("no machine has so many");

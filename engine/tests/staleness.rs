@@ -9,7 +9,7 @@ use shoal_protocol::manifest::Dtype;
 
 const STEPS: u64 = 5;
 
-/// A run of two stages whose steps read weights so old.
+/// A run of two stages with this staleness.
 fn trainer(staleness: u8, dtype: Dtype, recompute: bool) -> Trainer {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let mut manifest = manifest();
@@ -32,8 +32,9 @@ fn set_states(trainer: &mut Trainer, version: u64, states: &[StageState]) {
     }
 }
 
-/// What every version is where each step's gradient is taken at the version before: an engine without
-/// delays is given the older weights for the passes and the newer ones for the update.
+/// The expected state of every version if each step's gradient is computed with the previous
+/// version: an engine without staleness gets the older weights for the passes and the newer ones
+/// for the update.
 fn reference(dtype: Dtype) -> Vec<Vec<StageState>> {
     let mut trainer = trainer(0, dtype, false);
     let microbatches = trainer.manifest.training.microbatches;
@@ -66,7 +67,7 @@ fn passes_of_the_next_step_may_run_before_and_after_the_update() {
             trainer.backward(step, microbatch);
         });
         for step in 0..STEPS {
-            // Of the next step one microbatch is done, one under way and one not begun.
+            // Of the next step, one microbatch is done, one is in progress and one has not begun.
             trainer.forward(step + 1, 1);
             trainer.forward(step + 1, 0);
             trainer.backward(step + 1, 0);
@@ -87,7 +88,7 @@ fn passes_of_the_next_step_may_run_before_and_after_the_update() {
 }
 
 #[test]
-fn a_run_carries_on_from_files_to_the_same_bits() {
+fn a_run_resumed_from_files_has_the_same_bits() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let mut first = trainer(1, Dtype::F32, false);
     let mut second = trainer(1, Dtype::F32, false);
@@ -108,7 +109,7 @@ fn a_run_carries_on_from_files_to_the_same_bits() {
 }
 
 #[test]
-fn a_step_whose_weights_are_not_here_is_refused() {
+fn a_step_with_missing_weights_is_refused() {
     let mut trainer = trainer(1, Dtype::F32, false);
     let batch = trainer.samples.batch(Step(2), Microbatch(0));
     let result = trainer.engine.forward(common::key(2, Stage(0), 0), &batch.inputs, None);

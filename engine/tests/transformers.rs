@@ -1,4 +1,4 @@
-//! The engine against PyTorch and transformers.
+//! Compares the engine with PyTorch and transformers.
 
 mod common;
 
@@ -13,7 +13,7 @@ use shoal_engine::{Device, DeviceChoice, Generator, learning_rate};
 use shoal_protocol::ids::{Microbatch, Step};
 use shoal_protocol::manifest::{Boundary, BoundaryKind, Manifest};
 
-/// Runs one of `tests/python` and reads the JSON that it prints.
+/// Runs a script of `tests/python` and parses the JSON that it prints.
 fn python(script: &str, arguments: &[&str]) -> Value {
     let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let python = crate_folder.join("../.venv/bin/python");
@@ -48,21 +48,22 @@ fn write(trainer: &Trainer, step: u64, folder: &Path) -> PathBuf {
     place
 }
 
-/// The bottleneck's width divides nothing; both leave a stage of two layers and stages of one.
+/// The bottleneck's width is not a divisor; both kinds leave a stage of two layers and stages of
+/// one.
 const BOUNDARIES: [Boundary; 2] = [
     Boundary { kind: BoundaryKind::Bottleneck, width: 13 },
     Boundary { kind: BoundaryKind::Maxout, width: 8 },
 ];
 
 #[test]
-fn transformers_reads_a_checkpoint_to_the_same_logits() {
+fn transformers_computes_the_same_logits_from_a_checkpoint() {
     let mut manifest = manifest();
     manifest.training.stages = 3;
     assert_same_logits(manifest, "checkpoint.py");
 }
 
 #[test]
-fn a_checkpoint_with_trained_boundaries_has_the_logits_of_pytorch_and_is_no_llama() {
+fn a_checkpoint_with_trained_boundaries_matches_pytorch_and_is_not_a_llama() {
     for boundary in BOUNDARIES {
         let mut manifest = manifest();
         manifest.training.stages = 3;
@@ -71,7 +72,7 @@ fn a_checkpoint_with_trained_boundaries_has_the_logits_of_pytorch_and_is_no_llam
     }
 }
 
-/// Trains a run and compares what its checkpoint says with what a script makes of it.
+/// Trains a run and compares the logits of its checkpoint with those of a script.
 fn assert_same_logits(mut manifest: Manifest, script: &str) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     manifest.model.context = 48;
@@ -95,14 +96,14 @@ fn assert_same_logits(mut manifest: Manifest, script: &str) {
 }
 
 #[test]
-fn a_loop_in_pytorch_follows_the_same_losses() {
+fn a_pytorch_loop_has_the_same_losses() {
     let mut manifest = manifest();
     manifest.training.stages = 2;
     assert_same_losses(manifest);
 }
 
 #[test]
-fn a_loop_in_pytorch_trains_the_same_boundaries() {
+fn a_pytorch_loop_trains_the_same_boundaries() {
     for boundary in BOUNDARIES {
         let mut manifest = manifest();
         manifest.training.stages = 3;
@@ -112,14 +113,15 @@ fn a_loop_in_pytorch_trains_the_same_boundaries() {
 }
 
 #[test]
-fn a_loop_in_pytorch_follows_updates_that_come_a_step_late() {
+fn a_pytorch_loop_with_stale_weights_has_the_same_losses() {
     let mut manifest = manifest();
     manifest.training.stages = 2;
     manifest.training.staleness = 1;
     assert_same_losses(manifest);
 }
 
-/// Trains a run, and the same with PyTorch alone, to the same losses, gradient norms and weights.
+/// Trains a run, and the same run in PyTorch alone, and compares losses, gradient norms and
+/// weights.
 fn assert_same_losses(mut manifest: Manifest) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let samples = samples(&mut manifest, folder.path(), &text());

@@ -6,8 +6,8 @@ use prometheus::IntGauge;
 
 use crate::labels::Label;
 
-/// One metric of type `M` for each value of the label `L`. All exist from the start, so that a rate
-/// over what has not happened yet is 0 and not missing.
+/// One metric of type `M` for each value of the label `L`. All exist from the start, so that the
+/// rate of an event that has not happened yet is 0 and not missing.
 #[derive(Debug, Clone)]
 pub struct Family<L, M> {
     members: Vec<M>,
@@ -15,13 +15,13 @@ pub struct Family<L, M> {
 }
 
 impl<L: Label, M> Family<L, M> {
-    /// Of one metric for each value, in the order of [`Label::ALL`].
+    /// Creates a family from one metric for each value, in the order of [`Label::ALL`].
     pub(crate) fn new(members: Vec<M>) -> Self {
         assert_eq!(members.len(), L::ALL.len(), "one for each value");
         Self { members, label: PhantomData }
     }
 
-    /// The metric of one value.
+    /// The metric of a value.
     pub fn of(&self, label: L) -> &M {
         let index = L::ALL.iter().position(|other| *other == label);
         &self.members[index.expect("ALL holds every value")]

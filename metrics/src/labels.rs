@@ -1,6 +1,6 @@
-//! The labels whose values are known beforehand.
+//! Labels whose values are known at compile time.
 
-/// A label with all of its values.
+/// A label and its values.
 pub trait Label: Copy + Eq + Sized + 'static {
     /// Its name in the exposition.
     const NAME: &'static str;
@@ -10,7 +10,7 @@ pub trait Label: Copy + Eq + Sized + 'static {
     fn value(self) -> &'static str;
 }
 
-/// An enum whose values are those of a label: the label's name, then each value with its text.
+/// Defines an enum for a label: the label's name, then each value with its text.
 macro_rules! label {
     (
         $(#[$attribute:meta])*
@@ -38,7 +38,7 @@ macro_rules! label {
 }
 
 label! {
-    /// What bytes on the network are for.
+    /// The purpose of bytes on the network.
     pub enum TrafficKind = "kind" {
         /// Control messages.
         Control = "control",
@@ -46,41 +46,41 @@ label! {
         Tensor = "tensor",
         /// Files.
         File = "file",
-        /// Packets passed on between peers that have no way to each other.
+        /// Packets relayed between peers that cannot reach each other.
         Relay = "relay",
     }
 }
 
 label! {
-    /// How bad something is that a peer logged.
+    /// The severity of a log message.
     pub enum Severity = "level" {
-        /// Worth a look.
+        /// A warning.
         Warning = "warn",
-        /// Something failed.
+        /// An error.
         Error = "error",
     }
 }
 
 label! {
-    /// How a peer's own port stands to those whom it never sent to.
+    /// Reachability of a peer's own port for unsolicited packets.
     pub enum PortState = "state" {
-        /// Nobody elsewhere was asked.
+        /// No other peer has probed it.
         Unknown = "unknown",
-        /// They get through.
+        /// Packets arrive.
         Open = "open",
-        /// A firewall keeps them out.
+        /// A firewall blocks them.
         Firewall = "firewall",
-        /// A router does.
+        /// A router blocks them.
         Router = "router",
-        /// A router does that shows every peer another port.
+        /// A router blocks them that maps the port differently for every peer.
         SymmetricRouter = "symmetric_router",
     }
 }
 
 label! {
-    /// How a connection leads to a peer.
+    /// The path of a connection.
     pub enum Path = "path" {
-        /// Straight there.
+        /// Directly to the peer.
         Direct = "direct",
         /// Through another peer.
         Relayed = "relayed",
@@ -88,69 +88,69 @@ label! {
 }
 
 label! {
-    /// How a tensor was packed for its link.
+    /// The packing of data for a link.
     pub enum LinkPacking = "packing" {
-        /// Not at all.
+        /// Without packing.
         None = "none",
-        /// By zstd, without loss.
+        /// Compressed with zstd.
         Zstd = "zstd",
-        /// Integers without the bytes that only repeat their sign.
+        /// Integers without redundant sign bytes.
         Integers = "integers",
     }
 }
 
 label! {
-    /// Why something that a peer sent was not used.
+    /// Why a message or data from a peer was rejected.
     pub enum Refusal = "reason" {
-        /// It makes no sense: no correct peer sends it.
+        /// Malformed: no correct peer sends it.
         Malformed = "malformed",
-        /// It is from or to a life that is over.
+        /// From or to another incarnation.
         OtherLife = "other_life",
-        /// It is from before or after a rewind of the run.
+        /// From another era, before or after a rewind of the run.
         OtherEra = "other_era",
-        /// It is from a coordinator whose term is over.
+        /// From a coordinator of an earlier term.
         PastTerm = "past_term",
-        /// It is for, or from, a coordinator that is none.
+        /// To or from a peer that is not the coordinator.
         NoCoordinator = "no_coordinator",
-        /// It is about a claim that its sender does not hold.
+        /// About a claim that the sender does not hold.
         Claim = "claim",
-        /// It is a file whose bytes have another hash than was asked for.
+        /// A file with a wrong hash.
         File = "file",
-        /// It is a checkpoint, or a part of one, that is another run's or damaged.
+        /// A checkpoint, or a part of one, that is damaged or belongs to another run.
         Checkpoint = "checkpoint",
     }
 }
 
 label! {
-    /// Why a connection was refused before anything was said on it.
+    /// Why a connection was refused before any message.
     pub enum RefusedConnection = "reason" {
-        /// It showed no permit, or is not on the list.
+        /// The peer has no certificate, or is not on the access list.
         NoCertificate = "no_certificate",
-        /// Its ticket or permit has expired.
+        /// Its ticket or certificate has expired.
         Expired = "expired",
-        /// Its ticket or permit is from the future.
+        /// Its ticket or certificate is dated in the future.
         Clock = "clock",
-        /// All uses of its ticket are used up.
+        /// Its ticket has no uses left.
         UsedUp = "used_up",
         /// Its ticket was revoked.
         Revoked = "revoked",
         /// It is banned.
         Banned = "banned",
-        /// It showed another peer's permit.
+        /// It presented another peer's certificate.
         OtherPeer = "other_peer",
-        /// What it showed is not signed by the run's warden.
+        /// Its ticket or certificate is not signed by the run's issuer.
         Forged = "forged",
         /// It belongs to another run.
         OtherRun = "other_run",
         /// It speaks another protocol version.
         Version = "version",
-        /// Its first words make no sense.
+        /// Its handshake is malformed.
         Malformed = "malformed",
-        /// It took too long to say who it is.
+        /// Its handshake timed out.
         Slow = "slow",
-        /// More connections were being made than are looked at.
+        /// Too many handshakes were in progress.
         Flood = "flood",
-        /// It is a life that is over, or there is no room.
+        /// Its incarnation has ended, or there is no room.
         Other = "other",
     }
 }
@@ -158,17 +158,17 @@ label! {
 label! {
     /// A queue of a peer.
     pub enum Queue = "queue" {
-        /// Microbatches accepted and not yet given back.
+        /// Microbatches accepted and not yet returned.
         Accepted = "accepted",
         /// Offers that wait for room.
         Offers = "offers",
-        /// Tasks given to the engine and not yet done.
+        /// Tasks given to the engine and not finished.
         Compute = "compute",
     }
 }
 
 label! {
-    /// Which way a microbatch goes through a stage.
+    /// The direction of a microbatch through a stage.
     pub enum Direction = "direction" {
         /// From its input to its output.
         Forward = "forward",
@@ -178,15 +178,15 @@ label! {
 }
 
 label! {
-    /// What a peer is doing.
+    /// The state of a peer.
     pub enum NodeState = "state" {
-        /// It looks for somebody who keeps the run.
+        /// It searches for the coordinator.
         Searching = "searching",
-        /// It takes part in the run and does not serve yet.
+        /// It is joining and does not serve yet.
         Joining = "joining",
         /// It serves.
         Serving = "serving",
-        /// It leaves in order.
+        /// It is leaving in order.
         Draining = "draining",
         /// The run is over.
         Finished = "finished",
@@ -194,69 +194,69 @@ label! {
 }
 
 label! {
-    /// Whether a member takes part.
+    /// Whether a member serves.
     pub enum PeerState = "state" {
-        /// Not yet: it fetches the weights.
+        /// It fetches the weights.
         Joining = "joining",
-        /// It does.
+        /// It serves.
         Serving = "serving",
     }
 }
 
 label! {
-    /// Why work was done again.
+    /// Why work was repeated.
     pub enum Repeat = "reason" {
-        /// Who had claimed it was lost.
+        /// The holder of its claim was lost.
         Lost = "lost",
-        /// Who had claimed it was late and let go of it.
+        /// The holder of its claim was overdue and released it.
         Late = "late",
-        /// The run went back to a checkpoint.
+        /// The run returned to a checkpoint.
         Rewind = "rewind",
     }
 }
 
 label! {
-    /// Why a member is to change its stage.
+    /// Why a member changes its stage.
     pub enum MoveCause = "reason" {
-        /// Nobody has the other stage's weights any more: it begins again from a checkpoint.
+        /// No member has the other stage's weights: it restarts from a checkpoint.
         StageLost = "stage_lost",
-        /// Members of the other stage are gone, and it is the slow one since.
+        /// The other stage lost members and became the slowest.
         MembersGone = "members_gone",
-        /// The other stage gets through less, by what is measured.
+        /// The other stage has less measured throughput.
         Uneven = "uneven",
-        /// Two that are about equally fast change places, each nearer then to those whom it sends to.
+        /// Two members exchange stages to be nearer to the peers that they send to.
         Nearer = "nearer",
-        /// It is tried what moves lead to.
+        /// A trial move, for tests.
         Trial = "trial",
     }
 }
 
 label! {
-    /// Why an all-reduce came to nothing.
+    /// Why an all-reduce failed.
     pub enum RoundFailure = "reason" {
-        /// A member that took part was lost, and another did work of the step that had no part in it.
+        /// A participant was lost, and a member outside the round had done work of the step.
         MemberLost = "member_lost",
-        /// It took too long: something got lost on the way.
+        /// It timed out because data was lost in transit.
         Late = "late",
     }
 }
 
 label! {
-    /// What a peer found that must not be.
+    /// A violated invariant that a peer detected.
     pub enum Fault = "fault" {
-        /// Its accumulator does not hold what the run counts on.
+        /// Its accumulator does not hold the expected microbatches.
         Accumulator = "accumulator",
-        /// An all-reduce did not count every microbatch once.
+        /// An all-reduce did not count every microbatch exactly once.
         Proof = "proof",
-        /// A commit names another result than the one held here.
+        /// A commit names a different result than the one held here.
         Result = "result",
-        /// A member sent what no member would.
+        /// A member sent a message that no correct member sends.
         Nonsense = "nonsense",
     }
 }
 
 label! {
-    /// What the engine works at.
+    /// The kind of a task of the engine.
     pub enum Phase = "phase" {
         /// A forward pass.
         Forward = "forward",
@@ -268,17 +268,17 @@ label! {
         Reduce = "reduce",
         /// The optimizer's update.
         Apply = "apply",
-        /// The reading of weights.
+        /// Loading weights.
         Restore = "restore",
     }
 }
 
 label! {
-    /// What announced that the machine is about to be taken away.
+    /// The source of a request to leave before the machine is stopped.
     pub enum Preemption = "source" {
-        /// SIGTERM, as supervisors and clouds send it.
+        /// SIGTERM, from a supervisor or cloud.
         Terminated = "terminated",
-        /// SIGINT, as somebody at the keyboard sends it.
+        /// SIGINT, from a keyboard.
         Interrupted = "interrupted",
         /// The file of `--preempt-file`.
         File = "file",
@@ -286,7 +286,7 @@ label! {
 }
 
 label! {
-    /// Which way memory goes.
+    /// The direction of swapping.
     pub enum Swap = "direction" {
         /// From the disk.
         In = "in",

@@ -1,9 +1,9 @@
-//! One typed handle for each metric of a Shoal peer, and the text that Prometheus reads.
+//! One typed handle for each metric of a Shoal peer, and the text format of Prometheus.
 //!
-//! Names start with `shoal_` and end in their unit; what the operating system knows of the process
+//! Names start with `shoal_` and end in their unit; the operating system's data on the process
 //! (memory, processor time, open files) has the usual `process_` names. No label holds a peer id:
-//! its values would grow with the swarm. [`groups`] is the table of all of them; the example
-//! `monitoring` writes the reference and the dashboards from it.
+//! its values would grow with the swarm. [`groups`] is the table of all metrics; the example
+//! `monitoring` generates the reference and the dashboards from it.
 
 mod by_stage;
 mod family;

@@ -1,4 +1,4 @@
-//! Makes metrics and registers each as it is made.
+//! Creates and registers metrics.
 
 use prometheus::core::Collector;
 use prometheus::process_collector::ProcessCollector;
@@ -10,14 +10,14 @@ use prometheus::{
 use crate::by_stage::{Hosted, StagePeers};
 use crate::table::Spec;
 
-/// Buckets of a histogram. Each holds as much as all before it.
+/// Number of buckets of a histogram. The limit of each is twice that of the previous one.
 const BUCKETS: usize = 16;
 
-/// A registry that is being filled.
+/// A registry under construction.
 pub(crate) struct Registrar(Registry);
 
 impl Registrar {
-    /// Starts with what the operating system knows of the process.
+    /// Creates a registry with the operating system's data on the process.
     pub(crate) fn new() -> Result<Self> {
         let registrar = Self(Registry::new());
         registrar.0.register(Box::new(ProcessCollector::for_self()))?;
@@ -34,7 +34,7 @@ impl Registrar {
         Ok(metric)
     }
 
-    /// A gauge that is always 1, with a label that says what is there.
+    /// Registers a gauge that is always 1, with a label that holds the information.
     pub(crate) fn info(&self, spec: &Spec, value: &str) -> Result<()> {
         let options = Opts::new(spec.name, spec.help()).const_label(spec.labels[0], value);
         self.add(IntGauge::with_opts(options))?.set(1);
@@ -53,7 +53,7 @@ impl Registrar {
         self.add(IntGauge::new(spec.name, spec.help()))
     }
 
-    /// A gauge that has no value before it is first set.
+    /// Registers a gauge that is NaN until it is first set.
     pub(crate) fn unknown(&self, spec: &Spec) -> Result<Gauge> {
         let gauge = self.add(Gauge::new(spec.name, spec.help()))?;
         gauge.set(f64::NAN);

@@ -1,4 +1,4 @@
-//! All metrics of a peer, and their text.
+//! All metrics of a peer, and their text format.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,20 +9,23 @@ use crate::groups::{Checkpoints, Coordination, Links, Machine, Memory, Node, Run
 use crate::registrar::Registrar;
 use crate::table::Spec;
 
-/// Says which run a metric is of.
+/// The label with the run's id.
 const RUN: &str = "run";
 
-/// What the process is, which is known beforehand.
-const BUILD: Spec =
-    Spec::info("shoal_build_info", "Always 1; the label says what is running.", &["version"]);
+/// The version of the process, known at compile time.
+const BUILD: Spec = Spec::info(
+    "shoal_build_info",
+    "Always 1; the label holds the version of the program.",
+    &["version"],
+);
 
-/// Why there are no metrics.
+/// A failure of the metrics registry.
 #[derive(Debug, thiserror::Error)]
 pub enum MetricsError {
-    /// A metric's name or label is taken or misspelt.
+    /// A metric's name or label is taken or invalid.
     #[error("a metric cannot be registered: {0}; this is a bug, please report it")]
     Register(#[source] prometheus::Error),
-    /// The metrics cannot be written as text.
+    /// The metrics cannot be encoded as text.
     #[error("the metrics cannot be written as text: {0}; this is a bug, please report it")]
     Encode(#[source] prometheus::Error),
 }
@@ -32,27 +35,27 @@ pub enum MetricsError {
 pub struct Metrics {
     registry: Registry,
     name: Arc<Mutex<Option<String>>>,
-    /// How far the run is.
+    /// Progress of the run.
     pub run: Run,
-    /// What who keeps the run knows.
+    /// Metrics of the coordinator.
     pub keeping: Coordination,
-    /// What this peer is and does.
+    /// State and activity of this peer.
     pub node: Node,
-    /// Its memory.
+    /// Memory of this peer.
     pub memory: Memory,
-    /// What it runs on.
+    /// The machine of this peer.
     pub machine: Machine,
-    /// Its links.
+    /// Links of this peer.
     pub links: Links,
-    /// Its checkpoints.
+    /// Checkpoints of the run.
     pub checkpoints: Checkpoints,
 }
 
 impl Metrics {
-    /// Every metric at its start, in a registry of their own.
+    /// Creates all metrics with their initial values, in a registry of their own.
     ///
     /// # Errors
-    /// [`MetricsError::Register`] where two metrics clash, which is a bug.
+    /// [`MetricsError::Register`] if two metrics clash, which is a bug.
     pub fn new() -> Result<Self, MetricsError> {
         Self::register().map_err(MetricsError::Register)
     }
@@ -73,13 +76,13 @@ impl Metrics {
         })
     }
 
-    /// Every metric of ours, by what it is about.
+    /// All metrics of Shoal, by group.
     #[must_use]
     pub fn table() -> [(&'static str, &'static [Spec]); 8] {
         [
             ("The process", &[BUILD]),
             ("The run", Run::TABLE),
-            ("Keeping the run", Coordination::TABLE),
+            ("Coordination", Coordination::TABLE),
             ("A peer", Node::TABLE),
             ("Memory", Memory::TABLE),
             ("The machine", Machine::TABLE),
@@ -88,16 +91,15 @@ impl Metrics {
         ]
     }
 
-    /// Says which run this is. From here on every metric has it as the label `run`: before, a peer that
-    /// joins does not know.
+    /// Sets the label `run` of every metric. A joining peer does not know its run before.
     pub fn name_run(&self, run: impl Into<String>) {
         *self.name.lock().unwrap_or_else(PoisonError::into_inner) = Some(run.into());
     }
 
-    /// Everything in Prometheus' text format, to be served as [`Self::CONTENT_TYPE`].
+    /// Encodes all metrics in Prometheus' text format, to be served as [`Self::CONTENT_TYPE`].
     ///
     /// # Errors
-    /// [`MetricsError::Encode`] where a metric has no name or type, which is a bug.
+    /// [`MetricsError::Encode`] if a metric has no name or type, which is a bug.
     pub fn encode(&self) -> Result<String, MetricsError> {
         let mut families = self.registry.gather();
         let name = self.name.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -114,6 +116,6 @@ impl Metrics {
         TextEncoder::new().encode_to_string(&families).map_err(MetricsError::Encode)
     }
 
-    /// The content type of what [`Self::encode`] gives.
+    /// The content type of [`Self::encode`]'s text.
     pub const CONTENT_TYPE: &'static str = prometheus::TEXT_FORMAT;
 }

@@ -1,5 +1,5 @@
-//! The table of all metrics, one group a concept: a line of it is the handle that the code uses, the
-//! help that Prometheus shows, and what dashboards and rules may ask for.
+//! The table of all metrics, one group for each topic. A row defines the handle in the code, the
+//! help text in Prometheus, and the name for dashboards and rules.
 
 use prometheus::{Counter, Gauge, Histogram, IntCounter, IntGauge, Result};
 
@@ -8,14 +8,14 @@ use crate::family::Family;
 use crate::labels::Label;
 use crate::registrar::Registrar;
 
-/// What is known of a metric beforehand.
+/// The static description of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Spec {
     /// Its name in the exposition.
     pub name: &'static str,
     /// Its kind.
     pub kind: Kind,
-    /// Its labels beside `run`.
+    /// Its labels besides `run`.
     pub labels: &'static [&'static str],
     help: &'static str,
 }
@@ -25,7 +25,7 @@ impl Spec {
         Self { name, kind: M::KIND, labels: M::LABELS, help }
     }
 
-    /// Of a gauge that is always 1, with a label that says what is there.
+    /// Describes a gauge that is always 1, with a label that holds the information.
     pub(crate) const fn info(
         name: &'static str,
         help: &'static str,
@@ -34,7 +34,7 @@ impl Spec {
         Self { name, kind: Kind::Gauge, labels, help }
     }
 
-    /// Whether samples of this name are its own.
+    /// Whether a sample of this name belongs to the metric.
     #[must_use]
     pub fn is_sampled_by(&self, name: &str) -> bool {
         match (self.kind, name.strip_prefix(self.name)) {
@@ -44,7 +44,7 @@ impl Spec {
         }
     }
 
-    /// What it says.
+    /// Its help text.
     #[must_use]
     pub fn help(&self) -> &'static str {
         self.help.trim()
@@ -54,16 +54,16 @@ impl Spec {
 /// The kinds of metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Only grows.
+    /// Never decreases.
     Counter,
-    /// Goes up and down.
+    /// Increases and decreases.
     Gauge,
     /// Counts observations by their size.
     Histogram,
 }
 
 impl Kind {
-    /// As Prometheus names it.
+    /// Its name in Prometheus.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -74,23 +74,23 @@ impl Kind {
     }
 }
 
-/// A handle that can be made of a line of the table.
+/// A handle that can be created from a row of the table.
 pub(crate) trait Metric: Sized {
     /// Its kind.
     const KIND: Kind;
     /// The names of its labels.
     const LABELS: &'static [&'static str] = &[];
 
-    /// Makes and registers it. Histograms have doubling buckets, the first up to `first`.
+    /// Creates and registers the metric. Histograms have doubling buckets, the first up to `first`.
     fn register(registrar: &Registrar, spec: &Spec, first: f64) -> Result<Self>;
 }
 
-/// Metrics that can be had for each value of a label.
+/// Metrics that can be created for each value of a label.
 pub(crate) trait Each: Sized {
     /// Their kind.
     const KIND: Kind;
 
-    /// Makes and registers one for each of these values, in their order.
+    /// Creates and registers one metric for each of these values, in their order.
     fn register(
         registrar: &Registrar,
         spec: &Spec,
@@ -152,8 +152,8 @@ each!(Counter, Counter, counters_of_fractions);
 each!(IntGauge, Gauge, gauges);
 each!(Histogram, Histogram, histograms);
 
-/// A group of lines of the table. What a handle's documentation says is the metric's help, to its last
-/// dot. `from` is where the buckets of a histogram begin.
+/// Defines a group of rows of the table. The help text is the documentation of the field, up to its
+/// last full stop. `from` is the limit of a histogram's first bucket.
 macro_rules! group {
     (
         $(#[$attribute:meta])*

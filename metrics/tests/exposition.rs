@@ -1,5 +1,5 @@
-//! What Prometheus sees: names, types and help as they were promised, and the rules that
-//! `promtool check metrics` applies to them.
+//! The text format for Prometheus: names, types and help as documented, and the rules of `promtool
+//! check metrics`.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use shoal_metrics::{Direction, Metrics, NodeState, PeerState, Phase, Queue, TrafficKind};
 
-/// A metric as the text tells it.
+/// A metric as described by the text.
 #[derive(Default)]
 struct Described {
     kind: String,
@@ -58,18 +58,18 @@ fn describe(text: &str) -> BTreeMap<String, Described> {
 
 /// The name of a sample line.
 fn name(line: &str) -> &str {
-    line.split(['{', ' ']).next().expect("split gives something")
+    line.split(['{', ' ']).next().expect("split returns at least one part")
 }
 
 /// Label names of a sample line.
 fn label_names(line: &str) -> Vec<&str> {
     let Some((_, rest)) = line.split_once('{') else { return Vec::new() };
-    let (labels, _) = rest.rsplit_once('}').expect("what opens also closes");
+    let (labels, _) = rest.rsplit_once('}').expect("braces are balanced");
     labels.split(',').filter_map(|pair| pair.split_once('=')).map(|(name, _)| name).collect()
 }
 
 #[test]
-fn the_text_has_what_the_table_says_and_nothing_else() {
+fn the_text_has_exactly_the_metrics_of_the_table() {
     let text = filled().encode().unwrap();
     let found = describe(&text);
     let table = Metrics::table();
@@ -144,7 +144,7 @@ fn values_arrive_under_their_labels() {
 }
 
 #[test]
-fn before_the_run_is_known_there_is_no_such_label() {
+fn the_run_label_is_absent_until_the_run_is_known() {
     let metrics = Metrics::new().unwrap();
     assert!(metrics.encode().unwrap().lines().any(|line| line == "shoal_tokens_total 0"));
 }
@@ -176,7 +176,7 @@ fn the_text_follows_promtools_rules() {
 
 fn check_metric(name: &str, Described { kind, help }: &Described) {
     const WORDS: [&str; 34] = [
-        // Types do not belong into a name.
+        // Types do not belong in a name.
         "counter",
         "gauge",
         "histogram",
@@ -221,7 +221,7 @@ fn check_metric(name: &str, Described { kind, help }: &Described) {
         assert!(!name.ends_with(suffix), "{name} has a suffix that histograms use");
     }
     for word in name.split('_') {
-        assert!(!WORDS.contains(&word), "{name}: `{word}` does not belong into a name");
+        assert!(!WORDS.contains(&word), "{name}: `{word}` does not belong in a name");
     }
 }
 
@@ -233,7 +233,7 @@ fn snake_case(name: &str) -> bool {
 }
 
 #[test]
-fn promtool_has_nothing_to_say() {
+fn promtool_has_no_complaints() {
     let started = Command::new("promtool")
         .args(["check", "metrics"])
         .stdin(Stdio::piped())
@@ -247,7 +247,7 @@ fn promtool_has_nothing_to_say() {
     let text = filled().encode().unwrap();
     promtool.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
     let output = promtool.wait_with_output().unwrap();
-    let said = [output.stdout, output.stderr].concat();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&said));
-    assert!(said.is_empty(), "{}", String::from_utf8_lossy(&said));
+    let printed = [output.stdout, output.stderr].concat();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&printed));
+    assert!(printed.is_empty(), "{}", String::from_utf8_lossy(&printed));
 }

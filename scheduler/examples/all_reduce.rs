@@ -1,7 +1,7 @@
-//! What all-reduces keep of links that are faster than an emulator carries, in virtual time: prints the table of
-//! docs/compression.md.
+//! The share of fast links that all-reduces use, in virtual time, for links too fast to emulate.
+//! Prints the table of docs/compression.md.
 //!
-//! The same decisions as in a swarm, over links that are shared fairly, with arithmetic that takes no time.
+//! The decisions are those of a swarm; links are shared fairly and arithmetic takes no time.
 
 use std::time::Duration;
 
@@ -12,9 +12,9 @@ use shoal_scheduler::sim::{Port, all_reduces};
 /// 1 Mbit/s in bytes.
 const MEGABIT: u64 = 125_000;
 const DELAY: Duration = Duration::from_millis(5);
-/// Parts follow from what was measured in the rounds before: the last of so many counts.
+/// Parts follow from measurements of earlier rounds: the last of this many rounds counts.
 const ROUNDS: usize = 6;
-/// The least share of what the best parts need.
+/// The minimum share of the rate with the best parts.
 const GOAL: f64 = 0.9;
 
 const MODES: [SumCodec; 4] = [
@@ -24,7 +24,7 @@ const MODES: [SumCodec; 4] = [
     SumCodec::Rounded(Codec::Int8(Block::DEFAULT)),
 ];
 
-/// Up and down of each member, in Mbit/s.
+/// Up and down rate of each member, in Mbit/s.
 const LINKS: [(&str, &[(u64, u64)]); 7] = [
     ("1000, 2 peers", &[(1000, 1000); 2]),
     ("1000, 8 peers", &[(1000, 1000); 8]),
@@ -49,8 +49,8 @@ const LINKS: [(&str, &[(u64, u64)]); 7] = [
 
 fn main() {
     println!(
-        "All-reduce in virtual time, {} ms each way; rates in Mbit/s up and down. The least is what the best parts\n\
-         need for the bytes of the mode, and one way. Goal: {GOAL} of it.\n",
+        "All-reduce in virtual time, {} ms each way; rates in Mbit/s up and down. Least: the time that the best parts\n\
+         need for the bytes of the mode, plus one latency. Goal: {GOAL} of it.\n",
         DELAY.as_millis()
     );
     println!("values  links                       mode   least      time       share  goal");

@@ -1,4 +1,4 @@
-//! DT-FM's published placements and Shoal's: prints the table of docs/placement.md.
+//! Compares DT-FM's published placements with Shoal's: prints the table of docs/placement.md.
 
 use std::time::{Duration, Instant};
 
@@ -8,13 +8,13 @@ use shoal_scheduler::planner::{Cost, CostModel, Effort, PlanError, random_groups
 use shoal_scheduler::rng::Rng;
 use shoal_scheduler::sim::{self, Regional};
 
-/// Orders in which peers come.
+/// Number of orders in which peers arrive.
 const ORDERS: u64 = 10;
 
-/// Placements that the mean of random ones is taken over.
+/// Number of random placements in the mean.
 const RANDOM: u32 = 1000;
 
-/// The search is run once for each of so many seeds.
+/// Number of seeds for which the search runs.
 const SEEDS: u64 = 5;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -43,14 +43,14 @@ fn print_case(case: &Case) -> Result<(), PlanError> {
         published.random
     );
     let fixed = model.place(&case.by_region()).cost;
-    println!("  stage in a region      {}   published {}", words(&fixed), published.by_region);
+    println!("  stage in a region      {}   published {}", text(&fixed), published.by_region);
     for seed in 0..SEEDS {
         let start = Instant::now();
         let found = search(&model, &Effort::default(), &mut Rng::new(seed)).cost;
         let took = start.elapsed().as_secs_f64();
         println!(
             "  search, seed {seed}         {}   published {}   {took:.1} s of search",
-            words(&found),
+            text(&found),
             published.best
         );
     }
@@ -60,10 +60,10 @@ fn print_case(case: &Case) -> Result<(), PlanError> {
 /// Swarms that place themselves, in the regions of each case.
 fn print_regional() -> Result<(), Box<dyn std::error::Error>> {
     println!(
-        "\nSwarms in these regions, 4 stages, peers that come in any order: seconds of a step, mean of"
+        "\nSwarms in these regions, 4 stages, peers that arrive in any order: seconds of a step, mean of"
     );
     println!(
-        "{ORDERS} orders, where nobody knows who is near and where all do; peers that changed their places."
+        "{ORDERS} orders, without locality and with it; then the peers that changed their stages."
     );
     for (case, peers) in CASES.iter().zip([8, 4, 4]) {
         for (what, weighs) in [
@@ -94,7 +94,7 @@ fn print_regional() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-fn words(cost: &Cost) -> String {
+fn text(cost: &Cost) -> String {
     format!(
         "{:6.2} = {:5.2} + {:5.2}",
         cost.total().as_secs_f64(),

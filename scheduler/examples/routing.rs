@@ -1,5 +1,5 @@
-//! What a stage of unlike replicas keeps of their speeds together, by how senders choose between
-//! them: prints the tables of docs/routing.md.
+//! The share of the combined speed that a stage of unequal replicas achieves, by routing policy:
+//! prints the tables of docs/routing.md.
 //!
 //! Argument: the seeds of each row (10).
 
@@ -13,37 +13,37 @@ use shoal_scheduler::sim::{
     self, ComputeScenario, Fault, NetworkScenario, PeerScenario, Scenario, Seen, Watch,
 };
 
-/// How many times as long the passes of each replica of a stage take as those of the fastest.
+/// Duration of the passes of each replica of a stage, relative to the fastest.
 const SLOWER: [u32; 3] = [1, 2, 4];
 
 const STAGES: u16 = 3;
 const STEPS: u64 = 6;
 
-/// The passes of the fastest replica.
+/// Passes of the fastest replica.
 const FORWARD: Duration = Duration::from_millis(100);
 const BACKWARD: Duration = Duration::from_millis(200);
 
-/// From any peer to any other.
+/// Latency between any two peers.
 const LATENCY: Duration = Duration::from_millis(10);
 
-/// Ways from peer to peer between a step's last gradient and the next step's first pass: done, close,
-/// a piece, its sum, reduced, committed.
-const WAYS: u32 = 6;
+/// One-way messages between a step's last gradient and the next step's first pass: done, close, a
+/// piece, its sum, reduced, committed.
+const HOPS: u32 = 6;
 
 /// The straggler is the fastest replica of the middle stage: from a moment on it takes ten times as
 /// long.
 const STRAGGLER: usize = 1;
 const TENFOLD: u32 = 10;
 
-/// Counted in a row at `SHARE` of the fluid rate or faster, so many microbatches show that what the
-/// straggler did is over.
+/// The effect of the straggler is over when this many microbatches in a row are counted at `SHARE`
+/// of the fluid rate or faster.
 const IN_A_ROW: usize = 20;
 const SHARE: f64 = 0.95;
 
-/// The step that it happens in.
+/// The step in which it slows down.
 const SLOWS_IN: u32 = 3;
 
-/// Passes take up to so many thousandths longer.
+/// Maximum random extension of a pass, in thousandths.
 const JITTER_PER_MILLE: u64 = 50;
 
 const ROUTINGS: [(&str, Routing); 3] = [
@@ -55,13 +55,13 @@ const ROUTINGS: [(&str, Routing); 3] = [
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let seeds = std::env::args().nth(1).map_or(Ok(10), |text| text.parse())?;
     println!(
-        "{STAGES} stages of three replicas each, speeds 1 : 2 : 4, links of a tenth of the fastest forward pass; \
+        "{STAGES} stages of three replicas each, speeds 1 : 2 : 4, latency a tenth of the fastest forward pass; \
          means of {seeds} seeds.\n\
-         Share: of what the stages get through if work is divisible without end, from the second commit to the\n\
-         last. Best: the same with nothing but a step's beginning and end lost. Then the fastest replica of the\n\
-         middle stage takes ten times as long from a quarter of a step on. Gone: microbatches counted at its\n\
-         stage until {IN_A_ROW} in a row come at {SHARE} of the new rate, the worst of the seeds. Share after: of the\n\
-         new rate, over the whole steps that follow.\n"
+         Share: of the throughput with infinitely divisible work, from the second commit to the last. Best: the\n\
+         share if only the beginning and end of a step are lost. Then the fastest replica of the middle stage\n\
+         becomes ten times slower after a quarter of a step. Gone: microbatches counted at its stage until\n\
+         {IN_A_ROW} in a row arrive at {SHARE} of the new rate, the worst of the seeds. Share after: of the new\n\
+         rate, over the whole steps that follow.\n"
     );
     println!("microbatches  chosen       share  best   gone  share after  best");
     for microbatches in [64, 128, 256, 512] {
@@ -83,7 +83,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// What one seed came to.
+/// The result of one seed.
 struct Row {
     share: f64,
     gone: Option<usize>,
@@ -141,12 +141,12 @@ fn counts(scenario: &Scenario) -> Result<Vec<Moment>, sim::Violation> {
     Ok(counts.0)
 }
 
-/// How much longer passes are by chance.
+/// The mean random extension of passes.
 fn longer() -> f64 {
     1.0 + JITTER_PER_MILLE as f64 / 2000.0
 }
 
-/// Microbatches a second that the slowest stage gets through if work is divisible without end.
+/// Microbatches per second of the slowest stage with infinitely divisible work.
 fn fluid(straggles: bool) -> f64 {
     let pass = (FORWARD + BACKWARD).as_secs_f64() * longer();
     let speeds = SLOWER.iter().enumerate().map(|(index, slower)| {
@@ -156,23 +156,24 @@ fn fluid(straggles: bool) -> f64 {
     speeds.sum::<f64>() / pass
 }
 
-/// The share that is left when the last stage waits for a step's first activation and, with everybody,
-/// for its last gradient to come back through the stages before it and to be summed, all on the fastest.
+/// The share that remains if the last stage waits for a step's first activation, and all stages
+/// wait for its last gradient to return through the earlier stages and to be summed, all on the
+/// fastest replicas.
 fn best(microbatches: u32, rate: f64) -> f64 {
     let passes = (FORWARD + BACKWARD).as_secs_f64() * longer() * f64::from(STAGES - 1);
-    let link_estimates = LATENCY * (2 * u32::from(STAGES - 1) + WAYS);
+    let latencies = LATENCY * (2 * u32::from(STAGES - 1) + HOPS);
     let work = f64::from(microbatches) / rate;
-    work / (work + passes + link_estimates.as_secs_f64())
+    work / (work + passes + latencies.as_secs_f64())
 }
 
-/// The part of a rate that is reached after so many microbatches.
+/// The fraction of a rate that is reached after this many microbatches.
 fn share(counts: &[Moment], after: u32, rate: f64) -> f64 {
     let after = after as usize;
     let time = counts[counts.len() - 1].since(counts[after - 1]);
     (counts.len() - after) as f64 / time.as_secs_f64() / rate
 }
 
-/// After how many microbatches so many in a row come as fast as they should.
+/// Number of microbatches until `IN_A_ROW` in a row arrive at the expected rate.
 fn gone(counts: &[Moment], since: Moment) -> Option<usize> {
     let first = counts.partition_point(|at| *at <= since);
     let mut ends = vec![since];

@@ -1,13 +1,14 @@
-//! What a pipeline over slow links keeps of its engines' time: prints the tables of docs/schedules.md.
+//! Utilisation of engines in a pipeline over slow links: prints the tables of docs/schedules.md.
 
 use std::time::Duration;
 
 use shoal_scheduler::schedule::{Pipeline, Schedule, run_table, settle};
 
-/// Round trips in milliseconds that SWARM's authors measured at.
+/// Round trips in milliseconds at which SWARM's authors measured.
 const ROUND_TRIPS: [u64; 5] = [0, 10, 50, 100, 200];
 
-/// Percent of a V100's time at 500 Mb/s and these round trips (Ryabinin et al. 2023, arXiv 2301.11913).
+/// Percent of a V100's time at 500 Mb/s and these round trips (Ryabinin et al. 2023, arXiv
+/// 2301.11913).
 const PUBLISHED: [(&str, [f64; 5]); 4] = [
     ("base", [18.0, 11.8, 4.9, 2.8, 1.5]),
     ("xxlarge", [32.1, 28.9, 20.1, 14.9, 10.1]),
@@ -30,7 +31,8 @@ fn main() {
     }
 }
 
-/// Published figures follow `1 / u = 1 + (transfer + round trip) / compute`: a microbatch at a time.
+/// Published figures follow `1 / u = 1 + (transfer + round trip) / compute`: one microbatch at a
+/// time.
 fn implied(published: [f64; 5]) -> (f64, f64) {
     let [first, .., last] = published.map(|percent| 100.0 / percent);
     let compute = ROUND_TRIPS[4] as f64 / (last - first);

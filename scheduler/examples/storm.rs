@@ -1,7 +1,7 @@
-//! What a crowd of newcomers costs a swarm that trains, and how they spread: prints the first table of
-//! docs/joining.md.
+//! The cost of many simultaneous newcomers to a training swarm, and their distribution over stages:
+//! prints the first table of docs/joining.md.
 //!
-//! Arguments: newcomers at once (200) and seeds (1).
+//! Arguments: simultaneous newcomers (200) and seeds (1).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,14 +16,14 @@ use shoal_scheduler::sim::{
 };
 
 const STAGES: u16 = 4;
-/// Those who train before the crowd comes.
+/// Peers that train before the newcomers arrive.
 const BEFORE: usize = 16;
 const MICROBATCHES: u32 = 512;
 const FORWARD: Duration = Duration::from_millis(200);
 const BACKWARD: Duration = Duration::from_millis(400);
 const JITTER_PER_MILLE: u64 = 20;
 
-/// From any peer to any other, and out of a peer to all together: a gigabit a second.
+/// Latency between any two peers, and each peer's total uplink rate: a gigabit per second.
 const LATENCY: Duration = Duration::from_millis(10);
 const UPLINK: u64 = 125_000_000;
 
@@ -31,17 +31,17 @@ const UPLINK: u64 = 125_000_000;
 const PARAMETERS: u64 = 25_000_000;
 const SNAPSHOT: Bytes = Bytes(12 * PARAMETERS);
 
-/// When they come, when the steps before that count begin, and when it ends.
+/// When the newcomers arrive, when the measured steps before that begin, and when the run ends.
 const COME: Duration = Duration::from_secs(900);
 const SETTLED: Duration = Duration::from_secs(300);
 const END: Duration = Duration::from_secs(3600);
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
-    let crowd: usize = arguments.next().map_or(Ok(200), |text| text.parse())?;
+    let newcomers: usize = arguments.next().map_or(Ok(200), |text| text.parse())?;
     let seeds: u64 = arguments.next().map_or(Ok(1), |text| text.parse())?;
     println!(
-        "{crowd} newcomers come at once to {BEFORE} peers that train {STAGES} stages: passes of 0.2 s and 0.4 s,\n\
+        "{newcomers} newcomers arrive at once at {BEFORE} peers that train {STAGES} stages: passes of 0.2 s and 0.4 s,\n\
          {MICROBATCHES} microbatches a step, 300 MB a stage, an uplink of 1 Gbit/s each.\n"
     );
     for seed in 0..seeds {
@@ -49,17 +49,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let mut storm = Storm::default();
             sim::run_watched(scenario, &mut storm).map(|_| storm)
         };
-        let mut calm = scenario(crowd, seed);
+        let mut calm = scenario(newcomers, seed);
         let storm = watched(&calm)?;
-        // The same swarm, with the crowd and without.
+        // The same swarm with and without the newcomers.
         calm.faults.happen.clear();
-        calm.until = Some(storm.all_serve(crowd).0);
-        storm.print(crowd, &watched(&calm)?);
+        calm.until = Some(storm.all_serve(newcomers).0);
+        storm.print(newcomers, &watched(&calm)?);
     }
     Ok(())
 }
 
-fn scenario(crowd: usize, seed: u64) -> Scenario {
+fn scenario(newcomers: usize, seed: u64) -> Scenario {
     let mut manifest = Scenario::small_manifest(STAGES, MICROBATCHES, 100_000);
     manifest.training.microbatch_size = 4;
     manifest.model.context = 1024;
@@ -69,7 +69,7 @@ fn scenario(crowd: usize, seed: u64) -> Scenario {
     let coordinator = PeerScenario::plain(StageChoice::None, STAGES, compute);
     let mut peers = vec![coordinator];
     peers.extend(vec![auto.clone(); BEFORE]);
-    peers.extend(vec![PeerScenario { start: None, ..auto }; crowd]);
+    peers.extend(vec![PeerScenario { start: None, ..auto }; newcomers]);
     let network =
         NetworkScenario { uplink: Some(UPLINK), ..NetworkScenario::even(LATENCY, LATENCY, None) };
     let mut scenario = Scenario::plain(manifest, peers, network);
@@ -79,19 +79,19 @@ fn scenario(crowd: usize, seed: u64) -> Scenario {
     scenario.rebalance = Rebalance::every_so_often(Duration::from_secs(60));
     scenario.until = Some(END);
     let first = 1 + BEFORE;
-    let comers = (first..first + crowd).map(|peer| (COME, Fault::Join { peer }));
-    scenario.faults.happen = comers.collect();
+    let joins = (first..first + newcomers).map(|peer| (COME, Fault::Join { peer }));
+    scenario.faults.happen = joins.collect();
     scenario
 }
 
-/// What is seen of the crowd.
+/// Observations of the newcomers.
 #[derive(Debug, Default)]
 struct Storm {
     views: Vec<(Moment, View)>,
     commits: Vec<Moment>,
     files: BTreeMap<usize, u64>,
     moves: u64,
-    /// When a peer counted a microbatch.
+    /// When each peer counted a microbatch.
     counted: BTreeMap<usize, Vec<Moment>>,
 }
 
@@ -116,18 +116,18 @@ impl Watch for Storm {
 }
 
 impl Storm {
-    /// When more than so many serve.
+    /// When more than `before` peers serve.
     fn first_serves(&self, before: usize) -> Moment {
         let more = |(_, view): &&(Moment, View)| hosts(view, true).iter().sum::<usize>() > before;
         self.views.iter().find(more).map_or(Moment(END), |(at, _)| *at)
     }
 
-    /// When the crowd serves too.
-    fn all_serve(&self, crowd: usize) -> Moment {
-        self.first_serves(BEFORE + crowd - 1)
+    /// When all newcomers serve too.
+    fn all_serve(&self, newcomers: usize) -> Moment {
+        self.first_serves(BEFORE + newcomers - 1)
     }
 
-    /// Microbatches a second from one commit to another.
+    /// Microbatches per second between two commits.
     fn rate(&self, from: Moment, to: Moment) -> f64 {
         let within = self.commits.iter().filter(|at| **at > from && **at <= to);
         let within: Vec<&Moment> = within.collect();
@@ -136,13 +136,14 @@ impl Storm {
         (within.len() - 1) as f64 * f64::from(MICROBATCHES) / time
     }
 
-    /// What a donor counted.
+    /// Number of microbatches that a donor counted.
     fn counted(&self, donor: usize, from: Moment, to: Moment) -> f64 {
         let all = self.counted.get(&donor).into_iter().flatten();
         all.filter(|at| **at > from && **at <= to).count() as f64
     }
 
-    /// By how many percent donors count less than where nobody comes: all together, and the one that loses most.
+    /// By how many percent donors count less than without newcomers: all together, and the one that
+    /// loses most.
     fn less(&self, calm: &Self, from: Moment, to: Moment) -> (f64, f64) {
         let counts = |donor| (self.counted(donor, from, to), calm.counted(donor, from, to));
         let less = |(own, calm): (f64, f64)| 100.0 - own / calm.max(1.0) * 100.0;
@@ -152,22 +153,23 @@ impl Storm {
         (less(all), worst)
     }
 
-    fn print(&self, crowd: usize, calm: &Self) {
+    fn print(&self, newcomers: usize, calm: &Self) {
         let came = Moment(COME);
-        let before = self.views.iter().rev().find(|(at, _)| *at <= came).expect("they trained");
-        let (_, last) = self.views.last().expect("there are some");
+        let before =
+            self.views.iter().rev().find(|(at, _)| *at <= came).expect("a view before the arrival");
+        let (_, last) = self.views.last().expect("at least one view");
         let above = self.views.iter().map(|(_, view)| above_even(view)).fold(0.0, f64::max);
         println!(
-            "replicas {:?} before, {:?} after; {above:.2} above the even share at most, {} moves",
+            "replicas {:?} before, {:?} after; at most {above:.2} above the even share, {} moves",
             hosts(&before.1, false),
             hosts(last, false),
             self.moves,
         );
         let first = self.first_serves(BEFORE);
-        let all = self.all_serve(crowd);
+        let all = self.all_serve(newcomers);
         println!(
-            "the first serve after {:.0} s, all after {:.0} s; microbatches a second: {:.1} before, {:.1} \
-             meanwhile, {:.1} after",
+            "the first newcomers serve after {:.0} s, all after {:.0} s; microbatches per second: {:.1} before, \
+             {:.1} meanwhile, {:.1} after",
             first.since(came).as_secs_f64(),
             all.since(came).as_secs_f64(),
             self.rate(Moment(SETTLED), came),
@@ -179,9 +181,9 @@ impl Storm {
         let (early, worst_early) = self.less(calm, came, first);
         let (whole, worst) = self.less(calm, came, all);
         println!(
-            "donors count {early:.1}% less until the first serve ({worst_early:.1}% the one that loses most), and \
-             {whole:.1}% ({worst:.1}%) until all do;\nfiles from each: {:.1} GB on average, {:.1} GB at \
-             most, of {:.1} GB in all\n",
+            "donors count {early:.1}% less until the first newcomers serve (worst: {worst_early:.1}%), and {whole:.1}% \
+             (worst: {worst:.1}%) until all do;\nfiles from each: {:.1} GB on average, {:.1} GB at most, of {:.1} \
+             GB in all\n",
             donors().sum::<f64>() / BEFORE as f64,
             donors().fold(0.0, f64::max),
             self.files.values().sum::<u64>() as f64 / 1e9,
@@ -189,7 +191,7 @@ impl Storm {
     }
 }
 
-/// The hosts of each stage, those too that have yet to serve or only those that do.
+/// The number of hosts of each stage, with or without those that do not serve yet.
 fn hosts(view: &View, serving: bool) -> Vec<usize> {
     let of = |stage| {
         let records = view.members.iter().filter(|record| record.serving || !serving);
@@ -198,7 +200,7 @@ fn hosts(view: &View, serving: bool) -> Vec<usize> {
     (0..STAGES).map(of).collect()
 }
 
-/// By how many the stage with most hosts has more than its even share.
+/// By how many hosts the largest stage exceeds its even share.
 fn above_even(view: &View) -> f64 {
     let hosts = hosts(view, false);
     let even = hosts.iter().sum::<usize>() as f64 / f64::from(STAGES);

@@ -1,8 +1,8 @@
-//! The peers of `make bench-uneven` in the simulator: what it says that real ones could have.
+//! The peers of `make bench-uneven` in the simulator: predicts the throughput of real ones.
 //!
-//! Arguments: the microbatches of a step, the steps, those of them that count (the last), the staleness, and
-//! for each peer its stage and how many microseconds its forward and its backward pass take, as
-//! `0:25000:26000`. Prints microbatches a second.
+//! Arguments: microbatches per step, steps, the number of last steps that count, the staleness, and
+//! for each peer its stage and the microseconds of its forward and backward pass, as in
+//! `0:25000:26000`. Prints microbatches per second.
 
 use std::time::Duration;
 
@@ -15,10 +15,10 @@ use shoal_scheduler::sim::{
     self, ComputeScenario, NetworkScenario, PeerScenario, Scenario, Seen, Watch,
 };
 
-/// From any peer to any other on one machine.
+/// Latency between any two peers on one machine.
 const LATENCY: Duration = Duration::from_micros(200);
 
-/// The mean is taken over so many seeds.
+/// Number of seeds in the mean.
 const SEEDS: u64 = 5;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -72,6 +72,6 @@ fn peer(text: &str) -> Option<(Stage, ComputeScenario)> {
     let (stage, passes) = text.split_once(':')?;
     let (forward, backward) = passes.split_once(':')?;
     let time = |text: &str| text.parse().map(Duration::from_micros).ok();
-    // Passes that wait are nearly as long as one another.
+    // Passes that wait have nearly equal durations.
     Some((Stage(stage.parse().ok()?), ComputeScenario::passes(time(forward)?, time(backward)?, 10)))
 }

@@ -1,15 +1,16 @@
-//! Who keeps the run's log.
+//! Chooses the anchors that replicate the run's log.
 
 use std::collections::BTreeSet;
 
 use shoal_protocol::ids::PeerId;
 
-/// Anchors that keep the log together, at most: with five, two may be gone.
+/// Maximum number of anchors: with five, two may fail.
 const MOST: usize = 5;
 
-/// Who is to keep the log, where `voters` do and the members `able` would. An even number bears no
-/// more deaths than the odd one below it, so there are one, three or five. Whoever is gone stays
-/// counted until another takes its place: a majority of what is left would be no majority.
+/// The desired anchors, given the present ones (`voters`) and the members that can be anchors
+/// (`able`). An even number tolerates no more failures than the odd one below it, so there are one,
+/// three or five. A lost anchor remains until another replaces it: a majority of the remaining ones
+/// alone would not be a majority.
 pub(crate) fn desired(voters: &BTreeSet<PeerId>, able: &BTreeSet<PeerId>) -> BTreeSet<PeerId> {
     let odd = able.len().min(MOST).saturating_sub(1) / 2 * 2 + 1;
     let target = odd.max(voters.len());
@@ -38,7 +39,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_gone_is_counted_until_another_takes_its_place() {
+    fn a_lost_anchor_counts_until_it_is_replaced() {
         assert_eq!(desired(&peers(&[1, 2, 3]), &peers(&[1, 2])), peers(&[1, 2, 3]));
         assert_eq!(desired(&peers(&[1, 2, 3]), &peers(&[1, 2, 9])), peers(&[1, 2, 9]));
         assert_eq!(desired(&peers(&[1, 2, 3]), &peers(&[1])), peers(&[1, 2, 3]));

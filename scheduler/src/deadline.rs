@@ -1,5 +1,5 @@
-//! When something is late: after its mean time and four mean deviations, but twice its mean time at
-//! least. Passes are measured per member, stage and kind.
+//! Deadlines: an event is overdue after its mean time plus four mean deviations, and not before
+//! twice its mean time. Passes are measured by member, stage and direction.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,10 +7,10 @@ use std::time::Duration;
 use shoal_protocol::ids::{Incarnation, Member, PeerId, Stage};
 use shoal_protocol::message::PassTimes;
 
-/// What anybody may say that a pass took, at most.
+/// Maximum duration of a pass that a report is credited with.
 const LONGEST: Duration = Duration::from_secs(3600);
 
-/// What a member says that it spent, as far as it can be believed.
+/// The reported pass times, limited to plausible values.
 pub(crate) fn believable(pass_times: PassTimes) -> PassTimes {
     PassTimes {
         forward: pass_times.forward.min(LONGEST),
@@ -35,7 +35,7 @@ impl Estimate {
         self.mean = self.mean * 7 / 8 + time / 8;
     }
 
-    /// The same of what nothing may be known of yet.
+    /// Adds a time, or starts the estimate with it.
     pub(crate) fn note(estimate: &mut Option<Self>, time: Duration) {
         match estimate {
             Some(known) => known.add(time),
@@ -52,7 +52,7 @@ impl Estimate {
     }
 }
 
-/// The times of every member's passes at every stage.
+/// Durations of every member's passes at every stage.
 #[derive(Debug, Default)]
 pub(crate) struct Times {
     of: BTreeMap<(Stage, Member), (Estimate, Estimate)>,
@@ -77,8 +77,8 @@ impl Times {
         self.of.retain(|(_, of), _| *of != member);
     }
 
-    /// After how long a member's passes at a stage are late; who is not measured yet may take twice
-    /// as long as the slowest that is. None while nobody is measured.
+    /// The time after which a member's passes at a stage are overdue. A member without measurements
+    /// may take twice as long as the slowest measured one. `None` without any measurement.
     pub(crate) fn late(&self, stage: Stage, member: Member) -> Option<PassTimes> {
         let late = |(forward, backward): &(Estimate, Estimate)| PassTimes {
             forward: forward.late(),
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn steady_times_leave_little_patience_and_unsteady_ones_much() {
+    fn steady_times_give_short_deadlines_and_unsteady_ones_long_deadlines() {
         let mut times = Times::default();
         assert_eq!(times.late(Stage(0), member(1)), None);
         times.add(Stage(0), member(1), pass_times(100, 200));
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_measured_is_compared_with_the_slowest_of_its_stage() {
+    fn an_unmeasured_member_is_compared_with_the_slowest_of_its_stage() {
         let mut times = Times::default();
         times.add(Stage(0), member(1), pass_times(100, 400));
         times.add(Stage(0), member(2), pass_times(200, 200));
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn no_word_of_a_member_makes_the_numbers_overflow() {
+    fn extreme_reports_cause_no_overflow() {
         let mut times = Times::default();
         let endless = PassTimes { forward: Duration::MAX, backward: Duration::MAX };
         times.add(Stage(0), member(1), endless);

@@ -1,10 +1,10 @@
-//! What a Shoal peer does next: pure decisions.
+//! The decisions of a Shoal peer as pure state machines.
 //!
-//! Nothing here has a clock, a socket, a thread or randomness of its own. A [`peer::Peer`] and, on
-//! the peer that keeps the ledger, a [`coordinator::Coordinator`] are told what happened and when
-//! ([`action::PeerInput`], [`action::CoordinatorInput`]) and answer with what to do
+//! This crate has no clock, no socket, no thread and no randomness of its own. A [`peer::Peer`]
+//! and, on the coordinating peer, a [`coordinator::Coordinator`] receive timed inputs
+//! ([`action::PeerInput`], [`action::CoordinatorInput`]) and return actions
 //! ([`action::PeerAction`], [`action::CoordinatorAction`]). Tensors are opaque handles. The node
-//! drives these types over real links, [`sim`] drives the same types over modelled ones.
+//! drives these types over real links, and [`sim`] drives the same types over modelled ones.
 
 pub mod action;
 mod anchors;

@@ -1,11 +1,12 @@
-//! Which stage is nearest to a peer, where several would do equally well.
+//! Distances of peers to stages, to choose among stages that need a peer equally.
 //!
-//! Members say what they measured of their links to a few others, each as the sender that it is; a newcomer
-//! looks round before it is given a stage. Where two ends measured a link the worse word counts, so nobody
-//! comes near others by saying so. Ways that nobody measured lead through a third who knows both ends:
-//! machines of one place have like ways to all others. What a stage costs is what the planner's model
-//! (`planner`) says of one device there: its part of the stage's all-reduce, and its activations' ways to the
-//! stages beside it and back, over all of whose replicas the router spreads them.
+//! Members report estimates of their links to a few others; a newcomer probes links before it is
+//! assigned a stage. If both ends measured a link, the worse estimate counts, so no peer gets
+//! nearer to others by its reports. The path between peers without a measurement leads through a
+//! third peer that is measured to both: machines at one place have similar links to all others. The
+//! cost of a stage is that of the planner's model (`planner`) for one device: its part of the
+//! stage's all-reduce, and its activations and gradients to and from the neighbouring stages, over
+//! all of whose replicas the router distributes them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -19,28 +20,28 @@ use shoal_protocol::units::{Bytes, Rate};
 use crate::planner::{Link, Traffic};
 use crate::rng::mixed;
 
-/// Replicas of a stage that are looked at: in a large swarm a few stand for all.
+/// Number of replicas of a stage that are considered: in a large swarm a sample represents all.
 const SAMPLE: usize = 16;
 
-/// Peers with shorter round trips are at one place, and no nearer to each other than to others there: what is
-/// measured of such a link is how busy the machines at its ends are.
+/// Peers with shorter round trips count as being at one place, at distance zero: such measurements
+/// reflect the load of the machines.
 const ONE_PLACE: Duration = Duration::from_millis(5);
 
-/// Bytes of a number of a gradient.
+/// Bytes per element of a gradient.
 const NUMBER: u64 = 4;
 
-/// A stage's weights and both of Adam's moments weigh so many times as much as its gradient.
+/// A stage's weights and both Adam moments, relative to the size of its gradient.
 const STATE: u64 = 3;
 
-/// What peers measured of their links.
+/// Link estimates that peers reported.
 #[derive(Debug, Clone, Default)]
 pub struct LinkEstimates {
-    /// From whom, to whom.
+    /// By reporter, then by target.
     of: BTreeMap<PeerId, BTreeMap<PeerId, LinkEstimate>>,
 }
 
 impl LinkEstimates {
-    /// A peer measured this. What is beyond as many as a peer says is left out.
+    /// Records a peer's report, up to the maximum number of links per peer.
     pub fn note(&mut self, from: PeerId, link_estimates: &[(PeerId, LinkEstimate)]) {
         if link_estimates.is_empty() {
             return;
@@ -53,12 +54,12 @@ impl LinkEstimates {
         }
     }
 
-    /// A peer is gone. What others measured of it stays with them.
+    /// Removes a peer's reports. Other peers' estimates of links to it remain.
     pub fn forget(&mut self, peer: PeerId) {
         self.of.remove(&peer);
     }
 
-    /// Whether nothing is known.
+    /// Whether there are no estimates.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.of.is_empty()
@@ -77,8 +78,8 @@ impl LinkEstimates {
         Some(if path.round_trip < ONE_PLACE { at_one_place } else { path })
     }
 
-    /// The way from one peer to another: as it was measured, or the shortest through a third that one
-    /// of them knows.
+    /// The path from one peer to another: as measured, or the shortest one through a third peer
+    /// that one of them has measured.
     fn path(&self, from: PeerId, to: PeerId) -> Option<LinkEstimate> {
         if let Some(path) = self.measured(from, to) {
             return Some(path);
@@ -94,14 +95,15 @@ impl LinkEstimates {
         through(from, to).chain(through(to, from)).min_by_key(|path| path.round_trip)
     }
 
-    /// The link from one peer to another, where their way is known, with this rate where nobody measured it.
-    pub(crate) fn link(&self, from: PeerId, to: PeerId, robust_average: Rate) -> Option<Link> {
+    /// The link from one peer to another if a path is known, with the rate `default_rate` if none
+    /// was measured.
+    pub(crate) fn link(&self, from: PeerId, to: PeerId, default_rate: Rate) -> Option<Link> {
         let path = self.path(from, to)?;
-        Some(Link { delay: path.round_trip / 2, rate: path.rate.unwrap_or(robust_average) })
+        Some(Link { delay: path.round_trip / 2, rate: path.rate.unwrap_or(default_rate) })
     }
 
-    /// What the links of each of these peers carry, typically, or everybody's where nobody measured one of its
-    /// own; nothing where no link was measured at all.
+    /// The median rate of each of these peers' links, or of all links for a peer without a measured
+    /// one; empty if no link was measured at all.
     pub(crate) fn rates_of(&self, peers: &BTreeSet<PeerId>) -> BTreeMap<PeerId, Rate> {
         let mut own: BTreeMap<PeerId, Vec<Rate>> = BTreeMap::new();
         let mut all = Vec::new();
@@ -121,8 +123,8 @@ impl LinkEstimates {
         peers.iter().filter_map(rate).collect()
     }
 
-    /// What a byte a second is taken for where nobody measured it: the median of what was.
-    pub(crate) fn robust_rate(&self) -> Rate {
+    /// The rate assumed for links without a measurement: the median of all measured ones.
+    pub(crate) fn median_rate(&self) -> Rate {
         let known = self.of.values().flat_map(BTreeMap::values);
         median(known.filter_map(|path| path.rate).collect()).unwrap_or(Rate(u64::MAX))
     }
@@ -137,17 +139,18 @@ fn slower(one: Option<Rate>, other: Option<Rate>) -> Option<Rate> {
     one.into_iter().chain(other).min()
 }
 
-/// What a step sends.
+/// Data that a step sends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Load {
-    /// Activations of all its microbatches at one boundary; gradients are taken to weigh as much.
+    /// Activations of all its microbatches at one boundary; gradients are assumed to have the same
+    /// size.
     pub activations: Bytes,
     /// The gradient of each stage.
     pub gradients: Vec<Bytes>,
 }
 
 impl Load {
-    /// Of a run whose stages have so many parameters.
+    /// The load of a run whose stages have these numbers of parameters.
     #[must_use]
     pub fn of(manifest: &Manifest, parameters: impl Fn(Stage) -> u64) -> Self {
         let microbatches = u64::from(manifest.training.microbatches);
@@ -158,13 +161,13 @@ impl Load {
         }
     }
 
-    /// What who fetches a stage has to get: its weights and what the optimizer keeps of them.
+    /// Size of a stage's weights and optimizer state, which a new replica fetches.
     pub(crate) fn state(&self, stage: Stage) -> Bytes {
         let gradient = self.gradients.get(usize::from(stage.0)).copied().unwrap_or_default();
         Bytes(gradient.0.saturating_mul(STATE))
     }
 
-    /// What one of so many replicas of a stage sends.
+    /// Data that one of `replicas` replicas of a stage sends.
     pub(crate) fn of_replica(&self, stage: Stage, replicas: u32) -> Traffic {
         Traffic {
             activations: Bytes(self.activations.0 / u64::from(replicas.max(1))),
@@ -172,26 +175,26 @@ impl Load {
         }
     }
 
-    /// Of so many stages that send nothing.
+    /// The load of stages that send nothing.
     #[cfg(test)]
     pub(crate) fn of_stages(stages: usize) -> Self {
         Self { activations: Bytes(0), gradients: vec![Bytes(0); stages] }
     }
 }
 
-/// How near peers are to stages.
+/// Distances between peers and stages.
 #[derive(Debug)]
 pub struct Locality<'a> {
     link_estimates: &'a LinkEstimates,
     load: &'a Load,
-    /// How many host each stage, and some of them.
+    /// The number of hosts of each stage, and a sample of them.
     stages: Vec<(usize, Vec<PeerId>)>,
     rate: Rate,
 }
 
 impl<'a> Locality<'a> {
-    /// To the stages that these host, or are on their way to. The seed says who stands for a stage that
-    /// many host.
+    /// Distances to the stages that these peers host or are about to host. The seed determines the
+    /// sample of a stage with many hosts.
     #[must_use]
     pub fn new(
         link_estimates: &'a LinkEstimates,
@@ -215,12 +218,12 @@ impl<'a> Locality<'a> {
             (count, hosts.into_iter().map(|(_, peer)| peer).collect())
         };
         let stages = all.into_iter().map(sample).collect();
-        Self { link_estimates, load, stages, rate: link_estimates.robust_rate() }
+        Self { link_estimates, load, stages, rate: link_estimates.median_rate() }
     }
 
-    /// How long a step's tensors are on their way for this peer if it hosts this stage. A stage that
-    /// nobody hosts, or whose hosts have no known way here, is as far as others are typically; zero where
-    /// nothing is known of the peer.
+    /// How long a step's tensors are in transit for this peer if it hosts this stage. For a stage
+    /// without hosts, or without a known path to one, the mean over the other stages is used; zero
+    /// if no path from the peer is known.
     #[must_use]
     pub fn cost(&self, peer: PeerId, stage: Stage) -> Duration {
         let place = usize::from(stage.0);
@@ -241,7 +244,7 @@ impl<'a> Locality<'a> {
         count - usize::from(sample.contains(&peer))
     }
 
-    /// What something takes on the ways from a peer to a stage's hosts, on average.
+    /// Mean of a time over the paths from a peer to a stage's hosts.
     fn mean(&self, peer: PeerId, stage: usize, time: impl Fn(Link) -> Duration) -> Duration {
         let to = |stage: &(usize, Vec<PeerId>)| self.links(peer, &stage.1);
         let mut links = self.stages.get(stage).map_or_else(Vec::new, to);
@@ -277,24 +280,24 @@ mod tests {
         }
     }
 
-    /// Two places: 1 to 3 are here, 11 to 13 there, and all of one place know each other and one of the
-    /// other place.
+    /// Two places: peers 1 to 3 and peers 11 to 13. All peers of one place have measured each other
+    /// and one peer of the other place.
     fn two_places() -> LinkEstimates {
         let mut link_estimates = LinkEstimates::default();
         for base in [0, 10] {
             for one in 1..4 {
                 let near = (1..4).filter(|other| *other != one);
-                let mut said: Vec<(PeerId, LinkEstimate)> =
+                let mut reported: Vec<(PeerId, LinkEstimate)> =
                     near.map(|other| (peer(base + other), path(10))).collect();
-                said.push((peer(11 - base), path(100)));
-                link_estimates.note(peer(base + one), &said);
+                reported.push((peer(11 - base), path(100)));
+                link_estimates.note(peer(base + one), &reported);
             }
         }
         link_estimates
     }
 
     #[test]
-    fn a_way_that_nobody_measured_leads_through_who_knows_both_ends() {
+    fn an_unmeasured_path_leads_through_a_third_peer() {
         let link_estimates = two_places();
         let round_trip =
             |from, to| link_estimates.path(peer(from), peer(to)).map(|path| path.round_trip);
@@ -304,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_comes_near_by_saying_so() {
+    fn a_report_does_not_bring_a_peer_nearer() {
         let mut link_estimates = two_places();
         link_estimates.note(peer(11), &[(peer(1), path(1))]);
         let found = link_estimates.path(peer(11), peer(1)).map(|path| path.round_trip);
@@ -312,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn how_busy_machines_of_one_place_are_is_no_distance() {
+    fn the_load_of_machines_at_one_place_is_no_distance() {
         let mut link_estimates = LinkEstimates::default();
         let busy = LinkEstimate { round_trip: Duration::from_millis(4), rate: Some(Rate(1000)) };
         link_estimates.note(peer(1), &[(peer(2), busy), (peer(3), path(0))]);
@@ -321,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_says_more_than_there_is_room_for() {
+    fn the_number_of_reported_links_is_limited() {
         let mut link_estimates = LinkEstimates::default();
         for number in 0..200 {
             link_estimates.note(peer(0), &[(peer(number), path(1))]);
@@ -331,25 +334,26 @@ mod tests {
         assert!(link_estimates.is_empty());
     }
 
-    /// Stage 0 is here, stage 1 there.
+    /// Stage 0 is at the first place, stage 1 at the second.
     fn cost(load: &Load, newcomer: u8, stage: u16) -> Duration {
         let link_estimates = two_places();
-        let hosts = [(1, 0), (2, 0), (11, 1), (12, 1)].map(|(who, at)| (peer(who), Stage(at)));
+        let hosts =
+            [(1, 0), (2, 0), (11, 1), (12, 1)].map(|(number, at)| (peer(number), Stage(at)));
         Locality::new(&link_estimates, load, hosts.into_iter(), 7)
             .cost(peer(newcomer), Stage(stage))
     }
 
     #[test]
-    fn who_adds_up_much_is_near_to_its_stage_and_who_passes_on_much_to_the_other() {
+    fn large_gradients_favour_near_replicas_and_large_activations_near_neighbour_stages() {
         let gradients = vec![Bytes(3_000_000); 2];
         let sums = Load { activations: Bytes(0), gradients };
-        // Two others of three replicas: a third of the gradient and the way, there and back, for each;
-        // and on the way to the other place and back.
-        let milliseconds = |load, who, stage| cost(load, who, stage).as_millis();
+        // Two others of three replicas: for each, a third of the gradient and the latency, in both
+        // directions; and the latency to the other place and back.
+        let milliseconds = |load, number, stage| cost(load, number, stage).as_millis();
         assert_eq!(milliseconds(&sums, 3, 0), 2 * (2 * (5 + 1000)) + 2 * (50 + 55) / 2);
         assert!(cost(&sums, 3, 0) < cost(&sums, 3, 1));
         assert!(cost(&sums, 13, 1) < cost(&sums, 13, 0));
-        // Activations go to the other stage: then who is there is near.
+        // Activations go to the other stage: then its place is near.
         let none = vec![Bytes(0); 2];
         let passing = Load { activations: Bytes(300_000_000), gradients: none };
         let equal = cost(&passing, 3, 1).abs_diff(cost(&passing, 3, 0));
@@ -358,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_is_known_all_stages_are_as_near() {
+    fn without_estimates_all_stages_are_equally_near() {
         let load = Load { activations: Bytes(5), gradients: vec![Bytes(5); 3] };
         let link_estimates = LinkEstimates::default();
         let hosts = [(peer(1), Stage(0)), (peer(2), Stage(1))];

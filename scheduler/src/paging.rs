@@ -1,17 +1,17 @@
-//! What is told as a whole in parts, since one message would be over its cap.
+//! Splits lists into pages if a single message would exceed its size limit.
 
 use std::collections::BTreeMap;
 
 use shoal_protocol::limits;
 
-/// Members that one message, or one record of the log, is about at most: so few in tests that every
-/// swarm of theirs has more.
+/// Maximum number of members in one message or log record. It is small in tests, so that every test
+/// swarm exceeds it.
 pub(crate) const CHANGED: usize = if cfg!(test) { 3 } else { limits::CHANGED_MEMBERS };
 
-/// Parts of a whole, at most.
+/// Maximum number of pages of a list.
 const PARTS: u32 = limits::MEMBERS.div_ceil(CHANGED) as u32;
 
-/// The parts of the newest whole that came. They may come again, late and in any order.
+/// The received pages of the newest list. They may arrive repeatedly, late and in any order.
 #[derive(Debug)]
 pub(crate) struct Pages<T> {
     number: u64,
@@ -25,7 +25,7 @@ impl<T> Default for Pages<T> {
 }
 
 impl<T> Pages<T> {
-    /// Takes in one part of so many. Returns the whole with the last of them.
+    /// Adds a page. Returns the whole list with the last one.
     pub(crate) fn take(
         &mut self,
         number: u64,
@@ -45,7 +45,7 @@ impl<T> Pages<T> {
     }
 }
 
-/// Cuts a whole into parts, each with its number and how many there are; what is empty is one part.
+/// Splits a list into pages, each with its index and their number. An empty list is one page.
 pub(crate) fn cut<T: Clone>(all: &[T]) -> Vec<((u32, u32), Vec<T>)> {
     let count = all.len().div_ceil(CHANGED).max(1) as u32;
     let mut rest = all.chunks(CHANGED);
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_whole_is_put_together_from_parts_in_any_order() {
+    fn a_list_is_assembled_from_pages_in_any_order() {
         let all: Vec<usize> = (0..CHANGED * 2 + 1).collect();
         let parts = cut(&all);
         assert_eq!(parts.len(), 3);
@@ -65,12 +65,12 @@ mod tests {
         for (number, items) in [parts[2].clone(), parts[0].clone(), parts[2].clone()] {
             assert_eq!(taken.take(4, number, items), None);
         }
-        assert_eq!(taken.take(3, parts[1].0, parts[1].1.clone()), None, "of an older whole");
+        assert_eq!(taken.take(3, parts[1].0, parts[1].1.clone()), None, "of an older list");
         assert_eq!(taken.take(4, parts[1].0, parts[1].1.clone()), Some(all));
     }
 
     #[test]
-    fn a_newer_whole_begins_anew_and_too_many_parts_are_not_kept() {
+    fn a_newer_list_replaces_the_pages_and_too_many_are_rejected() {
         let mut taken = Pages::default();
         assert_eq!(taken.take(1, (0, 2), vec![1]), None);
         assert_eq!(taken.take(2, (1, 2), vec![4]), None);

@@ -1,4 +1,4 @@
-//! Which stages a newcomer hosts.
+//! Assigns stages to newcomers.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use shoal_protocol::message::StageChoice;
 use crate::locality::Locality;
 use crate::throughput::StageThroughputs;
 
-/// Why a newcomer cannot host what it asked for.
+/// Why a newcomer cannot host the requested stages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PlacementError {
     /// The run has no such stage.
@@ -19,29 +19,29 @@ pub enum PlacementError {
         /// The run's last stage.
         last: Stage,
     },
-    /// Its memory or disk is too small.
+    /// The peer's memory or disk is too small.
     #[error(
         "this peer has no room for {wanted}: {NO_ROOM_ADVICE}",
         wanted = stage.map_or("any stage".to_owned(), |stage| format!("stage {stage}"))
     )]
     NoRoom {
-        /// The stage asked for, if it was one.
+        /// The requested stage, if one was named.
         stage: Option<Stage>,
     },
 }
 
-/// What who has no room can do.
+/// Advice for a peer without room.
 pub const NO_ROOM_ADVICE: &str = "give it more memory or disk, or cut the run into more stages";
 
-/// The span of a newcomer in a run of `stages` stages, which has room for those that it `fits`, each
-/// alone. `Auto` takes the stage that needs it most, by what the stages get through with those who
-/// host them and those who are on their way; of several that do, the nearest.
+/// The span of a newcomer in a run of `stages` stages. `fits` are the stages that it can host, each
+/// alone. `Auto` selects the stage that needs a host most, given the throughput with present and
+/// arriving hosts; among several, the nearest.
 ///
 /// # Errors
-/// When the run has no such stage, or the newcomer no room for it.
+/// If the run has no such stage, or the newcomer no room for it.
 ///
 /// # Panics
-/// When the run has no stages.
+/// If the run has no stages.
 pub fn place<'a>(
     newcomer: PeerId,
     choice: StageChoice,
@@ -53,7 +53,7 @@ pub fn place<'a>(
     assert!(stages > 0, "a run has stages");
     let last = Stage(stages - 1);
     match choice {
-        // Whether all of them fit together only the peer itself can tell.
+        // Only the peer itself can tell whether all of them fit together.
         StageChoice::All => Ok(StageSpan::all(stages)),
         StageChoice::One(stage) if stage > last => Err(PlacementError::NoSuchStage { stage, last }),
         StageChoice::One(stage) if !fits.contains(&stage) => {
@@ -87,7 +87,7 @@ mod tests {
         (0..stages).map(Stage).collect()
     }
 
-    /// Stages with so many equal replicas each.
+    /// Stages with these numbers of equal replicas.
     fn counts(replicas: &[usize]) -> StageThroughputs {
         let service_times = ServiceTimes::default();
         let stages = replicas.len() as u16;
@@ -99,7 +99,7 @@ mod tests {
         throughput
     }
 
-    /// Where nothing is known of anybody's links.
+    /// Places a newcomer without any link estimates.
     fn placed(
         newcomer: PeerId,
         choice: StageChoice,
@@ -115,7 +115,7 @@ mod tests {
     const NEWCOMER: PeerId = PeerId([1; 32]);
 
     #[test]
-    fn auto_takes_the_stage_with_fewest_of_equal_replicas_and_the_lowest_of_those_with_none() {
+    fn auto_selects_the_stage_with_fewest_replicas_and_the_lowest_empty_one() {
         for (replicas, stage) in
             [([0, 0, 0], 0), ([1, 0, 0], 1), ([1, 1, 0], 2), ([2, 1, 2], 1), ([3, 2, 1], 2)]
         {
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_given_more_than_it_has_room_for() {
+    fn no_peer_gets_a_stage_without_room_for_it() {
         let fits = BTreeSet::from([Stage(1), Stage(2)]);
         let placed = |choice| super::tests::placed(NEWCOMER, choice, &fits, &[0, 4, 5]);
         assert_eq!(placed(StageChoice::Auto), Ok(StageSpan::one(Stage(1))));

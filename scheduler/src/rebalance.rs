@@ -1,9 +1,9 @@
-//! Who should change its stage so that the swarm gets faster.
+//! Plans stage changes of members that make the swarm faster.
 //!
-//! A pipeline is as fast as its slowest stage. Members go one after the other from where most is left
-//! over to where least is, as long as that makes the lesser of the two stages faster (max-min
-//! fairness; SWARM, arXiv 2301.11913, moves one peer at a time so). What
-//! counts is where that ends: from (2, 2, 6, 6) no single move is of use, and four together are.
+//! A pipeline is as fast as its slowest stage. Members move one at a time from the stage with the
+//! most spare throughput to the one with the least, as long as that speeds up the slower of the two
+//! stages (max-min fairness; SWARM, arXiv 2301.11913, moves one peer at a time). Only the final
+//! result counts: from (2, 2, 6, 6) no single move helps, and four together do.
 
 mod search;
 
@@ -19,38 +19,39 @@ use self::search::Search;
 pub enum Rebalance {
     /// Never.
     Never,
-    /// Where it pays.
+    /// If it makes the swarm faster.
     When {
-        /// How often the stages are compared.
+        /// Interval between two comparisons of the stages.
         every: Duration,
-        /// By how many thousandths the swarm must become faster.
+        /// Minimum gain, in thousandths.
         gain: u32,
     },
-    /// Whenever somebody can, whether it is of use or not: what moves may lead to is tried so.
+    /// Whenever a member can move, with or without a gain: this exercises moves in tests.
     Restless {
-        /// How often.
+        /// Interval between two attempts.
         every: Duration,
     },
 }
 
-/// By how many thousandths a swarm must become faster for somebody to move: under that the measured
-/// speeds say nothing.
+/// Minimum gain for a move, in thousandths: smaller differences are within the error of measured
+/// speeds.
 const GAIN: u32 = 100;
 
-/// What so much faster makes of a swarm is no difference: no member moves for that alone.
+/// Ratio of speeds that counts as no difference: no member moves for that alone.
 pub(crate) const SAME: f64 = 1.02;
 
-/// Of how many that may move equally well it is looked who comes nearest.
+/// Number of equally good candidates among which the nearest is selected.
 const EQUALS: usize = 64;
 
 impl Rebalance {
-    /// Where it pays, with so much time between two looks; none is never.
+    /// Moves if it makes the swarm faster, with this interval between comparisons; zero means
+    /// never.
     #[must_use]
     pub fn every_so_often(every: Duration) -> Self {
         if every.is_zero() { Self::Never } else { Self::When { every, gain: GAIN } }
     }
 
-    /// How often the stages are compared.
+    /// Interval between comparisons of the stages.
     #[must_use]
     pub fn every(self) -> Option<Duration> {
         match self {
@@ -63,49 +64,49 @@ impl Rebalance {
 /// A member as a replica of a stage.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Replica {
-    /// Who.
+    /// The member.
     pub member: Member,
-    /// Where it serves, or will once it has arrived.
+    /// The stage that it serves, or will serve when its move is complete.
     pub stage: Stage,
-    /// Microbatches per second that it gets through there.
+    /// Its microbatches per second there.
     pub speed: f64,
-    /// Whether it may go elsewhere.
+    /// Whether it may move.
     pub mobile: bool,
 }
 
 /// Moves that together make the swarm faster.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
-    /// Who goes where.
+    /// The new stage of each moved member.
     pub moves: Vec<(Member, Stage)>,
-    /// Microbatches per second of the slowest stage as it is.
+    /// Microbatches per second of the slowest stage before the moves.
     pub before: f64,
-    /// And after the moves.
+    /// The same after the moves.
     pub after: f64,
 }
 
 impl Plan {
-    /// Whether it makes the swarm faster by so many thousandths.
+    /// Whether the gain is at least `gain` thousandths.
     pub(crate) fn is_of_use(&self, gain: u32) -> bool {
         self.after >= self.before * (1.0 + f64::from(gain) / 1000.0)
     }
 }
 
-/// The moves that make the slowest of so many stages as fast as moves can, the fewest that come about as
-/// far. `cost` is what a microbatch takes at one stage, in any unit that is the same for all.
+/// The moves that maximise the speed of the slowest stage: the fewest that reach about the maximum.
+/// `costs` is the duration of a microbatch at each stage, in any common unit.
 ///
 /// # Panics
-/// When a stage has no cost.
+/// If a stage has no cost.
 #[must_use]
 pub fn plan(replicas: &[Replica], costs: &BTreeMap<Stage, f64>) -> Plan {
     plan_near(replicas, costs, |_, _| 0.0)
 }
 
-/// The same, if it comes about as far with no more moves, with those moving of several equals who come
-/// nearest: `distance` is how far a member is from a stage, in any unit.
+/// Like [`plan`], but among equally useful members the nearest one moves, if the result is about as
+/// good with no more moves. `distance` is the distance of a member to a stage, in any unit.
 ///
 /// # Panics
-/// When a stage has no cost.
+/// If a stage has no cost.
 #[must_use]
 pub fn nearest_plan(
     replicas: &[Replica],
@@ -126,17 +127,17 @@ fn plan_near(
     costs: &BTreeMap<Stage, f64>,
     distance: impl Fn(Member, Stage) -> f64,
 ) -> Plan {
-    let mut field = Search::new(replicas, costs);
-    let before = field.slowest().1;
+    let mut search = Search::new(replicas, costs);
+    let before = search.slowest().1;
     let (mut moves, mut afters) = (Vec::new(), vec![before]);
-    // Most of those who may move equally well are looked at again for the next move.
+    // Most candidates of one move are candidates of the next one too.
     let mut distances = BTreeMap::new();
     let mut distance = |member, stage| {
         *distances.entry((member, stage)).or_insert_with(|| distance(member, stage))
     };
-    while let Some((mover, to)) = field.next_move(&mut distance) {
-        moves.push((field.go(mover, to), to));
-        afters.push(field.slowest().1);
+    while let Some((mover, to)) = search.next_move(&mut distance) {
+        moves.push((search.go(mover, to), to));
+        afters.push(search.slowest().1);
     }
     let best = afters.iter().copied().fold(before, f64::max);
     let enough = afters.iter().position(|after| after * SAME >= best).unwrap_or(0);
@@ -184,7 +185,7 @@ mod tests {
             (&[1, 7], 3, 4.0),
             (&[3, 4, 5, 4], 1, 4.0),
             (&[3, 3, 3, 4], 0, 3.0),
-            // A second move would make nothing faster.
+            // A second move would have no gain.
             (&[1, 2, 5], 1, 2.0),
             (&[0, 2], 1, 1.0),
             (&[0, 1], 0, 0.0),
@@ -198,10 +199,10 @@ mod tests {
         }
     }
 
-    /// Wherever four fast peers and two that are four times as slow begin, on three stages that somebody
-    /// hosts each, looks after one another lead to what is best.
+    /// Four fast peers and two that are four times slower, on three stages with a replica each:
+    /// from any initial placement, repeated plans reach the optimum.
     #[test]
-    fn unlike_members_come_to_the_optimum_from_anywhere() {
+    fn unequal_members_reach_the_optimum_from_any_placement() {
         let speeds = [1.0, 1.0, 1.0, 1.0, 0.25, 0.25];
         for number in 0..3usize.pow(6) {
             let places: Vec<usize> = (0..6).map(|index| number / 3usize.pow(index) % 3).collect();
@@ -225,9 +226,9 @@ mod tests {
         }
     }
 
-    /// Measured speeds are never quite equal: a second move would make (3, 2) into (2, 3).
+    /// Measured speeds are never exactly equal: a second move would turn (3, 2) into (2, 3).
     #[test]
-    fn nobody_moves_for_what_is_no_difference() {
+    fn no_member_moves_for_an_insignificant_gain() {
         let mut replicas = replicas(&[4, 1]);
         replicas[4].speed = 0.999;
         let plan = plan(&replicas, &costs(2));
@@ -235,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_not_move_stays() {
+    fn an_immobile_member_stays() {
         let mut replicas = replicas(&[1, 5]);
         replicas.iter_mut().skip(2).for_each(|replica| replica.mobile = false);
         let plan = plan(&replicas, &costs(2));
@@ -243,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fast_member_goes_where_a_slow_one_would_not_help() {
+    fn a_fast_member_moves_where_a_slow_one_would_not_help() {
         let mut replicas = replicas(&[1, 3]);
         replicas[1].speed = 2.0;
         replicas[2].speed = 4.0;
@@ -266,7 +267,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_plan_makes_a_stage_empty_or_anything_slower(
+        fn no_plan_empties_a_stage_or_slows_the_swarm(
             counts in prop::collection::vec(1usize..9, 1..6),
             speeds in prop::collection::vec(0.1f64..10.0, 48),
         ) {
@@ -281,9 +282,9 @@ mod tests {
             prop_assert!(plan.moves.len() < all.len());
         }
 
-        /// The best that equal members can do is an even filling.
+        /// The optimum for equal members is an even distribution.
         #[test]
-        fn equal_members_come_to_the_optimum(counts in prop::collection::vec(1usize..12, 1..8)) {
+        fn equal_members_reach_the_optimum(counts in prop::collection::vec(1usize..12, 1..8)) {
             let all = replicas(&counts);
             let plan = plan(&all, &costs(counts.len()));
             prop_assert_eq!(plan.after, (all.len() / counts.len()) as f64);

@@ -1,4 +1,4 @@
-//! Randomness from a seed, for what is decided by chance: whoever calls brings the seed.
+//! Seeded randomness. Every caller supplies the seed.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -6,35 +6,35 @@ use std::time::Duration;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
-/// One number of two, for an order that looks like chance.
+/// Hashes two numbers into one, for orders that look random.
 pub(crate) fn mixed(one: u64, other: u64) -> u64 {
     let mixed = (one ^ other).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9)
 }
 
-/// Numbers that follow from a seed alone.
+/// A deterministic generator of random numbers.
 #[derive(Debug, Clone)]
 pub struct Rng(ChaCha8Rng);
 
 impl Rng {
-    /// The dice of this seed.
+    /// Creates the generator for a seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(ChaCha8Rng::seed_from_u64(seed))
     }
 
-    /// Any number.
+    /// A random number.
     pub fn number(&mut self) -> u64 {
         self.0.next_u64()
     }
 
-    /// One of these.
+    /// A random number in a range.
     pub(crate) fn within(&mut self, range: RangeInclusive<u64>) -> u64 {
         let (start, end) = range.into_inner();
         start + self.number() % (end - start + 1)
     }
 
-    /// True in so many of a thousand cases.
+    /// True with a probability of `per_mille` thousandths.
     pub(crate) fn chance(&mut self, per_mille: u64) -> bool {
         self.number() % 1000 < per_mille
     }
@@ -51,7 +51,7 @@ impl Rng {
         Duration::from_micros(self.within(range))
     }
 
-    /// Puts them in any order, each as likely as another (Fisher and Yates 1938).
+    /// Shuffles items uniformly (Fisher and Yates 1938).
     pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             items.swap(last, self.within(0..=last as u64) as usize);

@@ -1,8 +1,8 @@
-//! To which of several equals the next piece of work goes.
+//! Chooses the replica that gets the next piece of work.
 //!
 //! Interleaved weighted round robin (Katevenis et al. 1991; SWARM, arXiv 2301.11913, section 3.2):
-//! every candidate has a virtual time that grows by its pace with each piece of work it gets, and
-//! the smallest virtual time is next. Over any while, candidates that always have room get work in
+//! every candidate has a virtual time that grows by its service time with each piece of work, and
+//! the smallest virtual time is next. In the long run, candidates that always have room get work in
 //! proportion to their speed.
 
 use std::collections::BTreeMap;
@@ -12,90 +12,91 @@ use shoal_protocol::ids::{Member, Step};
 use shoal_protocol::units::Moment;
 
 use crate::rng::mixed;
-use crate::robust_average::median;
+use crate::typical::median;
 
-/// What an unmeasured candidate is taken to need while nobody is measured.
-const UNKNOWN_PACE: u64 = 1_000_000;
+/// Service time of an unmeasured candidate, in nanoseconds, while none is measured.
+const UNKNOWN_SERVICE_TIME: u64 = 1_000_000;
 
-/// One answer counts for a part in so many of what is seen, when there are so many.
+/// An answer weighs one part in this many in the running average, once there are that many.
 const WEIGHT: u32 = 8;
 
-/// For so many times as much as on average an answer counts at most.
-const ACCIDENT: u64 = 4;
+/// An answer counts as at most this many times the average, so that an outlier has little effect.
+const OUTLIER: u64 = 4;
 
-/// So many times as much as is typical may a candidate's answers take of what it claims.
-const BELIEVED: u64 = 2;
+/// A candidate's claimed service time is trusted while its answers take at most this many times the
+/// typical ratio to the claim.
+const TOLERANCE: u64 = 2;
 
-/// Who is left out for being slow is tried again when others were given as much as it could have done one
-/// piece meanwhile, and twice as much with each try that finds it slow, so often at most: what it tries keeps
-/// its engine from all else.
+/// A candidate skipped for being slow is tried again when the others have advanced by the service
+/// time of one of its pieces of work. Each attempt that finds it slow doubles that wait, at most
+/// this many times: an attempt occupies its engine.
 const DOUBLINGS: u32 = 3;
 
-/// Speeds are pieces of work in so many nanoseconds, so that integers do.
+/// Speeds are pieces of work per this many nanoseconds, so that integers suffice.
 pub(crate) const PER: u128 = 1_000_000_000_000_000;
 
-/// The speed of who needs so many nanoseconds for a piece of work.
+/// The speed that corresponds to a service time in nanoseconds.
 pub(crate) fn speed(service_time: u64) -> u128 {
     PER / u128::from(service_time.max(1))
 }
 
-/// Whether so many of all pieces of a step's work are left near its beginning.
+/// Whether `left` of a step's `all` pieces of work is within the first quarter of the step.
 pub(crate) fn is_early(left: usize, all: usize) -> bool {
     left >= all - all / 4
 }
 
-/// By what the next candidate is chosen.
+/// How the next candidate is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Routing {
-    /// By speed, as a swarm does.
+    /// By speed and distance, as in training.
     #[default]
     BySpeed,
-    /// By speed alone, whoever is near: what a simulation is compared with.
+    /// By speed alone, ignoring distance: a baseline for simulations.
     BySpeedAlone,
-    /// One after the other: the same.
+    /// In turn, ignoring speed: a baseline.
     InTurn,
-    /// Any, each as likely as another: the same.
+    /// Uniformly at random: a baseline.
     AtRandom,
 }
 
-/// One choice among members, again and again.
+/// Repeated choice among members.
 #[derive(Debug, Clone)]
 pub struct Router {
     seed: u64,
     routing: Routing,
-    /// Choices made, and answers seen.
+    /// Choices made, and answers received.
     choices: u64,
     answers: u64,
-    /// What is typical of candidates: see [`Candidate::boast`].
-    boast: Option<u64>,
-    /// The largest virtual time that was ever chosen as the smallest. Who comes back after a while
-    /// without work starts here, so that it does not get everything at once.
+    /// The median of the candidates' overruns: see [`Candidate::overrun`].
+    overrun: Option<u64>,
+    /// The largest virtual time that was chosen so far. A candidate that returns after a time
+    /// without work starts here, so that it does not get all the work at once.
     floor: u64,
     candidates: BTreeMap<Member, Candidate>,
 }
 
-/// A place in the order in which candidates are chosen.
+/// A position in the order in which candidates are chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Turn(u64, u64);
 
 #[derive(Debug, Clone)]
 struct Candidate {
     virtual_time: u64,
-    /// Nanoseconds for one microbatch, as it says; none while it says nothing.
+    /// Nanoseconds per microbatch as reported by the candidate; `None` before its first report.
     service_time: Option<u64>,
-    seen: Seen,
-    /// Nanoseconds there and back at least; 0 while it is not measured.
+    seen: AnswerStats,
+    /// Minimum round-trip time in nanoseconds; 0 if not measured.
     path: u64,
-    /// It said so, and has not taken that back.
+    /// It reported that it is busy, and not yet that it is free.
     busy: bool,
-    /// The step of which it had something last, and the floor by then.
+    /// The step of its last piece of work, and the floor at that time.
     last: Option<(Step, u64)>,
-    /// How often it was tried since it was last chosen in time.
+    /// Attempts since it was last chosen in time.
     tries: u32,
 }
 
 impl Routing {
-    /// Whether speeds count.
+    /// Whether measured speeds are used.
     #[must_use]
     pub fn is_by_speed(self) -> bool {
         matches!(self, Self::BySpeed | Self::BySpeedAlone)
@@ -103,19 +104,20 @@ impl Routing {
 }
 
 impl Candidate {
-    /// One that nothing is known of.
+    /// A candidate without measurements.
     fn new(virtual_time: u64) -> Self {
-        let seen = Seen::default();
+        let seen = AnswerStats::default();
         Self { virtual_time, service_time: None, seen, path: 0, busy: false, last: None, tries: 0 }
     }
 
-    /// How many thousandths of the pace that it claims its answers take. Where others send to it as
-    /// well and links are long that is more than a thousand, but about as much more for all.
-    fn boast(&self) -> Option<u64> {
-        self.seen.boast()
+    /// Ratio of the interval between its answers to its claimed service time, in thousandths. If
+    /// others send to it as well, or links are long, it exceeds a thousand, but by about the same
+    /// factor for all.
+    fn overrun(&self) -> Option<u64> {
+        self.seen.overrun()
     }
 
-    /// It answers what was sent to it at a moment.
+    /// Records the answer to a request that was sent at a moment.
     fn answers(&mut self, sent: Moment, now: Moment) {
         let since = self.seen.last.map_or(sent, |last| last.max(sent));
         self.seen.last = Some(now);
@@ -123,19 +125,18 @@ impl Candidate {
         if self.tries == 0 {
             self.seen.answer(now.since(since), service_time);
         } else if now.since(sent).as_nanos() < u128::from(service_time) {
-            // It is faster than it said, and says so with its next answer to an offer.
+            // It is faster than reported, and reports that with its next answer to an offer.
             self.last = None;
         }
     }
 
-    /// The pace that it is believed to have: what it claims, unless its answers take more than twice
-    /// as much of that as is typical. Then what is seen counts.
-    fn believed(&self, robust_average: Option<u64>) -> Option<u64> {
+    /// Its effective service time: the claimed one, unless its overrun exceeds twice the typical
+    /// one. Then the observed one.
+    fn believed(&self, typical: Option<u64>) -> Option<u64> {
         let service_time = self.service_time?;
-        match (self.boast(), robust_average) {
-            (Some(own), Some(robust_average)) if own / BELIEVED > robust_average => {
-                let seen =
-                    u128::from(service_time) * u128::from(own) / u128::from(robust_average.max(1));
+        match (self.overrun(), typical) {
+            (Some(own), Some(typical)) if own / TOLERANCE > typical => {
+                let seen = u128::from(service_time) * u128::from(own) / u128::from(typical.max(1));
                 Some(u64::try_from(seen).unwrap_or(u64::MAX / 16))
             }
             _ => Some(service_time),
@@ -143,43 +144,46 @@ impl Candidate {
     }
 }
 
-/// What was seen of a candidate's answers.
+/// Statistics of a candidate's answers.
 #[derive(Debug, Clone, Copy, Default)]
-struct Seen {
-    /// When the last one came.
+struct AnswerStats {
+    /// The time of the last answer.
     last: Option<Moment>,
-    /// How many count.
+    /// The number of answers averaged.
     count: u32,
-    /// Thousandths of the pace that it claimed from one to the next while it had something to answer, on
-    /// average. Who said that it became slower does not boast when it is fast again.
-    boast: u64,
+    /// Running average of intervals between answers while work was outstanding, in thousandths of
+    /// the service time claimed at the time. A candidate that reports a slowdown is therefore not
+    /// penalised when it is fast again.
+    overrun: u64,
 }
 
-impl Seen {
+impl AnswerStats {
     fn answer(&mut self, interval: Duration, service_time: u64) {
-        let boast = interval.as_nanos() * 1000 / u128::from(service_time.max(1));
-        // One of many that takes very long is an accident.
-        let most = if self.count < 2 { u64::MAX / 16 } else { self.boast.saturating_mul(ACCIDENT) };
-        let boast = u64::try_from(boast).unwrap_or(u64::MAX / 16).min(most).clamp(1, u64::MAX / 16);
+        let overrun = interval.as_nanos() * 1000 / u128::from(service_time.max(1));
+        // A single answer that takes very long is an outlier.
+        let most =
+            if self.count < 2 { u64::MAX / 16 } else { self.overrun.saturating_mul(OUTLIER) };
+        let overrun =
+            u64::try_from(overrun).unwrap_or(u64::MAX / 16).min(most).clamp(1, u64::MAX / 16);
         self.count = self.count.saturating_add(1);
         let weight = u64::from(self.count.min(WEIGHT));
-        self.boast = self.boast - self.boast / weight + boast / weight;
+        self.overrun = self.overrun - self.overrun / weight + overrun / weight;
     }
 
-    /// The average, where it is one.
-    fn boast(&self) -> Option<u64> {
-        (self.count >= 2 && self.boast > 0).then_some(self.boast)
+    /// The average, if there are at least two answers.
+    fn overrun(&self) -> Option<u64> {
+        (self.count >= 2 && self.overrun > 0).then_some(self.overrun)
     }
 }
 
 impl Router {
-    /// A router without candidates. The seed orders candidates that are equally good.
+    /// Creates a router without candidates. The seed orders candidates that are equally good.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self::by(Routing::BySpeed, seed)
     }
 
-    /// The same with another way to choose.
+    /// Creates a router with the given kind of routing.
     #[must_use]
     pub fn by(routing: Routing, seed: u64) -> Self {
         Self {
@@ -187,25 +191,25 @@ impl Router {
             routing,
             choices: 0,
             answers: 0,
-            boast: None,
+            overrun: None,
             floor: 0,
             candidates: BTreeMap::new(),
         }
     }
 
-    /// By what it chooses.
+    /// The kind of routing.
     #[must_use]
     pub fn routing(&self) -> Routing {
         self.routing
     }
 
-    /// Makes these members the candidates. Who was one keeps its time; newcomers start at the
-    /// minimum, so that they are tried early.
+    /// Replaces the candidates. Known ones keep their virtual time; new ones start at the minimum,
+    /// so that they are tried early.
     pub fn set_candidates(&mut self, members: impl IntoIterator<Item = Member>) {
         let mut members: Vec<Member> = members.into_iter().collect();
         members.sort_unstable();
         members.dedup();
-        // Most changes of a membership are about others.
+        // Most membership changes concern other stages.
         if self.candidates.keys().eq(&members) {
             return;
         }
@@ -219,7 +223,8 @@ impl Router {
         self.candidates = known.collect();
     }
 
-    /// The pace that a candidate claims in nanoseconds per microbatch; 0 says nothing.
+    /// Records the service time that a candidate claims, in nanoseconds per microbatch; 0 means
+    /// unknown.
     pub fn measured(&mut self, member: Member, service_time: u64) {
         let counts = service_time > 0 && self.routing.is_by_speed();
         if let Some(candidate) = self.candidates.get_mut(&member).filter(|_| counts) {
@@ -227,7 +232,7 @@ impl Router {
         }
     }
 
-    /// How long the ways to candidates and back take, as was measured from here.
+    /// Sets the round-trip times to the candidates, as measured from here.
     pub fn set_link_estimates(&mut self, path: impl Fn(&Member) -> Option<Duration>) {
         let counts = self.routing == Routing::BySpeed;
         for (member, candidate) in self.candidates.iter_mut().filter(|_| counts) {
@@ -236,36 +241,36 @@ impl Router {
         }
     }
 
-    /// A candidate answered what was sent to it at a moment. Returns whether others may be believed to have
-    /// other paces since.
+    /// Records a candidate's answer to a request that was sent at a moment. Returns whether
+    /// effective service times may have changed.
     pub fn answered(&mut self, member: Member, sent: Moment, now: Moment) -> bool {
         let all = self.candidates.len() as u64;
         let Some(candidate) = self.candidates.get_mut(&member) else { return false };
         candidate.answers(sent, now);
         self.answers += 1;
-        // All of many are not looked at with each few answers.
+        // The median over many candidates is not recomputed with every answer.
         let looks = self.answers.is_multiple_of(all.max(u64::from(WEIGHT)));
         if looks {
-            let boasts = self.candidates.values().filter_map(Candidate::boast);
-            let mut boasts: Vec<u64> = boasts.collect();
-            self.boast = median(&mut boasts);
+            let overruns = self.candidates.values().filter_map(Candidate::overrun);
+            let mut overruns: Vec<u64> = overruns.collect();
+            self.overrun = median(&mut overruns);
         }
         looks
     }
 
-    /// Nanoseconds that a candidate is believed to need for a piece of work; none while it says nothing.
+    /// A candidate's effective service time in nanoseconds; `None` before its first report.
     pub(crate) fn believed(&self, member: Member) -> Option<u64> {
-        self.candidates.get(&member)?.believed(self.boast)
+        self.candidates.get(&member)?.believed(self.overrun)
     }
 
-    /// Takes a candidate out of the choice until it is free.
+    /// Excludes a candidate from the choice until it is free.
     pub fn set_busy(&mut self, member: Member) {
         if let Some(candidate) = self.candidates.get_mut(&member) {
             candidate.busy = true;
         }
     }
 
-    /// Takes a candidate back into the choice. Returns whether it had been out of it.
+    /// Includes a candidate again. Returns whether it was excluded.
     pub fn set_free(&mut self, member: Member) -> bool {
         let floor = self.floor;
         let Some(candidate) = self.candidates.get_mut(&member) else { return false };
@@ -273,7 +278,7 @@ impl Router {
         std::mem::take(&mut candidate.busy)
     }
 
-    /// Takes all candidates back into the choice.
+    /// Includes all candidates again.
     pub fn set_all_free(&mut self) {
         let members: Vec<Member> = self.candidates.keys().copied().collect();
         for member in members {
@@ -296,7 +301,8 @@ impl Router {
         Some(self.chosen(member))
     }
 
-    /// The same among some of the candidates, any of whom would be in time for this step's end.
+    /// Chooses like [`Self::choose_where`] among some of the candidates, each of which would finish
+    /// in time for this step's end.
     pub fn choose_of(
         &mut self,
         step: Step,
@@ -310,27 +316,27 @@ impl Router {
         Some(self.chosen_for(step, member))
     }
 
-    /// Whether a candidate that would be late at this step's end may have one piece of its work all the
-    /// same: nothing else shows whether it is as slow as it was.
+    /// Whether a candidate that would be late at this step's end may get one piece of its work all
+    /// the same: only an attempt shows whether it is still slow.
     pub(crate) fn may_try(&self, step: Step, member: Member) -> bool {
         self.candidates.get(&member).is_some_and(|known| self.is_due(step, known))
     }
 
     fn is_due(&self, step: Step, known: &Candidate) -> bool {
         let Some((last, then)) = known.last else { return true };
-        let service_time = known.believed(self.boast).unwrap_or(0);
+        let service_time = known.believed(self.overrun).unwrap_or(0);
         let wait = service_time.saturating_mul(1 << known.tries.min(DOUBLINGS));
         step.0.abs_diff(last.0) > 1 && self.floor.saturating_sub(then) >= wait
     }
 
-    /// A candidate that would be late gets a piece of work, and nothing for what it did not get before. It
-    /// answers for itself: what was seen of its answers counts half as much.
+    /// Gives a late candidate a piece of work without compensation for the work that it did not
+    /// get. Its answers count half as much from then on, so that it can recover.
     pub(crate) fn tries(&mut self, step: Step, member: Member) -> Member {
         let floor = self.floor;
         let mut tries = 0;
         if let Some(known) = self.candidates.get_mut(&member) {
             known.virtual_time = known.virtual_time.max(floor);
-            known.seen.boast /= 2;
+            known.seen.overrun /= 2;
             tries = known.tries.saturating_add(1);
         }
         self.chosen_for(step, member);
@@ -340,13 +346,14 @@ impl Router {
         member
     }
 
-    /// When it is a candidate's turn: the lower before the higher, unless chance alone decides.
+    /// A candidate's position in the order of choice: lower before higher, unless the choice is
+    /// random.
     pub(crate) fn turn_of(&self, member: Member) -> Option<Turn> {
         let candidate = self.candidates.get(&member)?;
         Some(Turn(self.turn(candidate), self.tie_break(&member)))
     }
 
-    /// Whose turn it is.
+    /// The candidate with the smallest virtual time.
     fn next_of<'a>(
         &self,
         able: impl Iterator<Item = (&'a Member, &'a Candidate)>,
@@ -357,7 +364,7 @@ impl Router {
         able.min_by_key(key).map(|(member, _)| *member)
     }
 
-    /// A candidate is chosen.
+    /// Charges a chosen candidate.
     fn chosen(&mut self, member: Member) -> Member {
         self.choices += 1;
         let time = self.candidates[&member].virtual_time;
@@ -366,7 +373,7 @@ impl Router {
         member
     }
 
-    /// A candidate is chosen that would be in time for a step's end.
+    /// Charges a candidate that would finish in time for a step's end.
     fn chosen_for(&mut self, step: Step, member: Member) -> Member {
         self.chosen(member);
         let floor = self.floor;
@@ -377,27 +384,28 @@ impl Router {
         member
     }
 
-    /// The same for a piece of a step's work that so many follow before its end: whose answer to this one
-    /// would not be here when all together can be done with those is left out, the slow and the far. Near
-    /// the step's beginning one that was left out for long may be tried.
+    /// Chooses like [`Self::choose_where`] for a piece of work that `following` others follow
+    /// before its step's end. It skips candidates whose answer would arrive after all candidates
+    /// together could finish those, because they are slow or far. Near the step's beginning
+    /// (`early`) it may try one that was skipped for long.
     pub fn choose_in_time(
         &mut self,
         step: Step,
         (following, early): (u64, bool),
         eligible: impl Fn(&Member) -> bool,
     ) -> Option<Member> {
-        let boast = self.boast;
+        let overrun = self.overrun;
         let able = self.candidates.iter().filter(|(member, _)| eligible(member));
         let able: Vec<(&Member, &Candidate)> = able.collect();
-        // Until its answer is here.
+        // Time until its answer arrives.
         let takes = |known: &Candidate| {
-            let service_time = known.believed(boast)?;
+            let service_time = known.believed(overrun)?;
             Some(u128::from(service_time) + u128::from(known.path))
         };
         let (mut soonest, mut together) = (u128::MAX, 0u128);
         for (_, known) in &able {
             soonest = soonest.min(takes(known).unwrap_or(u128::MAX));
-            together += known.believed(boast).map_or(0, speed);
+            together += known.believed(overrun).map_or(0, speed);
         }
         let rest = u128::from(following) * PER / together.max(1);
         let longest = soonest.saturating_add(rest);
@@ -412,7 +420,7 @@ impl Router {
         Some(self.chosen_for(step, member))
     }
 
-    /// Charges a candidate for a piece of work that it got without being chosen.
+    /// Charges a candidate for a piece of work that it got without a choice.
     pub fn charge(&mut self, member: Member) {
         let service_time = self.charged(member);
         if let Some(candidate) = self.candidates.get_mut(&member) {
@@ -420,7 +428,7 @@ impl Router {
         }
     }
 
-    /// Takes the charge back from a candidate that did not take the work.
+    /// Refunds a candidate that did not accept the work.
     pub fn refund(&mut self, member: Member) {
         let service_time = self.charged(member);
         if let Some(candidate) = self.candidates.get_mut(&member) {
@@ -428,29 +436,29 @@ impl Router {
         }
     }
 
-    /// What a piece of work costs a candidate of virtual time.
+    /// Virtual time that a piece of work costs a candidate.
     fn charged(&self, member: Member) -> u64 {
-        let known = self.candidates.get(&member).and_then(|known| known.believed(self.boast));
-        known.unwrap_or_else(|| self.robust_service_time()).max(1)
+        let known = self.candidates.get(&member).and_then(|known| known.believed(self.overrun));
+        known.unwrap_or_else(|| self.mean_service_time()).max(1)
     }
 
-    /// Mean pace of those that are measured.
-    fn robust_service_time(&self) -> u64 {
+    /// Mean service time of the measured candidates.
+    fn mean_service_time(&self) -> u64 {
         let service_times =
-            || self.candidates.values().filter_map(|known| known.believed(self.boast));
+            || self.candidates.values().filter_map(|known| known.believed(self.overrun));
         match service_times().count() as u64 {
-            0 => UNKNOWN_PACE,
+            0 => UNKNOWN_SERVICE_TIME,
             count => (service_times().map(u128::from).sum::<u128>() / u128::from(count)) as u64,
         }
     }
 
-    /// What counts first: whose turn it is.
+    /// The primary key of the order of choice: virtual time.
     fn turn(&self, candidate: &Candidate) -> u64 {
         if self.routing == Routing::AtRandom { 0 } else { candidate.virtual_time }
     }
 
-    /// An order of candidates whose turn it is, which differs from router to router; it is always the
-    /// same one, but where chance alone decides.
+    /// Orders candidates with equal virtual time. The order differs between routers and is fixed
+    /// for each, except with random routing.
     fn tie_break(&self, member: &Member) -> u64 {
         let bytes = member.peer.0.first_chunk::<8>().expect("a peer id has 32 bytes");
         let seed = match self.routing {

@@ -1,10 +1,10 @@
-//! Which members should change places so that those who send each other much are near.
+//! Exchanges of stages between members, so that members which send each other much data are near.
 //!
-//! Two at a time do, those whose exchange saves most of what all members' tensors are on their way, until none
-//! saves much: the local improvement of the planner's search, from the placement that is there. What that
-//! is worth is what a step waits for: its slowest all-reduce, and its ways from stage to stage. Where those
-//! who change places are not equally fast, a stage gets slower by it: never by more than measured speeds
-//! may err, and what a step loses so is told.
+//! Each step exchanges the stages of the two members that saves most time of all members' tensors
+//! in transit, until none saves much. This is the local improvement of the planner's search,
+//! starting from the present placement. Its value is the time that a step waits: for its slowest
+//! all-reduce, and for the transfers between stages. If the two members are not equally fast, a
+//! stage gets slower; the loss is limited to the error of measured speeds, and is reported.
 
 use std::collections::BTreeMap;
 
@@ -14,41 +14,42 @@ use crate::locality::{LinkEstimates, Load};
 use crate::planner::Link;
 use crate::rebalance::Replica;
 
-/// Members that are looked at: of more a part, another one with each look.
+/// Members considered at a time: in a larger swarm a different subset each time.
 pub(crate) const CELL: usize = 64;
 
-/// Exchanges in one plan.
+/// Maximum number of exchanges in one plan.
 const MOST: usize = CELL;
 
-/// An exchange saves at least this part of all, or is not made: it costs two snapshots.
+/// An exchange that saves less than this fraction of all transit time is not made: it costs two
+/// snapshots.
 const WORTH: f64 = 0.01;
 
-/// What the slowest stage keeps of its speed at least.
+/// Minimum fraction of its speed that the slowest stage keeps.
 const KEPT: f64 = 0.9;
 
-/// Exchanges that together make a step shorter.
+/// Exchanges that together shorten a step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Exchange {
-    /// Who goes where.
+    /// The new stage of each moved member.
     pub moves: Vec<(Member, Stage)>,
-    /// Seconds of a step that its tensors are on their way.
+    /// Seconds per step that its tensors are in transit.
     pub before: f64,
-    /// After the moves.
+    /// The same after the moves.
     pub after: f64,
-    /// What the slowest stage keeps of its speed: 1 where no stage is slower than it was.
+    /// Fraction of its speed that the slowest stage keeps: 1 if no stage is slower than it was.
     pub kept: f64,
 }
 
-/// What all stages get through, in microbatches per second.
+/// Throughput of all stages, in microbatches per second.
 struct Speeds<'a> {
     costs: &'a BTreeMap<Stage, f64>,
     of_stages: BTreeMap<Stage, f64>,
-    /// Of the slowest stage before anybody moved.
+    /// Speed of the slowest stage before any move.
     before: f64,
 }
 
 impl<'a> Speeds<'a> {
-    /// None where a stage gets through nothing.
+    /// `None` if a stage has no throughput.
     fn new(replicas: &[Replica], costs: &'a BTreeMap<Stage, f64>) -> Option<Self> {
         let mut of_stages: BTreeMap<Stage, f64> = costs.keys().map(|stage| (*stage, 0.0)).collect();
         for replica in replicas {
@@ -58,12 +59,12 @@ impl<'a> Speeds<'a> {
         (before > 0.0).then_some(Self { costs, of_stages, before })
     }
 
-    /// What a member that gets through so much at a stage would at another one.
+    /// Speed of a replica at another stage.
     fn at(&self, replica: &Replica, to: Stage) -> f64 {
         replica.speed * self.costs[&replica.stage] / self.costs[&to]
     }
 
-    /// What the stages of these two get through once they have changed places.
+    /// Throughput of the stages of these two replicas after their exchange.
     fn exchanged(&self, one: &Replica, other: &Replica) -> [(Stage, f64); 2] {
         [(one, other), (other, one)].map(|(goes, comes)| {
             let stage = goes.stage;
@@ -87,28 +88,27 @@ impl<'a> Speeds<'a> {
     }
 }
 
-/// Of the slowest stage.
+/// The speed of the slowest stage.
 fn least(of_stages: &BTreeMap<Stage, f64>) -> f64 {
     of_stages.values().copied().fold(f64::INFINITY, f64::min)
 }
 
-/// Members, where they are by now, and what they send each other, in seconds of a step.
+/// Members, their present stages, and the duration of their transfers, in seconds per step.
 struct Cell {
     placed: Vec<Replica>,
-    /// Of an all-reduce, and from stage to stage, for every pair.
+    /// Times of an all-reduce, and between neighbouring stages, for every pair.
     exchange: Vec<f64>,
     pass: Vec<f64>,
 }
 
 impl Cell {
-    /// Of those of these members who know the ways to each other; none where no two do.
+    /// The members that have paths to all others in the cell; `None` if no two have.
     fn new(members: &[Replica], link_estimates: &LinkEstimates, load: &Load) -> Option<Self> {
         let count = members.len();
         let (mut links, peer) = (vec![None; count * count], |at: usize| members[at].member.peer);
-        let robust_average = link_estimates.robust_rate();
+        let default_rate = link_estimates.median_rate();
         for (one, other) in pairs(count) {
-            links[one * count + other] =
-                link_estimates.link(peer(one), peer(other), robust_average);
+            links[one * count + other] = link_estimates.link(peer(one), peer(other), default_rate);
         }
         let known = connected(count, |one, other| links[one * count + other].is_some());
         let replicas = |stage| members.iter().filter(|other| other.stage == stage).count();
@@ -134,7 +134,7 @@ impl Cell {
         (0..self.count()).filter(move |place| self.placed[*place].stage == stage)
     }
 
-    /// What a member's tensors take at a stage, with the others where they are.
+    /// Transfer time of a member at a stage, with the others at their stages.
     fn own(&self, place: usize, stage: Stage) -> f64 {
         let others = (0..self.count()).filter(|other| *other != place);
         others.map(|other| self.between(place, other, stage, self.placed[other].stage)).sum()
@@ -149,11 +149,11 @@ impl Cell {
         }
     }
 
-    /// What an exchange saves.
+    /// Seconds saved by an exchange.
     fn saves(&self, one: usize, other: usize) -> f64 {
         let (here, there) = (self.placed[one].stage, self.placed[other].stage);
         let now = self.own(one, here) + self.own(other, there);
-        // Each at the other's place, and the other no more there.
+        // Each at the other's stage, and the other no longer there.
         let moved = |place: usize, gone: usize, to: Stage, from: Stage| {
             self.own(place, to) - self.between(place, gone, to, to)
                 + self.between(place, gone, to, from)
@@ -182,15 +182,15 @@ impl Cell {
     }
 }
 
-/// All pairs of so many, either way.
+/// All ordered pairs of different numbers below `count`.
 fn pairs(count: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..count)
         .flat_map(move |one| (0..count).map(move |other| (one, other)))
         .filter(|(one, other)| one != other)
 }
 
-/// As many of so many as all know each other, in order: who knows fewest of those that are left is left out, the
-/// last of several, until nobody lacks another.
+/// A subset in which all know each other, in order. It drops the one that lacks most of the
+/// remaining ones, the last of several, until none lacks another.
 fn connected(count: usize, knows: impl Fn(usize, usize) -> bool) -> Vec<usize> {
     let mut left: Vec<usize> = (0..count).collect();
     loop {
@@ -202,9 +202,9 @@ fn connected(count: usize, knows: impl Fn(usize, usize) -> bool) -> Vec<usize> {
     }
 }
 
-/// The exchanges among the first of these members, a cell at most; who knows no way to others stays where it is.
-/// None where too few ways are known, or a stage gets through nothing. `cost` is what a microbatch takes at each
-/// stage, in any unit that is the same for all.
+/// Plans exchanges among the first of these members, at most one cell; a member without known paths
+/// stays. Returns `None` if too few paths are known or a stage has no throughput. `costs` is the
+/// duration of a microbatch at each stage, in any common unit.
 #[must_use]
 pub fn exchange(
     members: &[Replica],
@@ -231,8 +231,9 @@ pub fn exchange(
         let Some((saved, one, other)) = best.filter(|(saved, ..)| *saved > WORTH * all) else {
             break;
         };
-        debug_assert!(saved.is_finite(), "ways end");
-        let [one, other] = cell.placed.get_disjoint_mut([one, other]).expect("two of them");
+        debug_assert!(saved.is_finite(), "times are finite");
+        let [one, other] =
+            cell.placed.get_disjoint_mut([one, other]).expect("two different members");
         speeds.exchange(one, other);
     }
     let moves = first.iter().zip(&cell.placed);
@@ -251,7 +252,7 @@ mod tests {
 
     use super::*;
 
-    /// Members of two places: those whose number is even here, the others there.
+    /// Members at two places, one for even numbers and one for odd.
     fn placed(stages: &[u16], speeds: &[f64]) -> (Vec<Replica>, LinkEstimates) {
         let peer = |number: usize| PeerId([number as u8; 32]);
         let member = |number| Member { peer: peer(number), incarnation: Incarnation(1) };
@@ -261,7 +262,7 @@ mod tests {
         let mut link_estimates = LinkEstimates::default();
         for one in 0..stages.len() {
             let others = (0..stages.len()).filter(|other| *other != one);
-            let said: Vec<(PeerId, LinkEstimate)> = others
+            let measured: Vec<(PeerId, LinkEstimate)> = others
                 .map(|other| {
                     let near = (one + other).is_multiple_of(2);
                     let round_trip = Duration::from_millis(if near { 6 } else { 100 });
@@ -269,12 +270,12 @@ mod tests {
                     (peer(other), LinkEstimate { round_trip, rate })
                 })
                 .collect();
-            link_estimates.note(peer(one), &said);
+            link_estimates.note(peer(one), &measured);
         }
         (members.collect(), link_estimates)
     }
 
-    /// Of two stages, of which the second takes so many times as long.
+    /// Two stages; the second takes `second` times as long.
     fn costs(second: f64) -> BTreeMap<Stage, f64> {
         [(Stage(0), 1.0), (Stage(1), second)].into()
     }
@@ -284,22 +285,22 @@ mod tests {
     }
 
     #[test]
-    fn members_of_one_place_come_to_one_stage() {
-        // Of each place two at each stage: two have to change.
+    fn members_of_one_place_end_up_at_one_stage() {
+        // At each stage there are two members of each place: two pairs have to change.
         let (members, link_estimates) = placed(&[0, 0, 0, 0, 1, 1, 1, 1], &[1.0; 8]);
         let found =
-            exchange(&members, &costs(1.0), &link_estimates, &sums()).expect("all ways are known");
+            exchange(&members, &costs(1.0), &link_estimates, &sums()).expect("all paths are known");
         assert_eq!(found.moves.len(), 4, "{found:?}");
         let stage = |number: usize| {
             let moved = found.moves.iter().find(|(member, _)| *member == members[number].member);
             moved.map_or(members[number].stage, |(_, to)| *to)
         };
         assert!((0..8).all(|number| (stage(number) == stage(0)) == (number % 2 == 0)));
-        // Before, by the slowest: of a gradient a quarter each, there and back, to one near and two
-        // far ones; then to three near ones. And a little for what is passed on.
+        // Before, for the slowest member: a quarter of a gradient, both ways, to one near and two far
+        // members; afterwards to three near ones. And a little for activations.
         assert!((found.before - 2.0 * (0.25 + 2.5 * 2.0 + 0.101)).abs() < 0.2, "{found:?}");
         assert!((found.after - 2.0 * (0.25 * 3.0 + 0.009)).abs() < 0.2, "{found:?}");
-        // There is nothing more to be had.
+        // No exchange improves the result.
         let settled: Vec<Replica> = members
             .iter()
             .enumerate()
@@ -314,19 +315,20 @@ mod tests {
     }
 
     #[test]
-    fn only_who_may_move_and_starves_no_stage_changes_places() {
+    fn only_mobile_members_move_and_no_stage_loses_much_speed() {
         let all = [0, 0, 0, 0, 1, 1, 1, 1];
-        // Those of the second stage do in a quarter of the time what those of the first do: either place's
-        // members alone would be the slower stage.
+        // Members of the second stage are four times as fast as those of the first: the members of
+        // either place alone would form the slower stage.
         let speeds = [1.0, 1.0, 1.0, 1.0, 4.0, 4.0, 4.0, 4.0];
         let (members, link_estimates) = placed(&all, &speeds);
         let found = exchange(&members, &costs(1.0), &link_estimates, &sums()).expect("known");
         assert_eq!(found.moves.len(), 4, "four of the faster are enough: {found:?}");
         assert_eq!(found.kept, 1.0);
-        // The same speeds of equal members, of a stage that is four times as cheap.
+        // The same speeds for equal members, with a second stage that costs a quarter.
         let found = exchange(&members, &costs(0.25), &link_estimates, &sums()).expect("known");
         assert_eq!((found.moves.len(), found.kept), (4, 1.0), "{found:?}");
-        // Three fast ones here and three slow ones there: the slower stage would keep too little.
+        // Three fast members at one stage and three slow ones at the other: the slower stage would
+        // lose too much.
         let (mut members, link_estimates) = placed(&all, &[4.0, 1.0, 4.0, 1.0, 4.0, 1.0, 4.0, 1.0]);
         assert!(
             exchange(&members, &costs(1.0), &link_estimates, &sums())
@@ -334,7 +336,7 @@ mod tests {
                 .moves
                 .is_empty()
         );
-        // A little slower is told.
+        // A small loss is reported.
         for (number, member) in members.iter_mut().enumerate() {
             member.speed = if number % 2 == 0 { 1.0 } else { 0.95 };
         }
@@ -352,20 +354,20 @@ mod tests {
         );
     }
 
-    /// One of each place, in the middle, knows nobody.
+    /// One member of each place, in the middle of the list, has no known paths.
     #[test]
-    fn who_knows_no_way_stays_and_the_others_change_places() {
+    fn a_member_without_known_paths_stays_and_the_others_move() {
         let (all, link_estimates) = placed(&[0, 0, 0, 0, 1, 1, 1, 1], &[1.0; 8]);
-        let stranger = |number: u8, stage| Replica {
+        let unknown = |number: u8, stage| Replica {
             member: Member { peer: PeerId([number; 32]), incarnation: Incarnation(1) },
             stage: Stage(stage),
             ..all[0]
         };
         let mut members = all.clone();
-        members.insert(0, stranger(100, 0));
-        members.insert(5, stranger(101, 1));
-        let found =
-            exchange(&members, &costs(1.0), &link_estimates, &sums()).expect("most ways are known");
+        members.insert(0, unknown(100, 0));
+        members.insert(5, unknown(101, 1));
+        let found = exchange(&members, &costs(1.0), &link_estimates, &sums())
+            .expect("most paths are known");
         assert_eq!(found.moves.len(), 4, "{found:?}");
         let stage = |number: usize| {
             let moved = found.moves.iter().find(|(member, _)| *member == all[number].member);
@@ -375,10 +377,10 @@ mod tests {
     }
 
     #[test]
-    fn who_lacks_most_is_left_out_first() {
+    fn the_member_that_lacks_most_is_dropped_first() {
         let all = |_: usize, _: usize| true;
         assert_eq!(connected(3, all), [0, 1, 2]);
-        // The second knows nobody, and the last of the others not the first.
+        // Member 1 knows none; members 0 and 3 do not know each other.
         let some = |one: usize, other: usize| {
             one != 1 && other != 1 && (one, other) != (3, 0) && (one, other) != (0, 3)
         };
@@ -388,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_moves_where_ways_are_not_known() {
+    fn no_member_moves_without_known_paths() {
         let (members, _) = placed(&[0, 0, 1, 1], &[1.0; 4]);
         assert_eq!(exchange(&members, &costs(1.0), &LinkEstimates::default(), &sums()), None);
     }

@@ -1,5 +1,5 @@
-//! Saved state: a folder that `transformers` loads as it is, unless the model has trained boundaries,
-//! which Llama has not.
+//! Saved state: a folder that `transformers` can load, unless the model has trained boundaries,
+//! which Llama lacks.
 //!
 //! ```text
 //! model-00001-of-0000S.safetensors      weights of each stage, f32, Hugging Face's names
@@ -9,8 +9,8 @@
 //! shoal.json                            run, version, manifest, and every file's size and hash
 //! ```
 //!
-//! Each stage's files may be written by another peer ([`write_stage`]); who has all of them writes
-//! the rest ([`write_index`]) and renames the folder into place ([`publish`]).
+//! Each stage's files may be written by a different peer ([`write_stage`]). A peer that has all of
+//! them writes the rest ([`write_index`]) and renames the folder into place ([`publish`]).
 
 mod read;
 mod write;
@@ -29,15 +29,15 @@ use crate::parameters::Parameter;
 /// Version of the folder's layout.
 const FORMAT: u32 = 1;
 
-/// Largest header of a safetensors file, and largest JSON file, that is read.
+/// Maximum size of a safetensors header, and of a JSON file, that is read.
 const HEADER_CAP: u64 = 16 << 20;
 
-/// What makes one stage at a version, each in the order of its flat vector.
+/// The state of a stage at a version; each vector is in the order of the flat vector.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct StageState {
     /// The weights.
     pub weights: Vec<f32>,
-    /// Those of the version before, in a run where steps read them.
+    /// The weights of the previous version, if the run's steps read them.
     pub stale_weights: Option<Vec<f32>>,
     /// AdamW's mean of gradients.
     pub first_moment: Vec<f32>,
@@ -51,13 +51,13 @@ pub struct StageState {
 pub struct CheckpointFile {
     /// Its name in the folder.
     pub name: String,
-    /// Its length.
+    /// Its length in bytes.
     pub bytes: u64,
     /// Hash of its bytes.
     pub hash: ContentHash,
 }
 
-/// What `shoal.json` says.
+/// The content of `shoal.json`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Description {
@@ -67,19 +67,19 @@ struct Description {
     step: Step,
     manifest: Manifest,
     files: Vec<CheckpointFile>,
-    /// Hash of all the above, as compact JSON with this one zero.
+    /// Hash of all other fields, as compact JSON with this one zero.
     seal: ContentHash,
 }
 
 impl Description {
-    /// What `seal` must be.
+    /// The correct value of `seal`.
     fn expected_seal(&self) -> ContentHash {
         let unsealed = Self { seal: ContentHash([0; 32]), ..self.clone() };
         ContentHash::of(&serde_json::to_vec(&unsealed).expect("it has only string keys"))
     }
 }
 
-/// Name of a stage's weights file, counted from 1 as Hugging Face does.
+/// Name of a stage's weights file, counted from 1 as in Hugging Face's convention.
 #[must_use]
 pub fn weights_file(manifest: &Manifest, stage: Stage) -> String {
     stage_file("model", manifest, stage)
@@ -91,8 +91,8 @@ pub fn optimizer_file(manifest: &Manifest, stage: Stage) -> String {
     stage_file("optimizer", manifest, stage)
 }
 
-/// Prefixes of the names in an optimizer file: the moments and, in a run where steps read them, the
-/// weights of the version before.
+/// Prefixes of the names in an optimizer file: the moments and, if the run's steps read them, the
+/// weights of the previous version.
 fn optimizer_prefixes(manifest: &Manifest) -> &'static [&'static str] {
     let all = &["first_moment.", "second_moment.", "stale."];
     if manifest.training.staleness > 0 { all } else { &all[..2] }
@@ -102,12 +102,12 @@ fn stage_file(kind: &str, manifest: &Manifest, stage: Stage) -> String {
     format!("{kind}-{:05}-of-{:05}.safetensors", stage.0 + 1, manifest.training.stages)
 }
 
-/// Hash of named tensors of f32.
+/// Hash of named f32 tensors.
 ///
 /// BLAKE3 in key derivation mode, over, for each tensor in the byte order of names: the name's
 /// length as u32 and the name; `3` as u32 and `F32`; the rank as u32 and each extent as u64; the
 /// data's length in bytes as u64 and the data. All integers and the data are little-endian. The
-/// context of a checkpoint's weights is `shoal checkpoint v1`.
+/// context for a checkpoint's weights is `shoal checkpoint v1`.
 struct TensorHasher(blake3::Hasher);
 
 impl TensorHasher {

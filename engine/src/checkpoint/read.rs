@@ -1,4 +1,4 @@
-//! Reading and checking a checkpoint.
+//! Reads and verifies checkpoints.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -19,7 +19,7 @@ use crate::parameters::{Parameter, parameters};
 
 type Result<T> = std::result::Result<T, CheckpointError>;
 
-/// A checkpoint folder whose description has been read.
+/// A checkpoint folder with its parsed description.
 #[derive(Debug, Clone)]
 pub struct Checkpoint {
     folder: PathBuf,
@@ -27,10 +27,10 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Reads what the folder says about itself.
+    /// Reads the description of a folder.
     ///
     /// # Errors
-    /// When there is no checkpoint, or its description is damaged.
+    /// If there is no checkpoint, or its description is damaged.
     pub fn open(folder: &Path) -> Result<Self> {
         let path = folder.join(DESCRIPTION);
         let length = match fs::metadata(&path) {
@@ -60,7 +60,7 @@ impl Checkpoint {
         Ok(Self { folder: folder.to_owned(), description })
     }
 
-    /// The run it belongs to.
+    /// The run of the checkpoint.
     #[must_use]
     pub fn run(&self) -> RunId {
         self.description.run
@@ -78,16 +78,16 @@ impl Checkpoint {
         &self.description.manifest
     }
 
-    /// Every file but the description.
+    /// All files except the description.
     #[must_use]
     pub fn files(&self) -> &[CheckpointFile] {
         &self.description.files
     }
 
-    /// Checks that every file is whole and that each weight is there once, in its shape.
+    /// Checks that every file is intact and that each weight is present once, in its shape.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first problem.
     pub fn verify(&self) -> Result<()> {
         for stage in self.manifest().stages() {
             for name in
@@ -134,11 +134,10 @@ impl Checkpoint {
     }
 
     /// The checkpoint hash: that of names, shapes, dtypes and bytes of all weights in the byte
-    /// order of names, which does not depend on the cut into stages (the encoding is that of
-    /// `TensorHasher`).
+    /// order of names, independent of the cut into stages (the encoding is that of `TensorHasher`).
     ///
     /// # Errors
-    /// When a file is damaged or does not fit the manifest.
+    /// If a file is damaged or does not fit the manifest.
     pub fn hash(&self) -> Result<ContentHash> {
         let manifest = self.manifest();
         let files = manifest
@@ -163,7 +162,7 @@ impl Checkpoint {
     /// Weights and moments of one stage.
     ///
     /// # Errors
-    /// When a file is missing, damaged or does not fit the manifest.
+    /// If a file is missing, damaged or does not fit the manifest.
     pub fn stage(&self, stage: Stage) -> Result<StageState> {
         read_stage(&self.folder, self.manifest(), stage)
     }
@@ -172,7 +171,7 @@ impl Checkpoint {
 /// Weights and moments of one stage, from the files that [`super::write_stage`] wrote.
 ///
 /// # Errors
-/// When a file is missing, damaged or does not fit the manifest.
+/// If a file is missing, damaged or does not fit the manifest.
 pub fn read_stage(folder: &Path, manifest: &Manifest, stage: Stage) -> Result<StageState> {
     let parameters = parameters(manifest, stage);
     let weights = TensorFile::open(&folder.join(weights_file(manifest, stage)))?;

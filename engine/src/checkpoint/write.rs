@@ -1,4 +1,4 @@
-//! Writing a checkpoint.
+//! Writes checkpoints.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -19,13 +19,13 @@ use crate::tokenizer;
 
 type Result<T> = std::result::Result<T, CheckpointError>;
 
-/// Writes one stage's two files into `folder`, which exists, and waits until they are on the disk.
+/// Writes one stage's two files into an existing `folder` and waits until they are on the disk.
 ///
 /// # Errors
-/// When the file system refuses.
+/// If the file system fails.
 ///
 /// # Panics
-/// When the state is not that of this stage.
+/// If the state does not fit this stage.
 pub fn write_stage(
     folder: &Path,
     manifest: &Manifest,
@@ -65,7 +65,7 @@ fn write_tensors(
     tensors: &[(String, TensorView<'_>)],
 ) -> Result<CheckpointFile> {
     let path = folder.join(&name);
-    // A file of that name may be linked to from elsewhere: it is replaced and never changed.
+    // A file of that name may have hard links: it is replaced and never changed.
     let new = folder.join(format!("{name}.new"));
     // One key, so that the map has one order; the type is what safetensors takes.
     #[allow(clippy::disallowed_types)]
@@ -82,11 +82,11 @@ fn write_tensors(
     Ok(CheckpointFile { name, bytes, hash: hasher.finalize().into() })
 }
 
-/// Writes everything that is not a stage's into `folder`, whose stage files are `stage_files`.
-/// `step` is the version of the weights: the optimizer updates applied.
+/// Writes all files that do not belong to a stage into `folder`, whose stage files are
+/// `stage_files`. `step` is the version of the weights: the number of applied updates.
 ///
 /// # Errors
-/// When the file system refuses.
+/// If the file system fails.
 pub fn write_index(
     folder: &Path,
     manifest: &Manifest,
@@ -132,10 +132,10 @@ fn sync_folder(folder: &Path) -> Result<()> {
     File::open(folder).and_then(|file| file.sync_all()).map_err(CheckpointError::io(folder))
 }
 
-/// Renames a finished folder into place, replacing a checkpoint that is there.
+/// Renames a finished folder into place, replacing an existing checkpoint.
 ///
 /// # Errors
-/// When the file system refuses, or `destination` holds something other than a checkpoint.
+/// If the file system fails, or `destination` is something other than a checkpoint.
 pub fn publish(folder: &Path, destination: &Path) -> Result<()> {
     sync_folder(folder)?;
     let occupied = fs::read_dir(destination).is_ok_and(|mut entries| entries.next().is_some());
@@ -174,8 +174,8 @@ fn index(manifest: &Manifest) -> Value {
     json!({ "metadata": { "total_size": 4 * elements }, "weight_map": files })
 }
 
-/// Llama's configuration. A model with trained boundaries is none: transformers, which would leave
-/// them out without a word, does not know its type and refuses it.
+/// Llama's configuration, or another type for a model with trained boundaries: transformers does
+/// not know it and refuses to load it, instead of silently ignoring the boundaries.
 fn config(manifest: &Manifest) -> Value {
     let mut config = llama_config(manifest);
     if let Some(boundary) = manifest.model.boundary {

@@ -1,4 +1,4 @@
-//! The codecs with blocks, by libtorch's elementwise operations: one IEEE operation at a time, as in
+//! The block codecs as libtorch's elementwise operations: one IEEE operation at a time, as in
 //! `protocol`, so that the bytes are the same.
 
 use shoal_protocol::codec::{Codec, Dither, MAGIC, NOT_FINITE, Rounding, TINY};
@@ -6,12 +6,12 @@ use tch::{Device, Kind, Tensor};
 
 use crate::error::Result;
 
-/// Whether a tensor of so many numbers is coded on its device: one of whole blocks.
+/// Whether a tensor of `numbers` numbers is coded on its device, which requires whole blocks.
 pub(super) fn fits(codec: Codec, numbers: usize) -> bool {
     codec.block().is_some_and(|block| numbers.is_multiple_of(block.numbers()))
 }
 
-/// The coded bytes of an f32 tensor that fits, on its device.
+/// Encodes a fitting f32 tensor on its device.
 pub(super) fn encode(tensor: &Tensor, codec: Codec, rounding: Rounding) -> Result<Tensor> {
     let device = tensor.device();
     let block = codec.block().expect("a codec that fits").numbers() as i64;
@@ -20,7 +20,7 @@ pub(super) fn encode(tensor: &Tensor, codec: Codec, rounding: Rounding) -> Resul
     let largest = magnitude(&numbers)?.f_amax(1, true)?;
     let tiny = largest.f_lt(i64::from(TINY))?;
     let usable = largest.f_lt(i64::from(NOT_FINITE))?.f_logical_and(&tiny.f_logical_not()?)?;
-    // Where a block is of no use the largest is 1, so that nothing below is infinite.
+    // For an unusable block the maximum is set to 1, so that nothing below is infinite.
     let one = Tensor::f_full([1], i64::from(1.0f32.to_bits()), (Kind::Int, device))?;
     let float = largest.f_where_self(&usable, &one)?.f_view_dtype(Kind::Float)?;
     let spoilt = Tensor::f_full([1], f64::NAN, (Kind::Float, device))?;
@@ -56,7 +56,7 @@ pub(super) fn encode(tensor: &Tensor, codec: Codec, rounding: Rounding) -> Resul
     Ok(Tensor::f_cat(&[scales, codes], 0)?)
 }
 
-/// The f32 numbers of coded bytes, flat.
+/// Decodes bytes to flat f32 numbers.
 pub(super) fn decode(coded: &Tensor, codec: Codec, numbers: i64) -> Result<Tensor> {
     let block = codec.block().expect("a codec that fits").numbers() as i64;
     let blocks = numbers / block;
@@ -86,7 +86,7 @@ fn magnitude(numbers: &Tensor) -> Result<Tensor> {
     Ok(numbers.f_contiguous()?.f_view_dtype(Kind::Int)?.f_bitwise_and(0x7fff_ffff)?)
 }
 
-/// The integers next to the numbers, i32.
+/// The numbers rounded to integers, i32.
 fn rounded(numbers: &Tensor, offset: Option<&Tensor>, limit: i64) -> Result<Tensor> {
     let sum = match offset {
         Some(offset) => numbers.f_add(offset)?.f_add_scalar(f64::from(MAGIC))?,
@@ -96,7 +96,7 @@ fn rounded(numbers: &Tensor, offset: Option<&Tensor>, limit: i64) -> Result<Tens
     Ok(bits.f_clamp(-limit, limit)?)
 }
 
-/// See `protocol`'s function of this name; i32.
+/// Like `protocol`'s function of this name; i32.
 fn to_e4m3(numbers: &Tensor, offset: Option<&Tensor>) -> Result<Tensor> {
     let sign = numbers.f_view_dtype(Kind::Int)?.f_bitwise_right_shift_tensor_scalar(24)?;
     let sign = sign.f_bitwise_and(0x80)?;
@@ -129,7 +129,7 @@ fn from_e4m3(codes: &Tensor) -> Result<Tensor> {
     Ok(value.f_bitwise_or_tensor(&sign)?.f_view_dtype(Kind::Float)?)
 }
 
-/// The dither of so many numbers. 32-bit words in i64, whose products wrap.
+/// Dither for `numbers` numbers: 32-bit words in i64, whose products wrap.
 fn offsets(dither: Dither, numbers: i64, device: Device) -> Result<Tensor> {
     const WORD: i64 = 0xffff_ffff;
     let index = Tensor::f_arange(numbers, (Kind::Int64, device))?;
@@ -173,7 +173,7 @@ mod tests {
         numbers
     }
 
-    /// The processor, and a GPU where there is one.
+    /// The processor, and a GPU if there is one.
     fn devices() -> impl Iterator<Item = Device> {
         let gpu = tch::Cuda::is_available().then_some(Device::Cuda(0));
         std::iter::once(Device::Cpu).chain(gpu)
@@ -210,7 +210,7 @@ mod tests {
         codec.decode(&expected, &mut read).expect("its own bytes");
         let values = here(&decode(&coded, codec, numbers.len() as i64).expect("decoded"));
         let bits = |values: &[f32]| -> Vec<u32> {
-            // One NaN is as good as another.
+            // All NaNs are equivalent.
             let one = |value: &f32| if value.is_nan() { f32::NAN } else { *value };
             values.iter().map(|value| one(value).to_bits()).collect()
         };

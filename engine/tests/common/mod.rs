@@ -1,4 +1,4 @@
-//! A training run in one thread: what the driver does, without a network.
+//! A training run in one thread: the driver's work without a network.
 
 #![allow(dead_code, reason = "each test uses its part")]
 
@@ -33,7 +33,7 @@ pub(crate) fn manifest() -> Manifest {
     run
 }
 
-/// Writes a text's token file into `folder`, enters it into the manifest and gives the samples.
+/// Writes a text's token file into `folder`, adds it to the manifest and returns the samples.
 pub(crate) fn samples(manifest: &mut Manifest, folder: &Path, text: &[u8]) -> Samples {
     let path = folder.join("tokens.bin");
     manifest.tokens = data::write_tokens(text, Tokenizer::Bytes, &path).expect("writable");
@@ -61,7 +61,7 @@ impl Trainer {
         Self { manifest: manifest.clone(), engine, samples }
     }
 
-    /// Forward through all stages: the loss.
+    /// Forward through all stages; returns the loss.
     pub(crate) fn forward(&mut self, step: u64, microbatch: u32) -> f32 {
         let batch = self.samples.batch(Step(step), Microbatch(microbatch));
         let mut input = batch.inputs;
@@ -75,7 +75,7 @@ impl Trainer {
         panic!("the last stage gives a loss")
     }
 
-    /// Backward through all stages, and counts the microbatch.
+    /// Backward through all stages; counts the microbatch.
     pub(crate) fn backward(&mut self, step: u64, microbatch: u32) {
         let mut gradient: Option<Bytes> = None;
         for stage in self.manifest.stages().collect::<Vec<_>>().into_iter().rev() {
@@ -85,7 +85,7 @@ impl Trainer {
         }
     }
 
-    /// Reduces and applies; the global norm.
+    /// Reduces and applies; returns the global norm.
     pub(crate) fn finish(&mut self, step: u64) -> f64 {
         let gradients = self.gradients(step);
         self.apply(step, &gradients)
@@ -102,7 +102,7 @@ impl Trainer {
         self.manifest.stages().map(mean).collect()
     }
 
-    /// Applies; the global norm.
+    /// Applies; returns the global norm.
     pub(crate) fn apply(&mut self, step: u64, gradients: &[Bytes]) -> f64 {
         let norm = gradients.iter().map(|gradient| square_norm(gradient)).sum::<f64>().sqrt();
         for (stage, gradient) in self.manifest.stages().zip(gradients) {
@@ -111,7 +111,7 @@ impl Trainer {
         norm
     }
 
-    /// One whole step: its mean loss and the gradient's norm.
+    /// Runs a whole step; returns its mean loss and the gradient's norm.
     pub(crate) fn step(&mut self, step: u64) -> (f64, f64) {
         let microbatches = self.manifest.training.microbatches;
         let mut loss = 0.0;

@@ -1,4 +1,4 @@
-//! Dashboards as Grafana reads them.
+//! Dashboards in Grafana's format.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use crate::queries;
 /// The columns of Grafana's grid.
 const COLUMNS: u64 = 24;
 
-/// What a number is, in Grafana's words.
+/// The unit of a number, for Grafana.
 #[derive(Clone, Copy)]
 pub(crate) enum Unit {
     None,
@@ -41,10 +41,10 @@ impl Unit {
     }
 }
 
-/// How a panel shows what it asks for.
+/// The presentation of a panel's queries.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shape {
-    /// One number, as it is now.
+    /// The present value.
     Number,
     /// Curves over time.
     Curves,
@@ -60,7 +60,7 @@ impl Shape {
     }
 }
 
-/// One panel: what it asks for, each with its legend.
+/// A panel: queries, each with its legend.
 pub(crate) struct Panel {
     pub(crate) title: &'static str,
     pub(crate) shape: Shape,
@@ -68,7 +68,7 @@ pub(crate) struct Panel {
     pub(crate) queries: &'static [(&'static str, &'static str)],
 }
 
-/// A number.
+/// A panel with the present value.
 pub(crate) const fn number(
     title: &'static str,
     unit: Unit,
@@ -77,7 +77,7 @@ pub(crate) const fn number(
     Panel { title, shape: Shape::Number, unit, queries }
 }
 
-/// Curves.
+/// A panel with curves over time.
 pub(crate) const fn curves(
     title: &'static str,
     unit: Unit,
@@ -87,13 +87,13 @@ pub(crate) const fn curves(
 }
 
 impl Panel {
-    /// What the metrics that it asks for say, as the table has it.
+    /// The help texts of the metrics in its queries.
     fn description(&self) -> String {
         let table = Metrics::table();
-        let asked: BTreeSet<String> =
+        let queried: BTreeSet<String> =
             self.queries.iter().flat_map(|(_, query)| queries::names(query)).collect();
         let specs = table.iter().flat_map(|(_, specs)| *specs);
-        let named = specs.filter(|spec| asked.iter().any(|name| spec.is_sampled_by(name)));
+        let named = specs.filter(|spec| queried.iter().any(|name| spec.is_sampled_by(name)));
         let lines: Vec<_> = named.map(|spec| format!("`{}`: {}", spec.name, spec.help())).collect();
         lines.join("\n\n")
     }
@@ -129,7 +129,7 @@ impl Panel {
         })
     }
 
-    /// How values look. Amounts begin at nothing.
+    /// The format of values. Axes of amounts begin at zero.
     fn values(&self) -> Value {
         match self.unit {
             Unit::None => json!({ "unit": self.unit.name() }),
@@ -151,15 +151,15 @@ fn options(shape: Shape) -> Value {
     }
 }
 
-/// Whichever Prometheus is chosen at the top of the page.
+/// The Prometheus instance selected at the top of the page.
 fn source() -> Value {
     json!({ "type": "prometheus", "uid": "${datasource}" })
 }
 
-/// A choice at the top of the page: its name, and what Prometheus is asked for its values.
+/// A selector at the top of the page: its name, and the query for its values.
 pub(crate) type Choice = (&'static str, &'static str);
 
-/// One page.
+/// A dashboard.
 pub(crate) struct Dashboard {
     pub(crate) uid: &'static str,
     pub(crate) title: &'static str,
@@ -218,7 +218,7 @@ impl Dashboard {
         format!("{text}\n")
     }
 
-    /// From left to right, and on in the next row where there is no more room.
+    /// Positions of the panels: from left to right, continued in the next row.
     fn places(&self) -> Vec<(u64, u64)> {
         let (mut x, mut y, mut row) = (0, 0, 0);
         let place = |panel: &Panel| {
@@ -233,7 +233,7 @@ impl Dashboard {
         self.panels.iter().map(place).collect()
     }
 
-    /// Everything that Prometheus is asked for.
+    /// All queries.
     #[cfg(test)]
     pub(crate) fn expressions(&self) -> Vec<String> {
         let queries = self.panels.iter().flat_map(|panel| panel.queries);
@@ -244,14 +244,14 @@ impl Dashboard {
     #[cfg(test)]
     pub(crate) fn check(&self) {
         let titles: BTreeSet<_> = self.panels.iter().map(|panel| panel.title).collect();
-        assert_eq!(titles.len(), self.panels.len(), "{}: titles are used once", self.title);
+        assert_eq!(titles.len(), self.panels.len(), "{}: titles are unique", self.title);
         let mut taken = BTreeSet::new();
         for (panel, (x, y)) in self.panels.iter().zip(self.places()) {
             let (_, width, height) = panel.shape.layout();
-            assert!(x + width <= COLUMNS, "{} sticks out", panel.title);
-            assert!(!panel.queries.is_empty(), "{} asks for nothing", panel.title);
+            assert!(x + width <= COLUMNS, "{} exceeds the width", panel.title);
+            assert!(!panel.queries.is_empty(), "{} has no queries", panel.title);
             for cell in (x..x + width).flat_map(|x| (y..y + height).map(move |y| (x, y))) {
-                assert!(taken.insert(cell), "{} lies over another", panel.title);
+                assert!(taken.insert(cell), "{} overlaps another panel", panel.title);
             }
         }
     }

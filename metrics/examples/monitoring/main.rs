@@ -1,9 +1,9 @@
-//! Writes what follows from the table of metrics: the reference in `docs/`, Grafana's dashboards in
+//! Generates files from the table of metrics: the reference in `docs/` and Grafana's dashboards in
 //! `docker/grafana/`.
 //!
 //!     cargo run -p shoal-metrics --example monitoring
 //!
-//! Its tests say when those files are out of date, and look through the rules of `docker/prometheus/`.
+//! Its tests detect outdated files and check the rules of `docker/prometheus/`.
 
 mod dashboard;
 mod node;
@@ -14,7 +14,7 @@ mod run;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Each file and what is to be in it.
+/// Each generated file and its content.
 fn files() -> Vec<(PathBuf, String)> {
     let dashboards = root().join("docker/grafana/dashboards");
     vec![
@@ -49,15 +49,15 @@ mod tests {
         fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
     }
 
-    /// What the rules compute beforehand.
+    /// The names of the recording rules.
     fn recorded() -> BTreeSet<String> {
         let rules = read("docker/prometheus/recording.yml");
         let name = |line: &str| Some(line.trim().strip_prefix("- record: ")?.to_owned());
         rules.lines().filter_map(name).collect()
     }
 
-    /// Every text that asks for metrics.
-    fn asking() -> Vec<(&'static str, String)> {
+    /// All texts with queries, and their names.
+    fn queried_texts() -> Vec<(&'static str, String)> {
         let paths = ["docker/prometheus/recording.yml", "docker/prometheus/alerts.yml"];
         let mut texts: Vec<_> = paths.iter().map(|path| (*path, read(path))).collect();
         texts.push(("the dashboard of a run", run::dashboard().expressions().join("\n")));
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_from_the_table_is_up_to_date() {
+    fn generated_files_are_up_to_date() {
         for (path, text) in files() {
             let found = fs::read_to_string(&path).unwrap_or_default();
             let path = path.display();
@@ -78,30 +78,30 @@ mod tests {
     }
 
     #[test]
-    fn nobody_asks_for_what_there_is_not() {
+    fn all_queried_metrics_exist() {
         let (table, recorded) = (Metrics::table(), recorded());
-        for (whose, text) in asking() {
+        for (source, text) in queried_texts() {
             let names = queries::names(&text);
-            assert!(!names.is_empty(), "{whose} asks for nothing");
+            assert!(!names.is_empty(), "{source} has no queries");
             for name in names {
                 let mut specs = table.iter().flat_map(|(_, specs)| *specs);
                 let known = recorded.contains(&name) || specs.any(|spec| spec.is_sampled_by(&name));
-                assert!(known, "{whose} asks for {name}, which is no metric");
+                assert!(known, "{source} queries {name}, which is not a metric");
             }
         }
     }
 
     #[test]
-    fn every_metric_is_looked_at() {
-        let asked: BTreeSet<String> =
-            asking().iter().flat_map(|(_, text)| queries::names(text)).collect();
+    fn every_metric_is_used() {
+        let queried: BTreeSet<String> =
+            queried_texts().iter().flat_map(|(_, text)| queries::names(text)).collect();
         for spec in Metrics::table().iter().flat_map(|(_, specs)| *specs) {
-            let looked_at = asked.iter().any(|name| spec.is_sampled_by(name));
-            assert!(looked_at, "no dashboard and no rule has {}", spec.name);
+            let is_used = queried.iter().any(|name| spec.is_sampled_by(name));
+            assert!(is_used, "no dashboard and no rule uses {}", spec.name);
         }
     }
 
-    /// A section of its own says what each alert means and what to do.
+    /// Each alert has a section on its meaning and remedies.
     #[test]
     fn every_alert_has_a_page() {
         let alerts = read("docker/prometheus/alerts.yml");
@@ -115,7 +115,7 @@ mod tests {
                 links.insert(alert.expect("the name comes first"), link);
             }
         }
-        assert_eq!(links.len(), alerts.matches("- alert: ").count(), "each has a link");
+        assert_eq!(links.len(), alerts.matches("- alert: ").count(), "each alert has a link");
         assert!(links.len() >= 6, "{links:?}");
         for (name, link) in links {
             assert_eq!(link, format!("docs/operations.md#{}", name.to_lowercase()));
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn panels_lie_beside_each_other_and_have_titles_of_their_own() {
+    fn panels_do_not_overlap_and_have_unique_titles() {
         for dashboard in [run::dashboard(), node::dashboard()] {
             dashboard.check();
         }

@@ -25,7 +25,11 @@ const PANELS: &[Panel] = &[
         &[("{{pipeline_stage}}", r#"shoal_stage_hosted{instance="$instance"} == 1"#)],
     ),
     number("Version", None, &[("{{version}}", r#"shoal_build_info{instance="$instance"}"#)]),
-    number("Keeps the run", None, &[("keeps", r#"shoal_is_coordinator{instance="$instance"}"#)]),
+    number(
+        "Coordinator",
+        None,
+        &[("coordinator", r#"shoal_is_coordinator{instance="$instance"}"#)],
+    ),
     number("Step", None, &[("step", r#"shoal_step{instance="$instance"}"#)]),
     number("Connections", None, &[("{{path}}", r#"shoal_connections{instance="$instance"}"#)]),
     number("Own port", None, &[("{{state}}", r#"shoal_own_port{instance="$instance"} == 1"#)]),
@@ -42,7 +46,7 @@ const PANELS: &[Panel] = &[
         Ratio,
         &[
             (
-                "at work",
+                "busy",
                 r#"rate(shoal_compute_busy_seconds_total{instance="$instance"}[$__rate_interval])"#,
             ),
             (
@@ -78,10 +82,10 @@ const PANELS: &[Panel] = &[
         Bytes,
         &[
             ("resident", r#"process_resident_memory_bytes{instance="$instance"}"#),
-            ("may use", r#"shoal_memory_limit_bytes{instance="$instance"}"#),
-            ("stages need", r#"shoal_memory_needed_bytes{instance="$instance"}"#),
-            ("machine has", r#"shoal_host_memory_bytes{instance="$instance"}"#),
-            ("left there", r#"shoal_host_memory_available_bytes{instance="$instance"}"#),
+            ("limit", r#"shoal_memory_limit_bytes{instance="$instance"}"#),
+            ("needed by stages", r#"shoal_memory_needed_bytes{instance="$instance"}"#),
+            ("machine", r#"shoal_host_memory_bytes{instance="$instance"}"#),
+            ("available", r#"shoal_host_memory_available_bytes{instance="$instance"}"#),
         ],
     ),
     curves(
@@ -97,18 +101,18 @@ const PANELS: &[Panel] = &[
         Bytes,
         &[
             ("used", r#"shoal_device_memory_used_bytes{instance="$instance"}"#),
-            ("device has", r#"shoal_device_memory_bytes{instance="$instance"}"#),
+            ("total", r#"shoal_device_memory_bytes{instance="$instance"}"#),
         ],
     ),
     curves(
-        "Device at work",
+        "Device utilization",
         Ratio,
-        &[("part of the time", r#"shoal_device_utilization_ratio{instance="$instance"}"#)],
+        &[("busy", r#"shoal_device_utilization_ratio{instance="$instance"}"#)],
     ),
     curves(
         "Device power",
         Watts,
-        &[("takes", r#"shoal_device_power_watts{instance="$instance"}"#)],
+        &[("power", r#"shoal_device_power_watts{instance="$instance"}"#)],
     ),
     curves(
         "Device temperature",
@@ -116,7 +120,7 @@ const PANELS: &[Panel] = &[
         &[("device", r#"shoal_device_temperature_celsius{instance="$instance"}"#)],
     ),
     number(
-        "Told to leave",
+        "Requests to leave",
         None,
         &[("{{source}}", r#"shoal_preemptions_total{instance="$instance"}"#)],
     ),
@@ -126,7 +130,7 @@ const PANELS: &[Panel] = &[
         &[
             ("all", r#"shoal_output_log_bytes{instance="$instance"}"#),
             ("on the disk", r#"shoal_output_log_disk_bytes{instance="$instance"}"#),
-            ("may be in memory", r#"shoal_output_log_limit_bytes{instance="$instance"}"#),
+            ("limit in memory", r#"shoal_output_log_limit_bytes{instance="$instance"}"#),
         ],
     ),
     curves("In flight", Bytes, &[("bytes", r#"shoal_in_flight_bytes{instance="$instance"}"#)]),
@@ -158,7 +162,7 @@ const PANELS: &[Panel] = &[
         ],
     ),
     curves(
-        "Messages with tensors, pieces of files",
+        "Tensors and pieces of files sent",
         PerSecond,
         &[
             (
@@ -180,7 +184,7 @@ const PANELS: &[Panel] = &[
         )],
     ),
     curves(
-        "May be on its way, median",
+        "Congestion window, median",
         Bytes,
         &[(
             "median",
@@ -188,12 +192,12 @@ const PANELS: &[Panel] = &[
         )],
     ),
     curves(
-        "Lost on the way",
+        "Lost in transit",
         BytesPerSecond,
         &[("lost", r#"rate(shoal_link_lost_bytes_total{instance="$instance"}[$__rate_interval])"#)],
     ),
     curves(
-        "Refused from others",
+        "Rejected from others",
         PerSecond,
         &[
             ("{{reason}}", r#"rate(shoal_refused_total{instance="$instance"}[$__rate_interval])"#),
@@ -204,7 +208,7 @@ const PANELS: &[Panel] = &[
         ],
     ),
     curves(
-        "What must not be",
+        "Faults",
         None,
         &[
             ("fault: {{fault}}", r#"shoal_faults_total{instance="$instance"}"#),
@@ -214,7 +218,7 @@ const PANELS: &[Panel] = &[
         ],
     ),
     curves(
-        "A stage of a checkpoint, written",
+        "Writing a stage of a checkpoint",
         Seconds,
         &[(
             "95%",

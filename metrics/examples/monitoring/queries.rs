@@ -1,8 +1,8 @@
-//! What a query asks for.
+//! The metrics in a query.
 
 use std::collections::BTreeSet;
 
-/// The names of Shoal's metrics in a text, those that rules compute included: words with `shoal_` at
+/// The names of Shoal's metrics in a text, including recorded ones: words with `shoal_` at
 /// their beginning or after a colon.
 pub(crate) fn names(text: &str) -> BTreeSet<String> {
     let in_name = |character: char| character.is_ascii_alphanumeric() || "_:".contains(character);

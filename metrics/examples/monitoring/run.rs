@@ -79,11 +79,11 @@ const PANELS: &[Panel] = &[
         ],
     ),
     curves(
-        "What the devices do of what they can",
+        "Utilization of the devices",
         Ratio,
         &[
             ("model FLOPs utilization", r#"run:shoal_flops:utilization{run="$run"}"#),
-            ("engines at work", r#"run:shoal_compute_busy:ratio{run="$run"}"#),
+            ("engines busy", r#"run:shoal_compute_busy:ratio{run="$run"}"#),
         ],
     ),
     curves(
@@ -103,10 +103,10 @@ const PANELS: &[Panel] = &[
         ],
     ),
     curves(
-        "What keeps the run",
+        "Coordination",
         None,
         &[
-            ("peers that keep its log", r#"max(shoal_anchors{run="$run"})"#),
+            ("anchors", r#"max(shoal_anchors{run="$run"})"#),
             ("era", r#"max(shoal_era{run="$run"})"#),
             ("terms", r#"sum(shoal_terms_total{run="$run"})"#),
             ("paused", r#"max(shoal_log_paused{run="$run"})"#),
@@ -124,7 +124,7 @@ const PANELS: &[Panel] = &[
         ],
     ),
     curves(
-        "Work done again, of all tokens",
+        "Repeated work, of all tokens",
         Ratio,
         &[("{{reason}}", r#"run:shoal_tokens_repeated:ratio{run="$run"}"#)],
     ),
@@ -137,7 +137,7 @@ const PANELS: &[Panel] = &[
                 r#"sum(rate(shoal_microbatches_replayed_total{run="$run"}[$__rate_interval]))"#,
             ),
             (
-                "recalled",
+                "requested back",
                 r#"sum(rate(shoal_claims_reclaimed_total{run="$run"}[$__rate_interval]))"#,
             ),
             (
@@ -183,7 +183,10 @@ const PANELS: &[Panel] = &[
         &[
             ("begun: {{reason}}", r#"sum by (reason) (shoal_moves_begun_total{run="$run"})"#),
             ("done: {{reason}}", r#"sum by (reason) (shoal_moves_done_total{run="$run"})"#),
-            ("given up: {{reason}}", r#"sum by (reason) (shoal_moves_given_up_total{run="$run"})"#),
+            (
+                "cancelled: {{reason}}",
+                r#"sum by (reason) (shoal_moves_given_up_total{run="$run"})"#,
+            ),
         ],
     ),
     curves(
@@ -212,7 +215,7 @@ const PANELS: &[Panel] = &[
         ],
     ),
     curves(
-        "What links carry",
+        "Link throughput",
         BytesPerSecond,
         &[
             (

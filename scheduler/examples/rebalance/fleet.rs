@@ -1,4 +1,4 @@
-//! What a fleet could have got through, and where what it did not went.
+//! The possible throughput of a fleet, and the causes of its losses.
 
 use std::collections::BTreeSet;
 use std::ops::AddAssign;
@@ -11,20 +11,21 @@ use shoal_scheduler::sim::{Seen, Watch, place_of};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Microbatches, of some time.
+/// Numbers of microbatches in some time.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Account {
-    /// What the best placement of those who lived would have got through without ever waiting.
+    /// Throughput of the best placement of the live peers without any waits.
     pub(crate) optimum: f64,
-    /// What the members would have where they were placed, those on their way to their weights too.
+    /// Throughput of the members at their stages, including those that still fetch their weights.
     pub(crate) placed: f64,
-    /// What those of them would have that had their weights.
+    /// Throughput of the members that have their weights.
     pub(crate) serving: f64,
-    /// What was computed, on average of the stages.
+    /// Microbatches computed, averaged over the stages.
     pub(crate) counted: f64,
-    /// What was committed, and not undone.
+    /// Microbatches committed and not undone.
     pub(crate) committed: f64,
-    /// What those who served did not compute, in steps that nobody died in, and in others.
+    /// Microbatches that serving members could have computed and did not, in steps without deaths,
+    /// and in others.
     pub(crate) quiet: f64,
     /// See `quiet`.
     pub(crate) troubled: f64,
@@ -42,28 +43,28 @@ impl AddAssign<&Self> for Account {
     }
 }
 
-/// A fleet of equal peers, watched.
+/// An observer of a fleet of equal peers.
 #[derive(Debug)]
 pub(crate) struct Fleet {
     stages: u16,
-    /// Of a step.
+    /// Microbatches per step.
     microbatches: u32,
-    /// Steps that are worked on before the one before is committed.
+    /// Steps that are computed before the previous one is committed.
     staleness: u64,
-    /// Both passes at one stage.
+    /// Duration of both passes at one stage.
     pass: Duration,
     alive: BTreeSet<usize>,
     view: View,
     now: (Era, Step),
     until: Moment,
-    /// What the rates are since then: the optimum's, the placed members' and the serving ones'.
+    /// Current rates since `until`: the optimum's, the placed members' and the serving ones'.
     rates: [f64; 3],
     /// The hours of the run.
     pub(crate) hours: Vec<Account>,
-    /// What those who serve could do since the last commit and what they did, and whether somebody
-    /// died meanwhile.
+    /// Possible and actual microbatches of the serving members since the last commit, and whether a
+    /// peer died meanwhile.
     step: (f64, f64, bool),
-    /// How many died.
+    /// Number of deaths.
     pub(crate) deaths: u64,
 }
 
@@ -85,7 +86,7 @@ impl Fleet {
         }
     }
 
-    /// All of it.
+    /// The whole run.
     pub(crate) fn whole(&self) -> Account {
         self.hours.iter().fold(Account::default(), |mut sum, hour| {
             sum += hour;
@@ -101,8 +102,8 @@ impl Fleet {
         &mut self.hours[hour]
     }
 
-    /// Nothing changed until now.
-    pub(crate) fn lasts(&mut self, now: Moment) {
+    /// Advances the time to `now` without a change before it.
+    pub(crate) fn advance(&mut self, now: Moment) {
         let [optimum, placed, serving] = self.rates;
         while self.until < now {
             let next = Moment(HOUR * (self.until.0.as_secs() / HOUR.as_secs() + 1) as u32).min(now);
@@ -116,9 +117,9 @@ impl Fleet {
         }
     }
 
-    fn changes(&mut self) {
+    fn update_rates(&mut self) {
         let pass = self.pass.as_secs_f64();
-        // The newest step that is worked on: who moves has let go of it at the stage that it leaves.
+        // The newest step in work: a moving member has left it at its old stage.
         let (era, step) = (self.now.0, Step(self.now.1.0 + self.staleness));
         let living = |record: &&MemberRecord| self.alive.contains(&place_of(record.member));
         let least = |counts: &dyn Fn(&MemberRecord, Stage) -> bool| {
@@ -129,7 +130,7 @@ impl Fleet {
             };
             (0..self.stages).map(count).min().unwrap_or(0) as f64
         };
-        // The first one keeps the run and computes nothing.
+        // The first peer is the coordinator and computes nothing.
         let computing = self.alive.iter().filter(|peer| **peer > 0).count();
         let optimum = (computing / usize::from(self.stages)) as f64;
         let placed = least(&|record, stage| record.span_at(era, step).contains(stage));
@@ -166,25 +167,25 @@ impl Watch for Fleet {
     fn sees(&mut self, now: Moment, seen: Seen<'_>) {
         match seen {
             Seen::Born { peer } => {
-                self.lasts(now);
+                self.advance(now);
                 self.alive.insert(peer);
-                self.changes();
+                self.update_rates();
             }
             Seen::Died { peer } => {
-                self.lasts(now);
+                self.advance(now);
                 self.alive.remove(&peer);
                 self.deaths += u64::from(peer > 0);
                 self.step.2 = true;
-                self.changes();
+                self.update_rates();
             }
             Seen::Logged(record) => {
-                self.lasts(now);
+                self.advance(now);
                 self.logged(now, record);
-                self.changes();
+                self.update_rates();
             }
             Seen::Counted { .. } => {
                 let part = 1.0 / f64::from(self.stages);
-                self.lasts(now);
+                self.advance(now);
                 self.hour(now).counted += part;
                 self.step.1 += part;
             }

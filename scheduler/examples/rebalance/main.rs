@@ -1,8 +1,8 @@
-//! What a spot fleet keeps of the best placement of those who live, with and without members that change
-//! their stages, and where the rest goes: prints the tables of docs/rebalancing.md.
+//! The share of the optimal throughput that a spot fleet achieves, with and without stage changes,
+//! and the causes of the loss: prints the tables of docs/rebalancing.md.
 //!
-//! Arguments: the seeds of each row (10), the hours of each trace from when a pipeline can be (6), the
-//! microbatches of a step (128), and a part of the name of the fleets that are to be shown (all).
+//! Arguments: the seeds of each row (10), the hours of each trace from the first possible pipeline
+//! (6), the microbatches of a step (128), and a part of the name of the fleets to show (all).
 
 mod fleet;
 
@@ -23,24 +23,25 @@ const MICROBATCHES: u32 = 128;
 /// Updates that a step's weights lack.
 const STALENESS: u8 = 1;
 
-/// Steps from a checkpoint to the next.
+/// Steps between checkpoints.
 const CHECKPOINT: u64 = 2;
 
 const FORWARD: Duration = Duration::from_secs(1);
 const BACKWARD: Duration = Duration::from_secs(2);
 
-/// Passes take up to so many thousandths longer.
+/// Maximum random extension of a pass, in thousandths.
 const JITTER_PER_MILLE: u64 = 20;
 
-/// One stage's weights and moments, and what a peer's link carries in a second: 8 s.
+/// One stage's weights and moments, and the rate of a peer's link in bytes per second: 8 s.
 const STATE: Bytes = Bytes(1_000_000_000);
 const LINK: u64 = 125_000_000;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Real fleets beside one in which nothing happens, with the unit of their times (`tests/data/README.md` says whose).
+/// Real fleets and one without changes, with the unit of their times (`tests/data/README.md` names
+/// the sources).
 const TRACES: [(&str, &str, SpotUnit); 4] = [
-    ("nobody goes", "0,16\n10800,16", SpotUnit::Seconds),
+    ("no changes", "0,16\n10800,16", SpotUnit::Seconds),
     (
         "g4dn us-east-1c",
         include_str!("../../../tests/data/spot-traces/aws-g4dn-us-east-1c.csv"),
@@ -62,10 +63,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!(
         "{STAGES} stages, equal peers, passes of 1 s and 2 s, {microbatches} microbatches a step, {STATE} a \
          stage over links of 1 Gbit/s; at most {hours} h of each trace, means of {seeds} seeds.\n\
-         In % of what the best placement of those who live would get through, moves free: what the placement\n\
-         at hand would, in all, in the first hour and in the last; what was committed, the same; and what was\n\
-         lost: to placement, while newcomers fetched, to work done again or undone, to waits in steps that\n\
-         somebody died in, and in others.\n"
+         In % of the throughput of the best placement of the live peers, with free moves. Placed: throughput of\n\
+         the actual placement, in all, in the first hour and in the last. Committed: committed work, likewise.\n\
+         Then the losses: to placement, to fetches of newcomers, to repeated or undone work, to waits in steps\n\
+         with deaths, and to waits in other steps.\n"
     );
     println!(
         "fleet                T   placed  first   last  committed  first   last    place  fetch  again  deaths  waits  moves  died  undone"
@@ -92,7 +93,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// What one run came to, or several together.
+/// The result of one run, or of several together.
 #[derive(Debug, Default)]
 struct Outcome {
     whole: Account,
@@ -159,7 +160,7 @@ fn measure(
     let mut fleet = Fleet::new(STAGES, microbatches, STALENESS, pass);
     let report = sim::run_watched(&scenario, &mut fleet)?;
     let end = scenario.until.expect("it was set");
-    fleet.lasts(Moment(end));
+    fleet.advance(Moment(end));
     let last = (end.as_secs().saturating_sub(1) / HOUR.as_secs()) as usize;
     let hour = |at: usize| fleet.hours.get(at).copied().unwrap_or_default();
     Ok(Outcome {
@@ -172,7 +173,7 @@ fn measure(
     })
 }
 
-/// The swarm of a trace, from when its first instances make a pipeline.
+/// The swarm of a trace, from the time when its first instances form a pipeline.
 fn scenario(
     trace: &SpotTrace,
     (every, time): (Option<Duration>, Duration),

@@ -1,5 +1,6 @@
-//! What a swarm's words weigh as it grows: prints the table of docs/scale.md. Arguments are numbers of
-//! peers and, for a shorter look, `--until` with the second of the model's time at which it ends.
+//! Size and number of a swarm's messages as it grows: prints the table of docs/scale.md. Arguments:
+//! numbers of peers and, for a shorter run, `--until` with the second of simulated time at which it
+//! ends.
 
 mod memory;
 
@@ -15,24 +16,23 @@ use shoal_scheduler::sim::{
 
 const STAGES: u16 = 8;
 
-/// Microbatches of a step for each replica of a stage.
+/// Microbatches per step for each replica of a stage.
 const EACH: u32 = 8;
 
 const FORWARD: Duration = Duration::from_secs(1);
 
-/// When what is measured begins, if the run ends late enough, and when it ends unless told otherwise. Who
-/// is there joins before.
+/// Start of the measurement, if the run is long enough, and default end. All peers join before.
 const FROM: Duration = Duration::from_secs(120);
 const UNTIL: Duration = Duration::from_secs(420);
 
-/// How often the stages are compared.
+/// Interval between comparisons of the stages.
 const REBALANCE: Duration = Duration::from_secs(60);
 
-/// From a death to the next, where peers die; each comes back after a while.
+/// Time between two deaths in runs with deaths; each peer restarts after a while.
 const DEATHS: Duration = Duration::from_secs(30);
 const RESTART: Duration = Duration::from_secs(10);
 
-/// The part of the model's time that is measured.
+/// The measured part of the simulated time.
 #[derive(Debug, Clone, Copy)]
 struct Span {
     from: Duration,
@@ -43,10 +43,10 @@ fn main() -> Result<(), sim::Violation> {
     let (sizes, until) = arguments();
     let span = Span { from: FROM.min(until / 2), until };
     println!(
-        "{STAGES} stages, passes of 1 s and 2 s, {EACH} microbatches a replica and step; words only."
+        "{STAGES} stages, passes of 1 s and 2 s, {EACH} microbatches a replica and step; messages only."
     );
     println!(
-        "Between {} s and {} s of the model's time; with deaths, one every {} s.\n",
+        "Between {} s and {} s of simulated time; with deaths, one every {} s.\n",
         span.from.as_secs(),
         span.until.as_secs(),
         DEATHS.as_secs()
@@ -62,14 +62,15 @@ fn main() -> Result<(), sim::Violation> {
     Ok(())
 }
 
-/// Numbers of peers, and until when.
+/// Numbers of peers, and the end.
 fn arguments() -> (Vec<usize>, Duration) {
     let (mut sizes, mut until) = (Vec::new(), UNTIL);
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         if argument == "--until" {
-            let seconds = arguments.next().expect("--until has a number of seconds");
-            until = Duration::from_secs(seconds.parse().expect("--until has a number of seconds"));
+            let seconds = arguments.next().expect("--until needs a number of seconds");
+            until =
+                Duration::from_secs(seconds.parse().expect("--until needs a number of seconds"));
         } else {
             sizes.push(argument.parse().expect("a number of peers"));
         }
@@ -78,14 +79,14 @@ fn arguments() -> (Vec<usize>, Duration) {
 }
 
 fn measure(peers: usize, deaths: bool, span: Span) -> Result<(), sim::Violation> {
-    let mut words = Words { from: span.from, ..Words::default() };
+    let mut traffic = Traffic { from: span.from, ..Traffic::default() };
     let began = Instant::now();
-    let report = sim::run_watched(&scenario(peers, deaths, span.until), &mut words)?;
+    let report = sim::run_watched(&scenario(peers, deaths, span.until), &mut traffic)?;
     let wall = began.elapsed().as_secs_f64();
     let time = (span.until - span.from).as_secs_f64();
-    let each = |sort| words.bytes(sort) as f64 / peers as f64 / time;
-    let largest = words.received.values().map(|bytes| bytes.0).max().unwrap_or(0) as f64 / time;
-    let of_coordinator = words.count(Sort::Told) + words.count(Sort::Reported);
+    let each = |sort| traffic.bytes(sort) as f64 / peers as f64 / time;
+    let largest = traffic.received.values().map(|bytes| bytes.0).max().unwrap_or(0) as f64 / time;
+    let of_coordinator = traffic.count(Sort::Told) + traffic.count(Sort::Reported);
     println!(
         "{peers:6}  {:6}  {:18.0}  {:8.0}  {:7.0}  {largest:12.0}  {:17.0}  {:8.0}  {:16.0}  {:5.1}  {:5}  {:8.0}  {:8.0}  {:10.0}  {:016x}",
         if deaths { "yes" } else { "no" },
@@ -93,27 +94,27 @@ fn measure(peers: usize, deaths: bool, span: Span) -> Result<(), sim::Violation>
         each(Sort::Reported),
         each(Sort::Said),
         of_coordinator as f64 / time,
-        words.bytes(Sort::Told) as f64 / 1e3 / time,
-        words.decisions as f64 / words.deciding.as_secs_f64(),
-        (words.before - words.after) as f64 / 1e6,
+        traffic.bytes(Sort::Told) as f64 / 1e3 / time,
+        traffic.decisions as f64 / traffic.deciding.as_secs_f64(),
+        (traffic.before - traffic.after) as f64 / 1e6,
         report.steps.len(),
         report.events as f64 / wall,
         wall * 3600.0 / span.until.as_secs_f64(),
-        words.before as f64 / 1e6,
+        traffic.before as f64 / 1e6,
         report.trace,
     );
     Ok(())
 }
 
-/// What went over links while it was measured.
+/// Data sent over links during the measurement.
 #[derive(Debug, Default)]
-struct Words {
-    /// When it began.
+struct Traffic {
+    /// The start of the measurement.
     from: Duration,
     sent: BTreeMap<Sort, (u64, Bytes)>,
-    /// By each peer, of the coordinator and of others.
+    /// Bytes received by each peer, from the coordinator and from others.
     received: BTreeMap<usize, Bytes>,
-    /// What the coordinator took in from the beginning, and how long it took for that.
+    /// Number of inputs that the coordinator handled since the start, and the time that it took.
     decisions: u64,
     deciding: Duration,
     since: Option<Instant>,
@@ -122,7 +123,7 @@ struct Words {
     after: usize,
 }
 
-impl Words {
+impl Traffic {
     fn count(&self, sort: Sort) -> u64 {
         self.sent.get(&sort).map_or(0, |(count, _)| *count)
     }
@@ -132,7 +133,7 @@ impl Words {
     }
 }
 
-impl Watch for Words {
+impl Watch for Traffic {
     fn sees(&mut self, now: Moment, seen: Seen<'_>) {
         match seen {
             Seen::Decides { begins: true } => self.since = Some(Instant::now()),
@@ -168,7 +169,7 @@ fn scenario(peers: usize, deaths: bool, until: Duration) -> Scenario {
         ..NetworkScenario::even(Duration::from_millis(20), Duration::from_millis(2), None)
     };
     let compute = ComputeScenario::passes(FORWARD, FORWARD * 2, 100);
-    // The first one keeps the run and computes nothing.
+    // The first peer is the coordinator and computes nothing.
     let choice = |index| if index == 0 { StageChoice::None } else { StageChoice::Auto };
     let peer = |index| PeerScenario::plain(choice(index), STAGES, compute.clone());
     let mut scenario = Scenario::plain(manifest, (0..=peers).map(peer).collect(), network);

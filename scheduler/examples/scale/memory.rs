@@ -1,4 +1,4 @@
-//! How much memory is held: the system's allocator, counted.
+//! Memory in use: a counting wrapper of the system's allocator.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,13 +11,13 @@ struct Counting;
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         HELD.fetch_add(layout.size(), Ordering::Relaxed);
-        // SAFETY: what holds for this call holds for that.
+        // SAFETY: the caller's guarantees are those of the wrapped call.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         HELD.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: what holds for this call holds for that.
+        // SAFETY: the caller's guarantees are those of the wrapped call.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -25,7 +25,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Bytes that are held now.
+/// Bytes in use.
 pub(crate) fn held() -> usize {
     HELD.load(Ordering::Relaxed)
 }

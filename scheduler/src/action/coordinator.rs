@@ -1,4 +1,4 @@
-//! What the coordinator is told, and what it wants done.
+//! Inputs and actions of the coordinator's state machine.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -8,14 +8,14 @@ use shoal_protocol::message::{
     CommitRecord, FromCoordinator, LogRecord, MoveReason, RoundId, StoredFile, ToCoordinator,
 };
 
-/// What the coordinator is told.
+/// An input of the coordinator's state machine.
 #[derive(Debug, Clone, PartialEq)]
 pub enum CoordinatorInput {
-    /// A member, or who wants to be one, says.
+    /// A message from a member, or from a peer that asks to join.
     Message {
-        /// Who.
+        /// The sender.
         from: Member,
-        /// What.
+        /// The message.
         message: ToCoordinator,
     },
     /// The connection to a member broke.
@@ -23,141 +23,141 @@ pub enum CoordinatorInput {
         /// The member.
         member: Member,
     },
-    /// A record that was to be written down is down for good.
+    /// A record of an earlier [`CoordinatorAction::Append`] is durable.
     Appended(LogRecord),
-    /// It is later.
+    /// Time has passed.
     Tick,
 }
 
-/// What the coordinator wants done, in order.
+/// What the driver must do for the coordinator, in order.
 #[derive(Debug, Clone, PartialEq)]
 pub enum CoordinatorAction {
-    /// Tell a member, or who wanted to be one; it may be this peer.
+    /// Send a message to a member or to a peer that asked to join. The receiver may be this peer.
     Send {
-        /// Whom.
+        /// The receiver.
         to: Member,
-        /// What.
+        /// The message.
         message: FromCoordinator,
     },
-    /// Have these peers keep the log from now on.
+    /// Make these peers the anchors, which replicate the log.
     Anchors(BTreeSet<PeerId>),
-    /// Write this down for good, then say so by `CoordinatorInput::Appended`. Records are
-    /// written in the order in which they were given.
+    /// Append this record to the log; when it is durable, return it in
+    /// `CoordinatorInput::Appended`. Records are appended in the order of these actions.
     Append(LogRecord),
-    /// Something that people and metrics want to know.
+    /// An event for logs, metrics and status readers.
     Event(CoordinatorEvent),
 }
 
-/// What people and metrics want to know of the coordinator.
+/// Events of the coordinator, for logs, metrics and status readers.
 #[derive(Debug, Clone, PartialEq)]
 pub enum CoordinatorEvent {
     /// A peer was admitted.
     Admitted {
-        /// Who.
+        /// The new member.
         member: Member,
         /// The stages it hosts.
         span: StageSpan,
     },
     /// A member's known answers differ from the first member's: the model's bits may differ from
-    /// those of one process.
+    /// those of a one-process run.
     Unlike {
-        /// Who.
+        /// The member.
         member: Member,
     },
-    /// Who wanted to be a member is none.
+    /// The coordinator rejected a request to join.
     NotAdmitted {
-        /// Who.
+        /// The rejected peer.
         member: Member,
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// The run waits for more peers.
     Waiting {
-        /// Stages that nobody hosts yet.
+        /// Stages without a replica.
         stages: Vec<Stage>,
-        /// Further members that were asked for.
+        /// How many further members the run requires before it starts.
         members: usize,
     },
-    /// A new term began: the log and the members told how the run stands.
+    /// A new term began: its state was rebuilt from the log and the members' reports.
     BecameCoordinator {
-        /// Which term.
+        /// The term.
         term: Term,
         /// Claims that members hold.
         claims: u64,
     },
-    /// A stage is lost: it is looked for who has the newest checkpoint. Until all of it is found the
-    /// run pauses.
+    /// A stage has no replica: the coordinator searches for the newest checkpoint that can be
+    /// found. The run pauses until all of it is found.
     StageLost {
         /// The stages without a replica.
         stages: Vec<Stage>,
         /// The version of the newest checkpoint.
         version: Step,
     },
-    /// A step began: the weights that it reads are there. Its work was given out before.
+    /// A step opened: the weights that it reads are committed. Its work may have been granted
+    /// earlier.
     Opened {
-        /// Which.
+        /// The step.
         step: Step,
     },
     /// A step is committed.
     Committed {
-        /// Its last word.
+        /// The commit record.
         record: CommitRecord,
-        /// What befell its work.
+        /// Statistics of the step's work.
         books: StepBooks,
     },
-    /// All-reduces came to nothing and are tried again from the beginning.
+    /// All-reduces failed and restart from the beginning.
     RoundsAborted {
-        /// Of which step.
+        /// Their step.
         step: Step,
-        /// How many.
+        /// The number of all-reduces.
         rounds: usize,
-        /// Whether they took too long, and nobody who takes part is gone.
+        /// Whether they timed out although every member is present.
         late: bool,
     },
-    /// What members of an all-reduce that are gone had counted is done by others: it goes on with what there is of
-    /// it.
+    /// Members of an all-reduce are gone. Other members recompute their contributions, and the
+    /// round continues with the pieces that it has.
     RoundMended {
-        /// Which.
+        /// The round.
         round: RoundId,
-        /// How many members were gone.
+        /// Number of members that are gone.
         gone: usize,
-        /// Those who are left whose sums changed.
+        /// Number of remaining members whose sums changed.
         changed: usize,
     },
-    /// An expelled member's claims are anybody's again.
+    /// An expelled member's claims are free again.
     Revoked {
-        /// Who held them.
+        /// The expelled member.
         member: Member,
-        /// How many.
+        /// The number of claims.
         claims: u64,
     },
-    /// A member said of a claim that is not its own that it holds it, or has done its work: that
-    /// changes nothing.
+    /// A member reported a claim that it does not hold as held or done. The report has no effect.
     ClaimRefused {
-        /// Who.
+        /// The member.
         member: Member,
-        /// The work.
+        /// The claim.
         key: ClaimKey,
     },
-    /// A member let go of a late claim, and others do the work.
+    /// A member released an overdue claim; other members do the work.
     Reclaimed {
-        /// Who held it.
+        /// The former holder.
         member: Member,
-        /// The work.
+        /// The claim.
         key: ClaimKey,
     },
-    /// Every replica of a stage is gone: the run goes back to a version, and waits for whoever hosts
-    /// the stage from now on.
+    /// Every replica of a stage is gone: the run returns to a checkpoint and waits for new replicas
+    /// of the stage.
     Rewound {
         /// The era that begins.
         era: Era,
         /// The version of the weights.
         version: Step,
-        /// The steps that are computed again.
+        /// Number of steps that are computed again.
         steps: u64,
     },
-    /// A checkpoint came to nothing, since a peer that had written a part of it is gone; the next
-    /// version makes up for it.
+    /// A checkpoint was abandoned because a peer that had written a part of it is gone. The next
+    /// version is stored in its place.
     CheckpointAbandoned {
         /// The version.
         version: Step,
@@ -166,79 +166,79 @@ pub enum CoordinatorEvent {
     CheckpointStored {
         /// The version.
         version: Step,
-        /// Each stage's files, in order of stages.
+        /// Each stage's files, in the order of the stages.
         stages: Vec<Vec<StoredFile>>,
         /// Whether the run ends with it.
         last: bool,
     },
-    /// A member is to host another stage in place of its own, and fetches that first.
+    /// A member is to host another stage instead of its own and fetches its weights first.
     MoveBegun {
-        /// Who.
+        /// The member.
         member: Member,
-        /// What it hosts.
+        /// The stages it hosts.
         from: StageSpan,
-        /// What it will.
+        /// The stage it will host.
         to: Stage,
-        /// Why.
+        /// The reason.
         reason: MoveReason,
     },
-    /// It is decided from which step on a member hosts another stage.
+    /// The step at which a member changes its stage is decided.
     Moves {
-        /// Who.
+        /// The member.
         member: Member,
-        /// What it hosts until then.
+        /// The stages it hosts until then.
         from: StageSpan,
-        /// What it hosts then.
+        /// The stage it hosts from then on.
         to: Stage,
-        /// The step.
+        /// The first step in the new stage.
         at: Step,
-        /// Why.
+        /// The reason.
         reason: MoveReason,
     },
-    /// A member does not move after all.
+    /// A planned move was cancelled.
     MoveCancelled {
-        /// Who.
+        /// The member.
         member: Member,
-        /// The stage that it does not go to.
+        /// The stage that it would have moved to.
         to: Stage,
-        /// Why it was to.
+        /// The reason of the move.
         reason: MoveReason,
-        /// What came between.
+        /// The reason of the cancellation.
         obstacle: MoveObstacle,
     },
-    /// A member is gone.
+    /// A member was lost.
     Lost {
-        /// Who.
+        /// The member.
         member: Member,
-        /// What it hosted.
+        /// The stages it hosted.
         span: StageSpan,
-        /// How that showed.
+        /// How the loss was detected.
         how: String,
     },
     /// The run is over.
     Finished,
-    /// The run cannot go on.
+    /// The run cannot continue.
     Stopped {
-        /// Why, and what to do.
+        /// The reason, and a remedy.
         reason: String,
     },
 }
 
-/// What kept a member from changing its stage.
+/// Why a move was cancelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MoveObstacle {
-    /// It is needed where it is by now.
+    /// The member's present stage needs it.
     Needed,
-    /// It is about to leave.
+    /// The member is about to leave.
     Leaves,
-    /// It is gone itself.
+    /// The member is gone.
     Gone,
-    /// The run went back to a checkpoint.
+    /// The run returned to a checkpoint.
     Rewound,
 }
 
 impl MoveObstacle {
-    /// In words.
+    /// A phrase for logs and reports.
     #[must_use]
     pub fn words(self) -> &'static str {
         match self {
@@ -250,13 +250,13 @@ impl MoveObstacle {
     }
 }
 
-/// What befell the work of one step.
+/// Statistics of one step's work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StepBooks {
-    /// Done reports that came again.
+    /// Completion reports that arrived more than once.
     pub repeated: u64,
-    /// Claims that were taken back from members who were gone, whose work others did again.
+    /// Claims that were revoked from lost members and whose work other members repeated.
     pub replayed: u64,
-    /// From when everything was done until every replica held the step's gradient.
+    /// Time from the completion of all work until every replica held the step's gradient.
     pub all_reduce: Duration,
 }

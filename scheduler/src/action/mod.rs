@@ -1,4 +1,4 @@
-//! What goes into the state machines and what comes out of them.
+//! Inputs and outputs of the state machines.
 
 mod coordinator;
 mod peer;

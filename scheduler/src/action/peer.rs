@@ -1,4 +1,4 @@
-//! What a peer is told, and what it wants done.
+//! Inputs and actions of a peer's state machine.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -13,136 +13,138 @@ use shoal_protocol::units::Bytes;
 
 use super::{Payload, PayloadId, Task, TaskResult};
 
-/// What a peer is told.
+/// An input of a peer's state machine.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PeerInput {
-    /// A word of the coordinator.
+    /// A message from the coordinator.
     FromCoordinator {
-        /// Who speaks.
+        /// The sender.
         from: Member,
-        /// The word.
+        /// The message.
         message: FromCoordinator,
     },
-    /// A word of another member.
+    /// A message from another member.
     PeerMessage {
-        /// Who speaks.
+        /// The sender.
         from: Member,
-        /// The word.
+        /// The message.
         message: PeerMessage,
     },
     /// A tensor arrived.
     Tensor {
-        /// From whom.
+        /// The sender.
         from: Member,
-        /// What it is.
+        /// Identifies the tensor.
         tag: TensorTag,
         /// The tensor.
         payload: Payload,
     },
-    /// A task ended.
+    /// The engine finished a task.
     Done {
-        /// How.
+        /// The outcome.
         result: TaskResult,
         /// How long the engine worked on it.
         busy: Duration,
     },
-    /// The connection to a member broke. What was on its way may be lost.
+    /// The connection to a member broke. Data in transit may be lost.
     Disconnected {
         /// The member.
         member: Member,
     },
-    /// No connection to a member can be made.
+    /// No connection to a member could be made.
     Unreachable {
         /// The member.
         member: Member,
     },
-    /// What the links to other peers carry, as far as it was measured; in place of what was said
-    /// before.
+    /// Estimates of the links to other peers, as far as measured. They replace all earlier ones.
     Links(BTreeMap<PeerId, LinkEstimate>),
-    /// What was found where this peer was to look: what it measured of its links to members.
+    /// Measurements of the links that `PeerAction::ProbeLinks` asked for.
     LinksProbed(Vec<(PeerId, LinkEstimate)>),
-    /// This peer is to leave in order.
+    /// Leave the run in order.
     Drain,
-    /// Files that were to be fetched are here, or cannot be had.
+    /// A fetch of files ended, successfully or not.
     Fetched {
         /// The version of the weights in them.
         version: Step,
         /// The stage.
         stage: Stage,
-        /// Whether all are here.
+        /// Whether all files are here.
         whole: bool,
     },
-    /// Files that were to be kept are here, or cannot be had.
+    /// The replication of a checkpoint's files to this peer ended, successfully or not.
     Kept {
         /// The version of the weights in them.
         version: Step,
         /// The stage.
         stage: Stage,
-        /// Whether all are here.
+        /// Whether all files are here.
         whole: bool,
     },
-    /// A complete checkpoint is whole where this peer archives.
+    /// All files of a complete checkpoint are in this peer's archive.
     Archived {
         /// The version of the weights.
         version: Step,
     },
-    /// It is later.
+    /// Time has passed.
     Tick,
 }
 
-/// What a peer wants done, in order.
+/// What the driver must do for a peer, in order.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PeerAction {
-    /// Tell the coordinator.
+    /// Send a message to the coordinator.
     ToCoordinator(ToCoordinator),
-    /// Tell a member; it may be this one.
+    /// Send a message to a member, which may be this peer.
     Send {
-        /// Whom.
+        /// The receiver.
         to: Member,
-        /// What.
+        /// The message.
         message: PeerMessage,
     },
-    /// Send a tensor to a member; it may be this one. The payload stays this peer's until released.
+    /// Send a tensor to a member, which may be this peer. The payload remains valid until it is
+    /// released.
     SendTensor {
-        /// To whom.
+        /// The receiver.
         to: Member,
-        /// What it is.
+        /// Identifies the tensor.
         tag: TensorTag,
         /// The tensor.
         payload: PayloadId,
     },
-    /// Measure the links to these members, then say so by `PeerInput::LinksProbed`, whoever can be reached.
+    /// Measure the links to these members, then report those that were reachable in
+    /// `PeerInput::LinksProbed`.
     ProbeLinks {
-        /// Who, and where they listen.
+        /// The members and their addresses.
         at: Vec<(PeerId, Vec<SocketAddr>)>,
     },
-    /// Have the files of a stage of a checkpoint kept here, fetched from others if need be, then say
-    /// so by `PeerInput::Kept`.
+    /// Keep the files of one stage of a checkpoint on this peer, fetching missing ones from others,
+    /// then report it in `PeerInput::Kept`.
     Keep {
         /// The version of the weights.
         version: Step,
-        /// What to keep, and who has it.
+        /// The files, and the peers that have them.
         part: SnapshotPart,
     },
-    /// Fetch the files of a stage, then say so by `PeerInput::Fetched`.
+    /// Fetch the files of a stage, then report it in `PeerInput::Fetched`.
     Fetch {
         /// The version of the weights.
         version: Step,
-        /// What to fetch, and from whom.
+        /// The files, and the peers that have them.
         part: SnapshotPart,
     },
     /// Give the engine a task.
     Compute(Task),
-    /// Nothing needs this payload any more (sends already given are carried out all the same).
+    /// Free a payload. Sends that were requested earlier are still carried out.
     Release(PayloadId),
-    /// Something that people and metrics want to know.
+    /// An event for logs, metrics and status readers.
     Event(PeerEvent),
 }
 
-/// What a peer found that must not be, and what it did about it.
+/// A violated invariant that a peer detected, and its response.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// The accumulator does not hold what the coordinator counts on: the peer leaves.
+    /// The accumulator does not hold the microbatches that the coordinator expects: the peer
+    /// leaves.
     #[error(
         "the accumulator lacks {missing} microbatches of step {}, stage {} and holds {surplus} \
          that it should not: leaving the run",
@@ -150,14 +152,14 @@ pub enum Fault {
         round.stage
     )]
     AccumulatorDiffers {
-        /// For which round.
+        /// The round that reads it.
         round: RoundId,
-        /// Counted on, but not there.
+        /// Number of microbatches that are expected but missing.
         missing: usize,
-        /// There, but not counted on.
+        /// Number of microbatches that are present but not expected.
         surplus: usize,
     },
-    /// A round did not count every microbatch once: its result is refused.
+    /// A round did not count every microbatch exactly once: its result is rejected.
     #[error(
         "the all-reduce of step {}, stage {} proves {found:#018x} instead of {expected:#018x}: \
          some microbatch was lost or counted twice, the result is refused",
@@ -165,83 +167,83 @@ pub enum Fault {
         round.stage
     )]
     ProofDiffers {
-        /// Which round.
+        /// The round.
         round: RoundId,
-        /// The sum of the whole batch's tags.
+        /// Sum of the whole batch's tags.
         expected: u64,
-        /// What was there.
+        /// Sum of the tags that were counted.
         found: u64,
     },
-    /// The commit names another result than the one held here: the peer leaves.
+    /// The commit names a different result than the one held here: the peer leaves.
     #[error("the commit of step {step} names a result that is not the one held here: leaving")]
     ResultDiffers {
-        /// Which step.
+        /// The step.
         step: Step,
     },
-    /// Something came that no member would send; it was dropped.
+    /// A message that no correct member sends arrived; it was dropped.
     #[error("{from} sent {what}, which makes no sense here: dropped")]
     Nonsense {
-        /// Who.
+        /// The sender.
         from: Member,
-        /// What.
+        /// The message.
         what: &'static str,
     },
 }
 
-/// What people and metrics want to know of a peer.
+/// Events of a peer, for logs, metrics and status readers.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PeerEvent {
-    /// It is a member.
+    /// The coordinator admitted this peer.
     Admitted {
         /// The stages it hosts.
         span: StageSpan,
     },
-    /// The run goes back to a version; this peer begins again from there.
+    /// The run returns to a version; this peer restarts from there.
     Rewound {
         /// The era that begins.
         era: Era,
         /// The version of the weights.
         version: Step,
     },
-    /// It takes part from now on.
+    /// It takes part in the training.
     Serving {
         /// The version of its weights.
         version: Step,
     },
-    /// It fetches another stage, to host it in place of its own.
+    /// It fetches another stage, to host it instead of its own.
     MoveBegun {
-        /// Which.
+        /// The new stage.
         to: Stage,
-        /// Why.
+        /// The reason.
         reason: MoveReason,
     },
-    /// It hosts another stage from now on.
+    /// It hosts another stage.
     Moved {
-        /// What it hosted.
+        /// The stages it hosted before.
         from: StageSpan,
-        /// What it hosts.
+        /// The stage it hosts.
         to: Stage,
-        /// The first step.
+        /// The first step in the new stage.
         at: Step,
     },
-    /// It does not move after all.
+    /// Its move was cancelled.
     MoveCancelled {
-        /// The stage that it does not go to.
+        /// The stage that it would have moved to.
         to: Stage,
     },
-    /// It is not.
+    /// The coordinator rejected its request to join.
     Refused {
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// It left in order.
     Drained,
-    /// It is a member no more, and may come back as a new life.
+    /// It is no longer a member. It may rejoin under a new incarnation.
     Expelled {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// A new membership: [`Peer::view`] has it.
+    /// The membership changed: [`Peer::view`] has it.
     ///
     /// [`Peer::view`]: crate::peer::Peer::view
     View,
@@ -249,57 +251,57 @@ pub enum PeerEvent {
     Checkpoint {
         /// The version of the weights.
         version: Step,
-        /// Each stage, in order.
+        /// Each stage's files, in the order of the stages.
         stages: Vec<StoredStage>,
-        /// The oldest version whose files are still of use.
+        /// The oldest version whose files are still needed.
         oldest: Step,
     },
-    /// It applied a step.
+    /// It applied a step to its weights.
     Applied {
-        /// The step's last word.
+        /// The commit record of the step.
         record: CommitRecord,
     },
-    /// Nothing more came of the result of a step that is committed: this peer begins anew from a
-    /// newer snapshot.
+    /// The result of a committed step did not arrive: this peer restarts from a newer snapshot.
     ResultLost {
-        /// Which step.
+        /// The step.
         step: Step,
-        /// At which stages.
+        /// The stages whose result is missing.
         span: StageSpan,
     },
-    /// A microbatch's work was counted here.
+    /// A microbatch's gradient was added to the accumulator here.
     Counted {
-        /// The work.
+        /// The work item.
         key: ClaimKey,
     },
-    /// Something that must not be.
+    /// An invariant was violated.
     Fault(Fault),
     /// The run is over.
     Finished,
-    /// The run cannot go on.
+    /// The run cannot continue.
     Stopped {
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
 
-/// How much a peer holds, for metrics and the simulator's oracles.
+/// Resources that a peer uses, for metrics and the simulator's oracles.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PeerLoad {
-    /// Microbatches of one step accepted at each stage and not yet given back, at most.
+    /// Largest number of microbatches of one step that are accepted at each stage and not yet
+    /// returned.
     pub accepted: BTreeMap<Stage, usize>,
-    /// Offers waiting for room at each stage.
+    /// Offers that wait for room at each stage.
     pub waiting: BTreeMap<Stage, usize>,
-    /// Microbatches that may be accepted at each stage.
+    /// Limit of accepted microbatches at each stage.
     pub window: BTreeMap<Stage, usize>,
-    /// Tasks given to the engine and not yet done.
+    /// Tasks given to the engine and not finished.
     pub computing: usize,
-    /// Bytes of activations and gradients waiting or in use.
+    /// Bytes of activations and gradients that wait or are in use.
     pub in_flight: Bytes,
-    /// Bytes of the output logs.
+    /// Bytes in the output logs.
     pub logged: Bytes,
-    /// Bytes of other members' pieces of rounds, waiting or in use.
+    /// Bytes of other members' round pieces that wait or are in use.
     pub rounds: Bytes,
-    /// Bytes of results that a newcomer, or who is to move, keeps until it has its weights.
+    /// Bytes of round results that a newcomer or a moving member buffers until it has its weights.
     pub heard: Bytes,
 }

@@ -1,4 +1,4 @@
-//! Tensor work: what the engine is given, and what came of it.
+//! Tensor work: the engine's tasks and their results.
 
 use std::ops::Range;
 
@@ -6,111 +6,110 @@ use shoal_protocol::ids::{ClaimKey, ContentHash, Member, Stage, Step};
 use shoal_protocol::message::{FixedLoss, RoundId, StoredFile};
 use shoal_protocol::units::Bytes;
 
-/// Handle of tensors that the driver keeps: what came over a link or out of the engine. The
-/// scheduler says when it is no longer needed.
+/// Handle of a tensor that the driver holds: received over a link or produced by the engine. The
+/// scheduler releases it when it is no longer needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PayloadId(pub u64);
 
-/// A payload and what it weighs.
+/// A payload and its size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Payload {
     /// The handle.
     pub id: PayloadId,
-    /// Its bytes in memory.
+    /// Its size in memory.
     pub size: Bytes,
 }
 
-/// Tensor work. Tasks are carried out one at a time in the order in which they were given.
+/// Tensor work. The engine runs tasks one at a time, in the order in which they were given.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Task {
-    /// Run a stage forward. Without an activation it is the first stage, which reads its samples.
-    /// A held-out microbatch keeps no graph.
+    /// Run a stage forward. Without an activation it is the first stage, which reads its samples. A
+    /// held-out microbatch keeps no graph.
     Forward {
-        /// The work.
+        /// The work item.
         key: ClaimKey,
         /// The input with its labels.
         activation: Option<PayloadId>,
         /// Whether there will be no backward pass.
         held_out: bool,
     },
-    /// Run a stage backward, from its own loss where there is no gradient. The weight gradient
-    /// waits for `Accumulate` or `Discard`.
+    /// Run a stage backward, from its own loss if there is no gradient. The weight gradient is kept
+    /// for `Accumulate` or `Discard`.
     Backward {
-        /// The work.
+        /// The work item.
         key: ClaimKey,
         /// Gradient of the stage's output.
         gradient: Option<PayloadId>,
     },
-    /// Add the waiting weight gradient to the accumulator.
+    /// Add the kept weight gradient to the accumulator.
     Accumulate {
-        /// The work.
+        /// The work item.
         key: ClaimKey,
     },
-    /// Drop whatever the engine keeps of this work.
+    /// Drop everything that the engine keeps of this work item.
     Discard {
-        /// The work.
+        /// The work item.
         key: ClaimKey,
     },
-    /// Read integers of the accumulator, for another member of the round.
+    /// Read integers of the accumulator for another member of the round.
     Export {
-        /// Which round.
+        /// The round.
         round: RoundId,
-        /// Which member.
+        /// The member that reduces them.
         to: Member,
-        /// Which piece of that member's part.
+        /// Index of the piece in that member's part.
         piece: u32,
-        /// Which elements of the stage's vector.
+        /// Elements of the stage's vector.
         range: Range<usize>,
     },
-    /// Sum the accumulator's and the others' integers, convert the exact sum to the mean gradient
-    /// and keep it as this piece of the round's result, also where one was kept before.
+    /// Sum this accumulator's and the others' integers, convert the exact sum to the mean gradient
+    /// and keep it as this piece of the round's result, replacing an earlier one.
     Reduce {
-        /// Which round.
+        /// The round.
         round: RoundId,
-        /// Which piece of this member's part.
+        /// Index of the piece in this member's part.
         piece: u32,
-        /// Which elements of the stage's vector.
+        /// Elements of the stage's vector.
         range: Range<usize>,
-        /// What the others sent.
+        /// Integers from the other members.
         parts: Vec<PayloadId>,
     },
-    /// Keep a piece that another member reduced, also where one was kept before.
+    /// Keep a piece that another member reduced, replacing an earlier one.
     Install {
-        /// Which round.
+        /// The round.
         round: RoundId,
-        /// Which elements of the stage's vector.
+        /// Elements of the stage's vector.
         range: Range<usize>,
         /// Mean gradient, f32.
         payload: PayloadId,
     },
-    /// Hash and measure the round's whole result.
+    /// Compute hash and norm of the round's whole result.
     Summarise {
-        /// Which round.
+        /// The round.
         round: RoundId,
     },
-    /// Update the weights with the result of this round and empty the accumulator.
+    /// Update the weights with the result of this round and clear the accumulator.
     Apply {
-        /// Which round.
+        /// The round.
         round: RoundId,
         /// Norm of the gradient over all stages.
         gradient_norm: f64,
     },
-    /// Take over a stage's weights as they were fetched at this version, or its initial ones at
-    /// version 0, and drop whatever is kept for microbatches. The stage may be one that was not hosted
-    /// before.
+    /// Load a stage's weights as fetched for this version, or its initial ones at version 0, and
+    /// drop everything kept for microbatches. The stage may be new to this peer.
     Restore {
         /// The version of the weights.
         version: Step,
         /// The stage.
         stage: Stage,
     },
-    /// Let go of a stage: this peer hosts it no more.
+    /// Drop a stage that this peer no longer hosts.
     Leave {
         /// The stage.
         stage: Stage,
     },
-    /// Write the stage's part of a checkpoint from a copy: the tasks after this one do not wait for
-    /// the disk, and the result may come after theirs.
+    /// Write the stage's part of a checkpoint from a copy. Later tasks do not wait for the disk,
+    /// and the result may arrive after theirs.
     Store {
         /// The version of the weights.
         version: Step,
@@ -119,12 +118,12 @@ pub enum Task {
     },
 }
 
-/// How a task ended.
+/// The result of a task.
 #[derive(Debug, Clone, PartialEq)]
 pub enum TaskResult {
     /// `Forward`: the activation with its labels or, at the last stage, the loss.
     Forwarded {
-        /// The work.
+        /// The work item.
         key: ClaimKey,
         /// The output.
         output: Option<Payload>,
@@ -133,51 +132,51 @@ pub enum TaskResult {
     },
     /// `Backward`: the gradient of the input; none at the first stage.
     Returned {
-        /// The work.
+        /// The work item.
         key: ClaimKey,
         /// Gradient of the stage's input.
         gradient: Option<Payload>,
     },
     /// `Accumulate`.
     Accumulated {
-        /// The work.
+        /// The work item.
         key: ClaimKey,
     },
     /// `Discard`.
     Discarded {
-        /// The work.
+        /// The work item.
         key: ClaimKey,
     },
     /// `Export`.
     Exported {
-        /// Which round.
+        /// The round.
         round: RoundId,
         /// The receiver.
         to: Member,
-        /// Which piece.
+        /// Index of the piece.
         piece: u32,
         /// The integers.
         payload: Payload,
     },
     /// `Reduce`.
     Reduced {
-        /// Which round.
+        /// The round.
         round: RoundId,
-        /// Which piece.
+        /// Index of the piece.
         piece: u32,
         /// The mean gradient, for the others.
         payload: Payload,
     },
     /// `Install`.
     Installed {
-        /// Which round.
+        /// The round.
         round: RoundId,
-        /// Which elements.
+        /// Elements of the stage's vector.
         range: Range<usize>,
     },
     /// `Summarise`.
     Summarised {
-        /// Which round.
+        /// The round.
         round: RoundId,
         /// Hash of the mean gradient's bytes.
         hash: ContentHash,
@@ -186,7 +185,7 @@ pub enum TaskResult {
     },
     /// `Apply`.
     Applied {
-        /// Which round.
+        /// The round.
         round: RoundId,
     },
     /// `Restore`.
@@ -196,7 +195,7 @@ pub enum TaskResult {
         /// The stage.
         stage: Stage,
     },
-    /// `Restore`: what was fetched cannot be used.
+    /// `Restore`: the fetched files are unusable.
     NotRestored {
         /// The version of the weights.
         version: Step,
@@ -214,21 +213,21 @@ pub enum TaskResult {
         version: Step,
         /// The stage.
         stage: Stage,
-        /// What was written.
+        /// The files that were written.
         files: Vec<StoredFile>,
     },
-    /// `Store`: the disk did not take it.
+    /// `Store`: writing to the disk failed.
     NotStored {
         /// The version of the weights.
         version: Step,
         /// The stage.
         stage: Stage,
     },
-    /// The numbers of this work are not finite or out of range: a verdict on the run.
+    /// The numbers of this work item are not finite or out of range: training diverged.
     Diverged {
-        /// The work.
+        /// The work item.
         key: ClaimKey,
-        /// Which tensor and what about it.
+        /// The tensor and the problem.
         reason: String,
     },
 }

@@ -1,8 +1,9 @@
-//! How large microbatches should be, and how many are in flight: for a placement at hand, the size with which a
-//! step takes least, as the world of [`crate::schedule`] has it.
+//! Recommends the size and number of microbatches for a placement: the size with the shortest step
+//! in the model of [`crate::schedule`].
 //!
-//! Small microbatches fill a pipeline soon but pay for each pass; large ones leave engines idle at a step's ends and keep
-//! more activations. Which weighs more follows from the stages, the links and the memory.
+//! Small microbatches fill a pipeline quickly but pay the overhead of each pass; large ones leave
+//! engines idle at the ends of a step and keep more activations. The best compromise depends on the
+//! stages, the links and the memory.
 
 use std::time::Duration;
 
@@ -11,54 +12,55 @@ use shoal_protocol::units::Bytes;
 use super::network::Link;
 use crate::schedule::{Pipeline, settle};
 
-/// Microbatches of a replica in a step, at most: beyond that none is worth being smaller.
+/// Maximum number of microbatches of a replica in a step: smaller ones have no benefit beyond that.
 const MOST: u64 = 256;
 
-/// Of two sizes with which steps are no longer than this many times each other, the smaller is better: it keeps less.
+/// If the step times for two sizes differ by less than this factor, the smaller size is better: it
+/// keeps less.
 const SAME: f64 = 1.01;
 
-/// What a step computes and keeps, all stages together.
+/// Computation and memory of a step, for all stages together.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Work {
-    /// Tokens of a step, those of all replicas.
+    /// Tokens of a step, for all replicas.
     pub tokens: u64,
     /// Tokens of the smallest microbatch.
     pub least: u64,
-    /// Seconds of a device for a token, forward and backward through the whole model.
+    /// Seconds of a device per token, forward and backward through the whole model.
     pub forward: f64,
     /// See `forward`.
     pub backward: f64,
-    /// Seconds of each pass besides, however small it is.
+    /// Constant seconds per pass.
     pub overhead: f64,
-    /// Activations of a token at one boundary.
+    /// Bytes of activations per token at one boundary.
     pub activation: f64,
-    /// Weights, gradients and moments of the whole model.
+    /// Bytes of weights, gradients and moments of the whole model.
     pub state: f64,
-    /// What the whole model keeps of a token until its backward pass.
+    /// Bytes that the whole model keeps per token until its backward pass.
     pub kept: f64,
-    /// What a device has room for; none is no limit.
+    /// Bytes of memory of a device; `None` is unlimited.
     pub memory: Option<f64>,
 }
 
-/// What is recommended for a placement.
+/// A recommendation for a placement.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Advice {
     /// Tokens of a microbatch, and microbatches of each replica in a step.
     pub microbatch: u64,
     /// See `microbatch`.
     pub microbatches: u64,
-    /// The most in flight at each stage.
+    /// Maximum number in flight at each stage.
     pub windows: Vec<usize>,
-    /// From a step's first pass to the end of its last.
+    /// Time from a step's first pass to the end of its last.
     pub passes: Duration,
-    /// Of that, what engines compute.
+    /// The part of it that engines compute.
     pub computes: Duration,
     /// Bytes of memory of the fullest device.
     pub memory: f64,
 }
 
-/// The best size of microbatches for so many stages of so many replicas whose slowest boundary is this link; none where
-/// no size fits into memory, or a step has too few tokens for the replicas.
+/// The best size of microbatches for `stages` stages of `replicas` replicas whose slowest boundary
+/// is `link`; `None` if no size fits into memory, or a step has too few tokens for the replicas.
 #[must_use]
 pub fn advise(
     work: &Work,
@@ -71,7 +73,7 @@ pub fn advise(
     if all < replicas {
         return None;
     }
-    // Who has most has this much of a step.
+    // The largest share of a step that a replica gets.
     let own = all.div_ceil(replicas) * least;
     let sizes = std::iter::successors(Some(least), |size| size.checked_mul(2));
     let sizes = sizes.take_while(|size| *size < 2 * own);
@@ -80,7 +82,7 @@ pub fn advise(
     let fits = |advice: &Advice| work.memory.is_none_or(|memory| advice.memory <= memory);
     let able: Vec<Advice> = all.filter(fits).collect();
     let least = able.iter().map(|advice| advice.passes).min()?;
-    // The sizes grow.
+    // The sizes are in ascending order.
     able.into_iter().find(|advice| advice.passes.as_secs_f64() <= least.as_secs_f64() * SAME)
 }
 
@@ -118,7 +120,7 @@ mod tests {
 
     use super::*;
 
-    /// Eight tokens, a second forward and two backward for each.
+    /// Eight tokens, one second forward and two backward for each.
     const WORK: Work = Work {
         tokens: 8,
         least: 1,
@@ -132,30 +134,30 @@ mod tests {
     };
 
     #[test]
-    fn on_one_device_large_microbatches_save_what_each_pass_costs() {
+    fn on_one_device_large_microbatches_save_overhead() {
         let work = Work { overhead: 0.5, ..WORK };
         let advice = advise(&work, 1, 1, None).expect("it fits");
         // 8 (1.5 + 2.5) = 32, 4 (2.5 + 4.5) = 28, 2 (4.5 + 8.5) = 26, 8.5 + 16.5 = 25.
         assert_eq!((advice.microbatch, advice.passes), (8, Duration::from_secs(25)));
         assert_eq!(advice.memory, 26.0);
-        // 10 + 2 · 2 = 14: two tokens at a time have room, four do not.
+        // 10 + 2 · 2 = 14: there is room for two tokens at a time, not for four.
         let small = advise(&Work { memory: Some(14.0), ..work }, 1, 1, None).expect("it fits");
         assert_eq!((small.microbatch, small.passes), (2, Duration::from_secs(28)));
         assert_eq!(advise(&Work { memory: Some(11.0), ..work }, 1, 1, None), None);
     }
 
     #[test]
-    fn in_a_pipeline_small_ones_fill_it_sooner() {
+    fn small_microbatches_fill_a_pipeline_sooner() {
         let advice = advise(&WORK, 2, 1, None).expect("it fits");
-        // Stages of 0.5 s and 1 s: eight of 1.5 s, and another for the second stage to begin and the first to
-        // end. With one of eight tokens it would be 12 s at each.
+        // Stages of 0.5 s and 1 s: eight microbatches of 1.5 s, plus one for the second stage to
+        // begin and the first to end. A single microbatch of eight tokens would take 12 s at each.
         assert_eq!((advice.microbatch, advice.microbatches), (1, 8));
         assert_eq!(advice.passes, Duration::from_secs_f64(13.5));
         assert_eq!(advice.computes, Duration::from_secs(12));
     }
 
     #[test]
-    fn two_replicas_have_half_of_a_step_each() {
+    fn two_replicas_do_half_of_a_step_each() {
         let advice = advise(&WORK, 2, 2, None).expect("it fits");
         // Four of 1.5 s and one.
         assert_eq!((advice.microbatches, advice.passes), (4, Duration::from_secs_f64(7.5)));
@@ -163,12 +165,14 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_link_sets_the_pace() {
-        // Two seconds for a token's activation, and as long for its gradient on the other way.
+    fn a_slow_link_is_the_bottleneck() {
+        // Two seconds for a token's activation, and as long for its gradient in the other
+        // direction.
         let link = Link { delay: Duration::ZERO, rate: Rate(10) };
         let work = Work { activation: 20.0, ..WORK };
         let advice = advise(&work, 2, 1, Some(link)).expect("it fits");
-        // 0.5 + 8 · 2 + (0.5 + 1) + 2 + 1: the first pass, eight on the link, the last stage, back, the first again.
+        // 0.5 + 8 · 2 + (0.5 + 1) + 2 + 1: the first pass, eight transfers, the last stage, the
+        // transfer back, the first stage again.
         assert_eq!((advice.microbatch, advice.passes), (1, Duration::from_secs_f64(21.0)));
         assert!(advice.windows[0] > 3, "more are in flight: {:?}", advice.windows);
     }

@@ -1,7 +1,8 @@
-//! The 64 devices of DT-FM's published cases, which the cost model is held to.
+//! The 64 devices of DT-FM's published cases, which the cost model is checked against.
 //!
-//! Delays and rates are those that the paper measured between regions of a cloud (its appendix; DS3Lab/DT-FM,
-//! `scheduler/generate_sim_com_matrices.py`); seconds of placements are what its released scheduler says.
+//! Latencies and rates are those that the paper measured between regions of a cloud (its appendix;
+//! DS3Lab/DT-FM, `scheduler/generate_sim_com_matrices.py`). The seconds of placements are those
+//! that its released scheduler prints.
 
 use std::time::Duration;
 
@@ -10,45 +11,45 @@ use shoal_protocol::units::{Bytes, Rate};
 use super::network::{Device, Link, Network};
 use super::{PlanError, Traffic};
 
-/// Stages in every case; as many devices host each.
+/// Stages in every case; each is hosted by as many devices.
 pub const STAGES: usize = 8;
 
-/// What a step of GPT-3 XL (24 layers, 8 stages) sends with batches of 1M tokens: 125,000 tokens for each of eight
-/// replicas, of a width that the released code has as 2024, in f16, 2^30 bytes taken for a gigabyte; and
-/// an eighth of 1.3 billion gradients in f32.
+/// Data of a step of GPT-3 XL (24 layers, 8 stages) with batches of 1M tokens: 125,000 tokens for
+/// each of eight replicas, of a width that is 2024 in the released code, in f16, with 2^30 bytes
+/// per gigabyte; and an eighth of 1.3 billion gradients in f32.
 pub const TRAFFIC: Traffic =
     Traffic { activations: Bytes(471_249_163), gradient: Bytes(650_000_000) };
 
-/// Seconds for a case's placements.
+/// Published seconds of a step for a case's placements.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Published {
-    /// Devices anywhere: the mean of such placements.
+    /// Mean over random placements.
     pub random: f64,
     /// All devices of a stage in one region.
     pub by_region: f64,
-    /// The best that the paper's search finds.
+    /// The best placement that the paper's search finds.
     pub best: f64,
 }
 
-/// Devices in regions, and what the paper says about placing them.
+/// Devices in regions, and the published results of placing them.
 #[derive(Debug, Clone, Copy)]
 pub struct Case {
     /// Its number in the paper.
     pub number: u8,
-    /// What it models.
+    /// The modelled situation.
     pub name: &'static str,
     /// Regions with equally many devices each.
     pub regions: &'static [&'static str],
-    /// Delay in milliseconds and rate in Mb/s within a region.
+    /// Latency in milliseconds and rate in Mb/s within a region.
     within: (u64, u64),
-    /// The same between two.
+    /// The same between two regions.
     between: &'static [(&'static str, &'static str, u64, u64)],
-    /// What the paper says.
+    /// The published results.
     pub published: Published,
 }
 
 impl Case {
-    /// Its devices' network. Devices of one region follow each other.
+    /// The network of its devices. Devices of one region have consecutive indices.
     ///
     /// # Errors
     /// Never for the cases here.
@@ -56,16 +57,16 @@ impl Case {
         Network::new(DEVICES, |from, to| self.link(self.home(from), self.home(to)))
     }
 
-    /// The region that a device is in.
+    /// The region of a device.
     ///
     /// # Panics
-    /// When there is no such device.
+    /// If there is no such device.
     #[must_use]
     pub fn home(&self, device: Device) -> &'static str {
         self.regions[device.0 * self.regions.len() / DEVICES]
     }
 
-    /// Groups of devices of one region each.
+    /// Groups of devices, each within one region.
     #[must_use]
     pub fn by_region(&self) -> Vec<Vec<Device>> {
         let devices: Vec<Device> = (0..DEVICES).map(Device).collect();
@@ -87,10 +88,10 @@ impl Case {
     }
 }
 
-/// Devices in every case.
+/// Number of devices in every case.
 const DEVICES: usize = 64;
 
-/// The cases whose devices are far apart.
+/// The cases with distant devices.
 pub const CASES: [Case; 3] = [
     Case {
         number: 3,

@@ -1,34 +1,34 @@
-//! What a step costs where devices are placed in a given way.
+//! The cost of a step for a given placement of devices.
 
 use std::time::Duration;
 
 use shoal_protocol::units::Bytes;
 
 use super::network::{Device, Network};
-use super::route::{LinkEstimates, MAX_STAGES};
+use super::route::{MAX_STAGES, ShortestPath};
 use super::{PlanError, matching};
 
-/// What a step sends.
+/// Data that a step sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Traffic {
-    /// What a device passes on to the next stage in a step, and as much comes back: the activations of all
-    /// its microbatches.
+    /// Activations of all its microbatches that a device sends to the next stage in a step; as much
+    /// comes back.
     pub activations: Bytes,
     /// The gradient of a stage's weights.
     pub gradient: Bytes,
 }
 
-/// How long a step's tensors are on their way.
+/// How long a step's tensors are in transit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Cost {
-    /// All-reduces, those of all stages at once.
+    /// Time of the all-reduces, which run at all stages simultaneously.
     pub data_parallel: Duration,
-    /// Activations from the first stage to the last, and gradients back.
+    /// Time of the activations from the first stage to the last, and of the gradients back.
     pub pipeline: Duration,
 }
 
 impl Cost {
-    /// Both, one after the other.
+    /// The sum of both.
     #[must_use]
     pub fn total(&self) -> Duration {
         self.data_parallel + self.pipeline
@@ -40,54 +40,55 @@ impl Cost {
 pub struct Busiest {
     /// The device.
     pub device: Device,
-    /// How long it takes.
+    /// The duration of its all-reduce.
     pub time: Duration,
 }
 
 /// The slowest pair between two stages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Boundary {
-    /// Of the stage before.
+    /// The device of the earlier stage.
     pub from: Device,
-    /// Of the stage after.
+    /// The device of the later stage.
     pub to: Device,
-    /// How long activations there and gradients back take.
+    /// Time of the activations there and the gradients back.
     pub time: Duration,
 }
 
-/// Who hosts what, what it costs, and what makes it cost so much.
+/// A placement, its cost, and the bottlenecks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placement {
-    /// Each stage's devices, first stage first. Those at one position of all stages pass on to each
-    /// other.
+    /// Each stage's devices, first stage first. Devices at the same position of neighbouring stages
+    /// are paired.
     pub stages: Vec<Vec<Device>>,
-    /// What it costs.
+    /// The cost.
     pub cost: Cost,
     /// Each stage's busiest device.
     pub busiest: Vec<Busiest>,
-    /// The slowest pair of each boundary, of the first two stages first.
+    /// The slowest pair of each boundary, that of the first two stages first.
     pub boundaries: Vec<Boundary>,
 }
 
-/// What placements cost in one network, for one model.
+/// Costs of placements in one network, for one model.
 #[derive(Debug, Clone)]
 pub struct CostModel {
     devices: usize,
     stages: usize,
-    /// For each pair of devices, activations one way and gradients the other.
+    /// For each pair of devices, the time of activations in one direction and gradients in the
+    /// other.
     passing: Vec<Duration>,
-    /// For each pair of devices, its part of an all-reduce: a group's share of the gradient there and back,
-    /// twice of which the paper counts one way each.
+    /// For each pair of devices, the time of its part of an all-reduce: a group's share of the
+    /// gradient in both directions. The paper counts twice the time of one direction.
     exchange: Vec<Duration>,
-    /// Devices of one kind may change places.
+    /// Devices of one kind are interchangeable.
     pub(super) kinds: Vec<usize>,
 }
 
 impl CostModel {
-    /// The model for so many stages of equally many devices.
+    /// The model for `stages` stages of equally many devices.
     ///
     /// # Errors
-    /// When there are no devices, or not the same number for each stage, or too many stages.
+    /// If there are no devices, not the same number for each stage, or too many stages.
     pub fn new(network: &Network, traffic: Traffic, stages: usize) -> Result<Self, PlanError> {
         let devices = network.devices();
         if !(1..=MAX_STAGES).contains(&stages) {
@@ -116,13 +117,13 @@ impl CostModel {
         })
     }
 
-    /// How many devices there are.
+    /// Number of devices.
     #[must_use]
     pub fn devices(&self) -> usize {
         self.devices
     }
 
-    /// How many stages there are.
+    /// Number of stages.
     #[must_use]
     pub fn stages(&self) -> usize {
         self.stages
@@ -131,15 +132,15 @@ impl CostModel {
     /// Orders groups of devices, one for each stage, and pairs them, at the lowest cost.
     ///
     /// # Panics
-    /// When the groups are not as many as stages, or not equally large, or a device is not in one of
-    /// them.
+    /// If the number of groups differs from the stages, the groups differ in size, or a device is
+    /// not in exactly one of them.
     #[must_use]
     pub fn place(&self, groups: &[Vec<Device>]) -> Placement {
         self.check(groups);
         let between = |a: usize, b: usize| self.boundary(&groups[a], &groups[b]).0;
-        let link_estimates = LinkEstimates::new(self.stages, between);
+        let path = ShortestPath::new(self.stages, between);
         let mut stages: Vec<Vec<Device>> = Vec::with_capacity(self.stages);
-        for group in link_estimates.order().into_iter().map(|index| &groups[index]) {
+        for group in path.order().into_iter().map(|index| &groups[index]) {
             let paired = stages.last().map(|before: &Vec<Device>| {
                 let (_, columns) = self.boundary(before, group);
                 columns.into_iter().map(|column| group[column]).collect()
@@ -150,19 +151,19 @@ impl CostModel {
         let boundaries = stages.windows(2).map(|two| self.slowest_pair(&two[0], &two[1])).collect();
         let data_parallel = busiest.iter().map(|one| one.time).max().unwrap_or_default();
         Placement {
-            cost: Cost { data_parallel, pipeline: link_estimates.length() },
+            cost: Cost { data_parallel, pipeline: path.length() },
             stages,
             busiest,
             boundaries,
         }
     }
 
-    /// How long a group's all-reduce takes.
+    /// The duration of a group's all-reduce.
     pub(super) fn all_reduce(&self, group: &[Device]) -> Duration {
         group.iter().map(|device| self.exchanges(*device, group)).max().unwrap_or_default()
     }
 
-    /// The slowest pair of two groups that are paired best, and each one's partner's position.
+    /// The slowest pair of two optimally paired groups, and the position of each device's partner.
     pub(super) fn boundary(&self, before: &[Device], after: &[Device]) -> (Duration, Vec<usize>) {
         matching::bottleneck(before.len(), |row, column| self.pass(before[row], after[column]))
     }
@@ -180,14 +181,14 @@ impl CostModel {
         let all = group
             .iter()
             .map(|device| Busiest { device: *device, time: self.exchanges(*device, group) });
-        all.max_by_key(|one| one.time).expect("a group has a device")
+        all.max_by_key(|one| one.time).expect("a group has devices")
     }
 
     fn slowest_pair(&self, before: &[Device], after: &[Device]) -> Boundary {
         let pairs = before.iter().zip(after);
         let all =
             pairs.map(|(from, to)| Boundary { from: *from, to: *to, time: self.pass(*from, *to) });
-        all.max_by_key(|pair| pair.time).expect("a group has a device")
+        all.max_by_key(|pair| pair.time).expect("a group has devices")
     }
 
     fn check(&self, groups: &[Vec<Device>]) {

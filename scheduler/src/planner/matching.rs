@@ -1,12 +1,12 @@
-//! Who of one stage passes on to whom of the next.
+//! Pairs the devices of neighbouring stages.
 
 use std::time::Duration;
 
-/// Pairs every row of a square matrix with a column of its own such that the largest entry that is paired is as
-/// small as can be (bottleneck assignment: Fulkerson, Glicksberg and Gross 1953). Returns that entry, zero
-/// of an empty matrix, and each row's column.
+/// Pairs every row of a square matrix with a column of its own so that the largest paired entry is
+/// minimal (bottleneck assignment: Fulkerson, Glicksberg and Gross 1953). Returns that entry (zero
+/// for an empty matrix) and each row's column.
 ///
-/// Entries are allowed in ascending order; at each the pairs so far are kept and augmented.
+/// Entries are allowed in ascending order; at each one the pairs so far are kept and augmented.
 pub(super) fn bottleneck(
     side: usize,
     entry: impl Fn(usize, usize) -> Duration,
@@ -36,12 +36,12 @@ struct Pairs<'a> {
     side: usize,
     entries: &'a [Duration],
     row_of: Vec<Option<usize>>,
-    /// Columns that this search has been at.
+    /// Columns visited by this search.
     seen: Vec<bool>,
 }
 
 impl Pairs<'_> {
-    /// No pairing does with less: every row and every column needs its smallest entry.
+    /// A lower bound: every row and every column needs at least its smallest entry.
     fn at_least(&self) -> Duration {
         let mut columns = vec![Duration::MAX; self.side];
         let mut needed = Duration::ZERO;
@@ -60,7 +60,7 @@ impl Pairs<'_> {
         *above.min().expect("with all entries allowed every row has a column")
     }
 
-    /// Finds a column for a row, moving others aside if need be (Kuhn 1955).
+    /// Finds a column for a row, reassigning other rows if needed (Kuhn 1955).
     fn augment(&mut self, row: usize, limit: Duration) -> bool {
         let entries = self.entries;
         let own = &entries[row * self.side..][..self.side];
@@ -84,8 +84,8 @@ mod tests {
 
     use super::*;
 
-    /// The smallest largest entry over all pairings, tried one by one.
-    fn by_trying(entries: &[Vec<u64>], row: usize, taken: &mut Vec<bool>) -> u64 {
+    /// The minimal largest entry over all pairings, by exhaustive search.
+    fn exhaustive(entries: &[Vec<u64>], row: usize, taken: &mut Vec<bool>) -> u64 {
         if row == entries.len() {
             return 0;
         }
@@ -93,7 +93,7 @@ mod tests {
         for column in 0..entries.len() {
             if !taken[column] {
                 taken[column] = true;
-                let rest = by_trying(entries, row + 1, taken);
+                let rest = exhaustive(entries, row + 1, taken);
                 best = best.min(rest.max(entries[row][column]));
                 taken[column] = false;
             }
@@ -111,7 +111,7 @@ mod tests {
             let side = entries.len();
             let (worst, columns) =
                 bottleneck(side, |row, column| Duration::from_nanos(entries[row][column]));
-            let best = by_trying(&entries, 0, &mut vec![false; side]);
+            let best = exhaustive(&entries, 0, &mut vec![false; side]);
             prop_assert_eq!(worst, Duration::from_nanos(best));
             let paired = (0..side).map(|row| entries[row][columns[row]]).max().unwrap_or(0);
             prop_assert_eq!(paired, best);

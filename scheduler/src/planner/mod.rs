@@ -1,17 +1,18 @@
-//! Which devices host which stage, where the network between them is known.
+//! Plans which devices host which stage, given the network between them.
 //!
-//! The cost model and the search are those of DT-FM (Yuan et al. 2022, Decentralized Training of Foundation
-//! Models in Heterogeneous Environments, arXiv 2206.01288): devices are divided into groups of equal
-//! size, a group hosts a stage, and the order of the groups is the pipeline. What a step costs is how long
-//! its tensors are on their way:
+//! The cost model and the search are those of DT-FM (Yuan et al. 2022, Decentralized Training of
+//! Foundation Models in Heterogeneous Environments, arXiv 2206.01288). Devices are divided into
+//! groups of equal size, a group hosts a stage, and the order of the groups is the pipeline. The
+//! cost of a step is the time that its tensors are in transit:
 //!
-//! - data parallel: in its group a device exchanges its part of the gradient with every other, there and
-//!   back. The stage waits for its slowest device, the step for its slowest stage.
-//! - pipeline: a device passes activations on to one of the next stage and gets gradients back. Devices of two
-//!   stages are paired such that the slowest pair is as fast as can be ([`matching`]), and the stages are
-//!   ordered such that the sum over all boundaries is the smallest ([`route`]).
+//! - data parallel: a device exchanges its part of the gradient with every other device of its
+//!   group, in both directions. The stage waits for its slowest device, the step for its slowest
+//!   stage.
+//! - pipeline: a device sends activations to one of the next stage and gets gradients back. Devices
+//!   of two stages are paired so that the slowest pair is as fast as possible ([`matching`]), and
+//!   the stages are ordered so that the sum over all boundaries is minimal ([`route`]).
 //!
-//! Devices compute equally fast here; what they compute is the same whoever is where.
+//! Devices compute equally fast here; the computation does not depend on the placement.
 
 mod advice;
 pub mod cases;
@@ -32,44 +33,44 @@ pub use self::search::{Effort, random_groups, search};
 /// Why devices cannot be placed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
-    /// More than the matrices have room for.
+    /// Too many devices for the matrices.
     #[error(
         "{devices} devices are more than the {MAX_DEVICES} that are placed at once: plan for islands"
     )]
     TooManyDevices {
-        /// How many there are.
+        /// Number of devices.
         devices: usize,
     },
-    /// Nothing can travel.
+    /// A link has no rate.
     #[error(
         "the link from device {} to device {} carries nothing: give it a rate, or leave one of them out",
         from.0, to.0
     )]
     DeadLink {
-        /// Where it begins.
+        /// The sender.
         from: Device,
-        /// Where it ends.
+        /// The receiver.
         to: Device,
     },
-    /// None, or more than are ordered.
+    /// No stages, or more than can be ordered.
     #[error("a pipeline that is planned has from 1 to {MAX_STAGES} stages, not {stages}")]
     Stages {
-        /// How many were asked for.
+        /// Requested number of stages.
         stages: usize,
     },
-    /// Stages would have different numbers of replicas.
+    /// The stages would have different numbers of replicas.
     #[error(
         "{devices} devices are not the same number for each of {stages} stages: leave {} out, or take another \
          number of stages",
         devices % stages
     )]
     Uneven {
-        /// How many there are.
+        /// Number of devices.
         devices: usize,
-        /// How many stages there are.
+        /// Number of stages.
         stages: usize,
     },
-    /// There is nothing to place.
+    /// There are no devices.
     #[error("there are no devices: name some")]
     NoDevices,
 }

@@ -1,4 +1,4 @@
-//! What the links between devices carry.
+//! Latency and rate of the links between devices.
 
 use std::time::Duration;
 
@@ -6,59 +6,60 @@ use shoal_protocol::units::{Bytes, Rate};
 
 use super::PlanError;
 
-/// The most devices that are placed at once. Three matrices of their pairs are kept.
+/// Maximum number of devices in a plan. Three matrices over their pairs are kept.
 pub const MAX_DEVICES: usize = 1024;
 
-/// Longer than anything that is worth a comparison, and short enough that no sum of such times overflows, even
-/// in 64 bits of nanoseconds.
+/// A cap on times: longer than any that is worth a comparison, and short enough that no sum of such
+/// times overflows, even in 64 bits of nanoseconds.
 const NEVER: Duration = Duration::from_secs(10_000_000);
 
-/// One of the machines that are placed, by its position among them.
+/// A machine to be placed, by its index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Device(pub usize);
 
-/// One way between two devices.
+/// A link in one direction between two devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Link {
-    /// From the first byte's leaving to its arrival.
+    /// One-way latency.
     pub delay: Duration,
-    /// What it carries.
+    /// Rate.
     pub rate: Rate,
 }
 
 impl Link {
-    /// From when so much begins to leave until all of it is there; at most 8 months.
+    /// Time until `size` bytes have arrived; at most 8 months.
     #[must_use]
     pub fn time(&self, size: Bytes) -> Duration {
         self.delay.min(NEVER) + self.transfer(size)
     }
 
-    /// How long one device's part of an all-reduce among so many is on its way to another of them.
+    /// Time of one device's part of an all-reduce among `replicas` devices on its link to another
+    /// of them.
     pub(crate) fn exchange(&self, gradient: Bytes, replicas: u32) -> Duration {
         self.time(Bytes(0)) + self.transfer(gradient) / replicas.max(1)
     }
 
-    /// The same as [`Self::time`] without the delay.
+    /// Like [`Self::time`] without the delay.
     pub(super) fn transfer(&self, size: Bytes) -> Duration {
         let nanoseconds = u128::from(size.0) * 1_000_000_000 / u128::from(self.rate.0.max(1));
         u64::try_from(nanoseconds).map_or(NEVER, |short| Duration::from_nanos(short).min(NEVER))
     }
 }
 
-/// The links between all pairs of devices, each way of its own.
+/// The links between all pairs of devices, in each direction.
 #[derive(Debug, Clone)]
 pub struct Network {
     devices: usize,
-    /// From the first device to all, then from the second, and so on; those from a device to itself mean
-    /// nothing.
+    /// Links from the first device to all, then from the second, and so on; those from a device to
+    /// itself are unused.
     links: Vec<Link>,
 }
 
 impl Network {
-    /// The network of so many devices whose links are as `link` says, from one to another.
+    /// The network of `devices` devices whose links are given by `link(from, to)`.
     ///
     /// # Errors
-    /// When there are too many devices, or a link carries nothing.
+    /// If there are too many devices, or a link has no rate.
     pub fn new(devices: usize, link: impl Fn(Device, Device) -> Link) -> Result<Self, PlanError> {
         if devices > MAX_DEVICES {
             return Err(PlanError::TooManyDevices { devices });
@@ -76,7 +77,7 @@ impl Network {
         Ok(Self { devices, links })
     }
 
-    /// How many devices there are.
+    /// Number of devices.
     #[must_use]
     pub fn devices(&self) -> usize {
         self.devices
@@ -85,14 +86,14 @@ impl Network {
     /// The link from one device to another.
     ///
     /// # Panics
-    /// When there is no such device.
+    /// If there is no such device.
     #[must_use]
     pub fn link(&self, from: Device, to: Device) -> Link {
         self.links[from.0 * self.devices + to.0]
     }
 
-    /// A number for each device; those with equal numbers may change places without any change. Devices
-    /// are alike when they have the same links to and from all others, as those of one region have.
+    /// A number for each device; those with equal numbers are interchangeable. Devices are of one
+    /// kind if they have the same links to and from all others, like those of one region.
     pub(super) fn kinds(&self) -> Vec<usize> {
         let mut first: Vec<Device> = Vec::new();
         let alike = |a: Device, b: Device| {
@@ -128,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_network_has_links_that_carry_something_and_no_more_devices_than_there_is_room_for() {
+    fn a_network_needs_links_with_a_rate_and_limits_its_devices() {
         let dead = Network::new(3, |_, to| link(1, u64::from(to != Device(2))));
         let refused = PlanError::DeadLink { from: Device(0), to: Device(2) };
         assert_eq!(dead.expect_err("a dead link"), refused);
@@ -138,13 +139,13 @@ mod tests {
     }
 
     #[test]
-    fn devices_of_one_region_are_alike() {
+    fn devices_of_one_region_are_of_one_kind() {
         let homes = [0, 1, 0, 2, 1];
         let between = |from: Device, to: Device| {
             let (from, to) = (homes[from.0], homes[to.0]);
             link(if from == to { 1 } else { 10 + from + to }, 1000)
         };
-        let network = Network::new(5, between).expect("links carry something");
+        let network = Network::new(5, between).expect("links have a rate");
         assert_eq!(network.kinds(), [0, 1, 0, 2, 1]);
     }
 }

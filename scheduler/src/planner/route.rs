@@ -1,27 +1,29 @@
-//! In which order groups of devices become the pipeline's stages.
+//! Orders groups of devices as the pipeline's stages.
 
 use std::time::Duration;
 
-/// The most stages that are ordered. Time and memory double with each.
+/// Maximum number of stages that are ordered. Each more doubles time and memory.
 pub const MAX_STAGES: usize = 16;
 
-/// The shortest ways through places, each once, from any to any other: the open-loop travelling salesman, by the
-/// dynamic programme over subsets (Held and Karp 1962).
-pub(super) struct LinkEstimates {
+/// The shortest path that visits every place once, between any two ends: the open-loop travelling
+/// salesman problem, solved by the dynamic programme over subsets (Held and Karp 1962).
+pub(super) struct ShortestPath {
     places: usize,
-    /// Nanoseconds between each two places, as a square; this is what the search spends its time on.
+    /// Nanoseconds between each two places, as a square matrix; the search spends its time on
+    /// reading it.
     distances: Vec<u64>,
-    /// At `[subset][last]`: the shortest way through a subset that ends at one of it.
+    /// At `[subset][last]`: the length of the shortest path through a subset that ends at one of
+    /// its places.
     lengths: Vec<u64>,
 }
 
-impl LinkEstimates {
-    /// The ways through so many places; `between` is the same both ways.
+impl ShortestPath {
+    /// Solves the problem for `places` places; `between` is symmetric.
     ///
     /// # Panics
-    /// When there are no places, or more than [`MAX_STAGES`], or times of centuries between them.
+    /// If there are no places, more than [`MAX_STAGES`], or times of centuries between them.
     pub(super) fn new(places: usize, between: impl Fn(usize, usize) -> Duration) -> Self {
-        assert!((1..=MAX_STAGES).contains(&places), "so many places are ordered");
+        assert!((1..=MAX_STAGES).contains(&places), "from one to the maximum number of places");
         let distances: Vec<u64> = (0..places * places)
             .map(|pair| {
                 let time = between(pair / places, pair % places).as_nanos();
@@ -47,13 +49,14 @@ impl LinkEstimates {
         Self { places, distances, lengths }
     }
 
-    /// The length of the shortest way through all places.
+    /// The length of the shortest path through all places.
     pub(super) fn length(&self) -> Duration {
         let through_all = &self.lengths[self.lengths.len() - self.places..];
-        Duration::from_nanos(through_all.iter().copied().min().expect("there are places"))
+        Duration::from_nanos(through_all.iter().copied().min().expect("at least one place"))
     }
 
-    /// The places in the order of the shortest way; of ways that are equally short always the same one.
+    /// The places in the order of the shortest path; the choice among equally short ones is
+    /// deterministic.
     pub(super) fn order(&self) -> Vec<usize> {
         let mut order: Vec<usize> = Vec::with_capacity(self.places);
         let mut subset = (1usize << self.places) - 1;
@@ -62,7 +65,7 @@ impl LinkEstimates {
                 let on = order.last().map_or(0, |next| self.distances[last * self.places + next]);
                 self.lengths[subset * self.places + last] + on
             };
-            let last = ones(subset).min_by_key(through).expect("some place is last");
+            let last = ones(subset).min_by_key(through).expect("a path has a last place");
             order.push(last);
             subset &= !(1 << last);
         }
@@ -71,8 +74,8 @@ impl LinkEstimates {
     }
 }
 
-/// No way through so many places is shorter than the tree that joins them with the least (Prim 1957), which takes
-/// no time to find.
+/// A lower bound of the shortest path: the length of the minimum spanning tree (Prim 1957), which
+/// is fast to compute.
 pub(super) fn at_least(places: usize, between: impl Fn(usize, usize) -> Duration) -> Duration {
     let mut near = vec![Duration::MAX; places];
     let mut left: Vec<usize> = (1..places).collect();
@@ -81,7 +84,7 @@ pub(super) fn at_least(places: usize, between: impl Fn(usize, usize) -> Duration
         for place in &left {
             near[*place] = near[*place].min(between(joined, *place));
         }
-        let next = (0..left.len()).min_by_key(|index| near[left[*index]]).expect("some are left");
+        let next = (0..left.len()).min_by_key(|index| near[left[*index]]).expect("places are left");
         joined = left.swap_remove(next);
         total += near[joined];
     }
@@ -103,13 +106,13 @@ mod tests {
 
     use super::*;
 
-    /// The shortest way on, tried one by one.
-    fn by_trying(distances: &[Vec<u64>], last: Option<usize>, left: &mut Vec<usize>) -> u64 {
+    /// The shortest continuation of a path, by exhaustive search.
+    fn exhaustive(distances: &[Vec<u64>], last: Option<usize>, left: &mut Vec<usize>) -> u64 {
         let mut best = if left.is_empty() { 0 } else { u64::MAX };
         for index in 0..left.len() {
             let next = left.remove(index);
             let step = last.map_or(0, |last| distances[last.min(next)][last.max(next)]);
-            best = best.min(step + by_trying(distances, Some(next), left));
+            best = best.min(step + exhaustive(distances, Some(next), left));
             left.insert(index, next);
         }
         best
@@ -117,16 +120,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_way_is_shorter(
+        fn no_path_is_shorter(
             distances in (1usize..7).prop_flat_map(|places| {
                 prop::collection::vec(prop::collection::vec(0u64..50, places), places)
             }),
         ) {
             let places = distances.len();
             let between = |a: usize, b: usize| Duration::from_nanos(distances[a.min(b)][a.max(b)]);
-            let link_estimates = LinkEstimates::new(places, between);
-            let (total, order) = (link_estimates.length(), link_estimates.order());
-            let best = by_trying(&distances, None, &mut (0..places).collect());
+            let path = ShortestPath::new(places, between);
+            let (total, order) = (path.length(), path.order());
+            let best = exhaustive(&distances, None, &mut (0..places).collect());
             prop_assert_eq!(total, Duration::from_nanos(best));
             prop_assert!(at_least(places, between) <= total);
             let walked: Duration = order.windows(2).map(|pair| between(pair[0], pair[1])).sum();

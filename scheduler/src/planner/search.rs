@@ -1,25 +1,25 @@
-//! Looking for a cheap placement.
+//! Searches for a cheap placement.
 //!
-//! A genetic search with local improvement, as DT-FM's. A child takes whole groups from its two parents in
-//! turn, since which devices are together is what makes a placement good (Galinier and Hao 1999), and is then
-//! improved by exchanges of two devices until none makes it cheaper.
+//! A genetic search with local improvement, like DT-FM's. A child takes whole groups from its two
+//! parents in turn, since the combination of devices is the essence of a good placement (Galinier
+//! and Hao 1999). It is then improved by exchanges of two devices until none makes it cheaper.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::cost::{CostModel, Placement};
 use super::network::Device;
-use super::route::{self, LinkEstimates, MAX_STAGES};
+use super::route::{self, MAX_STAGES, ShortestPath};
 use crate::rng::Rng;
 
-/// How much is tried.
+/// The extent of the search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Effort {
-    /// Placements kept.
+    /// Number of placements kept.
     pub population: usize,
-    /// Children made of them.
+    /// Number of children made from them.
     pub children: usize,
-    /// Exchanges that one placement is improved by are looked for among so many.
+    /// Maximum number of exchanges tried to improve one placement.
     pub exchanges: usize,
 }
 
@@ -30,8 +30,9 @@ impl Default for Effort {
 }
 
 impl Effort {
-    /// What takes seconds for 64 devices and 8 stages, and for more of either not hours: trying one exchange takes
-    /// time in the square of the devices, and orders of stages double with each of them.
+    /// An effort that takes seconds for 64 devices and 8 stages, and stays below hours for larger
+    /// problems: the time to try one exchange is quadratic in the devices, and the orders of stages
+    /// double with each stage.
     #[must_use]
     pub fn for_size(devices: usize, stages: usize) -> Self {
         let times = (devices / 64).max(1).pow(2) << stages.min(MAX_STAGES).saturating_sub(10);
@@ -41,10 +42,10 @@ impl Effort {
     }
 }
 
-/// The cheapest placement that was found. It follows from the model, the effort and the dice.
+/// The cheapest placement found. It is determined by the model, the effort and the random numbers.
 ///
 /// # Panics
-/// When the population is empty.
+/// If the population is empty.
 #[must_use]
 pub fn search(model: &CostModel, effort: &Effort, rng: &mut Rng) -> Placement {
     assert!(effort.population > 0, "a population");
@@ -59,18 +60,19 @@ pub fn search(model: &CostModel, effort: &Effort, rng: &mut Rng) -> Placement {
         let (one, other) = (parent(), parent());
         let groups = crossed(&population[one].groups, &population[other].groups, rng);
         let child = Individual::new(model, groups).improved(effort, rng);
-        // Equally expensive ones are mostly the same one, and would crowd out what differs.
+        // Equally expensive placements are mostly the same one and would displace different ones.
         if population.iter().all(|known| known.worth() != child.worth()) {
             population.push(child);
             let worst = (0..population.len()).max_by_key(|index| population[*index].worth());
-            population.swap_remove(worst.expect("one was put in"));
+            population.swap_remove(worst.expect("the population is not empty"));
         }
     }
-    let best = population.iter().min_by_key(|one| one.worth()).expect("it is never empty");
+    let best =
+        population.iter().min_by_key(|one| one.worth()).expect("the population is not empty");
     model.place(&best.groups)
 }
 
-/// Groups of devices at random, each division as likely as another.
+/// A uniformly random division into groups.
 #[must_use]
 pub fn random_groups(model: &CostModel, rng: &mut Rng) -> Vec<Vec<Device>> {
     let mut devices: Vec<Device> = (0..model.devices()).map(Device).collect();
@@ -78,7 +80,7 @@ pub fn random_groups(model: &CostModel, rng: &mut Rng) -> Vec<Vec<Device>> {
     devices.chunks(model.devices() / model.stages()).map(<[Device]>::to_vec).collect()
 }
 
-/// Groups that are filled one after the other, each with whoever is nearest to those in it.
+/// Groups filled one after the other, each with the device nearest to those in it.
 pub(super) fn nearest_together(model: &CostModel) -> Vec<Vec<Device>> {
     let mut left: BTreeSet<Device> = (0..model.devices()).map(Device).collect();
     let mut groups = Vec::with_capacity(model.stages());
@@ -101,8 +103,8 @@ pub(super) fn nearest_together(model: &CostModel) -> Vec<Vec<Device>> {
     groups
 }
 
-/// A child's groups: from one parent and then the other, the group with most devices that are not in one yet; those
-/// left over go where there is room.
+/// A child's groups: alternately from each parent, the group with most devices that are not placed
+/// yet; the rest fills the remaining room.
 fn crossed(one: &[Vec<Device>], other: &[Vec<Device>], rng: &mut Rng) -> Vec<Vec<Device>> {
     let size = one.first().map_or(0, Vec::len);
     let mut left: BTreeSet<Device> = one.iter().flatten().copied().collect();
@@ -126,14 +128,14 @@ fn crossed(one: &[Vec<Device>], other: &[Vec<Device>], rng: &mut Rng) -> Vec<Vec
     groups
 }
 
-/// A placement under improvement, with what its cost is made of.
+/// A placement under improvement, with the components of its cost.
 #[derive(Debug, Clone)]
 struct Individual<'a> {
     model: &'a CostModel,
     groups: Vec<Vec<Device>>,
     /// Each group's all-reduce.
     reduces: Vec<Duration>,
-    /// The boundary between each two groups, as a square.
+    /// The boundary between each two groups, as a square matrix.
     boundaries: Vec<Duration>,
     total: Duration,
 }
@@ -149,8 +151,8 @@ impl<'a> Individual<'a> {
         new
     }
 
-    /// The cheaper the smaller; of two that cost the same the one with less traffic elsewhere is better, since
-    /// it has more ways on.
+    /// Rank: the cost, then the traffic off the critical path, since less of it leaves more room
+    /// for improvement.
     fn worth(&self) -> (Duration, Duration) {
         (self.total, self.reduces.iter().sum::<Duration>())
     }
@@ -160,7 +162,7 @@ impl<'a> Individual<'a> {
         let mut pairs = self.exchanges();
         rng.shuffle(&mut pairs);
         pairs.truncate(effort.exchanges);
-        // Since the last one that helped. Devices of one kind are as good as each other.
+        // Exchanges tried since the last improvement. Devices of one kind are interchangeable.
         let (mut since, mut tried) = (0, BTreeSet::new());
         for (one, other) in pairs.iter().copied().cycle() {
             let kinds = (self.kind(one), self.kind(other));
@@ -195,7 +197,7 @@ impl<'a> Individual<'a> {
             .collect()
     }
 
-    /// Exchanges two devices if that makes it cheaper, and says so.
+    /// Exchanges two devices if that makes it cheaper, and returns whether it did.
     fn exchange(&mut self, one: Place, other: Place) -> bool {
         let worth = self.worth();
         let (reduces, boundaries) = (self.reduces.clone(), self.boundaries.clone());
@@ -232,10 +234,10 @@ impl<'a> Individual<'a> {
 
     fn pipeline(&self) -> Duration {
         let stages = self.groups.len();
-        LinkEstimates::new(stages, |a, b| self.boundaries[a * stages + b]).length()
+        ShortestPath::new(stages, |a, b| self.boundaries[a * stages + b]).length()
     }
 
-    /// Works out the boundaries of one group with all others.
+    /// Computes the boundaries of one group with all others.
     fn bound(&mut self, group: usize) {
         let stages = self.groups.len();
         for other in (0..stages).filter(|other| *other != group) {

@@ -1,4 +1,4 @@
-//! Placements whose cost is known, and what must hold of all.
+//! Placements with known cost, and properties of all placements.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn seconds(cost: Duration) -> f64 {
 }
 
 #[test]
-fn a_stage_in_a_region_costs_what_is_published() {
+fn placement_by_region_has_the_published_cost() {
     let parts = [(1.83, 15.81), (4.62, 34.62), (4.62, 54.82)];
     for (case, (data_parallel, pipeline)) in CASES.iter().zip(parts) {
         let cost = model(case).place(&case.by_region()).cost;
@@ -30,18 +30,19 @@ fn a_stage_in_a_region_costs_what_is_published() {
 }
 
 #[test]
-fn devices_anywhere_cost_about_what_is_published() {
+fn random_placements_have_about_the_published_cost() {
     for case in &CASES {
         let (model, mut rng) = (model(case), Rng::new(1));
         let total = |rng: &mut Rng| seconds(model.place(&random_groups(&model, rng)).cost.total());
         let mean = (0..200).map(|_| total(&mut rng)).sum::<f64>() / 200.0;
-        // Theirs is a mean of few, and the placements of a case differ by tens of percent.
+        // The published value is a mean of few, and the placements of a case differ by tens of
+        // percent.
         assert!((mean / case.published.random - 1.0).abs() < 0.05, "{}: {mean}", case.name);
     }
 }
 
 #[test]
-fn the_search_is_as_good_as_the_published_one_where_a_moment_is_enough() {
+fn a_short_search_is_as_good_as_the_published_one() {
     for case in &CASES[..2] {
         let found = search(&model(case), &Effort::default(), &mut Rng::new(1));
         assert!(seconds(found.cost.total()) < case.published.best + 0.01, "{:?}", found.cost);
@@ -49,7 +50,7 @@ fn the_search_is_as_good_as_the_published_one_where_a_moment_is_enough() {
 }
 
 #[test]
-fn little_search_is_better_than_a_stage_in_a_region_all_over_the_world() {
+fn a_short_search_beats_placement_by_region_worldwide() {
     let model = model(&CASES[2]);
     let effort = Effort { population: 6, children: 12, exchanges: 4096 };
     let found = search(&model, &effort, &mut Rng::new(1));
@@ -57,10 +58,10 @@ fn little_search_is_better_than_a_stage_in_a_region_all_over_the_world() {
 }
 
 #[test]
-fn what_cannot_be_placed_is_refused() {
+fn impossible_placements_are_refused() {
     let link = |_, _| Link { delay: Duration::ZERO, rate: Rate(1) };
     let refused = |devices, stages| {
-        let network = Network::new(devices, link).expect("links carry something");
+        let network = Network::new(devices, link).expect("links have a rate");
         CostModel::new(&network, TRAFFIC, stages).expect_err("not placed")
     };
     assert_eq!(refused(0, 1), PlanError::NoDevices);
@@ -74,8 +75,8 @@ fn what_cannot_be_placed_is_refused() {
     assert!(uneven.to_string().contains("leave 2 out"), "{uneven}");
 }
 
-/// A network without any regularity, and how many stages it has.
-fn anything() -> impl Strategy<Value = (CostModel, u64)> {
+/// A random network, and its number of stages.
+fn random_network() -> impl Strategy<Value = (CostModel, u64)> {
     let size = (1usize..5, 1usize..4);
     (size, 0u64..1000, 1u64..4).prop_map(|((stages, replicas), seed, kinds)| {
         let mut rng = Rng::new(seed);
@@ -87,7 +88,7 @@ fn anything() -> impl Strategy<Value = (CostModel, u64)> {
             let (delay, rate) = any[from.0 * devices + to.0];
             Link { delay: Duration::from_millis(delay), rate: Rate(rate * 1000) }
         };
-        let network = Network::new(devices, link).expect("links carry something");
+        let network = Network::new(devices, link).expect("links have a rate");
         let traffic = Traffic { activations: Bytes(1_000_000), gradient: Bytes(3_000_000) };
         (CostModel::new(&network, traffic, stages).expect("stages are even"), seed)
     })
@@ -95,7 +96,7 @@ fn anything() -> impl Strategy<Value = (CostModel, u64)> {
 
 proptest! {
     #[test]
-    fn the_cost_does_not_depend_on_the_order_in_groups_or_of_groups((model, seed) in anything()) {
+    fn the_cost_does_not_depend_on_the_order_in_groups_or_of_groups((model, seed) in random_network()) {
         let mut rng = Rng::new(seed);
         let mut groups = random_groups(&model, &mut rng);
         let before = model.place(&groups);
@@ -105,25 +106,25 @@ proptest! {
     }
 
     #[test]
-    fn a_placement_says_what_its_cost_is_made_of((model, seed) in anything()) {
+    fn a_placement_names_the_components_of_its_cost((model, seed) in random_network()) {
         let placed = model.place(&random_groups(&model, &mut Rng::new(seed)));
         let slowest = placed.busiest.iter().map(|one| one.time).max();
         prop_assert_eq!(slowest, Some(placed.cost.data_parallel));
         let boundaries: Duration = placed.boundaries.iter().map(|one| one.time).sum();
         prop_assert_eq!(boundaries, placed.cost.pipeline);
-        // Placing what is placed changes nothing.
+        // Placing a placement again changes nothing.
         prop_assert_eq!(model.place(&placed.stages).cost, placed.cost);
     }
 
     #[test]
-    fn the_search_repeats_and_is_no_worse_than_keeping_together_who_is_near((model, seed) in anything()) {
+    fn the_search_is_deterministic_and_no_worse_than_grouping_near_devices((model, seed) in random_network()) {
         let effort = Effort { population: 3, children: 5, exchanges: 64 };
         let found = search(&model, &effort, &mut Rng::new(seed));
         prop_assert_eq!(&found, &search(&model, &effort, &mut Rng::new(seed)));
         let mut there: Vec<usize> = found.stages.iter().flatten().map(|one| one.0).collect();
         there.sort_unstable();
         prop_assert_eq!(there, (0..model.devices()).collect::<Vec<_>>());
-        // The search begins with it, and makes nothing worse.
+        // The search starts from it and never gets worse.
         let together = model.place(&super::search::nearest_together(&model));
         prop_assert!(found.cost.total() <= together.cost.total());
     }

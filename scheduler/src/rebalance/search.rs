@@ -1,8 +1,8 @@
-//! Who of many replicas is of most use at the slowest stage, without a look at each of them.
+//! Finds the most useful replica for the slowest stage without examining each of them.
 //!
-//! The faster a replica is, the more it brings to where it goes and the less it leaves behind. So of the replicas
-//! of one stage, in order of their speeds, one in the middle leaves the lesser of the two stages fastest, and on
-//! either side of it each is of less use than the one before.
+//! The faster a replica is, the more it adds to its new stage and the less it leaves to its old
+//! one. So among the replicas of one stage, ordered by speed, one in the middle makes the slower of
+//! the two stages fastest, and usefulness decreases on either side of it.
 
 #[cfg(test)]
 use std::cell::Cell;
@@ -13,82 +13,83 @@ use shoal_protocol::ids::{Member, Stage};
 
 use super::{EQUALS, Replica, SAME};
 
-/// All replicas, where they are by now.
+/// All replicas and their present stages.
 #[derive(Debug)]
 pub(super) struct Search<'a> {
     costs: &'a BTreeMap<Stage, f64>,
     replicas: Vec<Replica>,
-    stages: BTreeMap<Stage, Crowd>,
-    /// How often it was computed what a move would come to.
+    stages: BTreeMap<Stage, StageReplicas>,
+    /// Number of evaluations of a move.
     #[cfg(test)]
     pub(super) evaluations: Cell<usize>,
 }
 
-/// The replicas of one stage, by their places among all.
+/// The replicas of one stage, by index.
 #[derive(Debug, Default)]
-struct Crowd {
+struct StageReplicas {
     /// In the order in which their speeds are added up.
     all: BTreeSet<usize>,
-    /// Those that may go elsewhere, the slowest first; of equals the lowest member.
+    /// Those that may move, the slowest first; among equals the lowest member first.
     mobile: Vec<usize>,
-    /// What all of them get through.
+    /// Their total throughput.
     throughput: f64,
 }
 
-/// Those of a stage's mobile replicas that are slower than the one of most use, or the others.
+/// The mobile replicas of a stage that are slower than the most useful one, or the others.
 struct Side<'a> {
-    crowd: &'a Crowd,
+    group: &'a StageReplicas,
     cost: f64,
     left: Range<usize>,
-    /// Whether the fastest of them is of most use.
+    /// Whether the fastest of them is the most useful.
     rises: bool,
-    /// Who is of most use: all of one speed, and how fast the lesser of the two stages would be.
+    /// The most useful ones: all of one speed, and the resulting speed of the slower of the two
+    /// stages.
     head: Option<(f64, Range<usize>)>,
 }
 
 impl<'a> Search<'a> {
     /// # Panics
-    /// When a stage has no cost.
+    /// If a stage has no cost.
     pub(super) fn new(replicas: &[Replica], costs: &'a BTreeMap<Stage, f64>) -> Self {
-        let mut stages: BTreeMap<Stage, Crowd> =
-            costs.keys().map(|stage| (*stage, Crowd::default())).collect();
+        let mut stages: BTreeMap<Stage, StageReplicas> =
+            costs.keys().map(|stage| (*stage, StageReplicas::default())).collect();
         for (place, replica) in replicas.iter().enumerate() {
-            let crowd = stages.get_mut(&replica.stage).expect("every stage has a cost");
-            crowd.all.insert(place);
+            let group = stages.get_mut(&replica.stage).expect("every stage has a cost");
+            group.all.insert(place);
             if replica.mobile {
-                crowd.mobile.push(place);
+                group.mobile.push(place);
             }
         }
-        let mut field = Self {
+        let mut search = Self {
             costs,
             replicas: replicas.to_vec(),
             stages,
             #[cfg(test)]
             evaluations: Cell::new(0),
         };
-        let Self { replicas, stages, .. } = &mut field;
-        for crowd in stages.values_mut() {
-            crowd.mobile.sort_by(|one, other| {
+        let Self { replicas, stages, .. } = &mut search;
+        for group in stages.values_mut() {
+            group.mobile.sort_by(|one, other| {
                 let (one, other) = (&replicas[*one], &replicas[*other]);
                 one.speed.total_cmp(&other.speed).then(one.member.cmp(&other.member))
             });
-            crowd.add_up(replicas);
+            group.add_up(replicas);
         }
-        field
+        search
     }
 
     /// The slowest stage, the first of several, and its microbatches per second.
     pub(super) fn slowest(&self) -> (Stage, f64) {
-        let all = self.stages.iter().map(|(stage, crowd)| (*stage, crowd.throughput));
+        let all = self.stages.iter().map(|(stage, group)| (*stage, group.throughput));
         all.min_by(|one, other| one.1.total_cmp(&other.1)).expect("a run has stages")
     }
 
-    /// Has a replica go to a stage; it goes nowhere else.
+    /// Moves a replica to a stage. It does not move again in this plan.
     pub(super) fn go(&mut self, place: usize, to: Stage) -> Member {
         let replica = &mut self.replicas[place];
         let from = std::mem::replace(&mut replica.stage, to);
         replica.speed *= self.costs[&from] / self.costs[&to];
-        // Nobody goes twice: a chain of moves would only be a longer way.
+        // No replica moves twice: a chain of moves would only be a detour.
         replica.mobile = false;
         let member = replica.member;
         let left = self.stages.get_mut(&from).expect("it was there");
@@ -101,8 +102,8 @@ impl<'a> Search<'a> {
         member
     }
 
-    /// Who goes to the slowest stage: whose leaving and coming leaves the lesser of the two fastest, and
-    /// faster than the slowest is now. Of several that are no different in that, who comes nearest.
+    /// The next move to the slowest stage: the one that makes the slower of the two stages fastest,
+    /// and faster than the slowest is now. Among equally useful replicas, the nearest.
     pub(super) fn next_move(
         &self,
         mut distance: impl FnMut(Member, Stage) -> f64,
@@ -116,9 +117,9 @@ impl<'a> Search<'a> {
         nearest.map(|(_, place)| (place, to))
     }
 
-    /// Those who are of most use at a stage that gets through so much now, and those who are no different, as
-    /// many as are looked at: who is of most use first, of equals the lowest, so that the same is proposed
-    /// again.
+    /// Up to [`EQUALS`] replicas that are most useful at a stage with this throughput, or about as
+    /// useful, the most useful first. Among equals the lowest member comes first, so that repeated
+    /// plans agree.
     fn best(&self, to: Stage, now: f64) -> Vec<usize> {
         let mut sides = self.sides(to, now);
         let mut found: Vec<(f64, usize)> = Vec::new();
@@ -128,12 +129,12 @@ impl<'a> Search<'a> {
             && let Some((lesser, run)) = side.head.take()
         {
             let differs = found.first().is_some_and(|(best, _)| lesser * SAME < *best);
-            // Of those that are of as much use as the last one the lowest count.
+            // Among replicas as useful as the last one, the lowest count.
             let enough = found.len() >= EQUALS && found.last().is_some_and(|last| lesser < last.0);
             if lesser <= now || differs || enough {
                 break;
             }
-            found.extend(side.crowd.mobile[run].iter().take(EQUALS).map(|place| (lesser, *place)));
+            found.extend(side.group.mobile[run].iter().take(EQUALS).map(|place| (lesser, *place)));
             self.advance(side, to, now);
         }
         found.sort_by(|(one_lesser, one), (other_lesser, other)| {
@@ -144,20 +145,20 @@ impl<'a> Search<'a> {
         found.into_iter().map(|(_, place)| place).collect()
     }
 
-    /// Both sides of each stage that somebody may leave.
+    /// Both sides of each stage that a replica may leave.
     fn sides(&self, to: Stage, now: f64) -> Vec<Side<'_>> {
         let mut sides = Vec::new();
-        for (stage, crowd) in &self.stages {
-            if *stage == to || crowd.all.len() < 2 {
+        for (stage, group) in &self.stages {
+            if *stage == to || group.all.len() < 2 {
                 continue;
             }
             let cost = self.costs[stage];
-            let middle = crowd.mobile.partition_point(|place| {
-                let (there, here) = self.both(crowd, cost, *place, to, now);
+            let middle = group.mobile.partition_point(|place| {
+                let (there, here) = self.both(group, cost, *place, to, now);
                 there < here
             });
-            for (left, rises) in [(0..middle, true), (middle..crowd.mobile.len(), false)] {
-                let mut side = Side { crowd, cost, left, rises, head: None };
+            for (left, rises) in [(0..middle, true), (middle..group.mobile.len(), false)] {
+                let mut side = Side { group, cost, left, rises, head: None };
                 self.advance(&mut side, to, now);
                 sides.push(side);
             }
@@ -165,12 +166,12 @@ impl<'a> Search<'a> {
         sides
     }
 
-    /// Finds who of a side is of most use of those that are left.
+    /// Finds the most useful remaining replicas of a side.
     fn advance(&self, side: &mut Side<'_>, to: Stage, now: f64) {
-        let Side { crowd, cost, left, rises, .. } = side;
-        let mobile = &crowd.mobile[left.clone()];
+        let Side { group, cost, left, rises, .. } = side;
+        let mobile = &group.mobile[left.clone()];
         let Some(place) = (if *rises { mobile.last() } else { mobile.first() }) else { return };
-        let (there, here) = self.both(crowd, *cost, *place, to, now);
+        let (there, here) = self.both(group, *cost, *place, to, now);
         let speed = self.replicas[*place].speed;
         let than = |place: &usize| self.replicas[*place].speed.total_cmp(&speed);
         let run = if *rises {
@@ -187,16 +188,23 @@ impl<'a> Search<'a> {
         side.head = Some((there.min(here), run));
     }
 
-    /// What the stage that a replica goes to would get through, and the one that it leaves.
-    fn both(&self, crowd: &Crowd, cost: f64, place: usize, to: Stage, now: f64) -> (f64, f64) {
+    /// Throughput of the stage that a replica moves to, and of the one that it leaves.
+    fn both(
+        &self,
+        group: &StageReplicas,
+        cost: f64,
+        place: usize,
+        to: Stage,
+        now: f64,
+    ) -> (f64, f64) {
         #[cfg(test)]
         self.evaluations.set(self.evaluations.get() + 1);
         let speed = self.replicas[place].speed;
-        (now + speed * cost / self.costs[&to], crowd.throughput - speed)
+        (now + speed * cost / self.costs[&to], group.throughput - speed)
     }
 }
 
-impl Crowd {
+impl StageReplicas {
     fn add_up(&mut self, replicas: &[Replica]) {
         self.throughput = self.all.iter().map(|place| replicas[*place].speed).sum();
     }
@@ -225,7 +233,7 @@ mod tests {
         all.min_by(|one, other| one.1.total_cmp(&other.1)).expect("there are stages")
     }
 
-    /// The next move as its rule says it: all are looked at, and put in order.
+    /// The next move by its definition: all replicas are evaluated and sorted.
     fn plain_move(
         replicas: &[Replica],
         costs: &BTreeMap<Stage, f64>,
@@ -277,7 +285,7 @@ mod tests {
         Plan { moves, before, after: afters[enough] }
     }
 
-    /// Speeds of which many are equal, nearly equal, or not at all.
+    /// Speeds of which many are equal or nearly equal.
     fn speed() -> impl Strategy<Value = f64> {
         prop_oneof![
             4 => (1u8..5).prop_map(f64::from),
@@ -296,7 +304,7 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
         #[test]
-        fn plans_are_those_that_looks_at_everybody_lead_to(
+        fn plans_equal_those_of_an_exhaustive_search(
             all in prop::collection::vec(replica(), 0..160),
             costs in prop::collection::vec(prop_oneof![Just(1.0), 0.1f64..10.0], 5),
             equal in prop::bool::ANY,
@@ -310,7 +318,7 @@ mod tests {
                 })
                 .collect();
             let costs: BTreeMap<Stage, f64> = (0..).map(Stage).zip(costs).collect();
-            // Far for some, equally far for most, or for all.
+            // Far for some members, equally far for most, or for all.
             let distance = |member: Member, stage: Stage| {
                 let number = u64::from(member.peer.0[7]) + u64::from(stage.0);
                 (number * salt % 7) as f64
@@ -320,9 +328,9 @@ mod tests {
         }
     }
 
-    /// A quarter of the members of two stages has to go, hundreds of moves, of no two that are equally fast.
+    /// A quarter of the members of two stages moves, hundreds of moves, with all speeds different.
     #[test]
-    fn a_move_among_ten_thousand_takes_a_look_at_few() {
+    fn a_move_among_ten_thousand_needs_few_evaluations() {
         let all: Vec<Replica> = (0..10_000)
             .map(|number| {
                 let stage = Stage(if number < 8000 { (number % 4) as u16 } else { 4 });
@@ -331,19 +339,19 @@ mod tests {
             })
             .collect();
         let costs: BTreeMap<Stage, f64> = (0..6).map(|stage| (Stage(stage), 1.0)).collect();
-        let mut field = Search::new(&all, &costs);
-        assert_eq!(field.evaluations.get(), 0);
+        let mut search = Search::new(&all, &costs);
+        assert_eq!(search.evaluations.get(), 0);
         let (mut moves, mut distances) = (0, 0);
-        while let Some((mover, to)) = field.next_move(|_, _| {
+        while let Some((mover, to)) = search.next_move(|_, _| {
             distances += 1;
             0.0
         }) {
-            field.go(mover, to);
+            search.go(mover, to);
             moves += 1;
         }
         assert!(moves > 500, "{moves} moves");
         assert!(distances <= moves * 2 * EQUALS, "{distances} distances");
-        let each = field.evaluations.get() / moves;
+        let each = search.evaluations.get() / moves;
         assert!(each < 200, "{each} evaluations for each of {moves} moves");
     }
 }

@@ -1,4 +1,4 @@
-//! Whose part of a stage's vector is what, and in which pieces it travels.
+//! Assigns the parts of a stage's vector to members and cuts them into pieces.
 
 use std::ops::Range;
 
@@ -9,17 +9,17 @@ use shoal_protocol::units::Bytes;
 
 use crate::peer::RoundCut;
 
-/// These weights, or equal ones where all are zero.
+/// These weights, or equal ones if all are zero.
 fn not_all_zero(weights: &[u32]) -> Vec<u128> {
     let even = weights.iter().all(|weight| *weight == 0);
     weights.iter().map(|weight| if even { 1 } else { u128::from(*weight) }).collect()
 }
 
-/// How many of so many blocks each member reduces, in proportion to the weights; equal weights are given where all
-/// are zero.
+/// Number of blocks that each member reduces, in proportion to the weights; equal numbers if all
+/// weights are zero.
 ///
 /// # Panics
-/// When there are no members.
+/// If there are no members.
 fn shares(blocks: usize, weights: &[u32]) -> Vec<usize> {
     assert!(!weights.is_empty(), "a round has members");
     let weights = not_all_zero(weights);
@@ -33,8 +33,8 @@ fn shares(blocks: usize, weights: &[u32]) -> Vec<usize> {
     weights.iter().map(share).collect()
 }
 
-/// Of these places the one that has least of what is its due, by cross-multiplication: exact, and so the same
-/// everywhere.
+/// The place with the smallest ratio of `has` to `due`. It is compared by cross-multiplication,
+/// which is exact and therefore the same on every peer.
 fn least(
     places: impl Iterator<Item = usize>,
     has: impl Fn(usize) -> u128,
@@ -43,9 +43,9 @@ fn least(
     places.min_by(|one, other| (has(*one) * due(*other)).cmp(&(has(*other) * due(*one))))
 }
 
-/// The pieces of a vector of so many elements that each member reduces, in order: whole blocks, but for the end of
-/// the vector, and no more than so many elements each. The vector is dealt out piece by piece, to whoever has got least
-/// of its share: what some layers' sums have more of, that packs worse, is spread over all.
+/// The pieces of a vector that each member reduces, in order. They are whole blocks, except at the
+/// end of the vector, of at most `piece_elements` elements. Each piece goes to the member that has
+/// the least of its share so far: this spreads layers whose sums pack badly over all members.
 fn deal(elements: usize, weights: &[u32], cut: RoundCut) -> Vec<Vec<Range<usize>>> {
     let RoundCut { block_elements, piece_elements } = cut;
     assert!(block_elements > 0, "a block has elements");
@@ -67,23 +67,23 @@ fn deal(elements: usize, weights: &[u32], cut: RoundCut) -> Vec<Vec<Range<usize>
     pieces
 }
 
-/// How the vector of one round is cut, and what its pieces weigh.
+/// The layout of one round's vector: its pieces and their sizes.
 #[derive(Debug, Clone)]
 pub(crate) struct Layout {
-    /// Those of each member, by its place.
+    /// Each member's pieces, by its place.
     pieces: Vec<Vec<Range<usize>>>,
     codec: SumCodec,
 }
 
 impl Layout {
-    /// That of a stage of so many elements.
+    /// The layout for a stage of `elements` elements.
     pub(crate) fn new(round: &Round, elements: usize, cut: RoundCut, codec: SumCodec) -> Self {
         let weights: Vec<u32> = round.group.members.iter().map(|part| part.weight).collect();
         Self { pieces: deal(elements, &weights, cut), codec }
     }
 
-    /// That of those who are left without the members at these places, in order: each of their pieces goes to who
-    /// then has least for its weight, after what it has.
+    /// The layout without the members at the places `gone`, in order. Each of their pieces goes to
+    /// the remaining member that has the least for its weight, and is appended to its pieces.
     pub(crate) fn without(&self, gone: &[usize], left: &RoundGroup) -> Self {
         let weights: Vec<u32> = left.members.iter().map(|part| part.weight).collect();
         Self { pieces: self.dealt_anew(gone, &weights), codec: self.codec }
@@ -103,19 +103,19 @@ impl Layout {
         for piece in lost {
             let open = (0..pieces.len()).filter(|place| weights[*place] > 0);
             let place = least(open, |place| has[place], |place| weights[place]);
-            let place = place.expect("somebody is left");
+            let place = place.expect("a member remains");
             has[place] += piece.len() as u128;
             pieces[place].push(piece);
         }
         pieces
     }
 
-    /// How many pieces the part of the member at this place has.
+    /// Number of pieces of the member at this place.
     pub(crate) fn pieces(&self, place: usize) -> usize {
         self.pieces[place].len()
     }
 
-    /// How many pieces there are in all.
+    /// Number of pieces of all members.
     pub(crate) fn all_pieces(&self) -> usize {
         self.pieces.iter().map(Vec::len).sum()
     }
@@ -130,18 +130,18 @@ impl Layout {
         self.pieces[place].iter().map(|piece| piece.start)
     }
 
-    /// What one member's sums of these elements weigh.
+    /// Size of one member's sums of these elements.
     pub(crate) fn part_bytes(&self, range: &Range<usize>) -> Bytes {
         bytes(self.codec.part(), range.len())
     }
 
-    /// What comes back of them weighs.
+    /// Size of the result of these elements.
     pub(crate) fn result_bytes(&self, range: &Range<usize>) -> Bytes {
         bytes(self.codec.result(), range.len())
     }
 }
 
-/// The most that one member's sums in one piece weigh.
+/// Maximum size of one member's sums in one piece.
 pub(crate) fn piece_bytes(cut: RoundCut, codec: SumCodec) -> Bytes {
     bytes(codec.part(), cut.piece_elements)
 }
@@ -160,7 +160,7 @@ mod tests {
         RoundCut { block_elements, piece_elements }
     }
 
-    /// Who gets which piece, in the vector's order: the place, the first element and the one after the last.
+    /// The owner of each piece in the vector's order: place, first element, end.
     fn dealt(elements: usize, weights: &[u32], cut: RoundCut) -> Vec<(usize, usize, usize)> {
         let pieces = deal(elements, weights, cut).into_iter().enumerate();
         let mut all: Vec<_> = pieces
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_go_to_who_has_least_of_its_share() {
+    fn pieces_go_to_the_member_with_the_least_of_its_share() {
         let of_two = [(0, 0, 4), (1, 4, 8), (0, 8, 10), (1, 10, 12)];
         assert_eq!(dealt(12, &[1, 1], cut(2, 4)), of_two);
         let places = dealt(16, &[1, 2, 1], cut(1, 2)).into_iter().map(|(place, ..)| place);
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_gone_had_goes_to_who_has_least() {
+    fn pieces_of_lost_members_go_to_the_members_with_the_least() {
         let layout = Layout { pieces: deal(24, &[2, 1, 1, 2], cut(1, 2)), codec: SumCodec::Exact };
         let before = layout.pieces.clone();
         let mended = layout.dealt_anew(&[1], &[2, 1, 2]);
@@ -198,7 +198,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn without_some_the_others_keep_what_they_have_and_get_the_rest(
+        fn without_some_members_the_others_keep_their_pieces_and_get_the_rest(
             elements in 1usize..50_000,
             weights in prop::collection::vec(0u32..1000, 2..20),
             gone in prop::collection::btree_set(0usize..20, 1..6),

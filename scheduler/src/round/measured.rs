@@ -1,28 +1,31 @@
-//! What members' links carry to all others at once, from what was measured between each two of them.
+//! Rates of members' links to all others at once, from rates measured between pairs.
 //!
-//! In a round a member's ways to the others are in use together and share its uplink, so their rates add up to
-//! what that carries. But with `n` members of whom `i` reduces the share `w_i`, so much goes from `i` to `j` for
-//! each number of the vector: `w_j p + w_i r`, with `p` bytes for a number of a part and `r` for one of a result.
-//! Between two that reduce little next to nothing goes, and what was measured there is of another time, or of a
-//! moment in which others left them the link: it is no part of the sum. Where it was, whoever reduces nothing
-//! looked faster for it, was given a part, looked slow in the next round, and so on in turns.
+//! In a round a member's links to the others are in use together and share its uplink, so their
+//! rates add up to that of the uplink. With `n` members of which `i` reduces the share `w_i`,
+//! member `i` sends `w_j p + w_i r` bytes to `j` for each number of the vector, with `p` bytes for
+//! a number of a part and `r` for one of a result. Between two members that reduce little, almost
+//! nothing is sent, and the rate measured there belongs to another time, or to a moment in which
+//! the others left the link idle: it is excluded from the sum. If it were included, a member that
+//! reduces nothing would look fast, be given a part, look slow in the next round, and so on in
+//! turns.
 
 use shoal_protocol::units::Rate;
 
 use super::weights::{MemberRates, NumberBytes};
 
-/// Ways that carry less than this of what the fullest one of the member does say nothing of its link.
+/// Links that carry less than this fraction of the member's busiest link are excluded.
 const LITTLE: f64 = 0.25;
 
-/// What a way carries, by what was known and by what was measured since: the mean of the times that a byte took. So a
-/// moment in which others left a link to one of them counts little.
+/// A link's rate from the known rate and a new measurement: the mean of the times per byte. A
+/// moment in which the others left a link idle therefore counts little.
 pub(crate) fn averaged(known: Rate, measured: Rate) -> Rate {
     let time = |rate: Rate| 1.0 / rate.0.max(1) as f64;
     Rate((2.0 / (time(known) + time(measured))) as u64)
 }
 
-/// Each member's rates, where they had these weights (none of who was not there) while those from one to another
-/// were measured. Ways that were not measured are taken for as fast as the others of the member.
+/// Each member's rates, from the rates measured between pairs while members had these weights
+/// (`None` for absent members). A link without a measurement is assumed to be as fast as the
+/// member's other links.
 pub(crate) fn member_rates(
     weights: &[Option<u32>],
     bytes: NumberBytes,
@@ -34,14 +37,12 @@ pub(crate) fn member_rates(
     };
     let all = 0..weights.len();
     let sum = |me: usize, path: &dyn Fn(usize) -> (usize, usize)| {
-        let link_estimates = || all.clone().filter(|other| *other != me).map(path);
-        let known = link_estimates()
-            .map(|(from, to)| carried(from, to))
-            .filter(|carried| carried.is_finite());
+        let pairs = || all.clone().filter(|other| *other != me).map(path);
+        let known =
+            pairs().map(|(from, to)| carried(from, to)).filter(|carried| carried.is_finite());
         let most = known.fold(0.0, f64::max);
         let (mut used, mut measured, mut sum) = (0.0, 0.0, 0.0);
-        for (from, to) in link_estimates().filter(|(from, to)| carried(*from, *to) >= LITTLE * most)
-        {
+        for (from, to) in pairs().filter(|(from, to)| carried(*from, *to) >= LITTLE * most) {
             used += 1.0;
             if let Some(rate) = rate(from, to) {
                 measured += 1.0;
@@ -62,7 +63,7 @@ mod tests {
     const BYTES: NumberBytes = NumberBytes { part: 4.0, result: 4.0 };
 
     #[test]
-    fn ways_add_up_and_those_that_were_not_measured_are_like_the_others() {
+    fn link_rates_add_up_and_unmeasured_links_are_like_the_others() {
         let rate = |from: usize, to: usize| (from != 2 || to != 0).then_some((1 + from) as f64);
         for weights in [[None; 3], [Some(1); 3], [Some(0); 3], [Some(5), Some(5), None]] {
             let found = member_rates(&weights, BYTES, rate);
@@ -82,8 +83,9 @@ mod tests {
     }
 
     #[test]
-    fn a_way_between_two_that_reduce_nothing_says_nothing() {
-        // Members 0 and 1 sent each other something once, and only send to the other two and hear of them now.
+    fn a_link_between_two_members_that_reduce_nothing_is_excluded() {
+        // Members 0 and 1 exchanged data once; in this round they only exchange data with the other
+        // two.
         let weights = [Some(0), Some(1), Some(44), Some(55)];
         let found = member_rates(&weights, BYTES, |_, _| Some(25.0));
         assert_eq!((found[0].up, found[1].down), (Some(50.0), Some(50.0)));

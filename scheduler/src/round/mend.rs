@@ -1,10 +1,11 @@
-//! A round that goes on without members that are gone, with what there is of it.
+//! A round that continues without the members that are gone, with the pieces that exist.
 //!
-//! What the gone had counted is counted by others now, so that the sums of some are not what they were.
-//! Each piece needs sums that make the whole batch, and which those are is up to whoever sums it: pieces that
-//! a member has summed stay as they are everywhere, with the sums of the gone in them. For the others it
-//! takes what came of those whose sums did not change, and waits for what the rest send again. Only the pieces that
-//! the gone were to sum begin anew, at other members, since nobody knows who heard of their results.
+//! Other members recompute the contributions of the lost ones, so the sums of some members change.
+//! Each piece needs sums that make up the whole batch, and its reducer decides which. Reduced
+//! pieces stay valid everywhere, with the sums of the lost members in them. For the other pieces
+//! the reducer keeps the sums from members whose sums did not change, and waits for the rest to
+//! send theirs again. Only the pieces that the lost members owned are reduced anew, by other
+//! members, because it is unknown which members received their results.
 
 use shoal_protocol::ids::Mend;
 use shoal_protocol::message::Round;
@@ -12,26 +13,27 @@ use shoal_protocol::message::Round;
 use super::{OwnPiece, Reduction, gone, place_in};
 use crate::action::{Fault, PeerAction};
 
-/// Whether what is told of a round follows what is known: its beginning, or where that is known that it is mended
-/// once more, among some of its members. Who missed how it began hears when it is tried anew.
-pub(crate) fn is_next(known: Option<&Round>, told: &Round) -> bool {
-    let Some(known) = known.filter(|known| known.id >= told.id) else {
-        return told.mended.mend == Mend(0);
+/// Whether a reported round follows the known one: it is a new round, or the known round mended
+/// once more with a subset of its members. A member that missed the start of a round joins at the
+/// next attempt.
+pub(crate) fn is_next(known: Option<&Round>, reported: &Round) -> bool {
+    let Some(known) = known.filter(|known| known.id >= reported.id) else {
+        return reported.mended.mend == Mend(0);
     };
-    known.id == told.id
-        && known.mended.mend.next() == told.mended.mend
-        && told.group.members.iter().all(|part| place_in(known, part.member).is_some())
+    known.id == reported.id
+        && known.mended.mend.next() == reported.mended.mend
+        && reported.group.members.iter().all(|part| place_in(known, part.member).is_some())
 }
 
 impl Reduction {
-    /// Something is added to this member's sums, as the engine comes to it: what a member that is gone
-    /// had counted. Nothing more is read of them before it is known who else has others now.
+    /// Marks this member's sums as changing: the engine adds a lost member's contributions to them.
+    /// No sums are read until the mended round tells which members' sums changed.
     pub(crate) fn sums_change(&mut self) {
         self.changing = true;
     }
 
-    /// Goes on with those who are left, which this member is one of. `own_proof` is the sum of the tags of
-    /// what it counted by now.
+    /// Continues with the remaining members, of which this one must be one. `own_proof` is the sum
+    /// of the tags that this member has counted by then.
     pub(crate) fn go_on(
         &mut self,
         round: Round,
@@ -39,17 +41,17 @@ impl Reduction {
         out: &mut Vec<PeerAction>,
     ) -> Result<(), Fault> {
         let before = std::mem::replace(&mut self.round, round);
-        let stands = |place: usize| place_in(&self.round, before.group.members[place].member);
-        let stands: Vec<Option<usize>> = (0..self.others.len()).map(stands).collect();
+        let new_place = |place: usize| place_in(&self.round, before.group.members[place].member);
+        let new_place: Vec<Option<usize>> = (0..self.others.len()).map(new_place).collect();
         self.forget_results_of(&gone(&before, &self.round));
-        self.place = stands[self.place].expect("this member is one of those who are left");
-        self.let_go_of_parts(&stands, out);
-        let mut stays = stands.iter().map(Option::is_some);
+        self.place = new_place[self.place].expect("this member is one of the remaining ones");
+        self.discard_parts(&new_place, out);
+        let mut stays = new_place.iter().map(Option::is_some);
         self.others.retain(|_| stays.next().expect("as many as there were"));
         for place in &self.round.mended.changed {
             let changed = usize::from(*place);
             if changed == self.place {
-                // Whoever has not summed a piece has let go of what it got.
+                // Reducers that have not summed a piece have discarded this member's sums for it.
                 for other in &mut self.others {
                     other.next = 0;
                     other.on_way.clear();
@@ -64,7 +66,7 @@ impl Reduction {
         self.start(out)
     }
 
-    /// The pieces that the gone had summed are not there any more, and are others' to sum.
+    /// Removes the results of the lost members' pieces and assigns those to others.
     fn forget_results_of(&mut self, gone: &[usize]) {
         for start in gone.iter().flat_map(|place| self.layout.starts(*place)) {
             self.here.remove(&start);
@@ -72,22 +74,22 @@ impl Reduction {
         self.layout = self.layout.without(gone, &self.round.group);
     }
 
-    /// Lets go of what the gone, and those whose sums changed, sent for pieces that are not summed. The others'
-    /// stays, at the places where they stand now.
-    fn let_go_of_parts(&mut self, stands: &[Option<usize>], out: &mut Vec<PeerAction>) {
+    /// Discards sums for unreduced pieces from lost members and from members whose sums changed.
+    /// The other sums stay, under their members' new places.
+    fn discard_parts(&mut self, new_place: &[Option<usize>], out: &mut Vec<PeerAction>) {
         let changed = &self.round.mended.changed;
-        let mut of_no_use = Vec::new();
+        let mut discarded = Vec::new();
         for own in self.own.iter_mut().filter(|own| !own.given) {
             for (place, part) in std::mem::take(&mut own.parts) {
-                let stands = stands[usize::from(place)].map(|place| place as u16);
-                match stands.filter(|place| !changed.contains(place)) {
+                let new_place = new_place[usize::from(place)].map(|place| place as u16);
+                match new_place.filter(|place| !changed.contains(place)) {
                     Some(place) => {
                         own.parts.insert(place, part);
                     }
-                    None => of_no_use.push(part.payload),
+                    None => discarded.push(part.payload),
                 }
             }
         }
-        self.release(of_no_use.into_iter(), out);
+        self.release(discarded.into_iter(), out);
     }
 }

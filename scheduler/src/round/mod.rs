@@ -1,14 +1,14 @@
 //! The all-reduce of one stage's replicas: a butterfly.
 //!
 //! Every member owns a part of the stage's vector in proportion to its weight. It sends each other
-//! member that one's part of its sums, adds up what it gets for its own part, and sends the result
-//! back to all. Parts travel in pieces, a bounded number at a time, so that a large stage
-//! needs little memory beside it, and every part has pieces from all over the vector. With every
-//! piece goes the sum of the tags of what its sender counted: if a piece's sums are not the whole
-//! batch's, it is refused.
+//! member that member's part of its own sums, adds up the sums that it receives for its own part,
+//! and sends the result to all. Parts travel in pieces, a bounded number at a time, so that a large
+//! stage needs little extra memory; the pieces of every part are spread over the whole vector.
+//! Every piece carries the sum of the tags that its sender counted. A piece whose sums differ from
+//! the whole batch's is rejected.
 //!
-//! A member that is gone costs its own part of the vector, and what others now count in its place: the
-//! round is mended and goes on.
+//! The loss of a member costs only its own part of the vector and the sums of the members that
+//! recompute its contributions: the round is mended and continues.
 
 mod layout;
 mod measured;
@@ -29,14 +29,15 @@ pub(crate) use measured::{averaged, member_rates};
 pub(crate) use mend::is_next;
 pub(crate) use weights::{MemberRates, NumberBytes, least_time, weights};
 
-/// Pieces that one member sends another before results come back, at most, whatever room it has
-/// itself: who has not heard yet that the step is closed keeps them, and must know how many.
+/// Maximum number of pieces in flight from one member to another before results come back, however
+/// much room the sender has. A receiver that has not yet learned that the step is closed buffers
+/// them, so this bounds its memory.
 pub(crate) const AHEAD: u32 = 128;
 
-/// For so long, or so many round trips, a member sends to another before results come back, and so
-/// many pieces at least. A result is there only when all members' sums have come, so who is faster than
-/// others waits for them here and leaves them the links: connections that meet at one share it evenly
-/// only after many seconds, and the slowest decides when a round ends.
+/// Before results come back, a member sends to another for the longer of this time and this many
+/// round trips, and at least `LEAST_AHEAD` pieces. A result exists only when all members' sums have
+/// arrived, so a fast member waits here and leaves the links to the others. Connections that meet
+/// at one link share it evenly only after many seconds, and the slowest decides when a round ends.
 const AHEAD_TIME: (Duration, u32) = (Duration::from_millis(20), 3);
 const LEAST_AHEAD: u32 = 4;
 
@@ -44,57 +45,57 @@ const LEAST_AHEAD: u32 = 4;
 #[derive(Debug)]
 pub(crate) struct Reduction {
     round: Round,
-    /// This member's place.
+    /// This member's index in the round.
     place: usize,
     layout: Layout,
     /// Pieces of the whole vector.
     pieces: usize,
-    /// Sums of the tags of what this member counted and of the whole batch.
+    /// Sums of the tags that this member counted, and of the whole batch's tags.
     own_proof: u64,
     whole_proof: u64,
-    /// This member's sums change: nothing is read of them before the round is mended.
+    /// This member's sums are about to change: none is read before the round is mended.
     changing: bool,
-    /// By their places; this member's own is not used.
+    /// By their index; this member's own entry is unused.
     others: Vec<Other>,
     own: Vec<OwnPiece>,
-    /// Results that the engine is keeping, in the order in which it was given them.
+    /// Results that the engine is storing, in the order of the tasks.
     installing: VecDeque<Installing>,
-    /// Pieces of the vector that this member's result has, by their first elements.
+    /// First elements of the pieces of the vector that this member's result has.
     here: BTreeSet<usize>,
-    /// The engine measures the result as it is.
+    /// The engine is summarising the result as it is.
     measuring: bool,
     outcome: Option<RoundOutcome>,
     held: Bytes,
-    /// Tasks given and not done.
+    /// Tasks given and not finished.
     tasks: usize,
-    /// The round came to nothing: what still comes is let go.
+    /// The round was aborted: whatever still arrives is released.
     aborted: bool,
 }
 
-/// Another member's part, as this one sees it.
+/// The state of the exchange with another member.
 #[derive(Debug)]
 struct Other {
-    /// Pieces that may be on their way to it.
+    /// Limit of the pieces in flight to it.
     ahead: u32,
-    /// The first piece that was not handed to the engine for sending.
+    /// The first piece that was not given to the engine for export.
     next: u32,
-    /// Pieces handed to the engine whose result has not come.
+    /// Pieces given to the engine whose result has not arrived.
     on_way: BTreeSet<u32>,
-    /// Pieces whose result came.
+    /// Pieces whose result has arrived.
     results: BTreeSet<u32>,
-    /// When its sums changed last: what it sent before is of no use.
+    /// The mend at which its sums last changed: earlier pieces are invalid.
     since: Mend,
 }
 
 /// One piece of this member's part.
 #[derive(Debug, Default)]
 struct OwnPiece {
-    /// What the others sent, by their places.
+    /// Sums from the other members, by their index.
     parts: BTreeMap<u16, Part>,
     given: bool,
 }
 
-/// What another member sent for a piece.
+/// Another member's sums for a piece.
 #[derive(Debug)]
 struct Part {
     payload: Payload,
@@ -102,18 +103,18 @@ struct Part {
     proof: u64,
 }
 
-/// A result on its way into the engine.
+/// A result that the engine is about to store.
 #[derive(Debug)]
 struct Installing {
     start: usize,
     payload: Payload,
-    /// Who reduced it.
+    /// The member that reduced it.
     owner: Member,
 }
 
 impl Reduction {
-    /// The round as `me` sees it, which must be a member of it; none otherwise. `ahead` is how many
-    /// pieces may be on their way to each member, by places.
+    /// Creates the round from the view of `me`; `None` if `me` is not a member of it. `ahead`
+    /// limits the pieces in flight to each member, by index.
     pub(crate) fn new(
         round: Round,
         me: Member,
@@ -152,7 +153,8 @@ impl Reduction {
         })
     }
 
-    /// Takes no further part: whatever waits is released, whatever the engine uses when it is done.
+    /// Ends the participation: waiting payloads are released, and those in use when the engine is
+    /// done.
     pub(crate) fn abort(&mut self, out: &mut Vec<PeerAction>) {
         self.aborted = true;
         let waiting: Vec<Payload> = self
@@ -165,7 +167,7 @@ impl Reduction {
         self.release(waiting.into_iter(), out);
     }
 
-    /// Whether the engine still has tasks of it.
+    /// Whether the engine still has tasks of this round.
     pub(crate) fn is_busy(&self) -> bool {
         self.tasks > 0
     }
@@ -179,7 +181,7 @@ impl Reduction {
         &self.round
     }
 
-    /// What the round came to, once this member holds its result.
+    /// The outcome of the round, once this member holds its result.
     pub(crate) fn outcome(&self) -> Option<RoundOutcome> {
         self.outcome
     }
@@ -189,9 +191,10 @@ impl Reduction {
         self.held
     }
 
-    /// Sends what may be on its way, and has summed what is there.
+    /// Sends the first pieces and reduces those that are complete.
     pub(crate) fn start(&mut self, out: &mut Vec<PeerAction>) -> Result<(), Fault> {
-        // A piece for each, from the next member on: nobody's downlink is everybody's first.
+        // One piece to each member, beginning with the next one, so that no downlink is everyone's
+        // first.
         let members = self.others.len();
         let most = self.others.iter().map(|other| other.ahead).max().unwrap_or(0);
         for ahead in 1..=most {
@@ -206,7 +209,7 @@ impl Reduction {
         Ok(())
     }
 
-    /// The engine read integers for another member.
+    /// Handles `Task::Export`: sends the integers to their reducer.
     pub(crate) fn exported(
         &mut self,
         to: Member,
@@ -224,7 +227,8 @@ impl Reduction {
         out.push(PeerAction::Release(payload.id));
     }
 
-    /// Another member's integers for this one's part, as they were at a mend. What does not fit is released.
+    /// Receives another member's integers for this member's part, as of a mend. Unexpected ones are
+    /// released.
     pub(crate) fn part(
         &mut self,
         (from, mend): (Member, Mend),
@@ -250,7 +254,7 @@ impl Reduction {
         self.reduce_when_whole(piece as usize, out)
     }
 
-    /// The engine summed a piece of this member's part: the others get it.
+    /// Handles `Task::Reduce`: sends the result to the other members.
     pub(crate) fn reduced(&mut self, piece: u32, payload: Payload, out: &mut Vec<PeerAction>) {
         self.tasks -= 1;
         let parts = std::mem::take(&mut self.own[piece as usize].parts);
@@ -271,7 +275,7 @@ impl Reduction {
         self.summarise_when_whole(out);
     }
 
-    /// A piece that another member reduced. What does not fit is released.
+    /// Receives a piece that another member reduced. An unexpected one is released.
     pub(crate) fn result(
         &mut self,
         from: Member,
@@ -306,11 +310,11 @@ impl Reduction {
         Ok(())
     }
 
-    /// The engine keeps a piece that another member reduced.
+    /// Handles `Task::Install`.
     pub(crate) fn installed(&mut self, range: &Range<usize>, out: &mut Vec<PeerAction>) {
         self.tasks -= 1;
         let Installing { start, payload, owner } =
-            self.installing.pop_front().expect("it was being installed");
+            self.installing.pop_front().expect("the result was being installed");
         assert_eq!(start, range.start, "tasks end in order");
         self.release(std::iter::once(payload), out);
         if self.aborted || self.other(owner).is_none() {
@@ -320,7 +324,7 @@ impl Reduction {
         self.summarise_when_whole(out);
     }
 
-    /// The engine measured the whole result. Returns it, if anybody still wants to know.
+    /// Handles `Task::Summarise`. Returns the outcome, if the round still needs it.
     pub(crate) fn summarised(
         &mut self,
         hash: ContentHash,
@@ -333,8 +337,8 @@ impl Reduction {
         self.outcome
     }
 
-    /// Gives out the next pieces of another member's part: at most so many beyond the results that
-    /// came, and no more than may be on their way to it.
+    /// Exports the next pieces of another member's part: at most `most` beyond the results that
+    /// have arrived, and at most its limit in flight.
     fn export(&mut self, to: usize, most: u32, out: &mut Vec<PeerAction>) {
         let pieces = self.layout.pieces(to) as u32;
         let most = most.min(self.others[to].ahead) as usize;
@@ -354,8 +358,8 @@ impl Reduction {
         }
     }
 
-    /// Has a piece of this member's part summed once every other member's integers are there and
-    /// the tags are those of the whole batch.
+    /// Reduces a piece of this member's part once every other member's integers are there and their
+    /// tags sum to the whole batch's.
     fn reduce_when_whole(&mut self, piece: usize, out: &mut Vec<PeerAction>) -> Result<(), Fault> {
         let own = &self.own[piece];
         let is_whole = own.parts.len() + 1 == self.round.group.members.len();
@@ -389,7 +393,7 @@ impl Reduction {
         }
     }
 
-    /// The place of another member than this one.
+    /// The index of a member other than this one.
     fn other(&self, member: Member) -> Option<usize> {
         place_in(&self.round, member).filter(|place| *place != self.place)
     }
@@ -399,26 +403,27 @@ impl Reduction {
     }
 }
 
-/// Where a member stands in a round: they are in order.
+/// The index of a member in a round, whose members are sorted.
 pub(crate) fn place_in(round: &Round, member: Member) -> Option<usize> {
     round.group.members.binary_search_by_key(&member, |part| part.member).ok()
 }
 
-/// The places of those who were in a round and are not when it is mended, in order.
+/// Indices in `before` of the members that `mended` lacks, in order.
 pub(crate) fn gone(before: &Round, mended: &Round) -> Vec<usize> {
     let members = before.group.members.iter().enumerate();
     let gone = members.filter(|(_, part)| place_in(mended, part.member).is_none());
     gone.map(|(place, _)| place).collect()
 }
 
-/// Pieces of so many bytes that one member of a round may have on their way to another before results
-/// come back, where so many bytes may be on their way in all.
+/// Number of pieces that a member of a round may have in flight to another before results come
+/// back, given the size of a piece and a limit of bytes for all outgoing pieces.
 pub(crate) fn most_ahead(piece: Bytes, outgoing: Bytes, members: usize) -> u32 {
     let others = members.saturating_sub(1).max(1) as u64;
     u32::try_from(outgoing.0 / piece.0 / others).unwrap_or(u32::MAX).clamp(1, AHEAD)
 }
 
-/// Of these, so many as the link to that other one wants, once it was measured.
+/// Number of pieces in flight that suit the measured link, at most `most`; `most` without a
+/// measurement.
 pub(crate) fn ahead(piece: Bytes, most: u32, path: Option<&LinkEstimate>) -> u32 {
     let Some((path, rate)) = path.and_then(|path| Some((path, path.rate?))) else { return most };
     let (least, round_trips) = AHEAD_TIME;

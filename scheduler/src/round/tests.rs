@@ -31,16 +31,15 @@ fn layout(round: &Round, elements: usize) -> Layout {
     Layout::new(round, elements, CUT, SumCodec::Exact)
 }
 
-/// Member 0's side of a round of two over 12 elements: its pieces are 0..4 and 8..10, the other's 4..8
-/// and 10..12. One piece
-/// may be on its way; both count tags of sum 5.
+/// Member 0's side of a round of two over 12 elements: it owns the pieces 0..4 and 8..10, the other
+/// member 4..8 and 10..12. One piece may be in flight; both members count tags of sum 5.
 fn of_two() -> Reduction {
     let round = round(&[1, 1]);
     let layout = layout(&round, 12);
     Reduction::new(round, member(0), layout, vec![1; 2], 5, 10).expect("a member")
 }
 
-/// The round of who is alone with a stage of three elements, and counted tags of this sum.
+/// The round of a single member with a stage of three elements, which counted tags of this sum.
 fn of_one(own_proof: u64) -> Reduction {
     let round = round(&[1]);
     let layout = layout(&round, 3);
@@ -68,7 +67,7 @@ fn actions(act: impl FnOnce(&mut Vec<PeerAction>)) -> Vec<PeerAction> {
 }
 
 #[test]
-fn who_is_no_member_has_no_round() {
+fn a_round_needs_its_owner_as_a_member() {
     let round = round(&[1, 1]);
     let layout = layout(&round, 12);
     let none = Reduction::new(round, member(7), layout, vec![1; 2], 0, 0);
@@ -76,7 +75,7 @@ fn who_is_no_member_has_no_round() {
 }
 
 #[test]
-fn a_piece_goes_out_when_the_one_before_has_come_back() {
+fn a_piece_is_sent_when_the_previous_one_has_come_back() {
     let mut reduction = of_two();
     let started = actions(|out| assert_eq!(reduction.start(out), Ok(())));
     assert_eq!(started, [export(0, 4..8)]);
@@ -100,7 +99,7 @@ fn the_first_pieces_go_to_each_in_turn_from_the_next_member_on() {
     let round = round(&[1, 1, 1, 1]);
     let layout = layout(&round, 32);
     let mut second = Reduction::new(round, member(1), layout, vec![2; 4], 5, 10).expect("a member");
-    let exported = actions(|out| second.start(out).expect("nothing is wrong yet"));
+    let exported = actions(|out| second.start(out).expect("a valid round"));
     let order: Vec<(Member, u32)> = exported
         .iter()
         .map(|action| match action {
@@ -185,11 +184,11 @@ fn a_wrong_proof_is_refused() {
 }
 
 #[test]
-fn what_does_not_fit_is_let_go() {
+fn unexpected_payloads_are_released() {
     let mut reduction = of_two();
     let mut out = Vec::new();
     let release = |id| vec![PeerAction::Release(PayloadId(id))];
-    // No such piece, no member, oneself.
+    // No such piece, no such member, the member itself.
     for (number, (from, piece)) in [(1, 2), (9, 0), (0, 0)].into_iter().enumerate() {
         let (number, from) = (number as u64, member(from));
         assert_eq!(
@@ -200,11 +199,11 @@ fn what_does_not_fit_is_let_go() {
         assert_eq!(reduction.result(from, piece, 10, mean(number, piece), &mut out), Ok(()));
         assert_eq!(std::mem::take(&mut out), release(number));
     }
-    // Of another length.
+    // Of a wrong length.
     assert_eq!(reduction.part((member(1), Mend(0)), 0, 5, part(6, 1), &mut out), Ok(()));
     assert_eq!(reduction.result(member(1), 0, 10, mean(7, 1), &mut out), Ok(()));
     assert_eq!(std::mem::take(&mut out), [release(6), release(7)].concat());
-    // What came already.
+    // A piece that was received before.
     assert_eq!(reduction.part((member(1), Mend(0)), 0, 5, part(8, 0), &mut out), Ok(()));
     out.clear();
     assert_eq!(reduction.part((member(1), Mend(0)), 0, 5, part(9, 0), &mut out), Ok(()));
@@ -212,7 +211,7 @@ fn what_does_not_fit_is_let_go() {
 }
 
 #[test]
-fn what_may_be_ahead_goes_by_the_link() {
+fn the_number_of_pieces_in_flight_depends_on_the_link() {
     let piece = Bytes(1 << 18);
     let link = |rate: u64, milliseconds: u64| {
         let round_trip = Duration::from_millis(milliseconds);
@@ -232,24 +231,26 @@ fn what_may_be_ahead_goes_by_the_link() {
     assert_eq!(most_ahead(piece, Bytes(u64::MAX), 2), AHEAD);
 }
 
-/// The round of three over 24 elements without member 2, and how member 0, which has summed its first piece, stood in
-/// it before: pieces 0..4 and 12..16 are its own, 4..8 and 16..20 member 1's, 8..12 and 20..24 member 2's.
-fn torn(changed: &[u16]) -> (Reduction, Round) {
+/// A mended round of three members over 24 elements without member 2, and member 0's state before
+/// the mend: it has summed its first piece. It owns the pieces 0..4 and 12..16, member 1 owns 4..8
+/// and 16..20, member 2 owns 8..12 and 20..24.
+fn interrupted(changed: &[u16]) -> (Reduction, Round) {
     let before = round(&[1, 1, 1]);
     let layout = layout(&before, 24);
-    let mut torn = Reduction::new(before, member(0), layout, vec![2; 3], 5, 15).expect("a member");
+    let mut interrupted =
+        Reduction::new(before, member(0), layout, vec![2; 3], 5, 15).expect("a member");
     actions(|out| {
-        torn.start(out).expect("nothing is wrong yet");
+        interrupted.start(out).expect("a valid round");
         for from in [1, 2] {
             let first = Payload { id: PayloadId(u64::from(from)), size: Bytes(32) };
-            torn.part((member(from), Mend(0)), 0, 5, first, out).expect("nothing is wrong yet");
+            interrupted.part((member(from), Mend(0)), 0, 5, first, out).expect("a valid round");
         }
         let second = Payload { id: PayloadId(3), size: Bytes(32) };
-        torn.part((member(1), Mend(0)), 1, 5, second, out).expect("nothing is wrong yet");
-        torn.reduced(0, Payload { id: PayloadId(10), size: Bytes(16) }, out);
+        interrupted.part((member(1), Mend(0)), 1, 5, second, out).expect("a valid round");
+        interrupted.reduced(0, Payload { id: PayloadId(10), size: Bytes(16) }, out);
     });
     let mended = Mended { mend: Mend(1), changed: changed.iter().copied().collect() };
-    (torn, Round { mended, ..round(&[1, 1]) })
+    (interrupted, Round { mended, ..round(&[1, 1]) })
 }
 
 fn result_of(id: u64) -> Payload {
@@ -257,83 +258,86 @@ fn result_of(id: u64) -> Payload {
 }
 
 #[test]
-fn a_mended_round_keeps_what_is_summed_and_what_came_of_those_whose_sums_stayed() {
-    // Member 0 has done what member 2 had.
-    let (mut torn, mended) = torn(&[0]);
+fn a_mended_round_keeps_summed_pieces_and_unchanged_sums() {
+    // Member 0 recomputed member 2's work.
+    let (mut interrupted, mended) = interrupted(&[0]);
     actions(|out| {
-        torn.result(member(1), 0, 15, result_of(20), out).expect("whole");
-        torn.result(member(2), 0, 15, result_of(21), out).expect("whole");
-        torn.installed(&(4..8), out);
+        interrupted.result(member(1), 0, 15, result_of(20), out).expect("whole");
+        interrupted.result(member(2), 0, 15, result_of(21), out).expect("whole");
+        interrupted.installed(&(4..8), out);
     });
-    torn.sums_change();
-    let went_on = actions(|out| assert_eq!(torn.go_on(mended, 10, out), Ok(())));
+    interrupted.sums_change();
+    let continued = actions(|out| assert_eq!(interrupted.go_on(mended, 10, out), Ok(())));
     let id = id();
     let export = |piece, range| Task::Export { round: id, to: member(1), piece, range };
     let parts = vec![PayloadId(3)];
     let expected = [
-        // What member 1 has summed is not sent again, and it has a piece more.
+        // Pieces that member 1 has summed are not sent again; it owns one piece more.
         export(1, 16..20),
         export(2, 20..24),
         Task::Reduce { round: id, piece: 1, range: 12..16, parts },
     ];
-    assert_eq!(went_on, expected.map(PeerAction::Compute));
-    // What member 2 summed is let go of as it ends, and is not there.
-    let installed = actions(|out| torn.installed(&(8..12), out));
+    assert_eq!(continued, expected.map(PeerAction::Compute));
+    // A piece that member 2 reduced is released when its installation ends, and is missing.
+    let installed = actions(|out| interrupted.installed(&(8..12), out));
     assert_eq!(installed, [PeerAction::Release(PayloadId(21))]);
-    actions(|out| torn.reduced(1, result_of(30), out));
+    actions(|out| interrupted.reduced(1, result_of(30), out));
     for (piece, range) in [(1, 16..20), (2, 20..24)] {
         actions(|out| {
-            torn.result(member(1), piece, 15, result_of(40 + u64::from(piece)), out)
+            interrupted
+                .result(member(1), piece, 15, result_of(40 + u64::from(piece)), out)
                 .expect("whole");
-            torn.installed(&range, out);
+            interrupted.installed(&range, out);
         });
     }
     let new = Payload { id: PayloadId(50), size: Bytes(32) };
-    let summed = actions(|out| torn.part((member(1), Mend(1)), 2, 5, new, out).expect("whole"));
+    let summed =
+        actions(|out| interrupted.part((member(1), Mend(1)), 2, 5, new, out).expect("whole"));
     let parts = vec![PayloadId(50)];
     let reduce = Task::Reduce { round: id, piece: 2, range: 8..12, parts };
     assert_eq!(summed, [PeerAction::Compute(reduce)]);
-    let last = actions(|out| torn.reduced(2, result_of(51), out));
+    let last = actions(|out| interrupted.reduced(2, result_of(51), out));
     assert!(last.contains(&PeerAction::Compute(Task::Summarise { round: id })), "{last:?}");
-    assert!(torn.summarised(ContentHash([1; 32]), 2.5).is_some());
-    assert_eq!(torn.held(), Bytes(0));
+    assert!(interrupted.summarised(ContentHash([1; 32]), 2.5).is_some());
+    assert_eq!(interrupted.held(), Bytes(0));
 }
 
 #[test]
-fn sums_that_changed_are_waited_for_and_those_from_before_are_let_go_of() {
-    // Member 1 has done what member 2 had.
-    let (mut torn, mended) = torn(&[1]);
-    let went_on = actions(|out| assert_eq!(torn.go_on(mended, 5, out), Ok(())));
-    assert_eq!(went_on, [PeerAction::Release(PayloadId(3))]);
+fn changed_sums_are_awaited_and_earlier_ones_are_discarded() {
+    // Member 1 recomputed member 2's work.
+    let (mut interrupted, mended) = interrupted(&[1]);
+    let continued = actions(|out| assert_eq!(interrupted.go_on(mended, 5, out), Ok(())));
+    assert_eq!(continued, [PeerAction::Release(PayloadId(3))]);
     let payload = |id| Payload { id: PayloadId(id), size: Bytes(32) };
-    let part = |torn: &mut Reduction, mend, piece, id| {
+    let part = |interrupted: &mut Reduction, mend, piece, id| {
         actions(|out| {
-            torn.part((member(1), Mend(mend)), piece, 10, payload(id), out).expect("whole")
+            interrupted.part((member(1), Mend(mend)), piece, 10, payload(id), out).expect("whole")
         })
     };
-    assert_eq!(part(&mut torn, 0, 1, 60), [PeerAction::Release(PayloadId(60))]);
-    // The first piece is summed.
-    assert_eq!(part(&mut torn, 1, 0, 61), [PeerAction::Release(PayloadId(61))]);
+    assert_eq!(part(&mut interrupted, 0, 1, 60), [PeerAction::Release(PayloadId(60))]);
+    // The first piece is summed already.
+    assert_eq!(part(&mut interrupted, 1, 0, 61), [PeerAction::Release(PayloadId(61))]);
     let parts = vec![PayloadId(62)];
     let reduce = Task::Reduce { round: id(), piece: 1, range: 12..16, parts };
-    assert_eq!(part(&mut torn, 1, 1, 62), [PeerAction::Compute(reduce)]);
-    // Who is gone has no more to say.
-    let late = actions(|out| torn.result(member(2), 0, 15, result_of(63), out).expect("let go of"));
+    assert_eq!(part(&mut interrupted, 1, 1, 62), [PeerAction::Compute(reduce)]);
+    // Messages from a lost member are ignored.
+    let late =
+        actions(|out| interrupted.result(member(2), 0, 15, result_of(63), out).expect("released"));
     assert_eq!(late, [PeerAction::Release(PayloadId(63))]);
 }
 
 #[test]
-fn nothing_is_read_of_sums_that_change() {
-    let (mut torn, mended) = torn(&[0]);
-    torn.sums_change();
+fn changing_sums_are_not_read() {
+    let (mut interrupted, mended) = interrupted(&[0]);
+    interrupted.sums_change();
     let held_back = actions(|out| {
-        torn.result(member(1), 0, 15, result_of(70), out).expect("whole");
+        interrupted.result(member(1), 0, 15, result_of(70), out).expect("whole");
         let second = Payload { id: PayloadId(71), size: Bytes(32) };
-        torn.part((member(2), Mend(0)), 1, 5, second, out).expect("nothing is wrong");
+        interrupted.part((member(2), Mend(0)), 1, 5, second, out).expect("a valid round");
     });
     let install = Task::Install { round: id(), range: 4..8, payload: PayloadId(70) };
     assert_eq!(held_back, [PeerAction::Compute(install)]);
-    let went_on = actions(|out| assert_eq!(torn.go_on(mended, 10, out), Ok(())));
-    assert!(went_on.contains(&PeerAction::Release(PayloadId(71))), "{went_on:?}");
-    assert_eq!(went_on.len(), 4, "two pieces for member 1, one is summed: {went_on:?}");
+    let continued = actions(|out| assert_eq!(interrupted.go_on(mended, 10, out), Ok(())));
+    assert!(continued.contains(&PeerAction::Release(PayloadId(71))), "{continued:?}");
+    assert_eq!(continued.len(), 4, "two pieces for member 1, one is summed: {continued:?}");
 }

@@ -1,39 +1,42 @@
-//! How large a part of the vector each member should reduce, for the round to end soonest.
+//! Computes the share of the vector that each member reduces, so that the round ends soonest.
 //!
-//! With `n` members, of whom member `i` reduces the share `w` of the vector and has an uplink of `up`
-//! and a downlink of `down`, and with `p` bytes for a number of a part and `r` for one of a result, it
-//! sends `(1 - w) p + w (n - 1) r` for each number of the vector and receives `w (n - 1) p + (1 - w) r`.
-//! The round ends when the last member has done both. A time is long enough if there are shares, one in
-//! all, with which every member keeps to it: each constraint is an interval for one share, so the least
-//! such time is found by halving. Who needs all of that time whatever its share gets the share that suits it best, and
-//! among the others the same is asked again: otherwise of two members that are about as slow the one that was measured
-//! to be a little faster would be given work until it is the slowest, and in the next round the other one.
+//! Let there be `n` members. Member `i` reduces the share `w` of the vector and has an uplink of
+//! `up` and a downlink of `down`. A number takes `p` bytes as part of a sum and `r` bytes as a
+//! result. For each number of the vector the member then sends `(1 - w) p + w (n - 1) r` bytes and
+//! receives `w (n - 1) p + (1 - w) r`. The round ends when the last member has done both.
+//!
+//! A time is sufficient if there are shares with sum one for which every member meets it. Each
+//! constraint is an interval for one share, so bisection finds the least such time. A member that
+//! needs all of that time whatever its share gets the share that suits it best, and the same
+//! problem is solved again for the others. Otherwise, of two members that are about equally slow,
+//! the one that was measured a little faster would get work until it is the slowest, and in the
+//! next round the other one.
 
 use shoal_protocol::codec::SumCodec;
 use shoal_protocol::frame::Element;
 
-/// What a member's links carry, in bytes per second, as far as it was measured.
+/// Measured rates of a member's links, in bytes per second.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct MemberRates {
-    /// To all others at once.
+    /// To all other members at once.
     pub(crate) up: Option<f64>,
-    /// From all others at once.
+    /// From all other members at once.
     pub(crate) down: Option<f64>,
 }
 
-/// Bytes of a number on its way to who adds it up, and back.
+/// Bytes of a number on its way to its reducer, and back.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct NumberBytes {
     pub(crate) part: f64,
     pub(crate) result: f64,
 }
 
-/// Sums in fixed point come to about so many bytes where they are packed.
+/// Average bytes of a packed fixed-point sum.
 const PACKED: f64 = 4.8;
 
 impl NumberBytes {
     pub(crate) fn of(codec: SumCodec) -> Self {
-        // Of so many that the scales of blocks are told apart.
+        // Large enough for the scales of blocks to have their normal weight.
         let count = 1 << 12;
         let bytes =
             |element: Element| element.bytes_of(count).map_or(8.0, |all| all as f64 / count as f64);
@@ -42,22 +45,23 @@ impl NumberBytes {
     }
 }
 
-/// What shares add up to.
+/// The sum of all weights.
 const WHOLE: f64 = (1 << 16) as f64;
 
-/// Measurements are not right to less than this part: equal shares that are not worse by more are kept.
+/// Relative accuracy of measurements: equal shares are kept unless they are worse by more than
+/// this.
 const WORTH_IT: f64 = 0.2;
 
-/// An interval of shares that is shorter is a single one.
+/// Intervals of shares shorter than this count as a single share.
 const SAME: f64 = 1e-6;
 
-/// How often those who cannot be faster are put aside, at most.
+/// Maximum number of times that members which cannot be faster are set aside.
 const ASIDE: usize = 16;
 
-/// Halvings of the time: to one part in 2^40.
+/// Bisections of the time: a precision of one part in 2^40.
 const HALVINGS: u32 = 40;
 
-/// Each member's weight. Who was not measured is taken for the slowest that was.
+/// Each member's weight. An unmeasured member is assumed to be as slow as the slowest measured one.
 pub(crate) fn weights(rates: &[MemberRates], bytes: NumberBytes) -> Vec<u32> {
     let members = links(rates, bytes);
     let equal = time_of_equal(&members);
@@ -67,13 +71,13 @@ pub(crate) fn weights(rates: &[MemberRates], bytes: NumberBytes) -> Vec<u32> {
     best_shares(&members, equal).into_iter().map(|share| (share * WHOLE).round() as u32).collect()
 }
 
-/// The seconds that the best shares need for each number of the vector; 0 where nothing was measured.
+/// Seconds that the best shares need for each number of the vector; 0 without measurements.
 pub(crate) fn least_time(rates: &[MemberRates], bytes: NumberBytes) -> f64 {
     let members = links(rates, bytes);
     least(&members, 1.0, time_of_equal(&members))
 }
 
-/// Each member's links; nobody's where none was measured, or there is nobody else.
+/// Each member's links; empty if none was measured or there is only one member.
 fn links(rates: &[MemberRates], bytes: NumberBytes) -> Vec<Links> {
     let measured = rates.iter().flat_map(|member| [member.up, member.down]).flatten();
     let slowest = measured.reduce(f64::min).filter(|_| rates.len() > 1);
@@ -92,8 +96,8 @@ fn time_of_equal(members: &[Links]) -> f64 {
     members.iter().map(|links| links.time(even)).fold(0.0, f64::max)
 }
 
-/// The shares with which the slowest is as fast as can be, of the others again the slowest, and so on. Equal ones
-/// take so long.
+/// The shares that make the slowest member as fast as possible, then the slowest of the others, and
+/// so on. `equal` is the time with equal shares.
 fn best_shares(members: &[Links], equal: f64) -> Vec<f64> {
     let mut shares = vec![0.0; members.len()];
     let mut open: Vec<usize> = (0..members.len()).collect();
@@ -117,7 +121,8 @@ fn best_shares(members: &[Links], equal: f64) -> Vec<f64> {
     shares
 }
 
-/// The least time, up to a known one, in which these members can reduce so much of the vector.
+/// The least time, at most `known`, in which these members can reduce the share `whole` of the
+/// vector.
 fn least(members: &[Links], whole: f64, known: f64) -> f64 {
     let (mut short, mut long) = (0.0, known);
     for _ in 0..HALVINGS {
@@ -141,7 +146,7 @@ struct Links {
 }
 
 impl Links {
-    /// Seconds for each number of the vector.
+    /// Seconds for each number of the vector, with this share.
     fn time(&self, share: f64) -> f64 {
         let NumberBytes { part, result } = self.bytes;
         let sends = (1.0 - share) * part + share * self.others * result;
@@ -149,7 +154,7 @@ impl Links {
         (sends / self.up).max(receives / self.down)
     }
 
-    /// The shares with which it takes at most so long; none where there are none.
+    /// The interval of shares with which it takes at most `time`; `None` if it is empty.
     fn within(&self, time: f64) -> Option<(f64, f64)> {
         let NumberBytes { part, result } = self.bytes;
         let sends = (part, self.others * result - part, self.up);
@@ -169,8 +174,8 @@ impl Links {
     }
 }
 
-/// The least and the most of each share with which these members take at most so long to reduce so much of the vector, if
-/// there are such.
+/// The bounds of each member's share with which these members reduce the share `whole` of the
+/// vector in at most `time`; `None` if that is impossible.
 fn bounds_within(members: &[Links], whole: f64, time: f64) -> Option<Vec<(f64, f64)>> {
     let bounds: Vec<(f64, f64)> =
         members.iter().map(|links| links.within(time)).collect::<Option<_>>()?;
@@ -178,7 +183,7 @@ fn bounds_within(members: &[Links], whole: f64, time: f64) -> Option<Vec<(f64, f
     (least <= whole && whole <= most).then_some(bounds)
 }
 
-/// Shares within these bounds, so much in all.
+/// Shares within these bounds that sum to `whole`.
 fn shares_of(bounds: &[(f64, f64)], whole: f64) -> Vec<f64> {
     let (least, most) = sums(bounds);
     let part = if most > least { (whole - least) / (most - least) } else { 0.0 };
@@ -201,7 +206,7 @@ mod tests {
         MemberRates { up: Some(rate), down: Some(rate) }
     }
 
-    /// How long the vector takes with these weights, for each of its numbers.
+    /// Time for each number of the vector with these weights.
     fn time(rates: &[MemberRates], weights: &[u32], bytes: NumberBytes) -> f64 {
         let whole: f64 = weights.iter().copied().map(f64::from).sum();
         let times = rates.iter().zip(weights).map(|(member, weight)| {
@@ -223,8 +228,8 @@ mod tests {
 
     #[test]
     fn faster_links_reduce_more() {
-        // 1 : 2 : 4 : 4. Who is slow only sends its numbers away and takes the result: no share can
-        // be faster than that.
+        // 1 : 2 : 4 : 4. The slow member only sends its numbers and receives the result: no share
+        // makes that faster.
         let rates = [both(1.0), both(2.0), both(4.0), both(4.0)];
         let found = weights(&rates, ALIKE);
         assert_eq!(found[0], 0);
@@ -242,8 +247,8 @@ mod tests {
     }
 
     #[test]
-    fn of_two_that_are_slow_neither_is_given_work_for_being_measured_a_little_faster() {
-        // 100 and 200, and two of 50 of which first one and then the other looks faster.
+    fn of_two_slow_members_a_slightly_faster_measurement_earns_no_work() {
+        // 100 and 200, and two of 50 of which either one is measured faster.
         let bytes = NumberBytes { part: PACKED, result: 4.0 };
         for slow in [(55.0, 75.0), (75.0, 55.0), (50.0, 50.0)] {
             let found = weights(&[both(slow.0), both(slow.1), both(100.0), both(200.0)], bytes);

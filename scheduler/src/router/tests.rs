@@ -1,4 +1,4 @@
-//! Who gets what, by what is claimed, seen and tried.
+//! Tests of the router: claimed, observed and attempted service times.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -21,14 +21,14 @@ fn router(service_times: &[u64]) -> Router {
     router
 }
 
-/// How many of the last half of so many microbatches go to each of these replicas, if the first of
-/// them says that it is so many times as fast as it is. Some are on their way at a time, and each
-/// replica answers one after the other.
-fn last_go_to(service_times: &[u64], boast: u64, count: usize) -> Vec<usize> {
+/// Distribution of the last half of `count` microbatches over these replicas, if the first of them
+/// claims to be `exaggeration` times as fast as it is. Several are in flight at a time, and each
+/// replica answers them one after the other.
+fn last_go_to(service_times: &[u64], exaggeration: u64, count: usize) -> Vec<usize> {
     let mut router = router(&[]);
     router.set_candidates((0..service_times.len()).map(|number| member(number as u8)));
     for (number, service_time) in service_times.iter().enumerate() {
-        let claims = if number == 0 { service_time / boast } else { *service_time };
+        let claims = if number == 0 { service_time / exaggeration } else { *service_time };
         router.measured(member(number as u8), claims);
     }
     let moment = |nanoseconds: u64| Moment(Duration::from_nanos(nanoseconds));
@@ -36,13 +36,13 @@ fn last_go_to(service_times: &[u64], boast: u64, count: usize) -> Vec<usize> {
     let mut counts = vec![0; service_times.len()];
     let mut now = 0;
     for number in 0..count {
-        let to = router.choose().expect("nobody is busy");
+        let to = router.choose().expect("none is busy");
         let place = usize::from(to.peer.0[0]);
         counts[place] += usize::from(number >= count / 2);
         free[place] = now.max(free[place]) + service_times[place];
         coming.insert((free[place], to, now));
         if number >= 4 * service_times.len() {
-            let (at, from, sent) = coming.pop_first().expect("some are on their way");
+            let (at, from, sent) = coming.pop_first().expect("some are in flight");
             now = at;
             router.answered(from, moment(sent), moment(now));
         }
@@ -53,7 +53,7 @@ fn last_go_to(service_times: &[u64], boast: u64, count: usize) -> Vec<usize> {
 fn chosen(router: &mut Router, times: usize, of: usize) -> Vec<usize> {
     let mut counts = vec![0; of];
     for _ in 0..times {
-        counts[usize::from(router.choose().expect("somebody is free").peer.0[0])] += 1;
+        counts[usize::from(router.choose().expect("one is free").peer.0[0])] += 1;
     }
     counts
 }
@@ -67,7 +67,7 @@ fn work_is_in_proportion_to_speed_and_interleaved() {
 }
 
 #[test]
-fn newcomers_are_tried_early_and_take_no_more_than_their_part_after() {
+fn newcomers_are_tried_early_and_get_an_equal_share_afterwards() {
     let mut router = router(&[1000, 1000]);
     chosen(&mut router, 100, 2);
     router.set_candidates((0..3).map(member));
@@ -76,7 +76,7 @@ fn newcomers_are_tried_early_and_take_no_more_than_their_part_after() {
 }
 
 #[test]
-fn the_busy_are_left_out_and_do_not_catch_up() {
+fn busy_candidates_are_skipped_and_do_not_catch_up() {
     let mut router = router(&[1000, 1000]);
     router.set_busy(member(0));
     assert_eq!(chosen(&mut router, 50, 2), [0, 50]);
@@ -92,46 +92,46 @@ fn the_busy_are_left_out_and_do_not_catch_up() {
 #[test]
 fn a_refund_undoes_a_choice() {
     let mut router = router(&[1000, 3000]);
-    let first = router.choose().expect("somebody is free");
+    let first = router.choose().expect("one is free");
     router.refund(first);
     assert_eq!(router.choose(), Some(first));
 }
 
 #[test]
-fn the_far_have_no_part_in_a_step_s_end() {
+fn distant_candidates_get_no_work_at_the_end_of_a_step() {
     let mut router = router(&[1000, 1000]);
     let path = |member: &Member| u64::from(member.peer.0[0]) * 3000;
     router.set_link_estimates(|member| Some(Duration::from_nanos(path(member))));
     let mut last = vec![Vec::new(); 2];
     for following in (0..20).rev() {
         let to =
-            router.choose_in_time(Step(0), (following, false), |_| true).expect("nobody is busy");
+            router.choose_in_time(Step(0), (following, false), |_| true).expect("none is busy");
         last[usize::from(to.peer.0[0])].push(following);
     }
-    // 2 in 1000: who answers 3000 later has to have 6 after it.
+    // 2 pieces per 1000 ns: an answer that takes 3000 ns longer needs 6 pieces after it.
     assert_eq!(last[1].last(), Some(&6), "{last:?}");
-    // Before that each has its part.
+    // Before that both get an equal share.
     assert!(last[0].len().abs_diff(last[1].len()) <= 7, "{last:?}");
 }
 
 #[test]
-fn the_last_of_a_step_go_to_those_who_end_them_in_time() {
+fn the_last_work_of_a_step_goes_to_candidates_that_finish_it_in_time() {
     let all = |_: &Member| true;
     let mut router = router(&[1000, 2000, 4000]);
     let mut last = vec![Vec::new(); 3];
     for following in (0..21).rev() {
-        let to = router.choose_in_time(Step(0), (following, false), all).expect("nobody is busy");
+        let to = router.choose_in_time(Step(0), (following, false), all).expect("none is busy");
         last[usize::from(to.peer.0[0])].push(following);
     }
-    // 7 in 4000: who needs 3000 longer than the fastest has to have 5.25 after it.
+    // 7 pieces per 4000 ns: one that takes 3000 ns longer than the fastest needs 5.25 after it.
     assert!(last[2].iter().all(|following| *following >= 6), "{last:?}");
     assert!(last[1].iter().all(|following| *following >= 2), "{last:?}");
-    // Where only the slow may have it, they do.
+    // If only slow ones are eligible, they get it.
     let slow = |candidate: &Member| *candidate == member(2);
     assert_eq!(router.choose_in_time(Step(0), (0, false), slow), Some(member(2)));
 }
 
-/// The steps of which a replica has something that would be late with any, of so many.
+/// The steps in which a replica gets work although it would be late with all of it.
 fn tried_in(router: &mut Router, steps: std::ops::Range<u64>) -> Vec<u64> {
     let mut tried = Vec::new();
     for step in steps {
@@ -145,15 +145,16 @@ fn tried_in(router: &mut Router, steps: std::ops::Range<u64>) -> Vec<u64> {
 }
 
 #[test]
-fn who_is_left_out_is_tried_less_and_less_often_and_has_its_part_when_it_is_fast_again() {
+fn a_skipped_candidate_is_tried_less_often_and_recovers_its_share_when_fast() {
     let mut router = router(&[1000, 20_000, 1000]);
     let tried = tried_in(&mut router, 0..200);
-    // Others do two in 1000, so five steps are what it needs for one, and it was tried at once.
+    // The others do two per 1000 ns, so it needs five steps for one. Its first attempt was
+    // immediate.
     let gaps: Vec<u64> = tried.windows(2).map(|two| two[1] - two[0]).collect();
     let wanted = [10, 20, 40, 40, 40];
     let near = |(gap, wanted): (&u64, &u64)| (*wanted..wanted + 5).contains(gap);
     assert!(gaps.len() >= 5 && gaps.iter().zip(&wanted).all(near), "{tried:?}");
-    // An answer that came sooner than it said has it tried again at once.
+    // An answer faster than claimed leads to another attempt at once.
     let moment = |microseconds| Moment(Duration::from_micros(microseconds));
     router.answered(member(1), moment(0), moment(4));
     assert_eq!(tried_in(&mut router, 200..202), [200]);
@@ -163,7 +164,7 @@ fn who_is_left_out_is_tried_less_and_less_often_and_has_its_part_when_it_is_fast
 }
 
 #[test]
-fn one_late_answer_is_an_accident() {
+fn one_late_answer_does_not_change_the_service_time() {
     let mut router = router(&[1000, 1000, 1000]);
     let moment = |nanoseconds: u64| Moment(Duration::from_nanos(nanoseconds));
     for answer in 1..100 {
@@ -178,15 +179,15 @@ fn one_late_answer_is_an_accident() {
 }
 
 proptest! {
-    /// Whatever one of several claims, what was seen of it counts in the end.
+    /// Whatever a replica claims, its observed speed counts in the end.
     #[test]
-    fn who_boasts_gets_little_more_than_its_part(
+    fn a_replica_that_exaggerates_its_speed_gets_a_fair_share(
         service_times in prop::collection::vec(1_000u64..8_000, 3..8),
-        boast in 1u64..100,
+        exaggeration in 1u64..100,
     ) {
         let speed: f64 = service_times.iter().map(|service_time| 1.0 / *service_time as f64).sum();
         let part = 1.0 / service_times[0] as f64 / speed;
-        let counts = last_go_to(&service_times, boast, 4_000);
+        let counts = last_go_to(&service_times, exaggeration, 4_000);
         prop_assert!(counts[0] as f64 <= 2.2 * part * 2_000.0 + 10.0, "{counts:?} {part}");
     }
 
@@ -200,7 +201,7 @@ proptest! {
         let speed: f64 = service_times.iter().map(|service_time| 1.0 / *service_time as f64).sum();
         for (count, service_time) in counts.iter().zip(&service_times) {
             let expected = rounds as f64 / *service_time as f64 / speed;
-            // No candidate is ever more than one piece of work ahead of its virtual time.
+            // No candidate is more than one piece of work ahead of its virtual time.
             prop_assert!((*count as f64 - expected).abs() <= service_times.len() as f64 + 1.0);
         }
     }

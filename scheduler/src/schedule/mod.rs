@@ -1,11 +1,11 @@
-//! In which order a stage runs its passes: the schedules of the literature as tables, beside Shoal's window, in
-//! one small world.
+//! The order of a stage's passes: published schedules as tables, compared with Shoal's windows in a
+//! small model.
 //!
-//! With `S` stages, `M` microbatches and no time on links, GPipe (Huang et al. 2019, arXiv 1811.06965) and 1F1B
-//! (Narayanan et al. 2021, arXiv 2104.04473) leave engines idle for `(S - 1) / (M + S - 1)` of a step; GPipe keeps
-//! the activations of `M` microbatches, 1F1B at stage `s` those of `min(S - s, M)`, eager 1F1B (Zhuang et al.
-//! 2023, On Optimizing the Communication of Model Parallelism, arXiv 2211.05322) those of
-//! `min(2 (S - s) - 1, M)`.
+//! With `S` stages, `M` microbatches and no transfer time, GPipe (Huang et al. 2019, arXiv
+//! 1811.06965) and 1F1B (Narayanan et al. 2021, arXiv 2104.04473) leave engines idle for `(S - 1) /
+//! (M + S - 1)` of a step. GPipe keeps the activations of `M` microbatches, 1F1B at stage `s` those
+//! of `min(S - s, M)`, and eager 1F1B (Zhuang et al. 2023, On Optimizing the Communication of Model
+//! Parallelism, arXiv 2211.05322) those of `min(2 (S - s) - 1, M)`.
 
 #[cfg(test)]
 mod tests;
@@ -17,7 +17,7 @@ use shoal_protocol::ids::Microbatch;
 pub(crate) use self::window::first_window;
 pub use self::world::{Outcome, Pipeline, Windows, run_table, run_windows, settle};
 
-/// What an engine runs at a time.
+/// A unit of work of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Pass {
     /// A microbatch's forward pass.
@@ -31,17 +31,18 @@ pub enum Pass {
 pub enum Schedule {
     /// All forward passes, then all backward passes.
     GPipe,
-    /// As many forward passes as there are stages from here to the last, then one of each in turn.
+    /// One forward pass per stage from here to the last, then backward and forward passes in turn.
     OneForwardOneBackward,
-    /// The same with about twice as many, so that a link may take as long as a pass.
+    /// Like 1F1B with about twice as many leading forward passes, so that a transfer may take as
+    /// long as a pass.
     Eager,
 }
 
 impl Schedule {
-    /// All of them.
+    /// All schedules.
     pub const ALL: [Self; 3] = [Self::GPipe, Self::OneForwardOneBackward, Self::Eager];
 
-    /// What a stage runs in a step of so many microbatches, in order. `behind` stages come after it.
+    /// The passes of a stage in a step, in order. `behind` is the number of later stages.
     #[must_use]
     pub fn table(self, behind: usize, microbatches: usize) -> Vec<Pass> {
         let ahead = match self {

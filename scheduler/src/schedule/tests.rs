@@ -1,4 +1,4 @@
-//! The textbook's formulas, and where they end.
+//! The textbook formulas, and their limits.
 
 use std::time::Duration;
 
@@ -31,8 +31,9 @@ fn tables_are_those_of_the_literature() {
 }
 
 #[test]
-fn over_links_with_latency_1f1b_loses_to_gpipe_and_windows_to_nobody() {
-    // Four stages, 16 microbatches, forward 1 and backward 2: one way, then GPipe, 1F1B and eager 1F1B.
+fn with_latency_1f1b_loses_to_gpipe_and_windows_to_no_schedule() {
+    // Four stages, 16 microbatches, forward 1 and backward 2: the one-way latency, then GPipe, 1F1B
+    // and eager 1F1B.
     for (delay, parts) in [
         (0.0, [0.842, 0.842, 0.842]),
         (0.5, [0.800, 0.676, 0.800]),
@@ -82,7 +83,7 @@ proptest! {
     }
 
     #[test]
-    fn a_step_ends_has_every_pass_and_is_no_shorter_than_can_be(
+    fn a_step_ends_with_every_pass_and_is_no_shorter_than_the_bound(
         stages in 1usize..6, microbatches in 1usize..24, delay in 0u64..6, transfer in 0u64..5,
     ) {
         let transfer = SECOND * transfer as u32;

@@ -1,4 +1,4 @@
-//! A pipeline of one engine for each stage, and links between them that take time.
+//! A pipeline with one engine per stage, and links with latency and limited rate.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -8,26 +8,27 @@ use shoal_protocol::units::Moment;
 
 use super::{Pass, Schedule, all, first_window};
 
-/// A pipeline and what a step of it is.
+/// A pipeline and the work of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pipeline {
-    /// Its stages, each with an engine of its own.
+    /// Number of stages, each with its own engine.
     pub stages: usize,
-    /// Microbatches of a step.
+    /// Microbatches per step.
     pub microbatches: usize,
-    /// A forward pass of one stage.
+    /// Duration of a forward pass of one stage.
     pub forward: Duration,
-    /// A backward pass of one stage.
+    /// Duration of a backward pass of one stage.
     pub backward: Duration,
-    /// One way between neighbouring stages.
+    /// One-way latency between neighbouring stages.
     pub delay: Duration,
-    /// How long an activation, or its gradient, keeps its way of a link from the next one.
+    /// How long an activation or its gradient occupies its direction of a link.
     pub transfer: Duration,
 }
 
 impl Pipeline {
-    /// The shortest that a step can take in any order of passes: one stage's work, at the pace of what is slower, its
-    /// engine or its links, once the first activation is there and until its last gradient is back.
+    /// A lower bound of a step's time for any order of passes: one stage's work at the speed of its
+    /// engine or its links, whichever is slower, plus the time until its first activation arrives
+    /// and after its last gradient leaves.
     #[must_use]
     pub fn least(&self) -> Duration {
         let Some(rest) = (self.microbatches as u32).checked_sub(1) else { return Duration::ZERO };
@@ -38,47 +39,47 @@ impl Pipeline {
     }
 }
 
-/// What came of a step.
+/// The result of a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
-    /// From its first pass to the end of its last.
+    /// Time from its first pass to the end of its last.
     pub time: Duration,
-    /// How long the engines ran, all together.
+    /// Total time that the engines ran.
     pub busy: Duration,
-    /// For each stage, the most microbatches whose activations it kept.
+    /// For each stage, the maximum number of microbatches whose activations it kept.
     pub peak: Vec<usize>,
 }
 
 impl Outcome {
-    /// The part of the time that engines ran.
+    /// The fraction of the time that the engines ran.
     #[must_use]
     pub fn utilisation(&self) -> f64 {
         self.busy.as_secs_f64() / (self.time.as_secs_f64() * self.peak.len() as f64)
     }
 }
 
-/// How many microbatches each stage may have at once, as Shoal's peers keep it.
+/// Limit of microbatches in flight at each stage, as in Shoal's peers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Windows(Vec<usize>);
 
 impl Windows {
-    /// What peers start with.
+    /// The initial windows of peers.
     #[must_use]
     pub fn first(stages: usize) -> Self {
         Self((0..stages).map(|stage| first_window(stages - 1 - stage)).collect())
     }
 
-    /// Each stage's.
+    /// The window of each stage.
     #[must_use]
     pub fn sizes(&self) -> &[usize] {
         &self.0
     }
 }
 
-/// A step in the order of a table.
+/// Runs a step in the order of a table.
 ///
 /// # Panics
-/// When the pipeline has no stages.
+/// If the pipeline has no stages.
 #[must_use]
 pub fn run_table(pipeline: &Pipeline, schedule: Schedule) -> Outcome {
     let table = |stage| schedule.table(pipeline.stages - 1 - stage, pipeline.microbatches);
@@ -86,12 +87,13 @@ pub fn run_table(pipeline: &Pipeline, schedule: Schedule) -> Outcome {
     World::new(pipeline, Order::Tables(tables)).run().0
 }
 
-/// A step as Shoal's peers run it: what can be run is run, backward passes and low microbatches first; a stage
-/// takes in what its window has room for, said to the one before in time for the activation; and a window
-/// that keeps work out while the engine is idle is widened by one. The windows stay as they are at the end.
+/// Runs a step as Shoal's peers do. An engine runs any possible pass, backward passes and low
+/// microbatches first. A stage accepts offers as far as its window has room, and tells the previous
+/// stage in time for the activation. A window that keeps work out while the engine is idle is
+/// widened by one. The windows keep their final values.
 ///
 /// # Panics
-/// When the pipeline has no stages, or another number of them than there are windows.
+/// If the pipeline has no stages, or a different number than there are windows.
 #[must_use]
 pub fn run_windows(pipeline: &Pipeline, windows: &mut Windows) -> Outcome {
     assert_eq!(windows.0.len(), pipeline.stages, "a window for each stage");
@@ -102,13 +104,13 @@ pub fn run_windows(pipeline: &Pipeline, windows: &mut Windows) -> Outcome {
     outcome
 }
 
-/// Steps by whose end windows have become as wide as they get.
+/// Number of steps after which windows no longer grow.
 const SETTLED: usize = 50;
 
-/// The last of some steps as [`run_windows`] has them, and the windows that they come to.
+/// Runs several steps like [`run_windows`]. Returns the last one and the final windows.
 ///
 /// # Panics
-/// When the pipeline has no stages.
+/// If the pipeline has no stages.
 #[must_use]
 pub fn settle(pipeline: &Pipeline) -> (Outcome, Windows) {
     let mut windows = Windows::first(pipeline.stages);
@@ -122,19 +124,20 @@ pub fn settle(pipeline: &Pipeline) -> (Outcome, Windows) {
     (run_windows(pipeline, &mut windows), windows)
 }
 
-/// What decides which pass is next.
+/// How the next pass is chosen.
 #[derive(Debug)]
 enum Order {
     Tables(Vec<Vec<Pass>>),
     Windows(Windows),
 }
 
-/// What happens at a moment, at one stage.
+/// An event at one stage.
 #[derive(Debug, Clone, Copy)]
 enum Event {
-    /// The first stage is offered all microbatches, the others what those before took in.
+    /// The first stage is offered all microbatches, the others those that the previous stage
+    /// accepted.
     Offered(Microbatch),
-    /// The next stage has taken it in.
+    /// The next stage accepted the microbatch.
     Accepted(Microbatch),
     Activation(Microbatch),
     Gradient(Microbatch),
@@ -144,20 +147,21 @@ enum Event {
 #[derive(Debug, Default)]
 struct StageState {
     running: bool,
-    /// Passes begun.
+    /// Number of passes begun.
     begun: usize,
     forwards: BTreeSet<Microbatch>,
     backwards: BTreeSet<Microbatch>,
     /// Offers without room.
     offers: BTreeSet<Microbatch>,
     taken: usize,
-    /// Taken in by the next stage, and computed for it; what is both is sent.
+    /// Microbatches that the next stage accepted, and those computed for it; those in both are
+    /// sent.
     accepted: BTreeSet<Microbatch>,
     computed: BTreeSet<Microbatch>,
-    /// When its link to the next stage, and the one to the stage before, are free.
+    /// When its link to the next stage, and the one to the previous stage, are free.
     onward: Moment,
     back: Moment,
-    /// Activations kept.
+    /// Number of activations kept.
     kept: usize,
     peak: usize,
     ended: bool,
@@ -168,7 +172,7 @@ struct World<'a> {
     order: Order,
     now: Moment,
     stages: Vec<StageState>,
-    /// What is still to happen, and a number that keeps what is at one moment in order.
+    /// Future events; the number orders events of one moment.
     events: BTreeMap<(Moment, u64), (usize, Event)>,
     number: u64,
     busy: Duration,
@@ -263,7 +267,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Takes in what there is room for, and offers it onward.
+    /// Accepts offers while there is room, and offers them to the next stage.
     fn admit(&mut self, stage: usize) {
         let room = match &self.order {
             Order::Tables(_) => usize::MAX,
@@ -272,8 +276,8 @@ impl<'a> World<'a> {
         while self.stages[stage].taken < room {
             let Some(microbatch) = self.stages[stage].offers.pop_first() else { return };
             self.stages[stage].taken += 1;
-            // A step's work is given out and offered on while the one before ends, so at its start the offers
-            // that windows have room for are answered.
+            // A step's work is granted and offered while the previous step ends, so at its start
+            // the offers that fit into the windows are already answered.
             let start = self.now == Moment::default();
             let there = if start { self.now } else { self.now + self.pipeline.delay };
             if stage == 0 {
@@ -287,7 +291,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// A window's offer travels; by a table everybody has room.
+    /// With windows an offer takes a one-way latency; with a table there is always room.
     fn offer_onward(&mut self, stage: usize, microbatch: Microbatch, there: Moment) {
         if matches!(self.order, Order::Windows(_)) {
             self.at(there, stage + 1, Event::Offered(microbatch));
@@ -316,7 +320,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Begins the next pass if the engine is free and its input is there.
+    /// Begins the next pass if the engine is idle and the input is there.
     fn dispatch(&mut self, stage: usize) {
         let state = &mut self.stages[stage];
         let possible = state.backwards.first().copied().map(Pass::Backward);
@@ -347,8 +351,8 @@ impl<'a> World<'a> {
         self.at(self.now + takes, stage, Event::Ended(pass));
     }
 
-    /// Widens the window of a stage whose engine has come to an end of what it could do, if it keeps work out: the
-    /// rule of `peer/compute`.
+    /// Widens the window of a stage whose engine has run out of work, if the window keeps work out:
+    /// the rule of `peer/compute`.
     fn widen(&mut self, stage: usize) {
         let Order::Windows(windows) = &mut self.order else { return };
         let state = &self.stages[stage];

@@ -1,5 +1,5 @@
-//! One all-reduce over modelled links: what its order of pieces and its parts leave of them. Arithmetic takes no
-//! time here, and links are shared fairly.
+//! One all-reduce over modelled links: the share of their capacity that the order of pieces and the
+//! choice of parts achieve. Arithmetic takes no time, and links are shared fairly.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -22,34 +22,36 @@ use crate::round::{
     most_ahead, piece_bytes, weights,
 };
 
-/// Packed sums of the vector's end weigh so much more than the mean, and those of its beginning as much less.
-const UNLIKE: f64 = 0.5;
+/// Packed sums at the vector's end are larger than the mean by this fraction, and those at its
+/// beginning smaller.
+const SIZE_SPREAD: f64 = 0.5;
 
-/// What came of a round.
+/// The duration of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RoundTime {
-    /// Until the last member held the result.
+    /// Time until the last member has the result.
     pub time: Duration,
-    /// The least that these links need for the bytes of the mode, with the best parts, and one way of the last.
+    /// The least time in which these links carry the bytes of the mode with the best parts, plus
+    /// one latency.
     pub least: Duration,
-    /// What all members sent.
+    /// Bytes sent by all members.
     pub sent: Bytes,
 }
 
 impl RoundTime {
-    /// Of the least time in the time it took.
+    /// The least time divided by the actual one.
     #[must_use]
     pub fn share(&self) -> f64 {
         self.least.as_secs_f64() / self.time.as_secs_f64()
     }
 }
 
-/// Adds up so many values in this mode among one member at each of these ports, each `delay` from every other, as often
-/// as is said. First all reduce equal parts; then each round's parts follow from what was measured in those before, as
-/// in a swarm.
+/// All-reduces `values` values in this mode among one member at each of these ports, each `delay`
+/// from every other, several times. The first round has equal parts; the parts of each later one
+/// follow from earlier measurements, as in a swarm.
 ///
 /// # Panics
-/// When there are no ports, more than 256, or one carries nothing.
+/// If there are no ports, more than 256, or one without capacity.
 #[must_use]
 pub fn all_reduces(
     ports: &[Port],
@@ -59,10 +61,7 @@ pub fn all_reduces(
     rounds: usize,
 ) -> Vec<RoundTime> {
     assert!((1..=256).contains(&ports.len()), "a round has members, and at most 256 here");
-    assert!(
-        ports.iter().all(|port| port.up.0 > 0 && port.down.0 > 0),
-        "every link carries something"
-    );
+    assert!(ports.iter().all(|port| port.up.0 > 0 && port.down.0 > 0), "every link has a rate");
     let known = |rate: Rate| Some(rate.0 as f64);
     let links = ports.iter().map(|port| MemberRates { up: known(port.up), down: known(port.down) });
     let number = NumberBytes::of(codec);
@@ -73,7 +72,7 @@ pub fn all_reduces(
     let round = |_| {
         let mut table = Table::new(ports, delay, values, codec, &parts);
         let time = table.run();
-        // What was not in use keeps the rate that it had.
+        // A link that was not in use keeps its rate.
         for (ends, rate) in table.flows.measured() {
             let known = measured.entry(ends).or_insert(rate);
             *known = averaged(*known, rate);
@@ -86,7 +85,7 @@ pub fn all_reduces(
     (0..rounds).map(round).collect()
 }
 
-/// The members of a round, and what is on its way between them.
+/// The members of a round, and the data in transit.
 #[derive(Debug)]
 struct Table {
     members: Vec<Reduction>,
@@ -97,7 +96,7 @@ struct Table {
     flows: Flows<(TensorTag, Payload)>,
     sent: Bytes,
     payloads: u64,
-    /// Members that hold the result.
+    /// Members that have the result.
     done: usize,
 }
 
@@ -146,7 +145,7 @@ impl Table {
         }
     }
 
-    /// Until the last member holds the result.
+    /// Runs until the last member has the result.
     fn run(&mut self) -> Duration {
         for place in 0..self.members.len() {
             let mut out = Vec::new();
@@ -163,7 +162,7 @@ impl Table {
                 TensorTag::RoundResult { piece, proof, .. } => {
                     one.result(sender, piece, proof, payload, &mut out)
                 }
-                other => unreachable!("no part of a round: {other:?}"),
+                other => unreachable!("not part of a round: {other:?}"),
             };
             taken.expect("proofs are right");
             self.act(to, out);
@@ -174,12 +173,12 @@ impl Table {
         assert_eq!(
             self.done,
             self.members.len(),
-            "everything has come, and a member lacks something"
+            "all data arrived, but a member lacks its result"
         );
         self.flows.now()
     }
 
-    /// Does what a member wants, and what it wants then.
+    /// Executes a member's actions and those that follow.
     fn act(&mut self, place: usize, mut out: Vec<PeerAction>) {
         while !out.is_empty() {
             for action in std::mem::take(&mut out) {
@@ -189,13 +188,13 @@ impl Table {
                         self.send(place, to, tag, payload)
                     }
                     PeerAction::Release(_) => {}
-                    other => unreachable!("a round does not want {other:?}"),
+                    other => unreachable!("a round does not request {other:?}"),
                 }
             }
         }
     }
 
-    /// What an engine does, in no time.
+    /// Executes an engine task, in no time.
     fn compute(&mut self, place: usize, task: Task, out: &mut Vec<PeerAction>) {
         self.payloads += 1;
         let id = PayloadId(self.payloads);
@@ -214,17 +213,18 @@ impl Table {
                 member.summarised(ContentHash([0; 32]), 0.0);
                 self.done += 1;
             }
-            other => unreachable!("no task of a round: {other:?}"),
+            other => unreachable!("not a task of a round: {other:?}"),
         }
     }
 
-    /// How much more than the mean the sums of these values weigh: packed, some layers' are larger than others'.
-    fn heavier(&self, range: &Range<usize>) -> f64 {
+    /// Relative size of the sums of these values: packed sums of some layers are larger than
+    /// others'.
+    fn relative_size(&self, range: &Range<usize>) -> f64 {
         if self.codec != SumCodec::Exact {
             return 1.0;
         }
         let middle = (range.start + range.end) as f64 / 2.0 / self.values as f64;
-        1.0 + UNLIKE * (2.0 * middle - 1.0)
+        1.0 + SIZE_SPREAD * (2.0 * middle - 1.0)
     }
 
     fn send(&mut self, from: usize, to: Member, tag: TensorTag, id: PayloadId) {
@@ -232,7 +232,7 @@ impl Table {
         let (owner, piece, bytes) = match tag {
             TensorTag::RoundPart { piece, .. } => (to, piece, self.number.part),
             TensorTag::RoundResult { piece, .. } => (from, piece, self.number.result),
-            other => unreachable!("no part of a round: {other:?}"),
+            other => unreachable!("not part of a round: {other:?}"),
         };
         let range = self.layout.range(owner, piece as usize);
         let size = if owner == to {
@@ -240,8 +240,8 @@ impl Table {
         } else {
             self.layout.result_bytes(&range)
         };
-        let heavier = if owner == to { self.heavier(&range) } else { 1.0 };
-        let weight = Bytes((range.len() as f64 * bytes * heavier).ceil() as u64);
+        let relative_size = if owner == to { self.relative_size(&range) } else { 1.0 };
+        let weight = Bytes((range.len() as f64 * bytes * relative_size).ceil() as u64);
         self.sent += weight;
         self.flows.send((from, to), weight, (tag, Payload { id, size }));
     }
@@ -266,9 +266,9 @@ mod tests {
         megabits.iter().map(port).collect()
     }
 
-    /// The goal of every mode, whatever the links: 0.9 of what the best parts allow.
+    /// The goal for every mode and all links: 0.9 of what the best parts allow.
     #[test]
-    fn rounds_leave_little_of_links() {
+    fn rounds_use_most_of_the_link_capacity() {
         let cases: [&[u64]; 6] = [
             &[1000, 1000],
             &[10_000; 4],

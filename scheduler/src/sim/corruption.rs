@@ -1,44 +1,44 @@
-//! Errors put in on purpose: each must be caught by an oracle or by what travels with every round.
+//! Injected errors. Each must be caught by an oracle or by the proofs that travel with every round.
 
 use shoal_protocol::message::{FromCoordinator, PeerMessage, TensorTag, ToCoordinator};
 
 use crate::action::{CoordinatorAction, PeerAction};
 
-/// One error that a swarm is run with.
+/// An injected error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(not(test), expect(dead_code, reason = "only tests put errors in"))]
 pub(super) enum Corruption {
-    /// None.
+    /// No error.
     Nothing,
-    /// An addition to an accumulator is done and reported twice.
+    /// An addition to an accumulator is performed and reported twice.
     CountTwice,
-    /// An addition is reported and not done.
+    /// An addition is reported but not performed.
     CountNever,
-    /// The coordinator's close leaves a microbatch out.
+    /// The coordinator's close omits a microbatch.
     DropFromClose,
     /// Peers apply a round's result before its commit.
     ApplyWithoutCommit,
-    /// Who is refused a claim takes it all the same.
+    /// A member that is refused a claim takes it all the same.
     IgnoreHeld,
-    /// One piece of a round claims another proof.
+    /// One piece of a round carries a wrong proof.
     WrongProof,
     /// A tensor is never released.
     KeepPayload,
-    /// Acceptances do not arrive.
+    /// Acceptances are lost.
     LoseAcceptances,
-    /// No change of a membership or a crew begins from what a member has. That is no error: it asks for
-    /// the whole.
+    /// Changes to views and round groups never apply to a member's known version. That is no error:
+    /// it requests the whole.
     BreakChanges,
-    /// A peer says that it needs a tenth of the time that it does. That is no error: what is seen of it
-    /// outweighs what it says.
-    Boast {
-        /// Which.
+    /// A peer reports a tenth of its service time. That is no error: its observed speed outweighs
+    /// its report.
+    ExaggerateSpeed {
+        /// The peer.
         peer: usize,
     },
 }
 
 impl Corruption {
-    /// Changes what the coordinator wants done.
+    /// Corrupts an action of the coordinator.
     pub(super) fn coordinator_action(self, action: &mut CoordinatorAction) {
         let CoordinatorAction::Send { message, .. } = action else { return };
         match (self, &mut *message) {
@@ -59,11 +59,11 @@ impl Corruption {
         }
     }
 
-    /// Changes what a peer wants done; false is not to be done at all.
+    /// Corrupts a peer's action. Returns false if it is to be dropped.
     pub(super) fn peer_action(self, of: usize, action: &mut PeerAction) -> bool {
         match (self, action) {
-            (Self::Boast { peer }, action) if peer == of => {
-                boast(action);
+            (Self::ExaggerateSpeed { peer }, action) if peer == of => {
+                exaggerate_speed(action);
                 true
             }
             (Self::WrongProof, PeerAction::SendTensor { tag, .. }) => {
@@ -82,8 +82,8 @@ impl Corruption {
     }
 }
 
-/// Whatever says how long something takes says a tenth.
-fn boast(action: &mut PeerAction) {
+/// Divides every reported duration by ten.
+fn exaggerate_speed(action: &mut PeerAction) {
     match action {
         PeerAction::ToCoordinator(ToCoordinator::WorkRequest { service_time, .. })
         | PeerAction::Send {

@@ -1,4 +1,4 @@
-//! Swarms in which nothing is left to chance but what is said: what benchmarks begin with.
+//! Swarms without randomness except where requested: the starting point of benchmarks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -17,19 +17,19 @@ use crate::rebalance::Rebalance;
 use crate::round::{AHEAD, ahead, piece_bytes};
 use crate::router::Routing;
 
-/// Elements of each stage's vector: few, since nobody looks at them.
+/// Elements of each stage's vector: few, since only benchmarks of rounds need more.
 const ELEMENTS: usize = 64;
 
-/// Pieces of a stage's vector for each of its replicas, where a round of all has no more of them on its way than so
-/// many.
+/// Pieces of a stage's vector for each of its replicas, as long as a round of all replicas has at
+/// most `MOST_ON_WAY` of them in flight.
 const PIECES_EACH: usize = 16;
 const MOST_ON_WAY: usize = 1 << 18;
 
-/// What one stage's file in a snapshot weighs, unless that is said.
+/// Default size of one stage's file in a snapshot.
 const SNAPSHOT: Bytes = Bytes(8);
 
 impl Scenario {
-    /// A run of these peers in which nothing goes wrong.
+    /// A run of these peers without faults.
     #[must_use]
     pub fn plain(manifest: Manifest, peers: Vec<PeerScenario>, network: NetworkScenario) -> Self {
         let parameters: BTreeMap<Stage, usize> =
@@ -61,9 +61,9 @@ impl Scenario {
 }
 
 impl Scenario {
-    /// Gives every stage so many numbers. Rounds carry them in pieces, whose elements stand for many: real ones where
-    /// they are few, else several for each replica where all stages have equally many, as long as that is
-    /// simulated in a while.
+    /// Gives every stage `numbers` numbers. Each simulated element stands for several of them.
+    /// Pieces are real ones if they are few. Otherwise each replica gets several, equally many at
+    /// all stages, as far as the simulation remains fast.
     pub fn weigh_stages(&mut self, numbers: u64) {
         let replicas = self.peers.len().div_ceil(self.parameters.len());
         let real = (numbers as usize).div_ceil(limits::ROUND_PIECE_ELEMENTS).max(1);
@@ -74,7 +74,8 @@ impl Scenario {
         let block = elements.div_ceil(pieces);
         let cut = RoundCut { block_elements: block, piece_elements: block };
         let codec = self.manifest.codec.all_reduce;
-        // What is on its way is counted in elements, and is as much as the link that takes most lets it be.
+        // The limit of data in flight counts simulated elements and suits the link that needs the
+        // most.
         let piece = piece_bytes(cut, codec);
         let weighs = Bytes(piece.0 * self.weight);
         let regions = self.network.latency.len();
@@ -92,7 +93,7 @@ impl Scenario {
 }
 
 impl Scenario {
-    /// What a step sends.
+    /// The data that a step sends.
     pub(super) fn load(&self) -> Load {
         let elements = |stage| self.parameters.get(&stage).map_or(0, |count| *count as u64);
         Load::of(&self.manifest, |stage| elements(stage).saturating_mul(self.weight))
@@ -100,7 +101,7 @@ impl Scenario {
 }
 
 impl PeerScenario {
-    /// A peer that is there from the beginning and could host what it chooses.
+    /// A peer that is present from the beginning and can host the stages that it chooses.
     #[must_use]
     pub fn plain(choice: StageChoice, stages: u16, compute: ComputeScenario) -> Self {
         let fits: BTreeSet<Stage> = match choice {
@@ -121,7 +122,7 @@ impl PeerScenario {
 }
 
 impl NetworkScenario {
-    /// Links that are all alike, and that peers know.
+    /// Equal links with true measurements.
     #[must_use]
     pub fn even(latency: Duration, jitter: Duration, bandwidth: Option<u64>) -> Self {
         Self {
@@ -138,7 +139,7 @@ impl NetworkScenario {
 }
 
 impl ComputeScenario {
-    /// Passes that take so long, or by chance up to so many thousandths longer.
+    /// Passes of these durations, randomly up to `jitter_per_mille` thousandths longer.
     #[must_use]
     pub fn passes(forward: Duration, backward: Duration, jitter_per_mille: u64) -> Self {
         Self { forward, backward, other: Duration::from_micros(100), jitter_per_mille }

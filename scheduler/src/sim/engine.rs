@@ -25,20 +25,20 @@ pub(super) struct Engine {
     rng: Rng,
     sizes: Sizes,
     stages: BTreeMap<Stage, StageState>,
-    /// What lies on the disk: weights that were written, and weights that were fetched.
+    /// Files on the disk: weights that were written or fetched.
     pub(super) disk: BTreeMap<(Step, Stage), Weights>,
     queue: VecDeque<Task>,
-    /// What runs, and for how long in all.
+    /// The running task and its duration.
     running: Option<(Task, Duration)>,
-    /// Until when every task takes so many times as long.
+    /// Until when every task takes this many times as long.
     pub(super) slow: (Moment, u32),
-    /// Until when the disk takes nothing and gives nothing.
-    pub(super) no_disk: Moment,
-    /// How long passes ran.
+    /// Until when all disk accesses fail.
+    pub(super) disk_fails_until: Moment,
+    /// Total time of passes.
     pub(super) busy: Duration,
 }
 
-/// What tensors weigh.
+/// Sizes of tensors.
 #[derive(Debug, Clone, Copy)]
 struct Sizes {
     activation: Bytes,
@@ -47,23 +47,23 @@ struct Sizes {
     sums: SumCodec,
 }
 
-/// One stage's weights and what is added up for them.
+/// One stage's weights and accumulators.
 #[derive(Debug)]
 struct StageState {
     version: Step,
     weights: Weights,
-    /// Of each step that something was added for.
+    /// The accumulator of each step.
     sums: BTreeMap<Step, Vec<i64>>,
     /// Inputs of microbatches between forward and backward.
     graphs: BTreeMap<ClaimKey, u64>,
-    /// Weight gradients that wait for their claim to be used.
+    /// Weight gradients that wait for `Accumulate` or `Discard`.
     waiting: BTreeMap<ClaimKey, Vec<i64>>,
-    /// The newest round's result so far.
+    /// The result of the newest round so far.
     round: Option<RoundId>,
     result: Vec<Option<i64>>,
 }
 
-/// What a task did that an oracle looks at.
+/// An effect of a task that an oracle checks.
 #[derive(Debug)]
 pub(super) enum Observed {
     Nothing,
@@ -75,7 +75,7 @@ pub(super) enum Observed {
         sums: Vec<i64>,
         weights: Weights,
     },
-    /// A copy was made, which is on its way to the disk.
+    /// A copy was made and is being written to the disk.
     Copied {
         version: Step,
         stage: Stage,
@@ -113,18 +113,18 @@ impl Engine {
             queue: VecDeque::new(),
             running: None,
             slow: (Moment::default(), 1),
-            no_disk: Moment::default(),
+            disk_fails_until: Moment::default(),
             busy: Duration::ZERO,
         }
     }
 
-    /// Takes a task. Returns when the engine ends one, if it was idle.
+    /// Queues a task. Returns the end of the running one if the engine was idle.
     pub(super) fn give(&mut self, now: Moment, task: Task) -> Option<Moment> {
         self.queue.push_back(task);
         if self.running.is_some() { None } else { self.begin(now) }
     }
 
-    /// Begins the next task; returns when it ends.
+    /// Begins the next task. Returns its end.
     pub(super) fn begin(&mut self, now: Moment) -> Option<Moment> {
         let task = self.queue.pop_front()?;
         let time = match &task {
@@ -142,12 +142,12 @@ impl Engine {
         Some(now + time)
     }
 
-    /// What runs now.
+    /// The running task.
     pub(super) fn running(&self) -> Option<&Task> {
         self.running.as_ref().map(|(task, _)| task)
     }
 
-    /// Loses the weight gradient that the running task is about to add.
+    /// Drops the weight gradient that the running task is about to add.
     pub(super) fn forget_gradient(&mut self) {
         if let Some((Task::Accumulate { key }, _)) = self.running {
             let part = self.stage(key.stage).waiting.get_mut(&key);
@@ -155,7 +155,7 @@ impl Engine {
         }
     }
 
-    /// Removes the files of older versions, but for what is about to be read.
+    /// Removes the files of older versions, except those that are about to be read.
     pub(super) fn forget_before(&mut self, oldest: Step) {
         let tasks = self.running.iter().map(|(task, _)| task).chain(&self.queue);
         let reads = |task: &Task| match task {
@@ -166,13 +166,13 @@ impl Engine {
         self.disk.retain(|part, _| part.0 >= oldest || read.contains(part));
     }
 
-    /// Whether nothing runs or waits, and nothing is kept for microbatches.
+    /// Whether no task runs or waits, and nothing is kept for microbatches.
     pub(super) fn is_empty(&self) -> bool {
         let clean = |state: &StageState| state.graphs.is_empty() && state.waiting.is_empty();
         self.running.is_none() && self.queue.is_empty() && self.stages.values().all(clean)
     }
 
-    /// Carries out the running task. There is no result yet of one that goes on in the background.
+    /// Executes the running task. A task that continues in the background has no result yet.
     pub(super) fn finish(
         &mut self,
         payloads: &mut Payloads,
@@ -186,7 +186,7 @@ impl Engine {
             Task::Backward { key, gradient } => self.backward(key, gradient, payloads)?,
             Task::Accumulate { key } => {
                 let state = self.stage(key.stage);
-                let part = state.waiting.remove(&key).ok_or("nothing waits to be added")?;
+                let part = state.waiting.remove(&key).ok_or("there is no gradient to add")?;
                 integer_model::add(state.sums(key.step), 0..part.len(), &part);
                 observed = Observed::Accumulated(key);
                 TaskResult::Accumulated { key }
@@ -212,7 +212,7 @@ impl Engine {
             Task::Leave { stage } => {
                 let state = self.stage(stage);
                 if !state.graphs.is_empty() || !state.waiting.is_empty() {
-                    return Err(format!("stage {stage} is left with work"));
+                    return Err(format!("stage {stage} still has work"));
                 }
                 observed = Observed::Restored(stage);
                 TaskResult::Left { stage }
@@ -226,7 +226,7 @@ impl Engine {
         self.stages.get_mut(&stage).expect("the run has the stage")
     }
 
-    /// The weights that the passes of this work read.
+    /// The weights that the passes of this work item read.
     fn weights(&self, key: ClaimKey) -> Result<u64, String> {
         let state = &self.stages[&key.stage];
         let weights = state.weights.read_by(key.step, state.version, &self.manifest);
@@ -340,7 +340,7 @@ impl Engine {
         Ok(Observed::Copied { version, stage, weights: state.weights })
     }
 
-    /// What comes of writing a copy that the disk took, or did not.
+    /// The result of writing a copy, successfully or not.
     pub(super) fn stored(
         &self,
         version: Step,
@@ -362,7 +362,10 @@ impl Engine {
     fn restore(&mut self, version: Step, stage: Stage) -> Result<TaskResult, String> {
         let weights = match version {
             Step(0) => Weights::initial(&self.manifest, stage),
-            _ => *self.disk.get(&(version, stage)).ok_or("what was not fetched is restored")?,
+            _ => *self
+                .disk
+                .get(&(version, stage))
+                .ok_or("a version that was not fetched is restored")?,
         };
         let state = self.stage(stage);
         state.weights = weights;
@@ -375,14 +378,14 @@ impl Engine {
 }
 
 impl StageState {
-    /// What is added up for a step.
+    /// The accumulator of a step.
     fn sums(&mut self, step: Step) -> &mut [i64] {
         let elements = self.result.len();
         self.sums.entry(step).or_insert_with(|| vec![0; elements])
     }
 
-    /// Keeps a piece of a round's result. A new round begins from nothing; in one that was mended a piece may come
-    /// again, with the same sums.
+    /// Stores a piece of a round's result. A new round begins empty; in a mended round a piece may
+    /// arrive again, with the same sums.
     fn install(&mut self, round: RoundId, start: usize, sums: &[i64]) -> Result<(), String> {
         if self.round != Some(round) {
             self.result.fill(None);
@@ -390,7 +393,7 @@ impl StageState {
         }
         for (place, sum) in self.result[start..].iter_mut().zip(sums) {
             if place.replace(*sum).is_some_and(|known| known != *sum) {
-                return Err("an element of a result comes to two sums".to_owned());
+                return Err("an element of a result has two sums".to_owned());
             }
         }
         Ok(())
@@ -422,7 +425,7 @@ fn content_sums(payloads: &Payloads, id: PayloadId) -> Result<Vec<i64>, String> 
     }
 }
 
-/// Keeps integers that travel as such elements.
+/// Keeps integers that travel as elements of this kind.
 fn keep_sums(payloads: &mut Payloads, sums: Vec<i64>, element: Element) -> crate::action::Payload {
     let size = element.bytes_of(sums.len() as u64).expect("few");
     payloads.keep(Content::Sums(sums), Bytes(size))

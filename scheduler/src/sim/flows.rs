@@ -1,45 +1,45 @@
-//! Links that those who send share fairly, as fluids: what comes first of one to another arrives first, and who sends
-//! to several, or receives from several, divides its link max-min fairly among them (Bertsekas and Gallager, Data
-//! Networks, section 6.5.2).
+//! Links as fluid flows with fair sharing. Data from one machine to another arrives in order. A
+//! machine that exchanges data with several others divides its link max-min fairly among them
+//! (Bertsekas and Gallager, Data Networks, section 6.5.2).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use shoal_protocol::units::{Bytes, Rate};
 
-/// What one machine's link carries.
+/// Capacity of one machine's link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Port {
-    /// Of what it sends, to all others together.
+    /// Total rate of outgoing data.
     pub up: Rate,
-    /// Of what it receives.
+    /// Total rate of incoming data.
     pub down: Rate,
 }
 
-/// A flow by its ends.
+/// A flow, by sender and receiver.
 type Ends = (usize, usize);
 
-/// One side of a machine's link: of what it sends, or of what it receives.
+/// One side of a machine's link: outgoing or incoming.
 type Side = (usize, bool);
 
-/// All that is on its way between machines.
+/// All data in transit between machines.
 #[derive(Debug)]
 pub(super) struct Flows<T> {
     ports: Vec<Port>,
     delay: Duration,
     now: f64,
-    /// What waits of each flow that has something to send, and how many bytes of the first are left.
+    /// The queue of each active flow, with the bytes left of each item.
     waiting: BTreeMap<Ends, VecDeque<(f64, T)>>,
-    /// Bytes a second of each such flow.
+    /// Bytes per second of each active flow.
     rates: BTreeMap<Ends, f64>,
-    /// What has left, by when it is there.
+    /// Data in flight, by arrival time.
     flying: BTreeMap<(Duration, u64), (Ends, T)>,
     sent: u64,
-    /// Bytes of each flow that have left, and the seconds that it took.
+    /// Bytes that each flow has sent, and the seconds that it took.
     carried: BTreeMap<Ends, (f64, f64)>,
 }
 
-/// Less than this of a message is nothing.
+/// A rest of a message below this many bytes is a rounding error.
 const ROUNDING: f64 = 1e-3;
 
 impl<T> Flows<T> {
@@ -56,17 +56,17 @@ impl<T> Flows<T> {
         }
     }
 
-    /// Bytes a second of each flow while it had something to send.
+    /// Bytes per second of each flow while it was active.
     pub(super) fn measured(&self) -> impl Iterator<Item = (Ends, Rate)> {
         self.carried.iter().map(|(ends, (bytes, seconds))| (*ends, Rate((bytes / seconds) as u64)))
     }
 
-    /// The time that has passed.
+    /// The elapsed time.
     pub(super) fn now(&self) -> Duration {
         Duration::from_secs_f64(self.now)
     }
 
-    /// Has one machine send another something, behind what it sends it already.
+    /// Queues data from one machine to another.
     pub(super) fn send(&mut self, ends: Ends, size: Bytes, what: T) {
         let queue = self.waiting.entry(ends).or_default();
         queue.push_back((size.0 as f64, what));
@@ -75,7 +75,7 @@ impl<T> Flows<T> {
         }
     }
 
-    /// What arrives next, once it does; none where nothing is on its way.
+    /// Advances to the next arrival and returns it; `None` if nothing is in transit.
     pub(super) fn next(&mut self) -> Option<(Ends, T)> {
         loop {
             let left = self.waiting.iter().map(|(ends, queue)| queue[0].0 / self.rates[ends]);
@@ -94,7 +94,7 @@ impl<T> Flows<T> {
         }
     }
 
-    /// Lets time pass in which no flow begins or ends.
+    /// Advances the time to a moment before which no flow begins or ends.
     fn pass(&mut self, until: f64) {
         let time = (until - self.now).max(0.0);
         self.now = self.now.max(until);
@@ -106,7 +106,7 @@ impl<T> Flows<T> {
             *carried = (carried.0 + bytes, carried.1 + time);
             queue[0].0 -= bytes;
             if queue[0].0 <= ROUNDING {
-                let (_, what) = queue.pop_front().expect("its first was looked at");
+                let (_, what) = queue.pop_front().expect("its first item was checked");
                 self.flying.insert((arrives, self.sent), (*ends, what));
                 self.sent += 1;
                 ended |= queue.is_empty();
@@ -118,8 +118,8 @@ impl<T> Flows<T> {
         }
     }
 
-    /// The max-min fair rates, by progressive filling: the side that leaves its flows the least is shared evenly among
-    /// them, and so on with what is left.
+    /// The max-min fair rates, by progressive filling: the side with the least capacity per flow is
+    /// shared evenly among its flows, and so on with the remaining capacity.
     fn fair(&self) -> BTreeMap<Ends, f64> {
         let mut sides: BTreeMap<Side, (f64, usize)> = BTreeMap::new();
         for ends in self.waiting.keys() {
@@ -135,7 +135,7 @@ impl<T> Flows<T> {
             let busy = sides.iter().filter(|(_, (_, flows))| *flows > 0);
             let least = busy.min_by(|one, other| share(*one.1).total_cmp(&share(*other.1)));
             let (full, rate) =
-                least.map(|(side, left)| (*side, share(*left))).expect("a flow is left");
+                least.map(|(side, left)| (*side, share(*left))).expect("a flow remains");
             for ends in self.waiting.keys() {
                 if sides_of(*ends).contains(&full) && !rates.contains_key(ends) {
                     rates.insert(*ends, rate);
@@ -159,8 +159,8 @@ fn sides_of((from, to): Ends) -> [Side; 2] {
 mod tests {
     use super::*;
 
-    /// When each of these arrives, in milliseconds, over links of so much up and down and 100 ms: what is sent is given
-    /// by its ends and its bytes.
+    /// Arrival times in milliseconds of data given by its ends and bytes, over links with these
+    /// rates up and down and a latency of 100 ms.
     fn arrivals(ports: &[(u64, u64)], sent: &[(Ends, u64)]) -> Vec<(usize, u128)> {
         let port = |(up, down): &(u64, u64)| Port { up: Rate(*up), down: Rate(*down) };
         let ports: Vec<Port> = ports.iter().map(port).collect();
@@ -168,20 +168,21 @@ mod tests {
         for (what, (ends, size)) in sent.iter().enumerate() {
             flows.send(*ends, Bytes(*size), what);
         }
-        // Sums of fractions are not exact.
+        // Sums of fractions are inexact.
         let rounded = |time: Duration| (time + Duration::from_micros(500)).as_millis();
         std::iter::from_fn(|| flows.next().map(|(_, what)| (what, rounded(flows.now())))).collect()
     }
 
     #[test]
-    fn one_flow_has_the_slower_side_and_keeps_its_order() {
+    fn one_flow_gets_the_rate_of_the_slower_side_and_keeps_its_order() {
         let ports = [(1000, 1), (1, 500)];
         assert_eq!(arrivals(&ports, &[((0, 1), 500), ((0, 1), 250)]), [(0, 1100), (1, 1600)]);
     }
 
     #[test]
-    fn what_a_slow_receiver_leaves_others_have() {
-        // Of 1000 B/s up, 200 go to the one that takes no more; the other has 800 and then all that it takes.
+    fn other_receivers_get_the_rate_that_a_slow_one_leaves() {
+        // Of 1000 B/s up, 200 go to the receiver that accepts no more; the other gets 800, then its
+        // full rate.
         let ports = [(1000, 1), (1, 200), (1, 900)];
         assert_eq!(arrivals(&ports, &[((0, 1), 200), ((0, 2), 1700)]), [(0, 1100), (1, 2100)]);
     }

@@ -1,7 +1,7 @@
-//! A model made of integers: what the real one computes in floating point, this one computes
-//! exactly, so that a microbatch lost or counted twice shows in the weights.
+//! A model of integers. It computes exactly what the real model computes in floating point, so that
+//! a microbatch lost or counted twice shows in the weights.
 //!
-//! A word stands for a tensor. Every word depends on the weights and on all that it was made from.
+//! A word represents a tensor. Every word depends on the weights and on all its inputs.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ pub(super) fn mix(words: &[u64]) -> u64 {
     })
 }
 
-/// A stage's weights at a version and, in a run where steps read those, at the version before.
+/// A stage's weights at a version and, if the manifest allows stale reads, at the version before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Weights {
     pub(super) newest: u64,
@@ -27,19 +27,19 @@ pub(super) struct Weights {
 }
 
 impl Weights {
-    /// Those of a stage before the first step.
+    /// A stage's weights before the first step.
     pub(super) fn initial(manifest: &Manifest, stage: Stage) -> Self {
         let newest = mix(&[manifest.training.seed, 1, u64::from(stage.0)]);
         Self { newest, before: (manifest.training.staleness > 0).then_some(newest) }
     }
 
-    /// Those after an update.
+    /// The weights after an update.
     pub(super) fn updated(self, sums: &[i64], gradient_norm: f64) -> Self {
         let newest = updated(self.newest, sums, gradient_norm);
         Self { newest, before: self.before.map(|_| self.newest) }
     }
 
-    /// What a step reads of these, which are those of a version.
+    /// The weights that a step reads, given those of a version.
     pub(super) fn read_by(self, step: Step, version: Step, manifest: &Manifest) -> Option<u64> {
         let reads = manifest.reads(step);
         if reads == version {
@@ -60,12 +60,12 @@ pub(super) fn forward(weights: u64, input: u64) -> u64 {
     mix(&[3, weights, input])
 }
 
-/// The loss that the last stage's output means.
+/// The loss derived from the last stage's output.
 pub(super) fn loss(output: u64) -> FixedLoss {
     FixedLoss((mix(&[4, output]) % (1 << 34)) as i64)
 }
 
-/// The gradient that the last stage starts from.
+/// The gradient at the last stage's output.
 pub(super) fn loss_gradient(output: u64) -> u64 {
     mix(&[5, output])
 }

@@ -1,4 +1,4 @@
-//! What a death in the middle of an all-reduce costs: what only the dead had, not the round.
+//! The cost of a death during an all-reduce: the lost member's part, not the whole round.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use super::{Report, Scenario, run};
 
 const REPLICAS: usize = 8;
 
-/// The one that dies, which does not keep the run.
+/// The member that dies; it is not the coordinator.
 const DIES: usize = 5;
 
-/// Replicas of a single stage whose steps are all-reduces for the most part: bytes that their uplinks carry in a
-/// minute, after passes of seconds.
+/// Replicas of a single stage whose steps consist mostly of all-reduces: their uplinks need a
+/// minute for the data, after passes of seconds.
 fn replicas() -> Scenario {
     let (forward, uplink) = (Duration::from_millis(100), 10_000_000);
     let compute = ComputeScenario {
@@ -30,7 +30,7 @@ fn replicas() -> Scenario {
     scenario
 }
 
-/// When the first step's passes ended, and the second's began.
+/// The end of the first step's passes, and the start of the second's.
 fn round(report: &Report) -> (Duration, Duration) {
     let mut steps = report.steps.values();
     let (first, second) = (steps.next().expect("two steps"), steps.next().expect("two steps"));
@@ -39,19 +39,19 @@ fn round(report: &Report) -> (Duration, Duration) {
 
 #[test]
 fn a_death_in_a_round_costs_its_part_and_not_the_round() {
-    let calm = replicas();
-    let report = run(&calm).expect("nothing goes wrong");
+    let undisturbed = replicas();
+    let report = run(&undisturbed).expect("a run without faults");
     let (begins, ends) = round(&report);
     let whole = ends - begins;
     for percent in [10, 30, 50, 70, 90] {
-        let mut scenario = calm.clone();
+        let mut scenario = undisturbed.clone();
         let crash = Fault::Crash { peer: DIES, restart: None, disk: false };
         scenario.faults.happen = vec![(begins + whole * percent / 100, crash)];
-        let torn = run(&scenario).expect("every oracle holds");
-        assert_eq!(torn.checkpoint, report.checkpoint);
-        assert_eq!((torn.recovery.rounds_mended, torn.recovery.rounds_aborted), (1, 0));
-        let longer = round(&torn).1.saturating_sub(ends);
-        println!("a round of {whole:?}, torn after {percent}%, takes {longer:?} longer");
+        let mended = run(&scenario).expect("no oracle objects");
+        assert_eq!(mended.checkpoint, report.checkpoint);
+        assert_eq!((mended.recovery.rounds_mended, mended.recovery.rounds_aborted), (1, 0));
+        let longer = round(&mended).1.saturating_sub(ends);
+        println!("a round of {whole:?}, interrupted after {percent}%, takes {longer:?} longer");
         assert!(longer < whole / 3, "{longer:?} of {whole:?} at {percent}%");
     }
 }

@@ -1,4 +1,4 @@
-//! Why members change their stages, one small swarm for each reason.
+//! Small swarms in which members change their stages, one for each reason.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,14 +12,14 @@ use super::{
 };
 use crate::rebalance::Rebalance;
 
-/// So many stages with replicas that are equally fast at first, and look for better places often. Each
-/// stage's follow each other.
+/// Stages with these numbers of replicas, which are equally fast at first and are rebalanced often.
+/// The replicas of a stage have consecutive indices.
 fn stages(replicas: &[usize]) -> Scenario {
     let forward = Duration::from_millis(100);
     let compute = ComputeScenario::passes(forward, forward * 2, 1);
     let stages = (0..).zip(replicas);
     let peers = stages.flat_map(|(stage, count)| (0..*count).map(move |_| Stage(stage)));
-    // It may go anywhere, but begins here.
+    // It may host any stage, but begins here.
     let peer = |stage: Stage| PeerScenario {
         fits: [stage].into(),
         ..PeerScenario::plain(StageChoice::Auto, stage.0 + 1, compute.clone())
@@ -36,9 +36,9 @@ fn at(seconds: u64, faults: impl IntoIterator<Item = Fault>) -> Vec<(Duration, F
     faults.into_iter().map(|fault| (Duration::from_secs(seconds), fault)).collect()
 }
 
-/// Runs it; the model must be that of a peer alone.
+/// Runs a scenario; the model must equal that of a single peer.
 fn run_whole(scenario: &Scenario) -> Report {
-    let report = run(scenario).expect("every oracle holds");
+    let report = run(scenario).expect("no oracle objects");
     let alone = run(&scenario.alone()).expect("a peer alone");
     assert!(report.finished && report.checkpoint == alone.checkpoint);
     report
@@ -49,7 +49,7 @@ fn one_done(reason: MoveReason) -> BTreeMap<MoveReason, Migrations> {
 }
 
 #[test]
-fn where_members_are_gone_others_come() {
+fn lost_members_are_replaced() {
     let mut scenario = stages(&[3, 3]);
     scenario.faults.happen = at(30, [3, 4].map(|peer| Fault::Leave { peer }));
     let report = run_whole(&scenario);
@@ -57,9 +57,9 @@ fn where_members_are_gone_others_come() {
     assert_eq!(report.moves, 1);
 }
 
-/// Two of a stage are told to leave: another comes, once.
+/// Two members of a stage leave: one replaces them, once.
 #[test]
-fn where_members_are_about_to_leave_others_come() {
+fn leaving_members_are_replaced() {
     let mut scenario = stages(&[3, 3]);
     scenario.faults.happen = at(30, [3, 4].map(|peer| Fault::Drain { peer }));
     scenario.faults.rebirth = Duration::from_secs(60);
@@ -69,7 +69,7 @@ fn where_members_are_about_to_leave_others_come() {
 }
 
 #[test]
-fn where_members_have_become_slow_others_come() {
+fn slow_stages_get_more_members() {
     let mut scenario = stages(&[3, 3]);
     let time = Duration::from_secs(1 << 20);
     let slow = |peer| Fault::SlowPeer { peer, factor: 10, time };
@@ -81,7 +81,7 @@ fn where_members_have_become_slow_others_come() {
 }
 
 #[test]
-fn where_nobody_is_left_another_begins_again() {
+fn a_lost_stage_gets_another_member() {
     let mut scenario = stages(&[3, 1]);
     scenario.rebalance = Rebalance::Never;
     scenario.faults.happen = at(30, [Fault::Leave { peer: 3 }]);
@@ -91,9 +91,9 @@ fn where_nobody_is_left_another_begins_again() {
 }
 
 #[test]
-fn who_dies_on_its_way_has_given_up() {
+fn the_death_of_a_moving_member_cancels_its_move() {
     let mut scenario = stages(&[4, 1]);
-    // Its weights take so long to come that it dies before it has them.
+    // Its weights take so long to arrive that it dies before.
     scenario.network.bandwidth = Some(1_000_000);
     scenario.snapshot = Bytes(20_000_000);
     scenario.faults.happen = at(33, [1, 2, 3].map(|peer| Fault::Leave { peer }));
@@ -102,8 +102,8 @@ fn who_dies_on_its_way_has_given_up() {
     assert_eq!(report.migrations, BTreeMap::from([(MoveReason::Uneven, given_up)]));
 }
 
-/// Where each of four fast peers and two that are four times as slow begins, of six, on three stages.
-fn unlike(begin: [u16; 6], microbatches: u32, steps: u64) -> Scenario {
+/// Six peers at the given stages of three, four fast and two that are four times slower.
+fn unequal(begin: [u16; 6], microbatches: u32, steps: u64) -> Scenario {
     let mut scenario = stages(&[6]);
     let mut manifest = Scenario::small_manifest(3, microbatches, steps);
     manifest.checkpoint.every = 100;
@@ -117,8 +117,8 @@ fn unlike(begin: [u16; 6], microbatches: u32, steps: u64) -> Scenario {
     scenario
 }
 
-/// What part of the optimum each of a run's last steps got through, if it ended at the best placement: five
-/// quarters of a fast peer at each stage.
+/// The throughput of each of the last steps relative to the optimum, if the run ended with the best
+/// placement: five quarters of a fast peer at each stage.
 fn shares_of_last_steps(scenario: &Scenario, last: usize) -> (Vec<f64>, Report) {
     let report = run_whole(scenario);
     let ideal = Duration::from_millis(300) * scenario.manifest.training.microbatches * 4 / 5;
@@ -128,25 +128,25 @@ fn shares_of_last_steps(scenario: &Scenario, last: usize) -> (Vec<f64>, Report) 
     (took.map(|took| ideal.as_secs_f64() / took.as_secs_f64()).collect(), report)
 }
 
-/// Wherever they begin, moves lead to where as much is got through as can be.
+/// From any initial placement, moves lead to the largest throughput.
 #[test]
-fn unlike_members_come_to_the_optimum_from_anywhere() {
+fn unequal_members_reach_the_optimum_from_any_placement() {
     let begin = |number: u32| [0, 1, 2, 3, 4, 5].map(|index| (number / 3u32.pow(index) % 3) as u16);
     let all = (0..3u32.pow(6)).filter(|n| (0..3).all(|s| begin(*n).contains(&s)));
     for number in all.step_by(7) {
-        let (shares, report) = shares_of_last_steps(&unlike(begin(number), 64, 40), 8);
+        let (shares, report) = shares_of_last_steps(&unequal(begin(number), 64, 40), 8);
         let mean = 8.0 / shares.iter().map(|share| 1.0 / share).sum::<f64>();
-        // A little is lost at a step's beginning and end.
+        // A little is lost at the beginning and end of a step.
         assert!(mean >= 0.88, "{:?}: {mean:.3}, {} moves", begin(number), report.moves);
     }
 }
 
-/// What a fast member lets go of at a step's end, for a slow one that has little left, does not wait for anybody.
+/// Work that a fast member releases at the end of a step for an idle slow one is granted at once.
 #[test]
-fn what_is_let_go_of_for_another_is_given_at_once() {
+fn work_released_for_another_member_is_granted_at_once() {
     for seed in 0..12 {
         for begin in [[0, 1, 1, 2, 0, 2], [0, 0, 2, 2, 1, 1]] {
-            let scenario = Scenario { seed, ..unlike(begin, 128, 20) };
+            let scenario = Scenario { seed, ..unequal(begin, 128, 20) };
             let (shares, _) = shares_of_last_steps(&scenario, 8);
             let least = shares.into_iter().fold(1.0, f64::min);
             assert!(least >= 0.85, "seed {seed}, {begin:?}: {least:.3} in a step");

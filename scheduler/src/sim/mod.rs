@@ -1,8 +1,8 @@
-//! The simulator: the state machines of this crate in a modelled world.
+//! The simulator: this crate's state machines in a modelled world.
 //!
-//! One seed makes a swarm, its machines and its network ([`Scenario::from_seed`]), and everything
-//! that happens follows from it, event for event. A model of small integers stands for the
-//! transformer, so that whether every microbatch is counted exactly once is checked on real values.
+//! A seed determines a swarm, its machines and its network ([`Scenario::from_seed`]), and every
+//! event of the run. A model of small integers replaces the transformer, so that exactly-once
+//! counting is checked on real values.
 
 mod all_reduce;
 mod corruption;
@@ -56,28 +56,28 @@ use self::world::World;
 /// Runs a swarm to its end.
 ///
 /// # Errors
-/// The first thing that did not hold though it must.
+/// The first violated invariant.
 pub fn run(scenario: &Scenario) -> Result<Report, Violation> {
     World::new(scenario, Corruption::Nothing, true).run()
 }
 
-/// The same, with every event printed to stderr as it happens.
+/// Runs a swarm like [`run`] and prints every event to stderr.
 ///
 /// # Errors
-/// As those of [`run`].
+/// The errors of [`run`].
 pub fn run_traced(scenario: &Scenario) -> Result<Report, Violation> {
     World::new(scenario, Corruption::Nothing, true).traced().run()
 }
 
-/// The same, watched.
+/// Runs a swarm like [`run`] under an observer.
 ///
 /// # Errors
-/// As those of [`run`].
+/// The errors of [`run`].
 pub fn run_watched(scenario: &Scenario, watch: &mut dyn Watch) -> Result<Report, Violation> {
     World::new(scenario, Corruption::Nothing, true).watched(watch).run()
 }
 
-/// The place in its scenario of a peer that a simulator's log or words name.
+/// The index in its scenario of a peer that occurs in a log or message.
 #[must_use]
 pub fn place_of(member: Member) -> usize {
     world::index_of(member)

@@ -1,4 +1,4 @@
-//! Links between peers: one ordered control stream each way, and tensors beside it.
+//! Links between peers: one ordered control stream in each direction, and tensors beside it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -9,20 +9,20 @@ use shoal_protocol::units::{Bytes, Moment, Rate};
 use super::scenario::{NetworkScenario, Scenario};
 use crate::rng::Rng;
 
-/// Links that a peer knows at most: more than it sends work over, so that what all know grows with the swarm and
-/// not with its square.
+/// Maximum number of links that a peer knows: more than it distributes work over, so that the total
+/// grows with the swarm and not with its square.
 const LINKS: usize = 128;
 
-/// Files have one part in so many of an uplink.
+/// Files get one part in this many of an uplink.
 const FILES: u64 = 4;
 
-/// How long so much takes at so many bytes a second.
+/// Time to send `size` at a rate in bytes per second.
 fn time_of(size: Bytes, rate: u64) -> Duration {
     Duration::from_micros(size.0 * 1_000_000 / rate)
 }
 
 impl NetworkScenario {
-    /// A link from one region to another as it can be measured: what its sender's uplink leaves it at most.
+    /// A measurement of the link between two regions: its rate, limited by the sender's uplink.
     pub(super) fn path(&self, from: usize, to: usize) -> LinkEstimate {
         let round_trip = self.latency[from][to] + self.latency[to][from];
         let own = self.rate(from, to).unwrap_or(u64::MAX);
@@ -30,31 +30,31 @@ impl NetworkScenario {
         LinkEstimate { round_trip, rate: Some(rate) }
     }
 
-    /// What tensors from one region to another go at.
+    /// Rate of tensors from one region to another.
     fn rate(&self, from: usize, to: usize) -> Option<u64> {
         let of_regions = self.bandwidths.get(from).map(|row| row[to]);
         of_regions.or(self.bandwidth)
     }
 }
 
-/// The network: when what is sent arrives.
+/// The network: computes arrival times.
 #[derive(Debug)]
 pub(super) struct Network {
     scenario: NetworkScenario,
     regions: Vec<usize>,
-    /// The first with whom each peer spoke, in a swarm of more than a peer knows the links to.
-    met: Vec<BTreeSet<usize>>,
+    /// The first peers that each peer contacted, in a swarm of more peers than `LINKS`.
+    contacts: Vec<BTreeSet<usize>>,
     rng: Rng,
-    /// When the last control message from one to another arrives.
+    /// Arrival of the last control message between two peers.
     control: BTreeMap<(usize, usize), Moment>,
-    /// When the last byte of tensors leaves for another.
+    /// When the last byte of tensors between two peers leaves the sender.
     bulk: BTreeMap<(usize, usize), Moment>,
-    /// When the last byte of tensors, and that of files, leaves a peer whose uplink is shared.
+    /// When the last byte of tensors, and of files, leaves a peer whose uplink is shared.
     tensors: BTreeMap<usize, Moment>,
     files: BTreeMap<usize, Moment>,
-    /// Links that are slower until a moment, and by how much.
+    /// Slowed links: the end and the additional delay.
     slow: BTreeMap<(usize, usize), (Moment, Duration)>,
-    /// Links on which everything is lost until a moment.
+    /// Cut links, and the end of the cut.
     cut: BTreeMap<(usize, usize), Moment>,
 }
 
@@ -63,7 +63,7 @@ impl Network {
         Self {
             scenario: scenario.network.clone(),
             regions: scenario.peers.iter().map(|peer| peer.region).collect(),
-            met: vec![BTreeSet::new(); scenario.peers.len()],
+            contacts: vec![BTreeSet::new(); scenario.peers.len()],
             rng: Rng::new(scenario.seed ^ 0x6e65_7477_6f72_6b00),
             control: BTreeMap::new(),
             bulk: BTreeMap::new(),
@@ -74,18 +74,18 @@ impl Network {
         }
     }
 
-    /// Whether peers know what their links are.
+    /// Whether peers get true measurements of their links.
     pub(super) fn is_measured(&self) -> bool {
         self.scenario.measured
     }
 
-    /// To whom a peer knows its links: all others in a small swarm, and in a larger one as many with whom it
-    /// spoke.
+    /// Peers to which a peer knows its links: all others in a small swarm, otherwise the first
+    /// `LINKS` that it contacted.
     pub(super) fn known_to(&self, peer: usize) -> Vec<usize> {
         if self.is_small() {
             (0..self.regions.len()).filter(|other| *other != peer).collect()
         } else {
-            self.met[peer].iter().copied().collect()
+            self.contacts[peer].iter().copied().collect()
         }
     }
 
@@ -93,19 +93,19 @@ impl Network {
         self.regions.len() <= LINKS + 1
     }
 
-    /// One peer sends another something.
+    /// Records that a peer sends data to another.
     fn meet(&mut self, from: usize, to: usize) {
-        if !self.is_small() && self.met[from].len() < LINKS {
-            self.met[from].insert(to);
+        if !self.is_small() && self.contacts[from].len() < LINKS {
+            self.contacts[from].insert(to);
         }
     }
 
-    /// A link as it can be measured: what its sender's uplink leaves it at most.
+    /// A measurement of the link between two peers.
     pub(super) fn link(&self, from: usize, to: usize) -> LinkEstimate {
         self.scenario.path(self.regions[from], self.regions[to])
     }
 
-    /// When a control message arrives: never before one that was sent earlier.
+    /// Arrival times of a control message: never before that of an earlier one.
     pub(super) fn control(&mut self, now: Moment, from: usize, to: usize) -> Vec<Moment> {
         if from == to {
             return self.twice(now);
@@ -118,8 +118,7 @@ impl Network {
         self.twice(arrival)
     }
 
-    /// When a tensor arrives. Each travels on a stream of its own, all share
-    /// the link.
+    /// Arrival times of a tensor. Each travels on a stream of its own; all share the link.
     pub(super) fn tensor(
         &mut self,
         now: Moment,
@@ -143,7 +142,7 @@ impl Network {
         self.twice(arrival)
     }
 
-    /// When a file arrives: it goes out beside the others, and behind all files of its sender.
+    /// Arrival of a file: beside all tensors, and after the earlier files of its sender.
     pub(super) fn file(&mut self, now: Moment, from: usize, to: usize, size: Bytes) -> Moment {
         let Some(uplink) = self.scenario.uplink else {
             return self.tensor(now, from, to, size)[0];
@@ -163,12 +162,12 @@ impl Network {
         *free
     }
 
-    /// Makes a link slower until a moment.
+    /// Slows a link until a moment.
     pub(super) fn slow(&mut self, link: (usize, usize), until: Moment, delay: Duration) {
         self.slow.insert(link, (until, delay));
     }
 
-    /// Loses what is sent over a link until a moment.
+    /// Drops all data on a link until a moment.
     pub(super) fn cut(&mut self, link: (usize, usize), until: Moment) {
         let known = self.cut.entry(link).or_default();
         *known = until.max(*known);
@@ -178,7 +177,7 @@ impl Network {
         self.cut.get(&link).is_some_and(|until| now < *until)
     }
 
-    /// A connection broke, or one of its ends died: what follows does not wait for what was on its way.
+    /// A connection broke or one of its ends died: later data does not wait for data in flight.
     pub(super) fn forget(&mut self, one: usize, other: usize) {
         for link in [(one, other), (other, one)] {
             self.control.remove(&link);
@@ -186,7 +185,7 @@ impl Network {
         }
     }
 
-    /// What arrives, and perhaps arrives once more, long after and out of order.
+    /// The arrival times: sometimes a second one, long after and out of order.
     fn twice(&mut self, first: Moment) -> Vec<Moment> {
         if self.rng.chance(self.scenario.duplicates_per_mille) {
             let most = self.rng.pick(&[2_000, 100_000, 1_000_000]);

@@ -1,5 +1,5 @@
-//! Rules left out on purpose, at the border between the machines and the world: words are dropped
-//! or changed as if who says or hears them did not keep the rule.
+//! Rules omitted on purpose, at the boundary between state machines and world: messages are dropped
+//! or changed as if the sender or receiver ignored the rule.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,49 +12,49 @@ use shoal_protocol::message::{
 
 use crate::action::PeerAction;
 
-/// A rule that nobody keeps.
+/// An omitted rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(not(test), expect(dead_code, reason = "only tests leave rules out"))]
 pub(crate) enum Omit {
-    /// All are kept.
+    /// All rules hold.
     Nothing,
-    /// Activations are sent again where nobody holds the work.
+    /// Activations are sent again when their work has no holder.
     Replay,
-    /// Everybody who asked is answered.
+    /// All peers that asked are answered.
     AnswerAll,
-    /// A done report and a release name their grant.
+    /// Completion reports and releases name their grant.
     GrantNumbers,
-    /// Words of an earlier era are dropped.
+    /// Messages of an earlier era are dropped.
     Eras,
-    /// Words of an earlier term's coordinator are dropped.
+    /// Messages of an earlier term's coordinator are dropped.
     Terms,
-    /// A new coordinator grants nothing before everybody said what it holds.
+    /// A new coordinator grants nothing before all members have reported their state.
     Census,
-    /// Words and pieces of an earlier attempt are dropped.
+    /// Messages and pieces of an earlier attempt are dropped.
     Attempts,
-    /// What a member sent for a round is sent again, once its sums changed.
+    /// A member sends its sums for a round again after they changed.
     Mends,
-    /// A newcomer serves when it is ready.
+    /// A newcomer serves only when it is ready.
     Readiness,
-    /// A member's claims are revoked when it is expelled.
+    /// An expelled member's claims are revoked.
     Revocation,
-    /// A round with a member that is gone is given up.
+    /// A round with a lost member is aborted.
     Abort,
-    /// A life that was expelled is not admitted again.
+    /// An expelled incarnation is not admitted again.
     Lives,
-    /// Who is asked for its work lets go of it.
+    /// A member releases a claim on a revocation request.
     Reclaim,
 }
 
-/// What must be known to leave a rule out.
+/// State needed to omit a rule.
 #[derive(Debug)]
 pub(super) struct OmittedRules {
     pub(super) omit: Omit,
-    /// Whom each member answered first.
+    /// The first peer that each member answered.
     answered: BTreeMap<(Member, ClaimKey), Member>,
-    /// The newest grant that each member was told of.
+    /// The newest grant sent to each member.
     grants: BTreeMap<(Member, ClaimKey), Grant>,
-    /// The newest attempt that each member was told of.
+    /// The newest attempt sent to each member.
     attempts: BTreeMap<(Member, Era, Step, Stage), Attempt>,
 }
 
@@ -64,8 +64,8 @@ impl OmittedRules {
         Self { omit, answered, grants, attempts: BTreeMap::new() }
     }
 
-    /// Changes what a peer wants done; false is not to be done at all.
-    pub(super) fn sent(&mut self, me: Member, action: &PeerAction) -> bool {
+    /// Filters a peer's action. Returns false if it is to be dropped.
+    pub(super) fn sent_by_peer(&mut self, me: Member, action: &PeerAction) -> bool {
         let (key, to) = match action {
             PeerAction::SendTensor { to, tag: TensorTag::ActivationGradient { key }, .. }
             | PeerAction::Send { to, message: PeerMessage::Evaluated { key } } => (*key, *to),
@@ -74,14 +74,14 @@ impl OmittedRules {
         self.omit != Omit::AnswerAll || *self.answered.entry((me, key)).or_insert(to) == to
     }
 
-    /// Changes what a member is told; false is not told at all.
-    pub(super) fn told(&mut self, to: Member, message: &mut FromCoordinator) -> bool {
+    /// Changes a message to a member. Returns false if it is to be dropped.
+    pub(super) fn sent_to_member(&mut self, to: Member, message: &mut FromCoordinator) -> bool {
         match message {
             FromCoordinator::Replay { .. } => return self.omit != Omit::Replay,
             FromCoordinator::Granted { key, grant, .. } => {
                 let known = self.grants.insert((to, *key), *grant);
                 if let (true, Some(answer)) = (known != Some(*grant), key.upstream()) {
-                    // It has taken the work anew.
+                    // It accepted the work anew.
                     self.answered.remove(&(to, answer));
                 }
             }
@@ -105,7 +105,7 @@ impl OmittedRules {
         true
     }
 
-    /// Changes what the coordinator hears.
+    /// Changes a message to the coordinator.
     pub(super) fn reported(&self, from: Member, message: &mut ToCoordinator) {
         match message {
             ToCoordinator::Done { key, grant, .. } | ToCoordinator::Released { key, grant }
@@ -121,7 +121,7 @@ impl OmittedRules {
         }
     }
 
-    /// Changes what a tensor says it is.
+    /// Changes the tag of a tensor.
     pub(super) fn tagged(&self, to: Member, tag: &mut TensorTag) {
         if let (TensorTag::RoundPart { round, .. } | TensorTag::RoundResult { round, .. }, true) =
             (tag, self.omit == Omit::Attempts)

@@ -1,4 +1,4 @@
-//! The tensors that a peer's driver keeps, by handle.
+//! The tensors that a peer's driver holds, by handle.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use shoal_protocol::units::Bytes;
 use super::integer_model::mix;
 use crate::action::{Payload, PayloadId};
 
-/// What a tensor holds in the simulator.
+/// The content of a simulated tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Content {
     /// An activation or a gradient.
@@ -17,7 +17,7 @@ pub(super) enum Content {
 }
 
 impl Content {
-    /// A word that depends on all of it.
+    /// A hash of the content.
     pub(super) fn digest(&self) -> u64 {
         match self {
             Self::Word(word) => *word,
@@ -26,7 +26,7 @@ impl Content {
     }
 }
 
-/// One peer's tensors. Handles are never given twice.
+/// One peer's tensors. Handles are never reused.
 #[derive(Debug, Default)]
 pub(super) struct Payloads {
     live: BTreeMap<PayloadId, (Content, Bytes)>,
@@ -41,7 +41,7 @@ impl Payloads {
         Payload { id, size }
     }
 
-    /// A tensor that is kept; none is a use after its release.
+    /// A live tensor; an error if it was released.
     pub(super) fn get(&self, id: PayloadId) -> Result<&(Content, Bytes), String> {
         self.live.get(&id).ok_or_else(|| format!("{id:?} is used after its release"))
     }

@@ -1,4 +1,4 @@
-//! The run that no swarm is needed for: one microbatch after the other, one stage after the other.
+//! The reference run without a swarm: one microbatch after the other, one stage after the other.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,20 +10,20 @@ use shoal_protocol::message::FixedLoss;
 use super::integer_model::{self, Weights};
 use super::scenario::Scenario;
 
-/// What every step must come to, as far as the run has come: a run may be told to stop long before its
-/// end.
+/// The expected result of every step that has been reached. A run may be stopped long before its
+/// end, so steps are computed on demand.
 #[derive(Debug)]
 pub(super) struct Reference {
     manifest: Arc<Manifest>,
     /// Elements of each stage.
     elements: Vec<usize>,
     steps: Vec<ReferenceStep>,
-    /// Each stage's file of every version's checkpoint.
+    /// Each stage's file in every version's checkpoint.
     files: Vec<Vec<ContentHash>>,
     initial: Vec<Weights>,
 }
 
-/// What one step must come to.
+/// The expected result of one step.
 #[derive(Debug)]
 pub(super) struct ReferenceStep {
     /// Each stage's sums.
@@ -45,7 +45,7 @@ impl Reference {
         Self { manifest, elements, steps: Vec::new(), files, initial }
     }
 
-    /// What a step must come to; none where the run has no such step.
+    /// Computes the expected result of a step; `None` if the run has no such step.
     pub(super) fn reach(&mut self, step: Step) -> Option<&ReferenceStep> {
         if step.0 >= self.manifest.training.steps {
             return None;
@@ -60,12 +60,12 @@ impl Reference {
         self.reached(step)
     }
 
-    /// The same of a step that the run has come to.
+    /// The expected result of a step that was reached.
     pub(super) fn reached(&self, step: Step) -> Option<&ReferenceStep> {
         self.steps.get(step.0 as usize)
     }
 
-    /// Each stage's file of a version that the run has come to.
+    /// Each stage's file of a version that was reached.
     pub(super) fn files(&self, version: Step) -> Option<&[ContentHash]> {
         self.files.get(version.0 as usize).map(Vec::as_slice)
     }

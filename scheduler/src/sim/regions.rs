@@ -1,4 +1,4 @@
-//! Swarms whose peers are in regions far from each other: what it is worth that they know who is near.
+//! Swarms with peers in distant regions: the benefit of locality.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::rebalance::Rebalance;
 use crate::rng::Rng;
 use crate::router::Routing;
 
-/// A swarm in the regions of a case, whose peers come one after the other in any order.
+/// A swarm in the regions of a case, whose peers arrive one by one in random order.
 #[derive(Debug, Clone, Copy)]
 pub struct Regional<'a> {
     /// Regions and the links between them.
@@ -20,25 +20,25 @@ pub struct Regional<'a> {
     pub peers: usize,
     /// Pipeline stages.
     pub stages: u16,
-    /// Microbatches a step, and steps.
+    /// Microbatches per step, and steps.
     pub steps: (u32, u64),
-    /// An activation, and a stage's gradient.
+    /// Sizes of an activation, and of a stage's gradient.
     pub weighs: (Bytes, Bytes),
-    /// A forward pass; a backward pass takes twice as long.
+    /// Duration of a forward pass; a backward pass takes twice as long.
     pub forward: Duration,
 }
 
-/// From one newcomer to the next: the one before has its stage by then.
+/// Time between two newcomers: by then the earlier one has its stage.
 const APART: Duration = Duration::from_secs(2);
 
-/// Steps before those that count: the first measures links.
+/// Steps before the measured ones: the first ones measure links.
 const FIRST: usize = 30;
 
 impl Regional<'_> {
-    /// The swarm with the order of this seed. Peers know who is near, or do not.
+    /// The swarm with the order of this seed, with locality (`near`) or without.
     ///
     /// # Panics
-    /// When there is nobody.
+    /// If there are no peers.
     #[must_use]
     pub fn scenario(&self, seed: u64, near: bool) -> Scenario {
         let passes = ComputeScenario::passes(self.forward, self.forward * 2, 20);
@@ -83,7 +83,7 @@ impl Regional<'_> {
 }
 
 impl Report {
-    /// How long a step takes, of those after the first few.
+    /// Mean time of a step, without the first few.
     #[must_use]
     pub fn step_time(&self) -> Duration {
         let ends: Vec<Moment> = self.steps.values().map(|step| step.last).collect();
@@ -103,9 +103,9 @@ mod tests {
 
     const SEEDS: u64 = 8;
 
-    /// So many times as long a step may be by chance: peers that know nothing may be lucky in where they
-    /// come to be.
-    const LUCK: f64 = 1.04;
+    /// Factor by which a step may be longer by chance: without locality, peers may happen to get
+    /// good stages.
+    const CHANCE: f64 = 1.04;
 
     /// Four regions of one country.
     const COUNTRY: Regional<'_> = Regional {
@@ -117,17 +117,22 @@ mod tests {
         forward: Duration::from_millis(100),
     };
 
-    /// Step times without and with nearness, of some seeds; never is a step longer with it than by
-    /// chance. The model is the same.
+    /// Mean step times without and with locality over some seeds. With locality, no step is longer
+    /// than chance allows. The model is the same.
     fn times(regional: Regional<'_>) -> (f64, f64) {
         let (mut without, mut with) = (0.0, 0.0);
         for seed in 0..SEEDS {
             let [alone, near] = [false, true].map(|near| {
-                let report = run(&regional.scenario(seed, near)).expect("every oracle holds");
+                let report = run(&regional.scenario(seed, near)).expect("no oracle objects");
                 assert!(report.finished, "seed {seed}");
                 (report.step_time().as_secs_f64(), report.checkpoint)
             });
-            assert!(near.0 <= alone.0 * LUCK, "seed {seed}: {} with, {} without", near.0, alone.0);
+            assert!(
+                near.0 <= alone.0 * CHANCE,
+                "seed {seed}: {} with, {} without",
+                near.0,
+                alone.0
+            );
             assert_eq!(near.1, alone.1, "seed {seed}");
             without += alone.0;
             with += near.0;
@@ -136,20 +141,20 @@ mod tests {
     }
 
     #[test]
-    fn steps_over_long_links_are_shorter_where_peers_know_who_is_near() {
+    fn locality_shortens_steps_over_long_links() {
         let (without, with) = times(COUNTRY);
         assert!(with < 0.85 * without, "{with} of {without}");
     }
 
     #[test]
-    fn steps_are_no_longer_where_activations_weigh_most() {
+    fn locality_shortens_steps_with_large_activations() {
         let weighs = (Bytes(8 << 20), Bytes(4_000_000));
         let (without, with) = times(Regional { weighs, ..COUNTRY });
         assert!(with < without, "{with} of {without}");
     }
 
     #[test]
-    fn steps_are_no_longer_where_nothing_weighs_much() {
+    fn locality_shortens_steps_with_little_data() {
         let weighs = (Bytes(1 << 10), Bytes(4_096));
         let (without, with) = times(Regional { weighs, steps: (64, 40), ..COUNTRY });
         assert!(with < without, "{with} of {without}");

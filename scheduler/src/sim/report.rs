@@ -1,4 +1,4 @@
-//! What a run of the simulator came to.
+//! The result of a run of the simulator.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,48 +11,48 @@ use shoal_protocol::wire;
 use super::integer_model::mix;
 use crate::action::{CoordinatorEvent, Fault};
 
-/// What a run of the simulator came to.
+/// The result of a run of the simulator.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {
     /// Hash of all events in order: equal for equal runs.
     pub trace: u64,
-    /// When the last thing happened.
+    /// The time of the last event.
     pub end: Moment,
-    /// Things that happened.
+    /// Number of events.
     pub events: u64,
     /// Steps committed.
     pub commits: u64,
-    /// Done reports that came again.
+    /// Completion reports that arrived more than once.
     pub repeated: u64,
-    /// What became of losses.
+    /// Losses and recoveries.
     pub recovery: Recovery,
     /// How often rare paths were taken.
     pub rare: Rare,
     /// Changes of a peer's stage.
     pub moves: u64,
-    /// What coordinators decided about them, by why.
+    /// Decisions about such changes, by reason.
     pub migrations: BTreeMap<MoveReason, Migrations>,
-    /// Offers that were answered busy.
+    /// Offers answered with busy.
     pub turned_away: u64,
-    /// Offers that were sent on to a claim's holder.
+    /// Offers redirected to a claim's holder.
     pub redirected: u64,
-    /// The widest window of any stage.
+    /// The widest window at any stage.
     pub widest_window: usize,
-    /// How long all engines ran passes, together.
+    /// Time of all engines' passes together.
     pub busy: Duration,
-    /// When passes of each step ran.
+    /// When the passes of each step ran.
     pub steps: BTreeMap<Step, StepTime>,
     /// Hash of the newest checkpoint.
     pub checkpoint: Option<ContentHash>,
-    /// Whether the run came to its end.
+    /// Whether the training was completed.
     pub finished: bool,
-    /// Why the run could not go on, if it could not.
+    /// The reason why the run stopped early, if it did.
     pub stopped: Option<String>,
-    /// What peers found that must not be.
+    /// Faults that peers reported.
     pub faults: Vec<Fault>,
 }
 
-/// What became of losses.
+/// Losses and recoveries.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Recovery {
     /// Peers that died.
@@ -61,107 +61,107 @@ pub struct Recovery {
     pub lost: u64,
     /// Claims of expelled members.
     pub revoked: u64,
-    /// Rounds that came to nothing.
+    /// Aborted rounds.
     pub rounds_aborted: u64,
-    /// Rounds that went on without members that were gone.
+    /// Rounds that continued without lost members.
     pub rounds_mended: u64,
-    /// Activations that were asked for again.
+    /// Activations that were requested again.
     pub replays: u64,
-    /// Claims that their holders let go of.
+    /// Claims that their holders released.
     pub released: u64,
-    /// Those that were late and asked back.
+    /// Of those, overdue claims released on a revocation request.
     pub reclaimed: u64,
-    /// Words about claims that were not their sender's.
+    /// Messages about claims that were not their sender's.
     pub refused: u64,
     /// Newcomers that began to serve.
     pub joined: u64,
-    /// Newcomers that began anew.
+    /// Newcomers that fell behind and started over.
     pub behind: u64,
-    /// Committed results that a peer gave up, since pieces of them were lost on the way.
+    /// Committed results that a peer gave up because pieces of them were lost.
     pub results_lost: u64,
-    /// Coordinators that took over, the first one too.
+    /// Coordinators, including the first.
     pub terms: u64,
-    /// Times that a stage was lost.
+    /// Number of lost stages.
     pub lost_stage: u64,
     /// Returns to an earlier version.
     pub rewinds: u64,
-    /// Checkpoints that were abandoned.
+    /// Abandoned checkpoints.
     pub checkpoints_abandoned: u64,
-    /// Connections that could not be made anew for a while.
+    /// Connections that could not be restored for a while.
     pub cuts: u64,
-    /// Words and tensors that found nobody.
+    /// Messages and tensors to unreachable peers.
     pub unreached: u64,
-    /// Snapshots that a disk did not take.
+    /// Snapshots that a disk failed to write.
     pub not_stored: u64,
 }
 
 /// How often rare paths were taken.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Rare {
-    /// An activation was asked for again though its work had been done, by who is gone.
+    /// An activation was requested again although a lost member had done its work.
     pub replayed_done: u64,
-    /// Work that had lost its way lost it again.
+    /// Work that had lost its next replica lost it again.
     pub rerouted_again: u64,
-    /// A round was mended before anybody had a result.
+    /// A round was mended before any member had a result.
     pub mended_before_result: u64,
-    /// A round was mended when some had their result.
+    /// A round was mended when some members had their result.
     pub mended_after_result: u64,
-    /// The gone had counted nothing at a round's stage.
+    /// The lost members had counted nothing at a round's stage.
     pub mended_unchanged: u64,
-    /// More than one was gone.
+    /// A round was mended without several members.
     pub mended_without_many: u64,
-    /// A claim was let go of while its grant was on its way.
+    /// A claim was released while its grant was in flight.
     pub released_in_flight: u64,
-    /// A word to or of a life that is over was dropped.
+    /// A message to or from an earlier incarnation was dropped.
     pub old_lives: u64,
-    /// A newcomer that heard a round served before the round's commit.
+    /// A newcomer that listened to a round served before the round's commit.
     pub promoted_in_round: u64,
-    /// Microbatches done while the all-reduce of a step before theirs was on.
+    /// Microbatches done during the all-reduce of an earlier step.
     pub overlapped: u64,
-    /// Claims that a coordinator took over from the one before.
+    /// Claims that a new coordinator took over from its predecessor.
     pub claims_taken_over: u64,
-    /// A claim was asked back whose work was done.
+    /// A claim was requested back after its work was done.
     pub reclaimed_done: u64,
-    /// A claim was asked back, and its work was not late.
+    /// A claim was requested back although its work was not overdue.
     pub reclaimed_early: u64,
-    /// A claim was asked back again, since there was no answer.
+    /// A claim was requested back again after no answer.
     pub reclaimed_again: u64,
-    /// A record was logged though the coordinator that gave it learnt no more of it.
+    /// A record became durable after its coordinator was deposed.
     pub logged_unheard: u64,
-    /// A coordinator gave the log something though another had been chosen.
+    /// A deposed coordinator appended a record.
     pub logged_too_late: u64,
-    /// Somebody asked for the whole membership.
+    /// A member requested the whole view.
     pub members_wanted: u64,
-    /// Somebody asked for all whom a round is among.
+    /// A member requested a whole round group.
     pub round_groups_requested: u64,
-    /// All replicas of a stage died while a commit was on its way into the log.
+    /// All replicas of a stage died while a commit was being logged.
     pub lost_in_commit: u64,
 }
 
-/// Members that were to change their stage.
+/// Stage changes of members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Migrations {
     /// All of them.
     pub begun: u64,
-    /// Those that did.
+    /// Completed ones.
     pub done: u64,
-    /// Those that did not after all.
+    /// Cancelled ones.
     pub given_up: u64,
 }
 
 /// When the passes of a step ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepTime {
-    /// The first one began.
+    /// The start of the first one.
     pub first: Moment,
-    /// The last one ended.
+    /// The end of the last one.
     pub last: Moment,
-    /// Their durations, of all engines together.
+    /// Their total duration on all engines.
     pub busy: Duration,
 }
 
 impl Report {
-    /// Notes what the coordinator says.
+    /// Counts an event of the coordinator.
     pub(super) fn note(&mut self, event: &CoordinatorEvent) {
         match event {
             CoordinatorEvent::Lost { .. } => self.recovery.lost += 1,
@@ -191,7 +191,7 @@ impl Report {
         self.migrations.entry(reason).or_default()
     }
 
-    /// Notes a pass of a step.
+    /// Counts a pass of a step.
     pub(super) fn ran(&mut self, step: Step, from: Moment, to: Moment) {
         let new = StepTime { first: from, last: to, busy: Duration::ZERO };
         let time = self.steps.entry(step).or_insert(new);
@@ -200,7 +200,7 @@ impl Report {
     }
 }
 
-/// Hash of everything noted in it, in order.
+/// Hash of all noted data, in order.
 #[derive(Debug, Default)]
 pub(super) struct Trace(u64);
 
@@ -213,7 +213,7 @@ impl Trace {
         self.0 = mix(&[self.0, word]);
     }
 
-    /// Notes a message as it would go over the wire.
+    /// Notes a message in its wire format.
     pub(super) fn message(&mut self, message: &impl wire::Encode) {
         let bytes = wire::encode(message).expect("messages are under their cap");
         for chunk in bytes.chunks(8) {

@@ -1,4 +1,4 @@
-//! One swarm and its circumstances: everything that a run of the simulator follows from.
+//! A simulated swarm and its conditions: everything that determines a run of the simulator.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,166 +15,166 @@ use crate::rebalance::Rebalance;
 use crate::rng::Rng;
 use crate::router::Routing;
 
-/// Members of the largest swarm that a seed makes.
+/// Maximum number of peers in a scenario from a seed.
 const PEERS: u64 = 64;
 
-/// Stages of the longest pipeline that a seed makes.
+/// Maximum number of stages in a scenario from a seed.
 const STAGES: u64 = 8;
 
-/// Elements of the largest stage that a seed makes.
+/// Maximum number of elements of a stage in a scenario from a seed.
 const ELEMENTS: u64 = 40;
 
-/// One swarm and its circumstances.
+/// A simulated swarm and its conditions.
 #[derive(Debug, Clone)]
 pub struct Scenario {
-    /// Decides everything that is still left to chance while the swarm runs.
+    /// Seed of all random decisions during the run.
     pub seed: u64,
-    /// The run.
+    /// The manifest of the run.
     pub manifest: Arc<Manifest>,
     /// Elements of each stage's vector.
     pub parameters: BTreeMap<Stage, usize>,
-    /// On a link each element of a round weighs as much as so many.
+    /// Number of real elements whose bytes each element of a round takes on a link.
     pub weight: u64,
-    /// When nothing more is looked at; else the run goes to its end.
+    /// The end of the simulation; `None` runs to the end of the training.
     pub until: Option<Duration>,
-    /// The peers, the first of which is the coordinator's too.
+    /// The peers. The first is also the first coordinator.
     pub peers: Vec<PeerScenario>,
     /// The network.
     pub network: NetworkScenario,
-    /// What one stage's file in a snapshot weighs on its way.
+    /// Size of one stage's file in a snapshot on a link.
     pub snapshot: Bytes,
-    /// What writing a copy of a stage takes at most; its peer computes meanwhile.
+    /// Maximum time to write a copy of a stage. Its peer computes meanwhile.
     pub write: Duration,
-    /// From a record's way into the log until it is down for good, at most.
+    /// Maximum time from appending a record to the log until it is durable.
     pub log_delay: Duration,
-    /// After how long an all-reduce without a result is tried again, at first.
+    /// Initial timeout after which an all-reduce without a result is retried.
     pub patience: Duration,
-    /// Peers that keep the log, if there are so many: the first ones.
+    /// Number of anchors: the first peers, as far as there are so many.
     pub anchors: usize,
-    /// How long a run that lost a stage waits for those who have its newest checkpoint.
+    /// How long a run that lost a stage waits for peers that have its newest checkpoint.
     pub homecoming: Duration,
     /// When members change their stages.
     pub rebalance: Rebalance,
-    /// By what peers choose between replicas.
+    /// How peers choose between replicas.
     pub routing: Routing,
-    /// What goes wrong.
+    /// The faults.
     pub faults: Faults,
 }
 
-/// What goes wrong, and when.
+/// Faults and their times.
 #[derive(Debug, Clone, Default)]
 pub struct Faults {
-    /// In order of their moments.
+    /// Ordered by time.
     pub happen: Vec<(Duration, Fault)>,
-    /// From a death or a cut until others notice, at most.
+    /// Maximum time until others notice a death or a cut.
     pub notice: Duration,
-    /// From the loss of the leading anchor until another leads, at most.
+    /// Maximum time from the loss of the leading anchor to the next election.
     pub election: Duration,
-    /// From the end of a life until the next one begins, where it begins by itself.
+    /// Time from the end of an incarnation to the automatic start of the next one.
     pub rebirth: Duration,
 }
 
-/// Something that goes wrong.
+/// A fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// A peer dies, and starts anew after a while, if it does.
+    /// A peer dies, and restarts after a while if `restart` is set.
     Crash {
-        /// Which.
+        /// The peer.
         peer: usize,
-        /// After how long it starts anew.
+        /// Time until the restart.
         restart: Option<Duration>,
-        /// Whether its disk is lost with it.
+        /// Whether its disk is lost.
         disk: bool,
     },
-    /// A peer is told to leave in order; when it has, it starts anew after a while.
+    /// A peer leaves in order, then restarts after a while.
     Drain {
-        /// Which.
+        /// The peer.
         peer: usize,
     },
-    /// A peer dies, and does not come back unless it is said to.
+    /// A peer dies and stays down until a [`Fault::Join`].
     Leave {
-        /// Which.
+        /// The peer.
         peer: usize,
     },
-    /// A peer that does not live begins a life, with nothing on its disk.
+    /// A peer that is down starts with an empty disk.
     Join {
-        /// Which.
+        /// The peer.
         peer: usize,
     },
-    /// The anchors choose another leader though the one that leads lives.
+    /// The anchors elect another leader although the present one is alive.
     Depose,
-    /// When the next commit is given to the log, all replicas of a stage die that the coordinator's
-    /// peer does not host.
+    /// When the next commit is appended to the log, all replicas of a stage die that the
+    /// coordinator's peer does not host.
     Ambush {
-        /// Which of those stages, counted round.
+        /// Index into those stages, modulo their number.
         stage: usize,
-        /// After how long they start anew.
+        /// Time until they restart.
         restart: Duration,
     },
-    /// The connection between two peers breaks; what is on its way is lost.
+    /// The connection between two peers breaks; data in flight is lost.
     Break {
-        /// One.
+        /// One peer.
         one: usize,
-        /// The other.
+        /// The other peer.
         other: usize,
     },
-    /// A peer's engine and words stand still for a while, as if its process were stopped.
+    /// A peer's engine and messages stall for a while, as if its process were stopped.
     Pause {
-        /// Which.
+        /// The peer.
         peer: usize,
-        /// For how long.
+        /// The duration.
         time: Duration,
     },
-    /// Every peer of a region dies at once.
+    /// All peers of a region die at once.
     Region {
-        /// Which.
+        /// The region.
         region: usize,
-        /// After how long they start anew.
+        /// Time until they restart.
         restart: Option<Duration>,
     },
-    /// The connection between two peers breaks, and what is sent from one to the other is lost for
-    /// a while.
+    /// The connection between two peers breaks, and data sent from one to the other is lost for a
+    /// while.
     Cut {
         /// The sender.
         from: usize,
         /// The receiver.
         to: usize,
-        /// Whether the other direction is lost too.
+        /// Whether the opposite direction is cut too.
         both: bool,
-        /// For how long.
+        /// The duration.
         time: Duration,
     },
-    /// What goes from one peer to the other takes longer for a while.
+    /// Data from one peer to another takes longer for a while.
     SlowLink {
         /// The sender.
         from: usize,
         /// The receiver.
         to: usize,
-        /// So much longer.
+        /// The additional delay.
         delay: Duration,
-        /// For how long.
+        /// The duration.
         time: Duration,
     },
     /// A peer's tasks take longer for a while.
     SlowPeer {
-        /// Which.
+        /// The peer.
         peer: usize,
-        /// So many times as long.
+        /// The factor on their durations.
         factor: u32,
-        /// For how long.
+        /// The duration.
         time: Duration,
     },
-    /// A peer's disk takes nothing and gives nothing for a while.
+    /// A peer's disk fails all reads and writes for a while.
     Disk {
-        /// Which.
+        /// The peer.
         peer: usize,
-        /// For how long.
+        /// The duration.
         time: Duration,
     },
 }
 
 impl Fault {
-    /// How long it lasts.
+    /// The fault's duration.
     pub(super) fn time(self) -> Duration {
         match self {
             Self::Pause { time, .. }
@@ -194,12 +194,12 @@ impl Fault {
     }
 }
 
-/// How a peer's clock goes.
+/// A peer's clock, which may be off.
 #[derive(Debug, Clone, Copy)]
 pub struct Clock {
-    /// What it read when the run began.
+    /// Its reading at the start of the run.
     pub ahead: Duration,
-    /// What it counts while a thousand go by.
+    /// Its ticks per thousand true ones.
     pub rate: u32,
 }
 
@@ -210,12 +210,12 @@ impl Default for Clock {
 }
 
 impl Clock {
-    /// What it reads at a moment.
+    /// Its reading at a moment.
     pub(super) fn reads(self, now: Moment) -> Moment {
         Moment(self.ahead + now.0 * self.rate / 1000)
     }
 
-    /// The first moment at which it reads this.
+    /// The first moment with this reading.
     pub(super) fn when(self, reads: Moment) -> Moment {
         let counted = reads.0.saturating_sub(self.ahead).as_nanos() * 1000;
         let nanoseconds = counted.div_ceil(u128::from(self.rate));
@@ -226,25 +226,25 @@ impl Clock {
 /// One peer.
 #[derive(Debug, Clone)]
 pub struct PeerScenario {
-    /// The stages it wants.
+    /// The stages that it asks for.
     pub choice: StageChoice,
-    /// The stages that it has room for.
+    /// The stages that fit into its memory.
     pub fits: BTreeSet<Stage>,
-    /// How much it takes on.
+    /// Limits on the work that it accepts.
     pub limits: PeerLimits,
-    /// When it starts; none where it waits for a [`Fault::Join`].
+    /// Its start time; `None` waits for a [`Fault::Join`].
     pub start: Option<Duration>,
-    /// What its tasks take.
+    /// Durations of its tasks.
     pub compute: ComputeScenario,
-    /// Whether it keeps every checkpoint.
+    /// Whether it archives every checkpoint.
     pub archive: bool,
-    /// Where it is.
+    /// Its region.
     pub region: usize,
-    /// How its clock goes.
+    /// Its clock.
     pub clock: Clock,
 }
 
-/// What a peer's tasks take.
+/// Durations of a peer's tasks.
 #[derive(Debug, Clone)]
 pub struct ComputeScenario {
     /// A forward pass of one stage.
@@ -253,34 +253,36 @@ pub struct ComputeScenario {
     pub backward: Duration,
     /// Any other task.
     pub other: Duration,
-    /// Each pass takes up to so many thousandths longer.
+    /// Maximum random extension of each pass, in thousandths.
     pub jitter_per_mille: u64,
 }
 
 /// The network between peers.
 #[derive(Debug, Clone)]
 pub struct NetworkScenario {
-    /// One way, from each region to each.
+    /// One-way latency from each region to each.
     pub latency: Vec<Vec<Duration>>,
-    /// Every message takes up to so much longer.
+    /// Maximum random delay of every message.
     pub jitter: Duration,
-    /// Bytes per second from a peer to another; none is no limit.
+    /// Bytes per second from one peer to another; `None` is unlimited.
     pub bandwidth: Option<u64>,
-    /// The same from each region to each, where they differ; else empty.
+    /// Bytes per second from each region to each, if they differ; otherwise empty.
     pub bandwidths: Vec<Vec<u64>>,
-    /// Whether peers know what their links are: who does not is told nonsense of them, or nothing.
+    /// Whether peers get true measurements of their links. Otherwise they get random values or
+    /// none.
     pub measured: bool,
-    /// Bytes per second from a peer to all others together; none is no limit. Files have a quarter of it,
-    /// and while some go out all else has the rest.
+    /// Bytes per second from a peer to all others together; `None` is unlimited. Files get a
+    /// quarter of it; while some are being sent, all other data has the rest.
     pub uplink: Option<u64>,
-    /// Of a thousand messages and tensors, so many arrive twice.
+    /// Of a thousand messages and tensors, this many arrive twice.
     pub duplicates_per_mille: u64,
-    /// Of a thousand offers, so many go to two replicas, as if the sender had given up on the first.
+    /// Of a thousand offers, this many go to two replicas, as if the sender had given up on the
+    /// first.
     pub strays_per_mille: u64,
 }
 
 impl Scenario {
-    /// The swarm of this seed.
+    /// The scenario of this seed.
     #[must_use]
     pub fn from_seed(seed: u64) -> Self {
         let mut rng = Rng::new(seed);
@@ -306,7 +308,7 @@ impl Scenario {
                 let choice = if index == 0 && every_stage {
                     StageChoice::All
                 } else if rng.chance(50) {
-                    // Who insists on a stage may leave too few for another that nobody else hosts.
+                    // If it insisted on a stage, too few peers might remain for another stage.
                     let middle = StageChoice::One(Stage((stages / 2) as u16));
                     if every_stage { middle } else { StageChoice::All }
                 } else {
@@ -350,7 +352,7 @@ impl Scenario {
         }
     }
 
-    /// The swarm of this seed, with deaths, breaks and stand-stills.
+    /// The scenario of this seed, with crashes, broken connections and stalls.
     #[must_use]
     pub fn faulty(seed: u64) -> Self {
         let mut scenario = Self::from_seed(seed);
@@ -415,7 +417,7 @@ impl Scenario {
         alone
     }
 
-    /// A run that only its shape matters of.
+    /// A manifest of which only the shape matters.
     #[must_use]
     pub fn small_manifest(stages: u16, microbatches: u32, steps: u64) -> Manifest {
         let small = example::small();
@@ -449,7 +451,7 @@ fn manifest(rng: &mut Rng, stages: u16) -> Manifest {
     let steps = rng.within(0..=4);
     let mut manifest = Scenario::small_manifest(stages, microbatches, steps);
     manifest.training.seed = rng.number();
-    // What it changes here is what pieces of rounds weigh.
+    // The codec changes only the size of round pieces here.
     let exact = SumCodec::Exact;
     let sums = [exact, exact, SumCodec::Rounded(Codec::F32), SumCodec::Rounded(Codec::Bf16)];
     manifest.codec.all_reduce = sums[(manifest.training.seed % 4) as usize];
@@ -459,11 +461,11 @@ fn manifest(rng: &mut Rng, stages: u16) -> Manifest {
         manifest.evaluation.microbatches = rng.within(1..=5) as u32;
     }
     manifest.checkpoint.every = rng.within(0..=3);
-    assert_eq!(manifest.check(), Ok(()), "scenarios are of runs that can be");
+    assert_eq!(manifest.check(), Ok(()), "a scenario has a valid manifest");
     manifest
 }
 
-/// Something that goes wrong.
+/// A random fault.
 fn fault(rng: &mut Rng, peers: u64, regions: u64) -> Fault {
     let peer = rng.within(0..=peers - 1) as usize;
     let other = rng.within(0..=peers - 1) as usize;
@@ -537,11 +539,11 @@ fn peer(
 }
 
 fn limits(rng: &mut Rng, manifest: &Manifest, cut: RoundCut) -> PeerLimits {
-    // What one microbatch weighs at one stage: activation with labels, and gradient.
+    // Size of one microbatch at one stage: activation with labels, and gradient.
     let training = &manifest.training;
     let unit = (manifest.activation_bytes() + manifest.gradient_bytes()).0;
     let stages = u64::from(training.stages);
-    // Of the steps that can run, and of the one that is given out before the first of them ends.
+    // The steps that can run, and the one whose work is granted before the first of them ends.
     let steps = manifest.steps_at_once() + 1;
     PeerLimits {
         first_window: rng.within(1..=4) as usize,
@@ -550,7 +552,7 @@ fn limits(rng: &mut Rng, manifest: &Manifest, cut: RoundCut) -> PeerLimits {
         askers: rng.pick(&[1, 4, 64]),
         cell: rng.pick(&[1, 3, 64]),
         in_flight: Bytes(unit * stages * steps * rng.pick(&[1, 3, 64])),
-        // Room for the results of two steps at least.
+        // Room for the results of at least two steps.
         heard: Bytes(8 * ELEMENTS * stages * rng.pick(&[2, 3, 1000])),
         round_bytes: Bytes(8 * cut.piece_elements as u64 * rng.within(0..=8)),
         cut,

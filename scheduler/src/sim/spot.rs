@@ -1,4 +1,4 @@
-//! How many instances of a spot fleet lived when: real traces, for simulated peers to come and go by.
+//! Real traces of the number of live instances in spot fleets, replayed by simulated peers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -6,46 +6,46 @@ use std::time::Duration;
 use super::scenario::Fault;
 use crate::rng::Rng;
 
-/// Rows of a trace at most, and instances that live at once: far more than real ones have.
+/// Maximum number of rows of a trace, and of simultaneous instances: far more than real ones have.
 const ROWS: usize = 1 << 16;
 const INSTANCES: u32 = 1 << 12;
 
-/// Days that a trace spans at most.
+/// Maximum duration of a trace, in seconds.
 const LONGEST: f64 = 366.0 * 24.0 * 3600.0;
 
-/// What is no trace.
+/// An invalid trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SpotError {
-    /// Too long.
+    /// Too many rows.
     #[error("a trace has at most {ROWS} rows: cut it")]
     TooLong,
-    /// Not two columns, or three.
+    /// A row has neither two nor three columns.
     #[error("row {0} is neither `time,count` nor `milliseconds,add|remove,node`")]
     Row(usize),
-    /// No time, or one before the row above.
+    /// A time is invalid or before the row above.
     #[error(
         "the time of row {0} is no number of at most a year, or is before that of the row above"
     )]
     Time(usize),
-    /// Too many at once.
+    /// Too many instances at once.
     #[error("row {0} has more than {INSTANCES} instances at once")]
     Instances(usize),
-    /// Added though it lives, or removed though it does not.
-    #[error("row {0} adds who is there, or removes who is not")]
+    /// A live node is added, or an absent one removed.
+    #[error("row {0} adds a node that is present, or removes one that is absent")]
     Node(usize),
 }
 
-/// The unit of a trace's times, where it counts instances.
+/// The unit of the times of a trace that counts instances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SpotUnit {
-    /// As most have it.
+    /// The usual unit.
     #[default]
     Seconds,
-    /// With a decimal point.
+    /// Hours, with a decimal point.
     Hours,
 }
 
-/// Who lives when: changes in the order of their moments, the first instances from the beginning on.
+/// Live instances over time: changes in order, beginning with the first instances.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpotTrace {
     changes: Vec<(Duration, Change)>,
@@ -53,18 +53,18 @@ pub struct SpotTrace {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Change {
-    /// So many live from here on.
+    /// The number of live instances from here on.
     Count(u32),
     Add(u32),
     Remove(u32),
 }
 
 impl SpotTrace {
-    /// Reads a trace: rows of `time,count`, a step function with two rows where it changes, before and
-    /// after; or of `milliseconds,add|remove,node`.
+    /// Parses a trace. It has rows of `time,count`, a step function with two rows at each change,
+    /// before and after; or rows of `milliseconds,add|remove,node`.
     ///
     /// # Errors
-    /// When it is neither.
+    /// If it is neither, or a limit is exceeded.
     pub fn parse(text: &str, unit: SpotUnit) -> Result<Self, SpotError> {
         let mut changes: Vec<(Duration, Change)> = Vec::new();
         let mut names: BTreeMap<&str, u32> = BTreeMap::new();
@@ -108,7 +108,7 @@ impl SpotTrace {
             let at = Duration::from_secs_f64(seconds);
             match changes.last_mut() {
                 Some((last, _)) if *last > at => return Err(SpotError::Time(row)),
-                // Of two counts at one time the later one holds from there on.
+                // The later of two counts at one time is valid from there on.
                 Some((last, before @ Change::Count(_)))
                     if *last == at && matches!(change, Change::Count(_)) =>
                 {
@@ -120,15 +120,16 @@ impl SpotTrace {
         Ok(Self { changes })
     }
 
-    /// When it ends.
+    /// The end of the trace.
     #[must_use]
     pub fn end(&self) -> Duration {
         self.changes.last().map_or(Duration::ZERO, |(at, _)| *at)
     }
 
-    /// Peers that come and go as the instances did, so many times as fast: how many there are ever,
-    /// and what befalls them, counted from the first of them. Where a trace counts only, chance decides
-    /// who goes. Who comes is one that is not there, with nothing on its disk.
+    /// The joins and departures of peers that follow the trace, `faster` times as fast. Returns the
+    /// number of peers needed, and the faults, with the first peer at index `first`. If the trace
+    /// only counts, the departing peers are random. A joining peer is one that is down, with an
+    /// empty disk.
     #[must_use]
     pub fn fates(&self, first: usize, faster: f64, seed: u64) -> (usize, Vec<(Duration, Fault)>) {
         let mut rng = Rng::new(seed ^ 0x7370_6f74_0000_0000);
@@ -137,8 +138,9 @@ impl SpotTrace {
         let (mut most, mut fates) = (0, Vec::new());
         for (at, change) in &self.changes {
             let at = at.div_f64(faster);
-            let mut comes = |alive: &mut BTreeSet<usize>| {
-                let place = (0..).find(|place| !alive.contains(place)).expect("there are more");
+            let mut joins = |alive: &mut BTreeSet<usize>| {
+                let place =
+                    (0..).find(|place| !alive.contains(place)).expect("indices are unlimited");
                 alive.insert(place);
                 most = most.max(place + 1);
                 fates.push((at, Fault::Join { peer: first + place }));
@@ -147,11 +149,11 @@ impl SpotTrace {
             match change {
                 Change::Count(count) => {
                     while alive.len() < *count as usize {
-                        comes(&mut alive);
+                        joins(&mut alive);
                     }
                 }
                 Change::Add(node) => {
-                    let place = comes(&mut alive);
+                    let place = joins(&mut alive);
                     places.insert(*node, place);
                 }
                 Change::Remove(_) => {}
@@ -167,7 +169,7 @@ impl SpotTrace {
                 fates.push((at, Fault::Leave { peer: first + place }));
             }
             if let Change::Remove(node) = change {
-                let place = places.remove(node).expect("who is removed was added");
+                let place = places.remove(node).expect("a removed node was added");
                 alive.remove(&place);
                 fates.push((at, Fault::Leave { peer: first + place }));
             }
@@ -187,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_function_has_what_holds_from_each_time_on() {
+    fn a_count_is_valid_from_its_time_on() {
         let trace = SpotTrace::parse("0,0\n30,0\n30,2\n50,2\n50,1\n", SpotUnit::Seconds);
         let trace = trace.expect("a trace");
         let (most, fates) = trace.fates(1, 2.0, 7);
@@ -200,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn events_name_who_comes_and_goes() {
+    fn events_name_joining_and_leaving_nodes() {
         let text = "1000,add,a\n1000,add,b\n2000,remove,a\n3000,add,c\n";
         let trace = SpotTrace::parse(text, SpotUnit::Seconds).expect("a trace");
         let (most, fates) = trace.fates(0, 1.0, 0);
@@ -213,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_trace_is_refused_with_its_row() {
+    fn an_invalid_trace_is_refused_with_its_row() {
         for (text, error) in [
             ("5,1\n4,1", SpotError::Time(2)),
             ("nan,1", SpotError::Time(1)),
@@ -261,7 +263,7 @@ mod tests {
             }
         }
 
-        /// As many live at every moment as the trace says.
+        /// At every moment the number of live peers is the trace's.
         #[test]
         fn counts_are_kept(counts in prop::collection::vec(0u32..40, 1..30), seed: u64) {
             let rows: Vec<String> =

@@ -1,5 +1,5 @@
-//! Swarms with and without faults: every oracle holds, every run repeats, every model is the
-//! reference's.
+//! Swarms with and without faults: every oracle holds, every run is repeatable, every model equals
+//! the reference's.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -13,16 +13,16 @@ use super::world::World;
 use super::*;
 use crate::rebalance::Rebalance;
 
-/// Swarms that are tried.
+/// Number of swarms without faults.
 const SEEDS: u64 = 600;
 
-/// Swarms with faults that are tried.
+/// Number of swarms with faults.
 const FAULTY: u64 = 3000;
 
-/// Swarms that errors are put into.
+/// Number of swarms with injected errors.
 const SOME: u64 = 100;
 
-/// So many seeds, or those that SHOAL_SIM_SEED names: one, or a range as 0..10000.
+/// `count` seeds, or those that SHOAL_SIM_SEED names: one, or a range such as 0..10000.
 fn seeds(count: u64) -> std::ops::Range<u64> {
     let Ok(text) = std::env::var("SHOAL_SIM_SEED") else { return 0..count };
     let number = |text: &str| text.parse::<u64>().expect("SHOAL_SIM_SEED is a seed or a range");
@@ -55,7 +55,7 @@ pub(super) fn on_all<T: Send>(
     })
 }
 
-/// Runs a check of a seed; says what is wrong, if anything is, and how to see it again.
+/// Runs a check of a seed; the error says how to repeat it.
 fn checked(
     seed: u64,
     test: &str,
@@ -70,7 +70,7 @@ fn checked(
     })
 }
 
-/// Runs a swarm twice; the runs must be one.
+/// Runs a swarm twice; both runs must be equal.
 fn run_twice(scenario: &Scenario) -> Result<Report, String> {
     let report = run(scenario).map_err(|violation| violation.to_string())?;
     if run(scenario).as_ref() != Ok(&report) {
@@ -84,12 +84,12 @@ fn without_faults(seed: u64) -> Result<Report, String> {
     let report = run_twice(&scenario)?;
     let alone = run(&scenario.alone()).map_err(|violation| format!("alone: {violation}"))?;
     if alone.checkpoint != report.checkpoint {
-        return Err("the model is not the one that a peer alone makes".to_owned());
+        return Err("the model differs from that of a single peer".to_owned());
     }
     Ok(report)
 }
 
-/// With faults every oracle holds as well, the reference's model among them.
+/// With faults every oracle holds as well, including the comparison with the reference model.
 fn with_faults(seed: u64) -> Result<Report, String> {
     let scenario = Scenario::faulty(seed);
     if seed.is_multiple_of(16) {
@@ -109,10 +109,10 @@ fn all_hold(results: Vec<Result<Report, String>>) -> Vec<Report> {
     results.into_iter().flatten().collect()
 }
 
-/// Something that seeds are to reach, and how often a run did.
+/// A path that the seeds must reach, and a count of it in a report.
 type Mark = (&'static str, fn(&Report) -> u64);
 
-/// The seeds reach what they are drawn to reach.
+/// Asserts that the seeds reach a path.
 fn reached(reports: &[Report], what: &str, count: impl Fn(&Report) -> u64) {
     let sum: u64 = reports.iter().map(count).sum();
     println!("{what}: {sum}");
@@ -121,13 +121,13 @@ fn reached(reports: &[Report], what: &str, count: impl Fn(&Report) -> u64) {
 }
 
 #[test]
-fn swarms_of_all_seeds_hold_every_promise_and_repeat() {
+fn swarms_of_all_seeds_satisfy_every_oracle_and_repeat() {
     let results = on_all(seeds(SEEDS), |seed| checked(seed, "swarms_of_all", without_faults));
     let reports = all_hold(results);
     reached(&reports, "commits", |report| report.commits);
     reached(&reports, "offers answered busy", |report| report.turned_away);
-    reached(&reports, "work sent on to its holder", |report| report.redirected);
-    reached(&reports, "reports that came again", |report| report.repeated);
+    reached(&reports, "work redirected to its holder", |report| report.redirected);
+    reached(&reports, "repeated reports", |report| report.repeated);
     reached(&reports, "windows that grew", |report| u64::from(report.widest_window > 17));
     let largest = (0..SEEDS).map(|seed| Scenario::from_seed(seed).peers.len()).max();
     assert_eq!(largest, Some(64));
@@ -138,62 +138,64 @@ fn moved(report: &Report, reason: MoveReason) -> u64 {
 }
 
 #[test]
-fn faulty_swarms_of_all_seeds_hold_every_promise() {
+fn faulty_swarms_of_all_seeds_satisfy_every_oracle() {
     let results = on_all(seeds(FAULTY), |seed| checked(seed, "faulty_swarms", with_faults));
     let reports = all_hold(results);
     let marks: [Mark; 43] = [
         ("commits", |report| report.commits),
-        ("runs that lost members and came to their end", |report| {
+        ("completed runs that lost members", |report| {
             u64::from(report.finished && report.recovery.lost > 0)
         }),
         ("peers that died", |report| report.recovery.crashes),
         ("members expelled", |report| report.recovery.lost),
         ("claims revoked", |report| report.recovery.revoked),
-        ("activations asked for again", |report| report.recovery.replays),
-        ("claims let go of", |report| report.recovery.released),
+        ("activations requested again", |report| report.recovery.replays),
+        ("claims released", |report| report.recovery.released),
         ("rounds aborted", |report| report.recovery.rounds_aborted),
         ("rounds mended", |report| report.recovery.rounds_mended),
         ("newcomers that caught up", |report| report.recovery.joined),
         ("changes of a stage", |report| report.moves),
-        ("newcomers that began anew", |report| report.recovery.behind),
-        ("results lost on the way", |report| report.recovery.results_lost),
+        ("newcomers that started over", |report| report.recovery.behind),
+        ("results lost in transit", |report| report.recovery.results_lost),
         ("returns to an earlier version", |report| report.recovery.rewinds),
         ("checkpoints abandoned", |report| report.recovery.checkpoints_abandoned),
         ("cuts", |report| report.recovery.cuts),
-        ("words that found nobody", |report| report.recovery.unreached),
-        ("snapshots that a disk did not take", |report| report.recovery.not_stored),
+        ("messages to unreachable peers", |report| report.recovery.unreached),
+        ("snapshots that a disk failed to write", |report| report.recovery.not_stored),
         ("done work replayed", |report| report.rare.replayed_done),
         ("work re-routed again", |report| report.rare.rerouted_again),
         ("rounds mended before a result", |report| report.rare.mended_before_result),
         ("rounds mended after a result", |report| report.rare.mended_after_result),
-        ("rounds mended in which nobody's sums changed", |report| report.rare.mended_unchanged),
-        ("rounds mended without two", |report| report.rare.mended_without_many),
+        ("rounds mended with unchanged sums", |report| report.rare.mended_unchanged),
+        ("rounds mended without several members", |report| report.rare.mended_without_many),
         ("claims released while granted", |report| report.rare.released_in_flight),
-        ("words of lives that are over", |report| report.rare.old_lives),
+        ("messages of earlier incarnations", |report| report.rare.old_lives),
         ("newcomers that serve during a round", |report| report.rare.promoted_in_round),
-        ("microbatches done during the all-reduce before", |report| report.rare.overlapped),
-        ("late claims let go of", |report| report.recovery.reclaimed),
-        ("words about claims of others", |report| report.recovery.refused),
-        ("claims recalled when done", |report| report.rare.reclaimed_done),
-        ("claims recalled that were not late", |report| report.rare.reclaimed_early),
-        ("claims recalled again", |report| report.rare.reclaimed_again),
+        ("microbatches done during an earlier all-reduce", |report| report.rare.overlapped),
+        ("overdue claims released", |report| report.recovery.reclaimed),
+        ("messages about others' claims", |report| report.recovery.refused),
+        ("claims requested back when done", |report| report.rare.reclaimed_done),
+        ("claims requested back that were not overdue", |report| report.rare.reclaimed_early),
+        ("claims requested back again", |report| report.rare.reclaimed_again),
         ("coordinators after the first", |report| report.recovery.terms - 1),
         ("claims taken over", |report| report.rare.claims_taken_over),
-        ("records logged that their giver heard no more of", |report| report.rare.logged_unheard),
-        ("records given too late", |report| report.rare.logged_too_late),
-        ("memberships asked for as a whole", |report| report.rare.members_wanted),
+        ("records logged after their coordinator was deposed", |report| report.rare.logged_unheard),
+        ("records appended too late", |report| report.rare.logged_too_late),
+        ("whole views requested", |report| report.rare.members_wanted),
         ("stages lost during a commit", |report| report.rare.lost_in_commit),
-        ("moves to where members are gone", |report| moved(report, MoveReason::MembersGone)),
-        ("moves to where less is got through", |report| moved(report, MoveReason::Uneven)),
-        ("moves to where nobody was left", |report| moved(report, MoveReason::StageLost)),
-        ("moves given up", |report| report.migrations.values().map(|counts| counts.given_up).sum()),
+        ("moves because members were lost", |report| moved(report, MoveReason::MembersGone)),
+        ("moves because of uneven throughput", |report| moved(report, MoveReason::Uneven)),
+        ("moves because a stage was lost", |report| moved(report, MoveReason::StageLost)),
+        ("cancelled moves", |report| {
+            report.migrations.values().map(|counts| counts.given_up).sum()
+        }),
     ];
     for (what, count) in marks {
         reached(&reports, what, count);
     }
 }
 
-/// Runs the first seeds with an error put in; returns how many were caught, and by what.
+/// Runs the first seeds with an injected error; returns the oracles that caught it.
 fn caught(corruption: Corruption, with_oracles: bool, seeds: u64) -> Vec<String> {
     (0..seeds)
         .map(Scenario::from_seed)
@@ -204,7 +206,7 @@ fn caught(corruption: Corruption, with_oracles: bool, seeds: u64) -> Vec<String>
         .collect()
 }
 
-/// The first seeds with an error put in: what was caught, which must be something.
+/// Runs the first seeds with an injected error, which must be caught.
 fn must_be_caught(corruption: Corruption, with_oracles: bool) -> Vec<String> {
     let caught = caught(corruption, with_oracles, SOME);
     assert!(!caught.is_empty(), "{corruption:?} went unnoticed");
@@ -212,24 +214,24 @@ fn must_be_caught(corruption: Corruption, with_oracles: bool) -> Vec<String> {
 }
 
 #[test]
-fn oracles_catch_what_is_counted_twice_or_never() {
+fn oracles_catch_work_counted_twice_or_never() {
     let twice = must_be_caught(Corruption::CountTwice, true);
     assert!(twice.iter().all(|oracle| oracle == "exactly once"), "{twice:?}");
     let never = must_be_caught(Corruption::CountNever, true);
     assert!(never.iter().all(|oracle| oracle == "equal replicas"), "{never:?}");
-    // Where the close comes before the commit, who holds too much leaves. Who took what is held out
-    // from its holder answers each replay, and nobody else ever does that work.
+    // If the close precedes the commit, a member with a surplus leaves. A member that took a held
+    // claim answers each replay, and no other member ever does that work.
     let not_held = must_be_caught(Corruption::IgnoreHeld, true);
     let caught_by = ["exactly once", "no fault", "progress"];
     assert!(not_held.iter().all(|oracle| caught_by.contains(&oracle.as_str())), "{not_held:?}");
 }
 
 #[test]
-fn who_has_not_what_a_change_begins_from_gets_the_whole() {
+fn a_member_without_the_base_of_a_change_requests_the_whole() {
     let broken = |seed| {
         let scenario = Scenario::faulty(seed);
         let report = World::new(&scenario, Corruption::BreakChanges, true).run();
-        // Nobody is told of a round that is committed by then: who listened to it begins anew.
+        // A committed round is not announced again: a listener that missed it starts over.
         let report = report.or_else(|violation| match violation.oracle {
             "kept results" => Ok(Report::default()),
             _ => Err(violation),
@@ -237,18 +239,18 @@ fn who_has_not_what_a_change_begins_from_gets_the_whole() {
         report.map_err(|violation| format!("seed {seed}: {violation}"))
     };
     let reports = all_hold((0..SOME).map(broken).collect());
-    reached(&reports, "memberships asked for", |report| report.rare.members_wanted);
-    reached(&reports, "crews asked for", |report| report.rare.round_groups_requested);
+    reached(&reports, "views requested", |report| report.rare.members_wanted);
+    reached(&reports, "round groups requested", |report| report.rare.round_groups_requested);
 }
 
 #[test]
-fn oracles_catch_what_is_applied_without_a_commit() {
+fn oracles_catch_results_applied_without_a_commit() {
     let caught = must_be_caught(Corruption::ApplyWithoutCommit, true);
     assert!(caught.iter().all(|oracle| oracle == "equal replicas"), "{caught:?}");
 }
 
 #[test]
-fn oracles_catch_what_is_never_released_or_never_ends() {
+fn oracles_catch_leaked_payloads_and_endless_runs() {
     let kept = must_be_caught(Corruption::KeepPayload, true);
     assert!(kept.iter().all(|oracle| oracle == "payloads"), "{kept:?}");
     let stuck = must_be_caught(Corruption::LoseAcceptances, true);
@@ -263,7 +265,7 @@ fn the_proof_in_band_catches_double_counts_without_oracles() {
     assert_eq!(
         caught.len(),
         (0..SOME).filter(training).count(),
-        "every run that trains is stopped"
+        "every run with training is stopped"
     );
 }
 
@@ -273,14 +275,15 @@ fn a_changed_proof_is_refused() {
     assert!(caught.iter().all(|reason| reason.contains("refused")), "{caught:?}");
 }
 
-/// Who leaves comes back as a new life, and leaves again: in the end a stage has nobody left.
+/// A member that leaves returns as a new incarnation and leaves again: in the end a stage has no
+/// replica.
 #[test]
 fn a_member_whose_accumulator_differs_leaves() {
     let caught = must_be_caught(Corruption::DropFromClose, true);
     assert!(caught.iter().all(|oracle| oracle == "no fault"), "{caught:?}");
 }
 
-/// Runs swarms with faults and without a rule until one is caught; returns the seed and the oracle.
+/// Runs faulty swarms without a rule until one is caught; returns the seed and the oracle.
 fn first_caught(rule: Omit, seeds: u64) -> Option<(u64, &'static str)> {
     (0..seeds).find_map(|seed| {
         let scenario = Scenario::faulty(seed);
@@ -294,7 +297,7 @@ fn first_caught(rule: Omit, seeds: u64) -> Option<(u64, &'static str)> {
 }
 
 #[test]
-fn oracles_catch_every_rule_that_nobody_keeps() {
+fn oracles_catch_every_omitted_rule() {
     let rules = [
         (Omit::Revocation, 100),
         (Omit::Replay, 300),
@@ -312,12 +315,12 @@ fn oracles_catch_every_rule_that_nobody_keeps() {
     for (rule, seeds) in rules {
         let caught = first_caught(rule, seeds);
         println!("without {rule:?}: {caught:?}");
-        assert!(caught.is_some(), "{rule:?} may be left out unnoticed");
+        assert!(caught.is_some(), "omitting {rule:?} goes unnoticed");
     }
 }
 
-/// A pipeline of equal peers, one per stage: forward 1, backward 2, and `latency` tenths of a
-/// forward pass between any two.
+/// A pipeline of equal peers, one per stage: forward 1, backward 2, and a latency of `latency`
+/// tenths of a forward pass between any two.
 fn pipeline(stages: u16, microbatches: u32, latency: u32) -> Scenario {
     let forward = Duration::from_millis(100);
     let regions = usize::from(stages);
@@ -337,19 +340,19 @@ fn pipeline(stages: u16, microbatches: u32, latency: u32) -> Scenario {
     Scenario::plain(manifest, (0..stages).map(host).collect(), network)
 }
 
-/// The share of the time between a step's first and last pass that all peers compute, in the last
-/// step, when the windows have found their width.
+/// The fraction of the time between the first and last pass of the last step that all peers
+/// compute; by then the windows have their final width.
 fn utilisation(scenario: &Scenario) -> f64 {
     let report = run(scenario).expect("a pipeline without faults");
-    let (_, step) = report.steps.last_key_value().expect("it has steps");
+    let (_, step) = report.steps.last_key_value().expect("the run has steps");
     let whole = step.last.since(step.first) * scenario.peers.len() as u32;
     step.busy.as_secs_f64() / whole.as_secs_f64()
 }
 
-/// Against 1F1B and GPipe, p = 4, m = 16, F = 1, B = 2 (closed-form schedules: all three need
-/// (m + p - 1)(F + B) without latency; GPipe adds 2(p - 1) one-way latencies).
+/// Compared with 1F1B and GPipe for p = 4, m = 16, F = 1, B = 2 (closed-form schedules: all three
+/// need (m + p - 1)(F + B) without latency; GPipe adds 2(p - 1) one-way latencies).
 #[test]
-fn the_windowed_schedule_keeps_a_pipeline_as_busy_as_1f1b_near_and_gpipe_far() {
+fn the_windowed_schedule_matches_1f1b_at_low_latency_and_gpipe_at_high_latency() {
     let one_way = [0, 5, 10, 40];
     let all = one_way.map(|latency| utilisation(&pipeline(4, 16, latency)));
     println!("utilisation at one-way latencies 0, 0.5, 1, 4: {all:.3?}");
@@ -361,10 +364,10 @@ fn the_windowed_schedule_keeps_a_pipeline_as_busy_as_1f1b_near_and_gpipe_far() {
     }
 }
 
-/// Two stages of four replicas each, whose speeds are as 4 : 2 : 1 : 1, over links of a tenth of the
-/// fastest forward pass.
+/// Two stages of four replicas each, with speeds in the ratio 4 : 2 : 1 : 1, over links with a
+/// latency of a tenth of the fastest forward pass.
 #[test]
-fn unlike_replicas_share_the_work_so_that_all_stay_busy() {
+fn unequal_replicas_share_the_work_and_stay_busy() {
     let mut scenario = pipeline(2, 64, 1);
     let two = scenario.peers.clone();
     scenario.peers = [1, 2, 4, 4]
@@ -376,26 +379,26 @@ fn unlike_replicas_share_the_work_so_that_all_stay_busy() {
             peer
         })
         .collect();
-    // Were the work divisible without end: 64 microbatches at 1 + 1/2 + 1/4 + 1/4 per 3 passes.
+    // With infinitely divisible work: 64 microbatches at 1 + 1/2 + 1/4 + 1/4 per 3 passes.
     let share = share_of(Duration::from_millis(100) * 3 * 64 / 2, &scenario);
     assert!(share >= 0.8, "{share}");
 }
 
-/// The share of its speed that a swarm keeps whose last step would take so long were the work divisible
-/// without end.
+/// The throughput of the last step relative to a step of duration `ideal`, which assumes infinitely
+/// divisible work.
 fn share_of(ideal: Duration, scenario: &Scenario) -> f64 {
     let report = run(scenario).expect("a swarm whose peers live");
-    let (_, step) = report.steps.last_key_value().expect("it has steps");
+    let (_, step) = report.steps.last_key_value().expect("the run has steps");
     let share = ideal.as_secs_f64() / step.last.since(step.first).as_secs_f64();
     println!("share of the ideal throughput: {share:.3}");
     share
 }
 
-/// Four stages of four replicas each, all equal: 128 microbatches at 4 per 3 passes. Of 35 microbatches'
-/// passes a step's beginning and end take 3 where each replica does 32; the rest is lost where gradients
-/// come back to one replica of the first stage together.
+/// Four stages of four equal replicas each: 128 microbatches at 4 per 3 passes. Each replica does
+/// 32 microbatches, and the beginning and end of a step take as long as 3 more. The rest is lost
+/// when several gradients return to one replica of the first stage at the same time.
 #[test]
-fn sixteen_equal_peers_keep_most_of_what_a_step_s_end_leaves_of_their_speed() {
+fn sixteen_equal_peers_lose_little_throughput_beyond_the_end_of_a_step() {
     let mut scenario = pipeline(4, 128, 1);
     let four = scenario.peers.clone();
     scenario.peers = (0..4).flat_map(|_| four.clone()).collect();
@@ -403,10 +406,11 @@ fn sixteen_equal_peers_keep_most_of_what_a_step_s_end_leaves_of_their_speed() {
     assert!(share >= 0.9 * 32.0 / 35.0, "{share}");
 }
 
-/// A first stage with more than it needs, and a fast and a slow replica, 4 : 1, of the others. A long step's
-/// offers wait where they can be served soon: were the queues of all as long, the fast would be done early.
+/// A first stage with spare throughput, and a fast and a slow replica, 4 : 1, at each other stage.
+/// In a long step, offers wait where they can be served soon: with queues of equal length the fast
+/// replica would be done early.
 #[test]
-fn the_slow_do_not_have_as_much_waiting_as_the_fast() {
+fn slow_replicas_have_shorter_queues_than_fast_ones() {
     let mut scenario = pipeline(3, 400, 1);
     let three = scenario.peers.clone();
     let mut second = three.clone();
@@ -419,7 +423,8 @@ fn the_slow_do_not_have_as_much_waiting_as_the_fast() {
     assert!(share >= 0.97, "{share}");
 }
 
-/// When the last pass of a run ends whose replicas of each stage exchange so many numbers a step.
+/// The end of the last pass in a run whose replicas of each stage exchange this many numbers per
+/// step.
 fn last_pass_with(elements: [usize; 2], staleness: u8) -> Duration {
     let mut scenario = pipeline(2, 16, 1);
     let two = scenario.peers.clone();
@@ -432,9 +437,9 @@ fn last_pass_with(elements: [usize; 2], staleness: u8) -> Duration {
     end_of(&scenario, Omit::Nothing).0
 }
 
-/// Where the later stage is done the earlier one has yet to run its last backward passes.
+/// When the later stage is done, the earlier one still has its last backward passes to run.
 #[test]
-fn the_later_stages_all_reduce_takes_the_time_of_the_earlier_ones_last_passes() {
+fn the_later_stages_all_reduce_overlaps_with_the_earlier_ones_last_passes() {
     const LITTLE: usize = 16;
     let [free, later, earlier] =
         [[LITTLE, LITTLE], [LITTLE, 1_500], [1_500, LITTLE]].map(|all| last_pass_with(all, 0));
@@ -442,7 +447,7 @@ fn the_later_stages_all_reduce_takes_the_time_of_the_earlier_ones_last_passes() 
     assert!(later - free <= (earlier - free) / 5, "{free:?} {later:?} {earlier:?}");
 }
 
-/// An all-reduce of about half a step's passes costs half a step each time, or nothing where the next
+/// An all-reduce of about half a step's passes costs half a step each time, or nothing if the next
 /// step's passes need not wait for it.
 #[test]
 fn a_delayed_update_hides_the_all_reduce() {
@@ -453,8 +458,8 @@ fn a_delayed_update_hides_the_all_reduce() {
     assert!(hidden <= free, "{hidden:?} is more than {free:?}");
 }
 
-/// Two stages of three replicas each; from the middle of a step on, one of them needs this many times as
-/// long for everything.
+/// Two stages of three replicas each; from the middle of a step on, one of them takes `factor`
+/// times as long for every task.
 fn straggling(factor: u32) -> Scenario {
     let mut scenario = pipeline(2, 64, 1);
     let two = scenario.peers.clone();
@@ -465,25 +470,26 @@ fn straggling(factor: u32) -> Scenario {
     scenario
 }
 
-/// When the last pass of the run ended, and how many claims were let go of; the model must be that of
-/// a peer alone.
+/// The end of the run's last pass, and the number of released claims; the model must equal that of
+/// a single peer.
 fn end_of(scenario: &Scenario, omit: Omit) -> (Duration, u64) {
     let world = World::new(scenario, Corruption::Nothing, true).without(omit);
-    let report = world.run().expect("every oracle holds");
+    let report = world.run().expect("no oracle objects");
     let alone = run(&scenario.alone()).expect("a peer alone");
     assert_eq!(report.checkpoint, alone.checkpoint);
-    let (_, step) = report.steps.last_key_value().expect("it has steps");
+    let (_, step) = report.steps.last_key_value().expect("the run has steps");
     (step.last.since(Moment::default()), report.recovery.reclaimed)
 }
 
-/// A pass that runs cannot be taken back, and what its peer has counted is needed at the step's end. So a
-/// straggler costs some of its passes, but not those of all that it was given, which it would if it kept that.
+/// A running pass cannot be cancelled, and its peer's counted microbatches are needed at the step's
+/// end. A straggler therefore costs some of its passes, but fewer than it would if it kept all its
+/// claims.
 #[test]
-fn what_a_straggler_holds_is_done_by_others() {
+fn other_replicas_do_the_work_of_a_straggler() {
     let steady = Scenario { faults: Faults::default(), ..straggling(1) };
     let (whole, none) = end_of(&steady, Omit::Nothing);
-    assert_eq!(none, 0, "nobody is late where all are steady");
-    // So many of its pass pairs it costs.
+    assert_eq!(none, 0, "no claim is overdue at steady speed");
+    // It costs at most this many of its pass pairs.
     for (factor, pairs) in [(30, 4), (200, 3)] {
         let scenario = straggling(factor);
         let (reclaimed, some) = end_of(&scenario, Omit::Nothing);
@@ -491,15 +497,15 @@ fn what_a_straggler_holds_is_done_by_others() {
         let both_passes = (compute.forward + compute.backward) * factor;
         println!(
             "last pass: {whole:?} without a straggler, {reclaimed:?} with; it takes {both_passes:?}, \
-             and {some} claims were let go of"
+             and {some} claims were released"
         );
         assert!(some > 0 && reclaimed <= whole + pairs * both_passes, "{reclaimed:?} {whole:?}");
     }
 }
 
-/// With a straggler that is slow enough, the run would stand still for longer than anything may.
+/// With a slower straggler, the run would exceed the limit of the progress oracle.
 #[test]
-fn a_straggler_that_lets_go_of_nothing_costs_all_that_it_was_given() {
+fn a_straggler_that_keeps_its_claims_costs_all_its_work() {
     let steady = Scenario { faults: Faults::default(), ..straggling(1) };
     let (whole, _) = end_of(&steady, Omit::Nothing);
     let (reclaimed, _) = end_of(&straggling(30), Omit::Nothing);
@@ -507,21 +513,24 @@ fn a_straggler_that_lets_go_of_nothing_costs_all_that_it_was_given() {
     println!(
         "last pass: {whole:?} without a straggler, {reclaimed:?} with, {kept:?} if it keeps all"
     );
-    assert!(kept - whole >= 5 * (reclaimed - whole), "it would not cost much more: {kept:?}");
+    assert!(
+        kept - whole >= 5 * (reclaimed - whole),
+        "keeping all claims costs too little extra: {kept:?}"
+    );
 }
 
-/// Two stages of three replicas each, of which one becomes ten times as slow: what it has taken in
-/// and yet to begin is done by those who have nothing left.
+/// Two stages of three replicas each, one of which becomes ten times slower: idle replicas take
+/// over the work that it has accepted and not begun.
 #[test]
-fn a_step_does_not_wait_at_its_end_for_what_the_slow_have_yet_to_begin() {
+fn the_end_of_a_step_does_not_wait_for_work_that_slow_replicas_have_not_begun() {
     let scenario = straggling(10);
-    // Were the work divisible without end: 64 microbatches of 3 passes at 2 replicas and a tenth.
+    // With infinitely divisible work: 64 microbatches of 3 passes at 2.1 replicas.
     let share = share_of(Duration::from_millis(100) * 3 * 640 / 21, &scenario);
     assert!(share >= 0.7, "{share}");
 }
 
-/// A move may begin from a checkpoint that is there already: who moves hears so only after it heard
-/// that it is to move.
+/// A move may begin from an existing checkpoint: the moving member learns of the checkpoint only
+/// after the request to move.
 #[test]
 fn moves_that_begin_from_a_checkpoint_end() {
     let every = Duration::from_secs(2);
@@ -533,7 +542,7 @@ fn moves_that_begin_from_a_checkpoint_end() {
     let network = NetworkScenario::even(Duration::from_millis(1), Duration::ZERO, None);
     let mut scenario = Scenario::plain(manifest, (0..6).map(peer).collect(), network);
     scenario.rebalance = Rebalance::Restless { every };
-    let report = run(&scenario).expect("nothing goes wrong");
-    // One at a time, and each is over before many looks are.
+    let report = run(&scenario).expect("a run without faults");
+    // One move at a time, and each takes a few rebalancing intervals.
     assert!(report.moves >= 4, "{} moves", report.moves);
 }

@@ -1,4 +1,4 @@
-//! What a run did in each part of its time.
+//! Activity of a run over time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,40 +9,40 @@ use shoal_protocol::units::{Bytes, Moment};
 use super::watch::{Seen, Sort, Watch};
 use crate::action::CoordinatorEvent;
 
-/// Parts at most: beyond that every two become one.
+/// Maximum number of intervals: beyond that every two are merged.
 const PARTS: usize = 512;
 
-/// What a run did in each part of its time, as who watches sees it.
+/// Activity of a run over time, collected by an observer.
 #[derive(Debug)]
 pub struct Timeline {
-    /// How long a part is.
+    /// The length of an interval.
     pub width: Duration,
-    /// The parts, in order.
+    /// The intervals, in order.
     pub parts: Vec<Part>,
     alive: usize,
-    /// What each peer has taken in, and what waits there.
+    /// Accepted microbatches and waiting offers of each peer.
     loads: BTreeMap<usize, (usize, usize)>,
     taken: usize,
     waiting: usize,
     now: Moment,
 }
 
-/// What happened in a part of the time.
+/// Activity in one interval.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Part {
-    /// Microbatches whose way ended: counted at the first stage.
+    /// Microbatches completed: counted at the first stage.
     pub microbatches: u64,
     /// Steps committed.
     pub commits: u64,
-    /// Times that peers lived and that their engines ran passes, together.
+    /// Total time that peers were alive, and that their engines ran passes.
     pub alive: Duration,
     /// See `alive`.
     pub busy: Duration,
-    /// Microbatches taken in and waiting for room, each times how long it was so.
+    /// Accepted microbatches and waiting offers, each times its duration.
     pub taken: Duration,
     /// See `taken`.
     pub waiting: Duration,
-    /// Newcomers, changes of a member's stage for a slow one, deaths and returns to a checkpoint.
+    /// Newcomers, stage changes because of slow stages, deaths and returns to a checkpoint.
     pub admitted: u64,
     /// See `admitted`.
     pub moved: u64,
@@ -50,7 +50,7 @@ pub struct Part {
     pub died: u64,
     /// See `admitted`.
     pub rewinds: u64,
-    /// What went from peer to peer.
+    /// Bytes sent, by kind.
     pub bytes: BTreeMap<Sort, Bytes>,
 }
 
@@ -69,7 +69,7 @@ impl Default for Timeline {
 }
 
 impl Timeline {
-    /// The part that a moment is in.
+    /// The interval that contains a moment.
     fn part(&mut self, at: Moment) -> &mut Part {
         while at.0.as_nanos() / self.width.as_nanos() >= PARTS as u128 {
             let merged = self.parts.chunks(2).map(|two| {
@@ -87,7 +87,7 @@ impl Timeline {
         &mut self.parts[index]
     }
 
-    /// Something lasts from one moment to another: adds the part of it that is in each part.
+    /// Distributes a duration over the intervals that it covers.
     fn last(&mut self, from: Moment, to: Moment, add: impl Fn(&mut Part, Duration)) {
         self.part(to);
         let mut from = from;
@@ -101,7 +101,7 @@ impl Timeline {
         }
     }
 
-    /// Time goes by, in which nothing changes.
+    /// Advances the time to `now`, with no change before it.
     fn passes(&mut self, now: Moment) {
         let from = std::mem::replace(&mut self.now, now);
         if from < now {
@@ -187,7 +187,7 @@ mod tests {
     const KEY: ClaimKey = ClaimKey { step: Step(0), stage: Stage(0), microbatch: Microbatch(0) };
 
     #[test]
-    fn what_lasts_is_in_every_part_that_it_lasts_through() {
+    fn a_duration_counts_in_every_interval_that_it_covers() {
         let mut timeline = Timeline::default();
         timeline.sees(at(0.0), Seen::Born { peer: 0 });
         timeline.sees(at(0.5), Seen::Ran { peer: 0, key: KEY, until: at(2.25) });
@@ -200,9 +200,9 @@ mod tests {
     }
 
     proptest! {
-        /// However long a run is, its parts are few and nothing of it is lost.
+        /// However long a run is, there are few intervals and none of its activity is lost.
         #[test]
-        fn parts_are_few_and_hold_everything(steps in prop::collection::vec(0u32..100_000, 1..60)) {
+        fn intervals_are_few_and_hold_everything(steps in prop::collection::vec(0u32..100_000, 1..60)) {
             let mut timeline = Timeline::default();
             let mut now = Moment::default();
             let mut busy = Duration::ZERO;

@@ -1,4 +1,4 @@
-//! What a run of the simulator shows while it goes on.
+//! Observations of a run of the simulator while it proceeds.
 
 use std::fmt;
 
@@ -8,84 +8,83 @@ use shoal_protocol::units::{Bytes, Moment};
 
 use crate::action::{CoordinatorEvent, PeerLoad};
 
-/// Somebody who watches a run.
+/// An observer of a run.
 pub trait Watch: fmt::Debug {
-    /// Something happened. What is shown comes in the order of its moments.
+    /// Receives an observation. Observations come in the order of their times.
     fn sees(&mut self, now: Moment, seen: Seen<'_>);
 }
 
-/// What happened. Peers are named by their place in the scenario.
+/// An observation. Peers are identified by their index in the scenario.
 #[derive(Debug)]
 pub enum Seen<'a> {
-    /// A life of a peer began.
+    /// An incarnation of a peer started.
     Born {
-        /// Whose.
+        /// The peer.
         peer: usize,
     },
-    /// A life of a peer is over.
+    /// An incarnation of a peer ended.
     Died {
-        /// Whose.
+        /// The peer.
         peer: usize,
     },
     /// A pass began.
     Ran {
-        /// Where.
+        /// The peer.
         peer: usize,
-        /// Of what.
+        /// The work item.
         key: ClaimKey,
-        /// When it ends, if its peer lives on.
+        /// When the pass ends, if its peer survives.
         until: Moment,
     },
-    /// A microbatch was counted.
+    /// A microbatch's gradient was counted.
     Counted {
-        /// By whom.
+        /// The peer that counted it.
         peer: usize,
-        /// Which, and at which stage.
+        /// The work item.
         key: ClaimKey,
     },
-    /// What a peer holds now.
+    /// A peer's resource use changed.
     Holds {
-        /// Who.
+        /// The peer.
         peer: usize,
-        /// What.
+        /// Its present resource use.
         load: &'a PeerLoad,
     },
-    /// Something went on its way, also to the peer itself.
+    /// Data was sent, possibly by a peer to itself.
     Sent {
-        /// By whom.
+        /// The sender.
         from: usize,
-        /// To whom.
+        /// The receiver.
         to: usize,
-        /// What.
+        /// The kind of data.
         sort: Sort,
-        /// As it would go over the wire.
+        /// Its size on the wire.
         size: Bytes,
     },
-    /// The coordinator begins to take in what happened, or has: all that it decides it decides in
-    /// between.
+    /// The coordinator begins or finishes the handling of an input. All its decisions fall between.
     Decides {
         /// Whether it begins.
         begins: bool,
     },
-    /// The coordinator that leads at the end is let go of, or has been: what it held is free.
+    /// The leading coordinator is dropped at the end of the run; afterwards its memory is free.
     Goes {
-        /// Whether it has been.
+        /// Whether it has been dropped.
         gone: bool,
     },
-    /// A record is in the log for good.
+    /// A record became durable.
     Logged(&'a LogRecord),
-    /// The coordinator says what people want to know.
+    /// The coordinator emitted an event.
     Decided(&'a CoordinatorEvent),
 }
 
-/// What goes from one peer to another.
+/// Kinds of data between peers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Sort {
-    /// A word of the coordinator.
+    /// A message from the coordinator.
     Told,
-    /// A word to the coordinator.
+    /// A message to the coordinator.
     Reported,
-    /// A word between members.
+    /// A message between members.
     Said,
     /// An activation or its gradient.
     Tensor,

@@ -1,5 +1,5 @@
-//! The world that drives the state machines: a clock, an order of events, and the drivers that the
-//! real node has too. What goes wrong in it is `faults`.
+//! The simulated world that drives the state machines: a clock, an ordered queue of events, and the
+//! counterparts of the real node's drivers. `faults` injects faults.
 
 mod coordination;
 mod coverage_marks;
@@ -37,16 +37,16 @@ use crate::peer::{Peer, PeerConfig};
 use crate::rng::Rng;
 use crate::router::Routing;
 
-/// Events of one run at most, in each hour that it is looked at, and for each of its peers: far more than any
-/// takes.
+/// Maximum number of events of a run, for each simulated hour, and for each peer: far more than any
+/// run takes.
 const EVENTS: u64 = 20_000_000;
 const EVENTS_OF_A_PEER: u64 = 200_000;
 
-/// The same of a small swarm with a rule that nobody keeps, which may go round in circles.
+/// The limit for a small swarm that omits a rule and may loop.
 #[cfg(test)]
 const EVENTS_WITHOUT_A_RULE: u64 = 2_000_000;
 
-/// The index of the peer that keeps the run first, and brings its checkpoints together.
+/// The index of the first coordinator, which also archives the checkpoints.
 const FIRST: usize = 0;
 
 /// A peer and its driver.
@@ -60,19 +60,19 @@ struct Node {
     finished: bool,
     me: Member,
     era: Era,
-    /// The newest term of a coordinator that it heard.
+    /// The newest coordinator's term that it knows.
     term: Term,
-    /// Whom it takes for the coordinator.
+    /// The coordinator that it believes in.
     coordinator: Option<Member>,
-    /// The coordinator that lives with it.
+    /// The coordinator instance on this peer.
     seat: Option<Seat>,
     alive: bool,
-    /// Until when it stands still.
+    /// The end of its current stall.
     paused: Moment,
-    /// What happened to it meanwhile, in order.
-    held_up: VecDeque<Event>,
-    /// Lives of others that it knows to be over.
-    deaf_to: BTreeSet<Member>,
+    /// Events that arrived during the stall, in order.
+    delayed: VecDeque<Event>,
+    /// Incarnations of others that it knows to be gone.
+    known_dead: BTreeSet<Member>,
 }
 
 /// One run of the simulator.
@@ -81,32 +81,32 @@ pub(super) struct World<'a> {
     scenario: &'a Scenario,
     corruption: Corruption,
     corrupted: bool,
-    /// Which stage loses its replicas with the next commit, and after how long they come back.
+    /// Stage whose replicas die with the next commit, and the time until they restart.
     ambush: Option<(usize, Duration)>,
     omitted_rules: OmittedRules,
     now: Moment,
-    /// In the order of their moments and, at one moment, in the order in which they were caused.
+    /// Ordered by time, then by the order of their creation.
     events: BTreeMap<(Moment, u64), Box<Event>>,
     sequence: u64,
     network: Network,
-    /// How often the connection of two peers was made anew: what was sent before is lost.
+    /// Number of reconnections of two peers: data sent over an earlier connection is lost.
     connections: BTreeMap<(usize, usize), u64>,
     rng: Rng,
     log: Log,
     nodes: Vec<Node>,
-    /// None when the run is to show what is caught without oracles.
+    /// `None` in runs that show which corruptions are caught without oracles.
     oracles: Option<Oracles>,
     trace: Trace,
     marks: Marks,
-    /// Whether people want to see every event.
+    /// Whether every event is printed.
     traced: bool,
-    /// Events after which it never ends.
+    /// Limit of events after which the run counts as endless.
     most: u64,
     watch: Option<&'a mut dyn Watch>,
     report: Report,
 }
 
-/// What holds until it does not.
+/// The result of a check.
 type Held = Result<(), Violation>;
 
 impl<'a> World<'a> {
@@ -138,19 +138,19 @@ impl<'a> World<'a> {
         }
     }
 
-    /// The same with somebody who watches.
+    /// Adds an observer.
     pub(super) fn watched(mut self, watch: &'a mut dyn Watch) -> Self {
         self.watch = Some(watch);
         self
     }
 
-    /// The same with every event printed.
+    /// Prints every event.
     pub(super) fn traced(mut self) -> Self {
         self.traced = true;
         self
     }
 
-    /// The same with a rule that nobody keeps.
+    /// Omits a rule of the protocol.
     #[cfg(test)]
     pub(super) fn without(mut self, rule: Omit) -> Self {
         self.omitted_rules = OmittedRules::new(rule);
@@ -158,7 +158,7 @@ impl<'a> World<'a> {
         self
     }
 
-    /// Runs until nothing happens any more.
+    /// Runs until no event is left.
     pub(super) fn run(mut self) -> Result<Report, Violation> {
         for (index, peer) in self.scenario.peers.iter().enumerate() {
             match peer.start {
@@ -186,7 +186,7 @@ impl<'a> World<'a> {
                 break;
             }
             let stuck = self.oracles.as_ref().map(|oracles| oracles.progress.check(at));
-            // What is still on its way when all have gone is nobody's.
+            // Events that remain after all peers have gone have no receiver.
             let gone = |node: &Node| !node.alive || node.finished;
             let stuck = stuck.filter(|held| held.is_err() && !self.nodes.iter().all(gone));
             self.holds("progress", stuck.unwrap_or(Ok(())))?;
@@ -197,10 +197,10 @@ impl<'a> World<'a> {
     }
 
     fn happen(&mut self, event: Event) -> Held {
-        if let Some(index) = event.whose()
-            && (self.nodes[index].paused > self.now || !self.nodes[index].held_up.is_empty())
+        if let Some(index) = event.target()
+            && (self.nodes[index].paused > self.now || !self.nodes[index].delayed.is_empty())
         {
-            self.nodes[index].held_up.push_back(event);
+            self.nodes[index].delayed.push_back(event);
             return Ok(());
         }
         match event {
@@ -242,14 +242,14 @@ impl<'a> World<'a> {
                 let whole = self.writes(to, version, stage, weights);
                 self.input(index_of(to), PeerInput::Kept { version, stage, whole })
             }
-            Event::Appended { to, office, record } => self.appended(to, office, record),
-            Event::Logged { office } => self.logged(office),
+            Event::Appended { to, leadership, record } => self.appended(to, leadership, record),
+            Event::Logged { leadership } => self.logged(leadership),
             Event::Elect => self.elect(),
-            Event::Deposed { at, office } => {
-                self.deposed(at, office);
+            Event::Deposed { at, leadership } => {
+                self.deposed(at, leadership);
                 Ok(())
             }
-            Event::Remind { to, office } => self.remind(to, office),
+            Event::Remind { to, leadership } => self.remind(to, leadership),
             Event::Fault(fault) => self.fault(fault),
             Event::Noticed { at, other, dead } => self.noticed(at, other, dead),
             Event::Unreached { at, other } if self.lives(at) => self.unreached(at, other),
@@ -269,7 +269,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Puts files on a peer's disk, if it takes them.
+    /// Writes files to a peer's disk. Returns whether that succeeded.
     fn writes(
         &mut self,
         to: Member,
@@ -278,10 +278,10 @@ impl<'a> World<'a> {
         weights: Option<Weights>,
     ) -> bool {
         let engine = &mut self.nodes[index_of(to)].engine;
-        let weights = weights.filter(|_| self.now >= engine.no_disk);
+        let weights = weights.filter(|_| self.now >= engine.disk_fails_until);
         let before = engine.disk.len();
-        engine.disk.extend(weights.map(|word| ((version, stage), word)));
-        // At the end of a run, a new archive on a slow link gets one file after the other.
+        engine.disk.extend(weights.map(|weights| ((version, stage), weights)));
+        // At the end of a run, a new archive on a slow link receives one file after the other.
         let brought = engine.disk.len() > before;
         if let Some(oracles) = self.oracles.as_mut().filter(|_| brought) {
             oracles.progress.advanced(self.now);
@@ -289,12 +289,12 @@ impl<'a> World<'a> {
         weights.is_some()
     }
 
-    /// What a peer's clock reads now.
+    /// A peer's current clock reading.
     fn reads(&self, index: usize) -> Moment {
         self.scenario.peers[index].clock.reads(self.now)
     }
 
-    /// Whether this life goes on.
+    /// Whether this incarnation is alive.
     fn lives(&self, member: Member) -> bool {
         let node = &self.nodes[index_of(member)];
         node.alive && node.me == member
@@ -303,10 +303,11 @@ impl<'a> World<'a> {
     fn input(&mut self, index: usize, input: PeerInput) -> Held {
         let mut actions = Vec::new();
         let now = self.reads(index);
-        let words = matches!(input, PeerInput::FromCoordinator { .. }).then(|| input.clone());
+        let from_coordinator =
+            matches!(input, PeerInput::FromCoordinator { .. }).then(|| input.clone());
         let node = &mut self.nodes[index];
         node.peer.handle(now, input, &mut actions);
-        if let Some(input) = words {
+        if let Some(input) = from_coordinator {
             self.marks.peer(node.me, &input, &actions);
         }
         let load = node.peer.load();
@@ -324,7 +325,7 @@ impl<'a> World<'a> {
         let node = &mut self.nodes[index];
         let clock = self.scenario.peers[index].clock;
         let due = node.peer.next_timeout().map(|due| clock.when(due).max(self.now));
-        // An earlier tick is harmless; the next one is looked for after it.
+        // An earlier tick is harmless; the next one is scheduled after it.
         if let Some(due) = due
             && node.tick_at.is_none_or(|tick| tick > due)
         {
@@ -338,7 +339,7 @@ impl<'a> World<'a> {
         let me = self.nodes[index].me;
         for mut action in actions {
             if !self.corruption.peer_action(index, &mut action)
-                || !self.omitted_rules.sent(me, &action)
+                || !self.omitted_rules.sent_by_peer(me, &action)
             {
                 continue;
             }
@@ -353,7 +354,7 @@ impl<'a> World<'a> {
                     if matches!(message, PeerMessage::Busy { .. }) {
                         self.report.turned_away += 1;
                     }
-                    self.say(me, to, message);
+                    self.send_message(me, to, message);
                 }
                 PeerAction::SendTensor { to, tag, payload } => {
                     let known = self.nodes[index].payloads.get(payload).cloned();
@@ -425,12 +426,12 @@ impl<'a> World<'a> {
         self.input(index, PeerInput::Done { result, busy })
     }
 
-    /// Whether the run ended, in whichever way.
+    /// Whether the run ended, successfully or not.
     fn is_over(&self) -> bool {
         self.report.finished || self.report.stopped.is_some()
     }
 
-    /// Checks what must hold at the end.
+    /// Checks the conditions at the end of a run.
     fn finish(self) -> Result<Report, Violation> {
         if self.report.stopped.is_some() {
             return Ok(self.concluded());
@@ -465,7 +466,7 @@ impl<'a> World<'a> {
         self.report
     }
 
-    /// Shows what happens to who watches.
+    /// Passes an observation to the observer.
     fn show(&mut self, seen: Seen<'_>) {
         if let Some(watch) = &mut self.watch {
             watch.sees(self.now, seen);
@@ -482,8 +483,8 @@ impl<'a> World<'a> {
     }
 }
 
-/// Whether newcomers look at members before a stage is given to them.
-fn looks_round(scenario: &Scenario) -> bool {
+/// Whether newcomers measure links to members before they get a stage.
+fn probes_links_first(scenario: &Scenario) -> bool {
     let measured = scenario.network.measured || scenario.seed % 4 == 1;
     measured && scenario.routing == Routing::BySpeed
 }
@@ -497,7 +498,7 @@ fn node(scenario: &Scenario, index: usize, life: Incarnation) -> Node {
             choice: scenario.peers[index].choice,
             fits: scenario.peers[index].fits.clone(),
             mobile: scenario.peers[index].choice == StageChoice::Auto,
-            link_estimates: (!looks_round(scenario)).then(Vec::new),
+            link_estimates: (!probes_links_first(scenario)).then(Vec::new),
             addresses: Vec::new(),
             fingerprint: Some(ContentHash([0; 32])),
             duties: Duties {
@@ -524,19 +525,19 @@ fn node(scenario: &Scenario, index: usize, life: Incarnation) -> Node {
         seat: None,
         alive: true,
         paused: Moment::default(),
-        held_up: VecDeque::new(),
-        deaf_to: BTreeSet::new(),
+        delayed: VecDeque::new(),
+        known_dead: BTreeSet::new(),
     }
 }
 
-/// The peer at an index.
+/// The id of the peer at an index.
 fn peer_id(index: usize) -> PeerId {
     let mut id = [0; 32];
     id[..8].copy_from_slice(&(index as u64).to_le_bytes());
     PeerId(id)
 }
 
-/// The place of a peer in its scenario.
+/// The index of a peer in its scenario.
 pub(super) fn index_of(member: Member) -> usize {
     place_of(member.peer)
 }

@@ -1,7 +1,7 @@
-//! What each stage of a run gets through, from the measured paces of those who host it.
+//! Throughput of each stage of a run, from the measured service times of its hosts.
 //!
-//! A pipeline runs at its slowest stage, so a peer is worth most where it raises the lowest
-//! throughput.
+//! A pipeline runs at the speed of its slowest stage, so an additional peer helps most where it
+//! raises the lowest throughput.
 
 mod service_times;
 
@@ -13,33 +13,33 @@ pub use self::service_times::{Estimates, ServiceTimes};
 use crate::rebalance::SAME;
 use crate::rng::mixed;
 
-/// Microbatches in a million seconds, so that integers do.
+/// Microbatches per million seconds, so that integers suffice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Throughput(pub u64);
 
 impl Throughput {
-    /// Of who needs so many nanoseconds for a microbatch.
+    /// The throughput of a host with this service time in nanoseconds.
     #[must_use]
     pub fn of_service_time(nanoseconds: u64) -> Self {
         Self(1_000_000_000_000_000 / nanoseconds.max(1))
     }
 
-    /// Microbatches in a second.
+    /// Microbatches per second.
     #[must_use]
     pub fn per_second(self) -> f64 {
         self.0 as f64 / 1e6
     }
 }
 
-/// What each stage of a run gets through.
+/// Throughput of each stage of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StageThroughputs {
-    /// The hosts of each stage and what they get through together.
+    /// The number of hosts of each stage and their total throughput.
     stages: Vec<(usize, Throughput)>,
 }
 
 impl StageThroughputs {
-    /// Of a run with so many stages and these hosts.
+    /// Sums up a run with `stages` stages and these hosts.
     #[must_use]
     pub fn of(
         stages: u16,
@@ -53,20 +53,19 @@ impl StageThroughputs {
         throughput
     }
 
-    /// Another host of these stages.
-    pub fn add(&mut self, span: StageSpan, gets_through: Throughput) {
+    /// Adds a host of these stages.
+    pub fn add(&mut self, span: StageSpan, added: Throughput) {
         for (hosts, throughput) in self.hosted_by(span) {
             *hosts += 1;
-            throughput.0 = throughput.0.saturating_add(gets_through.0);
+            throughput.0 = throughput.0.saturating_add(added.0);
         }
     }
 
-    /// One host of these stages less.
-    pub fn remove(&mut self, span: StageSpan, gets_through: Throughput) {
+    /// Removes a host of these stages.
+    pub fn remove(&mut self, span: StageSpan, removed: Throughput) {
         for (hosts, throughput) in self.hosted_by(span) {
             *hosts = hosts.saturating_sub(1);
-            throughput.0 =
-                if *hosts == 0 { 0 } else { throughput.0.saturating_sub(gets_through.0) };
+            throughput.0 = if *hosts == 0 { 0 } else { throughput.0.saturating_sub(removed.0) };
         }
     }
 
@@ -78,28 +77,28 @@ impl StageThroughputs {
             .take((usize::from(span.last.0) + 1).saturating_sub(first))
     }
 
-    /// Those who host a stage.
+    /// Number of hosts of a stage.
     #[must_use]
     pub fn hosts(&self, stage: Stage) -> usize {
         self.stages.get(usize::from(stage.0)).map_or(0, |(hosts, _)| *hosts)
     }
 
-    /// What a stage gets through.
+    /// Throughput of a stage.
     #[must_use]
     pub fn of_stage(&self, stage: Stage) -> Throughput {
         self.stages.get(usize::from(stage.0)).map_or_else(Default::default, |(_, through)| *through)
     }
 
-    /// What the whole pipeline gets through: what its slowest stage does.
+    /// Throughput of the pipeline: that of its slowest stage.
     #[must_use]
     pub fn of_run(&self) -> Throughput {
         self.stages.iter().map(|(_, throughput)| *throughput).min().unwrap_or_default()
     }
 
-    /// The stages at which one more host, which has room for those that it `fits`, raises the
-    /// throughput most: those that nobody hosts, the lowest first; else those that get through least, or
-    /// about as little. Of several that get through equally little the newcomer's id decides which is
-    /// first, so that a crowd does not fill the stages in one order.
+    /// The stages at which one more host, which can host those that it `fits`, raises the
+    /// throughput most. Stages without a host come first, in order; otherwise those with the least
+    /// throughput, or about the least. Among several such stages the newcomer's id decides the
+    /// order, so that simultaneous newcomers do not fill the stages in one order.
     #[must_use]
     pub fn neediest(&self, fits: &BTreeSet<Stage>, newcomer: PeerId) -> Vec<Stage> {
         let seed = u64::from_le_bytes(*newcomer.0.first_chunk().expect("a peer id has 32 bytes"));
@@ -107,7 +106,7 @@ impl StageThroughputs {
         let mut known: Vec<Stage> = known.copied().collect();
         known.sort_by_cached_key(|stage| {
             let hosted = self.hosts(*stage) > 0;
-            // Each of those that nobody hosts takes one: there is no crowd to spread.
+            // Each stage without a host takes one newcomer, so their order need not vary.
             let order = if hosted { mixed(seed, u64::from(stage.0)) } else { 0 };
             (hosted, self.of_stage(*stage), order, *stage)
         });
@@ -141,7 +140,7 @@ mod tests {
         (0..stages).map(Stage).collect()
     }
 
-    /// Each stage has one measured host, whose paces these are.
+    /// Each stage has one measured host with this service time in milliseconds.
     fn measured(service_times: &[u64]) -> ServiceTimes {
         let mut known = ServiceTimes::default();
         for (stage, milliseconds) in service_times.iter().enumerate() {
@@ -158,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newcomer_goes_where_the_least_gets_through() {
+    fn a_newcomer_joins_the_stage_with_the_least_throughput() {
         let service_times = measured(&[100, 400, 200]);
         let estimates = service_times.estimates(3, Moment::default());
         let mut throughput = StageThroughputs::of(3, first_hosts(3), &estimates);
@@ -171,7 +170,7 @@ mod tests {
             let span = StageSpan::one(stage);
             throughput.add(span, estimates.throughput(newcomer, span));
         }
-        // 400 / 2 = 200 is a tie with the last stage's.
+        // 400 / 2 = 200 ties with the last stage.
         assert_eq!(order[0], 1);
         assert!(order[1..3] == [1, 2] || order[1..3] == [2, 1], "{order:?}");
         let only = BTreeSet::from([Stage(0)]);
@@ -180,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn who_goes_takes_along_what_it_got_through() {
+    fn a_removed_host_takes_its_throughput_along() {
         let service_times = measured(&[100, 200]);
         let estimates = service_times.estimates(2, Moment::default());
         let before = StageThroughputs::of(2, first_hosts(2), &estimates);
@@ -196,25 +195,25 @@ mod tests {
     }
 
     proptest! {
-        /// Against the most even filling, each stage has as many hosts as its part of the work asks
-        /// for, or one more at most.
+        /// Compared with the most even distribution, each stage has at most one host more than its
+        /// share of the work requires.
         #[test]
-        fn a_crowd_spreads_by_what_stages_cost(
+        fn newcomers_spread_in_proportion_to_the_cost_of_stages(
             service_times in prop::collection::vec(10u64..1000, 1..12),
-            crowd in 0u16..200,
+            newcomers in 0u16..200,
             salt: u16,
         ) {
             let stages = service_times.len() as u16;
             let known = measured(&service_times);
             let estimates = known.estimates(stages, Moment::default());
             let mut throughput = StageThroughputs::of(stages, first_hosts(stages), &estimates);
-            for number in 0..crowd {
+            for number in 0..newcomers {
                 let newcomer = member(number ^ salt);
                 let stage = throughput.neediest(&all(stages), newcomer.peer);
                 let span = StageSpan::one(stage[0]);
                 throughput.add(span, Throughput::of_service_time(estimates.service_time(newcomer, span.first)));
             }
-            let hosts = f64::from(crowd) + f64::from(stages);
+            let hosts = f64::from(newcomers) + f64::from(stages);
             let work: u64 = service_times.iter().sum();
             for (stage, service_time) in service_times.iter().enumerate() {
                 let even = hosts * *service_time as f64 / work as f64;
@@ -223,13 +222,13 @@ mod tests {
             }
         }
 
-        /// While nobody is measured, stages differ by one host at most, and all are hosted first.
+        /// Without measurements, stages differ by at most one host, and every stage gets one first.
         #[test]
-        fn an_unmeasured_crowd_spreads_evenly(stages in 1u16..20, crowd in 0u16..100, salt: u16) {
+        fn unmeasured_newcomers_spread_evenly(stages in 1u16..20, newcomers in 0u16..100, salt: u16) {
             let service_times = ServiceTimes::default();
             let estimates = service_times.estimates(stages, Moment::default());
             let mut throughput = StageThroughputs::of(stages, [], &estimates);
-            for number in 0..crowd {
+            for number in 0..newcomers {
                 let newcomer = member(number ^ salt);
                 let stage = throughput.neediest(&all(stages), newcomer.peer)[0];
                 let span = StageSpan::one(stage);

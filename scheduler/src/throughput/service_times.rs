@@ -1,5 +1,5 @@
-//! How long members need for a microbatch. Averages forget: who was not heard of for long counts less
-//! and less by its own and more and more by what is typical.
+//! Service times of members per microbatch. Estimates decay: without new reports, a member's own
+//! average counts ever less and the stage's median ever more.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,27 +12,27 @@ use super::Throughput;
 use crate::deadline::believable;
 use crate::robust_average::median;
 
-/// What a microbatch is taken to need at a stage while nobody is measured anywhere, in nanoseconds.
-const UNKNOWN_PACE: u64 = 1_000_000_000;
+/// Service time of a microbatch, in nanoseconds, while no member is measured.
+const UNKNOWN_SERVICE_TIME: u64 = 1_000_000_000;
 
-/// An average counts in full for so many times its own pace, and for a minute at least.
-const FRESH_PACES: u32 = 64;
+/// An average has full weight for this many times its service time, and for at least a minute.
+const FRESH_MICROBATCHES: u32 = 64;
 const FRESH: Duration = Duration::from_secs(60);
 
-/// How long members need for a microbatch at the stages that they were measured at.
+/// Measured service times of members at their stages.
 #[derive(Debug, Clone, Default)]
 pub struct ServiceTimes {
     of: BTreeMap<(Stage, Member), Average>,
 }
 
-/// An exponential average with a weight of 1/8, corrected for what it began from: nothing.
+/// An exponential average with a weight of 1/8, corrected for its start at zero.
 #[derive(Debug, Clone, Copy)]
 struct Average {
-    /// The sum of all values, each 7/8 of what it was with every value after it.
+    /// The sum of all values, each multiplied by 7/8 for every later value.
     sum: u64,
-    /// The same sum of ones, in millionths.
+    /// The same sum for ones instead of values, in millionths.
     weight: u64,
-    /// When the newest value came.
+    /// The time of the newest value.
     at: Moment,
 }
 
@@ -49,22 +49,22 @@ impl Average {
         self.at = now;
     }
 
-    /// Nanoseconds for one microbatch.
+    /// Nanoseconds per microbatch.
     fn service_time(self) -> u64 {
         let mean = u128::from(self.sum) * u128::from(Self::ONE) / u128::from(self.weight.max(1));
         u64::try_from(mean).unwrap_or(u64::MAX).max(1)
     }
 
-    /// How often its part in an estimate was halved since the newest value came.
+    /// Number of times that its weight in an estimate has been halved since the newest value.
     fn halvings(self, now: Moment) -> u32 {
-        let fresh = FRESH.max(Duration::from_nanos(self.service_time()) * FRESH_PACES);
+        let fresh = FRESH.max(Duration::from_nanos(self.service_time()) * FRESH_MICROBATCHES);
         u32::try_from(now.since(self.at).as_nanos() / fresh.as_nanos()).unwrap_or(u32::MAX)
     }
 }
 
 impl ServiceTimes {
-    /// A microbatch took a member so long at a stage. Returns the nanoseconds that it is now measured to
-    /// need for one there.
+    /// Adds the pass times of a member's microbatch at a stage. Returns its measured service time
+    /// there, in nanoseconds.
     pub fn add(&mut self, stage: Stage, member: Member, pass_times: PassTimes, now: Moment) -> u64 {
         let PassTimes { forward, backward } = believable(pass_times);
         let time = forward + backward;
@@ -74,18 +74,18 @@ impl ServiceTimes {
         average.service_time()
     }
 
-    /// A member is gone.
+    /// Removes a member.
     pub fn forget(&mut self, member: Member) {
         self.of.retain(|(_, of), _| *of != member);
     }
 
-    /// Nanoseconds that a member was measured to need for a microbatch at a stage.
+    /// A member's measured service time at a stage, in nanoseconds.
     #[must_use]
     pub fn measured(&self, stage: Stage, member: Member) -> Option<u64> {
         self.of.get(&(stage, member)).map(|average| average.service_time())
     }
 
-    /// What is to be expected now of everybody at every stage of a run.
+    /// The present estimates for all members at every stage of a run.
     #[must_use]
     pub fn estimates(&self, stages: u16, now: Moment) -> Estimates<'_> {
         let mut measured: BTreeMap<Stage, Vec<u64>> = BTreeMap::new();
@@ -95,51 +95,52 @@ impl ServiceTimes {
         let medians: BTreeMap<Stage, u64> = measured
             .into_iter()
             .map(|(stage, mut service_times)| {
-                (stage, median(&mut service_times).expect("somebody is measured"))
+                (stage, median(&mut service_times).expect("a member is measured"))
             })
             .collect();
         let mut all: Vec<u64> = medians.values().copied().collect();
-        let anywhere = median(&mut all).unwrap_or(UNKNOWN_PACE);
+        let anywhere = median(&mut all).unwrap_or(UNKNOWN_SERVICE_TIME);
         let of_stage = |stage| medians.get(&stage).copied().unwrap_or(anywhere);
         Estimates {
             service_times: self,
             now,
-            robust_average: (0..stages).map(Stage).map(of_stage).collect(),
+            typical: (0..stages).map(Stage).map(of_stage).collect(),
         }
     }
 }
 
-/// What is to be expected of members at stages at one moment.
+/// Estimated service times of members at stages, at one moment.
 #[derive(Debug, Clone)]
 pub struct Estimates<'a> {
     service_times: &'a ServiceTimes,
     now: Moment,
-    /// What a microbatch takes at each stage, typically.
-    robust_average: Vec<u64>,
+    /// The typical service time at each stage.
+    typical: Vec<u64>,
 }
 
 impl Estimates<'_> {
-    /// Nanoseconds that a member needs for a microbatch at a stage. Who is not measured there is as
-    /// much faster or slower than is typical as it is at the stages where it is measured.
+    /// A member's estimated service time at a stage, in nanoseconds. A member that is not measured
+    /// there is assumed to have the same ratio to the typical time as at the stages where it is
+    /// measured.
     #[must_use]
     pub fn service_time(&self, member: Member, stage: Stage) -> u64 {
-        let robust_average = self.robust_average(stage);
+        let typical = self.robust_average(stage);
         let (own, halvings) = match self.service_times.of.get(&(stage, member)) {
             Some(average) => (average.service_time(), average.halvings(self.now)),
             None => match self.elsewhere(member) {
                 Some((of, average)) => {
-                    let own = u128::from(average.service_time()) * u128::from(robust_average)
+                    let own = u128::from(average.service_time()) * u128::from(typical)
                         / u128::from(self.robust_average(of));
                     (u64::try_from(own).unwrap_or(u64::MAX), average.halvings(self.now))
                 }
-                None => return robust_average,
+                None => return typical,
             },
         };
-        let apart = own.abs_diff(robust_average).checked_shr(halvings).unwrap_or(0);
-        if own > robust_average { robust_average + apart } else { robust_average - apart }.max(1)
+        let apart = own.abs_diff(typical).checked_shr(halvings).unwrap_or(0);
+        if own > typical { typical + apart } else { typical - apart }.max(1)
     }
 
-    /// What a member gets through at each stage of a span: all of them share its engine.
+    /// A member's throughput at each stage of a span, whose stages share its engine.
     #[must_use]
     pub fn throughput(&self, member: Member, span: StageSpan) -> Throughput {
         let all = span
@@ -148,14 +149,14 @@ impl Estimates<'_> {
         Throughput::of_service_time(all)
     }
 
-    /// What a microbatch takes at a stage, typically.
+    /// The typical service time at a stage.
     pub(crate) fn robust_average(&self, stage: Stage) -> u64 {
-        self.robust_average.get(usize::from(stage.0)).copied().unwrap_or(UNKNOWN_PACE)
+        self.typical.get(usize::from(stage.0)).copied().unwrap_or(UNKNOWN_SERVICE_TIME)
     }
 
     /// The newest measurement of a member at any stage.
     fn elsewhere(&self, member: Member) -> Option<(Stage, Average)> {
-        let stages = (0..self.robust_average.len() as u16).map(Stage);
+        let stages = (0..self.typical.len() as u16).map(Stage);
         let known =
             stages.filter_map(|stage| Some((stage, *self.service_times.of.get(&(stage, member))?)));
         known.max_by_key(|(stage, average)| (average.at, *stage))
@@ -183,11 +184,11 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_measured_is_typical_of_its_stage_and_as_fast_as_it_is_elsewhere() {
+    fn an_unmeasured_member_is_typical_of_its_stage_or_as_fast_as_elsewhere() {
         let mut service_times = ServiceTimes::default();
         assert_eq!(
             service_times.estimates(2, at(0)).service_time(member(1), Stage(0)),
-            UNKNOWN_PACE
+            UNKNOWN_SERVICE_TIME
         );
         for (number, time) in [(1, 100), (2, 200), (3, 900)] {
             service_times.add(Stage(0), member(number), pass_times(time), at(0));
@@ -198,14 +199,14 @@ mod tests {
             |number, stage| estimates.service_time(member(number), Stage(stage)) / 1_000_000;
         assert_eq!([service_time(1, 0), service_time(3, 0), service_time(9, 0)], [100, 900, 200]);
         assert_eq!([service_time(1, 1), service_time(4, 0), service_time(9, 1)], [25, 200, 50]);
-        // Of the two stages with somebody measured, the faster one stands for the third.
+        // Two stages are measured; the faster one is used for the third.
         assert_eq!(service_time(9, 2), 50);
         let both = StageSpan { first: Stage(0), last: Stage(1) };
         assert_eq!(estimates.throughput(member(1), both), Throughput::of_service_time(125_000_000));
     }
 
     #[test]
-    fn an_old_measurement_gives_way_to_what_is_typical() {
+    fn an_old_measurement_decays_towards_the_typical_time() {
         let mut service_times = ServiceTimes::default();
         service_times.add(Stage(0), member(1), pass_times(900), at(0));
         service_times.add(Stage(0), member(2), pass_times(100), at(0));
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn no_word_of_a_member_makes_the_numbers_overflow() {
+    fn extreme_reports_cause_no_overflow() {
         let mut service_times = ServiceTimes::default();
         let endless = PassTimes { forward: Duration::MAX, backward: Duration::MAX };
         for _ in 0..100 {
@@ -243,7 +244,7 @@ mod tests {
                 service_times.add(Stage(0), member(1), pass_times(time), at(0));
                 service_times.estimates(1, at(0)).service_time(member(1), Stage(0)) / 1000
             };
-            // The first one is believed as it is.
+            // The first value is used as it is.
             prop_assert!(add(times[0]).abs_diff(times[0] * 1000) <= 1);
             let last = times.iter().skip(1).map(|time| add(*time)).last();
             let last = last.unwrap_or(times[0] * 1000);

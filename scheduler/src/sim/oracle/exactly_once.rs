@@ -7,12 +7,12 @@ use shoal_protocol::ids::{ClaimKey, Member, Mend, Microbatch, Stage};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{CommitRecord, Round, RoundId};
 
-/// Who added what to its accumulator, and whose accumulators every round sums.
+/// The accumulators' contents, and the accumulators that every round sums.
 #[derive(Debug)]
 pub(in crate::sim) struct ExactlyOnce {
     manifest: Arc<Manifest>,
     added: BTreeMap<ClaimKey, BTreeSet<Member>>,
-    /// As they were mended last.
+    /// The latest mend of each round and its members.
     rounds: BTreeMap<RoundId, (Mend, BTreeSet<Member>)>,
 }
 
@@ -30,7 +30,7 @@ impl ExactlyOnce {
         }
     }
 
-    /// A member took over other weights of a stage, with an empty accumulator.
+    /// A member loaded a stage's weights and cleared its accumulator.
     pub(in crate::sim) fn begins_again(&mut self, member: Member, stage: Stage) {
         for (_, members) in self.added.iter_mut().filter(|(key, _)| key.stage == stage) {
             members.remove(&member);
@@ -45,7 +45,7 @@ impl ExactlyOnce {
         }
     }
 
-    /// The accumulators that the committed rounds summed hold the whole batch, each microbatch once.
+    /// Checks that the accumulators of the committed rounds hold every microbatch exactly once.
     pub(in crate::sim) fn committed(&mut self, record: &CommitRecord) -> Result<(), String> {
         for (stage, (attempt, _)) in (0..).map(Stage).zip(&record.stages) {
             let named = |id: &&RoundId| {

@@ -1,4 +1,4 @@
-//! In flight, queued and logged bytes and counts stay under their limits.
+//! Counts and bytes in flight, queued and logged stay within their limits.
 
 use shoal_protocol::units::Bytes;
 
@@ -17,7 +17,7 @@ struct PeerLimit {
     largest_window: usize,
     offers: usize,
     in_flight: Bytes,
-    /// For every stage.
+    /// By stage.
     logged: Vec<Bytes>,
     rounds: Bytes,
     heard: Bytes,
@@ -30,8 +30,8 @@ impl Limits {
         let logged = |stage| scenario.manifest.output_log_bytes(stage);
         let limit = |peer: &crate::sim::scenario::PeerScenario| {
             let limits = &peer.limits;
-            // What the others may have on their way here: each as many pieces as its own limit
-            // allows, and as many results.
+            // The most that the others may have in flight to this peer: from each as many pieces as
+            // its own limit allows, and as many results.
             let piece = piece_bytes(limits.cut, scenario.manifest.codec.all_reduce);
             let pieces = scenario
                 .peers
@@ -45,7 +45,7 @@ impl Limits {
                 in_flight: limits.in_flight,
                 logged: scenario.manifest.stages().map(logged).collect(),
                 heard: limits.heard,
-                // A round that came to nothing may still be in the engine's use when the next begins.
+                // The engine may still use an aborted round when the next one begins.
                 rounds: Bytes(stages * pieces * piece.0 * 2),
             }
         };

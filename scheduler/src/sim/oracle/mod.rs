@@ -1,4 +1,4 @@
-//! What must hold in every run, each checked on its own.
+//! Invariants of every run, each checked on its own.
 
 mod exactly_once;
 mod limits;
@@ -20,15 +20,15 @@ pub(super) use self::views::Views;
 use super::reference::Reference;
 use super::scenario::Scenario;
 
-/// Something that must hold did not.
+/// A violated invariant.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("after {:?}, {oracle}: {detail}", at.0)]
 pub struct Violation {
-    /// When.
+    /// The time of the violation.
     pub at: Moment,
-    /// What must hold.
+    /// The invariant.
     pub oracle: &'static str,
-    /// What did not.
+    /// The violation.
     pub detail: String,
 }
 

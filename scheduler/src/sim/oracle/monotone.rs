@@ -1,12 +1,12 @@
-//! (era, step), version and term never go back; no two commits of one (era, step), no
-//! checkpoint after a newer one, no life that was expelled and is a member again.
+//! (era, step), version and term never decrease. There are no two commits of one (era, step), no
+//! checkpoint after a newer one, and no expelled incarnation becomes a member again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use shoal_protocol::ids::{Era, Member, PeerId, Step, Term};
 use shoal_protocol::message::{LogRecord, ViewChange};
 
-/// How far everybody is.
+/// The newest known values.
 #[derive(Debug, Default)]
 pub(in crate::sim) struct Monotone {
     term: Option<Term>,
@@ -41,7 +41,7 @@ impl Monotone {
                 self.checkpoint = None;
             }
             LogRecord::Checkpoint { version, .. } => {
-                // After a new coordinator took over it may be made once more.
+                // A new coordinator may repeat a checkpoint.
                 if self.checkpoint.replace(*version).is_some_and(|old| old > *version) {
                     return Err(format!("a checkpoint of version {version} follows a newer one"));
                 }
@@ -73,17 +73,17 @@ impl Monotone {
         Ok(())
     }
 
-    /// A peer goes back with the whole run.
+    /// A peer returns to a checkpoint with the whole run.
     pub(in crate::sim) fn begins_again(&mut self, member: Member) {
         self.applied.remove(&member);
     }
 
-    /// A peer said that it applied a step.
+    /// A peer applied a step.
     pub(in crate::sim) fn applied(&mut self, member: Member, step: Step) -> Result<(), String> {
-        // A newcomer begins anywhere.
+        // A newcomer may begin at any step.
         let expected = self.applied.get(&member).map_or(step, |last| last.next());
         self.applied.insert(member, step);
-        // Who fell behind and began anew went on further ahead.
+        // A peer that fell behind and started over continues further ahead.
         if step >= expected {
             Ok(())
         } else {

@@ -1,4 +1,4 @@
-//! A run without faults ends within a bound, and nobody says that something is wrong.
+//! A run without faults ends within a bound, and reports no fault.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use shoal_protocol::units::Moment;
 
 use crate::sim::scenario::Scenario;
 
-/// How long a step may take.
+/// The maximum time without progress.
 #[derive(Debug)]
 pub(in crate::sim) struct Progress {
     bound: Duration,
@@ -19,7 +19,7 @@ impl Progress {
         let microbatches = manifest.training.microbatches + manifest.evaluation.microbatches;
         let passes = microbatches * u32::from(manifest.training.stages) + 1;
         let peers = || scenario.peers.iter();
-        // The slowest peer does everything, and everything waits for a retry that is answered over
+        // The slowest peer does all the work, and each pass waits for a retry that is answered over
         // the slowest link.
         let slowest = peers().map(|peer| peer.compute.forward + peer.compute.backward).max();
         let retry = peers().map(|peer| peer.limits.retry).max();
@@ -32,7 +32,8 @@ impl Progress {
         Self { bound, last: Moment::default() }
     }
 
-    /// A step was opened, committed or saved, a peer was admitted, or got a file.
+    /// Notes progress: a step was opened, committed or saved, a peer was admitted, or a file
+    /// arrived.
     pub(in crate::sim) fn advanced(&mut self, now: Moment) {
         self.last = now;
     }
@@ -41,7 +42,7 @@ impl Progress {
         if now.since(self.last) <= self.bound {
             Ok(())
         } else {
-            Err(format!("nothing came of the last {:?}", self.bound))
+            Err(format!("no progress in the last {:?}", self.bound))
         }
     }
 }

@@ -1,5 +1,5 @@
-//! All replicas of a stage at the same version have the same weights, those of the run that one
-//! process does alone, and have them only once the log says so.
+//! All replicas of a stage at the same version have the same weights, namely those of a
+//! single-process run, and have them only after the commit is logged.
 
 use shoal_protocol::ids::{Stage, Step};
 use shoal_protocol::message::{CommitRecord, StoredFile};
@@ -7,7 +7,7 @@ use shoal_protocol::message::{CommitRecord, StoredFile};
 use crate::sim::integer_model::Weights;
 use crate::sim::reference::Reference;
 
-/// What the swarm comes to, against the reference.
+/// Compares the swarm's results with the reference.
 #[derive(Debug)]
 pub(in crate::sim) struct Replicas {
     reference: Reference,
@@ -42,7 +42,7 @@ impl Replicas {
         weights: Weights,
     ) -> Result<(), String> {
         if step.0 as usize >= self.committed {
-            return Err(format!("step {step} is applied and not committed"));
+            return Err(format!("step {step} is applied but not committed"));
         }
         let expected = self.reference.reached(step).expect("it is committed");
         let stage = usize::from(stage.0);

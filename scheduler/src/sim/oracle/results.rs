@@ -1,4 +1,4 @@
-//! Nobody gives up a committed result whose pieces all came.
+//! No member gives up a committed result whose pieces all arrived.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,21 +10,21 @@ use crate::peer::RoundCut;
 use crate::round::{Layout, gone};
 use crate::sim::scenario::Scenario;
 
-/// A piece of a result: whose part, and which of it.
+/// A piece of a result: the owner and the index.
 pub(in crate::sim) type Piece = (Member, u32);
 
-/// Results on their way.
+/// Results in transit.
 #[derive(Debug)]
 pub(in crate::sim) struct Results {
     parameters: BTreeMap<Stage, usize>,
     cut: RoundCut,
     codec: SumCodec,
-    /// Each round as it was mended last, and how it is cut.
+    /// Each round after its latest mend, and its layout.
     rounds: BTreeMap<RoundId, (Round, Layout)>,
-    came: BTreeMap<(Member, RoundId), BTreeSet<Piece>>,
+    received: BTreeMap<(Member, RoundId), BTreeSet<Piece>>,
     /// The rounds that the last commit of a step names.
     named: BTreeMap<Step, Vec<RoundId>>,
-    /// Results that were given up: a new coordinator hears of it again.
+    /// Results that were given up: a new coordinator receives the report again.
     given_up: BTreeSet<(Member, Step)>,
 }
 
@@ -35,13 +35,13 @@ impl Results {
             cut: scenario.peers[0].limits.cut,
             codec: scenario.manifest.codec.all_reduce,
             rounds: BTreeMap::new(),
-            came: BTreeMap::new(),
+            received: BTreeMap::new(),
             named: BTreeMap::new(),
             given_up: BTreeSet::new(),
         }
     }
 
-    /// The coordinator closes a step at one stage.
+    /// The coordinator closed a step at one stage.
     pub(in crate::sim) fn closed(&mut self, round: &Round) {
         let elements = self.parameters[&round.id.stage];
         let layout = match self.rounds.get(&round.id) {
@@ -52,12 +52,12 @@ impl Results {
         self.rounds.insert(round.id, (round.clone(), layout));
     }
 
-    /// A piece came to a member that had heard why it does.
-    pub(in crate::sim) fn came(&mut self, to: Member, round: RoundId, piece: Piece) {
-        self.came.entry((to, round)).or_default().insert(piece);
+    /// A piece arrived at a member that knows its round.
+    pub(in crate::sim) fn received(&mut self, to: Member, round: RoundId, piece: Piece) {
+        self.received.entry((to, round)).or_default().insert(piece);
     }
 
-    /// A step is committed.
+    /// A step was committed.
     pub(in crate::sim) fn committed(&mut self, record: &CommitRecord) {
         let (era, term, step) = (record.era, record.term, record.step);
         let rounds = (0..).map(Stage).zip(&record.stages);
@@ -80,13 +80,13 @@ impl Results {
     ) -> Result<(), String> {
         let named = self.named.get(&step).into_iter().flatten();
         let lacks = named.filter(|round| span.contains(round.stage)).any(|round| {
-            let came = self.came.get(&(member, *round));
+            let received = self.received.get(&(member, *round));
             self.rounds.get(round).is_none_or(|(known, layout)| {
                 let owners = known.group.members.iter().enumerate();
                 let mut pieces = owners.flat_map(|(place, part)| {
                     (0..layout.pieces(place) as u32).map(move |piece| (part.member, piece))
                 });
-                !pieces.all(|piece| came.is_some_and(|came| came.contains(&piece)))
+                !pieces.all(|piece| received.is_some_and(|received| received.contains(&piece)))
             })
         });
         let again = !self.given_up.insert((member, step));

@@ -1,4 +1,4 @@
-//! The coordinators: the one that leads, and perhaps one that does not know that it does no more.
+//! The coordinators: the leading one, and possibly a deposed one that does not know it yet.
 
 use shoal_protocol::message::{FromCoordinator, LogRecord, RoundId};
 
@@ -7,7 +7,7 @@ use crate::action::{CoordinatorAction, CoordinatorEvent, CoordinatorInput};
 use crate::sim::watch::Seen;
 
 impl World<'_> {
-    /// Tells the coordinator that lives with a peer, if one does.
+    /// Passes an input to the coordinator on a peer, if there is one.
     pub(super) fn coordinator_input(&mut self, index: usize, input: CoordinatorInput) -> Held {
         let mut actions = Vec::new();
         let now = self.reads(index);
@@ -28,8 +28,8 @@ impl World<'_> {
             && seat.remind_at.is_none_or(|remind| remind > due)
         {
             seat.remind_at = Some(due);
-            let office = seat.office;
-            self.at(due, Event::Remind { to, office });
+            let leadership = seat.leadership;
+            self.at(due, Event::Remind { to, leadership });
         }
         Ok(())
     }
@@ -38,7 +38,8 @@ impl World<'_> {
         for mut action in actions {
             self.corruption.coordinator_action(&mut action);
             self.marks.coordinator(&action);
-            let Some(office) = self.nodes[index].seat.as_ref().map(|seat| seat.office) else {
+            let Some(leadership) = self.nodes[index].seat.as_ref().map(|seat| seat.leadership)
+            else {
                 return Ok(());
             };
             match action {
@@ -49,12 +50,12 @@ impl World<'_> {
                     if let FromCoordinator::Close { round, .. } = &message {
                         self.closes(index, *round);
                     }
-                    let home = self.nodes[index].me;
-                    self.send(home, to, Cargo::Told(message));
+                    let sender = self.nodes[index].me;
+                    self.send(sender, to, Cargo::FromCoordinator(message));
                 }
                 CoordinatorAction::Append(record) => {
                     let commits = matches!(record, LogRecord::Commit(_));
-                    self.append(office, record);
+                    self.append(leadership, record);
                     if commits {
                         self.strike()?;
                     }

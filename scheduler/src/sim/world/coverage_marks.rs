@@ -1,4 +1,4 @@
-//! Rare paths: how often a run took each.
+//! Counts how often a run took each rare path.
 
 use std::collections::BTreeSet;
 
@@ -8,26 +8,26 @@ use shoal_protocol::message::{FromCoordinator, PeerMessage, ToCoordinator};
 use crate::action::{CoordinatorAction, CoordinatorEvent, PeerAction, PeerInput};
 use crate::sim::report::Rare;
 
-/// What must be remembered to tell a rare path when it is taken.
+/// State needed to recognise rare paths.
 #[derive(Debug, Default)]
 pub(super) struct Marks {
     pub(super) rare: Rare,
-    /// Work that the coordinator noted as done, of steps that are not committed.
+    /// Work of uncommitted steps that the coordinator acknowledged as done.
     noted: BTreeSet<ClaimKey>,
-    /// Work that was offered again when members were found to be gone.
+    /// Work that was offered again after members were lost.
     rerouted: BTreeSet<(Member, ClaimKey)>,
-    /// Newcomers that hear the rounds that are on.
+    /// Newcomers that listen to the current rounds.
     listening: BTreeSet<Member>,
-    /// Claims that were asked back and not answered for yet.
+    /// Claims with an open revocation request.
     reclaimed: BTreeSet<(ClaimKey, Grant)>,
-    /// The step whose rounds are on.
+    /// The step whose rounds are running.
     closing: Option<Step>,
-    /// Whether a member of the rounds that are on holds its result.
+    /// Whether a member of the running rounds has its result.
     reduced: bool,
 }
 
 impl Marks {
-    /// What the coordinator hears.
+    /// Notes a message to the coordinator.
     pub(super) fn reported(&mut self, message: &ToCoordinator) {
         self.reduced |= matches!(message, ToCoordinator::Reduced { .. });
         match message {
@@ -48,10 +48,10 @@ impl Marks {
         }
     }
 
-    /// What the coordinator wants done.
+    /// Notes an action of the coordinator.
     pub(super) fn coordinator(&mut self, action: &CoordinatorAction) {
         match action {
-            CoordinatorAction::Send { message, .. } => self.told(message),
+            CoordinatorAction::Send { message, .. } => self.sent(message),
             CoordinatorAction::Append(_) | CoordinatorAction::Anchors(_) => {}
             CoordinatorAction::Event(CoordinatorEvent::RoundMended { gone, changed, .. }) => {
                 self.rare.mended_after_result += u64::from(self.reduced);
@@ -83,7 +83,7 @@ impl Marks {
         }
     }
 
-    fn told(&mut self, message: &FromCoordinator) {
+    fn sent(&mut self, message: &FromCoordinator) {
         match message {
             FromCoordinator::Noted { key, .. } => {
                 self.noted.insert(*key);
@@ -109,7 +109,7 @@ impl Marks {
         }
     }
 
-    /// What an input made a peer do.
+    /// Notes a peer's actions in response to an input.
     pub(super) fn peer(&mut self, me: Member, input: &PeerInput, actions: &[PeerAction]) {
         let PeerInput::FromCoordinator { message, .. } = input else { return };
         for action in actions {

@@ -1,4 +1,4 @@
-//! What happens in the world, and when it does not.
+//! Events of the simulated world.
 
 use shoal_protocol::ids::{Era, Member, PeerId, Stage, Step, Term};
 use shoal_protocol::message::{
@@ -11,7 +11,7 @@ use crate::sim::integer_model::Weights;
 use crate::sim::payloads::Content;
 use crate::sim::scenario::Fault;
 
-/// Something that happens at a moment. What is meant for a life that is over by then does not.
+/// An event at a moment. Events for an incarnation that is gone by then are dropped.
 #[derive(Debug)]
 pub(super) enum Event {
     Start(Member),
@@ -23,14 +23,14 @@ pub(super) enum Event {
         term: Term,
         cargo: Cargo,
     },
-    /// Files that are to be kept, which are somebody's disk's.
+    /// A replication of files to a peer ended.
     Kept {
         to: Member,
         version: Step,
         stage: Stage,
         weights: Option<Weights>,
     },
-    /// A newcomer has looked at members.
+    /// A newcomer has probed its links.
     LinksProbed {
         to: Member,
         link_estimates: Vec<(PeerId, LinkEstimate)>,
@@ -42,7 +42,7 @@ pub(super) enum Event {
         weights: Option<Weights>,
     },
     EngineDone(Member),
-    /// A copy of a stage is on the disk, if that takes it.
+    /// A copy of a stage has been written, unless the disk fails.
     Written {
         to: Member,
         version: Step,
@@ -50,49 +50,49 @@ pub(super) enum Event {
         weights: Weights,
     },
     Tick(Member),
-    /// A coordinator learns that a record is down for good.
+    /// A coordinator learns that a record is durable.
     Appended {
         to: Member,
-        office: u64,
+        leadership: u64,
         record: LogRecord,
     },
-    /// The leader's oldest record that is not logged is.
+    /// The leader's oldest pending record becomes durable.
     Logged {
-        office: u64,
+        leadership: u64,
     },
-    /// The anchors choose who leads.
+    /// The anchors elect a leader.
     Elect,
-    /// Who led learns that it does no more.
+    /// The former leader learns that it was deposed.
     Deposed {
         at: Member,
-        office: u64,
+        leadership: u64,
     },
     /// A coordinator's tick.
     Remind {
         to: Member,
-        office: u64,
+        leadership: u64,
     },
     Fault(Fault),
-    /// A peer, and the coordinator if it lives there, learns that a connection is gone.
+    /// A peer, and the coordinator on it, learns that a connection broke.
     Noticed {
         at: Member,
         other: Member,
         dead: bool,
     },
-    /// A peer finds that nobody answers any more.
+    /// A peer cannot reach another peer.
     Unreached {
         at: Member,
         other: Member,
     },
-    /// A peer whose life is over begins a new one.
+    /// A peer starts a new incarnation.
     Reborn(usize),
-    /// A peer that stood still goes on, unless it must stand still for longer.
+    /// A stalled peer continues, unless its stall was extended.
     Resume(usize),
 }
 
 impl Event {
-    /// Which peer's process must run for it to happen, if it is any's.
-    pub(super) fn whose(&self) -> Option<usize> {
+    /// The peer whose process must run for this event, if any.
+    pub(super) fn target(&self) -> Option<usize> {
         match self {
             Self::Start(me) | Self::EngineDone(me) | Self::Tick(me) => Some(index_of(*me)),
             Self::Arrives { to, .. }
@@ -114,13 +114,13 @@ impl Event {
     }
 }
 
-/// What goes from one peer to another.
+/// Data that one peer sends to another.
 #[derive(Debug, Clone)]
 pub(super) enum Cargo {
-    Told(FromCoordinator),
-    Reported(ToCoordinator),
-    Heard(PeerMessage),
-    /// Another is the coordinator.
+    FromCoordinator(FromCoordinator),
+    ToCoordinator(ToCoordinator),
+    PeerMessage(PeerMessage),
+    /// A redirection to the coordinator.
     CoordinatorMoved(Member),
     Tensor {
         tag: TensorTag,

@@ -1,4 +1,4 @@
-//! What goes wrong in the world.
+//! Injects faults into the simulated world.
 
 use shoal_protocol::ids::{Member, Stage};
 use shoal_protocol::units::Moment;
@@ -15,7 +15,7 @@ impl World<'_> {
             return Ok(());
         }
         if let Some(oracles) = &mut self.oracles {
-            oracles.progress.advanced(self.now + hinders(self.scenario, self.now, fault));
+            oracles.progress.advanced(self.now + grace_period(self.scenario, self.now, fault));
         }
         match fault {
             Fault::Depose => {
@@ -24,7 +24,8 @@ impl World<'_> {
             Fault::Crash { peer, restart, disk } => {
                 if self.nodes[peer].alive {
                     self.report.recovery.crashes += 1;
-                    // The log's own disk is never lost: with one anchor that is the run's end.
+                    // The log's own disk is never lost: with a single anchor that would end the
+                    // run.
                     if disk && !self.log.voters.contains(&self.nodes[peer].me.peer) {
                         self.nodes[peer].engine.disk.clear();
                     }
@@ -48,8 +49,8 @@ impl World<'_> {
             Fault::Ambush { stage, restart } => self.ambush = Some((stage, restart)),
             Fault::Region { region, restart } => {
                 let peers = self.scenario.peers.iter().enumerate();
-                let there = peers.filter(|(_, peer)| peer.region == region);
-                for peer in there.map(|(index, _)| index).collect::<Vec<_>>() {
+                let in_region = peers.filter(|(_, peer)| peer.region == region);
+                for peer in in_region.map(|(index, _)| index).collect::<Vec<_>>() {
                     self.fault(Fault::Crash { peer, restart, disk: false })?;
                 }
             }
@@ -68,7 +69,9 @@ impl World<'_> {
             Fault::SlowPeer { peer, factor, time } => {
                 self.nodes[peer].engine.slow = (self.now + time, factor);
             }
-            Fault::Disk { peer, time } => self.nodes[peer].engine.no_disk = self.now + time,
+            Fault::Disk { peer, time } => {
+                self.nodes[peer].engine.disk_fails_until = self.now + time
+            }
             Fault::Pause { peer, time } => {
                 let paused = self.nodes[peer].paused.max(self.now + time);
                 self.nodes[peer].paused = paused;
@@ -81,14 +84,14 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A peer that can hear is told to leave in order.
+    /// Asks a running peer to leave in order.
     fn drain(&mut self, peer: usize) -> Held {
         let node = &self.nodes[peer];
-        let hears = node.alive && node.paused <= self.now;
-        if hears { self.input(peer, PeerInput::Drain) } else { Ok(()) }
+        let is_running = node.alive && node.paused <= self.now;
+        if is_running { self.input(peer, PeerInput::Drain) } else { Ok(()) }
     }
 
-    /// A commit is given to the log: all replicas of the stage that was chosen die.
+    /// Triggers an armed ambush when a commit is appended: all replicas of its stage die.
     pub(super) fn strike(&mut self) -> Held {
         let Some((stage, restart)) = self.ambush.take() else { return Ok(()) };
         let hosts = |node: &Node, stage| node.peer.load().window.contains_key(&stage);
@@ -109,12 +112,12 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A peer that stood still takes in what happened meanwhile, in order.
+    /// A stalled peer handles the events of the stall, in order.
     pub(super) fn resume(&mut self, index: usize) -> Held {
         if self.nodes[index].paused > self.now {
             return Ok(());
         }
-        for event in std::mem::take(&mut self.nodes[index].held_up) {
+        for event in std::mem::take(&mut self.nodes[index].delayed) {
             self.happen(event)?;
         }
         if self.log.voters.contains(&self.nodes[index].me.peer) {
@@ -123,13 +126,13 @@ impl World<'_> {
         Ok(())
     }
 
-    /// From now until a while after the last fault: then everybody comes back.
+    /// Time until a while after the last fault, when all peers restart.
     fn after_all_faults(&self) -> Duration {
         let last = self.scenario.faults.happen.last().map_or(Duration::ZERO, |(at, _)| *at);
         Moment(last).since(self.now) + Duration::from_secs(1)
     }
 
-    /// A life is over; others notice after a while, and the peer begins a new one later, if it does.
+    /// Ends an incarnation. Others notice after a while, and the peer may restart later.
     pub(super) fn ends(&mut self, index: usize, rebirth: Option<Duration>) {
         let gone = self.nodes[index].me;
         self.nodes[index].alive = false;
@@ -166,18 +169,18 @@ impl World<'_> {
         }
     }
 
-    /// A peer finds that no connection can be made.
+    /// A peer cannot connect to another.
     pub(super) fn unreached(&mut self, at: Member, other: Member) -> Held {
         let index = index_of(at);
         self.coordinator_input(index, CoordinatorInput::Disconnected { member: other })?;
         self.input(index, PeerInput::Unreachable { member: other })
     }
 
-    /// A peer learns that a connection is gone, and so does the coordinator if it lives there.
+    /// A peer, and the coordinator on it, learns that a connection broke.
     pub(super) fn noticed(&mut self, at: Member, other: Member, dead: bool) -> Held {
         let index = index_of(at);
         if dead {
-            self.nodes[index].deaf_to.insert(other);
+            self.nodes[index].known_dead.insert(other);
         }
         if self.lives(at) {
             self.coordinator_input(index, CoordinatorInput::Disconnected { member: other })?;
@@ -186,17 +189,17 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A peer whose life is over begins a new one.
+    /// Starts a new incarnation of a peer.
     pub(super) fn reborn(&mut self, index: usize) {
-        // When the run is over and who kept it has gone, there is nobody to come back to.
-        let nobody = self.is_over() && self.leader().is_none();
-        if self.nodes[index].alive || nobody {
+        // After the end of the run and the loss of its coordinator, there is no run to rejoin.
+        let run_is_gone = self.is_over() && self.leader().is_none();
+        if self.nodes[index].alive || run_is_gone {
             return;
         }
         let life = self.nodes[index].me.incarnation.next();
         let new = node(self.scenario, index, life);
         let old = std::mem::replace(&mut self.nodes[index], new);
-        self.nodes[index].deaf_to = old.deaf_to;
+        self.nodes[index].known_dead = old.known_dead;
         self.nodes[index].engine.disk = old.engine.disk;
         self.at(self.now, Event::Start(self.nodes[index].me));
         if self.log.voters.contains(&old.me.peer) {
@@ -205,10 +208,10 @@ impl World<'_> {
     }
 }
 
-/// How long nothing may come of anything after a fault.
-fn hinders(scenario: &Scenario, now: Moment, fault: Fault) -> Duration {
+/// How long a fault may prevent progress.
+fn grace_period(scenario: &Scenario, now: Moment, fault: Fault) -> Duration {
     match fault {
-        // Too few may live until others join.
+        // Too few peers may be alive until others join.
         Fault::Leave { .. } | Fault::Join { .. } => {
             let happen = &scenario.faults.happen;
             let next = happen.get(happen.partition_point(|(at, _)| *at <= now.0));

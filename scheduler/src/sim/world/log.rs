@@ -1,5 +1,5 @@
-//! The run's log and the anchors that keep it: what is logged is so for everybody, one anchor leads
-//! at a time, and who led before may not know yet that it does no more.
+//! The run's replicated log and its anchors. A logged record is logged for all. One anchor leads at
+//! a time, and a former leader may not yet know that it was deposed.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -13,28 +13,28 @@ use crate::action::CoordinatorInput;
 use crate::coordinator::{Coordinator, CoordinatorConfig};
 use crate::sim::watch::Seen;
 
-/// The log, and who leads.
+/// The log and its leader.
 #[derive(Debug)]
 pub(super) struct Log {
     pub(super) history: History,
-    /// Who keeps it.
+    /// The anchors that replicate it.
     pub(super) voters: BTreeSet<PeerId>,
     pub(super) leader: Option<Member>,
-    /// Counts leaderships.
-    office: u64,
-    /// What the leader gave and is not logged yet.
+    /// Number of the current leadership.
+    leadership: u64,
+    /// Records that the leader has appended and that are not durable yet.
     pending: VecDeque<LogRecord>,
-    /// When the last of these is.
+    /// When the last of these becomes durable.
     last: Moment,
-    /// An election is on its way.
+    /// An election is scheduled.
     electing: bool,
 }
 
-/// A coordinator and the leadership that it has.
+/// A coordinator and the number of its leadership.
 #[derive(Debug)]
 pub(super) struct Seat {
     pub(super) coordinator: Coordinator,
-    pub(super) office: u64,
+    pub(super) leadership: u64,
     pub(super) remind_at: Option<Moment>,
 }
 
@@ -44,7 +44,7 @@ impl Log {
             history: History::default(),
             voters,
             leader: None,
-            office: 0,
+            leadership: 0,
             pending: VecDeque::new(),
             last: Moment::default(),
             electing: false,
@@ -53,10 +53,10 @@ impl Log {
 }
 
 impl World<'_> {
-    /// A coordinator gives the log a record.
-    pub(super) fn append(&mut self, office: u64, record: LogRecord) {
-        // Who leads no more can log nothing.
-        if office == self.log.office {
+    /// A coordinator appends a record to the log.
+    pub(super) fn append(&mut self, leadership: u64, record: LogRecord) {
+        // A deposed leader cannot append.
+        if leadership == self.log.leadership {
             self.log.pending.push_back(record);
             self.schedule_log();
         } else {
@@ -68,20 +68,20 @@ impl World<'_> {
         let most = self.scenario.log_delay.as_micros() as u64;
         let down = self.now + self.rng.microseconds(0..=most);
         self.log.last = self.log.last.max(down);
-        self.at(self.log.last, Event::Logged { office: self.log.office });
+        self.at(self.log.last, Event::Logged { leadership: self.log.leadership });
     }
 
-    /// The oldest record that is not logged is, if enough anchors live.
-    pub(super) fn logged(&mut self, office: u64) -> Held {
-        if office != self.log.office || !self.has_majority() {
+    /// The oldest pending record becomes durable, if a majority of the anchors is alive.
+    pub(super) fn logged(&mut self, leadership: u64) -> Held {
+        if leadership != self.log.leadership || !self.has_majority() {
             return Ok(());
         }
         let Some(record) = self.log.pending.pop_front() else { return Ok(()) };
         self.commit(&record)?;
-        let to = self.log.leader.expect("who leads gave it");
-        let told = self.now + self.rng.microseconds(0..=1_000);
-        self.log.last = self.log.last.max(told);
-        self.at(self.log.last, Event::Appended { to, office, record });
+        let to = self.log.leader.expect("only a leader appends");
+        let notified_at = self.now + self.rng.microseconds(0..=1_000);
+        self.log.last = self.log.last.max(notified_at);
+        self.at(self.log.last, Event::Appended { to, leadership, record });
         Ok(())
     }
 
@@ -113,7 +113,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// The anchor that leads, if it lives.
+    /// The leading anchor, if it is alive.
     pub(super) fn leader(&self) -> Option<Member> {
         self.log.leader.filter(|leader| self.lives(*leader))
     }
@@ -130,7 +130,7 @@ impl World<'_> {
         (0..self.nodes.len()).filter(lives).collect()
     }
 
-    /// Somebody new is to lead after a while.
+    /// Schedules an election.
     pub(super) fn elect_soon(&mut self) {
         if !std::mem::replace(&mut self.log.electing, true) {
             let most = self.scenario.faults.election.as_micros() as u64;
@@ -139,7 +139,8 @@ impl World<'_> {
         }
     }
 
-    /// An anchor wins the election. What the one before had given and was not logged may be, or not.
+    /// An anchor wins the election. Its predecessor's pending records become durable or are lost,
+    /// at random.
     pub(super) fn elect(&mut self) -> Held {
         self.log.electing = false;
         if self.is_over() || !self.has_majority() {
@@ -156,9 +157,9 @@ impl World<'_> {
         let notice = self.scenario.faults.notice.as_micros() as u64;
         if let Some(before) = self.leader() {
             let at = self.now + self.rng.microseconds(0..=notice);
-            self.at(at, Event::Deposed { at: before, office: self.log.office });
+            self.at(at, Event::Deposed { at: before, leadership: self.log.leadership });
         }
-        self.log.office += 1;
+        self.log.leadership += 1;
         self.log.last = self.now;
         self.report.recovery.terms += 1;
         self.take_seat(index)
@@ -185,8 +186,8 @@ impl World<'_> {
         {
             coordinator.omit = Some(self.omitted_rules.omit);
         }
-        let office = self.log.office;
-        self.nodes[index].seat = Some(Seat { coordinator, office, remind_at: None });
+        let leadership = self.log.leadership;
+        self.nodes[index].seat = Some(Seat { coordinator, leadership, remind_at: None });
         let mut actions = Vec::new();
         let now = self.reads(index);
         let seat = self.nodes[index].seat.as_mut().expect("it was just taken");
@@ -194,19 +195,19 @@ impl World<'_> {
         self.coordinate(index, actions)
     }
 
-    /// Who led learns that it does no more.
-    pub(super) fn deposed(&mut self, at: Member, office: u64) {
+    /// A former leader learns that it was deposed.
+    pub(super) fn deposed(&mut self, at: Member, leadership: u64) {
         let node = &mut self.nodes[index_of(at)];
-        if node.me == at && node.seat.as_ref().is_some_and(|seat| seat.office == office) {
+        if node.me == at && node.seat.as_ref().is_some_and(|seat| seat.leadership == leadership) {
             node.seat = None;
         }
     }
 
-    /// A coordinator is reminded of what is due.
-    pub(super) fn remind(&mut self, to: Member, office: u64) -> Held {
+    /// A coordinator's timer fires.
+    pub(super) fn remind(&mut self, to: Member, leadership: u64) -> Held {
         let node = &mut self.nodes[index_of(to)];
         match &mut node.seat {
-            Some(seat) if node.me == to && seat.office == office => {
+            Some(seat) if node.me == to && seat.leadership == leadership => {
                 seat.remind_at = None;
                 self.coordinator_input(index_of(to), CoordinatorInput::Tick)
             }
@@ -214,17 +215,17 @@ impl World<'_> {
         }
     }
 
-    /// A record of a coordinator is down for good.
-    pub(super) fn appended(&mut self, to: Member, office: u64, record: LogRecord) -> Held {
+    /// A coordinator's record is durable.
+    pub(super) fn appended(&mut self, to: Member, leadership: u64, record: LogRecord) -> Held {
         let node = &self.nodes[index_of(to)];
-        let sits = node.seat.as_ref().is_some_and(|seat| seat.office == office);
-        if self.lives(to) && sits {
+        let leads = node.seat.as_ref().is_some_and(|seat| seat.leadership == leadership);
+        if self.lives(to) && leads {
             return self.coordinator_input(index_of(to), CoordinatorInput::Appended(record));
         }
         Ok(())
     }
 
-    /// An anchor is back: perhaps there are enough of them now.
+    /// An anchor is back: there may be a majority again.
     pub(super) fn anchor_is_back(&mut self) {
         if self.leader().is_none() {
             self.elect_soon();

@@ -1,4 +1,4 @@
-//! What engines and peers say of themselves: the oracles hear it.
+//! Passes observations of engines and events of peers to the oracles.
 
 use shoal_protocol::ids::{Stage, StageSpan, Step};
 
@@ -98,7 +98,8 @@ impl World<'_> {
         if self.oracles.is_some() { self.holds("no fault", held) } else { Ok(()) }
     }
 
-    /// A peer has another membership. Who is told of newcomers as if they served has none of the log's.
+    /// A peer's view changed. Under `Omit::Readiness` views differ from the log, so they are not
+    /// compared.
     fn viewed(&mut self, index: usize) -> Held {
         let node = &self.nodes[index];
         let oracles = self.oracles.as_ref().filter(|_| self.omitted_rules.omit != Omit::Readiness);
@@ -106,14 +107,14 @@ impl World<'_> {
         self.holds("equal memberships", held.unwrap_or(Ok(())))
     }
 
-    /// A checkpoint is complete: who archives brings it together, and old files go.
+    /// A checkpoint is complete: archiving peers report it, and old files are removed.
     fn archives(&mut self, index: usize, version: Step, stages: usize, oldest: Step) -> Held {
         let archives = index == FIRST || self.scenario.peers[index].archive;
         let engine = &mut self.nodes[index].engine;
         engine.forget_before(oldest);
         let whole =
             (0..stages as u16).all(|stage| engine.disk.contains_key(&(version, Stage(stage))));
-        if archives && whole && self.now >= engine.no_disk {
+        if archives && whole && self.now >= engine.disk_fails_until {
             return self.input(index, PeerInput::Archived { version });
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! The trace of everything that happens, by which two runs are compared.
+//! The trace of all events, by which two runs are compared.
 
 use shoal_protocol::ids::{Member, PeerId, Stage, Step};
 use shoal_protocol::message::LinkEstimate;
@@ -9,18 +9,18 @@ use crate::sim::integer_model::Weights;
 use crate::sim::report::Trace;
 
 impl Trace {
-    /// Takes an event into the trace.
+    /// Adds an event to the trace.
     pub(super) fn note(&mut self, at: Moment, event: &Event) {
         self.word(at.0.as_nanos() as u64);
-        let mut who = |member: &Member| {
+        let mut member_id = |member: &Member| {
             self.word(index_of(*member) as u64);
             self.word(member.incarnation.0);
         };
         let kind = match event {
-            Event::Start(me) => (who(me), 0).1,
+            Event::Start(me) => (member_id(me), 0).1,
             Event::Arrives { to, from, connection, era, term, cargo } => {
-                who(to);
-                who(from);
+                member_id(to);
+                member_id(from);
                 self.word(*connection);
                 self.word(u64::from(era.0));
                 self.word(term.0);
@@ -29,48 +29,48 @@ impl Trace {
             }
             Event::Kept { to, version, stage, weights }
             | Event::Fetched { to, version, stage, weights } => {
-                who(to);
+                member_id(to);
                 self.file(*version, *stage, *weights);
                 2
             }
             Event::LinksProbed { to, link_estimates } => {
-                who(to);
+                member_id(to);
                 self.link_estimates(link_estimates);
                 11
             }
             Event::EngineDone(me) => {
-                who(me);
+                member_id(me);
                 3
             }
             Event::Written { to, version, stage, weights } => {
-                who(to);
+                member_id(to);
                 self.file(*version, *stage, Some(*weights));
                 8
             }
             Event::Tick(me) => {
-                who(me);
+                member_id(me);
                 4
             }
-            Event::Appended { to, office, record } => {
-                who(to);
-                self.word(*office);
+            Event::Appended { to, leadership, record } => {
+                member_id(to);
+                self.word(*leadership);
                 self.message(record);
                 5
             }
-            Event::Deposed { at: to, office } | Event::Remind { to, office } => {
-                who(to);
-                self.word(*office);
+            Event::Deposed { at: to, leadership } | Event::Remind { to, leadership } => {
+                member_id(to);
+                self.word(*leadership);
                 6
             }
-            Event::Logged { office } => {
-                self.word(*office);
+            Event::Logged { leadership } => {
+                self.word(*leadership);
                 7
             }
             Event::Elect => 11,
             Event::Fault(_) => 8,
             Event::Noticed { at, other, .. } | Event::Unreached { at, other } => {
-                who(at);
-                who(other);
+                member_id(at);
+                member_id(other);
                 9
             }
             Event::Reborn(index) | Event::Resume(index) => {
@@ -98,9 +98,9 @@ impl Trace {
 
     fn cargo(&mut self, cargo: &Cargo) {
         match cargo {
-            Cargo::Told(message) => self.message(message),
-            Cargo::Reported(message) => self.message(message),
-            Cargo::Heard(message) => self.message(message),
+            Cargo::FromCoordinator(message) => self.message(message),
+            Cargo::ToCoordinator(message) => self.message(message),
+            Cargo::PeerMessage(message) => self.message(message),
             Cargo::CoordinatorMoved(coordinator) => self.message(coordinator),
             Cargo::Tensor { tag, content, size } => {
                 self.message(tag);

@@ -1,4 +1,4 @@
-//! What goes from peer to peer.
+//! Messages, tensors and files between peers.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -26,29 +26,29 @@ impl World<'_> {
     ) -> Held {
         let (index, sender) = (index_of(to), index_of(from));
         let node = &self.nodes[index];
-        let meant = node.alive && node.me == to;
-        let deaf = node.deaf_to.contains(&from);
-        self.marks.rare.old_lives += u64::from(!meant || deaf);
-        if !meant || deaf || connection != self.connection(index, sender) {
+        let is_alive = node.alive && node.me == to;
+        let from_dead = node.known_dead.contains(&from);
+        self.marks.rare.old_lives += u64::from(!is_alive || from_dead);
+        if !is_alive || from_dead || connection != self.connection(index, sender) {
             return Ok(());
         }
-        if let Cargo::Reported(message) = &cargo
+        if let Cargo::ToCoordinator(message) = &cargo
             && self.is_for_another(index, from, message)
         {
             return Ok(());
         }
         let node = &self.nodes[index];
-        let expected = match &cargo {
-            Cargo::Told(_) => era >= node.era || self.omitted_rules.omit == Omit::Eras,
-            Cargo::Heard(_) => era == node.era || self.omitted_rules.omit == Omit::Eras,
-            Cargo::Reported(message) => self.is_timely(index, from, message, (era, term)),
+        let is_current = match &cargo {
+            Cargo::FromCoordinator(_) => era >= node.era || self.omitted_rules.omit == Omit::Eras,
+            Cargo::PeerMessage(_) => era == node.era || self.omitted_rules.omit == Omit::Eras,
+            Cargo::ToCoordinator(message) => self.is_timely(index, from, message, (era, term)),
             Cargo::Tensor { .. } | Cargo::CoordinatorMoved(_) => true,
         };
-        let past = matches!(cargo, Cargo::Told(_)) && term < node.term;
-        if !expected || (past && self.omitted_rules.omit != Omit::Terms) {
+        let is_outdated = matches!(cargo, Cargo::FromCoordinator(_)) && term < node.term;
+        if !is_current || (is_outdated && self.omitted_rules.omit != Omit::Terms) {
             return Ok(());
         }
-        if matches!(cargo, Cargo::Told(_)) {
+        if matches!(cargo, Cargo::FromCoordinator(_)) {
             let node = &mut self.nodes[index];
             node.era = era;
             node.term = term.max(node.term);
@@ -59,25 +59,27 @@ impl World<'_> {
                 self.nodes[index].coordinator = Some(coordinator);
                 Ok(())
             }
-            Cargo::Told(mut message) => {
-                if !self.omitted_rules.told(to, &mut message) {
+            Cargo::FromCoordinator(mut message) => {
+                if !self.omitted_rules.sent_to_member(to, &mut message) {
                     return Ok(());
                 }
                 self.input(index, PeerInput::FromCoordinator { from, message })
             }
-            Cargo::Heard(message) => self.input(index, PeerInput::PeerMessage { from, message }),
+            Cargo::PeerMessage(message) => {
+                self.input(index, PeerInput::PeerMessage { from, message })
+            }
             Cargo::Tensor { mut tag, content, size } => {
                 if let Some(oracles) = &mut self.oracles
                     && let TensorTag::RoundResult { round, piece, .. } = tag
                     && self.nodes[index].peer.may_host(round.stage)
                 {
-                    oracles.results.came(to, round, (from, piece));
+                    oracles.results.received(to, round, (from, piece));
                 }
                 self.omitted_rules.tagged(to, &mut tag);
                 let payload = self.nodes[index].payloads.keep(content, size);
                 self.input(index, PeerInput::Tensor { from, tag, payload })
             }
-            Cargo::Reported(mut message) => {
+            Cargo::ToCoordinator(mut message) => {
                 self.omitted_rules.reported(from, &mut message);
                 self.marks.reported(&message);
                 if matches!(message, ToCoordinator::Released { .. }) {
@@ -94,7 +96,7 @@ impl World<'_> {
         }
     }
 
-    /// Whether a word to the coordinator came to a peer that none lives with; who said it learns
+    /// Whether a message to the coordinator arrived at a peer without one. The sender then learns
     /// where the coordinator is.
     fn is_for_another(&mut self, index: usize, from: Member, message: &ToCoordinator) -> bool {
         if self.nodes[index].seat.is_some() {
@@ -107,8 +109,8 @@ impl World<'_> {
         true
     }
 
-    /// Whether a member's word is of the coordinator's era and term. Who is no member gets an answer
-    /// in any case.
+    /// Whether a member's message belongs to the coordinator's era and term. Peers that are not
+    /// members always get an answer.
     fn is_timely(
         &self,
         index: usize,
@@ -125,24 +127,24 @@ impl World<'_> {
             || (era, term) == (coordinator.era(), coordinator.term())
     }
 
-    /// Says something to whom a peer takes for the coordinator, or to who is it where that one is
+    /// Sends a message to the coordinator that a peer believes in, or to the actual one if that is
     /// gone or unknown.
     pub(super) fn report_to_coordinator(&mut self, me: Member, message: ToCoordinator) {
         let node = &self.nodes[index_of(me)];
         let coordinator =
-            node.coordinator.filter(|coordinator| !node.deaf_to.contains(coordinator));
+            node.coordinator.filter(|coordinator| !node.known_dead.contains(coordinator));
         if let Some(to) = coordinator.or_else(|| self.leader()) {
-            self.send(me, to, Cargo::Reported(message));
+            self.send(me, to, Cargo::ToCoordinator(message));
         }
     }
 
-    /// How often two peers have connected anew.
+    /// Number of reconnections of two peers.
     pub(super) fn connection(&self, one: usize, other: usize) -> u64 {
         self.connections.get(&(one.min(other), one.max(other))).copied().unwrap_or(0)
     }
 
-    /// Sends a word from one peer to another. Some offers stray.
-    pub(super) fn say(&mut self, from: Member, to: Member, mut message: PeerMessage) {
+    /// Sends a message from one peer to another. Some offers also go to a wrong peer.
+    pub(super) fn send_message(&mut self, from: Member, to: Member, mut message: PeerMessage) {
         if let PeerMessage::Offer { key, retry, .. } = &mut message
             && self.rng.chance(self.scenario.network.strays_per_mille)
         {
@@ -156,18 +158,18 @@ impl World<'_> {
                 .collect();
             if !others.is_empty() {
                 let other = self.rng.pick(&others);
-                self.send(from, other, Cargo::Heard(message.clone()));
+                self.send(from, other, Cargo::PeerMessage(message.clone()));
             }
         }
-        self.send(from, to, Cargo::Heard(message));
+        self.send(from, to, Cargo::PeerMessage(message));
     }
 
-    /// Puts something on its way.
+    /// Sends data over the network.
     pub(super) fn send(&mut self, from: Member, to: Member, cargo: Cargo) {
         let (sender, receiver) = (index_of(from), index_of(to));
         let cut = self.network.is_cut(self.now, (sender, receiver));
-        if cut || self.nodes[sender].deaf_to.contains(&to) {
-            // The connection is gone, and no other can be made.
+        if cut || self.nodes[sender].known_dead.contains(&to) {
+            // The connection is gone and cannot be made again.
             self.report.recovery.unreached += 1;
             let at = self.now + self.rng.microseconds(0..=100_000);
             return self.at(at, Event::Unreached { at: from, other: to });
@@ -183,8 +185,8 @@ impl World<'_> {
             }
             _ => self.network.control(self.now, sender, receiver),
         };
-        // A registration comes once more when its life may be over.
-        if matches!(cargo, Cargo::Reported(ToCoordinator::Register(_)))
+        // A registration may arrive a second time after its incarnation has ended.
+        if matches!(cargo, Cargo::ToCoordinator(ToCoordinator::Register(_)))
             && self.rng.chance(self.scenario.network.strays_per_mille)
         {
             arrivals.push(self.now + self.rng.microseconds(0..=5_000_000));
@@ -192,7 +194,9 @@ impl World<'_> {
         let connection = self.connection(sender, receiver);
         let node = &self.nodes[sender];
         let (era, term) = match (&cargo, &node.seat) {
-            (Cargo::Told(_), Some(seat)) => (seat.coordinator.era(), seat.coordinator.term()),
+            (Cargo::FromCoordinator(_), Some(seat)) => {
+                (seat.coordinator.era(), seat.coordinator.term())
+            }
             _ => (node.era, node.term),
         };
         for at in arrivals {
@@ -208,15 +212,15 @@ impl World<'_> {
         self.at(at, Event::Fetched { to, version, stage, weights });
     }
 
-    /// Has a stage's files kept.
+    /// Replicates a stage's files to a peer.
     pub(super) fn keep(&mut self, index: usize, version: Step, part: &SnapshotPart) {
         let (at, weights) = self.obtain(index, version, part);
         let (to, stage) = (self.nodes[index].me, part.stage);
         self.at(at, Event::Kept { to, version, stage, weights });
     }
 
-    /// What a peer believes that its links carry: what they do, where that is measured, else what it
-    /// will, and in half of the swarms nothing.
+    /// A peer's estimates of its links: the true ones if the scenario measures links, otherwise
+    /// random ones, and none in half of the swarms.
     pub(super) fn measured_links(&self, index: usize) -> BTreeMap<PeerId, LinkEstimate> {
         let known = self.network.is_measured() || self.scenario.seed % 2 == 1;
         let others = if known { self.network.known_to(index) } else { Vec::new() };
@@ -235,23 +239,24 @@ impl World<'_> {
         Some(place_of(peer)).filter(|place| *place < self.nodes.len())
     }
 
-    /// A newcomer looks at members: it finds those that live, and how far they are.
+    /// A newcomer probes its links to members: it finds the live ones and their round-trip times.
     pub(super) fn probe_links(&mut self, index: usize, at: &[(PeerId, Vec<SocketAddr>)]) {
         let found = at.iter().filter_map(|(peer, _)| self.place(*peer));
         let found = found.filter(|other| self.nodes[*other].alive);
         let link_estimates: Vec<(PeerId, LinkEstimate)> = found
             .map(|other| {
                 let round_trip = self.measured_link(index, other).round_trip;
-                // What it carries shows only when something is sent.
+                // The rate is known only after data has been sent.
                 (peer_id(other), LinkEstimate { round_trip, rate: None })
             })
             .collect();
-        let took = link_estimates.iter().map(|(_, path)| path.round_trip).max().unwrap_or_default();
+        let longest =
+            link_estimates.iter().map(|(_, path)| path.round_trip).max().unwrap_or_default();
         let to = self.nodes[index].me;
-        self.at(self.now + took, Event::LinksProbed { to, link_estimates });
+        self.at(self.now + longest, Event::LinksProbed { to, link_estimates });
     }
 
-    /// Gets a stage's files from this peer's own disk, or else a part of them from each holder that has them.
+    /// Reads a stage's files from the peer's own disk, or fetches a part of them from each holder.
     fn obtain(
         &mut self,
         to: usize,
@@ -261,7 +266,9 @@ impl World<'_> {
         let file = (version, part.stage);
         let has = |index: &usize| {
             let node = &self.nodes[*index];
-            node.alive && self.now >= node.engine.no_disk && node.engine.disk.contains_key(&file)
+            node.alive
+                && self.now >= node.engine.disk_fails_until
+                && node.engine.disk.contains_key(&file)
         };
         let weights_of = |index: usize| self.nodes[index].engine.disk.get(&file).copied();
         if has(&to) {
@@ -284,16 +291,18 @@ impl World<'_> {
         (here, weights)
     }
 
-    /// What something weighs on its way.
+    /// The kind of a message and its size on the wire.
     fn weight(&self, cargo: &Cargo) -> (Sort, Bytes) {
-        let words = |length: Result<Vec<u8>, wire::WireError>| {
+        let encoded = |length: Result<Vec<u8>, wire::WireError>| {
             Bytes(length.expect("messages are under their cap").len() as u64)
         };
         match cargo {
-            Cargo::Told(message) => (Sort::Told, words(wire::encode(message))),
-            Cargo::Reported(message) => (Sort::Reported, words(wire::encode(message))),
-            Cargo::Heard(message) => (Sort::Said, words(wire::encode(message))),
-            Cargo::CoordinatorMoved(coordinator) => (Sort::Told, words(wire::encode(coordinator))),
+            Cargo::FromCoordinator(message) => (Sort::Told, encoded(wire::encode(message))),
+            Cargo::ToCoordinator(message) => (Sort::Reported, encoded(wire::encode(message))),
+            Cargo::PeerMessage(message) => (Sort::Said, encoded(wire::encode(message))),
+            Cargo::CoordinatorMoved(coordinator) => {
+                (Sort::Told, encoded(wire::encode(coordinator)))
+            }
             Cargo::Tensor { tag, size, .. } => match tag {
                 TensorTag::Activation { .. } | TensorTag::ActivationGradient { .. } => {
                     (Sort::Tensor, *size)
