@@ -51,7 +51,7 @@ impl Serving {
     /// the data directory.
     pub(super) async fn start(
         address: HttpAddress,
-        board: &StatusWatch,
+        status: &StatusWatch,
         home: &Home,
         device: DeviceChoice,
     ) -> anyhow::Result<Self> {
@@ -66,7 +66,7 @@ impl Serving {
             publish(&path, &address.to_string())?;
             at = Some((address, path));
             let machine = Machine::new(device);
-            let shown = Shown { metrics: metrics.clone(), machine, board: board.clone() };
+            let shown = Shown { metrics: metrics.clone(), machine, status: status.clone() };
             tracker.spawn(server.serve(shown, stop.clone()));
         }
         tracker.close();

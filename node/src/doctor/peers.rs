@@ -35,7 +35,7 @@ pub(crate) fn ticket(ticket: &Ticket) -> Finding {
             Finding::well(ABOUT, text)
         }
         Err(denied @ Denied::NotYet { .. }) => {
-            let fix = "set this machine's clock: run `timedatectl set-ntp true`";
+            let fix = "set this machine's clock: timedatectl set-ntp true";
             Finding::wrong(ABOUT, denied.to_string(), fix)
         }
         Err(denied) => {
@@ -185,7 +185,7 @@ fn clock(reports: &[Reported], ours: UnixTime) -> Option<Finding> {
     let text = format!("{} s {side} the peers' clocks", median.unsigned_abs());
     let distance = Duration::from_secs(median.unsigned_abs());
     Some(if distance > CLOCK_LEEWAY / 2 {
-        Finding::wrong(ABOUT, text, "set this machine's clock: run `timedatectl set-ntp true`")
+        Finding::wrong(ABOUT, text, "set this machine's clock: timedatectl set-ntp true")
     } else if distance > CLOCKS_APART {
         Finding::note(ABOUT, text)
     } else {
