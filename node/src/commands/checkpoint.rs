@@ -1,4 +1,4 @@
-//! `shoal checkpoint`: what a saved model is, whether it is whole, and how to get it.
+//! `shoal checkpoint`: hashes, verifies and fetches saved models.
 
 use shoal_engine::Checkpoint;
 
