@@ -1,4 +1,4 @@
-//! `shoal status`: what a running peer knows of its run, for people or as JSON.
+//! `shoal status`: prints a running peer's status, as text or JSON.
 
 use std::fmt::{self, Write as _};
 
@@ -8,13 +8,13 @@ use crate::http::client;
 use crate::status::Status;
 use crate::status::labels::{TITLES, age, rows_of, standing};
 
-/// Of what happened, the newest so many are printed.
+/// Newest events that are printed.
 const NEWEST: usize = 12;
 
-/// Asks the peer and prints what it says.
+/// Asks the peer and prints its status.
 ///
 /// # Errors
-/// When it does not answer.
+/// If it does not answer.
 pub(super) fn run(args: &StatusArgs) -> anyhow::Result<()> {
     let address = args.node.address()?;
     let status = training::runtime()?.block_on(client::status(address))?;
