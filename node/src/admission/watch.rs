@@ -1,4 +1,4 @@
-//! Keeps the gate and the folder alike: what the commands write is learned, what others tell is written.
+//! Synchronizes the gate and the folder: reads the commands' changes, and stores what other peers sent.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Store;
 
-/// How often it is looked whether a command has written a roster. Looking is the one way that works on every
+/// Interval at which the folder is checked for a new access list. Polling is the only method that works on every
 /// file system.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
@@ -25,12 +25,12 @@ pub(crate) async fn keep(gate: Gate, folder: Store, stop: CancellationToken) {
             if changed { write_down(&gate, &folder) } else { look(&gate, &folder) }
         });
         if let Ok(Err(error)) = looked.await {
-            tracing::warn!(%error, "the folder of the run's admission cannot be used");
+            tracing::warn!(%error, "cannot synchronize the folder of the run's admission");
         }
     }
 }
 
-/// Learns what a command has written.
+/// Reads a new access list from the folder.
 fn look(gate: &Gate, folder: &Store) -> anyhow::Result<()> {
     if let Some(written) = folder.access_list()? {
         gate.learn(&written)?;
@@ -38,9 +38,9 @@ fn look(gate: &Gate, folder: &Store) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes what the gate knows better than the folder.
+/// Stores what the gate has and the folder lacks.
 pub(super) fn write_down(gate: &Gate, folder: &Store) -> anyhow::Result<()> {
-    // A command may have written one that is newer still.
+    // A command may have written a newer list.
     look(gate, folder)?;
     let (_, access_list) = gate.access_list();
     if let Some(access_list) = access_list

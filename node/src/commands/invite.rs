@@ -199,7 +199,7 @@ fn list(args: &InviteLsArgs) -> anyhow::Result<()> {
 fn listed(issuer: &Issuer, now: UnixTime) -> anyhow::Result<Listed> {
     let access_list = access_list_of(&issuer.folder)?;
     let mut claims: BTreeMap<TicketId, Vec<PeerId>> = BTreeMap::new();
-    for claim in RedemptionLog::read(&issuer.folder.claims())? {
+    for claim in RedemptionLog::read(&issuer.folder.redemptions())? {
         claims.entry(claim.ticket).or_default().push(claim.peer);
     }
     let tickets = issuer.folder.tickets()?.into_iter().map(|ticket| {
@@ -233,7 +233,7 @@ fn table(listed: &Listed, now: UnixTime) -> Result<String, std::fmt::Error> {
         let row = format!(
             "{:<8}{:<9}{uses:<7}{left:<12}{}",
             ticket.id,
-            ticket.ticket_state.word(),
+            ticket.ticket_state.name(),
             peers.join(" ")
         );
         writeln!(text, "{}", row.trim_end())?;
