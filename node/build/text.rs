@@ -1,5 +1,5 @@
-// The built-in text, for runs that name no text: this project's documentation and sources in one file, ordered
-// by path.
+// The built-in text, for runs that name no text: this project's documentation and sources in one
+// file, ordered by path.
 
 use std::fmt::Write;
 use std::fs;

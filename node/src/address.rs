@@ -38,8 +38,8 @@ impl FromStr for JoinAddress {
 }
 
 impl JoinAddress {
-    /// The address, or none while its file is missing. Another process writes the file, perhaps on another machine's
-    /// file system, and polling is the only method that works everywhere.
+    /// The address, or none while its file is missing. Another process writes the file, perhaps on
+    /// another machine's file system, and polling is the only method that works everywhere.
     ///
     /// # Errors
     /// If the file cannot be read or is too large for an address.

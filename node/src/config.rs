@@ -1,7 +1,7 @@
 //! `run.toml`: a user's description of a run, and its conversion to a manifest.
 //!
-//! The sections are those of the manifest, so that a value has the same name everywhere. Only `[data]` differs: a
-//! user names a text, a manifest names tokens by their hash.
+//! The sections are those of the manifest, so that a value has the same name everywhere. Only
+//! `[data]` differs: a user names a text, a manifest names tokens by their hash.
 
 use std::fmt::Display;
 use std::fs::File;
@@ -91,8 +91,8 @@ pub enum ConfigError {
 }
 
 impl RunConfig {
-    /// Reads a run configuration and checks everything that does not depend on its text. A relative path in it
-    /// starts at the file's folder.
+    /// Reads a run configuration and checks everything that does not depend on its text. A relative
+    /// path in it starts at the file's folder.
     ///
     /// # Errors
     /// If the file cannot be read, has unknown keys, or a value is out of range.

@@ -1,5 +1,5 @@
-//! Typed events of a run. The progress view, the report, the metrics and the tests read these; nothing
-//! parses a log.
+//! Typed events of a run. The progress view, the report, the metrics and the tests read these;
+//! nothing parses a log.
 
 use std::net::SocketAddr;
 
@@ -147,7 +147,8 @@ pub enum RunEvent {
         /// Anchors in all.
         anchors: usize,
     },
-    /// The run pauses because a stage has no replica. It continues from the newest checkpoint that is found.
+    /// The run pauses because a stage has no replica. It continues from the newest checkpoint that
+    /// is found.
     StageLost {
         /// The stages without a replica.
         stages: Vec<u16>,
@@ -218,8 +219,8 @@ pub struct StepReport {
     pub tokens: u64,
     /// Seconds since the previous commit, or since the start of the first step.
     pub seconds: f64,
-    /// Seconds of these from the last finished microbatch until every replica held the step's gradient.
-    /// Only the coordinator knows this.
+    /// Seconds of these from the last finished microbatch until every replica held the step's
+    /// gradient. Only the coordinator knows this.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub all_reduce_seconds: Option<f64>,
     /// Training microbatches that the commit's proof covers, over all stages.

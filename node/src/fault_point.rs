@@ -1,5 +1,5 @@
-//! Points at which a test kills this process as `kill -9` does. `SHOAL_DIE_AT=storing:2` kills it the second
-//! time that it passes [`FaultPoint::Storing`]. Release builds ignore the variable.
+//! Points at which a test kills this process as `kill -9` does. `SHOAL_DIE_AT=storing:2` kills it
+//! the second time that it passes [`FaultPoint::Storing`]. Release builds ignore the variable.
 
 /// A point at which the death of a process could lose data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -27,8 +27,8 @@ pub struct LossCurve<'a> {
     pub training: Vec<(f64, f64)>,
     /// The loss on the held-out text, at the steps that evaluated it.
     pub held_out: Vec<(f64, f64)>,
-    /// Entropy of the tokens' frequencies in nats, if it is known: the loss of a model that knows how frequent each
-    /// token is, and nothing else.
+    /// Entropy of the tokens' frequencies in nats, if it is known: the loss of a model that knows
+    /// how frequent each token is, and nothing else.
     pub unigram_entropy: Option<f64>,
     /// The picture's title.
     pub title: &'a str,

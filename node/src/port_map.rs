@@ -94,7 +94,8 @@ impl Router {
         }
     }
 
-    /// Opens one port for both planes, if possible the peer's own. A repeated call renews the mapping.
+    /// Opens one port for both planes, if possible the peer's own. A repeated call renews the
+    /// mapping.
     ///
     /// # Errors
     /// If the router opens none.
@@ -131,7 +132,8 @@ impl Router {
         local: SocketAddr,
     ) -> Result<(), AddPortError> {
         match self.add_for(LEASE, protocol, port, local).await {
-            // Some routers support permanent mappings only. Then the mapping ends when this process closes it.
+            // Some routers support permanent mappings only. Then the mapping ends when this process
+            // closes it.
             Err(AddPortError::OnlyPermanentLeasesSupported) => {
                 self.add_for(Duration::ZERO, protocol, port, local).await
             }

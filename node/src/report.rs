@@ -36,7 +36,8 @@ pub struct Report {
     pub microbatches: MicrobatchNumbers,
     /// Hash of the weights of the newest complete checkpoint.
     pub checkpoint_hash: Option<ContentHash>,
-    /// Hashes of all complete checkpoints by version. A version has several if a rewind led to different bits.
+    /// Hashes of all complete checkpoints by version. A version has several if a rewind led to
+    /// different bits.
     pub checkpoints: BTreeMap<u64, BTreeSet<ContentHash>>,
     /// Hash of the reference's weights, if a single process trained the same run.
     pub reference_hash: Option<ContentHash>,
@@ -183,7 +184,7 @@ impl Report {
             self.begin_step(step);
         }
         let known = self.reported.entry(step.step).or_default();
-        let more = |known: \&mut u64, reported: u64| {
+        let more = |known: &mut u64, reported: u64| {
             let more = reported.saturating_sub(*known);
             *known += more;
             more
@@ -195,7 +196,8 @@ impl Report {
         self.microbatches.duplicated += more(&mut known.duplicated, step.duplicated);
     }
 
-    /// Records the first report of a step. Sums are updated incrementally, because a run has many steps.
+    /// Records the first report of a step. Sums are updated incrementally, because a run has many
+    /// steps.
     fn begin_step(&mut self, step: &StepReport) {
         let numbers = StepNumbers {
             step: step.step,

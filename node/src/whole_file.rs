@@ -3,7 +3,8 @@
 use std::io::{self, Write};
 use std::path::Path;
 
-/// Writes a file atomically, readable by its owner only. Its bytes are on disk before it gets its name.
+/// Writes a file atomically, readable by its owner only. Its bytes are on disk before it gets its
+/// name.
 ///
 /// # Errors
 /// If the folder cannot be written, or the disk is full.

@@ -1,5 +1,5 @@
-//! The command line: commands that need no swarm, and errors, each of which is one line with the right exit
-//! code.
+//! The command line: commands that need no swarm, and errors, each of which is one line with the
+//! right exit code.
 
 use std::ffi::OsStr;
 use std::fs;

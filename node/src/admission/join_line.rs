@@ -42,8 +42,8 @@ impl JoinLine {
     }
 }
 
-/// The instructions for joining at this peer's address. In a run by invitation they hold a ticket: the first valid
-/// one for this address, or a new one.
+/// The instructions for joining at this peer's address. In a run by invitation they hold a ticket:
+/// the first valid one for this address, or a new one.
 pub(crate) fn join_line(
     folder: &Store,
     identity: &Identity,

@@ -1,8 +1,9 @@
-//! Admission to a run, as this peer stores it: the folder `admission` of a run in the data directory, which the
-//! running peer and `shoal invite`, `ban` and `unban` share.
+//! Admission to a run, as this peer stores it: the folder `admission` of a run in the data
+//! directory, which the running peer and `shoal invite`, `ban` and `unban` share.
 //!
-//! Everything in it is signed or expendable, except the redemption log and the list of tickets, which belong to the
-//! issuer. The commands write the access list; the running peer notices and sends it to the others.
+//! Everything in it is signed or expendable, except the redemption log and the list of tickets,
+//! which belong to the issuer. The commands write the access list; the running peer notices and
+//! sends it to the others.
 
 mod join_line;
 mod known_peers;
@@ -25,7 +26,8 @@ use shoal_protocol::net::identity::Identity;
 
 use crate::driver::home::Home;
 
-/// Makes the gate enforce a run's rules, with the stored access list. The issuer starts issuing certificates.
+/// Makes the gate enforce a run's rules, with the stored access list. The issuer starts issuing
+/// certificates.
 ///
 /// # Errors
 /// If the folder is not usable, or the redemption log is damaged.

@@ -68,8 +68,8 @@ impl Store {
         let path = data_dir.join(CURRENT);
         let text = read_capped(&path)?.with_context(|| {
             format!(
-                "no peer with --data-dir {} has taken part in a run: choose the data directory of a peer of the \
-                                 run, or start the run first",
+                "no peer with --data-dir {} has taken part in a run: choose the data \
+                 directory of a peer of the run, or start the run first",
                 data_dir.display()
             )
         })?;

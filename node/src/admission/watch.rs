@@ -1,4 +1,5 @@
-//! Synchronizes the gate and the folder: reads the commands' changes, and stores what other peers sent.
+//! Synchronizes the gate and the folder: reads the commands' changes, and stores what other peers
+//! sent.
 
 use std::time::Duration;
 
@@ -8,8 +9,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::Store;
 
-/// Interval at which the folder is checked for a new access list. Polling is the only method that works on every
-/// file system.
+/// Interval at which the folder is checked for a new access list. Polling is the only method that
+/// works on every file system.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Runs until it is stopped.

@@ -1,8 +1,8 @@
 //! An anchor's two files, and the thread that writes them in order.
 //!
-//! `log` grows until a shorter one replaces it; `snapshot` is always replaced. A replacement is written
-//! beside the file, flushed, and renamed over it, so that a reader finds the old or the new file. A write
-//! is reported as done after it was flushed.
+//! `log` grows until a shorter one replaces it; `snapshot` is always replaced. A replacement is
+//! written beside the file, flushed, and renamed over it, so that a reader finds the old or the new
+//! file. A write is reported as done after it was flushed.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -61,8 +61,8 @@ enum Job {
     Stop,
 }
 
-/// Passes writes to the thread. After one write fails all later ones fail, because the state of the disk
-/// is unknown.
+/// Passes writes to the thread. After one write fails all later ones fail, because the state of the
+/// disk is unknown.
 #[derive(Clone)]
 pub(super) struct Disk {
     jobs: SyncSender<(Job, Done)>,

@@ -1,8 +1,9 @@
 //! Pieces of a file with a length and a checksum.
 //!
-//! Each piece is `length (u32) | first 8 bytes of its BLAKE3 | bytes`, little-endian, and is flushed
-//! before the next begins. So a process that dies while it writes leaves at most one torn piece, the last.
-//! Nothing relied on that piece yet, and it is truncated. A wrong piece before others is damage.
+//! Each piece is `length (u32) | first 8 bytes of its BLAKE3 | bytes`, little-endian, and is
+//! flushed before the next begins. So a process that dies while it writes leaves at most one torn
+//! piece, the last. Nothing relied on that piece yet, and it is truncated. A wrong piece before
+//! others is damage.
 
 /// Bytes before each piece: its length and its checksum.
 pub(super) const HEAD: usize = 12;

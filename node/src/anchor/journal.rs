@@ -1,7 +1,7 @@
 //! The contents of a log, and the journal file that they are replayed from.
 //!
-//! The file is a sequence of events: entries added or truncated, votes, and how far the log is committed
-//! or covered by the snapshot.
+//! The file is a sequence of events: entries added or truncated, votes, and how far the log is
+//! committed or covered by the snapshot.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -103,8 +103,8 @@ pub(super) fn read(path: &Path, bytes: &[u8], anchor: PeerId) -> Result<Opened, 
     if !begun {
         return Err(damaged(0));
     }
-    // A former leader may hold entries that only it has. It must be elected again to lead, and by then
-    // these entries are either in the log before its new term or never committed.
+    // A former leader may hold entries that only it has. It must be elected again to lead, and by
+    // then these entries are either in the log before its new term or never committed.
     if let Some(vote) = &mut held.vote
         && vote.leader_id.voted_for.is_some_and(|candidate| candidate.0 == anchor)
     {

@@ -2,9 +2,10 @@
 //! anchors hold it on disk; every later leader knows it.
 //!
 //! `openraft` implements the protocol. This module adds storage ([`store`], [`disk`], [`log`],
-//! [`journal`], [`state_machine`]), transport ([`calls`] sends requests, [`server`] answers them, [`rpc`]
-//! defines both), timers ([`timers`], [`leader_contact`]), and the interface to the anchor's owner
-//! ([`report`], [`voters`]). A single anchor is a plain file that is flushed after every record.
+//! [`journal`], [`state_machine`]), transport ([`calls`] sends requests, [`server`] answers them,
+//! [`rpc`] defines both), timers ([`timers`], [`leader_contact`]), and the interface to the
+//! anchor's owner ([`report`], [`voters`]). A single anchor is a plain file that is flushed after
+//! every record.
 
 mod calls;
 #[cfg(any(test, fuzzing))]
@@ -88,7 +89,8 @@ pub(crate) enum AnchorEvent {
         /// Everything committed before. An earlier leader can add nothing to it.
         history: History,
     },
-    /// A record given to [`Anchor::append`] in the current term is committed. Records commit in order.
+    /// A record given to [`Anchor::append`] in the current term is committed. Records commit in
+    /// order.
     Appended(LogRecord),
     /// It leads no longer. Records that were not reported as appended may be committed or lost.
     Deposed,
@@ -160,8 +162,8 @@ pub(crate) struct Anchor {
 impl Anchor {
     /// Opens an anchor's files and starts it.
     ///
-    /// If the log is empty and `found` is set, the anchor starts the log as its only voter. Otherwise it
-    /// waits until a leader adds it.
+    /// If the log is empty and `found` is set, the anchor starts the log as its only voter.
+    /// Otherwise it waits until a leader adds it.
     ///
     /// # Errors
     /// If the files cannot be read, or belong to another anchor.
@@ -234,8 +236,8 @@ impl Anchor {
         (Self { inner, proposals, requests, wanted, tracker, _over: over }, happened)
     }
 
-    /// Appends a record to the log in the term that this anchor leads in. A record for an earlier term is
-    /// dropped; [`AnchorEvent::Deposed`] reports that term's end.
+    /// Appends a record to the log in the term that this anchor leads in. A record for an earlier
+    /// term is dropped; [`AnchorEvent::Deposed`] reports that term's end.
     ///
     /// # Panics
     /// If the queue is full. A coordinator has far fewer records in flight.
@@ -259,8 +261,8 @@ impl Anchor {
         }
     }
 
-    /// Changes the log's voters to these, if this anchor leads. The change takes time and may fail, which
-    /// is only logged: the caller repeats it while it needs it.
+    /// Changes the log's voters to these, if this anchor leads. The change takes time and may fail,
+    /// which is only logged: the caller repeats it while it needs it.
     pub(crate) fn set_voters(&self, voters: BTreeSet<PeerId>) {
         assert!(!voters.is_empty(), "a log has at least one voter");
         self.wanted.send_replace(voters);

@@ -78,8 +78,8 @@ impl Reporter {
         if self.term.is_some() && self.term != leads {
             self.depose().await?;
         }
-        // The term's first entry was applied, and so was everything before it. Records of earlier leaders
-        // that are not in the history by then never commit.
+        // The term's first entry was applied, and so was everything before it. Records of earlier
+        // leaders that are not in the history by then never commit.
         if let Some(term) = leads
             && self.term.is_none()
             && opened == term

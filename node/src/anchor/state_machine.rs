@@ -34,8 +34,8 @@ struct State {
 #[derive(Clone)]
 pub(super) struct StateMachine {
     state: Arc<Mutex<State>>,
-    /// The newest term whose first entry was applied: everything that earlier terms committed was applied
-    /// before.
+    /// The newest term whose first entry was applied: everything that earlier terms committed was
+    /// applied before.
     opened: Arc<watch::Sender<Term>>,
     disk: Disk,
 }

@@ -1,8 +1,8 @@
 //! Timers: heartbeats, election timeouts, snapshots.
 //!
-//! Before an anchor becomes a candidate it asks the others whether they would vote for it (a pre-vote),
-//! which changes no state. So an anchor that was cut off does not depose a leader that the others follow,
-//! and an anchor that cannot reach a majority writes nothing while it waits.
+//! Before an anchor becomes a candidate it asks the others whether they would vote for it (a
+//! pre-vote), which changes no state. So an anchor that was cut off does not depose a leader that
+//! the others follow, and an anchor that cannot reach a majority writes nothing while it waits.
 
 use std::sync::Arc;
 
@@ -40,7 +40,8 @@ impl Timers {
     pub(super) async fn run(mut self) {
         let heartbeat = self.inner.timing.heartbeat;
         loop {
-            // Sleeps exactly until the deadline: rounding up could make two anchors candidates at once.
+            // Sleeps exactly until the deadline: rounding up could make two anchors candidates at
+            // once.
             let waits = !self.inner.leads() && self.inner.is_voter();
             let left = if waits { self.inner.contact().left() } else { heartbeat };
             tokio::time::sleep(left.min(heartbeat)).await;
@@ -104,7 +105,8 @@ impl Timers {
         Ok(())
     }
 
-    /// Reports the leader if it changed, or if there is none and the number of answering voters changed.
+    /// Reports the leader if it changed, or if there is none and the number of answering voters
+    /// changed.
     fn report_leader(&mut self) {
         let inner = &self.inner;
         let window = inner.timing.election.end * 2;

@@ -28,16 +28,16 @@ impl Default for Timing {
 }
 
 impl Timing {
-    /// The deadline for an answer. When the voters change, Raft waits until every request is answered or
-    /// timed out. Even then a heartbeat arrives before an election is due.
+    /// The deadline for an answer. When the voters change, Raft waits until every request is
+    /// answered or timed out. Even then a heartbeat arrives before an election is due.
     pub(super) fn patience(&self) -> Duration {
         let Self { heartbeat, election } = self;
         election.start.saturating_sub(2 * *heartbeat).max(*heartbeat)
     }
 
-    /// Raft's own clock is used neither for heartbeats nor for elections: [`super::timers`] has both. Its
-    /// heartbeat setting is the deadline for an answer, and its election timeout is how long a vote for
-    /// another candidate is refused after the last request of the leader.
+    /// Raft's own clock is used neither for heartbeats nor for elections: [`super::timers`] has
+    /// both. Its heartbeat setting is the deadline for an answer, and its election timeout is how
+    /// long a vote for another candidate is refused after the last request of the leader.
     pub(super) fn raft_config(&self) -> Arc<openraft::Config> {
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX / 4);
         let (patience, refusal) = (millis(self.patience()), millis(self.election.start));

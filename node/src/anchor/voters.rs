@@ -80,8 +80,8 @@ async fn change(inner: &Inner, voters: BTreeSet<AnchorId>) -> Result<(), Unchang
     Ok(())
 }
 
-/// Waits until the membership is committed. A change that was abandoned, or begun by an earlier leader,
-/// may still be in flight, and Raft allows one at a time.
+/// Waits until the membership is committed. A change that was abandoned, or begun by an earlier
+/// leader, may still be in flight, and Raft allows one at a time.
 async fn settled(inner: &Inner) -> Result<(), Unchanged> {
     let mut metrics = inner.raft.metrics();
     let settled = metrics.wait_for(|now| now.last_applied >= *now.membership_config.log_id()).await;

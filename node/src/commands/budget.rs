@@ -11,8 +11,8 @@ use super::fleet::{Fleet, FleetError};
 /// Effort of the search for one part of a fleet. It is small because many parts are searched.
 const EFFORT: Effort = Effort { population: 8, children: 16, exchanges: 512 };
 
-/// The most parts of a fleet that are searched: the cheapest region, the cheapest two, and so on, then each
-/// region alone.
+/// The most parts of a fleet that are searched: the cheapest region, the cheapest two, and so on,
+/// then each region alone.
 const PARTS: usize = 16;
 
 /// The `[training]` section of a fleet's file: what a step computes and stores, and the budget.
@@ -24,15 +24,15 @@ pub(super) struct Training {
     pub(super) tokens: u64,
     /// Tokens of a sample, which is the smallest microbatch.
     sequence: u64,
-    /// Seconds per token of a forward pass through the whole model. A backward pass takes twice that by
-    /// default.
+    /// Seconds per token of a forward pass through the whole model. A backward pass takes twice
+    /// that by default.
     forward: f64,
     backward: Option<f64>,
     /// Seconds of a pass besides the time per token.
     #[serde(default)]
     overhead: f64,
-    /// Bytes of the whole model's weights and moments, and bytes per token that it stores until the backward
-    /// pass.
+    /// Bytes of the whole model's weights and moments, and bytes per token that it stores until the
+    /// backward pass.
     #[serde(default)]
     state: f64,
     #[serde(default)]
@@ -88,7 +88,8 @@ pub(super) struct Choice {
     pub(super) microbatches: u64,
     /// The most microbatches in flight, by stage.
     pub(super) windows: Vec<usize>,
-    /// Seconds of a step, of its passes, of an engine's computation in them, and of the slowest all-reduce.
+    /// Seconds of a step, of its passes, of an engine's computation in them, and of the slowest
+    /// all-reduce.
     pub(super) step: f64,
     pub(super) passes: f64,
     pub(super) computes: f64,
@@ -98,7 +99,8 @@ pub(super) struct Choice {
     pub(super) memory: f64,
 }
 
-/// A recommendation for each affordable part of the fleet, the fastest first. The list is empty if none fits.
+/// A recommendation for each affordable part of the fleet, the fastest first. The list is empty if
+/// none fits.
 ///
 /// # Errors
 /// If the planner rejects the fleet.
@@ -230,9 +232,10 @@ forward = 1.0
 
     #[test]
     fn the_fleet_is_as_large_as_the_budget_allows() {
-        // Two devices are one pipeline: 8 tokens in 13.5 s. Four are two pipelines with four tokens each, in
-        // 4 · 1.5 + 1.5 = 7.5 s. Six are three, of which two have three tokens: 6 s. Eight are four with two tokens
-        // each: 4.5 s. For 2 an hour, two dear devices or four cheap ones are affordable.
+        // Two devices are one pipeline: 8 tokens in 13.5 s. Four are two pipelines with four tokens
+        // each, in 4 · 1.5 + 1.5 = 7.5 s. Six are three, of which two have three tokens: 6 s. Eight
+        // are four with two tokens each: 4.5 s. For 2 an hour, two dear devices or four cheap ones
+        // are affordable.
         for (budget, devices, price, step) in [
             (Some(1.0), [0, 2], 1.0, 13.5),
             (Some(2.0), [0, 4], 2.0, 7.5),

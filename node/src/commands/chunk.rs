@@ -133,8 +133,8 @@ async fn get(args: &ChunkGetArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Fetches the file from the peers that have it. Peers may report different lengths; a wrong length fails, and
-/// the next one is tried.
+/// Fetches the file from the peers that have it. Peers may report different lengths; a wrong length
+/// fails, and the next one is tried.
 async fn fetch(
     client: &Client,
     hash: ContentHash,

@@ -57,8 +57,8 @@ async fn look(args: &DoctorArgs) -> anyhow::Result<Vec<Finding>> {
         peers = admission::met(&args.data_dir);
         peers.truncate(PEERS);
     }
-    // Uses a fresh identity, because a peer may be running with this data directory. Other peers probe the
-    // peer's own ports if these are free.
+    // Uses a fresh identity, because a peer may be running with this data directory. Other peers
+    // probe the peer's own ports if these are free.
     let files = Files::default();
     let own = if free { Client::open_at(&args.listen, &files).ok() } else { None };
     let probes = own.is_some();

@@ -1,5 +1,5 @@
-//! Groups of like peers in a scenario: their number, speed, region and memory, and a trace of their comings and
-//! goings.
+//! Groups of like peers in a scenario: their number, speed, region and memory, and a trace of their
+//! comings and goings.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,8 @@ const GROUPS: usize = 64;
 /// The most bytes of a trace.
 const LARGEST_TRACE: Bytes = Bytes::mebi(4);
 
-/// Bytes of memory that a stage takes per parameter: weights 4, Adam 8, gradient 4, accumulator 8, result 4.
+/// Bytes of memory that a stage takes per parameter: weights 4, Adam 8, gradient 4, accumulator 8,
+/// result 4.
 const BYTES_PER_PARAMETER: f64 = 28.0;
 
 /// Bytes of a snapshot per parameter: weights and Adam's moments.

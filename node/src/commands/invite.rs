@@ -1,5 +1,5 @@
-//! `shoal invite`, `ban` and `unban`: documents that the issuer of a run signs, from its data directory. A
-//! running peer there notices changes and sends them to the others.
+//! `shoal invite`, `ban` and `unban`: documents that the issuer of a run signs, from its data
+//! directory. A running peer there notices changes and sends them to the others.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -186,9 +186,9 @@ async fn take_part(
 /// A peer that takes part in a run, its greeting, and the run.
 type Reached = (PeerAddress, Welcome, Run);
 
-/// Connects to the first peer that answers, and retries until the patience is used up. Tries the given
-/// addresses first, then known peers of the same run. Address files are read again for each attempt, because
-/// a peer may have moved.
+/// Connects to the first peer that answers, and retries until the patience is used up. Tries the
+/// given addresses first, then known peers of the same run. Address files are read again for each
+/// attempt, because a peer may have moved.
 async fn reach(
     context: &JoinContext,
     transport: &Transport,

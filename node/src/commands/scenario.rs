@@ -19,8 +19,8 @@ use shoal_scheduler::sim::{
 use super::fleet::{Between, FleetError, Line};
 use super::groups::{self, Group};
 
-/// Limits on a swarm: as many peers as a run may have members, and otherwise far more than a laptop simulates in
-/// acceptable time.
+/// Limits on a swarm: as many peers as a run may have members, and otherwise far more than a laptop
+/// simulates in acceptable time.
 pub(super) const PEERS: usize = limits::MEMBERS;
 const MICROBATCHES: u32 = 1 << 14;
 const STEPS: u64 = 1_000_000;
@@ -113,8 +113,8 @@ pub(super) struct Described {
     pub(super) anchors: usize,
     /// The longest time from the coordinator's death until another peer takes over.
     pub(super) election: f64,
-    /// Parameters of the whole model, which give the sizes of rounds and snapshots and the memory that a stage
-    /// needs. 0 is a model of negligible size.
+    /// Parameters of the whole model, which give the sizes of rounds and snapshots and the memory
+    /// that a stage needs. 0 is a model of negligible size.
     pub(super) parameters: f64,
     /// Time between comparisons of the stages, after which members may move. 0 turns them off.
     pub(super) rebalance: f64,
@@ -122,10 +122,11 @@ pub(super) struct Described {
     pub(super) staleness: u8,
     /// Time at which the simulation ends. 0 runs until all steps are committed.
     pub(super) until: f64,
-    /// Groups of like peers, in place of `peers` and `slowest`. An additional coordinator computes nothing and
-    /// never dies.
+    /// Groups of like peers, in place of `peers` and `slowest`. An additional coordinator computes
+    /// nothing and never dies.
     pub(super) group: Vec<Group>,
-    /// Links between the groups' regions, in place of `regions`, `latency_near`, `latency_far` and `bandwidth`.
+    /// Links between the groups' regions, in place of `regions`, `latency_near`, `latency_far` and
+    /// `bandwidth`.
     pub(super) within: Line,
     pub(super) between: Option<Line>,
     pub(super) link: Vec<Between>,

@@ -40,8 +40,9 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
     let home = Home::open(&options.peer.data_dir).exit_with(Exit::Usage)?;
     let dataset = dataset::prepare(&config, home.path())?;
     let mut manifest = dataset.manifest;
-    // The peer that starts a run with restricted admission is its issuer, unless the configuration names
-    // another one. The id of an open run does not depend on its first peer: any peer can restart it.
+    // The peer that starts a run with restricted admission is its issuer, unless the configuration
+    // names another one. The id of an open run does not depend on its first peer: any peer can
+    // restart it.
     if manifest.admission.mode != AdmissionMode::Open {
         manifest.admission.key.get_or_insert(home.identity()?.peer_id());
     }

@@ -61,7 +61,8 @@ pub(crate) fn disk(path: &Path) -> Finding {
     };
     let text = format!("{free} free at {}", path.display());
     if free < LEAST {
-        let fix = format!("free some of it (at least {LEAST}), or choose a --data-dir on another disk");
+        let fix =
+            format!("free some of it (at least {LEAST}), or choose a --data-dir on another disk");
         return Finding::wrong(ABOUT, text, fix);
     }
     if free < LITTLE { Finding::note(ABOUT, text) } else { Finding::well(ABOUT, text) }

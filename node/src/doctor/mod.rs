@@ -1,5 +1,5 @@
-//! Checks whether this machine can join a run. Each finding states a fact and, if something is wrong, how
-//! to fix it.
+//! Checks whether this machine can join a run. Each finding states a fact and, if something is
+//! wrong, how to fix it.
 
 mod machine;
 mod own_port;

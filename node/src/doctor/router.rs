@@ -6,7 +6,8 @@ use super::Finding;
 use crate::port_map::{PortMapError, Router, behind_router};
 use crate::status::own_port::Scope;
 
-/// Whether the router opens a port on request. There is no finding if this machine has a public address.
+/// Whether the router opens a port on request. There is no finding if this machine has a public
+/// address.
 pub(crate) async fn router() -> Option<Finding> {
     behind_router()?;
     let answer = async { Router::find().await?.address().await };

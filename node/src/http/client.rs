@@ -74,7 +74,8 @@ async fn ask(address: SocketAddr, path: &str) -> anyhow::Result<Answer> {
     }
 }
 
-/// Replaces an unspecified address, at which the server listens everywhere, by this machine's loopback.
+/// Replaces an unspecified address, at which the server listens everywhere, by this machine's
+/// loopback.
 fn reachable(address: SocketAddr) -> SocketAddr {
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),

@@ -24,8 +24,8 @@ use crate::logging;
 /// The web page: one file that loads nothing from elsewhere.
 const PAGE: &str = include_str!("page.html");
 
-/// The page's content security policy: a browser runs only the page's own script and style, named by their
-/// hashes, and connects only to this node.
+/// The page's content security policy: a browser runs only the page's own script and style, named
+/// by their hashes, and connects only to this node.
 static POLICY: LazyLock<HeaderValue> = LazyLock::new(|| {
     let hash = |open, close| BASE64_STANDARD.encode(Sha256::digest(between(PAGE, open, close)));
     let policy = format!(
@@ -37,8 +37,8 @@ static POLICY: LazyLock<HeaderValue> = LazyLock::new(|| {
     HeaderValue::from_str(&policy).expect("base64 is plain text")
 });
 
-/// All routes. If only this machine can connect (`only_here`), requests with a foreign `Host` are refused, so
-/// that a foreign page cannot read this node by DNS rebinding.
+/// All routes. If only this machine can connect (`only_here`), requests with a foreign `Host` are
+/// refused, so that a foreign page cannot read this node by DNS rebinding.
 pub(super) fn router(shown: Shown, only_here: bool) -> Router {
     let router = Router::new()
         .route("/", get(page))

@@ -127,8 +127,8 @@ impl Scout {
         Some(Action::Ask(peer))
     }
 
-    /// Whether further reports would change nothing. Reports from within this machine's own network never
-    /// suffice.
+    /// Whether further reports would change nothing. Reports from within this machine's own network
+    /// never suffice.
     fn knows_enough(&self) -> bool {
         let counted = widest(&self.probe_reports);
         let far = counted

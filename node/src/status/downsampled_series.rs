@@ -27,8 +27,8 @@ impl Default for Series {
 }
 
 impl Series {
-    /// Adds the value of a step. A step that is not above the newest one is computed again: the values from
-    /// that step on are discarded. A value that is not finite adds no point.
+    /// Adds the value of a step. A step that is not above the newest one is computed again: the
+    /// values from that step on are discarded. A value that is not finite adds no point.
     pub(super) fn push(&mut self, step: u64, value: f64) {
         while self.bins.last().is_some_and(|bin| bin.last >= step) {
             self.bins.pop();

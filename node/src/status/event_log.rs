@@ -171,7 +171,8 @@ impl EventLog {
     fn step(&mut self, at: Millis, step: &StepReport) {
         self.pause = None;
         let number = |value: f64| value.is_finite().then_some(value);
-        // A newcomer receives many commits at once. Their intervals say nothing about the steps' durations.
+        // A newcomer receives many commits at once. Their intervals say nothing about the steps'
+        // durations.
         if self.sight.node.ready {
             self.pace.note(step);
             let rate = step.tokens as f64 / step.seconds.max(1e-9);

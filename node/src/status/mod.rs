@@ -1,8 +1,8 @@
 //! A node's knowledge of its run as one typed snapshot. `shoal status`, `shoal top`, the web page and
 //! the health endpoints read this and nothing else.
 //!
-//! The driver publishes an observation ([`Sight`]) about once a second. [`event_log`] collects the run's
-//! events as they happen. [`StatusWatch`] combines both and is shared with all readers.
+//! The driver publishes an observation ([`Sight`]) about once a second. [`event_log`] collects the
+//! run's events as they happen. [`StatusWatch`] combines both and is shared with all readers.
 
 mod diff;
 mod downsampled_series;

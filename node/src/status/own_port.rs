@@ -17,7 +17,8 @@ pub enum OwnPort {
         /// The address that they reach it at.
         at: SocketAddr,
     },
-    /// Other peers see this machine at its own address but cannot reach the port: a firewall blocks it.
+    /// Other peers see this machine at its own address but cannot reach the port: a firewall blocks
+    /// it.
     Firewall {
         /// The address that was probed.
         at: SocketAddr,

@@ -7,8 +7,8 @@ use super::event_log::EventLog;
 use super::{Sight, Status};
 use crate::events::RunEvent;
 
-/// A driver that has published nothing for this long is stalled. It publishes about once a second, and
-/// repeats unanswered requests every few seconds.
+/// A driver that has published nothing for this long is stalled. It publishes about once a second,
+/// and repeats unanswered requests every few seconds.
 const STANDSTILL: Duration = Duration::from_secs(60);
 
 /// The latest status of a run, shared between threads.

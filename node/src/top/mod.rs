@@ -20,7 +20,8 @@ use crate::status::Status;
 /// Pause from an answer to the next request.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
-/// Shows the run until the user or a signal ends it. Restores the terminal at the end, also after a panic.
+/// Shows the run until the user or a signal ends it. Restores the terminal at the end, also after a
+/// panic.
 ///
 /// # Errors
 /// If the peer does not answer the first request, or there is no terminal.

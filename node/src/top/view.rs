@@ -1,4 +1,5 @@
-//! Draws the screen at any size. The most important parts come first; parts without room are left out.
+//! Draws the screen at any size. The most important parts come first; parts without room are left
+//! out.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Margin, Rect};
