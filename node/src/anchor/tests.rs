@@ -156,11 +156,11 @@ impl Node {
         let (anchor, mut events) = Anchor::open(config, found, links).await?;
         let anchor = Arc::new(anchor);
         net.anchors.lock().expect("valid").insert(peer, Arc::clone(&anchor));
-        let (tell, reported) = watch::channel(Reported::default());
+        let (sender, reported) = watch::channel(Reported::default());
         let owner = TaskTracker::new();
         owner.spawn(async move {
             while let Some(event) = events.recv().await {
-                tell.send_modify(|reported| reported.record_event(event));
+                sender.send_modify(|reported| reported.record_event(event));
             }
         });
         owner.close();

@@ -70,9 +70,9 @@ mod tests {
         let row = |stage: &str| lines.iter().filter(|line| line.starts_with(stage)).count();
         // One of stage 0, two of stage 1, nobody of stage 2, and one that watches.
         assert_eq!((row("0 "), row("1 "), row("2 "), row("- ")), (1, 2, 1, 1), "{text}");
-        assert!(text.contains("2      nobody\n"), "{text}");
+        assert!(text.contains("2      none\n"), "{text}");
         assert!(text.contains("◐ catching up"), "{text}");
-        assert!(text.contains("paused: nobody serves stage 2"), "{text}");
+        assert!(text.contains("paused: stage 2 has no replica"), "{text}");
         assert!(text.contains("5s ago  the run goes back to version 40"), "{text}");
     }
 }

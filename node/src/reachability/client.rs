@@ -229,6 +229,6 @@ mod tests {
         assert_eq!(scout.handle(at(0), Input::Near(peer(2))), [], "one at a time");
         assert_eq!(scout.handle(at(1), Input::Asked(peer(1), None)), [Action::Ask(peer(2))]);
         assert_eq!(scout.handle(at(1), Input::Gone(peer(2))), []);
-        assert_eq!(scout.handle(at(2), Input::Asked(peer(2), None)), [], "nobody is left");
+        assert_eq!(scout.handle(at(2), Input::Asked(peer(2), None)), [], "no peer is left");
     }
 }

@@ -26,7 +26,7 @@ pub(super) type Millis = u64;
 #[derive(Debug, Default)]
 pub(super) struct EventLog {
     run: Option<RunId>,
-    pace: Pace,
+    throughput: Pace,
     training: TrainingStatus,
     loss: Series,
     held_out_loss: Series,
@@ -174,11 +174,11 @@ impl EventLog {
         // A newcomer receives many commits at once. Their intervals say nothing about the steps'
         // durations.
         if self.sight.node.ready {
-            self.pace.note(step);
+            self.throughput.note(step);
             let rate = step.tokens as f64 / step.seconds.max(1e-9);
             self.tokens_per_second.push(step.step, rate);
-            self.training.tokens_per_second = number(self.pace.tokens_per_second);
-            self.training.seconds_per_step = number(self.pace.seconds_per_step);
+            self.training.tokens_per_second = number(self.throughput.tokens_per_second);
+            self.training.seconds_per_step = number(self.throughput.seconds_per_step);
         }
         // The driver's next observation may come up to a second later.
         if let Some(run) = &mut self.sight.run {

@@ -50,7 +50,7 @@ pub(crate) fn status() -> Status {
             peer: Some(peer(1)),
             incarnation: Incarnation(1),
             state: NodeState::Paused,
-            why: Some("nobody serves stage 2".into()),
+            why: Some("stage 2 has no replica".into()),
             ready: true,
             stages: Some(one(0)),
             memory_limit_bytes: Some(8_000_000_000),

@@ -34,7 +34,7 @@ pub(crate) fn rows_of(status: &Status) -> Vec<[String; 7]> {
         let stage = stage.map_or_else(|| "-".to_owned(), |stage| stage.to_string());
         if members.is_empty() {
             let mut row: [String; 7] = Default::default();
-            (row[0], row[1]) = (stage, "nobody".to_owned());
+            (row[0], row[1]) = (stage, "none".to_owned());
             rows.push(row);
             continue;
         }
@@ -56,7 +56,7 @@ pub(crate) fn standing(status: &Status) -> Vec<(&'static str, String)> {
     if let Some(run) = &status.run {
         let id = run.id.to_string();
         let coordinator =
-            run.coordinator.map_or_else(|| "nobody".to_owned(), |coordinator| coordinator.short());
+            run.coordinator.map_or_else(|| "none".to_owned(), |coordinator| coordinator.short());
         lines.push((
             "run",
             format!(
@@ -72,7 +72,7 @@ pub(crate) fn standing(status: &Status) -> Vec<(&'static str, String)> {
         lines.push(("checkpoint", line));
     }
     if status.node.own_port != OwnPort::Unknown {
-        lines.push(("own port", status.node.own_port.to_string()));
+        lines.push(("UDP port", status.node.own_port.to_string()));
     }
     lines.push(("memory", memory(status)));
     let (sent, received) = (&status.node.sent, &status.node.received);

@@ -130,7 +130,7 @@ impl fmt::Display for OwnPort {
                 Ok(())
             }
             Self::Firewall { at } => {
-                write!(f, "closed: nobody can reach {at} unless this machine sends first")
+                write!(f, "closed: no peer can reach {at} unless this machine sends to it first")
             }
             Self::Router { seen, mapping: Mapping::ByDestination, .. } => write!(
                 f,

@@ -116,7 +116,7 @@ fn draw_members(frame: &mut Frame, area: Rect, mut rows: Vec<[String; 7]>) {
     let styled = rows.into_iter().map(|row| {
         let style = match row[2].chars().next() {
             Some('●' | '○') => Style::new(),
-            None if row[1] == "nobody" => Style::new().fg(Color::Red),
+            None if row[1] == "none" => Style::new().fg(Color::Red),
             _ => Style::new().fg(Color::Yellow),
         };
         Row::new(row).style(style)
@@ -231,12 +231,12 @@ mod tests {
         let text = drawn(&Screen::of(example::status()), 120, 40);
         for part in [
             "Shoal 40/200",
-            "paused: nobody serves stage 2",
+            "paused: stage 2 has no replica",
             " members ",
             "● serving",
             "◐ catching up",
             "○ watching",
-            "nobody",
+            "none",
             "12.5 ms",
             "23.8 MiB/s",
             " loss ",
@@ -251,7 +251,7 @@ mod tests {
     #[test]
     fn a_small_screen_has_the_summary() {
         let text = drawn(&Screen::of(example::status()), 60, 16);
-        assert!(text.contains("paused: nobody serves stage 2"), "{text}");
+        assert!(text.contains("paused: stage 2 has no replica"), "{text}");
         assert!(text.contains("the run goes back") && text.contains("● serving"), "{text}");
         assert!(!text.contains("┌ loss"), "{text}");
     }

@@ -117,7 +117,7 @@ async fn an_anchor_that_was_cut_off_does_not_depose_the_leader() {
     group.net.isolate(peer(3), &peers, true);
     group
         .node(peer(3))
-        .reported("nobody answers", |reported| reported.leader == Some((None, 1, 3)))
+        .reported("no voter answers", |reported| reported.leader == Some((None, 1, 3)))
         .await;
     group.node(peer(1)).append(record(2, 2)).await;
     group.net.isolate(peer(3), &peers, false);
@@ -128,7 +128,7 @@ async fn an_anchor_that_was_cut_off_does_not_depose_the_leader() {
     }
     group
         .node(peer(3))
-        .reported("it hears no leader", |reported| {
+        .reported("it knows no leader", |reported| {
             reported.leader.is_some_and(|(leader, answering, _)| leader.is_none() && answering == 2)
         })
         .await;

@@ -28,11 +28,11 @@ impl Net {
     pub(super) fn isolate(&self, one: PeerId, others: &[PeerId], isolated: bool) {
         let mut cut = self.cut.lock().expect("valid");
         for other in others.iter().filter(|other| **other != one) {
-            for way in [(one, *other), (*other, one)] {
+            for link in [(one, *other), (*other, one)] {
                 if isolated {
-                    cut.insert(way)
+                    cut.insert(link)
                 } else {
-                    cut.remove(&way)
+                    cut.remove(&link)
                 };
             }
         }
