@@ -64,11 +64,11 @@ mod tests {
     use crate::status::example;
 
     #[test]
-    fn a_table_has_a_row_for_each_replica_and_what_is_lacking() {
+    fn a_table_has_a_row_for_each_replica_and_each_gap() {
         let text = table(&example::status()).expect("it is text");
         let lines: Vec<&str> = text.lines().collect();
         let row = |stage: &str| lines.iter().filter(|line| line.starts_with(stage)).count();
-        // One of stage 0, two of stage 1, nobody of stage 2, and one that watches.
+        // One replica of stage 0, two of stage 1, none of stage 2, and an observer.
         assert_eq!((row("0 "), row("1 "), row("2 "), row("- ")), (1, 2, 1, 1), "{text}");
         assert!(text.contains("2      none\n"), "{text}");
         assert!(text.contains("◐ catching up"), "{text}");
