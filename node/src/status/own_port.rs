@@ -83,13 +83,13 @@ impl OwnPort {
         match self {
             Self::Unknown | Self::Open { .. } => None,
             Self::Firewall { at } => Some(format!(
-                "open UDP port {0} in this machine's firewall and in its cloud's security group, and keep it \
-                 (--listen 0.0.0.0:{0})",
+                "open UDP port {0} in this machine's firewall and in its cloud's security group, and fix \
+                 the port with --listen 0.0.0.0:{0}",
                 at.port()
             )),
             Self::Router { port, .. } => Some(format!(
-                "forward port {port} (UDP and TCP) to this machine at the router, and keep it (--listen \
-                 0.0.0.0:{port}), or allow UPnP there"
+                "forward port {port} (UDP and TCP) to this machine at the router, and fix the port with \
+                 --listen 0.0.0.0:{port}, or enable UPnP at the router"
             )),
         }
     }

@@ -21,7 +21,7 @@ const FOR_CURVES: (u16, u16) = (80, 24);
 const LINES: usize = 4;
 
 /// Widths of the member table's columns.
-const WIDTHS: [u16; 7] = [5, 6, 13, 26, 10, 11, 6];
+const WIDTHS: [u16; 7] = [5, 6, 13, 30, 10, 11, 6];
 
 const HELP: [&str; 6] = [
     "q, Esc      quit",
