@@ -198,12 +198,12 @@ fn list(args: &InviteLsArgs) -> anyhow::Result<()> {
 
 fn listed(issuer: &Issuer, now: UnixTime) -> anyhow::Result<Listed> {
     let access_list = access_list_of(&issuer.folder)?;
-    let mut claims: BTreeMap<TicketId, Vec<PeerId>> = BTreeMap::new();
-    for claim in RedemptionLog::read(&issuer.folder.redemptions())? {
-        claims.entry(claim.ticket).or_default().push(claim.peer);
+    let mut redeemers: BTreeMap<TicketId, Vec<PeerId>> = BTreeMap::new();
+    for redemption in RedemptionLog::read(&issuer.folder.redemptions())? {
+        redeemers.entry(redemption.ticket).or_default().push(redemption.peer);
     }
     let tickets = issuer.folder.tickets()?.into_iter().map(|ticket| {
-        let claimed_by = claims.remove(&ticket.id).unwrap_or_default();
+        let claimed_by = redeemers.remove(&ticket.id).unwrap_or_default();
         let ticket_state = ticket.ticket_state(claimed_by.len(), &access_list, now);
         let (id, uses, expires) = (ticket.id, ticket.uses, ticket.expires);
         ListedTicket { id, ticket_state, uses, expires, claimed_by, ticket: ticket.text }

@@ -25,12 +25,12 @@ pub(crate) fn data_dir(path: &Path) -> (Vec<Finding>, Owner) {
     let writable = fs::create_dir_all(path).and_then(|()| tempfile::tempfile_in(path));
     if let Err(error) = writable {
         let fix = format!("make {shown} writable for this user, or choose another --data-dir");
-        return (vec![Finding::wrong(ABOUT, format!("{shown}: {error}"), fix)], Owner::Nobody);
+        return (vec![Finding::wrong(ABOUT, format!("{shown}: {error}"), fix)], Owner::None);
     }
     let lock = File::options().write(true).open(path.join("lock"));
     let owner = match lock.map(|lock| lock.try_lock()) {
         Ok(Err(TryLockError::WouldBlock)) => Owner::Peer,
-        _ => Owner::Nobody,
+        _ => Owner::None,
     };
     let used = if owner == Owner::Peer { ", in use by a running peer" } else { "" };
     let mut findings = vec![Finding::well(ABOUT, format!("{shown} is writable{used}"))];

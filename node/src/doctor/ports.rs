@@ -9,7 +9,7 @@ use super::Finding;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Owner {
     /// No process.
-    Nobody,
+    None,
     /// A running peer.
     Peer,
 }
@@ -66,12 +66,12 @@ mod tests {
     fn a_port_in_use_is_judged_by_protocol_and_owner() {
         let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = taken.local_addr().expect("bound");
-        let found = ports(&[address], Owner::Nobody);
+        let found = ports(&[address], Owner::None);
         assert_eq!(found[0].state, State::Wrong);
         assert!(found[0].fix.as_ref().is_some_and(|fix| fix.contains("ss -tlpn")), "{found:?}");
         assert_eq!(found[1].state, State::Well, "the UDP port is free");
         assert_eq!(ports(&[address], Owner::Peer)[0].state, State::Note);
-        let elsewhere = ports(&[SocketAddr::from(([192, 0, 2, 1], 0))], Owner::Nobody);
+        let elsewhere = ports(&[SocketAddr::from(([192, 0, 2, 1], 0))], Owner::None);
         assert!(
             elsewhere.iter().all(|finding| finding.says.contains("no address of this machine"))
         );

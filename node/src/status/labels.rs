@@ -39,7 +39,7 @@ pub(crate) fn rows_of(status: &Status) -> Vec<[String; 7]> {
             continue;
         }
         for member in members {
-            let moves = member.moves.map(|moves| format!(", moving to {}", moves.to));
+            let moves = member.moves.map(|moves| format!(", moving to stage {}", moves.to));
             let (state, moves) = (member.state, moves.unwrap_or_default());
             let state = format!("{} {}{moves}", state.sign(), state.name());
             let [trip, rate, lost] = link_labels(member);
@@ -98,7 +98,7 @@ fn node(status: &Status) -> String {
         Some(span) if !span.is_empty() => format!(", stage {span}"),
         _ => String::new(),
     };
-    format!("{peer}, life {}{place}", node.incarnation)
+    format!("{peer}, incarnation {}{place}", node.incarnation)
 }
 
 /// The node's state and its cause.
