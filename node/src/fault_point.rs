@@ -31,19 +31,19 @@ mod armed {
     use super::FaultPoint;
 
     /// The point at which this process dies, and how many passes are left until then.
-    struct Wanted {
+    struct Trigger {
         name: String,
         left: AtomicU64,
     }
 
-    fn wanted() -> Option<&'static Wanted> {
-        static WANTED: OnceLock<Option<Wanted>> = OnceLock::new();
+    fn trigger() -> Option<&'static Trigger> {
+        static TRIGGER: OnceLock<Option<Trigger>> = OnceLock::new();
         let read = || {
             let text = std::env::var("SHOAL_DIE_AT").ok()?;
             let (name, times) = text.split_once(':')?;
-            Some(Wanted { name: name.to_owned(), left: AtomicU64::new(times.parse().ok()?) })
+            Some(Trigger { name: name.to_owned(), left: AtomicU64::new(times.parse().ok()?) })
         };
-        WANTED.get_or_init(read).as_ref()
+        TRIGGER.get_or_init(read).as_ref()
     }
 
     impl FaultPoint {
@@ -61,8 +61,10 @@ mod armed {
 
         /// Passes the point. The process dies here if the variable says so.
         pub(crate) fn pass(self) {
-            let Some(wanted) = wanted().filter(|wanted| wanted.name == self.name()) else { return };
-            if wanted.left.fetch_sub(1, Ordering::Relaxed) == 1 {
+            let Some(trigger) = trigger().filter(|trigger| trigger.name == self.name()) else {
+                return;
+            };
+            if trigger.left.fetch_sub(1, Ordering::Relaxed) == 1 {
                 // A process can always kill itself, and nothing runs after that.
                 let _ = kill(Pid::this(), Signal::SIGKILL);
                 loop {

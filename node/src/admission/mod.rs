@@ -54,6 +54,6 @@ pub(crate) fn enter(
             .context("cannot issue certificates for tickets")?;
         gate.open_desk(Arc::new(Desk::new(identity.clone(), run, book)));
     }
-    watch::write_down(gate, &folder)?;
+    watch::store_changes(gate, &folder)?;
     Ok(folder)
 }

@@ -23,7 +23,7 @@ pub(crate) async fn keep(gate: Gate, folder: Store, stop: CancellationToken) {
         };
         let (gate, folder) = (gate.clone(), folder.clone());
         let looked = tokio::task::spawn_blocking(move || {
-            if changed { write_down(&gate, &folder) } else { look(&gate, &folder) }
+            if changed { store_changes(&gate, &folder) } else { read_changes(&gate, &folder) }
         });
         if let Ok(Err(error)) = looked.await {
             tracing::warn!(%error, "cannot synchronize the folder of the run's admission");
@@ -32,7 +32,7 @@ pub(crate) async fn keep(gate: Gate, folder: Store, stop: CancellationToken) {
 }
 
 /// Reads a new access list from the folder.
-fn look(gate: &Gate, folder: &Store) -> anyhow::Result<()> {
+fn read_changes(gate: &Gate, folder: &Store) -> anyhow::Result<()> {
     if let Some(written) = folder.access_list()? {
         gate.learn(&written)?;
     }
@@ -40,9 +40,9 @@ fn look(gate: &Gate, folder: &Store) -> anyhow::Result<()> {
 }
 
 /// Stores what the gate has and the folder lacks.
-pub(super) fn write_down(gate: &Gate, folder: &Store) -> anyhow::Result<()> {
+pub(super) fn store_changes(gate: &Gate, folder: &Store) -> anyhow::Result<()> {
     // A command may have written a newer list.
-    look(gate, folder)?;
+    read_changes(gate, folder)?;
     let (_, access_list) = gate.access_list();
     if let Some(access_list) = access_list
         && folder.access_list()?.as_ref() != Some(&access_list)

@@ -58,7 +58,7 @@ impl Reporter {
     ) -> Result<(), Ended> {
         let leads = self.inner.leads_in(&server.borrow_and_update());
         let opened_term = *opened.borrow_and_update();
-        self.look(leads, opened_term).await?;
+        self.check_leadership(leads, opened_term).await?;
         tokio::select! {
             changed = server.changed() => match changed {
                 Ok(()) => Ok(()),
@@ -74,7 +74,7 @@ impl Reporter {
     }
 
     /// Reports when this anchor begins or ceases to lead.
-    async fn look(&mut self, leads: Option<Term>, opened: Term) -> Result<(), Ended> {
+    async fn check_leadership(&mut self, leads: Option<Term>, opened: Term) -> Result<(), Ended> {
         if self.term.is_some() && self.term != leads {
             self.depose().await?;
         }

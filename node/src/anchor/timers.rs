@@ -49,7 +49,7 @@ impl Timers {
                 self.inner.contact().wait();
                 self.inner.raft.trigger().heartbeat().await
             } else if self.inner.is_voter() && self.inner.contact().due() {
-                self.stand().await
+                self.campaign().await
             } else {
                 Ok(())
             };
@@ -61,7 +61,7 @@ impl Timers {
     }
 
     /// Becomes a candidate if a majority would vote for this anchor.
-    async fn stand(&self) -> Result<(), Fatal<AnchorId>> {
+    async fn campaign(&self) -> Result<(), Fatal<AnchorId>> {
         if self.would_win().await {
             return self.inner.raft.trigger().elect().await;
         }

@@ -104,7 +104,7 @@ impl Seeker<'_> {
         let own = ticket.addresses().filter(|address| address.peer == issuer);
         let (address, welcome) = self.first(own).await.map_err(|failure| {
             let only = format!("only peer {} issues a certificate for this ticket", issuer.short());
-            if failure.is_silence() {
+            if failure.is_unanswered() {
                 failure.into_error().context(only)
             } else {
                 failure.into_error()
@@ -182,7 +182,7 @@ impl Failure {
     }
 
     /// Whether no peer answered at all.
-    fn is_silence(&self) -> bool {
+    fn is_unanswered(&self) -> bool {
         !matches!(self, Self::Connect(_, ConnectError::Refused(_)))
     }
 

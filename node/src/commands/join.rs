@@ -37,7 +37,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 const KNOWN_PEERS: usize = 8;
 
 /// How often an expelled peer rejoins.
-pub(super) const MAX_REJOINS: u32 = 1000;
+pub(super) const LIVES: u32 = 1000;
 
 /// Joins a run through the peer at an address, fetches its manifest, and hosts stages.
 ///
@@ -57,7 +57,7 @@ async fn join(options: JoinOptions) -> anyhow::Result<()> {
     let context = JoinContext { addresses, address_file, options, home, gate: Gate::default() };
     let outcome = loop {
         match live(&context, &serving, &mut observer, patience).await {
-            Ok(Outcome::Expelled) if rejoins < MAX_REJOINS => {
+            Ok(Outcome::Expelled) if rejoins < LIVES => {
                 rejoins += 1;
                 progress::say("the run expelled this peer: rejoining");
             }

@@ -12,7 +12,7 @@ use shoal_protocol::net::identity::Identity;
 use shoal_protocol::net::transport::{Run, Transport, TransportEvent};
 use tokio::sync::mpsc;
 
-use super::join::MAX_REJOINS;
+use super::join::LIVES;
 use super::training::{self, Serving, publish};
 use crate::admission::{self, Store};
 use crate::cli::StartOptions;
@@ -61,7 +61,7 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
     let outcome = loop {
         match live(&context, &serving, &mut observer).await {
             // Another peer is the coordinator by then, and expelled this incarnation.
-            Ok(Outcome::Expelled | Outcome::Orphaned) if rejoins < MAX_REJOINS => {
+            Ok(Outcome::Expelled | Outcome::Orphaned) if rejoins < LIVES => {
                 rejoins += 1;
                 progress::say("the run expelled this peer: rejoining");
             }

@@ -56,12 +56,12 @@ impl Machine {
     }
 
     /// Sets the metrics to the current figures.
-    pub(super) fn look(&self, metrics: &groups::Machine) {
+    pub(super) fn update(&self, metrics: &groups::Machine) {
         if let Err(error) = update_memory(metrics) {
             tracing::debug!(%error, "cannot read the machine's figures");
         }
         if let Some(gpu) = &*self.0
-            && let Err(error) = gpu.look(metrics)
+            && let Err(error) = gpu.update(metrics)
         {
             tracing::debug!(%error, "cannot read the device's figures");
         }
@@ -97,7 +97,7 @@ impl Gpu {
         }
     }
 
-    fn look(&self, metrics: &groups::Machine) -> Result<(), NvmlError> {
+    fn update(&self, metrics: &groups::Machine) -> Result<(), NvmlError> {
         let device = self.device()?;
         let memory = device.memory_info()?;
         metrics.device_memory_bytes.set(memory.total as f64);
@@ -148,7 +148,7 @@ mod tests {
     #[test]
     fn the_machine_has_memory() {
         let metrics = Metrics::new().expect("the names are unique");
-        Machine::new(DeviceChoice::Cpu).look(&metrics.machine);
+        Machine::new(DeviceChoice::Cpu).update(&metrics.machine);
         let [has, left] = [&metrics.machine.memory_bytes, &metrics.machine.memory_available_bytes]
             .map(|g| g.get());
         assert!(left > 0.0 && left <= has, "{left} of {has}");

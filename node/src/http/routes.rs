@@ -67,7 +67,7 @@ async fn status(State(shown): State<Shown>) -> Response {
 }
 
 async fn exposition(State(shown): State<Shown>) -> Response {
-    shown.machine.look(&shown.metrics.machine);
+    shown.machine.update(&shown.metrics.machine);
     count_logged(&shown.metrics);
     match shown.metrics.encode() {
         Ok(text) => ([(CONTENT_TYPE, Metrics::CONTENT_TYPE)], text).into_response(),
