@@ -328,7 +328,7 @@ pub(crate) const DECODER: shoal_protocol::decoder::Decoder = shoal_protocol::dec
         let path = Path::new("run.toml");
         let Ok(config) = RunConfig::parse(text, path) else { return };
         let again = RunConfig::parse(&config.to_toml(), path);
-        assert_eq!(again.ok().as_ref(), Some(&config), "it parses to what was written");
+        assert_eq!(again.ok().as_ref(), Some(&config), "it parses to itself");
     },
 };
 

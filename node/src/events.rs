@@ -183,7 +183,7 @@ pub enum RunEvent {
     },
     /// This process leaves the run in order.
     Draining {
-        /// What requested it, as a signal's name.
+        /// The trigger, such as a signal's name.
         source: String,
     },
     /// `shoal demo` killed a peer.

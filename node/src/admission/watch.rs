@@ -1,5 +1,5 @@
-//! Synchronizes the gate and the folder: reads the commands' changes, and stores what other peers
-//! sent.
+//! Synchronizes the gate and the folder: reads the commands' changes, and stores data that other
+//! peers sent.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ fn read_changes(gate: &Gate, folder: &Store) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Stores what the gate has and the folder lacks.
+/// Stores the gate's documents that the folder lacks.
 pub(super) fn store_changes(gate: &Gate, folder: &Store) -> anyhow::Result<()> {
     // A command may have written a newer list.
     read_changes(gate, folder)?;

@@ -104,7 +104,7 @@ fn journal(bytes: &[u8]) {
         assert!(opened.whole <= bytes.len());
         let written = journal::pieces(&opened.held.events(ME));
         let Ok(again) = journal::read(path, &written, ME) else {
-            panic!("what was read cannot be read again");
+            panic!("a decoded journal must decode again");
         };
         assert_eq!(journal::pieces(&again.held.events(ME)), written);
     }
@@ -123,7 +123,7 @@ fn images() -> Vec<Vec<u8>> {
 fn image(bytes: &[u8]) {
     let Ok(image) = Image::decode(bytes) else { return };
     let written = image.encode();
-    let again = Image::decode(&written).expect("what was written can be read");
+    let again = Image::decode(&written).expect("an encoded image decodes");
     assert_eq!(again.encode(), written);
     // Whatever it holds, the next record is applied or refused.
     let mut history = image.history;
@@ -181,7 +181,7 @@ fn answers() -> Vec<Vec<u8>> {
 
 fn answer(bytes: &[u8]) {
     let Ok(answer) = wire::decode::<Answer>(bytes) else { return };
-    let written = wire::encode(&answer).expect("what was read can be written");
+    let written = wire::encode(&answer).expect("a decoded answer encodes");
     assert_eq!(wire::decode::<Answer>(&written), Ok(answer.clone()));
     match answer {
         Answer::Higher(ballot) => {

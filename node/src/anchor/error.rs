@@ -24,7 +24,7 @@ pub(crate) enum AnchorError {
         /// The cause.
         error: io::Error,
     },
-    /// Part of a file differs from what was written.
+    /// Part of a file was changed after it was written.
     #[error("{path} is damaged at byte {at}: restore the folder from a copy, or let another anchor \
              replace this one", path = path.display())]
     Damaged {

@@ -48,7 +48,8 @@ impl Log {
         self.held.lock().expect("nothing panics while it holds the log")
     }
 
-    /// Writes what just happened to `held`. The caller holds its lock, which keeps the file in order.
+    /// Writes the events of the latest change to `held`. The caller holds its lock, which keeps the
+    /// file in order.
     fn write(&self, held: &mut Held, mut events: Vec<Event>, done: Done) {
         if held.file_size > held.entries_size + WASTE {
             let bytes = journal::pieces(&held.events(self.anchor));

@@ -120,7 +120,7 @@ pub(super) struct Fleet {
     region: Vec<Region>,
     #[serde(default)]
     link: Vec<Between>,
-    /// What a step computes, and the budget.
+    /// The work of a step, and the budget.
     training: Option<Training>,
 }
 

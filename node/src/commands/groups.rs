@@ -78,7 +78,7 @@ pub(super) fn check(described: &Described) -> Result<(), ScenarioError> {
     if !(0.0..=1e13).contains(&described.parameters) {
         return Err(ScenarioError::Parameters);
     }
-    let wrong = |index, what| Err(ScenarioError::Group(index, what));
+    let wrong = |index, reason| Err(ScenarioError::Group(index, reason));
     if described.group.len() > GROUPS {
         return wrong(GROUPS, "there are too many groups");
     }

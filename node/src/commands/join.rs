@@ -80,7 +80,7 @@ async fn join(options: JoinOptions) -> anyhow::Result<()> {
     outcome
 }
 
-/// What all attempts to join share.
+/// State shared by all attempts to join.
 struct JoinContext {
     addresses: Vec<JoinAddress>,
     address_file: Option<PathBuf>,

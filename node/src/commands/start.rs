@@ -88,7 +88,7 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
     }
 }
 
-/// What all incarnations of the peer share.
+/// State shared by all incarnations of the peer.
 struct StartContext {
     options: StartOptions,
     home: Home,

@@ -1,4 +1,4 @@
-//! Checks of other peers: whether they answer over TCP and UDP, and what they report of this machine.
+//! Checks of other peers: whether they answer over TCP and UDP, and how they see this machine.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;

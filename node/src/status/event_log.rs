@@ -292,7 +292,7 @@ mod tests {
         event_log.note(0, &committed(0, f64::NAN));
         let status = event_log.status(1);
         let text = serde_json::to_string(&status).expect("plain data");
-        assert_eq!(serde_json::from_str::<Status>(&text).expect("what was written"), status);
+        assert_eq!(serde_json::from_str::<Status>(&text).expect("it parses"), status);
         assert_eq!(status.training.loss, None);
     }
 

@@ -333,8 +333,8 @@ pub(crate) const DECODER: Decoder = Decoder {
     examples: || vec![EXAMPLE.as_bytes().to_vec()],
     check: |bytes| {
         let Ok(status) = Status::parse(bytes) else { return };
-        let written = status.to_json().expect("what was read can be written");
-        Status::parse(written.as_bytes()).expect("what was written can be read");
+        let written = status.to_json().expect("a parsed status serializes");
+        Status::parse(written.as_bytes()).expect("a serialized status parses");
     },
 };
 
