@@ -1,4 +1,4 @@
-//! Tells the linker where libtorch is, and gathers the text that is built in.
+//! Sets the linker's path of libtorch, and writes the built-in text.
 
 #[path = "../engine/build/link.rs"]
 mod link;

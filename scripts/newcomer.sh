@@ -166,7 +166,7 @@ own_port() {
     doctor "a firewall on this machine" "in this machine's firewall and in its cloud's security group" "$ADDRESS"
     rules second <<<""
     rules router <<<"${nat/RULE/masquerade}"
-    doctor "a router that translates" "and lets in only whom it sent to" "$ADDRESS"
+    doctor "a router that translates" "and admits only peers that it has sent to" "$ADDRESS"
     rules router <<<"${nat/RULE/masquerade random,fully-random}"
     : >"$ROOM/first-two"
     on first shoal join "$ADDRESS" --data-dir "$ROOM/first/two" --listen 0.0.0.0:7411 --address-file "$ROOM/two" \

@@ -1,11 +1,11 @@
-// The text that a run without a text of its own trains on: this project's documents and sources,
-// in one file, in the order of their paths.
+// The built-in text, for runs that name no text: this project's documentation and sources in one
+// file, ordered by path.
 
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Files and folders of the project whose text is used.
+/// Files and folders of the project in the text.
 const PARTS: [&str; 7] = [
     "README.md",
     "ARCHITECTURE.md",

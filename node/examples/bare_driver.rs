@@ -1,10 +1,10 @@
-//! Trains a run of two stages with two processes that trust each other: the same engine, the same
-//! links, the same tensors, and no claims, no log, no commits, nobody to go on when one dies. It is
-//! what `bench/overhead.py` holds Shoal's driver against, and good for nothing else.
+//! Trains a run of two stages with two processes that trust each other. It uses the same engine, transport and
+//! tensors as Shoal, but has no claims, no log, no commits and no recovery. `bench/overhead.py` compares Shoal's
+//! driver with it.
 //!
 //! ```text
-//! bare_driver run.toml            hosts stage 0 and says first where it listens
-//! bare_driver run.toml ADDRESS    hosts stage 1, reaches the other there
+//! bare_driver run.toml            hosts stage 0, and prints its address
+//! bare_driver run.toml ADDRESS    hosts stage 1, and connects to that address
 //! ```
 //!
 //! Each prints a line of JSON for every step.
@@ -34,7 +34,7 @@ use shoal_protocol::net::transport::{
 };
 use tokio::sync::mpsc::Receiver;
 
-/// Microbatches in flight at the first stage: what Shoal begins with there.
+/// Microbatches in flight at the first stage, as many as Shoal starts with.
 const WINDOW: usize = 5;
 
 fn main() -> anyhow::Result<()> {
@@ -65,17 +65,17 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The other process.
+/// The connection to the other process.
 struct Link {
     transport: Transport,
     events: Receiver<TransportEvent>,
     other: PeerId,
-    /// Messages that came while others were waited for.
+    /// Messages that arrived while the process waited for tensors.
     early: VecDeque<Vec<u8>>,
 }
 
 impl Link {
-    /// Reaches the first process, or is it and waits for the other.
+    /// Connects to the first process, or waits as the first process for the other.
     async fn open(first: Option<&str>) -> anyhow::Result<Self> {
         let identity = Identity::ephemeral();
         let config = TransportConfig {
@@ -100,7 +100,7 @@ impl Link {
                 match events.recv().await {
                     Some(TransportEvent::Connected { member, .. }) => break member.peer,
                     Some(_) => {}
-                    None => bail!("nobody came"),
+                    None => bail!("no process connected"),
                 }
             }
         };
@@ -119,7 +119,7 @@ impl Link {
         Ok(())
     }
 
-    /// The next tensors, if there are any; waits for them if it is to.
+    /// The next tensors. Without `wait` there may be none.
     fn tensors(
         &mut self,
         runtime: &tokio::runtime::Runtime,
@@ -145,14 +145,14 @@ impl Link {
         }
     }
 
-    /// Tells the other process numbers and gives its own.
+    /// Exchanges numbers with the other process.
     fn exchange(
         &mut self,
         runtime: &tokio::runtime::Runtime,
         numbers: [f64; 2],
     ) -> anyhow::Result<[f64; 2]> {
-        let said = numbers.map(f64::to_le_bytes).concat();
-        self.transport.send_control(self.other, said)?;
+        let bytes = numbers.map(f64::to_le_bytes).concat();
+        self.transport.send_control(self.other, bytes)?;
         while self.early.is_empty() {
             match runtime.block_on(self.events.recv()).context("the link closed")? {
                 TransportEvent::Control { bytes, .. } => self.early.push_back(bytes),
@@ -160,8 +160,8 @@ impl Link {
                 _ => {}
             }
         }
-        let heard = self.early.pop_front().context("it was just heard")?;
-        let (numbers, _) = heard.as_chunks::<8>();
+        let message = self.early.pop_front().context("a message just arrived")?;
+        let (numbers, _) = message.as_chunks::<8>();
         let [first, second] = numbers else { bail!("two numbers") };
         Ok([f64::from_le_bytes(*first), f64::from_le_bytes(*second)])
     }
@@ -176,7 +176,7 @@ struct Trainer {
 }
 
 impl Trainer {
-    /// One step: its mean loss and the norm of its gradient.
+    /// Trains a step, and returns its mean loss and the norm of its gradient.
     fn step(
         &mut self,
         runtime: &tokio::runtime::Runtime,
@@ -190,13 +190,13 @@ impl Trainer {
         let sums = self.engine.export(self.stage, step, 0..elements)?;
         let mean = FixedPoint::of(&self.manifest).reduce(&[sums])?;
         let own = square_norm(&mean);
-        let [other, told] = self.link.exchange(runtime, [own, loss])?;
+        let [other, other_loss] = self.link.exchange(runtime, [own, loss])?;
         let norm = (own + other).sqrt();
         self.engine.apply(self.stage, step, &mean, norm)?;
-        Ok((loss.max(told), norm))
+        Ok((loss.max(other_loss), norm))
     }
 
-    /// Stage 0: answers come before new work, of which a window is in flight.
+    /// Stage 0: backward passes come before new forward passes, of which a window is in flight.
     fn first(&mut self, runtime: &tokio::runtime::Runtime, step: Step) -> anyhow::Result<f64> {
         let all = self.manifest.training.microbatches;
         let (mut begun, mut ended) = (0, 0);
@@ -223,13 +223,13 @@ impl Trainer {
         Ok(0.0)
     }
 
-    /// Stage 1: turns each microbatch round as it comes.
+    /// Stage 1: runs both passes of each microbatch as it arrives.
     fn last(&mut self, runtime: &tokio::runtime::Runtime, step: Step) -> anyhow::Result<f64> {
         let all = self.manifest.training.microbatches;
         let mut loss = 0.0;
         for _ in 0..all {
             let (number, bodies) =
-                self.link.tensors(runtime, true)?.context("what was waited for")?;
+                self.link.tensors(runtime, true)?.context("tensors were awaited")?;
             let key = self.key(step, number);
             match self.engine.forward(key, &bodies[0], Some(&bodies[1]))? {
                 ForwardOutput::Loss(value) => loss += f64::from(value),

@@ -1,4 +1,4 @@
-//! The address to join at: typed, or read from a file that a first peer writes.
+//! The address to join at: given on the command line, or read from a file that the first peer writes.
 
 use std::convert::Infallible;
 use std::path::PathBuf;
@@ -12,18 +12,18 @@ use crate::exit::{Exit, ExitWith};
 /// How long to wait for the file of a first peer that is still starting.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// From one look for the file to the next.
+/// Interval at which the file is looked for.
 pub const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// No address is longer; the cap keeps a wrong file from being read whole.
+/// The most bytes of an address, so that a wrong file is not read whole.
 const LONGEST: u64 = 1024;
 
-/// Where to join, as typed.
+/// The address to join at, as given on the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum JoinAddress {
     /// The address itself.
     Typed(String),
-    /// A file that holds it, or will.
+    /// A file that holds the address, or will.
     File(PathBuf),
 }
 
@@ -38,12 +38,11 @@ impl FromStr for JoinAddress {
 }
 
 impl JoinAddress {
-    /// The address; none while its file is not there. Another process writes the file, perhaps on
-    /// another machine's file system: looking for it again and again is the one way that works
-    /// everywhere.
+    /// The address, or none while its file is missing. Another process writes the file, perhaps on
+    /// another machine's file system, and polling is the only method that works everywhere.
     ///
     /// # Errors
-    /// When the file cannot be read or cannot hold an address.
+    /// If the file cannot be read or is too large for an address.
     pub fn read(&self) -> anyhow::Result<Option<String>> {
         let path = match self {
             Self::Typed(address) => return Ok(Some(address.clone())),
@@ -66,7 +65,7 @@ impl JoinAddress {
         }
     }
 
-    /// That the file did not appear.
+    /// The error for a file that did not appear.
     #[must_use]
     pub fn missing(&self, waited: Duration) -> anyhow::Error {
         let place = match self {
@@ -74,7 +73,9 @@ impl JoinAddress {
             Self::File(path) => path.display().to_string(),
         };
         let seconds = waited.as_secs();
-        anyhow::anyhow!("no address in {place} after {seconds} s: is the first peer running?")
+        anyhow::anyhow!(
+            "no address in {place} after {seconds} s: check that the first peer is running"
+        )
     }
 }
 
@@ -99,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused() {
+    fn a_file_without_an_address_is_refused() {
         let folder = tempfile::tempdir().expect("a folder");
         let large = folder.path().join("large");
         std::fs::write(&large, vec![b'x'; 2000]).expect("written");

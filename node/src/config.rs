@@ -1,7 +1,7 @@
-//! `run.toml`: what a user writes to describe a run, and how it becomes a manifest.
+//! `run.toml`: a user's description of a run, and its conversion to a manifest.
 //!
-//! The sections are the manifest's own, so a value has one name everywhere; only `[data]` differs: a
-//! user names a text, a manifest names tokens by their hash.
+//! The sections are those of the manifest, so that a value has the same name everywhere. Only
+//! `[data]` differs: a user names a text, a manifest names tokens by their hash.
 
 use std::fmt::Display;
 use std::fs::File;
@@ -18,89 +18,89 @@ use shoal_protocol::manifest::{
 };
 use shoal_protocol::units::Bytes;
 
-/// A run as its user describes it.
+/// A user's description of a run.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunConfig {
     /// Shape of the transformer.
     pub model: Model,
-    /// How it is cut, fed and computed.
+    /// Partition, batch, precision and schedule.
     pub training: Training,
-    /// To how many bits what travels is rounded.
+    /// Encodings of tensors and files on the wire.
     pub codec: Codecs,
-    /// How weight gradients become weights.
+    /// The optimizer.
     pub optimizer: Optimizer,
-    /// How often the held-out text is looked at.
+    /// Evaluations on the held-out text.
     pub evaluation: Evaluation,
-    /// How often the state is saved.
+    /// Checkpoints.
     pub checkpoint: Checkpoint,
-    /// Who may take part.
+    /// Admission of peers.
     #[serde(default)]
     pub admission: Admission,
-    /// The text trained on.
+    /// The text that is trained on.
     pub data: Data,
 }
 
-/// The text trained on.
+/// The text that is trained on.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Data {
-    /// A text file or a folder of them; without one, the text that is built in.
+    /// A text file or a folder of text files; by default the built-in text.
     #[serde(default)]
     pub path: Option<PathBuf>,
-    /// What makes tokens of it.
+    /// The tokenizer.
     pub tokenizer: Tokenizer,
 }
 
-/// A run configuration that cannot be used.
+/// Why a run configuration is not usable.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("{path}: {error}; `shoal init` writes a run configuration", path = path.display())]
     Unreadable {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         error: std::io::Error,
     },
-    /// It is far larger than a run configuration.
+    /// The file exceeds the size limit.
     #[error("{path} is larger than {cap}: not a run configuration", path = path.display(),
             cap = limits::MANIFEST)]
     TooLarge {
-        /// Which file.
+        /// The file.
         path: PathBuf,
     },
-    /// It is no TOML, or has keys that mean nothing, or lacks some.
+    /// The file is not TOML, has unknown keys, or lacks keys.
     #[error("{path}:{line}: {reason}", path = path.display())]
     Malformed {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// The line, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// The cause.
         reason: String,
     },
-    /// It has a value that no run can have.
+    /// A value is out of range.
     #[error("{path}: {error}", path = path.display())]
     Value {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Which value, and what would do.
+        /// The value, and its range.
         error: ManifestError,
     },
 }
 
 impl RunConfig {
-    /// Reads a run configuration and checks what can be checked without its text. A relative path in
-    /// it counts from the file's folder.
+    /// Reads a run configuration and checks everything that does not depend on its text. A relative
+    /// path in it starts at the file's folder.
     ///
     /// # Errors
-    /// When it cannot be read, has unknown keys, or values that no run can have.
+    /// If the file cannot be read, has unknown keys, or a value is out of range.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         Self::parse(&read_capped(path)?, path)
     }
 
-    /// Reads what the file at this path says.
+    /// Parses the file at this path.
     fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
         let mut config: Self = toml::from_str(text).map_err(|error| {
             let start = error.span().map_or(0, |span| span.start);
@@ -119,17 +119,17 @@ impl RunConfig {
         Ok(config)
     }
 
-    /// The run, given the tokens of its text.
+    /// The manifest of the run, given the tokens of its text.
     ///
     /// # Errors
-    /// When the values are not those of a run on these tokens.
+    /// If the values are invalid for these tokens.
     pub fn resolve(&self, tokens: Tokens) -> Result<Manifest, ManifestError> {
         let manifest = self.with_tokens(tokens);
         manifest.check()?;
         Ok(manifest)
     }
 
-    /// The run on more tokens than any asks for.
+    /// The manifest with more tokens than any run needs.
     fn with_enough_tokens(&self) -> Manifest {
         let tokenizer = self.data.tokenizer;
         let (hash, width) = (ContentHash([0; 32]), TokenWidth::U8);
@@ -149,7 +149,7 @@ impl RunConfig {
         }
     }
 
-    /// The configuration as a commented file that reads back as the same.
+    /// The configuration as a commented file, which parses to the same configuration.
     #[must_use]
     pub fn to_toml(&self) -> String {
         let Self { model, training, codec, optimizer, evaluation, checkpoint, admission, data } =
@@ -222,7 +222,7 @@ impl RunConfig {
     }
 }
 
-/// A run that learns visibly within a minute or two on two processor cores.
+/// A run whose loss falls visibly within a minute or two on two processor cores.
 impl Default for RunConfig {
     fn default() -> Self {
         Self {
@@ -269,7 +269,7 @@ impl Default for RunConfig {
     }
 }
 
-/// The key as TOML has it; where there is no boundary, a comment that shows how it is asked for.
+/// The key in TOML, or a comment with an example if there is no boundary.
 fn boundary_line(boundary: Option<Boundary>) -> String {
     let written = |kind, width| {
         let kind = match kind {
@@ -284,12 +284,12 @@ fn boundary_line(boundary: Option<Boundary>) -> String {
     }
 }
 
-/// As TOML has it.
+/// The value in TOML.
 fn quoted(codec: impl Display) -> String {
     format!("\"{codec}\"")
 }
 
-/// As TOML has it.
+/// The value in TOML.
 fn name_of(dtype: Dtype) -> &'static str {
     match dtype {
         Dtype::F32 => "\"f32\"",
@@ -304,10 +304,10 @@ fn read_capped(path: &Path) -> Result<String, ConfigError> {
     })
 }
 
-/// A whole text, of so many bytes at most.
+/// Reads a text of at most `cap` bytes.
 ///
 /// # Errors
-/// As the file's; [`io::ErrorKind::FileTooLarge`] where it is longer.
+/// Those of the file, and [`io::ErrorKind::FileTooLarge`] if it is longer.
 pub(crate) fn read_text(path: &Path, cap: Bytes) -> io::Result<String> {
     let mut text = String::new();
     File::open(path)?.take(cap.0 + 1).read_to_string(&mut text)?;
@@ -318,7 +318,7 @@ pub(crate) fn read_text(path: &Path, cap: Bytes) -> io::Result<String> {
     Ok(text)
 }
 
-/// How the file is tried.
+/// How the decoder of the file is tested.
 #[cfg(any(test, fuzzing))]
 pub(crate) const DECODER: shoal_protocol::decoder::Decoder = shoal_protocol::decoder::Decoder {
     name: "run_config",
@@ -328,7 +328,7 @@ pub(crate) const DECODER: shoal_protocol::decoder::Decoder = shoal_protocol::dec
         let path = Path::new("run.toml");
         let Ok(config) = RunConfig::parse(text, path) else { return };
         let again = RunConfig::parse(&config.to_toml(), path);
-        assert_eq!(again.ok().as_ref(), Some(&config), "it is read as it was written");
+        assert_eq!(again.ok().as_ref(), Some(&config), "it parses to itself");
     },
 };
 
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_reads_back() {
+    fn a_written_configuration_parses_to_itself() {
         let default = RunConfig::default();
         assert_eq!(load(&default.to_toml()).expect("valid"), default);
 
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_relative_text_counts_from_the_files_folder() {
+    fn a_relative_path_starts_at_the_files_folder() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("run.toml");
         let mut config = RunConfig::default();
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_boundary_that_cannot_be_is_refused_with_what_would_do() {
+    fn an_invalid_boundary_is_refused_with_its_range() {
         let with = |boundary: &str| {
             let text = RunConfig::default().to_toml();
             let found = text.lines().find(|line| line.starts_with("# boundary")).expect("there");
@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_configuration_is_refused() {
+    fn other_files_are_refused() {
         assert!(refusal("model = ").contains("run.toml:1: "));
         assert!(refusal(&"# long\n".repeat(20_000)).contains("not a run configuration"));
         assert!(matches!(

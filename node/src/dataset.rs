@@ -1,4 +1,4 @@
-//! From a run configuration and its text to the run's manifest and token file.
+//! Converts a run configuration and its text to the run's manifest and token file.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,22 +10,22 @@ use shoal_protocol::manifest::{Manifest, Tokens};
 use crate::config::RunConfig;
 use crate::exit::{Exit, ExitWith};
 
-/// What a run trains on that names no text: this project's documents and sources.
+/// The text of a run that names none: this project's documentation and sources.
 pub const BUILT_IN_TEXT: &str = include_str!(concat!(env!("OUT_DIR"), "/text.txt"));
 
-/// A run on this machine: what it is, and its tokens.
+/// A run's manifest and its token file on this machine.
 #[derive(Debug, Clone)]
 pub struct Dataset {
-    /// The run.
+    /// The manifest.
     pub manifest: Manifest,
-    /// Where its token file lies.
+    /// Path of the token file.
     pub token_file: PathBuf,
 }
 
-/// Makes tokens of a run's text, in a file below `folder` named by their hash.
+/// Tokenizes a run's text into a file below `folder` that is named by the tokens' hash.
 ///
 /// # Errors
-/// When the text is missing, empty or too short for the run, or the folder cannot be written.
+/// If the text is missing, empty or too short for the run, or the folder cannot be written.
 pub fn prepare(config: &RunConfig, folder: &Path) -> anyhow::Result<Dataset> {
     let text = text_of(config)?;
     let (tokens, token_file) = store(&text, config, folder)?;
@@ -33,10 +33,10 @@ pub fn prepare(config: &RunConfig, folder: &Path) -> anyhow::Result<Dataset> {
     Ok(Dataset { manifest, token_file })
 }
 
-/// The text that a run trains on.
+/// The text of a run.
 ///
 /// # Errors
-/// When it is missing or empty.
+/// If it is missing or empty.
 pub fn text_of(config: &RunConfig) -> anyhow::Result<Vec<u8>> {
     match &config.data.path {
         None => Ok(BUILT_IN_TEXT.as_bytes().to_vec()),
@@ -44,18 +44,18 @@ pub fn text_of(config: &RunConfig) -> anyhow::Result<Vec<u8>> {
     }
 }
 
-/// The file gets its name last, so that one with the name is whole.
+/// The file is renamed last, so that a file with the final name is whole.
 fn store(text: &[u8], config: &RunConfig, folder: &Path) -> anyhow::Result<(Tokens, PathBuf)> {
     let folder = folder.join("tokens");
-    let tell = || format!("cannot write tokens to {}", folder.display());
-    fs::create_dir_all(&folder).with_context(tell)?;
-    let scratch = tempfile::tempdir_in(&folder).with_context(tell)?;
+    let failed = || format!("cannot write tokens to {}", folder.display());
+    fs::create_dir_all(&folder).with_context(failed)?;
+    let scratch = tempfile::tempdir_in(&folder).with_context(failed)?;
     let written = scratch.path().join("tokens");
     let tokens = data::write_tokens(text, config.data.tokenizer, &written)?;
     let token_file = folder.join(format!("{}.tokens", tokens.hash));
     let description = |path: &Path| path.with_added_extension("json");
-    fs::rename(description(&written), description(&token_file)).with_context(tell)?;
-    fs::rename(&written, &token_file).with_context(tell)?;
+    fs::rename(description(&written), description(&token_file)).with_context(failed)?;
+    fs::rename(&written, &token_file).with_context(failed)?;
     Ok((tokens, token_file))
 }
 

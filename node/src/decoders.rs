@@ -1,4 +1,4 @@
-//! The decoders of this crate, tried. See [`shoal_protocol::decoder`].
+//! Tests of this crate's decoders. See [`shoal_protocol::decoder`].
 
 use shoal_protocol::decoder::Decoder;
 

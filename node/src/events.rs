@@ -1,5 +1,5 @@
-//! What happens in a run, as typed events: the progress view, the report, the metrics and the tests
-//! all read these, and nothing reads a log.
+//! Typed events of a run. The progress view, the report, the metrics and the tests read these;
+//! nothing parses a log.
 
 use std::net::SocketAddr;
 
@@ -9,15 +9,15 @@ use shoal_protocol::message::MoveReason;
 
 use crate::reachability::OwnPort;
 
-/// Something that happened, as this process saw it. With `--events` each is one line of JSON.
+/// An event that this process observed. `--events` writes each one as a line of JSON.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum RunEvent {
     /// The process takes part in a run.
     Started {
-        /// Name of the run.
+        /// The run's identifier.
         run: RunId,
-        /// Decides initial weights and the order of samples.
+        /// Seed of the initial weights and of the order of samples.
         seed: u64,
         /// Pipeline stages.
         stages: u16,
@@ -28,75 +28,75 @@ pub enum RunEvent {
         /// Microbatches that one step trains on.
         microbatches: u32,
     },
-    /// Others can join at this address.
+    /// Other peers can join at this address.
     Listening {
-        /// What they type after `shoal join`.
+        /// The argument for `shoal join`.
         address: String,
     },
     /// The run waits for more peers.
     Waiting {
-        /// Stages that nobody hosts yet.
+        /// Stages without a replica.
         stages: Vec<u16>,
-        /// Further members that were asked for.
+        /// Members still missing of the number that was asked for.
         members: usize,
     },
     /// A peer became a member.
     Admitted {
-        /// Who.
+        /// The new member.
         peer: PeerId,
-        /// The stages it hosts.
+        /// The stages that it hosts.
         span: StageSpan,
     },
     /// This process became a member.
     Joined {
-        /// The stages it hosts.
+        /// The stages that it hosts.
         span: StageSpan,
     },
-    /// A peer is to host another stage in place of its own, and fetches that first.
+    /// The coordinator asked a peer to host another stage. The peer fetches that stage's state first.
     MoveBegun {
-        /// Who.
+        /// The peer that moves.
         peer: PeerId,
-        /// What it hosts.
+        /// The stages that it hosts.
         from: StageSpan,
-        /// What it is to.
+        /// The stage that it fetches.
         to: u16,
-        /// Why.
+        /// Why the coordinator moves it.
         reason: MoveReason,
     },
-    /// A peer hosts another stage from a step on.
+    /// A peer changes its stage at a step that is fixed.
     Moves {
-        /// Who.
+        /// The peer that moves.
         peer: PeerId,
-        /// What it hosts until then.
+        /// The stages that it hosts before the step.
         from: StageSpan,
-        /// What it hosts then.
+        /// The stage that it hosts from the step on.
         to: u16,
-        /// The step.
+        /// The first step at the new stage.
         step: u64,
-        /// Why.
+        /// Why the coordinator moves it.
         reason: MoveReason,
     },
-    /// A peer does not move after all.
+    /// A move that had begun is cancelled.
     MoveCancelled {
-        /// Who.
+        /// The peer that stays.
         peer: PeerId,
-        /// The stage that it does not go to.
+        /// The stage that it was to host.
         to: u16,
-        /// Why it was to.
+        /// Why it was to move.
         reason: MoveReason,
-        /// What came between.
+        /// Why the move is cancelled.
         obstacle: String,
     },
-    /// This process hosts another stage from now on.
+    /// This process hosts another stage.
     Moved {
-        /// What it hosted.
+        /// The stages that it hosted before.
         from: StageSpan,
-        /// What it hosts.
+        /// The stage that it hosts.
         to: u16,
-        /// The first step.
+        /// The first step at the new stage.
         step: u64,
     },
-    /// This process holds the weights of the others and takes part from now on.
+    /// This process has fetched the weights and takes part in steps.
     Serving {
         /// The version of the weights.
         version: u64,
@@ -107,77 +107,78 @@ pub enum RunEvent {
     Checkpoint {
         /// The version of the weights.
         version: u64,
-        /// Its folder.
+        /// The checkpoint's folder.
         directory: String,
-        /// Hash of its weights.
+        /// Hash of the weights.
         hash: ContentHash,
     },
-    /// A member is gone.
+    /// A member left, died or was expelled.
     Lost {
-        /// Who.
+        /// The peer.
         peer: PeerId,
-        /// What it hosted.
+        /// The stages that it hosted.
         span: StageSpan,
-        /// How that showed.
+        /// The cause.
         how: String,
     },
-    /// Every replica of a stage was gone: the run goes back to a checkpoint.
+    /// The run returned to a checkpoint because a stage had lost every replica.
     Rewound {
-        /// The version of the weights that it goes back to.
+        /// The version of the weights that the run returned to.
         version: u64,
-        /// The committed steps that are computed again.
+        /// Committed steps that are computed again.
         steps: u64,
     },
-    /// This process keeps the run from now on.
+    /// This process became the coordinator.
     BecameCoordinator {
-        /// Its term of office.
+        /// Its term.
         term: u64,
-        /// Claims that members held.
+        /// Claims that members hold.
         claims: u64,
     },
-    /// So many peers keep the run's log from now on.
+    /// The number of anchors, the peers that replicate the coordinator's log, changed.
     Anchors {
-        /// How many.
+        /// The new number.
         count: usize,
     },
-    /// Too few of the peers that keep the log answer: the run pauses.
+    /// The run pauses because fewer than a majority of the anchors answer.
     Paused {
-        /// How many answer.
+        /// Anchors that answer.
         answering: usize,
-        /// How many there are.
+        /// Anchors in all.
         anchors: usize,
     },
-    /// A stage is lost: the run pauses until its newest checkpoint is found, or an older one.
+    /// The run pauses because a stage has no replica. It continues from the newest checkpoint that
+    /// is found.
     StageLost {
         /// The stages without a replica.
         stages: Vec<u16>,
         /// The version of the newest checkpoint.
         version: u64,
     },
-    /// A connection was refused. Of many in one second only the first few are told of.
+    /// This peer refused a connection. Per second only the first few refusals are reported.
     ConnectionRefused {
-        /// Who, if that came out.
+        /// The other peer, if it identified itself.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         peer: Option<PeerId>,
-        /// Where from, as far as is known.
+        /// The remote address, if it is known.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         address: Option<SocketAddr>,
-        /// Why, as `shoal_connections_refused_total` names it.
+        /// The reason, as a label value of `shoal_connections_refused_total`.
         reason: String,
-        /// In words, as the refused was told.
+        /// The explanation that was sent to the other peer.
         text: String,
     },
-    /// It came out how this peer's own UDP port stands to those whom it never sent to.
+    /// Whether peers that this one never sent to can reach its UDP port.
     OwnPort(OwnPort),
-    /// The run's warden said anew who is banned and who is let in.
+    /// The issuer published a new version of the access list.
     AccessList {
-        /// Which edition.
+        /// The list's version.
         version: u64,
         /// Banned peers.
         banned: usize,
         /// Revoked tickets.
         revoked: usize,
-        /// Peers that are let in by name.
+        /// Peers that the allowlist names.
         allowed: usize,
     },
     /// The log has fewer anchors than tolerate the loss of one.
@@ -199,24 +200,24 @@ pub enum RunEvent {
         /// The longest wait.
         seconds: u64,
     },
-    /// This process leaves in order.
+    /// This process leaves the run in order.
     Draining {
-        /// What asked it to.
+        /// The trigger, such as a signal's name.
         source: String,
     },
-    /// A peer of a demo was killed, by the demo or by somebody else.
+    /// A peer of a demo was killed, by the demo or from outside.
     Killed {
-        /// Its number among the processes of a demo.
+        /// The peer's number among the demo's processes.
         index: usize,
     },
-    /// The run is over.
+    /// The run is complete.
     Finished {
-        /// What this peer's data plane sent, in bytes.
+        /// Bytes that this peer's data plane sent.
         sent: Traffic,
     },
-    /// The run cannot go on.
+    /// The run cannot continue.
     Stopped {
-        /// Why, and what to do.
+        /// The reason, and what to do.
         reason: String,
     },
 }
@@ -239,35 +240,34 @@ impl RunEvent {
 /// One committed step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StepReport {
-    /// Which.
+    /// The step's number.
     pub step: u64,
     /// Mean training loss, in nats per token.
     pub loss: f64,
-    /// Mean loss on the held-out text, of the weights that the step read, where it was looked at.
+    /// Mean loss on the held-out text with the weights that the step read, if the step evaluated it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub held_out_loss: Option<f64>,
     /// Norm of the gradient over all stages, before clipping.
     pub gradient_norm: f64,
-    /// Tokens trained on.
+    /// Tokens that the step trained on.
     pub tokens: u64,
-    /// From the commit before (or the start of the first step) to this one.
+    /// Seconds since the previous commit, or since the start of the first step.
     pub seconds: f64,
-    /// Of these, from when every microbatch was done until every replica held the step's gradient;
-    /// only who keeps the run knows.
+    /// Seconds of these from the last finished microbatch until every replica held the step's
+    /// gradient. Only the coordinator knows this.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub all_reduce_seconds: Option<f64>,
     /// Training microbatches that the commit's proof covers, over all stages.
     pub counted: u64,
-    /// Claims on a stage's microbatch that were taken back from peers who were gone, whose work
-    /// others did again.
+    /// Claims that were revoked because their holders were gone; other replicas did the work again.
     pub replayed: u64,
-    /// Done reports that came again and were counted once.
+    /// Done reports that arrived more than once. Each is counted once.
     pub duplicated: u64,
-    /// Members when it was committed.
+    /// Members at the commit.
     pub peers: usize,
 }
 
-/// Bytes sent by kind.
+/// Bytes sent, by kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traffic {
     /// Control messages.
@@ -276,6 +276,6 @@ pub struct Traffic {
     pub tensor: u64,
     /// Files.
     pub file: u64,
-    /// Packets passed on between two others.
+    /// Packets relayed between two other peers.
     pub relay: u64,
 }

@@ -1,41 +1,41 @@
-//! How the process ends: exit codes, and the error that carries one.
+//! Exit codes, and errors that carry one.
 
 use std::fmt;
 use std::process::ExitCode;
 
-/// Why the process failed, as its exit code says it. Success is 0.
+/// The cause of a failure, as an exit code. Success is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
-    /// 1: the run failed, was stopped, or did not give the reference's bits.
+    /// 1: the run failed, was stopped, or differs from its reference.
     Failed = 1,
-    /// 2: a flag, a run configuration or a text that cannot be used.
+    /// 2: a flag, a run configuration or a text is not usable.
     Usage = 2,
-    /// 3: the swarm cannot be reached, or did not admit this peer.
+    /// 3: the swarm is unreachable, or did not admit this peer.
     NotAdmitted = 3,
-    /// 4: a checkpoint or a file of one is truncated, corrupt or incomplete.
+    /// 4: a checkpoint or one of its files is truncated, corrupt or incomplete.
     Corrupt = 4,
 }
 
 impl Exit {
-    /// The exit codes as `shoal --help` lists them.
+    /// The exit codes, as `shoal --help` lists them.
     pub const HELP: &'static str = "\
 Exit codes:
-  0  fine
+  0  success
   1  the run failed, was stopped, or differs from its reference
-  2  a flag, a run configuration or a text that cannot be used
-  3  the swarm cannot be reached, or did not admit this peer
-  4  a checkpoint or a file of one is truncated, corrupt or incomplete";
+  2  a flag, a run configuration or a text is not usable
+  3  the swarm is unreachable, or did not admit this peer
+  4  a checkpoint or one of its files is truncated, corrupt or incomplete";
 
-    /// The code that an error asks for, wherever in its chain: `Failed` if none does.
+    /// The exit code of an error: the one that it or a cause of it carries, or `Failed`.
     #[must_use]
     pub fn of(error: &anyhow::Error) -> Self {
-        let wanted = |cause: &(dyn std::error::Error + 'static)| {
+        let carried = |cause: &(dyn std::error::Error + 'static)| {
             cause.downcast_ref::<Failure>().map(|failure| failure.exit)
         };
         error
             .downcast_ref::<Failure>()
             .map(|failure| failure.exit)
-            .or_else(|| error.chain().find_map(wanted))
+            .or_else(|| error.chain().find_map(carried))
             .unwrap_or(Self::Failed)
     }
 }
@@ -46,7 +46,7 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// An error together with the exit code that it asks for. It prints as the error alone.
+/// An error with an exit code. It prints as the error alone.
 #[derive(Debug)]
 struct Failure {
     exit: Exit,
@@ -61,13 +61,12 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// Attaches an exit code to what went wrong.
+/// Attaches an exit code to an error.
 pub trait ExitWith<T> {
-    /// Should this be an error, the process ends with `exit`, unless a cause of it asked for
-    /// another code already.
+    /// Attaches `exit` to an error, unless a cause of it carries another code already.
     ///
     /// # Errors
-    /// Exactly when `self` is an error.
+    /// If `self` is an error.
     fn exit_with(self, exit: Exit) -> anyhow::Result<T>;
 }
 
@@ -77,14 +76,14 @@ impl<T, E: Into<anyhow::Error>> ExitWith<T> for Result<T, E> {
             let error = error.into();
             let exit = match Exit::of(&error) {
                 Exit::Failed => exit,
-                asked => asked,
+                inner => inner,
             };
             Failure { exit, error }.into()
         })
     }
 }
 
-/// What went wrong and its causes. Many errors say their cause themselves: it is not said twice.
+/// An error and its causes. Many errors include the text of their cause, which is not repeated.
 fn with_causes(error: &anyhow::Error) -> String {
     error.chain().map(ToString::to_string).fold(String::new(), |text, cause| {
         if text.is_empty() {
@@ -97,7 +96,7 @@ fn with_causes(error: &anyhow::Error) -> String {
     })
 }
 
-/// What went wrong and its causes, on one line.
+/// An error and its causes, on one line.
 #[must_use]
 pub fn one_line(error: &anyhow::Error) -> String {
     let text = with_causes(error);
@@ -112,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_innermost_wish_decides() {
+    fn the_innermost_code_wins() {
         let inner: anyhow::Result<()> = Err(anyhow!("bad")).exit_with(Exit::Corrupt);
         let outer = inner.context("reading").exit_with(Exit::Usage).context("running");
         let error = outer.expect_err("still an error");
@@ -121,12 +120,12 @@ mod tests {
     }
 
     #[test]
-    fn errors_without_a_wish_are_failures() {
+    fn errors_without_a_code_are_failures() {
         assert_eq!(Exit::of(&anyhow!("oh")), Exit::Failed);
     }
 
     #[test]
-    fn a_cause_is_said_once() {
+    fn a_cause_is_not_repeated() {
         let system = std::io::Error::other("no room");
         let error = anyhow::Error::new(system).context("a: no room").context("writing");
         assert_eq!(one_line(&error), "writing: a: no room");

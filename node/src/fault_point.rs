@@ -1,22 +1,22 @@
-//! Moments at which a test has this process die as `kill -9` has it die: `SHOAL_DIE_AT=storing:2` the
-//! second time that it is about to say that it wrote a part of a checkpoint. Release builds never do.
+//! Points at which a test kills this process as `kill -9` does. `SHOAL_DIE_AT=storing:2` kills it
+//! the second time that it passes [`FaultPoint::Storing`]. Release builds ignore the variable.
 
-/// A moment at which the death of a process once was, or could be, a loss.
+/// A point at which the death of a process could lose data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FaultPoint {
     /// An activation was handed to the connection.
     ForwardSent,
-    /// A gradient is about to be sent: nobody else has it.
+    /// A gradient is about to be sent; no other peer has it.
     GradientUnsent,
     /// A piece of an all-reduce is about to be sent.
     Reducing,
-    /// The result of an all-reduce is here and reported, the commit is not.
+    /// The result of an all-reduce is here and reported, but not committed.
     Reduced,
-    /// A part of a checkpoint is written, and nobody knows.
+    /// A part of a checkpoint is written, but not reported.
     Storing,
-    /// The coordinator has decided on a commit, and the log does not have it.
+    /// The coordinator has decided on a commit that is not in the log yet.
     Committing,
-    /// The log has a commit, and nobody has heard of it.
+    /// A commit is in the log, but not announced.
     Committed,
 }
 
@@ -30,20 +30,20 @@ mod armed {
 
     use super::FaultPoint;
 
-    /// The moment that this process dies at, and how often it still passes it before.
-    struct Wanted {
+    /// The point at which this process dies, and how many passes are left until then.
+    struct Trigger {
         name: String,
         left: AtomicU64,
     }
 
-    fn wanted() -> Option<&'static Wanted> {
-        static WANTED: OnceLock<Option<Wanted>> = OnceLock::new();
+    fn trigger() -> Option<&'static Trigger> {
+        static TRIGGER: OnceLock<Option<Trigger>> = OnceLock::new();
         let read = || {
             let text = std::env::var("SHOAL_DIE_AT").ok()?;
             let (name, times) = text.split_once(':')?;
-            Some(Wanted { name: name.to_owned(), left: AtomicU64::new(times.parse().ok()?) })
+            Some(Trigger { name: name.to_owned(), left: AtomicU64::new(times.parse().ok()?) })
         };
-        WANTED.get_or_init(read).as_ref()
+        TRIGGER.get_or_init(read).as_ref()
     }
 
     impl FaultPoint {
@@ -59,11 +59,13 @@ mod armed {
             }
         }
 
-        /// The moment has come; it may be the last one.
+        /// Passes the point. The process dies here if the variable says so.
         pub(crate) fn pass(self) {
-            let Some(wanted) = wanted().filter(|wanted| wanted.name == self.name()) else { return };
-            if wanted.left.fetch_sub(1, Ordering::Relaxed) == 1 {
-                // It cannot fail for the process itself, and nothing follows it.
+            let Some(trigger) = trigger().filter(|trigger| trigger.name == self.name()) else {
+                return;
+            };
+            if trigger.left.fetch_sub(1, Ordering::Relaxed) == 1 {
+                // A process can always kill itself, and nothing runs after that.
                 let _ = kill(Pid::this(), Signal::SIGKILL);
                 loop {
                     std::thread::park();
@@ -75,6 +77,6 @@ mod armed {
 
 #[cfg(not(debug_assertions))]
 impl FaultPoint {
-    /// Nothing happens.
+    /// Does nothing in release builds.
     pub(crate) fn pass(self) {}
 }

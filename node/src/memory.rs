@@ -1,26 +1,25 @@
-//! The memory of the machine, or of the container that this process is in.
+//! Memory of the machine, or of the container that this process runs in.
 
 use anyhow::Context;
 use shoal_protocol::units::Bytes;
 use sysinfo::System;
 
-/// How much there is.
+/// Amounts of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HostMemory {
-    /// In all.
+    /// All memory.
     pub(crate) total: Bytes,
-    /// That can still be given out.
+    /// Memory that can still be allocated.
     pub(crate) available: Bytes,
 }
 
 impl HostMemory {
-    /// As it is now.
+    /// The current amounts.
     ///
     /// # Errors
-    /// Where the system does not say.
+    /// If the system does not report them.
     pub(crate) fn now() -> anyhow::Result<Self> {
-        let mut system =
-            System::new().context("this machine does not say how much memory is free")?;
+        let mut system = System::new().context("cannot read how much memory is free")?;
         system.refresh_memory();
         let (mut total, mut available) = (system.total_memory(), system.available_memory());
         if let Some(container) = system.cgroup_limits() {

@@ -1,4 +1,4 @@
-//! The loss curve as a picture.
+//! Draws the loss curve as SVG.
 
 use std::ops::Range;
 use std::path::Path;
@@ -20,22 +20,22 @@ const ENTROPY: RGBColor = RGBColor(0x7a, 0x7a, 0x7a);
 
 type Chart<'a> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
 
-/// What the picture shows.
+/// The contents of the picture.
 #[derive(Debug, Clone)]
 pub struct LossCurve<'a> {
     /// The training loss by step.
     pub training: Vec<(f64, f64)>,
-    /// The loss on the held-out text where it was looked at.
+    /// The loss on the held-out text, at the steps that evaluated it.
     pub held_out: Vec<(f64, f64)>,
-    /// Entropy of the text's tokens taken one by one, in nats, where it is known: what a model reaches that
-    /// knows how frequent each token is and nothing else.
+    /// Entropy of the tokens' frequencies in nats, if it is known: the loss of a model that knows
+    /// how frequent each token is, and nothing else.
     pub unigram_entropy: Option<f64>,
-    /// What stands above it.
+    /// The picture's title.
     pub title: &'a str,
 }
 
 impl<'a> LossCurve<'a> {
-    /// That of a run's steps.
+    /// The curve of these steps.
     #[must_use]
     pub fn of(steps: &[StepNumbers], title: &'a str) -> Self {
         let at = |step: &StepNumbers| step.step as f64;
@@ -44,10 +44,10 @@ impl<'a> LossCurve<'a> {
         Self { training, held_out: held_out.collect(), unigram_entropy: None, title }
     }
 
-    /// Writes it as SVG.
+    /// Writes the picture as SVG.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// If the file cannot be written.
     pub fn write(&self, path: &Path) -> anyhow::Result<()> {
         let mut svg = String::new();
         self.draw(&mut svg).map_err(|error| anyhow!("cannot draw the loss curve: {error}"))?;
@@ -120,7 +120,7 @@ impl<'a> LossCurve<'a> {
         Ok(())
     }
 
-    /// Both axes' ends: every point is inside, with some air above.
+    /// Ranges of both axes, which contain every point with some margin above.
     fn ranges(&self) -> (Range<f64>, Range<f64>) {
         let last = self.training.last().map_or(1.0, |(step, _)| *step).max(1.0);
         let points = self.training.iter().chain(&self.held_out).map(|(_, loss)| *loss);
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn the_picture_has_curve_points_line_and_words() {
+    fn the_picture_has_curve_points_line_and_labels() {
         let svg = draw(&curve(150));
         for part in ["<svg", "<polyline", "<circle", "training", "held-out text", "3.30", "a run"] {
             assert!(svg.contains(part), "no {part}");

@@ -1,4 +1,4 @@
-//! A port at the router of this machine's network (UPnP), so that peers elsewhere can dial in.
+//! Opens a port at this network's router (UPnP), so that peers elsewhere can dial in.
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
@@ -15,48 +15,50 @@ use tokio_util::sync::CancellationToken;
 
 use crate::outward_ip::outward_ip;
 
-/// How long a router may take to say that it is there, and to answer anything it is asked.
+/// Timeout of the search for a router, and of each request to it.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// How long giving a port back may take: the process waits for it when it leaves.
+/// Timeout of closing the port; the process waits for it when it ends.
 const CLOSING: Duration = Duration::from_secs(2);
 
-/// What is opened is closed by the router after so long, unless it is asked for again.
+/// The router closes the port after this time unless the mapping is renewed.
 const LEASE: Duration = Duration::from_secs(60 * 60);
 
-/// From asking for it to asking again, and to looking for a router anew where there was none.
+/// Interval at which the mapping is renewed, or the search for a router is repeated.
 const RENEWAL: Duration = Duration::from_secs(20 * 60);
 
-/// Ports of the router that are tried, from the peer's own on: another machine may have the first.
+/// Ports of the router to try, from the peer's own on: another machine may hold the first.
 const PORTS: u16 = 8;
 
-/// What the router's own page shows.
+/// The name of the mapping on the router's configuration page.
 const NAME: &str = "shoal";
 
-/// Both planes have one port number.
+/// Both planes use the same port number.
 const BOTH: [PortMappingProtocol; 2] = [PortMappingProtocol::TCP, PortMappingProtocol::UDP];
 
-/// Why no port is open.
+/// Why the router opened no port.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PortMapError {
-    /// Nobody answers.
-    #[error("no router that opens ports (UPnP) answers: forward the port there by hand")]
+    /// No router answers.
+    #[error("no router that opens ports (UPnP) answers: forward the port at the router by hand")]
     NoRouter,
-    /// It answers, and not to this.
-    #[error("the router does not answer in time: forward the port there by hand")]
+    /// The router does not answer a request.
+    #[error("the router does not answer in time: forward the port by hand")]
     TimedOut,
-    /// It has no address to the outside.
-    #[error("the router does not say what its own address is: {0}")]
+    /// The router has no outside address.
+    #[error("the router does not report its outside address: {0}")]
     NoAddress(String),
-    /// It does not want to.
-    #[error("the router opens no port: {0}; allow UPnP there, or forward the port by hand")]
+    /// The router refused the request.
+    #[error(
+        "the router refused to open a port: {0}; enable UPnP there, or forward the port by hand"
+    )]
     Refused(String),
-    /// Others have them.
-    #[error("the router's ports {first} to {last} are other machines': give another --listen")]
+    /// Other machines hold the ports.
+    #[error("other machines use the router's ports {first} to {last}: choose another --listen")]
     Taken {
-        /// The first that was tried.
+        /// The first port tried.
         first: u16,
-        /// The last one.
+        /// The last port tried.
         last: u16,
     },
 }
@@ -65,10 +67,10 @@ pub(crate) enum PortMapError {
 pub(crate) struct Router(Gateway<Tokio>);
 
 impl Router {
-    /// Looks for it in this machine's network.
+    /// Searches for the router of this machine's network.
     ///
     /// # Errors
-    /// When none answers.
+    /// If none answers.
     pub(crate) async fn find() -> Result<Self, PortMapError> {
         let options = SearchOptions { timeout: Some(PATIENCE), ..SearchOptions::default() };
         match search_gateway(options).await {
@@ -80,10 +82,10 @@ impl Router {
         }
     }
 
-    /// What the outside sees it as.
+    /// The router's outside address.
     ///
     /// # Errors
-    /// When it does not say.
+    /// If the router does not report it.
     pub(crate) async fn address(&self) -> Result<IpAddr, PortMapError> {
         match timeout(PATIENCE, self.0.get_external_ip()).await {
             Ok(Ok(address)) => Ok(address),
@@ -92,10 +94,11 @@ impl Router {
         }
     }
 
-    /// Opens one port for both planes, the peer's own one if it is free. Asked again it is held for longer.
+    /// Opens one port for both planes, if possible the peer's own. A repeated call renews the
+    /// mapping.
     ///
     /// # Errors
-    /// When the router does not.
+    /// If the router opens none.
     async fn open(&self, local: SocketAddr) -> Result<SocketAddr, PortMapError> {
         let ip = self.address().await?;
         let (first, last) = (local.port(), local.port().saturating_add(PORTS - 1));
@@ -107,7 +110,7 @@ impl Router {
         Err(PortMapError::Taken { first, last })
     }
 
-    /// Whether it did: the port may be another machine's for either plane.
+    /// Whether the port was opened for both planes: another machine may hold it for one of them.
     async fn open_both(&self, port: u16, local: SocketAddr) -> Result<bool, PortMapError> {
         for protocol in BOTH {
             match self.add(protocol, port, local).await {
@@ -129,7 +132,8 @@ impl Router {
         local: SocketAddr,
     ) -> Result<(), AddPortError> {
         match self.add_for(LEASE, protocol, port, local).await {
-            // Some routers know no end of it: then it ends with this process, if that ends in order.
+            // Some routers support permanent mappings only. Then the mapping ends when this process
+            // closes it.
             Err(AddPortError::OnlyPermanentLeasesSupported) => {
                 self.add_for(Duration::ZERO, protocol, port, local).await
             }
@@ -155,26 +159,26 @@ impl Router {
         let closed = protocols.iter().map(|&protocol| self.0.remove_port(protocol, port));
         let asked = timeout(CLOSING, join_all(closed)).await;
         if !asked.as_ref().is_ok_and(|asked| asked.iter().all(Result::is_ok)) {
-            tracing::info!(port, ?asked, "the router keeps the port open until its time is over");
+            tracing::info!(port, ?asked, "the router keeps the port open until the lease expires");
         }
     }
 }
 
-/// Where this machine's network has a router between it and the rest, the address in it.
+/// This machine's private address, if a router stands between it and the internet.
 pub(crate) fn behind_router() -> Option<IpAddr> {
     let ip = outward_ip();
     matches!(ip, IpAddr::V4(v4) if v4.is_private()).then_some(ip)
 }
 
-/// How the asking stands.
+/// The state of the mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Standing {
+enum Mapping {
     Asking,
     Closed,
     Open(SocketAddr),
 }
 
-impl Standing {
+impl Mapping {
     fn address(self) -> Option<SocketAddr> {
         match self {
             Self::Open(address) => Some(address),
@@ -183,50 +187,50 @@ impl Standing {
     }
 }
 
-/// The port at the router, as far as there is one.
+/// The port at the router, once there is one.
 #[derive(Debug, Clone)]
-pub(crate) struct PortMap(watch::Receiver<Standing>);
+pub(crate) struct PortMap(watch::Receiver<Mapping>);
 
 impl PortMap {
-    /// Where there is nobody to be asked, and who was not to ask.
+    /// Without a router, or if none is to be asked.
     pub(crate) fn none() -> Self {
-        Self(watch::channel(Standing::Closed).1)
+        Self(watch::channel(Mapping::Closed).1)
     }
 
-    /// Where others reach this peer by it, as far as is known now.
+    /// The outside address at which other peers reach this one, if it is known.
     pub(crate) fn address(&self) -> Option<SocketAddr> {
         self.0.borrow().address()
     }
 
-    /// Waits until a router has answered or has had its time.
+    /// Waits until a router has answered or the search timed out.
     pub(crate) async fn settled(&mut self) {
-        // Whoever asks no more has told nothing newer.
-        let _ = self.0.wait_for(|standing| *standing != Standing::Asking).await;
+        // If the task has ended, its last state stands.
+        let _ = self.0.wait_for(|mapping| *mapping != Mapping::Asking).await;
     }
 
-    /// Waits until it is another one than this. May be given up and called again.
+    /// Waits until the address differs from this one. The call may be cancelled and repeated.
     pub(crate) async fn other_than(&mut self, known: Option<SocketAddr>) {
-        if self.0.wait_for(|standing| standing.address() != known).await.is_err() {
-            // Whoever asks no more changes nothing.
+        if self.0.wait_for(|mapping| mapping.address() != known).await.is_err() {
+            // The task has ended: the address does not change any more.
             std::future::pending().await
         }
     }
 
-    /// A port for this address, and what keeps it open until it is stopped.
+    /// Opens a port for this address. The returned task renews the mapping until it is stopped.
     pub(crate) fn keep(
         local: SocketAddr,
         discovery: Discovery,
         stop: CancellationToken,
     ) -> (Self, impl Future<Output = ()>) {
-        let (tell, told) = watch::channel(Standing::Asking);
-        (Self(told), keep(local, discovery, tell, stop))
+        let (sender, mapping) = watch::channel(Mapping::Asking);
+        (Self(mapping), keep(local, discovery, sender, stop))
     }
 }
 
 async fn keep(
     local: SocketAddr,
     discovery: Discovery,
-    tell: watch::Sender<Standing>,
+    sender: watch::Sender<Mapping>,
     stop: CancellationToken,
 ) {
     let mut opened: Option<(Router, u16)> = None;
@@ -240,7 +244,7 @@ async fn keep(
             let address = router.open(local).await?;
             Ok::<_, PortMapError>((router, address))
         };
-        // What was asked for must be known, to be given back.
+        // Waits for the answer, so that a port that was opened can be closed.
         let hurried = async {
             stop.cancelled().await;
             tokio::time::sleep(CLOSING).await;
@@ -252,15 +256,15 @@ async fn keep(
         match asked {
             Ok((router, address)) => {
                 opened = Some((router, address.port()));
-                if tell.send_replace(Standing::Open(address)) != Standing::Open(address) {
+                if sender.send_replace(Mapping::Open(address)) != Mapping::Open(address) {
                     tracing::info!(%address, "the router opened a port");
                     discovery.open_at(address).await;
                 }
             }
             Err(error) => {
-                // Most peers do without one.
-                tracing::debug!(%error, "no port at a router");
-                tell.send_replace(Standing::Closed);
+                // Most peers work without one.
+                tracing::debug!(%error, "the router opened no port");
+                sender.send_replace(Mapping::Closed);
             }
         }
         tokio::select! {

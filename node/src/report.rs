@@ -1,4 +1,4 @@
-//! `report.json`: a run in numbers, made from its events.
+//! `report.json`: the figures of a run, computed from its events.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::Permissions;
@@ -11,39 +11,40 @@ use shoal_protocol::ids::{ContentHash, PeerId, RunId};
 
 use crate::events::{RunEvent, StepReport};
 
-/// A run in numbers.
+/// The figures of a run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// Name of the run; none before it started.
+    /// The run's identifier; absent before it started.
     pub run_hash: Option<RunId>,
-    /// Decides initial weights and the order of samples.
+    /// Seed of the initial weights and of the order of samples.
     pub seed: u64,
-    /// Committed steps in order.
+    /// Committed steps, in order.
     pub steps: Vec<StepNumbers>,
-    /// Tokens trained on over the seconds that all steps took.
+    /// Tokens trained on, divided by the duration of all steps.
     pub tokens_per_second: f64,
-    /// The most peers that took part at one time.
+    /// The most members at one time.
     pub peers: usize,
     /// Pipeline stages.
     pub stages: u16,
     /// Peers that were killed.
     pub kills: u64,
-    /// Changes of a peer's stage.
+    /// Moves of peers to another stage.
     pub moves: u64,
-    /// Returns of the whole run to a checkpoint.
+    /// Returns of the run to a checkpoint.
     pub rewinds: u64,
-    /// What became of the microbatches of the committed steps.
+    /// Microbatches of the committed steps.
     pub microbatches: MicrobatchNumbers,
     /// Hash of the weights of the newest complete checkpoint.
     pub checkpoint_hash: Option<ContentHash>,
-    /// Those of all complete checkpoints by version: more than one where a rewind made other bits.
+    /// Hashes of all complete checkpoints by version. A version has several if a rewind led to
+    /// different bits.
     pub checkpoints: BTreeMap<u64, BTreeSet<ContentHash>>,
-    /// The same of a single process that trained alone, where one did.
+    /// Hash of the reference's weights, if a single process trained the same run.
     pub reference_hash: Option<ContentHash>,
-    /// The most that was told of each step's microbatches, by whoever told it.
+    /// The highest counts reported for each step, by any peer.
     #[serde(skip)]
-    told: BTreeMap<u64, Told>,
-    /// Of all steps together.
+    reported: BTreeMap<u64, StepCounts>,
+    /// Tokens of all steps.
     #[serde(skip)]
     tokens: u64,
     #[serde(skip)]
@@ -54,42 +55,42 @@ pub struct Report {
     admitted: BTreeSet<PeerId>,
 }
 
-/// What befell one step's microbatches.
+/// Microbatch counts of one step.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-struct Told {
+struct StepCounts {
     counted: u64,
     replayed: u64,
     duplicated: u64,
 }
 
-/// One committed step in numbers.
+/// The figures of one committed step.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct StepNumbers {
-    /// Which.
+    /// The step's number.
     pub step: u64,
     /// Mean training loss, in nats per token.
     pub loss: f64,
     /// Norm of the gradient over all stages, before clipping.
     pub gradient_norm: f64,
-    /// Tokens trained on.
+    /// Tokens that the step trained on.
     pub tokens: u64,
-    /// Time that it took.
+    /// Duration of the step in seconds.
     pub seconds: f64,
-    /// Mean loss on the held-out text before this step, where it was looked at.
+    /// Mean loss on the held-out text before this step, if it was evaluated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_out_loss: Option<f64>,
 }
 
-/// What became of the microbatches of the committed steps, counted once for each stage.
+/// Microbatches of the committed steps, counted once per stage.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MicrobatchNumbers {
-    /// Those whose weight gradient is in the committed sums, as the proofs in the commits show.
+    /// Microbatches whose weight gradient is in the committed sums, as the commits' proofs show.
     pub counted: u64,
-    /// Those computed again, because a peer was lost or late.
+    /// Microbatches computed again because a peer was lost or late.
     pub replayed: u64,
-    /// Reports that came twice and were counted once.
+    /// Reports that arrived more than once and were counted once.
     pub duplicated: u64,
-    /// Those that should have been counted and were not.
+    /// Microbatches that should have been counted and were not.
     pub missing: i64,
 }
 
@@ -100,7 +101,7 @@ impl Report {
         Self::default()
     }
 
-    /// Versions of checkpoints whose bits another run of the same has not.
+    /// Versions whose checkpoints differ from those of another report of the same run.
     #[must_use]
     pub fn checkpoints_unlike(&self, other: &Self) -> Vec<u64> {
         let unlike = |(version, hashes): (&u64, &BTreeSet<ContentHash>)| {
@@ -109,7 +110,7 @@ impl Report {
         self.checkpoints.iter().filter_map(unlike).collect()
     }
 
-    /// Takes in the next event.
+    /// Records an event.
     pub fn note(&mut self, event: &RunEvent) {
         match event {
             RunEvent::Started { run, seed, stages, microbatches, .. } => {
@@ -129,7 +130,7 @@ impl Report {
             RunEvent::Committed(step) => self.note_step(step),
             RunEvent::Checkpoint { version, hash, .. } => {
                 self.checkpoints.entry(*version).or_default().insert(*hash);
-                // An archive may bring an older one together after a newer one.
+                // An archive may assemble an older checkpoint after a newer one.
                 if self.checkpoints.keys().next_back() == Some(version) {
                     self.checkpoint_hash = Some(*hash);
                 }
@@ -161,10 +162,10 @@ impl Report {
         }
     }
 
-    /// What came of the steps from a version on is computed again, and counts then.
+    /// Discards the steps from a version on. They are computed again and counted then.
     fn rewind(&mut self, version: u64) {
         self.rewinds += 1;
-        for step in self.told.split_off(&version).into_values() {
+        for step in self.reported.split_off(&version).into_values() {
             self.microbatches.counted -= step.counted;
             self.microbatches.missing -= self.microbatches_per_step as i64 - step.counted as i64;
         }
@@ -174,33 +175,33 @@ impl Report {
         self.rate();
     }
 
-    /// Whether this step was told of, since the last return to before it.
+    /// Whether this step is committed and was not discarded by a rewind.
     #[must_use]
     pub fn knows(&self, step: u64) -> bool {
-        self.told.contains_key(&step)
+        self.reported.contains_key(&step)
     }
 
-    /// Several peers may tell of a step; who keeps the run knows most of it.
+    /// Records a step. Several peers may report it; the coordinator's counts are the most complete.
     fn note_step(&mut self, step: &StepReport) {
         self.peers = self.peers.max(step.peers);
-        if !self.told.contains_key(&step.step) {
+        if !self.reported.contains_key(&step.step) {
             self.begin_step(step);
         }
-        let told = self.told.entry(step.step).or_default();
-        let more = |known: &mut u64, said: u64| {
-            let more = said.saturating_sub(*known);
+        let known = self.reported.entry(step.step).or_default();
+        let more = |known: &mut u64, reported: u64| {
+            let more = reported.saturating_sub(*known);
             *known += more;
             more
         };
-        let counted = more(&mut told.counted, step.counted);
+        let counted = more(&mut known.counted, step.counted);
         self.microbatches.counted += counted;
         self.microbatches.missing -= counted as i64;
-        self.microbatches.replayed += more(&mut told.replayed, step.replayed);
-        self.microbatches.duplicated += more(&mut told.duplicated, step.duplicated);
+        self.microbatches.replayed += more(&mut known.replayed, step.replayed);
+        self.microbatches.duplicated += more(&mut known.duplicated, step.duplicated);
     }
 
-    /// A step is told of for the first time. A run has so many that they are not added up again for
-    /// each.
+    /// Records the first report of a step. Sums are updated incrementally, because a run has many
+    /// steps.
     fn begin_step(&mut self, step: &StepReport) {
         let numbers = StepNumbers {
             step: step.step,
@@ -223,18 +224,18 @@ impl Report {
         self.tokens_per_second = if known { self.tokens as f64 / self.seconds } else { 0.0 };
     }
 
-    /// Reads what [`Report::write`] wrote.
+    /// Reads a report.
     ///
     /// # Errors
-    /// When it cannot be read or is no report.
+    /// If the file cannot be read or is not a report.
     pub fn read(path: &Path) -> io::Result<Self> {
         Ok(serde_json::from_slice(&std::fs::read(path)?)?)
     }
 
-    /// Writes the report as JSON, whole or not at all.
+    /// Writes the report as JSON, atomically.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// If the file cannot be written.
     pub fn write(&self, path: &Path) -> io::Result<()> {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
         let file = tempfile::Builder::new()
@@ -319,12 +320,12 @@ mod tests {
     }
 
     #[test]
-    fn what_several_peers_tell_of_a_step_counts_once() {
+    fn several_reports_of_a_step_count_once() {
         let mut report = Report::new();
         report.note(&started());
-        let heard = StepReport { replayed: 0, duplicated: 0, ..step(0, 8) };
-        for told in [heard.clone(), step(0, 8), heard] {
-            report.note(&RunEvent::Committed(told));
+        let late = StepReport { replayed: 0, duplicated: 0, ..step(0, 8) };
+        for report_of_step in [late.clone(), step(0, 8), late] {
+            report.note(&RunEvent::Committed(report_of_step));
         }
         report.note(&RunEvent::Committed(step(1, 8)));
         report.note(&RunEvent::Rewound { version: 1, steps: 1 });
@@ -334,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_counted_is_missing() {
+    fn microbatches_that_were_not_counted_are_missing() {
         let mut report = Report::new();
         report.note(&started());
         report.note(&RunEvent::Committed(step(0, 5)));
@@ -342,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_version_is_the_run_s_whatever_is_archived_last() {
+    fn the_newest_version_is_reported_in_any_order_of_archiving() {
         let mut report = Report::new();
         for version in [20, 30, 25] {
             let hash = ContentHash([version as u8; 32]);
@@ -353,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_are_counted_at_their_most() {
+    fn the_most_members_at_one_time_are_reported() {
         let mut report = Report::new();
         report.note(&started());
         let span = StageSpan::one(Stage(0));
@@ -366,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_what_it_writes() {
+    fn a_written_report_reads_back() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("report.json");
         let mut report = Report::new();

@@ -1,12 +1,13 @@
-//! Files that are there whole, or as they were before.
+//! Atomic replacement of files.
 
 use std::io::{self, Write};
 use std::path::Path;
 
-/// Writes a file for its owner alone; its bytes are on the disk before it has its name.
+/// Writes a file atomically, readable by its owner only. Its bytes are on disk before it gets its
+/// name.
 ///
 /// # Errors
-/// When the folder cannot be written, or the disk is full.
+/// If the folder cannot be written, or the disk is full.
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let mut file = tempfile::NamedTempFile::new_in(folder.unwrap_or(Path::new(".")))?;

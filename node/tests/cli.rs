@@ -1,5 +1,5 @@
-//! What a user meets at the command line: commands that need no swarm, and one clear line with the
-//! right exit code for everything that cannot work.
+//! The command line: commands that need no swarm, and errors, each of which is one line with the
+//! right exit code.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -16,7 +16,7 @@ const USAGE: i32 = 2;
 const NOT_ADMITTED: i32 = 3;
 const CORRUPT: i32 = 4;
 
-/// A folder with a text and a small run on it.
+/// A folder with a text and a small run that trains on it.
 struct Place(TempDir);
 
 impl Place {
@@ -32,7 +32,7 @@ impl Place {
         self.0.path().join(name)
     }
 
-    /// Writes `run.toml`: a small run, changed.
+    /// Writes `run.toml`: a small run with a change.
     fn configure(&self, change: impl FnOnce(&mut RunConfig)) {
         let mut config = RunConfig::default();
         config.data.path = Some("text.txt".into());
@@ -46,12 +46,12 @@ impl Place {
         fs::write(self.path("run.toml"), config.to_toml()).expect("written");
     }
 
-    /// Runs `shoal` here.
+    /// Runs `shoal` in the folder.
     fn shoal<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Output {
         command(self.0.path(), arguments).output().expect("it starts")
     }
 
-    /// What `shoal` prints when all is well.
+    /// The output of `shoal`, which must succeed.
     fn shoal_prints(&self, arguments: &[&str]) -> String {
         let output = self.shoal(arguments);
         let errors = String::from_utf8_lossy(&output.stderr);
@@ -59,7 +59,7 @@ impl Place {
         String::from_utf8(output.stdout).expect("text")
     }
 
-    /// Runs `shoal`, which must fail with this code and one line that has these words.
+    /// Runs `shoal`, which must fail with this code and one line that contains these words.
     fn shoal_fails(&self, arguments: &[&str], code: i32, words: &[&str]) {
         let output = self.shoal(arguments);
         let errors = String::from_utf8(output.stderr).expect("text");
@@ -73,14 +73,14 @@ impl Place {
         }
     }
 
-    /// Trains the run, and gives the folder of the checkpoint.
+    /// Trains the run, and returns the folder of its checkpoint.
     fn train(&self) -> PathBuf {
         self.shoal_prints(&["local", "run.toml", "--out", "out", "--threads", "1"]);
         self.path("out/checkpoint")
     }
 }
 
-/// `shoal` without log lines and without a say of the user's environment.
+/// `shoal` without log lines, and independent of the user's environment.
 fn command<S: AsRef<OsStr>>(folder: &Path, arguments: impl IntoIterator<Item = S>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_shoal"));
     command
@@ -92,7 +92,7 @@ fn command<S: AsRef<OsStr>>(folder: &Path, arguments: impl IntoIterator<Item = S
     command
 }
 
-/// A first peer that waits for others, until this is dropped.
+/// A first peer that waits for others. Dropping this kills it.
 struct FirstPeer {
     child: Child,
     address: String,
@@ -132,13 +132,13 @@ fn join(address: &str) -> Vec<&str> {
 }
 
 #[test]
-fn the_version_is_the_packages() {
+fn the_version_is_that_of_the_package() {
     let printed = Place::new().shoal_prints(&["--version"]);
     assert_eq!(printed.trim(), format!("shoal {}", env!("CARGO_PKG_VERSION")));
 }
 
 #[test]
-fn init_writes_a_run_that_can_be_used_and_no_second_time() {
+fn init_writes_a_valid_run_once() {
     let place = Place::new();
     place.shoal_prints(&["init", "-o", "new.toml"]);
     let written = RunConfig::load(&place.path("new.toml")).expect("valid");
@@ -191,7 +191,7 @@ fn every_command_has_a_man_page() {
 }
 
 #[test]
-fn plan_says_who_hosts_what_and_why_or_what_the_file_lacks() {
+fn plan_explains_a_placement_or_an_error_in_the_file() {
     let place = Place::new();
     let fleet = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/fleets/dt-fm-3.toml");
     let text = place.shoal_prints(&["plan", fleet]);
@@ -200,11 +200,11 @@ fn plan_says_who_hosts_what_and_why_or_what_the_file_lacks() {
     let plans: Value = serde_json::from_str(&plans).expect("JSON");
     assert_eq!(plans[0]["stages"].as_array().map(Vec::len), Some(8), "{plans}");
     place.shoal_fails(&["plan", "none.toml"], USAGE, &["none.toml"]);
-    place.shoal_fails(&["plan", "run.toml"], USAGE, &["run.toml is no fleet"]);
+    place.shoal_fails(&["plan", "run.toml"], USAGE, &["run.toml is not a valid fleet"]);
 }
 
 #[test]
-fn data_show_prints_tokens_and_those_that_follow() {
+fn data_show_prints_tokens_and_their_successors() {
     let place = Place::new();
     let show = |step: &str, microbatch: &str| -> Value {
         let flags = ["data", "show", "run.toml", "--step", step, "--microbatch", microbatch];
@@ -256,7 +256,7 @@ fn no_steps_give_the_initial_checkpoint() {
 }
 
 #[test]
-fn a_damaged_checkpoint_is_told_apart() {
+fn a_damaged_checkpoint_is_detected() {
     let place = Place::new();
     let checkpoint = place.train();
     let weights: Vec<PathBuf> = fs::read_dir(&checkpoint)
@@ -285,7 +285,7 @@ fn a_damaged_checkpoint_is_told_apart() {
 }
 
 #[test]
-fn a_run_that_cannot_be_is_refused_wherever_it_is_given() {
+fn an_invalid_run_is_refused_by_every_command() {
     let place = Place::new();
     let refused = |words: &[&str]| {
         place.shoal_fails(&["local", "run.toml", "--out", "out"], USAGE, words);
@@ -325,7 +325,7 @@ fn a_port_in_use_is_named() {
 }
 
 #[test]
-fn a_swarm_that_cannot_be_joined_is_told_why() {
+fn a_failed_join_names_its_cause() {
     let place = Place::new();
     place.shoal_fails(&join("localhost"), USAGE, &["localhost"]);
 
@@ -367,7 +367,7 @@ fn files_of_a_data_directory_are_listed_fetched_and_verified() {
     let get = ["chunk", "get", hash, "--from", &first.address, "--out", "got"];
     place.shoal_prints(&get);
     assert_eq!(fs::read(place.path("got")).expect("it is there"), tokens);
-    place.shoal_fails(&get, USAGE, &["got is there already", "--out"]);
+    place.shoal_fails(&get, USAGE, &["got exists", "--out"]);
     let nothing = "00".repeat(32);
     let unknown = ["chunk", "get", &nothing, "--from", &first.address];
     place.shoal_fails(&unknown, 1, &["shoal chunk ls", &nothing]);
@@ -384,7 +384,7 @@ fn files_of_a_data_directory_are_listed_fetched_and_verified() {
 }
 
 #[test]
-fn a_killed_fetch_goes_on_where_it_was() {
+fn a_killed_fetch_resumes() {
     let place = Place::new();
     fs::write(place.path("text.txt"), "All that glisters is not gold. ".repeat(2_000_000))
         .expect("written");
@@ -408,7 +408,7 @@ fn a_killed_fetch_goes_on_where_it_was() {
 }
 
 #[test]
-fn a_demo_that_cannot_be_is_refused_before_anything_starts() {
+fn an_invalid_demo_is_refused_before_it_starts() {
     let place = Place::new();
     place.shoal_fails(&["demo", "--data", "none.txt"], USAGE, &["none.txt"]);
     place.shoal_fails(&["demo", "--stages", "99"], USAGE, &["training.stages = 99"]);
@@ -420,7 +420,7 @@ fn a_demo_that_cannot_be_is_refused_before_anything_starts() {
 }
 
 #[test]
-fn a_failure_is_json_where_logs_are() {
+fn a_failure_is_json_if_logs_are() {
     let place = Place::new();
     let output = Command::new(env!("CARGO_BIN_EXE_shoal"))
         .args(["--log-format", "json", "checkpoint", "hash", "nowhere"])

@@ -141,8 +141,8 @@ fn whether_others_get_through_to_a_peer_is_found_out_from_outside() {
         let (says, fix) = (own["says"].as_str().expect("text"), own["fix"].as_str());
         let (state, part, wanted) = match nat {
             Nat::Open | Nat::FullCone => ("well", "open: others dial in at", None),
-            Nat::Firewall => ("note", "closed: nobody", Some("open UDP port 7411")),
-            Nat::Restricted => ("note", "only whom it sent to", Some("forward port 7411")),
+            Nat::Firewall => ("note", "closed: no peer", Some("open UDP port 7411")),
+            Nat::Restricted => ("note", "only peers that it has sent to", Some("forward port 7411")),
             _ => ("note", "symmetric NAT", Some("forward port 7411")),
         };
         assert_eq!(own["state"], state, "{nat:?}: {own}");

@@ -1,4 +1,4 @@
-//! Every command with its flags.
+//! Generates the reference of the commands.
 
 use std::fmt::Write as _;
 
@@ -6,50 +6,52 @@ use clap::{Arg, Command, CommandFactory};
 use shoal_node::cli::Cli;
 use shoal_node::exit::Exit;
 
-/// The whole document.
+/// The whole page.
 pub(crate) fn text() -> String {
     let mut root = Cli::command();
-    // Fills in what commands have from the root, and `help`.
+    // Adds global flags and `help` to the commands.
     root.build();
     let mut text = String::from(
-        "# Commands\n\nWritten by `cargo run -p shoal-node --example reference` from the command line \
-         itself. `shoal COMMAND --help`\nsays the same, `shoal man DIR` writes it as man pages, and \
+        "# Commands\n\n`cargo run -p shoal-node --example reference` generates this page from the command \
+         line. `shoal COMMAND --help`\nprints the same text, `shoal man DIR` writes it as man pages, and \
          `shoal completion SHELL` prints a completion script.\n",
     );
-    text.push_str("\n## For every command\n\n");
+    text.push_str("\n## Global flags\n\n");
     flags(&mut text, root.get_arguments().filter(|arg| arg.is_global_set()));
     for command in root.get_subcommands() {
         describe(&mut text, command);
     }
-    write!(text, "\n## How it ends\n\n```text\n{}\n```\n", Exit::HELP).expect("a String takes it");
+    write!(text, "\n## Exit codes\n\n```text\n{}\n```\n", Exit::HELP)
+        .expect("a String accepts writes");
     text
 }
 
-/// A command, and those below it.
+/// Describes a command and its subcommands.
 fn describe(text: &mut String, command: &Command) {
     if command.is_hide_set() || command.get_name() == "help" {
         return;
     }
     let about = command.get_about().map(ToString::to_string).unwrap_or_default();
     let name = command.get_bin_name().unwrap_or(command.get_name());
-    write!(text, "\n## {name}\n\n{}.\n", about.trim_end_matches('.')).expect("a String takes it");
+    write!(text, "\n## {name}\n\n{}.\n", about.trim_end_matches('.'))
+        .expect("a String accepts writes");
     if command.has_subcommands() {
         command.get_subcommands().for_each(|below| describe(text, below));
         return;
     }
     let usage = command.clone().render_usage().to_string();
     write!(text, "\n```text\n{}\n```\n\n", usage.trim_start_matches("Usage: "))
-        .expect("a String takes it");
+        .expect("a String accepts writes");
     flags(text, command.get_arguments().filter(|arg| !arg.is_global_set()));
 }
 
-/// A table of what may be given.
+/// A table of flags and arguments.
 fn flags<'a>(text: &mut String, all: impl Iterator<Item = &'a Arg>) {
     let own =
         |arg: &&Arg| !arg.is_hide_set() && !["help", "version"].contains(&arg.get_id().as_str());
     let rows: Vec<String> = all.filter(own).map(row).collect();
     if !rows.is_empty() {
-        text.push_str("| what | default | meaning |\n|---|---|---|\n");
+        text.push_str("| flag | default | meaning |\n|---|---|---|\n");
         text.extend(rows);
     }
 }
@@ -64,7 +66,7 @@ fn row(arg: &Arg) -> String {
     };
     let default: Vec<String> =
         arg.get_default_values().iter().map(|value| value.to_string_lossy().into_owned()).collect();
-    // Where it keeps its files depends on whose machine this is.
+    // The default depends on the user.
     let home = arg.get_id() == "data_dir";
     let default = if home { "~/.local/share/shoal".to_owned() } else { default.join(" ") };
     let takes = arg.get_action().takes_values() && !default.is_empty();

@@ -1,30 +1,31 @@
-//! Every key of a run's configuration.
+//! Generates the reference of a run's configuration.
 
 use std::fmt::Write as _;
 
 use shoal_node::config::RunConfig;
 
 const HEAD: &str = "# Configuration\n\n\
-`shoal init` writes `run.toml`; this is what is in it, written by `cargo run -p shoal-node --example reference`\n\
-from the file itself. All of it is part of the run: peers train together only where every value is the same. What\n\
-one peer may choose for itself are flags ([commands.md](commands.md)). An unknown key and one of the wrong\n\
-kind are refused with their line, one that lacks and a value that no run can have by name, with what would do.\n";
+`shoal init` writes a `run.toml` with these keys. All of them are part of the run: peers train together only if\n\
+every value is equal. Settings of a single peer are flags ([commands.md](commands.md)). The error for an unknown\n\
+key or a wrong type names the line; the error for a missing key or a value out of range names the key and, where\n\
+it helps, the range.\n\n\
+`cargo run -p shoal-node --example reference` generates this page from the file that `shoal init` writes.\n";
 
-/// The whole document.
+/// The whole page.
 pub(crate) fn text() -> String {
     let mut text = HEAD.to_owned();
-    // What comments above a section or a key say.
+    // Comments above a section or a key.
     let mut above: Vec<&str> = Vec::new();
     let file = RunConfig::default().to_toml();
-    // What comes before the first section is about the file.
+    // Comments before the first section describe the file.
     let sections = file.find("\n\n").map_or(&file[..], |end| &file[end..]);
     for line in sections.lines() {
         let key = key_in(line);
         let unset = line.strip_prefix("# ").and_then(key_in);
         if let Some(name) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
-            write!(text, "\n## [{name}]\n\n").expect("a String takes it");
+            write!(text, "\n## [{name}]\n\n").expect("a String accepts writes");
             if !above.is_empty() {
-                write!(text, "{}\n\n", above.join("\n")).expect("a String takes it");
+                write!(text, "{}\n\n", above.join("\n")).expect("a String accepts writes");
             }
             text.push_str("| key | default | meaning |\n|---|---|---|\n");
             above.clear();
@@ -42,7 +43,7 @@ pub(crate) fn text() -> String {
     text
 }
 
-/// The key that a line sets, and what to.
+/// The key and the value that a line sets.
 fn key_in(line: &str) -> Option<(&str, &str)> {
     line.split_once(" = ").filter(|(name, _)| !name.contains(char::is_whitespace))
 }

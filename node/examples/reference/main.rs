@@ -1,8 +1,8 @@
-//! Writes what follows from the command line and the default run: the references in `docs/`.
+//! Generates the references in `docs/` from the command line and the default run.
 //!
 //!     cargo run -p shoal-node --example reference
 //!
-//! Its test says when those files are out of date.
+//! Its test fails if the files are out of date.
 
 mod commands;
 mod configuration;
@@ -10,7 +10,7 @@ mod configuration;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Each file and what is to be in it.
+/// The path and the contents of each file.
 fn files() -> Vec<(PathBuf, String)> {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_follows_from_the_code_is_up_to_date() {
+    fn the_references_are_up_to_date() {
         for (path, text) in files() {
             let found = std::fs::read_to_string(&path).unwrap_or_default();
             let path = path.display();

@@ -1,4 +1,4 @@
-//! What the first peer of a run prints for others to type.
+//! The command that the first peer of a run prints for others.
 
 use std::time::Duration;
 
@@ -10,40 +10,40 @@ use shoal_protocol::net::identity::Identity;
 
 use super::{Issued, KeptRules, Store, TicketState};
 
-/// How long the ticket can be used that the first peer prints.
+/// Validity of the ticket that the first peer prints.
 const TICKET_LIFE: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// How others get into the run.
+/// How others join the run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum JoinLine {
-    /// Everybody may come here.
+    /// Any peer can join at this address.
     Address(String),
-    /// One peer may come with this.
+    /// One peer can join with this ticket.
     Ticket(String),
-    /// Whoever is listed may come here.
+    /// Listed peers can join at this address.
     Listed(String),
-    /// Another peer gives tickets.
+    /// Another peer issues the tickets.
     Elsewhere,
 }
 
 impl JoinLine {
-    /// The line for people.
+    /// The instructions for people.
     pub(crate) fn line(&self) -> String {
         match self {
             Self::Address(address) => format!("others join with: shoal join {address}"),
             Self::Ticket(ticket) => format!(
-                "one other joins with: shoal join {ticket}\nmore are invited with: shoal invite new"
+                "one other joins with: shoal join {ticket}\ninvite more with: shoal invite new"
             ),
             Self::Listed(address) => format!(
-                "listed peers join with: shoal join {address}\nthey are listed with: shoal invite allow PEER"
+                "listed peers join with: shoal join {address}\nlist a peer with: shoal invite allow PEER"
             ),
-            Self::Elsewhere => "the run's warden invites others: shoal invite new".to_owned(),
+            Self::Elsewhere => "the run's issuer invites others: shoal invite new".to_owned(),
         }
     }
 }
 
-/// What others type to join at this peer's address. In a run of invited peers that is a ticket: the first one
-/// here that is still good, or a new one.
+/// The instructions for joining at this peer's address. In a run by invitation they hold a ticket:
+/// the first valid one for this address, or a new one.
 pub(crate) fn join_line(
     folder: &Store,
     identity: &Identity,
@@ -58,8 +58,9 @@ pub(crate) fn join_line(
     if rules.admission.key != Some(identity.peer_id()) {
         return Ok(JoinLine::Elsewhere);
     }
-    let (now, claims) = (UnixTime::now(), RedemptionLog::read(&folder.claims())?);
-    let used = |id: TicketId| claims.iter().filter(|claim| claim.ticket == id).count();
+    let (now, redemptions) = (UnixTime::now(), RedemptionLog::read(&folder.redemptions())?);
+    let used =
+        |id: TicketId| redemptions.iter().filter(|redemption| redemption.ticket == id).count();
     let tickets = folder.tickets()?;
     let access_list = access_list_of(folder)?;
     let good = tickets.iter().find(|ticket| {
@@ -75,10 +76,10 @@ pub(crate) fn join_line(
     }
 }
 
-/// Makes a ticket and notes it.
+/// Issues a ticket and records it.
 ///
 /// # Errors
-/// When it is not known where this peer is, or the disk does not take it.
+/// If this peer's address is unknown, or the disk is full.
 pub(crate) fn issue(
     folder: &Store,
     issuer: &Identity,
@@ -88,10 +89,7 @@ pub(crate) fn issue(
     let KeptRules { run, .. } = folder.rules()?;
     let addresses: Vec<PeerAddress> =
         folder.addresses()?.iter().filter_map(|line| line.parse().ok()).collect();
-    anyhow::ensure!(
-        !addresses.is_empty(),
-        "it is not known where this peer listens: start it once"
-    );
+    anyhow::ensure!(!addresses.is_empty(), "the address of this peer is unknown: start it once");
     let _lock = folder.lock()?;
     let mut tickets = folder.tickets()?;
     let id = TicketId(tickets.iter().map(|ticket| ticket.id.0).max().unwrap_or(0) + 1);
@@ -103,11 +101,11 @@ pub(crate) fn issue(
     Ok(ticket)
 }
 
-/// The roster that is written in a folder; an empty one where none is.
+/// The access list stored in a folder, or an empty one.
 pub(crate) fn access_list_of(folder: &Store) -> anyhow::Result<AccessList> {
     let key = folder.rules()?.admission.key;
     match (folder.access_list()?, key) {
-        (Some(signed), Some(key)) => signed.open(key).context("the roster that is kept is damaged"),
+        (Some(signed), Some(key)) => signed.open(key).context("the stored access list is damaged"),
         _ => Ok(Default::default()),
     }
 }

@@ -1,4 +1,4 @@
-//! Peers of a run that were met before, for when those whose addresses were given are gone.
+//! Known peers of a run, as a fallback when the given addresses do not answer.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -10,36 +10,36 @@ use shoal_protocol::net::discovery::{Host, PeerAddress};
 use super::Store;
 use super::store::{read_capped, write_whole};
 
-/// Peers that are remembered; those met last take the place of those met first.
+/// The most known peers. A new one replaces the oldest.
 const PEERS: usize = 64;
 
-/// Addresses of one of them.
+/// Addresses per peer.
 const ADDRESSES: usize = 2;
 
-/// The peers met, and the file that remembers them.
+/// The known peers, and the file that stores them.
 #[derive(Debug)]
 pub(crate) struct KnownPeers {
     path: PathBuf,
-    /// The order in which they were met, and where.
+    /// Peers with their order of contact and their addresses.
     met: BTreeMap<PeerId, (u64, Vec<PeerAddress>)>,
     count: u64,
 }
 
 impl KnownPeers {
-    /// Those of a file, which need not be there.
+    /// Reads the peers of a file, which may be missing.
     pub(crate) fn open(path: PathBuf) -> Self {
         let mut known = Self { path, met: BTreeMap::new(), count: 0 };
-        // The file begins with those met last.
+        // The file begins with the newest.
         for address in read(&known.path).into_iter().rev() {
             known.insert(address.peer, vec![address]);
         }
         known
     }
 
-    /// Notes where a peer is.
+    /// Records the addresses of a peer.
     ///
     /// # Errors
-    /// When the disk does not take it.
+    /// If the file cannot be written.
     pub(crate) fn meet(&mut self, peer: PeerId, at: &[SocketAddr]) -> anyhow::Result<()> {
         let places: Vec<PeerAddress> =
             at.iter().take(ADDRESSES).map(|&address| PeerAddress::new(address, peer)).collect();
@@ -67,7 +67,7 @@ impl KnownPeers {
     }
 }
 
-/// Where peers of the runs in a data directory are that the peers at these addresses took part in.
+/// Known peers of those runs in a data directory that the given peers took part in.
 pub(crate) fn companions(data_dir: &Path, of: &[PeerId]) -> Vec<PeerAddress> {
     let Ok(runs) = std::fs::read_dir(data_dir.join("runs")) else { return Vec::new() };
     let mut all = Vec::new();
@@ -80,12 +80,12 @@ pub(crate) fn companions(data_dir: &Path, of: &[PeerId]) -> Vec<PeerAddress> {
     all
 }
 
-/// Where the peers are that were met in the run that the peer of a data directory last took part in.
+/// Known peers of the run that the peer of a data directory last took part in.
 pub(crate) fn met(data_dir: &Path) -> Vec<PeerAddress> {
     Store::current(data_dir).map_or_else(|_| Vec::new(), |folder| read(&folder.peers()))
 }
 
-/// The addresses in a file; what is none is passed over.
+/// The addresses in a file. Invalid lines are skipped.
 fn read(path: &Path) -> Vec<PeerAddress> {
     let text = read_capped(path).ok().flatten().unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn those_met_last_are_remembered_and_come_first() {
+    fn the_newest_peers_are_kept_and_come_first() {
         let data_dir = tempfile::tempdir().expect("a folder");
         let folder = data_dir.path().join("runs/r/admission");
         std::fs::create_dir_all(&folder).expect("room for a folder");
@@ -122,7 +122,7 @@ mod tests {
         let again = read(&path);
         assert_eq!(again.len(), PEERS);
         assert_eq!(again[0], PeerAddress::new(at(2)[0], peer(5)));
-        assert!(again.iter().all(|address| address.peer != peer(0)), "the first is forgotten");
+        assert!(again.iter().all(|address| address.peer != peer(0)), "the oldest is dropped");
 
         assert_eq!(companions(data_dir.path(), &[peer(7)]), again);
         assert!(companions(data_dir.path(), &[peer(200)]).is_empty());
@@ -131,10 +131,10 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_file_is_no_hindrance() {
+    fn a_damaged_file_has_no_peers() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("peers");
-        std::fs::write(&path, b"/ip4/\xff\n\nnonsense").expect("written");
+        std::fs::write(&path, b"/ip4/\xff\n\ngarbage").expect("written");
         assert!(read(&path).is_empty());
     }
 }

@@ -1,8 +1,9 @@
-//! Who may take part in a run, as this peer keeps it on its disk: the folder `admission` of a run in the data
+//! Admission to a run, as this peer stores it: the folder `admission` of a run in the data
 //! directory, which the running peer and `shoal invite`, `ban` and `unban` share.
 //!
-//! Everything in it is signed or may be lost, but for the book of claims and the list of tickets, which are the
-//! warden's alone. The commands write the roster; the running peer notices, and it spreads from there.
+//! Everything in it is signed or expendable, except the redemption log and the list of tickets,
+//! which belong to the issuer. The commands write the access list; the running peer notices and
+//! sends it to the others.
 
 mod join_line;
 mod known_peers;
@@ -25,10 +26,11 @@ use shoal_protocol::net::identity::Identity;
 
 use crate::data_dir::DataDir;
 
-/// Has the gate follow a run's rules, with what was kept of earlier lives. The warden opens its desk.
+/// Makes the gate enforce a run's rules, with the stored access list. The issuer starts issuing
+/// certificates.
 ///
 /// # Errors
-/// When the folder cannot be used, or the book of claims is damaged.
+/// If the folder is not usable, or the redemption log is damaged.
 pub(crate) fn enter(
     gate: &Gate,
     home: &DataDir,
@@ -42,16 +44,16 @@ pub(crate) fn enter(
     let issuer = rules.admission.key == Some(identity.peer_id());
     gate.enter(rules);
     if let Some(access_list) = folder.access_list()? {
-        // One that is damaged is got again from the others.
+        // A damaged list is received again from other peers.
         if let Err(denied) = gate.learn(&access_list) {
-            tracing::warn!(%denied, "the roster that was kept is not used");
+            tracing::warn!(%denied, "ignored the stored access list");
         }
     }
     if issuer {
-        let book = RedemptionLog::open(&folder.claims())
-            .context("no ticket can be turned into a permit here")?;
+        let book = RedemptionLog::open(&folder.redemptions())
+            .context("cannot issue certificates for tickets")?;
         gate.open_desk(Arc::new(Desk::new(identity.clone(), run, book)));
     }
-    watch::write_down(gate, &folder)?;
+    watch::store_changes(gate, &folder)?;
     Ok(folder)
 }

@@ -1,4 +1,4 @@
-//! The files of one run's admission.
+//! The files of a run's admission.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -15,37 +15,37 @@ use shoal_protocol::wire;
 
 use crate::whole_file;
 
-/// The most bytes of one of the files that are read.
+/// The most bytes of a file.
 const LARGEST: u64 = 1 << 20;
 
-/// The file in a data directory that names the run its peer last took part in.
+/// The file in a data directory that names the run that its peer last took part in.
 const CURRENT: &str = "run";
 
-/// One run's folder.
+/// The admission folder of one run.
 #[derive(Debug, Clone)]
 pub(crate) struct Store {
     path: PathBuf,
 }
 
-/// The run and its rules, for commands that have no manifest.
+/// The run and its admission rules, for commands that have no manifest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct KeptRules {
     /// The run.
     pub(crate) run: RunId,
-    /// Whom it lets in, and whose key says so.
+    /// The admission mode, and the issuer's key.
     pub(crate) admission: Admission,
 }
 
-/// A ticket that was made here.
+/// A ticket that was issued here.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Issued {
-    /// Which.
+    /// Its number.
     pub(crate) id: TicketId,
-    /// Until when it can be used.
+    /// The end of its validity.
     pub(crate) expires: UnixTime,
-    /// How often.
+    /// How many peers can redeem it.
     pub(crate) uses: u16,
-    /// As it is passed on.
+    /// The ticket's text.
     pub(crate) text: String,
 }
 
@@ -55,7 +55,7 @@ impl Store {
         Self::in_run(&data_dir.join("runs").join(run.to_string()))
     }
 
-    /// The same in the folder that the run has.
+    /// The folder inside a run's own folder.
     pub(super) fn in_run(path: &Path) -> Self {
         Self { path: path.join("admission") }
     }
@@ -63,13 +63,13 @@ impl Store {
     /// The folder of the run that the peer of a data directory last took part in.
     ///
     /// # Errors
-    /// When it took part in none.
+    /// If it took part in none.
     pub(crate) fn current(data_dir: &Path) -> anyhow::Result<Self> {
         let path = data_dir.join(CURRENT);
         let text = read_capped(&path)?.with_context(|| {
             format!(
-                "no peer ever took part in a run with --data-dir {}: name that of a peer of the run, \
-                 or start the run first",
+                "no peer with --data-dir {} has taken part in a run: choose the data \
+                 directory of a peer of the run, or start the run first",
                 data_dir.display()
             )
         })?;
@@ -79,19 +79,19 @@ impl Store {
         Ok(Self::of(data_dir, run?))
     }
 
-    /// Where the claims of the run's tickets are written down.
-    pub(crate) fn claims(&self) -> PathBuf {
+    /// Path of the redemption log.
+    pub(crate) fn redemptions(&self) -> PathBuf {
         self.path.join("claims")
     }
 
-    /// Where peers of the run were found.
+    /// Path of the list of known peers.
     pub(crate) fn peers(&self) -> PathBuf {
         self.path.join("peers")
     }
 
-    /// Notes the run's rules, and that this is the run now.
+    /// Stores the run's rules, and makes it the current run.
     pub(super) fn remember(&self, rules: &Rules) -> anyhow::Result<()> {
-        let failed = || format!("{} cannot be made", self.path.display());
+        let failed = || format!("cannot create {}", self.path.display());
         fs::create_dir_all(&self.path).with_context(failed)?;
         let Rules { run, admission } = rules.clone();
         let kept = serde_json::to_vec_pretty(&KeptRules { run, admission })?;
@@ -104,79 +104,79 @@ impl Store {
     /// The run's rules.
     ///
     /// # Errors
-    /// When they cannot be read.
+    /// If they cannot be read.
     pub(crate) fn rules(&self) -> anyhow::Result<KeptRules> {
         let path = self.path.join("rules.json");
-        read_json(&path)?.with_context(|| format!("{} is not there", path.display()))
+        read_json(&path)?.with_context(|| format!("{} is missing", path.display()))
     }
 
-    /// What this peer was let in by, if it was given anything.
+    /// The certificate that admits this peer, if it has one.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// If it cannot be read.
     pub(crate) fn certificate(&self) -> anyhow::Result<Option<Signed>> {
         read_signed(&self.path.join("certificate"))
     }
 
-    /// Keeps what this peer was let in by.
+    /// Stores the certificate that admits this peer.
     ///
     /// # Errors
-    /// When the disk does not take it.
+    /// If it cannot be written.
     pub(super) fn store_certificate(&self, certificate: &Signed) -> anyhow::Result<()> {
         write_whole(&self.path.join("certificate"), &wire::encode(certificate)?)
     }
 
-    /// The newest roster that was written here.
+    /// The stored access list, if there is one.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// If it cannot be read.
     pub(crate) fn access_list(&self) -> anyhow::Result<Option<Signed>> {
         read_signed(&self.path.join("access-list"))
     }
 
-    /// Writes a roster; a running peer notices.
+    /// Stores an access list. A running peer notices it.
     ///
     /// # Errors
-    /// When the disk does not take it.
+    /// If it cannot be written.
     pub(crate) fn store_access_list(&self, access_list: &Signed) -> anyhow::Result<()> {
         write_whole(&self.path.join("access-list"), &wire::encode(access_list)?)
     }
 
-    /// The tickets that were made here, the oldest first.
+    /// The tickets that were issued here, the oldest first.
     ///
     /// # Errors
-    /// When the list cannot be read.
+    /// If they cannot be read.
     pub(crate) fn tickets(&self) -> anyhow::Result<Vec<Issued>> {
         Ok(read_json(&self.path.join("tickets.json"))?.unwrap_or_default())
     }
 
-    /// Writes the list of tickets.
+    /// Stores the list of tickets.
     ///
     /// # Errors
-    /// When the disk does not take it.
+    /// If it cannot be written.
     pub(crate) fn keep_tickets(&self, tickets: &[Issued]) -> anyhow::Result<()> {
         write_whole(&self.path.join("tickets.json"), &serde_json::to_vec_pretty(tickets)?)
     }
 
-    /// Where the peer was last reached by others, one address a line.
+    /// The addresses at which others last reached this peer, one per line.
     pub(crate) fn addresses(&self) -> anyhow::Result<Vec<String>> {
         let text = read_capped(&self.path.join("addresses"))?.unwrap_or_default();
         Ok(String::from_utf8_lossy(&text).lines().map(str::to_owned).collect())
     }
 
-    /// Notes where others reach this peer.
+    /// Stores the addresses at which others reach this peer.
     ///
     /// # Errors
-    /// When the disk does not take it.
+    /// If they cannot be written.
     pub(crate) fn keep_addresses(&self, addresses: &[PeerAddress]) -> anyhow::Result<()> {
         let lines: Vec<String> = addresses.iter().map(ToString::to_string).collect();
         write_whole(&self.path.join("addresses"), lines.join("\n").as_bytes())
     }
 
-    /// For as long as it is held, no other command changes the list of tickets or the roster.
+    /// Locks the list of tickets and the access list against other commands.
     ///
     /// # Errors
-    /// When the folder cannot be written.
+    /// If the folder cannot be written.
     pub(crate) fn lock(&self) -> anyhow::Result<File> {
         let path = self.path.join("lock");
         let lock = File::create(&path).with_context(|| path.display().to_string())?;
@@ -185,19 +185,19 @@ impl Store {
     }
 }
 
-/// A file that is there whole or not at all, for its owner alone.
+/// Writes a file atomically, readable by its owner only.
 pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
-    whole_file::write(path, bytes).with_context(|| format!("{} cannot be written", path.display()))
+    whole_file::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// A file's bytes; none where there is no file.
+/// Reads a file; none if it is missing.
 pub(super) fn read_capped(path: &Path) -> anyhow::Result<Option<Vec<u8>>> {
     let mut bytes = Vec::new();
     match File::open(path).and_then(|file| file.take(LARGEST + 1).read_to_end(&mut bytes)) {
         Ok(_) if bytes.len() as u64 > LARGEST => bail!("{} is too large", path.display()),
         Ok(_) => Ok(Some(bytes)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error).with_context(|| format!("{} cannot be read", path.display())),
+        Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
     }
 }
 

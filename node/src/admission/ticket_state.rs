@@ -1,27 +1,27 @@
-//! What a ticket that was made here is still good for.
+//! Whether a ticket that was issued here is still valid.
 
 use serde::Serialize;
 use shoal_protocol::net::admission::{AccessList, UnixTime};
 
 use super::Issued;
 
-/// How a ticket stands.
+/// The state of a ticket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum TicketState {
-    /// It lets somebody in.
+    /// It admits a peer.
     Open,
-    /// All its uses are used.
+    /// All its uses are redeemed.
     UsedUp,
-    /// Its time is over.
+    /// Its validity has ended.
     Expired,
-    /// It was taken back.
+    /// The issuer revoked it.
     Revoked,
 }
 
 impl TicketState {
-    /// As a list shows it.
-    pub(crate) fn word(self) -> &'static str {
+    /// The state's name in a list.
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Open => "open",
             Self::UsedUp => "used up",
@@ -32,16 +32,16 @@ impl TicketState {
 }
 
 impl Issued {
-    /// How it stands after so many claims.
+    /// The state after this number of redemptions.
     pub(crate) fn ticket_state(
         &self,
-        claims: usize,
+        redemptions: usize,
         access_list: &AccessList,
         now: UnixTime,
     ) -> TicketState {
         if access_list.revoked.contains_key(&self.id) {
             TicketState::Revoked
-        } else if claims >= usize::from(self.uses) {
+        } else if redemptions >= usize::from(self.uses) {
             TicketState::UsedUp
         } else if self.expires <= now {
             TicketState::Expired

@@ -1,4 +1,5 @@
-//! Keeps the gate and the folder alike: what the commands write is learned, what others tell is written.
+//! Synchronizes the gate and the folder: reads the commands' changes, and stores data that other
+//! peers sent.
 
 use std::time::Duration;
 
@@ -8,8 +9,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::Store;
 
-/// How often it is looked whether a command has written a roster. Looking is the one way that works on every
-/// file system.
+/// Interval at which the folder is checked for a new access list. Polling is the only method that
+/// works on every file system.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Runs until it is stopped.
@@ -22,26 +23,26 @@ pub(crate) async fn keep(gate: Gate, folder: Store, stop: CancellationToken) {
         };
         let (gate, folder) = (gate.clone(), folder.clone());
         let looked = tokio::task::spawn_blocking(move || {
-            if changed { write_down(&gate, &folder) } else { look(&gate, &folder) }
+            if changed { store_changes(&gate, &folder) } else { read_changes(&gate, &folder) }
         });
         if let Ok(Err(error)) = looked.await {
-            tracing::warn!(%error, "the folder of the run's admission cannot be used");
+            tracing::warn!(%error, "cannot synchronize the folder of the run's admission");
         }
     }
 }
 
-/// Learns what a command has written.
-fn look(gate: &Gate, folder: &Store) -> anyhow::Result<()> {
+/// Reads a new access list from the folder.
+fn read_changes(gate: &Gate, folder: &Store) -> anyhow::Result<()> {
     if let Some(written) = folder.access_list()? {
         gate.learn(&written)?;
     }
     Ok(())
 }
 
-/// Writes what the gate knows better than the folder.
-pub(super) fn write_down(gate: &Gate, folder: &Store) -> anyhow::Result<()> {
-    // A command may have written one that is newer still.
-    look(gate, folder)?;
+/// Stores the gate's documents that the folder lacks.
+pub(super) fn store_changes(gate: &Gate, folder: &Store) -> anyhow::Result<()> {
+    // A command may have written a newer list.
+    read_changes(gate, folder)?;
     let (_, access_list) = gate.access_list();
     if let Some(access_list) = access_list
         && folder.access_list()?.as_ref() != Some(&access_list)

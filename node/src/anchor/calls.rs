@@ -1,6 +1,6 @@
-//! Requests to other anchors, over links that may lose what they carry.
+//! Requests to other anchors over links that may lose messages.
 //!
-//! Each waits for its answer for a limited time only. Raft repeats what it needs.
+//! Each request has a deadline. Raft repeats the ones that it needs.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -25,10 +25,10 @@ use tokio::sync::oneshot;
 
 use super::Links;
 use super::encoding::{Item, Mark};
-use super::rpc::{self, Answer, BODY, Request, Unsound};
+use super::rpc::{self, Answer, BODY, Invalid, Request};
 use super::types::{AnchorId, Types};
 
-/// Requests that wait for their answers at once, of all kinds and to all.
+/// Requests in flight, of all kinds and to all anchors.
 const WAITING: usize = 256;
 
 struct Waiting {
@@ -36,34 +36,34 @@ struct Waiting {
     answer: oneshot::Sender<Answer>,
 }
 
-/// Asks other anchors.
+/// Sends requests to other anchors.
 pub(super) struct Calls {
     links: Arc<dyn Links>,
-    /// How long an answer may take.
+    /// The deadline for an answer.
     patience: Duration,
-    /// Begins anywhere: an answer to an earlier life of this anchor must not be taken for one to it.
+    /// Starts at a random number, so that an answer to an earlier incarnation matches no request.
     next: AtomicU64,
     waiting: Mutex<BTreeMap<u64, Waiting>>,
     answered: Mutex<BTreeMap<PeerId, Instant>>,
 }
 
-/// A request without a use.
+/// Why a request has no valid answer.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CallError {
-    /// No answer came in time.
+    /// No answer arrived before the deadline.
     #[error("no answer from {0}")]
     Silent(PeerId),
-    /// Too many wait.
-    #[error("too many requests wait for their answers")]
+    /// Too many requests are in flight.
+    #[error("too many requests are in flight")]
     TooManyConnections,
-    /// More than a message takes.
+    /// The request exceeds the size limit of a message.
     #[error("a request of {0} bytes is too large")]
     TooLarge(usize),
-    /// It could not be encoded.
+    /// The request could not be encoded.
     #[error(transparent)]
     Encoding(#[from] wire::WireError),
-    /// The answer is none to this request, or says what cannot be.
-    #[error("{0} answers what was not asked")]
+    /// The answer does not belong to this request, or its contents are invalid.
+    #[error("{0} sent an invalid answer")]
     Wrong(PeerId),
 }
 
@@ -73,7 +73,7 @@ impl From<CallError> for NetworkError {
     }
 }
 
-/// Takes a request off the list however its wait ends.
+/// Removes a request from the list when its wait ends.
 struct Listed<'a>(&'a Calls, u64);
 
 impl Drop for Listed<'_> {
@@ -93,7 +93,7 @@ impl Calls {
         }
     }
 
-    /// Asks and waits.
+    /// Sends a request and waits for the answer.
     pub(super) async fn call(&self, to: PeerId, request: &Request) -> Result<Answer, CallError> {
         let body = wire::encode(request)?;
         if body.len() > BODY {
@@ -116,7 +116,7 @@ impl Calls {
         }
     }
 
-    /// An answer arrived.
+    /// Delivers an answer that arrived.
     pub(super) fn answered(&self, from: PeerId, number: u64, body: &[u8]) {
         let answer = match wire::decode(body) {
             Ok(answer) => answer,
@@ -126,23 +126,23 @@ impl Calls {
             }
         };
         let mut waiting = self.waiting();
-        // Late, or to another.
+        // The request timed out, or went to another peer.
         if waiting.get(&number).is_none_or(|waiting| waiting.from != from) {
             return;
         }
         self.last_answers().insert(from, Instant::now());
         if let Some(waiting) = waiting.remove(&number) {
-            // Who asked may have given up just now.
+            // The caller may have timed out just before.
             drop(waiting.answer.send(answer));
         }
     }
 
-    /// Whether a peer answered anything within this time.
+    /// Whether a peer answered any request within this time.
     pub(super) fn answers(&self, peer: PeerId, within: Duration) -> bool {
         self.last_answers().get(&peer).is_some_and(|at| at.elapsed() <= within)
     }
 
-    /// Forgets when others than these answered.
+    /// Discards the answer times of other peers than these.
     pub(super) fn retain(&self, keep: impl Fn(PeerId) -> bool) {
         self.last_answers().retain(|peer, _| keep(*peer));
     }
@@ -156,19 +156,19 @@ impl Calls {
     }
 }
 
-/// Makes the lines to other anchors.
-pub(super) struct Lines(pub(super) Arc<Calls>);
+/// Creates clients of other anchors.
+pub(super) struct Clients(pub(super) Arc<Calls>);
 
-impl RaftNetworkFactory<Types> for Lines {
-    type Network = Line;
+impl RaftNetworkFactory<Types> for Clients {
+    type Network = Client;
 
-    async fn new_client(&mut self, target: AnchorId, _: &EmptyNode) -> Line {
-        Line { calls: Arc::clone(&self.0), to: target.0 }
+    async fn new_client(&mut self, target: AnchorId, _: &EmptyNode) -> Client {
+        Client { calls: Arc::clone(&self.0), to: target.0 }
     }
 }
 
-/// One other anchor, as Raft speaks to it.
-pub(super) struct Line {
+/// A client of one other anchor, for Raft.
+pub(super) struct Client {
     calls: Arc<Calls>,
     to: PeerId,
 }
@@ -176,7 +176,7 @@ pub(super) struct Line {
 type Refusal<E = openraft::error::Infallible> =
     RPCError<AnchorId, EmptyNode, RaftError<AnchorId, E>>;
 
-impl Line {
+impl Client {
     async fn ask(&self, request: Request) -> Result<Answer, NetworkError> {
         Ok(self.calls.call(self.to, &request).await?)
     }
@@ -185,15 +185,15 @@ impl Line {
         CallError::Wrong(self.to).into()
     }
 
-    fn sound<T>(&self, checked: Result<T, Unsound>) -> Result<T, NetworkError> {
+    fn valid<T>(&self, checked: Result<T, Invalid>) -> Result<T, NetworkError> {
         checked.map_err(|error| {
-            tracing::warn!(from = %self.to, %error, "an anchor's answer cannot be");
+            tracing::warn!(from = %self.to, %error, "an anchor's answer is invalid");
             self.wrong()
         })
     }
 }
 
-impl RaftNetwork<Types> for Line {
+impl RaftNetwork<Types> for Client {
     async fn append_entries(
         &mut self,
         rpc: AppendEntriesRequest<Types>,
@@ -209,7 +209,7 @@ impl RaftNetwork<Types> for Line {
             Answer::Appended => Ok(AppendEntriesResponse::Success),
             Answer::Conflict if rpc.prev_log_id.is_some() => Ok(AppendEntriesResponse::Conflict),
             Answer::Higher(ballot) => {
-                let vote = self.sound(rpc::higher_vote(rpc.vote, ballot))?;
+                let vote = self.valid(rpc::higher_vote(rpc.vote, ballot))?;
                 Ok(AppendEntriesResponse::HigherVote(vote))
             }
             _ => Err(self.wrong().into()),
@@ -222,7 +222,7 @@ impl RaftNetwork<Types> for Line {
         _: RPCOption,
     ) -> Result<InstallSnapshotResponse<AnchorId>, Refusal<InstallSnapshotError>> {
         let Some(last) = rpc.meta.last_log_id else {
-            let error = io::Error::other("a snapshot of nothing is not sent");
+            let error = io::Error::other("an empty snapshot is not sent");
             return Err(NetworkError::new(&error).into());
         };
         let request = Request::Snapshot {
@@ -235,7 +235,7 @@ impl RaftNetwork<Types> for Line {
         match self.ask(request).await? {
             Answer::Received => Ok(InstallSnapshotResponse { vote: rpc.vote }),
             Answer::Higher(ballot) => {
-                let vote = self.sound(rpc::higher_vote(rpc.vote, ballot))?;
+                let vote = self.valid(rpc::higher_vote(rpc.vote, ballot))?;
                 Ok(InstallSnapshotResponse { vote })
             }
             Answer::FromStart if rpc.offset > 0 => {
@@ -257,7 +257,7 @@ impl RaftNetwork<Types> for Line {
         let last = rpc.last_log_id.map(Mark::from);
         match self.ask(Request::Vote { ballot: rpc.vote.into(), last }).await? {
             Answer::Vote { ballot, granted, last } => {
-                Ok(self.sound(rpc::vote_response(ballot, granted, last))?)
+                Ok(self.valid(rpc::vote_response(ballot, granted, last))?)
             }
             _ => Err(self.wrong().into()),
         }

@@ -1,5 +1,5 @@
-//! The decoders of what is on an anchor's disk and of what anchors say to each other, as they are
-//! tried. See [`shoal_protocol::decoder`].
+//! Decoders of an anchor's files and messages, registered for tests and fuzzing. See
+//! [`shoal_protocol::decoder`].
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -18,7 +18,7 @@ use super::journal::{self, Event};
 use super::rpc::{self, Answer, Request};
 use super::types::{AnchorId, Entry, Membership, Proposal, StoredMembership, Vote, log_id};
 
-/// Those of the anchors.
+/// The anchors' decoders.
 pub(crate) const DECODERS: &[Decoder] = &[
     Decoder { name: "anchor_journal", examples: journals, check: journal },
     Decoder { name: "anchor_image", examples: images, check: image },
@@ -65,7 +65,7 @@ fn membership() -> Membership {
     Membership::new(vec![BTreeSet::from([AnchorId(ME)])], None)
 }
 
-/// A log that was begun, with its records from this place on.
+/// The items of a log that has begun, and its records from this index on.
 fn items() -> Vec<Item> {
     let record = |record| EntryPayload::Normal(Proposal { term: Term(1), record });
     [
@@ -96,8 +96,7 @@ fn journals() -> Vec<Vec<u8>> {
     vec![journal::empty(ME), bytes]
 }
 
-/// The file, and what its only piece would be under a head that fits: the one of a damaged disk whose
-/// checksums agree.
+/// Decodes a file, and the bytes as a piece with a valid header: damage that keeps the checksum.
 fn journal(bytes: &[u8]) {
     let path = Path::new("log");
     for bytes in [bytes.to_vec(), super::frame::seal(bytes)] {
@@ -105,7 +104,7 @@ fn journal(bytes: &[u8]) {
         assert!(opened.whole <= bytes.len());
         let written = journal::pieces(&opened.held.events(ME));
         let Ok(again) = journal::read(path, &written, ME) else {
-            panic!("what was read cannot be read again");
+            panic!("a decoded journal must decode again");
         };
         assert_eq!(journal::pieces(&again.held.events(ME)), written);
     }
@@ -124,9 +123,9 @@ fn images() -> Vec<Vec<u8>> {
 fn image(bytes: &[u8]) {
     let Ok(image) = Image::decode(bytes) else { return };
     let written = image.encode();
-    let again = Image::decode(&written).expect("what was written can be read");
+    let again = Image::decode(&written).expect("an encoded image decodes");
     assert_eq!(again.encode(), written);
-    // Whatever it says, what follows is applied or refused.
+    // Whatever it holds, the next record is applied or refused.
     let mut history = image.history;
     for record in [LogRecord::Term(Term(2)), view(), commit()] {
         let _ = history.apply(&record);
@@ -182,7 +181,7 @@ fn answers() -> Vec<Vec<u8>> {
 
 fn answer(bytes: &[u8]) {
     let Ok(answer) = wire::decode::<Answer>(bytes) else { return };
-    let written = wire::encode(&answer).expect("what was read can be written");
+    let written = wire::encode(&answer).expect("a decoded answer encodes");
     assert_eq!(wire::decode::<Answer>(&written), Ok(answer.clone()));
     match answer {
         Answer::Higher(ballot) => {

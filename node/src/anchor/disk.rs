@@ -1,8 +1,8 @@
-//! An anchor's two files, and the thread that writes them one after the other.
+//! An anchor's two files, and the thread that writes them in order.
 //!
-//! `log` only grows, until it is replaced by a shorter one; `snapshot` is always replaced. What
-//! replaces a file is written beside it, flushed, and renamed over it, so that a reader finds the one
-//! or the other. Nothing is said to be written before it was flushed.
+//! `log` grows until a shorter one replaces it; `snapshot` is always replaced. A replacement is
+//! written beside the file, flushed, and renamed over it, so that a reader finds the old or the new
+//! file. A write is reported as done after it was flushed.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -13,13 +13,13 @@ use std::thread::JoinHandle;
 
 use super::AnchorError;
 
-/// Writes that wait. Raft waits for each of its own, a snapshot comes between.
+/// Queued writes. Raft waits for each of its own; snapshots come in between.
 const QUEUE: usize = 64;
 
-/// Told how a write went; on the writing thread.
+/// Called on the writing thread with the outcome of a write.
 pub(super) type Done = Box<dyn FnOnce(io::Result<()>) + Send>;
 
-/// Where an anchor's files are.
+/// The paths of an anchor's files.
 #[derive(Debug, Clone)]
 pub(super) struct Paths {
     folder: PathBuf,
@@ -38,7 +38,7 @@ impl Paths {
         self.folder.join("snapshot")
     }
 
-    /// Writes a file that is there whole, or as it was before.
+    /// Replaces a file atomically: after a crash it is the old or the new one.
     pub(super) fn replace(&self, path: &Path, bytes: &[u8]) -> io::Result<File> {
         let beside = path.with_extension("new");
         let mut file = OpenOptions::new().create(true).write(true).truncate(true).open(&beside)?;
@@ -51,17 +51,18 @@ impl Paths {
 }
 
 enum Job {
-    /// Adds to the log.
+    /// Appends to the log.
     Append(Vec<u8>),
-    /// Puts another in the place of the log.
+    /// Replaces the log.
     Replace(Vec<u8>),
-    /// Puts another in the place of the snapshot.
+    /// Replaces the snapshot.
     Snapshot(Vec<u8>),
-    /// The last.
+    /// Ends the thread.
     Stop,
 }
 
-/// Hands writes to the thread. After one failed, all fail: what the disk holds is not known any more.
+/// Passes writes to the thread. After one write fails all later ones fail, because the state of the
+/// disk is unknown.
 #[derive(Clone)]
 pub(super) struct Disk {
     jobs: SyncSender<(Job, Done)>,
@@ -70,7 +71,7 @@ pub(super) struct Disk {
 }
 
 impl Disk {
-    /// Begins to write at the end of the log.
+    /// Starts the thread, which appends at the end of the log.
     pub(super) fn start(paths: Paths, log: File) -> io::Result<Self> {
         let (jobs, to_do) = sync_channel(QUEUE);
         let failure = Arc::default();
@@ -93,14 +94,14 @@ impl Disk {
         self.give(Job::Snapshot(bytes), done);
     }
 
-    /// The first write that failed, told once.
+    /// The first write that failed. A second call returns none.
     pub(super) fn failure(&self) -> Option<AnchorError> {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Ends the thread, and with it all writing. Waits for what is being written.
+    /// Waits for the queued writes and ends the thread.
     pub(super) fn stop(&self) {
-        // It waits for its turn; a thread that is gone needs no telling.
+        // The send waits for room in the queue; it fails if the thread is gone.
         drop(self.jobs.send((Job::Stop, Box::new(|_| ()))));
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if thread.is_some_and(|thread| thread.join().is_err()) {
@@ -112,7 +113,9 @@ impl Disk {
         let ((_, done), error) = match self.jobs.try_send((job, done)) {
             Ok(()) => return,
             Err(TrySendError::Disconnected(job)) => (job, "the anchor's log is closed"),
-            Err(TrySendError::Full(job)) => (job, "too much waits for the anchor's disk"),
+            Err(TrySendError::Full(job)) => {
+                (job, "the anchor's disk is too slow: its queue is full")
+            }
         };
         done(Err(io::Error::other(error)));
     }

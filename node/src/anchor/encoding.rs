@@ -1,5 +1,5 @@
-//! Raft's values as bytes, in a form of our own: what is on a disk or a wire stays readable whatever
-//! the library makes of its types, and what comes from a peer is looked at before it is believed.
+//! Raft's values as bytes, in a format of our own. Files and messages stay readable when the library
+//! changes its types, and values from a peer are checked before they are used.
 
 use std::collections::BTreeSet;
 
@@ -11,46 +11,46 @@ use shoal_protocol::message::LogRecord;
 
 use super::types::{AnchorId, Entry, LogId, Membership, Proposal, StoredMembership, Vote, log_id};
 
-/// A history with its place in the log, encoded.
+/// Bytes of an encoded history with its position in the log.
 pub(super) const SNAPSHOT: usize = 16 << 20;
 
-/// Who may keep one log, and learn it to keep it.
+/// Voters and learners of one log.
 const ANCHORS: usize = 64;
 
-/// Terms and places beyond are nobody's, and counting on from them must not overflow.
+/// Terms and indexes beyond are invalid, so that increments cannot overflow.
 const NUMBERS: u64 = 1 << 56;
 
 const CONFIG: Configuration<LittleEndian, Varint, Limit<SNAPSHOT>> =
     bincode::config::standard().with_limit::<SNAPSHOT>();
 
-/// Bytes that say what cannot be.
+/// Why bytes are no valid value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Malformed {
-    /// Not the encoding of the expected type.
+    /// They do not encode the expected type.
     #[error("{0}")]
     Bytes(String),
-    /// A term or place beyond all that are reached.
-    #[error("{0} is no term and no place in a log")]
+    /// A term or index is too large.
+    #[error("{0} is too large for a term or a log index")]
     Number(u64),
-    /// A membership that nobody could agree under.
-    #[error("nobody can be the voters of a log like this")]
+    /// A membership has no valid sets of voters.
+    #[error("the sets of voters are invalid")]
     Voters,
-    /// More follows.
-    #[error("bytes follow the end")]
+    /// Bytes follow the value.
+    #[error("bytes follow the value")]
     Trailing,
 }
 
-/// A value of ours as bytes, for the disk.
+/// Encodes one of our types for the disk.
 pub(super) fn encode(value: &impl bincode::Encode) -> Vec<u8> {
     bincode::encode_to_vec(value, CONFIG).expect("writing to memory does not fail")
 }
 
-/// The value at the start of these bytes and how many of them it takes.
+/// Decodes a value at the start of the bytes, and returns its length.
 pub(super) fn decode<T: bincode::Decode<()>>(bytes: &[u8]) -> Result<(T, usize), Malformed> {
     bincode::decode_from_slice(bytes, CONFIG).map_err(|error| Malformed::Bytes(error.to_string()))
 }
 
-/// A place in the log.
+/// A position in the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub(super) struct Mark {
     term: u64,
@@ -69,12 +69,12 @@ impl Mark {
     }
 }
 
-/// A place in the log, or before its first.
+/// A position in the log, or none before the first entry.
 pub(super) fn place(mark: Option<Mark>) -> Result<Option<LogId>, Malformed> {
     mark.map(Mark::log_id).transpose()
 }
 
-/// Who an anchor voted for, and whether it heard that it was elected.
+/// The candidate that an anchor voted for, and whether it is known to be elected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub(super) struct Ballot {
     pub(super) term: u64,
@@ -99,12 +99,12 @@ impl Ballot {
     }
 }
 
-/// Who keeps the log.
+/// The log's membership.
 #[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub(super) struct AnchorSet {
-    /// The voters; two groups while one takes over from the other.
+    /// The voters; two groups during a joint consensus.
     voters: Vec<BTreeSet<PeerId>>,
-    /// Who receives the log and has no vote.
+    /// Peers that receive the log without a vote.
     learners: BTreeSet<PeerId>,
 }
 
@@ -119,7 +119,7 @@ impl From<&Membership> for AnchorSet {
 }
 
 impl AnchorSet {
-    /// Nobody at all is a membership too: that of a log that has not begun.
+    /// An empty membership is valid: an empty log has one.
     fn membership(&self) -> Result<Membership, Malformed> {
         let count = self.voters.iter().map(BTreeSet::len).sum::<usize>() + self.learners.len();
         let none = self.voters.iter().any(BTreeSet::is_empty);
@@ -131,7 +131,7 @@ impl AnchorSet {
     }
 }
 
-/// One entry of the log.
+/// An entry of the log.
 #[derive(Debug, Clone, PartialEq, bincode::Encode, bincode::Decode)]
 pub(super) struct Item {
     at: Mark,
@@ -140,7 +140,7 @@ pub(super) struct Item {
 
 #[derive(Debug, Clone, PartialEq, bincode::Encode, bincode::Decode)]
 enum Content {
-    /// A leader's first.
+    /// A leader's first entry.
     Opening,
     Record {
         term: Term,
@@ -176,7 +176,7 @@ impl Item {
     }
 }
 
-/// The history up to a place in the log: what stands for all entries up to there.
+/// The history up to a position in the log, in place of all entries up to there.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Image {
     pub(super) history: History,
@@ -241,12 +241,12 @@ mod tests {
             let item = Item { at: Mark { term: 3, index: 9 }, content };
             let (read, taken) = decode::<Item>(&encode(&item)).expect("whole");
             assert_eq!((&read, taken), (&item, encode(&item).len()));
-            assert_eq!(Item::from(&read.entry().expect("sound")), item);
+            assert_eq!(Item::from(&read.entry().expect("valid")), item);
         }
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn invalid_values_are_rejected() {
         let far = Mark { term: 1, index: u64::MAX };
         assert_eq!(far.log_id(), Err(Malformed::Number(u64::MAX)));
         let ballot = Ballot { term: NUMBERS, candidate: None, elected: true };

@@ -1,74 +1,75 @@
-//! Why an anchor is over.
+//! Errors that end an anchor.
 
 use std::io;
 use std::path::PathBuf;
 
 use shoal_protocol::ids::PeerId;
 
-/// An anchor that cannot be, or not go on.
+/// Why an anchor cannot open or continue.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AnchorError {
-    /// A record could not be written: the anchor cannot go on, since it could be forgotten.
-    #[error("{path} cannot be written: {error}; free some space and start again", path = path.display())]
+    /// A write failed. The anchor ends, because it could forget the record.
+    #[error("cannot write {path}: {error}; free disk space and start the peer again", path = path.display())]
     Write {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         error: io::Error,
     },
     /// A file cannot be read.
-    #[error("{path} cannot be read: {error}", path = path.display())]
+    #[error("cannot read {path}: {error}", path = path.display())]
     Read {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         error: io::Error,
     },
-    /// Part of a file is not what was written.
-    #[error("{path} is damaged at byte {at}: put back a copy of its folder, or let another anchor \
-             take this one's place", path = path.display())]
+    /// Part of a file was changed after it was written.
+    #[error("{path} is damaged at byte {at}: restore the folder from a copy, or let another anchor \
+             replace this one", path = path.display())]
     Damaged {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Where the damaged part begins.
+        /// The offset of the damage.
         at: usize,
     },
-    /// One of the files is gone.
-    #[error("{path} is missing or older than the files beside it: put back a copy of its folder, or \
-             let another anchor take this one's place", path = path.display())]
+    /// A file is missing.
+    #[error("{path} is missing or older than the files beside it: restore the folder from a copy, or \
+             let another anchor replace this one", path = path.display())]
     Missing {
-        /// Which.
+        /// The file.
         path: PathBuf,
     },
-    /// The files are another anchor's, which may still use them.
-    #[error("{path} is the log of {owner}: use another folder", path = path.display())]
+    /// The files belong to another anchor, which may still use them.
+    #[error("{path} is the log of {owner}: use another data directory", path = path.display())]
     Foreign {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Whose.
+        /// The anchor that it belongs to.
         owner: PeerId,
     },
-    /// The files are of a newer program.
-    #[error("{path} has the form {format}, which this program does not know", path = path.display())]
+    /// A newer version of the program wrote the files.
+    #[error("{path} has format {format}, which this version of shoal does not support; install a \
+             newer one", path = path.display())]
     Format {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Its form.
+        /// Its format version.
         format: u32,
     },
-    /// A record is larger than one may be.
+    /// A record exceeds the size limit.
     #[error("a record of the run's log is too large to be sent")]
     TooLarge,
-    /// The leader's record does not follow the history that it was told of.
+    /// The leader's record does not follow the history.
     #[error("the run's log refused its leader's record: {reason}")]
     Refused {
-        /// Why.
+        /// The cause.
         reason: String,
     },
-    /// It ended by itself.
+    /// Raft stopped on its own.
     #[error("the run's log stopped: {reason}")]
     Stopped {
-        /// Why.
+        /// The cause.
         reason: String,
     },
 }

@@ -1,16 +1,17 @@
-//! Pieces of a file that show whether they are whole.
+//! Pieces of a file with a length and a checksum.
 //!
-//! Each is `length (u32) | first 8 bytes of its BLAKE3 | bytes`, little-endian, and was on the disk
-//! before the next was begun. So a process that dies while it writes leaves at most one that is not
-//! whole, the last: it was nobody's yet, and is cut off. A wrong one that others follow is damage.
+//! Each piece is `length (u32) | first 8 bytes of its BLAKE3 | bytes`, little-endian, and is
+//! flushed before the next begins. So a process that dies while it writes leaves at most one torn
+//! piece, the last. Nothing relied on that piece yet, and it is truncated. A wrong piece before
+//! others is damage.
 
-/// Bytes before each piece: its length and its check.
+/// Bytes before each piece: its length and its checksum.
 pub(super) const HEAD: usize = 12;
 
-/// The bytes with their head.
+/// A piece with its header.
 ///
 /// # Panics
-/// When they are 4 GiB or more, which no piece is.
+/// If the piece has 4 GiB or more, which none has.
 pub(super) fn seal(body: &[u8]) -> Vec<u8> {
     let length = u32::try_from(body.len()).expect("a piece is far smaller");
     let mut bytes = Vec::with_capacity(HEAD + body.len());
@@ -20,10 +21,10 @@ pub(super) fn seal(body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The pieces in a file and how many bytes they take up; what follows is torn.
+/// The pieces in a file and the bytes that they take up; the bytes after them are torn.
 ///
 /// # Errors
-/// The place of a wrong piece that is not the last.
+/// The offset of a wrong piece before others.
 pub(super) fn read_all(bytes: &[u8], cap: usize) -> Result<(Vec<&[u8]>, usize), usize> {
     let mut pieces = Vec::new();
     let mut at = 0;
@@ -31,12 +32,12 @@ pub(super) fn read_all(bytes: &[u8], cap: usize) -> Result<(Vec<&[u8]>, usize), 
         pieces.push(body);
         at += HEAD + body.len();
     }
-    // A wrong length says nothing of where the next one begins, so it may be anywhere.
+    // A wrong length hides where the next piece begins, so every offset is tried.
     let others_follow = (at + 1..bytes.len()).any(|later| piece_at(bytes, later, cap).is_some());
     if others_follow { Err(at) } else { Ok((pieces, at)) }
 }
 
-/// The piece that begins here, if it is whole and right. None is empty.
+/// The piece at this offset, if it is whole and its checksum fits. No piece is empty.
 fn piece_at(bytes: &[u8], at: usize, cap: usize) -> Option<&[u8]> {
     let (head, rest) = bytes.get(at..)?.split_at_checked(HEAD)?;
     let length = u32::from_le_bytes(*head.first_chunk().expect("a head has a length")) as usize;
@@ -64,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_at_any_byte_keeps_what_was_whole() {
+    fn a_file_truncated_at_any_byte_keeps_its_whole_pieces() {
         let (bytes, ends) = written();
         for end in 0..=bytes.len() {
             let (pieces, whole) = read_all(&bytes[..end], CAP).expect("torn at most");
@@ -74,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_byte_before_the_last_piece_is_damage_wherever_it_is() {
+    fn a_changed_byte_before_the_last_piece_is_damage() {
         let (bytes, ends) = written();
         let last = ends[ends.len() - 2];
         for place in 0..bytes.len() {

@@ -1,7 +1,7 @@
-//! What a log holds, and the file that tells how it came to.
+//! The contents of a log, and the journal file that they are replayed from.
 //!
-//! The file says what happened, in order: entries added or cut off, votes, and how far the log was
-//! agreed on or is in the snapshot.
+//! The file is a sequence of events: entries added or truncated, votes, and how far the log is
+//! committed or covered by the snapshot.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,61 +13,61 @@ use super::error::AnchorError;
 use super::frame;
 use super::types::{Entry, LogId, Vote};
 
-/// The form of the file.
+/// Version of the file format.
 const FORMAT: u32 = 2;
 
-/// Bytes that one piece of the file is filled up to; its last item may take it beyond.
+/// Bytes at which a piece of the file is full; its last item may exceed that.
 const PIECE: usize = 256 << 10;
 
-/// No piece is larger.
+/// The largest piece that is read.
 const PIECE_CAP: usize = 1 << 20;
 
-/// What happened.
+/// An event in the journal.
 #[derive(Debug, PartialEq, bincode::Encode, bincode::Decode)]
 pub(super) enum Event {
-    /// The file's first.
+    /// The file's first event.
     Begin { format: u32, anchor: PeerId },
     /// A vote was given, or won.
     Voted(Ballot),
     /// The next entry.
     Added(Item),
-    /// Entries from this place on were another's and never agreed on.
+    /// Entries from this index on conflict with the leader's and were never committed.
     CutFrom(u64),
-    /// The log was agreed on up to here.
+    /// The log is committed up to this entry.
     Agreed(Mark),
-    /// The snapshot stands for all up to here.
+    /// The snapshot covers the log up to this entry.
     Purged(Mark),
 }
 
-/// An entry that is held.
+/// An entry and its encoded size.
 pub(super) struct Kept {
     pub(super) entry: Entry,
-    /// Of its bytes.
+    /// Bytes of the encoded entry.
     pub(super) size: u64,
 }
 
-/// A log.
+/// The contents of a log.
 #[derive(Default)]
 pub(super) struct Held {
     pub(super) vote: Option<Vote>,
     pub(super) purged: Option<LogId>,
     pub(super) agreed: Option<LogId>,
-    /// `agreed` grew since the file was written to: it is said with the next thing that is.
-    pub(super) unsaid: bool,
+    /// `agreed` grew since the last write to the file; the next write includes it.
+    pub(super) agreed_unwritten: bool,
     pub(super) entries: BTreeMap<u64, Kept>,
-    /// Of the entries together.
+    /// Bytes of all encoded entries.
     pub(super) entries_size: u64,
     pub(super) file_size: u64,
 }
 
-/// What a log's file said when it was opened.
+/// A log as read from its file.
 pub(super) struct Opened {
     pub(super) held: Held,
-    /// Bytes of the file that are whole.
+    /// Bytes of the file up to the end of the last whole piece.
     pub(super) whole: usize,
 }
 
-/// A file for a log in which nothing happened.
+/// The file of an empty log.
 pub(super) fn empty(anchor: PeerId) -> Vec<u8> {
     pieces(&[Event::Begin { format: FORMAT, anchor }])
 }
@@ -99,12 +99,12 @@ pub(super) fn read(path: &Path, bytes: &[u8], anchor: PeerId) -> Result<Opened, 
         }
         at += frame::HEAD + piece.len();
     }
-    // A file comes to its name with its first piece in it.
+    // A new file has its first piece before it gets its name.
     if !begun {
         return Err(damaged(0));
     }
-    // Who led may have left entries that only it had. It leads again only once elected again, so
-    // that they are either in the log before its new term or never agreed on.
+    // A former leader may hold entries that only it has. It must be elected again to lead, and by
+    // then these entries are either in the log before its new term or never committed.
     if let Some(vote) = &mut held.vote
         && vote.leader_id.voted_for.is_some_and(|candidate| candidate.0 == anchor)
     {
@@ -148,7 +148,7 @@ impl Held {
         self.purged = self.purged.max(Some(upto));
     }
 
-    /// What the file would say if it were written now.
+    /// The shortest sequence of events that describes this log.
     pub(super) fn events(&self, anchor: PeerId) -> Vec<Event> {
         let entries = self.entries.values().map(|kept| Event::Added((&kept.entry).into()));
         std::iter::once(Event::Begin { format: FORMAT, anchor })
@@ -160,7 +160,7 @@ impl Held {
     }
 }
 
-/// What is to be written for this to be said.
+/// The encoded pieces of a sequence of events.
 pub(super) fn pieces(events: &[Event]) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut piece = Vec::new();

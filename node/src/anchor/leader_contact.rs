@@ -1,4 +1,4 @@
-//! When this anchor last heard of a leader, and how long it waits before it would be one.
+//! When this anchor last heard from a leader, and when it becomes a candidate.
 
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use shoal_protocol::ids::PeerId;
 
-/// What is known of the leader, and since when.
+/// The last known leader, and the election timer.
 #[derive(Debug)]
 pub(super) struct LeaderContact {
     leader: Option<(PeerId, Instant)>,
-    /// Nothing that would put off an election happened since.
+    /// The last event that restarts the election timer.
     quiet_since: Instant,
-    /// How long it may be quiet before an election; by chance, so that one anchor is the first.
+    /// The current election timeout. It is random, so that one anchor times out first.
     patience: Duration,
     election: Range<Duration>,
 }
@@ -23,8 +23,8 @@ impl LeaderContact {
         Self { leader: None, quiet_since: Instant::now(), patience, election }
     }
 
-    /// A leader spoke, and is obeyed.
-    pub(super) fn obeyed(&mut self, leader: PeerId) {
+    /// A leader sent a request that this anchor followed.
+    pub(super) fn followed(&mut self, leader: PeerId) {
         self.leader = Some((leader, Instant::now()));
         if self.patience < self.election.start {
             self.patience = some_time(&self.election);
@@ -32,18 +32,18 @@ impl LeaderContact {
         self.wait();
     }
 
-    /// Something happened that an election should wait for.
+    /// Restarts the election timer.
     pub(super) fn wait(&mut self) {
         self.quiet_since = Instant::now();
     }
 
-    /// The next election is due after some time of about this length.
+    /// Restarts the election timer with a timeout from this range.
     pub(super) fn wait_for(&mut self, range: &Range<Duration>) {
         self.wait();
         self.patience = some_time(range);
     }
 
-    /// Whether it is time for an election; the next is due after another while.
+    /// Whether the election timer expired; if so, it restarts.
     pub(super) fn due(&mut self) -> bool {
         let due = self.quiet_since.elapsed() >= self.patience;
         if due {
@@ -53,18 +53,18 @@ impl LeaderContact {
         due
     }
 
-    /// How long it may still be quiet.
+    /// The time until the election timer expires.
     pub(super) fn left(&self) -> Duration {
         self.patience.saturating_sub(self.quiet_since.elapsed())
     }
 
-    /// The leader, if it was heard within this time.
+    /// The leader, if it sent a request within this time.
     pub(super) fn leader(&self, within: Duration) -> Option<PeerId> {
         self.leader.filter(|(_, at)| at.elapsed() < within).map(|(peer, _)| peer)
     }
 }
 
-/// By chance, and not the same for two processes that start at once.
+/// A random time from the range, different for two processes that start at once.
 fn some_time(range: &Range<Duration>) -> Duration {
     let part = (RandomState::new().hash_one(0) >> 11) as f64 / (1u64 << 53) as f64;
     range.start + (range.end - range.start).mul_f64(part)

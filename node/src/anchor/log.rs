@@ -1,6 +1,6 @@
-//! The log's entries and votes, as Raft uses them: all in memory, and in a file.
+//! The log's entries and votes for Raft, in memory and in a file.
 //!
-//! When the file has grown by more than it still says, a new one that says just that takes its place.
+//! When the file holds more obsolete bytes than [`WASTE`], a file without them replaces it.
 
 use std::fmt::Debug;
 use std::io;
@@ -17,10 +17,10 @@ use super::encoding::{self, Item};
 use super::journal::{self, Event, Held};
 use super::types::{Entries, Entry, LogId, StorageError, Types, Vote, disk_error};
 
-/// Bytes of the file that say nothing any more, before it is replaced.
+/// Obsolete bytes of the file that trigger its replacement.
 const WASTE: u64 = 1 << 20;
 
-/// Bytes of entries in one message to another anchor, unless a single one is larger.
+/// Bytes of entries in one message to another anchor, unless a single entry is larger.
 const BATCH: u64 = 64 << 10;
 
 /// The log of one anchor.
@@ -36,7 +36,7 @@ impl Log {
         Self { anchor, held: Arc::new(Mutex::new(held)), disk }
     }
 
-    /// How many entries there are after a place, and their bytes.
+    /// The number of entries after a log identifier, and their bytes.
     pub(super) fn after(&self, last: Option<LogId>) -> (usize, u64) {
         let next = last.map_or(0, |last| last.index + 1);
         let held = self.held();
@@ -48,15 +48,16 @@ impl Log {
         self.held.lock().expect("nothing panics while it holds the log")
     }
 
-    /// Has written what just happened to `held`, which is locked so that the file keeps the order.
+    /// Writes the events of the latest change to `held`. The caller holds its lock, which keeps the
+    /// file in order.
     fn write(&self, held: &mut Held, mut events: Vec<Event>, done: Done) {
         if held.file_size > held.entries_size + WASTE {
             let bytes = journal::pieces(&held.events(self.anchor));
             held.file_size = bytes.len() as u64;
-            held.unsaid = false;
+            held.agreed_unwritten = false;
             return self.disk.replace_log(bytes, done);
         }
-        if std::mem::take(&mut held.unsaid) {
+        if std::mem::take(&mut held.agreed_unwritten) {
             events.extend(held.agreed.map(|id| Event::Agreed(id.into())));
         }
         let bytes = journal::pieces(&events);
@@ -100,9 +101,9 @@ impl RaftLogReader<Types> for Log {
             **index == start || size <= BATCH
         });
         let entries: Vec<Entry> = fitting.map(|(_, kept)| kept.entry.clone()).collect();
-        // Raft takes it for granted that there is one.
+        // Raft relies on at least one entry.
         if entries.is_empty() && start < end {
-            return Err(disk_error(format!("the log has no entry {start}")));
+            return Err(disk_error(format!("the log lacks entry {start}")));
         }
         Ok(entries)
     }
@@ -133,11 +134,11 @@ impl RaftLogStorage<Types> for Log {
         Ok(self.held().vote)
     }
 
-    /// Not worth a flush of its own: who forgot it is told again.
+    /// Not worth a flush of its own: the leader sends the commit index again.
     async fn save_committed(&mut self, agreed: Option<LogId>) -> Result<(), StorageError> {
         let mut held = self.held();
         held.agreed = agreed;
-        held.unsaid = true;
+        held.agreed_unwritten = true;
         Ok(())
     }
 
@@ -168,7 +169,9 @@ impl RaftLogStorage<Types> for Log {
 
     async fn truncate(&mut self, since: LogId) -> Result<(), StorageError> {
         if self.held().agreed.is_some_and(|agreed| agreed.index >= since.index) {
-            return Err(disk_error(format!("entry {since} was agreed on and is to be cut off")));
+            return Err(disk_error(format!(
+                "entry {since} is committed and must not be truncated"
+            )));
         }
         self.written(|held| {
             held.cut_from(since.index);

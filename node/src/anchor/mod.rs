@@ -1,10 +1,11 @@
-//! Keeps the run's log with other anchors, by Raft: what one of them is told to append is agreed on
-//! when more than half hold it on their disks, and whoever leads next knows it.
+//! The run's log, replicated between anchors by Raft. A record is committed when a majority of the
+//! anchors hold it on disk; every later leader knows it.
 //!
-//! `openraft` decides; here are the disk ([`store`], [`disk`], [`log`], [`journal`], [`machine`]), the links
-//! ([`calls`] asks, [`server`] answers, [`talk`] is the language), the clock ([`timers`], [`contact`]),
-//! and what the anchor's owner sees of it ([`report`], [`voters`]). One anchor alone is a plain file
-//! that is flushed with every record.
+//! `openraft` implements the protocol. This module adds storage ([`store`], [`disk`], [`log`],
+//! [`journal`], [`state_machine`]), transport ([`calls`] sends requests, [`server`] answers them,
+//! [`rpc`] defines both), timers ([`timers`], [`leader_contact`]), and the interface to the
+//! anchor's owner ([`report`], [`voters`]). A single anchor is a plain file that is flushed after
+//! every record.
 
 mod calls;
 #[cfg(any(test, fuzzing))]
@@ -44,7 +45,7 @@ use tokio_util::task::TaskTracker;
 pub(crate) use error::AnchorError;
 pub(crate) use timing::Timing;
 
-use calls::{Calls, Lines};
+use calls::{Calls, Clients};
 use disk::Disk;
 use leader_contact::LeaderContact;
 use log::Log;
@@ -55,57 +56,58 @@ use store::Store;
 use timers::Timers;
 use types::{AnchorId, Membership, Proposal, Raft, ServerMetrics};
 
-/// Records, and events, that wait at once.
+/// Records, and events, in a queue.
 const QUEUE: usize = 64;
 
-/// Requests of other anchors that wait for their turn; each of them has few on its way.
+/// Queued requests of other anchors; each anchor has few in flight.
 const REQUESTS: usize = 32;
 
-/// What an anchor is.
+/// Configuration of an anchor.
 #[derive(Debug, Clone)]
 pub(crate) struct AnchorConfig {
-    /// Where its files are.
+    /// The folder of its files.
     pub(crate) folder: PathBuf,
-    /// Who it is.
+    /// Its peer.
     pub(crate) me: PeerId,
-    /// How fast it is.
+    /// Its timeouts.
     pub(crate) timing: Timing,
 }
 
-/// The way to other anchors.
+/// The transport to other anchors.
 pub(crate) trait Links: Send + Sync + 'static {
-    /// Sends a message, or loses it. Does not wait.
+    /// Sends a message without waiting. The message may be lost.
     fn send(&self, to: PeerId, message: AnchorMessage);
 }
 
-/// What an anchor tells its owner.
+/// Events that an anchor reports to its owner.
 #[derive(Debug)]
 pub(crate) enum AnchorEvent {
-    /// This anchor leads. No two ever lead in one term, and terms only grow.
+    /// This anchor leads. A term has at most one leader, and terms only grow.
     Leads {
-        /// The term of office.
+        /// The term that it leads in.
         term: Term,
-        /// Everything agreed on before. Who led before can add nothing to it any more.
+        /// Everything committed before. An earlier leader can add nothing to it.
         history: History,
     },
-    /// A record given to [`Anchor::append`] in the present term is agreed on, in the order given.
+    /// A record given to [`Anchor::append`] in the current term is committed. Records commit in
+    /// order.
     Appended(LogRecord),
-    /// It leads no more: records not yet said to be appended may be so or not.
+    /// It leads no longer. Records that were not reported as appended may be committed or lost.
     Deposed,
-    /// Who leads, as far as this anchor knows.
+    /// The leader, as far as this anchor knows.
     Leader {
-        /// Who, if anybody.
+        /// The leader, if there is one.
         peer: Option<PeerId>,
-        /// How many voters answer, this one included; not all are asked while there is a leader.
+        /// Voters that answer, this one included. While there is a leader, not all are asked.
         answering: usize,
-        /// How many voters there are.
+        /// Voters in all.
         voters: usize,
     },
-    /// The anchor is over.
+    /// The anchor has ended.
     Failed(AnchorError),
 }
 
-/// What all parts of an anchor use.
+/// State shared by all parts of an anchor.
 struct Inner {
     me: AnchorId,
     timing: Timing,
@@ -116,7 +118,7 @@ struct Inner {
     log: Log,
     machine: StateMachine,
     disk: Disk,
-    /// Ends all tasks.
+    /// Cancels all tasks.
     cancel: CancellationToken,
 }
 
@@ -125,7 +127,7 @@ impl Inner {
         self.contact.lock().expect("nothing panics while it holds the contact")
     }
 
-    /// Looks at the newest membership known, agreed on or not.
+    /// Reads the newest known membership, committed or not.
     fn membership<T>(&self, look: impl FnOnce(&Membership) -> T) -> T {
         look(self.raft.server_metrics().borrow().membership_config.membership())
     }
@@ -138,7 +140,7 @@ impl Inner {
         self.leads_in(&self.raft.server_metrics().borrow()).is_some()
     }
 
-    /// The term that this anchor was elected in.
+    /// The term that this anchor leads in, if it leads.
     fn leads_in(&self, now: &ServerMetrics) -> Option<Term> {
         let vote = now.vote;
         let mine = vote.committed && vote.leader_id.voted_for == Some(self.me);
@@ -146,25 +148,25 @@ impl Inner {
     }
 }
 
-/// One anchor's part in keeping the run's log.
+/// One replica of the run's log.
 pub(crate) struct Anchor {
     inner: Arc<Inner>,
     proposals: mpsc::Sender<Proposal>,
     requests: mpsc::Sender<(PeerId, AnchorMessage)>,
     wanted: watch::Sender<BTreeSet<PeerId>>,
     tracker: TaskTracker,
-    /// Whose anchor is dropped has no use for its tasks.
+    /// Cancels the tasks when the anchor is dropped.
     _over: DropGuard,
 }
 
 impl Anchor {
-    /// Opens an anchor's files and takes part.
+    /// Opens an anchor's files and starts it.
     ///
-    /// Where the log has not begun, `found` begins it with this anchor as its only voter; otherwise
-    /// it waits until a leader adds it.
+    /// If the log is empty and `found` is set, the anchor starts the log as its only voter.
+    /// Otherwise it waits until a leader adds it.
     ///
     /// # Errors
-    /// When the files cannot be used.
+    /// If the files cannot be read, or belong to another anchor.
     pub(crate) async fn open(
         config: AnchorConfig,
         found: bool,
@@ -177,8 +179,8 @@ impl Anchor {
             disk.failure().unwrap_or_else(|| AnchorError::Stopped { reason: error.to_string() })
         };
         let calls = Arc::new(Calls::new(Arc::clone(&links), timing.patience()));
-        let lines = Lines(Arc::clone(&calls));
-        let raft = Raft::new(me, timing.raft_config(), lines, log.clone(), machine.clone())
+        let clients = Clients(Arc::clone(&calls));
+        let raft = Raft::new(me, timing.raft_config(), clients, log.clone(), machine.clone())
             .await
             .map_err(|error| stopped(&error))?;
         let begun = raft.is_initialized().await.map_err(|error| stopped(&error))?;
@@ -190,7 +192,7 @@ impl Anchor {
         let inner =
             Arc::new(Inner { me, timing, raft, links, calls, contact, log, machine, disk, cancel });
         if begun && inner.membership(|membership| membership.voter_ids().eq([me])) {
-            // There is nobody else to wait for.
+            // As the only voter it wins at once.
             inner
                 .raft
                 .trigger()
@@ -221,7 +223,7 @@ impl Anchor {
             let inner = Arc::clone(&inner);
             async move {
                 inner.cancel.cancelled().await;
-                // Whatever became of it: nothing can be done about it any more.
+                // The anchor ends either way; an error changes nothing.
                 drop(inner.raft.shutdown().await);
                 let disk = inner.disk.clone();
                 if tokio::task::spawn_blocking(move || disk.stop()).await.is_err() {
@@ -234,49 +236,49 @@ impl Anchor {
         (Self { inner, proposals, requests, wanted, tracker, _over: over }, happened)
     }
 
-    /// Adds a record to the log, in the term that this anchor leads in. One that is meant for a term
-    /// that is over is dropped: [`AnchorEvent::Deposed`] is on its way, or was said.
+    /// Appends a record to the log in the term that this anchor leads in. A record for an earlier
+    /// term is dropped; [`AnchorEvent::Deposed`] reports that term's end.
     ///
     /// # Panics
-    /// When far more records wait than a coordinator has on their way.
+    /// If the queue is full. A coordinator has far fewer records in flight.
     pub(crate) fn append(&self, term: Term, record: LogRecord) {
         match self.proposals.try_send(Proposal { term, record }) {
             Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => {}
             Err(mpsc::error::TrySendError::Full(_)) => {
-                panic!("the coordinator waits for its records");
+                panic!("a coordinator has few records in flight");
             }
         }
     }
 
-    /// Takes in what another anchor sent. The caller lets nobody through who is no anchor.
+    /// Handles a message of another anchor. The caller accepts messages from anchors only.
     pub(crate) fn heard(&self, from: PeerId, message: AnchorMessage) {
         if message.body.len() > rpc::BODY {
             tracing::warn!(%from, bytes = message.body.len(), "an anchor's message is too large");
         } else if message.answer {
             self.inner.calls.answered(from, message.number, &message.body);
         } else if self.requests.try_send((from, message)).is_err() {
-            tracing::debug!(%from, "an anchor's request finds no room");
+            tracing::debug!(%from, "dropped an anchor's request: the queue is full");
         }
     }
 
-    /// Makes these the log's voters, if this anchor leads. That takes a while and may fail, which is
-    /// only logged: whoever wants it still wants it again.
+    /// Changes the log's voters to these, if this anchor leads. The change takes time and may fail,
+    /// which is only logged: the caller repeats it while it needs it.
     pub(crate) fn set_voters(&self, voters: BTreeSet<PeerId>) {
-        assert!(!voters.is_empty(), "somebody keeps the log");
+        assert!(!voters.is_empty(), "a log has at least one voter");
         self.wanted.send_replace(voters);
     }
 
-    /// The voters of the newest membership known.
+    /// The voters of the newest known membership.
     pub(crate) fn voters(&self) -> BTreeSet<PeerId> {
         self.inner.membership(|membership| membership.voter_ids().map(|id| id.0).collect())
     }
 
-    /// What is known to be agreed on.
+    /// The committed history.
     pub(crate) fn history(&self) -> History {
         self.inner.machine.history()
     }
 
-    /// Ends it, and all its writing.
+    /// Ends the anchor, and waits until it has written its files.
     pub(crate) async fn close(self) {
         self.inner.cancel.cancel();
         self.tracker.wait().await;

@@ -1,4 +1,4 @@
-//! Takes the leader's records to Raft, and says what became of them and of the office.
+//! Passes the leader's records to Raft, and reports commits and changes of leadership.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,21 +16,21 @@ use super::{AnchorError, AnchorEvent, Inner, QUEUE};
 
 type Written = oneshot::Receiver<ClientWriteResult<Types>>;
 
-/// Tells an anchor's owner what happens.
+/// Reports an anchor's events to its owner.
 pub(super) struct Reporter {
     inner: Arc<Inner>,
     events: mpsc::Sender<AnchorEvent>,
     proposals: mpsc::Receiver<Proposal>,
     /// The term that this anchor leads in.
-    office: Option<Term>,
-    /// The last that it was said to lead in.
-    last_office: Term,
-    /// Records on their way, in order.
+    term: Option<Term>,
+    /// The last term that was reported as led.
+    last_term: Term,
+    /// Records in flight, in order.
     writes: VecDeque<(LogRecord, Written)>,
 }
 
-/// Nobody listens, or the anchor is over and that was said.
-struct Over;
+/// The receiver is gone, or the anchor's end was reported.
+struct Ended;
 
 impl Reporter {
     pub(super) fn new(
@@ -38,16 +38,16 @@ impl Reporter {
         events: mpsc::Sender<AnchorEvent>,
         proposals: mpsc::Receiver<Proposal>,
     ) -> Self {
-        let (office, last_office, writes) = (None, Term(0), VecDeque::new());
-        Self { inner, events, proposals, office, last_office, writes }
+        let (term, last_term, writes) = (None, Term(0), VecDeque::new());
+        Self { inner, events, proposals, term, last_term, writes }
     }
 
-    /// Until the anchor is over.
+    /// Runs until the anchor ends.
     pub(super) async fn run(mut self) {
         let mut server = self.inner.raft.server_metrics();
         let mut opened = self.inner.machine.opened();
         while self.turn(&mut server, &mut opened).await.is_ok() {}
-        // Without it the others elect another.
+        // The other anchors elect another leader.
         self.inner.cancel.cancel();
     }
 
@@ -55,10 +55,10 @@ impl Reporter {
         &mut self,
         server: &mut watch::Receiver<ServerMetrics>,
         opened: &mut watch::Receiver<Term>,
-    ) -> Result<(), Over> {
+    ) -> Result<(), Ended> {
         let leads = self.inner.leads_in(&server.borrow_and_update());
         let opened_term = *opened.borrow_and_update();
-        self.look(leads, opened_term).await?;
+        self.check_leadership(leads, opened_term).await?;
         tokio::select! {
             changed = server.changed() => match changed {
                 Ok(()) => Ok(()),
@@ -73,29 +73,29 @@ impl Reporter {
         }
     }
 
-    /// Says so when this anchor begins to lead or does no more.
-    async fn look(&mut self, leads: Option<Term>, opened: Term) -> Result<(), Over> {
-        if self.office.is_some() && self.office != leads {
+    /// Reports when this anchor begins or ceases to lead.
+    async fn check_leadership(&mut self, leads: Option<Term>, opened: Term) -> Result<(), Ended> {
+        if self.term.is_some() && self.term != leads {
             self.depose().await?;
         }
-        // The opening entry of the term took effect, and so did all before it: what earlier leaders
-        // wrote and is not in the history by now is in no log any more, or will be in none.
+        // The term's first entry was applied, and so was everything before it. Records of earlier
+        // leaders that are not in the history by then never commit.
         if let Some(term) = leads
-            && self.office.is_none()
+            && self.term.is_none()
             && opened == term
-            && self.last_office < term
+            && self.last_term < term
         {
-            self.office = Some(term);
-            self.last_office = term;
+            self.term = Some(term);
+            self.last_term = term;
             let history = self.inner.machine.history();
-            self.say(AnchorEvent::Leads { term, history }).await?;
+            self.report(AnchorEvent::Leads { term, history }).await?;
         }
         Ok(())
     }
 
-    async fn propose(&mut self, proposal: Proposal) -> Result<(), Over> {
-        if self.office != Some(proposal.term) {
-            // Its owner has not heard of the end of that office yet.
+    async fn propose(&mut self, proposal: Proposal) -> Result<(), Ended> {
+        if self.term != Some(proposal.term) {
+            // The owner has not yet received the end of that term.
             return Ok(());
         }
         let record = proposal.record.clone();
@@ -115,11 +115,11 @@ impl Reporter {
     async fn written(
         &mut self,
         outcome: Result<ClientWriteResult<Types>, oneshot::error::RecvError>,
-    ) -> Result<(), Over> {
+    ) -> Result<(), Ended> {
         let Some((record, _)) = self.writes.pop_front() else { return Ok(()) };
         match outcome {
             Ok(Ok(response)) => match response.data {
-                Outcome::Applied => self.say(AnchorEvent::Appended(record)).await,
+                Outcome::Applied => self.report(AnchorEvent::Appended(record)).await,
                 Outcome::Stale => self.depose().await,
                 Outcome::Refused(reason) => self.fail(AnchorError::Refused { reason }).await,
             },
@@ -132,16 +132,16 @@ impl Reporter {
         }
     }
 
-    async fn depose(&mut self) -> Result<(), Over> {
+    async fn depose(&mut self) -> Result<(), Ended> {
         self.writes.clear();
-        match self.office.take() {
-            Some(_) => self.say(AnchorEvent::Deposed).await,
+        match self.term.take() {
+            Some(_) => self.report(AnchorEvent::Deposed).await,
             None => Ok(()),
         }
     }
 
-    /// Raft came to its end, which is nobody's wish: closing ends this task before.
-    async fn stopped(&mut self) -> Result<(), Over> {
+    /// Raft ended. The owner did not request it: closing ends this task first.
+    async fn stopped(&mut self) -> Result<(), Ended> {
         let error = self.inner.disk.failure().unwrap_or_else(|| {
             let state = self.inner.raft.metrics().borrow().running_state.clone();
             let reason = state.err().map_or_else(|| "it ended".into(), |fatal| fatal.to_string());
@@ -150,17 +150,17 @@ impl Reporter {
         self.fail(error).await
     }
 
-    async fn fail(&mut self, error: AnchorError) -> Result<(), Over> {
-        self.say(AnchorEvent::Failed(error)).await?;
-        Err(Over)
+    async fn fail(&mut self, error: AnchorError) -> Result<(), Ended> {
+        self.report(AnchorEvent::Failed(error)).await?;
+        Err(Ended)
     }
 
-    async fn say(&self, event: AnchorEvent) -> Result<(), Over> {
-        self.events.send(event).await.map_err(|_| Over)
+    async fn report(&self, event: AnchorEvent) -> Result<(), Ended> {
+        self.events.send(event).await.map_err(|_| Ended)
     }
 }
 
-/// What became of the first record on its way.
+/// The outcome of the first record in flight.
 async fn first(
     writes: &mut VecDeque<(LogRecord, Written)>,
 ) -> Result<ClientWriteResult<Types>, oneshot::error::RecvError> {

@@ -1,4 +1,4 @@
-//! What anchors say to each other: Raft's requests and their answers.
+//! Messages between anchors: Raft's requests and their answers.
 
 use openraft::raft::{AppendEntriesRequest, VoteRequest, VoteResponse};
 use shoal_protocol::ids::PeerId;
@@ -7,83 +7,83 @@ use shoal_protocol::limits;
 use super::encoding::{Ballot, Item, Malformed, Mark, place};
 use super::types::{AnchorId, LogId, Types, Vote};
 
-/// One message's body; the rest of a control message is around it.
+/// Bytes of a message's body; the rest of a control message surrounds it.
 pub(super) const BODY: usize = (limits::CONTROL_MESSAGE.0 as usize) - (4 << 10);
 
-/// One record, which must fit into a body together with what Raft says of it.
+/// Bytes of a record, which fits into a body together with Raft's fields.
 pub(super) const RECORD: usize = BODY - (4 << 10);
 
-/// One piece of a snapshot.
+/// Bytes of a piece of a snapshot.
 pub(super) const SNAPSHOT_PIECE: usize = 64 << 10;
 
 #[derive(Debug, Clone, PartialEq, bincode::Encode, bincode::Decode)]
 pub(super) enum Request {
-    /// The leader's log from a place on, or just that it still leads.
+    /// Entries of the leader's log, or none as a heartbeat.
     Append { ballot: Ballot, previous: Option<Mark>, agreed: Option<Mark>, items: Vec<Item> },
     /// A candidate asks for a vote.
     Vote { ballot: Ballot, last: Option<Mark> },
-    /// A piece of the leader's snapshot, which goes up to this place in the log.
+    /// A piece of the leader's snapshot, which covers the log up to `last`.
     Snapshot { ballot: Ballot, last: Mark, offset: u64, bytes: Vec<u8>, done: bool },
-    /// Whether the receiver would vote for the sender. Nothing is changed by asking.
+    /// Whether the receiver would vote for the sender. The request changes no state.
     WouldVote { last: Option<Mark> },
 }
 
 #[derive(Debug, Clone, PartialEq, bincode::Encode, bincode::Decode)]
 pub(super) enum Answer {
-    /// The log is the leader's up to the end of what was sent.
+    /// The receiver's log equals the leader's up to the end of these entries.
     Appended,
-    /// The entry before is not the leader's.
+    /// The receiver's entry at `previous` differs from the leader's.
     Conflict,
-    /// The receiver obeys this one.
+    /// The receiver follows a higher vote.
     Higher(Ballot),
     /// The receiver's vote, and the end of its log.
     Vote { ballot: Ballot, granted: bool, last: Option<Mark> },
-    /// The piece arrived; after the last one, the snapshot is in use.
+    /// The piece arrived. After the last one, the snapshot is installed.
     Received,
-    /// The pieces before are missing.
+    /// Earlier pieces are missing: send the snapshot from its start.
     FromStart,
-    /// Whether it would vote so.
+    /// Whether the receiver would vote for the sender.
     WouldVote(bool),
 }
 
-/// Why a request is not listened to.
+/// Why a request is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Unsound {
-    /// It says what cannot be.
+pub(super) enum Invalid {
+    /// Its contents are invalid.
     #[error(transparent)]
     Malformed(#[from] Malformed),
-    /// It speaks for another than its sender.
-    #[error("it speaks for another peer")]
+    /// It names a candidate other than its sender.
+    #[error("its candidate is not its sender")]
     Sender,
-    /// A leader that was not elected, or a candidate that was.
-    #[error("it claims an election that was not, or is not yet")]
+    /// Its leader was not elected, or its candidate was.
+    #[error("its state of election does not fit a request of this kind")]
     Election,
-    /// Entries that do not follow each other.
-    #[error("its entries do not follow each other")]
+    /// Its entries are not consecutive.
+    #[error("its entries are not consecutive")]
     Order,
-    /// Too large together with what came before.
-    #[error("it makes a snapshot larger than any is")]
+    /// The snapshot exceeds the size limit.
+    #[error("its snapshot exceeds the size limit")]
     TooLarge,
 }
 
-/// The vote behind a request, which must be its sender's own.
-pub(super) fn own_vote(from: PeerId, ballot: Ballot, elected: bool) -> Result<Vote, Unsound> {
+/// The vote in a request, which must name the sender.
+pub(super) fn own_vote(from: PeerId, ballot: Ballot, elected: bool) -> Result<Vote, Invalid> {
     if ballot.candidate != Some(from) {
-        return Err(Unsound::Sender);
+        return Err(Invalid::Sender);
     }
     if ballot.elected != elected || ballot.term == 0 {
-        return Err(Unsound::Election);
+        return Err(Invalid::Election);
     }
     Ok(ballot.vote()?)
 }
 
-/// A leader's request as Raft takes it.
+/// A leader's request in Raft's form.
 pub(super) fn append_request(
     vote: Vote,
     previous: Option<Mark>,
     agreed: Option<Mark>,
     items: Vec<Item>,
-) -> Result<AppendEntriesRequest<Types>, Unsound> {
+) -> Result<AppendEntriesRequest<Types>, Invalid> {
     let prev_log_id = place(previous)?;
     let mut entries = Vec::with_capacity(items.len());
     let mut last = prev_log_id;
@@ -93,7 +93,7 @@ pub(super) fn append_request(
         let term = entry.log_id.leader_id.term;
         let fits = last.is_none_or(|last| last.leader_id.term <= term);
         if entry.log_id.index != next || !fits || term > vote.leader_id.term {
-            return Err(Unsound::Order);
+            return Err(Invalid::Order);
         }
         last = Some(entry.log_id);
         entries.push(entry);
@@ -101,27 +101,27 @@ pub(super) fn append_request(
     Ok(AppendEntriesRequest { vote, prev_log_id, entries, leader_commit: place(agreed)? })
 }
 
-/// A candidate's request as Raft takes it.
+/// A candidate's request in Raft's form.
 pub(super) fn vote_request(
     vote: Vote,
     last: Option<Mark>,
-) -> Result<VoteRequest<AnchorId>, Unsound> {
+) -> Result<VoteRequest<AnchorId>, Invalid> {
     Ok(VoteRequest { vote, last_log_id: place(last)? })
 }
 
-/// An answer to a candidate as Raft takes it.
+/// The answer to a candidate in Raft's form.
 pub(super) fn vote_response(
     ballot: Ballot,
     granted: bool,
     last: Option<Mark>,
-) -> Result<VoteResponse<AnchorId>, Unsound> {
+) -> Result<VoteResponse<AnchorId>, Invalid> {
     Ok(VoteResponse { vote: ballot.vote()?, vote_granted: granted, last_log_id: place(last)? })
 }
 
-/// The vote that outranks a leader's: none of its own term does.
-pub(super) fn higher_vote(than: Vote, ballot: Ballot) -> Result<Vote, Unsound> {
+/// A vote that outranks a leader's, so that its term is higher.
+pub(super) fn higher_vote(than: Vote, ballot: Ballot) -> Result<Vote, Invalid> {
     if ballot.term <= than.leader_id.term || ballot.candidate.is_none() {
-        return Err(Unsound::Election);
+        return Err(Invalid::Election);
     }
     Ok(ballot.vote()?)
 }
@@ -144,17 +144,17 @@ mod tests {
     }
 
     #[test]
-    fn nobody_speaks_for_another() {
+    fn a_request_must_name_its_sender() {
         let ballot = Ballot { term: 3, candidate: Some(ME), elected: true };
         assert!(own_vote(ME, ballot, true).is_ok());
-        assert_eq!(own_vote(OTHER, ballot, true), Err(Unsound::Sender));
-        assert_eq!(own_vote(ME, ballot, false), Err(Unsound::Election));
+        assert_eq!(own_vote(OTHER, ballot, true), Err(Invalid::Sender));
+        assert_eq!(own_vote(ME, ballot, false), Err(Invalid::Election));
         let nobody = Ballot { candidate: None, ..ballot };
-        assert_eq!(own_vote(ME, nobody, true), Err(Unsound::Sender));
+        assert_eq!(own_vote(ME, nobody, true), Err(Invalid::Sender));
     }
 
     #[test]
-    fn entries_follow_each_other() {
+    fn entries_must_be_consecutive() {
         let vote = Vote::new_committed(3, AnchorId(ME));
         let append = |items| append_request(vote, Some(log_id(2, 4).into()), None, items);
         assert_eq!(append(vec![item(2, 5), item(3, 6)]).expect("in order").entries.len(), 2);
@@ -165,7 +165,7 @@ mod tests {
             vec![item(4, 5)],
             vec![item(3, 5), item(2, 6)],
         ] {
-            assert!(matches!(append(wrong), Err(Unsound::Order)));
+            assert!(matches!(append(wrong), Err(Invalid::Order)));
         }
     }
 
@@ -173,7 +173,7 @@ mod tests {
     fn only_a_later_term_outranks_a_leader() {
         let mine = Vote::new_committed(3, AnchorId(ME));
         let ballot = Ballot { term: 3, candidate: Some(OTHER), elected: true };
-        assert_eq!(higher_vote(mine, ballot), Err(Unsound::Election));
+        assert_eq!(higher_vote(mine, ballot), Err(Invalid::Election));
         assert!(higher_vote(mine, Ballot { term: 4, ..ballot }).is_ok());
     }
 }

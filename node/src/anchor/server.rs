@@ -1,4 +1,4 @@
-//! Answers other anchors, one request after the other.
+//! Answers the requests of other anchors, one after the other.
 
 use std::io::Cursor;
 use std::sync::Arc;
@@ -12,27 +12,27 @@ use tokio::sync::mpsc;
 
 use super::Inner;
 use super::encoding::{Image, Mark, SNAPSHOT, place};
-use super::rpc::{self, Answer, Request, Unsound};
+use super::rpc::{self, Answer, Invalid, Request};
 use super::types::{SnapshotMeta, Vote};
 
-/// A snapshot of which some arrived.
+/// A snapshot that has arrived in part.
 struct Arriving {
     from: PeerId,
     last: Mark,
     bytes: Vec<u8>,
 }
 
-/// Answers requests.
+/// Answers the requests of other anchors.
 pub(super) struct RaftServer {
     inner: Arc<Inner>,
     arriving: Option<Arriving>,
 }
 
-/// Why there is no answer.
+/// Why a request has no answer.
 #[derive(Debug, thiserror::Error)]
 enum NoAnswer {
     #[error(transparent)]
-    Unsound(#[from] Unsound),
+    Invalid(#[from] Invalid),
     #[error("it claims a term that has another leader")]
     Rival,
     #[error("the anchor is closing")]
@@ -44,7 +44,7 @@ impl RaftServer {
         Self { inner, arriving: None }
     }
 
-    /// Until nothing can be heard any more.
+    /// Runs until the queue of requests is closed.
     pub(super) async fn run(mut self, mut requests: mpsc::Receiver<(PeerId, AnchorMessage)>) {
         while let Some((from, AnchorMessage { number, body, .. })) = requests.recv().await {
             let request = match wire::decode(&body) {
@@ -62,7 +62,7 @@ impl RaftServer {
                 }
                 Err(NoAnswer::Closing) => return,
                 Err(error) => {
-                    tracing::warn!(%from, %error, "an anchor's request is not listened to");
+                    tracing::warn!(%from, %error, "rejected an anchor's request");
                 }
             }
         }
@@ -78,11 +78,11 @@ impl RaftServer {
                 match done.map_err(|_| NoAnswer::Closing)? {
                     AppendEntriesResponse::HigherVote(vote) => Ok(Answer::Higher(vote.into())),
                     AppendEntriesResponse::Conflict => {
-                        self.inner.contact().obeyed(from);
+                        self.inner.contact().followed(from);
                         Ok(Answer::Conflict)
                     }
                     _ => {
-                        self.inner.contact().obeyed(from);
+                        self.inner.contact().followed(from);
                         Ok(Answer::Appended)
                     }
                 }
@@ -103,7 +103,7 @@ impl RaftServer {
                 if mine > vote {
                     return Ok(Answer::Higher(mine.into()));
                 }
-                self.inner.contact().obeyed(from);
+                self.inner.contact().followed(from);
                 match self.collect(from, last, offset, &bytes, done)? {
                     Collected::Part => Ok(Answer::Received),
                     Collected::Gap => Ok(Answer::FromStart),
@@ -111,7 +111,7 @@ impl RaftServer {
                 }
             }
             Request::WouldVote { last } => {
-                let last = place(last).map_err(Unsound::from)?;
+                let last = place(last).map_err(Invalid::from)?;
                 let leads = self.inner.leads();
                 let behind = last < self.inner.raft.data_metrics().borrow().last_log;
                 let patience = self.inner.timing.election.start;
@@ -121,7 +121,7 @@ impl RaftServer {
         }
     }
 
-    /// This anchor's own vote. Two leaders of one term cannot be, and must not reach Raft.
+    /// This anchor's own vote. Raft must not see two leaders of one term.
     async fn vote_beside(&self, vote: Vote) -> Result<Vote, NoAnswer> {
         let mine = self.inner.raft.with_raft_state(|state| *state.vote_ref()).await;
         let mine = mine.map_err(|_| NoAnswer::Closing)?;
@@ -138,19 +138,19 @@ impl RaftServer {
         offset: u64,
         bytes: &[u8],
         done: bool,
-    ) -> Result<Collected, Unsound> {
+    ) -> Result<Collected, Invalid> {
         if offset == 0 {
             self.arriving = Some(Arriving { from, last, bytes: Vec::new() });
         }
         let arriving = self.arriving.as_mut().filter(|now| (now.from, now.last) == (from, last));
-        // A piece that is told again replaces what is there from its place on.
+        // A repeated piece replaces the bytes from its offset on.
         let Some(arriving) = arriving.filter(|now| offset <= now.bytes.len() as u64) else {
             return Ok(Collected::Gap);
         };
         arriving.bytes.truncate(offset as usize);
         if arriving.bytes.len() + bytes.len() > SNAPSHOT {
             self.arriving = None;
-            return Err(Unsound::TooLarge);
+            return Err(Invalid::TooLarge);
         }
         arriving.bytes.extend_from_slice(bytes);
         if !done {
@@ -160,9 +160,9 @@ impl RaftServer {
     }
 
     async fn install(&self, vote: Vote, last: Mark, bytes: Vec<u8>) -> Result<Answer, NoAnswer> {
-        let image = Image::decode(&bytes).map_err(Unsound::from)?;
+        let image = Image::decode(&bytes).map_err(Invalid::from)?;
         if image.last.map(Mark::from) != Some(last) {
-            return Err(Unsound::Order.into());
+            return Err(Invalid::Order.into());
         }
         let meta = SnapshotMeta {
             last_log_id: image.last,
@@ -177,10 +177,10 @@ impl RaftServer {
 }
 
 enum Collected {
-    /// More is to come.
+    /// More pieces are to come.
     Part,
-    /// Something before is missing.
+    /// An earlier piece is missing.
     Gap,
-    /// All of it.
+    /// The whole snapshot.
     Whole(Vec<u8>),
 }

@@ -1,4 +1,4 @@
-//! The run's history, made from the log's entries as they are agreed on, and its snapshots.
+//! The run's history, built from the log's entries as they commit, and its snapshots.
 
 use std::io::Cursor;
 use std::path::Path;
@@ -18,23 +18,24 @@ use super::types::{
     Entries, Entry, LogId, Outcome, SnapshotMeta, StorageError, StoredMembership, Types, disk_error,
 };
 
-/// A snapshot and what it is of.
+/// A snapshot and its metadata.
 #[derive(Clone)]
-struct Picture {
+struct StoredSnapshot {
     meta: SnapshotMeta,
     bytes: Arc<Vec<u8>>,
 }
 
 struct State {
     image: Image,
-    picture: Option<Picture>,
+    stored: Option<StoredSnapshot>,
 }
 
-/// What the agreed entries make.
+/// Applies committed entries to the run's history.
 #[derive(Clone)]
 pub(super) struct StateMachine {
     state: Arc<Mutex<State>>,
-    /// The newest term whose opening entry took effect: all that earlier ones agreed on did before.
+    /// The newest term whose first entry was applied: everything that earlier terms committed was
+    /// applied before.
     opened: Arc<watch::Sender<Term>>,
     disk: Disk,
 }
@@ -43,7 +44,7 @@ pub(super) struct StateMachine {
 pub(super) fn read(path: &Path, bytes: &[u8]) -> Result<Image, AnchorError> {
     let damaged = |at| AnchorError::Damaged { path: path.to_owned(), at };
     match frame::read_all(bytes, SNAPSHOT).map_err(damaged)? {
-        // It came to its name whole.
+        // The file was renamed into place whole.
         (pieces, whole) if pieces.len() == 1 && whole == bytes.len() => {
             Image::decode(pieces[0]).map_err(|_| damaged(0))
         }
@@ -53,13 +54,13 @@ pub(super) fn read(path: &Path, bytes: &[u8]) -> Result<Image, AnchorError> {
 
 impl StateMachine {
     pub(super) fn new(opened: Option<Image>, disk: Disk) -> Self {
-        let picture = opened.as_ref().map(Picture::of);
+        let stored = opened.as_ref().map(StoredSnapshot::of);
         let image = opened.unwrap_or_else(|| Image {
             history: History::default(),
             last: None,
             anchors: StoredMembership::default(),
         });
-        let state = Arc::new(Mutex::new(State { image, picture }));
+        let state = Arc::new(Mutex::new(State { image, stored }));
         Self { state, opened: Arc::new(watch::Sender::new(Term(0))), disk }
     }
 
@@ -67,19 +68,19 @@ impl StateMachine {
         self.state().image.history.clone()
     }
 
-    /// Tells of each term that opens.
+    /// The newest term whose first entry was applied, as it changes.
     pub(super) fn opened(&self) -> watch::Receiver<Term> {
         self.opened.subscribe()
     }
 
-    /// How far the log took effect.
+    /// The last applied entry.
     pub(super) fn applied(&self) -> Option<LogId> {
         self.state().image.last
     }
 
-    /// How much of the log the snapshot stands for.
-    pub(super) fn pictured(&self) -> Option<LogId> {
-        self.state().picture.as_ref().and_then(|picture| picture.meta.last_log_id)
+    /// The last entry that the newest snapshot covers.
+    pub(super) fn snapshot_end(&self) -> Option<LogId> {
+        self.state().stored.as_ref().and_then(|stored| stored.meta.last_log_id)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -97,12 +98,12 @@ impl StateMachine {
                 image.anchors = StoredMembership::new(Some(entry.log_id), membership);
             }
             EntryPayload::Normal(proposal) if proposal.term != Term(term) => {
-                tracing::debug!(meant = %proposal.term, term, "a record came too late for its term");
+                tracing::debug!(meant = %proposal.term, term, "dropped a record of an earlier term");
                 return Outcome::Stale;
             }
             EntryPayload::Normal(proposal) => {
                 if let Err(error) = image.history.apply(&proposal.record) {
-                    tracing::warn!(%error, term, "a record in the log changes nothing");
+                    tracing::warn!(%error, term, "dropped a record that does not follow the history");
                     return Outcome::Refused(error.to_string());
                 }
             }
@@ -110,17 +111,21 @@ impl StateMachine {
         Outcome::Applied
     }
 
-    /// Makes the picture the newest, and has it written before whatever is written from now on.
-    fn keep(&self, state: &mut State, picture: Picture) -> oneshot::Receiver<std::io::Result<()>> {
+    /// Makes a snapshot the newest, and writes it before everything that is written later.
+    fn keep(
+        &self,
+        state: &mut State,
+        stored: StoredSnapshot,
+    ) -> oneshot::Receiver<std::io::Result<()>> {
         let (done, written) = oneshot::channel();
         let done = Box::new(move |outcome| drop(done.send(outcome)));
-        self.disk.replace_snapshot(frame::seal(&picture.bytes), done);
-        state.picture = Some(picture);
+        self.disk.replace_snapshot(frame::seal(&stored.bytes), done);
+        state.stored = Some(stored);
         written
     }
 }
 
-impl Picture {
+impl StoredSnapshot {
     fn of(image: &Image) -> Self {
         let id = image.last.map(|last| last.to_string()).unwrap_or_default();
         let meta = SnapshotMeta {
@@ -144,17 +149,17 @@ async fn written(written: oneshot::Receiver<std::io::Result<()>>) -> Result<(), 
 
 impl RaftSnapshotBuilder<Types> for StateMachine {
     async fn build_snapshot(&mut self) -> Result<Snapshot<Types>, StorageError> {
-        let (picture, kept) = {
+        let (stored, kept) = {
             let mut state = self.state();
-            let picture = Picture::of(&state.image);
-            if picture.bytes.len() > SNAPSHOT {
+            let stored = StoredSnapshot::of(&state.image);
+            if stored.bytes.len() > SNAPSHOT {
                 return Err(disk_error("the run's history is too long for a snapshot"));
             }
-            let kept = self.keep(&mut state, picture.clone());
-            (picture, kept)
+            let kept = self.keep(&mut state, stored.clone());
+            (stored, kept)
         };
         written(kept).await?;
-        Ok(picture.snapshot())
+        Ok(stored.snapshot())
     }
 }
 
@@ -190,15 +195,16 @@ impl RaftStateMachine<Types> for StateMachine {
         let image = Image::decode(snapshot.get_ref()).map_err(disk_error)?;
         let kept = {
             let mut state = self.state();
-            let picture = Picture { meta: meta.clone(), bytes: Arc::new(snapshot.into_inner()) };
+            let stored =
+                StoredSnapshot { meta: meta.clone(), bytes: Arc::new(snapshot.into_inner()) };
             state.image = image;
-            self.keep(&mut state, picture)
+            self.keep(&mut state, stored)
         };
         written(kept).await
     }
 
     async fn get_current_snapshot(&mut self) -> Result<Option<Snapshot<Types>>, StorageError> {
-        Ok(self.state().picture.as_ref().map(Picture::snapshot))
+        Ok(self.state().stored.as_ref().map(StoredSnapshot::snapshot))
     }
 }
 
@@ -216,7 +222,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_record_counts_only_in_its_term_and_its_order() {
+    async fn a_record_applies_only_in_its_term_and_order() {
         let folder = tempfile::tempdir().expect("a folder");
         let me = shoal_protocol::ids::PeerId([1; 32]);
         let mut machine = Store::open(folder.path(), me).expect("opened").machine;

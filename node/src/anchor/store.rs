@@ -12,7 +12,7 @@ use super::journal;
 use super::log::Log;
 use super::state_machine::{self, StateMachine};
 
-/// What an anchor keeps, and what writes it.
+/// An anchor's storage.
 pub(super) struct Store {
     pub(super) log: Log,
     pub(super) machine: StateMachine,
@@ -20,10 +20,10 @@ pub(super) struct Store {
 }
 
 impl Store {
-    /// Opens the files in a folder, or makes them.
+    /// Opens the files in a folder, or creates them.
     ///
     /// # Errors
-    /// When they cannot be read or written, are another anchor's, or are damaged.
+    /// If they cannot be read or written, belong to another anchor, or are damaged.
     pub(super) fn open(folder: &Path, anchor: PeerId) -> Result<Self, AnchorError> {
         let paths = Paths::new(folder);
         std::fs::create_dir_all(folder)
@@ -36,7 +36,7 @@ impl Store {
         let failed = |error| AnchorError::Write { path: path.clone(), error };
         let bytes = match read(&path)? {
             Some(bytes) => bytes,
-            // The log is there before the first snapshot is.
+            // The log exists before the first snapshot does.
             None if image.is_some() => return Err(AnchorError::Missing { path }),
             None => {
                 let bytes = journal::empty(anchor);
@@ -51,7 +51,7 @@ impl Store {
         let file = OpenOptions::new().append(true).open(&path).map_err(failed)?;
         if opened.whole < bytes.len() {
             let torn = bytes.len() - opened.whole;
-            tracing::warn!(bytes = torn, "a torn piece is cut off the anchor's log");
+            tracing::warn!(bytes = torn, "truncated a torn piece of the anchor's log");
             file.set_len(opened.whole as u64).and_then(|()| file.sync_all()).map_err(failed)?;
         }
         let disk = Disk::start(paths, file).map_err(failed)?;

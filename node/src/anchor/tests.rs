@@ -1,11 +1,11 @@
 //! Anchors on one machine, with links that can be cut.
 
 mod alone;
+mod faulty_run;
 mod group;
 mod net;
 mod storage;
 mod strangers;
-mod wild;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -26,7 +26,7 @@ use net::{End, Net};
 
 use super::{Anchor, AnchorConfig, AnchorError, AnchorEvent, Links, Timing};
 
-/// Everything that is waited for happens long before.
+/// Timeout of every wait, far above what it takes.
 const LONG: Duration = Duration::from_secs(30);
 
 fn peer(number: u8) -> PeerId {
@@ -40,7 +40,7 @@ fn quick() -> Timing {
     }
 }
 
-/// A record that leaves a trace of its own in every history that has it: a life of `trace`.
+/// A record that leaves a distinct trace in every history that has it: incarnation `trace`.
 fn record(number: u64, trace: u64) -> LogRecord {
     let mut key = [7; 32];
     key[..8].copy_from_slice(&trace.to_le_bytes());
@@ -59,7 +59,7 @@ fn record(number: u64, trace: u64) -> LogRecord {
     LogRecord::View(ViewChange { since, number, here, ..ViewChange::default() })
 }
 
-/// A record of about this many bytes; only the last of them is in a history.
+/// A record of about this many bytes; only the last of them stays in a history.
 fn large(number: u64, bytes: usize) -> LogRecord {
     let name = format!("{number}{}", "x".repeat(bytes));
     let file = StoredFile { name, hash: ContentHash([0; 32]), size: Bytes(1) };
@@ -79,11 +79,11 @@ fn made_of(records: &[LogRecord]) -> History {
 async fn soon<T>(what: &str, wait: impl Future<Output = T>) -> T {
     match tokio::time::timeout(LONG, wait).await {
         Ok(done) => done,
-        Err(_) => panic!("it never happens: {what}"),
+        Err(_) => panic!("timed out: {what}"),
     }
 }
 
-/// Waits for something that no event tells of.
+/// Polls a condition that no event reports.
 async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     soon(what, async {
         while !is_so() {
@@ -93,32 +93,32 @@ async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     .await;
 }
 
-/// What an anchor's owner was told.
+/// Everything that an anchor reported to its owner.
 #[derive(Debug, Default)]
-struct Told {
-    office: Option<Term>,
-    offices: Vec<(Term, History)>,
+struct Reported {
+    term_led: Option<Term>,
+    terms: Vec<(Term, History)>,
     appended: Vec<LogRecord>,
     deposed: usize,
     leader: Option<(Option<PeerId>, usize, usize)>,
     failed: Option<AnchorError>,
 }
 
-impl Told {
-    fn hear(&mut self, event: AnchorEvent) {
+impl Reported {
+    fn record_event(&mut self, event: AnchorEvent) {
         match event {
             AnchorEvent::Leads { term, history } => {
-                assert_eq!(self.office, None, "it leads already");
-                assert!(self.offices.last().is_none_or(|(last, _)| *last < term));
-                self.office = Some(term);
-                self.offices.push((term, history));
+                assert_eq!(self.term_led, None, "it leads already");
+                assert!(self.terms.last().is_none_or(|(last, _)| *last < term));
+                self.term_led = Some(term);
+                self.terms.push((term, history));
             }
             AnchorEvent::Appended(record) => {
-                assert!(self.office.is_some(), "it does not lead");
+                assert!(self.term_led.is_some(), "it does not lead");
                 self.appended.push(record);
             }
             AnchorEvent::Deposed => {
-                assert!(self.office.take().is_some(), "it does not lead");
+                assert!(self.term_led.take().is_some(), "it does not lead");
                 self.deposed += 1;
             }
             AnchorEvent::Leader { peer, answering, voters } => {
@@ -134,7 +134,7 @@ impl Told {
 struct Node {
     peer: PeerId,
     anchor: Arc<Anchor>,
-    told: watch::Receiver<Told>,
+    reported: watch::Receiver<Reported>,
     net: Arc<Net>,
     owner: TaskTracker,
 }
@@ -155,23 +155,23 @@ impl Node {
         let links = Arc::new(End { net: Arc::clone(net), me: peer });
         let (anchor, mut events) = Anchor::open(config, found, links).await?;
         let anchor = Arc::new(anchor);
-        net.ends.lock().expect("sound").insert(peer, Arc::clone(&anchor));
-        let (tell, told) = watch::channel(Told::default());
+        net.anchors.lock().expect("valid").insert(peer, Arc::clone(&anchor));
+        let (sender, reported) = watch::channel(Reported::default());
         let owner = TaskTracker::new();
         owner.spawn(async move {
             while let Some(event) = events.recv().await {
-                tell.send_modify(|told| told.hear(event));
+                sender.send_modify(|reported| reported.record_event(event));
             }
         });
         owner.close();
-        Ok(Self { peer, anchor, told, net: Arc::clone(net), owner })
+        Ok(Self { peer, anchor, reported, net: Arc::clone(net), owner })
     }
 
-    /// Ends it; its files can be opened again.
+    /// Ends it; its files can be opened again afterwards.
     async fn close(self) {
-        self.net.ends.lock().expect("sound").remove(&self.peer);
+        self.net.anchors.lock().expect("valid").remove(&self.peer);
         soon("the anchor ends", async {
-            // A message may just be on its way in.
+            // A message may be in delivery.
             let mut shared = self.anchor;
             let anchor = loop {
                 match Arc::try_unwrap(shared) {
@@ -186,26 +186,26 @@ impl Node {
         .await;
     }
 
-    async fn told(&mut self, what: &str, is_so: impl FnMut(&Told) -> bool) {
-        drop(soon(what, self.told.wait_for(is_so)).await.expect("it is told of all"));
+    async fn reported(&mut self, what: &str, is_so: impl FnMut(&Reported) -> bool) {
+        drop(soon(what, self.reported.wait_for(is_so)).await.expect("every event is reported"));
     }
 
-    /// The term that it leads in, from now or soon on.
+    /// The term that it leads in, once it leads.
     async fn leads(&mut self) -> Term {
-        self.told("it leads", |told| told.office.is_some()).await;
-        self.office().expect("it was just told of it")
+        self.reported("it leads", |reported| reported.term_led.is_some()).await;
+        self.term_led().expect("it just became the leader")
     }
 
-    fn office(&self) -> Option<Term> {
-        self.told.borrow().office
+    fn term_led(&self) -> Option<Term> {
+        self.reported.borrow().term_led
     }
 
-    /// Appends one record in the present term and waits until it is agreed on.
+    /// Appends a record in the current term and waits until it is committed.
     async fn append(&mut self, record: LogRecord) {
         let term = self.leads().await;
-        let before = self.told.borrow().appended.len();
+        let before = self.reported.borrow().appended.len();
         self.anchor.append(term, record);
-        self.told("it is appended", |told| told.appended.len() > before).await;
+        self.reported("it is appended", |reported| reported.appended.len() > before).await;
     }
 
     fn view(&self) -> u64 {
@@ -213,7 +213,7 @@ impl Node {
     }
 }
 
-/// Anchors that keep a log together, and the folders of all of them.
+/// Anchors that replicate one log, and the folders of all of them.
 struct Group {
     net: Arc<Net>,
     folders: TempDir,
@@ -243,7 +243,7 @@ impl Group {
         self.nodes.get_mut(&peer).expect("it is open")
     }
 
-    /// Makes these the voters, by the leader, and waits until all of them know.
+    /// Lets the leader change the voters, and waits until all of them know.
     async fn vote(&mut self, leader: PeerId, voters: &BTreeSet<PeerId>) {
         self.node(leader).anchor.set_voters(voters.clone());
         let nodes = &self.nodes;
@@ -257,33 +257,33 @@ impl Group {
         .await;
     }
 
-    /// Ends one anchor at once.
+    /// Ends one anchor without warning.
     async fn kill(&mut self, peer: PeerId) {
         self.nodes.remove(&peer).expect("it is open").close().await;
     }
 
-    /// Whoever leads, waiting until somebody does; not those.
+    /// Waits for a leader other than these.
     async fn leader(&mut self, but: &[PeerId]) -> PeerId {
         let mut leader = None;
         let nodes = &self.nodes;
-        until("somebody leads", || {
+        until("an anchor leads", || {
             let mut able = nodes.iter().filter(|(peer, _)| !but.contains(peer));
-            leader = able.find(|(_, node)| node.office().is_some()).map(|(peer, _)| *peer);
+            leader = able.find(|(_, node)| node.term_led().is_some()).map(|(peer, _)| *peer);
             leader.is_some()
         })
         .await;
         leader.expect("it was just found")
     }
 
-    /// Waits until all have the same history, and gives it.
+    /// Waits until all histories are equal, and returns one.
     async fn agreed(&self, view: u64) -> History {
         until("all histories are equal", || {
             let mut histories = self.nodes.values().map(|node| node.anchor.history());
-            let first = histories.next().expect("somebody is open");
+            let first = histories.next().expect("one anchor is open");
             first.view.number >= view && histories.all(|other| other == first)
         })
         .await;
-        self.nodes.values().next().expect("somebody is open").anchor.history()
+        self.nodes.values().next().expect("one anchor is open").anchor.history()
     }
 
     fn peers(&self) -> Vec<PeerId> {
@@ -291,10 +291,10 @@ impl Group {
     }
 }
 
-/// A copy of a folder as a process that dies now would leave it.
+/// A copy of a folder as a crash at this moment would leave it.
 fn copied(folder: &Path) -> TempDir {
     let copy = tempfile::tempdir().expect("a folder");
-    // The log first: a snapshot that is made meanwhile is newer, which it may be.
+    // The log first: a snapshot that is written in between may be newer than it.
     for name in ["log", "snapshot"] {
         let (from, to) = (folder.join(name), copy.path().join(name));
         if from.exists() {

@@ -1,8 +1,8 @@
-//! What time brings: heartbeats, elections, snapshots.
+//! Timers: heartbeats, election timeouts, snapshots.
 //!
-//! Before an anchor stands for election it asks the others whether they would vote for it, which
-//! changes nothing. So an anchor that was cut off for a while does not depose a leader that all others
-//! hear, and one that cannot reach enough of them writes nothing while it waits.
+//! Before an anchor becomes a candidate it asks the others whether they would vote for it (a
+//! pre-vote), which changes no state. So an anchor that was cut off does not depose a leader that
+//! the others follow, and an anchor that cannot reach a majority writes nothing while it waits.
 
 use std::sync::Arc;
 
@@ -17,30 +17,31 @@ use super::rpc::{Answer, Request};
 use super::types::{AnchorId, Membership};
 use super::{AnchorEvent, Inner};
 
-/// Entries that no snapshot has, before one is made.
+/// Entries beyond the snapshot that trigger a new one.
 const ENTRIES: usize = 4096;
 
-/// Their bytes, before one is made.
+/// Bytes of entries beyond the snapshot that trigger a new one.
 const BYTES: u64 = 1 << 20;
 
-/// Keeps the time.
+/// Runs the timers.
 pub(super) struct Timers {
     inner: Arc<Inner>,
     events: mpsc::Sender<AnchorEvent>,
-    /// Who leads and how many voters answer, as it was said last.
-    said: Option<(Option<PeerId>, usize, usize)>,
+    /// The last reported leader, answering voters and voters.
+    last_reported: Option<(Option<PeerId>, usize, usize)>,
 }
 
 impl Timers {
     pub(super) fn new(inner: Arc<Inner>, events: mpsc::Sender<AnchorEvent>) -> Self {
-        Self { inner, events, said: None }
+        Self { inner, events, last_reported: None }
     }
 
-    /// Until the anchor is over.
+    /// Runs until the anchor ends.
     pub(super) async fn run(mut self) {
         let heartbeat = self.inner.timing.heartbeat;
         loop {
-            // To the point: two that are due at different times must not be so at once.
+            // Sleeps exactly until the deadline: rounding up could make two anchors candidates at
+            // once.
             let waits = !self.inner.leads() && self.inner.is_voter();
             let left = if waits { self.inner.contact().left() } else { heartbeat };
             tokio::time::sleep(left.min(heartbeat)).await;
@@ -48,23 +49,23 @@ impl Timers {
                 self.inner.contact().wait();
                 self.inner.raft.trigger().heartbeat().await
             } else if self.inner.is_voter() && self.inner.contact().due() {
-                self.stand().await
+                self.campaign().await
             } else {
                 Ok(())
             };
             if beat.is_err() || self.compact().await.is_err() {
                 return;
             }
-            self.say();
+            self.report_leader();
         }
     }
 
-    /// Stands for election if enough voters would vote for this anchor.
-    async fn stand(&self) -> Result<(), Fatal<AnchorId>> {
+    /// Becomes a candidate if a majority would vote for this anchor.
+    async fn campaign(&self) -> Result<(), Fatal<AnchorId>> {
         if self.would_win().await {
             return self.inner.raft.trigger().elect().await;
         }
-        // Perhaps they heard the leader a moment longer.
+        // The others may time out a little later.
         let heartbeat = self.inner.timing.heartbeat;
         self.inner.contact().wait_for(&(heartbeat..3 * heartbeat));
         Ok(())
@@ -83,7 +84,7 @@ impl Timers {
             })
             .collect();
         let mut votes = vec![me];
-        // All are waited for: how many answer is worth knowing when it is not enough.
+        // Waits for all answers: their number is reported when it is no majority.
         while !is_quorum(&membership, |id| votes.contains(&id)) {
             match answers.next().await {
                 Some((id, Ok(Answer::WouldVote(true)))) => votes.push(id),
@@ -95,17 +96,18 @@ impl Timers {
     }
 
     async fn compact(&self) -> Result<(), Fatal<AnchorId>> {
-        let pictured = self.inner.machine.pictured();
-        let (entries, bytes) = self.inner.log.after(pictured);
+        let snapshot_end = self.inner.machine.snapshot_end();
+        let (entries, bytes) = self.inner.log.after(snapshot_end);
         let long = entries > ENTRIES || bytes > BYTES;
-        if long && self.inner.machine.applied() > pictured {
+        if long && self.inner.machine.applied() > snapshot_end {
             self.inner.raft.trigger().snapshot().await?;
         }
         Ok(())
     }
 
-    /// Says who leads if it is another than before, or nobody and other voters answer than before.
-    fn say(&mut self) {
+    /// Reports the leader if it changed, or if there is none and the number of answering voters
+    /// changed.
+    fn report_leader(&mut self) {
         let inner = &self.inner;
         let window = inner.timing.election.end * 2;
         let membership = inner.membership(Clone::clone);
@@ -119,18 +121,18 @@ impl Timers {
         } else {
             inner.contact().leader(inner.timing.election.end)
         };
-        let same = match self.said {
-            Some((said, ..)) if peer.is_some() => said == peer,
-            said => said == Some((peer, answering, voters)),
+        let same = match self.last_reported {
+            Some((leader, ..)) if peer.is_some() => leader == peer,
+            last => last == Some((peer, answering, voters)),
         };
-        // Where there is no room it is said next time, if it is still so.
+        // If the queue is full, the next tick reports it.
         if !same && self.events.try_send(AnchorEvent::Leader { peer, answering, voters }).is_ok() {
-            self.said = Some((peer, answering, voters));
+            self.last_reported = Some((peer, answering, voters));
         }
     }
 }
 
-/// Whether these voters can decide: more than half of each group.
+/// Whether these voters are a quorum: a majority of each group.
 fn is_quorum(membership: &Membership, has: impl Fn(AnchorId) -> bool) -> bool {
     let groups = membership.get_joint_config();
     !groups.is_empty()

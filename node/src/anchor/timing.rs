@@ -1,4 +1,4 @@
-//! How long things take.
+//! The anchors' timeouts.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,15 +8,15 @@ use openraft::SnapshotPolicy;
 
 use super::rpc;
 
-/// Entries that are kept although the snapshot has them, for who is just behind.
+/// Entries that are kept although the snapshot covers them, for anchors that are just behind.
 const KEPT: u64 = 64;
 
-/// How fast anchors notice that one is gone.
+/// How fast anchors detect the death of one.
 #[derive(Debug, Clone)]
 pub(crate) struct Timing {
-    /// How often a leader is heard.
+    /// The leader's heartbeat interval.
     pub(crate) heartbeat: Duration,
-    /// After how long without one an election is due, by chance. More than three heartbeats.
+    /// The election timeout, random in this range. It exceeds three heartbeats.
     pub(crate) election: Range<Duration>,
 }
 
@@ -28,16 +28,16 @@ impl Default for Timing {
 }
 
 impl Timing {
-    /// How long an answer may take. When the voters change, Raft lets all answers come or be given up
-    /// before it goes on: even then the leader is heard before an election is due.
+    /// The deadline for an answer. When the voters change, Raft waits until every request is
+    /// answered or timed out. Even then a heartbeat arrives before an election is due.
     pub(super) fn patience(&self) -> Duration {
         let Self { heartbeat, election } = self;
         election.start.saturating_sub(2 * *heartbeat).max(*heartbeat)
     }
 
-    /// Raft's own clock is used neither for heartbeats nor for elections: the pulse has both. What it
-    /// calls its heartbeat is how long an answer may take, and its election time is how long a vote
-    /// for another is refused after the leader was heard.
+    /// Raft's own clock is used neither for heartbeats nor for elections: [`super::timers`] has
+    /// both. Its heartbeat setting is the deadline for an answer, and its election timeout is how
+    /// long a vote for another candidate is refused after the last request of the leader.
     pub(super) fn raft_config(&self) -> Arc<openraft::Config> {
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX / 4);
         let (patience, refusal) = (millis(self.patience()), millis(self.election.start));

@@ -1,4 +1,4 @@
-//! Raft's types as they are used here.
+//! The types that `openraft` is instantiated with.
 
 use std::fmt;
 use std::io::Cursor;
@@ -8,7 +8,7 @@ use shoal_protocol::ids::{PeerId, Term};
 use shoal_protocol::message::LogRecord;
 
 openraft::declare_raft_types!(
-    /// What the log holds and who keeps it.
+    /// The log's contents and the identifiers of its replicas.
     pub(super) Types:
         D = Proposal,
         R = Outcome,
@@ -27,11 +27,11 @@ pub(super) type ServerMetrics = openraft::metrics::RaftServerMetrics<AnchorId, E
 pub(super) type StorageError = openraft::StorageError<AnchorId>;
 pub(super) type Raft = openraft::Raft<Types>;
 
-/// A peer that keeps the log.
+/// An anchor's identifier in Raft.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct AnchorId(pub(super) PeerId);
 
-/// Nobody: Raft wants one where it names no leader.
+/// A placeholder for log identifiers, in which Raft names no leader.
 impl Default for AnchorId {
     fn default() -> Self {
         Self(PeerId([0; 32]))
@@ -50,36 +50,36 @@ impl fmt::Debug for AnchorId {
     }
 }
 
-/// A record on its way into the log, and the term it is meant for: one that was given to a leader
-/// which lost its office and won it again belongs to the office before.
+/// A record to append, and the term that it is for. A leader that loses its term and is elected again
+/// must not append records of the earlier term.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Proposal {
     pub(super) term: Term,
     pub(super) record: LogRecord,
 }
 
-/// What an entry did when its turn came; the same at every anchor.
+/// The effect of applying an entry, the same at every anchor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// The record is part of the history (or the entry held none).
+    /// The record is part of the history, or the entry held no record.
     Applied,
-    /// It was meant for an earlier term: nothing changed.
+    /// The record was for an earlier term and changed nothing.
     Stale,
-    /// It does not follow those before it: nothing changed.
+    /// The record does not follow the history and changed nothing.
     Refused(String),
 }
 
-/// A log id by its parts; the leader is named by the term alone.
+/// A log identifier from its parts. The term stands for its leader.
 pub(super) fn log_id(term: u64, index: u64) -> LogId {
     LogId::new(openraft::CommittedLeaderId::new(term, AnchorId::default()), index)
 }
 
-/// An error of the disk as Raft takes it: whatever it says, the anchor is over.
+/// A storage error in Raft's form. It ends the anchor.
 pub(super) fn disk_error(error: impl fmt::Display) -> StorageError {
     openraft::StorageIOError::write(openraft::AnyError::error(error)).into()
 }
 
-/// Entries as Raft hands them over.
+/// Entries as Raft passes them.
 pub(super) trait Entries:
     IntoIterator<Item = Entry, IntoIter: OptionalSend> + OptionalSend
 {

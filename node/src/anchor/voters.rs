@@ -1,4 +1,4 @@
-//! Changes who keeps the log.
+//! Changes the log's voters.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use tokio::sync::watch;
 use super::Inner;
 use super::types::{AnchorId, Membership};
 
-/// How long one change may take, for the newcomers to catch up above all.
+/// Timeout of one change, in which new voters must catch up.
 const CHANGE: Duration = Duration::from_secs(60);
 
-/// Why the voters are as they were, or in between.
+/// Why the voters did not change, or changed in part.
 #[derive(Debug, thiserror::Error)]
 enum Unchanged {
     #[error("this anchor does not lead")]
@@ -29,7 +29,7 @@ impl Unchanged {
     }
 }
 
-/// Makes the wanted voters the log's, whenever they are wanted, until nobody can want any.
+/// Applies each requested set of voters, until nobody can request any.
 pub(super) async fn run(inner: Arc<Inner>, mut wanted: watch::Receiver<BTreeSet<PeerId>>) {
     while wanted.changed().await.is_ok() {
         let peers = wanted.borrow_and_update().clone();
@@ -37,15 +37,15 @@ pub(super) async fn run(inner: Arc<Inner>, mut wanted: watch::Receiver<BTreeSet<
         tokio::select! {
             () = others(&mut wanted, &peers) => {}
             changed = tokio::time::timeout(CHANGE, change(&inner, voters)) => match changed {
-                Ok(Ok(())) => tracing::info!(voters = peers.len(), "the log has its voters"),
-                Ok(Err(error)) => tracing::warn!(%error, "the log's voters are not changed"),
-                Err(_) => tracing::warn!("the log's new voters do not catch up in time"),
+                Ok(Ok(())) => tracing::info!(voters = peers.len(), "the log's voters changed"),
+                Ok(Err(error)) => tracing::warn!(%error, "cannot change the log's voters"),
+                Err(_) => tracing::warn!("the log's new voters did not catch up in time"),
             },
         }
     }
 }
 
-/// Waits until others than these are wanted. Who wants the same again wants what is under way.
+/// Waits until another set of voters is requested. The same set again is already under way.
 async fn others(wanted: &mut watch::Receiver<BTreeSet<PeerId>>, now: &BTreeSet<PeerId>) {
     let other = wanted.wait_for(|peers| peers != now).await.is_ok();
     if other {
@@ -68,7 +68,7 @@ async fn change(inner: &Inner, voters: BTreeSet<AnchorId>) -> Result<(), Unchang
     caught_up(inner, &voters).await?;
     inner.raft.change_membership(voters.clone(), false).await.map_err(Unchanged::raft)?;
     let kept = inner.membership(Clone::clone);
-    // Who was to become a voter once and did not.
+    // Learners that an abandoned change left behind.
     let left: BTreeSet<AnchorId> = kept.learner_ids().filter(|id| !voters.contains(id)).collect();
     if !left.is_empty() {
         inner
@@ -80,8 +80,8 @@ async fn change(inner: &Inner, voters: BTreeSet<AnchorId>) -> Result<(), Unchang
     Ok(())
 }
 
-/// Waits until the membership is agreed on: a change that was given up, or begun by an earlier leader,
-/// may still be on its way, and no other can begin before.
+/// Waits until the membership is committed. A change that was abandoned, or begun by an earlier
+/// leader, may still be in flight, and Raft allows one at a time.
 async fn settled(inner: &Inner) -> Result<(), Unchanged> {
     let mut metrics = inner.raft.metrics();
     let settled = metrics.wait_for(|now| now.last_applied >= *now.membership_config.log_id()).await;
@@ -92,8 +92,8 @@ fn is_as_wanted(membership: &Membership, voters: &BTreeSet<AnchorId>) -> bool {
     membership.get_joint_config().iter().eq([voters]) && membership.learner_ids().next().is_none()
 }
 
-/// Waits until the voters hold what the log holds now: a voter that lacks much could be needed for
-/// an agreement and not be able to give it.
+/// Waits until the new voters hold the current log. A voter that lags could be needed for a majority
+/// that it cannot give.
 async fn caught_up(inner: &Inner, voters: &BTreeSet<AnchorId>) -> Result<(), Unchanged> {
     let mut metrics = inner.raft.data_metrics();
     let target = metrics.borrow_and_update().last_log;

@@ -1,4 +1,4 @@
-//! Which devices of a fleet to take, and how large its microbatches should be: for `shoal plan`.
+//! Recommends devices of a fleet and a size of microbatches, for `shoal plan`.
 
 use serde::{Deserialize, Serialize};
 use shoal_scheduler::planner::{
@@ -8,36 +8,40 @@ use shoal_scheduler::rng::Rng;
 
 use super::fleet::{Fleet, FleetError};
 
-/// Placements that are tried for a part of a fleet: many parts are.
+/// Effort of the search for one part of a fleet. It is small because many parts are searched.
 const EFFORT: Effort = Effort { population: 8, children: 16, exchanges: 512 };
 
-/// Regions of which parts of a fleet are made: the cheapest one, the cheapest two, and so on, and each alone.
+/// The most parts of a fleet that are searched: the cheapest region, the cheapest two, and so on,
+/// then each region alone.
 const PARTS: usize = 16;
 
-/// What a step computes and keeps, and what may be spent, as a file says it; docs/placement.md has the keys.
+/// The `[training]` section of a fleet's file: the work and the memory of a step, and the budget.
+/// docs/placement.md describes the keys.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Training {
     /// Tokens of a step.
     pub(super) tokens: u64,
-    /// Tokens of a sample: the smallest microbatch.
+    /// Tokens of a sample, which is the smallest microbatch.
     sequence: u64,
-    /// Seconds of a device for a token, forward through the whole model; backward is twice that unless said.
+    /// Seconds per token of a forward pass through the whole model. A backward pass takes twice
+    /// that by default.
     forward: f64,
     backward: Option<f64>,
-    /// Seconds of each pass besides.
+    /// Seconds of a pass besides the time per token.
     #[serde(default)]
     overhead: f64,
-    /// Bytes of the whole model's weights and moments, and of what it keeps of a token until its backward pass.
+    /// Bytes of the whole model's weights and moments, and bytes per token that it stores until the
+    /// backward pass.
     #[serde(default)]
     state: f64,
     #[serde(default)]
     kept: f64,
-    /// Bytes that a device has room for.
+    /// Bytes of memory of a device.
     memory: Option<f64>,
-    /// What an hour may cost, in the money of the prices.
+    /// The most that an hour may cost, in the currency of the prices.
     pub(super) budget: Option<f64>,
-    /// Whether a step's passes run while the one before is added up.
+    /// 1 if a step's passes overlap the all-reduce of the step before.
     #[serde(default)]
     staleness: u8,
 }
@@ -46,13 +50,13 @@ impl Training {
     pub(super) fn check(&self) -> Result<(), FleetError> {
         let times = [self.forward, self.backward.unwrap_or(0.0), self.overhead];
         let bytes = [self.state, self.kept, self.memory.unwrap_or(0.0)];
-        let able = (1..=1 << 40).contains(&self.tokens)
+        let valid = (1..=1 << 40).contains(&self.tokens)
             && (1..=self.tokens).contains(&self.sequence)
             && times.iter().all(|time| (0.0..=1e3).contains(time))
             && bytes.iter().all(|bytes| (0.0..=1e18).contains(bytes))
             && self.budget.is_none_or(|budget| (0.0..=1e12).contains(&budget))
             && self.staleness <= 1;
-        if able { Ok(()) } else { Err(FleetError::Training) }
+        if valid { Ok(()) } else { Err(FleetError::Training) }
     }
 
     fn work(&self, fleet: &Fleet) -> Work {
@@ -70,34 +74,36 @@ impl Training {
     }
 }
 
-/// What is recommended for a part of a fleet.
+/// The recommendation for a part of a fleet.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Choice {
-    /// How many devices of each region.
+    /// Devices of each region.
     pub(super) devices: Vec<(String, usize)>,
     pub(super) stages: usize,
     pub(super) replicas: usize,
-    /// Of an hour.
+    /// Price of an hour.
     pub(super) price: f64,
     /// Tokens of a microbatch, and microbatches of each replica in a step.
     pub(super) microbatch: u64,
     pub(super) microbatches: u64,
-    /// The most that each stage has in flight.
+    /// The most microbatches in flight, by stage.
     pub(super) windows: Vec<usize>,
-    /// Seconds of a step: passes, of which engines compute so much, then the slowest all-reduce.
+    /// Seconds of a step, of its passes, of an engine's computation in them, and of the slowest
+    /// all-reduce.
     pub(super) step: f64,
     pub(super) passes: f64,
     pub(super) computes: f64,
     pub(super) all_reduce: f64,
     pub(super) tokens_per_second: f64,
-    /// Bytes of memory of the fullest device.
+    /// Bytes of memory on the fullest device.
     pub(super) memory: f64,
 }
 
-/// What parts of the fleet come to that may be paid for, the fastest first. None of none fits.
+/// A recommendation for each affordable part of the fleet, the fastest first. The list is empty if
+/// none fits.
 ///
 /// # Errors
-/// When nothing can be planned for the fleet.
+/// If the planner rejects the fleet.
 pub(super) fn choices(
     fleet: &Fleet,
     training: &Training,
@@ -117,7 +123,7 @@ pub(super) fn choices(
     Ok(found)
 }
 
-/// Devices of each region, in the fleet's order: as many as may be paid for and make whole replicas.
+/// Devices of each region, in the fleet's order: as many as are affordable and form whole replicas.
 fn parts(fleet: &Fleet, budget: Option<f64>, stages: usize) -> Vec<Vec<usize>> {
     let mut cheapest: Vec<usize> = (0..fleet.regions()).collect();
     cheapest.sort_by(|one, other| fleet.price(*one).total_cmp(&fleet.price(*other)));
@@ -129,12 +135,12 @@ fn parts(fleet: &Fleet, budget: Option<f64>, stages: usize) -> Vec<Vec<usize>> {
         let mut left = budget;
         for region in &regions {
             let price = fleet.price(*region);
-            let able =
+            let affordable =
                 left.filter(|_| price > 0.0).map_or(usize::MAX, |left| (left / price) as usize);
-            counts[*region] = fleet.devices_of(*region).min(able);
+            counts[*region] = fleet.devices_of(*region).min(affordable);
             left = left.map(|left| left - price * counts[*region] as f64);
         }
-        // What makes no whole replica is left where it costs most.
+        // Drops the devices that form no whole replica, from the most expensive regions.
         let mut beyond = counts.iter().sum::<usize>() % stages;
         for region in regions.iter().rev() {
             let fewer = beyond.min(counts[*region]);
@@ -164,7 +170,7 @@ fn choice(
     Ok(advice.map(|advice| describe(fleet, training, (stages, replicas), &placed, advice)))
 }
 
-/// The link that activations of the slowest pair go over.
+/// The link that carries the activations of the slowest pair.
 fn slowest(placed: &Placement, network: &Network) -> Option<shoal_scheduler::planner::Link> {
     let boundary = placed.boundaries.iter().max_by_key(|boundary| boundary.time)?;
     Some(network.link(boundary.from, boundary.to))
@@ -204,7 +210,7 @@ fn describe(
 mod tests {
     use super::*;
 
-    /// Stages of half a second and a second for a token, links that take nothing.
+    /// Stages of half a second forward and a second backward per token, and links without delay.
     const FLEET: &str = r#"stages = [2]
 activations = 0
 gradient = 0
@@ -220,15 +226,16 @@ forward = 1.0
     fn best(budget: Option<f64>, more: &str) -> Option<Choice> {
         let budget = budget.map_or_else(String::new, |budget| format!("budget = {budget}\n"));
         let fleet = Fleet::parse(&format!("{FLEET}{budget}{more}")).expect("a fleet");
-        let training = fleet.training().expect("it says so");
-        choices(&fleet, training, 1).expect("it can be planned").into_iter().next()
+        let training = fleet.training().expect("it has a training");
+        choices(&fleet, training, 1).expect("the planner accepts it").into_iter().next()
     }
 
     #[test]
-    fn what_is_taken_is_what_the_budget_pays_for() {
-        // Two hours' worth of the dear ones are one pipeline, of the cheap ones two: 8 tokens in 13.5 s, or four
-        // each in 4 · 1.5 + 1.5 = 7.5 s. With four there are three, of which one has three tokens: 6 s; all eight
-        // have two each: 4.5 s.
+    fn the_fleet_is_as_large_as_the_budget_allows() {
+        // Two devices are one pipeline: 8 tokens in 13.5 s. Four are two pipelines with four tokens
+        // each, in 4 · 1.5 + 1.5 = 7.5 s. Six are three, of which two have three tokens: 6 s. Eight
+        // are four with two tokens each: 4.5 s. For 2 an hour, two dear devices or four cheap ones
+        // are affordable.
         for (budget, devices, price, step) in [
             (Some(1.0), [0, 2], 1.0, 13.5),
             (Some(2.0), [0, 4], 2.0, 7.5),
@@ -238,7 +245,7 @@ forward = 1.0
         ] {
             let best = best(budget, "").expect("it pays for two");
             let counts: Vec<usize> = best.devices.iter().map(|(_, count)| *count).collect();
-            // Regions without any are left out.
+            // Regions without a device are left out.
             let taken: Vec<usize> = devices.into_iter().filter(|count| *count > 0).collect();
             assert_eq!((counts, best.price, best.step), (taken, price, step), "{budget:?}");
             assert_eq!((best.microbatch, best.tokens_per_second), (1, 8.0 / step));
@@ -247,16 +254,16 @@ forward = 1.0
     }
 
     #[test]
-    fn what_has_no_room_is_not_recommended() {
+    fn a_model_that_does_not_fit_is_not_recommended() {
         assert_eq!(best(None, "state = 100\nmemory = 49\n"), None);
-        let best =
-            best(None, "state = 100\nkept = 1\nmemory = 52\n").expect("half of it, and some");
-        // Of the two that each stage has, half of a token's is kept there.
+        let best = best(None, "state = 100\nkept = 1\nmemory = 52\n")
+            .expect("half of it and some tokens fit");
+        // Each stage has two tokens in flight, and stores half a byte of each.
         assert_eq!(best.memory, 51.0);
     }
 
     #[test]
-    fn what_no_step_can_be_is_refused() {
+    fn invalid_training_values_are_refused() {
         for more in
             ["budget = -1", "memory = nan", "staleness = 2", "overhead = 1e4", "backward = -1"]
         {

@@ -1,4 +1,4 @@
-//! `shoal checkpoint`: what a saved model is, whether it is whole, and how to get it.
+//! `shoal checkpoint`: hashes, verifies and fetches saved models.
 
 use shoal_engine::Checkpoint;
 
@@ -9,7 +9,7 @@ use crate::exit::{Exit, ExitWith};
 /// Prints the hash, or that the checkpoint is whole.
 ///
 /// # Errors
-/// When there is no checkpoint, or a part of it is missing or damaged.
+/// If there is no checkpoint, or a part of it is missing or damaged.
 pub(super) fn run(command: CheckpointCommand) -> anyhow::Result<()> {
     match command {
         CheckpointCommand::Fetch(args) => fetch::run(&args)?,

@@ -1,4 +1,4 @@
-//! `shoal chunk`: the files that peers fetch from each other, by content.
+//! `shoal chunk`: lists, verifies and fetches the content-addressed files that peers exchange.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,10 +16,10 @@ use crate::data_dir::Files;
 use crate::driver::chunks::{self, Chunk, Content, State};
 use crate::exit::{Exit, ExitWith};
 
-/// Does what was asked for.
+/// Runs the subcommand.
 ///
 /// # Errors
-/// When there is no data directory, something in it is bad, or a file cannot be had.
+/// If there is no data directory, a file in it is damaged, or a file cannot be fetched.
 pub(super) fn run(command: ChunkCommand) -> anyhow::Result<()> {
     match command {
         ChunkCommand::Ls(args) => list(&args.data_dir, args.output),
@@ -31,7 +31,7 @@ pub(super) fn run(command: ChunkCommand) -> anyhow::Result<()> {
 fn held(data_dir: &Path) -> anyhow::Result<Vec<Chunk>> {
     if !data_dir.is_dir() {
         let text =
-            format!("there is no data directory {}: name it with --data-dir", data_dir.display());
+            format!("there is no data directory {}: set it with --data-dir", data_dir.display());
         return Err(anyhow::anyhow!(text)).exit_with(Exit::Usage);
     }
     Ok(chunks::list(data_dir))
@@ -64,24 +64,24 @@ fn line(chunk: &Chunk) -> String {
     format!("{hash:64} {:>12} {state:7} {content}: {}", chunk.bytes, chunk.path.display())
 }
 
-/// What is found out about a file.
+/// The result of checking a file.
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
     Right,
-    /// And why.
+    /// The hash differs, or the file is missing or unreadable; with the reason.
     Bad(String),
-    /// Nobody wrote down its hash.
+    /// No hash is known for it.
     Unknown,
-    /// It is on its way here.
+    /// It is being fetched.
     Partial,
 }
 
-/// Reads a file that is whole.
+/// Checks one file.
 fn judge(chunk: &Chunk) -> Verdict {
     match (chunk.state, chunk.hash) {
         (State::Partial, _) => Verdict::Partial,
         (State::Whole, None) => Verdict::Unknown,
-        (State::Missing, _) => Verdict::Bad("it is not there".to_owned()),
+        (State::Missing, _) => Verdict::Bad("it is missing".to_owned()),
         (State::Whole, Some(hash)) => match chunks::hash(&chunk.path) {
             Ok(found) if found == hash => Verdict::Right,
             Ok(found) => Verdict::Bad(format!("its bytes hash to {found} instead of {hash}")),
@@ -122,57 +122,58 @@ async fn get(args: &ChunkGetArgs) -> anyhow::Result<()> {
     let ChunkGetArgs { hash, from, out } = args;
     let out = out.clone().unwrap_or_else(|| PathBuf::from(hash.to_string()));
     if out.exists() {
-        let text = format!("{} is there already: name another file with --out", out.display());
+        let text = format!("{} exists: choose another file with --out", out.display());
         return Err(anyhow::anyhow!(text)).exit_with(Exit::Usage);
     }
-    let guest = Client::open(&Files::default())?;
-    let fetched = fetch(&guest, *hash, from, &out).await;
-    guest.transport.close().await;
+    let client = Client::open(&Files::default())?;
+    let fetched = fetch(&client, *hash, from, &out).await;
+    client.transport.close().await;
     let length = fetched?;
     println!("{hash}: {} ({})", out.display(), Bytes(length));
     Ok(())
 }
 
-/// Fetches from whoever has it. Who lies about its length is found out, and the others are asked.
+/// Fetches the file from the peers that have it. Peers may report different lengths; a wrong length
+/// fails, and the next one is tried.
 async fn fetch(
-    guest: &Client,
+    client: &Client,
     hash: ContentHash,
     from: &[JoinAddress],
     out: &Path,
 ) -> anyhow::Result<u64> {
     let mut failure = None;
-    let mut said: BTreeMap<u64, Vec<PeerId>> = BTreeMap::new();
-    for asked in join_all(from.iter().map(|address| ask(guest, hash, address))).await {
+    let mut holders: BTreeMap<u64, Vec<PeerId>> = BTreeMap::new();
+    for asked in join_all(from.iter().map(|address| ask(client, hash, address))).await {
         match asked {
-            Ok((peer, length)) => said.entry(length).or_default().push(peer),
+            Ok((peer, length)) => holders.entry(length).or_default().push(peer),
             Err(error) => {
-                tracing::warn!(%error, "one peer less");
+                tracing::warn!(%error, "cannot fetch from a peer");
                 failure = Some(error);
             }
         }
     }
-    let mut said: Vec<(u64, Vec<PeerId>)> = said.into_iter().collect();
-    said.sort_by_key(|(_, peers)| std::cmp::Reverse(peers.len()));
-    for (length, peers) in said {
-        match guest.transport.fetch_file(&peers, hash, length, out).await {
+    let mut holders: Vec<(u64, Vec<PeerId>)> = holders.into_iter().collect();
+    holders.sort_by_key(|(_, peers)| std::cmp::Reverse(peers.len()));
+    for (length, peers) in holders {
+        match client.transport.fetch_file(&peers, hash, length, out).await {
             Ok(()) => return Ok(length),
             Err(error) => failure = Some(error.into()),
         }
     }
     match failure {
         Some(error) => Err(error),
-        None => bail!("nobody was asked"),
+        None => bail!("there is no peer to fetch from"),
     }
 }
 
-/// A peer that has the file, and how long it says that it is.
+/// Asks a peer for the length of the file.
 async fn ask(
-    guest: &Client,
+    client: &Client,
     hash: ContentHash,
     address: &JoinAddress,
 ) -> anyhow::Result<(PeerId, u64)> {
-    let (at, _) = client::reach(&guest.transport, address).await?;
-    let length = guest.transport.file_length(at.peer, hash).await;
-    let hint = || format!("{at} cannot give it (`shoal chunk ls` there shows what it holds)");
+    let (at, _) = client::reach(&client.transport, address).await?;
+    let length = client.transport.file_length(at.peer, hash).await;
+    let hint = || format!("{at} cannot send it (`shoal chunk ls` there lists its files)");
     Ok((at.peer, length.with_context(hint)?))
 }

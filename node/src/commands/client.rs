@@ -1,4 +1,4 @@
-//! A process that takes part in no run: it asks those who do, and fetches from them.
+//! A process that queries peers of a run and fetches from them, but is not a member.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -18,28 +18,28 @@ use crate::address::JoinAddress;
 use crate::data_dir::Files;
 use crate::exit::{Exit, ExitWith};
 
-/// A guest's one life: it is never a member.
+/// A client's only incarnation: it is never a member.
 pub(super) const LIFE: Incarnation = Incarnation(1);
 
-/// A guest's links.
+/// A client's transport.
 pub(super) struct Client {
     pub(super) transport: Transport,
     pub(super) events: mpsc::Receiver<TransportEvent>,
 }
 
 impl Client {
-    /// Listens on any free port, as somebody whom nobody knows.
+    /// Opens a transport with a fresh identity on any free port.
     ///
     /// # Errors
-    /// When there is no free port.
+    /// If no port is free.
     pub(super) fn open(files: &Files) -> anyhow::Result<Self> {
         Self::open_at(&[SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))], files)
     }
 
-    /// The same on these ports.
+    /// Opens a transport with a fresh identity on these ports.
     ///
     /// # Errors
-    /// When one of them cannot be had.
+    /// If one of them is in use.
     pub(super) fn open_at(listen: &[SocketAddr], files: &Files) -> anyhow::Result<Self> {
         let config = TransportConfig {
             incarnation: LIFE,
@@ -53,15 +53,15 @@ impl Client {
     }
 }
 
-/// Connects to the peer at an address, or with a ticket, of which that is a use.
+/// Connects to the peer at an address, or by a ticket, which redeems it once.
 ///
 /// # Errors
-/// When it is no address, or nobody answers there.
+/// If the text is no address, or no peer answers.
 pub(super) async fn reach(
     transport: &Transport,
     address: &JoinAddress,
 ) -> anyhow::Result<(PeerAddress, Welcome)> {
-    let text = address.read()?.context("there is no address in that file yet")?;
+    let text = address.read()?.context("that file holds no address yet")?;
     let join_line: JoinLine = text.parse().exit_with(Exit::Usage)?;
     Seeker { transport, data_dir: None }.reach(&join_line).await
 }

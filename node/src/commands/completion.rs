@@ -1,4 +1,4 @@
-//! `shoal completion`: what a shell needs to complete a command line.
+//! `shoal completion`: the completion script of a shell.
 
 use clap::CommandFactory;
 

@@ -1,4 +1,4 @@
-//! Getting in touch with a run: by an address, by a ticket, by what is kept of earlier lives.
+//! Contacts a run by an address, a ticket, or the certificate of an earlier incarnation.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -15,25 +15,25 @@ use shoal_protocol::net::transport::{ConnectError, Refusal, Transport, Welcome};
 use crate::admission::Store;
 use crate::exit::{Exit, ExitWith};
 
-/// Clocks that differ by more than this are worth a word.
+/// A clock difference above this is reported.
 const CLOCKS_APART: Duration = Duration::from_secs(CLOCK_LEEWAY.as_secs() / 2);
 
-/// What is typed to join a run.
+/// The argument of `shoal join`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum JoinLine {
-    /// Where a peer is.
+    /// The address of a peer.
     Address(PeerAddress),
     /// An invitation.
     Ticket(Box<Ticket>),
 }
 
-/// Neither.
+/// The argument is neither an address nor a ticket.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum JoinLineError {
-    /// No address.
+    /// It is not an address.
     #[error(transparent)]
     Address(#[from] AddressError),
-    /// No ticket.
+    /// It looks like a ticket and is not valid.
     #[error(transparent)]
     Ticket(#[from] TicketError),
 }
@@ -50,7 +50,7 @@ impl FromStr for JoinLine {
 }
 
 impl JoinLine {
-    /// Where peers of the run are.
+    /// The addresses of the run's peers.
     pub(super) fn addresses(&self) -> Vec<PeerAddress> {
         match self {
             Self::Address(address) => vec![address.clone()],
@@ -59,18 +59,18 @@ impl JoinLine {
     }
 }
 
-/// Connects to peers of a run that lets in only some.
+/// Connects to peers of a run with restricted admission.
 pub(super) struct Seeker<'a> {
     pub(super) transport: &'a Transport,
-    /// Where permits of earlier lives are kept; a guest has none.
+    /// Holds the certificates of earlier incarnations; a client has none.
     pub(super) data_dir: Option<&'a Path>,
 }
 
 /// Why a run was not reached.
 enum Failure {
-    /// A peer cannot be talked to.
+    /// A connection failed.
     Connect(PeerAddress, ConnectError),
-    /// Anything else.
+    /// Any other cause.
     Other(anyhow::Error),
 }
 
@@ -80,10 +80,10 @@ impl Seeker<'_> {
     /// Connects to a peer by an address or a ticket.
     ///
     /// # Errors
-    /// When nobody answers, or this peer is not let in, with what to do about it.
+    /// If no peer answers, or this peer is not admitted. The error names a fix.
     pub(super) async fn reach(&self, join_line: &JoinLine) -> anyhow::Result<Reached> {
         match join_line {
-            JoinLine::Address(address) => self.reach_at(address).await.map_err(Failure::told),
+            JoinLine::Address(address) => self.reach_at(address).await.map_err(Failure::into_error),
             JoinLine::Ticket(ticket) => self.reach_by(ticket).await,
         }
         .exit_with(Exit::NotAdmitted)
@@ -92,31 +92,35 @@ impl Seeker<'_> {
     async fn reach_by(&self, ticket: &Ticket) -> anyhow::Result<Reached> {
         let (gate, issuer) = (self.transport.gate(), ticket.issuer);
         if let Some(certificate) = self.stored_certificate(ticket.terms.run)? {
-            // The ticket was used before, and is not needed again.
+            // The ticket was redeemed before and is not needed again.
             gate.hold(certificate);
             match self.first(ticket.addresses()).await {
                 Err(failure) if failure.is_about_certificate() => {}
-                reached => return reached.map_err(Failure::told),
+                reached => return reached.map_err(Failure::into_error),
             }
         }
-        ticket.is_timely(UnixTime::now()).map_err(|denied| not_let_in(&denied))?;
+        ticket.is_timely(UnixTime::now()).map_err(|denied| not_admitted(&denied))?;
         gate.invite(ticket.clone());
         let own = ticket.addresses().filter(|address| address.peer == issuer);
         let (address, welcome) = self.first(own).await.map_err(|failure| {
-            let only = format!("only peer {} turns this ticket into a permit", issuer.short());
-            if failure.is_silence() { failure.told().context(only) } else { failure.told() }
+            let only = format!("only peer {} issues a certificate for this ticket", issuer.short());
+            if failure.is_unanswered() {
+                failure.into_error().context(only)
+            } else {
+                failure.into_error()
+            }
         })?;
         let found = welcome.run.as_ref().map(|run| run.id);
         anyhow::ensure!(
             found == Some(ticket.terms.run),
-            "the ticket is for run {}, which the peer at {address} does not take part in now: ask for a \
-             ticket of the run that it is in",
+            "the ticket is for run {}, but the peer at {address} takes part in another run: ask for a \
+             ticket of that run",
             ticket.terms.run
         );
         Ok((address, welcome))
     }
 
-    /// Connects to the first of these that lets this peer in.
+    /// Connects to the first of these peers that admits this one.
     async fn first(&self, all: impl Iterator<Item = PeerAddress>) -> Result<Reached, Failure> {
         let mut failure = Failure::Other(anyhow!("the ticket has no address: ask for a new one"));
         for address in all {
@@ -128,9 +132,9 @@ impl Seeker<'_> {
         Err(failure)
     }
 
-    /// Connects to the peer at an address; where the run wants a permit, with the one that is kept.
+    /// Connects to the peer at an address. If the run requires a certificate, uses the stored one.
     async fn reach_at(&self, address: &PeerAddress) -> Result<Reached, Failure> {
-        let unknown = || format!("the host of {address} is not known");
+        let unknown = || format!("the host of {address} is unknown");
         let resolved = address.resolve().await.with_context(unknown).map_err(Failure::Other)?;
         let connect = async || {
             let reached = self.transport.connect(address.peer, &resolved).await;
@@ -163,26 +167,26 @@ impl Seeker<'_> {
 }
 
 impl Failure {
-    /// In words, with what to do.
-    fn told(self) -> anyhow::Error {
+    /// The error for the user, with a fix.
+    fn into_error(self) -> anyhow::Error {
         match self {
             Self::Connect(address, ConnectError::Refused(Refusal::Denied(denied))) => {
-                not_let_in(&denied).context(format!("cannot join at {address}"))
+                not_admitted(&denied).context(format!("cannot join at {address}"))
             }
             Self::Connect(address, error) => {
-                let hint = "`shoal doctor` with this address looks for the cause";
+                let hint = "run `shoal doctor` with this address to find the cause";
                 anyhow!("{error} ({hint})").context(format!("cannot join at {address}"))
             }
             Self::Other(error) => error,
         }
     }
 
-    /// Whether nobody answered at all.
-    fn is_silence(&self) -> bool {
+    /// Whether no peer answered at all.
+    fn is_unanswered(&self) -> bool {
         !matches!(self, Self::Connect(_, ConnectError::Refused(_)))
     }
 
-    /// Whether the permit is why, so that another one may help.
+    /// Whether the certificate is the cause, so that another one may be admitted.
     fn is_about_certificate(&self) -> bool {
         let Self::Connect(_, ConnectError::Refused(Refusal::Denied(denied))) = self else {
             return false;
@@ -197,18 +201,18 @@ impl Failure {
     }
 }
 
-/// Why this peer is not let in, and whether that may be because of a clock.
-pub(super) fn not_let_in(denied: &Denied) -> anyhow::Error {
+/// The error of a peer that is not admitted. It mentions the clocks if they may be the cause.
+pub(super) fn not_admitted(denied: &Denied) -> anyhow::Error {
     let apart = denied.clock().map(|theirs| {
         let ours = UnixTime::now();
         ours.since(theirs).max(theirs.since(ours))
     });
     match apart.filter(|apart| *apart > CLOCKS_APART) {
         Some(apart) => anyhow!(
-            "not let in: {denied}; the clock of who says so and this machine's are {} s apart: set them \
+            "not admitted: {denied}; this machine's clock and that of the other peer differ by {} s: set them \
              (`timedatectl set-ntp true`), then try again",
             apart.as_secs()
         ),
-        None => anyhow!("not let in: {denied}"),
+        None => anyhow!("not admitted: {denied}"),
     }
 }

@@ -1,4 +1,4 @@
-//! `shoal data`: what a run trains on.
+//! `shoal data`: shows the data of a run.
 
 use anyhow::anyhow;
 use serde::Serialize;
@@ -10,21 +10,21 @@ use crate::config::RunConfig;
 use crate::dataset;
 use crate::exit::{Exit, ExitWith};
 
-/// One microbatch as it is printed.
+/// A microbatch, as printed.
 #[derive(Debug, Serialize)]
 struct Shown {
     step: u64,
     microbatch: u32,
-    /// Token ids, one list a sample.
+    /// Token ids, a list per sample.
     inputs: Vec<Vec<u32>>,
-    /// The token after each.
+    /// The token that follows each input.
     labels: Vec<Vec<u32>>,
 }
 
-/// Prints what was asked for.
+/// Prints a microbatch.
 ///
 /// # Errors
-/// When the run configuration or its text cannot be used, or the run has no such microbatch.
+/// If the run configuration or its text is invalid, or the run has no such microbatch.
 pub(super) fn run(command: DataCommand) -> anyhow::Result<()> {
     let DataCommand::Show(args) = command;
     println!("{}", serde_json::to_string(&show(&args)?)?);

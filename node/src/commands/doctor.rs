@@ -1,4 +1,4 @@
-//! `shoal doctor`: what would keep this machine out of a run, and what to do about it.
+//! `shoal doctor`: checks whether this machine can join a run, and suggests fixes.
 
 use anyhow::Context;
 use shoal_protocol::net::discovery::PeerAddress;
@@ -12,13 +12,13 @@ use crate::data_dir::Files;
 use crate::doctor::{self, Finding, Owner, State};
 use crate::exit::{Exit, ExitWith};
 
-/// Peers met before that are asked where no address was given.
+/// Known peers that are contacted if no address is given.
 const PEERS: usize = 4;
 
-/// Looks at everything and prints what it found.
+/// Runs all checks and prints the findings.
 ///
 /// # Errors
-/// When something must be mended, or what was given is no address.
+/// If a finding must be mended, or an argument is no address.
 pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<()> {
     let findings = training::runtime()?.block_on(look(args))?;
     match args.output {
@@ -27,7 +27,7 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<()> {
     }
     let wrong = findings.iter().filter(|finding| finding.state == State::Wrong).count();
     if wrong > 0 {
-        anyhow::bail!("{wrong} of {} things must be mended: see above", findings.len());
+        anyhow::bail!("{wrong} of {} findings must be mended: see above", findings.len());
     }
     Ok(())
 }
@@ -39,14 +39,14 @@ async fn look(args: &DoctorArgs) -> anyhow::Result<Vec<Finding>> {
     findings.push(doctor::disk(&args.data_dir));
     let device = args.device;
     let device = tokio::task::spawn_blocking(move || doctor::device(device)).await;
-    findings.push(device.context("looking at the device failed")?);
-    findings.extend(doctor::papers(&args.data_dir));
+    findings.push(device.context("the check of the device failed")?);
+    findings.extend(doctor::certificate(&args.data_dir));
     let ports = doctor::ports(&args.listen, owner);
     let free = ports.iter().all(|port| port.state == State::Well);
     findings.extend(ports);
     let mut peers: Vec<PeerAddress> = Vec::new();
     for join_line in &args.peers {
-        let text = join_line.read()?.context("there is no address in that file yet")?;
+        let text = join_line.read()?.context("that file holds no address yet")?;
         let join_line: JoinLine = text.parse().exit_with(Exit::Usage)?;
         if let JoinLine::Ticket(ticket) = &join_line {
             findings.push(doctor::ticket(ticket));
@@ -57,8 +57,8 @@ async fn look(args: &DoctorArgs) -> anyhow::Result<Vec<Finding>> {
         peers = admission::met(&args.data_dir);
         peers.truncate(PEERS);
     }
-    // As somebody whom nobody knows: a peer may be running with this data directory. Others ring at the
-    // peer's own ports, if nobody else has them.
+    // Uses a fresh identity, because a peer may be running with this data directory. Other peers
+    // probe the peer's own ports if these are free.
     let files = Files::default();
     let own = if free { Client::open_at(&args.listen, &files).ok() } else { None };
     let probes = own.is_some();

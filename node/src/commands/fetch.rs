@@ -1,4 +1,4 @@
-//! `shoal checkpoint fetch`: brings the newest checkpoint of a running swarm here.
+//! `shoal checkpoint fetch`: fetches the newest checkpoint of a running swarm.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,16 +19,16 @@ use crate::data_dir::Files;
 use crate::driver::{Scattered, collect};
 use crate::exit::{Exit, ExitWith};
 
-/// How long a peer may take to answer.
+/// Timeout of a request.
 const ANSWER: Duration = Duration::from_secs(15);
 
-/// How often a peer may send on to another one.
+/// The most redirections to another peer.
 const HOPS: usize = 8;
 
-/// Asks a peer where the newest checkpoint is, fetches its parts and puts them together.
+/// Finds the newest checkpoint, fetches its parts and assembles them.
 ///
 /// # Errors
-/// When nobody answers, there is no checkpoint yet, or a part of it cannot be had.
+/// If no peer answers, there is no checkpoint yet, or a part of it cannot be fetched.
 pub(super) fn run(args: &FetchArgs) -> anyhow::Result<()> {
     training::runtime()?.block_on(fetch(args))
 }
@@ -54,7 +54,7 @@ async fn fetch(args: &FetchArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Asks a peer, and whoever it names, for the newest checkpoint.
+/// Asks a peer for the newest checkpoint, and follows redirections to the coordinator.
 async fn ask(
     transport: &Transport,
     events: &mut mpsc::Receiver<TransportEvent>,
@@ -73,7 +73,7 @@ async fn ask(
             Ok(_) => bail!("the run has no complete checkpoint yet"),
         }
     }
-    bail!("the peers send from one to the other: nobody keeps the run now")
+    bail!("the run has no coordinator at the moment: try again in a minute")
 }
 
 fn send(transport: &Transport, to: Member) -> anyhow::Result<()> {
@@ -83,7 +83,7 @@ fn send(transport: &Transport, to: Member) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The next word of a peer that answers the question. Without a connection there is none.
+/// The next answer of a peer to the request, or an empty one if the transport is closed.
 async fn answer(events: &mut mpsc::Receiver<TransportEvent>, asked: PeerId) -> Message {
     while let Some(event) = events.recv().await {
         let TransportEvent::Control { member, bytes } = event else { continue };

@@ -1,4 +1,4 @@
-//! Devices, the links between them and what a model sends over them, as a file says it.
+//! Reads the description of a fleet: devices, the links between them, and the traffic of a model.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -11,49 +11,55 @@ use shoal_scheduler::planner::{Device, Link, MAX_STAGES, Network, PlanError, Tra
 
 use super::budget::Training;
 
-/// What fleets may have at most. The search takes half a minute with so many devices.
+/// Limits on a fleet. With this many devices the search takes half a minute.
 const DEVICES: usize = 256;
 const REGIONS: usize = 64;
 
-/// A file that describes no fleet.
+/// Why a file describes no valid fleet.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FleetError {
-    /// No TOML, or not with these keys.
+    /// It is not TOML, or has unknown keys.
     #[error(transparent)]
     Malformed(#[from] toml::de::Error),
-    /// None, or too many.
-    #[error("name from 1 to {REGIONS} regions, with from 1 to {DEVICES} devices in all")]
+    /// There are no devices, or too many.
+    #[error("a fleet has 1 to {REGIONS} regions and 1 to {DEVICES} devices in all")]
     Devices,
-    /// None, or too many.
-    #[error("stages is a list of numbers from 1 to {MAX_STAGES}, at most {MAX_STAGES} of them")]
+    /// The list of stages is empty or invalid.
+    #[error("stages is a list of 1 to {MAX_STAGES} numbers, each from 1 to {MAX_STAGES}")]
     Stages,
-    /// Two of one name.
-    #[error("there are two regions {0}: give each a name of its own")]
+    /// Two regions have the same name.
+    #[error("there are two regions {0}: rename one of them")]
     SameRegion(String),
-    /// A link to nowhere.
-    #[error("a link is between {0}, which is no region: list it under [[region]]")]
+    /// A link names an unknown region.
+    #[error("a link names {0}, which is no region: add it under [[region]]")]
     NoSuchRegion(String),
-    /// Two links, or one from a region to itself.
-    #[error("the link between {0} and {1} is given twice, or is one region's: that is `within`")]
-    SameLink(String, String),
-    /// A pair without a link.
-    #[error("how are {0} and {1} linked? Add a [[link]] between them, or [between] for all")]
-    NoLink(String, String),
-    /// One that carries nothing, or takes for ever.
-    #[error("a link has a delay from 0 to 1000 seconds and carries from 1 byte a second to 1e12")]
-    Link,
-    /// Not what a step can be.
+    /// A pair has two links, or a link connects a region with itself.
     #[error(
-        "[training] has from 1 to 2^40 tokens, a sequence of no more, seconds up to 1000, bytes up to 1e18, a budget \
-         and prices of no less than 0, and a staleness of 0 or 1"
+        "the link between {0} and {1} is given twice, or is within one region: use `within` for that"
+    )]
+    SameLink(String, String),
+    /// A pair of regions has no link.
+    #[error(
+        "there is no link between {0} and {1}: add a [[link]] for them, or [between] for all pairs"
+    )]
+    NoLink(String, String),
+    /// A link's delay or bandwidth is out of range.
+    #[error(
+        "a link has a delay from 0 to 1000 seconds and a bandwidth from 1 to 1e12 bytes per second"
+    )]
+    Link,
+    /// A value of `[training]`, or a price, is out of range.
+    #[error(
+        "[training] has from 1 to 2^40 tokens, a sequence of at most as many, times up to 1000 seconds, sizes up to \
+         1e18 bytes, a budget and prices of at least 0, and a staleness of 0 or 1"
     )]
     Training,
-    /// Not a number of bytes.
-    #[error("activations and gradient are numbers of bytes, up to 1e18")]
+    /// An amount of traffic is out of range.
+    #[error("activations and gradient are numbers of bytes from 0 to 1e18")]
     Traffic,
 }
 
-/// A link. Seconds one way, and bytes a second.
+/// A link: its one-way delay in seconds, and its bandwidth in bytes per second.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Line {
@@ -62,7 +68,7 @@ pub(super) struct Line {
 }
 
 impl Line {
-    fn can_be(self) -> bool {
+    fn is_valid(self) -> bool {
         (0.0..=1e3).contains(&self.delay) && (1.0..=1e12).contains(&self.bandwidth)
     }
 }
@@ -72,10 +78,10 @@ impl Line {
 struct Region {
     name: String,
     devices: usize,
-    /// What one costs in an hour.
+    /// Price of one device for an hour.
     #[serde(default)]
     price: f64,
-    /// Between its own devices; else as in all regions.
+    /// The link between its own devices; by default that of the fleet.
     within: Option<Line>,
 }
 
@@ -97,32 +103,32 @@ impl Between {
     }
 }
 
-/// A fleet and what a model sends, as a file says it; docs/placement.md has the keys.
+/// The description of a fleet and of a model's traffic; docs/placement.md describes the keys.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Fleet {
     /// Numbers of pipeline stages to choose from.
     stages: Vec<usize>,
-    /// Activations of a whole step at one boundary, in bytes.
+    /// Activations of a whole step at one stage boundary, in bytes.
     activations: f64,
     /// The gradient of the whole model, in bytes.
     gradient: f64,
-    /// Links between devices of one region, where it does not say.
+    /// The link between devices of one region, unless the region has its own.
     within: Line,
-    /// Links between regions that have none of their own.
+    /// The link between regions that have no link of their own.
     between: Option<Line>,
     region: Vec<Region>,
     #[serde(default)]
     link: Vec<Between>,
-    /// What a step computes, and what may be spent.
+    /// The work of a step, and the budget.
     training: Option<Training>,
 }
 
 impl Fleet {
-    /// Reads what a file says.
+    /// Parses a fleet.
     ///
     /// # Errors
-    /// When it describes no fleet.
+    /// If the text describes no valid fleet.
     pub(super) fn parse(text: &str) -> Result<Self, FleetError> {
         let fleet: Self = toml::from_str(text)?;
         fleet.check()?;
@@ -134,7 +140,7 @@ impl Fleet {
         self.stages.iter().copied().collect()
     }
 
-    /// What a step sends when it is cut into so many stages.
+    /// The traffic of a step with this number of stages.
     pub(super) fn traffic(&self, stages: usize) -> Traffic {
         let replicas = self.devices().div_ceil(stages) as f64;
         Traffic {
@@ -143,7 +149,7 @@ impl Fleet {
         }
     }
 
-    /// What it is to train, where the file says so.
+    /// The training, if the file describes it.
     pub(super) fn training(&self) -> Option<&Training> {
         self.training.as_ref()
     }
@@ -153,22 +159,22 @@ impl Fleet {
         self.activations
     }
 
-    /// How many regions there are.
+    /// The number of regions.
     pub(super) fn regions(&self) -> usize {
         self.region.len()
     }
 
-    /// How many devices a region has.
+    /// The number of devices in a region.
     pub(super) fn devices_of(&self, region: usize) -> usize {
         self.region[region].devices
     }
 
-    /// What a device of a region costs in an hour.
+    /// Price of one device of a region for an hour.
     pub(super) fn price(&self, region: usize) -> f64 {
         self.region[region].price
     }
 
-    /// The same with so many devices of each region, and no region without any.
+    /// The same fleet with these numbers of devices by region, and without empty regions.
     pub(super) fn part(&self, devices: &[usize]) -> Self {
         let counted = self.region.iter().zip(devices).filter(|(_, devices)| **devices > 0);
         let region =
@@ -176,15 +182,15 @@ impl Fleet {
         Self { region: region.collect(), ..self.clone() }
     }
 
-    /// The same with no other number of stages than this.
+    /// The same fleet with this number of stages as the only choice.
     pub(super) fn with_stages(self, stages: usize) -> Self {
         Self { stages: vec![stages], ..self }
     }
 
-    /// The links between its devices. Devices of one region follow each other.
+    /// The links between the devices. The devices of a region are consecutive.
     ///
     /// # Errors
-    /// When nothing can be planned for it.
+    /// If the planner rejects the fleet.
     pub(super) fn network(&self) -> Result<Network, PlanError> {
         let homes: Vec<usize> = (0..self.devices()).map(|at| self.home(Device(at)).0).collect();
         let line = |one: &Region, other: &Region| {
@@ -203,13 +209,13 @@ impl Fleet {
         })
     }
 
-    /// A device's name: its region and its number there.
+    /// A device's name: its region and its number in it.
     pub(super) fn name(&self, device: Device) -> String {
         let (region, number) = self.home(device);
         format!("{}/{number}", self.region[region].name)
     }
 
-    /// The region that a device is in, and its number there.
+    /// A device's region, and its number in it.
     pub(super) fn home(&self, device: Device) -> (usize, usize) {
         let mut number = device.0;
         for (index, region) in self.region.iter().enumerate() {
@@ -218,7 +224,7 @@ impl Fleet {
             }
             number -= region.devices;
         }
-        unreachable!("only devices of this fleet have a name")
+        unreachable!("the device is of this fleet")
     }
 
     /// The name of a region.
@@ -226,7 +232,7 @@ impl Fleet {
         &self.region[index].name
     }
 
-    /// How many devices there are.
+    /// The number of devices.
     pub(super) fn devices(&self) -> usize {
         self.region.iter().map(|region| region.devices).sum()
     }
@@ -256,7 +262,7 @@ impl Fleet {
 
     fn check_links(&self) -> Result<(), FleetError> {
         let mut own = self.region.iter().filter_map(|region| region.within);
-        if !own.all(Line::can_be) {
+        if !own.all(Line::is_valid) {
             return Err(FleetError::Link);
         }
         let mut names = BTreeSet::new();
@@ -274,16 +280,16 @@ impl Fleet {
 /// The links between regions.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Links<'a> {
-    /// Between those of one region.
+    /// The link within a region.
     pub(super) within: Line,
-    /// Between regions that have none of their own.
+    /// The link between regions that have no link of their own.
     pub(super) between: Option<Line>,
-    /// Those that have.
+    /// Links of specific pairs.
     pub(super) link: &'a [Between],
 }
 
 impl Links<'_> {
-    /// The link between a region and another, or itself; none where nothing says.
+    /// The link between two regions, or within one; none if no link is given for the pair.
     pub(super) fn line(&self, one: &str, other: &str) -> Option<Line> {
         if one == other {
             return Some(self.within);
@@ -292,13 +298,13 @@ impl Links<'_> {
         own.map(Between::line).or(self.between)
     }
 
-    /// Whether every two of these regions have a link, one that can be.
+    /// Checks that every pair of these regions has a valid link.
     ///
     /// # Errors
-    /// When they have not.
+    /// If one has none, or an invalid one.
     pub(super) fn check(&self, names: &BTreeSet<&str>) -> Result<(), FleetError> {
         let between = self.link.iter().map(Between::line);
-        if !between.chain(self.between).chain([self.within]).all(Line::can_be) {
+        if !between.chain(self.between).chain([self.within]).all(Line::is_valid) {
             return Err(FleetError::Link);
         }
         let mut linked = BTreeSet::new();
@@ -326,7 +332,7 @@ fn ordered<'a>(one: &'a str, other: &'a str) -> (&'a str, &'a str) {
     if one < other { (one, other) } else { (other, one) }
 }
 
-/// How the file is tried.
+/// How the decoder of a fleet is tested.
 #[cfg(any(test, fuzzing))]
 pub(crate) const DECODER: Decoder = Decoder {
     name: "fleet",
@@ -334,7 +340,7 @@ pub(crate) const DECODER: Decoder = Decoder {
     check: |bytes| {
         let Ok(text) = std::str::from_utf8(bytes) else { return };
         let Ok(fleet) = Fleet::parse(text) else { return };
-        // Whatever was read has a network, unless a link carries nothing.
+        // Every valid fleet has a network.
         let network = fleet.network().expect("links were checked");
         assert_eq!(network.devices(), fleet.devices());
     },
@@ -363,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fleet_has_the_links_that_its_file_says() {
+    fn a_fleet_has_the_links_of_its_file() {
         let fleet = Fleet::parse(EXAMPLE).expect("a fleet");
         let network = fleet.network().expect("links carry something");
         let near = network.link(Device(0), Device(1));
@@ -376,13 +382,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_fleet_is_refused_with_its_reason() {
+    fn an_invalid_fleet_is_refused_with_its_reason() {
         for (text, reason) in [
             (with("stages = [2, 4]", "stages = []"), "stages is a list"),
             (with("[2, 4]", "[2, 17]"), "from 1 to 16"),
             (with("devices = 2 }, ", "devices = 300 }, "), "1 to 256 devices"),
             (with("devices = 2 }, ", "devices = -1 }, "), "devices"),
-            (with("bandwidth = 2e7", "bandwidth = 0"), "carries"),
+            (with("bandwidth = 2e7", "bandwidth = 0"), "bandwidth from 1"),
             (with("delay = 0.05", "delay = nan"), "delay"),
             (with("gradient = 4e9", "gradient = inf"), "numbers of bytes"),
             (with("\"b\", devices", "\"a\", devices"), "two regions a"),
@@ -390,7 +396,7 @@ mod tests {
             (with("[\"b\", \"a\"]", "[\"b\", \"b\"]"), "`within`"),
             (
                 EXAMPLE.split("[[link]]").next().expect("a part").to_owned(),
-                "how are a and b linked",
+                "no link between a and b",
             ),
             (with("gradient", "gradients"), "unknown field"),
         ] {

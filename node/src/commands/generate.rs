@@ -1,4 +1,4 @@
-//! `shoal generate`: a saved model continues a text.
+//! `shoal generate`: continues a text with a saved model.
 
 use std::num::NonZeroUsize;
 
@@ -8,10 +8,10 @@ use shoal_engine::{Device, DeviceChoice, EngineError, Generator, Prompt};
 use crate::cli::GenerateArgs;
 use crate::exit::{Exit, ExitWith};
 
-/// Prints the prompt and what follows.
+/// Prints the prompt and its continuation.
 ///
 /// # Errors
-/// When the checkpoint is damaged.
+/// If the checkpoint is damaged, or the temperature is out of range.
 pub(super) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     if !(args.temperature >= 0.0 && args.temperature.is_finite()) {
         let problem =

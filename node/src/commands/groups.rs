@@ -1,4 +1,5 @@
-//! Peers by kind: how many, how fast, where, with how much memory, and when they live.
+//! Groups of like peers in a scenario: their number, speed, region and memory, and a trace of their
+//! comings and goings.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -14,46 +15,46 @@ use super::fleet::Links;
 use super::scenario::{Described, PEERS, ScenarioError};
 use crate::config::read_text;
 
-/// Groups of one scenario at most.
+/// The most groups of a scenario.
 const GROUPS: usize = 64;
 
-/// Bytes of a trace at most.
+/// The most bytes of a trace.
 const LARGEST_TRACE: Bytes = Bytes::mebi(4);
 
-/// What a stage takes of memory for each of its parameters: weights 4, Adam 8, gradient 4,
-/// accumulator 8, result 4.
+/// Bytes of memory that a stage takes per parameter: weights 4, Adam 8, gradient 4, accumulator 8,
+/// result 4.
 const BYTES_PER_PARAMETER: f64 = 28.0;
 
-/// What a snapshot has for each: weights and Adam's moments.
+/// Bytes of a snapshot per parameter: weights and Adam's moments.
 const SNAPSHOT_PER_PARAMETER: f64 = 12.0;
 
-/// Peers of one kind.
+/// A group of like peers.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Group {
-    /// How many there are from the beginning to the end. Those of a trace come besides.
+    /// Peers that live from the beginning to the end. Those of a trace are additional.
     #[serde(default)]
     count: usize,
-    /// Passes take `forward` over this.
+    /// Passes take `forward` divided by this.
     #[serde(default = "one")]
     speed: f64,
-    /// Bytes; none is enough.
+    /// Bytes of memory; unlimited by default.
     memory: Option<f64>,
-    /// Where they are.
+    /// Their region.
     region: String,
-    /// By what more of them come and go.
+    /// A trace by which additional peers start and die.
     spot: Option<Spot>,
 }
 
-/// A trace of a real fleet.
+/// A trace of the preemptions of a real fleet.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Spot {
-    /// The file, from the scenario's folder.
+    /// The file, relative to the scenario's folder.
     trace: PathBuf,
     #[serde(default)]
     unit: Unit,
-    /// So many times as fast as it was.
+    /// Factor by which the trace is replayed faster.
     #[serde(default = "one")]
     faster: f64,
     #[serde(skip)]
@@ -72,29 +73,32 @@ fn one() -> f64 {
     1.0
 }
 
-/// Whether there can be such groups, links and such a model.
+/// Checks groups, links and the model's size.
 pub(super) fn check(described: &Described) -> Result<(), ScenarioError> {
     if !(0.0..=1e13).contains(&described.parameters) {
         return Err(ScenarioError::Parameters);
     }
-    let wrong = |index, what| Err(ScenarioError::Group(index, what));
+    let wrong = |index, reason| Err(ScenarioError::Group(index, reason));
     if described.group.len() > GROUPS {
         return wrong(GROUPS, "there are too many groups");
     }
     let needs = described.parameters / f64::from(described.stages) * BYTES_PER_PARAMETER;
     for (index, group) in described.group.iter().enumerate() {
         if group.count > PEERS || (group.count == 0 && group.spot.is_none()) {
-            return wrong(index, "give it a count from 1 to 16384, or a spot trace");
+            return wrong(index, "set a count from 1 to 16384, or a spot trace");
         }
         let factor = |value: f64| (1e-6..=1e6).contains(&value);
         if !factor(group.speed) || group.spot.as_ref().is_some_and(|spot| !factor(spot.faster)) {
-            return wrong(index, "speed and faster are from 1e-6 to 1e6");
+            return wrong(index, "speed and faster must be from 1e-6 to 1e6");
         }
         if !(0.0..1e6).contains(&(described.forward / group.speed)) {
-            return wrong(index, "a pass takes less than a million seconds");
+            return wrong(index, "a pass must take less than a million seconds");
         }
         if group.memory.is_some_and(|memory| memory.is_nan() || memory < needs) {
-            return wrong(index, "it has no room for a stage: cut the model into more stages");
+            return wrong(
+                index,
+                "no room for a stage in its memory: cut the model into more stages",
+            );
         }
     }
     if described.group.iter().map(|group| group.count).sum::<usize>() > PEERS {
@@ -114,23 +118,24 @@ fn links(described: &Described) -> Links<'_> {
 /// Reads the traces that groups name.
 ///
 /// # Errors
-/// When one cannot be read.
+/// If one cannot be read.
 pub(super) fn read_traces(described: &mut Described, folder: &Path) -> anyhow::Result<()> {
     for spot in described.group.iter_mut().filter_map(|group| group.spot.as_mut()) {
         let path = folder.join(&spot.trace);
         let text = read_text(&path, LARGEST_TRACE)
-            .with_context(|| format!("no trace can be read at {}", path.display()))?;
+            .with_context(|| format!("cannot read the trace {}", path.display()))?;
         let unit = match spot.unit {
             Unit::Seconds => SpotUnit::Seconds,
             Unit::Hours => SpotUnit::Hours,
         };
         let trace = SpotTrace::parse(&text, unit);
-        spot.read = Some(trace.with_context(|| format!("{} is no trace", path.display()))?);
+        spot.read =
+            Some(trace.with_context(|| format!("{} is not a valid trace", path.display()))?);
     }
     Ok(())
 }
 
-/// Puts the groups, their links and the model's weight in place of what a scenario has.
+/// Replaces a scenario's peers, links and snapshot sizes by those of the groups and the model.
 pub(super) fn apply(described: &Described, scenario: &mut Scenario) {
     let stage = described.parameters / f64::from(described.stages);
     if described.parameters > 0.0 {
@@ -142,7 +147,7 @@ pub(super) fn apply(described: &Described, scenario: &mut Scenario) {
     scenario.weigh_stages(stage as u64);
 }
 
-/// Puts the groups and their links in place.
+/// Replaces the peers and links.
 fn form(described: &Described, scenario: &mut Scenario) {
     let names: BTreeSet<&str> = described.group.iter().map(|group| group.region.as_str()).collect();
     let place = |name: &str| names.iter().position(|known| *known == name);
@@ -181,7 +186,7 @@ fn form(described: &Described, scenario: &mut Scenario) {
     scenario.faults.happen.sort_by_key(|(at, _)| *at);
 }
 
-/// A small fleet of groups.
+/// A small scenario with groups.
 #[cfg(any(test, fuzzing))]
 pub(super) const EXAMPLE: &str = r#"stages = 2
 steps = 3
@@ -209,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fleet_of_groups_trains_while_peers_come_and_go_by_a_trace() {
+    fn groups_train_while_a_trace_starts_and_kills_peers() {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(folder.path().join("spot.csv"), "0,1\n60,1\n60,3\n120,3\n120,2\n")
             .expect("written");
@@ -222,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_fleet_is_refused() {
+    fn invalid_groups_are_refused() {
         for (from, to, reason) in [
             ("count = 2", "count = 20000", "count"),
             ("speed = 2.0", "speed = 0.0", "speed"),

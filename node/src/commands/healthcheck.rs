@@ -1,4 +1,4 @@
-//! `shoal healthcheck`: whether a running peer is well, as an exit code.
+//! `shoal healthcheck`: reports the health of a running peer as an exit code.
 
 use anyhow::bail;
 
@@ -9,16 +9,16 @@ use crate::http::client;
 /// Asks the peer whether it is alive, or ready.
 ///
 /// # Errors
-/// When it is not, or does not answer.
+/// If it is not, or does not answer.
 pub(super) fn run(args: &HealthcheckArgs) -> anyhow::Result<()> {
     let address = args.node.address()?;
     let path = if args.ready { "/readyz" } else { "/livez" };
     let answer = training::runtime()?.block_on(client::get(address, path))?;
-    let said = String::from_utf8_lossy(&answer.body);
-    let said = said.trim();
+    let state = String::from_utf8_lossy(&answer.body);
+    let state = state.trim();
     if !answer.code.is_success() {
-        bail!("the peer at {address} is not well: {said}");
+        bail!("the peer at {address} is not healthy: {state}");
     }
-    println!("{said}");
+    println!("{state}");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! `shoal id`: who this peer is.
+//! `shoal id`: prints the id of this peer.
 
 use anyhow::Context;
 use shoal_protocol::net::Identity;
@@ -6,15 +6,15 @@ use shoal_protocol::net::Identity;
 use crate::cli::IdArgs;
 use crate::exit::{Exit, ExitWith};
 
-/// Prints the id, making an identity where there is none.
+/// Prints the id, and creates the identity if there is none.
 ///
 /// # Errors
-/// When the identity can neither be read nor made.
+/// If the identity can be neither read nor created.
 pub(super) fn run(args: &IdArgs) -> anyhow::Result<()> {
     std::fs::create_dir_all(&args.data_dir)
-        .with_context(|| format!("no data directory {}", args.data_dir.display()))
+        .with_context(|| format!("cannot create the data directory {}", args.data_dir.display()))
         .exit_with(Exit::Usage)?;
-    // Not through `DataDir`, which a running peer has locked.
+    // Does not open the data directory as a peer does: a running peer has locked it.
     let identity = Identity::load_or_create(&args.data_dir.join("identity"))?;
     println!("{}", identity.peer_id());
     Ok(())

@@ -1,4 +1,4 @@
-//! `shoal init`: a run configuration to start from.
+//! `shoal init`: writes a run configuration to start from.
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write};
@@ -9,10 +9,10 @@ use crate::cli::InitArgs;
 use crate::config::RunConfig;
 use crate::exit::{Exit, ExitWith};
 
-/// Writes the default run configuration, and never over a file.
+/// Writes the default run configuration. Never overwrites a file.
 ///
 /// # Errors
-/// When the file is there already or cannot be written.
+/// If the file exists or cannot be written.
 pub(super) fn run(args: &InitArgs) -> anyhow::Result<()> {
     let path = args.output.display();
     let created = OpenOptions::new().write(true).create_new(true).open(&args.output);

@@ -1,5 +1,5 @@
-//! `shoal invite`, `ban` and `unban`: what the warden of a run signs, from its data directory. A peer that runs
-//! there notices, and tells the others.
+//! `shoal invite`, `ban` and `unban`: documents that the issuer of a run signs, from its data
+//! directory. A running peer there notices changes and sends them to the others.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -19,10 +19,10 @@ use crate::cli::{
 };
 use crate::exit::{Exit, ExitWith};
 
-/// Does what was asked for.
+/// Runs the subcommand.
 ///
 /// # Errors
-/// When the data directory is not the warden's, or the disk refuses.
+/// If the data directory is not the issuer's, or cannot be written.
 pub(super) fn run(command: &InviteCommand) -> anyhow::Result<()> {
     match command {
         InviteCommand::New(args) => new(args),
@@ -32,28 +32,28 @@ pub(super) fn run(command: &InviteCommand) -> anyhow::Result<()> {
     }
 }
 
-/// The warden's key and folder.
-struct Office {
-    issuer: Identity,
+/// The issuer's key, and the folder of the run's admission.
+struct Issuer {
+    identity: Identity,
     folder: Store,
     rules: KeptRules,
 }
 
-impl Office {
+impl Issuer {
     fn open(data_dir: &Path) -> anyhow::Result<Self> {
         let folder = Store::current(data_dir).exit_with(Exit::Usage)?;
         let rules = folder.rules().exit_with(Exit::Usage)?;
-        // Not through `DataDir`, which a running peer has locked.
-        let issuer = Identity::load_or_create(&data_dir.join("identity"))?;
+        // Does not open the data directory as a peer does: a running peer has locked it.
+        let identity = Identity::load_or_create(&data_dir.join("identity"))?;
         match rules.admission.key {
-            Some(key) if key == issuer.peer_id() => Ok(Self { issuer, folder, rules }),
+            Some(key) if key == identity.peer_id() => Ok(Self { identity, folder, rules }),
             Some(key) => Err(anyhow::anyhow!(
-                "who may join run {} is signed by peer {key}: do this where that peer's data directory is",
+                "peer {key} controls admission to run {}: run this command with that peer's data directory",
                 rules.run
             )),
             None => Err(anyhow::anyhow!(
-                "run {} is open, and nobody's key is in it: bans need `key` under [admission] in run.toml, \
-                 from its start",
+                "run {} is open and has no issuer: bans need `key` under [admission] in run.toml from the start of \
+                 the run",
                 rules.run
             )),
         }
@@ -64,7 +64,7 @@ impl Office {
         self.rules.run
     }
 
-    /// Changes the roster and signs its next edition.
+    /// Changes the access list, and signs it as the next version.
     fn change(
         &self,
         change: impl FnOnce(&mut AccessList) -> anyhow::Result<()>,
@@ -72,91 +72,91 @@ impl Office {
         let _lock = self.folder.lock()?;
         let mut access_list = access_list_of(&self.folder)?;
         change(&mut access_list)?;
-        let signed = access_list.publish(self.run(), &self.issuer, UnixTime::now());
+        let signed = access_list.publish(self.run(), &self.identity, UnixTime::now());
         self.folder.store_access_list(&signed)
     }
 }
 
 fn new(args: &InviteNewArgs) -> anyhow::Result<()> {
-    let office = Office::open(&args.data_dir)?;
-    match office.rules.admission.mode {
+    let issuer = Issuer::open(&args.data_dir)?;
+    match issuer.rules.admission.mode {
         AdmissionMode::Invite => {}
         AdmissionMode::Open => {
-            let text =
-                "the run is open: others need no ticket, only the line that `shoal start` prints";
+            let text = "the run is open: others need no ticket, only the command that `shoal start` prints";
             return Err(anyhow::anyhow!(text)).exit_with(Exit::Usage);
         }
         AdmissionMode::Allowlist => {
-            let text = "the run lets in listed peers: list this one with `shoal invite allow PEER`";
+            let text =
+                "the run admits listed peers only: list a peer with `shoal invite allow PEER`";
             return Err(anyhow::anyhow!(text)).exit_with(Exit::Usage);
         }
     }
-    let ticket = admission::issue(&office.folder, &office.issuer, args.ttl, args.uses)?;
+    let ticket = admission::issue(&issuer.folder, &issuer.identity, args.ttl, args.uses)?;
     println!("{ticket}");
     Ok(())
 }
 
 fn revoke(args: &InviteRevokeArgs) -> anyhow::Result<()> {
-    let office = Office::open(&args.data_dir)?;
+    let issuer = Issuer::open(&args.data_dir)?;
     match args.what {
         Invited::Ticket(id) => {
-            let tickets = office.folder.tickets()?;
+            let tickets = issuer.folder.tickets()?;
             let ticket = tickets.iter().find(|ticket| ticket.id == id);
             let missing = || format!("there is no ticket {id}: `shoal invite ls` lists them");
             let expires = ticket.with_context(missing).exit_with(Exit::Usage)?.expires;
-            office.change(|access_list| Ok(access_list.revoke(id, expires)?))?;
-            println!("ticket {id} is revoked, and every permit that came of it");
+            issuer.change(|access_list| Ok(access_list.revoke(id, expires)?))?;
+            println!("ticket {id} and every certificate issued for it are revoked");
         }
         Invited::Peer(peer) => {
-            office.change(|access_list| {
+            issuer.change(|access_list| {
                 let listed = access_list.disallow(peer);
                 anyhow::ensure!(
                     listed,
-                    "peer {peer} is not on the list: `shoal ban` closes the run to it"
+                    "peer {peer} is not listed: use `shoal ban` to keep it out"
                 );
                 Ok(())
             })?;
-            println!("{peer} is no longer let in by name");
+            println!("{peer} is not listed any more");
         }
     }
     Ok(())
 }
 
 fn allow(args: &InviteAllowArgs) -> anyhow::Result<()> {
-    let office = Office::open(&args.data_dir)?;
-    office.change(|access_list| {
+    let issuer = Issuer::open(&args.data_dir)?;
+    issuer.change(|access_list| {
         for peer in &args.peers {
             access_list.allow(*peer)?;
         }
         Ok(())
     })?;
     for peer in &args.peers {
-        println!("{peer} is let in");
+        println!("{peer} is listed");
     }
     Ok(())
 }
 
-/// `shoal ban`
+/// Runs `shoal ban`.
 ///
 /// # Errors
-/// As [`run`].
+/// As [`run`], and if the peer is the issuer itself.
 pub(super) fn ban(args: &BanArgs) -> anyhow::Result<()> {
-    let office = Office::open(&args.data_dir)?;
-    if args.peer == office.issuer.peer_id() {
-        return Err(anyhow::anyhow!("the warden cannot ban itself")).exit_with(Exit::Usage);
+    let issuer = Issuer::open(&args.data_dir)?;
+    if args.peer == issuer.identity.peer_id() {
+        return Err(anyhow::anyhow!("the issuer cannot ban itself")).exit_with(Exit::Usage);
     }
-    office.change(|access_list| Ok(access_list.ban(args.peer)?))?;
+    issuer.change(|access_list| Ok(access_list.ban(args.peer)?))?;
     println!("{} is banned", args.peer);
     Ok(())
 }
 
-/// `shoal unban`
+/// Runs `shoal unban`.
 ///
 /// # Errors
-/// As [`run`], and when the peer is not banned.
+/// As [`run`], and if the peer is not banned.
 pub(super) fn unban(args: &BanArgs) -> anyhow::Result<()> {
-    let office = Office::open(&args.data_dir)?;
-    office.change(|access_list| {
+    let issuer = Issuer::open(&args.data_dir)?;
+    issuer.change(|access_list| {
         anyhow::ensure!(access_list.unban(args.peer), "peer {} is not banned", args.peer);
         Ok(())
     })?;
@@ -164,7 +164,7 @@ pub(super) fn unban(args: &BanArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A ticket in the list.
+/// A ticket, as listed.
 #[derive(Debug, Serialize)]
 struct ListedTicket {
     id: TicketId,
@@ -175,7 +175,7 @@ struct ListedTicket {
     ticket: String,
 }
 
-/// Everything that the warden has said.
+/// Everything that the issuer has signed.
 #[derive(Debug, Serialize)]
 struct Listed {
     run: RunId,
@@ -187,8 +187,8 @@ struct Listed {
 }
 
 fn list(args: &InviteLsArgs) -> anyhow::Result<()> {
-    let office = Office::open(&args.data_dir)?;
-    let listed = listed(&office, UnixTime::now())?;
+    let issuer = Issuer::open(&args.data_dir)?;
+    let listed = listed(&issuer, UnixTime::now())?;
     match args.output {
         ListFormat::Json => println!("{}", serde_json::to_string_pretty(&listed)?),
         ListFormat::Text => print!("{}", table(&listed, UnixTime::now())?),
@@ -196,21 +196,21 @@ fn list(args: &InviteLsArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn listed(office: &Office, now: UnixTime) -> anyhow::Result<Listed> {
-    let access_list = access_list_of(&office.folder)?;
-    let mut claims: BTreeMap<TicketId, Vec<PeerId>> = BTreeMap::new();
-    for claim in RedemptionLog::read(&office.folder.claims())? {
-        claims.entry(claim.ticket).or_default().push(claim.peer);
+fn listed(issuer: &Issuer, now: UnixTime) -> anyhow::Result<Listed> {
+    let access_list = access_list_of(&issuer.folder)?;
+    let mut redeemers: BTreeMap<TicketId, Vec<PeerId>> = BTreeMap::new();
+    for redemption in RedemptionLog::read(&issuer.folder.redemptions())? {
+        redeemers.entry(redemption.ticket).or_default().push(redemption.peer);
     }
-    let tickets = office.folder.tickets()?.into_iter().map(|ticket| {
-        let claimed_by = claims.remove(&ticket.id).unwrap_or_default();
+    let tickets = issuer.folder.tickets()?.into_iter().map(|ticket| {
+        let claimed_by = redeemers.remove(&ticket.id).unwrap_or_default();
         let ticket_state = ticket.ticket_state(claimed_by.len(), &access_list, now);
         let (id, uses, expires) = (ticket.id, ticket.uses, ticket.expires);
         ListedTicket { id, ticket_state, uses, expires, claimed_by, ticket: ticket.text }
     });
     Ok(Listed {
-        run: office.run(),
-        mode: office.rules.admission.mode,
+        run: issuer.run(),
+        mode: issuer.rules.admission.mode,
         access_list: access_list.version,
         tickets: tickets.collect(),
         allowed: access_list.allowed.into_iter().collect(),
@@ -233,14 +233,14 @@ fn table(listed: &Listed, now: UnixTime) -> Result<String, std::fmt::Error> {
         let row = format!(
             "{:<8}{:<9}{uses:<7}{left:<12}{}",
             ticket.id,
-            ticket.ticket_state.word(),
+            ticket.ticket_state.name(),
             peers.join(" ")
         );
         writeln!(text, "{}", row.trim_end())?;
     }
-    for (word, peers) in [("let in", &listed.allowed), ("banned", &listed.banned)] {
+    for (label, peers) in [("listed", &listed.allowed), ("banned", &listed.banned)] {
         for peer in peers {
-            writeln!(text, "{word}  {peer}")?;
+            writeln!(text, "{label}  {peer}")?;
         }
     }
     Ok(text)

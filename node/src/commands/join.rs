@@ -1,4 +1,4 @@
-//! `shoal join`: one more peer for a run that somebody started.
+//! `shoal join`: joins a run that another peer started.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -27,23 +27,23 @@ use crate::network::{Links, Search};
 use crate::observers::Observers;
 use crate::progress;
 
-/// How long a peer waits for the one that keeps the run to come back.
+/// How long a peer waits for the coordinator to come back.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// From one attempt to reach it to the next, at first and at most.
+/// The first and the longest pause between attempts to connect.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Peers met before that are tried at a time.
-const COMPANIONS: usize = 8;
+/// Known peers tried per attempt.
+const KNOWN_PEERS: usize = 8;
 
-/// How often a peer that the others expelled comes back.
+/// How often an expelled peer rejoins.
 pub(super) const LIVES: u32 = 1000;
 
-/// Joins a run through the peer at an address, learns what the run is, and hosts stages.
+/// Joins a run through the peer at an address, fetches its manifest, and hosts stages.
 ///
 /// # Errors
-/// When nobody answers there, the peer is another one or does not admit this one, or the run fails.
+/// If no peer answers, the peer at the address is another one or refuses this one, or the run fails.
 pub fn run(options: JoinOptions) -> anyhow::Result<()> {
     training::runtime()?.block_on(join(options))
 }
@@ -54,21 +54,22 @@ async fn join(options: JoinOptions) -> anyhow::Result<()> {
     let mut observer = Observers::new(options.compute.events.as_ref(), "training")?;
     let serving =
         Serving::start(options.http, observer.board(), &home, options.compute.device).await?;
-    let (mut lives, mut patience) = (0, Duration::ZERO);
-    let place = Place { addresses, address_file, options, home, gate: Gate::default() };
+    let (mut rejoins, mut patience) = (0, Duration::ZERO);
+    let context = JoinContext { addresses, address_file, options, home, gate: Gate::default() };
     let outcome = loop {
-        match live(&place, &serving, &mut observer, patience).await {
-            Ok(Outcome::Expelled) if lives < LIVES => {
-                lives += 1;
-                progress::say("the run went on without this peer: it joins again");
+        match live(&context, &serving, &mut observer, patience).await {
+            Ok(Outcome::Expelled) if rejoins < LIVES => {
+                rejoins += 1;
+                progress::say("the run expelled this peer: rejoining");
             }
             Ok(Outcome::Expelled) => {
-                let text =
-                    format!("the run expelled this peer {lives} times: its links may be bad");
+                let text = format!(
+                    "the run expelled this peer {rejoins} times: check its network connection"
+                );
                 break Err(anyhow!(text));
             }
             Ok(Outcome::Orphaned) => progress::say(&format!(
-                "nobody keeps the run now: waits for it, at most {} minutes",
+                "the run has no coordinator: waiting for one, at most {} minutes",
                 PATIENCE.as_secs() / 60
             )),
             Ok(Outcome::Finished | Outcome::Drained | Outcome::Complete) => break Ok(()),
@@ -80,8 +81,8 @@ async fn join(options: JoinOptions) -> anyhow::Result<()> {
     outcome
 }
 
-/// Where and as what a peer joins.
-struct Place {
+/// State shared by all attempts to join.
+struct JoinContext {
     addresses: Vec<JoinAddress>,
     address_file: Option<PathBuf>,
     options: PeerOptions,
@@ -89,26 +90,27 @@ struct Place {
     gate: Gate,
 }
 
-/// One life in the run, from its start to its end.
+/// One incarnation in the run, from its start to its end.
 async fn live(
-    place: &Place,
+    context: &JoinContext,
     serving: &Serving,
     observer: &mut Observers,
     patience: Duration,
 ) -> anyhow::Result<Outcome> {
-    let Place { options, home, gate, .. } = place;
+    let JoinContext { options, home, gate, .. } = context;
     let identity = home.identity()?;
     let me = Member { peer: identity.peer_id(), incarnation: home.next_incarnation()? };
     let files = Files::default();
     let links = Links::open(&identity, me.incarnation, None, &options.links, &files, gate)?;
     let Links { transport, events, search } = links;
     let newcomer = Newcomer { identity, me, files, patience };
-    let outcome = take_part(place, serving, observer, newcomer, (transport, events), &search).await;
+    let outcome =
+        take_part(context, serving, observer, newcomer, (transport, events), &search).await;
     search.close().await;
     outcome
 }
 
-/// Who joins, with what, and how long it asks to be let in.
+/// A peer that joins, and how long it retries.
 struct Newcomer {
     identity: Identity,
     me: Member,
@@ -116,18 +118,18 @@ struct Newcomer {
     patience: Duration,
 }
 
-/// Joins over links that are open.
+/// Joins over an open transport.
 async fn take_part(
-    place: &Place,
+    context: &JoinContext,
     serving: &Serving,
     observer: &mut Observers,
     newcomer: Newcomer,
     (transport, events): (Transport, mpsc::Receiver<TransportEvent>),
     search: &Search,
 ) -> anyhow::Result<Outcome> {
-    let Place { address_file, options, home, gate, .. } = place;
+    let JoinContext { address_file, options, home, gate, .. } = context;
     let Newcomer { identity, me, files, patience } = newcomer;
-    let (through, welcome, run) = reach(place, &transport, patience).await?;
+    let (through, welcome, run) = reach(context, &transport, patience).await?;
     let own = search.join_addresses(&transport);
     let coordinator = Member { peer: through.peer, incarnation: welcome.incarnation };
     let manifest = Arc::new(read_manifest(&run).exit_with(Exit::NotAdmitted)?);
@@ -137,15 +139,13 @@ async fn take_part(
     let id = run.id;
     transport.set_run(run);
     let folder = admission::enter(gate, home, &identity, &manifest)?;
-    // Until now nobody could be asked for what it takes to be in this run.
+    // Only the manifest tells which certificates this run requires.
     gate.admit(through.peer, &welcome.pass, UnixTime::now())
-        .with_context(|| {
-            format!("the peer at {through} does not prove that it takes part in its run")
-        })
+        .with_context(|| format!("the peer at {through} has no valid certificate for its run"))
         .exit_with(Exit::NotAdmitted)?;
     search.keep(gate, &folder);
     serving.announce();
-    // From here on others can join through this peer.
+    // From here on other peers can join through this one.
     folder.keep_addresses(&own)?;
     if let (Some(own), Some(path)) = (own.first(), address_file) {
         publish(path, &own.to_string())?;
@@ -184,18 +184,18 @@ async fn take_part(
     driver::run(setup, observer).await
 }
 
-/// A peer that takes part in a run, how it greeted, and the run.
+/// A peer that takes part in a run, its greeting, and the run.
 type Reached = (PeerAddress, Welcome, Run);
 
-/// Connects to the first peer that answers, again and again until the patience is used up: those whose
-/// addresses were given, then those that were met before in the same run. Files are read anew each time: a
-/// peer may have moved.
+/// Connects to the first peer that answers, and retries until the patience is used up. Tries the
+/// given addresses first, then known peers of the same run. Address files are read again for each
+/// attempt, because a peer may have moved.
 async fn reach(
-    place: &Place,
+    context: &JoinContext,
     transport: &Transport,
     patience: Duration,
 ) -> anyhow::Result<Reached> {
-    let Place { addresses, home, .. } = place;
+    let JoinContext { addresses, home, .. } = context;
     let begun = Instant::now();
     let mut pause = FIRST_PAUSE;
     loop {
@@ -210,7 +210,7 @@ async fn reach(
             }
         }
         if failure.is_some()
-            && let Some(reached) = reach_companions(home, transport, &tried).await
+            && let Some(reached) = reach_known_peer(home, transport, &tried).await
         {
             return Ok(reached);
         }
@@ -240,28 +240,28 @@ async fn reach_by(home: &DataDir, transport: &Transport, by: &JoinLine) -> anyho
     Ok((through, welcome, run))
 }
 
-/// Connects to a peer that was met in the run of those that do not answer.
-async fn reach_companions(
+/// Connects to a known peer of the run whose given peers do not answer.
+async fn reach_known_peer(
     home: &DataDir,
     transport: &Transport,
     tried: &[PeerAddress],
 ) -> Option<Reached> {
     let peers: Vec<PeerId> = tried.iter().map(|address| address.peer).collect();
-    let met = admission::companions(home.path(), &peers);
-    for address in met.into_iter().filter(|address| !tried.contains(address)).take(COMPANIONS) {
+    let known = admission::companions(home.path(), &peers);
+    for address in known.into_iter().filter(|address| !tried.contains(address)).take(KNOWN_PEERS) {
         let by = JoinLine::Address(address);
         match reach_by(home, transport, &by).await {
             Ok(reached) => {
-                tracing::info!(at = %reached.0, "reached through a peer that was met before");
+                tracing::info!(at = %reached.0, "reached the run through a known peer");
                 return Some(reached);
             }
-            Err(error) => tracing::debug!(%error, "a peer that was met before is not there"),
+            Err(error) => tracing::debug!(%error, "a known peer does not answer"),
         }
     }
     None
 }
 
-/// What a peer said the run is, which must be what the run's name says.
+/// A peer's manifest, which must match the run's identifier.
 pub(super) fn read_manifest(run: &Run) -> anyhow::Result<Manifest> {
     let manifest = Manifest::from_bytes(&run.manifest)?;
     anyhow::ensure!(

@@ -1,4 +1,4 @@
-//! `shoal local`: the whole run in one process, without a network: the reference.
+//! `shoal local`: trains in one process without a network. This is the reference for every other run.
 
 use std::sync::Arc;
 
@@ -19,18 +19,18 @@ use crate::driver::{self, AnchorStart, Leaving, ResourceLimits, RoleSetup, Setup
 use crate::exit::{Exit, ExitWith};
 use crate::observers::Observers;
 
-/// Trains alone: one peer whose span is every stage, which says everything to itself.
+/// Trains alone: one peer hosts every stage and sends all messages to itself.
 ///
 /// # Errors
-/// When the configuration or text cannot be used, or the run fails.
+/// If the configuration or text is invalid, or the run fails.
 pub fn run(options: LocalOptions) -> anyhow::Result<()> {
     let LocalOptions { config, out, compute } = options;
     let config = RunConfig::load(&config).exit_with(Exit::Usage)?;
-    std::fs::create_dir_all(&out).with_context(|| format!("{} cannot be made", out.display()))?;
+    std::fs::create_dir_all(&out).with_context(|| format!("cannot create {}", out.display()))?;
     let scratch = tempfile::Builder::new()
         .prefix(".local-")
         .tempdir_in(&out)
-        .with_context(|| format!("{} cannot be written", out.display()))?;
+        .with_context(|| format!("cannot write to {}", out.display()))?;
     let dataset = dataset::prepare(&config, scratch.path())?;
     refuse_model_of_another(&out, &dataset.manifest).exit_with(Exit::Usage)?;
     let files = Files::default();

@@ -1,4 +1,4 @@
-//! `shoal man`: the command line as man pages.
+//! `shoal man`: writes man pages of the command line.
 
 use anyhow::Context;
 use clap::CommandFactory;
@@ -13,7 +13,7 @@ pub(super) fn run(args: &ManArgs) -> anyhow::Result<()> {
         clap_mangen::generate_to(Cli::command(), &args.dir)
     };
     write()
-        .with_context(|| format!("man pages cannot be written to {}", args.dir.display()))
+        .with_context(|| format!("cannot write man pages to {}", args.dir.display()))
         .exit_with(Exit::Usage)?;
     println!("man pages are in {}; try: man -l {}/shoal.1", args.dir.display(), args.dir.display());
     Ok(())

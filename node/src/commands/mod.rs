@@ -1,4 +1,4 @@
-//! What each command does.
+//! The commands of the `shoal` program.
 
 mod budget;
 mod checkpoint;
@@ -33,10 +33,10 @@ pub mod version;
 
 use crate::cli::{Command, LogFormat};
 
-/// Does what was asked for.
+/// Runs a command.
 ///
 /// # Errors
-/// When it cannot be done. The error carries the exit code.
+/// If it fails. The error carries the exit code.
 pub fn run(command: Command, log_format: LogFormat) -> anyhow::Result<()> {
     match command {
         Command::Demo(args) => demo::run(&args, log_format),

@@ -1,4 +1,4 @@
-//! `shoal plan`: which devices of a fleet should host which stage, and why.
+//! `shoal plan`: places the stages of a model on the devices of a fleet, and explains the placement.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -18,13 +18,13 @@ use crate::cli::{ListFormat, PlanArgs};
 use crate::config::read_text;
 use crate::exit::{Exit, ExitWith};
 
-/// Placements that the mean of random ones is taken over.
+/// Random placements whose mean cost is printed for comparison.
 const RANDOM: usize = 100;
 
 /// Plans for a fleet and prints the plan.
 ///
 /// # Errors
-/// When the file describes no fleet, or nothing can be planned for it.
+/// If the file describes no valid fleet, or the planner rejects it.
 pub(super) fn run(args: &PlanArgs) -> anyhow::Result<()> {
     let fleet = read(&args.fleet).exit_with(Exit::Usage)?;
     let Some(training) = fleet.training() else {
@@ -54,59 +54,59 @@ pub(super) fn run(args: &PlanArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Why nothing is recommended.
-const NOTHING_FITS: &str = "nothing of this fleet fits: give it more budget or memory, other numbers of stages, or a \
-                            step of more tokens";
+/// The error if no part of the fleet fits.
+const NOTHING_FITS: &str = "no part of the fleet fits: raise the budget or the memory, allow other numbers of \
+                            stages, or enlarge the step";
 
 fn read(path: &Path) -> anyhow::Result<Fleet> {
     let text = read_text(path, LARGEST_FLEET)
-        .with_context(|| format!("no fleet can be read at {}", path.display()))?;
-    Fleet::parse(&text).with_context(|| format!("{} is no fleet", path.display()))
+        .with_context(|| format!("cannot read the fleet {}", path.display()))?;
+    Fleet::parse(&text).with_context(|| format!("{} is not a valid fleet", path.display()))
 }
 
-/// Bytes of a file: 64 regions of which every two have a link of their own fit.
+/// The most bytes of a file. 64 regions with a link for every pair fit.
 const LARGEST_FLEET: Bytes = Bytes::mebi(1);
 
 /// One plan. Times are in seconds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct Plan {
     stages: Vec<StagePlan>,
-    /// Data parallel and pipeline together.
+    /// Sum of the data-parallel and the pipeline cost.
     total: f64,
     data_parallel: f64,
     pipeline: f64,
-    /// The mean of devices anywhere.
+    /// Mean cost of random placements.
     random: f64,
 }
 
 /// One stage of a plan.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct StagePlan {
-    /// Who hosts it. Those at one position of all stages pass on to each other.
+    /// Its devices. Devices at the same position of consecutive stages exchange activations.
     devices: Vec<String>,
-    /// How many of them are in each region.
+    /// Number of devices by region.
     regions: BTreeMap<String, usize>,
-    /// How long its all-reduce takes, and whom it waits for.
+    /// Seconds of its all-reduce, and the device that it waits for.
     all_reduce: f64,
     busiest: String,
-    /// The slowest link between that one and another of the stage; none where it is alone.
+    /// The slowest link between that device and another one of the stage; none if it is alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     slowest: Option<SlowestLink>,
-    /// The slowest pair that passes on to the next stage; none at the last.
+    /// The slowest pair at the boundary to the next stage; none for the last stage.
     #[serde(skip_serializing_if = "Option::is_none")]
     onward: Option<Onward>,
 }
 
-/// The slowest pair of two stages.
+/// The slowest pair at a stage boundary.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct Onward {
-    /// Activations there and gradients back.
+    /// Seconds for the activations forward and the gradients back.
     seconds: f64,
     #[serde(flatten)]
-    way: SlowestLink,
+    link: SlowestLink,
 }
 
-/// One way of a link.
+/// One direction of a link.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct SlowestLink {
     from: String,
@@ -134,14 +134,14 @@ impl fmt::Display for SlowestLink {
     }
 }
 
-/// A plan for each number of stages that the fleet may have, the cheapest first.
+/// A plan for each number of stages of the fleet, the cheapest first.
 fn plans(fleet: &Fleet, seed: u64) -> Result<Vec<Plan>, PlanError> {
     let network = fleet.network()?;
     let plan = |stages: usize| {
         let model = CostModel::new(&network, fleet.traffic(stages), stages)?;
         let mut rng = Rng::new(seed);
-        let any = |_| model.place(&random_groups(&model, &mut rng)).cost.total().as_secs_f64();
-        let random = (0..RANDOM).map(any).sum::<f64>() / RANDOM as f64;
+        let sample = |_| model.place(&random_groups(&model, &mut rng)).cost.total().as_secs_f64();
+        let random = (0..RANDOM).map(sample).sum::<f64>() / RANDOM as f64;
         let effort = Effort::for_size(model.devices(), stages);
         let found = search(&model, &effort, &mut Rng::new(seed));
         Ok(describe(fleet, &network, &found, random))
@@ -154,8 +154,8 @@ fn plans(fleet: &Fleet, seed: u64) -> Result<Vec<Plan>, PlanError> {
 fn describe(fleet: &Fleet, network: &Network, found: &Placement, random: f64) -> Plan {
     let onward = |stage: usize| {
         let slowest = found.boundaries.get(stage)?;
-        let way = SlowestLink::new(fleet, network, slowest.from, slowest.to);
-        Some(Onward { seconds: slowest.time.as_secs_f64(), way })
+        let link = SlowestLink::new(fleet, network, slowest.from, slowest.to);
+        Some(Onward { seconds: slowest.time.as_secs_f64(), link })
     };
     let slowest = |devices: &[Device], busiest: Device| {
         let others = devices.iter().copied().filter(|other| *other != busiest);
@@ -188,7 +188,7 @@ fn regions(fleet: &Fleet, devices: &[Device]) -> BTreeMap<String, usize> {
     counts
 }
 
-/// The cheapest plan as a table with its reasons, and a line for each other.
+/// The cheapest plan as a table with an explanation, and a line for each other plan.
 fn text(plans: &[Plan]) -> String {
     let mut text = String::new();
     for (index, plan) in plans.iter().enumerate() {
@@ -197,7 +197,7 @@ fn text(plans: &[Plan]) -> String {
         let _ = writeln!(
             text,
             "{number} stages of {each} devices: {:.2} s of a step on links = {:.2} all-reduce + {:.2} \
-             between stages; devices anywhere: {:.2} s",
+             between stages; random placement: {:.2} s",
             plan.total, plan.data_parallel, plan.pipeline, plan.random
         );
         if index == 0 {
@@ -228,17 +228,17 @@ fn table(plan: &Plan, text: &mut String) {
             stage.busiest
         );
         if let Some(onward) = &stage.onward {
-            let _ = write!(text, "  {:7.2} s  {}", onward.seconds, onward.way);
+            let _ = write!(text, "  {:7.2} s  {}", onward.seconds, onward.link);
         }
         let _ = writeln!(text);
     }
-    why(plan, text);
+    bottlenecks(plan, text);
 }
 
-/// How many of the choices are listed beside the best.
+/// Choices listed besides the best one.
 const LISTED: usize = 8;
 
-/// The fastest choice with its reasons, and a line for each other.
+/// The fastest choice with an explanation, and a line for each other choice.
 fn advice(choices: &[Choice], budget: Option<f64>) -> String {
     let mut text = String::new();
     let Some(best) = choices.first() else { return text };
@@ -267,18 +267,15 @@ fn advice(choices: &[Choice], budget: Option<f64>) -> String {
     let within = budget.map_or_else(String::new, |budget| format!(" of {budget:.2}"));
     let _ = writeln!(text, "  {:.2}{within} an hour", best.price);
     let waits = [
-        (best.computes, "computing: faster or more devices would help"),
+        (best.computes, "computation: faster or more devices help"),
         (
             best.passes - best.computes,
-            "waits in the pipeline: nearer or fewer stages, or more microbatches would help",
+            "pipeline stalls: closer or fewer stages, or more microbatches help",
         ),
-        (
-            best.all_reduce,
-            "the all-reduce: nearer replicas of a stage, more stages or larger steps would help",
-        ),
+        (best.all_reduce, "the all-reduce: closer replicas, more stages or larger steps help"),
     ];
     if let Some((_, most)) = waits.iter().max_by(|one, other| one.0.total_cmp(&other.0)) {
-        let _ = writeln!(text, "  Most of it is {most}.");
+        let _ = writeln!(text, "  The largest part is {most}.");
     }
     for other in choices.iter().skip(1).take(LISTED) {
         let _ = writeln!(
@@ -295,18 +292,18 @@ fn advice(choices: &[Choice], budget: Option<f64>) -> String {
     text
 }
 
-/// What would have to change for the plan to be cheaper.
-fn why(plan: &Plan, text: &mut String) {
+/// Names the links that the plan waits for.
+fn bottlenecks(plan: &Plan, text: &mut String) {
     let slowest =
         plan.stages.iter().enumerate().max_by(|a, b| a.1.all_reduce.total_cmp(&b.1.all_reduce));
-    if let Some((number, way)) =
+    if let Some((number, link)) =
         slowest.and_then(|(number, it)| Some((number, it.slowest.as_ref()?)))
     {
-        let _ = writeln!(text, "  All-reduces wait for stage {number}, most for {way}.");
+        let _ = writeln!(text, "  All-reduces wait for stage {number}, most for {link}.");
     }
     let onward = plan.stages.iter().filter_map(|stage| stage.onward.as_ref());
     if let Some(slowest) = onward.max_by(|a, b| a.seconds.total_cmp(&b.seconds)) {
-        let _ = writeln!(text, "  The slowest boundary waits for {}.", slowest.way);
+        let _ = writeln!(text, "  The slowest boundary waits for {}.", slowest.link);
     }
 }
 
@@ -339,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_says_what_it_costs_and_why() {
+    fn a_plan_states_its_cost_and_bottlenecks() {
         let fleet = Fleet::parse(FILES[0]).expect("a fleet");
         let plans = plans(&fleet, 1).expect("a plan");
         let [plan] = plans.as_slice() else { panic!("one number of stages: {plans:?}") };
@@ -356,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_numbers_of_stages_the_cheapest_is_first() {
+    fn the_cheapest_number_of_stages_is_first() {
         let text = FILES[0].replace("stages = [8]", "stages = [4, 2]");
         let plans = plans(&Fleet::parse(&text).expect("a fleet"), 1).expect("plans");
         assert!(plans.len() == 2 && plans[0].total < plans[1].total, "{plans:?}");

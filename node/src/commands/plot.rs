@@ -1,4 +1,4 @@
-//! `shoal plot`: the loss curve of a run as a picture, from a peer that takes part in it, or from what it left.
+//! `shoal plot`: draws the loss curve of a run, from a running peer, a report or a file of events.
 
 use std::fs::File;
 use std::io::Read;
@@ -16,22 +16,22 @@ use crate::progress;
 use crate::report::{Report, StepNumbers};
 use crate::status::Status;
 
-/// The most bytes of a file that are read: more than the events of a million steps.
+/// The most bytes of a file, more than the events of a million steps.
 const LARGEST: u64 = 1 << 30;
 
-/// Draws it.
+/// Draws the curve.
 ///
 /// # Errors
-/// When the peer does not answer, the file is of no use, or the picture cannot be written.
+/// If the peer does not answer, the file has another format, or the picture cannot be written.
 pub(super) fn run(args: &PlotArgs) -> anyhow::Result<()> {
     let curve = match &args.from {
-        Some(path) => LossCurve::of(&steps(path).exit_with(Exit::Usage)?, "a run of Shoal"),
+        Some(path) => LossCurve::of(&steps(path).exit_with(Exit::Usage)?, "Shoal run"),
         None => {
             let address = args.node.address()?;
             of_status(&training::runtime()?.block_on(client::status(address))?)
         }
     };
-    ensure!(!curve.training.is_empty(), "no step is committed yet: there is nothing to draw");
+    ensure!(!curve.training.is_empty(), "no step is committed yet: nothing to draw");
     curve.write(&args.output)?;
     progress::say(&format!(
         "{}: the loss over {} points",
@@ -49,17 +49,17 @@ fn of_status(status: &Status) -> LossCurve<'static> {
         training: points(&status.curves.loss),
         held_out: points(&status.curves.held_out_loss),
         unigram_entropy: None,
-        title: "a run of Shoal",
+        title: "Shoal run",
     }
 }
 
-/// What is read of a `report.json`.
+/// The part of a `report.json` that is read.
 #[derive(Deserialize)]
 struct Saved {
     steps: Vec<StepNumbers>,
 }
 
-/// The steps that a report or a file of events has.
+/// The steps of a report or a file of events.
 fn steps(path: &Path) -> anyhow::Result<Vec<StepNumbers>> {
     let named = || path.display().to_string();
     let mut text = String::new();
@@ -71,7 +71,7 @@ fn steps(path: &Path) -> anyhow::Result<Vec<StepNumbers>> {
     let mut report = Report::new();
     for (number, line) in (1..).zip(text.lines()) {
         let event = serde_json::from_str(line).with_context(|| {
-            format!("{}:{number}: it is neither a report.json nor a file of --events", named())
+            format!("{}:{number}: this is neither a report.json nor a file of --events", named())
         })?;
         report.note(&event);
     }
@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(steps(&report).expect("steps"), found);
         std::fs::write(&events, "no events").expect("room");
         let error = steps(&events).expect_err("it has none").to_string();
-        assert!(error.contains("events:1: it is neither"), "{error}");
+        assert!(error.contains("events:1: this is neither"), "{error}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! A swarm and what befalls it, as a file says it.
+//! Reads the description of a simulated swarm and its faults.
 
 use std::time::Duration;
 
@@ -19,67 +19,66 @@ use shoal_scheduler::sim::{
 use super::fleet::{Between, FleetError, Line};
 use super::groups::{self, Group};
 
-/// What swarms may have at most: as many as a run has members, and far more of the rest than a laptop simulates
-/// in a while.
+/// Limits on a swarm: as many peers as a run may have members, and otherwise far more than a laptop
+/// simulates in acceptable time.
 pub(super) const PEERS: usize = limits::MEMBERS;
 const MICROBATCHES: u32 = 1 << 14;
 const STEPS: u64 = 1_000_000;
 const REGIONS: usize = 64;
 const DEATHS: f64 = 1e5;
 
-/// A file that describes no swarm.
+/// Why a file describes no valid swarm.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ScenarioError {
-    /// No TOML, or not with these keys.
+    /// It is not TOML, or has unknown keys.
     #[error(transparent)]
     Malformed(#[from] toml::de::Error),
-    /// None, too many, or too few for the stages.
+    /// There are no peers, too many, or fewer than stages.
     #[error("peers must be from 1 to {PEERS}, and at least as many as stages")]
     Peers,
-    /// Nothing of something.
+    /// A number that must be positive is 0.
     #[error("stages, regions and microbatches must be at least 1")]
     None,
-    /// More than is simulated in a while.
+    /// A number exceeds the simulator's limits.
     #[error(
         "at most {MICROBATCHES} microbatches, {STEPS} steps, {REGIONS} regions, and as many anchors \
          as peers"
     )]
     TooMany,
-    /// No activation, or one that does not travel.
+    /// Activations are empty, or exceed the size limit of a tensor.
     #[error(
-        "microbatch_size, context and hidden must be at least 1, and an activation of them no more \
-         than {}",
+        "microbatch_size, context and hidden must be at least 1, and their activation at most {}",
         limits::TENSOR
     )]
     Activation,
-    /// Zero or less, or without a bound.
+    /// A number that must be positive is 0, negative or too large.
     #[error("forward, slowest and bandwidth must be positive")]
     NotPositive,
-    /// A group that cannot be.
+    /// A group is invalid.
     #[error("group {0}: {1}")]
     Group(usize, &'static str),
-    /// Links that cannot be.
+    /// The links are invalid.
     #[error(transparent)]
     Links(#[from] FleetError),
-    /// A model that cannot be.
+    /// The model's size is out of range.
     #[error("parameters is a number from 0 to 1e13")]
     Parameters,
-    /// One that is none.
+    /// A time is out of range.
     #[error("times are in seconds, from 0 to a million")]
     Time,
-    /// Weights that are too old.
+    /// The staleness is out of range.
     #[error("staleness is 0 or 1")]
     Staleness,
-    /// More than a run can get through.
-    #[error("more than {DEATHS} deaths: let crash_every be longer")]
+    /// There are too many deaths.
+    #[error("more than {DEATHS} deaths: raise crash_every")]
     Deaths,
 }
 
-/// A swarm and what befalls it, as a file says it. Times are in seconds.
+/// The description of a swarm and its faults. Times are in seconds.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Described {
-    /// Peers; the first keeps the run and never dies.
+    /// Peers. The first one is the coordinator and never dies.
     pub(super) peers: usize,
     /// Pipeline stages.
     pub(super) stages: u16,
@@ -87,46 +86,47 @@ pub(super) struct Described {
     pub(super) steps: u64,
     /// Microbatches of a step.
     pub(super) microbatches: u32,
-    /// Commits from one checkpoint to the next; 0 is none but the last.
+    /// Commits between checkpoints. 0 writes only the last one.
     pub(super) checkpoint_every: u64,
-    /// A forward pass of one stage on the fastest peer; a backward pass takes twice as long.
+    /// Time of a forward pass of one stage on the fastest peer. A backward pass takes twice as long.
     pub(super) forward: f64,
-    /// The slowest peer takes so many times as long.
+    /// Factor by which the slowest peer is slower than the fastest.
     pub(super) slowest: f64,
-    /// Regions that peers are spread over in turn.
+    /// Number of regions. Peers are assigned to them in turn.
     pub(super) regions: usize,
-    /// One way between peers of one region, and of two.
+    /// One-way delay between peers of one region, and of different ones.
     pub(super) latency_near: f64,
     pub(super) latency_far: f64,
-    /// Bytes a second from a peer to another.
+    /// Bytes per second from one peer to another.
     pub(super) bandwidth: f64,
-    /// Numbers of an activation, which decide its bytes: samples, tokens and width.
+    /// Samples, tokens and width of an activation, which give its size.
     pub(super) microbatch_size: u32,
     pub(super) context: u32,
     pub(super) hidden: u32,
-    /// From one death to the next, on average; 0 is no deaths.
+    /// Mean time between deaths. 0 turns deaths off.
     pub(super) crash_every: f64,
-    /// From a death until the peer starts again.
+    /// Time from a death until the peer restarts.
     pub(super) restart_after: f64,
-    /// From a death until others notice, at most.
+    /// The longest time from a death until others notice it.
     pub(super) notice: f64,
-    /// Peers that keep the log together.
+    /// Peers that replicate the coordinator's log.
     pub(super) anchors: usize,
-    /// Seconds from the death of the one that keeps the run until another does, at most.
+    /// The longest time from the coordinator's death until another peer takes over.
     pub(super) election: f64,
-    /// Parameters of the whole model, which decide what rounds and snapshots weigh and who has room; 0
-    /// is a model of next to none.
+    /// Parameters of the whole model, which give the sizes of rounds and snapshots and the memory
+    /// that a stage needs. 0 is a model of negligible size.
     pub(super) parameters: f64,
-    /// From one comparison of the stages to the next, after which members may change theirs; 0 is never.
+    /// Time between comparisons of the stages, after which members may move. 0 turns them off.
     pub(super) rebalance: f64,
-    /// By how many updates the weights that a step reads may be old: 0, or 1 to hide all-reduces.
+    /// Updates by which the weights that a step reads may be stale: 0, or 1 to hide all-reduces.
     pub(super) staleness: u8,
-    /// After how long it is over, whatever was done until then; 0 is the end of all steps.
+    /// Time at which the simulation ends. 0 runs until all steps are committed.
     pub(super) until: f64,
-    /// Peers by kind, in place of `peers` and `slowest`; besides them one keeps the run, computes
+    /// Groups of like peers, in place of `peers` and `slowest`. An additional coordinator computes
     /// nothing and never dies.
     pub(super) group: Vec<Group>,
-    /// Links between their regions, in place of `regions`, `latency_near`, `latency_far` and `bandwidth`.
+    /// Links between the groups' regions, in place of `regions`, `latency_near`, `latency_far` and
+    /// `bandwidth`.
     pub(super) within: Line,
     pub(super) between: Option<Line>,
     pub(super) link: Vec<Between>,
@@ -167,10 +167,10 @@ impl Default for Described {
 }
 
 impl Described {
-    /// Reads what a file says.
+    /// Parses a swarm.
     ///
     /// # Errors
-    /// When it describes no swarm.
+    /// If the text describes no valid swarm.
     pub(super) fn parse(text: &str) -> Result<Self, ScenarioError> {
         let described: Self = toml::from_str(text)?;
         described.check()?;
@@ -225,7 +225,7 @@ impl Described {
         Ok(())
     }
 
-    /// The swarm of one seed.
+    /// The scenario for a seed.
     pub(super) fn scenario(&self, seed: u64) -> Scenario {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let mut manifest = Scenario::small_manifest(self.stages, self.microbatches, self.steps);
@@ -267,7 +267,7 @@ impl Described {
         scenario
     }
 
-    /// A peer whose speed lies between those of the fastest and the slowest.
+    /// A peer with a random speed between the fastest and the slowest.
     pub(super) fn peer(&self, index: usize, rng: &mut ChaCha8Rng) -> PeerScenario {
         let slower = 1.0 + (self.slowest - 1.0) * unit(rng);
         let forward = Duration::from_secs_f64(self.forward * slower);
@@ -288,13 +288,13 @@ impl Described {
         }
     }
 
-    /// When the run would long be over without deaths.
+    /// A time by which a run without deaths has long ended.
     fn until(&self) -> f64 {
         let passes = self.steps as f64 * f64::from(self.microbatches) * f64::from(self.stages);
         passes * 12.0 * self.forward * self.slowest / self.peers as f64
     }
 
-    /// Deaths of any peer, the first too where others can keep the run, until then.
+    /// Random deaths until then. The first peer dies only if others can take over as coordinator.
     fn deaths(&self, rng: &mut ChaCha8Rng) -> Vec<(Duration, Fault)> {
         if self.crash_every <= 0.0 || self.peers < 2 || !self.group.is_empty() {
             return Vec::new();
@@ -306,8 +306,8 @@ impl Described {
             if at > self.until() {
                 return happen;
             }
-            let spared = usize::from(self.anchors < 3);
-            let peer = spared + rng.next_u32() as usize % (self.peers - spared);
+            let immortal = usize::from(self.anchors < 3);
+            let peer = immortal + rng.next_u32() as usize % (self.peers - immortal);
             let restart = Some(Duration::from_secs_f64(self.restart_after));
             happen.push((Duration::from_secs_f64(at), Fault::Crash { peer, restart, disk: false }));
         }
@@ -318,7 +318,7 @@ fn unit(rng: &mut ChaCha8Rng) -> f64 {
     f64::from(rng.next_u32()) / f64::from(u32::MAX)
 }
 
-/// How the file is tried.
+/// How the decoder of a scenario is tested.
 #[cfg(any(test, fuzzing))]
 pub(crate) const DECODER: Decoder = Decoder {
     name: "scenario",
@@ -333,7 +333,7 @@ pub(crate) const DECODER: Decoder = Decoder {
     check: |bytes| {
         let Ok(text) = std::str::from_utf8(bytes) else { return };
         let Ok(described) = Described::parse(text) else { return };
-        // A swarm of any seed can be made.
+        // Every valid description gives a scenario for every seed.
         let scenario = described.scenario(1);
         assert!(!described.group.is_empty() || scenario.peers.len() == described.peers);
     },
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn how_often_stages_are_compared_and_how_old_weights_are_is_said() {
+    fn rebalance_and_staleness_reach_the_scenario() {
         let scenario = |text| Described::parse(text).expect("a swarm").scenario(1);
         let minute = Rebalance::every_so_often(Duration::from_secs(60));
         let usual = scenario("");
@@ -365,7 +365,7 @@ mod tests {
         assert_eq!((other.rebalance, other.manifest.training.staleness), (Rebalance::Never, 1));
     }
 
-    /// As many as a run may have can be described; a step of more than a thousand is trained.
+    /// The most peers can be described; a step of more than a thousand is simulated.
     #[test]
     fn a_swarm_of_thousands_trains() {
         assert!(Described::parse("peers = 16384").is_ok());
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_swarm_is_refused() {
+    fn invalid_swarms_are_refused() {
         for text in [
             "peers = 0",
             "stages = 13",

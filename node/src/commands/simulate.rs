@@ -1,4 +1,4 @@
-//! `shoal simulate`: a swarm in a modelled world, with the state machines of the real one.
+//! `shoal simulate`: simulates a swarm with the real state machines and a modelled network.
 
 use std::path::Path;
 use std::time::Duration;
@@ -15,10 +15,10 @@ use crate::config::read_text;
 use crate::event_text::counted;
 use crate::exit::{Exit, ExitWith};
 
-/// Runs a swarm for each seed and prints what came of it.
+/// Simulates a swarm for each seed and prints the result.
 ///
 /// # Errors
-/// When the file describes no swarm, or something that must hold does not.
+/// If the file describes no valid swarm, or an oracle finds a violated invariant.
 pub(super) fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     let described = match &args.scenario {
         None => Described::default(),
@@ -39,7 +39,9 @@ pub(super) fn run(args: &SimulateArgs) -> anyhow::Result<()> {
         let report = outcome.with_context(|| {
             let file =
                 args.scenario.as_ref().map_or_else(String::new, |p| format!("{} ", p.display()));
-            format!("seed {seed} fails; again: shoal simulate {file}--seed {seed} --trace")
+            format!(
+                "seed {seed} fails; reproduce it with `shoal simulate {file}--seed {seed} --trace`"
+            )
         })?;
         print_report(seed, &scenario, &report);
         if let Some(path) = &args.output {
@@ -51,9 +53,10 @@ pub(super) fn run(args: &SimulateArgs) -> anyhow::Result<()> {
 
 fn read(path: &Path) -> anyhow::Result<Described> {
     let text = read_text(path, limits::MANIFEST)
-        .with_context(|| format!("no scenario can be read at {}", path.display()))?;
+        .with_context(|| format!("cannot read the scenario {}", path.display()))?;
     let described = Described::parse(&text);
-    let mut described = described.with_context(|| format!("{} is no scenario", path.display()))?;
+    let mut described =
+        described.with_context(|| format!("{} is not a valid scenario", path.display()))?;
     groups::read_traces(&mut described, path.parent().unwrap_or(Path::new("")))?;
     Ok(described)
 }
@@ -74,7 +77,7 @@ fn print_report(seed: u64, scenario: &Scenario, report: &Report) {
     let longest = steps.last().copied().unwrap_or_default();
     let recovery = &report.recovery;
     println!(
-        "seed {seed}: {} steps in {:.1} s of the model's time, engines busy {:.0}%; a step took \
+        "seed {seed}: {} steps in {:.1} s of simulated time, engines busy {:.0}%; a step took \
          {:.2} s (median), {:.2} s (longest)",
         steps.len(),
         all.as_secs_f64(),
@@ -83,8 +86,8 @@ fn print_report(seed: u64, scenario: &Scenario, report: &Report) {
         longest.as_secs_f64()
     );
     println!(
-        "  {} deaths, {} expelled, {} caught up later; {} claims taken back, {} let go of late, \
-         {} activations asked for again, {} rounds mended, {} tried again, {} returns to a checkpoint",
+        "  {} deaths, {} expelled, {} caught up later; {} claims revoked, {} released late, {} activations \
+         requested again, {} rounds repaired, {} retried, {} rewinds",
         recovery.crashes,
         recovery.lost,
         recovery.joined,
@@ -97,7 +100,7 @@ fn print_report(seed: u64, scenario: &Scenario, report: &Report) {
     );
     for (reason, migrations) in &report.migrations {
         println!(
-            "  {} begun to another stage, since {}: {} done, {} given up",
+            "  {} to another stage begun ({}): {} done, {} cancelled",
             counted(migrations.begun, "move"),
             reason.words(),
             migrations.done,

@@ -1,4 +1,4 @@
-//! `shoal start`: the first peer of a run.
+//! `shoal start`: starts a run as its first peer.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -28,10 +28,10 @@ use crate::network::{Links, Search};
 use crate::observers::Observers;
 use crate::progress;
 
-/// Starts a run, keeps its ledger, hosts stages and waits for others.
+/// Starts a run as its coordinator, hosts stages and waits for other peers.
 ///
 /// # Errors
-/// When the configuration, text, data directory or an address cannot be used, or the run fails.
+/// If the configuration, text, data directory or an address is invalid, or the run fails.
 pub fn run(options: StartOptions) -> anyhow::Result<()> {
     training::runtime()?.block_on(start(options))
 }
@@ -41,8 +41,9 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
     let home = DataDir::open(&options.peer.data_dir).exit_with(Exit::Usage)?;
     let dataset = dataset::prepare(&config, home.path())?;
     let mut manifest = dataset.manifest;
-    // Whoever starts a run that does not let in everybody is its warden, unless another one is named. An
-    // open run is the same run whoever starts it: it goes on from any of its peers' disks.
+    // The peer that starts a run with restricted admission is its issuer, unless the configuration
+    // names another one. The id of an open run does not depend on its first peer: any peer can
+    // restart it.
     if manifest.admission.mode != AdmissionMode::Open {
         manifest.admission.key.get_or_insert(home.identity()?.peer_id());
     }
@@ -56,25 +57,25 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
     let serving =
         Serving::start(options.peer.http, observer.board(), &home, options.peer.compute.device)
             .await?;
-    let place = Place { options, home, manifest, files, out, gate: Gate::default() };
-    let mut lives = 0;
+    let context = StartContext { options, home, manifest, files, out, gate: Gate::default() };
+    let mut rejoins = 0;
     let outcome = loop {
-        match live(&place, &serving, &mut observer).await {
-            // Others keep the run now, and took this life of it for dead.
-            Ok(Outcome::Expelled | Outcome::Orphaned) if lives < LIVES => {
-                lives += 1;
-                progress::say("the run went on without this peer: it joins again");
+        match live(&context, &serving, &mut observer).await {
+            // Another peer is the coordinator by then, and expelled this incarnation.
+            Ok(Outcome::Expelled | Outcome::Orphaned) if rejoins < LIVES => {
+                rejoins += 1;
+                progress::say("the run expelled this peer: rejoining");
             }
             outcome => break outcome,
         }
     };
     serving.close().await;
-    let out = &place.out;
+    let out = &context.out;
     match outcome? {
         Outcome::Finished => training::write_report(&observer, out),
         Outcome::Drained => {
             progress::say(
-                "left: a run whose log nobody else keeps stands still until it is started again",
+                "left the run: without another anchor it is paused until it is started again",
             );
             Ok(())
         }
@@ -83,13 +84,13 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
             Ok(())
         }
         Outcome::Expelled | Outcome::Orphaned => {
-            bail!("the run expelled this peer {lives} times: its links may be bad")
+            bail!("the run expelled this peer {rejoins} times: check its network connection")
         }
     }
 }
 
-/// Where and as what a peer starts.
-struct Place {
+/// State shared by all incarnations of the peer.
+struct StartContext {
     options: StartOptions,
     home: DataDir,
     manifest: Arc<Manifest>,
@@ -98,14 +99,14 @@ struct Place {
     gate: Gate,
 }
 
-/// One life in the run, from its start to its end.
+/// One incarnation in the run, from its start to its end.
 async fn live(
-    place: &Place,
+    context: &StartContext,
     serving: &Serving,
     observer: &mut Observers,
 ) -> anyhow::Result<Outcome> {
-    let Place { options: StartOptions { peer: options, .. }, .. } = place;
-    let Place { home, manifest, files, gate, .. } = place;
+    let StartContext { options: StartOptions { peer: options, .. }, .. } = context;
+    let StartContext { home, manifest, files, gate, .. } = context;
     let identity = home.identity()?;
     let me = Member { peer: identity.peer_id(), incarnation: home.next_incarnation()? };
     let id = manifest.run_id();
@@ -114,33 +115,37 @@ async fn live(
     let links = Links::open(&identity, me.incarnation, Some(run), &options.links, files, gate)?;
     let Links { transport, events, search } = links;
     let founder = Founder { identity, me, folder };
-    let outcome = take_part(place, serving, observer, founder, (transport, events), &search).await;
+    let outcome =
+        take_part(context, serving, observer, founder, (transport, events), &search).await;
     search.close().await;
     outcome
 }
 
-/// Who starts, and where the run's admission is kept.
+/// The peer that starts the run, and the folder of the run's admission.
 struct Founder {
     identity: Identity,
     me: Member,
     folder: Store,
 }
 
-/// Tells others where to join, over links that are open, and takes part.
+/// Publishes the address to join at, and takes part.
 async fn take_part(
-    place: &Place,
+    context: &StartContext,
     serving: &Serving,
     observer: &mut Observers,
     Founder { identity, me, folder }: Founder,
     (transport, events): (Transport, mpsc::Receiver<TransportEvent>),
     search: &Search,
 ) -> anyhow::Result<Outcome> {
-    let Place { options: StartOptions { peer: options, address_file, wait_for, .. }, .. } = place;
-    let Place { home, manifest, files, out, gate, .. } = place;
-    // What is printed is of use only where others can come to.
+    let StartContext {
+        options: StartOptions { peer: options, address_file, wait_for, .. }, ..
+    } = context;
+    let StartContext { home, manifest, files, out, gate, .. } = context;
+    // Waits for the router, so that the printed address is the one that other peers can reach.
     search.port_map.clone().settled().await;
     let addresses = search.join_addresses(&transport);
-    let address = addresses.first().context("no address to be joined at")?.to_string();
+    let address =
+        addresses.first().context("there is no address at which others can join")?.to_string();
     if let Some(path) = address_file {
         publish(path, &address)?;
     }

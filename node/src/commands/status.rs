@@ -1,4 +1,4 @@
-//! `shoal status`: what a running peer knows of its run, for people or as JSON.
+//! `shoal status`: prints a running peer's status, as text or JSON.
 
 use std::fmt::{self, Write as _};
 
@@ -8,13 +8,13 @@ use crate::http::client;
 use crate::status::Status;
 use crate::status::labels::{TITLES, age, rows_of, standing};
 
-/// Of what happened, the newest so many are printed.
+/// Newest events that are printed.
 const NEWEST: usize = 12;
 
-/// Asks the peer and prints what it says.
+/// Asks the peer and prints its status.
 ///
 /// # Errors
-/// When it does not answer.
+/// If it does not answer.
 pub(super) fn run(args: &StatusArgs) -> anyhow::Result<()> {
     let address = args.node.address()?;
     let status = training::runtime()?.block_on(client::status(address))?;
@@ -64,15 +64,15 @@ mod tests {
     use crate::status::example;
 
     #[test]
-    fn a_table_has_a_row_for_each_replica_and_what_is_lacking() {
+    fn a_table_has_a_row_for_each_replica_and_each_gap() {
         let text = table(&example::status()).expect("it is text");
         let lines: Vec<&str> = text.lines().collect();
         let row = |stage: &str| lines.iter().filter(|line| line.starts_with(stage)).count();
-        // One of stage 0, two of stage 1, nobody of stage 2, and one that watches.
+        // One replica of stage 0, two of stage 1, none of stage 2, and an observer.
         assert_eq!((row("0 "), row("1 "), row("2 "), row("- ")), (1, 2, 1, 1), "{text}");
-        assert!(text.contains("2      nobody\n"), "{text}");
+        assert!(text.contains("2      none\n"), "{text}");
         assert!(text.contains("◐ catching up"), "{text}");
-        assert!(text.contains("paused: nobody serves stage 2"), "{text}");
+        assert!(text.contains("paused: stage 2 has no replica"), "{text}");
         assert!(text.contains("5s ago  the run goes back to version 40"), "{text}");
     }
 }

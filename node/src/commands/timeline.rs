@@ -1,4 +1,4 @@
-//! What a simulated run did over its time, as JSON and as a picture.
+//! The course of a simulated run, as JSON and as a picture.
 
 use std::path::Path;
 
@@ -13,30 +13,31 @@ const INK: RGBColor = RGBColor(0x33, 0x3a, 0x44);
 const GRID: RGBColor = RGBColor(0xe4, 0xe7, 0xeb);
 const LINE: RGBColor = RGBColor(0x1f, 0x77, 0xb4);
 
-/// A run over its time. Each list has a number for each part of it.
+/// The course of a run. Each list has a value for each interval.
 #[derive(Debug, Serialize)]
 pub(super) struct Series {
-    /// Seconds of the model's time that a part takes.
+    /// Seconds of an interval, in simulated time.
     seconds: f64,
-    /// Peers that lived, on average.
+    /// Living peers, on average.
     peers: Vec<f64>,
-    /// Microbatches a second.
+    /// Microbatches per second.
     throughput: Vec<f64>,
-    /// What part of the time engines ran passes.
+    /// Share of the time in which engines ran passes.
     utilisation: Vec<f64>,
-    /// Microbatches that peers had taken in, and that waited for room, on average.
-    taken: Vec<f64>,
+    /// Microbatches that peers had accepted, and offers that waited for memory, on average.
+    #[serde(rename = "taken")]
+    accepted: Vec<f64>,
     waiting: Vec<f64>,
     commits: Vec<u64>,
     deaths: Vec<u64>,
-    /// Peers that were given stages.
+    /// Peers that were assigned stages.
     placed: Vec<u64>,
-    /// Peers that went to a stage that was slow, and returns to a checkpoint, with which lost stages get
-    /// other peers.
+    /// Moves of peers to slow stages, and rewinds. A rewind also assigns other peers to lost stages.
     moved: Vec<u64>,
     rewinds: Vec<u64>,
-    /// Bytes that went from peer to peer.
-    words: Vec<u64>,
+    /// Bytes between peers, by kind.
+    #[serde(rename = "words")]
+    messages: Vec<u64>,
     activations: Vec<u64>,
     rounds: Vec<u64>,
     files: Vec<u64>,
@@ -59,24 +60,24 @@ impl Series {
             peers: each(&|part| part.alive.as_secs_f64() / seconds),
             throughput: each(&|part| part.microbatches as f64 / seconds),
             utilisation: each(&|part| share(part.busy.as_secs_f64(), part.alive.as_secs_f64())),
-            taken: each(&|part| part.taken.as_secs_f64() / seconds),
+            accepted: each(&|part| part.taken.as_secs_f64() / seconds),
             waiting: each(&|part| part.waiting.as_secs_f64() / seconds),
             commits: count(&|part| part.commits),
             deaths: count(&|part| part.died),
             placed: count(&|part| part.admitted),
             moved: count(&|part| part.moved),
             rewinds: count(&|part| part.rewinds),
-            words: bytes(&[Sort::Told, Sort::Reported, Sort::Said]),
+            messages: bytes(&[Sort::Told, Sort::Reported, Sort::Said]),
             activations: bytes(&[Sort::Tensor]),
             rounds: bytes(&[Sort::Piece]),
             files: bytes(&[Sort::File]),
         }
     }
 
-    /// Writes it as JSON, and as a picture beside that.
+    /// Writes the JSON, and a picture beside it.
     ///
     /// # Errors
-    /// When a file cannot be written.
+    /// If a file cannot be written.
     pub(super) fn write(&self, path: &Path) -> anyhow::Result<()> {
         let json = serde_json::to_string_pretty(self)?;
         std::fs::write(path, json).with_context(|| path.display().to_string())?;
@@ -91,7 +92,7 @@ impl Series {
         root.fill(&WHITE)?;
         let floats = |counts: &[u64]| counts.iter().map(|count| *count as f64).collect();
         let all = |index: usize| {
-            [&self.words, &self.activations, &self.rounds, &self.files]
+            [&self.messages, &self.activations, &self.rounds, &self.files]
                 .iter()
                 .map(|series| series[index] as f64 / self.seconds / 1e6)
                 .sum()
@@ -103,7 +104,7 @@ impl Series {
             ("peers", &self.peers),
             ("microbatches/s", &self.throughput),
             ("engines busy", &self.utilisation),
-            ("taken in", &self.taken),
+            ("accepted", &self.accepted),
             ("waiting", &self.waiting),
             ("placed", &placed),
             ("moved", &moved),

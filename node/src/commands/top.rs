@@ -1,4 +1,4 @@
-//! `shoal top`: a running peer's run in the terminal, as it goes.
+//! `shoal top`: shows a running peer's run in the terminal.
 
 use std::io::IsTerminal;
 
@@ -9,13 +9,13 @@ use crate::cli::NodeArgs;
 use crate::exit::{Exit, ExitWith};
 use crate::top;
 
-/// Shows the run until the user has seen enough.
+/// Shows the run until the user quits.
 ///
 /// # Errors
-/// When there is no terminal, or the peer does not answer at first.
+/// If there is no terminal, or the peer does not answer the first request.
 pub(super) fn run(args: &NodeArgs) -> anyhow::Result<()> {
     if !std::io::stdout().is_terminal() {
-        let text = "there is no terminal here: `shoal status` prints the same once";
+        let text = "standard output is not a terminal: `shoal status` prints the same once";
         return Err(anyhow!(text)).exit_with(Exit::Usage);
     }
     let address = args.address()?;

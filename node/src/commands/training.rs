@@ -1,4 +1,4 @@
-//! What `start`, `join` and `local` share.
+//! Common parts of `start`, `join` and `local`.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -18,40 +18,39 @@ use crate::progress;
 use crate::status::StatusWatch;
 use crate::whole_file;
 
-/// Threads for links and decisions; the tensor work has its own.
+/// The most threads for network and scheduling. Tensor computation has its own.
 const WORKERS: usize = 4;
 
-/// The threads that links and decisions run on: half of the processor's, as a pass needs the rest.
+/// A runtime for network and scheduling on half of the processor's threads; passes need the others.
 pub(super) fn runtime() -> anyhow::Result<Runtime> {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads((processors / 2).clamp(1, WORKERS))
         .enable_all()
         .build()
-        .context("the runtime cannot start")
+        .context("cannot start the runtime")
 }
 
 /// Writes `report.json` into a folder.
 pub(super) fn write_report(observer: &Observers, folder: &Path) -> anyhow::Result<()> {
     let path = folder.join("report.json");
-    observer.report().write(&path).with_context(|| format!("{} cannot be written", path.display()))
+    observer.report().write(&path).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// What this process shows of itself over HTTP, for as long as it exists.
+/// The HTTP server of this process, and its metrics.
 pub(super) struct Serving {
     pub(super) metrics: Metrics,
     stop: CancellationToken,
     tracker: TaskTracker,
-    /// Where it listens, and the file that says so.
+    /// The server's address, and the file that holds it.
     at: Option<(SocketAddr, PathBuf)>,
 }
 
 impl Serving {
-    /// Serves metrics and the board at an address, if there is to be one, and writes the address into
-    /// the data directory.
+    /// Starts the server if an address is set, and writes the address to the data directory.
     pub(super) async fn start(
         address: HttpAddress,
-        board: &StatusWatch,
+        status: &StatusWatch,
         home: &DataDir,
         device: DeviceChoice,
     ) -> anyhow::Result<Self> {
@@ -66,24 +65,24 @@ impl Serving {
             publish(&path, &address.to_string())?;
             at = Some((address, path));
             let machine = Machine::new(device);
-            let shown = Shown { metrics: metrics.clone(), machine, board: board.clone() };
+            let shown = Shown { metrics: metrics.clone(), machine, status: status.clone() };
             tracker.spawn(server.serve(shown, stop.clone()));
         }
         tracker.close();
         Ok(Self { metrics, stop, tracker, at })
     }
 
-    /// Says where the run can be seen, now that there is one.
+    /// Prints the address of the web page.
     pub(super) fn announce(&self) {
         if let Some((address, _)) = &self.at {
-            progress::say(&format!("shown at http://{address}/"));
+            progress::say(&format!("web page: http://{address}/"));
         }
     }
 
-    /// Answers what was asked and stops.
+    /// Finishes open requests and stops the server.
     pub(super) async fn close(self) {
         if let Some((_, path)) = self.at {
-            // Who finds it all the same finds nobody there, and says so.
+            // If the file stays, clients find that the address does not answer.
             let _ = std::fs::remove_file(path);
         }
         self.stop.cancel();
@@ -91,8 +90,8 @@ impl Serving {
     }
 }
 
-/// Writes an address where a script waits for it: whole at once.
+/// Writes an address to a file atomically, because scripts wait for it.
 pub(super) fn publish(path: &Path, address: &str) -> anyhow::Result<()> {
     whole_file::write(path, format!("{address}\n").as_bytes())
-        .with_context(|| format!("the address cannot be written to {}", path.display()))
+        .with_context(|| format!("cannot write the address to {}", path.display()))
 }

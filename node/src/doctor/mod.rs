@@ -1,5 +1,5 @@
-//! What could keep this machine out of a run, looked for before somebody has to guess: each finding says what
-//! is wrong and what to do about it.
+//! Checks whether this machine can join a run. Each finding states a fact and, if something is
+//! wrong, how to fix it.
 
 mod machine;
 mod own_port;
@@ -7,7 +7,7 @@ mod peers;
 mod ports;
 mod router;
 
-pub(crate) use machine::{data_dir, device, disk, papers};
+pub(crate) use machine::{certificate, data_dir, device, disk};
 pub(crate) use own_port::{by_probes, of_running};
 pub(crate) use peers::{network, ticket, version};
 pub(crate) use ports::{Owner, ports};
@@ -17,28 +17,28 @@ use std::fmt;
 
 use serde::Serialize;
 
-/// How bad something is.
+/// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum State {
     /// As it should be.
     Well,
-    /// Worth knowing, and no hindrance.
+    /// Worth knowing; it does not prevent joining.
     Note,
-    /// It must be mended.
+    /// It must be fixed before this machine can join.
     Wrong,
 }
 
-/// Something that was looked at.
+/// The result of a check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
-    /// What.
+    /// The subject.
     pub(crate) about: String,
-    /// How it is.
+    /// The severity.
     pub(crate) state: State,
-    /// In words.
+    /// The finding in a sentence.
     pub(crate) says: String,
-    /// What to do.
+    /// How to fix it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fix: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! Whether others get through to the peer's own UDP port.
+//! Checks whether other peers can reach this peer's own UDP port.
 
 use std::path::Path;
 
@@ -13,33 +13,35 @@ use crate::status::OwnPort;
 
 const ABOUT: &str = "own port, UDP";
 
-/// By the peers that rang there. `asks_router` says that a router opens the port for a peer that runs.
+/// The result according to the peers that probed the port. `asks_router` is set if a router opens the
+/// port when a peer starts.
 pub(crate) fn by_probes(probe_reports: &[ProbeReport], asks_router: bool) -> Finding {
-    stands(&judge(probe_reports, outward_ip()), asks_router)
+    finding_of(&judge(probe_reports, outward_ip()), asks_router)
 }
 
-/// As the peer that runs with this data directory knows.
+/// The result according to the running peer of this data directory.
 pub(crate) async fn of_running(data_dir: &Path) -> Finding {
     let asked = async { client::status(shown_at(data_dir)?).await };
     match asked.await {
-        Ok(status) => stands(&status.node.own_port, false),
-        Err(error) => {
-            Finding::note(ABOUT, format!("the running peer, which knows, does not say: {error:#}"))
-        }
+        Ok(status) => finding_of(&status.node.own_port, false),
+        Err(error) => Finding::note(ABOUT, format!("the running peer does not answer: {error:#}")),
     }
 }
 
-fn stands(port: &OwnPort, asks_router: bool) -> Finding {
-    let says = port.to_string();
+fn finding_of(port: &OwnPort, asks_router: bool) -> Finding {
+    let text = port.to_string();
     if !port.is_closed() {
         let state = if *port == OwnPort::Unknown { State::Note } else { State::Well };
-        return Finding::new(ABOUT, state, says);
+        return Finding::new(ABOUT, state, text);
     }
     if asks_router && matches!(port, OwnPort::Router { .. }) {
-        return Finding::note(ABOUT, says + "; a peer asks it for the port when it starts");
+        return Finding::note(
+            ABOUT,
+            text + "; a peer asks the router to open the port when it starts",
+        );
     }
-    let says = format!("{says}; {}", port.meanwhile());
-    Finding { fix: port.fix(), ..Finding::note(ABOUT, says) }
+    let text = format!("{text}; {}", port.meanwhile());
+    Finding { fix: port.fix(), ..Finding::note(ABOUT, text) }
 }
 
 #[cfg(test)]
@@ -48,18 +50,18 @@ mod tests {
     use crate::status::Mapping;
 
     #[test]
-    fn a_closed_port_is_no_hindrance_and_has_its_fix() {
+    fn a_closed_port_is_a_note_with_a_fix() {
         let at = "192.0.2.7:7410".parse().expect("an address");
-        let open = stands(&OwnPort::Open { at }, false);
+        let open = finding_of(&OwnPort::Open { at }, false);
         assert_eq!((open.state, open.fix), (State::Well, None));
-        let firewall = stands(&OwnPort::Firewall { at }, true);
+        let firewall = finding_of(&OwnPort::Firewall { at }, true);
         assert_eq!(firewall.state, State::Note);
         assert!(firewall.fix.is_some_and(|fix| fix.contains("open UDP port 7410")));
         let router = OwnPort::Router { port: 7410, seen: at, mapping: Mapping::ByDestination };
-        let closed = stands(&router, false);
+        let closed = finding_of(&router, false);
         assert!(closed.says.contains("symmetric NAT"), "{closed}");
         assert!(closed.fix.is_some_and(|fix| fix.contains("forward port 7410")));
-        assert_eq!(stands(&router, true).fix, None, "the router is asked");
-        assert_eq!(stands(&OwnPort::Unknown, false).state, State::Note);
+        assert_eq!(finding_of(&router, true).fix, None, "the router is asked");
+        assert_eq!(finding_of(&OwnPort::Unknown, false).state, State::Note);
     }
 }

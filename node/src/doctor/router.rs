@@ -1,4 +1,4 @@
-//! The router between this machine and the rest.
+//! Checks the router between this machine and the internet.
 
 use std::net::IpAddr;
 
@@ -6,27 +6,28 @@ use super::Finding;
 use crate::port_map::{PortMapError, Router, behind_router};
 use crate::reachability::Scope;
 
-/// Whether it opens a port for a peer that asks; nothing where this machine has an address of its own.
+/// Whether the router opens a port on request. There is no finding if this machine has a public
+/// address.
 pub(crate) async fn router() -> Option<Finding> {
     behind_router()?;
-    let asked = async { Router::find().await?.address().await };
-    Some(opens(asked.await))
+    let answer = async { Router::find().await?.address().await };
+    Some(finding_of(answer.await))
 }
 
-fn opens(asked: Result<IpAddr, PortMapError>) -> Finding {
+fn finding_of(answer: Result<IpAddr, PortMapError>) -> Finding {
     const ABOUT: &str = "router";
-    match asked {
+    match answer {
         Ok(outer) if Scope::of(outer) == Scope::Network => {
-            let says = format!(
-                "it opens ports (UPnP), but is itself at {outer}, behind another one: others reach this machine \
-                 through a third"
+            let text = format!(
+                "it opens ports (UPnP) but is behind another router, at {outer}: other peers connect through a \
+                 relay"
             );
-            Finding::note(ABOUT, says)
+            Finding::note(ABOUT, text)
         }
         Ok(outer) => {
-            let says =
-                format!("it opens a port for a peer that asks (UPnP): others dial in at {outer}");
-            Finding::well(ABOUT, says)
+            let text =
+                format!("it opens a port on request (UPnP): other peers can dial in at {outer}");
+            Finding::well(ABOUT, text)
         }
         Err(error) => Finding::note(ABOUT, error.to_string()),
     }
@@ -38,13 +39,13 @@ mod tests {
     use crate::doctor::State;
 
     #[test]
-    fn a_router_behind_another_one_is_of_no_help() {
-        let at = |address: &str| opens(Ok(address.parse().expect("an address")));
+    fn a_router_behind_another_one_is_a_note() {
+        let at = |address: &str| finding_of(Ok(address.parse().expect("an address")));
         assert_eq!(at("192.0.2.7").state, State::Well);
         for inner in ["10.1.2.3", "192.168.0.1", "100.64.0.1", "100.127.255.255"] {
-            assert!(at(inner).says.contains("behind another one"), "{inner}");
+            assert!(at(inner).says.contains("behind another router"), "{inner}");
         }
         assert_eq!(at("100.128.0.1").state, State::Well);
-        assert!(opens(Err(PortMapError::NoRouter)).says.contains("forward the port"));
+        assert!(finding_of(Err(PortMapError::NoRouter)).says.contains("forward the port"));
     }
 }

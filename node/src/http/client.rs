@@ -1,4 +1,4 @@
-//! Asks a node over HTTP.
+//! Sends requests to a node over HTTP.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -14,25 +14,25 @@ use tokio::net::TcpStream;
 
 use crate::status::Status;
 
-/// How long an answer may take.
+/// Timeout of a request.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The most bytes of an answer: more than a swarm of thousands has to say.
+/// The most bytes of an answer, more than the status of thousands of members.
 const ANSWER: usize = 16 << 20;
 
-/// What a node answered.
+/// A node's answer.
 #[derive(Debug)]
 pub struct Answer {
-    /// Whether it is well.
+    /// The status code. The health routes answer 503 for a node that is not healthy.
     pub code: StatusCode,
-    /// What it said.
+    /// The body.
     pub body: Bytes,
 }
 
-/// Asks the node at an address.
+/// Sends a request to the node at an address.
 ///
 /// # Errors
-/// When nothing answers there, or not in time, or with too much.
+/// If nothing answers in time, or the answer is too large.
 pub async fn get(address: SocketAddr, path: &str) -> anyhow::Result<Answer> {
     tokio::time::timeout(PATIENCE, ask(reachable(address), path))
         .await
@@ -40,17 +40,17 @@ pub async fn get(address: SocketAddr, path: &str) -> anyhow::Result<Answer> {
         .with_context(|| format!("no answer from a node at {address}"))
 }
 
-/// What the node at an address knows of its run.
+/// The status of the node at an address.
 ///
 /// # Errors
-/// When nothing answers there, or something else does.
+/// If nothing answers, or the answer is not a status.
 pub async fn status(address: SocketAddr) -> anyhow::Result<Status> {
     let Answer { code, body } = get(address, "/status").await?;
     if code != StatusCode::OK {
-        bail!("what answers at {address} says {code}: is it a node of Shoal?");
+        bail!("{address} answers with {code}: it may not be a Shoal node");
     }
     Status::parse(&body)
-        .with_context(|| format!("what answers at {address} is no node of this version of Shoal"))
+        .with_context(|| format!("{address} does not answer like a Shoal node of this version"))
 }
 
 async fn ask(address: SocketAddr, path: &str) -> anyhow::Result<Answer> {
@@ -66,7 +66,7 @@ async fn ask(address: SocketAddr, path: &str) -> anyhow::Result<Answer> {
         let body = body.map_err(|error| anyhow::anyhow!(error))?.to_bytes();
         Ok(Answer { code: head.status, body })
     };
-    // The connection works as long as somebody waits for it, and ends with the answer.
+    // The connection must be polled while the answer is awaited.
     tokio::pin!(answered, connection);
     tokio::select! {
         answer = &mut answered => answer,
@@ -74,7 +74,8 @@ async fn ask(address: SocketAddr, path: &str) -> anyhow::Result<Answer> {
     }
 }
 
-/// Who listens everywhere is asked on this machine.
+/// Replaces an unspecified address, at which the server listens everywhere, by this machine's
+/// loopback.
 fn reachable(address: SocketAddr) -> SocketAddr {
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),

@@ -1,4 +1,4 @@
-//! One connection of whoever asks: one question, within limits.
+//! One HTTP connection: one request, within limits.
 
 use std::time::Duration;
 
@@ -9,23 +9,23 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
-/// The most bytes of a question's head.
+/// The most bytes of a request's head.
 pub(super) const HEAD_BYTES: usize = 16 << 10;
 
-/// The most lines of a question's head.
+/// The most lines of a request's head.
 const HEAD_LINES: usize = 64;
 
-/// How long what was asked before the node's end may still take.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Time for open requests to finish when the node ends.
+const GRACE: Duration = Duration::from_secs(1);
 
-/// How much of a node those who ask may take up.
+/// Limits on the server's clients.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
-    /// Connections at once; more wait for the system to hand them over.
+    /// Concurrent connections. Further ones wait in the system's queue.
     pub(super) connections: usize,
-    /// From the connection to the end of the question's head. Who is slower is cut off.
+    /// Timeout from the connection to the end of the request's head.
     pub(super) head: Duration,
-    /// From the connection to the end of the answer. Who reads slower is cut off.
+    /// Timeout from the connection to the end of the answer.
     pub(super) whole: Duration,
 }
 
@@ -35,7 +35,7 @@ impl Default for Limits {
     }
 }
 
-/// Answers one question. A body that comes with it is not read.
+/// Answers one request. Its body is not read.
 pub(super) async fn answer(
     stream: TcpStream,
     router: Router,
@@ -52,13 +52,13 @@ pub(super) async fn answer(
         .serve_connection(TokioIo::new(stream), service);
     let stopped = async {
         stop.cancelled().await;
-        tokio::time::sleep(LAST_WORDS).await;
+        tokio::time::sleep(GRACE).await;
     };
     tokio::select! {
         answered = tokio::time::timeout(limits.whole, connection) => match answered {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::debug!(%error, "a question over HTTP had no answer"),
-            Err(_) => tracing::debug!("an answer over HTTP was not read in time"),
+            Ok(Err(error)) => tracing::debug!(%error, "an HTTP request failed"),
+            Err(_) => tracing::debug!("an HTTP client did not read the answer in time"),
         },
         () = stopped => {}
     }
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn who_does_not_read_the_answer_is_cut_off() {
+    async fn a_client_that_does_not_read_the_answer_is_disconnected() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
         let address = listener.local_addr().expect("bound");
         let asked = async {
@@ -84,13 +84,13 @@ mod tests {
             stream
         };
         let (accepted, asking) = tokio::join!(listener.accept(), asked);
-        // More than the system keeps for who does not read.
+        // More than the system buffers for a slow reader.
         let router = Router::new().route("/", get(|| async { vec![0u8; 64 << 20] }));
         let limits = Limits { whole: Duration::from_millis(300), ..Limits::default() };
         let (stream, _) = accepted.expect("it came");
         let begun = tokio::time::Instant::now();
         answer(stream, router, limits, CancellationToken::new()).await;
-        assert!(begun.elapsed() >= limits.whole, "it was not read");
+        assert!(begun.elapsed() >= limits.whole, "the client did not read");
         drop(asking);
     }
 }

@@ -1,4 +1,4 @@
-//! The machine's own figures, looked at when Prometheus asks.
+//! Figures of the machine, read when Prometheus asks.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use shoal_metrics::{Swap, groups};
 
 use crate::memory::HostMemory;
 
-/// What the system counts moved pages in.
+/// Linux counts swapped pages here.
 const VMSTAT: &str = "/proc/vmstat";
 
-/// Numbers that choose among the devices of a machine, as CUDA itself reads them.
+/// Selects and numbers the devices of a machine, as CUDA reads it.
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
-/// Looks at the machine; all clones are the same one.
+/// Reads the machine's figures. Clones share the device.
 #[derive(Clone)]
 pub struct Machine(Arc<Option<Gpu>>);
 
@@ -27,7 +27,7 @@ struct Gpu {
     place: Place,
 }
 
-/// How a device is found.
+/// How NVML finds a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Place {
     Number(u32),
@@ -35,7 +35,7 @@ enum Place {
 }
 
 impl Machine {
-    /// With the device that this process computes on, if NVML knows it.
+    /// Reads the figures of the device that this process computes on, if NVML knows it.
     #[must_use]
     pub fn new(device: DeviceChoice) -> Self {
         let number = match device {
@@ -48,22 +48,22 @@ impl Machine {
         let gpu = place.and_then(|place| match Nvml::init() {
             Ok(nvml) => Some(Gpu { nvml, place }),
             Err(error) => {
-                tracing::info!(%error, "NVML says nothing: there are no figures of the device");
+                tracing::info!(%error, "NVML is not available: there are no figures of the device");
                 None
             }
         });
         Self(Arc::new(gpu))
     }
 
-    /// Tells how it is now.
-    pub(super) fn look(&self, told: &groups::Machine) {
-        if let Err(error) = look_at_memory(told) {
-            tracing::debug!(%error, "the machine does not say how it is");
+    /// Sets the metrics to the current figures.
+    pub(super) fn update(&self, metrics: &groups::Machine) {
+        if let Err(error) = update_memory(metrics) {
+            tracing::debug!(%error, "cannot read the machine's figures");
         }
         if let Some(gpu) = &*self.0
-            && let Err(error) = gpu.look(told)
+            && let Err(error) = gpu.update(metrics)
         {
-            tracing::debug!(%error, "the device does not say how it is");
+            tracing::debug!(%error, "cannot read the device's figures");
         }
     }
 }
@@ -74,15 +74,15 @@ impl fmt::Debug for Machine {
     }
 }
 
-/// Memory that is there, and what of it went to the disk and came back.
-fn look_at_memory(told: &groups::Machine) -> anyhow::Result<()> {
+/// The machine's memory, and the bytes swapped out and in.
+fn update_memory(metrics: &groups::Machine) -> anyhow::Result<()> {
     let memory = HostMemory::now()?;
-    told.memory_bytes.set(memory.total.0 as f64);
-    told.memory_available_bytes.set(memory.available.0 as f64);
+    metrics.memory_bytes.set(memory.total.0 as f64);
+    metrics.memory_available_bytes.set(memory.available.0 as f64);
     let counted = std::fs::read_to_string(VMSTAT)?;
     let page = sysconf(SysconfVar::PAGE_SIZE)?.unwrap_or_default().unsigned_abs();
     for (direction, name) in [(Swap::In, "pswpin"), (Swap::Out, "pswpout")] {
-        let counter = told.swapped_bytes.of(direction);
+        let counter = metrics.swapped_bytes.of(direction);
         let bytes = pages(&counted, name).unwrap_or_default() * page;
         counter.inc_by(bytes.saturating_sub(counter.get()));
     }
@@ -97,24 +97,24 @@ impl Gpu {
         }
     }
 
-    fn look(&self, told: &groups::Machine) -> Result<(), NvmlError> {
+    fn update(&self, metrics: &groups::Machine) -> Result<(), NvmlError> {
         let device = self.device()?;
         let memory = device.memory_info()?;
-        told.device_memory_bytes.set(memory.total as f64);
-        told.device_memory_used_bytes.set(memory.used as f64);
-        told.device_utilization.set(f64::from(device.utilization_rates()?.gpu) / 100.0);
-        told.device_power.set(f64::from(device.power_usage()?) / 1000.0);
-        told.device_temperature.set(f64::from(device.temperature(TemperatureSensor::Gpu)?));
+        metrics.device_memory_bytes.set(memory.total as f64);
+        metrics.device_memory_used_bytes.set(memory.used as f64);
+        metrics.device_utilization.set(f64::from(device.utilization_rates()?.gpu) / 100.0);
+        metrics.device_power.set(f64::from(device.power_usage()?) / 1000.0);
+        metrics.device_temperature.set(f64::from(device.temperature(TemperatureSensor::Gpu)?));
         Ok(())
     }
 }
 
-/// What the system counted under a name, in pages.
+/// The counter of this name, in pages.
 fn pages(vmstat: &str, name: &str) -> Option<u64> {
     vmstat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
 }
 
-/// Where CUDA finds the device of this number, if the variable has it at all.
+/// Where NVML finds CUDA's device of this number, if the variable lists it.
 fn place(number: usize, visible: Option<&str>) -> Option<Place> {
     let Some(visible) = visible else { return Some(Place::Number(u32::try_from(number).ok()?)) };
     let name = visible.split(',').nth(number)?.trim();
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_where_cuda_looks_for_it() {
+    fn a_device_is_found_as_cuda_numbers_it() {
         assert_eq!(place(2, None), Some(Place::Number(2)));
         assert_eq!(place(1, Some("3, 5")), Some(Place::Number(5)));
         assert_eq!(place(0, Some("GPU-12")), Some(Place::Uuid("GPU-12".to_owned())));
@@ -147,11 +147,11 @@ mod tests {
 
     #[test]
     fn the_machine_has_memory() {
-        let metrics = Metrics::new().expect("they do not clash");
-        Machine::new(DeviceChoice::Cpu).look(&metrics.machine);
+        let metrics = Metrics::new().expect("the names are unique");
+        Machine::new(DeviceChoice::Cpu).update(&metrics.machine);
         let [has, left] = [&metrics.machine.memory_bytes, &metrics.machine.memory_available_bytes]
             .map(|g| g.get());
         assert!(left > 0.0 && left <= has, "{left} of {has}");
-        assert!(metrics.machine.device_memory_bytes.get().is_nan(), "nobody knows");
+        assert!(metrics.machine.device_memory_bytes.get().is_nan(), "there is no device");
     }
 }

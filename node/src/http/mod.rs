@@ -1,6 +1,6 @@
-//! What a node says over HTTP, to people, Prometheus and supervisors, and who asks it.
+//! A node's HTTP server, for people, Prometheus and supervisors, and its client.
 //!
-//! It only ever answers, and changes nothing: whoever reaches it can read, and no more.
+//! Every route is read-only.
 
 pub mod client;
 mod connection;

@@ -1,4 +1,4 @@
-//! What is answered to which question.
+//! The routes of the HTTP server.
 
 use std::net::IpAddr;
 use std::sync::LazyLock;
@@ -21,10 +21,11 @@ use shoal_metrics::{Metrics, Severity};
 use super::Shown;
 use crate::logging;
 
-/// The page: everything in one file, and nothing from elsewhere.
+/// The web page: one file that loads nothing from elsewhere.
 const PAGE: &str = include_str!("page.html");
 
-/// A browser runs the page's own script and style, told by their hashes, and asks nobody but this node.
+/// The page's content security policy: a browser runs only the page's own script and style, named
+/// by their hashes, and connects only to this node.
 static POLICY: LazyLock<HeaderValue> = LazyLock::new(|| {
     let hash = |open, close| BASE64_STANDARD.encode(Sha256::digest(between(PAGE, open, close)));
     let policy = format!(
@@ -36,8 +37,8 @@ static POLICY: LazyLock<HeaderValue> = LazyLock::new(|| {
     HeaderValue::from_str(&policy).expect("base64 is plain text")
 });
 
-/// All questions that have an answer. Where only this machine can ask, `only_here`, a name that is not
-/// this machine's is refused: a page of somebody else's cannot read through a name that it has point here.
+/// All routes. If only this machine can connect (`only_here`), requests with a foreign `Host` are
+/// refused, so that a foreign page cannot read this node by DNS rebinding.
 pub(super) fn router(shown: Shown, only_here: bool) -> Router {
     let router = Router::new()
         .route("/", get(page))
@@ -59,23 +60,23 @@ async fn page() -> Response {
 }
 
 async fn status(State(shown): State<Shown>) -> Response {
-    match shown.board.status().to_json() {
+    match shown.status.status().to_json() {
         Ok(text) => ([(CONTENT_TYPE, "application/json")], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
 }
 
 async fn exposition(State(shown): State<Shown>) -> Response {
-    shown.machine.look(&shown.metrics.machine);
-    tell_logged(&shown.metrics);
+    shown.machine.update(&shown.metrics.machine);
+    count_logged(&shown.metrics);
     match shown.metrics.encode() {
         Ok(text) => ([(CONTENT_TYPE, Metrics::CONTENT_TYPE)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
 }
 
-/// The log is the process's, whatever it is at.
-fn tell_logged(metrics: &Metrics) {
+/// Sets the counters of logged warnings and errors, which the logger counts for the whole process.
+fn count_logged(metrics: &Metrics) {
     let (warnings, errors) = logging::counted();
     for (severity, count) in [(Severity::Warning, warnings), (Severity::Error, errors)] {
         let counter = metrics.node.logged.of(severity);
@@ -84,20 +85,20 @@ fn tell_logged(metrics: &Metrics) {
 }
 
 async fn live(State(shown): State<Shown>) -> Response {
-    verdict(shown.board.health().live, "live", "stands still")
+    health(shown.status.health().live, "live", "stalled")
 }
 
 async fn ready(State(shown): State<Shown>) -> Response {
-    verdict(shown.board.health().ready, "ready", "not ready")
+    health(shown.status.health().ready, "ready", "not ready")
 }
 
-fn verdict(good: bool, yes: &'static str, no: &'static str) -> Response {
+fn health(good: bool, yes: &'static str, no: &'static str) -> Response {
     let (code, text) =
         if good { (StatusCode::OK, yes) } else { (StatusCode::SERVICE_UNAVAILABLE, no) };
     (code, format!("{text}\n")).into_response()
 }
 
-/// Answers are of this moment, and are what they say they are.
+/// Forbids caches, content sniffing and referrers.
 async fn harden(mut response: Response) -> Response {
     let headers = response.headers_mut();
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -110,12 +111,12 @@ async fn refuse_names(request: Request, next: Next) -> Response {
     if is_here(request.headers()) {
         next.run(request).await
     } else {
-        let text = "this node answers at an address of its machine, or at localhost\n";
+        let text = "this node answers only requests for an IP address or localhost\n";
         (StatusCode::MISDIRECTED_REQUEST, text).into_response()
     }
 }
 
-/// Whether the question is for an address or this machine's own name.
+/// Whether the request's host is an IP address or localhost.
 fn is_here(headers: &HeaderMap) -> bool {
     let Some(host) = headers.get(HOST) else { return true };
     let Ok(host) = host.to_str() else { return false };
@@ -127,7 +128,7 @@ fn is_here(headers: &HeaderMap) -> bool {
     name.eq_ignore_ascii_case("localhost") || bare.parse::<IpAddr>().is_ok()
 }
 
-/// What stands between two texts.
+/// The text between two markers.
 fn between<'a>(text: &'a str, open: &str, close: &str) -> &'a str {
     let (_, rest) = text.split_once(open).expect("the page has such a part");
     let (inner, _) = rest.split_once(close).expect("the part has an end");
@@ -139,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_others_are_not_here() {
+    fn foreign_host_names_are_refused() {
         let is_here = |host: &'static str| {
             let mut headers = HeaderMap::new();
             headers.insert(HOST, HeaderValue::from_static(host));
@@ -161,11 +162,11 @@ mod tests {
         assert_eq!(PAGE.matches("<style").count(), 1);
         let policy = POLICY.to_str().expect("text");
         assert!(policy.starts_with("default-src 'none'; script-src 'sha256-"), "{policy}");
-        // What a peer says is shown as text, whatever it is.
-        for unsafe_way in
+        // Data from peers is inserted as text, never as HTML.
+        for unsafe_call in
             ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("]
         {
-            assert!(!PAGE.contains(unsafe_way), "{unsafe_way}");
+            assert!(!PAGE.contains(unsafe_call), "{unsafe_call}");
         }
         let elsewhere = PAGE.replace("http://www.w3.org/2000/svg", "");
         for scheme in ["http://", "https://", "src=", "@import", "url("] {

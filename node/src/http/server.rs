@@ -17,52 +17,50 @@ use super::routes::router;
 use crate::exit::{Exit, ExitWith};
 use crate::status::StatusWatch;
 
-/// After how long it is tried again where the system hands over no connection.
+/// Pause after the system fails to accept a connection.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What is shown of a node.
+/// The sources of a node's answers.
 #[derive(Debug, Clone)]
 pub struct Shown {
-    /// To Prometheus.
+    /// The metrics, for Prometheus.
     pub metrics: Metrics,
-    /// Looked at for it.
+    /// The machine's figures, read for the metrics.
     pub machine: Machine,
-    /// To everybody else.
-    pub board: StatusWatch,
+    /// The status, for everything else.
+    pub status: StatusWatch,
 }
 
-/// A server that has its address and does not answer yet.
+/// A server that is bound to its address and does not answer yet.
 #[derive(Debug)]
 pub struct HttpServer {
     listener: TcpListener,
 }
 
 impl HttpServer {
-    /// Takes the address.
+    /// Binds the address.
     ///
     /// # Errors
-    /// When it is in use, or not one of this machine's.
+    /// If it is in use, or not an address of this machine.
     pub async fn bind(address: SocketAddr) -> anyhow::Result<Self> {
         let listener = TcpListener::bind(address)
             .await
             .with_context(|| {
-                format!(
-                    "nothing can be served over HTTP at {address}: give another --http, or none"
-                )
+                format!("cannot serve HTTP at {address}: choose another --http, or none")
             })
             .exit_with(Exit::Usage)?;
         Ok(Self { listener })
     }
 
-    /// Where it listens.
+    /// The bound address.
     ///
     /// # Errors
-    /// When the system does not say.
+    /// If the system cannot report it.
     pub fn address(&self) -> std::io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
-    /// Answers until it is told to stop, and then what was asked before.
+    /// Answers requests until it is stopped, and finishes the ones that are open.
     pub async fn serve(self, shown: Shown, stop: CancellationToken) {
         self.serve_within(Limits::default(), shown, stop).await;
     }
@@ -86,14 +84,14 @@ impl HttpServer {
         tracker.wait().await;
     }
 
-    /// The next connection, once there is room for it.
+    /// The next connection, once there is a free slot.
     async fn next(&self, slots: &Arc<Semaphore>) -> (TcpStream, OwnedSemaphorePermit) {
         let slot = slots.clone().acquire_owned().await.expect("it is never closed");
         loop {
             match self.listener.accept().await {
                 Ok((stream, _)) => return (stream, slot),
                 Err(error) => {
-                    tracing::debug!(%error, "a connection for HTTP was not handed over");
+                    tracing::debug!(%error, "cannot accept an HTTP connection");
                     tokio::time::sleep(PAUSE).await;
                 }
             }

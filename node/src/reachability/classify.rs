@@ -1,4 +1,4 @@
-//! What the answers of those who rang come to.
+//! Classifies the port from the reports of the peers that probed it.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -7,14 +7,14 @@ use shoal_protocol::net::transport::ProbeReport;
 
 use super::state::{Mapping, OwnPort, Scope};
 
-/// Those answers that count: of peers who see this machine from as far away as any does.
+/// The reports that count: those of the peers with the widest view of this machine.
 pub(super) fn widest(probe_reports: &[ProbeReport]) -> Vec<&ProbeReport> {
     let scope = |probe_report: &ProbeReport| Scope::of(probe_report.seen.ip());
     let widest = probe_reports.iter().map(scope).max();
     probe_reports.iter().filter(|probe_report| Some(scope(probe_report)) == widest).collect()
 }
 
-/// How the port stands, for a machine with this address of its own.
+/// The port's state, for a machine with this address of its own.
 pub(crate) fn judge(probe_reports: &[ProbeReport], own: IpAddr) -> OwnPort {
     let probe_reports = widest(probe_reports);
     let Some(last) = probe_reports.last() else { return OwnPort::Unknown };
@@ -55,7 +55,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// A peer that sees this one there, and rings that were heard.
+    /// A report of a peer that sees this machine at an address, and whose probes reached these ports.
     pub(in super::super) fn probe_report(by: u8, seen: &str, heard: &[u16]) -> ProbeReport {
         ProbeReport {
             by: PeerId([by; 32]),
@@ -74,17 +74,17 @@ pub(super) mod tests {
     const PUBLIC: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(203, 0, 113, 5));
 
     #[test]
-    fn nothing_is_said_where_nobody_was_asked() {
+    fn without_reports_the_state_is_unknown() {
         assert_eq!(judge(&[], OWN), OwnPort::Unknown);
     }
 
     #[test]
-    fn a_port_is_open_where_anybody_is_heard_at() {
+    fn a_port_is_open_if_one_probe_arrives() {
         let deaf = probe_report(1, "203.0.113.9:40000", &[]);
         let forwarded = probe_report(2, "203.0.113.9:40000", &[7410]);
         let open = OwnPort::Open { at: at("203.0.113.9:7410") };
         assert_eq!(judge(&[deaf.clone(), forwarded], OWN), open);
-        // A router that lets in everybody where it shows the machine.
+        // A full-cone router: it admits packets from everywhere to the outside port.
         let cone = probe_report(2, "203.0.113.9:40000", &[40_000]);
         assert_eq!(judge(&[deaf, cone], OWN), OwnPort::Open { at: at("203.0.113.9:40000") });
     }
@@ -97,7 +97,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn routers_differ_by_what_they_show_to_whom() {
+    fn the_mapping_follows_from_the_ports_that_peers_see() {
         let mapping = |probe_reports: &[ProbeReport]| match judge(probe_reports, OWN) {
             OwnPort::Router { mapping, .. } => mapping,
             other => panic!("{other:?}"),
@@ -110,12 +110,12 @@ pub(super) mod tests {
         );
         let other = probe_report(2, "203.0.113.9:40001", &[]);
         assert_eq!(mapping(&[first, other]), Mapping::ByDestination);
-        // The same port by chance, and another address.
+        // The router happens to keep the port and changes the address.
         assert_eq!(mapping(&[probe_report(1, "203.0.113.9:7410", &[])]), Mapping::Unknown);
     }
 
     #[test]
-    fn who_sees_from_further_away_is_believed() {
+    fn reports_from_the_widest_scope_decide() {
         let near = probe_report(1, "10.0.0.5:7410", &[7410]);
         assert_eq!(
             judge(std::slice::from_ref(&near), OWN),

@@ -1,4 +1,4 @@
-//! Whom to ask, and when again.
+//! Decides which peers probe the port, and when.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -11,51 +11,51 @@ use shoal_protocol::units::Moment;
 use super::classify::{judge, widest};
 use super::state::{OwnPort, Scope};
 
-/// Answers that are enough, of those that count.
+/// Reports with the widest view that suffice.
 const ENOUGH: usize = 2;
 
-/// Peers that are asked in one look at most.
+/// The most peers asked per attempt.
 const ASKED: usize = 6;
 
-/// From one look to the next: firewalls and routers are changed now and then.
+/// Interval of attempts: the settings of firewalls and routers change.
 const AGAIN: Duration = Duration::from_secs(10 * 60);
 
-/// What happened.
+/// An input of the state machine.
 #[derive(Debug)]
 pub(crate) enum Input {
-    /// A connection leads straight to this peer.
+    /// There is a direct connection to this peer.
     Near(PeerId),
-    /// It does no more.
+    /// The direct connection to this peer is gone.
     Gone(PeerId),
-    /// What came of asking; nothing where it did not ring.
+    /// The peer's report, or none if it did not probe.
     Asked(PeerId, Option<ProbeReport>),
-    /// A router passes on another port than before.
+    /// The router forwards another port.
     Moved,
-    /// Time went by.
+    /// Time passed.
     Tick,
 }
 
-/// What to do.
+/// An action for the caller.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Ask this peer to ring.
+    /// Ask this peer to probe the port.
     Ask(PeerId),
-    /// The port stands otherwise than it did.
+    /// Publish the port's new state.
     Tell(OwnPort),
 }
 
-/// Finds out how this peer's own port stands.
+/// Finds out whether other peers can reach this peer's own port.
 #[derive(Debug)]
 pub(crate) struct Scout {
-    /// The machine's own address.
+    /// This machine's own address.
     own: IpAddr,
     near: BTreeSet<PeerId>,
-    /// In this look.
+    /// Peers asked in this attempt.
     asked: BTreeSet<PeerId>,
     probe_reports: Vec<ProbeReport>,
-    waits: Option<PeerId>,
+    asking: Option<PeerId>,
     again: Option<Moment>,
-    told: OwnPort,
+    last_state: OwnPort,
 }
 
 impl Scout {
@@ -65,13 +65,13 @@ impl Scout {
             near: BTreeSet::new(),
             asked: BTreeSet::new(),
             probe_reports: Vec::new(),
-            waits: None,
+            asking: None,
             again: None,
-            told: OwnPort::Unknown,
+            last_state: OwnPort::Unknown,
         }
     }
 
-    /// When time matters next.
+    /// When to send the next [`Input::Tick`].
     pub(crate) fn next_timeout(&self) -> Option<Moment> {
         self.again
     }
@@ -86,12 +86,12 @@ impl Scout {
                 self.near.remove(&peer);
             }
             Input::Asked(peer, probe_report) => {
-                if self.waits == Some(peer) {
-                    self.waits = None;
+                if self.asking == Some(peer) {
+                    self.asking = None;
                 }
                 if let Some(probe_report) = probe_report {
                     self.probe_reports.push(probe_report);
-                    actions.extend(self.news());
+                    actions.extend(self.change());
                 }
             }
             Input::Moved => self.look_again(),
@@ -108,27 +108,27 @@ impl Scout {
         self.again = None;
     }
 
-    fn news(&mut self) -> Option<Action> {
+    fn change(&mut self) -> Option<Action> {
         let found = judge(&self.probe_reports, self.own);
-        let news = found != self.told;
-        self.told = found;
-        news.then_some(Action::Tell(found))
+        let changed = found != self.last_state;
+        self.last_state = found;
+        changed.then_some(Action::Tell(found))
     }
 
     /// The next peer to ask, one at a time.
     fn ask(&mut self, now: Moment) -> Option<Action> {
-        if self.waits.is_some() || self.asked.len() >= ASKED || self.knows_enough() {
+        if self.asking.is_some() || self.asked.len() >= ASKED || self.knows_enough() {
             return None;
         }
         let peer = *self.near.difference(&self.asked).next()?;
         self.asked.insert(peer);
-        self.waits = Some(peer);
+        self.asking = Some(peer);
         self.again = Some(Moment(now.0 + AGAIN));
         Some(Action::Ask(peer))
     }
 
-    /// Whether more answers would change nothing. Of who sees this machine from within its own network
-    /// there is none that is enough.
+    /// Whether further reports would change nothing. Reports from within this machine's own network
+    /// never suffice.
     fn knows_enough(&self) -> bool {
         let counted = widest(&self.probe_reports);
         let far = counted
@@ -154,9 +154,9 @@ mod tests {
         Moment(Duration::from_secs(seconds))
     }
 
-    /// One after the other, as the machine that drives it does.
-    fn told(scout: &mut Scout, now: Moment, near: &[ProbeReport]) -> (Vec<PeerId>, Vec<OwnPort>) {
-        let (mut asked, mut told) = (Vec::new(), Vec::new());
+    /// Runs the state machine with peers that answer with these reports.
+    fn run(scout: &mut Scout, now: Moment, near: &[ProbeReport]) -> (Vec<PeerId>, Vec<OwnPort>) {
+        let (mut asked, mut states) = (Vec::new(), Vec::new());
         let mut inputs: Vec<Input> =
             near.iter().map(|probe_report| Input::Near(probe_report.by)).collect();
         inputs.push(Input::Tick);
@@ -169,66 +169,66 @@ mod tests {
                             near.iter().find(|probe_report| probe_report.by == peer).cloned();
                         inputs.push(Input::Asked(peer, probe_report));
                     }
-                    Action::Tell(port) => told.push(port),
+                    Action::Tell(port) => states.push(port),
                 }
             }
         }
-        (asked, told)
+        (asked, states)
     }
 
     #[test]
-    fn one_who_gets_through_is_enough_and_two_who_do_not() {
+    fn one_probe_that_arrives_suffices_and_two_that_do_not() {
         let mut scout = Scout::new(OWN);
         let open = [1, 2, 3].map(|by| probe_report(by, "203.0.113.9:40000", &[7410]));
-        assert_eq!(told(&mut scout, at(0), &open).0, [peer(1)]);
+        assert_eq!(run(&mut scout, at(0), &open).0, [peer(1)]);
         let mut scout = Scout::new(OWN);
         let closed = [1, 2, 3].map(|by| probe_report(by, "203.0.113.9:40000", &[]));
-        let (asked, told) = told(&mut scout, at(0), &closed);
-        assert_eq!((asked.len(), told.len()), (2, 2), "{told:?}");
+        let (asked, states) = run(&mut scout, at(0), &closed);
+        assert_eq!((asked.len(), states.len()), (2, 2), "{states:?}");
     }
 
     #[test]
-    fn those_within_the_network_are_asked_and_not_believed_alone() {
+    fn peers_within_the_network_never_suffice() {
         let mut scout = Scout::new(OWN);
         let mut near: Vec<ProbeReport> =
             (1..4).map(|by| probe_report(by, "10.0.0.5:7410", &[7410])).collect();
         near.push(probe_report(9, "203.0.113.9:40000", &[]));
-        let (asked, told) = told(&mut scout, at(0), &near);
+        let (asked, states) = run(&mut scout, at(0), &near);
         assert_eq!(asked.len(), 4);
-        assert!(told.last().is_some_and(OwnPort::is_closed), "{told:?}");
+        assert!(states.last().is_some_and(OwnPort::is_closed), "{states:?}");
         let mut scout = Scout::new(OWN);
         let many: Vec<ProbeReport> =
             (1..20).map(|by| probe_report(by, "10.0.0.5:7410", &[7410])).collect();
-        assert_eq!(super::tests::told(&mut scout, at(0), &many).0.len(), ASKED);
+        assert_eq!(run(&mut scout, at(0), &many).0.len(), ASKED);
     }
 
     #[test]
-    fn it_looks_again_after_a_while_and_tells_only_news() {
+    fn it_repeats_the_attempt_and_publishes_only_changes() {
         let mut scout = Scout::new(OWN);
         let closed = [1, 2].map(|by| probe_report(by, "203.0.113.9:40000", &[]));
-        let (_, first) = told(&mut scout, at(0), &closed);
+        let (_, first) = run(&mut scout, at(0), &closed);
         assert_eq!(first.len(), 2);
-        let again = scout.next_timeout().expect("it will look again");
-        assert_eq!(told(&mut scout, at(1), &closed), (vec![], vec![]), "not yet");
-        let (asked, news) = told(&mut scout, again, &closed);
+        let again = scout.next_timeout().expect("another attempt is due");
+        assert_eq!(run(&mut scout, at(1), &closed), (vec![], vec![]), "not yet");
+        let (asked, changes) = run(&mut scout, again, &closed);
         assert_eq!(asked.len(), 2);
-        assert_eq!(news.last(), first.last().filter(|_| !news.is_empty()));
+        assert_eq!(changes.last(), first.last().filter(|_| !changes.is_empty()));
         let open = [1, 2].map(|by| probe_report(by, "203.0.113.9:40000", &[7410]));
-        let later = scout.next_timeout().expect("it will look again");
-        let (_, news) = told(&mut scout, later, &open);
-        assert!(matches!(news[..], [OwnPort::Open { .. }]), "{news:?}");
-        // A router's new port is looked at at once.
+        let later = scout.next_timeout().expect("another attempt is due");
+        let (_, changes) = run(&mut scout, later, &open);
+        assert!(matches!(changes[..], [OwnPort::Open { .. }]), "{changes:?}");
+        // A new port of the router starts an attempt at once.
         let asks = scout.handle(later, Input::Moved);
         assert_eq!(asks, [Action::Ask(peer(1))]);
     }
 
     #[test]
-    fn who_does_not_ring_gives_way_to_another() {
+    fn a_peer_that_does_not_probe_is_replaced() {
         let mut scout = Scout::new(OWN);
         assert_eq!(scout.handle(at(0), Input::Near(peer(1))), [Action::Ask(peer(1))]);
         assert_eq!(scout.handle(at(0), Input::Near(peer(2))), [], "one at a time");
         assert_eq!(scout.handle(at(1), Input::Asked(peer(1), None)), [Action::Ask(peer(2))]);
         assert_eq!(scout.handle(at(1), Input::Gone(peer(2))), []);
-        assert_eq!(scout.handle(at(2), Input::Asked(peer(2), None)), [], "nobody is left");
+        assert_eq!(scout.handle(at(2), Input::Asked(peer(2), None)), [], "no peer is left");
     }
 }

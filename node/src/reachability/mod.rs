@@ -1,5 +1,6 @@
-//! Finds out whether others get through to this peer's own UDP port: by asking peers that it talks to anyway to
-//! ring there from where it never sent to. Most are not asked: two that see it from everywhere are enough.
+//! Finds out whether other peers can reach this peer's own UDP port. It asks connected peers to
+//! probe the port from an address that this peer never sent to. The results of two peers on the
+//! internet suffice.
 
 mod classify;
 mod client;

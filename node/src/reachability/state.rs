@@ -1,58 +1,59 @@
-//! Whether others get through to this peer's own UDP port, as it is shown and told.
+//! Whether other peers can reach this peer's UDP port, and how to fix it if not.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
-/// How a peer's own UDP port stands to those whom it never sent to.
+/// Whether peers that this one never sent to can reach its UDP port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum OwnPort {
-    /// Nobody was asked, or nobody elsewhere.
+    /// No peer outside this machine has probed the port.
     #[default]
     Unknown,
-    /// They get through.
+    /// Other peers reach the port.
     Open {
-        /// Where.
+        /// The address that they reach it at.
         at: SocketAddr,
     },
-    /// They do not, though others see this machine at its own address: a firewall is in between.
+    /// Other peers see this machine at its own address but cannot reach the port: a firewall blocks
+    /// it.
     Firewall {
-        /// Where they were expected.
+        /// The address that was probed.
         at: SocketAddr,
     },
-    /// They do not get past a router that shows this machine at an address of its own.
+    /// A router that shows this machine at another address blocks unsolicited packets.
     Router {
-        /// The port that they tried.
+        /// The port that was probed.
         port: u16,
-        /// Where others see this machine.
+        /// The address at which other peers see this machine.
         seen: SocketAddr,
-        /// Where others do.
+        /// How the router assigns ports.
         mapping: Mapping,
     },
 }
 
-/// At which port a router shows a machine.
+/// How a router assigns outside ports to a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mapping {
-    /// Only one peer said where it sees it.
+    /// Only one peer reported the port that it sees.
     Unknown,
-    /// All see the same one.
+    /// All peers see the same port.
     Same,
-    /// Each sees another: symmetric NAT.
+    /// Each peer sees another port: symmetric NAT.
     ByDestination,
 }
 
-/// From how far an address can be reached.
+/// The range from which an address can be reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Scope {
     /// From this machine.
     Machine,
-    /// From a network of its own, as of a home, a cloud or a provider's customers.
+    /// From a private network, such as that of a home, a cloud or a provider's customers.
     Network,
-    /// From everywhere.
+    /// From the whole internet.
     World,
 }
 
@@ -76,38 +77,38 @@ fn is_shared(ip: Ipv4Addr) -> bool {
 }
 
 impl OwnPort {
-    /// What to do about it, where something can be done.
+    /// How to make the port reachable, if it is not.
     #[must_use]
     pub fn fix(&self) -> Option<String> {
         match self {
             Self::Unknown | Self::Open { .. } => None,
             Self::Firewall { at } => Some(format!(
-                "open UDP port {0} in this machine's firewall and in its cloud's security group, and keep it \
-                 (--listen 0.0.0.0:{0})",
+                "open UDP port {0} in this machine's firewall and in its cloud's security group, and fix \
+                 the port with --listen 0.0.0.0:{0}",
                 at.port()
             )),
             Self::Router { port, .. } => Some(format!(
-                "forward port {port} (UDP and TCP) to this machine at the router, and keep it (--listen \
-                 0.0.0.0:{port}), or allow UPnP there"
+                "forward port {port} (UDP and TCP) to this machine at the router, and fix the port with \
+                 --listen 0.0.0.0:{port}, or enable UPnP at the router"
             )),
         }
     }
 
-    /// What the run does while that is not done.
+    /// How other peers connect until the port is opened.
     #[must_use]
     pub fn meanwhile(&self) -> &'static str {
         match self {
             Self::Unknown | Self::Open { .. } => "",
             Self::Firewall { .. } | Self::Router { mapping: Mapping::Same, .. } => {
-                "until then peers meet by knocking at once, or through a third peer"
+                "until then peers connect by hole punching, or through a relay"
             }
             Self::Router { .. } => {
-                "until then peers whom this one cannot dial are met through a third peer"
+                "until then peers that this one cannot dial are reached through a relay"
             }
         }
     }
 
-    /// Whether something should be done about it.
+    /// Whether the port is known to be unreachable.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         matches!(self, Self::Firewall { .. } | Self::Router { .. })
@@ -117,25 +118,28 @@ impl OwnPort {
 impl fmt::Display for OwnPort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unknown => write!(f, "nobody elsewhere was asked yet"),
+            Self::Unknown => write!(f, "no peer outside this machine has probed it yet"),
             Self::Open { at } => {
                 write!(f, "open: others dial in at {at}")?;
                 if Scope::of(at.ip()) == Scope::Network {
-                    write!(f, ", an address of this network; nobody outside it was asked")?;
+                    write!(
+                        f,
+                        ", an address of this network; no peer outside it has probed the port"
+                    )?;
                 }
                 Ok(())
             }
             Self::Firewall { at } => {
-                write!(f, "closed: nobody whom this machine did not send to gets through to {at}")
+                write!(f, "closed: no peer can reach {at} unless this machine sends to it first")
             }
             Self::Router { seen, mapping: Mapping::ByDestination, .. } => write!(
                 f,
-                "closed: a router shows every peer another port (symmetric NAT), as {seen}, and lets in no \
-                 others"
+                "closed: a router shows another port to each peer (symmetric NAT), {seen} to one, and admits \
+                 no other peers"
             ),
             Self::Router { seen, .. } => write!(
                 f,
-                "closed: a router shows this machine at {seen} and lets in only whom it sent to"
+                "closed: a router shows this machine at {seen} and admits only peers that it has sent to"
             ),
         }
     }

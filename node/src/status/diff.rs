@@ -1,4 +1,4 @@
-//! What is new between two sights of a run. Every member sees these, whoever keeps the run.
+//! Differences between two observations of a run, as events. Every member derives the same ones.
 
 use std::collections::BTreeMap;
 
@@ -6,8 +6,8 @@ use shoal_protocol::ids::PeerId;
 
 use super::{MemberState, MemberStatus, Sight, Tone};
 
-/// What happened from one sight to the next, in words. `causes` are those of losses, where known.
-pub(super) fn news(
+/// The changes from one observation to the next. `causes` holds the known causes of losses.
+pub(super) fn changes(
     before: &Sight,
     now: &Sight,
     causes: &mut BTreeMap<PeerId, String>,
@@ -26,7 +26,7 @@ pub(super) fn news(
     if let Some(coordinator) =
         new.coordinator.filter(|coordinator| Some(*coordinator) != old.coordinator)
     {
-        found.push((Tone::Plain, format!("{} keeps the run", coordinator.short())));
+        found.push((Tone::Plain, format!("{} is the coordinator", coordinator.short())));
     }
     let saved = |run: &super::RunStatus| run.checkpoint.as_ref().map(|saved| saved.version);
     if let Some(version) = saved(new).filter(|version| Some(*version) > saved(old)) {
@@ -54,7 +54,7 @@ fn members(
         let serves = member.state == MemberState::Serving;
         match same(before, member) {
             None => {
-                let does = if serves { "hosts" } else { "comes to" };
+                let does = if serves { "hosts" } else { "joins" };
                 let text = format!("{} {does} {}", member.peer.short(), place(member));
                 found.push((Tone::Plain, text));
             }
@@ -67,7 +67,7 @@ fn members(
     }
 }
 
-/// What is new of a member's way to another stage.
+/// A change of a member's stage, or of its move to one.
 fn moved(was: &MemberStatus, member: &MemberStatus) -> Option<(Tone, String)> {
     let peer = member.peer.short();
     let text = if member.stages != was.stages {
@@ -76,7 +76,7 @@ fn moved(was: &MemberStatus, member: &MemberStatus) -> Option<(Tone, String)> {
         match (was.moves, member.moves) {
             (before, Some(moves)) if before.is_none_or(|before| before.to != moves.to) => {
                 let (to, why) = (moves.to, moves.reason.words());
-                format!("{peer} goes from {} to stage {to}: {why}", place(member))
+                format!("{peer} moves from {} to stage {to}: {why}", place(member))
             }
             (Some(_), None) => format!("{peer} stays at {}", place(member)),
             _ => return None,
@@ -85,7 +85,7 @@ fn moved(was: &MemberStatus, member: &MemberStatus) -> Option<(Tone, String)> {
     Some((Tone::Plain, text))
 }
 
-/// The same life of the same peer.
+/// The same incarnation of the same peer in another observation.
 fn same<'a>(sight: &'a Sight, member: &MemberStatus) -> Option<&'a MemberStatus> {
     let wanted = (member.peer, member.incarnation);
     sight.members.iter().find(|other| (other.peer, other.incarnation) == wanted)

@@ -1,15 +1,15 @@
-//! A curve that stays small however long the run is.
+//! A curve of bounded size, however long the run is.
 
 use super::Point;
 
-/// The most points of a curve; one more, and neighbours become one.
+/// The most points of a curve. One more merges neighbouring points.
 pub(super) const POINTS: usize = 512;
 
-/// Values by step. Each point is the mean of as many steps as it takes for [`POINTS`] to be enough.
+/// Values by step. Each point is the mean of enough steps to fit into [`POINTS`].
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Series {
     bins: Vec<Bin>,
-    /// Values that a full bin has.
+    /// Values in a full bin.
     width: u64,
 }
 
@@ -27,8 +27,8 @@ impl Default for Series {
 }
 
 impl Series {
-    /// Adds the value of a step. A step that was there before, or one below it, is computed again: what
-    /// came of the steps from there on is forgotten. What is no number is no point.
+    /// Adds the value of a step. A step that is not above the newest one is computed again: the
+    /// values from that step on are discarded. A value that is not finite adds no point.
     pub(super) fn push(&mut self, step: u64, value: f64) {
         while self.bins.last().is_some_and(|bin| bin.last >= step) {
             self.bins.pop();
@@ -71,7 +71,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_curve_is_short_in_order_and_within_its_values(
+        fn a_curve_is_short_sorted_and_within_its_values(
             values in prop::collection::vec((0u64..3, -9.0f64..9.0), 0..3000),
         ) {
             let (mut series, mut step) = (Series::default(), 0u64);
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_that_are_computed_again_replace_what_was() {
+    fn steps_that_are_computed_again_replace_earlier_values() {
         let mut series = Series::default();
         for (step, value) in [(0, 5.0), (1, 4.0), (2, 3.0), (1, 4.5)] {
             series.push(step, value);
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_curve_has_means_and_no_holes() {
+    fn a_long_curve_has_means_and_no_gaps() {
         let mut series = Series::default();
         for step in 0..2 * POINTS as u64 {
             series.push(step, if step % 2 == 0 { 1.0 } else { 3.0 });

@@ -1,51 +1,51 @@
-//! What happened in a run so far, as much of it as is shown.
+//! The recent history of a run: events as text, and training figures as curves.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use shoal_protocol::ids::{ContentHash, PeerId, RunId};
 
-use super::diff::news;
+use super::diff::changes;
 use super::downsampled_series::Series;
 use super::{Curves, NodeState, Sight, Status, StatusEvent, Tone, TrainingStatus};
 use crate::event_text::describe;
 use crate::events::{RunEvent, StepReport};
 use crate::training_rate::TrainingRate;
 
-/// The most happenings that are kept.
-const HAPPENINGS: usize = 128;
+/// The most events that are kept.
+const MAX_EVENTS: usize = 128;
 
-/// The most characters of one: what a peer gives as its reason may be long.
+/// The most characters of one event: a reason that a peer sent may be long.
 const CHARACTERS: usize = 240;
 
-/// The most causes of losses that wait for the membership that shows the loss.
+/// The most causes of losses that wait until the membership shows the loss.
 const CAUSES: usize = 1024;
 
 /// A moment, in milliseconds since 1970.
 pub(super) type Millis = u64;
 
-/// What happened in a run so far.
+/// The recent history of a run.
 #[derive(Debug, Default)]
 pub(super) struct EventLog {
     run: Option<RunId>,
-    rate: TrainingRate,
+    throughput: TrainingRate,
     training: TrainingStatus,
     loss: Series,
     held_out_loss: Series,
     tokens_per_second: Series,
     status_events: VecDeque<StatusEvent>,
-    /// Why members were lost, until the membership shows that they are.
+    /// Why members were lost, until the membership shows the loss.
     causes: BTreeMap<PeerId, String>,
-    /// Why the run stands still.
+    /// Why the run is paused.
     pause: Option<String>,
     draining: bool,
     ended: Option<String>,
-    /// Of the newest checkpoint that was brought together here.
+    /// Version and hash of the newest checkpoint that this node assembled.
     saved: Option<(u64, ContentHash)>,
     sight: Sight,
 }
 
 impl EventLog {
-    /// Takes in an event.
+    /// Records an event of the run.
     pub(super) fn note(&mut self, at: Millis, event: &RunEvent) {
         let text = describe(event).map(|text| plain(&text));
         match event {
@@ -58,7 +58,7 @@ impl EventLog {
                 self.pause.clone_from(&text);
             }
             RunEvent::BecameCoordinator { .. } => self.pause = None,
-            // The membership shows who came and went, and moves, to every member alike.
+            // The membership shows joins, losses and moves, to every member alike.
             RunEvent::Admitted { .. }
             | RunEvent::MoveBegun { .. }
             | RunEvent::Moves { .. }
@@ -74,7 +74,7 @@ impl EventLog {
             | RunEvent::CoordinatorUnreachable { .. }
             | RunEvent::CoordinatorReachable
             | RunEvent::AwaitsAnchors { .. } => return,
-            // So does the era, with every message.
+            // Every message carries the era.
             RunEvent::Rewound { .. } => return,
             RunEvent::Draining { .. } => self.draining = true,
             RunEvent::Checkpoint { version, hash, .. } => {
@@ -98,20 +98,20 @@ impl EventLog {
         }
     }
 
-    /// A step of the run that this peer keeps has begun: nothing is waited for any more.
+    /// Records that a step began in the run that this peer coordinates, which ends every pause.
     pub(super) fn opened(&mut self) {
         self.pause = None;
     }
 
-    /// Takes in what the driver sees.
+    /// Records the driver's observation, and the differences to the previous one as events.
     pub(super) fn see(&mut self, at: Millis, sight: Sight) {
-        for (tone, text) in news(&self.sight, &sight, &mut self.causes) {
+        for (tone, text) in changes(&self.sight, &sight, &mut self.causes) {
             self.push(at, tone, &text);
         }
         self.sight = sight;
     }
 
-    /// The driver is gone: what it saw is so no more.
+    /// Records that the driver has ended: the node has no state, stages or links.
     pub(super) fn look_away(&mut self) {
         self.sight.node.ready = false;
         self.sight.node.state = NodeState::Joining;
@@ -119,12 +119,12 @@ impl EventLog {
         self.sight.members.iter_mut().for_each(|member| member.link = None);
     }
 
-    /// Whether the node does what it is there for, and does not leave.
+    /// Whether the node serves the role that it has in the run, and is not leaving.
     pub(super) fn is_ready(&self) -> bool {
         self.sight.node.ready && !self.draining && self.ended.is_none()
     }
 
-    /// Everything as it is now.
+    /// The current status.
     pub(super) fn status(&self, at: Millis) -> Status {
         let mut node = self.sight.node.clone();
         (node.state, node.why) = self.state();
@@ -163,7 +163,7 @@ impl EventLog {
         }
     }
 
-    /// Another life of the peer. What is known of the same run stays.
+    /// Starts another incarnation of the peer. The history of the same run stays.
     fn begin(&mut self, run: RunId) {
         if self.run != Some(run) {
             let status_events = std::mem::take(&mut self.status_events);
@@ -177,15 +177,16 @@ impl EventLog {
     fn step(&mut self, at: Millis, step: &StepReport) {
         self.pause = None;
         let number = |value: f64| value.is_finite().then_some(value);
-        // A newcomer hears of many steps at once, which says nothing of what they took.
+        // A newcomer receives many commits at once. Their intervals say nothing about the steps'
+        // durations.
         if self.sight.node.ready {
-            self.rate.note(step);
+            self.throughput.note(step);
             let rate = step.tokens as f64 / step.seconds.max(1e-9);
             self.tokens_per_second.push(step.step, rate);
-            self.training.tokens_per_second = number(self.rate.tokens_per_second);
-            self.training.seconds_per_step = number(self.rate.seconds_per_step);
+            self.training.tokens_per_second = number(self.throughput.tokens_per_second);
+            self.training.seconds_per_step = number(self.throughput.seconds_per_step);
         }
-        // The driver looks now and then; the next look tells again.
+        // The driver's next observation may come up to a second later.
         if let Some(run) = &mut self.sight.run {
             run.version = run.version.max(step.step.saturating_add(1));
         }
@@ -203,13 +204,14 @@ impl EventLog {
 
     fn push(&mut self, at_ms: Millis, tone: Tone, text: &str) {
         self.status_events.push_back(StatusEvent { at_ms, tone, text: plain(text) });
-        if self.status_events.len() > HAPPENINGS {
+        if self.status_events.len() > MAX_EVENTS {
             self.status_events.pop_front();
         }
     }
 }
 
-/// A text that is short and on one line: a peer's word may be anything, and a terminal obeys some of it.
+/// Cuts a text to one short line without control characters. The text may come from a peer, and a
+/// terminal would execute escape sequences.
 fn plain(text: &str) -> String {
     let characters = text.chars().take(CHARACTERS);
     characters.map(|c| if c.is_control() { ' ' } else { c }).collect()
@@ -262,7 +264,7 @@ mod tests {
         })
     }
 
-    /// What the driver of a serving node sees.
+    /// The observation of a serving node's driver.
     fn sight() -> Sight {
         let example = example::status();
         let node = NodeStatus { state: NodeState::Serving, why: None, ..example.node };
@@ -277,7 +279,7 @@ mod tests {
     fn steps_become_numbers_and_curves() {
         let mut event_log = EventLog::default();
         event_log.note(0, &started());
-        // Before it serves it hears of many steps at once: of what they took nothing is known.
+        // Before it serves, a node receives many commits at once, and learns no durations from them.
         event_log.note(1, &committed(0, 5.0));
         event_log.see(2, sight());
         event_log.note(3, &committed(1, 4.0));
@@ -291,17 +293,17 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_that_is_no_number_can_still_be_told() {
+    fn a_loss_that_is_not_a_number_can_be_serialized() {
         let mut event_log = EventLog::default();
         event_log.note(0, &committed(0, f64::NAN));
         let status = event_log.status(1);
         let text = serde_json::to_string(&status).expect("plain data");
-        assert_eq!(serde_json::from_str::<Status>(&text).expect("what was written"), status);
+        assert_eq!(serde_json::from_str::<Status>(&text).expect("it parses"), status);
         assert_eq!(status.training.loss, None);
     }
 
     #[test]
-    fn a_run_stands_still_until_a_step_begins() {
+    fn a_run_is_paused_until_a_step_begins() {
         let mut event_log = EventLog::default();
         event_log.note(0, &started());
         event_log.see(0, sight());
@@ -320,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_is_not_ready_and_another_life_may_be() {
+    fn a_leaving_node_is_not_ready_and_its_next_incarnation_may_be() {
         let mut event_log = EventLog::default();
         event_log.note(0, &started());
         event_log.see(0, sight());
@@ -338,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn members_come_and_go_with_the_cause_where_it_is_known() {
+    fn joins_and_losses_are_events_with_their_causes() {
         let mut event_log = EventLog::default();
         let mut now = sight();
         event_log.see(0, now.clone());
@@ -365,7 +367,7 @@ mod tests {
             format!("{} hosts stage 1", now.members[3].peer.short()),
         ];
         assert_eq!(texts(&event_log)[2..], expected);
-        // Of another run nothing is news.
+        // Differences to another run are no events.
         now.run.as_mut().expect("there is one").id = ContentHash([8; 32]);
         now.members.clear();
         event_log.see(4, now);
@@ -373,13 +375,13 @@ mod tests {
     }
 
     #[test]
-    fn who_changes_its_stage_is_told_of_with_the_reason() {
+    fn a_change_of_stage_is_an_event_with_its_reason() {
         let mut event_log = EventLog::default();
         let mut now = sight();
         event_log.see(0, now.clone());
         let peer = now.members[1].peer.short();
         let reason = MoveReason::MembersGone;
-        // What the keeper alone hears of is not told twice.
+        // An event that only the coordinator has is not reported twice.
         let (from, to) = (StageSpan::one(Stage(1)), 2);
         let begun = RunEvent::MoveBegun { peer: now.members[1].peer, from, to, reason };
         event_log.note(1, &begun);
@@ -392,20 +394,20 @@ mod tests {
             now.view = view;
             event_log.see(view, now.clone());
         }
-        let goes = format!("{peer} goes from stage 1 to stage 2: members of it are gone");
+        let moves_away = format!("{peer} moves from stage 1 to stage 2: members of it are gone");
         let stays = format!("{peer} stays at stage 1");
         let hosts = format!("{peer} hosts stage 2 instead of stage 1");
-        assert_eq!(texts(&event_log), [goes.clone(), stays, goes, hosts]);
+        assert_eq!(texts(&event_log), [moves_away.clone(), stays, moves_away, hosts]);
     }
 
     #[test]
-    fn what_happened_is_kept_short_and_plain() {
+    fn events_are_bounded_and_without_control_characters() {
         let mut event_log = EventLog::default();
-        for step in 0..3 * HAPPENINGS {
+        for step in 0..3 * MAX_EVENTS {
             let source = format!("{step} \u{1b}[2J\r\n{}", "x".repeat(10_000));
             event_log.note(0, &RunEvent::Draining { source });
         }
-        assert_eq!(event_log.status_events.len(), HAPPENINGS);
+        assert_eq!(event_log.status_events.len(), MAX_EVENTS);
         for text in texts(&event_log) {
             assert!(
                 text.chars().count() <= CHARACTERS && !text.contains(char::is_control),

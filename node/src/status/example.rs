@@ -1,4 +1,4 @@
-//! A status to try views with: a swarm that has just lost the last replica of a stage.
+//! An example status for tests of views: a swarm that has just lost the last replica of a stage.
 
 use shoal_protocol::ids::{ContentHash, Incarnation, PeerId, Stage, StageSpan};
 
@@ -7,7 +7,7 @@ use super::{
     RunStatus, Status, StatusEvent, Tone, TrainingStatus,
 };
 
-/// The node's own moment.
+/// The time at which the status was taken, in milliseconds since 1970.
 const NOW: u64 = 1_800_000_000_000;
 
 pub(crate) fn peer(number: u8) -> PeerId {
@@ -38,7 +38,7 @@ fn member(number: u8, stages: StageSpan, state: MemberState) -> MemberStatus {
     }
 }
 
-/// One of stage 0, two of stage 1, nobody of stage 2, and one that watches.
+/// One replica of stage 0, two of stage 1, none of stage 2, and an observer.
 pub(crate) fn status() -> Status {
     let one = |stage| StageSpan::one(Stage(stage));
     let status_event =
@@ -50,7 +50,7 @@ pub(crate) fn status() -> Status {
             peer: Some(peer(1)),
             incarnation: Incarnation(1),
             state: NodeState::Paused,
-            why: Some("nobody serves stage 2".into()),
+            why: Some("stage 2 has no replica".into()),
             ready: true,
             stages: Some(one(0)),
             memory_limit_bytes: Some(8_000_000_000),

@@ -1,4 +1,4 @@
-//! What a status says, in words that every view of it shares.
+//! Texts of a status, shared by every view.
 
 use shoal_protocol::ids::Stage;
 use shoal_protocol::units::Bytes;
@@ -6,7 +6,7 @@ use shoal_protocol::units::Bytes;
 use super::{MemberStatus, OwnPort, Status};
 use crate::event_text::with_prefix;
 
-/// The members of each stage in order, and of none those who watch, if there are any.
+/// The members of each stage in order, then the members without a stage, if there are any.
 fn by_stage(status: &Status) -> Vec<(Option<Stage>, Vec<&MemberStatus>)> {
     let stages = status.run.as_ref().map_or(0, |run| run.stages);
     let hosts = |stage| {
@@ -23,26 +23,26 @@ fn by_stage(status: &Status) -> Vec<(Option<Stage>, Vec<&MemberStatus>)> {
     found
 }
 
-/// What the columns of the members' table are.
+/// Column titles of the member table.
 pub(crate) const TITLES: [&str; 7] =
-    ["STAGE", "PEER", "STATE", "PART", "ROUND TRIP", "RATE", "LOST"];
+    ["STAGE", "PEER", "STATE", "ROLE", "ROUND TRIP", "RATE", "LOST"];
 
-/// The members' table: a row for each replica of each stage, and one where there is none.
+/// Rows of the member table: one per replica of each stage, and one per stage without a replica.
 pub(crate) fn rows_of(status: &Status) -> Vec<[String; 7]> {
     let mut rows = Vec::new();
     for (stage, members) in by_stage(status) {
         let stage = stage.map_or_else(|| "-".to_owned(), |stage| stage.to_string());
         if members.is_empty() {
             let mut row: [String; 7] = Default::default();
-            (row[0], row[1]) = (stage, "nobody".to_owned());
+            (row[0], row[1]) = (stage, "none".to_owned());
             rows.push(row);
             continue;
         }
         for member in members {
-            let moves = member.moves.map(|moves| format!(", goes to {}", moves.to));
+            let moves = member.moves.map(|moves| format!(", moving to stage {}", moves.to));
             let (state, moves) = (member.state, moves.unwrap_or_default());
             let state = format!("{} {}{moves}", state.sign(), state.name());
-            let [trip, rate, lost] = link_words(member);
+            let [trip, rate, lost] = link_labels(member);
             let (stage, peer) = (stage.clone(), member.peer.short());
             rows.push([stage, peer, state, roles(member), trip, rate, lost]);
         }
@@ -50,17 +50,17 @@ pub(crate) fn rows_of(status: &Status) -> Vec<[String; 7]> {
     rows
 }
 
-/// How node, run and training stand: a name and a line each, what matters most first.
+/// A summary of node, run and training: a name and a line each, the most important first.
 pub(crate) fn standing(status: &Status) -> Vec<(&'static str, String)> {
     let mut lines = vec![("state", state(status)), ("node", node(status))];
     if let Some(run) = &status.run {
         let id = run.id.to_string();
         let coordinator =
-            run.coordinator.map_or_else(|| "nobody".to_owned(), |coordinator| coordinator.short());
+            run.coordinator.map_or_else(|| "none".to_owned(), |coordinator| coordinator.short());
         lines.push((
             "run",
             format!(
-                "{id:.8}: version {} of {}, era {}, term {}, kept by {coordinator}",
+                "{id:.8}: version {} of {}, era {}, term {}, coordinator {coordinator}",
                 run.version, run.steps, run.era, run.term
             ),
         ));
@@ -72,7 +72,7 @@ pub(crate) fn standing(status: &Status) -> Vec<(&'static str, String)> {
         lines.push(("checkpoint", line));
     }
     if status.node.own_port != OwnPort::Unknown {
-        lines.push(("own port", status.node.own_port.to_string()));
+        lines.push(("UDP port", status.node.own_port.to_string()));
     }
     lines.push(("memory", memory(status)));
     let (sent, received) = (&status.node.sent, &status.node.received);
@@ -93,31 +93,32 @@ pub(crate) fn standing(status: &Status) -> Vec<(&'static str, String)> {
 
 fn node(status: &Status) -> String {
     let node = &status.node;
-    let who = node.peer.map_or_else(|| "a new peer".to_owned(), |peer| peer.short());
+    let peer = node.peer.map_or_else(|| "a new peer".to_owned(), |peer| peer.short());
     let place = match node.stages {
         Some(span) if !span.is_empty() => format!(", stage {span}"),
         _ => String::new(),
     };
-    format!("{who}, life {}{place}", node.incarnation)
+    format!("{peer}, incarnation {}{place}", node.incarnation)
 }
 
-/// What the node is at, and why.
+/// The node's state and its cause.
 fn state(status: &Status) -> String {
     let node = &status.node;
     let why = node.why.as_ref().map_or_else(String::new, |why| format!(": {why}"));
     format!("{}{why}", node.state.name())
 }
 
-/// How the training goes.
+/// The newest step, its losses and the throughput.
 fn training(status: &Status) -> String {
     let training = &status.training;
     let Some(step) = training.step else { return "no step is committed yet".to_owned() };
     let number = |value: Option<f64>| value.map_or_else(|| "?".to_owned(), |v| format!("{v:.3}"));
     let held_out = training.held_out_loss.map(|loss| format!(", held out {loss:.3}"));
-    let pace = training.tokens_per_second.map(|rate| format!(", {} tokens/s", with_prefix(rate)));
+    let throughput =
+        training.tokens_per_second.map(|rate| format!(", {} tokens/s", with_prefix(rate)));
     let time = training.seconds_per_step.map(|seconds| format!(", {seconds:.2} s a step"));
     let last = training.committed_at_ms.map(|at| format!(", {}", age(status.at_ms, at)));
-    let parts = [held_out, pace, time, last].map(Option::unwrap_or_default).concat();
+    let parts = [held_out, throughput, time, last].map(Option::unwrap_or_default).concat();
     format!("step {step}: loss {}{parts}", number(training.loss))
 }
 
@@ -131,7 +132,7 @@ fn memory(status: &Status) -> String {
     format!(
         "process {}; may use {}; in flight {}; output log {} ({} on the disk), memory for it {}",
         node.resident_bytes.map_or_else(|| "?".to_owned(), amount),
-        limit.map_or_else(|| "what its device has".to_owned(), amount),
+        limit.map_or_else(|| "all of its device".to_owned(), amount),
         Bytes(load.in_flight_bytes),
         Bytes(load.logged_bytes),
         Bytes(load.logged_on_disk_bytes),
@@ -139,11 +140,11 @@ fn memory(status: &Status) -> String {
     )
 }
 
-/// What a member does besides hosting stages.
+/// A member's roles besides hosting stages.
 fn roles(member: &MemberStatus) -> String {
     let all = [
         (member.own, "this peer"),
-        (member.coordinator, "keeper"),
+        (member.coordinator, "coordinator"),
         (member.anchor, "anchor"),
         (member.archive, "archive"),
     ];
@@ -151,8 +152,8 @@ fn roles(member: &MemberStatus) -> String {
     has.join(", ")
 }
 
-/// Round trip, measured rate and lost packets of the link to a member.
-fn link_words(member: &MemberStatus) -> [String; 3] {
+/// Round trip, measured throughput and packet loss of the link to a member.
+fn link_labels(member: &MemberStatus) -> [String; 3] {
     let Some(link) = &member.link else { return ["-", "-", "-"].map(str::to_owned) };
     let rate = |rate: f64| format!("{}/s", Bytes(rate as u64));
     let lost = link.lost_packets as f64 / link.sent_packets.max(1) as f64;
@@ -163,12 +164,12 @@ fn link_words(member: &MemberStatus) -> [String; 3] {
     ]
 }
 
-/// `12.3 ms`.
+/// Formats a duration as `12.3 ms`.
 fn milliseconds(seconds: f64) -> String {
     format!("{:.1} ms", seconds * 1e3)
 }
 
-/// How long before `now` something was, in milliseconds both.
+/// The time from `then` to `now`, both in milliseconds since 1970.
 pub(crate) fn age(now: u64, then: u64) -> String {
     match now.saturating_sub(then) / 1000 {
         seconds if seconds < 120 => format!("{seconds}s ago"),

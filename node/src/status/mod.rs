@@ -1,8 +1,8 @@
-//! What a node knows of its run, as one typed snapshot: `shoal status`, `shoal top`, the web page and
-//! the probes all read this and nothing else.
+//! A node's knowledge of its run as one typed snapshot. `shoal status`, `shoal top`, the web page and
+//! the health endpoints read this and nothing else.
 //!
-//! The driver says what it sees ([`Sight`]) about once a second, the events of the run are noted as
-//! they come ([`event_log`]), and the [`StatusWatch`] has both for whoever asks.
+//! The driver publishes an observation ([`Sight`]) about once a second. [`event_log`] collects the
+//! run's events as they happen. [`StatusWatch`] combines both and is shared with all readers.
 
 mod diff;
 mod downsampled_series;
@@ -21,15 +21,15 @@ pub use self::snapshot::{
 pub use self::watch::{Health, StatusWatch};
 pub use crate::reachability::{Mapping, OwnPort};
 
-/// What the driver sees of the run now.
+/// The driver's latest observation of the run.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Sight {
-    /// The node; its state as far as its membership tells.
+    /// The node. Its state reflects membership only; [`event_log`] adds pauses, drains and ends.
     pub node: NodeStatus,
     /// The run.
     pub run: Option<RunStatus>,
-    /// Grows with every change of the members.
+    /// The membership's version; it grows with every change.
     pub view: u64,
-    /// Its members.
+    /// The run's members.
     pub members: Vec<MemberStatus>,
 }

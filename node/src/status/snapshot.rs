@@ -1,4 +1,4 @@
-//! The snapshot itself, as it travels as JSON.
+//! The status snapshot and its JSON form.
 
 use std::net::SocketAddr;
 
@@ -10,50 +10,50 @@ use shoal_protocol::message::MoveReason;
 
 use crate::reachability::OwnPort;
 
-/// What a node knows of its run at one moment. Amounts are in base units: seconds and bytes.
+/// A node's knowledge of its run at one moment. Amounts are in base units: seconds and bytes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Status {
-    /// Of the program.
+    /// The program's version.
     pub version: String,
-    /// When this was so, in milliseconds since 1970.
+    /// When the snapshot was taken, in milliseconds since 1970.
     pub at_ms: u64,
     /// The node itself.
     pub node: NodeStatus,
-    /// The run; none before the node knows which.
+    /// The run, once the node knows it.
     pub run: Option<RunStatus>,
-    /// Who takes part, in order of members.
+    /// The members, in order of peer and incarnation.
     pub members: Vec<MemberStatus>,
-    /// The newest numbers of the training.
+    /// The newest training figures.
     pub training: TrainingStatus,
-    /// How they came to be.
+    /// The history of the training figures.
     pub curves: Curves,
-    /// What happened of late, oldest first.
+    /// Recent events, oldest first.
     pub events: Vec<StatusEvent>,
 }
 
-/// What a node is at.
+/// A node's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NodeState {
-    /// It is no member yet.
+    /// It is not a member yet.
     #[default]
     Joining,
-    /// It is a member and has no weights yet.
+    /// It is a member and fetches the weights.
     CatchingUp,
-    /// It is a member that hosts nothing.
+    /// It is a member without a stage.
     Watching,
-    /// It takes part.
+    /// It takes part in steps.
     Serving,
-    /// It takes part, and the run stands still.
+    /// It would take part, but the run is paused.
     Paused,
     /// It leaves in order.
     Draining,
-    /// Its part in the run is over.
+    /// It has left the run, or the run has ended.
     Over,
 }
 
 impl NodeState {
-    /// In words.
+    /// The state's name in text output.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -71,56 +71,56 @@ impl NodeState {
 /// The node itself.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct NodeStatus {
-    /// Who it is; none before it is known.
+    /// Its identifier, once it is known.
     pub peer: Option<PeerId>,
-    /// Its life.
+    /// Its incarnation.
     pub incarnation: Incarnation,
-    /// What it is at.
+    /// Its state.
     pub state: NodeState,
-    /// Why, where there is more to say.
+    /// The cause of the state, if there is more to say.
     pub why: Option<String>,
-    /// Whether it does for the run what it is there for.
+    /// Whether it serves the role that it has in the run.
     pub ready: bool,
-    /// What it hosts; none before it is admitted.
+    /// The stages that it hosts, once it is admitted.
     pub stages: Option<StageSpan>,
-    /// Memory that it may use.
+    /// Limit of its memory, in bytes.
     pub memory_limit_bytes: Option<u64>,
-    /// Memory that its process uses.
+    /// Resident memory of its process, in bytes.
     pub resident_bytes: Option<u64>,
-    /// How its own UDP port stands to others.
+    /// Whether other peers can reach its UDP port.
     #[serde(default)]
     pub own_port: OwnPort,
-    /// What it holds for the open steps.
+    /// Its load from the open steps.
     pub load: LoadStatus,
-    /// What it sent.
+    /// Bytes sent.
     pub sent: TrafficStatus,
-    /// What it received.
+    /// Bytes received.
     pub received: TrafficStatus,
 }
 
-/// What a node holds for the open steps.
+/// A node's load from the open steps.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct LoadStatus {
-    /// Microbatches that it has taken on.
+    /// Microbatches that it has accepted.
     pub accepted: u64,
-    /// Offers that wait for room.
+    /// Offers that wait until there is memory for them.
     pub waiting: u64,
-    /// Tasks that its engine has.
+    /// Tasks in its engine.
     pub computing: u64,
-    /// Activations and gradients that wait or are in use.
+    /// Bytes of activations and gradients that are queued or in use.
     pub in_flight_bytes: u64,
-    /// What it sent and may have to send again.
+    /// Bytes of the output log: tensors that were sent and may have to be sent again.
     pub logged_bytes: u64,
-    /// What of that is on the disk.
+    /// Bytes of the output log that were spilled to disk.
     pub logged_on_disk_bytes: u64,
-    /// Memory for what it sent and may have to send again.
+    /// Memory reserved for the output log, in bytes.
     pub log_memory_bytes: u64,
 }
 
-/// Bytes by what they were for.
+/// Bytes by kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct TrafficStatus {
-    /// Messages.
+    /// Control messages.
     pub control_bytes: u64,
     /// Activations, gradients and pieces of rounds.
     pub tensor_bytes: u64,
@@ -128,26 +128,26 @@ pub struct TrafficStatus {
     pub file_bytes: u64,
 }
 
-/// A run, as far as it is known where this was asked.
+/// A run, as far as this node knows it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunStatus {
-    /// Its name.
+    /// Its identifier.
     pub id: RunId,
     /// Pipeline stages.
     pub stages: u16,
-    /// Optimizer updates in all.
+    /// Optimizer updates in the whole run.
     pub steps: u64,
-    /// Updates done: the version of the weights.
+    /// Optimizer updates done, which is the version of the weights.
     pub version: u64,
-    /// Grows with each return to a checkpoint.
+    /// The era. It grows with each return to a checkpoint.
     pub era: u32,
-    /// The office of who keeps the run.
+    /// The coordinator's term.
     pub term: u64,
-    /// Who keeps it, as far as is known.
+    /// The coordinator, if it is known.
     pub coordinator: Option<PeerId>,
     /// Tokens that one step trains on.
     pub tokens_per_step: u64,
-    /// Microbatches of one step.
+    /// Microbatches that one step trains on.
     pub microbatches: u32,
     /// The newest complete checkpoint.
     pub checkpoint: Option<CheckpointStatus>,
@@ -156,26 +156,26 @@ pub struct RunStatus {
 /// A complete checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckpointStatus {
-    /// The version of its weights.
+    /// The version of the weights.
     pub version: u64,
-    /// Hash of its weights, where it was brought together here.
+    /// Hash of the weights, if this node assembled the checkpoint.
     pub hash: Option<ContentHash>,
 }
 
-/// The newest numbers of the training; none before there are any.
+/// The newest training figures; absent before the first commit.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct TrainingStatus {
-    /// The step that they are of.
+    /// The newest committed step.
     pub step: Option<u64>,
     /// Mean training loss, in nats per token.
     pub loss: Option<f64>,
-    /// Newest mean loss on the held-out text.
+    /// Newest mean loss on the held-out text, in nats per token.
     pub held_out_loss: Option<f64>,
     /// Norm of the gradient over all stages, before clipping.
     pub gradient_norm: Option<f64>,
-    /// What the whole swarm trains on, a moving average.
+    /// Throughput of the whole swarm, as a moving average.
     pub tokens_per_second: Option<f64>,
-    /// What a step takes, a moving average.
+    /// Duration of a step, as a moving average.
     pub seconds_per_step: Option<f64>,
     /// When the newest step was committed, in milliseconds since 1970.
     pub committed_at_ms: Option<u64>,
@@ -184,54 +184,54 @@ pub struct TrainingStatus {
 /// One member of the run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MemberStatus {
-    /// Who.
+    /// Its identifier.
     pub peer: PeerId,
-    /// Which life of it.
+    /// Its incarnation.
     pub incarnation: Incarnation,
-    /// What it hosts; nothing of who watches.
+    /// The stages that it hosts; empty for an observer.
     pub stages: StageSpan,
-    /// What it is at.
+    /// Its state.
     pub state: MemberState,
-    /// Where it goes from there, if it is on its way.
+    /// The stage that it moves to, while it moves.
     #[serde(default)]
     pub moves: Option<MoveStatus>,
-    /// Whether it keeps the run.
+    /// Whether it is the coordinator.
     pub coordinator: bool,
-    /// Whether it would keep the run's log.
+    /// Whether it is eligible to replicate the coordinator's log.
     pub anchor: bool,
-    /// Whether it keeps checkpoints whole.
+    /// Whether it stores whole checkpoints.
     pub archive: bool,
-    /// Whether it is the node that says this.
+    /// Whether it is the node that took this snapshot.
     pub own: bool,
-    /// Where it listens.
+    /// Its listen addresses.
     pub addresses: Vec<SocketAddr>,
-    /// The link from here to there, where there is one.
+    /// This node's connection to it, if there is one.
     pub link: Option<LinkStatus>,
 }
 
-/// A member's way to another stage.
+/// A member's move to another stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MoveStatus {
-    /// Which.
+    /// The stage that it moves to.
     pub to: Stage,
-    /// Why.
+    /// Why the coordinator moves it.
     pub reason: MoveReason,
 }
 
-/// What a member is at.
+/// A member's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MemberState {
-    /// It takes part.
+    /// It takes part in steps.
     Serving,
-    /// It has no weights yet.
+    /// It fetches the weights.
     CatchingUp,
-    /// It hosts nothing.
+    /// It hosts no stage.
     Watching,
 }
 
 impl MemberState {
-    /// In words.
+    /// The state's name in text output.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -241,7 +241,7 @@ impl MemberState {
         }
     }
 
-    /// A sign for it: states differ in shape, not in colour alone.
+    /// A symbol for the state, so that states differ in shape and not in colour alone.
     #[must_use]
     pub fn sign(self) -> char {
         match self {
@@ -255,90 +255,90 @@ impl MemberState {
 /// A connection to another member.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct LinkStatus {
-    /// Whether it leads through another peer.
+    /// Whether another peer relays it.
     #[serde(default)]
     pub relayed: bool,
-    /// The smoothed round trip.
+    /// The smoothed round trip, in seconds.
     pub round_trip_seconds: f64,
-    /// What it was measured to carry.
+    /// Measured throughput, in bytes per second.
     pub bytes_per_second: Option<f64>,
-    /// What may be on its way at once.
+    /// The congestion window, in bytes.
     pub window_bytes: u64,
     /// Packets sent.
     pub sent_packets: u64,
-    /// Packets taken for lost.
+    /// Packets declared lost.
     pub lost_packets: u64,
 }
 
-/// How the training went.
+/// The history of the training figures.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Curves {
-    /// Mean training loss.
+    /// Mean training loss, in nats per token.
     pub loss: Vec<Point>,
-    /// Mean loss on the held-out text.
+    /// Mean loss on the held-out text, in nats per token.
     pub held_out_loss: Vec<Point>,
-    /// Tokens per second.
+    /// Tokens per second of the whole swarm.
     pub tokens_per_second: Vec<Point>,
 }
 
-/// A step and a value. Of a long curve it is the mean up to that step.
+/// A step and a value. In a long curve the value is a mean over the steps up to this one.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Point(pub u64, pub f64);
 
-/// Something that happened.
+/// An event of the run, as text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StatusEvent {
-    /// When it was noticed, in milliseconds since 1970.
+    /// When this node noticed it, in milliseconds since 1970.
     pub at_ms: u64,
-    /// How it is to be taken.
+    /// Whether it is good or bad for the run.
     pub tone: Tone,
-    /// What, for people: one line without control characters.
+    /// The text: one line without control characters.
     pub text: String,
 }
 
-/// How something is to be taken.
+/// Whether an event is good or bad for the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tone {
-    /// Good to know.
+    /// Neutral information.
     Plain,
-    /// Better than before.
+    /// An improvement.
     Good,
-    /// Worse than before.
+    /// A deterioration.
     Bad,
 }
 
 impl Status {
-    /// Reads what a node says.
+    /// Parses a status from JSON.
     ///
     /// # Errors
-    /// When it is no status.
+    /// If the bytes are not a status in JSON.
     pub(crate) fn parse(bytes: &[u8]) -> serde_json::Result<Self> {
         serde_json::from_slice(bytes)
     }
 
-    /// What a node says.
+    /// The status as JSON.
     ///
     /// # Errors
-    /// Never: it is plain data.
+    /// Never in practice: every field is plain data.
     pub(crate) fn to_json(&self) -> serde_json::Result<String> {
         serde_json::to_string(self)
     }
 }
 
-/// How the answer of a node is tried.
+/// How the decoder of a node's status is tested.
 #[cfg(any(test, fuzzing))]
 pub(crate) const DECODER: Decoder = Decoder {
     name: "status",
     examples: || vec![EXAMPLE.as_bytes().to_vec()],
     check: |bytes| {
         let Ok(status) = Status::parse(bytes) else { return };
-        let written = status.to_json().expect("what was read can be written");
-        Status::parse(written.as_bytes()).expect("what was written can be read");
+        let written = status.to_json().expect("a parsed status serializes");
+        Status::parse(written.as_bytes()).expect("a serialized status parses");
     },
 };
 
-/// The status of a peer that watches a run of one stage.
+/// The status of an observer in a run of one stage.
 #[cfg(any(test, fuzzing))]
 const EXAMPLE: &str = r#"{"version":"0.1.0","at_ms":9,"node":{"peer":null,"incarnation":2,"state":"watching",
 "why":null,"ready":true,"stages":[],"memory_limit_bytes":null,"resident_bytes":5,

@@ -1,4 +1,4 @@
-//! Where what is known of a run hangs for whoever asks.
+//! The latest status of a run, shared with all readers.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -7,11 +7,11 @@ use super::event_log::EventLog;
 use super::{Sight, Status};
 use crate::events::RunEvent;
 
-/// A driver that has not looked for this long stands still: it looks about once a second, and says
-/// again every few seconds what has no answer.
+/// A driver that has published nothing for this long is stalled. It publishes about once a second,
+/// and repeats unanswered requests every few seconds.
 const STANDSTILL: Duration = Duration::from_secs(60);
 
-/// What is known of a run, for all threads.
+/// The latest status of a run, shared between threads.
 #[derive(Debug, Clone, Default)]
 pub struct StatusWatch {
     shared: Arc<Mutex<Shared>>,
@@ -20,45 +20,45 @@ pub struct StatusWatch {
 #[derive(Debug, Default)]
 struct Shared {
     event_log: EventLog,
-    /// When the driver last looked, where there is one.
+    /// When the driver last published, while there is one.
     looked: Option<Instant>,
 }
 
-/// Whether a node is well.
+/// A node's health, as `/livez` and `/readyz` report it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Health {
-    /// Nothing in it stands still.
+    /// The driver is not stalled.
     pub live: bool,
-    /// It does for the run what it is there for.
+    /// The node serves the role that it has in the run.
     pub ready: bool,
 }
 
 impl StatusWatch {
-    /// Notes an event of the run.
+    /// Records an event of the run.
     pub fn note(&self, event: &RunEvent) {
         self.lock().event_log.note(now(), event);
     }
 
-    /// Notes that a step of the run that this peer keeps began.
+    /// Records that a step began in the run that this peer coordinates.
     pub(crate) fn opened(&self) {
         self.lock().event_log.opened();
     }
 
-    /// Notes what the driver sees.
+    /// Records the driver's observation.
     pub(crate) fn see(&self, sight: Sight) {
         let mut shared = self.lock();
         shared.event_log.see(now(), sight);
         shared.looked = Some(Instant::now());
     }
 
-    /// The driver is gone.
+    /// Records that the driver has ended.
     pub(crate) fn look_away(&self) {
         let mut shared = self.lock();
         shared.event_log.look_away();
         shared.looked = None;
     }
 
-    /// Everything as it is now.
+    /// The current status.
     #[must_use]
     pub fn status(&self) -> Status {
         let mut status = self.lock().event_log.status(now());
@@ -66,7 +66,7 @@ impl StatusWatch {
         status
     }
 
-    /// Whether the node is well.
+    /// The node's current health.
     #[must_use]
     pub fn health(&self) -> Health {
         self.health_at(Instant::now())
@@ -84,13 +84,13 @@ impl StatusWatch {
     }
 }
 
-/// Milliseconds since 1970.
+/// The current time, in milliseconds since 1970.
 fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Memory that this process uses, as Linux tells it.
+/// Resident memory of this process in bytes, from `/proc` on Linux.
 fn resident_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
@@ -103,16 +103,16 @@ mod tests {
     use crate::status::NodeStatus;
 
     #[test]
-    fn a_driver_that_no_longer_looks_is_not_alive() {
-        let board = StatusWatch::default();
+    fn a_stalled_driver_is_not_alive() {
+        let watch = StatusWatch::default();
         let node = NodeStatus { ready: true, ..NodeStatus::default() };
-        board.see(Sight { node, ..Sight::default() });
+        watch.see(Sight { node, ..Sight::default() });
         let later = Instant::now() + STANDSTILL;
-        assert_eq!(board.health(), Health { live: true, ready: true });
-        assert_eq!(board.health_at(later), Health { live: false, ready: false });
-        // Between two lives there is no driver that could stand still.
-        board.look_away();
-        assert_eq!(board.health_at(later), Health { live: true, ready: false });
+        assert_eq!(watch.health(), Health { live: true, ready: true });
+        assert_eq!(watch.health_at(later), Health { live: false, ready: false });
+        // Between two incarnations there is no driver that could stall.
+        watch.look_away();
+        assert_eq!(watch.health_at(later), Health { live: true, ready: false });
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! A run in the terminal: asks a peer every second and draws what it says.
+//! `shoal top`: polls a peer's status every second and draws it in the terminal.
 
 mod screen;
 mod view;
@@ -17,17 +17,17 @@ use crate::exit::one_line;
 use crate::http::client;
 use crate::status::Status;
 
-/// From one answer to the next question.
+/// Pause from an answer to the next request.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
-/// Shows the run until the user, or a signal, ends it. The terminal is as it was before, then and also
-/// after a panic.
+/// Shows the run until the user or a signal ends it. Restores the terminal at the end, also after a
+/// panic.
 ///
 /// # Errors
-/// When the peer does not answer at first, or there is no terminal.
+/// If the peer does not answer the first request, or there is no terminal.
 pub(crate) async fn watch(address: SocketAddr) -> anyhow::Result<()> {
     let status = client::status(address).await?;
-    let mut terminal = ratatui::try_init().context("the terminal cannot be drawn on")?;
+    let mut terminal = ratatui::try_init().context("cannot draw on the terminal")?;
     let shown = show(&mut terminal, address, Screen::of(status)).await;
     ratatui::restore();
     shown
@@ -54,7 +54,7 @@ async fn show(
             }
             event = keys.next() => match event.context("the terminal is gone")?? {
                 Event::Key(key) if screen.press(key) == Flow::End => return Ok(()),
-                // A new size is seen when it is drawn.
+                // The next draw uses the new size.
                 _ => {}
             },
             _ = ended => return Ok(()),

@@ -1,26 +1,26 @@
-//! What is on the screen, and what keys do to it.
+//! The screen's state, and how keys change it.
 
 use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 use crate::status::Status;
 
-/// Lines that a page is.
+/// Events that a page scrolls by.
 const PAGE: usize = 10;
 
-/// What is on the screen.
+/// The screen's state.
 #[derive(Debug)]
 pub(super) struct Screen {
-    /// The newest answer.
+    /// The newest status.
     pub(super) status: Status,
-    /// Why there is no newer one.
+    /// Why the last request failed, if it did.
     pub(super) failure: Option<String>,
-    /// Whether the keys are explained.
+    /// Whether the help is open.
     pub(super) help: bool,
-    /// How many of the newest events are passed over.
+    /// How many of the newest events are scrolled past.
     pub(super) back: usize,
 }
 
-/// Whether it goes on.
+/// Whether the program continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Flow {
     On,
@@ -32,7 +32,7 @@ impl Screen {
         Self { status, failure: None, help: false, back: 0 }
     }
 
-    /// Takes in what the peer answered. What it said before stays when it says nothing.
+    /// Handles the peer's answer. After a failure the last status stays.
     pub(super) fn answer(&mut self, answer: Result<Status, String>) {
         match answer {
             Ok(status) => {
@@ -44,7 +44,7 @@ impl Screen {
         }
     }
 
-    /// Does what a key asks for.
+    /// Handles a key.
     pub(super) fn press(&mut self, key: KeyEvent) -> Flow {
         if key.kind == KeyEventKind::Release {
             return Flow::On;
@@ -86,7 +86,7 @@ mod tests {
         assert!(screen.help);
         assert_eq!(press(&mut screen, KeyCode::Esc), Flow::On);
         assert!(!screen.help);
-        // There are two events.
+        // The example has two events.
         press(&mut screen, KeyCode::PageDown);
         assert_eq!(screen.back, 1);
         press(&mut screen, KeyCode::Up);
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_said_stays_when_nobody_answers() {
+    fn the_last_status_stays_when_the_peer_does_not_answer() {
         let mut screen = Screen::of(example::status());
         screen.answer(Err("gone".into()));
         assert_eq!(screen.failure.as_deref(), Some("gone"));

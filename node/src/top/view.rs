@@ -1,4 +1,4 @@
-//! Draws the screen, however small it is: what matters most comes first, and what has no place is left
+//! Draws the screen at any size. The most important parts come first; parts without room are left
 //! out.
 
 use ratatui::Frame;
@@ -14,22 +14,22 @@ use super::screen::Screen;
 use crate::status::labels::{TITLES, age, rows_of, standing};
 use crate::status::{NodeState, Point, Status, Tone};
 
-/// The least width and height at which the curves are shown beside the rest.
+/// The smallest width and height with curves.
 const FOR_CURVES: (u16, u16) = (80, 24);
 
-/// Lines on how things stand that the smallest screen has; a larger one has up to a third of it.
+/// Summary lines on the smallest screen; a larger one uses up to a third of its height.
 const LINES: usize = 4;
 
-/// Widths of the members' columns.
-const WIDTHS: [u16; 7] = [5, 6, 13, 26, 10, 11, 6];
+/// Widths of the member table's columns.
+const WIDTHS: [u16; 7] = [5, 6, 13, 30, 10, 11, 6];
 
 const HELP: [&str; 6] = [
-    "q, Esc      leave",
-    "h, ?        this help",
+    "q, Esc      quit",
+    "h, ?        show or hide this help",
     "Down, j     older events",
     "Up, k       newer events",
-    "PgDn, PgUp  ten at once",
-    "Home        the newest",
+    "PgDn, PgUp  scroll by ten",
+    "Home        newest event",
 ];
 
 /// Draws everything.
@@ -73,10 +73,10 @@ fn draw_progress(frame: &mut Frame, area: Rect, status: &Status) {
     frame.render_widget(gauge, area);
 }
 
-/// Members, curves and events, as far as there is room.
+/// Members, curves and events, as far as they fit.
 fn draw_middle(frame: &mut Frame, area: Rect, screen: &Screen) {
     let rows = rows_of(&screen.status);
-    // A frame and the titles.
+    // The rows, the titles and the border.
     let wanted = u16::try_from(rows.len()).unwrap_or(u16::MAX).saturating_add(3);
     let curves = frame.area().width >= FOR_CURVES.0 && frame.area().height >= FOR_CURVES.1;
     let most = if curves { area.height / 2 } else { area.height / 3 * 2 };
@@ -116,7 +116,7 @@ fn draw_members(frame: &mut Frame, area: Rect, mut rows: Vec<[String; 7]>) {
     let styled = rows.into_iter().map(|row| {
         let style = match row[2].chars().next() {
             Some('●' | '○') => Style::new(),
-            None if row[1] == "nobody" => Style::new().fg(Color::Red),
+            None if row[1] == "none" => Style::new().fg(Color::Red),
             _ => Style::new().fg(Color::Yellow),
         };
         Row::new(row).style(style)
@@ -132,7 +132,7 @@ fn draw_curve(frame: &mut Frame, area: Rect, title: &'static str, curves: &[(&Ve
     let bounds = |values: Vec<f64>| {
         let low = values.iter().copied().fold(f64::INFINITY, f64::min);
         let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        // A curve of one value has its axis all the same.
+        // A constant curve needs an axis of some height.
         (values.len() > 1).then_some([low, if high > low { high } else { low + 1.0 }])
     };
     let x = bounds(points().map(|point| point.0 as f64).collect());
@@ -180,8 +180,8 @@ fn draw_events(frame: &mut Frame, area: Rect, screen: &Screen) {
 
 fn draw_foot(frame: &mut Frame, area: Rect, screen: &Screen) {
     let line = match &screen.failure {
-        None => Line::from("q leaves, h helps").dim(),
-        Some(failure) => Line::from(format!("asked in vain: {failure}")).fg(Color::Red),
+        None => Line::from("q quit, h help").dim(),
+        Some(failure) => Line::from(format!("no answer: {failure}")).fg(Color::Red),
     };
     frame.render_widget(line, area);
 }
@@ -231,33 +231,33 @@ mod tests {
         let text = drawn(&Screen::of(example::status()), 120, 40);
         for part in [
             "Shoal 40/200",
-            "paused: nobody serves stage 2",
+            "paused: stage 2 has no replica",
             " members ",
             "● serving",
             "◐ catching up",
             "○ watching",
-            "nobody",
+            "none",
             "12.5 ms",
             "23.8 MiB/s",
             " loss ",
             " tokens/s ",
             "the run goes back to version 40",
-            "q leaves, h helps",
+            "q quit, h help",
         ] {
             assert!(text.contains(part), "{part} is missing in\n{text}");
         }
     }
 
     #[test]
-    fn a_small_screen_has_how_things_stand() {
+    fn a_small_screen_has_the_summary() {
         let text = drawn(&Screen::of(example::status()), 60, 16);
-        assert!(text.contains("paused: nobody serves stage 2"), "{text}");
+        assert!(text.contains("paused: stage 2 has no replica"), "{text}");
         assert!(text.contains("the run goes back") && text.contains("● serving"), "{text}");
         assert!(!text.contains("┌ loss"), "{text}");
     }
 
     #[test]
-    fn more_members_than_lines_are_counted() {
+    fn members_without_room_are_counted() {
         let mut status = example::status();
         let one = status.members[1].clone();
         status.members.extend(std::iter::repeat_n(one, 50));
@@ -266,13 +266,13 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_answer_is_told_of_and_help_covers_it_all() {
+    fn a_failure_is_shown_and_help_overlays_the_screen() {
         let mut screen = Screen::of(example::status());
-        screen.answer(Err("no answer".into()));
+        screen.answer(Err("timed out".into()));
         screen.help = true;
         let text = drawn(&screen, 80, 24);
-        assert!(text.contains("asked in vain: no answer"), "{text}");
-        assert!(text.contains("PgDn, PgUp  ten at once"), "{text}");
+        assert!(text.contains("no answer: timed out"), "{text}");
+        assert!(text.contains("PgDn, PgUp  scroll by ten"), "{text}");
     }
 
     proptest! {

@@ -1,4 +1,4 @@
-//! One anchor alone.
+//! A single anchor.
 
 use super::*;
 
@@ -15,15 +15,18 @@ async fn one_anchor_leads_and_appends_in_order() {
     for record in &records {
         node.anchor.append(term, record.clone());
     }
-    node.told("all are appended", |told| told.appended == records).await;
+    node.reported("all are appended", |reported| reported.appended == records).await;
     assert_eq!(node.anchor.history(), made_of(&records));
     assert_eq!(node.anchor.voters(), BTreeSet::from([peer(1)]));
-    node.told("it says who leads", |told| told.leader == Some((Some(peer(1)), 1, 1))).await;
+    node.reported("it reports the leader", |reported| {
+        reported.leader == Some((Some(peer(1)), 1, 1))
+    })
+    .await;
     node.close().await;
 }
 
 #[tokio::test]
-async fn a_killed_anchor_leads_again_in_a_new_term_with_all_it_said() {
+async fn a_killed_anchor_leads_again_in_a_new_term_with_all_it_reported() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut node = alone(folder.path()).await;
     let first = node.leads().await;
@@ -36,7 +39,7 @@ async fn a_killed_anchor_leads_again_in_a_new_term_with_all_it_said() {
     for folder in [copy.path(), folder.path()] {
         let mut node = alone(folder).await;
         assert!(node.leads().await > first);
-        let history = node.told.borrow().offices[0].1.clone();
+        let history = node.reported.borrow().terms[0].1.clone();
         assert_eq!(history, made_of(&records));
         node.append(record(6, 6)).await;
         node.close().await;
@@ -44,7 +47,7 @@ async fn a_killed_anchor_leads_again_in_a_new_term_with_all_it_said() {
 }
 
 #[tokio::test]
-async fn a_log_cut_at_any_byte_opens_to_what_was_whole() {
+async fn a_log_truncated_at_any_byte_opens_to_its_whole_records() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut node = alone(folder.path()).await;
     let records: Vec<_> = (1..=6).map(|number| record(number, number)).collect();
@@ -75,7 +78,7 @@ async fn a_record_for_an_earlier_term_is_dropped() {
     let term = node.leads().await;
     node.anchor.append(Term(term.0 - 1), record(1, 1));
     node.append(record(1, 2)).await;
-    assert_eq!(node.told.borrow().appended, [record(1, 2)]);
+    assert_eq!(node.reported.borrow().appended, [record(1, 2)]);
     assert_eq!(node.anchor.history(), made_of(&[record(1, 2)]));
     node.close().await;
 }
@@ -87,7 +90,10 @@ async fn a_refused_record_ends_the_anchor_and_changes_nothing() {
     node.append(record(1, 1)).await;
     let term = node.leads().await;
     node.anchor.append(term, record(1, 2));
-    node.told("it fails", |told| matches!(told.failed, Some(AnchorError::Refused { .. }))).await;
+    node.reported("it fails", |reported| {
+        matches!(reported.failed, Some(AnchorError::Refused { .. }))
+    })
+    .await;
     node.close().await;
     let mut node = alone(folder.path()).await;
     node.leads().await;
@@ -101,12 +107,13 @@ async fn a_record_that_no_message_could_carry_is_refused() {
     let mut node = alone(folder.path()).await;
     let term = node.leads().await;
     node.anchor.append(term, large(1, 251 << 10));
-    node.told("it fails", |told| matches!(told.failed, Some(AnchorError::TooLarge))).await;
+    node.reported("it fails", |reported| matches!(reported.failed, Some(AnchorError::TooLarge)))
+        .await;
     node.close().await;
 }
 
 #[tokio::test]
-async fn what_is_not_ones_own_or_not_whole_is_not_opened() {
+async fn foreign_and_damaged_files_are_not_opened() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut node = alone(folder.path()).await;
     for number in 1..=3 {
@@ -145,11 +152,14 @@ async fn a_lost_folder_ends_the_anchor_at_its_next_record() {
     let mut node = alone(folder.path()).await;
     let term = node.leads().await;
     std::fs::remove_dir_all(folder.path()).expect("removed");
-    // The open file takes all that is appended; only putting another in its place fails.
+    // The open file accepts appends; only replacing it fails.
     for number in 1..=40 {
         node.anchor.append(term, large(number, 60 << 10));
     }
-    node.told("it fails", |told| matches!(told.failed, Some(AnchorError::Write { .. }))).await;
+    node.reported("it fails", |reported| {
+        matches!(reported.failed, Some(AnchorError::Write { .. }))
+    })
+    .await;
     node.close().await;
 }
 
@@ -160,11 +170,14 @@ async fn the_files_stay_small_and_hold_everything() {
     let term = node.leads().await;
     let records: Vec<_> = (1..=300).map(|number| large(number, 20 << 10)).collect();
     for chunk in records.chunks(32) {
-        let before = node.told.borrow().appended.len();
+        let before = node.reported.borrow().appended.len();
         for record in chunk {
             node.anchor.append(term, record.clone());
         }
-        node.told("all are appended", |told| told.appended.len() == before + chunk.len()).await;
+        node.reported("all are appended", |reported| {
+            reported.appended.len() == before + chunk.len()
+        })
+        .await;
         let size = std::fs::metadata(folder.path().join("log")).expect("there").len();
         assert!(size < 6 << 20, "the log has {size} bytes");
     }

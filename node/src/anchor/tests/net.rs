@@ -1,4 +1,4 @@
-//! Links that lose messages, keep them back, and can be cut.
+//! Links that lose or delay messages, and can be cut.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -13,26 +13,26 @@ use super::{Anchor, Links};
 /// The links between the anchors of one test.
 #[derive(Default)]
 pub(super) struct Net {
-    pub(super) ends: Mutex<BTreeMap<PeerId, Arc<Anchor>>>,
-    /// From whom nothing comes to whom.
+    pub(super) anchors: Mutex<BTreeMap<PeerId, Arc<Anchor>>>,
+    /// Cut links, as sender and receiver.
     pub(super) cut: Mutex<BTreeSet<(PeerId, PeerId)>>,
-    /// The largest body that was carried.
+    /// Size of the largest body carried.
     pub(super) largest: Mutex<usize>,
-    /// Loses some messages and keeps some back, if there is any.
-    pub(super) weather: Mutex<Option<ChaCha8Rng>>,
-    pub(super) late: Mutex<Vec<(PeerId, PeerId, AnchorMessage)>>,
+    /// Loses and delays some messages at random, if set.
+    pub(super) random_faults: Mutex<Option<ChaCha8Rng>>,
+    pub(super) delayed: Mutex<Vec<(PeerId, PeerId, AnchorMessage)>>,
 }
 
 impl Net {
-    /// Cuts a peer off all others, both ways, or lets it be heard again.
+    /// Cuts all links of a peer in both directions, or restores them.
     pub(super) fn isolate(&self, one: PeerId, others: &[PeerId], isolated: bool) {
-        let mut cut = self.cut.lock().expect("sound");
+        let mut cut = self.cut.lock().expect("valid");
         for other in others.iter().filter(|other| **other != one) {
-            for way in [(one, *other), (*other, one)] {
+            for link in [(one, *other), (*other, one)] {
                 if isolated {
-                    cut.insert(way)
+                    cut.insert(link)
                 } else {
-                    cut.remove(&way)
+                    cut.remove(&link)
                 };
             }
         }
@@ -40,25 +40,25 @@ impl Net {
 }
 
 impl Net {
-    /// The messages that arrive now: one may be lost, or come much later.
+    /// The messages to deliver now. One may be lost, or delivered much later.
     fn arriving(
         &self,
         from: PeerId,
         to: PeerId,
         message: AnchorMessage,
     ) -> Vec<(PeerId, PeerId, AnchorMessage)> {
-        let mut weather = self.weather.lock().expect("sound");
-        let Some(random) = &mut *weather else { return vec![(from, to, message)] };
-        let mut late = self.late.lock().expect("sound");
+        let mut random_faults = self.random_faults.lock().expect("valid");
+        let Some(random) = &mut *random_faults else { return vec![(from, to, message)] };
+        let mut delayed = self.delayed.lock().expect("valid");
         let mut now = Vec::new();
         match random.next_u32() % 32 {
             0 => {}
-            1..=2 => late.push((from, to, message)),
+            1..=2 => delayed.push((from, to, message)),
             _ => now.push((from, to, message)),
         }
-        if !late.is_empty() && random.next_u32().is_multiple_of(16) {
-            let one = random.next_u32() as usize % late.len();
-            now.push(late.swap_remove(one));
+        if !delayed.is_empty() && random.next_u32().is_multiple_of(16) {
+            let one = random.next_u32() as usize % delayed.len();
+            now.push(delayed.swap_remove(one));
         }
         now
     }
@@ -72,13 +72,13 @@ pub(super) struct End {
 impl Links for End {
     fn send(&self, to: PeerId, message: AnchorMessage) {
         for (from, to, message) in self.net.arriving(self.me, to, message) {
-            if self.net.cut.lock().expect("sound").contains(&(from, to)) {
+            if self.net.cut.lock().expect("valid").contains(&(from, to)) {
                 continue;
             }
-            let mut largest = self.net.largest.lock().expect("sound");
+            let mut largest = self.net.largest.lock().expect("valid");
             *largest = message.body.len().max(*largest);
             drop(largest);
-            let end = self.net.ends.lock().expect("sound").get(&to).cloned();
+            let end = self.net.anchors.lock().expect("valid").get(&to).cloned();
             if let Some(end) = end {
                 end.heard(from, message);
             }

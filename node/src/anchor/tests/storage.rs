@@ -1,4 +1,4 @@
-//! The disk, as Raft needs it.
+//! The library's test suite for storage.
 
 use openraft::testing::{StoreBuilder, Suite};
 
@@ -39,6 +39,6 @@ impl StoreBuilder<Types, Log, StateMachine, Guard> for Folders {
 }
 
 #[test]
-fn it_passes_the_librarys_own_suite() {
-    Suite::test_all(Folders).expect("as the library wants it");
+fn the_storage_passes_the_librarys_suite() {
+    Suite::test_all(Folders).expect("the storage passes the suite");
 }

@@ -1,4 +1,4 @@
-//! Messages that no anchor would send.
+//! Messages that no correct anchor sends.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
@@ -22,7 +22,7 @@ fn opening(term: u64, index: u64) -> Item {
     Item::from(&Entry { log_id: log_id(term, index), payload })
 }
 
-/// Requests that are whole and cannot be; the term is the present one.
+/// Requests that decode but are invalid in the given current term.
 fn impossible(term: u64) -> Vec<Request> {
     let mark = |index| Mark::from(log_id(term, index));
     let append = |ballot, items| Request::Append { ballot, previous: None, agreed: None, items };
@@ -50,7 +50,7 @@ fn impossible(term: u64) -> Vec<Request> {
 }
 
 #[tokio::test]
-async fn what_cannot_be_is_dropped_and_nobody_stumbles() {
+async fn invalid_requests_are_dropped_and_change_nothing() {
     let mut group = Group::new(3).await;
     let term = group.node(peer(1)).leads().await;
     let mut random = ChaCha8Rng::seed_from_u64(1);
@@ -58,7 +58,7 @@ async fn what_cannot_be_is_dropped_and_nobody_stumbles() {
         for request in impossible(term.0) {
             let body = wire::encode(&request).expect("small");
             let node = &group.nodes[&to].anchor;
-            // There is room for each: none is dropped unseen.
+            // Waits for room in the queue, so that every request is handled.
             until("there is room", || node.requests.capacity() > 0).await;
             node.heard(peer(9), asked(body.clone()));
             let cut = random.next_u32() as usize % body.len();
@@ -81,14 +81,14 @@ async fn what_cannot_be_is_dropped_and_nobody_stumbles() {
     let history = group.agreed(20).await;
     assert_eq!(history.lives.len(), 20);
     for node in group.nodes.values() {
-        let told = node.told.borrow();
-        assert!(told.failed.is_none() && told.deposed == 0);
+        let reported = node.reported.borrow();
+        assert!(reported.failed.is_none() && reported.deposed == 0);
     }
-    assert_eq!(group.node(peer(1)).office(), Some(term));
+    assert_eq!(group.node(peer(1)).term_led(), Some(term));
 }
 
 #[tokio::test]
-async fn a_flood_of_requests_finds_no_room_and_is_dropped() {
+async fn a_flood_of_requests_is_dropped_at_a_full_queue() {
     let mut group = Group::new(3).await;
     let ask = wire::encode(&Request::WouldVote { last: None }).expect("small");
     for _ in 0..10_000 {

@@ -12,22 +12,22 @@ use crate::status::{NodeState, NodeStatus, Sight};
 
 const ANY_PORT: (Ipv4Addr, u16) = (Ipv4Addr::LOCALHOST, 0);
 
-/// Less patient than a node, so that a test need not be patient either.
+/// Limits that are short enough for a test.
 fn strict() -> Limits {
     Limits { connections: 4, head: Duration::from_millis(400), whole: Duration::from_secs(5) }
 }
 
-/// Has a server answer for as long as `asked` takes.
+/// Runs a server until `asked` ends.
 async fn with_server<F: Future>(asked: impl FnOnce(SocketAddr, StatusWatch) -> F) -> F::Output {
     let server = HttpServer::bind(ANY_PORT.into()).await.expect("a free port");
     let address = server.address().expect("bound");
-    let board = StatusWatch::default();
+    let status = StatusWatch::default();
     let metrics = Metrics::new().expect("registered");
     let machine = Machine::new(shoal_engine::DeviceChoice::Cpu);
-    let shown = Shown { metrics, machine, board: board.clone() };
+    let shown = Shown { metrics, machine, status: status.clone() };
     let stop = CancellationToken::new();
     let asking = async {
-        let result = asked(address, board).await;
+        let result = asked(address, status).await;
         stop.cancel();
         result
     };
@@ -39,10 +39,10 @@ async fn connect(address: SocketAddr) -> TcpStream {
     TcpStream::connect(address).await.expect("it listens")
 }
 
-/// Everything that comes until the other end closes.
+/// Everything received until the other end closes.
 async fn rest(stream: &mut TcpStream) -> String {
     let mut bytes = Vec::new();
-    // Who is cut off may see a reset.
+    // A client that is disconnected may see a reset.
     let _ = stream.read_to_end(&mut bytes).await;
     String::from_utf8_lossy(&bytes).into_owned()
 }
@@ -63,7 +63,7 @@ fn serving() -> Sight {
 }
 
 #[tokio::test]
-async fn each_question_has_its_answer() {
+async fn every_route_answers() {
     with_server(|address, _| async move {
         let metrics = get(address, "/metrics").await;
         assert!(metrics.starts_with("HTTP/1.1 200 OK\r\n"), "{metrics}");
@@ -83,12 +83,12 @@ async fn each_question_has_its_answer() {
 
 #[tokio::test]
 async fn a_node_is_ready_while_it_serves_and_until_it_leaves() {
-    with_server(|address, board| async move {
+    with_server(|address, status| async move {
         let code = async |path| client::get(address, path).await.expect("answered").code.as_u16();
         assert_eq!((code("/livez").await, code("/readyz").await), (200, 503));
-        board.see(serving());
+        status.see(serving());
         assert_eq!((code("/livez").await, code("/readyz").await), (200, 200));
-        board.note(&RunEvent::Draining { source: "SIGTERM".into() });
+        status.note(&RunEvent::Draining { source: "SIGTERM".into() });
         assert_eq!((code("/livez").await, code("/readyz").await), (200, 503));
         let again = RunEvent::Started {
             run: ContentHash([1; 32]),
@@ -98,10 +98,10 @@ async fn a_node_is_ready_while_it_serves_and_until_it_leaves() {
             tokens_per_step: 1,
             microbatches: 1,
         };
-        board.note(&again);
-        board.see(serving());
+        status.note(&again);
+        status.see(serving());
         assert_eq!(code("/readyz").await, 200);
-        board.look_away();
+        status.look_away();
         assert_eq!(code("/readyz").await, 503);
     })
     .await;
@@ -123,7 +123,7 @@ async fn a_head_that_is_too_large_is_refused() {
 }
 
 #[tokio::test]
-async fn a_name_of_somebody_else_is_refused() {
+async fn a_foreign_host_name_is_refused() {
     with_server(|address, _| async move {
         let answer = raw(address, "GET /status HTTP/1.1\r\nHost: example.org\r\n\r\n").await;
         assert!(answer.starts_with("HTTP/1.1 421 "), "{answer}");
@@ -132,7 +132,7 @@ async fn a_name_of_somebody_else_is_refused() {
 }
 
 #[tokio::test]
-async fn a_head_that_drips_is_cut_off() {
+async fn a_client_that_sends_its_head_slowly_is_disconnected() {
     with_server(|address, _| async move {
         let begun = Instant::now();
         let mut stream = connect(address).await;
@@ -159,7 +159,7 @@ async fn a_head_that_drips_is_cut_off() {
 }
 
 #[tokio::test]
-async fn who_asks_nothing_keeps_others_out_for_moments_only() {
+async fn silent_clients_block_others_only_until_their_timeout() {
     with_server(|address, _| async move {
         let mut idle = Vec::new();
         for _ in 0..strict().connections {
@@ -167,7 +167,7 @@ async fn who_asks_nothing_keeps_others_out_for_moments_only() {
         }
         let answer = get(address, "/livez").await;
         assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
-        // There was no room before one of them was cut off.
+        // There was no free slot before one of them was disconnected.
         let mut cut_off = 0;
         for stream in &mut idle {
             let mut byte = [0];
@@ -179,7 +179,7 @@ async fn who_asks_nothing_keeps_others_out_for_moments_only() {
 }
 
 #[tokio::test]
-async fn one_connection_has_one_answer() {
+async fn a_connection_has_one_answer() {
     with_server(|address, _| async move {
         let one = format!("GET /livez HTTP/1.1\r\nHost: {address}\r\n\r\n");
         let answer = raw(address, &format!("{one}{one}")).await;

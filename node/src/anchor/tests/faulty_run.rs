@@ -1,54 +1,54 @@
-//! Anchors that die, come back, and are cut off, while whoever leads appends.
+//! Anchors that die, restart and are cut off while the leader appends.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
 use super::*;
 
-/// A run in which things go wrong.
-struct Wild {
+/// A run with random faults.
+struct FaultyRun {
     group: Group,
     random: ChaCha8Rng,
-    /// The number of the next record by whoever leads in a term.
+    /// The number of the next record, by the leader's term.
     next: BTreeMap<Term, u64>,
     traces: u64,
-    /// Who led when.
-    offices: BTreeMap<Term, PeerId>,
-    /// Records that somebody was told are agreed on.
+    /// The leader of each term.
+    terms: BTreeMap<Term, PeerId>,
+    /// Records that were reported as committed.
     agreed: Vec<LogRecord>,
 }
 
-impl Wild {
+impl FaultyRun {
     fn below(&mut self, bound: u32) -> u32 {
         self.random.next_u32() % bound
     }
 
-    /// Takes in what the owner of one was told.
+    /// Checks the events of one anchor.
     fn note(&mut self, of: PeerId) {
-        let told = self.group.nodes[&of].told.borrow();
-        assert!(told.failed.is_none(), "{:?}", told.failed);
-        for (term, _) in &told.offices {
-            let leader = *self.offices.entry(*term).or_insert(of);
+        let reported = self.group.nodes[&of].reported.borrow();
+        assert!(reported.failed.is_none(), "{:?}", reported.failed);
+        for (term, _) in &reported.terms {
+            let leader = *self.terms.entry(*term).or_insert(of);
             assert_eq!(leader, of, "two lead in term {term}");
         }
-        self.agreed.extend(told.appended.iter().cloned());
+        self.agreed.extend(reported.appended.iter().cloned());
     }
 
     fn append(&mut self, by: PeerId) {
         let node = &self.group.nodes[&by];
-        let told = node.told.borrow();
-        let Some(term) = told.office else { return };
-        let (_, history) = told.offices.last().expect("it has an office");
+        let reported = node.reported.borrow();
+        let Some(term) = reported.term_led else { return };
+        let (_, history) = reported.terms.last().expect("it leads a term");
         let first = history.view.number + 1;
         let next = self.next.entry(term).or_insert(first);
-        if *next - first < told.appended.len() as u64 + 16 {
+        if *next - first < reported.appended.len() as u64 + 16 {
             self.traces += 1;
             node.anchor.append(term, record(*next, self.traces));
             *next += 1;
         }
     }
 
-    /// Kills one at whatever it does, and opens it again, perhaps later.
+    /// Kills an anchor at a random moment and opens it again, now or later.
     async fn restart(&mut self, one: PeerId) {
         let peers: Vec<_> = (1..=3).map(peer).collect();
         self.group.net.isolate(one, &peers, true);
@@ -75,40 +75,40 @@ impl Wild {
             3..=5 => self.group.net.isolate(one, &peers, false),
             6 => {
                 let other = peer(self.below(3) as u8 + 1);
-                self.group.net.cut.lock().expect("sound").insert((one, other));
+                self.group.net.cut.lock().expect("valid").insert((one, other));
             }
-            7 => self.group.net.cut.lock().expect("sound").clear(),
+            7 => self.group.net.cut.lock().expect("valid").clear(),
             _ => self.append(one),
         }
         let pause = Duration::from_millis(u64::from(self.below(12)));
         tokio::time::sleep(pause).await;
     }
 
-    /// When nothing goes wrong any more all agree, on all that was ever said.
+    /// Ends the faults and checks that all anchors agree on everything that was reported.
     async fn end(mut self) {
-        self.group.net.cut.lock().expect("sound").clear();
-        *self.group.net.weather.lock().expect("sound") = None;
-        // A leader that was cut off still thinks it leads for a moment.
+        self.group.net.cut.lock().expect("valid").clear();
+        *self.group.net.random_faults.lock().expect("valid") = None;
+        // A leader that was cut off may still believe that it leads.
         let trace = 1 << 40;
         let mut last = 0;
         while !self.group.nodes.values().any(|node| {
-            let told = node.told.borrow();
-            told.appended.last().is_some_and(|appended| *appended == record(last, trace))
+            let reported = node.reported.borrow();
+            reported.appended.last().is_some_and(|appended| *appended == record(last, trace))
         }) {
             let leader = self.group.leader(&[]).await;
             let node = self.group.node(leader);
-            let pending = node.told.borrow().office;
+            let pending = node.reported.borrow().term_led;
             let Some(term) = pending else { continue };
             let history = node.anchor.history().view.number;
             let next = self.next.get(&term).copied().unwrap_or(history + 1);
             self.next.insert(term, next + 1);
             last = next;
             node.anchor.append(term, record(last, trace));
-            let wait = node.told.wait_for(|told| {
-                told.office != Some(term)
-                    || told.appended.last().is_some_and(|now| *now == record(next, trace))
+            let wait = node.reported.wait_for(|reported| {
+                reported.term_led != Some(term)
+                    || reported.appended.last().is_some_and(|now| *now == record(next, trace))
             });
-            drop(soon("it is appended or deposed", wait).await.expect("it is told of all"));
+            drop(soon("it is appended or deposed", wait).await.expect("every event is reported"));
         }
         let history = self.group.agreed(last).await;
         for one in self.group.peers() {
@@ -123,20 +123,20 @@ impl Wild {
     }
 }
 
-async fn wild(seed: u64) {
+async fn faulty_run(seed: u64) {
     let group = Group::new(3).await;
-    *group.net.weather.lock().expect("sound") = Some(ChaCha8Rng::seed_from_u64(!seed));
+    *group.net.random_faults.lock().expect("valid") = Some(ChaCha8Rng::seed_from_u64(!seed));
     let random = ChaCha8Rng::seed_from_u64(seed);
-    let (next, offices, agreed) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
-    let mut wild = Wild { group, random, next, traces: 0, offices, agreed };
+    let (next, terms, agreed) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+    let mut faulty_run = FaultyRun { group, random, next, traces: 0, terms, agreed };
     for _ in 0..400 {
-        wild.step().await;
+        faulty_run.step().await;
     }
-    wild.end().await;
+    faulty_run.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_that_was_agreed_on_is_lost_whatever_happens() {
+async fn no_committed_record_is_lost_under_random_faults() {
     let seed = std::env::var("ANCHOR_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
-    wild(seed).await;
+    faulty_run(seed).await;
 }
