@@ -142,7 +142,9 @@ fn whether_others_get_through_to_a_peer_is_found_out_from_outside() {
         let (state, part, wanted) = match nat {
             Nat::Open | Nat::FullCone => ("well", "open: others dial in at", None),
             Nat::Firewall => ("note", "closed: no peer", Some("open UDP port 7411")),
-            Nat::Restricted => ("note", "only peers that it has sent to", Some("forward port 7411")),
+            Nat::Restricted => {
+                ("note", "only peers that it has sent to", Some("forward port 7411"))
+            }
             _ => ("note", "symmetric NAT", Some("forward port 7411")),
         };
         assert_eq!(own["state"], state, "{nat:?}: {own}");
