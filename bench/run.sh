@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# Builds Shoal as a release, with and without MKL's AVX-512 dispatch, and measures it beside PyTorch:
-# speed of one process, speed of a swarm, bytes sent, memory, and what its data plane carries. Tables on
-# stdout, all numbers in bench/results/latest.json. Close other programs first: everything shares the
-# processor's cores.
+# Builds Shoal as a release, with and without MKL's AVX-512 dispatch, and measures it beside PyTorch: the speed of one
+# process and of a swarm, traffic, memory, and throughput of the data plane. Prints tables, and writes all numbers to
+# bench/results/latest.json. Close other programs first: they share the processor's cores.
 #
 #   bench/run.sh                   everything, at most 15 minutes on two cores
 #   bench/run.sh --only training   one process only
@@ -17,7 +16,7 @@ target=${CARGO_TARGET_DIR:-target}
 tools=bench/results/tools
 mkdir -p "$tools"
 
-# Both builds have the same file name: each is taken aside.
+# Both builds have the same file name, so each is copied.
 cargo build --quiet --release -p shoal-engine --example train_rounds --features mkl-avx512
 cp "$target/release/examples/train_rounds" "$tools/train_rounds_avx512"
 cargo build --quiet --release -p shoal-engine --example train_rounds

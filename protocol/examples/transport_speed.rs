@@ -74,7 +74,7 @@ async fn receive(address: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// Sends for so long, and says how much arrived after the first seconds: what has left the queue has
+/// Sends for so long, and says how much arrived after the link has settled: what has left the queue has
 /// been acknowledged.
 async fn send(
     peer: PeerId,
@@ -94,7 +94,7 @@ async fn send(
     };
     let look = || Some((transport.traffic().tensor.sent.0, transport.path_to(peer)?));
     let measure = async {
-        sleep(SETTLING).await;
+        sleep(SETTLING.min(seconds)).await;
         let (before, since) = (look(), Instant::now());
         sleep(seconds).await;
         (before, since.elapsed(), look())

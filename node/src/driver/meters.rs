@@ -324,7 +324,7 @@ impl Meters {
         let links = &self.metrics.links;
         if self.looked.is_none_or(|looked| looked.elapsed() >= LOOK_EVERY) {
             self.looked = Some(Instant::now());
-            let link_estimates = transport.link_estimates();
+            let link_estimates = transport.paths();
             let relayed = link_estimates.iter().filter(|way| way.relayed).count();
             links.connections.of(Path::Relayed).set(gauge(relayed as u64));
             links.connections.of(Path::Direct).set(gauge((link_estimates.len() - relayed) as u64));
