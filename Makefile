@@ -1,36 +1,37 @@
-# Everything starts with the set-up, which does nothing where it is done.
-# rustup puts cargo here; a shell that was open before does not know yet.
+# Every target starts with the set-up, which does nothing once it is done.
+# The folder of rustup's cargo, which a shell from before its installation does not have in its path.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 help:
-	@echo 'make demo       train a small model with a swarm of processes on this machine, and show it'
-	@echo 'make test       run every test'
-	@echo 'make test-system  and those of what is around it: routers, Prometheus, docker, a browser (each where it can run)'
+	@echo 'make demo       train a small model with several local processes and show the result'
+	@echo 'make test       run the tests of all crates'
+	@echo 'make test-system     run the checks that need root, Prometheus, docker or a browser, where they can run'
+	@echo 'make bench-smoke     run every benchmark for seconds, to see that it works (3 minutes)'
 	@echo 'make build      build target/release/shoal'
 	@echo 'make bench      measure Shoal beside PyTorch (at most 15 minutes)'
-	@echo 'make bench-recovery  how long a death and a newcomer take (5 minutes)'
-	@echo 'make bench-overhead  what exactly-once costs when nothing dies (15 minutes)'
-	@echo 'make bench-codec     how fast numbers are rounded for a link (2 minutes)'
-	@echo 'make bench-all-reduce how fast replicas add up gradients, beside gloo and hivemind (20 minutes)'
-	@echo 'make bench-all-reduce-links the same over emulated links, beside gloo, and in virtual time (10 minutes; root)'
-	@echo 'make bench-links     what a swarm keeps of its speed over links (17 minutes; root)'
-	@echo 'make bench-transport how fast long, full and lossy links are filled (13 minutes; root)'
-	@echo 'make bench-convergence DATA=TEXT  what that rounding, and compressing, does to training (19 minutes)'
-	@echo 'make bench-chunks    how fast a file comes from those who have it (10 minutes; root)'
-	@echo 'make bench-placement where a model puts 64 devices, beside DT-FM (3 minutes)'
-	@echo 'make bench-watching  what being watched costs a swarm (4 minutes)'
-	@echo 'make bench-hostile   what a run keeps of its speed with strangers at its doors (4 minutes)'
-	@echo 'make bench-schedules what orders of passes keep of engines over slow links (1 minute)'
-	@echo 'make bench-routing   what unlike replicas keep of their speeds together (1 minute)'
-	@echo 'make bench-uneven    what a swarm of unlike peers keeps of their speeds (7 minutes)'
-	@echo 'make bench-storm     what a crowd of newcomers costs (2 minutes)'
-	@echo 'make bench-rebalance what a spot fleet keeps of the best placement (10 minutes)'
-	@echo 'make bench-scale     what words weigh in swarms of 100, 1,000 and 10,000 peers (20 minutes)'
-	@echo 'make fuzz SECONDS=N  look for bytes that break a decoder, for so long each (an hour); a nightly compiler'
-	@echo 'make soak SECONDS=N  look for failures for so long: faulty swarms, demos with deaths'
-	@echo 'make screenshots     pictures of a run that is watched (3 minutes; Chromium, tmux)'
-	@echo 'make lint       formatting, clippy, and what we depend on'
-	@echo 'make check-gpu  the checks that need an NVIDIA GPU'
+	@echo 'make bench-recovery  measure how long a death and a newcomer take (5 minutes)'
+	@echo 'make bench-overhead  measure the cost of exactly-once in a run without deaths (15 minutes)'
+	@echo 'make bench-codec     measure the speed of the codecs (2 minutes)'
+	@echo 'make bench-all-reduce measure all-reduces beside gloo and hivemind (20 minutes)'
+	@echo 'make bench-all-reduce-links measure all-reduces over emulated links and in virtual time (10 minutes; root)'
+	@echo 'make bench-links     measure the share of its speed that a swarm keeps over links (17 minutes; root)'
+	@echo 'make bench-transport measure throughput over long, full and lossy links (13 minutes; root)'
+	@echo 'make bench-convergence DATA=TEXT  measure the effect of codecs on the loss (19 minutes)'
+	@echo 'make bench-chunks    measure downloads of a file from several peers (10 minutes; root)'
+	@echo 'make bench-placement compare placements of 64 devices with DT-FM (3 minutes)'
+	@echo 'make bench-watching  measure the cost of status and metrics (4 minutes)'
+	@echo 'make bench-hostile   measure a run under hostile connections (4 minutes)'
+	@echo 'make bench-schedules compare pipeline schedules over slow links (1 minute)'
+	@echo 'make bench-routing   compare ways of routing to replicas of different speeds (1 minute)'
+	@echo 'make bench-uneven    measure a swarm of peers of different speeds (7 minutes)'
+	@echo 'make bench-storm     measure many simultaneous newcomers (2 minutes)'
+	@echo 'make bench-rebalance measure placement in a spot fleet against the optimum (10 minutes)'
+	@echo 'make bench-scale     measure control traffic with 100, 1,000 and 10,000 peers (20 minutes)'
+	@echo 'make fuzz SECONDS=N  fuzz each decoder for so long (an hour in all unless told otherwise); a nightly compiler'
+	@echo 'make soak SECONDS=N  run swarms with faults and demos with deaths for so long'
+	@echo 'make screenshots     take pictures of a run in a browser and a terminal (3 minutes; Chromium, tmux)'
+	@echo 'make lint       check formatting, clippy and dependencies'
+	@echo 'make check-gpu  run the checks that need an NVIDIA GPU'
 
 setup:
 	@scripts/setup.sh
@@ -42,22 +43,39 @@ build: setup
 demo: build
 	target/release/shoal demo --out demo
 
-# The whole-swarm tests start the binary that the first line builds.
+# The first line builds the binary that the tests of whole swarms start. With examples, its features are those of the
+# tests' build, as both have the dev-dependencies: nothing is built twice.
 test:
 	@scripts/setup.sh --tests
-	cargo build --workspace
+	cargo build --workspace --bins --examples
 	cargo test --workspace
 
+# The profile of the programs that `test-system`, `test-deployment` and `bench-smoke` run: that of `make test`, so that
+# they build nothing after it, or PROFILE=release.
+PROFILE ?= dev
+programs := target/$(patsubst dev,debug,$(PROFILE))
+
+programs: setup
+	cargo build --workspace --bins --examples --profile $(PROFILE)
+
+# Checks that need root, routers, Prometheus, docker or a browser. Each prints why it is skipped where it cannot run.
+# The first line is a part of `make test`.
+test-system: programs
+	cargo test --workspace --test netns --test nat --test monitoring -- --nocapture
+	$(MAKE) test-deployment
+
 kubernetes := $(CURDIR)/bench/results/tools/kubernetes
-# What wants root, routers, Prometheus, docker or a browser: each check says why it does not run where it cannot.
-test-system: build
+test-deployment: programs
 	@scripts/setup.sh --tests
-	cargo test -p shoal-tests --test netns --test nat --test monitoring -- --nocapture
 	-.venv/bin/python -m pip install --quiet --target $(kubernetes) --upgrade kubernetes-validate==1.37.0
 	PYTHONPATH=$(kubernetes) docker/check.sh .venv/bin/python
-	docker/try.sh
-	scripts/newcomer.sh
-	python3 scripts/screenshots.py --shoal target/release/shoal --out target/screenshots
+	docker/try.sh $(programs)/shoal
+	scripts/newcomer.sh $(programs)/shoal
+	python3 scripts/screenshots.py --shoal $(programs)/shoal --out target/screenshots
+
+bench-smoke: programs
+	@scripts/setup.sh --tests
+	.venv/bin/python bench/smoke.py --programs $(programs)
 
 bench:
 	@scripts/setup.sh --tests
@@ -73,7 +91,7 @@ bench-overhead: build
 	.venv/bin/python bench/overhead.py --shoal target/release/shoal \
 		--bare target/release/examples/bare_driver
 
-# What is measured beside Shoal, apart from what tests need.
+# The folder of libraries that Shoal is compared with and that no test needs.
 peers := bench/results/tools/peers
 bench-codec: setup
 	@scripts/setup.sh --tests
@@ -170,7 +188,7 @@ SECONDS ?= 3600
 soak: setup
 	scripts/soak.sh $(SECONDS)
 
-# Two minutes for each decoder unless told otherwise.
+# Two minutes for each decoder by default.
 fuzz: SECONDS := $(if $(filter command line environment,$(origin SECONDS)),$(SECONDS),120)
 fuzz:
 	scripts/fuzz.sh $(SECONDS)
@@ -185,6 +203,7 @@ lint:
 check-gpu:
 	scripts/check-gpu.sh
 
-.PHONY: help setup build demo test test-system bench bench-recovery bench-overhead bench-codec \
-	bench-all-reduce bench-all-reduce-links bench-links bench-transport bench-chunks bench-convergence bench-placement \
-	bench-watching bench-hostile bench-schedules bench-routing bench-uneven bench-storm bench-rebalance bench-scale screenshots fuzz soak lint check-gpu
+.PHONY: help setup build demo test programs test-system test-deployment bench-smoke bench bench-recovery \
+	bench-overhead bench-codec bench-all-reduce bench-all-reduce-links bench-links bench-transport bench-chunks \
+	bench-convergence bench-placement bench-watching bench-hostile bench-schedules bench-routing bench-uneven \
+	bench-storm bench-rebalance bench-scale screenshots fuzz soak lint check-gpu

@@ -1,15 +1,15 @@
-"""How long replicas take to add up their gradients on loopback: Shoal's swarm, beside gloo and hivemind.
+"""Measures all-reduces of gradients on loopback: Shoal's swarm, beside gloo and hivemind.
 
     make bench-all-reduce
     make bench-all-reduce-links
 
-A swarm of one stage, of which every peer is a replica, trains a model of so many parameters. What is
-timed of each step is from when the last microbatch was done until every replica held the result: with
-packing, encryption, the proof, and the hash of the result at each. gloo encrypts nothing, hivemind does.
+A swarm with a single stage trains a model; every peer is a replica. The time of a step's all-reduce runs from
+the end of the last microbatch until every replica holds the result. It includes packing, encryption, the proof and
+the hash of the result at each replica. hivemind encrypts as well; gloo does not.
 
 Over emulated links (root, /dev/net/tun and `ip`) every peer is on a machine of its own. The least time for
-those links is that of the best shares: who reduces the share w of N numbers sends (1 - w) p + w (n - 1) r
-bytes for each and receives w (n - 1) p + (1 - w) r, with p bytes a number for a part and r for a result.
+those links is that of the best shares: a member that reduces the share w of N numbers sends (1 - w) p + w (n - 1) r
+bytes for each number, and receives w (n - 1) p + (1 - w) r. A number takes p bytes in a part and r in a result.
 """
 
 import argparse
@@ -24,38 +24,38 @@ import sys
 import emulated
 import machine as machines
 import table
-from model import Model
+from model import TINY, Model
 from shoal_run import SKIPPED_STEPS, Shoal
+from sizes import size
 
-STEPS = 8 + SKIPPED_STEPS
-# About 10 and 100 million parameters, of which hardly any takes long to compute.
+STEPS = size(8, 1) + SKIPPED_STEPS
+# About 10 and 100 million parameters, with little computation for each.
 MODELS = {
-    10: Model(hidden=320, layers=8, heads=5, intermediate=860, context=16, batch=1),
+    10: size(Model(hidden=320, layers=8, heads=5, intermediate=860, context=16, batch=1), TINY),
     100: Model(hidden=1024, layers=8, heads=8, intermediate=2752, context=16, batch=1),
 }
-# Microbatches of a step for each peer, and milliseconds that each of their passes waits, so that all get some.
+# Microbatches of a step for each peer, and the wait of each pass in milliseconds, which spreads them over all peers.
 EACH, PASS = 3, 30
-OURS = ["exact", "f32", "bf16", "int8"]
-# What hivemind compresses to, and how it is called there.
+OURS = size(["exact", "f32", "bf16", "int8"], ["exact", "int8"])
+# Compressions of hivemind, and its names for them.
 THEIRS = {"f32": "NoCompression", "f16": "Float16Compression"}
-# Shoal's modes, what they are held against, and how many times faster they should be.
+# For each mode of Shoal, the mode to compare with and the wanted ratio of speeds.
 GOALS = {"exact": ("f32", 1.5), "f32": ("f32", 1.5), "bf16": ("f16", 2.5), "int8": ("f16", 2.5)}
 
 
-# Up and down of each machine, in Mbit/s. Two cores carry about 1600 in all.
-LINKS = {
-    "even": [200, 200, 200, 200],
-    "1:2:4": [50, 100, 200],
-    "1:1:2:4": [50, 50, 100, 200],
-}
+# Up and down rate of each machine, in Mbit/s. Two cores carry about 1600 in all.
+LINKS = size(
+    {"even": [200, 200, 200, 200], "1:2:4": [50, 100, 200], "1:1:2:4": [50, 50, 100, 200]},
+    {"1:2": [100, 200]},
+)
 DELAY = 5  # ms, each way
-FEW_STEPS = 3 + SKIPPED_STEPS
-# Least share of the links' best time.
+FEW_STEPS = size(3, 1) + SKIPPED_STEPS
+# The goal: the least share of the links' best time.
 LEAST_SHARE = 0.9
 
 
 def shoal_seconds(shoal, model, peers, mode, steps=STEPS, inside=None):
-    # A round in which all have something to add: who counted nothing sends next to nothing in it.
+    # Every member has counted a microbatch: one that counted none would send next to nothing.
     microbatches = EACH * peers
     outcome = shoal.swarm(
         dataclasses.replace(model, batch=microbatches), replicas=peers, machines=inside, stages=1,
@@ -67,7 +67,7 @@ def shoal_seconds(shoal, model, peers, mode, steps=STEPS, inside=None):
 
 
 def least_seconds(rates, numbers, part, result):
-    """The time of the best shares over links of so many bytes a second, by halving."""
+    """Seconds of the best shares over links with these rates in bytes a second, by bisection."""
     others = len(rates) - 1
 
     def feasible(seconds):
@@ -95,7 +95,7 @@ def least_seconds(rates, numbers, part, result):
 
 
 def gloo_over(inside, count):
-    """gloo among these machines; seconds a round."""
+    """Seconds of gloo's all-reduce among these machines."""
     here = os.path.dirname(os.path.abspath(__file__))
     script = os.path.join(here, "all_reduce_peers.py")
     address = f"{inside[0][1]}:7500"
@@ -124,7 +124,7 @@ def rows_over_links(options, name, rates):
     for mode in OURS:
         with emulated.machines(options.network, ends, link) as inside:
             seconds, sent = shoal_seconds(shoal, model, peers, mode, FEW_STEPS, inside)
-        # Every number goes to who adds it up and comes back, n - 1 times each.
+        # Every number goes to the member that adds it up and comes back, n - 1 times each.
         both = sent / (peers - 1) / count
         result = {"exact": 4, "f32": 4}.get(mode, both / 2)
         least = least_seconds(bytes_per_second, count, both - result, result)
@@ -140,7 +140,7 @@ def rows_over_links(options, name, rates):
 
 
 def peers_seconds(what, folder, *arguments):
-    """Of another, which prints a list of seconds."""
+    """Seconds of another library's all-reduce, whose program prints a list of them."""
     here = os.path.dirname(os.path.abspath(__file__))
     command = [sys.executable, os.path.join(here, "all_reduce_peers.py"), what, *map(str, arguments)]
     env = {**os.environ, "PYTHONPATH": folder, "OMP_NUM_THREADS": "1"}
@@ -152,17 +152,17 @@ def peers_seconds(what, folder, *arguments):
 
 
 def bulk_rate(speed):
-    """Bytes a second that the transport alone carries over loopback."""
+    """Bytes a second of the transport alone over loopback."""
     env = {**os.environ, **machines.ALLOCATOR}
-    rates = []
-    for _ in range(3):
-        done = subprocess.run([speed, "loopback", "2048", "2"], capture_output=True, text=True, check=True, env=env)
+    command, rates = [speed, "loopback", size("2048", "32"), "2"], []
+    for _ in range(size(3, 1)):
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
         rates.append(float(re.search(r"([0-9.]+) MB/s", done.stdout)[1]) * 1e6)
     return statistics.median(rates)
 
 
 def arithmetic_seconds(arithmetic, mode, count, peers):
-    """What all peers do to their numbers in a round, on the cores that there are."""
+    """Seconds of the arithmetic of a round, of all peers on the cores of this machine."""
     env = {**os.environ, **machines.ALLOCATOR}
     command = [arithmetic, mode, str(count), str(peers)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
@@ -201,14 +201,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shoal", required=True, help="the node's release binary")
     parser.add_argument("--hivemind", help="a folder with hivemind")
-    parser.add_argument("--network", help="the example emulated_network: over its links, and not on loopback")
+    parser.add_argument("--network", help="the example emulated_network: measure over its links instead of loopback")
     parser.add_argument("--speed", help="the example transport_speed")
-    parser.add_argument("--arithmetic", help="the example round_speed, wanted with --speed")
+    parser.add_argument("--arithmetic", help="the example round_speed, required with --speed")
     parser.add_argument("--only", help="MILLIONS,PEERS")
     options = parser.parse_args()
     if options.network:
         return over_links(options)
-    cases = [(10, 2), (10, 4), (10, 8), (100, 2), (100, 4)]
+    cases = size([(10, 2), (10, 4), (10, 8), (100, 2), (100, 4)], [(10, 2)])
     if options.only:
         cases = [tuple(int(number) for number in options.only.split(","))]
     loopback(options, cases)
@@ -227,11 +227,11 @@ def over_links(options):
 
 
 def loopback(options, cases):
-    """Prints the table of these cases, each of so many millions of values and so many peers; gives its rows."""
+    """Prints the table of these cases, and gives its rows. A case is the millions of values and the number of peers."""
     bulk = bulk_rate(options.speed) if options.speed else None
     found = [row for case in cases for row in rows(options, *case, bulk)]
-    of_bulk = (f" The transport alone carries {bulk / 1e6:.0f} MB/s; the arithmetic is what all peers do to "
-               "their numbers, as long as it takes on this machine's cores without any link." if bulk else "")
+    of_bulk = (f" The transport alone carries {bulk / 1e6:.0f} MB/s. The arithmetic is that of all peers, on "
+               "this machine's cores and without links." if bulk else "")
     table.show(
         "All-reduce on loopback",
         f"Seconds are medians of {STEPS - SKIPPED_STEPS} rounds; the bytes are those of all peers in one "

@@ -1,7 +1,7 @@
-"""Others' all-reduce among processes of this machine; prints the seconds of each round as a list.
+"""All-reduce of other libraries among local processes. Prints the seconds of each round as a list.
 
     python bench/all_reduce_peers.py gloo PEERS VALUES
-    python bench/all_reduce_peers.py gloo-rank PEERS VALUES RANK ADDRESS:PORT   (one process of it)
+    python bench/all_reduce_peers.py gloo-rank PEERS VALUES RANK ADDRESS:PORT   (one process of gloo)
     python bench/all_reduce_peers.py hivemind PEERS VALUES COMPRESSION
 """
 
@@ -12,10 +12,11 @@ import sys
 import time
 
 import torch
+from sizes import size
 
-WARM, ROUNDS = 2, 8
-# Over links that take seconds.
-FEW_ROUNDS = 3
+WARM, ROUNDS = size((2, 8), (1, 1))
+# The rounds over links, which take seconds each.
+FEW_ROUNDS = size(3, 1)
 
 
 def free_port():
@@ -47,7 +48,7 @@ def gloo_process(rank, peers, values, address, results):
 
 
 def hivemind(peers, values, compression):
-    """Each averager and each of its daemons is a process of its own, started from this one."""
+    """hivemind starts each averager and each of its daemons as a process of its own."""
     import hivemind as library
 
     torch.set_num_threads(1)
@@ -65,7 +66,7 @@ def hivemind(peers, values, compression):
         for table in tables
     ]
     seconds = []
-    # Who averages with whom is found out before: only what follows is timed.
+    # The time does not include matchmaking.
     for _ in range(WARM + ROUNDS):
         steps = [averager.step(wait=False, require_trigger=True, timeout=60) for averager in averagers]
         while any(step.stage.name != "AWAITING_TRIGGER" for step in steps):

@@ -1,6 +1,6 @@
 """Measures Shoal beside PyTorch, prints the tables and writes results/latest.json.
 
-bench/run.sh builds what this needs and calls it.
+bench/run.sh builds the programs and calls this script.
 """
 
 import argparse
@@ -19,24 +19,25 @@ import swarm
 import training
 from model import SMALL
 from shoal_run import Shoal
+from sizes import size
 
 TABLES = ("training", "swarm", "data")
-# f32 comes first: the goals are about it.
-SWARM_DTYPES = ("f32", "bf16")
+# f32 comes first: the goals are for f32.
+SWARM_DTYPES = size(("f32", "bf16"), ("f32",))
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shoal", required=True, help="the node's release binary")
     parser.add_argument("--train-rounds", required=True, help="the engine's example")
-    parser.add_argument("--preload", required=True, help="has PyTorch use MKL's AVX-512 kernels")
-    parser.add_argument("--text", required=True, help="what is trained on")
+    parser.add_argument("--preload", required=True, help="the library that makes PyTorch use AVX-512")
+    parser.add_argument("--text", required=True, help="the text to train on")
     parser.add_argument("--codec-speed", required=True, help="the protocol's example")
     parser.add_argument("--speed", required=True, help="the protocol's example transport_speed")
     parser.add_argument("--plain", required=True, help="the protocol's example plain_speed")
     parser.add_argument("--arithmetic", required=True, help="the engine's example round_speed")
-    parser.add_argument("--only", choices=TABLES, help="only these tables")
-    parser.add_argument("--rounds", type=int, default=5, help="alternated rounds of each table")
+    parser.add_argument("--only", choices=TABLES, help="print only these tables")
+    parser.add_argument("--rounds", type=int, default=size(5, 1), help="alternated rounds of each table")
     return parser.parse_args()
 
 
@@ -74,7 +75,7 @@ def swarm_tables(tools, machine):
 
 
 def save(results):
-    path = pathlib.Path(__file__).parent / "results" / "latest.json"
+    path = pathlib.Path(__file__).parent / "results" / size("latest.json", "smoke.json")
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     print(f"\n{path.relative_to(pathlib.Path.cwd())}: all numbers, after {results['minutes']} minutes")

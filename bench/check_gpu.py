@@ -1,5 +1,5 @@
-"""Checks on one NVIDIA GPU: the swarm's bits are those of one process, and the speed of a larger
-model in bf16 beside eager PyTorch. scripts/check-gpu.sh builds what this needs and calls it."""
+"""Checks on an NVIDIA GPU: a swarm gives the bits of one process. Measures the speed of a larger model in bf16
+beside eager PyTorch. scripts/check-gpu.sh builds the programs and calls this script."""
 
 import argparse
 import dataclasses
@@ -22,7 +22,7 @@ LARGE_NEEDS = 40e9
 ROUNDS = 5
 VARIANTS = ("plain", "transformers")
 
-# Dense bf16, in TFLOP/s, as the makers' data sheets have it; the first that the name contains.
+# Dense bf16 in TFLOP/s, by data sheet. The first key that the GPU's name contains counts.
 DATA_SHEET = {
     "B200": 2250,
     "H200": 989,
@@ -52,7 +52,7 @@ def main():
 
 
 def check_bits(shoal, dtype):
-    """Whether a swarm of two peers on the GPU ends with the bits of one process on it."""
+    """Whether a swarm of two peers on the GPU gives the bits of one process on it."""
     run = {"stages": 2, "dtype": dtype, "microbatches": 8, "steps": 20}
     swarm = shoal.swarm(SMALL, **run).checkpoint_hash
     local = shoal.local(SMALL, 1, **run).checkpoint_hash
@@ -73,7 +73,7 @@ def speed(tools):
         {**dataclasses.asdict(LARGE), "device": DEVICE, "threads": 1, "text": tools.text}
     )
     python = [sys.executable, f"{FOLDER}/torch_train.py", described]
-    # Each has its own process: what one keeps on the GPU is no burden to another.
+    # A process for each, so that none keeps GPU memory of another.
     workers = {
         "Shoal": Worker([tools.train_rounds, described]),
         **{f"PyTorch, {variant}": Worker(python) for variant in VARIANTS},
@@ -113,17 +113,17 @@ def report(results, matmul):
         "bf16, Shoal in f32, and Shoal's algorithms are the deterministic ones."
     )
     table.show("Training a larger model on a GPU", notes,
-               ["who", "tokens/s", "MFU", "Shoal to it"], rows)
+               ["contender", "tokens/s", "MFU", "Shoal to it"], rows)
 
 
 def flops_per_token(model):
-    """Of forward and backward: 6 for each weight that is multiplied, and causal attention."""
+    """FLOPs of forward and backward: 6 for each multiplied weight, and causal attention."""
     multiplied = model.parameters() - model.vocabulary * model.hidden
     return 6 * multiplied + 6 * model.layers * model.hidden * model.context
 
 
 def matmul_rate():
-    """What a large product of bf16 matrices reaches, in FLOP/s."""
+    """Speed of a large product of bf16 matrices, in FLOP/s."""
     size, times = 8192, 20
     a, b = torch.randn(2, size, size, device=DEVICE, dtype=torch.bfloat16)
     for _ in range(3):

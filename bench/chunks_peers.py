@@ -1,5 +1,5 @@
-"""Seconds that torchft's HTTP transport takes to bring so many MiB of tensors over loopback from another
-process: `chunks_peers.py MIB CHUNKS`."""
+"""Seconds of torchft's HTTP transport for MIB of tensors over loopback from another process:
+`chunks_peers.py MIB CHUNKS`."""
 
 import datetime
 import multiprocessing

@@ -1,5 +1,4 @@
-"""How fast numbers become bytes and numbers again on one thread, beside copying them and beside what
-else can be installed.
+"""Measures the speed of the codecs on one thread, beside a copy and beside other libraries.
 
     make bench-codec
 """
@@ -12,10 +11,11 @@ import sys
 
 import machine as machines
 import table
+from sizes import size
 
-# 64 MiB of f32: more than the caches hold.
-NUMBERS, ROUNDS = 1 << 24, 9
-# Of the speed at which the input is copied.
+# 64 MiB of f32, which exceed the caches.
+NUMBERS, ROUNDS = size((1 << 24, 9), (1 << 18, 1))
+# The goal: the least share of the speed of a copy.
 LEAST = 0.5
 
 
@@ -31,7 +31,7 @@ def ours(codec_speed):
 
 
 def others(folder):
-    """What else can be installed."""
+    """Speeds of other libraries."""
     here = os.path.dirname(os.path.abspath(__file__))
     return lines([sys.executable, os.path.join(here, "codec_peers.py"), str(NUMBERS), str(ROUNDS)],
                  {**os.environ, "PYTHONPATH": folder})
@@ -57,10 +57,10 @@ def codec_row(line, peers):
 
 
 def show_codecs(codecs, peers):
-    beside = ", all no slower than the fastest of the table below" if peers else ""
+    beside = ", and no codec slower than the fastest of the table below" if peers else ""
     table.show(
         "Codecs, one thread",
-        f"GB/s of f32, {NUMBERS >> 20}M normally distributed numbers; copying them "
+        f"GB/s of f32, {NUMBERS >> 20}M normally distributed numbers; a copy runs at "
         f"{codecs[0]['copy']:.1f} GB/s. Error: root mean square over that of the numbers. Goal: int8 at "
         f"least {LEAST} of a copy{beside}. {machines.line(machines.describe(sys.executable))}. Medians of {ROUNDS}.",
         ["codec", "encode", "of a copy", "decode", "fewer bytes", "error", "fastest other", "goal"],
@@ -70,7 +70,7 @@ def show_codecs(codecs, peers):
 
 def show_others(peers):
     table.show(
-        "The same by others, one thread",
+        "Other libraries, one thread",
         "GB/s of f32.",
         ["as", "what", "encode", "decode", "error"],
         [[peer["codec"], peer["what"], f"{peer['encode']:.2f}", f"{peer['decode']:.2f}",
@@ -81,8 +81,8 @@ def show_others(peers):
 def show_packings(packings, codecs):
     table.show(
         "Packing without loss, one thread",
-        "GB/s of the bytes that are packed, in pieces of 512 KiB: numbers as above in a codec, or sums of 64 bits. "
-        "Noise is the hardest there is for zstd.",
+        "GB/s of the packed bytes, in pieces of 512 KiB: numbers as above in a codec, or sums of 64 bits. "
+        "Noise is the hardest input for zstd.",
         ["of", "how", "pack", "unpack", "fewer bytes", "rounded and packed, GB/s of f32"],
         [[line["of"], line["packing"], f"{line['pack']:.2f}", f"{line['unpack']:.2f}", f"{line['ratio']:.2f}x",
           rounded_and_packed(line, codecs)] for line in packings],
@@ -90,7 +90,7 @@ def show_packings(packings, codecs):
 
 
 def rounded_and_packed(packing, codecs):
-    """Both, one after the other; nothing for what no codec makes."""
+    """The speed of codec and packing together; empty for sums, which have no codec."""
     for codec in codecs:
         if (codec["codec"], codec["rounding"]) == (packing["of"], "nearest"):
             return f"{1 / (1 / codec['encode'] + 1 / codec['ratio'] / packing['pack']):.2f}"

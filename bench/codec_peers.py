@@ -1,8 +1,8 @@
-"""What others take to round numbers, on one thread: a line of JSON for each way.
+"""Speeds of other libraries' codecs on one thread: a line of JSON for each.
 
     python codec_peers.py NUMBERS ROUNDS
 
-`bitsandbytes` is looked for on PYTHONPATH; hivemind's BLOCKWISE_8BIT is its `quantize_blockwise`.
+PYTHONPATH has `bitsandbytes`, whose `quantize_blockwise` is hivemind's BLOCKWISE_8BIT.
 """
 
 import json
@@ -16,7 +16,7 @@ torch.set_num_threads(1)
 
 
 def halves(dtype):
-    """A cast and its way back, into memory that is there already."""
+    """A cast and its inverse, into allocated memory."""
     def make(x):
         narrow, wide = torch.empty_like(x, dtype=dtype), torch.empty_like(x)
         return lambda: narrow.copy_(x), lambda: wide.copy_(narrow), lambda: wide
@@ -24,7 +24,7 @@ def halves(dtype):
 
 
 def blocks(size, limit, kind):
-    """Blockwise by PyTorch's own operations."""
+    """Blockwise quantization by PyTorch's own operations."""
     def make(x):
         rows, kept = x.view(-1, size), {}
 
@@ -63,7 +63,7 @@ def ways():
     yield "fp8:1024", "torch operations, block 1024", blocks(1024, 448.0, torch.float8_e4m3fn)
     yield "int8", "torch operations, block 64", blocks(64, 127.0, torch.int8)
     yield "int8:1024", "torch operations, block 1024", blocks(1024, 127.0, torch.int8)
-    # Without putting two into a byte.
+    # Without packing two numbers into a byte.
     yield "int4", "torch operations, block 64, unpacked", blocks(64, 7.0, torch.int8)
     yield "int4:1024", "torch operations, block 1024, unpacked", blocks(1024, 7.0, torch.int8)
     try:

@@ -1,11 +1,10 @@
-"""What rounding and compressing between stages does to training: the same small run with each.
+"""Measures the effect of codecs and trained compression between stages on the loss of a small run.
 
     make bench-convergence DATA=tinyshakespeare.txt
 
-The default model (hidden 128) in four stages, so that three boundaries are rounded both ways or
-compressed by trained layers, 500 steps, or `--steps` to see that it works; and with updates that come a step
-later. A loss is the mean of the last 100 steps; a difference is to f32's with the same seed, which sees the
-same samples from the same weights.
+The default model (hidden 128) in four stages has three boundaries, which a codec rounds in both directions or
+trained layers compress; another run has delayed updates. Each run has 500 steps, or `--steps`. A loss is the mean
+of the last 100 steps. A difference is to the f32 run of the same seed, with the same samples and initial weights.
 """
 
 import argparse
@@ -25,15 +24,18 @@ import machine as machines
 import model as models
 import table
 from shoal_run import Shoal
+from sizes import size
 
-STEPS, LAST = 500, 100
+STEPS, LAST = size((500, 100), (2, 1))
+# A point of the plot is the mean of so many steps.
+SPAN = size(20, 1)
 GOAL = 0.01
 SEEDS = (1, 2, 3)
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What crosses a boundary, as the names of its codecs and of what is trained there."""
+    """A configuration of the boundaries: codecs, trained layers and staleness."""
 
     activations: str = "f32"
     gradients: str = "f32"
@@ -53,7 +55,7 @@ class Run:
         return f"{self.boundary} {WIDTH}, {both}" if self.boundary else both
 
 
-# Of 128 numbers.
+# The width of a trained boundary, of 128 numbers.
 WIDTH = 32
 REFERENCE = Run(seeds=SEEDS)
 RUNS = [
@@ -71,7 +73,7 @@ RUNS = [
     Run(boundary="maxout"),
     Run("int8", "int8", boundary="bottleneck"),
     Run(staleness=1),
-]
+][::size(1, 3)]
 COLOURS = ("#444444", "#4477aa", "#66ccee", "#228833", "#99bb33", "#117755", "#aa3377", "#ccbb44",
            "#ee6677", "#ee8866", "#332288", "#88ccee", "#882255", "#999933")
 
@@ -111,8 +113,8 @@ def held_out(steps):
 
 
 def plot(curves, path):
-    """How much higher each loss is than f32's, in means of 20 steps, as SVG."""
-    width, height, left, top, span = 720, 360, 60, 20, 20
+    """Plots the difference of each loss to that of f32 as SVG, in means of `SPAN` steps."""
+    width, height, left, top, span = 720, 360, 60, 20, SPAN
     reference = curves[0][1]
     total = len(reference)
     lines = []
@@ -153,8 +155,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shoal", required=True, help="the node's release binary")
     parser.add_argument("--data", required=True, help="the text to train on")
-    parser.add_argument("--steps", type=int, default=STEPS, help="of each run")
-    parser.add_argument("--plot", type=pathlib.Path, help="where the plot goes, as SVG")
+    parser.add_argument("--steps", type=int, default=STEPS, help="the steps of each run")
+    parser.add_argument("--plot", type=pathlib.Path, help="the path of the plot, as SVG")
     options = parser.parse_args()
     shoal, data = Shoal(options.shoal), os.path.abspath(options.data)
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -175,12 +177,12 @@ def main():
             "" if not several else "met" if abs(mean) <= GOAL else "NOT met",
         ])
     table.show(
-        "What rounding and compressing between stages does to training",
+        "Codecs and trained compression between stages",
         f"hidden 128, 4 layers in 4 stages, {options.steps} steps of 2048 tokens of "
         f"{os.path.basename(data)}; {machines.line(machines.describe(sys.executable))}. Loss: mean "
-        f"of the last {LAST} steps, nats per token; held out: the last look. Goal, where there are "
+        f"of the last {LAST} steps, nats per token; held out: the last evaluation. Goal, with "
         f"several seeds: within {GOAL}.",
-        ["what crosses", "seeds", "loss", "held out", "above f32", "over seeds", "goal"],
+        ["boundary", "seeds", "loss", "held out", "above f32", "over seeds", "goal"],
         rows,
     )
     if options.plot:

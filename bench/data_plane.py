@@ -1,6 +1,6 @@
-"""The headlines of what carries and adds up: bytes over loopback, numbers rounded for a link, an all-reduce.
+"""The main numbers of the data plane: throughput over loopback, speed of the codecs, and an all-reduce.
 
-`make bench-transport`, `make bench-codec` and `make bench-all-reduce` have the rest.
+`make bench-transport`, `make bench-codec` and `make bench-all-reduce` measure the rest.
 """
 
 import argparse
@@ -8,13 +8,14 @@ import argparse
 import all_reduce
 import codec
 import transport
+from sizes import size
 
-# Millions of values, and peers.
-CASE = (10, 4)
+# The millions of values, and the number of peers.
+CASE = (10, size(4, 2))
 
 
 def measure(tools):
-    """Prints the tables; gives what is in them."""
+    """Prints the tables, and gives their numbers."""
     codecs, packings = codec.ours(tools.codec_speed)
     codec.show_codecs(codecs, [])
     alone = argparse.Namespace(shoal=tools.shoal, hivemind=None, speed=tools.speed, arithmetic=tools.arithmetic)

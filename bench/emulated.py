@@ -1,20 +1,18 @@
-"""Machines joined by emulated links, for programs that are measured over them. Needs root, /dev/net/tun
-and `ip`."""
+"""Machines joined by emulated links, in which programs can be measured. Needs root, /dev/net/tun and `ip`."""
 
 import contextlib
 import json
 import subprocess
 import sys
 
-# What a packet's headers leave of its 1500 bytes: IPv4, UDP, QUIC's header with an 8-byte connection id
-# and a 2-byte number, its authentication tag, and the header of a stream frame.
+# The share of content in a packet of 1500 bytes. Its headers are IPv4, UDP, QUIC's with an 8-byte connection id and
+# a 2-byte number, the authentication tag, and the header of a stream frame.
 CONTENT = (1500 - 20 - 8 - 11 - 16 - 9) / 1500
 
 
 @contextlib.contextmanager
 def machines(program, ends, link):
-    """So many machines, each with its rates; gives for each what a command begins with that is to run in
-    it, and its address."""
+    """Machines with these rates. Gives for each the prefix of a command that runs in it, and its address."""
     process = subprocess.Popen(
         [program, json.dumps({"ends": ends, **link})],
         stdin=subprocess.PIPE,
@@ -23,7 +21,7 @@ def machines(program, ends, link):
     )
     line = process.stdout.readline()
     if not line:
-        sys.exit("no emulated network here: is this root, with /dev/net/tun?")
+        sys.exit("no emulated network: it needs root and /dev/net/tun")
     said = json.loads(line)
     inside = [["ip", "netns", "exec", name] for name in said["namespaces"]]
     try:
@@ -35,7 +33,7 @@ def machines(program, ends, link):
 
 @contextlib.contextmanager
 def network(program, ends, link):
-    """The same; gives how to start something in each, and their addresses."""
+    """The same. Gives a function that starts a command in a machine, and the addresses."""
     with machines(program, ends, link) as all_machines:
 
         def start(end, *command):

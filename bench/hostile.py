@@ -1,11 +1,11 @@
-"""What strangers at the door cost: one run of two peers, in turn left in peace and under load.
+"""Measures a run of two peers in turn with and without a load of hostile connections.
 
     make bench-hostile
 
-The load is one process that holds thousands of TCP connections without a word, sends datagrams that look like
-the first of a connection, and greets again and again as a peer that nobody has invited, all at the first peer.
-It shares this machine's processors with the run, at the lowest priority; so beside the time a token takes stand
-the processor's seconds of the run's two processes alone.
+The load is one process that attacks the first peer. It holds thousands of silent TCP connections, sends datagrams
+that look like the first of a connection, and greets repeatedly as a peer without an invitation. It shares this
+machine's processors with the run at the lowest priority, so the table has the processor time of the run's two
+processes as well.
 """
 
 import argparse
@@ -24,14 +24,15 @@ from model import SMALL
 from overhead import killed_in_the_end
 from peer import Peer, address_of
 from shoal_run import Shoal
+from sizes import size
 
 MICROBATCHES = 16
 # Steps before the first measurement and after each change, and steps measured each time.
-WARM, SETTLE, MEASURED = 4, 1, 6
+WARM, SETTLE, MEASURED = size((4, 1, 6), (1, 1, 5))
 
 
 class Load:
-    """The strangers, for as long as the block runs."""
+    """The process of the hostile peer, for the duration of a block."""
 
     def __init__(self, binary, address, connections, rate):
         _, _, host, _, port, _, peer = address.split("/")
@@ -49,7 +50,7 @@ class Load:
 
 
 def measure(peers):
-    """Seconds and processor's seconds for a token."""
+    """Seconds and processor seconds for a token."""
     for peer in peers:
         peer.steps(SETTLE)
     began, before = time.monotonic(), sum(peer.processor_seconds() for peer in peers)
@@ -61,7 +62,7 @@ def measure(peers):
 
 
 def refusals(folder):
-    """How many connections the first peer refused, by reason."""
+    """The number of connections that the first peer refused, by reason."""
     address = address_of(folder, 0)
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()
@@ -75,7 +76,7 @@ def refusals(folder):
 
 
 def invited(shoal, folder):
-    """Two peers of a run that lets in only the invited."""
+    """Two peers of a run that admits invited peers only."""
     config = folder / "run.toml"
     text = config.read_text(encoding="utf-8")
     config.write_text(text.replace('mode = "open"', 'mode = "invite"'), encoding="utf-8")
@@ -91,10 +92,10 @@ def invited(shoal, folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shoal", required=True, help="the node's release binary")
-    parser.add_argument("--hostile", required=True, help="the strangers' release binary")
-    parser.add_argument("--pairs", type=int, default=8, help="times in peace and under load")
-    parser.add_argument("--connections", type=int, default=10_000, help="held at once, if let")
-    parser.add_argument("--rate", type=int, default=200, help="of each kind, per second")
+    parser.add_argument("--hostile", required=True, help="the protocol's example hostile")
+    parser.add_argument("--pairs", type=int, default=size(8, 1), help="alternated measurements without and with load")
+    parser.add_argument("--connections", type=int, default=size(10_000, 50), help="TCP connections to hold at once")
+    parser.add_argument("--rate", type=int, default=200, help="connections, datagrams and greetings a second")
     options = parser.parse_args()
     shoal = Shoal(options.shoal)
     steps = WARM + 2 * options.pairs * (SETTLE + MEASURED) + 1
@@ -129,16 +130,16 @@ def show(options, pairs, done, refused):
 
     told = ", ".join(f"{count:,} {name}" for name, count in sorted(refused.items()))
     table.show(
-        "What strangers at the door cost a run",
+        "A run under hostile connections",
         f"Two stages of one peer each, one thread each, {MICROBATCHES} microbatches, invited peers only; "
         f"{SMALL.describe()}; {machines.line(machines.describe(sys.executable))}. Under load the first peer "
-        f"is asked for {options.connections:,} TCP connections at once, and at most {options.rate} a second of "
+        f"gets requests for {options.connections:,} TCP connections at once, and at most {options.rate} a second of "
         f"connections, datagrams and greetings each: {done['opened']:,} connections ({done['dropped']:,} "
         f"dropped by the peer), {done['datagrams']:,} datagrams and {done['greetings']:,} greetings "
         f"({done['refused']:,} refused) in all; it counted {told}. Medians of {len(pairs)} alternated "
         "pairs in one run; the ratio is the median of the pairs' ratios.",
-        ["per token", "in peace", "under load", "ratio"],
-        [row("time", 0), row("processor, the run's peers", 1)],
+        ["per token", "without load", "under load", "ratio"],
+        [row("time", 0), row("processor time of the run's peers", 1)],
     )
 
 

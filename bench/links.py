@@ -1,12 +1,12 @@
-"""How much of its speed a swarm keeps over emulated links, by what travels between its stages.
+"""Measures the share of its speed that a swarm keeps over emulated links, by codec.
 
     python bench/links.py --shoal target/release/shoal \
         --network target/release/examples/emulated_network
 
-Two stages, a machine each. Every pass takes a stated time beside its own small one, so that two cores can
-stand for two devices. A share is of the tokens a second that the same swarm trained on loopback with f32 just
-before; the bound is what arithmetic leaves of it: the larger of the passes' time and that of a step's bytes, and
-the way of the first activation and of the last gradient of each step. Needs root, /dev/net/tun and `ip`.
+Two stages have a machine each. Every pass waits for a stated time, so that two cores can represent two devices. A
+share is of the tokens a second of the same swarm on loopback with f32, measured just before. The bound is the
+share that arithmetic allows: a step takes the larger of the passes' time and the bytes' time, and the transfer of
+its first activation and its last gradient. Needs root, /dev/net/tun and `ip`.
 """
 
 import argparse
@@ -17,19 +17,20 @@ import machine as machines
 import table
 from model import Model
 from shoal_run import SKIPPED_STEPS, Shoal
+from sizes import size
 
-STEPS = 3 + SKIPPED_STEPS
-MICROBATCHES = 24
+STEPS = size(3, 1) + SKIPPED_STEPS
+MICROBATCHES = size(24, 4)
 STAGES = 2
-CONTEXT = 256
-# Hidden sizes, and milliseconds that a pass waits: about as the square of the hidden size.
-SIZES = {256: 2, 512: 8, 1024: 32, 2048: 128}
-MAIN = 1024
-RATES = [50, 200, 1000]  # Mbit/s
-ROUND_TRIPS = [0, 100]  # ms
+CONTEXT = size(256, 32)
+# Hidden sizes, and the wait of a pass in milliseconds: about the square of the hidden size.
+SIZES = size({256: 2, 512: 8, 1024: 32, 2048: 128}, {64: 2, 128: 2})
+MAIN = size(1024, 64)
+RATES = size([50, 200, 1000], [200])  # Mbit/s
+ROUND_TRIPS = size([0, 100], [10])  # ms
 MODES = [("f32", 0), ("int8", 0), ("int8", 1)]
 BYTES = {"f32": 4, "int8": 1 + 4 / 64}
-# Least share of int8 where the bound allows it.
+# The goal: the least share of int8 where the bound allows it.
 GOAL = 0.95
 
 
@@ -44,11 +45,11 @@ def tokens_per_second(shoal, hidden, codec, staleness, inside=None):
 
 
 def bound(loopback, hidden, codec, staleness, rate, round_trip):
-    """What is left of the loopback's speed."""
+    """The largest possible share of the speed on loopback."""
     step = MICROBATCHES * CONTEXT / loopback
     each = CONTEXT * hidden * BYTES[codec] * 8 / (rate * 1e6 * emulated.CONTENT)
-    # The first activation's way and the last gradient's; where updates come late the next step's passes
-    # go on meanwhile.
+    # The transfer of the first activation and of the last gradient. With delayed updates the next step's passes
+    # run meanwhile.
     filling = 0 if staleness else round_trip / 1e3 + 2 * each
     return step / (max(step, MICROBATCHES * each) + filling)
 
@@ -57,7 +58,7 @@ def measure(options, hidden, modes, links):
     shoal = Shoal(options.shoal)
     rows = []
     for rate, round_trip in links:
-        # Each time anew: what else the machine does changes by more than what is looked for.
+        # Measured again for each link: the load of the machine varies by more than the differences.
         loopback = tokens_per_second(shoal, hidden, "f32", 0)
         for codec, staleness in modes:
             ends = [{"up_mbit": rate}] * STAGES
@@ -83,7 +84,7 @@ def main():
     rows = [] if options.only not in (None, MAIN) else measure(options, MAIN, MODES, links)
     for hidden in SIZES:
         if hidden != MAIN and options.only in (None, hidden):
-            rows += measure(options, hidden, MODES[:2], [(RATES[0], ROUND_TRIPS[1])])
+            rows += measure(options, hidden, MODES[:2], [(RATES[0], ROUND_TRIPS[-1])])
     table.show(
         "Two stages over emulated links",
         f"Shares are of the tokens a second on loopback in f32; the goal, {GOAL:.2f}, holds for int8 where "

@@ -1,4 +1,4 @@
-"""What the measurements ran on."""
+"""The machine of the measurements."""
 
 import os
 import pathlib
@@ -6,21 +6,21 @@ import platform
 import re
 import subprocess
 
-# The limits of glibc's allocator that the node sets (engine/src/device.rs), for examples, which do not.
+# The limits of glibc's allocator that the node sets itself (engine/src/device.rs), for examples.
 ALLOCATOR = {
     "GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=1073741824"
 }
 
 
 def processor():
-    """The processor's name, as the kernel has it."""
+    """The processor's name in /proc/cpuinfo."""
     with open("/proc/cpuinfo", encoding="utf-8") as file:
         found = re.search(r"model name\s*:\s*(.*)", file.read())
     return found[1] if found else platform.processor()
 
 
 def flags():
-    """The processor's extensions that decide which kernels run."""
+    """The processor's extensions that select the kernels."""
     with open("/proc/cpuinfo", encoding="utf-8") as file:
         found = re.search(r"flags\s*:\s*(.*)", file.read())
     known = set(found[1].split()) if found else set()
@@ -41,13 +41,21 @@ def memory_bytes():
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+# Without an import of torch, which takes seconds.
+TORCH_VERSION = """
+import importlib.util, pathlib, runpy
+path = pathlib.Path(importlib.util.find_spec("torch").origin).with_name("version.py")
+print(runpy.run_path(str(path))["__version__"])
+"""
+
+
 def torch_version(python):
-    command = [python, "-c", "import torch; print(torch.__version__)"]
+    command = [python, "-c", TORCH_VERSION]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def describe(python):
-    """Everything, as plain data."""
+    """The machine as plain data."""
     return {
         "processor": processor(),
         "extensions": flags(),
@@ -61,7 +69,7 @@ def describe(python):
 
 
 def line(machine):
-    """The machine in one line, for under a table's title."""
+    """The machine in one line, for the notes of a table."""
     dispatch = machine["mkl_dispatch"] or "unknown"
     return (
         f"{machine['cores']} cores of {machine['processor']} ({', '.join(machine['extensions'])}), "

@@ -1,4 +1,4 @@
-"""Table: the most memory that each peer of the swarm had, next to what it cannot do without."""
+"""Table of the peak memory of each peer of a swarm, beside the least that it needs."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ BYTES_PER_PARAMETER = 4 + 8 + 4 + 8 + 4
 
 
 def measure(swarm, idle_command, *, dtype, stages, microbatches, machine):
-    """Prints the table for a finished run of the swarm and gives its numbers."""
+    """Prints the table of a finished run, and gives its numbers."""
     idle = idle_peak(idle_command)
     samples = SMALL.batch // microbatches
     peers = [
@@ -36,7 +36,7 @@ def measure(swarm, idle_command, *, dtype, stages, microbatches, machine):
         f"microbatches, {machine_line(machine)}. The floor: a process that only loads libtorch and "
         f"ends; {BYTES_PER_PARAMETER} bytes for each of the stage's parameters (weights 4, Adam 8, "
         "gradient 4, accumulator 8, result 4); the graphs of as many microbatches as the fewest "
-        "that keep a pipeline busy (2 at stage 0, 1 at stage 1); the log of what was sent."
+        "that keep a pipeline busy (2 at stage 0, 1 at stage 1); the output log."
     )
     header = ["peer", "peak", "floor", "libtorch", "state", "graphs", "log", "peak to floor"]
     table.show(f"Memory, {dtype}", notes, header, rows)
@@ -44,14 +44,14 @@ def measure(swarm, idle_command, *, dtype, stages, microbatches, machine):
 
 
 def floor(stage, stages, samples, dtype):
-    """What a peer of this stage cannot do without, in bytes, beside libtorch."""
+    """The least memory that a peer of this stage needs beside libtorch, in bytes."""
     size = {"f32": 4, "bf16": 2}[dtype]
     tokens = samples * SMALL.context
-    # Kept for the backward pass, per token: of a layer both norms' inputs and outputs, queries,
-    # keys and values, what attention gives; gate, up and their product.
+    # Kept for the backward pass, per token and layer: inputs and outputs of both norms, queries, keys and
+    # values, the output of attention; gate, up and their product.
     kept = SMALL.layers // stages * (8 * SMALL.hidden + 3 * SMALL.intermediate) * size
     if stage == stages - 1:
-        # The last norm's input and output; the logits' logarithms of probabilities are f32.
+        # Input and output of the last norm; logarithms of the probabilities, in f32.
         kept += 2 * SMALL.hidden * size + SMALL.vocabulary * 4
     return {
         "state": SMALL.stage_parameters(stages)[stage] * BYTES_PER_PARAMETER,
@@ -61,7 +61,7 @@ def floor(stage, stages, samples, dtype):
 
 
 def idle_peak(command):
-    """The most memory of a process that loads libtorch, in bytes."""
+    """Peak memory of a process that only loads libtorch, in bytes."""
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)

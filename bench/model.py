@@ -1,7 +1,9 @@
-"""The model that everything here trains, and its run configuration."""
+"""The models of the benchmarks, and their run configuration."""
 
 import dataclasses
 import re
+
+from sizes import size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Model:
         )
 
     def stage_parameters(self, stages):
-        """Parameters of each stage, cut as Shoal cuts: equal shares of the layers."""
+        """Parameters of each stage. As in Shoal, stages have equal shares of the layers."""
         assert self.layers % stages == 0
         share = self.layers // stages * self.layer_parameters()
         counts = [share] * stages
@@ -46,13 +48,16 @@ class Model:
         )
 
 
-# As many parameters in a layer as a GPT of this width has.
-SMALL = Model(hidden=256, layers=4, heads=4, intermediate=688, context=128, batch=32)
+# For smoke tests.
+TINY = Model(hidden=64, layers=4, heads=2, intermediate=128, context=32, batch=32)
 
-# The smallest that a swarm is of use for.
-MEDIUM = Model(hidden=512, layers=8, heads=8, intermediate=1376, context=128, batch=32)
+# A layer has as many parameters as one of a GPT of this width.
+SMALL = size(Model(hidden=256, layers=4, heads=4, intermediate=688, context=128, batch=32), TINY)
 
-# What both sides train with; the learning rate is constant.
+# The smallest size for which a swarm is useful.
+MEDIUM = size(Model(hidden=512, layers=8, heads=8, intermediate=1376, context=128, batch=32), TINY)
+
+# The optimizer of both sides. The learning rate is constant.
 LEARNING_RATE = 1e-3
 WEIGHT_DECAY = 0.1
 BETAS = (0.9, 0.95)
@@ -62,7 +67,7 @@ CLIP = 1.0
 def run_toml(
     default, model, *, dtype, stages, microbatches, steps, all_reduce="exact", codec=None, staleness=0
 ):
-    """The default configuration `default` changed to train `model`, with nothing besides."""
+    """The configuration `default`, changed to train `model` without evaluation and checkpoints."""
     values = {
         "model": {
             "hidden": model.hidden,
@@ -98,7 +103,7 @@ def run_toml(
 
 
 def edit_toml(text, values):
-    """Replaces values of keys that `text` has, section by section."""
+    """Replaces the values of keys in a TOML text, by section."""
     wanted = {(section, key) for section in values for key in values[section]}
     section, lines = "", []
     for line in text.splitlines():

@@ -1,11 +1,11 @@
-"""What exactly-once costs when nothing dies: Shoal beside a driver that moves the same tensors over
-the same links through the same engine, without claims, log and commits.
+"""Measures the cost of exactly-once in a run without deaths: Shoal beside a driver that moves the same tensors
+over the same links through the same engine, without claims, log and commits.
 
     make bench-overhead
 
-Two processes of one stage and one thread each on loopback, in alternated pairs. What is measured are
-the processor's seconds of both processes and the time, from one step's end to another's. Then how
-large the output logs get, beside their formula.
+Two processes with a stage and a thread each run on loopback, in alternated pairs. The measurements are the
+processor seconds of both processes and the time, from one end of a step to another. A second table compares the
+largest output log with its formula.
 """
 
 import argparse
@@ -23,11 +23,12 @@ import table
 from model import MEDIUM, SMALL
 from peer import Peer
 from shoal_run import Shoal
+from sizes import size
 
 MICROBATCHES = 16
-# The ledger's work is the same for a microbatch of any size, so both are shown. Of each model: steps
-# before the measurement, in which windows widen and caches warm up, and steps measured.
-MODELS = {SMALL: (4, 12), MEDIUM: (2, 3)}
+# The work of the ledger does not depend on the size of a microbatch, so the table has two models. Of each: the steps
+# of warm-up, and the measured steps.
+MODELS = size({SMALL: (4, 12), MEDIUM: (2, 3)}, {SMALL: (1, 2)})
 GOAL = 1.02
 # Bytes of a number of an activation in f32, and of a label.
 NUMBER, LABEL = 4, 4
@@ -35,6 +36,7 @@ NUMBER, LABEL = 4, 4
 
 @contextlib.contextmanager
 def killed_in_the_end(peers):
+    """Kills the peers that live at the end of the block."""
     try:
         yield peers
     finally:
@@ -59,7 +61,7 @@ def without_ledger(bare, folder):
 
 
 def cost(model, peers):
-    """Seconds of time and of the processor for a token, and the last step's loss."""
+    """Processor seconds and seconds for a token, and the loss of the last step."""
     warm, measured = MODELS[model]
     with killed_in_the_end(peers):
         begun, _ = [peer.steps(warm)[-1] for peer in peers]
@@ -72,7 +74,7 @@ def cost(model, peers):
 
 
 def pair(model, shoal, bare, swapped):
-    """One measurement of each, in this order or the other."""
+    """One measurement of each side, in this order or the other."""
     steps = sum(MODELS[model]) + 1
     run = {"stages": 2, "steps": steps, "microbatches": MICROBATCHES, "dtype": "f32"}
     costs = {}
@@ -81,12 +83,12 @@ def pair(model, shoal, bare, swapped):
             peers = with_ledger(shoal, folder) if which == "shoal" else without_ledger(bare, folder)
             costs[which] = cost(model, peers)
     losses = [cost[2] for cost in costs.values()]
-    assert math.isclose(*losses, abs_tol=1e-6), f"both compute the same: {losses}"
+    assert math.isclose(*losses, abs_tol=1e-6), f"the losses differ: {losses}"
     return costs
 
 
 def log_peak(shoal):
-    """The largest output log of the first stage, in bytes, and what the formula says."""
+    """The largest output log of the first stage and its formula, in bytes."""
     run = {"stages": 2, "steps": 6, "microbatches": MICROBATCHES, "dtype": "f32"}
     address = "127.0.0.1:17411"
     seen, done = [0.0], threading.Event()
@@ -114,7 +116,7 @@ def log_peak(shoal):
 
 
 def compare(model, shoal, bare, pairs):
-    """Both sides by turns, and their table."""
+    """Measures both sides in turns, and prints their table."""
     pairs = [pair(model, shoal, bare, index % 2) for index in range(pairs)]
     rows = []
     for name, index in (("processor", 0), ("time", 1)):
@@ -127,7 +129,7 @@ def compare(model, shoal, bare, pairs):
             f"{'met' if ratio <= GOAL else 'NOT met'} (at most {GOAL})",
         ])
     table.show(
-        "What exactly-once costs when nothing dies",
+        "The cost of exactly-once in a run without deaths",
         f"Two stages of one peer each, one thread each, {MICROBATCHES} microbatches; "
         f"{model.describe()}; {machines.line(machines.describe(sys.executable))}. Medians of "
         f"{len(pairs)} alternated pairs, per token; the ratio is the median of the pairs' ratios.",
@@ -140,7 +142,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shoal", required=True, help="the node's release binary")
     parser.add_argument("--bare", required=True, help="the node's example bare_driver")
-    parser.add_argument("--pairs", type=int, default=10, help="alternated pairs")
+    parser.add_argument("--pairs", type=int, default=size(10, 1), help="alternated pairs")
     options = parser.parse_args()
     shoal = Shoal(options.shoal)
     for model in MODELS:
@@ -148,7 +150,7 @@ def main():
     peak, formula = log_peak(shoal)
     table.show(
         "The largest output log of a first stage",
-        "Sampled while the smaller model trains; the formula is microbatches times what each sends on.",
+        "Sampled while the smaller model trains. The formula: microbatches, times the bytes that each sends on.",
         ["largest", "formula", "share"],
         [[table.megabytes(peak), table.megabytes(formula), f"{peak / formula:.3f}"]],
     )

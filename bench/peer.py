@@ -1,4 +1,4 @@
-"""A process that prints its events as lines of JSON, as they come."""
+"""A process that prints its events as lines of JSON."""
 
 import json
 import os
@@ -10,12 +10,12 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def address_of(folder, index):
-    """Where a peer of Shoal is shown over HTTP."""
+    """The HTTP address of a peer of Shoal."""
     return (folder / f"peer-{index}" / "http").read_text(encoding="utf-8").strip()
 
 
 class Peer:
-    """A process and its events with the moments at which they came."""
+    """A process, and its events with the times of their arrival."""
 
     def __init__(self, folder, index, command):
         self.log = open(folder / f"{index}.log", "ab")
@@ -32,23 +32,23 @@ class Peer:
         ])
 
     def events(self):
-        """Its events, and when each came."""
+        """The events of the process, each with its time."""
         for line in self.process.stdout:
             yield json.loads(line), time.monotonic()
 
     def wait(self, name, after=0.0):
-        """The next event of a kind, and when it came."""
+        """Waits for the next event of a kind, and gives it with its time."""
         for event, now in self.events():
             if event["event"] == name and now >= after:
                 return event, now
         raise SystemExit(f"a peer ended before its event {name!r}")
 
     def steps(self, count):
-        """When so many further steps were committed."""
+        """Waits for further commits, and gives their times."""
         return [self.wait("committed")[1] for _ in range(count)]
 
     def processor_seconds(self):
-        """What it has computed so far, in all its threads."""
+        """Processor seconds of all threads of the process so far."""
         with open(f"/proc/{self.process.pid}/stat", encoding="utf-8") as file:
             fields = file.read().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICKS

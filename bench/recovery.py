@@ -1,10 +1,9 @@
-"""Kills a peer and adds one while a swarm trains, then kills the peer that keeps the run: how long
-until it shows, and until speed is back.
+"""Measures recovery: kills a peer of a swarm, adds one, and in another swarm kills the coordinator.
 
     make bench-recovery
 
-Two stages of two peers each, one thread each, on loopback; for the keeper's death three of them are
-anchors. What is timed are the events of a peer that lives on, as they come.
+Two stages have two peers each, with a thread each, on loopback. For the death of the coordinator three of them
+are anchors. The times are those of the events of a surviving peer.
 """
 
 import argparse
@@ -18,10 +17,11 @@ import table
 from model import SMALL
 from peer import Peer
 from shoal_run import Shoal
+from sizes import size
 
-STEPS = 400
-# Steps whose speed is the speed before and, in the end, after.
-WINDOW = 8
+STEPS = size(400, 100_000)
+# The steps over which a speed is measured.
+WINDOW = size(8, 3)
 
 
 def rate(moments):
@@ -31,8 +31,8 @@ def rate(moments):
 
 @contextlib.contextmanager
 def swarm(shoal, flags=()):
-    """A run's first peer, three others with further flags, and how a newcomer joins a stage.
-    Whoever lives at the end is killed."""
+    """A run's first peer, three others with further flags, and a function that joins a newcomer to a stage.
+    Kills the peers that live at the end."""
     run = {"stages": 2, "steps": STEPS, "microbatches": 8, "dtype": "f32"}
     with shoal.folder(SMALL, run) as folder:
         first = Peer.of_shoal(shoal, folder, 0, [
@@ -54,7 +54,7 @@ def swarm(shoal, flags=()):
 
 
 def once(shoal):
-    """One death and one newcomer, in seconds."""
+    """Seconds of a death and of a newcomer."""
     with swarm(shoal) as (first, others, joins):
         first.steps(4)
         before = rate(first.steps(WINDOW))
@@ -62,7 +62,7 @@ def once(shoal):
         _, lost = first.wait("lost")
         after = first.steps(3 * WINDOW)
         settled = rate(after[-WINDOW:])
-        # The first step from which on it goes at the speed that three peers have.
+        # The first step at the speed of three peers.
         back = next(
             (moment for moment, later in zip(after, after[2:])
              if 2 / (later - moment) >= 0.95 * settled), after[-1])
@@ -80,8 +80,8 @@ def once(shoal):
     }
 
 
-def keeper(shoal):
-    """The death of the peer that keeps the run, in seconds."""
+def coordinator(shoal):
+    """Seconds of the death of the coordinator."""
     with swarm(shoal, [["--anchor"], ["--anchor"]]) as (first, others, _):
         watched = others[2]
         first.wait("anchors")
@@ -95,18 +95,18 @@ def keeper(shoal):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shoal", required=True, help="the node's release binary")
-    parser.add_argument("--rounds", type=int, default=5, help="deaths and newcomers")
+    parser.add_argument("--rounds", type=int, default=size(5, 1), help="deaths and newcomers")
     options = parser.parse_args()
     shoal = Shoal(options.shoal)
-    rounds = [once(shoal) | {"keeper": keeper(shoal)} for _ in range(options.rounds)]
+    rounds = [once(shoal) | {"coordinator": coordinator(shoal)} for _ in range(options.rounds)]
     median = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
     worst = {key: max(one[key] for one in rounds) for key in rounds[0]}
     rows = [
         ["from kill -9 until the peer is expelled", "detection"],
-        ["from kill -9 until steps go at 95% of three peers' speed", "back"],
-        ["from kill -9 of the keeper until the second commit under another", "keeper"],
-        ["from a newcomer's start until it knows its stage", "started"],
-        ["from a newcomer's start until it serves", "serving"],
+        ["from kill -9 until steps reach 95% of the speed of three peers", "back"],
+        ["from kill -9 of the coordinator until the second commit under another", "coordinator"],
+        ["from the start of a newcomer until it has a stage", "started"],
+        ["from the start of a newcomer until it serves", "serving"],
     ]
     table.show(
         "A death and a newcomer",

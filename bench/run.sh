@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# Builds Shoal as a release and measures it beside PyTorch, with and without MKL's AVX-512 dispatch:
-# speed of one process, speed of a swarm, bytes sent, memory, and what its data plane carries. Tables on
-# stdout, all numbers in bench/results/latest.json. Close other programs first: everything shares the
-# processor's cores.
+# Builds Shoal as a release and measures it beside PyTorch, with and without MKL's AVX-512 kernels: the speed of one
+# process and of a swarm, traffic, memory, and throughput of the data plane. Prints tables, and writes all numbers to
+# bench/results/latest.json. Close other programs first: they share the processor's cores.
 #
 #   bench/run.sh                   everything, at most 15 minutes on two cores
 #   bench/run.sh --only training   one process only

@@ -1,4 +1,4 @@
-"""Runs the real processes of Shoal and reads what their events say."""
+"""Runs the real processes of Shoal, and reads their events."""
 
 import contextlib
 import dataclasses
@@ -11,26 +11,27 @@ import tempfile
 import time
 
 import model as models
+from sizes import size
 
 LIMIT_SECONDS = 300
-# The first steps warm caches and windows up.
-SKIPPED_STEPS = 3
+# The first steps are a warm-up.
+SKIPPED_STEPS = size(3, 1)
 
 
 @dataclasses.dataclass
 class Outcome:
     """A finished run."""
 
-    # Of each step after the first few.
+    # Seconds of each step after the warm-up.
     seconds: list
-    # Of these, from when all was computed until every replica had the gradient.
+    # The part of these from the end of all passes until every replica had the gradient.
     all_reduce_seconds: list
     tokens_per_step: int
-    # Trained on in all steps.
+    # The tokens of all steps.
     tokens: int
-    # Bytes by kind that each peer sent, in order of stages.
+    # The bytes that each peer sent, by kind, in order of stages.
     sent: list
-    # The most memory that each process had, in bytes.
+    # The peak memory of each process, in bytes.
     peak: list
     checkpoint_hash: str
 
@@ -40,7 +41,7 @@ class Outcome:
 
 
 class Shoal:
-    """The binary, and what it is run with."""
+    """The binary, and its device."""
 
     def __init__(self, binary, device="cpu"):
         self.binary = os.path.abspath(binary)
@@ -51,8 +52,8 @@ class Shoal:
             self.default = path.read_text(encoding="utf-8")
 
     def swarm(self, model, replicas=1, machines=None, flags=(), **run):
-        """So many peers for each stage, one thread each, on loopback or in a machine each (what a command
-        in it begins with, and its address)."""
+        """Trains with `replicas` peers of each stage, one thread each, on loopback or each in a machine, which is
+        the prefix of a command and an address."""
         peers = run["stages"] * replicas
         machines = machines or [([], "127.0.0.1")] * peers
         with self.folder(model, run) as folder:
@@ -69,7 +70,7 @@ class Shoal:
             return self.finish(folder, commands)
 
     def local(self, model, threads, **run):
-        """Everything in one process."""
+        """Trains in one process."""
         with self.folder(model, run) as folder:
             return self.finish(
                 folder,
@@ -78,7 +79,7 @@ class Shoal:
 
     @contextlib.contextmanager
     def folder(self, model, run):
-        """A folder with the run's configuration, for as long as it is needed."""
+        """A folder with the run's configuration, for the duration of a block."""
         with tempfile.TemporaryDirectory(prefix="shoal-bench-") as name:
             text = models.run_toml(self.default, model, **run)
             pathlib.Path(name, "run.toml").write_text(text, encoding="utf-8")
@@ -93,7 +94,7 @@ class Shoal:
         return ["--device", self.device, "--threads", str(threads), "--events", f"{index}.events"]
 
     def finish(self, folder, commands):
-        """Runs the commands at once until all have ended."""
+        """Runs the commands concurrently until all have ended."""
         processes = []
         try:
             for index, command in enumerate(commands):
@@ -110,7 +111,7 @@ class Shoal:
 
 
 def wait_for(processes, folder):
-    """Waits until all have ended well, and gives the most memory that each had, in bytes."""
+    """Waits until all have ended successfully, and gives the peak memory of each in bytes."""
     peaks = {}
     end = time.monotonic() + LIMIT_SECONDS
     while len(peaks) < len(processes):
@@ -133,7 +134,7 @@ def wait_for(processes, folder):
 
 def fail(folder, index, what):
     log = (folder / f"{index}.log").read_text(encoding="utf-8", errors="replace")
-    raise SystemExit(f"{what}: Shoal's process {index}, which said last:\n{log[-2000:]}")
+    raise SystemExit(f"{what}: process {index} of Shoal, whose output ends with:\n{log[-2000:]}")
 
 
 def read_outcome(folder, peaks):

@@ -1,10 +1,9 @@
-"""What a crowd of newcomers costs: real processes that come at once to a run that trains, and many that come
-at once before it begins.
+"""Measures simultaneous newcomers: processes that join a training run at once, and many that start a run at once.
 
     make bench-storm
 
-Passes wait, so that two cores can stand for a device each; what starting so many processes takes is their
-own. Before this the simulator has 200 newcomers at once (scheduler/examples/storm.rs).
+Passes wait, so that two cores can represent a device for each process; the start of the processes is not
+simulated. `make bench-storm` has the simulator's 200 newcomers as well (scheduler/examples/storm.rs).
 """
 
 import argparse
@@ -17,13 +16,14 @@ import table
 from overhead import killed_in_the_end
 from peer import Peer
 from shoal_run import Shoal
+from sizes import size
 from uneven import run_of, started
 
-# Two stages of two peers each, and a crowd; milliseconds that a pass waits.
-STAGES, BEFORE, CROWD, WAIT = 2, 4, 12, 40
-MICROBATCHES, STEPS, WINDOW = 48, 400, 6
-# Those that come before the first step.
-MANY, MANY_STEPS = 32, 3
+# The stages, the peers before, the newcomers, and the wait of a pass in milliseconds.
+STAGES, BEFORE, CROWD, WAIT = size((2, 4, 12, 40), (2, 4, 2, 5))
+MICROBATCHES, STEPS, WINDOW = size((48, 400, 6), (12, 10_000, 2))
+# Processes that start before the first step.
+MANY, MANY_STEPS = size((32, 3), (4, 1))
 
 
 def rate(moments):
@@ -32,19 +32,19 @@ def rate(moments):
 
 
 def hosted(peer):
-    """The stage that a peer was given."""
+    """Waits until a peer has joined, and gives its stage."""
     return peer.wait("joined")[0]["span"][0]
 
 
 def until(steps, seconds):
-    """Microbatches a second of the steps up to the first that ended after so many seconds."""
+    """Microbatches a second of the steps up to the first that ended after `seconds`."""
     ends = list(itertools.accumulate(steps))
     count = 1 + sum(end < seconds for end in ends)
     return count * MICROBATCHES / ends[count - 1]
 
 
 def crowd(shoal):
-    """A crowd comes to a swarm that trains."""
+    """Joins newcomers to a training swarm at once."""
     model, run = run_of(STAGES, STEPS, MICROBATCHES)
     with shoal.folder(model, run) as folder:
         peers = started(shoal, folder, ["auto"] * BEFORE, [WAIT] * BEFORE, [])
@@ -58,7 +58,7 @@ def crowd(shoal):
                     "join", f"@{folder}/address", "--slow-down", str(WAIT)]))
             stages += [hosted(peer) for peer in peers[BEFORE:]]
             served = max(peer.wait("serving")[1] for peer in peers[BEFORE:])
-            # Its events since wait to be read: each says how long its step took.
+            # Reads the events since; each has the seconds of its step.
             steps, full = [], 0
             while full < 3 * WINDOW:
                 event, _ = peers[0].wait("committed")
@@ -77,7 +77,7 @@ def crowd(shoal):
 
 
 def many(shoal):
-    """Many processes start at once."""
+    """Starts many processes at once."""
     model, run = run_of(STAGES, MANY_STEPS, MICROBATCHES)
     with shoal.folder(model, run) as folder:
         begun = time.monotonic()
@@ -100,7 +100,7 @@ def main():
     shoal = Shoal(options.shoal)
     line = machines.line(machines.describe(sys.executable))
     table.show(
-        f"{CROWD} processes come at once to {BEFORE} that train",
+        f"{CROWD} processes join {BEFORE} that train, at once",
         f"{STAGES} stages, {MICROBATCHES} microbatches a step, passes wait {WAIT} ms. {line}.",
         ["what", "measured"],
         crowd(shoal),

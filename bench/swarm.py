@@ -1,5 +1,4 @@
-"""Tables of a swarm: its speed beside one process and torch.distributed.pipelining, the bytes that
-it sends, and its memory."""
+"""Tables of a swarm: its speed beside one process and torch.distributed.pipelining, and its traffic."""
 
 import dataclasses
 import json
@@ -11,13 +10,14 @@ import table
 from machine import line as machine_line
 from model import SMALL
 from shoal_run import SKIPPED_STEPS
+from sizes import size
 from worker import FOLDER, Worker, closing, ratio, take_turns
 
 STAGES = 2
-MICROBATCHES = (8, 16, 32)
-STEPS = 10 + SKIPPED_STEPS
-PROBE_STEPS = 5 + SKIPPED_STEPS
-PIPELINE_STEPS = 8
+MICROBATCHES = size((8, 16, 32), (8,))
+STEPS = size(10, 1) + SKIPPED_STEPS
+PROBE_STEPS = size(5, 1) + SKIPPED_STEPS
+PIPELINE_STEPS = size(8, 2)
 SWARM, LOCAL = "Shoal, 2 processes x 1 thread", "Shoal, 1 process x 2 threads"
 SCHEDULES = {
     "1F1B": "torch.distributed.pipelining, 1F1B, 2 processes x 1 thread",
@@ -26,15 +26,15 @@ SCHEDULES = {
 
 
 class Contest:
-    """Everybody who trains the model on two cores in one dtype."""
+    """All contenders that train the model on two cores in one dtype."""
 
     def __init__(self, shoal, pipeline, dtype):
         self.shoal, self.pipeline, self.dtype = shoal, pipeline, dtype
-        # Of each number of microbatches, the swarm's last run.
+        # The last run of the swarm for each number of microbatches.
         self.swarms = {}
 
     def runs(self):
-        """Each contender as a call with a number of microbatches, and whether it is a mere probe."""
+        """Each contender as a function of a number of microbatches and of whether it is a probe."""
         return {
             SWARM: self.swarm,
             LOCAL: self.local,
@@ -65,7 +65,7 @@ class Contest:
 
 
 def start_pipeline(text):
-    """Both processes of torch.distributed.pipelining; the first one takes orders."""
+    """Starts both processes of torch.distributed.pipelining. The first one takes orders."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
     described = json.dumps(
@@ -76,8 +76,7 @@ def start_pipeline(text):
 
 
 def measure(shoal, tools, dtype, machine):
-    """Measures in one dtype, prints the tables of speed and bytes, and gives their numbers and the
-    swarm's best run."""
+    """Measures in one dtype and prints the tables. Gives their numbers, the swarm's best run and its microbatches."""
     workers = start_pipeline(tools.text)
     with closing(workers):
         contest = Contest(shoal, workers[0], dtype)
@@ -101,7 +100,7 @@ def speed_rows(results, chosen):
     goals = {LOCAL: 0.95, SCHEDULES["1F1B"]: 1.0, SCHEDULES["GPipe"]: 1.0}
     return [
         {
-            "who": name,
+            "contender": name,
             "microbatches": chosen[name],
             "tokens_per_second": statistics.median(rates),
             "swarm_to_it": ratio(results[SWARM], rates),
@@ -122,7 +121,7 @@ def report_speed(rows, dtype, machine):
     )
     lines = [
         [
-            row["who"],
+            row["contender"],
             row["microbatches"],
             table.rate(row["tokens_per_second"]),
             table.times(row["swarm_to_it"]),
@@ -130,12 +129,12 @@ def report_speed(rows, dtype, machine):
         ]
         for row in rows
     ]
-    header = ["who", "microbatches", "tokens/s", "swarm to it", "goal"]
+    header = ["contender", "microbatches", "tokens/s", "swarm to it", "goal"]
     table.show(f"A swarm of two stages, {dtype}", notes, header, lines)
 
 
 def report_bytes(outcome, dtype):
-    """What crossed the network for each token, all peers together."""
+    """Prints the table of bytes sent for each token, and gives its numbers."""
     size = {"f32": 4, "bf16": 2}[dtype]
     floor = 2 * SMALL.hidden * size * (STAGES - 1)
     kinds = {

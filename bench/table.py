@@ -1,10 +1,10 @@
-"""Tables for people, in Markdown."""
+"""Tables in Markdown."""
 
 import textwrap
 
 
 def show(title, notes, header, rows):
-    """Prints a table under its title and the notes that are needed to read it rightly."""
+    """Prints a table under its title and its notes."""
     print(f"\n## {title}\n", flush=True)
     print(textwrap.fill(notes, width=100))
     cells = [header, *([str(cell) for cell in row] for row in rows)]
@@ -30,5 +30,5 @@ def megabytes(count):
 
 
 def goal(value, least):
-    """Whether a goal is met, for a table's last column."""
+    """Whether a goal is met, for the last column of a table."""
     return f"{'met' if value >= least else 'NOT met'} (at least {least:.2f}x)"

@@ -1,4 +1,4 @@
-"""The same model in eager PyTorch, twice: as plain modules, and transformers' own."""
+"""The same model in eager PyTorch: as plain modules, and that of transformers."""
 
 import torch
 from torch import nn
@@ -114,5 +114,5 @@ class Transformers(nn.Module):
 
 
 def loss_of(logits, labels):
-    """Mean cross-entropy, in f32 as Shoal has it."""
+    """Mean cross-entropy in f32, as in Shoal."""
     return functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())

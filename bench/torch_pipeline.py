@@ -1,7 +1,7 @@
-"""One of two processes of torch.distributed.pipelining that train the model, cut in two, on demand.
+"""One of two processes of torch.distributed.pipelining that train the model in two stages on demand.
 
-Arguments: a model as JSON, this process's rank, a free port of this machine. Rank 0 reads an order
-from each line of stdin, tells rank 1, and answers on stdout; both train one stage over gloo.
+Arguments: a model as JSON, the rank of this process, a free port of this machine. Rank 0 reads an order from each
+line of stdin, sends it to rank 1, and answers on stdout. Both train a stage over gloo.
 """
 
 import json
@@ -43,7 +43,7 @@ class Trainer:
         return torch.stack(losses).mean().item() if losses else 0.0
 
     def clip(self):
-        """By the norm over both stages, as Shoal does."""
+        """Clips gradients by the norm over both stages, as Shoal does."""
         parameters = list(self.module.parameters())
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
         square = norm.float().square()
@@ -52,13 +52,13 @@ class Trainer:
 
 
 def orders(rank):
-    """What rank 0 reads, at both ranks."""
+    """The orders that rank 0 reads, at both ranks."""
     while True:
-        told = [sys.stdin.readline() if rank == 0 else None]
-        dist.broadcast_object_list(told, src=0)
-        if not told[0]:
+        order = [sys.stdin.readline() if rank == 0 else None]
+        dist.broadcast_object_list(order, src=0)
+        if not order[0]:
             return
-        yield json.loads(told[0])
+        yield json.loads(order[0])
 
 
 def main():

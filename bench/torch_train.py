@@ -1,8 +1,8 @@
-"""Trains in eager PyTorch on demand: what engine/examples/train_rounds.rs is compared with.
+"""Trains in eager PyTorch on demand, for comparison with engine/examples/train_rounds.rs.
 
-The one argument is a model as JSON; each line on stdin asks for some steps, each line on stdout
-answers, as there. An order also says which `variant` of the model: plain or transformers. An order
-with `product` multiplies square matrices of that size instead.
+The argument is a model as JSON. Each line on stdin orders some steps, and each line on stdout answers, as there. An
+order names the `variant` of the model: plain or transformers. An order with `product` multiplies square matrices of
+that size instead.
 """
 
 import json
@@ -64,7 +64,7 @@ class Trainer:
 
 
 def multiply(size, dtype):
-    """Speed of a bare matrix product: what the kernels reach that a model's time goes into."""
+    """Speed of a bare matrix product, in which most of a model's time goes."""
     left, right = torch.randn(2, size, size, dtype=DTYPES[dtype])
     for _ in range(3):
         left @ right

@@ -1,4 +1,4 @@
-"""Table: tokens per second of one process that trains, Shoal's engine beside eager PyTorch."""
+"""Table of the tokens per second of one process: Shoal's engine beside eager PyTorch."""
 
 import dataclasses
 import json
@@ -8,17 +8,18 @@ import sys
 import table
 from machine import line as machine_line
 from model import SMALL
+from sizes import size
 from worker import FOLDER, Worker, closing, ratio, take_turns
 
 DTYPES = ("f32", "bf16")
-MICROBATCHES = (1, 2, 4, 8)
+MICROBATCHES = size((1, 2, 4, 8), (1, 2))
 VARIANTS = ("plain", "transformers")
 STOCK, AVX512 = "stock", "AVX-512"
-ROUND_SECONDS = 2.0
+ROUND_SECONDS = size(2.0, 0.1)
 
 
 def measure(tools, machine):
-    """Measures, prints the table and gives its numbers. `tools` says where the programs are."""
+    """Measures, prints the table and gives its numbers. `tools` has the paths of the programs."""
     described = json.dumps(
         {**dataclasses.asdict(SMALL), "device": "cpu", "threads": 1, "text": tools.text}
     )
@@ -56,13 +57,13 @@ def measure(tools, machine):
 
 
 def multiply(worker):
-    """Speed of a bare matrix product in f32, in FLOP/s: the most that a dispatch can do for training."""
+    """Speed of a bare matrix product in f32, in FLOP/s: the most that a dispatch can gain."""
     return worker.ask(product=1024, dtype="f32")["flops"]
 
 
 def prepare(workers):
-    """Warms everybody up, finds the number of microbatches that each does best with, and gives each
-    contender as a call that trains for about a round and returns tokens per second."""
+    """Warms up all contenders and finds the best number of microbatches of each. Gives each contender as a function
+    that trains for about a round and returns tokens per second, and the numbers of microbatches."""
     contenders, chosen = {}, {}
     for dtype in DTYPES:
         for dispatch in (STOCK, AVX512):
@@ -75,7 +76,7 @@ def prepare(workers):
 
 
 def contender(worker, order):
-    """The call, and the number of microbatches that it trains with."""
+    """A contender's function, and its number of microbatches."""
     probes = {}
     for microbatches in MICROBATCHES:
         worker.ask(**order, microbatches=microbatches, steps=1)
@@ -90,7 +91,7 @@ def rate_of(answer):
 
 
 def cell(results, chosen, dtype, dispatch):
-    """One line of the table: Shoal, the faster PyTorch, and how they compare."""
+    """A line of the table: Shoal, the faster PyTorch, and their ratio."""
     rates = {side: results[dtype, dispatch, side] for side in ("shoal", *VARIANTS)}
     medians = {side: statistics.median(values) for side, values in rates.items()}
     faster = max(VARIANTS, key=medians.get)

@@ -1,15 +1,15 @@
-"""How fast one peer sends tensors to another: over loopback, and over emulated links that delay, fill
-up and lose packets, with each congestion control, and beside a TCP connection with Cubic.
+"""Measures the throughput of tensors from one peer to another: over loopback, over emulated links with delay, full
+queues and loss, with each congestion control, and beside a TCP connection with Cubic.
 
     python bench/transport.py --speed target/release/examples/transport_speed \
         --plain target/release/examples/plain_speed \
         --network target/release/examples/emulated_network [--seconds 12]
 
-On loopback, quinn alone and TLS over TCP are run in turn with it, all with the allocator's limits that
-the node sets (engine/src/device.rs).
+On loopback it takes turns with quinn alone and TLS over TCP, all with the limits of the allocator that the node
+sets (engine/src/device.rs).
 
-Needs root, /dev/net/tun and `ip`. A link's share is of what its rate leaves for the content of packets
-of 1500 bytes; packets sent again are those that the sender took for lost.
+Needs root, /dev/net/tun and `ip`. A share is of the rate that a link leaves for the content of packets of 1500
+bytes. Packets sent again are those that the sender considered lost.
 """
 
 import argparse
@@ -25,6 +25,7 @@ import time
 import emulated
 import machine
 import table
+from sizes import size
 
 PORT = 7400
 RATE = 200  # Mbit/s
@@ -35,18 +36,20 @@ LINKS = [
     ("no loss, queue of 200 ms", {"queue_ms": 200}),
     ("0.1% loss, queue of 50 ms", {"queue_ms": 50, "loss": 0.001}),
     ("1% loss, queue of 50 ms", {"queue_ms": 50, "loss": 0.01}),
-]
-CONTROLS = ["tolerant", "cubic", "bbr"]
-# Least share of quinn alone, on loopback.
+][size(0, -1):]
+CONTROLS = size(["tolerant", "cubic", "bbr"], ["tolerant"])
+# The goal on loopback: the least share of quinn alone.
 LEAST_SHARE = 0.9
-# What the default control is to reach: of a link without loss whose queue takes a quarter of its round trip or more,
-# and of one with; what it may send again of its packets; and what it is to leave to a TCP connection beside it.
+# The goals for the default control, on links whose queue holds at least a quarter of the round trip: the least share
+# without and with loss, the largest share of packets sent again, and the share of a TCP connection beside it.
 DEFAULT = CONTROLS[0]
 LEAST_QUEUE = DELAY / 2  # ms
 LEAST_OF_LINK, LEAST_WITH_LOSS = 0.92, 0.85
 MOST_AGAIN = 0.05
 TCP_PART = (0.35, 0.65)
-TURNS = 5
+TURNS = size(5, 1)
+# Sent over loopback in a turn.
+MEBIBYTES = size("2048", "32")
 TCP = """
 import socket, sys, time
 if sys.argv[1] == "receive":
@@ -75,11 +78,11 @@ def network(program, link):
 
 
 def loopback(args):
-    """Ours beside libraries alone, in turns."""
+    """Measures Shoal on loopback in turns with libraries alone."""
     programs = {
-        "Shoal": [args.speed, "loopback", "2048", "2"],
-        "quinn alone": [args.plain, "quinn", "2048", "2"],
-        "TLS over TCP": [args.plain, "tls", "2048", "2"],
+        "Shoal": [args.speed, "loopback", MEBIBYTES, "2"],
+        "quinn alone": [args.plain, "quinn", MEBIBYTES, "2"],
+        "TLS over TCP": [args.plain, "tls", MEBIBYTES, "2"],
     }
     rates = {name: [] for name in programs}
     for _ in range(TURNS):
@@ -96,7 +99,7 @@ def loopback(args):
         for name, rate in medians.items()
     ]
     notes = (
-        f"2 GiB in pieces of 2 MiB, both ends in one process, medians of {TURNS} turns. Shoal should have at "
+        f"{MEBIBYTES} MiB in pieces of 2 MiB, both ends in one process, medians of {TURNS} turns. Shoal should have at "
         f"least {LEAST_SHARE} of quinn alone: {goal}."
     )
     table.show("On loopback", notes, ["", "MB/s", "from, to", "of quinn alone"], rows)
@@ -104,7 +107,7 @@ def loopback(args):
 
 
 def send(start, speed, address, control, seconds, *size):
-    """Sends tensors over the link for so long, of so many KiB; gives what the sender says."""
+    """Sends tensors of `size` KiB over the link for `seconds`, and gives the sender's report."""
     receiver = start(1, speed, "receive", f"0.0.0.0:{PORT}")
     peer = receiver.stdout.readline().strip()
     sender = start(0, speed, "send", peer, f"{address}:{PORT}", control, str(seconds), *map(str, size))
@@ -116,7 +119,7 @@ def send(start, speed, address, control, seconds, *size):
 
 
 def tcp(start, address, seconds, settling):
-    """Sends over a TCP connection for so long; gives Mbit/s after the first seconds."""
+    """Sends over a TCP connection for `seconds`, and gives Mbit/s after the first `settling` seconds."""
     receiver = start(1, sys.executable, "-c", TCP, "receive", str(PORT + 1), str(settling))
     receiver.stdout.readline()
     client = start(0, sys.executable, "-c", TCP, "send", address, str(PORT + 1), str(seconds))
@@ -140,7 +143,7 @@ def alone(args):
     headers = ["link of 200 Mbit/s, 50 ms each way", "control", "Mbit/s", "share", "sent again", "goal"]
     notes = (
         f"Shares are of the {RATE * emulated.CONTENT:.0f} Mbit/s that packets of 1500 bytes leave for content, "
-        f"less what is lost; the first three seconds do not count. The goal for {DEFAULT}, where the queue takes at "
+        f"less the loss; the first three seconds do not count. The goal for {DEFAULT}, where the queue takes at "
         f"least {LEAST_QUEUE:.0f} ms: {LEAST_OF_LINK} without loss, {LEAST_WITH_LOSS} with, less than {MOST_AGAIN:.0%} "
         "sent again."
     )
@@ -148,30 +151,30 @@ def alone(args):
 
 
 def large(args):
-    """One large tensor at a time, over a link that is long and fast: what streams and windows let through."""
+    """Sends one large tensor at a time over a long and fast link, where streams and windows limit the throughput."""
     rate, delay, mebi = 1000, 50, 32
     rows = []
-    for queue in (20, 100):
+    for queue in size((20, 100), (100,)):
         link = {"delay_ms": delay, "queue_ms": queue}
         with emulated.network(args.network, [{"up_mbit": rate}, {"up_mbit": rate}], link) as (start, addresses):
             told = send(start, args.speed, addresses[1], "tolerant", 2 * args.seconds, mebi << 10)
         again = told["lost_packets"] / told["sent_packets"]
         share = told["mbit"] / (rate * emulated.CONTENT)
         rows.append([f"{queue} ms", f"{told['mbit']:.0f}", f"{share:.2f}", f"{again:.2%}"])
-    # A tensor, and the round trip until it is known that it has arrived.
+    # The time of a tensor, and the round trip of its acknowledgement.
     wire = mebi * 8.388608 / (rate * emulated.CONTENT)
     most = wire / (wire + 2e-3 * delay)
     notes = (
-        f"Tensors of {mebi} MiB over {rate} Mbit/s, {delay} ms each way, the next once the one before is known to "
-        f"have arrived: a share of {most:.2f} is the most there is."
+        f"Tensors of {mebi} MiB over {rate} Mbit/s, {delay} ms each way, each once the one before is "
+        f"acknowledged: a share of {most:.2f} is the maximum."
     )
     table.show("One large tensor at a time", notes, ["queue", "Mbit/s", "share", "sent again"], rows)
 
 
 def shared(args):
-    """A TCP connection is there first; the other comes after a second."""
+    """Starts a TCP connection, and a second later the sender of tensors."""
     rows = []
-    for queue in (20, 50, 100):
+    for queue in size((20, 50, 100), (50,)):
         for control in CONTROLS:
             with network(args.network, {"queue_ms": queue}) as (start, addresses):
                 seconds = 3 * args.seconds
@@ -206,7 +209,7 @@ def main():
     parser.add_argument("--plain", required=True)
     parser.add_argument("--network", required=True)
     parser.add_argument("--only", choices=["loopback", "large"])
-    parser.add_argument("--seconds", type=int, default=12)
+    parser.add_argument("--seconds", type=int, default=size(12, 2))
     args = parser.parse_args()
     if args.only == "large":
         large(args)

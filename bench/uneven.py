@@ -1,14 +1,13 @@
-"""What a swarm of unlike peers keeps of their speeds together, and how long a stage that deaths left to one
-peer waits for another.
+"""Measures a swarm of peers of different speeds against the sum of their speeds, and the time until a stage with one
+peer left gets another.
 
     make bench-uneven
 
-Three stages and six peers, two of them slowed four times. Every pass takes a stated time beside its own
-small one, so that two cores can stand for six devices. *Fluid* is what the slowest stage would get through
-at the best placement of these peers if work were divisible without end; how long passes take is asked of
-each peer. *Best* is what is left of it if a step loses nothing but the way of its first activation to the
-last stage and of its last gradient back, on the fastest (docs/routing.md). *Simulated* is the share that the
-simulator gets with the same placement and passes as long.
+Three stages have six peers, two of them four times slower. Every pass waits for a stated time, so that two cores
+can represent six devices. *Fluid* is the throughput of the slowest stage with the best placement, if work were
+infinitely divisible; each peer reports the duration of its passes. *Best* is the share of it in which a step loses
+only the transfer of its first activation to the last stage, and of its last gradient back, through the fastest
+peers (docs/routing.md). *Simulated* is the share in the simulator with the same placement and passes.
 """
 
 import argparse
@@ -25,29 +24,30 @@ from model import Model
 from overhead import killed_in_the_end
 from peer import Peer, address_of
 from shoal_run import Shoal
+from sizes import size
 
 STAGES = 3
-MICROBATCHES = 128
-# Milliseconds that each pass waits, and how many times as long for the slowed.
-FAST, SLOWER = 25, 4
+MICROBATCHES = size(128, 12)
+# The wait of each pass in milliseconds, and the factor of the slow peers.
+FAST, SLOWER = size((25, 4), (5, 4))
 PEERS = [FAST] * 4 + [FAST * SLOWER] * 2
-# Where the six get through most.
+# The placement of the six peers with the most throughput.
 BEST_STAGES = [0, 0, 1, 2, 1, 2]
-# Steps before the measurement, in which paces are learnt; those in which peers move as well, which are compared
-# once three steps after the last move are measured; and steps measured.
-WARM, SETTLED, MEASURED = 5, 15, 8
-# More than are waited for: near its end a run moves nobody.
+# The steps of warm-up, in which the swarm learns the speeds; those of warm-up with moves, which are compared three
+# steps after the last move; and the measured steps.
+WARM, SETTLED, MEASURED = size((5, 15, 8), (1, 2, 1))
+# More steps than measured: a run moves no peer near its end.
 STEPS = 10_000
-# Seconds between two looks at the stages.
+# The seconds between two comparisons of the stages.
 REBALANCE = 3
 GOAL = 0.95
 
-# What is refilled: two stages of three equal peers each, of which two die at one stage.
-REFILL_PEERS, REFILL_STEPS, REFILL_ROUNDS = 6, 200, 3
+# The refilled swarm: two stages of three equal peers each, of which two die at one stage.
+REFILL_PEERS, REFILL_STEPS, REFILL_ROUNDS = size((6, 200, 3), (6, 2000, 1))
 
 
 def started(shoal, folder, stages, waits, flags):
-    """A run's peers: the stage that each is to host, and how long its passes wait."""
+    """Starts the peers of a run, each with a stage and the wait of its passes."""
     first = ["start", "run.toml", "--address-file", "address", "--wait-for", str(len(waits)),
              "--out", "out"]
     commands = itertools.chain([first], itertools.repeat(["join", f"@{folder}/address"]))
@@ -59,7 +59,7 @@ def started(shoal, folder, stages, waits, flags):
 
 
 def run_of(stages, steps, microbatches, staleness=0):
-    """A model whose own passes take next to nothing, and its run."""
+    """A model with very short passes, and its run."""
     model = Model(hidden=64, layers=stages, heads=2, intermediate=64, context=32, batch=microbatches)
     return model, {"stages": stages, "steps": steps, "microbatches": microbatches, "dtype": "f32",
                    "staleness": staleness}
@@ -80,7 +80,7 @@ def seen_of(folder, index):
 
 
 def slowest_stage(placement, speeds):
-    """What the stage gets through that gets through least, in microbatches a second."""
+    """The throughput of the slowest stage, in microbatches a second."""
     stages = [0.0] * STAGES
     for stage, speed in zip(placement, speeds):
         stages[stage] += speed
@@ -88,7 +88,7 @@ def slowest_stage(placement, speeds):
 
 
 def swarm(shoal, stages, rebalance, staleness):
-    """Microbatches a second, how often peers moved, and what was seen of each."""
+    """Microbatches a second, the number of moves, and the stage and passes of each peer."""
     steps = MEASURED + (SETTLED if rebalance else WARM)
     model, run = run_of(STAGES, STEPS, MICROBATCHES, staleness)
     with shoal.folder(model, run) as folder:
@@ -108,7 +108,7 @@ def swarm(shoal, stages, rebalance, staleness):
 
 
 def row(shoal, simulator, how, stages, rebalance, staleness):
-    """One line of the table."""
+    """A line of the table."""
     rate, moves, seen = swarm(shoal, stages, rebalance, staleness)
     speeds = [1 / (forward + backward) for _, forward, backward in seen]
     placements = itertools.product(range(STAGES), repeat=len(PEERS))
@@ -128,7 +128,7 @@ def row(shoal, simulator, how, stages, rebalance, staleness):
 
 
 def refill(shoal):
-    """Seconds from two deaths at a stage until it is decided who goes there, and until it serves there."""
+    """Seconds from two deaths at a stage until the decision of a move, and until the moved peer serves there."""
     model, run = run_of(2, REFILL_STEPS, 24)
     waits, stages = [FAST] * REFILL_PEERS, ["auto"] * REFILL_PEERS
     with shoal.folder(model, run) as folder:
@@ -160,22 +160,22 @@ def main():
         ]
     ]
     table.show(
-        "Unlike peers",
+        "Peers of different speeds",
         f"{STAGES} stages, {len(PEERS)} peers, {MICROBATCHES} microbatches a step; passes wait {FAST} ms, of "
-        f"two peers {SLOWER} times as long; means of {MEASURED} steps. Placed: the part of the fluid "
-        f"optimum that the placement leaves. {machines.line(machines.describe(sys.executable))}.",
+        f"two peers {SLOWER} times as long; means of {MEASURED} steps. Placed: the share of the fluid "
+        f"optimum that the placement allows. {machines.line(machines.describe(sys.executable))}.",
         ["placed", "staleness", "moves", "microbatches", "fluid", "placed", "share", "simulated", "best",
          "goal"],
         rows,
     )
     refills = [refill(shoal) for _ in range(REFILL_ROUNDS)]
     table.show(
-        "A stage that deaths left to one peer",
+        "A stage with one peer left",
         f"Two stages of three peers each, all passes wait {FAST} ms; two of one stage die at once, and the "
         f"stages are compared every second. From the deaths, median and worst of {REFILL_ROUNDS} runs.",
         ["what", "median", "worst"],
         [[what, f"{statistics.median(times):.2f} s", f"{max(times):.2f} s"]
-         for what, times in zip(["until it is decided who goes there", "until that one serves there"],
+         for what, times in zip(["until the decision of a move", "until the moved peer serves"],
                                 zip(*refills))],
     )
 

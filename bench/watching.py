@@ -1,11 +1,10 @@
-"""What being watched costs: a swarm whose peers are asked for the page's status and for their metrics every
-second, beside one whose peers are shown to nobody.
+"""Measures the cost of status and metrics: a swarm whose peers answer for both every second, beside one without HTTP.
 
     make bench-watching
 
-Two processes of one stage and one thread each on loopback, in alternated pairs. What is measured are
-the processor's seconds of both processes, from one step's end to another's. Who asks is not counted.
-Then how long an observer of a larger swarm takes to answer, while that trains on the same two cores.
+Two processes with a stage and a thread each run on loopback, in alternated pairs. The measurement is the processor
+seconds of both processes, from one end of a step to another, without the client. A second table has the response
+times of an observer of a larger swarm, which trains on the same two cores.
 """
 
 import argparse
@@ -22,22 +21,23 @@ from model import SMALL
 from overhead import killed_in_the_end
 from peer import Peer, address_of
 from shoal_run import Shoal
+from sizes import size
 from uneven import run_of, started
 
 MICROBATCHES = 16
-# Steps before the measurement, in which windows widen and caches warm up, and steps measured.
-WARM, MEASURED = 4, 16
-EVERY = 1.0
+# The steps of warm-up, and the measured steps.
+WARM, MEASURED = size((4, 16), (1, 2))
+EVERY = size(1.0, 0.01)
 GOAL = 1.01
 
-# The larger swarm: its stages and peers, milliseconds that a pass waits, microbatches and questions.
-STAGES, PEERS, WAIT, LARGE_MICROBATCHES, QUESTIONS = 4, 32, 40, 64, 200
-# Milliseconds for what Prometheus asks.
+# The larger swarm: its stages and peers, the wait of a pass in milliseconds, microbatches and queries.
+STAGES, PEERS, WAIT, LARGE_MICROBATCHES, QUESTIONS = size((4, 32, 40, 64, 200), (2, 4, 5, 8, 5))
+# The goal for a scrape, in milliseconds.
 SCRAPE_GOAL = 50.0
 
 
 def swarm(shoal, folder, watched):
-    """Two peers of a run, shown or not."""
+    """Two peers of a run, with or without HTTP."""
     http = ["--http", "127.0.0.1:0" if watched else "none"]
     first = Peer.of_shoal(shoal, folder, 0, [
         "start", "run.toml", "--address-file", "address", "--wait-for", "2", "--out", "out",
@@ -48,7 +48,7 @@ def swarm(shoal, folder, watched):
 
 @contextlib.contextmanager
 def watching(folder, watched):
-    """Asks both peers every second while its block runs; counts what was answered."""
+    """Queries both peers every second during its block, and counts the answers."""
     done, answers = threading.Event(), [0]
 
     def look():
@@ -71,7 +71,7 @@ def watching(folder, watched):
 
 
 def cost(shoal, watched):
-    """Seconds of the processor for a token, and how often the peers answered."""
+    """Processor seconds for a token, and the number of answers."""
     run = {"stages": 2, "steps": WARM + MEASURED + 1, "microbatches": MICROBATCHES, "dtype": "f32"}
     with shoal.folder(SMALL, run) as folder:
         with killed_in_the_end(swarm(shoal, folder, watched)) as peers:
@@ -82,12 +82,12 @@ def cost(shoal, watched):
                 for peer in peers:
                     peer.steps(MEASURED)
                 after = sum(peer.processor_seconds() for peer in peers)
-    assert (answers[0] > 0) == watched, "whoever is watched answers"
+    assert (answers[0] > 0) == watched, "only watched peers answer"
     return (after - before) / (MEASURED * SMALL.tokens_per_step()), answers[0]
 
 
 def answers_of(shoal):
-    """Milliseconds that an observer of the larger swarm took for each answer, by what it was asked."""
+    """Response times of an observer of the larger swarm in milliseconds, by path."""
     model, run = run_of(STAGES, 10_000, LARGE_MICROBATCHES)
     with shoal.folder(model, run) as folder:
         peers = started(shoal, folder, ["auto"] * PEERS, [WAIT] * PEERS, [])
@@ -107,7 +107,7 @@ def answers_of(shoal):
 
 
 def show_answers(shoal):
-    """The table of the larger swarm."""
+    """Prints the table of the larger swarm."""
     rows = []
     for path, taken in answers_of(shoal).items():
         taken.sort()
@@ -115,10 +115,10 @@ def show_answers(shoal):
         goal = f"{'met' if late < SCRAPE_GOAL else 'NOT met'} (under {SCRAPE_GOAL:.0f} ms)"
         rows.append([f"/{path}", f"{statistics.median(taken):.1f} ms", f"{late:.1f} ms", goal])
     table.show(
-        f"What the observer of a swarm of {PEERS} takes to answer",
+        f"Response times of the observer of a swarm of {PEERS}",
         f"{STAGES} stages, {LARGE_MICROBATCHES} microbatches a step, passes wait {WAIT} ms; {QUESTIONS} "
-        "questions of each kind while the swarm trains. The goal is for 99 of 100.",
-        ["asked", "median", "99 of 100 within", "goal"],
+        "queries of each kind while the swarm trains. The goal is for 99 of 100.",
+        ["path", "median", "99 of 100 within", "goal"],
         rows,
     )
 
@@ -126,7 +126,7 @@ def show_answers(shoal):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shoal", required=True, help="the node's release binary")
-    parser.add_argument("--pairs", type=int, default=10, help="alternated pairs")
+    parser.add_argument("--pairs", type=int, default=size(10, 1), help="alternated pairs")
     options = parser.parse_args()
     shoal = Shoal(options.shoal)
     pairs, answered = [], 0
@@ -139,12 +139,12 @@ def main():
     ratio = statistics.median(one[True] / one[False] for one in pairs)
     each = {which: statistics.median(one[which] for one in pairs) for which in (True, False)}
     table.show(
-        "What being watched costs",
+        "The cost of status and metrics",
         f"Two stages of one peer each, one thread each, {MICROBATCHES} microbatches; "
-        f"{SMALL.describe()}; {machines.line(machines.describe(sys.executable))}. Each peer is asked for "
+        f"{SMALL.describe()}; {machines.line(machines.describe(sys.executable))}. Each peer answers for "
         f"/status and /metrics every second, {answered} answers in all. Medians of {len(pairs)} alternated "
         "pairs, of the processor per token; the ratio is the median of the pairs' ratios.",
-        ["watched", "shown to nobody", "ratio", "goal"],
+        ["watched", "without HTTP", "ratio", "goal"],
         [[f"{each[True] * 1e6:.1f} us", f"{each[False] * 1e6:.1f} us", f"{ratio:.3f}",
           f"{'met' if ratio <= GOAL else 'NOT met'} (at most {GOAL})"]],
     )

@@ -47,7 +47,7 @@ class Worker:
 
 @contextlib.contextmanager
 def closing(workers):
-    """Closes all of them whatever happens."""
+    """Closes all workers at the end of a block."""
     try:
         yield workers
     finally:
@@ -56,8 +56,8 @@ def closing(workers):
 
 
 def take_turns(contenders, rounds):
-    """Calls each contender once a round, every other round backwards, so that nobody always comes
-    after the same one. Gives each contender's results in order of rounds."""
+    """Calls each contender once a round. Every other round has the reverse order, so that none always follows the same
+    one. Gives the results of each contender in order of rounds."""
     results = {name: [] for name in contenders}
     for index in range(rounds):
         order = list(contenders) if index % 2 == 0 else list(reversed(contenders))
@@ -67,5 +67,5 @@ def take_turns(contenders, rounds):
 
 
 def ratio(ours, theirs):
-    """Median over the rounds of what we have per what they have, each round's own."""
+    """Median over the rounds of the ratio of our result to theirs in the same round."""
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Looks through what describes how Shoal is run and watched: compose files, the systemd unit, Kubernetes'
-# manifests, Grafana's dashboards, the image's labels. Each check that cannot be made here says why.
+# Validates the files of a deployment: compose files, the systemd unit, Kubernetes manifests, Grafana dashboards and
+# the labels of the image. Prints the reason of each check that it skips.
 #
 #   docker/check.sh [PYTHON]     PYTHON has kubernetes-validate and PyYAML
 set -euo pipefail
 
-# As the caller's folder has it.
+# The path is relative to the caller's folder.
 PYTHON=$(command -v "${1:-python3}") && PYTHON=$(realpath --no-symlinks "$PYTHON")
 readonly PYTHON
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -17,10 +17,10 @@ check_compose() {
     SHOAL_ADDRESS=x "${compose[@]}" -f compose.cloud.yaml config >/dev/null
     "${compose[@]}" -f compose.yaml config >/dev/null
     "${compose[@]}" -f compose.yaml -f compose.try.yaml config >/dev/null
-    echo "${compose[*]} takes the compose files"
+    echo "${compose[*]} accepts the compose files"
 }
 
-# Systemd wants the program to be there, so the unit is looked at with another one's path.
+# systemd requires that the program exists, so the check uses the path of another one.
 check_unit() {
     local folder said
     folder=$(mktemp --directory)
@@ -28,7 +28,7 @@ check_unit() {
     said=$(systemd-analyze verify --man=no "$folder/shoal.service" 2>&1 | grep -F shoal.service || true)
     rm -r "$folder"
     [[ -z $said ]] || { printf '%s\n' "$said" >&2; return 1; }
-    echo "systemd takes the unit"
+    echo "systemd accepts the unit"
 }
 
 check_manifests() {
@@ -40,11 +40,11 @@ for path in sys.argv[1:]:
     with open(path) as file:
         for manifest in yaml.safe_load_all(file):
             kubernetes_validate.validate(manifest, "1.30", strict=True)
-            print(f"{path}: Kubernetes takes the {manifest['kind']} {manifest['metadata']['name']}")
+            print(f"{path}: Kubernetes accepts the {manifest['kind']} {manifest['metadata']['name']}")
 PYTHON
 }
 
-# Grafana's schema is of the version that compose.yaml starts; npm compares what it brings with the lock file.
+# The schema has the version of Grafana that compose.yaml starts. npm compares its downloads with the lock file.
 check_dashboards() {
     local wanted
     wanted=$(sed -n 's|.*image: grafana/grafana:||p' compose.yaml)
@@ -53,28 +53,28 @@ check_dashboards() {
     node grafana/check/dashboards.mjs grafana/dashboards/*.json
 }
 
-# The image says which release it is.
+# The label of the image names the release.
 check_labels() {
     local version
     version=$(sed -n 's/^version = "\(.*\)"$/\1/p' ../Cargo.toml | head -n 1)
     grep -qF "org.opencontainers.image.version=\"$version\"" Dockerfile \
         || { echo "the Dockerfile's label of the version is not $version" >&2; return 1; }
-    echo "the image's label is of version $version"
+    echo "the label of the image names version $version"
 }
 
-if docker compose version >/dev/null 2>&1; then check_compose docker compose; else skip "there is no docker compose"; fi
-if command -v docker-compose >/dev/null; then check_compose docker-compose; else skip "there is no docker-compose"; fi
-if command -v systemd-analyze >/dev/null; then check_unit; else skip "there is no systemd-analyze"; fi
+if docker compose version >/dev/null 2>&1; then check_compose docker compose; else skip "docker compose is not installed"; fi
+if command -v docker-compose >/dev/null; then check_compose docker-compose; else skip "docker-compose is not installed"; fi
+if command -v systemd-analyze >/dev/null; then check_unit; else skip "systemd-analyze is not installed"; fi
 if "$PYTHON" -c 'import kubernetes_validate' 2>/dev/null; then
     check_manifests
 else
     skip "${PYTHON:-python} has no kubernetes-validate"
 fi
 if ! command -v node >/dev/null || ! command -v npm >/dev/null; then
-    skip "there is no node with npm for Grafana's schema"
+    skip "Grafana's schema needs node and npm, which are not installed"
 elif npm ci --prefix grafana/check --ignore-scripts --no-audit --no-fund --legacy-peer-deps >/dev/null 2>&1; then
     check_dashboards
 else
-    skip "npm cannot bring Grafana's schema"
+    skip "npm cannot download Grafana's schema"
 fi
 check_labels

@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
-# Tries the image and compose.yaml: a first peer, four joiners and Prometheus on a network of their own train,
-# while one joiner is killed with -9, one is stopped, and one is cut off for a while. In the end the model is, to
-# the bit, the one that a single process trains.
+# Tests the image and compose.yaml: a first peer, four joiners and Prometheus train on a network of their own.
+# Meanwhile one joiner is killed with -9, one is stopped, and one loses its network for a while. The resulting model
+# is bit-identical to the model that a single process trains.
 #
-#   docker/try.sh            skips, and says why, where docker cannot be had
+#   docker/try.sh [SHOAL]    skips, with the reason, where there is no docker
 #
-# With SHOAL_IMAGE an image that is there is tried; else one is built around target/release/shoal.
+# Tests the image that SHOAL_IMAGE names, or else one that it builds around SHOAL (target/release/shoal).
 set -euo pipefail
 
+SHOAL=$(realpath --canonicalize-missing "${1:-$(dirname "${BASH_SOURCE[0]}")/../target/release/shoal}")
+readonly SHOAL
 cd "$(dirname "${BASH_SOURCE[0]}")"
 readonly PROJECT=shoal-try-$$
 readonly JOINERS=4
-# Seconds that anything may take.
+# The seconds that any wait may take.
 readonly PATIENCE=300
 
 say() { printf '%s\n' "$*" >&2; }
@@ -24,7 +26,7 @@ find_compose() {
     elif command -v docker-compose >/dev/null; then
         COMPOSE=(docker-compose)
     else
-        skip "there is neither docker compose nor docker-compose"
+        skip "neither docker compose nor docker-compose is installed"
     fi
 }
 
@@ -38,11 +40,11 @@ clean_up() {
 
 prepare_images() {
     if [[ -z ${SHOAL_IMAGE:-} ]]; then
-        [[ -x ../target/release/shoal ]] || skip "there is no target/release/shoal: make build"
+        [[ -x $SHOAL ]] || skip "there is no $SHOAL: make build"
         docker image inspect debian:bookworm-slim >/dev/null 2>&1 || docker pull debian:bookworm-slim \
             || skip "debian:bookworm-slim is not here and cannot be pulled"
         export SHOAL_IMAGE=shoal:try
-        ./build-from-host.sh "$SHOAL_IMAGE"
+        ./build-from-host.sh "$SHOAL_IMAGE" "$SHOAL"
     fi
     local image=prom/prometheus:v3.5.0
     docker image inspect "$image" >/dev/null 2>&1 || docker pull --quiet "$image" 2>/dev/null || {
@@ -50,11 +52,11 @@ prepare_images() {
         image=shoal-try-prometheus
         docker build --quiet --tag "$image" - <try/prometheus.Dockerfile
     }
-    # Any free port: it is asked at its own address.
+    # Any free port: the script asks Prometheus at its own address.
     export PROMETHEUS_IMAGE=$image PROMETHEUS_PORT=0
 }
 
-# wait_for WHAT COMMAND...: until the command succeeds.
+# wait_for WHAT COMMAND...: waits until the command succeeds.
 wait_for() {
     local what=$1 end=$((SECONDS + PATIENCE))
     shift
@@ -65,10 +67,10 @@ wait_for() {
     say "$what"
 }
 
-# How many events of a kind the first peer has written.
+# The number of events of a kind that the first peer has written.
 events() { docker exec "$first" grep --count "\"event\":\"$1\"" /data/events || true; }
 has_events() { (($(events "$1") >= $2)); }
-# What there is before something is done.
+# Records the counts before an action.
 note_events() { lost=$(events lost) admitted=$(events admitted); }
 is_running() { [[ $(docker inspect --format '{{.State.Running}}' "$1") == true ]]; }
 has_ended() { ! is_running "$1"; }
@@ -76,7 +78,7 @@ exit_code() { docker inspect --format '{{.State.ExitCode}}' "$1"; }
 
 address() { docker inspect --format '{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}' "$1"; }
 
-# What Prometheus says to a query: the first value.
+# The first value of Prometheus's answer to a query.
 ask() {
     curl --silent --get --data-urlencode "query=$1" "http://$(address "$prometheus"):9090/api/v1/query" \
         | python3 -c 'import json, sys; print(json.load(sys.stdin)["data"]["result"][0]["value"][1])'
@@ -96,7 +98,7 @@ start() {
 
 kill_one() {
     note_events
-    # Not docker's own kill, which keeps the container down: this is a process that died.
+    # The process dies by itself: docker's own kill would keep the container down.
     docker exec "${joiners[0]}" sh -c 'kill -9 -1' || true
     wait_for "a joiner was killed with -9 and is lost" has_events lost $((lost + 1))
     wait_for "docker started it again, and it is a member" has_events admitted $((admitted + 1))
@@ -143,7 +145,7 @@ with_first() {
 
 main() {
     command -v docker >/dev/null || skip "docker is not installed"
-    docker info >/dev/null 2>&1 || skip "docker's engine does not run, or not for this user"
+    docker info >/dev/null 2>&1 || skip "the docker engine does not run, or rejects this user"
     find_compose
     prepare_images
     trap clean_up EXIT

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# What a newcomer meets: from nothing to a first joined peer on a second machine, timed, with the commands that
-# README.md has; then each wrong turn, with what is said of it. The machines are network namespaces with a router
-# between. Every command typed must be in README.md, and every message in docs/troubleshooting.md.
+# Follows a new user from nothing to a peer that joined from a second machine, with the commands of README.md, and
+# prints the times. Then makes each common mistake, and checks its message. The machines are network namespaces with
+# a router between. Every command must be in README.md, and every message in docs/troubleshooting.md.
 #
 #   scripts/newcomer.sh [SHOAL]     as root; SHOAL is target/release/shoal unless it is given
 #
-# With SHOAL_OTHER, a build of another protocol version, that is tried as well.
+# SHOAL_OTHER may name a build of another protocol version, which is then tried as well.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 SHOAL=$(realpath "${1:-target/release/shoal}")
 readonly SHOAL NAME=newcomer-$$ PORT=7410
-# Seconds that anything may take.
+# The seconds that any wait may take.
 readonly PATIENCE=90
 # In RFC 2544's network for tests.
 readonly FIRST=198.18.1.2 SECOND=198.18.2.2
@@ -46,7 +46,7 @@ cable() { # MACHINE ITS-NETWORK
 make_machines() {
     local machine
     for machine in first router second; do
-        ip netns add "$NAME-$machine" 2>/dev/null || skip "no network namespaces here, or not for this user"
+        ip netns add "$NAME-$machine" 2>/dev/null || skip "this user cannot make network namespaces"
         ip -n "$NAME-$machine" link set lo up
         mkdir -p "$ROOM/$machine"
     done
@@ -55,15 +55,15 @@ make_machines() {
     ip netns exec "$NAME-router" sysctl -qw net.ipv4.ip_forward=1
 }
 
-# rules MACHINE: what it does with packets from now on.
+# rules MACHINE: replaces the packet filter of a machine.
 rules() {
     ip netns exec "$NAME-$1" nft flush ruleset
     ip netns exec "$NAME-$1" nft -f -
 }
 
-in_readme() { grep -qF -- "$1" README.md || fail "README.md does not say: $1"; }
+in_readme() { grep -qF -- "$1" README.md || fail "README.md lacks: $1"; }
 
-# on MACHINE COMMAND...: with a home of its own there.
+# on MACHINE COMMAND...: runs a command on a machine, with a home directory of its own.
 on() {
     local machine=$1
     shift
@@ -74,16 +74,16 @@ on() {
 now() { date +%s%3N; }
 took() { printf '%6d ms  %s\n' $(($(now) - $1)) "$2"; }
 
-# until_said FILE TEXT: waits for a line.
+# until_said FILE TEXT: waits for a line of output.
 until_said() {
     local end=$((SECONDS + PATIENCE))
     until grep -qE -- "$2" "$1"; do
-        ((SECONDS < end)) || { cat "$1" >&2; fail "it was not said within $PATIENCE s: $2"; }
+        ((SECONDS < end)) || { cat "$1" >&2; fail "the output lacks this after $PATIENCE s: $2"; }
         sleep 0.02
     done
 }
 
-# The three commands of README.md, as a newcomer types them.
+# The three commands of README.md, as a new user types them.
 join_as_told() {
     local begun line
     in_readme 'make build'
@@ -115,19 +115,19 @@ join_as_told() {
     on second shoal status | sed -n 's/^/           /; 1,3p'
 }
 
-# wrong WHAT TEXT COMMAND...: what is said on the second machine has this text, as docs/troubleshooting.md has it.
+# wrong WHAT TEXT COMMAND...: the output on the second machine contains a text that docs/troubleshooting.md has.
 wrong() {
     local what=$1 text=$2 begun said
     shift 2
     begun=$(now)
     said=$(on second timeout "$PATIENCE" "$@" 2>&1 || true)
     took "$begun" "$what"
-    [[ $said == *"$text"* ]] || { say "$said"; lacks+=("of $what it is not said: $text"); return; }
+    [[ $said == *"$text"* ]] || { say "$said"; lacks+=("the output about $what lacks: $text"); return; }
     told "$text" <<<"$said"
-    grep -qF -- "$text" docs/troubleshooting.md || lacks+=("docs/troubleshooting.md does not have: $text")
+    grep -qF -- "$text" docs/troubleshooting.md || lacks+=("docs/troubleshooting.md lacks: $text")
 }
 
-# told TEXT: the line with it; a finding of the doctor's with what it says to do.
+# told TEXT: prints the line that contains a text; a finding of the doctor with its fix.
 told() {
     awk -v text="$1" '
         function show(line) { sub(/^ */, "           ", line); print line }
@@ -187,7 +187,7 @@ this_machine() {
     if command -v faketime >/dev/null; then
         doctor_at_another_time
     else
-        say "skipped: a wrong clock, since there is no faketime"
+        say "skipped: a wrong clock: faketime is not installed"
     fi
     if [[ -n ${SHOAL_OTHER:-} ]]; then
         wrong "another version" "use the same release on both" \
@@ -195,7 +195,7 @@ this_machine() {
         wrong "the same, to its doctor" "install the newer release" \
             "$SHOAL_OTHER" doctor "$ADDRESS" --data-dir "$ROOM/second/other"
     else
-        say "skipped: another version, since SHOAL_OTHER names none"
+        say "skipped: another version: SHOAL_OTHER names none"
     fi
     local libtorch
     libtorch=$(ldd "$SHOAL" | awk '$1 == "libtorch_cpu.so" { print $3 }')
@@ -210,15 +210,15 @@ doctor_at_another_time() {
 
 main() {
     [[ -x $SHOAL ]] || skip "there is no $SHOAL: make build"
-    command -v nft >/dev/null || skip "there is no nft"
+    command -v nft >/dev/null || skip "nft is not installed"
     trap clean_up EXIT
     make_machines
     local begun
     begun=$(now)
     scripts/setup.sh
-    took "$begun" "scripts/setup.sh, where everything is there"
+    took "$begun" "scripts/setup.sh, once everything is installed"
     join_as_told
-    # Its port is free for what follows; the first peer goes on.
+    # The checks below need its port; the first peer stays.
     ip netns pids "$NAME-second" | xargs --no-run-if-empty kill -9
     wrong_addresses
     closed_ports

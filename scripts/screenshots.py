@@ -1,12 +1,11 @@
-"""Takes pictures of a run that is watched: the web page on a wide and on a small screen, and
-`shoal top`. On the way the page is held to what it promises: no complaint on the browser's console,
-nothing asked of anybody else, nothing wider than the screen, a name for everything that can be used,
-and the keyboard is enough.
+"""Takes pictures of a run: the web page on a wide and on a small screen, and `shoal top`. Checks the page
+as well: no error on the browser's console, no request to another server, nothing wider than the screen, an
+accessible name for every control, and use by keyboard alone.
 
     make screenshots
 
-A swarm of processes trains on this machine, some of which are killed, while an observer watches.
-What cannot be had is skipped, with the reason.
+A swarm of local processes trains and loses some of them, while an observer shows the run. Skips, with the
+reason, what this machine lacks.
 """
 
 import argparse
@@ -26,7 +25,7 @@ import terminal
 
 PATIENCE = 300.0
 LARGEST = 300_000
-# Points of the loss curve that a picture should have.
+# The points of the loss curve from which a picture is taken.
 POINTS = 25
 SCREENS = [
     ("page-wide", 1280, 1000, 1.0, False),
@@ -57,7 +56,7 @@ def process(*command, log):
 
 @contextlib.contextmanager
 def swarm(shoal, folder):
-    """A swarm with deaths, and an observer of it: gives the observer's data directory."""
+    """A swarm with deaths, and an observer of it. Gives the data directory and the process of the observer."""
     demo, home = folder / "demo", folder / "observer"
     command = [shoal, "demo", "--peers", "6", "--stages", "3", "--steps", "2000", "--kill-every", "6",
                "--anchors", "3", "--no-reference", "--out", str(demo)]
@@ -70,7 +69,7 @@ def swarm(shoal, folder):
 
 
 def until(what, look):
-    """Waits until something can be seen, and returns it."""
+    """Waits until `look` finds something, and returns it."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError, ValueError):
@@ -78,17 +77,17 @@ def until(what, look):
             if found:
                 return found
         time.sleep(0.5)
-    sys.exit(f"screenshots: {what} never came")
+    sys.exit(f"screenshots: {what} did not come within {PATIENCE:.0f} s")
 
 
 def status(url):
-    """What the node knows of its run."""
+    """The status that a node has of its run."""
     with urllib.request.urlopen(f"{url}/status", timeout=10) as answer:
         return json.load(answer)
 
 
 def is_worth_a_picture(url):
-    """Whether the run has a curve and a death to show, and all that takes part in it now serves."""
+    """Whether the run has a curve and a death to show, and every stage is served."""
     seen = status(url)
     serving = {stage for member in seen["members"] if member["state"] == "serving"
                for stage in member["stages"]}
@@ -97,7 +96,7 @@ def is_worth_a_picture(url):
 
 
 def check_size(path):
-    """A picture in the documents is small."""
+    """Checks that a picture is small enough for the documentation."""
     size = path.stat().st_size
     if size > LARGEST:
         sys.exit(f"screenshots: {path} has {size} bytes, more than {LARGEST}")
@@ -105,7 +104,7 @@ def check_size(path):
 
 
 def picture_page(page, url, out):
-    """Pictures of the page on every screen, and what it promises."""
+    """Takes pictures of the page on every screen, and checks it."""
     for name, width, height, scale, dark in SCREENS:
         page.size(width, height, scale, dark)
         page.open(url)
@@ -121,13 +120,13 @@ def picture_page(page, url, out):
     check_hostile(page, url)
     elsewhere = [asked for asked in page.asked if not asked.startswith((url, "data:", "about:"))]
     if elsewhere:
-        sys.exit(f"screenshots: the page asked others: {elsewhere}")
+        sys.exit(f"screenshots: the page sent requests elsewhere: {elsewhere}")
     if page.errors:
-        sys.exit("screenshots: the page complains:\n" + "\n".join(page.errors))
+        sys.exit("screenshots: errors on the page's console:\n" + "\n".join(page.errors))
 
 
 def check_names(page):
-    """Whatever can be used or looked at has a name."""
+    """Checks that every control and figure has an accessible name."""
     told = page.accessible()
     roles = {role.lower() for role, _ in told}
     nameless = sorted({role for role, name in told if role.lower() in NEED_NAMES and not name})
@@ -136,13 +135,13 @@ def check_names(page):
 
 
 def check_keyboard(page):
-    """Tab comes to a member, Enter opens it, Escape closes it."""
+    """Checks that Tab reaches a member, Enter opens it and Escape closes it."""
     for _ in range(10):
         page.press("Tab", 9)
         if page.value("document.activeElement.className.startsWith('member')"):
             break
     else:
-        sys.exit("screenshots: the keyboard does not come to a member")
+        sys.exit("screenshots: the keyboard does not reach a member")
     page.press("Enter", 13, "\r")
     page.until("document.querySelectorAll('.member[aria-expanded=true] .detail').length > 1")
     page.press("Escape", 27)
@@ -150,7 +149,7 @@ def check_keyboard(page):
 
 
 def check_hostile(page, url):
-    """Whatever a peer says is text: a status full of markup adds nothing but text to the page."""
+    """Checks that the page shows a status full of markup as text."""
     markup = '</script><img src=x onerror="window.obeyed=1"><script>window.obeyed=1</script>'
     seen = status(url)
 
@@ -173,11 +172,11 @@ def check_hostile(page, url):
     page.until("document.getElementById('notice').textContent.includes('onerror')")
     added = page.value("document.querySelectorAll('img, body script ~ script, iframe, [onerror]').length")
     if added or page.value("window.obeyed === 1"):
-        sys.exit("screenshots: the page takes what a peer says for more than text")
+        sys.exit("screenshots: the page interprets markup in a status")
 
 
 def picture_top(page, shoal, home, folder, out):
-    """A picture of `shoal top` in a terminal of tmux's."""
+    """Takes a picture of `shoal top` in a tmux terminal."""
     socket = folder / "tmux"
     tmux = ["tmux", "-u", "-S", str(socket)]
     run = lambda *command: subprocess.run(
@@ -201,7 +200,7 @@ def picture_top(page, shoal, home, folder, out):
 
 
 def captured(run):
-    """What stands in the terminal, once it is drawn."""
+    """The content of the terminal, once it is drawn."""
     text = run("capture-pane", "-e", "-p")
     return text if "members" in text and "serving" in text else None
 
@@ -214,7 +213,7 @@ def main():
     shoal = str(pathlib.Path(options.shoal).resolve())
     program = browsers.installed()
     if not program:
-        return say("skipped: no Chromium here (apt-get install chromium)")
+        return say("skipped: Chromium is not installed (apt install chromium)")
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="shoal-pictures-", ignore_cleanup_errors=True) as name:
         folder = pathlib.Path(name)
@@ -226,7 +225,7 @@ def main():
             if shutil.which("tmux"):
                 picture_top(page, shoal, home, folder, options.out)
             else:
-                say("shoal top is skipped: no tmux here (apt-get install tmux)")
+                say("skipped: shoal top: tmux is not installed (apt install tmux)")
 
 
 if __name__ == "__main__":

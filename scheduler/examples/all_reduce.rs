@@ -2,6 +2,8 @@
 //! Prints the table of docs/compression.md.
 //!
 //! The decisions are those of a swarm; links are shared fairly and arithmetic takes no time.
+//!
+//! Arguments: the millions of values to reduce (10 and 100).
 
 use std::time::Duration;
 
@@ -47,14 +49,17 @@ const LINKS: [(&str, &[(u64, u64)]); 7] = [
     ("up 500, down 2000, 4 peers", &[(500, 2000); 4]),
 ];
 
-fn main() {
+fn main() -> Result<(), std::num::ParseIntError> {
+    let sizes: Vec<usize> =
+        std::env::args().skip(1).map(|text| text.parse()).collect::<Result<_, _>>()?;
+    let sizes = if sizes.is_empty() { vec![10, 100] } else { sizes };
     println!(
         "All-reduce in virtual time, {} ms each way; rates in Mbit/s up and down. Least: the time that the best parts\n\
          need for the bytes of the mode, plus one latency. Goal: {GOAL} of it.\n",
         DELAY.as_millis()
     );
     println!("values  links                       mode   least      time       share  goal");
-    for millions in [10, 100] {
+    for millions in sizes {
         for (name, links) in LINKS {
             let port = |(up, down): &(u64, u64)| Port {
                 up: Rate(up * MEGABIT),
@@ -76,4 +81,5 @@ fn main() {
             }
         }
     }
+    Ok(())
 }

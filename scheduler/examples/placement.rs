@@ -1,4 +1,6 @@
 //! Compares DT-FM's published placements with Shoal's: prints the table of docs/placement.md.
+//!
+//! Arguments: the searches of each case (5), and the orders in which peers arrive (10).
 
 use std::time::{Duration, Instant};
 
@@ -8,25 +10,22 @@ use shoal_scheduler::planner::{Cost, CostModel, Effort, PlanError, random_groups
 use shoal_scheduler::rng::Rng;
 use shoal_scheduler::sim::{self, Regional};
 
-/// Number of orders in which peers arrive.
-const ORDERS: u64 = 10;
-
 /// Number of random placements in the mean.
 const RANDOM: u32 = 1000;
 
-/// Number of seeds for which the search runs.
-const SEEDS: u64 = 5;
-
 fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let mut next = |default: u64| arguments.next().map_or(Ok(default), |text| text.parse());
+    let (seeds, orders) = (next(5)?, next(10)?);
     println!("DT-FM's cases of 64 devices: modelled seconds of a step (data parallel + pipeline)");
     println!("beside the published ones (Yuan et al. 2022, arXiv 2206.01288).");
     for case in &CASES {
-        print_case(case)?;
+        print_case(case, seeds)?;
     }
-    print_regional()
+    print_regional(orders)
 }
 
-fn print_case(case: &Case) -> Result<(), PlanError> {
+fn print_case(case: &Case, seeds: u64) -> Result<(), PlanError> {
     let model = CostModel::new(&case.network()?, TRAFFIC, STAGES)?;
     println!("\ncase {}, {}", case.number, case.name);
     let mut rng = Rng::new(1);
@@ -44,7 +43,7 @@ fn print_case(case: &Case) -> Result<(), PlanError> {
     );
     let fixed = model.place(&case.by_region()).cost;
     println!("  stage in a region      {}   published {}", text(&fixed), published.by_region);
-    for seed in 0..SEEDS {
+    for seed in 0..seeds {
         let start = Instant::now();
         let found = search(&model, &Effort::default(), &mut Rng::new(seed)).cost;
         let took = start.elapsed().as_secs_f64();
@@ -58,12 +57,12 @@ fn print_case(case: &Case) -> Result<(), PlanError> {
 }
 
 /// Swarms that place themselves, in the regions of each case.
-fn print_regional() -> Result<(), Box<dyn std::error::Error>> {
+fn print_regional(orders: u64) -> Result<(), Box<dyn std::error::Error>> {
     println!(
         "\nSwarms in these regions, 4 stages, peers that arrive in any order: seconds of a step, mean of"
     );
     println!(
-        "{ORDERS} orders, without locality and with it; then the peers that changed their stages."
+        "{orders} orders, without locality and with it; then the peers that changed their stages."
     );
     for (case, peers) in CASES.iter().zip([8, 4, 4]) {
         for (what, weighs) in [
@@ -74,10 +73,10 @@ fn print_regional() -> Result<(), Box<dyn std::error::Error>> {
             let forward = Duration::from_millis(100);
             let regional = Regional { case, peers, stages: 4, steps, weighs, forward };
             let (mut times, mut moves) = ([0.0; 2], 0);
-            for seed in 0..ORDERS {
+            for seed in 0..orders {
                 for (time, near) in times.iter_mut().zip([false, true]) {
                     let report = sim::run(&regional.scenario(seed, near))?;
-                    *time += report.step_time().as_secs_f64() / ORDERS as f64;
+                    *time += report.step_time().as_secs_f64() / orders as f64;
                     moves += report.moves;
                 }
             }
@@ -87,7 +86,7 @@ fn print_regional() -> Result<(), Box<dyn std::error::Error>> {
                 case.name,
                 peers * case.regions.len(),
                 with / without,
-                moves as f64 / ORDERS as f64
+                moves as f64 / orders as f64
             );
         }
     }

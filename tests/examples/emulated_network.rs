@@ -1,7 +1,6 @@
-//! Machines joined by an emulated network, for whatever is started in them:
-//! `emulated_network CONFIG` with a network's configuration as JSON. Prints one line with their
-//! namespaces and addresses, carries packets until its input ends, and then prints one with what
-//! became of them.
+//! Machines joined by an emulated network, in which other programs run: `emulated_network CONFIG`, with the
+//! network's configuration as JSON. Prints a line with their namespaces and addresses, carries packets until
+//! its input ends, and then prints a line with the counts of packets.
 
 use std::io::{self, Read};
 
@@ -10,8 +9,8 @@ use shoal_tests::emulator::link::Config;
 use shoal_tests::emulator::network::Machines;
 
 fn main() -> Result<(), String> {
-    let told = std::env::args().nth(1).ok_or("the configuration is missing: a network as JSON")?;
-    let config: Config = serde_json::from_str(&told).map_err(|error| error.to_string())?;
+    let text = std::env::args().nth(1).ok_or("the configuration is missing: a network as JSON")?;
+    let config: Config = serde_json::from_str(&text).map_err(|error| error.to_string())?;
     let mut machines = Machines::new(&config)?;
     let addresses: Vec<String> =
         (0..config.ends.len()).map(|end| Machines::address(end).to_string()).collect();

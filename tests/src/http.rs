@@ -1,19 +1,19 @@
-//! Questions over HTTP to processes of a test.
+//! HTTP requests to the processes of a test.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 
 use crate::PATIENCE;
 
-/// The code and the body of the answer to `GET path`; none where nobody listens there yet, or no more.
+/// The code and the body of the answer to `GET path`; `None` where no process listens.
 ///
 /// # Panics
-/// When the answer is no HTTP.
+/// When the answer is not HTTP.
 #[must_use]
 pub fn try_get(address: SocketAddr, path: &str) -> Option<(u16, String)> {
     let mut stream = TcpStream::connect(address).ok()?;
     stream.set_read_timeout(Some(PATIENCE)).expect("not zero");
-    // The old version, so that the body comes as it is and ends with the connection.
+    // HTTP 1.0: the body is not chunked, and ends with the connection.
     write!(stream, "GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n").ok()?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).ok()?;
@@ -25,16 +25,16 @@ pub fn try_get(address: SocketAddr, path: &str) -> Option<(u16, String)> {
 /// The code and the body of the answer to `GET path`.
 ///
 /// # Panics
-/// When nobody answers.
+/// When no process answers.
 #[must_use]
 pub fn get(address: SocketAddr, path: &str) -> (u16, String) {
-    try_get(address, path).unwrap_or_else(|| panic!("nobody answers at {address}"))
+    try_get(address, path).unwrap_or_else(|| panic!("no process answers at {address}"))
 }
 
-/// What a page has.
+/// The body of a page.
 ///
 /// # Panics
-/// When nobody answers, or not well.
+/// When no process answers, or with an error.
 #[must_use]
 pub fn page(address: SocketAddr, path: &str) -> String {
     let (code, body) = get(address, path);

@@ -1,8 +1,8 @@
-//! What the tests of whole swarms have in common: real processes of the built binary, real sockets,
-//! and the events, reports and exit codes that they leave. Nothing here knows a type of Shoal's: the
-//! tests see what a user sees.
+//! Shared code of the tests of whole swarms: real processes of the built binary, real sockets, and the
+//! events, reports and exit codes that they leave. It uses no type of the other crates: the tests see what
+//! a user sees.
 //!
-//! Every wait ends: with the event, or after [`PATIENCE`] with a message that says what did not come.
+//! Every wait ends with its event, or after [`PATIENCE`] with a message that names the missing event.
 
 pub mod emulator;
 pub mod http;
@@ -18,11 +18,11 @@ pub mod swarm;
 use std::io::Write;
 use std::time::Duration;
 
-/// How long a test waits for one thing to happen. Only a failure takes as long.
+/// The time that a test waits for one event. Only a failure takes that long.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Says why a test did not run: to the terminal itself, as what a passing test prints is not shown.
+/// Prints why a test did not run. It writes to stderr itself, as the harness hides the output of passing tests.
 pub fn skip(reason: &str) {
-    // Without a terminal to say it to there is nobody to tell.
+    // A closed stderr has no reader.
     let _ = writeln!(std::io::stderr(), "skipped: {reason}");
 }

@@ -1,17 +1,17 @@
-//! Network namespaces, each joined to the first by a cable: machines as far as their sockets can
-//! tell. Those at the ends of different cables cannot reach each other.
+//! Network namespaces, each joined to the first by a cable: separate machines, as far as their sockets
+//! can tell. The ends of different cables cannot reach each other.
 
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::program::prepared;
 
-/// A namespace with nothing but loopback in it. It is removed when this is dropped.
+/// A namespace with a loopback device only, which drop removes.
 #[derive(Debug)]
 pub(crate) struct Namespace(String);
 
 impl Namespace {
-    /// Makes it.
+    /// Creates the namespace.
     pub(crate) fn new(name: String) -> Result<Self, String> {
         ip(&["netns", "add", &name])?;
         let made = Self(name);
@@ -23,7 +23,7 @@ impl Namespace {
         &self.0
     }
 
-    /// The same command inside it.
+    /// The same command inside the namespace.
     pub(crate) fn within(&self, command: &Command) -> Command {
         let mut inside = Command::new("ip");
         inside.args(["netns", "exec", &self.0]);
@@ -34,27 +34,27 @@ impl Namespace {
 
 impl Drop for Namespace {
     fn drop(&mut self) {
-        // Whoever removed it before has done what is wanted.
+        // A namespace that is already gone is no error.
         let _ = ip(&["netns", "delete", &self.0]);
     }
 }
 
-/// One namespace in the middle and some around it.
+/// One namespace in the middle and several around it.
 #[derive(Debug)]
 pub struct Star {
     places: Vec<Namespace>,
 }
 
 impl Star {
-    /// The number of the one in the middle; the others count from 1.
+    /// The number of the namespace in the middle. The others count from 1.
     pub const MIDDLE: usize = 0;
 
-    /// Makes them.
+    /// Creates the namespaces and their cables.
     ///
     /// # Errors
-    /// With the reason, where this machine cannot or its user is not root.
+    /// The reason, where the machine lacks support or the user is not root.
     pub fn new(cables: usize) -> Result<Self, String> {
-        // Tests of one process run at the same time.
+        // The tests of a process run concurrently.
         static STARS: AtomicUsize = AtomicUsize::new(0);
         let star = STARS.fetch_add(1, Ordering::Relaxed);
         let name = |end| format!("shoal-{}-{star}-{end}", std::process::id());
@@ -78,8 +78,7 @@ impl Star {
         Ok(Self { places })
     }
 
-    /// The address of the one in the middle on this cable, from those set aside for tests of
-    /// networks (RFC 2544).
+    /// The address of the middle on this cable, from the range for tests of networks (RFC 2544).
     #[must_use]
     pub fn middle(cable: usize) -> String {
         format!("198.18.{cable}.1")
@@ -91,12 +90,12 @@ impl Star {
         format!("198.18.{cable}.2")
     }
 
-    /// What the namespace at one of them is called.
+    /// The name of a namespace.
     pub(crate) fn name(&self, place: usize) -> &str {
         self.places[place].name()
     }
 
-    /// The same command inside one of them.
+    /// The same command inside a namespace.
     #[must_use]
     pub fn within(&self, place: usize, command: &Command) -> Command {
         self.places[place].within(command)
@@ -104,8 +103,12 @@ impl Star {
 }
 
 pub(crate) fn ip(arguments: &[&str]) -> Result<(), String> {
-    let told = |error: String| format!("`ip {}` says: {}", arguments.join(" "), error.trim());
+    let failed = |error: String| format!("`ip {}` failed: {}", arguments.join(" "), error.trim());
     let Output { status, stderr, .. } =
-        Command::new("ip").args(arguments).output().map_err(|error| told(error.to_string()))?;
-    if status.success() { Ok(()) } else { Err(told(String::from_utf8_lossy(&stderr).into_owned())) }
+        Command::new("ip").args(arguments).output().map_err(|error| failed(error.to_string()))?;
+    if status.success() {
+        Ok(())
+    } else {
+        Err(failed(String::from_utf8_lossy(&stderr).into_owned()))
+    }
 }

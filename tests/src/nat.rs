@@ -1,5 +1,5 @@
-//! Homes behind address translation (NAT), around one machine that everybody reaches. Needs root, `ip` and
-//! `nft`; for a router that opens ports, `miniupnpd` as well.
+//! Homes behind address translation (NAT), around one public machine. Needs root, `ip` and `nft`; a router
+//! that opens ports needs `miniupnpd` as well.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
@@ -7,29 +7,28 @@ use std::process::{Child, Command, Stdio};
 use crate::namespace::{Namespace, Star, ip};
 use crate::program::prepared;
 
-/// Where peers in homes listen.
+/// The port of peers in homes.
 pub const PORT: u16 = 7411;
 
-/// How a home's router translates, in the words of RFC 3489.
+/// The kind of translation of a home's router, as RFC 3489 names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Nat {
-    /// Whoever sends to the router's port reaches the peer: full cone.
+    /// Any sender reaches the peer at the router's port: full cone.
     FullCone,
-    /// Only whom the peer has sent to reaches it, and all see it at the same port: port restricted cone.
+    /// Only hosts that the peer has sent to reach it, all at the same port: port restricted cone.
     Restricted,
-    /// Each destination sees it at another port: symmetric.
+    /// Each destination sees the peer at another port: symmetric.
     Symmetric,
-    /// As the restricted one, until the peer asks the router for a port (UPnP).
+    /// As `Restricted`, until the peer asks the router for a port (UPnP).
     Opening,
-    /// Nothing is translated, and only whom the peer has sent to reaches it.
+    /// No translation; only hosts that the peer has sent to reach it.
     Firewall,
-    /// Nothing is translated, and whoever sends to the peer reaches it.
+    /// No translation; any sender reaches the peer.
     Open,
 }
 
 impl Nat {
-    /// The router's rules. What comes unasked is dropped before anything remembers it, as routers for
-    /// homes do.
+    /// The router's rules. They drop unsolicited packets before connection tracking, as home routers do.
     fn rules(self, home: &str) -> String {
         let out = match self {
             Self::Symmetric => "oifname \"cable*\" masquerade random,fully-random",
@@ -55,24 +54,24 @@ impl Nat {
     }
 }
 
-/// Routers at the ends of a star's cables, and a home behind each.
+/// Routers at the ends of a star's cables, with a home behind each.
 #[derive(Debug)]
 pub struct Homes {
-    /// Before the namespaces that they are in.
-    openers: Vec<Opener>,
+    /// Declared first, so that they end before their namespaces.
+    daemons: Vec<UpnpDaemon>,
     star: Star,
     homes: Vec<Namespace>,
 }
 
 impl Homes {
-    /// Makes one behind each of these.
+    /// Creates a home behind each of these routers.
     ///
     /// # Errors
-    /// With the reason, where this machine cannot or its user is not root.
+    /// The reason, where the machine lacks support or the user is not root.
     pub fn new(nats: &[Nat]) -> Result<Self, String> {
         let star = Star::new(nats.len())?;
         forward(star.name(Star::MIDDLE))?;
-        let (mut homes, mut openers) = (Vec::new(), Vec::new());
+        let (mut homes, mut daemons) = (Vec::new(), Vec::new());
         for (end, nat) in (1..).zip(nats) {
             let router = star.name(end);
             forward(router)?;
@@ -96,35 +95,35 @@ impl Homes {
             if *nat == Nat::Opening {
                 let outer = Self::outer(end - 1);
                 leads(&outer)?;
-                // Routers are searched for by multicast.
+                // Peers search for routers by multicast.
                 ip(&["-n", router, "route", "add", "224.0.0.0/4", "dev", "home"])?;
-                openers.push(Opener::start(router, end, &outer)?);
+                daemons.push(UpnpDaemon::start(router, end, &outer)?);
             }
             homes.push(home);
         }
-        Ok(Self { openers, star, homes })
+        Ok(Self { daemons, star, homes })
     }
 
-    /// What a router that opens ports says its address is: one that it does not know to be private. It is of
-    /// the network that radio amateurs set aside for tests.
+    /// The public address that a router with UPnP claims to have. miniupnpd accepts it as public: it is from a
+    /// network that radio amateurs reserve for tests.
     #[must_use]
     pub fn outer(home: usize) -> String {
         format!("44.128.0.{}", home + 1)
     }
 
-    /// Whether any router has a port open now.
+    /// Whether any router has a port open.
     #[must_use]
     pub fn has_open_ports(&self) -> bool {
-        self.openers.iter().any(Opener::has_open_ports)
+        self.daemons.iter().any(UpnpDaemon::has_open_ports)
     }
 
-    /// The same command on the machine that everybody reaches.
+    /// The same command on the public machine.
     #[must_use]
     pub fn outside(&self, command: &Command) -> Command {
         self.star.within(Star::MIDDLE, command)
     }
 
-    /// The same command in one of the homes, from 0.
+    /// The same command in a home; homes count from 0.
     #[must_use]
     pub fn within(&self, home: usize, command: &Command) -> Command {
         self.homes[home].within(command)
@@ -136,32 +135,32 @@ fn forward(name: &str) -> Result<(), String> {
 }
 
 fn translate(router: &str, rules: &str) -> Result<(), String> {
-    let told = |error: std::io::Error| format!("`nft` cannot be run: {error}");
+    let failed = |error: std::io::Error| format!("`nft` cannot be run: {error}");
     let mut nft = Command::new("ip")
         .args(["netns", "exec", router, "nft", "-f", "-"])
         .stdin(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .map_err(told)?;
+        .map_err(failed)?;
     let mut input = nft.stdin.take().expect("it is piped");
-    input.write_all(rules.as_bytes()).map_err(told)?;
+    input.write_all(rules.as_bytes()).map_err(failed)?;
     drop(input);
-    let done = nft.wait_with_output().map_err(told)?;
-    let said = String::from_utf8_lossy(&done.stderr);
-    assert!(!said.contains("syntax error"), "{rules}: {said}");
-    if done.status.success() { Ok(()) } else { Err(format!("nft says: {}", said.trim())) }
+    let done = nft.wait_with_output().map_err(failed)?;
+    let printed = String::from_utf8_lossy(&done.stderr);
+    assert!(!printed.contains("syntax error"), "{rules}: {printed}");
+    if done.status.success() { Ok(()) } else { Err(format!("nft failed: {}", printed.trim())) }
 }
 
-/// A router's part that opens ports for who asks in its home.
+/// A router's UPnP daemon, which opens ports at the request of its home.
 #[derive(Debug)]
-struct Opener {
+struct UpnpDaemon {
     router: String,
     daemon: Child,
-    /// Its configuration.
+    /// The folder of its configuration.
     _folder: tempfile::TempDir,
 }
 
-impl Opener {
+impl UpnpDaemon {
     fn start(router: &str, end: usize, outer: &str) -> Result<Self, String> {
         let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
         let config = folder.path().join("miniupnpd.conf");
@@ -194,13 +193,13 @@ impl Opener {
             .stderr(Stdio::piped())
             .spawn()
             .map_err(|error| format!("`ip` cannot be run: {error}"))?;
-        // It says so when it listens; what it says later nobody reads.
-        let said = BufReader::new(daemon.stderr.take().expect("it is piped"));
-        let mut lines = said.lines().map_while(Result::ok);
+        // It prints a line once it listens. Later lines are discarded.
+        let printed = BufReader::new(daemon.stderr.take().expect("it is piped"));
+        let mut lines = printed.lines().map_while(Result::ok);
         let ready = lines.find(|line| line.contains("HTTP listening"));
         std::thread::spawn(move || lines.for_each(drop));
-        let opener = Self { router: router.to_owned(), daemon, _folder: folder };
-        ready.map(|_| opener).ok_or_else(|| "miniupnpd does not run here".to_owned())
+        let started = Self { router: router.to_owned(), daemon, _folder: folder };
+        ready.map(|_| started).ok_or_else(|| "miniupnpd does not run here".to_owned())
     }
 
     fn has_open_ports(&self) -> bool {
@@ -222,9 +221,9 @@ impl Opener {
     }
 }
 
-impl Drop for Opener {
+impl Drop for UpnpDaemon {
     fn drop(&mut self) {
-        // It may be over already.
+        // The daemon may have ended already.
         let _ = self.daemon.kill();
         let _ = self.daemon.wait();
     }

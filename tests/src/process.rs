@@ -1,4 +1,4 @@
-//! A running process: its events as they come, and how it ends.
+//! A running process: its events as they come, and its outcome.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStderr, ChildStdout, Command};
@@ -11,10 +11,10 @@ use serde_json::Value;
 
 use crate::PATIENCE;
 
-/// Lines of stdout that wait to be looked at; no process of a test writes as many.
+/// The capacity for unread lines of stdout. No process of a test writes as many.
 const BACKLOG: usize = 100_000;
 
-/// A process of a test. It is killed when this is dropped.
+/// A process of a test, which drop kills.
 #[derive(Debug)]
 pub struct Process {
     name: String,
@@ -22,21 +22,21 @@ pub struct Process {
     lines: Receiver<String>,
     stdout: String,
     stderr: Arc<Stderr>,
-    listener: Option<JoinHandle<()>>,
+    stderr_reader: Option<JoinHandle<()>>,
 }
 
-/// Everything that a process has written to stderr so far.
+/// All that a process has written to stderr so far.
 #[derive(Debug, Default)]
 struct Stderr {
     text: Mutex<String>,
     grown: Condvar,
 }
 
-/// How a process ended, and what it wrote.
+/// The exit code and the output of a process.
 #[derive(Debug)]
 pub struct Outcome {
     name: String,
-    /// The exit code; none where a signal ended it.
+    /// The exit code; `None` after a signal.
     pub code: Option<i32>,
     /// All of stdout.
     pub stdout: String,
@@ -45,66 +45,71 @@ pub struct Outcome {
 }
 
 impl Process {
-    /// Starts a command made by [`crate::program::prepared`]. The name is for messages.
+    /// Starts a command made by [`crate::program::prepared`]. Messages contain the name.
     ///
     /// # Panics
-    /// When it does not start.
+    /// When the process does not start.
     #[must_use]
     pub fn start(name: &str, mut command: Command) -> Self {
         let mut child = command.spawn().unwrap_or_else(|error| panic!("{name}: {error}"));
         let (sender, lines) = sync_channel(BACKLOG);
         let stdout = child.stdout.take().expect("it is piped");
-        std::thread::spawn(move || pass_on(stdout, &sender));
+        std::thread::spawn(move || forward_lines(stdout, &sender));
         let stderr = Arc::<Stderr>::default();
-        let listener = child.stderr.take().map(|pipe| {
+        let stderr_reader = child.stderr.take().map(|pipe| {
             let stderr = stderr.clone();
             std::thread::spawn(move || collect(pipe, &stderr))
         });
-        Self { name: name.to_owned(), child, lines, stdout: String::new(), stderr, listener }
+        Self { name: name.to_owned(), child, lines, stdout: String::new(), stderr, stderr_reader }
     }
 
-    /// The next event of this kind; those before it are passed over.
+    /// Waits for the next event of this kind, and discards those before it.
     ///
     /// # Panics
-    /// When it does not come, or stdout is not a stream of events.
+    /// When the event does not come, or stdout is not a stream of events.
     pub fn event(&mut self, kind: &str) -> Value {
         self.next_of(&[kind])
     }
 
-    /// The next event of this kind, if it comes before one of another.
+    /// Waits for the next event of either kind; `None` if it is of the other one.
     ///
     /// # Panics
-    /// When neither comes, or stdout is not a stream of events.
+    /// When neither event comes, or stdout is not a stream of events.
     pub fn event_before(&mut self, kind: &str, other: &str) -> Option<Value> {
         Some(self.next_of(&[kind, other])).filter(|event| event["event"] == kind)
     }
 
-    /// The stage that it hosts from when it has joined.
+    /// Waits until the peer has joined, and gives its stage.
     ///
     /// # Panics
-    /// When it does not join, or hosts none.
+    /// When the peer does not join, or hosts no stage.
     pub fn joined_stage(&mut self) -> u64 {
         self.event("joined")["span"][0].as_u64().expect("a stage")
     }
 
-    /// The stage that it hosts when the run is over, from the one that it hosts now.
+    /// Waits for the end of the run, and gives the stage that the peer hosts then. `stage` is its stage now.
     ///
     /// # Panics
-    /// When it does not finish.
+    /// When the peer does not finish.
     pub fn last_stage(&mut self, mut stage: u64) -> u64 {
-        // Who moves says so before it has finished.
+        // Every move has an event before the end.
         while let Some(event) = self.event_before("moved", "finished") {
             stage = event["to"].as_u64().expect("a stage");
         }
         stage
     }
 
-    /// The next event of one of these kinds.
+    /// Waits for the next event of one of these kinds.
     fn next_of(&mut self, kinds: &[&str]) -> Value {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let Some(line) = self.line(deadline, kinds[0]) else {
-                panic!("{} ended without event {:?}:\n{}", self.name, kinds[0], self.said())
+                panic!(
+                    "{} ended without event {:?}:\n{}",
+                    self.name,
+                    kinds[0],
+                    self.stderr_so_far()
+                )
             };
             let event: Value = serde_json::from_str(&line)
                 .unwrap_or_else(|error| panic!("{}: {error} in {line:?}", self.name));
@@ -114,10 +119,10 @@ impl Process {
         }
     }
 
-    /// The first whole line of stderr that contains a text, once there is one.
+    /// Waits for the first whole line of stderr that contains a text.
     ///
     /// # Panics
-    /// When there is none in time.
+    /// When there is no such line in time.
     #[must_use]
     pub fn stderr_line(&self, wanted: &str) -> String {
         let find = |text: &str| {
@@ -136,41 +141,41 @@ impl Process {
         })
     }
 
-    /// Waits until the process has ended by itself.
+    /// Waits until the process ends by itself.
     ///
     /// # Panics
-    /// When it does not.
+    /// When it does not end.
     #[must_use]
     pub fn end(mut self) -> Outcome {
         let deadline = Instant::now() + PATIENCE;
         while self.line(deadline, "its end").is_some() {}
-        let listener = self.listener.take().expect("it ends once");
-        listener.join().expect("it only reads");
+        let reader = self.stderr_reader.take().expect("it ends once");
+        reader.join().expect("it only reads");
         let code = self.child.wait().expect("it is our child").code();
         let stdout = std::mem::take(&mut self.stdout);
-        Outcome { name: self.name.clone(), code, stdout, stderr: self.said() }
+        Outcome { name: self.name.clone(), code, stdout, stderr: self.stderr_so_far() }
     }
 
-    /// Kills it, as `kill -9` does.
+    /// Kills the process, as `kill -9` does.
     ///
     /// # Panics
-    /// When it cannot be killed.
+    /// When the process cannot be killed.
     pub fn kill(&mut self) {
         self.child.kill().expect("it is our child");
         self.child.wait().expect("it is our child");
     }
 
-    /// Asks it to end, as `kill` does.
+    /// Asks the process to end, as `kill` does.
     ///
     /// # Panics
-    /// When it cannot be asked.
+    /// When the signal cannot be sent.
     pub fn terminate(&self) {
         let mut kill = Command::new("kill");
         let status = kill.args(["-TERM", &self.child.id().to_string()]).status();
         assert!(status.expect("kill is there").success(), "{} is our child", self.name);
     }
 
-    /// The next line of stdout, or none when there are no more.
+    /// The next line of stdout; `None` at its end.
     fn line(&mut self, deadline: Instant, awaited: &str) -> Option<String> {
         match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(line) => {
@@ -180,53 +185,53 @@ impl Process {
             }
             Err(RecvTimeoutError::Disconnected) => None,
             Err(RecvTimeoutError::Timeout) => panic!(
-                "{} kept us waiting {} s for {awaited}; stdout:\n{}stderr:\n{}",
+                "{} printed no {awaited} within {} s; stdout:\n{}stderr:\n{}",
                 self.name,
                 PATIENCE.as_secs(),
                 self.stdout,
-                self.said()
+                self.stderr_so_far()
             ),
         }
     }
 
-    fn said(&self) -> String {
+    fn stderr_so_far(&self) -> String {
         self.stderr.text.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // A process that has ended already is as good as killed.
+        // The process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
 impl Outcome {
-    /// Its stdout, having checked that all went well.
+    /// The stdout of a successful process.
     ///
     /// # Panics
-    /// When it did not.
+    /// When the process failed.
     #[must_use]
     pub fn success(self) -> String {
         assert_eq!(self.code, Some(0), "{} failed:\n{}", self.name, self.stderr);
         self.stdout
     }
 
-    /// The one line that says why it failed, having checked that it ended with this code.
+    /// The one line that gives the reason of a failure with this exit code.
     ///
     /// # Panics
-    /// When it ended otherwise, or said more or less than that.
+    /// When the process ended otherwise, or printed no reason, several, or more after it.
     #[must_use]
     pub fn failure(self, code: i32) -> String {
         let Self { name, code: found, stderr, .. } = self;
-        assert_eq!(found, Some(code), "{name} said:\n{stderr}");
+        assert_eq!(found, Some(code), "{name} printed:\n{stderr}");
         let mut reasons = stderr.lines().filter_map(|line| line.strip_prefix("shoal: "));
         let reason = reasons.next().unwrap_or_else(|| panic!("{name} gave no reason:\n{stderr}"));
         assert_eq!(reasons.next(), None, "{name} gave several reasons:\n{stderr}");
         assert!(
             stderr.trim_end().ends_with(reason),
-            "{name} went on after it had said why it fails:\n{stderr}"
+            "{name} printed more after the reason:\n{stderr}"
         );
         assert!(
             !stderr.contains("backtrace") && !stderr.contains("a mistake in shoal itself"),
@@ -236,10 +241,10 @@ impl Outcome {
     }
 }
 
-fn pass_on(stdout: ChildStdout, sender: &SyncSender<String>) {
+fn forward_lines(stdout: ChildStdout, sender: &SyncSender<String>) {
     for line in BufReader::new(stdout).lines() {
         let Ok(line) = line else { return };
-        // Nobody listens once the test is over.
+        // The test is over once the receiver is gone.
         let Ok(()) = sender.send(line) else { return };
     }
 }

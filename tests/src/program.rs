@@ -1,4 +1,4 @@
-//! The binary `shoal`, and how its processes are started.
+//! The binary `shoal`, and the commands that start its processes.
 
 use std::ffi::OsStr;
 use std::os::unix::process::CommandExt;
@@ -10,10 +10,10 @@ use nix::sys::prctl;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-/// The binary of the profile that this test is built in. It is built where it is not fresh.
+/// The binary of this test's profile. Builds it where it is out of date.
 ///
 /// # Panics
-/// When it does not build.
+/// When the build fails.
 pub fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(build)
@@ -25,13 +25,15 @@ pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a member of a workspace")
 }
 
-/// Cargo itself says where the binary lies, wherever the target directory is.
+/// Builds the binary. Cargo prints its path, which depends on the target directory.
 fn build() -> PathBuf {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let built = Command::new(cargo)
         .current_dir(root())
-        // With all members selected, features are those of the tests' own build.
-        .args(["build", "--workspace", "--bin", "shoal", "--message-format", "json"])
+        // With all members and an example, which needs the dev-dependencies, features are the same as in the
+        // tests' own build: nothing is built twice.
+        .args(["build", "--workspace", "--bin", "shoal", "--example", "emulated_network"])
+        .args(["--message-format", "json"])
         .args(["--profile", &profile()])
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
@@ -47,7 +49,7 @@ fn build() -> PathBuf {
         .expect("cargo names the executable")
 }
 
-/// The profile of this test: its executable lies in `PROFILE/deps`.
+/// The profile of this test, whose executable lies in `PROFILE/deps`.
 fn profile() -> String {
     let executable = std::env::current_exe().expect("a running program");
     let folder = executable.parent().and_then(Path::parent).and_then(Path::file_name);
@@ -65,11 +67,11 @@ pub fn shoal<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Command
     prepared(command)
 }
 
-/// A command whose process gets nothing to read, is heard, and dies with the test.
+/// A command with an empty stdin and captured output, whose process dies with the test.
 #[must_use]
 pub fn prepared(mut command: Command) -> Command {
     command
-        // Threads that wait by spinning would take the other processes' time.
+        // Threads that wait by spinning would take processor time from other processes.
         .env("OMP_WAIT_POLICY", "passive")
         .env_remove("SHOAL_LOG")
         .env_remove("SHOAL_DIE_AT")

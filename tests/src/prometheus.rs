@@ -1,4 +1,7 @@
 //! A real Prometheus with this project's rules, where one is installed.
+//!
+//! Its clock runs [`SPEEDUP`] times as fast as an operator's: the scrape interval, the evaluation interval and
+//! every `for:` of the alerts are divided by it. The windows of the queries stay as they are.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -17,10 +20,13 @@ use crate::program::{prepared, root};
 use crate::swarm::own_address;
 use crate::{PATIENCE, skip};
 
-/// From one look to the next: it tells nobody when something is there.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// How many times as fast as in production the clock of the rules runs.
+const SPEEDUP: u32 = 25;
 
-/// A Prometheus that asks some peers every second.
+/// The time between two queries while a test waits: Prometheus does not notify its readers.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
+
+/// A Prometheus process that scrapes the peers of a test.
 #[derive(Debug)]
 pub struct Prometheus {
     address: SocketAddr,
@@ -28,13 +34,13 @@ pub struct Prometheus {
     _folder: TempDir,
 }
 
-/// Where the rules are.
+/// The folder of the rules.
 #[must_use]
 pub fn rules() -> PathBuf {
     root().join("docker/prometheus")
 }
 
-/// Whether a program is installed. Says so where it is not.
+/// Whether a program is installed. Prints a line where it is not.
 #[must_use]
 pub fn is_installed(program: &str) -> bool {
     let found = Command::new(program).arg("--version").output().is_ok();
@@ -45,11 +51,11 @@ pub fn is_installed(program: &str) -> bool {
 }
 
 impl Prometheus {
-    /// Starts one, with the project's rules, but alerts that wait for nothing: `changes` in their text make
-    /// some of their thresholds small besides. None where it is not installed.
+    /// Starts a Prometheus with the project's configuration and rules on the faster clock. Each of `changes`
+    /// replaces a text of the alerts, such as a threshold. `None` where Prometheus is not installed.
     ///
     /// # Panics
-    /// When it does not start.
+    /// When Prometheus does not start.
     #[must_use]
     pub fn start(peers: &[SocketAddr], changes: &[(&str, &str)]) -> Option<Self> {
         if !is_installed("prometheus") {
@@ -61,13 +67,8 @@ impl Prometheus {
         };
         let read = |name: &str| fs::read_to_string(rules().join(name)).expect("a file of rules");
         write("recording.yml", read("recording.yml"));
-        write("alerts.yml", hasty(&read("alerts.yml"), changes));
-        let targets: Vec<_> = peers.iter().map(ToString::to_string).collect();
-        let mut config = "global: { scrape_interval: 1s, evaluation_interval: 1s }\n".to_owned();
-        config += "rule_files: [recording.yml, alerts.yml]\n";
-        let job = format!("[{{ job_name: shoal, static_configs: [{{ targets: {targets:?} }}] }}]");
-        writeln!(config, "scrape_configs: {job}").expect("a string takes everything");
-        write("prometheus.yml", config);
+        write("alerts.yml", sped_up(&replaced(read("alerts.yml"), changes)));
+        write("prometheus.yml", configuration(&read("prometheus.yml"), peers));
         let address = own_address();
         let mut command = Command::new("prometheus");
         command
@@ -82,10 +83,10 @@ impl Prometheus {
         Some(started)
     }
 
-    /// What it answers to a query: the samples that there are now.
+    /// The samples that answer a query now.
     ///
     /// # Panics
-    /// When it makes nothing of the query.
+    /// When Prometheus rejects the query.
     #[must_use]
     pub fn query(&self, expression: &str) -> Vec<Value> {
         let mut encoded = String::new();
@@ -98,7 +99,7 @@ impl Prometheus {
         answer["data"]["result"].as_array().expect("a list").clone()
     }
 
-    /// The alerts that fire.
+    /// The names of the alerts that fire now.
     #[must_use]
     pub fn firing(&self) -> BTreeSet<String> {
         let firing = self.query(r#"ALERTS{alertstate="firing"}"#);
@@ -109,32 +110,87 @@ impl Prometheus {
     /// Waits until an alert fires.
     ///
     /// # Panics
-    /// When it does not.
+    /// When it does not fire.
     pub fn await_alert(&self, name: &str) {
         self.wait(name, || self.firing().contains(name));
     }
 
-    /// Waits until something is there.
+    /// Waits until a query has an answer.
     ///
     /// # Panics
-    /// When it does not come.
-    pub fn wait(&self, what: &str, is_there: impl Fn() -> bool) {
+    /// When it gets none.
+    pub fn await_answer(&self, query: &str) {
+        self.wait(query, || !self.query(query).is_empty());
+    }
+
+    /// Waits until a condition holds. `what` names it in the message of a failure.
+    ///
+    /// # Panics
+    /// When the condition does not come to hold.
+    pub fn wait(&self, what: &str, holds: impl Fn() -> bool) {
         let deadline = Instant::now() + PATIENCE;
-        while !is_there() {
+        while !holds() {
             assert!(Instant::now() < deadline, "Prometheus does not see {what}");
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 }
 
-/// Alerts that fire as soon as what they are about is there.
-fn hasty(alerts: &str, changes: &[(&str, &str)]) -> String {
-    let waits = |line: &&str| line.trim_start().starts_with("for: ");
-    let mut text: String =
-        alerts.lines().filter(|line| !waits(line)).flat_map(|line| [line, "\n"]).collect();
-    for (from, to) in changes {
-        assert!(text.contains(from), "no alert says {from}");
-        text = text.replace(from, to);
+/// The project's `prometheus.yml` on the faster clock, with the peers of a test instead of its targets.
+fn configuration(text: &str, peers: &[SocketAddr]) -> String {
+    let (global, _) = text.split_once("scrape_configs:").expect("the configuration scrapes");
+    let targets: Vec<_> = peers.iter().map(ToString::to_string).collect();
+    let job = format!("[{{ job_name: shoal, static_configs: [{{ targets: {targets:?} }}] }}]");
+    format!("{}scrape_configs: {job}\n", sped_up(global))
+}
+
+/// A text with replacements made in it.
+fn replaced(text: String, changes: &[(&str, &str)]) -> String {
+    changes.iter().fold(text, |text, (from, to)| {
+        assert!(text.contains(from), "no alert contains {from}");
+        text.replace(from, to)
+    })
+}
+
+/// YAML with its intervals and its alerts' `for:` divided by the speed-up.
+fn sped_up(yaml: &str) -> String {
+    let faster = |line: &str| {
+        let keys = ["for: ", "scrape_interval: ", "evaluation_interval: "];
+        let key = keys.into_iter().find(|key| line.trim_start().starts_with(key));
+        let parts =
+            key.and_then(|key| line.split_once(key).map(|(indent, time)| (indent, key, time)));
+        parts.map_or(line.to_owned(), |(indent, key, time)| {
+            format!("{indent}{key}{}ms", (milliseconds(time) / SPEEDUP).max(1))
+        })
+    };
+    yaml.lines().flat_map(|line| [faster(line), "\n".to_owned()]).collect()
+}
+
+/// A duration as Prometheus writes it: a number and a unit.
+fn milliseconds(text: &str) -> u32 {
+    let unit = text.trim_start_matches(|letter: char| letter.is_ascii_digit());
+    let number: u32 = text[..text.len() - unit.len()].parse().expect("a duration has a number");
+    let one = match unit {
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => panic!("an unknown unit in {text:?}"),
+    };
+    number * one
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_of_rules_are_divided_and_other_lines_stay() {
+        let rules = "      - alert: A\n        expr: increase(x[10m]) > 0\n        for: 5m\n";
+        let faster = "      - alert: A\n        expr: increase(x[10m]) > 0\n        for: 12000ms\n";
+        assert_eq!(sped_up(rules), faster);
+        assert_eq!(
+            sped_up("global:\n  scrape_interval: 5s"),
+            "global:\n  scrape_interval: 200ms\n"
+        );
     }
-    text
 }

@@ -1,4 +1,4 @@
-//! The python that has PyTorch and transformers.
+//! The Python interpreter with PyTorch and transformers.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -9,10 +9,10 @@ use serde_json::Value;
 use crate::process::Process;
 use crate::program::{prepared, root};
 
-/// Runs a script of this workspace and gives what it prints, as JSON.
+/// Runs a script of this workspace, and parses its output as JSON.
 ///
 /// # Panics
-/// When there is no such python, or the script fails.
+/// When the interpreter is not installed, or the script fails.
 pub fn python<A: AsRef<OsStr>>(script: &Path, arguments: impl IntoIterator<Item = A>) -> Value {
     let interpreter = root().join(".venv/bin/python");
     assert!(
@@ -24,7 +24,7 @@ pub fn python<A: AsRef<OsStr>>(script: &Path, arguments: impl IntoIterator<Item 
         .arg(root().join(script))
         .args(arguments)
         .env("OMP_NUM_THREADS", "1")
-        // Nothing is to be looked up on the network.
+        // No requests to the network.
         .env("HF_HUB_OFFLINE", "1");
     let printed = Process::start("python", prepared(command)).end().success();
     serde_json::from_str(&printed).expect("the script prints JSON")

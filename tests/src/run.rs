@@ -1,4 +1,4 @@
-//! A run that takes seconds, in a folder of its own.
+//! A run of a few seconds, in a folder of its own.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,28 +10,28 @@ use tempfile::TempDir;
 use crate::process::Process;
 use crate::program::{root, shoal};
 
-/// A folder with a run's configuration and text, and room for what comes of it.
+/// A folder with a run's configuration, text and results.
 #[derive(Debug)]
 pub struct Run {
     folder: Arc<TempDir>,
 }
 
-/// What a run left in a folder: a checkpoint and a report.
+/// The results of a run in a folder: a checkpoint and a report.
 #[derive(Debug)]
 pub struct Trained {
     /// The folder.
     pub folder: PathBuf,
     /// `report.json`.
     pub report: Value,
-    /// The folder stays as long as anyone has this.
+    /// Keeps the folder while any copy exists.
     pub(crate) _scratch: Option<Arc<TempDir>>,
 }
 
 impl Run {
-    /// The run in `tiny.toml` with two stages and so many steps, saved every so many.
+    /// The run in `tiny.toml` with two stages, a number of steps, and a checkpoint every `checkpoint_every` steps.
     ///
     /// # Panics
-    /// When there is no room for a folder.
+    /// When no folder can be made.
     #[must_use]
     pub fn of_two_stages(steps: i64, checkpoint_every: i64) -> Self {
         Self::tiny(&[
@@ -41,10 +41,10 @@ impl Run {
         ])
     }
 
-    /// The run in `tiny.toml` with some values, named as `section.key`, replaced or added.
+    /// The run in `tiny.toml` with values replaced or added. Their names are `section.key`.
     ///
     /// # Panics
-    /// When there is no such section.
+    /// When `tiny.toml` has no such section.
     #[must_use]
     pub fn tiny(changes: &[(&str, toml::Value)]) -> Self {
         let mut config: toml::Table = include_str!("tiny.toml").parse().expect("valid TOML");
@@ -66,16 +66,16 @@ impl Run {
         self.folder.path().join(name)
     }
 
-    /// The run's configuration.
+    /// The path of the run's configuration.
     #[must_use]
     pub fn config(&self) -> PathBuf {
         self.path("run.toml")
     }
 
-    /// Trains it in one process, into the folder's subfolder `name`.
+    /// Trains the run in one process, into the folder's subfolder `name`.
     ///
     /// # Panics
-    /// When that fails.
+    /// When the training fails.
     #[must_use]
     pub fn local(&self, name: &str) -> Trained {
         let trained = local(&self.config(), &self.path(name));
@@ -92,7 +92,7 @@ pub fn text() -> PathBuf {
 /// Trains a run in one process with one thread.
 ///
 /// # Panics
-/// When that fails.
+/// When the training fails.
 #[must_use]
 pub fn local(config: &Path, out: &Path) -> Trained {
     let mut command =
@@ -103,10 +103,10 @@ pub fn local(config: &Path, out: &Path) -> Trained {
 }
 
 impl Trained {
-    /// Reads what a run left in a folder.
+    /// Reads the results of a run in a folder.
     ///
     /// # Panics
-    /// When there is no report.
+    /// When the folder has no report.
     #[must_use]
     pub fn read(folder: &Path) -> Self {
         let path = folder.join("report.json");
@@ -121,10 +121,10 @@ impl Trained {
         self.folder.join("checkpoint")
     }
 
-    /// The checkpoint's hash by the report, having checked that it is the files' hash.
+    /// The checkpoint's hash in the report.
     ///
     /// # Panics
-    /// When it is not.
+    /// When the files have another hash.
     #[must_use]
     pub fn hash(&self) -> String {
         let reported = self.report["checkpoint_hash"].as_str().expect("a hash").to_owned();
@@ -143,10 +143,10 @@ impl Trained {
     }
 }
 
-/// What `shoal checkpoint hash` prints.
+/// The output of `shoal checkpoint hash`.
 ///
 /// # Panics
-/// When that fails.
+/// When the command fails.
 #[must_use]
 pub fn checkpoint_hash(folder: &Path) -> String {
     let command = shoal(["checkpoint".as_ref(), "hash".as_ref(), folder.as_os_str()]);

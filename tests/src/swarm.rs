@@ -1,4 +1,4 @@
-//! A swarm started by hand: `shoal start` and `shoal join`, each a process on loopback.
+//! A swarm of `shoal start` and `shoal join`, each a process on loopback.
 
 use std::ffi::OsStr;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -13,18 +13,18 @@ use crate::process::Process;
 use crate::program::shoal;
 use crate::run::Trained;
 
-/// What says when a process is to die.
+/// The variable that names the moment at which a process dies.
 const DIE_AT: &str = "SHOAL_DIE_AT";
 
-/// The peers of a run. The first one keeps it.
+/// The peers of a run. The first one is the coordinator.
 #[derive(Debug)]
 pub struct Swarm {
     /// In the order of their start.
     pub peers: Vec<Process>,
-    /// What others type to join.
+    /// The address that joins the run.
     pub address: String,
     homes: PathBuf,
-    /// Removed at the end, where it is only this swarm's.
+    /// The folder, where drop removes it.
     scratch: Option<Arc<TempDir>>,
 }
 
@@ -32,7 +32,7 @@ impl Swarm {
     /// Starts a run with one peer. `flags` are further flags of `shoal start`.
     ///
     /// # Panics
-    /// When it does not listen.
+    /// When the peer does not listen.
     #[must_use]
     pub fn start(config: &Path, flags: &[&str]) -> Self {
         let scratch = tempfile::tempdir().expect("room for a folder");
@@ -40,20 +40,20 @@ impl Swarm {
         Self { scratch: Some(Arc::new(scratch)), ..swarm }
     }
 
-    /// The same with the peers' data directories, old or new, in a folder that stays.
+    /// The same with the peers' data directories, old or new, in a folder that remains.
     ///
     /// # Panics
-    /// When it does not listen.
+    /// When the peer does not listen.
     #[must_use]
     pub fn start_in(homes: &Path, config: &Path, flags: &[&str]) -> Self {
         let command = start_command(config, &homes.join("peer-0"), &homes.join("out"));
         Self::started_by(command, homes, flags)
     }
 
-    /// The same with a first peer that dies at a moment, as [`Self::join_to_die`] says it.
+    /// The same with a first peer that dies at a moment, as in [`Self::join_to_die`].
     ///
     /// # Panics
-    /// When it does not listen.
+    /// When the peer does not listen.
     #[must_use]
     pub fn start_to_die(homes: &Path, config: &Path, moment: &str, flags: &[&str]) -> Self {
         let mut command = start_command(config, &homes.join("peer-0"), &homes.join("out"));
@@ -71,15 +71,15 @@ impl Swarm {
         Self { peers: vec![first], address, homes: homes.to_owned(), scratch: None }
     }
 
-    /// One more peer. `flags` are further flags of `shoal join`.
+    /// Adds a peer. `flags` are further flags of `shoal join`.
     pub fn join(&mut self, flags: &[&str]) {
         let (address, index) = (self.address.clone(), self.peers.len());
         let peer = self.newcomer(&address, index, &[&["--listen", "127.0.0.1:0"], flags].concat());
         self.peers.push(peer);
     }
 
-    /// One more peer, which dies at a moment that `node/src/fault_point.rs` names: `NAME:N` the Nth time
-    /// that it comes.
+    /// Adds a peer that dies at a moment that `node/src/fault_point.rs` names: `NAME:N` is its Nth
+    /// occurrence.
     pub fn join_to_die(&mut self, moment: &str, flags: &[&str]) {
         let index = self.peers.len();
         let mut command = join_command(&self.address, &self.data_dir(index));
@@ -87,8 +87,8 @@ impl Swarm {
         self.peers.push(Process::start(&format!("peer-{index}"), command));
     }
 
-    /// A process that joins at an address with the data directory of the peer number `index`. It is
-    /// no part of the swarm yet.
+    /// Starts a process that joins at an address with the data directory of peer number `index`, without
+    /// adding it to the swarm.
     #[must_use]
     pub fn newcomer(&self, address: &str, index: usize, flags: &[&str]) -> Process {
         let mut command = join_command(address, &self.data_dir(index));
@@ -96,10 +96,10 @@ impl Swarm {
         Process::start(&format!("peer-{index}"), command)
     }
 
-    /// The id of the peer number `index`, which was started before.
+    /// The id of peer number `index`, which has been started before.
     ///
     /// # Panics
-    /// When it has none.
+    /// When the peer has none.
     #[must_use]
     pub fn peer_id(&self, index: usize) -> String {
         let directory = self.data_dir(index);
@@ -107,16 +107,16 @@ impl Swarm {
         Process::start("id", command).end().success().trim().to_owned()
     }
 
-    /// The data directory of the peer number `index`; the first is number 0.
+    /// The data directory of peer number `index`, from 0.
     #[must_use]
     pub fn data_dir(&self, index: usize) -> PathBuf {
         self.homes.join(format!("peer-{index}"))
     }
 
-    /// Waits until every peer has ended well, and reads what the run left.
+    /// Waits until every peer has ended successfully, and reads the results.
     ///
     /// # Panics
-    /// When one fails.
+    /// When a peer fails.
     #[must_use]
     pub fn finish(self) -> Trained {
         for peer in self.peers {
@@ -127,7 +127,7 @@ impl Swarm {
     }
 }
 
-/// `shoal start` with one thread and events on stdout; it still needs a place to listen.
+/// `shoal start` with one thread and events on stdout, without `--listen`.
 #[must_use]
 pub fn start_command(config: &Path, data_dir: &Path, out: &Path) -> Command {
     let mut command = peer_command("start", config.as_os_str(), data_dir);
@@ -147,11 +147,11 @@ fn peer_command(command: &str, what: &OsStr, data_dir: &Path) -> Command {
     command
 }
 
-/// An address that no other test has, for a process that does not say which port it took: the host
-/// is this test process's own, as all of 127.0.0.0/8 is this machine.
+/// An address that no other test uses, for a process that does not report its port. The host is unique to
+/// this test process: all of 127.0.0.0/8 is loopback.
 #[must_use]
 pub fn own_address() -> SocketAddr {
-    // Below the ports that the system gives out.
+    // Below the range of ephemeral ports.
     static NEXT: AtomicU16 = AtomicU16::new(20_000);
     let [_, high, middle, low] = std::process::id().to_be_bytes();
     let port = NEXT.fetch_add(1, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Who may take part in a run: tickets, permits, lists and bans, with whole processes.
+//! Admission to a run: tickets, permits, lists and bans, with whole processes.
 
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::process::Command;
@@ -11,10 +11,10 @@ use shoal_tests::run::Run;
 use shoal_tests::swarm::Swarm;
 use toml::Value;
 
-/// Nobody can be reached, or nobody admits the newcomer.
+/// The exit code where no peer can be reached, or none admits the newcomer.
 const NOT_ADMITTED: i32 = 3;
 
-/// A command line that makes no sense here.
+/// The exit code for unusable arguments.
 const USAGE: i32 = 2;
 
 const OWN_PORT: [&str; 2] = ["--listen", "127.0.0.1:0"];
@@ -23,28 +23,28 @@ fn run(mode: &str, steps: i64) -> Run {
     Run::tiny(&[("admission.mode", Value::from(mode)), ("training.steps", Value::from(steps))])
 }
 
-/// What the warden's commands print, from the first peer's data directory.
+/// A command of the issuer of tickets, whose data directory is the first peer's.
 fn issuer(swarm: &Swarm, words: &[&str]) -> Command {
     let mut command = shoal(words);
     command.arg("--data-dir").arg(swarm.data_dir(0));
     command
 }
 
-fn said(swarm: &Swarm, words: &[&str]) -> String {
-    Process::start("warden", issuer(swarm, words)).end().success().trim().to_owned()
+fn printed(swarm: &Swarm, words: &[&str]) -> String {
+    Process::start("issuer", issuer(swarm, words)).end().success().trim().to_owned()
 }
 
 fn listed(swarm: &Swarm) -> Json {
-    serde_json::from_str(&said(swarm, &["invite", "ls", "-o", "json"])).expect("it is JSON")
+    serde_json::from_str(&printed(swarm, &["invite", "ls", "-o", "json"])).expect("it is JSON")
 }
 
-/// Why the peer number `index` is not let in.
-fn refusal(swarm: &Swarm, entrance: &str, index: usize) -> String {
-    swarm.newcomer(entrance, index, &OWN_PORT).end().failure(NOT_ADMITTED)
+/// The reason why peer number `index` is refused.
+fn refusal(swarm: &Swarm, address: &str, index: usize) -> String {
+    swarm.newcomer(address, index, &OWN_PORT).end().failure(NOT_ADMITTED)
 }
 
 #[test]
-fn tickets_let_in_whom_they_are_given_to_and_nobody_else() {
+fn a_ticket_admits_as_many_peers_as_it_has_uses() {
     let run = run("invite", 6);
     let mut swarm = Swarm::start(&run.config(), &["--wait-for", "4"]);
     // Without a ticket.
@@ -53,8 +53,8 @@ fn tickets_let_in_whom_they_are_given_to_and_nobody_else() {
     let turned = swarm.peers[0].event("turned_away");
     assert_eq!(turned["reason"], "no_certificate");
     assert_eq!(turned["peer"], swarm.peer_id(7));
-    // One for two peers, and no third.
-    let ticket = said(&swarm, &["invite", "new", "--uses", "2"]);
+    // A ticket for two peers, and no third.
+    let ticket = printed(&swarm, &["invite", "new", "--uses", "2"]);
     for index in [1, 2] {
         let mut peer = swarm.newcomer(&ticket, index, &OWN_PORT);
         peer.event("joined");
@@ -66,17 +66,17 @@ fn tickets_let_in_whom_they_are_given_to_and_nobody_else() {
     assert_eq!(listed["tickets"][1]["standing"], "used_up");
     let claimed = listed["tickets"][1]["claimed_by"].as_array().expect("a list").clone();
     assert_eq!(claimed, [swarm.peer_id(1), swarm.peer_id(2)]);
-    let another = said(&swarm, &["invite", "new"]);
+    let another = printed(&swarm, &["invite", "new"]);
     swarm.peers.push(swarm.newcomer(&another, 3, &OWN_PORT));
-    // None of it changes a bit of the model.
+    // The model has the same bits.
     assert_eq!(swarm.finish().hash(), run.local("alone").hash());
 }
 
 #[test]
-fn a_permit_outlives_its_process_and_works_at_every_peer() {
+fn a_permit_outlives_its_process_and_every_peer_accepts_it() {
     let run = run("invite", 1_000_000);
     let mut swarm = Swarm::start(&run.config(), &["--wait-for", "9"]);
-    let ticket = said(&swarm, &["invite", "new", "--uses", "2"]);
+    let ticket = printed(&swarm, &["invite", "new", "--uses", "2"]);
     for index in [1, 2] {
         let file = swarm.data_dir(index).with_extension("address");
         let file = file.to_str().expect("a path of this test").to_owned();
@@ -85,17 +85,17 @@ fn a_permit_outlives_its_process_and_works_at_every_peer() {
         peer.event("joined");
         swarm.peers.push(peer);
     }
-    // The second life of peer 1 knows nothing but the address of peer 2, and the ticket is used up.
+    // The second life of peer 1 has only the address of peer 2. The ticket is used up.
     swarm.peers[1].kill();
     let elsewhere = format!("@{}", swarm.data_dir(2).with_extension("address").display());
     let mut again = swarm.newcomer(&elsewhere, 1, &OWN_PORT);
     again.event("joined");
-    // With the ticket it is the same use.
+    // The same peer with the same ticket is the same use.
     again.kill();
     drop(again);
     let mut again = swarm.newcomer(&ticket, 1, &OWN_PORT);
     again.event("joined");
-    // A stolen permit is of no use to another peer.
+    // A permit is not valid for another peer.
     let run_folder =
         std::fs::read_dir(swarm.data_dir(1).join("runs")).expect("it took part in one");
     let name = run_folder.flatten().next().expect("it took part in one").file_name();
@@ -109,52 +109,52 @@ fn a_permit_outlives_its_process_and_works_at_every_peer() {
 }
 
 #[test]
-fn what_is_revoked_or_expired_is_of_no_use() {
+fn a_revoked_or_damaged_ticket_is_refused() {
     let run = run("invite", 1_000_000);
     let mut swarm = Swarm::start(&run.config(), &["--wait-for", "9"]);
-    let ticket = said(&swarm, &["invite", "new", "--uses", "2"]);
+    let ticket = printed(&swarm, &["invite", "new", "--uses", "2"]);
     let mut peer = swarm.newcomer(&ticket, 1, &OWN_PORT);
     peer.event("joined");
-    said(&swarm, &["invite", "revoke", "2"]);
-    // Its connections end, and it is told why.
+    printed(&swarm, &["invite", "revoke", "2"]);
+    // The connections of the peer end, with the reason.
     let reason = peer.end().failure(NOT_ADMITTED);
     assert!(reason.contains("ticket 2 was revoked"), "{reason}");
     let access_list = swarm.peers[0].event("roster");
     assert_eq!(access_list["revoked"], 1);
     let reason = refusal(&swarm, &ticket, 2);
     assert!(reason.contains("ticket 2 was revoked"), "{reason}");
-    // Cut short on the way.
+    // A ticket that was not copied whole.
     let reason = swarm.newcomer(&ticket[..ticket.len() - 3], 2, &OWN_PORT).end().failure(USAGE);
     assert!(reason.contains("copy all of it"), "{reason}");
 }
 
 #[test]
-fn a_ban_ends_connections_everywhere_and_the_run_goes_on() {
+fn a_ban_ends_all_connections_and_the_run_continues() {
     let run = run("invite", 1_000_000);
     let mut swarm = Swarm::start(&run.config(), &["--wait-for", "3", "--stage", "all"]);
-    let ticket = said(&swarm, &["invite", "new", "--uses", "2"]);
+    let ticket = printed(&swarm, &["invite", "new", "--uses", "2"]);
     for (index, stage) in [(1, "1"), (2, "2")] {
         let flags = [&OWN_PORT[..], &["--stage", stage]].concat();
         swarm.peers.push(swarm.newcomer(&ticket, index, &flags));
     }
     swarm.peers[2].event("committed");
     let banned = swarm.peer_id(2);
-    said(&swarm, &["ban", &banned]);
+    printed(&swarm, &["ban", &banned]);
     let reason = swarm.peers.remove(2).end().failure(NOT_ADMITTED);
     assert!(reason.contains("banned from the run"), "{reason}");
     let lost = swarm.peers[0].event("lost");
     assert_eq!(lost["peer"], banned);
-    // The roster came to the other member as well.
+    // The other member receives the access list as well.
     assert_eq!(swarm.peers[1].event("roster")["banned"], 1);
     swarm.peers[1].event("committed");
     let reason = refusal(&swarm, &swarm.address, 2);
     assert!(reason.contains("banned from the run"), "{reason}");
-    said(&swarm, &["unban", &banned]);
+    printed(&swarm, &["unban", &banned]);
     while swarm.peers[0].event("roster")["banned"] != 0 {}
     let address = swarm.address.clone();
     let mut back = swarm.newcomer(&address, 2, &OWN_PORT);
     back.event("joined");
-    // Only the warden's data directory will do.
+    // The command needs the issuer's data directory.
     let mut command = shoal(["ban", &banned, "--data-dir"]);
     command.arg(swarm.data_dir(1));
     let reason = Process::start("another", command).end().failure(USAGE);
@@ -162,14 +162,14 @@ fn a_ban_ends_connections_everywhere_and_the_run_goes_on() {
 }
 
 #[test]
-fn an_allowlist_lets_in_whom_it_names() {
+fn an_allowlist_admits_the_peers_that_it_names() {
     let run = run("allowlist", 6);
     let mut swarm = Swarm::start(&run.config(), &["--wait-for", "3"]);
     let reason = refusal(&swarm, &swarm.address, 1);
     assert!(reason.contains("for `shoal invite allow`"), "{reason}");
-    let reason = Process::start("warden", issuer(&swarm, &["invite", "new"])).end().failure(USAGE);
+    let reason = Process::start("issuer", issuer(&swarm, &["invite", "new"])).end().failure(USAGE);
     assert!(reason.contains("shoal invite allow PEER"), "{reason}");
-    said(&swarm, &["invite", "allow", &swarm.peer_id(1), &swarm.peer_id(2)]);
+    printed(&swarm, &["invite", "allow", &swarm.peer_id(1), &swarm.peer_id(2)]);
     swarm.peers[0].event("roster");
     swarm.join(&[]);
     swarm.join(&[]);
@@ -177,37 +177,37 @@ fn an_allowlist_lets_in_whom_it_names() {
 }
 
 #[test]
-fn a_crowd_at_the_door_changes_no_bit() {
+fn hostile_connections_do_not_change_the_bits() {
     let run = run("invite", 12);
     let mut swarm = Swarm::start(&run.config(), &["--wait-for", "3"]);
-    let ticket = said(&swarm, &["invite", "new", "--uses", "2"]);
+    let ticket = printed(&swarm, &["invite", "new", "--uses", "2"]);
     let mut parts = swarm.address.split('/').skip(2);
     let (host, port) = (parts.next().expect("an address"), parts.nth(1).expect("a port"));
-    let door: SocketAddr = format!("{host}:{port}").parse().expect("an address");
-    // As many as this process may open, and no more than ten thousand. They say nothing.
-    let crowd: Vec<TcpStream> =
-        (0..10_000).map_while(|_| TcpStream::connect_timeout(&door, PATIENCE).ok()).collect();
+    let target: SocketAddr = format!("{host}:{port}").parse().expect("an address");
+    // As many silent connections as this process may open, at most ten thousand.
+    let silent: Vec<TcpStream> =
+        (0..10_000).map_while(|_| TcpStream::connect_timeout(&target, PATIENCE).ok()).collect();
     let noise = UdpSocket::bind("127.0.0.1:0").expect("a port");
     let mut packet = [0x5a; 1200];
     packet[..6].copy_from_slice(&[0xc0, 0, 0, 0, 1, 8]);
-    let shout = |count: u32| {
+    let send_noise = |count: u32| {
         for number in 0..count {
             let mut packet = packet;
             packet[6..10].copy_from_slice(&number.to_le_bytes());
-            let _ = noise.send_to(&packet, door);
+            let _ = noise.send_to(&packet, target);
         }
     };
-    shout(20_000);
+    send_noise(20_000);
     for index in [1, 2] {
         swarm.peers.push(swarm.newcomer(&ticket, index, &OWN_PORT));
     }
     let strangers = [5, 6, 7].map(|index| swarm.newcomer(&swarm.address, index, &OWN_PORT));
     swarm.peers[0].event("committed");
-    shout(20_000);
+    send_noise(20_000);
     for stranger in strangers {
         let reason = stranger.end().failure(NOT_ADMITTED);
         assert!(reason.contains("peers with a ticket"), "{reason}");
     }
-    drop(crowd);
+    drop(silent);
     assert_eq!(swarm.finish().hash(), run.local("alone").hash());
 }

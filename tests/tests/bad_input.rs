@@ -1,4 +1,4 @@
-//! What goes wrong between peers ends with one clear line, and never hangs.
+//! Errors between peers end with one clear line, and never hang.
 
 use std::fs;
 use std::net::UdpSocket;
@@ -9,10 +9,10 @@ use shoal_tests::run::{Run, Trained};
 use shoal_tests::swarm::{Swarm, own_address, start_command};
 use toml::Value;
 
-/// Nobody can be reached, or nobody admits the newcomer.
+/// The exit code where no peer can be reached, or none admits the newcomer.
 const NOT_ADMITTED: i32 = 3;
 
-/// What was typed cannot be used.
+/// The exit code for unusable arguments.
 const USAGE: i32 = 2;
 
 /// A run with more steps than a test has time for.
@@ -30,7 +30,7 @@ fn a_peer_lost_before_the_first_step_is_replaced() {
     let lost = swarm.peer_id(1);
     assert_eq!(swarm.peers[0].event("lost")["peer"], lost);
     drop(swarm.peers.remove(1));
-    // The number of the killed peer is free: its second life has its first one's data directory.
+    // The second life of the killed peer has the data directory of its first.
     swarm.join(&[]);
     swarm.join(&[]);
     let trained = swarm.finish();
@@ -51,7 +51,7 @@ fn a_host_that_never_answers_is_named() {
 }
 
 #[test]
-fn who_joins_through_a_member_that_does_not_keep_the_run_is_sent_on() {
+fn a_member_that_is_not_the_coordinator_redirects_a_newcomer() {
     let run = endless();
     let mut swarm = Swarm::start(&run.config(), &["--wait-for", "3"]);
     let listen = own_address();
@@ -59,13 +59,13 @@ fn who_joins_through_a_member_that_does_not_keep_the_run_is_sent_on() {
     swarm.peers.push(member);
     swarm.peers[1].event("joined");
     let address = format!("/ip4/{}/tcp/{}/p2p/{}", listen.ip(), listen.port(), swarm.peer_id(1));
-    let mut sent_on = swarm.newcomer(&address, 2, &[]);
-    sent_on.event("joined");
+    let mut redirected = swarm.newcomer(&address, 2, &[]);
+    redirected.event("joined");
     swarm.peers[0].event("admitted");
 }
 
 #[test]
-fn a_stage_that_the_run_has_not_is_refused() {
+fn a_stage_outside_the_run_is_refused() {
     let run = endless();
     let swarm = Swarm::start(&run.config(), &["--wait-for", "2"]);
     let reason = swarm.newcomer(&swarm.address, 1, &["--stage", "3"]).end().failure(NOT_ADMITTED);
@@ -73,19 +73,19 @@ fn a_stage_that_the_run_has_not_is_refused() {
 }
 
 #[test]
-fn a_machine_without_room_for_its_part_says_what_it_lacks() {
+fn a_machine_without_enough_memory_names_the_shortage() {
     let run = endless();
     let swarm = Swarm::start(&run.config(), &["--wait-for", "2"]);
     let small = ["--memory", "64KiB"];
     let reason = swarm.newcomer(&swarm.address, 1, &small).end().failure(NOT_ADMITTED);
     assert!(reason.contains("of memory and 64.0 KiB is there"), "{reason}");
     let both = ["--memory", "64KiB", "--stage", "none"];
-    let mut keeps_the_log = swarm.newcomer(&swarm.address, 1, &both);
-    keeps_the_log.event("joined");
+    let mut log_only = swarm.newcomer(&swarm.address, 1, &both);
+    log_only.event("joined");
 }
 
 #[test]
-fn a_data_directory_joins_once_at_a_time() {
+fn a_data_directory_is_used_by_one_process_at_a_time() {
     let run = endless();
     let mut swarm = Swarm::start(&run.config(), &["--wait-for", "3"]);
     swarm.join(&[]);
@@ -95,7 +95,7 @@ fn a_data_directory_joins_once_at_a_time() {
 }
 
 #[test]
-fn two_runs_side_by_side_keep_apart() {
+fn two_concurrent_runs_do_not_mix() {
     let (one, other) = (Run::tiny(&[]), Run::tiny(&[("training.seed", Value::from(8))]));
     let swarms = [&one, &other].map(|run| Swarm::start(&run.config(), &["--wait-for", "3"]));
     let hashes = swarms.map(|mut swarm| {
@@ -108,7 +108,7 @@ fn two_runs_side_by_side_keep_apart() {
 }
 
 #[test]
-fn a_peer_takes_part_in_one_run_after_the_other() {
+fn a_peer_takes_part_in_one_run_after_another() {
     let (one, other) = (Run::tiny(&[]), Run::tiny(&[("training.seed", Value::from(8))]));
     let homes = tempfile::tempdir().expect("room for a folder");
     let hashes = [&one, &other].map(|run| {
@@ -116,7 +116,7 @@ fn a_peer_takes_part_in_one_run_after_the_other() {
         swarm.join(&[]);
         swarm.join(&[]);
         let hash = swarm.finish().hash();
-        // Its model would be in the way.
+        // The next run would refuse to overwrite the model.
         fs::rename(homes.path().join("out"), run.path("out")).expect("one disk");
         hash
     });
@@ -124,7 +124,7 @@ fn a_peer_takes_part_in_one_run_after_the_other() {
 }
 
 #[test]
-fn the_model_of_one_run_does_not_take_the_place_of_another_ones() {
+fn a_run_does_not_overwrite_the_model_of_another() {
     let (run, other) = (Run::tiny(&[]), Run::tiny(&[("training.steps", Value::from(5))]));
     let first = run.local("out");
     let hash = first.hash();
@@ -137,6 +137,6 @@ fn the_model_of_one_run_does_not_take_the_place_of_another_ones() {
         assert!(reason.contains("is the model of another run"), "{reason}");
     }
     assert_eq!(Trained::read(&out).hash(), hash);
-    // Its own is made again.
+    // The same run may overwrite its model.
     assert_eq!(run.local("out").hash(), hash);
 }

@@ -1,19 +1,19 @@
-//! Peers that are of more use at another stage go there, and the model comes out bit for bit the same.
+//! Peers move to stages with too little throughput, and the model is bit-identical.
 
 use shoal_tests::process::Process;
 use shoal_tests::run::Run;
 use shoal_tests::swarm::Swarm;
 
-/// Waits in each pass, so that all peers are about equally fast, whatever else the machine does.
+/// A wait in each pass, which makes all peers about equally fast under any load of the machine.
 const SLOW: &[&str] = &["--slow-down", "25"];
 
-/// The stage that each peer hosts, in the order of their start.
+/// The stage of each peer, in the order of their start.
 fn stages(swarm: &mut Swarm) -> Vec<u64> {
     swarm.peers.iter_mut().map(Process::joined_stage).collect()
 }
 
 #[test]
-fn a_stage_that_deaths_left_to_one_peer_gets_another_from_where_there_are_more() {
+fn a_stage_with_one_peer_left_gets_another_from_a_larger_stage() {
     let run = Run::of_two_stages(60, 0);
     let mut swarm =
         Swarm::start(&run.config(), &[&["--wait-for", "6", "--rebalance", "1"], SLOW].concat());
@@ -39,11 +39,11 @@ fn a_stage_that_deaths_left_to_one_peer_gets_another_from_where_there_are_more()
     assert_eq!(trained.hash(), run.local("alone").hash());
 }
 
-/// Waits in each pass of two peers of six, four times as long as in those of the others.
+/// The wait in each pass of two of six peers: four times that of the others.
 const SLOWER: &[&str] = &["--slow-down", "100"];
 
 #[test]
-fn two_slowed_peers_of_six_are_no_stage_of_their_own_and_the_bits_are_the_same() {
+fn two_slow_peers_do_not_share_a_stage() {
     let run = Run::tiny(&[
         ("training.steps", toml::Value::from(12)),
         ("training.microbatches", toml::Value::from(24)),
@@ -66,10 +66,10 @@ fn two_slowed_peers_of_six_are_no_stage_of_their_own_and_the_bits_are_the_same()
     assert_eq!(trained.hash(), run.local("alone").hash());
 }
 
-/// Nine in three stages, of which deaths leave three, one and two: the one that is too many goes where
-/// one is, and all stages have two, which is the most that six can get through.
+/// Of nine peers in three stages deaths leave three, one and two. One peer moves, and every stage has two, which is
+/// the placement with the most throughput.
 #[test]
-fn what_deaths_leave_comes_to_the_best_placement() {
+fn survivors_reach_the_best_placement() {
     let run = Run::tiny(&[
         ("training.steps", toml::Value::from(50)),
         ("training.microbatches", toml::Value::from(12)),
@@ -81,7 +81,7 @@ fn what_deaths_leave_comes_to_the_best_placement() {
     }
     let stages = stages(&mut swarm);
     let hosts = |stage: u64| (1..9).filter(|peer| stages[*peer] == stage).collect::<Vec<_>>();
-    // The first peer keeps the run, and stays.
+    // The first peer is the coordinator and does not die.
     let [starved, other, full] = [1, 2, 0].map(|further| (stages[0] + further) % 3);
     assert_eq!((hosts(starved).len(), hosts(other).len()), (3, 3), "{stages:?}");
     while swarm.peers[0].event("committed")["step"] != 4 {}
@@ -95,7 +95,7 @@ fn what_deaths_leave_comes_to_the_best_placement() {
     assert_eq!((&moves["from"][0], &moves["to"]), (&full.into(), &starved.into()), "{moves}");
     assert_eq!(moves["reason"], "members_gone");
     let trained = swarm.finish();
-    // Nobody moved besides: (2, 2, 2).
+    // No other peer moved: (2, 2, 2).
     assert_eq!(trained.report["moves"], 1);
     assert_eq!(trained.report["rewinds"], 0);
     assert_eq!(trained.report["microbatches"]["missing"], 0);

@@ -1,4 +1,4 @@
-//! What a run saves: the same files by content whoever wrote them, and damage is found.
+//! Checkpoints: every writer produces the same files, and damage is detected.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn a_swarm_saves_along_the_way_what_one_process_saves() {
+fn a_swarm_saves_the_same_checkpoints_as_one_process() {
     let run = Run::tiny(&[("checkpoint.every", Value::from(2))]);
     let alone = run.local("alone");
     let mut swarm = Swarm::start(&run.config(), &["--wait-for", "3"]);
@@ -56,7 +56,7 @@ fn a_swarm_saves_along_the_way_what_one_process_saves() {
 }
 
 #[test]
-fn every_damage_to_every_file_is_found() {
+fn damage_to_any_file_is_detected() {
     let one = || Value::from(1);
     let run = Run::tiny(&[("training.steps", one()), ("training.stages", one())]);
     let checkpoint = run.local("trained").checkpoint();
@@ -67,13 +67,13 @@ fn every_damage_to_every_file_is_found() {
         let mut flipped = whole.clone();
         flipped[whole.len() / 2] ^= 1;
         let damages: [(&str, Option<&[u8]>); 3] = [
-            // A text that only lost its last newline would still say the same.
+            // A text without its last newline would still have the same meaning.
             ("truncated", Some(&whole[..whole.len() - 2])),
             ("flipped", Some(&flipped)),
             ("missing", None),
         ];
         for (damage, bytes) in damages {
-            // A new file, as the checkpoint's own may be shared with the peer that wrote it.
+            // A new file: the checkpoint's own may be a hard link to the writer's.
             fs::remove_file(&path).expect("it is there");
             if let Some(bytes) = bytes {
                 fs::write(&path, bytes).expect("room for a file");

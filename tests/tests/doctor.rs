@@ -1,4 +1,4 @@
-//! What `shoal doctor` finds, and that it says what to do.
+//! The findings of `shoal doctor`, each with a fix.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -10,7 +10,7 @@ use shoal_tests::run::Run;
 use shoal_tests::swarm::Swarm;
 use toml::Value;
 
-/// Something must be mended.
+/// The exit code where something must be fixed.
 const WRONG: i32 = 1;
 
 fn doctor(data_dir: &Path, words: &[&str]) -> Outcome {
@@ -22,17 +22,17 @@ fn doctor(data_dir: &Path, words: &[&str]) -> Outcome {
     Process::start("doctor", command).end()
 }
 
-/// How the first finding about something is, and what it says to do.
-fn found(said: &str, about: &str) -> (String, String) {
-    let findings: Vec<Json> = serde_json::from_str(said).expect("it is JSON");
+/// The state and the fix of the first finding about a subject.
+fn found(printed: &str, about: &str) -> (String, String) {
+    let findings: Vec<Json> = serde_json::from_str(printed).expect("it is JSON");
     let finding = findings.iter().find(|finding| finding["about"] == about);
-    let finding = finding.unwrap_or_else(|| panic!("nothing about {about} in {said}"));
+    let finding = finding.unwrap_or_else(|| panic!("nothing about {about} in {printed}"));
     let text = |key: &str| finding[key].as_str().unwrap_or_default().to_owned();
     (text("state"), text("fix") + " | " + &text("says"))
 }
 
 #[test]
-fn a_machine_that_can_join_is_well() {
+fn a_machine_that_can_join_has_no_findings() {
     let run = Run::tiny(&[
         ("admission.mode", Value::from("invite")),
         ("training.steps", Value::from(1_000_000)),
@@ -42,24 +42,24 @@ fn a_machine_that_can_join_is_well() {
     invite.arg(swarm.data_dir(0));
     let ticket = Process::start("invite", invite).end().success().trim().to_owned();
     let folder = tempfile::tempdir().expect("a folder");
-    let said = doctor(folder.path(), &[&ticket]).success();
+    let printed = doctor(folder.path(), &[&ticket]).success();
     for about in ["data directory", "ticket", "TCP port", "UDP port", "peer, TCP", "peer, UDP"] {
-        assert_eq!(found(&said, about).0, "well", "{about}: {said}");
+        assert_eq!(found(&printed, about).0, "well", "{about}: {printed}");
     }
-    // Being looked at does not use it up.
+    // The check does not redeem the ticket.
     let mut peer = swarm.newcomer(&ticket, 1, &["--listen", "127.0.0.1:0"]);
     peer.event("joined");
-    // A peer that runs is looked at as well, with those it has met.
-    let said = doctor(&swarm.data_dir(1), &[]).success();
-    assert_eq!(found(&said, "permit").0, "well", "{said}");
+    // The doctor checks a running peer as well, with the peers that it knows.
+    let printed = doctor(&swarm.data_dir(1), &[]).success();
+    assert_eq!(found(&printed, "permit").0, "well", "{printed}");
 }
 
 #[test]
-fn what_is_wrong_is_told_with_what_to_do() {
+fn each_problem_comes_with_a_fix() {
     let run = Run::tiny(&[("training.steps", Value::from(1_000_000))]);
     let swarm = Swarm::start(&run.config(), &["--wait-for", "9"]);
     let folder = tempfile::tempdir().expect("a folder");
-    // Another peer lives there.
+    // The address has the id of another peer.
     let mut id = shoal(["id", "--data-dir"]);
     id.arg(folder.path());
     let stranger = Process::start("id", id).end().success().trim().to_owned();
@@ -70,13 +70,13 @@ fn what_is_wrong_is_told_with_what_to_do() {
     assert!(fix.contains(&swarm.peer_id(0)), "{fix}");
     let reason = outcome.failure(WRONG);
     assert!(reason.contains("must be mended"), "{reason}");
-    // Nobody listens there.
+    // No process listens at the address.
     let closed = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound");
     let nobody = format!("/ip4/127.0.0.1/tcp/{}/p2p/{stranger}", closed.port());
     let outcome = doctor(folder.path(), &[&nobody]);
     assert!(found(&outcome.stdout, "peer, TCP").1.contains("nobody listens there"));
     assert!(found(&outcome.stdout, "peer, UDP").1.contains("open UDP port"));
-    // The port is another's, and the data directory no directory.
+    // Another process has the port, and the data directory is a file.
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let listen = taken.local_addr().expect("bound").to_string();
     let file = folder.path().join("file");
@@ -88,7 +88,7 @@ fn what_is_wrong_is_told_with_what_to_do() {
 }
 
 #[test]
-fn a_peer_joins_through_those_it_has_met_when_the_given_one_is_gone() {
+fn a_peer_joins_through_known_peers_when_the_given_one_is_gone() {
     let run = Run::tiny(&[("training.steps", Value::from(1_000_000))]);
     let flags = ["--wait-for", "9", "--anchor"];
     let mut swarm = Swarm::start(&run.config(), &flags[..2]);
@@ -96,7 +96,7 @@ fn a_peer_joins_through_those_it_has_met_when_the_given_one_is_gone() {
         swarm.join(&["--anchor"]);
         swarm.peers[index].event("joined");
     }
-    // Until it has met the others: its file says so.
+    // Waits until the peer knows the others, by its file.
     let runs = swarm.data_dir(3).join("runs");
     let name = std::fs::read_dir(&runs).expect("it takes part").flatten().next().expect("in one");
     let met = name.path().join("admission/peers");
@@ -106,7 +106,7 @@ fn a_peer_joins_through_those_it_has_met_when_the_given_one_is_gone() {
         .iter()
         .all(|peer| std::fs::read_to_string(&met).is_ok_and(|text| text.contains(peer.as_str())))
     {
-        assert!(std::time::Instant::now() < deadline, "it meets nobody");
+        assert!(std::time::Instant::now() < deadline, "the peer does not learn of the others");
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
     swarm.peers[0].kill();

@@ -1,5 +1,5 @@
-//! A process dies at each of the moments that could lose something or count it twice. Only debug
-//! builds can be told to.
+//! A process dies at each of the moments that could lose work or count it twice. Only debug builds have
+//! these fault points.
 #![cfg(debug_assertions)]
 
 use std::path::Path;
@@ -7,17 +7,17 @@ use std::path::Path;
 use shoal_tests::run::{Run, Trained};
 use shoal_tests::swarm::{Swarm, own_address};
 
-/// Steps of these runs, and the versions between two checkpoints.
+/// The steps of these runs, and the versions between two checkpoints.
 const STEPS: i64 = 8;
 const EVERY: i64 = 2;
 
-/// The last peer of a swarm dies by a signal.
+/// Waits for the last peer of a swarm to die by a signal.
 fn see_it_die(swarm: &mut Swarm) {
     let doomed = swarm.peers.pop().expect("it joined");
-    assert_eq!(doomed.end().code, None, "it was to die at its moment");
+    assert_eq!(doomed.end().code, None, "the peer dies at its fault point");
 }
 
-/// A run in which a peer of a stage that has another replica dies at a moment.
+/// Trains a run in which a peer dies at a moment, at a stage with another replica.
 fn trained_through_a_death(run: &Run, moment: &str, stage: &str) -> Trained {
     let mut swarm = Swarm::start(&run.config(), &["--wait-for", "4", "--stage", "0"]);
     swarm.join(&["--stage", "1"]);
@@ -36,8 +36,8 @@ fn dies_beside_a_replica(moment: &str, stage: &str) {
     assert_eq!(trained.hash(), run.local("alone").hash(), "{moment}");
 }
 
-/// With sums that are rounded a try that fails takes nothing from the next one's, and what dies with a replica
-/// is what it owed of the step before. That both replicas of a stage hold the same is what a commit says.
+/// With rounded sums a failed attempt does not change the next one. A dead replica takes along only its own rounding
+/// error of the step before. A commit shows that both replicas of a stage hold the same result.
 #[test]
 fn during_an_all_reduce_of_rounded_sums() {
     let exact = Run::of_two_stages(STEPS, EVERY).local("exact");
@@ -86,13 +86,13 @@ fn while_a_checkpoint_is_written() {
     see_it_die(&mut swarm);
     swarm.join(&["--stage", "1"]);
     let trained = swarm.finish();
-    // The only replica of its stage died: the run went back to the checkpoint before.
+    // The only replica of its stage died, so the run rewinds to the checkpoint before.
     assert_eq!(trained.report["rewinds"], 1);
     assert_eq!(trained.hash(), run.local("alone").hash());
 }
 
-/// The peer that keeps the run dies at a moment and is started again.
-fn the_keeper_dies(moment: &str) {
+/// The coordinator dies at a moment and is started again.
+fn the_coordinator_dies(moment: &str) {
     let run = Run::of_two_stages(STEPS, EVERY);
     let homes = tempfile::tempdir().expect("room for a folder");
     let address = own_address().to_string();
@@ -101,7 +101,7 @@ fn the_keeper_dies(moment: &str) {
     swarm.join(&[]);
     swarm.join(&[]);
     let doomed = swarm.peers.remove(0);
-    assert_eq!(doomed.end().code, None, "it was to die at {moment}");
+    assert_eq!(doomed.end().code, None, "the coordinator dies at {moment}");
     let mut again = start_again(homes.path(), &run, &address);
     again.peers.append(&mut swarm.peers);
     let trained = again.finish();
@@ -113,11 +113,11 @@ fn start_again(homes: &Path, run: &Run, address: &str) -> Swarm {
 }
 
 #[test]
-fn the_keeper_before_the_log_has_its_commit() {
-    the_keeper_dies("committing:3");
+fn the_coordinator_before_the_log_has_its_commit() {
+    the_coordinator_dies("committing:3");
 }
 
 #[test]
-fn the_keeper_after_the_log_has_its_commit_and_before_anybody_hears_of_it() {
-    the_keeper_dies("committed:3");
+fn the_coordinator_after_the_log_has_its_commit_and_before_it_is_sent() {
+    the_coordinator_dies("committed:3");
 }

@@ -1,4 +1,4 @@
-//! The metrics of a peer that trains, as Prometheus gets them.
+//! The metrics of a training peer, as Prometheus scrapes them.
 
 use std::fs;
 use std::io::Write;
@@ -11,7 +11,7 @@ use shoal_tests::skip;
 use shoal_tests::swarm::{Swarm, own_address};
 use toml::Value;
 
-/// What Prometheus would get.
+/// The text of a scrape.
 fn scrape(address: SocketAddr) -> String {
     page(address, "/metrics")
 }
@@ -20,7 +20,7 @@ fn scrape(address: SocketAddr) -> String {
 fn value(text: &str, name: &str) -> f64 {
     let samples = text.lines().filter_map(|line| {
         let rest = line.strip_prefix(name)?;
-        // After some of its labels come the others.
+        // Further labels may follow those of the name.
         let labelled = rest.starts_with([' ', '{', ',']);
         labelled.then(|| rest.rsplit(' ').next()?.parse::<f64>().ok())?
     });
@@ -30,7 +30,7 @@ fn value(text: &str, name: &str) -> f64 {
 }
 
 #[test]
-fn peers_tell_prometheus_how_far_they_are() {
+fn peers_export_their_progress() {
     let run = Run::tiny(&[("training.steps", Value::from(1_000_000))]);
     let addresses = [own_address(), own_address()];
     let listen = addresses.map(|address| address.to_string());
@@ -56,20 +56,20 @@ fn peers_tell_prometheus_how_far_they_are() {
             "{text}"
         );
         check(&text);
-        // Links are looked at every second, which is a few steps.
-        let looked = (0..200).any(|_| {
+        // Links are sampled every second, which is a few steps.
+        let sampled = (0..200).any(|_| {
             swarm.peers[0].event("committed");
             value(&scrape(address), "shoal_link_rtt_seconds_count") >= 1.0
         });
         let text = scrape(address);
-        assert!(looked, "{text}");
+        assert!(sampled, "{text}");
         assert!(value(&text, "shoal_link_packets_total") > 0.0, "{text}");
         assert!(value(&text, "shoal_link_congestion_window_bytes_sum") > 1e4, "{text}");
     }
 }
 
 #[test]
-fn a_peer_that_comes_back_says_where_the_run_stood() {
+fn a_restarted_peer_exports_the_progress_of_the_run() {
     let run = Run::of_two_stages(1_000_000, 2);
     let homes = tempfile::tempdir().expect("room for a folder");
     let first = ["--stage", "0", "--wait-for", "2"];
@@ -79,7 +79,7 @@ fn a_peer_that_comes_back_says_where_the_run_stood() {
     let version = checkpoint["version"].as_u64().expect("a version") as f64;
     drop(swarm);
     let address = own_address();
-    // Nobody hosts the other stage, so nothing is committed.
+    // No peer hosts the other stage, so no step is committed.
     let flags = ["--stage", "0", "--metrics", &address.to_string()];
     let mut swarm = Swarm::start_in(homes.path(), &run.config(), &flags);
     swarm.peers[0].event("took_over");
@@ -105,10 +105,10 @@ fn a_checkpoint_of_another_run_is_refused_and_counted() {
     let text = scrape(address);
     let refused = r#"shoal_refused_total{reason="checkpoint""#;
     assert_eq!(value(&text, refused), 1.0, "{text}");
-    assert!(checkpoint.is_dir(), "nothing is lost");
+    assert!(checkpoint.is_dir(), "the other checkpoint remains");
 }
 
-/// Has Prometheus's own tool look at the text.
+/// Checks the text with promtool, where it is installed.
 fn check(text: &str) {
     let promtool = Command::new("promtool")
         .args(["check", "metrics"])
@@ -122,6 +122,6 @@ fn check(text: &str) {
     drop(input);
     let output = promtool.wait_with_output().expect("it ends");
     let found =
-        [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
+        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
     assert!(output.status.success() && found.concat().is_empty(), "{found:?}\n{text}");
 }

@@ -1,4 +1,4 @@
-//! Peers in homes, whose routers let in nobody who was not asked.
+//! Peers in homes, behind routers that drop unsolicited packets.
 
 use serde_json::Value;
 use shoal_tests::nat::{Homes, Nat, PORT};
@@ -8,20 +8,20 @@ use shoal_tests::run::{Run, Trained};
 use shoal_tests::skip;
 use shoal_tests::swarm::{join_command, start_command};
 
-/// None where this machine cannot.
+/// The homes; `None` where the machine cannot have any.
 fn homes(nats: &[Nat]) -> Option<Homes> {
     match Homes::new(nats) {
         Ok(homes) => Some(homes),
         Err(reason) => {
-            skip(&format!("no homes here: {reason}"));
+            skip(&format!("homes behind routers: {reason}"));
             None
         }
     }
 }
 
-/// Two peers in homes train through a first one outside, which hosts nothing: whatever is computed goes from
-/// home to home. Gives the bytes that it passed on for them, and those of tensors that they sent; none
-/// where this machine cannot.
+/// Trains a run with two peers in homes and a first peer outside, which hosts no stage: all tensors go from home to
+/// home. Gives the bytes that the first peer relayed, and the bytes of tensors that the two sent; `None` where the
+/// machine cannot have homes.
 fn train(nats: [Nat; 2]) -> Option<(u64, u64)> {
     let homes = homes(&nats)?;
     let run = Run::of_two_stages(40, 0);
@@ -47,32 +47,32 @@ fn train(nats: [Nat; 2]) -> Option<(u64, u64)> {
         let _ = peer.end().success();
     }
     let trained = Trained::read(&out);
-    assert_eq!(trained.report["microbatches"]["replayed"], 0, "nobody was expelled");
+    assert_eq!(trained.report["microbatches"]["replayed"], 0, "no peer was expelled");
     assert_eq!(trained.hash(), run.local("alone").hash());
     let bytes = |sent: &Value, kind: &str| sent.get(kind).and_then(Value::as_u64).unwrap_or(0);
     Some((bytes(&sent[0], "relay"), bytes(&sent[1], "tensor") + bytes(&sent[2], "tensor")))
 }
 
 #[test]
-fn peers_behind_symmetric_nats_train_through_a_third() {
+fn peers_behind_symmetric_nats_train_through_a_relay() {
     let Some((relayed, tensors)) = train([Nat::Symmetric, Nat::Symmetric]) else { return };
     assert!(relayed >= tensors, "{relayed} of {tensors} bytes");
 }
 
 #[test]
-fn peers_behind_restricted_nats_find_a_direct_way() {
+fn peers_behind_restricted_nats_connect_directly() {
     let Some((relayed, tensors)) = train([Nat::Restricted, Nat::Restricted]) else { return };
     assert!(relayed < tensors / 2, "{relayed} of {tensors} bytes");
 }
 
 #[test]
-fn a_peer_behind_a_full_cone_is_reached_from_behind_a_symmetric_nat() {
+fn a_peer_behind_a_full_cone_is_reachable_from_behind_a_symmetric_nat() {
     let Some((relayed, tensors)) = train([Nat::FullCone, Nat::Symmetric]) else { return };
     assert!(relayed < tensors / 2, "{relayed} of {tensors} bytes");
 }
 
 #[test]
-fn a_first_peer_at_home_is_joined_by_the_port_that_its_router_opens() {
+fn peers_join_a_first_peer_at_home_through_the_port_that_its_router_opens() {
     let Some(homes) = homes(&[Nat::Opening, Nat::Symmetric]) else { return };
     let run = Run::of_two_stages(20, 0);
     let out = run.path("out");
@@ -83,7 +83,7 @@ fn a_first_peer_at_home_is_joined_by_the_port_that_its_router_opens() {
     let address = first.event("listening")["address"].as_str().expect("text").to_owned();
     assert!(address.starts_with(&format!("/ip4/{}/tcp/{PORT}/", Homes::outer(0))), "{address}");
     assert!(homes.has_open_ports());
-    // One of them is anywhere, the other behind a router that opens nothing.
+    // One joiner is outside, the other behind a router that opens no port.
     let join = |name: &str| {
         let mut join = join_command(&address, &run.path(name));
         join.args(["--listen", &everywhere, "--stage", "1"]);
@@ -96,10 +96,10 @@ fn a_first_peer_at_home_is_joined_by_the_port_that_its_router_opens() {
         let _ = peer.end().success();
     }
     assert_eq!(Trained::read(&out).hash(), run.local("alone").hash());
-    assert!(!homes.has_open_ports(), "the peer closed it when it left");
+    assert!(!homes.has_open_ports(), "the peer closed its port when it left");
 }
 
-/// A first peer outside that waits, and one more beside it; with the addresses to join at.
+/// A waiting first peer outside and a second one, with their addresses.
 fn outside(homes: &Homes, run: &Run) -> ([Process; 2], [String; 2]) {
     let mut start = start_command(&run.config(), &run.path("peer-0"), &run.path("out"));
     start.args(["--listen", &format!("0.0.0.0:{PORT}"), "--wait-for", "9"]);
@@ -111,12 +111,12 @@ fn outside(homes: &Homes, run: &Run) -> ([Process; 2], [String; 2]) {
     join.arg("--address-file").arg(&file);
     let mut second = Process::start("peer-1", homes.outside(&join));
     second.event("joined");
-    let other = std::fs::read_to_string(file).expect("it joined").trim().to_owned();
+    let other = std::fs::read_to_string(file).expect("the peer joined").trim().to_owned();
     ([first, second], [address, other])
 }
 
 #[test]
-fn whether_others_get_through_to_a_peer_is_found_out_from_outside() {
+fn a_peer_learns_from_others_whether_its_port_is_reachable() {
     let kinds = [
         (Nat::Open, "open"),
         (Nat::Firewall, "firewall"),
@@ -134,10 +134,10 @@ fn whether_others_get_through_to_a_peer_is_found_out_from_outside() {
         (nat, Process::start(&format!("doctor {nat:?}"), homes.within(home, &doctor)))
     });
     for (nat, doctor) in doctors.collect::<Vec<_>>() {
-        let said = doctor.end().success();
-        let findings: Vec<Value> = serde_json::from_str(&said).expect("it is JSON");
+        let printed = doctor.end().success();
+        let findings: Vec<Value> = serde_json::from_str(&printed).expect("it is JSON");
         let own = findings.iter().find(|finding| finding["about"] == "own port, UDP");
-        let own = own.unwrap_or_else(|| panic!("{nat:?}: {said}"));
+        let own = own.unwrap_or_else(|| panic!("{nat:?}: {printed}"));
         let (says, fix) = (own["says"].as_str().expect("text"), own["fix"].as_str());
         let (state, part, wanted) = match nat {
             Nat::Open | Nat::FullCone => ("well", "open: others dial in at", None),
@@ -152,7 +152,7 @@ fn whether_others_get_through_to_a_peer_is_found_out_from_outside() {
         assert_eq!(fix.is_some(), wanted.is_some(), "{nat:?}: {own}");
         assert!(fix.zip(wanted).is_none_or(|(fix, wanted)| fix.contains(wanted)), "{own}");
     }
-    // A peer that runs finds out by itself.
+    // A running peer finds out by itself.
     let peers = kinds.iter().enumerate().map(|(home, (nat, state))| {
         let mut join = join_command(&addresses[0], &run.path(&format!("home-{home}")));
         join.args(["--listen", &format!("0.0.0.0:{PORT}"), "--no-mdns", "--observer"]);
@@ -164,7 +164,7 @@ fn whether_others_get_through_to_a_peer_is_found_out_from_outside() {
 }
 
 #[test]
-fn a_router_gets_its_port_back_from_a_peer_that_could_not_join() {
+fn a_peer_that_could_not_join_closes_its_port_at_the_router() {
     let Some(homes) = homes(&[Nat::Opening]) else { return };
     let run = Run::tiny(&[]);
     let id = Process::start("id", {
@@ -178,7 +178,7 @@ fn a_router_gets_its_port_back_from_a_peer_that_could_not_join() {
     let peer = Process::start("peer", homes.within(0, &join));
     let deadline = std::time::Instant::now() + shoal_tests::PATIENCE;
     while !homes.has_open_ports() {
-        assert!(std::time::Instant::now() < deadline, "it asks for none");
+        assert!(std::time::Instant::now() < deadline, "the peer does not open a port");
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
     let _ = peer.end().failure(3);

@@ -1,4 +1,4 @@
-//! Peers with addresses of their own, as on several machines.
+//! Peers with different addresses, as on several machines.
 
 use std::path::Path;
 
@@ -10,9 +10,9 @@ use shoal_tests::run::{Run, Trained};
 use shoal_tests::skip;
 use shoal_tests::swarm::{join_command, start_command};
 
-/// The first peer, in the middle, and the address that it prints.
+/// Starts the first peer in the middle. Gives it and the address that it prints.
 fn first(star: &Star, run: &Run, out: &Path, flags: &[&str]) -> (Process, String) {
-    // Only the port is given: where each is reached is for them to find out.
+    // The flag has only the port: each peer finds out its own addresses.
     let mut start = start_command(&run.config(), &run.path("peer-0"), out);
     start.args(["--listen", "0.0.0.0:7411"]).args(flags);
     let mut first = Process::start("peer-0", star.within(Star::MIDDLE, &start));
@@ -20,7 +20,7 @@ fn first(star: &Star, run: &Run, out: &Path, flags: &[&str]) -> (Process, String
     (first, address)
 }
 
-fn all_end(peers: impl IntoIterator<Item = Process>) {
+fn end_all(peers: impl IntoIterator<Item = Process>) {
     for peer in peers {
         let _ = peer.end().success();
     }
@@ -30,7 +30,7 @@ fn all_end(peers: impl IntoIterator<Item = Process>) {
 fn peers_in_two_network_namespaces_train_together() {
     let star = match Star::new(1) {
         Ok(star) => star,
-        Err(reason) => return skip(&format!("no network namespaces here: {reason}")),
+        Err(reason) => return skip(&format!("network namespaces: {reason}")),
     };
     let run = Run::tiny(&[]);
     let out = run.path("out");
@@ -42,7 +42,7 @@ fn peers_in_two_network_namespaces_train_together() {
         let join = join_command(&address, &run.path(&name));
         peers.push(Process::start(&name, star.within(place, &join)));
     }
-    all_end(peers);
+    end_all(peers);
     let trained = Trained::read(&out);
     assert_eq!(trained.report["peers"], 4);
     assert_eq!(trained.report["microbatches"]["missing"], 0);
@@ -50,14 +50,14 @@ fn peers_in_two_network_namespaces_train_together() {
 }
 
 #[test]
-fn two_members_that_cannot_reach_each_other_train_through_a_third() {
+fn two_members_without_a_path_train_through_a_relay() {
     let star = match Star::new(2) {
         Ok(star) => star,
-        Err(reason) => return skip(&format!("no network namespaces here: {reason}")),
+        Err(reason) => return skip(&format!("network namespaces: {reason}")),
     };
     let run = Run::of_two_stages(4, 0);
     let out = run.path("out");
-    // The one in the middle hosts nothing: whatever is computed goes from one end to the other.
+    // The peer in the middle hosts no stage: all tensors go from one end to the other.
     let (first, address) = first(&star, &run, &out, &["--wait-for", "3", "--stage", "none"]);
     let ends = [1, 2].map(|end| {
         let name = format!("peer-{end}");
@@ -66,14 +66,14 @@ fn two_members_that_cannot_reach_each_other_train_through_a_third() {
         join.args(["--stage", &(end - 1).to_string()]);
         Process::start(&name, star.within(end, &join))
     });
-    all_end([first].into_iter().chain(ends));
+    end_all([first].into_iter().chain(ends));
     let trained = Trained::read(&out);
-    assert_eq!(trained.report["microbatches"]["replayed"], 0, "nobody was expelled");
+    assert_eq!(trained.report["microbatches"]["replayed"], 0, "no peer was expelled");
     assert_eq!(trained.hash(), run.local("alone").hash());
 }
 
 #[test]
-fn machines_far_apart_train_together_over_links_that_lose_packets() {
+fn machines_train_over_slow_links_that_lose_packets() {
     let access = Access { up_mbit: Some(50.0), down_mbit: Some(200.0) };
     let config = Config {
         ends: vec![access; 3],
@@ -85,7 +85,7 @@ fn machines_far_apart_train_together_over_links_that_lose_packets() {
     };
     let mut machines = match Machines::new(&config) {
         Ok(machines) => machines,
-        Err(reason) => return skip(&format!("no emulated network here: {reason}")),
+        Err(reason) => return skip(&format!("an emulated network: {reason}")),
     };
     let run = Run::tiny(&[]);
     let out = run.path("out");
@@ -98,7 +98,7 @@ fn machines_far_apart_train_together_over_links_that_lose_packets() {
         let join = join_command(&address, &run.path(&name));
         Process::start(&name, machines.within(end, &join))
     });
-    all_end([first].into_iter().chain(others));
+    end_all([first].into_iter().chain(others));
     let counts = machines.stop();
     assert!(counts.iter().all(|end| end.lost > 0), "every machine lost packets: {counts:?}");
     let trained = Trained::read(&out);
@@ -106,10 +106,10 @@ fn machines_far_apart_train_together_over_links_that_lose_packets() {
     assert_eq!(trained.hash(), run.local("alone").hash());
 }
 
-/// Two at each of two places that are far apart, and of each place one at each stage: gradients, of which there
-/// is most, cross the long link, until two change places.
+/// Two distant places have two peers each, one at each stage. All-reduces, which are the largest traffic, cross the
+/// long link until two peers exchange their stages.
 #[test]
-fn members_far_apart_change_places_and_the_bits_are_the_same() {
+fn distant_members_exchange_stages_and_the_bits_are_the_same() {
     let access = Access { up_mbit: Some(20.0), down_mbit: Some(20.0) };
     let config = Config {
         ends: vec![access; 2],
@@ -121,7 +121,7 @@ fn members_far_apart_change_places_and_the_bits_are_the_same() {
     };
     let machines = match Machines::new(&config) {
         Ok(machines) => machines,
-        Err(reason) => return skip(&format!("no emulated network here: {reason}")),
+        Err(reason) => return skip(&format!("an emulated network: {reason}")),
     };
     let run = Run::tiny(&[
         ("training.stages", toml::Value::from(2)),
@@ -131,7 +131,7 @@ fn members_far_apart_change_places_and_the_bits_are_the_same() {
         ("model.intermediate", toml::Value::from(344)),
     ]);
     let out = run.path("out");
-    // Waits in each pass, so that all are about equally fast.
+    // A wait in each pass, which makes all peers about equally fast.
     let slow = ["--slow-down", "25"];
     let mut start = start_command(&run.config(), &run.path("peer-0"), &out);
     start.args(["--listen", "0.0.0.0:7411", "--wait-for", "4", "--rebalance", "1"]).args(slow);
@@ -146,11 +146,11 @@ fn members_far_apart_change_places_and_the_bits_are_the_same() {
         peers.push(Process::start(&name, machines.within(place, &join)));
         stages.push(peers[index].joined_stage());
     }
-    assert_ne!(stages[0], stages[1], "the first two take one each");
+    assert_ne!(stages[0], stages[1], "the first two peers host different stages");
 
     let moves = [peers[0].event("moves"), peers[0].event("moves")];
     assert!(moves.iter().all(|moves| moves["reason"] == "nearer"), "{moves:?}");
-    // Those of the first have been read.
+    // The events of the first peer have been read.
     let own =
         |moves: &&serde_json::Value| address.ends_with(moves["peer"].as_str().expect("an id"));
     if let Some(moves) = moves.iter().find(own) {
@@ -161,7 +161,7 @@ fn members_far_apart_change_places_and_the_bits_are_the_same() {
     }
     assert_eq!((stages[0], stages[2]), (stages[1], stages[3]), "{stages:?}");
     assert_ne!(stages[0], stages[2], "{stages:?}");
-    all_end(peers);
+    end_all(peers);
     let trained = Trained::read(&out);
     assert_eq!(trained.report["microbatches"]["missing"], 0);
     assert_eq!(trained.hash(), run.local("alone").hash());

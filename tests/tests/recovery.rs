@@ -1,4 +1,4 @@
-//! Peers die and come: the run goes on, and the model comes out bit for bit the same.
+//! Peers die and join: the run continues, and the model is bit-identical.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,10 +10,10 @@ use shoal_tests::run::{Run, Trained, text};
 use shoal_tests::swarm::{Swarm, own_address, start_command};
 use tempfile::TempDir;
 
-/// Waits in each pass, so that steps take a while.
+/// A wait in each pass, which makes steps longer.
 const SLOW: &[&str] = &["--slow-down", "15"];
 
-/// A swarm of so many peers, with auto stages, at the given step.
+/// A swarm of a number of peers with automatic stages, at a given step.
 fn swarm_at(run: &Run, peers: usize, step: u64) -> Swarm {
     let members = peers.to_string();
     let mut swarm = Swarm::start(&run.config(), &[&["--wait-for", &members], SLOW].concat());
@@ -37,7 +37,7 @@ fn assert_whole(trained: &Trained, steps: u64) {
 }
 
 #[test]
-fn a_peer_with_a_co_replica_dies_and_the_others_go_on() {
+fn a_stage_with_another_replica_survives_a_death() {
     let run = Run::of_two_stages(8, 0);
     let mut swarm = swarm_at(&run, 4, 2);
     let mut victim = swarm.peers.remove(3);
@@ -49,7 +49,7 @@ fn a_peer_with_a_co_replica_dies_and_the_others_go_on() {
 }
 
 #[test]
-fn what_an_output_log_has_on_the_disk_is_sent_again_after_a_death() {
+fn an_output_log_on_disk_is_replayed_after_a_death() {
     let run = Run::of_two_stages(8, 0);
     let flags = &[SLOW, &["--log-memory", "0"]].concat();
     let mut swarm = Swarm::start(&run.config(), &[&["--wait-for", "4"], &flags[..]].concat());
@@ -79,7 +79,7 @@ fn a_newcomer_catches_up_while_training_runs_and_serves() {
 }
 
 #[test]
-fn a_stage_that_lost_its_last_replica_is_taken_over_from_a_checkpoint() {
+fn a_stage_without_replicas_is_restored_from_a_checkpoint() {
     let run = Run::of_two_stages(10, 2);
     let mut swarm = swarm_at(&run, 2, 4);
     let mut victim = swarm.peers.remove(1);
@@ -93,8 +93,8 @@ fn a_stage_that_lost_its_last_replica_is_taken_over_from_a_checkpoint() {
     assert_eq!(trained.hash(), run.local("alone").hash());
 }
 
-/// A swarm whose first peer can be started again at the same address. The others host the second stage
-/// and the first in turn, so that two of them host both.
+/// A swarm whose first peer can be started again at the same address. The others host the second stage and the
+/// first in turn, so two of them host both.
 fn lasting_swarm(homes: &Path, run: &Run, address: &str, peers: usize) -> Swarm {
     let flags = ["--listen", address, "--wait-for", &peers.to_string()];
     let mut swarm = Swarm::start_in(homes, &run.config(), &[&flags, SLOW].concat());
@@ -105,7 +105,7 @@ fn lasting_swarm(homes: &Path, run: &Run, address: &str, peers: usize) -> Swarm 
 }
 
 #[test]
-fn the_others_wait_for_the_peer_that_keeps_the_run_and_go_on_with_it() {
+fn the_run_waits_for_its_only_anchor_and_continues_with_it() {
     let run = Run::of_two_stages(10, 2);
     let homes = tempfile::tempdir().expect("room for a folder");
     let address = own_address().to_string();
@@ -116,12 +116,12 @@ fn the_others_wait_for_the_peer_that_keeps_the_run_and_go_on_with_it() {
     assert_eq!(again.peers[0].event("took_over")["term"], 2);
     again.peers.extend(swarm.peers.drain(1..));
     let trained = again.finish();
-    // The others hosted every stage: what they had done counts.
+    // The others hosted every stage, so their work counts.
     assert_eq!(trained.report["rewinds"], 0);
     assert_eq!(trained.hash(), run.local("alone").hash());
 }
 
-/// A swarm of five whose first three peers keep the log, after a few steps.
+/// A swarm of five peers, of which the first three are anchors, after a few steps.
 fn anchored_swarm(homes: &Path, run: &Run, address: &str, archive: &Path) -> Swarm {
     let archive = archive.to_str().expect("a plain path");
     let mut swarm = Swarm::start_in(
@@ -136,7 +136,7 @@ fn anchored_swarm(homes: &Path, run: &Run, address: &str, archive: &Path) -> Swa
     swarm
 }
 
-/// Such a swarm of 60 steps at an address of its own, with its run, its folder and the archive in that.
+/// Such a swarm with 60 steps at an address of its own, with its run, its folder and the archive in that folder.
 fn anchored() -> (Run, TempDir, PathBuf, Swarm) {
     let run = Run::of_two_stages(60, 5);
     let homes = tempfile::tempdir().expect("room for a folder");
@@ -145,14 +145,14 @@ fn anchored() -> (Run, TempDir, PathBuf, Swarm) {
     (run, homes, archive, swarm)
 }
 
-/// Waits until three anchors keep the log, and for a few steps more.
+/// Waits until the run has three anchors, and for a few more steps.
 fn reach_three_anchors(swarm: &mut Swarm) {
     assert_eq!(swarm.peers[0].event("anchors")["count"], 3);
     let step = swarm.peers[0].event("committed")["step"].as_u64().expect("a number");
     reach(swarm, step + 2);
 }
 
-/// Waits until a peer has archived the run's last checkpoint and all have ended well; gives its event.
+/// Waits until a peer has archived the last checkpoint and all peers have ended, and gives its event.
 fn archived(mut swarm: Swarm, mut archivist: Process, steps: u64) -> Value {
     let last = loop {
         let saved = archivist.event("checkpoint");
@@ -167,10 +167,10 @@ fn archived(mut swarm: Swarm, mut archivist: Process, steps: u64) -> Value {
 }
 
 #[test]
-fn with_three_anchors_the_run_goes_on_when_the_one_that_keeps_it_dies() {
+fn the_run_survives_the_coordinator_with_three_anchors() {
     let (run, _homes, archive, mut swarm) = anchored();
     swarm.peers.remove(0).kill();
-    // It never comes back, and another peer has every checkpoint.
+    // The coordinator does not come back. Another peer has every checkpoint.
     let archivist = swarm.peers.remove(2);
     let last = archived(swarm, archivist, 60);
     assert_eq!(last["hash"], run.local("alone").hash());
@@ -178,10 +178,10 @@ fn with_three_anchors_the_run_goes_on_when_the_one_that_keeps_it_dies() {
 }
 
 #[test]
-fn an_anchor_that_comes_back_after_the_end_is_told_that_the_run_is_over() {
+fn an_anchor_that_returns_after_the_end_learns_that_the_run_is_over() {
     let (run, _homes, _, mut swarm) = anchored();
     swarm.peers[1].kill();
-    // It was missed by then: the run lost it and went on.
+    // The run has expelled the anchor and continued.
     assert_eq!(swarm.peers[0].event("lost")["peer"], swarm.peer_id(1));
     swarm.peers[0].event("finished");
     let latecomer = swarm.newcomer(&swarm.address, 1, &[&["--anchor"], SLOW].concat());
@@ -192,7 +192,7 @@ fn an_anchor_that_comes_back_after_the_end_is_told_that_the_run_is_over() {
 }
 
 #[test]
-fn a_run_that_is_over_ends_well_as_often_as_it_is_started_again() {
+fn a_finished_run_succeeds_each_time_it_is_started_again() {
     let run = Run::of_two_stages(2, 0);
     for life in ["first", "second", "third"] {
         let mut start = start_command(&run.config(), &run.path("home"), &run.path("out"));
@@ -203,7 +203,7 @@ fn a_run_that_is_over_ends_well_as_often_as_it_is_started_again() {
 }
 
 #[test]
-fn who_hosts_no_stage_keeps_the_log_and_every_checkpoint() {
+fn peers_without_a_stage_keep_the_log_and_every_checkpoint() {
     let run = Run::of_two_stages(60, 5);
     let homes = tempfile::tempdir().expect("room for a folder");
     let archive = homes.path().join("archive");
@@ -228,7 +228,7 @@ fn who_hosts_no_stage_keeps_the_log_and_every_checkpoint() {
 }
 
 #[test]
-fn whoever_wants_the_model_fetches_the_newest_checkpoint_from_a_running_swarm() {
+fn the_newest_checkpoint_can_be_fetched_from_a_running_swarm() {
     let run = Run::of_two_stages(1_000_000, 2);
     let listen = own_address();
     let mut swarm = Swarm::start(&run.config(), &["--wait-for", "3"]);
@@ -239,12 +239,12 @@ fn whoever_wants_the_model_fetches_the_newest_checkpoint_from_a_running_swarm() 
     let address = format!("/ip4/{}/tcp/{}/p2p/{}", listen.ip(), listen.port(), swarm.peer_id(2));
     let folder = tempfile::tempdir().expect("room for a folder");
     let out = folder.path().join("model");
-    // Any peer tells where it is, also one that does not keep the run.
+    // Every peer knows the checkpoint, and not only the coordinator.
     for address in [&swarm.address, &address] {
         let mut fetch = shoal(["checkpoint", "fetch", address, "-o"]);
         fetch.arg(&out);
-        let told = Process::start("fetch", fetch).end().success();
-        assert!(told.starts_with("version"), "{told}");
+        let printed = Process::start("fetch", fetch).end().success();
+        assert!(printed.starts_with("version"), "{printed}");
         let verified = shoal(["checkpoint".as_ref(), "verify".as_ref(), out.as_os_str()]);
         let verified = Process::start("verify", verified).end().success();
         let version: u64 =
@@ -272,7 +272,7 @@ fn with_two_of_three_anchors_dead_the_run_pauses_until_one_is_back() {
 }
 
 #[test]
-fn a_run_whose_peers_were_all_killed_at_once_goes_on_when_they_are_started_again() {
+fn a_run_continues_after_all_peers_were_killed_and_started_again() {
     let run = Run::of_two_stages(24, 2);
     let homes = tempfile::tempdir().expect("room for a folder");
     for (step, address) in [(0, own_address()), (6, own_address()), (12, own_address())] {
@@ -287,7 +287,7 @@ fn a_run_whose_peers_were_all_killed_at_once_goes_on_when_they_are_started_again
 }
 
 #[test]
-fn who_is_asked_to_leave_leaves_in_order_and_the_others_go_on() {
+fn a_drained_peer_leaves_in_order_and_the_others_continue() {
     let run = Run::of_two_stages(40, 0);
     let mut swarm = swarm_at(&run, 5, 1);
     let leaving = swarm.peers.remove(4);
@@ -305,10 +305,10 @@ fn who_is_asked_to_leave_leaves_in_order_and_the_others_go_on() {
 }
 
 #[test]
-fn a_disk_that_takes_no_checkpoint_leaves_it_to_another_replica() {
+fn another_replica_writes_the_checkpoint_of_a_full_disk() {
     let run = Run::of_two_stages(6, 2);
     let mut swarm = Swarm::start(&run.config(), &["--wait-for", "3", "--stage", "0"]);
-    // Where it would write there is no folder and never will be one.
+    // A file in place of the folder of written checkpoints: even root cannot write into it.
     let home = swarm.data_dir(1);
     fs::create_dir_all(&home).expect("room for a folder");
     fs::write(home.join("stored"), "").expect("room for a file");
@@ -321,22 +321,22 @@ fn a_disk_that_takes_no_checkpoint_leaves_it_to_another_replica() {
 }
 
 #[test]
-fn a_demo_in_which_peers_are_killed_ends_with_the_references_bits() {
+fn a_demo_with_killed_peers_gives_the_reference_bits() {
     kill_in_a_demo(1, 1, &["--codec", "f32"]);
 }
 
 #[test]
-fn a_demo_with_delayed_updates_in_which_peers_are_killed_ends_with_the_references_bits() {
+fn a_demo_with_delayed_updates_and_killed_peers_gives_the_reference_bits() {
     kill_in_a_demo(1, 2, &["--staleness", "1"]);
 }
 
 #[test]
-fn a_demo_in_which_the_keeper_is_killed_too_ends_with_the_references_bits() {
-    // What is lost in rounding is the same whoever computes it, and however often.
+fn a_demo_with_a_killed_coordinator_gives_the_reference_bits() {
+    // Rounding loses the same on every peer and in every repetition.
     kill_in_a_demo(3, 3, &["--codec", "int8"]);
 }
 
-/// Kills a peer about every so many seconds in a run of this kind.
+/// Runs a demo that kills a peer about every `seconds`.
 fn kill_in_a_demo(anchors: u32, seconds: u32, kind: &[&str]) {
     let folder = tempfile::tempdir().expect("room for a folder");
     let out = folder.path().join("demo");
@@ -346,7 +346,7 @@ fn kill_in_a_demo(anchors: u32, seconds: u32, kind: &[&str]) {
     demo.args(kind).arg("--data").arg(text()).arg("--out").arg(&out);
     let shown = Process::start("demo", demo).end().success();
     let report = Trained::read(&out).report;
-    assert!(report["kills"].as_u64() > Some(0), "somebody was killed");
+    assert!(report["kills"].as_u64() > Some(0), "the demo killed a peer");
     assert_eq!(report["microbatches"]["missing"], 0);
     assert_eq!(report["microbatches"]["duplicated"], 0);
     assert_eq!(report["reference_hash"], report["checkpoint_hash"]);

@@ -1,4 +1,4 @@
-//! A run beside PyTorch and transformers, by way of the command line alone.
+//! A run compared with PyTorch and transformers, through the command line alone.
 
 use std::f64::consts::PI;
 use std::fs;
@@ -22,7 +22,7 @@ fn run_of(steps: u64) -> Run {
     ])
 }
 
-/// What `shoal data show` prints.
+/// The output of `shoal data show`.
 fn batch(config: &Path, step: u64, microbatch: u64) -> Value {
     let command = shoal([
         "data".as_ref(),
@@ -37,7 +37,7 @@ fn batch(config: &Path, step: u64, microbatch: u64) -> Value {
     serde_json::from_str(&shown).expect("it prints JSON")
 }
 
-/// Linear warm-up, then half a cosine: the schedule of the run's documentation.
+/// The documented schedule: a linear warm-up, then half a cosine.
 fn learning_rate(optimizer: &toml::Table, step: u64) -> f64 {
     let value = |name: &str| optimizer[name].as_float().expect("a number");
     let warmup = optimizer["warmup_steps"].as_integer().expect("a number") as f64;
@@ -51,7 +51,7 @@ fn learning_rate(optimizer: &toml::Table, step: u64) -> f64 {
 }
 
 #[test]
-fn a_loop_in_pytorch_follows_the_losses_of_a_run() {
+fn a_pytorch_loop_reproduces_the_losses_of_a_run() {
     let run = run_of(STEPS);
     let trained = run.local("trained");
     let ours = trained.losses();
@@ -93,7 +93,7 @@ fn a_loop_in_pytorch_follows_the_losses_of_a_run() {
 }
 
 #[test]
-fn transformers_loads_what_a_run_leaves_and_shoal_continues_a_text_with_it() {
+fn transformers_loads_a_checkpoint_and_shoal_generates_text_with_it() {
     let run = run_of(2);
     let trained = run.local("trained");
     let tokens = json!([83, 104, 111, 97, 108]).to_string();

@@ -1,4 +1,4 @@
-//! A swarm trains the bits of one process, whatever its shape, its speeds and its luck.
+//! A swarm trains the same bits as one process, with any placement and any speeds.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use shoal_tests::run::{Run, Trained, checkpoint_hash, local, text};
 use shoal_tests::swarm::Swarm;
 use toml::{Table, Value};
 
-/// Trains a run with as many peers as there are lists of flags; the first starts it.
+/// Trains a run with a peer for each list of flags. The first one starts the run.
 fn swarm(config: &Path, peers: &[&[&str]]) -> Trained {
     let members = peers.len().to_string();
     let (first, others) = peers.split_first().expect("at least one");
@@ -22,7 +22,7 @@ fn swarm(config: &Path, peers: &[&[&str]]) -> Trained {
     trained
 }
 
-/// Checks that a report's steps and microbatches are all there, each counted once.
+/// Checks that a report has every step, and every microbatch exactly once.
 fn assert_whole(trained: &Trained, steps: u64, microbatches: u64, stages: u64) {
     let report = &trained.report;
     assert_eq!(report["steps"].as_array().expect("a list").len() as u64, steps);
@@ -35,7 +35,7 @@ fn assert_whole(trained: &Trained, steps: u64, microbatches: u64, stages: u64) {
 }
 
 #[test]
-fn any_shape_gives_the_bits_of_one_process() {
+fn any_placement_gives_the_bits_of_one_process() {
     let run = Run::tiny(&[]);
     let alone = run.local("alone");
     assert_whole(&alone, 4, 6, 3);
@@ -54,7 +54,7 @@ fn any_shape_gives_the_bits_of_one_process() {
 }
 
 #[test]
-fn slow_peers_change_the_routes_and_not_the_bits() {
+fn slow_peers_change_the_routes_but_not_the_bits() {
     let run = Run::tiny(&[("training.microbatches", Value::from(12))]);
     let (slow, slower): (&[&str], &[&str]) = (&["--slow-down", "15"], &["--slow-down", "60"]);
     let trained = swarm(&run.config(), &[slow, &[], slower, &[], slow, &[]]);
@@ -77,11 +77,11 @@ fn a_run_in_bf16_gives_the_bits_of_one_process() {
     assert_ne!(alone.hash(), Run::tiny(&[]).local("in-f32").hash(), "bf16 is not f32");
 }
 
-/// Trains a run alone and in swarms of other shapes, to the same bits.
-fn same_whoever_hosts_what(run: &Run, what: &str) -> Trained {
+/// Trains a run in one process and in swarms of two shapes, and checks that the bits are the same.
+fn trained_by_any_placement(run: &Run, what: &str) -> Trained {
     let alone = run.local("alone");
-    // One stage each, with two replicas of some; and a peer that hosts them all, beside one that
-    // packs what it sends.
+    // Peers with one stage each, two of some stages; and a peer with all stages, beside one that packs its
+    // messages.
     for peers in
         [&[&[][..], &[], &[], &[], &[]][..], &[&["--stage", "all"][..], &["--packing", "zstd"]]]
     {
@@ -93,7 +93,7 @@ fn same_whoever_hosts_what(run: &Run, what: &str) -> Trained {
 }
 
 #[test]
-fn lossy_codecs_give_the_bits_of_one_process_whoever_hosts_what() {
+fn lossy_codecs_give_the_bits_of_one_process_with_any_placement() {
     let lossy = |activations: &str, gradients: &str| {
         Run::tiny(&[
             ("codec.activations", Value::from(activations)),
@@ -104,14 +104,14 @@ fn lossy_codecs_give_the_bits_of_one_process_whoever_hosts_what() {
     let mut hashes = vec![Run::tiny(&[]).local("lossless").hash()];
     for (activations, gradients) in [("int8", "int8:32"), ("fp8", "int4:16"), ("f16", "fp8:128")] {
         let what = format!("{activations}, {gradients}");
-        let hash = same_whoever_hosts_what(&lossy(activations, gradients), &what).hash();
+        let hash = trained_by_any_placement(&lossy(activations, gradients), &what).hash();
         assert!(!hashes.contains(&hash), "{what} change something");
         hashes.push(hash);
     }
 }
 
 #[test]
-fn trained_boundaries_give_the_bits_of_one_process_whoever_hosts_what() {
+fn trained_boundaries_give_the_bits_of_one_process_with_any_placement() {
     for (kind, width, codec) in [("bottleneck", 12, "f32"), ("maxout", 8, "int8")] {
         let boundary = Table::from_iter([
             ("kind".to_owned(), Value::from(kind)),
@@ -122,17 +122,17 @@ fn trained_boundaries_give_the_bits_of_one_process_whoever_hosts_what() {
             ("codec.activations", Value::from(codec)),
             ("codec.activation_gradients", Value::from(codec)),
         ]);
-        let losses = same_whoever_hosts_what(&run, kind).losses();
+        let losses = trained_by_any_placement(&run, kind).losses();
         assert!(losses.last() < losses.first(), "{kind} learns: {losses:?}");
     }
 }
 
 #[test]
-fn rounded_sums_count_everything_once_and_lose_little() {
+fn rounded_sums_count_every_microbatch_once_and_stay_close() {
     let exact = Run::tiny(&[]).local("exact");
     for codec in ["f32", "bf16", "int8:32"] {
         let run = Run::tiny(&[("codec.all_reduce", Value::from(codec))]);
-        // Two replicas of each stage: they must hold the same after every step to go on.
+        // Two replicas of each stage, which must agree after every step.
         let trained = swarm(&run.config(), &[&[], &[], &[], &[], &[], &[]]);
         assert_whole(&trained, 4, 6, 3);
         for (loss, expected) in trained.losses().iter().zip(exact.losses()) {
@@ -142,13 +142,13 @@ fn rounded_sums_count_everything_once_and_lose_little() {
 }
 
 #[test]
-fn delayed_updates_give_the_bits_of_one_process_whoever_hosts_what() {
+fn delayed_updates_give_the_bits_of_one_process_with_any_placement() {
     let prompt = Run::tiny(&[]).local("prompt");
     for codec in ["f32", "int8:32"] {
         let run = Run::tiny(&[
             ("training.staleness", Value::from(1)),
             ("codec.activations", Value::from(codec)),
-            // So that newcomers and the end find the older weights in files too.
+            // Checkpoints contain the older weights as well.
             ("checkpoint.every", Value::from(2)),
         ]);
         let alone = run.local("alone");
@@ -174,7 +174,7 @@ fn recomputed_graphs_give_the_bits_of_kept_ones() {
 }
 
 #[test]
-fn a_run_of_no_steps_writes_the_initial_checkpoint() {
+fn a_run_without_steps_writes_the_initial_checkpoint() {
     let run = Run::tiny(&[("training.steps", Value::from(0))]);
     let trained = swarm(&run.config(), &[&[], &[], &[]]);
     assert_whole(&trained, 0, 6, 3);
@@ -184,7 +184,7 @@ fn a_run_of_no_steps_writes_the_initial_checkpoint() {
 }
 
 #[test]
-fn a_demo_leaves_a_run_that_others_repeat() {
+fn a_demo_leaves_a_run_that_can_be_repeated() {
     let folder = tempfile::tempdir().expect("room for a folder");
     let out = folder.path().join("demo");
     let flags = "--peers 5 --stages 3 --steps 3 --seed 11 --slow-peer 1=20 --slow-peer 3=50";
@@ -210,7 +210,7 @@ fn a_demo_leaves_a_run_that_others_repeat() {
 }
 
 #[test]
-fn the_text_comes_by_hash_to_a_first_stage_that_lacks_it() {
+fn a_first_stage_without_the_text_fetches_it_by_hash() {
     let run = Run::tiny(&[]);
     let mut swarm = Swarm::start(&run.config(), &["--stage", "2", "--wait-for", "3"]);
     swarm.join(&["--stage", "1"]);
@@ -221,12 +221,12 @@ fn the_text_comes_by_hash_to_a_first_stage_that_lacks_it() {
     }
     let texts = homes.map(|home| home.join("tokens")).map(|folder| token_file(&folder));
     assert!(texts[0].is_some(), "the first peer made the tokens");
-    assert_eq!(texts[1], None, "a middle stage has no use for them");
+    assert_eq!(texts[1], None, "a middle stage needs no tokens");
     assert_eq!(texts[2], texts[0]);
     assert_eq!(swarm.finish().hash(), run.local("alone").hash());
 }
 
-/// Name and bytes of the token file in a folder, if there is one.
+/// The name and the bytes of the token file in a folder.
 fn token_file(folder: &Path) -> Option<(String, Vec<u8>)> {
     let entries = fs::read_dir(folder).ok()?;
     let paths = entries.map(|entry| entry.expect("readable").path());

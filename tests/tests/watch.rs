@@ -1,4 +1,4 @@
-//! Watching a swarm: what peers and observers say of it, and when they say that they are ready.
+//! Status, health and readiness of peers and observers.
 
 use std::process::Command;
 
@@ -10,10 +10,10 @@ use shoal_tests::run::Run;
 use shoal_tests::swarm::{Swarm, own_address};
 use toml::Value;
 
-/// How often a process is asked for what must come.
+/// The number of queries for a status that must come.
 const TRIES: usize = 200;
 
-/// Runs a command that asks the peer number `index` of a swarm.
+/// Runs a command that queries peer number `index` of a swarm.
 fn ask(swarm: &Swarm, index: usize, words: &[&str]) -> Outcome {
     let home = swarm.data_dir(index);
     let mut command: Command = shoal(words);
@@ -27,7 +27,7 @@ fn status(swarm: &Swarm, index: usize) -> Json {
 }
 
 #[test]
-fn an_observer_says_what_befalls_the_swarm() {
+fn an_observer_shows_the_events_of_the_swarm() {
     let run = Run::tiny(&[
         ("training.steps", Value::from(1_000_000)),
         ("training.stages", Value::from(2)),
@@ -53,13 +53,13 @@ fn an_observer_says_what_befalls_the_swarm() {
     assert!(table.contains("STAGE  PEER") && table.contains("○ watching"), "{table}");
 
     swarm.peers[3].kill();
-    let told = (0..TRIES).any(|_| {
+    let shown = (0..TRIES).any(|_| {
         swarm.peers[1].event("committed");
         status(&swarm, 1)["events"].to_string().contains("is gone from stage 1")
     });
-    assert!(told, "{:#}", status(&swarm, 1));
+    assert!(shown, "{:#}", status(&swarm, 1));
 
-    // Who has ended is not asked in vain.
+    // A query of a peer that has ended fails at once.
     swarm.peers[1].terminate();
     let _ = swarm.peers.remove(1).end().success();
     let refused = ask(&swarm, 1, &["healthcheck"]);
@@ -68,7 +68,7 @@ fn an_observer_says_what_befalls_the_swarm() {
 }
 
 #[test]
-fn a_peer_is_not_ready_before_it_serves_nor_once_it_leaves() {
+fn a_peer_is_ready_from_serving_until_it_drains() {
     let run = Run::tiny(&[("training.steps", Value::from(1_000_000))]);
     let addresses = [own_address(), own_address()];
     let http = addresses.map(|address| address.to_string());
@@ -82,7 +82,7 @@ fn a_peer_is_not_ready_before_it_serves_nor_once_it_leaves() {
     swarm.peers[1].event("draining");
     assert_eq!(get(addresses[1], "/readyz"), (503, "not ready\n".into()));
     let _ = swarm.peers.remove(1).end().success();
-    // The other goes on.
+    // The other peer continues.
     assert_eq!(get(addresses[0], "/readyz").0, 200);
     assert_eq!(get(addresses[0], "/livez"), (200, "live\n".into()));
 }

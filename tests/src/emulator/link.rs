@@ -1,4 +1,4 @@
-//! When a packet arrives, if it does.
+//! The model of a network: the time at which each packet arrives, or its loss.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -8,12 +8,12 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use serde::{Deserialize, Serialize};
 
-/// One machine's connection to the others.
+/// The connection of a machine to the others.
 #[derive(Debug, Clone, Copy, Deserialize)]
 pub struct Access {
-    /// Megabits per second that it can send; no limit where there is none given.
+    /// The rate at which it can send, in Mbit/s; `None` is unlimited.
     pub up_mbit: Option<f64>,
-    /// Those that it can receive.
+    /// The rate at which it can receive, in Mbit/s; `None` is unlimited.
     pub down_mbit: Option<f64>,
 }
 
@@ -22,39 +22,39 @@ pub struct Access {
 pub struct Config {
     /// The machines.
     pub ends: Vec<Access>,
-    /// Milliseconds from any machine to any other.
+    /// The delay from any machine to any other, in milliseconds.
     pub delay_ms: f64,
-    /// Milliseconds that a packet may be later than that. Their order stays.
+    /// The largest random addition to the delay, in milliseconds. Packets keep their order.
     #[serde(default)]
     pub jitter_ms: f64,
-    /// Milliseconds that a queue in front of a full link may become; packets beyond are dropped.
+    /// The capacity of the queue of a link, in milliseconds. A full queue drops packets.
     pub queue_ms: f64,
-    /// The share of packets that are lost at random.
+    /// The share of packets that is lost at random.
     #[serde(default)]
     pub loss: f64,
-    /// Decides which.
+    /// The seed of delays and losses.
     #[serde(default)]
     pub seed: u64,
 }
 
-/// What became of the packets of one machine.
+/// The fates of the packets of a machine, by count.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Counts {
-    /// Packets that it sent.
+    /// Packets sent.
     pub sent: u64,
-    /// Those lost at random.
+    /// Packets lost at random.
     pub lost: u64,
-    /// Those that found a queue full.
+    /// Packets dropped by a full queue.
     pub dropped: u64,
-    /// Bytes of those that arrived.
+    /// Bytes of the packets that arrived.
     pub delivered_bytes: u64,
 }
 
-/// One direction of one machine's connection: a queue that empties at a fixed rate.
+/// One direction of a machine's connection: a queue that drains at a fixed rate.
 #[derive(Debug, Clone, Copy)]
 struct Bottleneck {
     /// Seconds for one byte.
-    pace: f64,
+    seconds_per_byte: f64,
     queue: Duration,
     free_at: Duration,
 }
@@ -62,35 +62,35 @@ struct Bottleneck {
 impl Bottleneck {
     fn new(mbit: Option<f64>, queue_ms: f64) -> Self {
         Self {
-            pace: mbit.map_or(0.0, |mbit| 8.0 / (mbit * 1e6)),
+            seconds_per_byte: mbit.map_or(0.0, |mbit| 8.0 / (mbit * 1e6)),
             queue: milliseconds(queue_ms),
             free_at: Duration::ZERO,
         }
     }
 
-    /// When a packet that comes now has gone through; none where the queue is full.
+    /// The time at which a packet that comes now has passed; `None` where the queue is full.
     fn pass(&mut self, now: Duration, bytes: usize) -> Option<Duration> {
         let begins = self.free_at.max(now);
         if begins - now > self.queue {
             return None;
         }
-        self.free_at = begins + Duration::from_secs_f64(self.pace * bytes as f64);
+        self.free_at = begins + Duration::from_secs_f64(self.seconds_per_byte * bytes as f64);
         Some(self.free_at)
     }
 }
 
-/// A packet on its way.
+/// A packet in transit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Packet {
-    /// Who sent it.
+    /// The sender.
     pub from: usize,
-    /// Who is to get it.
+    /// The receiver.
     pub to: usize,
-    /// All of it.
+    /// The whole IP packet.
     pub bytes: Vec<u8>,
 }
 
-/// What happens next to a packet. Those due at once happen in the order in which they were sent.
+/// The next event of a packet. Simultaneous events keep the order of sending.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Due {
     at: Duration,
@@ -99,7 +99,7 @@ struct Due {
     slot: usize,
 }
 
-/// The network: packets go in, and come out when they arrive.
+/// The network, between `send` and `arrived`.
 #[derive(Debug)]
 pub struct Network {
     up: Vec<Bottleneck>,
@@ -110,16 +110,16 @@ pub struct Network {
     loss: f64,
     random: ChaCha8Rng,
     due: BinaryHeap<Reverse<Due>>,
-    /// Packets on their way, and free places.
+    /// Packets in transit, and free slots.
     packets: Vec<Option<Packet>>,
     free: Vec<usize>,
-    /// When the last packet of each machine has crossed: jitter does not change their order.
+    /// The time at which the last packet of each machine has crossed: jitter keeps the order.
     crossed: Vec<Duration>,
     number: u64,
 }
 
 impl Network {
-    /// A network in which nothing is on its way.
+    /// A network without packets in transit.
     #[must_use]
     pub fn new(config: &Config) -> Self {
         let all = |rate: fn(&Access) -> Option<f64>| {
@@ -164,7 +164,7 @@ impl Network {
         self.schedule(crossed, false, slot);
     }
 
-    /// When something happens next.
+    /// The time of the next event.
     #[must_use]
     pub fn next(&self) -> Option<Duration> {
         self.due.peek().map(|Reverse(due)| due.at)
@@ -196,7 +196,7 @@ impl Network {
         }
     }
 
-    /// What became of each machine's packets so far.
+    /// The counts of each machine so far.
     #[must_use]
     pub fn counts(&self) -> &[Counts] {
         &self.counts
@@ -207,7 +207,7 @@ impl Network {
         self.due.push(Reverse(Due { at, number: self.number, arrives, slot }));
     }
 
-    /// Evenly from 0 to 1.
+    /// A uniform random number from 0 to 1.
     fn chance(&mut self) -> f64 {
         f64::from(self.random.next_u32()) / f64::from(u32::MAX)
     }
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_wait_for_their_turn_and_arrive_after_the_delay() {
+    fn packets_queue_and_arrive_after_the_delay() {
         // 1250 bytes at 10 Mbit/s: 1 ms each.
         let mut network = Network::new(&config(Some(10.0), 0.0));
         (0..3).for_each(|number| network.send(Duration::ZERO, packet(number)));
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_drops() {
+    fn a_full_queue_drops_packets() {
         let mut network = Network::new(&config(Some(10.0), 0.0));
         (0..100).for_each(|number| network.send(Duration::ZERO, packet(number)));
         // 10 ms of queue, and the one that is being sent.
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn the_receiver_s_own_limit_holds_too() {
+    fn the_receive_rate_limits_too() {
         let mut config = config(None, 0.0);
         config.ends[1].down_mbit = Some(10.0);
         let mut network = Network::new(&config);
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn loss_is_as_often_as_asked_and_the_same_again() {
+    fn loss_has_the_configured_rate_and_repeats_with_the_seed() {
         let run = || {
             let mut network = Network::new(&config(None, 0.1));
             (0..10_000).for_each(|_| network.send(Duration::ZERO, packet(0)));

@@ -1,9 +1,9 @@
-//! Links as between clouds, in user space: machines with limited rates, queues, delays and random
-//! loss, that any program can use, whatever it speaks.
+//! An emulated network in user space: machines with limited rates, queues, delays and random loss, for any
+//! program and protocol.
 //!
 //! Each machine is a network namespace with a device whose packets a thread of this process carries
-//! ([`network`]); when each arrives is decided by a model without a clock ([`link`]). Needs root and
-//! `/dev/net/tun`; no module of the kernel's own.
+//! ([`network`]). A model without a clock decides when each packet arrives ([`link`]). Needs root and
+//! `/dev/net/tun`, and no kernel module.
 
 pub mod link;
 pub mod network;

@@ -1,4 +1,4 @@
-//! Namespaces whose packets this process carries.
+//! Namespaces whose packets a thread of this process carries.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -21,26 +21,26 @@ use crate::namespace::{Namespace, ip};
 
 const DEVICE: &str = "link";
 
-/// What the devices carry at most, as Ethernet does.
+/// The largest packet of a device, in bytes: that of Ethernet.
 const MTU: u16 = 1500;
 
-/// Packets taken from one device before the others have their turn.
+/// The packets taken from one device before the next one.
 const BURST: usize = 64;
 
-/// Machines joined by an emulated network. They are removed when this is dropped.
+/// Machines joined by an emulated network, which drop removes.
 #[derive(Debug)]
 pub struct Machines {
     places: Vec<Namespace>,
     carrier: Option<JoinHandle<Vec<Counts>>>,
-    /// Dropping it ends the carrier.
+    /// Ends the carrier when dropped.
     stop: Option<OwnedFd>,
 }
 
 impl Machines {
-    /// Makes them, and begins to carry packets.
+    /// Creates the machines and starts to carry packets.
     ///
     /// # Errors
-    /// With the reason, where this machine cannot or its user is not root.
+    /// The reason, where the machine lacks support or the user is not root.
     pub fn new(config: &Config) -> Result<Self, String> {
         static NETWORKS: AtomicUsize = AtomicUsize::new(0);
         let network = NETWORKS.fetch_add(1, Ordering::Relaxed);
@@ -60,25 +60,25 @@ impl Machines {
         Ok(Self { places, carrier, stop: Some(stop) })
     }
 
-    /// The address of one, from those set aside for tests of networks (RFC 2544).
+    /// The address of a machine, from the range for tests of networks (RFC 2544).
     #[must_use]
     pub fn address(end: usize) -> Ipv4Addr {
         Ipv4Addr::new(198, 19, 0, u8::try_from(end + 1).expect("few machines"))
     }
 
-    /// Names of the namespaces.
+    /// The names of the namespaces.
     #[must_use]
     pub fn names(&self) -> Vec<&str> {
         self.places.iter().map(Namespace::name).collect()
     }
 
-    /// The same command on one of them.
+    /// The same command on a machine.
     #[must_use]
     pub fn within(&self, end: usize, command: &Command) -> Command {
         self.places[end].within(command)
     }
 
-    /// Carries nothing any more, and says what became of all packets.
+    /// Stops carrying packets, and gives the counts of each machine.
     ///
     /// # Panics
     /// When a device failed.
@@ -94,12 +94,12 @@ impl Machines {
 
 impl Drop for Machines {
     fn drop(&mut self) {
-        // A panic of its thread was printed.
+        // The panic of a thread has been printed.
         let _ = self.end();
     }
 }
 
-/// A device in a namespace. Threads may be in different ones.
+/// Creates a device in a namespace, on a thread of its own: a namespace belongs to a thread.
 fn device(namespace: &str, address: Ipv4Addr) -> io::Result<SyncDevice> {
     let place = File::open(Path::new("/var/run/netns").join(namespace))?;
     let made = std::thread::spawn(move || {
@@ -137,7 +137,7 @@ impl Carrier {
         self.network.counts().to_vec()
     }
 
-    /// Waits for a packet, or until one is due; says whether to stop.
+    /// Waits for a packet to take or to deliver. Gives whether to stop.
     fn wait(&self, stop: &OwnedFd) -> bool {
         let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
         let devices = self.devices.iter().map(AsFd::as_fd);
@@ -160,7 +160,7 @@ impl Carrier {
                 Err(error) => panic!("taking packets of machine {from}: {error}"),
             };
             let bytes = &buffer[..length];
-            // Whatever is not for another of these machines, multicast say, goes nowhere.
+            // Packets to other destinations, such as multicast, are discarded.
             if let Some(to) = destination(bytes).and_then(|address| ends.get(&address)) {
                 let packet = Packet { from, to: *to, bytes: bytes.to_vec() };
                 self.network.send(self.began.elapsed(), packet);
@@ -171,7 +171,7 @@ impl Carrier {
     fn give(&mut self) {
         let now: Duration = self.began.elapsed();
         while let Some(packet) = self.network.arrived(now) {
-            // A receiver that does not keep up loses packets, as anywhere.
+            // A receiver that is too slow loses packets.
             let _ = self.devices[packet.to].send(&packet.bytes);
         }
     }
