@@ -12,7 +12,7 @@ use shoal_protocol::ids::{Member, Step};
 use shoal_protocol::units::Moment;
 
 use crate::rng::mixed;
-use crate::typical::median;
+use crate::robust_average::median;
 
 /// Service time of an unmeasured candidate, in nanoseconds, while none is measured.
 const UNKNOWN_SERVICE_TIME: u64 = 1_000_000;
