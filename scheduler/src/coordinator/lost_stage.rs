@@ -21,7 +21,7 @@ pub(super) struct Search {
     lacking: BTreeSet<(Stage, Member)>,
     /// The stages that at least one member holds.
     found: BTreeSet<Stage>,
-    /// Until when peers may return that are not members now.
+    /// Until when the search waits for peers that are not members at present.
     until: Moment,
 }
 

@@ -9,7 +9,7 @@
 //! | `balance` | when members change their stage |
 //! | `progress`, `census`, `lost_stage` | term, era, version and phase |
 //!
-//! `steps` and `transitions` join them: the life of a step; changes of the membership, of the term and of the era.
+//! `steps` and `transitions` join them: steps, and changes of the membership, of the term and of the era.
 
 mod balance;
 mod census;
@@ -45,7 +45,7 @@ use crate::membership::Membership;
 /// log before members learn of it.
 ///
 /// The coordinator hands an input to the component that it concerns, and the values that this returns to the
-/// next. The components read [`Context`], which only changes between their calls.
+/// next. The components read `Context`, which only changes between their calls.
 #[derive(Debug)]
 pub struct Coordinator {
     context: Context,
@@ -250,7 +250,7 @@ impl Coordinator {
             ToCoordinator::Stale { there } => self.stale(from, there, out),
             ToCoordinator::CannotReach { member } => self.unreachable(from, member, out),
             ToCoordinator::LinkEstimates { link_estimates } => {
-                self.context.members.links.note(from.peer, &link_estimates)
+                self.context.members.measure_links(from.peer, &link_estimates)
             }
             ToCoordinator::ViewRequest => self.send_view(from, out),
             ToCoordinator::KeepAlive => {}
@@ -285,12 +285,12 @@ impl Coordinator {
 
     /// Stops the run, which cannot continue, and sends all members the reason.
     fn stop(&mut self, reason: String, out: &mut Out) {
-        if matches!(self.context.progress.phase, Phase::Finished | Phase::Stopped { .. }) {
+        if self.context.progress.is_over() {
             return;
         }
         self.context.members.broadcast(&FromCoordinator::Stopped { reason: reason.clone() }, out);
         event(CoordinatorEvent::Stopped { reason: reason.clone() }, out);
-        self.context.progress.phase = Phase::Stopped { reason };
+        self.context.progress.enter(Phase::Stopped { reason });
     }
 }
 

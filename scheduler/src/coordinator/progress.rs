@@ -128,7 +128,7 @@ impl Progress {
         self.phase = phase;
     }
 
-    /// The census is complete; `granted` says whether members hold claims. Members may be missing.
+    /// The census is complete; `granted` is whether members hold claims. Members may be missing.
     pub(super) fn gather(&mut self, granted: bool) {
         self.begun |= granted;
         self.phase = Phase::Gathering;

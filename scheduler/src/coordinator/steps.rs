@@ -1,4 +1,4 @@
-//! The life of a step: it opens, closes when all its work is done, and is committed when all replicas hold the
+//! Steps: a step opens, closes when all its work is done, and is committed when all replicas hold the
 //! results of its rounds.
 
 use shoal_protocol::ids::{Member, Mend, Step};
@@ -124,13 +124,11 @@ impl Coordinator {
         self.rounds.end_step();
         self.rounds.retain_links(|member| self.context.members.current.contains(member));
         let (era, version) = (self.context.progress.era, self.context.progress.version);
-        self.context.members.current.set_position(era, version);
+        self.context.members.set_position(era, version);
         self.balance.stepped(self.context.now);
         self.context.members.broadcast(&FromCoordinator::Commit(record.clone()), out);
         // Members that have changed over, by this step or in the last rewind, must be listed at their new stage.
-        if self.context.members.current.has_unlogged_changes() {
-            self.context.members.append_change(out);
-        }
+        self.context.members.append_unlogged(out);
         let books = self.work.close_step(record.step);
         event(CoordinatorEvent::Committed { record, books }, out);
         if self.context.is_last_version() {

@@ -179,7 +179,7 @@ impl Coordinator {
         }
         if self.context.members.current.is_serving(from) {
             self.change_over(from, out);
-        } else if self.context.members.current.begin_serving(from) {
+        } else if self.context.members.begin_serving(from) {
             self.end_fetching(from);
             self.context.members.append_change(out);
         }
@@ -190,7 +190,7 @@ impl Coordinator {
         // The change must be in the log before the step that it is about is committed.
         let open = matches!(self.context.progress.phase, Phase::Open | Phase::Closing);
         let members = &self.context.members;
-        if members.pending || !open || members.current.migration_of(member).is_none() {
+        if members.is_pending() || !open || members.current.migration_of(member).is_none() {
             return;
         }
         self.end_fetching(member);
@@ -326,7 +326,7 @@ impl Coordinator {
     /// Opens the first step as soon as all members that it waits for are in the log.
     fn open_when_gathered(&mut self, out: &mut Out) {
         let gathering = matches!(self.context.progress.phase, Phase::Gathering);
-        if !gathering || self.context.members.pending {
+        if !gathering || self.context.members.is_pending() {
             return;
         }
         let current = &self.context.members.current;
@@ -438,7 +438,7 @@ impl Coordinator {
 
     /// Appends the rewind to the log once the next era's membership is in it.
     fn rewind_when_placed(&mut self, out: &mut Out) {
-        if !self.context.members.pending
+        if !self.context.members.is_pending()
             && let Some((era, version)) = self.context.progress.begin_logging_rewind()
         {
             out.push(CoordinatorAction::Append(LogRecord::Rewind { era, version }));
@@ -449,7 +449,7 @@ impl Coordinator {
     pub(super) fn rewound(&mut self, era: Era, version: Step, out: &mut Out) {
         let steps = self.context.progress.rewind(era, version);
         self.context.members.report_era_moves(version, out);
-        self.context.members.current.set_position(era, version);
+        self.context.members.set_position(era, version);
         self.balance.set_level();
         self.work.rewind();
         self.rounds.end_step();

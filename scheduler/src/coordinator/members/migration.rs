@@ -80,8 +80,8 @@ impl Members {
         Some(Drain { stages, cancelled: migration.is_some() })
     }
 
-    /// A member has the weights of its next stage: it changes over at step `at`, unless its present stage has
-    /// come to need it. Returns whether it changes over.
+    /// A member has the weights of its next stage: it changes over at step `at`, unless its present stage
+    /// needs it. Returns whether it changes over.
     pub(in super::super) fn end_migration(
         &mut self,
         member: Member,

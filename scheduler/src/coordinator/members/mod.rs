@@ -7,8 +7,10 @@ mod registration;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use shoal_protocol::ids::{Member, PeerId, Stage, StageSpan, Step};
-use shoal_protocol::message::{FromCoordinator, LogRecord, MemberRecord, Move, View, ViewChange};
+use shoal_protocol::ids::{Era, Member, PeerId, Stage, StageSpan, Step};
+use shoal_protocol::message::{
+    FromCoordinator, LinkEstimate, LogRecord, MemberRecord, Move, View, ViewChange,
+};
 
 pub(super) use self::registration::{Registration, Terms, refuse};
 use super::{Out, event, send};
@@ -30,7 +32,7 @@ pub(super) struct Members {
     /// The membership that the log holds, and that members know.
     pub(super) logged: View,
     /// Whether a change is being appended to the log.
-    pub(super) pending: bool,
+    pending: bool,
     /// Whether another change must follow it.
     outdated: bool,
     /// The peers that were last asked to keep the log.
@@ -80,6 +82,18 @@ impl Members {
         }
     }
 
+    /// Whether a change is being appended to the log.
+    pub(super) fn is_pending(&self) -> bool {
+        self.pending
+    }
+
+    /// Appends changes that the log does not have, such as members that have changed over.
+    pub(super) fn append_unlogged(&mut self, out: &mut Out) {
+        if self.current.has_unlogged_changes() {
+            self.append_change(out);
+        }
+    }
+
     /// Appends a change that waited for the previous one.
     pub(super) fn append_outdated(&mut self, out: &mut Out) {
         if std::mem::take(&mut self.outdated) {
@@ -87,7 +101,7 @@ impl Members {
         }
     }
 
-    /// A change of the membership is in the log. `is_fetching` tells whether a member already waits for weights.
+    /// A change of the membership is in the log. `is_fetching` is whether a member already waits for weights.
     pub(super) fn apply_logged(
         &mut self,
         change: &ViewChange,
@@ -106,6 +120,21 @@ impl Members {
         let members = self.logged.members.iter().map(|record| record.member);
         let present = members.filter(|member| self.current.contains(*member)).collect();
         LoggedChange { present, new, movers, gone }
+    }
+
+    /// The run has reached a version, or gone back to one.
+    pub(super) fn set_position(&mut self, era: Era, version: Step) {
+        self.current.set_position(era, version);
+    }
+
+    /// A newcomer has its weights and serves. Returns whether that is new.
+    pub(super) fn begin_serving(&mut self, member: Member) -> bool {
+        self.current.begin_serving(member)
+    }
+
+    /// A peer measured its links.
+    pub(super) fn measure_links(&mut self, from: PeerId, links: &[(PeerId, LinkEstimate)]) {
+        self.links.note(from, links);
     }
 
     /// Sends a member the whole logged membership.

@@ -28,7 +28,7 @@ pub(in super::super) enum Registration {
     Repeated,
     /// The peer is a new member.
     Admitted {
-        /// The stages that lost a replica, an earlier life of the peer.
+        /// The stages that lost an earlier incarnation of the peer.
         lost: Option<StageSpan>,
         /// The stages of the new member.
         span: StageSpan,

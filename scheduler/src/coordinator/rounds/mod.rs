@@ -278,7 +278,7 @@ fn mended(inputs: &Inputs<'_>, torn: OpenRound) -> Option<OpenRound> {
     let before = &torn.round.group;
     let replicas: BTreeSet<Member> = inputs.replicas(stage).into_iter().collect();
     let listeners: BTreeSet<Member> = inputs.listeners(stage).into_iter().collect();
-    // A listener that serves by now has no other way to this result.
+    // A listener that has come to serve can get this result in no other way.
     let is_left = |one: &RoundGroupMember| match one.weight {
         Some(_) => replicas.contains(&one.member),
         None => replicas.contains(&one.member) || listeners.contains(&one.member),

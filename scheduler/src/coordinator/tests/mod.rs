@@ -1,7 +1,7 @@
-//! What the coordinator does, action by action.
+//! Tests of the coordinator: the exact actions that follow from an input.
 
-mod losses;
-mod moves;
+mod failures;
+mod migrations;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,8 +32,7 @@ fn member(number: u8) -> Member {
     Member { peer: PeerId([number; 32]), incarnation: Incarnation(1) }
 }
 
-/// A coordinator of a run of so many stages, microbatches and steps that waits for two members, and
-/// whatever it logs is down at once.
+/// A coordinator of a run that waits for two members. Records that it appends are in the log at once.
 struct Run {
     coordinator: Coordinator,
     logged: Vec<LogRecord>,
@@ -41,11 +40,12 @@ struct Run {
 }
 
 impl Run {
+    /// A run of so many stages, microbatches and steps.
     fn new(stages: u16, microbatches: u32, steps: u64) -> Self {
         Self::after(History::default(), stages, microbatches, steps)
     }
 
-    /// The same, with a log.
+    /// The same, with a history.
     fn after(history: History, stages: u16, microbatches: u32, steps: u64) -> Self {
         let manifest = Arc::new(Scenario::small_manifest(stages, microbatches, steps));
         let config = CoordinatorConfig {
@@ -73,11 +73,11 @@ impl Run {
         run
     }
 
-    /// A run of one stage with its two members, at its first step.
+    /// A run of one stage with two members, at its first step.
     fn opened(microbatches: u32, steps: u64) -> Self {
         let mut run = Self::new(1, microbatches, steps);
-        run.hear(0, register(StageChoice::Auto));
-        let actions = run.hear(1, register(StageChoice::Auto));
+        run.receive(0, register(StageChoice::Auto));
+        let actions = run.receive(1, register(StageChoice::Auto));
         let begun = [CoordinatorEvent::Opened { step: Step(0) }];
         assert_eq!(events(&actions), if steps > 0 { &begun[..] } else { &[] });
         run
@@ -101,19 +101,19 @@ impl Run {
         done
     }
 
-    fn hear(&mut self, from: u8, message: ToCoordinator) -> Vec<CoordinatorAction> {
+    fn receive(&mut self, from: u8, message: ToCoordinator) -> Vec<CoordinatorAction> {
         self.input(CoordinatorInput::Message { from: member(from), message })
     }
 
-    fn want(&mut self, from: u8, room: u32, through: u64) -> Vec<CoordinatorAction> {
+    fn request_work(&mut self, from: u8, room: u32, through: u64) -> Vec<CoordinatorAction> {
         let through = nth(through);
         let rooms = vec![(Step(0), room), (Step(1), room)];
-        self.hear(from, ToCoordinator::WorkRequest { rooms, through, service_time: 0 })
+        self.receive(from, ToCoordinator::WorkRequest { rooms, through, service_time: 0 })
     }
 
     fn finish(&mut self, from: u8, microbatch: u32, grant: u64) -> Vec<CoordinatorAction> {
         let (key, grant) = (key(microbatch), nth(grant));
-        self.hear(
+        self.receive(
             from,
             ToCoordinator::Done {
                 key,
@@ -125,25 +125,25 @@ impl Run {
     }
 
     fn reduce(&mut self, from: u8, outcome: RoundOutcome) -> Vec<CoordinatorAction> {
-        self.hear(
+        self.receive(
             from,
             ToCoordinator::Reduced { round: round(), mend: Mend(0), outcome, rates: Vec::new() },
         )
     }
 
-    /// Brings the first step of a single microbatch to its close.
+    /// A run whose first step, of a single microbatch, is closed.
     fn closed() -> Self {
         let mut run = Self::opened(1, 1);
-        run.want(0, 1, 0);
+        run.request_work(0, 1, 0);
         let actions = run.finish(0, 0, 1);
         let closes = messages(&actions, |message| matches!(message, FromCoordinator::Close { .. }));
         assert_eq!(closes.iter().map(|(to, _)| *to).collect::<Vec<_>>(), [member(0), member(1)]);
-        let told = closes.into_iter().map(|(_, message)| match message {
+        let sent = closes.into_iter().map(|(_, message)| match message {
             FromCoordinator::Close { round, counted, .. } => (round, counted),
             _ => unreachable!("just filtered"),
         });
-        let told: Vec<_> = told.collect();
-        assert_eq!(told, [(round(), vec![Microbatch(0)]), (round(), vec![])]);
+        let sent: Vec<_> = sent.collect();
+        assert_eq!(sent, [(round(), vec![Microbatch(0)]), (round(), vec![])]);
         run
     }
 }
@@ -189,7 +189,7 @@ fn events(actions: &[CoordinatorAction]) -> Vec<CoordinatorEvent> {
         CoordinatorAction::Event(event) => Some(event.clone()),
         _ => None,
     };
-    // Admissions are checked where they matter.
+    // Tests of registrations check admissions.
     let admitted = |event: &CoordinatorEvent| matches!(event, CoordinatorEvent::Admitted { .. });
     actions.iter().filter_map(event).filter(|event| !admitted(event)).collect()
 }
@@ -205,9 +205,10 @@ fn messages(
     actions.iter().filter_map(message).collect()
 }
 
-/// Who hears of the membership: how many are listed, as a change of which one; of none if it is all.
+/// The memberships that are sent: the receiver, the membership that it changes (0 if it is whole) and the number of
+/// listed members.
 fn views(actions: &[CoordinatorAction]) -> Vec<(Member, (u64, usize))> {
-    let told = |action: &CoordinatorAction| match action {
+    let view = |action: &CoordinatorAction| match action {
         CoordinatorAction::Send { to, message: FromCoordinator::View(change) } => {
             Some((*to, (change.since, change.here.len())))
         }
@@ -216,7 +217,7 @@ fn views(actions: &[CoordinatorAction]) -> Vec<(Member, (u64, usize))> {
         }
         _ => None,
     };
-    actions.iter().filter_map(told).collect()
+    actions.iter().filter_map(view).collect()
 }
 
 fn work(to: u8, grants: &[(u32, u64)]) -> (Member, FromCoordinator) {
@@ -229,7 +230,7 @@ fn is_work(message: &FromCoordinator) -> bool {
 }
 
 #[test]
-fn newcomers_are_members_when_the_log_has_them_and_the_first_step_waits_for_all() {
+fn newcomers_are_members_once_logged_and_the_first_step_waits_for_all() {
     let mut run = Run::new(2, 4, 1);
     let mut out = Vec::new();
     let message = register(StageChoice::Auto);
@@ -244,14 +245,14 @@ fn newcomers_are_members_when_the_log_has_them_and_the_first_step_waits_for_all(
     assert_eq!(answered[1], CoordinatorAction::Send { to: member(0), message: welcome });
     let waiting = CoordinatorEvent::Waiting { stages: vec![Stage(1)], members: 1 };
     assert_eq!(events(&answered), [waiting]);
-    let second = run.hear(1, register(StageChoice::Auto));
-    // Who was there hears who came, who came hears of all.
+    let second = run.receive(1, register(StageChoice::Auto));
+    // The first member receives the change, the newcomer the whole membership.
     assert_eq!(views(&second), [(member(0), (1, 1)), (member(1), (0, 2))]);
     assert_eq!(events(&second), [CoordinatorEvent::Opened { step: Step(0) }]);
 }
 
 #[test]
-fn who_asks_for_what_is_not_there_is_refused() {
+fn a_registration_for_an_unknown_stage_is_refused() {
     let mut run = Run::new(1, 1, 1);
     let refusal = |actions: &[CoordinatorAction]| match actions {
         [
@@ -260,17 +261,17 @@ fn who_asks_for_what_is_not_there_is_refused() {
         ] => reason.clone(),
         other => panic!("{other:?}"),
     };
-    let wrong = run.hear(0, register(StageChoice::One(Stage(1))));
+    let wrong = run.receive(0, register(StageChoice::One(Stage(1))));
     assert_eq!(refusal(&wrong), "the run has no stage 1: choose one from 0 to 0, or auto");
     let mut run = Run::opened(1, 1);
-    // A member that asks again is told again.
-    let again = run.hear(1, register(StageChoice::Auto));
+    // A repeated registration is answered again.
+    let again = run.receive(1, register(StageChoice::Auto));
     let welcomed = messages(&again, |message| matches!(message, FromCoordinator::Admitted { .. }));
     assert_eq!(welcomed.len(), 1);
 }
 
 #[test]
-fn a_newer_life_replaces_the_old_one_and_an_old_one_is_refused() {
+fn a_newer_incarnation_replaces_the_older_one_which_is_then_refused() {
     let mut run = Run::new(1, 1, 1);
     let mut life = |incarnation| {
         let from = Member { incarnation: Incarnation(incarnation), ..member(0) };
@@ -288,34 +289,34 @@ fn a_newer_life_replaces_the_old_one_and_an_old_one_is_refused() {
 }
 
 #[test]
-fn unlike_machines_are_told_of() {
+fn unlike_machines_are_reported() {
     let mut run = Run::new(1, 1, 1);
-    run.hear(0, register(StageChoice::Auto));
+    run.receive(0, register(StageChoice::Auto));
     let ToCoordinator::Register(candidate) = register(StageChoice::Auto) else { unreachable!() };
     let unlike = Candidate { fingerprint: Some(ContentHash([1; 32])), ..candidate };
-    let actions = run.hear(1, ToCoordinator::Register(unlike));
+    let actions = run.receive(1, ToCoordinator::Register(unlike));
     assert!(events(&actions).contains(&CoordinatorEvent::Unlike { member: member(1) }));
 }
 
 #[test]
-fn work_goes_to_who_has_room_and_a_wish_said_twice_is_one_wish() {
+fn work_is_granted_up_to_the_requested_room_and_a_repeated_request_is_one() {
     let mut run = Run::opened(6, 1);
-    let first = run.want(0, 2, 0);
+    let first = run.request_work(0, 2, 0);
     assert_eq!(messages(&first, is_work), [work(0, &[(0, 1), (1, 2)])]);
-    assert_eq!(run.want(0, 2, 0), []);
-    let more = run.want(0, 1, 2);
+    assert_eq!(run.request_work(0, 2, 0), []);
+    let more = run.request_work(0, 1, 2);
     assert_eq!(messages(&more, is_work), [work(0, &[(2, 3)])]);
-    // An old wish that comes late changes nothing.
-    assert_eq!(run.want(0, 2, 0), []);
-    let other = run.want(1, 9, 0);
+    // An old request that arrives late changes nothing.
+    assert_eq!(run.request_work(0, 2, 0), []);
+    let other = run.request_work(1, 9, 0);
     assert_eq!(messages(&other, is_work), [work(1, &[(3, 4), (4, 5), (5, 6)])]);
 }
 
 #[test]
-fn an_unmet_wish_is_met_when_the_next_step_is_given_out() {
+fn an_unmet_request_is_met_when_the_next_step_opens() {
     let mut run = Run::opened(1, 2);
-    assert_eq!(messages(&run.want(0, 1, 0), is_work).len(), 1);
-    assert_eq!(run.want(1, 1, 0), []);
+    assert_eq!(messages(&run.request_work(0, 1, 0), is_work).len(), 1);
+    assert_eq!(run.request_work(1, 1, 0), []);
     let closed = run.finish(0, 0, 1);
     let (to, message) = &messages(&closed, is_work)[0];
     let grants = vec![(Microbatch(0), nth(2))];
@@ -323,7 +324,7 @@ fn an_unmet_wish_is_met_when_the_next_step_is_given_out() {
 }
 
 #[test]
-fn a_step_is_committed_when_all_hold_the_same_and_applied_when_the_log_has_it() {
+fn a_step_is_committed_when_all_hold_equal_results_and_applied_once_logged() {
     let mut run = Run::closed();
     assert_eq!(run.reduce(0, outcome()), []);
     assert_eq!(run.reduce(0, outcome()), []);
@@ -335,7 +336,7 @@ fn a_step_is_committed_when_all_hold_the_same_and_applied_when_the_log_has_it() 
     let stores = messages(&actions, |message| matches!(message, FromCoordinator::Store { .. }));
     let store = FromCoordinator::Store { version: Step(1), stage: Stage(0) };
     assert_eq!(stores, [(member(0), store)]);
-    // A report that comes again now is answered, so that it ends.
+    // A repeated report is answered, so that it ends.
     let noted = FromCoordinator::Noted { key: key(0), grant: nth(1) };
     let again = run.finish(0, 0, 1);
     assert_eq!(again, [CoordinatorAction::Send { to: member(0), message: noted }]);
@@ -345,25 +346,25 @@ fn a_step_is_committed_when_all_hold_the_same_and_applied_when_the_log_has_it() 
 fn a_run_ends_when_its_last_checkpoint_is_stored_copied_logged_and_archived() {
     let mut run = Run::opened(1, 0);
     let stored = ToCoordinator::Stored { version: Step(0), stage: Stage(0), files: files() };
-    assert_eq!(run.hear(1, stored.clone()), []);
+    assert_eq!(run.receive(1, stored.clone()), []);
     let part = SnapshotPart { stage: Stage(0), stored: stored_by(&[0]) };
     let keep = FromCoordinator::Keep { version: Step(0), part };
-    let asked = run.hear(0, stored);
+    let asked = run.receive(0, stored);
     assert_eq!(asked, [CoordinatorAction::Send { to: member(1), message: keep }]);
     let kept = ToCoordinator::Kept { version: Step(0), stage: Stage(0), whole: true };
-    let ended = run.hear(1, kept);
+    let ended = run.receive(1, kept);
     let stages = vec![stored_by(&[0, 1])];
     let record = LogRecord::Checkpoint { version: Step(0), stages, oldest: Step(0) };
     assert_eq!(run.logged.last(), Some(&record));
     let stages = vec![files()];
     let whole = CoordinatorEvent::CheckpointStored { version: Step(0), stages, last: true };
     assert_eq!(events(&ended), [whole]);
-    let ended = run.hear(1, ToCoordinator::Archived { version: Step(0) });
+    let ended = run.receive(1, ToCoordinator::Archived { version: Step(0) });
     let finished = |message: &FromCoordinator| *message == FromCoordinator::Finished;
     assert_eq!(messages(&ended, finished).len(), 2);
     assert_eq!(events(&ended), [CoordinatorEvent::Finished]);
     assert_eq!(run.logged.last(), Some(&LogRecord::Completed));
-    // From here on everybody may go.
+    // From here on all members may leave.
     assert_eq!(run.input(CoordinatorInput::Disconnected { member: member(1) }), []);
 }
 
@@ -375,7 +376,7 @@ fn stop_reason(actions: &[CoordinatorAction]) -> String {
 }
 
 #[test]
-fn a_result_that_is_not_the_whole_batch_or_not_everybodys_stops_the_run() {
+fn a_result_that_is_not_the_whole_batch_or_differs_stops_the_run() {
     let wrong = RoundOutcome { proof: 1, ..outcome() };
     assert!(stop_reason(&Run::closed().reduce(0, wrong)).contains("lost or counted twice"));
     let mut run = Run::closed();
@@ -384,7 +385,7 @@ fn a_result_that_is_not_the_whole_batch_or_not_everybodys_stops_the_run() {
     assert!(stop_reason(&run.reduce(1, other)).contains("different results"));
     let refused = ToCoordinator::RoundRefused { round: round(), reason: "no".to_owned() };
     assert!(
-        stop_reason(&Run::closed().hear(0, refused))
+        stop_reason(&Run::closed().receive(0, refused))
             .ends_with("refused the all-reduce of stage 0: no")
     );
 }
@@ -393,12 +394,12 @@ fn a_result_that_is_not_the_whole_batch_or_not_everybodys_stops_the_run() {
 fn divergence_stops_the_run_and_names_the_place() {
     let reason = "model.norm.weight is not finite".to_owned();
     let mut run = Run::opened(1, 1);
-    let stopped = run.hear(0, ToCoordinator::Diverged { key: key(0), reason });
+    let stopped = run.receive(0, ToCoordinator::Diverged { key: key(0), reason });
     let expected = "the numbers diverged at step 0 stage 0 microbatch 0: \
                     model.norm.weight is not finite";
     assert_eq!(stop_reason(&stopped), expected);
-    // Who speaks after the end hears that it is the end.
-    let late = run.want(1, 1, 0);
+    // A later message is answered with the stop.
+    let late = run.request_work(1, 1, 0);
     assert_eq!(
         messages(&late, |message| matches!(message, FromCoordinator::Stopped { .. })).len(),
         1
