@@ -1,4 +1,4 @@
-//! What a peer is told once, when it starts.
+//! The configuration of a peer.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,61 +12,61 @@ use shoal_protocol::units::Bytes;
 
 use crate::router::Routing;
 
-/// Everything that a peer starts with.
+/// The configuration of a peer.
 #[derive(Debug, Clone)]
 pub struct PeerConfig {
-    /// This peer in this life.
+    /// This incarnation of the peer.
     pub me: Member,
-    /// The run.
+    /// The manifest of the run.
     pub manifest: Arc<Manifest>,
-    /// As what it wants to be a member.
+    /// The peer's application for membership.
     pub candidate: Candidate,
-    /// Elements of each stage's flat vector of parameters, for every stage of the run.
+    /// The number of elements in the flat parameter vector of each stage of the run.
     pub parameters: BTreeMap<Stage, usize>,
-    /// How much it takes on.
+    /// The resource limits.
     pub limits: PeerLimits,
-    /// Decides between replicas that are equally good, so that peers do not all choose the same.
+    /// Breaks ties between equally good replicas, differently at each peer.
     pub seed: u64,
-    /// By what it chooses between replicas of the next stage.
+    /// The policy for the choice between replicas of the next stage.
     pub routing: Routing,
 }
 
-/// How much a peer takes on.
+/// The resource limits of a peer.
 #[derive(Debug, Clone)]
 pub struct PeerLimits {
-    /// Microbatches in flight at one stage, at least at first. What a stage needs over links of no
-    /// latency it has in any case: [`crate::schedule::first_window`].
+    /// Microbatches in flight at one stage, at first. A stage begins with at least the number that it
+    /// needs over links without latency: [`crate::schedule::first_window`].
     pub first_window: usize,
     /// Microbatches in flight at one stage, at most.
     pub largest_window: usize,
-    /// Offers that wait for room at one stage. With few places those of slow replicas and of fast ones
-    /// would all be taken, and the slow would have as much to do as the fast.
+    /// Offers that wait for room at one stage. With few places, every replica would have a full queue, and
+    /// slow replicas would get as much work as fast ones.
     pub offers: usize,
-    /// Senders remembered at one stage, to be told when there is room again, and senders of one
-    /// microbatch beyond the first.
+    /// Refused senders that a stage notifies when it has room again; also senders of one microbatch beyond
+    /// the first.
     pub askers: usize,
-    /// Replicas of the next stage that it sends to: enough that some have room, and few enough that
-    /// what is said to them does not grow with the swarm.
+    /// Replicas of the next stage to which the peer sends. Some of them should have room, while the number
+    /// of messages to them must not grow with the swarm.
     pub cell: usize,
-    /// Activations and gradients that wait or are in use, all hosted stages together.
+    /// Bytes of activations and gradients that wait or are in use, at all hosted stages together.
     pub in_flight: Bytes,
-    /// Integers of a round on their way to the other members. At least one piece per member goes
-    /// out in any case.
+    /// Bytes of a round's sums on their way to other members. Each member gets at least one piece at a
+    /// time, regardless of this limit.
     pub round_bytes: Bytes,
-    /// Results of rounds that a newcomer keeps until it has its weights.
+    /// Bytes of round results that a newcomer keeps until it has its weights.
     pub heard: Bytes,
-    /// How a stage's vector is cut in a round; equal at all members.
+    /// The division of a stage's vector in a round; equal at all members.
     pub cut: RoundCut,
-    /// After how long an unanswered word to the coordinator, or a vain offer, is repeated.
+    /// The interval at which unanswered messages and offers are repeated.
     pub retry: Duration,
 }
 
-/// How a stage's vector is cut in a round.
+/// The division of a stage's vector in a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RoundCut {
-    /// Members' parts start at multiples of this.
+    /// Elements in one block. Each member's part begins at a multiple of it.
     pub block_elements: usize,
-    /// Elements of one piece at most; a multiple of the block.
+    /// Elements in one piece, at most; a multiple of the block.
     pub piece_elements: usize,
 }
 

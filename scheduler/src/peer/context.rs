@@ -43,7 +43,7 @@ pub(super) struct Position {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct MigrationTarget {
     pub(super) stage: Stage,
-    /// The first step that the peer serves there, once the membership says it.
+    /// The first step that the peer serves there, once the membership sets it.
     pub(super) from_step: Option<Step>,
 }
 

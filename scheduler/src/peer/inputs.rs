@@ -45,11 +45,7 @@ impl Peer {
             }
             PeerInput::Done { result, busy } => self.handle_task_result(now, result, busy, out),
             PeerInput::Disconnected { member } => {
-                self.pipeline.downstream().handle_disconnected(
-                    &context_of!(self, now),
-                    member,
-                    out,
-                );
+                self.pipeline.downstream.handle_disconnected(&context_of!(self, now), member, out);
             }
             PeerInput::Unreachable { member } => {
                 self.membership.report_unreachable(member, self.contact.current(), out);
@@ -67,7 +63,7 @@ impl Peer {
             }
             PeerInput::Links(measured) => {
                 let link_estimates = self.links.update(measured);
-                self.pipeline.downstream().update_links(&context_of!(self, now));
+                self.pipeline.downstream.update_links(&context_of!(self, now));
                 let by_speed = self.config.routing == Routing::BySpeed;
                 if !link_estimates.is_empty() && by_speed && self.status == Status::Member {
                     out.push(PeerAction::ToCoordinator(ToCoordinator::LinkEstimates {
@@ -120,43 +116,57 @@ impl Peer {
                     self.follow_view(now, &departed, true, out);
                 }
             }
-            FromCoordinator::Replay { keys } => {
-                self.pipeline.downstream().handle_replay(&ctx, &keys, out);
-            }
-            FromCoordinator::Work { step, grants } => {
-                self.pipeline.handle_work(&ctx, step, &grants, out);
-            }
-            FromCoordinator::Granted { key, grant, next_holder } => {
-                self.pipeline.handle_granted(&ctx, key, grant, next_holder, out);
-            }
-            FromCoordinator::Held { key, holder } => {
-                self.pipeline.handle_held(&ctx, key, holder, out);
-            }
-            // The step is over for this work, and its commit drops it.
-            FromCoordinator::NotOpen { .. } => {}
-            FromCoordinator::Reclaim { key, grant, patience } => {
-                self.pipeline.handle_reclaim(&ctx, key, grant, patience, out);
-            }
-            FromCoordinator::Noted { key, grant } => self.pipeline.handle_noted(key, grant),
+            claims @ (FromCoordinator::Replay { .. }
+            | FromCoordinator::Work { .. }
+            | FromCoordinator::Granted { .. }
+            | FromCoordinator::Held { .. }
+            | FromCoordinator::NotOpen { .. }
+            | FromCoordinator::Reclaim { .. }
+            | FromCoordinator::Noted { .. }) => self.handle_claims(now, claims, out),
             FromCoordinator::Close { round, group, mended, counted } => {
-                if let Some(round) =
-                    self.weights.rounds_mut().close(&ctx, round, &group, mended, out)
-                {
+                if let Some(round) = self.weights.rounds.close(&ctx, round, &group, mended, out) {
                     self.handle_close(now, round, counted, out);
                 }
             }
             FromCoordinator::RoundGroup { stage, number, part, here } => {
-                self.weights.rounds_mut().take_group_page(&ctx, stage, number, part, here);
+                self.weights.rounds.take_group_page(&ctx, stage, number, part, here);
             }
             FromCoordinator::Commit(record) => self.handle_commit(now, record, out),
             FromCoordinator::Store { version, stage } => {
-                let is_hosted = self.pipeline.hosts(stage);
+                let is_hosted = self.pipeline.stages.contains(stage);
                 self.weights.handle_snapshot_request(&ctx, (version, stage), is_hosted, out);
             }
             FromCoordinator::Finished => self.end(now, PeerEvent::Finished, out),
             FromCoordinator::Stopped { reason } => {
                 self.end(now, PeerEvent::Stopped { reason }, out);
             }
+        }
+    }
+
+    /// Handles a message about claims. Work whose step is not open is dropped by its commit.
+    fn handle_claims(&mut self, now: Moment, message: FromCoordinator, out: &mut Out) {
+        let ctx = context_of!(self, now);
+        let pipeline = &mut self.pipeline;
+        match message {
+            FromCoordinator::Replay { keys } => {
+                pipeline.downstream.handle_replay(&ctx, &keys, out);
+            }
+            FromCoordinator::Work { step, grants } => {
+                pipeline.handle_work(&ctx, step, &grants, out);
+            }
+            FromCoordinator::Granted { key, grant, next_holder } => {
+                pipeline.handle_granted(&ctx, key, grant, next_holder, out);
+            }
+            FromCoordinator::Held { key, holder } => {
+                pipeline.handle_held(&ctx, key, holder, out);
+            }
+            FromCoordinator::Reclaim { key, grant, patience } => {
+                pipeline.handle_reclaim(&ctx, key, grant, patience, out);
+            }
+            FromCoordinator::Noted { key, grant } => {
+                pipeline.jobs.acknowledge_report(key, grant);
+            }
+            _ => {}
         }
     }
 
@@ -174,17 +184,15 @@ impl Peer {
                 pipeline.handle_offer(&ctx, key, QueuedOffer { from, retry }, out);
             }
             PeerMessage::Accepted { key, service_time } => {
-                pipeline.downstream().handle_accepted(&ctx, from, key, service_time, out);
+                pipeline.downstream.handle_accepted(&ctx, from, key, service_time, out);
             }
             PeerMessage::Busy { key, service_time } => {
-                pipeline.downstream().handle_busy(&ctx, from, key, service_time, out);
+                pipeline.downstream.handle_busy(&ctx, from, key, service_time, out);
             }
             PeerMessage::HeldBy { key, holder } => {
-                pipeline.downstream().handle_redirect(&ctx, from, key, holder, out);
+                pipeline.downstream.handle_redirect(&ctx, from, key, holder, out);
             }
-            PeerMessage::Free { stage } => {
-                pipeline.downstream().handle_free(&ctx, from, stage, out)
-            }
+            PeerMessage::Free { stage } => pipeline.downstream.handle_free(&ctx, from, stage, out),
             PeerMessage::Withdrawn { key } => pipeline.handle_withdrawn(&ctx, from, key, out),
             PeerMessage::Evaluated { key } => pipeline.handle_evaluated(&ctx, key, out),
         }
@@ -225,7 +233,7 @@ impl Peer {
             }
             TaskResult::Returned { key, gradient } => {
                 if self.pipeline.handle_backward(&ctx, key, busy, gradient, out) {
-                    self.weights.rounds_mut().sums_change(key);
+                    self.weights.rounds.sums_change(key);
                 }
             }
             TaskResult::Accumulated { key } => {
@@ -239,13 +247,13 @@ impl Peer {
                 let message = ToCoordinator::Diverged { key, reason };
                 out.push(PeerAction::ToCoordinator(message));
             }
-            TaskResult::Applied { round } => self.weights.handle_applied(round, out),
+            TaskResult::Applied { round } => self.weights.steps.handle_applied(round, out),
             TaskResult::Left { .. } => {}
             TaskResult::Stored { version, stage, files } => {
-                self.weights.handle_stored(version, stage, files, out);
+                self.weights.snapshots.finish(version, stage, files, out);
             }
             TaskResult::NotStored { version, stage } => {
-                self.weights.handle_not_stored(version, stage, out);
+                self.weights.snapshots.fail(version, stage, out);
             }
             TaskResult::Exported { .. }
             | TaskResult::Reduced { .. }
@@ -297,7 +305,7 @@ impl Peer {
         self.position.era = era.max(self.position.era);
         self.position.span = Some(span);
         self.position.version = version;
-        self.weights.admit(version);
+        self.weights.catch_up.admit(version);
         self.pipeline.host(&context_of!(self, now), span, out);
         out.push(PeerAction::Event(PeerEvent::Admitted { span }));
         self.serve_when_listed(now, out);
@@ -307,7 +315,7 @@ impl Peer {
     /// Members joined, left or changed.
     fn handle_view_change(&mut self, now: Moment, change: &ViewChange, out: &mut Out) {
         let view = self.membership.view();
-        let reroutes = self.pipeline.downstream().is_rerouted_by(view, change);
+        let reroutes = self.pipeline.downstream.is_rerouted_by(view, change);
         let retry = self.config.limits.retry;
         if let Some(departed) = self.membership.apply(now, retry, change, out) {
             self.follow_view(now, &departed, reroutes, out);
@@ -323,7 +331,7 @@ impl Peer {
         out: &mut Out,
     ) {
         if reroutes {
-            self.pipeline.downstream().update_routes(&context_of!(self, now));
+            self.pipeline.downstream.update_routes(&context_of!(self, now));
         }
         out.push(PeerAction::Event(PeerEvent::View));
         self.serve_when_listed(now, out);
@@ -366,14 +374,14 @@ impl Peer {
             if let Some(commit) = run.commit.filter(|_| !self.weights.is_newcomer()) {
                 self.handle_commit(now, commit, out);
             }
-            self.pipeline.forget_work_request();
+            self.pipeline.requests.forget();
             self.links.forget_reports();
         }
         self.report_claims(out);
     }
 
     fn report_claims(&mut self, out: &mut Out) {
-        let claims = self.pipeline.held_claims();
+        let claims = self.pipeline.jobs.held_claims();
         let parts = claims.len().div_ceil(CLAIMS).max(1);
         let mut claims = claims.into_iter();
         for part in 0..parts {
@@ -386,7 +394,7 @@ impl Peer {
 
     /// The new coordinator completed its census: repeats everything that waits for its answer.
     fn handle_takeover(&mut self, now: Moment, out: &mut Out) {
-        self.pipeline.repeat_claims(&context_of!(self, now), out);
+        self.pipeline.jobs.repeat_claims(now, out);
         self.report_draining(out);
         self.weights.repeat_behind(out);
         self.weights.report_ready(&context_of!(self, now), out);

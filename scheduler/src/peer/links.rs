@@ -56,7 +56,7 @@ impl LinkEstimates {
         news
     }
 
-    /// A new coordinator knows no estimate yet: the next update reports them anew.
+    /// A new coordinator knows no estimate yet: the next update reports all of them.
     pub(super) fn forget_reports(&mut self) {
         self.last_reported.clear();
     }

@@ -39,7 +39,7 @@ use self::pipeline::Pipeline;
 use self::weights::Weights;
 use crate::action::{Fault, PeerAction, PeerEvent, PeerInput, PeerLoad};
 
-/// Retry intervals of silence after which the coordinator is told that this peer is there.
+/// Retry intervals of silence after which this peer reports its presence to the coordinator.
 const SILENCE: u32 = 4;
 
 /// Retry intervals after which an unlisted sender counts as departed.
@@ -86,7 +86,7 @@ macro_rules! context_of {
             view: $peer.membership.view(),
             links: &$peer.links,
             position: $peer.position,
-            target: $peer.weights.migration_target(),
+            target: $peer.weights.migration.target(),
             status: $peer.status,
             is_serving: $peer.status == $crate::peer::Status::Member
                 && !$peer.weights.is_newcomer(),
@@ -169,8 +169,8 @@ impl Peer {
     pub fn load(&self) -> PeerLoad {
         PeerLoad {
             computing: self.tasks,
-            rounds: self.weights.rounds().held(),
-            heard: self.weights.rounds().heard_bytes(),
+            rounds: self.weights.rounds.held(),
+            heard: self.weights.rounds.result_bytes(),
             ..self.pipeline.load()
         }
     }
@@ -202,9 +202,9 @@ impl Peer {
         let retry = self.config.limits.retry;
         self.membership.repeat_request(now, retry, out);
         let ctx = context_of!(self, now);
-        self.weights.rounds_mut().repeat_group_requests(&ctx, out);
-        self.pipeline.repeat_reports(&ctx, out);
-        self.pipeline.downstream().retry(&ctx, out);
+        self.weights.rounds.repeat_group_requests(&ctx, out);
+        self.pipeline.jobs.repeat_reports(now, retry, out);
+        self.pipeline.downstream.retry(&ctx, out);
         self.pipeline.repeat_acceptances(&ctx, out);
         self.weights.retry(&ctx, out);
         self.membership.repeat_unreachable(self.contact.current(), out);

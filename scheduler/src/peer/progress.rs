@@ -4,7 +4,7 @@ use shoal_protocol::ids::{Era, Microbatch, Stage, StageSpan, Step};
 use shoal_protocol::message::{CommitRecord, Round, RoundId, SnapshotPart};
 use shoal_protocol::units::Moment;
 
-use super::weights::{Decision, NextStep, Piece, Started};
+use super::weights::{Decision, NextStep, Piece, Started, StepMessage};
 use super::{Out, Peer, Status, context_of};
 use crate::action::{Fault, PeerAction, PeerEvent, Task, TaskResult};
 
@@ -20,12 +20,12 @@ impl Peer {
     ) {
         let ctx = context_of!(self, now);
         if round.group.listeners.contains(&self.config.me) {
-            let (id, is_hosted) = (round.id, self.pipeline.hosts(round.id.stage));
+            let (id, is_hosted) = (round.id, self.pipeline.stages.contains(round.id.stage));
             if self.weights.listen(&ctx, round, is_hosted, out) {
                 self.handle_early_pieces(now, id, out);
             }
         } else {
-            self.weights.queue_close(&ctx, round, counted, out);
+            self.weights.queue(&ctx, StepMessage::Close(round, counted), out);
         }
         self.catch_up(now, out);
     }
@@ -35,7 +35,7 @@ impl Peer {
         if self.weights.queue_migration_commit(&record, out) {
             self.catch_up_migration(now, out);
         }
-        self.weights.queue_commit(&context_of!(self, now), record, out);
+        self.weights.queue(&context_of!(self, now), StepMessage::Commit(record), out);
         self.catch_up(now, out);
     }
 
@@ -58,9 +58,9 @@ impl Peer {
     /// Begins this peer's part in a round.
     fn reduce(&mut self, now: Moment, round: Round, counted: Vec<Microbatch>, out: &mut Out) {
         let id = round.id;
-        let Some(own) = self.pipeline.counted(id.stage, id.step) else { return };
+        let Some(own) = self.pipeline.stages.counted(id.stage, id.step) else { return };
         let ctx = context_of!(self, now);
-        match self.weights.rounds_mut().begin(&ctx, round, &own, counted, out) {
+        match self.weights.rounds.begin(&ctx, round, &own, counted, out) {
             Ok(true) => self.handle_early_pieces(now, id, out),
             Ok(false) => {}
             Err(fault) => self.leave(now, fault, out),
@@ -69,7 +69,7 @@ impl Peer {
 
     /// Handles the pieces that came before the close of their round.
     fn handle_early_pieces(&mut self, now: Moment, round: RoundId, out: &mut Out) {
-        for piece in self.weights.rounds_mut().take_early(round) {
+        for piece in self.weights.rounds.take_early(round) {
             self.handle_round_piece(now, piece, out);
         }
     }
@@ -77,19 +77,19 @@ impl Peer {
     /// A piece of a round arrived.
     pub(super) fn handle_round_piece(&mut self, now: Moment, piece: Piece, out: &mut Out) {
         if self.weights.receive_piece(&context_of!(self, now), piece, out) {
-            self.follow_heard_result(now, out);
+            self.follow_result(now, out);
         }
     }
 
     /// A task of a round ended.
     pub(super) fn handle_round_task(&mut self, now: Moment, result: TaskResult, out: &mut Out) {
-        if self.weights.handle_round_task(&context_of!(self, now), result, out) {
-            self.follow_heard_result(now, out);
+        if self.weights.rounds.handle_task(result, &self.links, out) {
+            self.follow_result(now, out);
         }
     }
 
-    /// A heard result is whole or assembled: goes on with the commits that wait for it.
-    fn follow_heard_result(&mut self, now: Moment, out: &mut Out) {
+    /// A received result is whole or assembled: goes on with the commits that wait for it.
+    fn follow_result(&mut self, now: Moment, out: &mut Out) {
         self.catch_up_migration(now, out);
         self.catch_up(now, out);
         self.weights.report_ready(&context_of!(self, now), out);
@@ -103,9 +103,9 @@ impl Peer {
         self.pipeline.drop_through(&ctx, step, out);
         self.weights.await_applied(&ctx, record, rounds, out);
         self.position.version = next;
-        self.pipeline.forget_claims_before(next);
+        self.pipeline.released.forget_before(next);
         self.change_over(now, out);
-        self.pipeline.forget_before(next);
+        self.pipeline.stages.forget_before(next);
         let ctx = context_of!(self, now);
         self.weights.write_snapshots(&ctx, out);
         self.pipeline.admit_all(&ctx, out);
@@ -124,7 +124,7 @@ impl Peer {
         parts: Vec<SnapshotPart>,
         out: &mut Out,
     ) {
-        let hosted = self.pipeline.hosted();
+        let hosted = self.pipeline.stages.list();
         match self.weights.start_from(&context_of!(self, now), hosted, version, parts, out) {
             None => {}
             Some(Started::Migration) => self.catch_up_migration(now, out),
@@ -195,10 +195,10 @@ impl Peer {
 impl Peer {
     /// Follows the membership's assignment of this peer to another stage.
     pub(super) fn follow_assignment(&mut self, now: Moment, out: &mut Out) {
-        match self.weights.decision(&context_of!(self, now)) {
+        match self.weights.migration.decision(&context_of!(self, now)) {
             Decision::Pending => {}
             Decision::From(step) => {
-                self.weights.decide_migration(step);
+                self.weights.migration.decide(step);
                 self.pipeline.leave_from(&context_of!(self, now), step, out);
                 self.open_target(now, out);
             }
@@ -207,13 +207,15 @@ impl Peer {
                 out.push(PeerAction::Event(PeerEvent::MoveCancelled { to }));
             }
         }
-        self.weights.begin_migration(&context_of!(self, now), out);
+        if self.is_serving() {
+            self.weights.migration.begin_assigned(&context_of!(self, now), out);
+        }
     }
 
     /// Accepts work of the other stage as soon as its weights are as new as the served ones.
     fn open_target(&mut self, now: Moment, out: &mut Out) {
-        if let Some(stage) = self.weights.stage_to_open(self.position.version)
-            && !self.pipeline.hosts(stage)
+        if let Some(stage) = self.weights.migration.stage_to_open(self.position.version)
+            && !self.pipeline.stages.contains(stage)
         {
             self.pipeline.open_stage(&context_of!(self, now), stage, out);
         }
@@ -223,9 +225,9 @@ impl Peer {
     /// Changes to the other stage as soon as its first step is reached and it is open.
     fn change_over(&mut self, now: Moment, out: &mut Out) {
         let at = self.position.version;
-        let due = self.weights.stage_due(at);
-        let Some(to) = due.filter(|stage| self.pipeline.hosts(*stage)) else { return };
-        self.weights.finish_migration();
+        let due = self.weights.migration.stage_due(at);
+        let Some(to) = due.filter(|stage| self.pipeline.stages.contains(*stage)) else { return };
+        self.weights.migration.end();
         let span = StageSpan::one(to);
         let from = self.position.span.replace(span).expect("members host stages");
         self.pipeline.host(&context_of!(self, now), span, out);
@@ -245,7 +247,7 @@ impl Peer {
     /// Ends the migration without a change, and leaves the other stage unless it is open.
     fn cancel_migration(&mut self, out: &mut Out) {
         let left = self.weights.cancel_migration(out);
-        if let Some(stage) = left.filter(|stage| !self.pipeline.hosts(*stage)) {
+        if let Some(stage) = left.filter(|stage| !self.pipeline.stages.contains(*stage)) {
             out.push(PeerAction::Compute(Task::Leave { stage }));
         }
     }

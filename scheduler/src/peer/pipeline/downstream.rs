@@ -522,7 +522,7 @@ impl Downstream {
             delivery.needs_replay |= delivery.is_answered;
             delivery.next_holder = None;
             match route.to().filter(|to| ctx.view.serves(*to)) {
-                // Its claim may be on its way; otherwise it accepts the work anew.
+                // Its claim may be on its way; otherwise it accepts the work again.
                 Some(to) => self.offer_to(ctx, to, key, out),
                 None if matches!(route, Route::Blocked { .. }) => {}
                 None => {

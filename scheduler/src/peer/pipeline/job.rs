@@ -156,7 +156,7 @@ impl Job {
     }
 
     /// Whether the next pass could have begun at `available_at` and has not ended after the patience.
-    /// `runnable` says whether the weights of its step are here.
+    /// `runnable`: the weights of its step are here.
     pub(super) fn is_late(
         &self,
         now: Moment,
@@ -176,7 +176,7 @@ impl Job {
     }
 
     /// Whether the work waits for an activation that no sender is left to send. The replacement of its
-    /// senders offers it anew, and may need the room that it occupies.
+    /// senders offers it again, and may need the room that it occupies.
     pub(super) fn is_deserted(&self) -> bool {
         self.upstream.senders.is_empty()
             && self.input == Input::Expected

@@ -14,7 +14,7 @@ use crate::peer::Out;
 
 /// All jobs, by step, stage and microbatch.
 #[derive(Debug, Default)]
-pub(super) struct Jobs {
+pub(in crate::peer) struct Jobs {
     by_key: BTreeMap<ClaimKey, Job>,
     /// Bytes of received activations and gradients that wait or are in use.
     in_flight: Bytes,
@@ -163,7 +163,7 @@ impl Jobs {
     }
 
     /// Marks a report as acknowledged by the coordinator.
-    pub(super) fn acknowledge_report(&mut self, key: ClaimKey, grant: Grant) {
+    pub(in crate::peer) fn acknowledge_report(&mut self, key: ClaimKey, grant: Grant) {
         if let Some(job) = self.by_key.get_mut(&key)
             && job.grant() == Some(grant)
             && matches!(job.report, Report::Sent { .. })
@@ -182,7 +182,7 @@ impl Jobs {
     }
 
     /// Repeats claim requests and reports without an answer.
-    pub(super) fn repeat_reports(&mut self, now: Moment, retry: Duration, out: &mut Out) {
+    pub(in crate::peer) fn repeat_reports(&mut self, now: Moment, retry: Duration, out: &mut Out) {
         for (key, job) in &mut self.by_key {
             if let Claim::Requested { at } = &mut job.claim
                 && now.since(*at) >= retry
@@ -202,7 +202,7 @@ impl Jobs {
     }
 
     /// Requests every pending claim again, of a new coordinator.
-    pub(super) fn repeat_claims(&mut self, now: Moment, out: &mut Out) {
+    pub(in crate::peer) fn repeat_claims(&mut self, now: Moment, out: &mut Out) {
         for (key, job) in &mut self.by_key {
             if let Claim::Requested { at } = &mut job.claim {
                 *at = now;
@@ -212,7 +212,7 @@ impl Jobs {
     }
 
     /// The granted claims, for a census. Work that is listed as done needs no further report.
-    pub(super) fn held_claims(&mut self) -> Vec<HeldClaim> {
+    pub(in crate::peer) fn held_claims(&mut self) -> Vec<HeldClaim> {
         let held = self.by_key.iter_mut().filter_map(|(key, job)| {
             let grant = job.grant()?;
             let done = job.report != Report::NotDone;

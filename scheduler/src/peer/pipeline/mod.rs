@@ -11,22 +11,24 @@ mod job;
 mod jobs;
 mod next_stage;
 mod stage;
+mod stages;
 mod upstream;
 mod work_request;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use shoal_protocol::ids::{ClaimKey, Member, Stage, StageSpan, Step};
-use shoal_protocol::message::{FixedLoss, HeldClaim, PeerMessage};
+use shoal_protocol::message::{FixedLoss, PeerMessage};
 
 use self::claims::ReleasedClaims;
 use self::compute_queue::{ComputeQueue, Dropped, Pass};
 use self::downstream::Downstream;
 use self::job::{Answer, Progress};
 use self::jobs::Jobs;
+use self::stage::PassTimes;
 pub(super) use self::stage::{Counted, QueuedOffer};
-use self::stage::{HostedStage, PassTimes};
+use self::stages::HostedStages;
 use self::work_request::WorkRequests;
 use super::Out;
 use super::context::Context;
@@ -35,48 +37,39 @@ use crate::action::{Payload, PeerAction, PeerEvent, PeerLoad, Task};
 /// The hosted stages and the microbatches at them.
 #[derive(Debug, Default)]
 pub(super) struct Pipeline {
-    stages: BTreeMap<Stage, HostedStage>,
-    jobs: Jobs,
+    pub(super) stages: HostedStages,
+    pub(super) jobs: Jobs,
     queue: ComputeQueue,
-    released: ReleasedClaims,
-    requests: WorkRequests,
-    downstream: Downstream,
+    pub(super) released: ReleasedClaims,
+    pub(super) requests: WorkRequests,
+    pub(super) downstream: Downstream,
     /// Senders of offers that came before this peer served their stage.
     early_senders: BTreeSet<(Stage, Member)>,
 }
 
 /// Hosted stages.
 impl Pipeline {
-    pub(super) fn hosts(&self, stage: Stage) -> bool {
-        self.stages.contains_key(&stage)
-    }
-
     /// Whether this peer serves a stage in a step.
     pub(super) fn hosts_at(&self, ctx: &Context<'_>, stage: Stage, step: Step) -> bool {
-        ctx.span_at(step).is_some_and(|span| span.contains(stage)) && self.hosts(stage)
-    }
-
-    pub(super) fn hosted(&self) -> Vec<Stage> {
-        self.stages.keys().copied().collect()
+        ctx.span_at(step).is_some_and(|span| span.contains(stage)) && self.stages.contains(stage)
     }
 
     /// The stages that this peer serves in a step.
     pub(super) fn hosted_at(&self, ctx: &Context<'_>, step: Step) -> Vec<Stage> {
-        let hosted = self.stages.keys().copied();
+        let hosted = self.stages.list().into_iter();
         hosted.filter(|stage| self.hosts_at(ctx, *stage, step)).collect()
     }
 
     /// Hosts the stages of a span and leaves all others.
     pub(super) fn host(&mut self, ctx: &Context<'_>, span: StageSpan, out: &mut Out) {
-        for (stage, _) in self.stages.extract_if(.., |stage, _| !span.contains(*stage)) {
+        for stage in self.stages.remove_outside(span) {
             self.downstream.remove_stage(stage);
             out.push(PeerAction::Compute(Task::Leave { stage }));
         }
         let count = span.stages().count();
         for stage in span.stages() {
-            match self.stages.get_mut(&stage) {
-                Some(hosted) => hosted.set_share(ctx.config, count),
-                None => self.add_stage(ctx, stage, count),
+            if self.stages.add(ctx.config, stage, count) {
+                self.downstream.add_stage(ctx, stage);
             }
         }
         self.downstream.update_routes(ctx);
@@ -84,78 +77,37 @@ impl Pipeline {
 
     /// Hosts one more stage beside the others.
     pub(super) fn open_stage(&mut self, ctx: &Context<'_>, stage: Stage, out: &mut Out) {
-        self.add_stage(ctx, stage, self.stages.len() + 1);
+        let count = self.stages.list().len() + 1;
+        self.stages.add(ctx.config, stage, count);
+        self.downstream.add_stage(ctx, stage);
         self.downstream.update_routes(ctx);
         self.notify_early_senders(out);
-    }
-
-    /// Adds one of so many hosted stages.
-    fn add_stage(&mut self, ctx: &Context<'_>, stage: Stage, count: usize) {
-        self.stages.insert(stage, HostedStage::new(ctx.config, stage, count));
-        self.downstream.add_stage(ctx, stage);
     }
 
     /// Tells the senders of early offers that this peer serves their stage.
     pub(super) fn notify_early_senders(&mut self, out: &mut Out) {
         for (stage, to) in std::mem::take(&mut self.early_senders) {
-            if self.hosts(stage) {
+            if self.stages.contains(stage) {
                 out.push(PeerAction::Send { to, message: PeerMessage::Free { stage } });
             }
         }
     }
 
-    /// The delivery of activations to the next stage.
-    pub(super) fn downstream(&mut self) -> &mut Downstream {
-        &mut self.downstream
-    }
-
-    /// The contents of a step's accumulator at a hosted stage.
-    pub(super) fn counted(&self, stage: Stage, step: Step) -> Option<Counted> {
-        self.stages.get(&stage).map(|hosted| hosted.counted(step))
-    }
-
-    /// Nanoseconds for one microbatch of each hosted stage, which the engine runs in turn; 0 while one is
-    /// not measured.
-    fn service_time(&self) -> u64 {
-        let service_times = self.stages.values().map(|hosted| hosted.times.nanoseconds());
-        service_times.sum::<Option<u64>>().unwrap_or(0)
-    }
-
     /// The part of the load that the pipeline knows.
     pub(super) fn load(&self) -> PeerLoad {
-        let by_stage = |count: fn(&HostedStage) -> usize| {
-            self.stages.iter().map(|(stage, hosted)| (*stage, count(hosted))).collect()
-        };
         PeerLoad {
-            accepted: by_stage(HostedStage::accepted),
-            waiting: by_stage(|hosted| hosted.offers.len()),
-            window: by_stage(HostedStage::window),
             in_flight: self.jobs.in_flight(),
             logged: self.jobs.logged() + self.downstream.logged(),
-            ..PeerLoad::default()
+            ..self.stages.load()
         }
-    }
-
-    /// Forgets earlier steps, whose jobs are dropped already.
-    pub(super) fn forget_before(&mut self, step: Step) {
-        for hosted in self.stages.values_mut() {
-            hosted.forget_before(step);
-        }
-    }
-
-    /// Forgets the claims of earlier steps.
-    pub(super) fn forget_claims_before(&mut self, step: Step) {
-        self.released.forget_before(step);
     }
 
     /// Forgets everything about work, for a rewind. All jobs are dropped before.
     pub(super) fn restart(&mut self) {
         for key in self.queue.take_rooms() {
-            if let Some(hosted) = self.stages.get_mut(&key.stage) {
-                hosted.vacate(key.step);
-            }
+            self.stages.vacate(key);
         }
-        self.stages.values_mut().for_each(HostedStage::forget_work);
+        self.stages.forget_work();
         self.downstream.restart();
         self.released.clear();
         self.early_senders.clear();
@@ -198,8 +150,8 @@ impl Pipeline {
             return;
         }
         let (oldest, newest) = (ctx.version(), ctx.newest_runnable());
-        for stage in self.hosted() {
-            let hosted = existing(&mut self.stages, stage);
+        for stage in self.stages.list() {
+            let hosted = self.stages.existing(stage);
             let has_more = stage == Stage(0) || hosted.has_waiting();
             let mut runnable = (oldest.0..=newest.0).map(Step);
             if has_more && runnable.any(|step| hosted.is_full(step)) && hosted.widen() {
@@ -289,14 +241,14 @@ impl Pipeline {
         let job = self.jobs.get(key);
         let began = job.map_or(ctx.now, |job| self.available_at(ctx, key.step, job));
         self.queue.note_end(ctx.now);
-        if let Some(hosted) = self.stages.get_mut(&key.stage) {
+        if let Some(hosted) = self.stages.get_mut(key.stage) {
             measure(&mut hosted.times);
             // The pass of released late work counts twice, since its length is no accident.
             if hosted.has_late(key) {
                 measure(&mut hosted.times);
             }
         }
-        self.notify_late_senders(out);
+        self.stages.notify_late_senders(out);
         ctx.now.since(began)
     }
 
@@ -323,7 +275,7 @@ impl Pipeline {
         if !self.jobs.contains(key) {
             return;
         }
-        existing(&mut self.stages, key.stage).count(key);
+        self.stages.existing(key.stage).count(key);
         out.push(PeerAction::Event(PeerEvent::Counted { key }));
         self.release_room(ctx, key, out);
         self.jobs.report(ctx.now, key, out);
@@ -332,10 +284,10 @@ impl Pipeline {
     /// The engine discarded dropped work.
     pub(super) fn handle_discarded(&mut self, ctx: &Context<'_>, key: ClaimKey, out: &mut Out) {
         let holds_room = self.queue.discarded(key);
-        if let Some(hosted) = self.stages.get_mut(&key.stage) {
-            if holds_room {
-                hosted.vacate(key.step);
-            }
+        if holds_room {
+            self.stages.vacate(key);
+        }
+        if self.stages.contains(key.stage) {
             self.admit(ctx, key.stage, out);
         }
     }
@@ -391,7 +343,7 @@ impl Pipeline {
     fn release_room(&mut self, ctx: &Context<'_>, key: ClaimKey, out: &mut Out) {
         let job = self.jobs.existing(key);
         if std::mem::take(&mut job.holds_room) {
-            existing(&mut self.stages, key.stage).vacate(key.step);
+            self.stages.existing(key.stage).vacate(key.step);
             self.admit(ctx, key.stage, out);
         }
     }
@@ -408,7 +360,7 @@ impl Pipeline {
         self.queue.remove(key);
         self.downstream.remove(key, out);
         let (job, in_use) = self.jobs.remove(key, out);
-        let hosted = existing(&mut self.stages, key.stage);
+        let hosted = self.stages.existing(key.stage);
         let running = job.is_running();
         if job.holds_room && !running {
             hosted.vacate(key.step);
@@ -437,8 +389,8 @@ impl Pipeline {
 
     /// Hands the work of a step and later ones to other replicas, since this peer is elsewhere by then.
     pub(super) fn leave_from(&mut self, ctx: &Context<'_>, step: Step, out: &mut Out) {
-        for stage in self.hosted() {
-            let late = existing(&mut self.stages, stage).take_offers_from(step);
+        for stage in self.stages.list() {
+            let late = self.stages.existing(stage).take_offers_from(step);
             for ((step, microbatch), offer) in late {
                 self.send_busy(offer.from, ClaimKey { step, stage, microbatch }, out);
             }
@@ -459,9 +411,7 @@ impl Pipeline {
         departed: &BTreeSet<Member>,
         out: &mut Out,
     ) {
-        for hosted in self.stages.values_mut() {
-            hosted.remove_senders(departed);
-        }
+        self.stages.remove_senders(departed);
         let keys: Vec<ClaimKey> = self.jobs.keys().copied().collect();
         for key in keys {
             let job = self.jobs.existing(key);
@@ -474,11 +424,6 @@ impl Pipeline {
         self.admit_all(ctx, out);
     }
 
-    /// The granted claims, for a census.
-    pub(super) fn held_claims(&mut self) -> Vec<HeldClaim> {
-        self.jobs.held_claims()
-    }
-
     /// Whether there is work of the steps up to this one.
     pub(super) fn has_work_through(&self, step: Step) -> bool {
         self.jobs.keys().any(|key| key.step <= step)
@@ -488,9 +433,4 @@ impl Pipeline {
     pub(super) fn has_begun_work(&self) -> bool {
         self.jobs.iter().any(|(_, job)| job.forward != Progress::Waiting)
     }
-}
-
-/// The hosted stage that the caller knows to exist.
-fn existing(stages: &mut BTreeMap<Stage, HostedStage>, stage: Stage) -> &mut HostedStage {
-    stages.get_mut(&stage).expect("the caller knows that the stage is hosted")
 }

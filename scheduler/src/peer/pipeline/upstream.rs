@@ -4,10 +4,10 @@ use shoal_protocol::ids::{ClaimKey, Grant, Member, Microbatch, Stage, Step};
 use shoal_protocol::message::{PassTimes, PeerMessage, ToCoordinator};
 use shoal_protocol::units::Moment;
 
+use super::Pipeline;
 use super::downstream::{Delivery, UNANSWERED};
 use super::job::{Claim, Input, Job, Progress, Report};
 use super::stage::QueuedOffer;
-use super::{Pipeline, existing};
 use crate::action::{Payload, PeerAction};
 use crate::peer::context::Context;
 use crate::peer::{Out, report_invalid};
@@ -53,10 +53,10 @@ impl Pipeline {
         if ctx.is_draining && key.step > ctx.version() {
             return self.send_busy(from, key, out);
         }
-        let hosted = existing(&mut self.stages, key.stage);
+        let hosted = self.stages.existing(key.stage);
         hosted.remove_waiting_sender(from);
         if self.queue.is_dropping(key) {
-            // The sender hears of room when the engine discarded the earlier job.
+            // The sender is notified of room when the engine discarded the earlier job.
             return self.refuse(ctx, from, key, out);
         }
         if hosted.room(key.step) > 0 {
@@ -76,7 +76,7 @@ impl Pipeline {
 
     /// Queues an offer, ahead of later steps' offers. The last one is refused where the queue is full.
     fn queue_offer(&mut self, ctx: &Context<'_>, offer: QueuedOffer, key: ClaimKey, out: &mut Out) {
-        let hosted = existing(&mut self.stages, key.stage);
+        let hosted = self.stages.existing(key.stage);
         let place = (key.step, key.microbatch);
         if let Some(other) = hosted.offers.get(&place) {
             if other.from != offer.from {
@@ -100,7 +100,7 @@ impl Pipeline {
         key: ClaimKey,
         out: &mut Out,
     ) {
-        let service_time = self.service_time();
+        let service_time = self.stages.service_time();
         let job = self.jobs.existing(key);
         if !job.upstream.senders.contains(&from) {
             // The limit is for senders beyond the first.
@@ -120,22 +120,22 @@ impl Pipeline {
         }
     }
 
-    /// Refuses an offer. The sender hears when there is room again.
+    /// Refuses an offer. The sender is notified when there is room again.
     fn refuse(&mut self, ctx: &Context<'_>, from: Member, key: ClaimKey, out: &mut Out) {
-        let hosted = existing(&mut self.stages, key.stage);
+        let hosted = self.stages.existing(key.stage);
         hosted.add_waiting_sender(from, key.step, ctx.config.limits.askers);
         hosted.note_refused(key);
         self.send_busy(from, key, out);
     }
 
     pub(super) fn send_busy(&self, to: Member, key: ClaimKey, out: &mut Out) {
-        let service_time = self.service_time();
+        let service_time = self.stages.service_time();
         out.push(PeerAction::Send { to, message: PeerMessage::Busy { key, service_time } });
     }
 
     /// Sends all senders of a job elsewhere.
     pub(super) fn send_busy_to_senders(&mut self, key: ClaimKey, out: &mut Out) {
-        let service_time = self.service_time();
+        let service_time = self.stages.service_time();
         for to in self.jobs.existing(key).upstream.senders.iter().copied() {
             out.push(PeerAction::Send { to, message: PeerMessage::Busy { key, service_time } });
         }
@@ -143,14 +143,13 @@ impl Pipeline {
 
     /// Accepts queued offers while there is room, and notifies refused senders when there is a place.
     pub(super) fn admit(&mut self, ctx: &Context<'_>, stage: Stage, out: &mut Out) {
-        while let Some(((step, microbatch), offer)) = existing(&mut self.stages, stage).next_offer()
-        {
+        while let Some(((step, microbatch), offer)) = self.stages.existing(stage).next_offer() {
             let key = ClaimKey { step, stage, microbatch };
             if key.step >= ctx.version() && !self.jobs.contains(key) {
                 self.accept_offer(ctx, key, offer, out);
             }
         }
-        let hosted = existing(&mut self.stages, stage);
+        let hosted = self.stages.existing(stage);
         for to in hosted.take_served_senders(ctx.config.limits.offers, ctx.version()) {
             out.push(PeerAction::Send { to, message: PeerMessage::Free { stage } });
         }
@@ -158,7 +157,7 @@ impl Pipeline {
 
     /// Accepts queued offers at all hosted stages.
     pub(in crate::peer) fn admit_all(&mut self, ctx: &Context<'_>, out: &mut Out) {
-        for stage in self.hosted() {
+        for stage in self.stages.list() {
             self.admit(ctx, stage, out);
         }
     }
@@ -171,9 +170,9 @@ impl Pipeline {
         offer: QueuedOffer,
         out: &mut Out,
     ) {
-        let contested = offer.retry || existing(&mut self.stages, key.stage).was_refused(key);
+        let contested = offer.retry || self.stages.existing(key.stage).was_refused(key);
         let claim = Claim::Requested { at: ctx.now };
-        let (service_time, to) = (self.service_time(), offer.from);
+        let (service_time, to) = (self.stages.service_time(), offer.from);
         out.push(PeerAction::Send { to, message: PeerMessage::Accepted { key, service_time } });
         out.push(PeerAction::ToCoordinator(ToCoordinator::Claim { key }));
         let mut job = Job::new(key, Some(to), claim, ctx.is_last(key));
@@ -190,7 +189,7 @@ impl Pipeline {
         contested: bool,
         out: &mut Out,
     ) {
-        existing(&mut self.stages, key.stage).occupy(key.step);
+        self.stages.existing(key.stage).occupy(key.step);
         let delivery = if ctx.is_last(key) {
             Delivery::none()
         } else {
@@ -222,7 +221,7 @@ impl Pipeline {
         key: ClaimKey,
         out: &mut Out,
     ) {
-        let Some(hosted) = self.stages.get_mut(&key.stage) else { return };
+        let Some(hosted) = self.stages.get_mut(key.stage) else { return };
         let place = (key.step, key.microbatch);
         if hosted.offers.get(&place).is_some_and(|offer| offer.from == from) {
             hosted.offers.remove(&place);
@@ -238,7 +237,7 @@ impl Pipeline {
 
     /// Repeats acceptances whose activation is late.
     pub(in crate::peer) fn repeat_acceptances(&mut self, ctx: &Context<'_>, out: &mut Out) {
-        let service_time = self.service_time();
+        let service_time = self.stages.service_time();
         let patience = ctx.retry() * UNANSWERED;
         self.jobs.repeat_acceptances(ctx.now, patience, service_time, out);
     }
@@ -265,7 +264,7 @@ impl Pipeline {
             // It may be accepted again once the engine discarded the earlier job.
             let is_void = self.released.covers(key, *grant) || self.queue.is_dropping(key);
             // It answers an earlier request, for more room than there is.
-            let has_room = is_here || existing(&mut self.stages, stage).room(step) > 0;
+            let has_room = is_here || self.stages.existing(stage).room(step) > 0;
             if is_void || !has_room {
                 self.released.refuse(key, *grant, out);
             } else if !is_here {
@@ -277,7 +276,7 @@ impl Pipeline {
 
     /// Requests work for room at the first stage that the coordinator does not know of.
     pub(in crate::peer) fn request_work(&mut self, ctx: &Context<'_>, out: &mut Out) {
-        let Some(hosted) = self.stages.get(&Stage(0)) else { return };
+        let Some(hosted) = self.stages.get(Stage(0)) else { return };
         // Each step has its own room: the next step's work is handed out before this one ends, and this
         // one's again after the loss of a peer.
         let room = |step: Step| (step, u32::try_from(hosted.room(step)).unwrap_or(u32::MAX));
@@ -286,7 +285,7 @@ impl Pipeline {
         let steps = steps.filter(|step| self.hosts_at(ctx, Stage(0), *step));
         let rooms: Vec<(Step, u32)> =
             steps.map(room).take(most).filter(|(_, room)| *room > 0).collect();
-        let service_time = self.service_time();
+        let service_time = self.stages.service_time();
         self.requests.send(rooms, service_time, out);
     }
 
@@ -294,11 +293,6 @@ impl Pipeline {
     pub(in crate::peer) fn repeat_work_request(&mut self, ctx: &Context<'_>, out: &mut Out) {
         self.requests.forget();
         self.request_work(ctx, out);
-    }
-
-    /// A new coordinator knows of no request.
-    pub(in crate::peer) fn forget_work_request(&mut self) {
-        self.requests.forget();
     }
 
     /// The coordinator granted a claim.
@@ -389,10 +383,10 @@ impl Pipeline {
         job.ready_at.max(weights_at).max(self.queue.ended_at())
     }
 
-    /// The senders of reclaimed work hear when there is room again: at once where the work was stolen,
+    /// Notifies the senders of reclaimed work when there is room again: at once where the work was stolen,
     /// since this peer is not late then; otherwise when the engine ended a pass.
     fn add_reclaimed_senders(&mut self, ctx: &Context<'_>, key: ClaimKey, is_stolen: bool) {
-        let hosted = existing(&mut self.stages, key.stage);
+        let hosted = self.stages.existing(key.stage);
         let most = ctx.config.limits.askers;
         for sender in self.jobs.existing(key).upstream.senders.iter().copied() {
             if is_stolen {
@@ -401,31 +395,5 @@ impl Pipeline {
                 hosted.add_late_sender(sender, key, most);
             }
         }
-    }
-
-    /// Reports this peer's pace and its room to the senders of late work, after the end of a pass.
-    pub(super) fn notify_late_senders(&mut self, out: &mut Out) {
-        let service_time = self.service_time();
-        for (stage, hosted) in &mut self.stages {
-            for (to, key) in hosted.take_late_senders() {
-                out.push(PeerAction::Send { to, message: PeerMessage::Busy { key, service_time } });
-                out.push(PeerAction::Send { to, message: PeerMessage::Free { stage: *stage } });
-            }
-        }
-    }
-
-    /// The coordinator acknowledged a report.
-    pub(in crate::peer) fn handle_noted(&mut self, key: ClaimKey, grant: Grant) {
-        self.jobs.acknowledge_report(key, grant);
-    }
-
-    /// Repeats claim requests and reports without an answer.
-    pub(in crate::peer) fn repeat_reports(&mut self, ctx: &Context<'_>, out: &mut Out) {
-        self.jobs.repeat_reports(ctx.now, ctx.retry(), out);
-    }
-
-    /// Requests every pending claim again, of a new coordinator.
-    pub(in crate::peer) fn repeat_claims(&mut self, ctx: &Context<'_>, out: &mut Out) {
-        self.jobs.repeat_claims(ctx.now, out);
     }
 }

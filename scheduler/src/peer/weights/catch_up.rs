@@ -10,7 +10,7 @@ use crate::peer::Out;
 
 /// The progress of a peer that does not serve yet.
 #[derive(Debug)]
-pub(super) struct CatchUp {
+pub(in crate::peer) struct CatchUp {
     /// None once the peer serves.
     newcomer: Option<Newcomer>,
     report: BehindReport,
@@ -61,7 +61,7 @@ impl CatchUp {
     }
 
     /// The peer is admitted at a version. It holds the initial weights; any others come by a snapshot.
-    pub(super) fn admit(&mut self, version: Step) {
+    pub(in crate::peer) fn admit(&mut self, version: Step) {
         let start = Start { version, missing: BTreeSet::new() };
         self.newcomer = Some(Newcomer { start: (version.0 == 0).then_some(start) });
     }

@@ -5,23 +5,25 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use shoal_protocol::ids::{Stage, Step};
-use shoal_protocol::message::{CommitRecord, RoundOutcome, SnapshotPart};
+use shoal_protocol::message::{CommitRecord, Move, RoundOutcome, SnapshotPart};
 use shoal_protocol::units::Moment;
 
-use crate::peer::context::MigrationTarget;
+use crate::action::{PeerAction, PeerEvent};
+use crate::peer::Out;
+use crate::peer::context::{Context, MigrationTarget};
 
-/// Commits that wait for the other stage's weights. A peer that falls further behind begins anew.
+/// Commits that wait for the other stage's weights. A peer that falls further behind starts over.
 const COMMITS: usize = 1 << 10;
 
 /// The migration of this peer, if there is one.
 #[derive(Debug, Default)]
-pub(super) struct Migration {
-    current: Option<Move>,
+pub(in crate::peer) struct Migration {
+    current: Option<Ongoing>,
 }
 
 /// A stage that this peer fetches.
 #[derive(Debug)]
-struct Move {
+struct Ongoing {
     target: MigrationTarget,
     /// None until a snapshot is known.
     start: Option<Start>,
@@ -40,11 +42,21 @@ struct Start {
     is_here: bool,
 }
 
+/// The membership's decision on a migration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::peer) enum Decision {
+    Pending,
+    /// This peer hosts the other stage from this step on.
+    From(Step),
+    /// This peer stays where it is.
+    Cancelled(Stage),
+}
+
 /// The next commit for the other stage's weights.
 pub(super) enum NextCommit {
     /// None waits, or the weights are not here.
     None,
-    /// Commits are missing before it, in a migration that can start anew.
+    /// Commits are missing before it, in a migration that can start over.
     AfterGap,
     /// It does not fit the weights.
     Unusable,
@@ -53,33 +65,51 @@ pub(super) enum NextCommit {
 }
 
 impl Migration {
-    pub(super) fn target(&self) -> Option<MigrationTarget> {
+    pub(in crate::peer) fn target(&self) -> Option<MigrationTarget> {
         self.current.as_ref().map(|current| current.target)
     }
 
-    /// The stage of a migration whose first step is not set yet. Only such a migration can start anew:
+    /// The stage of a migration whose first step is not set yet. Only such a migration can start over:
     /// later the peer lacks its own weights, even if the membership names its next stage already.
     pub(super) fn undecided(&self) -> Option<Stage> {
         self.target().filter(|target| target.from_step.is_none()).map(|target| target.stage)
     }
 
-    pub(super) fn begin(&mut self, stage: Stage) {
-        self.current = Some(Move {
-            target: MigrationTarget { stage, from_step: None },
-            start: None,
-            commits: VecDeque::new(),
-            missing_result: None,
-        });
+    /// The membership's decision on the current migration.
+    pub(in crate::peer) fn decision(&self, ctx: &Context<'_>) -> Decision {
+        let (Some(to), Some(record)) = (self.undecided(), ctx.view.record(ctx.me())) else {
+            return Decision::Pending;
+        };
+        let moves = record.moves.filter(|moves| moves.era == ctx.position.era && moves.to == to);
+        match moves.map(|moves| moves.at) {
+            Some(Some(at)) => Decision::From(at),
+            Some(None) => Decision::Pending,
+            // The step that it was decided for is committed already.
+            None if record.span.contains(to) => Decision::From(ctx.version()),
+            None => Decision::Cancelled(to),
+        }
+    }
+
+    /// Begins the migration that the membership assigns to a serving peer, unless one goes on.
+    pub(in crate::peer) fn begin_assigned(&mut self, ctx: &Context<'_>, out: &mut Out) {
+        let moves = ctx.view.record(ctx.me()).and_then(|record| record.moves);
+        let moves = moves.filter(|moves| moves.era == ctx.position.era && moves.at.is_none());
+        if let Some(Move { to, reason, .. }) = moves.filter(|_| self.current.is_none()) {
+            let target = MigrationTarget { stage: to, from_step: None };
+            let commits = VecDeque::new();
+            self.current = Some(Ongoing { target, start: None, commits, missing_result: None });
+            out.push(PeerAction::Event(PeerEvent::MoveBegun { to, reason }));
+        }
     }
 
     /// Ends the migration. Returns its stage and whether weights of it are fetched or here.
-    pub(super) fn end(&mut self) -> Option<(Stage, bool)> {
+    pub(in crate::peer) fn end(&mut self) -> Option<(Stage, bool)> {
         let ended = self.current.take()?;
         Some((ended.target.stage, ended.start.is_some()))
     }
 
     /// Sets the first step at the other stage.
-    pub(super) fn decide(&mut self, from_step: Step) {
+    pub(in crate::peer) fn decide(&mut self, from_step: Step) {
         if let Some(current) = &mut self.current {
             current.target.from_step = Some(from_step);
         }
@@ -87,14 +117,14 @@ impl Migration {
 
     /// The stage to open to other members' work: the first step is set, and the weights are at the
     /// served version or a later one.
-    pub(super) fn stage_to_open(&self, served: Step) -> Option<Stage> {
+    pub(in crate::peer) fn stage_to_open(&self, served: Step) -> Option<Stage> {
         let current = self.current.as_ref()?;
         let is_level = current.version().is_some_and(|version| version >= served);
         (current.target.from_step.is_some() && is_level).then_some(current.target.stage)
     }
 
     /// The stage to change to at a version.
-    pub(super) fn stage_due(&self, version: Step) -> Option<Stage> {
+    pub(in crate::peer) fn stage_due(&self, version: Step) -> Option<Stage> {
         let target = self.target()?;
         target.from_step.is_some_and(|from| from <= version).then_some(target.stage)
     }
@@ -263,7 +293,7 @@ impl Migration {
     }
 }
 
-impl Move {
+impl Ongoing {
     /// The version of the weights that the engine has.
     fn version(&self) -> Option<Step> {
         self.start.as_ref().filter(|start| start.is_here).map(|start| start.version)

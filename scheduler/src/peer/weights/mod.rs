@@ -15,20 +15,20 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use shoal_protocol::ids::{Era, Member, Microbatch, Stage, StageSpan, Step, Term};
-use shoal_protocol::message::{
-    CommitRecord, Round, RoundId, SnapshotPart, StoredFile, ToCoordinator,
-};
+use shoal_protocol::message::{CommitRecord, Round, RoundId, SnapshotPart, ToCoordinator};
 use shoal_protocol::units::Moment;
 
 use self::catch_up::CatchUp;
+pub(super) use self::migration::Decision;
 use self::migration::{Migration, NextCommit};
 pub(in crate::peer) use self::rounds::Piece;
 use self::rounds::{Received, Results, Rounds, round_of};
 use self::snapshot_writer::SnapshotWriter;
-use self::step_queue::{StepMessage, StepQueue};
+pub(super) use self::step_queue::StepMessage;
+use self::step_queue::StepQueue;
 use super::Out;
-use super::context::{Context, MigrationTarget};
-use crate::action::{PeerAction, PeerEvent, Task, TaskResult};
+use super::context::Context;
+use crate::action::{PeerAction, PeerEvent, Task};
 
 /// Retry intervals without a piece of a committed result after which it counts as lost.
 const LOST: u32 = 8;
@@ -36,11 +36,11 @@ const LOST: u32 = 8;
 /// Everything that brings the weights of the hosted stages forward.
 #[derive(Debug, Default)]
 pub(super) struct Weights {
-    rounds: Rounds,
-    steps: StepQueue,
-    catch_up: CatchUp,
-    migration: Migration,
-    snapshots: SnapshotWriter,
+    pub(super) rounds: Rounds,
+    pub(super) steps: StepQueue,
+    pub(super) catch_up: CatchUp,
+    pub(super) migration: Migration,
+    pub(super) snapshots: SnapshotWriter,
 }
 
 /// The next queued message that can be handled.
@@ -64,26 +64,8 @@ pub(super) enum Started {
     Migration,
 }
 
-/// The membership's decision on a migration.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Decision {
-    Pending,
-    /// This peer hosts the other stage from this step on.
-    From(Step),
-    /// This peer stays where it is.
-    Cancelled(Stage),
-}
-
-/// State that others read.
+/// Reports.
 impl Weights {
-    pub(super) fn rounds(&self) -> &Rounds {
-        &self.rounds
-    }
-
-    pub(super) fn rounds_mut(&mut self) -> &mut Rounds {
-        &mut self.rounds
-    }
-
     /// Whether the weights are not those of the current version yet.
     pub(super) fn is_newcomer(&self) -> bool {
         self.catch_up.is_newcomer()
@@ -92,10 +74,6 @@ impl Weights {
     /// Whether the engine holds the weights of this peer's version.
     pub(super) fn are_here(&self, ctx: &Context<'_>) -> bool {
         ctx.is_member() && self.catch_up.has_weights()
-    }
-
-    pub(super) fn migration_target(&self) -> Option<MigrationTarget> {
-        self.migration.target()
     }
 
     /// Reports the version of a newcomer, or of a migration, to the coordinator. A newcomer first handles
@@ -123,23 +101,8 @@ impl Weights {
 
 /// Rounds and commits.
 impl Weights {
-    /// Queues the close of a round.
-    pub(super) fn queue_close(
-        &mut self,
-        ctx: &Context<'_>,
-        round: Round,
-        counted: Vec<Microbatch>,
-        out: &mut Out,
-    ) {
-        self.queue(ctx, StepMessage::Close(round, counted), out);
-    }
-
-    /// Queues the commit of a step.
-    pub(super) fn queue_commit(&mut self, ctx: &Context<'_>, record: CommitRecord, out: &mut Out) {
-        self.queue(ctx, StepMessage::Commit(record), out);
-    }
-
-    fn queue(&mut self, ctx: &Context<'_>, message: StepMessage, out: &mut Out) {
+    /// Queues a message about a step that is not over.
+    pub(super) fn queue(&mut self, ctx: &Context<'_>, message: StepMessage, out: &mut Out) {
         let is_old = !self.is_newcomer() && message.step() < ctx.version();
         if ctx.is_member() && !is_old && !self.steps.push(message) {
             self.fall_behind(ctx, out);
@@ -198,7 +161,7 @@ impl Weights {
     ) {
         out.extend(rounds.iter().map(|round| apply_task(*round, record.gradient_norm)));
         self.rounds.abort_all(out);
-        self.rounds.forget_heard_through(ctx, record.step, out);
+        self.rounds.forget_results_through(ctx, record.step, out);
     }
 
     /// Releases the early pieces of an applied commit, and waits for the engine's tasks.
@@ -212,11 +175,6 @@ impl Weights {
         self.rounds.drop_early_through(ctx.position.era, record.step, out);
         let stages = rounds.iter().map(|round| round.stage).collect();
         self.steps.begin_applying(record, stages, out);
-    }
-
-    /// The engine applied one stage's result.
-    pub(super) fn handle_applied(&mut self, round: RoundId, out: &mut Out) {
-        self.steps.handle_applied(round, out);
     }
 
     /// Listens to a round's result. Returns whether the round is new.
@@ -236,14 +194,14 @@ impl Weights {
         (needed.is_some() || is_hosted) && !is_old && self.rounds.listen(ctx, round, out)
     }
 
-    /// Takes a piece of a round. Returns whether it completed a heard result.
+    /// Takes a piece of a round. Returns whether it completed a received result.
     #[must_use]
     pub(super) fn receive_piece(&mut self, ctx: &Context<'_>, piece: Piece, out: &mut Out) -> bool {
         let round = round_of(&piece.1).map(|(round, _)| round);
         let useful = round.is_some_and(|round| self.is_useful(ctx, round));
         match self.rounds.receive(ctx, piece, useful, out) {
             Received::Done => false,
-            Received::Heard { stage, whole } => {
+            Received::Result { stage, whole } => {
                 self.steps.note_progress(ctx.now);
                 self.migration.note_progress(ctx.now, stage);
                 whole
@@ -271,22 +229,11 @@ impl Weights {
         }
     }
 
-    /// A task of a round ended. Returns whether that completed a heard result.
-    #[must_use]
-    pub(super) fn handle_round_task(
-        &mut self,
-        ctx: &Context<'_>,
-        result: TaskResult,
-        out: &mut Out,
-    ) -> bool {
-        self.rounds.handle_task(result, ctx.links, out)
-    }
-
-    /// Begins anew where no piece of a committed result arrived for long: the pieces are lost, and the
+    /// Starts over where no piece of a committed result arrived for long: the pieces are lost, and the
     /// members that had the result have applied and released it.
     fn give_up_lost_result(&mut self, ctx: &Context<'_>, out: &mut Out) {
         let step = ctx.version();
-        let is_lost = self.steps.is_overdue(ctx.now, step, lost_patience(ctx));
+        let is_lost = self.steps.is_overdue(ctx.now, step, result_timeout(ctx));
         if is_lost && self.are_here(ctx) && !self.rounds.is_assembling() {
             let span = ctx.position.span.expect("a peer with weights hosts stages");
             out.push(PeerAction::Event(PeerEvent::ResultLost { step, span }));
@@ -294,7 +241,7 @@ impl Weights {
         }
     }
 
-    /// Begins anew where departed members owe pieces of a committed result. A round that is not committed
+    /// Starts over where departed members owe pieces of a committed result. A round that is not committed
     /// is mended without them.
     pub(super) fn remove_members(
         &mut self,
@@ -345,7 +292,7 @@ impl Weights {
         }
         self.catch_up.begin(version, if is_initial { hosted } else { named });
         if let Some(before) = version.0.checked_sub(1).map(Step) {
-            self.rounds.forget_heard_through(ctx, before, out);
+            self.rounds.forget_results_through(ctx, before, out);
             self.rounds.drop_early_through(ctx.position.era, before, out);
         }
         out.extend(parts.into_iter().map(|part| PeerAction::Fetch { version, part }));
@@ -407,31 +354,10 @@ impl Weights {
             self.snapshots.write_due(ctx.version(), out);
         }
     }
-
-    /// The engine wrote a snapshot.
-    pub(super) fn handle_stored(
-        &mut self,
-        version: Step,
-        stage: Stage,
-        files: Vec<StoredFile>,
-        out: &mut Out,
-    ) {
-        self.snapshots.finish(version, stage, files, out);
-    }
-
-    /// The engine failed to write a snapshot.
-    pub(super) fn handle_not_stored(&mut self, version: Step, stage: Stage, out: &mut Out) {
-        self.snapshots.fail(version, stage, out);
-    }
 }
 
 /// Newcomers and rewinds.
 impl Weights {
-    /// This peer is admitted at a version.
-    pub(super) fn admit(&mut self, version: Step) {
-        self.catch_up.admit(version);
-    }
-
     /// Serves from the view on that lists this peer as serving. Returns whether it begins to.
     #[must_use]
     pub(super) fn serve_when_listed(&mut self, ctx: &Context<'_>) -> bool {
@@ -442,11 +368,11 @@ impl Weights {
         begins
     }
 
-    /// This peer cannot follow from its weights: begins anew from a newer snapshot, and ends a migration.
+    /// This peer cannot follow from its weights: starts over from a newer snapshot, and ends a migration.
     fn fall_behind(&mut self, ctx: &Context<'_>, out: &mut Out) {
         self.migration.end();
         self.catch_up.report_behind(false, out);
-        self.begin_anew(ctx.position.era, out);
+        self.start_over(ctx.position.era, out);
     }
 
     /// This peer cannot follow at a stage that it hosts or migrates to.
@@ -459,20 +385,20 @@ impl Weights {
     }
 
     /// Forgets the start, and waits for a newer snapshot.
-    fn begin_anew(&mut self, era: Era, out: &mut Out) {
+    fn start_over(&mut self, era: Era, out: &mut Out) {
         self.stop_listening(out);
         self.rounds.drop_early_through(era, Step(u64::MAX), out);
         self.catch_up.forget_start();
     }
 
-    /// A new coordinator names anew what to start from, where that is not decided. Steps may be missing.
+    /// A new coordinator names the start again, where that is not decided. Steps may be missing.
     pub(super) fn enter_term(&mut self, ctx: &Context<'_>, term: Term, out: &mut Out) {
         self.steps.drop_terms_before(term);
         if self.migration.undecided().is_some() {
             self.reset_migration(out);
         }
         if self.is_newcomer() {
-            self.begin_anew(ctx.position.era, out);
+            self.start_over(ctx.position.era, out);
         }
     }
 
@@ -486,7 +412,7 @@ impl Weights {
     /// Discards everything that waits to be applied.
     fn stop_listening(&mut self, out: &mut Out) {
         self.steps.clear();
-        self.rounds.forget_heard(out);
+        self.rounds.forget_results(out);
     }
 
     /// Discards the rounds and messages of earlier eras, for a rewind.
@@ -514,59 +440,11 @@ impl Weights {
 
 /// Migrations.
 impl Weights {
-    /// The membership's decision on the current migration.
-    pub(super) fn decision(&self, ctx: &Context<'_>) -> Decision {
-        let (Some(to), Some(record)) = (self.migration.undecided(), ctx.view.record(ctx.me()))
-        else {
-            return Decision::Pending;
-        };
-        let moves = record.moves.filter(|moves| moves.era == ctx.position.era && moves.to == to);
-        match moves.map(|moves| moves.at) {
-            Some(Some(at)) => Decision::From(at),
-            Some(None) => Decision::Pending,
-            // The step that it was decided for is committed already.
-            None if record.span.contains(to) => Decision::From(ctx.version()),
-            None => Decision::Cancelled(to),
-        }
-    }
-
-    /// Begins the migration that the membership assigns, if there is one and no other goes on.
-    pub(super) fn begin_migration(&mut self, ctx: &Context<'_>, out: &mut Out) {
-        let moves = ctx.view.record(ctx.me()).and_then(|record| record.moves);
-        let moves = moves.filter(|moves| moves.era == ctx.position.era && moves.at.is_none());
-        let is_free = self.migration.target().is_none() && !self.is_newcomer();
-        if let Some(moves) = moves.filter(|_| is_free) {
-            self.migration.begin(moves.to);
-            let (to, reason) = (moves.to, moves.reason);
-            out.push(PeerAction::Event(PeerEvent::MoveBegun { to, reason }));
-        }
-    }
-
-    /// The membership sets the first step at the other stage.
-    pub(super) fn decide_migration(&mut self, from: Step) {
-        self.migration.decide(from);
-    }
-
-    /// The stage to open to other members' work: its weights are as new as the served ones.
-    pub(super) fn stage_to_open(&self, served: Step) -> Option<Stage> {
-        self.migration.stage_to_open(served)
-    }
-
-    /// The stage to change to at a version.
-    pub(super) fn stage_due(&self, version: Step) -> Option<Stage> {
-        self.migration.stage_due(version)
-    }
-
-    /// This peer changed to the other stage.
-    pub(super) fn finish_migration(&mut self) {
-        self.migration.end();
-    }
-
     /// Ends the migration without a change. Returns its stage if the engine may hold weights of it.
     #[must_use]
     pub(super) fn cancel_migration(&mut self, out: &mut Out) -> Option<Stage> {
         let (stage, has_start) = self.migration.end()?;
-        self.rounds.forget_heard_of(stage, Step(u64::MAX), out);
+        self.rounds.forget_results_of(stage, Step(u64::MAX), out);
         self.rounds.drop_early_of(stage, out);
         has_start.then_some(stage)
     }
@@ -586,7 +464,7 @@ impl Weights {
             return None;
         };
         match version.0.checked_sub(1).map(Step) {
-            Some(before) => self.rounds.forget_heard_of(stage, before, out),
+            Some(before) => self.rounds.forget_results_of(stage, before, out),
             None => out.push(restore_task(version, stage)),
         }
         out.extend(parts.into_iter().map(|part| PeerAction::Fetch { version, part }));
@@ -614,7 +492,7 @@ impl Weights {
             let (stage, record, named) = match self.migration.next_commit() {
                 NextCommit::None => return true,
                 NextCommit::AfterGap => {
-                    // A commit was lost, or it is one from before this start: the heard results may fit
+                    // A commit was lost, or it is one from before this start: the received results may fit
                     // the next snapshot.
                     self.migration.forget_start();
                     self.catch_up.report_behind(true, out);
@@ -626,7 +504,7 @@ impl Weights {
                 }
                 NextCommit::Ready { stage, record, outcome } => (stage, record, outcome),
             };
-            let Some((round, outcome)) = self.rounds.heard_result(&record, stage, out) else {
+            let Some((round, outcome)) = self.rounds.received_result(&record, stage, out) else {
                 self.migration.await_result(now, record.step);
                 return false;
             };
@@ -638,7 +516,7 @@ impl Weights {
             }
             out.push(apply_task(round, record.gradient_norm));
             self.migration.note_applied();
-            self.rounds.forget_heard_of(stage, record.step, out);
+            self.rounds.forget_results_of(stage, record.step, out);
         }
     }
 
@@ -655,14 +533,14 @@ impl Weights {
     /// Forgets the other stage's weights, and waits for a newer snapshot.
     fn reset_migration(&mut self, out: &mut Out) {
         if let Some(stage) = self.migration.restart() {
-            self.rounds.forget_heard_of(stage, Step(u64::MAX), out);
+            self.rounds.forget_results_of(stage, Step(u64::MAX), out);
             self.rounds.drop_early_of(stage, out);
         }
     }
 
     /// Restarts the migration where no piece of a committed result arrived for long.
     fn give_up_lost_migration_result(&mut self, ctx: &Context<'_>, out: &mut Out) {
-        let overdue = self.migration.overdue_result(ctx.now, lost_patience(ctx));
+        let overdue = self.migration.overdue_result(ctx.now, result_timeout(ctx));
         if let Some((step, stage)) = overdue {
             let span = StageSpan::one(stage);
             out.push(PeerAction::Event(PeerEvent::ResultLost { step, span }));
@@ -671,8 +549,8 @@ impl Weights {
     }
 }
 
-/// The time without a piece of a committed result after which it counts as lost.
-fn lost_patience(ctx: &Context<'_>) -> Duration {
+/// The time without a piece of a committed result after which that counts as lost.
+fn result_timeout(ctx: &Context<'_>) -> Duration {
     ctx.retry() * LOST
 }
 

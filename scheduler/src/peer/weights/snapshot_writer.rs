@@ -10,7 +10,7 @@ use crate::peer::Out;
 
 /// Requested snapshots.
 #[derive(Debug, Default)]
-pub(super) struct SnapshotWriter {
+pub(in crate::peer) struct SnapshotWriter {
     /// Requests at versions that the weights have not reached.
     due: BTreeSet<(Step, Stage)>,
     /// Tasks that the engine has.
@@ -61,7 +61,7 @@ impl SnapshotWriter {
     }
 
     /// The engine wrote a snapshot. One that began before a rewind is ignored.
-    pub(super) fn finish(
+    pub(in crate::peer) fn finish(
         &mut self,
         version: Step,
         stage: Stage,
@@ -76,7 +76,7 @@ impl SnapshotWriter {
 
     /// The engine failed to write a snapshot. On a report without files the coordinator asks another
     /// replica.
-    pub(super) fn fail(&mut self, version: Step, stage: Stage, out: &mut Out) {
+    pub(in crate::peer) fn fail(&mut self, version: Step, stage: Stage, out: &mut Out) {
         if self.writing.remove(&(version, stage)) {
             report(version, stage, Vec::new(), out);
         }

@@ -13,12 +13,12 @@ use crate::peer::Out;
 /// Commits whose tasks the engine may still have. Only a peer that catches up has more than one.
 const APPLYING: usize = 1 << 10;
 
-/// Messages that wait. A newcomer that falls further behind begins anew.
+/// Messages that wait. A newcomer that falls further behind starts over.
 const WAITING: usize = 1 << 10;
 
 /// Messages about steps, in the order of their arrival.
 #[derive(Debug, Default)]
-pub(super) struct StepQueue {
+pub(in crate::peer) struct StepQueue {
     waiting: VecDeque<StepMessage>,
     /// The step whose commit waits for its result, and the time of the last progress.
     missing_result: Option<(Step, Moment)>,
@@ -28,7 +28,7 @@ pub(super) struct StepQueue {
 
 /// A message about a step, which waits until the steps before it are applied.
 #[derive(Debug)]
-pub(super) enum StepMessage {
+pub(in crate::peer) enum StepMessage {
     /// The step is closed at one of this peer's stages, whose accumulator must hold these microbatches.
     Close(Round, Vec<Microbatch>),
     /// The step is over.
@@ -124,7 +124,7 @@ impl StepQueue {
 
     /// The engine applied one stage's result. Results from before a rewind and those for a migration have
     /// no commit here.
-    pub(super) fn handle_applied(&mut self, round: RoundId, out: &mut Out) {
+    pub(in crate::peer) fn handle_applied(&mut self, round: RoundId, out: &mut Out) {
         let Some((record, missing)) = self.applying.front_mut() else { return };
         if record.step == round.step {
             missing.remove(&round.stage);

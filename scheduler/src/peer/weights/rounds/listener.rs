@@ -6,7 +6,7 @@ use shoal_protocol::ids::{Member, Mend, Stage, Step};
 use shoal_protocol::message::{Round, RoundId, TensorTag};
 use shoal_protocol::units::Bytes;
 
-use super::heard_result::HeardResult;
+use super::received_result::ReceivedResult;
 use crate::action::{Payload, TaskResult};
 use crate::peer::Out;
 use crate::round::{Layout, is_next};
@@ -14,20 +14,20 @@ use crate::round::{Layout, is_next};
 /// Results that are received or here.
 #[derive(Debug, Default)]
 pub(super) struct RoundListener {
-    results: BTreeMap<(Step, Stage), HeardResult>,
+    results: BTreeMap<(Step, Stage), ReceivedResult>,
     /// Discarded results of which the engine still has tasks.
-    retired: Vec<HeardResult>,
+    retired: Vec<ReceivedResult>,
 }
 
 impl RoundListener {
     /// Bytes of the results.
     pub(super) fn held(&self) -> Bytes {
-        self.results.values().chain(&self.retired).map(HeardResult::held).sum()
+        self.results.values().chain(&self.retired).map(ReceivedResult::held).sum()
     }
 
     /// Whether a piece of this round is expected: the round was mended as often as its sender knew.
     pub(super) fn expects(&self, round: RoundId, mend: Mend) -> bool {
-        let known = self.results.get(&(round.step, round.stage)).map(HeardResult::round);
+        let known = self.results.get(&(round.step, round.stage)).map(ReceivedResult::round);
         known.is_some_and(|known| known.id == round && known.mended.mend >= mend)
     }
 
@@ -40,7 +40,7 @@ impl RoundListener {
         out: &mut Out,
     ) -> bool {
         let place = (round.id.step, round.id.stage);
-        if !is_next(self.results.get(&place).map(HeardResult::round), &round) {
+        if !is_next(self.results.get(&place).map(ReceivedResult::round), &round) {
             return false;
         }
         let known = self.results.get_mut(&place);
@@ -48,7 +48,7 @@ impl RoundListener {
             known.mend(round, out);
         } else {
             let layout = layout(&round);
-            let result = HeardResult::new(round, layout, whole_proof);
+            let result = ReceivedResult::new(round, layout, whole_proof);
             if let Some(failed) = self.results.insert(place, result) {
                 self.retire(failed, out);
             }
@@ -65,7 +65,7 @@ impl RoundListener {
         out: &mut Out,
     ) -> bool {
         let TensorTag::RoundResult { round, piece, proof, .. } = tag else {
-            unreachable!("only results are heard: {tag:?}")
+            unreachable!("a listener takes only results: {tag:?}")
         };
         let result = self.results.get_mut(&(round.step, round.stage));
         let result = result.expect("the caller knows that the piece is expected");
@@ -78,7 +78,7 @@ impl RoundListener {
         &mut self,
         (step, stage): (Step, Stage),
         is_named: impl Fn(&Round) -> bool,
-    ) -> Option<&mut HeardResult> {
+    ) -> Option<&mut ReceivedResult> {
         self.results.get_mut(&(step, stage)).filter(|known| is_named(known.round()))
     }
 
@@ -87,35 +87,35 @@ impl RoundListener {
         self.results.values().chain(&self.retired).any(|known| known.round().id == round)
     }
 
-    /// A task with a heard result ended. Returns whether that measured the whole result.
+    /// A task with a received result ended. Returns whether that measured the whole result.
     pub(super) fn handle_task(&mut self, result: TaskResult, out: &mut Out) -> bool {
         let (TaskResult::Installed { round, .. } | TaskResult::Summarised { round, .. }) = &result
         else {
             unreachable!("a listener has no other tasks: {result:?}")
         };
-        let heard = self
+        let known = self
             .results
             .values_mut()
             .chain(&mut self.retired)
-            .find(|known| known.round().id == *round)
+            .find(|result| result.round().id == *round)
             .expect("the caller knows the round");
         let measured = match result {
             TaskResult::Installed { range, .. } => {
-                heard.installed(&range, out);
+                known.installed(&range, out);
                 false
             }
             TaskResult::Summarised { hash, square_norm, .. } => {
-                heard.summarised(hash, square_norm);
+                known.summarised(hash, square_norm);
                 true
             }
             _ => false,
         };
-        self.retired.retain(HeardResult::is_busy);
+        self.retired.retain(ReceivedResult::is_busy);
         measured
     }
 
     pub(super) fn is_busy(&self) -> bool {
-        self.results.values().any(HeardResult::is_busy)
+        self.results.values().any(ReceivedResult::is_busy)
     }
 
     /// Whether pieces of these members are still to come, of the results that the filter selects.
@@ -140,7 +140,7 @@ impl RoundListener {
     }
 
     /// Discards a result as soon as the engine has no tasks of it.
-    fn retire(&mut self, result: HeardResult, out: &mut Out) {
+    fn retire(&mut self, result: ReceivedResult, out: &mut Out) {
         if result.is_busy() {
             self.retired.push(result);
         } else {

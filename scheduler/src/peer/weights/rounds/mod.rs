@@ -2,8 +2,8 @@
 
 mod early;
 mod groups;
-mod heard_result;
 mod listener;
+mod received_result;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -44,9 +44,9 @@ pub(in crate::peer) struct Rounds {
 pub(super) enum Received {
     /// Nothing follows.
     Done,
-    /// A piece of a heard result arrived.
-    Heard { stage: Stage, whole: bool },
-    /// A heard result exceeds the limits: this peer cannot follow the stage.
+    /// A piece of a received result arrived.
+    Result { stage: Stage, whole: bool },
+    /// A received result exceeds the limits: this peer cannot follow the stage.
     Overflow { stage: Stage },
 }
 
@@ -197,12 +197,12 @@ impl Rounds {
                 out.push(PeerAction::Release(payload.id));
                 return Received::Done;
             }
-            if self.heard_bytes() + payload.size > ctx.config.limits.heard {
+            if self.result_bytes() + payload.size > ctx.config.limits.heard {
                 out.push(PeerAction::Release(payload.id));
                 return Received::Overflow { stage: id.stage };
             }
             let whole = self.listener.receive(from, tag, payload, out);
-            return Received::Heard { stage: id.stage, whole };
+            return Received::Result { stage: id.stage, whole };
         }
         let is_known = |known: &Round| known.id == id && known.mended.mend >= mend;
         let known = self.running.get_mut(&id.stage).filter(|known| is_known(known.round()));
@@ -237,12 +237,12 @@ impl Rounds {
             return Received::Done;
         }
         let from = piece.0;
-        let left = ctx.config.limits.heard - self.heard_bytes();
+        let left = ctx.config.limits.heard - self.result_bytes();
         let most = (largest_early(ctx.config), self.early.results() + left);
         if self.early.keep(piece, most, out) {
             return Received::Done;
         }
-        // No member waits for a listener, which can begin anew.
+        // No member waits for a listener, which can start over.
         if !ctx.is_serving || ctx.is_moving_to(id.stage) {
             return Received::Overflow { stage: id.stage };
         }
@@ -255,9 +255,9 @@ impl Rounds {
         self.early.take(round)
     }
 
-    /// A task of a round ended. Returns whether that completed a heard result.
+    /// A task of a round ended. Returns whether that completed a received result.
     #[must_use]
-    pub(super) fn handle_task(
+    pub(in crate::peer) fn handle_task(
         &mut self,
         result: TaskResult,
         links: &LinkEstimates,
@@ -301,8 +301,8 @@ impl Rounds {
         rounds.map(Reduction::held).sum::<Bytes>() + self.early.parts()
     }
 
-    /// Bytes of heard results.
-    pub(in crate::peer) fn heard_bytes(&self) -> Bytes {
+    /// Bytes of received results.
+    pub(in crate::peer) fn result_bytes(&self) -> Bytes {
         self.listener.held() + self.early.results()
     }
 }
@@ -318,7 +318,7 @@ impl Rounds {
         }
     }
 
-    /// Looks up the results that a commit names for the hosted stages. Heard ones are assembled.
+    /// Looks up the results that a commit names for the hosted stages. Received ones are assembled.
     pub(super) fn results(
         &mut self,
         record: &CommitRecord,
@@ -334,7 +334,7 @@ impl Rounds {
             let found = match own {
                 Some(own) => own.outcome().map(|outcome| (own.round().id, outcome)),
                 None => self
-                    .heard_result(record, stage, out)
+                    .received_result(record, stage, out)
                     .and_then(|(round, outcome)| outcome.map(|outcome| (round, outcome))),
             };
             match found {
@@ -346,9 +346,9 @@ impl Rounds {
         if incomplete { Results::Incomplete } else { Results::Here(rounds) }
     }
 
-    /// The heard result that a commit names for a stage, once it is whole: its round, and its outcome once
+    /// The received result that a commit names for a stage, once it is whole: its round, and its outcome once
     /// the engine assembled it.
-    pub(super) fn heard_result(
+    pub(super) fn received_result(
         &mut self,
         record: &CommitRecord,
         stage: Stage,
@@ -363,12 +363,12 @@ impl Rounds {
         Some((result.round().id, result.outcome()))
     }
 
-    /// Whether the engine has tasks of a heard result.
+    /// Whether the engine has tasks of a received result.
     pub(super) fn is_assembling(&self) -> bool {
         self.listener.is_busy()
     }
 
-    /// Whether pieces of these members are still to come, of the heard results that the filter selects.
+    /// Whether pieces of these members are still to come, of the received results that the filter selects.
     pub(super) fn awaits(
         &self,
         members: &BTreeSet<Member>,
@@ -377,19 +377,19 @@ impl Rounds {
         self.listener.awaits(members, selects)
     }
 
-    /// Discards all heard results.
-    pub(super) fn forget_heard(&mut self, out: &mut Out) {
+    /// Discards all received results.
+    pub(super) fn forget_results(&mut self, out: &mut Out) {
         self.listener.forget(|_, _| true, out);
     }
 
-    /// Discards the heard results of the steps up to this one, except those for a migration.
-    pub(super) fn forget_heard_through(&mut self, ctx: &Context<'_>, step: Step, out: &mut Out) {
+    /// Discards the received results of the steps up to this one, except those for a migration.
+    pub(super) fn forget_results_through(&mut self, ctx: &Context<'_>, step: Step, out: &mut Out) {
         self.listener.forget(|of, stage| of <= step && !ctx.is_moving_to(stage), out);
     }
 
-    /// Discards the heard results of one stage, of the steps up to this one.
-    pub(super) fn forget_heard_of(&mut self, stage: Stage, step: Step, out: &mut Out) {
-        self.listener.forget(|of, heard| of <= step && heard == stage, out);
+    /// Discards the received results of one stage, of the steps up to this one.
+    pub(super) fn forget_results_of(&mut self, stage: Stage, step: Step, out: &mut Out) {
+        self.listener.forget(|of, known| of <= step && known == stage, out);
     }
 
     /// Releases the early pieces of a stage.

@@ -12,7 +12,7 @@ use crate::round::{Layout, gone, place_in};
 
 /// The result of one round, piece by piece.
 #[derive(Debug)]
-pub(super) struct HeardResult {
+pub(super) struct ReceivedResult {
     round: Round,
     layout: Layout,
     /// The sum of the tags of the whole batch.
@@ -28,7 +28,7 @@ pub(super) struct HeardResult {
     held: Bytes,
 }
 
-impl HeardResult {
+impl ReceivedResult {
     pub(super) fn new(round: Round, layout: Layout, whole_proof: u64) -> Self {
         let missing = layout.all_pieces();
         Self {
@@ -48,7 +48,7 @@ impl HeardResult {
         &self.round
     }
 
-    /// Mends the round without some of its members: others sum their parts anew.
+    /// Mends the round without some of its members: others sum their parts again.
     pub(super) fn mend(&mut self, round: Round, out: &mut Vec<PeerAction>) {
         let gone = gone(&self.round, &round);
         let theirs = gone.iter().flat_map(|place| self.layout.starts(*place));

@@ -1,0 +1,196 @@
+//! Offers, claims, reclaims and the passes of accepted work.
+
+use super::*;
+
+#[test]
+fn offers_are_taken_up_to_the_window_then_queued_then_answered_busy() {
+    let (mut probe, _) = Probe::at(1, |limits| {
+        limits.largest_window = 1;
+        limits.offers = 1;
+    });
+    assert_eq!(probe.offer(1, 3), [accepted(1, 3), claim(3)]);
+    assert_eq!(probe.offer(1, 3), [accepted(1, 3)], "a repeated offer is answered again");
+    assert_eq!(probe.offer(1, 5), []);
+    assert_eq!(probe.offer(2, 6), [send(2, PeerMessage::Busy { key: key(1, 6), service_time: 0 })]);
+    // An older microbatch goes first in the queue; the sender that loses its place is refused.
+    assert_eq!(probe.offer(2, 4), [send(1, PeerMessage::Busy { key: key(1, 5), service_time: 0 })]);
+    let load = probe.peer.load();
+    assert_eq!((load.accepted[&Stage(1)], load.waiting[&Stage(1)]), (1, 1));
+}
+
+#[test]
+fn the_gradient_releases_room_and_refused_senders_are_notified() {
+    let (mut probe, _) = Probe::at(1, |limits| {
+        limits.largest_window = 1;
+        limits.offers = 1;
+    });
+    for (from, microbatch) in [(1, 0), (2, 1), (1, 2)] {
+        probe.offer(from, microbatch);
+    }
+    let actions = probe.complete(0);
+    let tag = TensorTag::ActivationGradient { key: key(0, 0) };
+    let service_time = 2_000_000;
+    let expected = [
+        PeerAction::Compute(Task::Accumulate { key: key(1, 0) }),
+        PeerAction::SendTensor { to: member(1), tag, payload: PayloadId(100) },
+        send(2, PeerMessage::Accepted { key: key(1, 1), service_time }),
+        claim(1),
+        send(1, PeerMessage::Free { stage: Stage(1) }),
+    ];
+    assert_eq!(actions, expected);
+}
+
+#[test]
+fn nothing_is_counted_without_its_claim_and_a_report_repeats_until_it_is_acknowledged() {
+    let (mut probe, _) = Probe::at(1, |_| {});
+    probe.offer(1, 0);
+    let key = key(1, 0);
+    probe.tensor(1, TensorTag::Activation { key }, 1);
+    let forwarded = TaskResult::Forwarded { key, output: None, loss: Some(FixedLoss(7)) };
+    assert_eq!(probe.done(forwarded), [PeerAction::Release(PayloadId(1))]);
+    let granted = FromCoordinator::Granted { key, grant: grant(0), next_holder: None };
+    let backward = PeerAction::Compute(Task::Backward { key, gradient: None });
+    assert_eq!(probe.receive_from_coordinator(granted.clone()), [backward]);
+    assert_eq!(probe.receive_from_coordinator(granted), []);
+    probe.done(TaskResult::Returned { key, gradient: Some(payload(2)) });
+    let report = done(key, grant(0), Some(FixedLoss(7)));
+    let counted = PeerAction::Event(PeerEvent::Counted { key });
+    assert_eq!(probe.done(TaskResult::Accumulated { key }), [counted, report.clone()]);
+    probe.now = probe.peer.next_timeout().expect("it waits for an answer");
+    assert_eq!(probe.input(PeerInput::Tick), [report]);
+    probe.receive_from_coordinator(FromCoordinator::Noted { key, grant: grant(0) });
+    probe.now = probe.peer.next_timeout().expect("it goes on");
+    assert_eq!(probe.input(PeerInput::Tick), []);
+}
+
+#[test]
+fn backward_passes_go_first_and_few_passes_wait_in_the_engine() {
+    let (mut probe, _) = Probe::at(1, |limits| limits.first_window = 8);
+    let passes = |actions: &[PeerAction]| -> Vec<(bool, u32)> {
+        let pass = |action: &PeerAction| match action {
+            PeerAction::Compute(Task::Forward { key, .. }) => Some((true, key.microbatch.0)),
+            PeerAction::Compute(Task::Backward { key, .. }) => Some((false, key.microbatch.0)),
+            _ => None,
+        };
+        actions.iter().filter_map(pass).collect()
+    };
+    let next_holder = None;
+    for microbatch in 0..4 {
+        probe.offer(1, microbatch);
+        let key = key(1, microbatch);
+        // The last stage runs the backward pass at once where it holds the claim.
+        if microbatch > 0 {
+            probe.receive_from_coordinator(FromCoordinator::Granted {
+                key,
+                grant: grant(microbatch),
+                next_holder,
+            });
+        }
+        let given = probe.tensor(1, TensorTag::Activation { key }, u64::from(microbatch));
+        let expected: &[(bool, u32)] = match microbatch {
+            0 => &[(true, 0)],
+            1 => &[(true, 1), (false, 1)],
+            _ => &[],
+        };
+        assert_eq!(passes(&given), expected);
+    }
+    let forwarded = |microbatch| TaskResult::Forwarded {
+        key: key(1, microbatch),
+        output: None,
+        loss: Some(FixedLoss(1)),
+    };
+    assert_eq!(passes(&probe.done(forwarded(0))), [], "two passes and a claim are missing");
+    probe.receive_from_coordinator(FromCoordinator::Granted {
+        key: key(1, 0),
+        grant: grant(0),
+        next_holder,
+    });
+    assert_eq!(passes(&probe.done(forwarded(1))), [(false, 0)], "before new forward passes");
+    let returned = TaskResult::Returned { key: key(1, 1), gradient: Some(payload(9)) };
+    assert_eq!(passes(&probe.done(returned)), [(true, 2), (false, 2)]);
+}
+
+#[test]
+fn a_reclaim_releases_late_work_only() {
+    let (mut probe, _) = Probe::at(1, |_| {});
+    let (key, grant) = (key(1, 0), grant(0));
+    let second = Duration::from_secs(1);
+    let patience = PassTimes { forward: second, backward: second };
+    let reclaim = FromCoordinator::Reclaim { key, grant, patience };
+    let released = PeerAction::ToCoordinator(ToCoordinator::Released { key, grant });
+    assert_eq!(probe.receive_from_coordinator(reclaim), [released], "the claim is unknown here");
+    let late_grant = FromCoordinator::Granted { key, grant, next_holder: None };
+    probe.offer(1, 0);
+    assert_eq!(probe.receive_from_coordinator(late_grant), [], "a released grant stays void");
+
+    let grant = grant_number(9);
+    let reclaim = FromCoordinator::Reclaim { key, grant, patience };
+    let working = PeerAction::ToCoordinator(ToCoordinator::Working { key, grant });
+    probe.receive_from_coordinator(FromCoordinator::Granted { key, grant, next_holder: None });
+    let begin = probe.now;
+    probe.now = begin + second;
+    assert_eq!(probe.receive_from_coordinator(reclaim.clone())[0], working, "its input is missing");
+    probe.tensor(1, TensorTag::Activation { key }, 1);
+    probe.now = begin + second + second / 2;
+    assert_eq!(
+        probe.receive_from_coordinator(reclaim.clone()),
+        [working],
+        "the pass began a moment ago"
+    );
+    probe.now = begin + second * 2;
+    let released_actions = probe.receive_from_coordinator(reclaim);
+    let busy = send(1, PeerMessage::Busy { key, service_time: 0 });
+    let released = PeerAction::ToCoordinator(ToCoordinator::Released { key, grant });
+    let discard = PeerAction::Compute(Task::Discard { key });
+    assert_eq!(released_actions[..3], [busy, released, discard], "{released_actions:?}");
+}
+
+#[test]
+fn finished_work_is_never_late() {
+    let (mut probe, _) = Probe::at(1, |_| {});
+    probe.offer(1, 0);
+    probe.complete(0);
+    let (key, grant) = (key(1, 0), grant(0));
+    probe.done(TaskResult::Accumulated { key });
+    let reclaim = FromCoordinator::Reclaim { key, grant, patience: PassTimes::default() };
+    let working = PeerAction::ToCoordinator(ToCoordinator::Working { key, grant });
+    assert_eq!(probe.receive_from_coordinator(reclaim), [working], "its report was sent");
+}
+
+#[test]
+fn work_whose_claim_another_member_holds_is_dropped_and_its_sender_redirected() {
+    let (mut probe, _) = Probe::at(1, |_| {});
+    probe.offer(1, 0);
+    let key = key(1, 0);
+    probe.tensor(1, TensorTag::Activation { key }, 1);
+    let holder = member(9);
+    let held = probe.receive_from_coordinator(FromCoordinator::Held { key, holder });
+    let redirect = send(1, PeerMessage::HeldBy { key, holder });
+    assert_eq!(held, [redirect, PeerAction::Compute(Task::Discard { key })]);
+    // It is not accepted again before the engine discarded it.
+    assert_eq!(probe.offer(1, 0), [send(1, PeerMessage::Busy { key, service_time: 0 })]);
+    let forwarded = TaskResult::Forwarded { key, output: None, loss: Some(FixedLoss(1)) };
+    assert_eq!(probe.done(forwarded), [PeerAction::Release(PayloadId(1))]);
+    let free = send(1, PeerMessage::Free { stage: Stage(1) });
+    assert_eq!(probe.done(TaskResult::Discarded { key }), [free]);
+    assert_eq!(probe.peer.load().in_flight, Bytes(0));
+}
+
+#[test]
+fn a_forward_pass_may_wait_for_the_longer_backward_pass_of_another_microbatch() {
+    let (mut probe, _) = Probe::at(1, |_| {});
+    probe.offer(1, 0);
+    let (key, grant) = (key(1, 0), grant_number(9));
+    probe.receive_from_coordinator(FromCoordinator::Granted { key, grant, next_holder: None });
+    probe.tensor(1, TensorTag::Activation { key }, 1);
+    let second = Duration::from_secs(1);
+    let patience = PassTimes { forward: second, backward: second * 3 };
+    let reclaim = FromCoordinator::Reclaim { key, grant, patience };
+    let working = PeerAction::ToCoordinator(ToCoordinator::Working { key, grant });
+    let begin = probe.now;
+    probe.now = begin + second * 2;
+    assert_eq!(probe.receive_from_coordinator(reclaim.clone())[0], working);
+    probe.now = begin + second * 3;
+    let released = PeerAction::ToCoordinator(ToCoordinator::Released { key, grant });
+    assert!(probe.receive_from_coordinator(reclaim).contains(&released));
+}
