@@ -26,7 +26,7 @@ pub(crate) fn describe(event: &RunEvent) -> Option<String> {
             hash.to_string()
         ),
         RunEvent::Lost { peer, span, how } if span.is_empty() => {
-            format!("{} is gone, which hosted nothing: {how}", peer.short())
+            format!("{}, which hosted nothing, is gone: {how}", peer.short())
         }
         RunEvent::Lost { peer, span, how } => {
             format!("{} is gone from {}: {how}", peer.short(), place(*span))
@@ -37,69 +37,79 @@ pub(crate) fn describe(event: &RunEvent) -> Option<String> {
             counted(*steps, "step")
         ),
         RunEvent::Anchors { count } => {
-            format!("{} keep the run's log", counted(*count as u64, "peer"))
+            format!("the run's log has {}", counted(*count as u64, "anchor"))
         }
         RunEvent::Paused { answering, anchors } => format!(
-            "the run pauses: {answering} of {anchors} peers that keep its log answer, and more \
-             than half must"
+            "the run pauses: {answering} of {anchors} anchors answer, and more than half must"
         ),
-        // The first term is no news.
+        // The first term is not shown.
         RunEvent::BecameCoordinator { term: 0 | 1, .. } => return None,
         RunEvent::BecameCoordinator { claims, .. } => {
-            format!("keeps the run from now on: its members hold {}", counted(*claims, "claim"))
+            format!("this peer is the coordinator now: members hold {}", counted(*claims, "claim"))
         }
         RunEvent::StageLost { stages, version } => format!(
-            "no replica of stage {} is left: looks for version {version} of the weights",
+            "no replica of stage {} is left: searching for version {version} of the weights",
             listed(stages)
         ),
-        RunEvent::FewAnchors { wanted } => format!(
-            "fewer than {wanted} peers keep the run's log (start or join with --anchor): \
-             the death of one pauses the run until it is back"
-        ),
-        RunEvent::CoordinatorUnreachable { wait_seconds } => format!(
-            "the coordinator cannot be reached: waits for it, at most {} minutes; where it is gone, \
-             type its `shoal start` again, with the same --data-dir",
-            wait_seconds / 60
-        ),
-        RunEvent::CoordinatorReachable => "the coordinator is reachable again".to_owned(),
-        RunEvent::AwaitsAnchors { anchors, seconds } => format!(
-            "the run is over; waits at most {seconds} s for {anchors} of the peers that keep its \
-             log, to tell them"
-        ),
-        RunEvent::Draining { source } => {
-            format!("{source}: leaves when the open step is committed")
-        }
+        RunEvent::FewAnchors { .. }
+        | RunEvent::CoordinatorUnreachable { .. }
+        | RunEvent::CoordinatorReachable
+        | RunEvent::AwaitsAnchors { .. }
+        | RunEvent::Draining { .. } => return describe_notice(event),
         RunEvent::Killed { index } => {
             format!("peer {index} was killed: another takes its place")
         }
         RunEvent::Finished { .. } => "the run is over".to_owned(),
         RunEvent::Stopped { reason } => format!("the run stopped: {reason}"),
-        // A flood of strangers must not hide how the run goes.
+        // A flood of strangers must not hide the progress of the run.
         RunEvent::ConnectionRefused { .. } => return None,
         RunEvent::OwnPort(port) => match port.fix() {
             None => format!("this peer's UDP port is {port}"),
             Some(fix) => format!("this peer's UDP port is {port}: {fix}; {}", port.meanwhile()),
         },
         RunEvent::AccessList { banned, revoked, allowed, .. } => format!(
-            "the roster is new: {banned} banned, {revoked} tickets revoked, {allowed} let in by name"
+            "new access list: {banned} banned, {revoked} tickets revoked, {allowed} allowed by id"
         ),
         RunEvent::Listening { .. } | RunEvent::Committed(_) => return None,
     })
 }
 
-/// How a member goes from one stage to another.
+/// Describes an event that the operator must see.
+fn describe_notice(event: &RunEvent) -> Option<String> {
+    Some(match event {
+        RunEvent::FewAnchors { wanted } => format!(
+            "the run has fewer than {wanted} anchors (start or join with --anchor): the death of \
+             one pauses the run until it is back"
+        ),
+        RunEvent::CoordinatorUnreachable { wait_seconds } => format!(
+            "the coordinator cannot be reached: waiting for it, at most {} minutes; if it ended, \
+             run its `shoal start` again with the same --data-dir",
+            wait_seconds / 60
+        ),
+        RunEvent::CoordinatorReachable => "the coordinator is reachable again".to_owned(),
+        RunEvent::AwaitsAnchors { anchors, seconds } => format!(
+            "the run is over; waiting at most {seconds} s for {anchors} anchors that missed the end"
+        ),
+        RunEvent::Draining { source } => {
+            format!("{source}: leaving when the open step is committed")
+        }
+        _ => return None,
+    })
+}
+
+/// Describes the move of a member from one stage to another.
 fn describe_move(event: &RunEvent) -> Option<String> {
     Some(match event {
         RunEvent::MoveBegun { peer, from, to, reason } => {
             let (peer, from) = (peer.short(), place(*from));
-            format!("{peer} goes from {from} to stage {to}: {}", reason.words())
+            format!("{peer} moves from {from} to stage {to}: {}", reason.words())
         }
         RunEvent::Moves { peer, from, to, step, .. } => {
             let (peer, from) = (peer.short(), place(*from));
             format!("{peer} hosts stage {to} instead of {from} from step {step} on")
         }
         RunEvent::MoveCancelled { peer, to, obstacle, .. } => {
-            format!("{} does not go to stage {to}: {obstacle}", peer.short())
+            format!("{} does not move to stage {to}: {obstacle}", peer.short())
         }
         RunEvent::Moved { from, to, .. } => {
             format!("hosts stage {to} instead of {} from now on", place(*from))

@@ -1,6 +1,6 @@
 //! Compares DT-FM's published placements with Shoal's: prints the table of docs/placement.md.
 //!
-//! Arguments: the searches of each case (5), and the orders in which peers arrive (10).
+//! Arguments: the searches of each case (5), the orders in which peers arrive (10), and the number of cases (3).
 
 use std::time::{Duration, Instant};
 
@@ -16,13 +16,14 @@ const RANDOM: u32 = 1000;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
     let mut next = |default: u64| arguments.next().map_or(Ok(default), |text| text.parse());
-    let (seeds, orders) = (next(5)?, next(10)?);
+    let (seeds, orders, cases) = (next(5)?, next(10)?, next(CASES.len() as u64)?);
+    let cases = &CASES[..CASES.len().min(cases as usize)];
     println!("DT-FM's cases of 64 devices: modelled seconds of a step (data parallel + pipeline)");
     println!("beside the published ones (Yuan et al. 2022, arXiv 2206.01288).");
-    for case in &CASES {
+    for case in cases {
         print_case(case, seeds)?;
     }
-    print_regional(orders)
+    print_regional(cases, orders)
 }
 
 fn print_case(case: &Case, seeds: u64) -> Result<(), PlanError> {
@@ -57,14 +58,14 @@ fn print_case(case: &Case, seeds: u64) -> Result<(), PlanError> {
 }
 
 /// Swarms that place themselves, in the regions of each case.
-fn print_regional(orders: u64) -> Result<(), Box<dyn std::error::Error>> {
+fn print_regional(cases: &[Case], orders: u64) -> Result<(), Box<dyn std::error::Error>> {
     println!(
         "\nSwarms in these regions, 4 stages, peers that arrive in any order: seconds of a step, mean of"
     );
     println!(
         "{orders} orders, without locality and with it; then the peers that changed their stages."
     );
-    for (case, peers) in CASES.iter().zip([8, 4, 4]) {
+    for (case, peers) in cases.iter().zip([8, 4, 4]) {
         for (what, weighs) in [
             ("gradients weigh most", (Bytes(1 << 20), Bytes(400_000_000))),
             ("activations weigh most", (Bytes(8 << 20), Bytes(4_000_000))),

@@ -108,8 +108,3 @@ fn print_report(seed: u64, scenario: &Scenario, report: &Report) {
         );
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-}
