@@ -197,6 +197,7 @@ impl View {
 /// The record of one member.
 #[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct MemberRecord {
+    /// The member: peer and incarnation.
     pub member: Member,
     /// The stages it hosts.
     pub span: StageSpan,

@@ -40,6 +40,7 @@ pub struct Envelope {
     pub era: Era,
     /// The term of the coordinator that the sender follows.
     pub term: Term,
+    /// The content.
     pub message: Message,
 }
 
@@ -230,6 +231,7 @@ pub enum ToCoordinator {
         round: RoundId,
         /// The mend of the round that produced the result.
         mend: Mend,
+        /// The result of the round.
         outcome: RoundOutcome,
         /// The measured throughput of the sender's links to members of the round, by their
         /// positions.
