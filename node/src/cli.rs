@@ -44,28 +44,28 @@ pub use crate::observers::EventSink;
 /// Where a first peer listens unless told otherwise.
 const DEFAULT_PORT: u16 = 7410;
 
-/// Trains one transformer over many machines that come and go.
+/// Train one transformer over many machines that come and go.
 #[derive(Debug, Parser)]
 #[command(name = "shoal", version, disable_version_flag = true, after_help = Exit::HELP, max_term_width = 100)]
 pub struct Cli {
-    /// How log lines look.
+    /// Format of log lines.
     #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
-    /// Which log lines are written to stderr, as `level` or `target=level,...`; else `SHOAL_LOG` says it.
+    /// Filter of log lines on stderr: `level` or `target=level,...`; default: the variable `SHOAL_LOG`.
     #[arg(long, global = true, value_name = "FILTER")]
     pub log: Option<String>,
     /// Print the version; with -v also libtorch's, the processor's vectors and the kernels that MKL uses.
     #[arg(long, short = 'V', action = clap::ArgAction::Version)]
     version: Option<bool>,
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What to do.
+/// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Train a small model with a swarm of processes on this machine, and show what came of it.
+    /// Train a small model with several local processes and show the result.
     Demo(DemoArgs),
     /// Write a commented run configuration that trains as it is.
     Init(InitArgs),
@@ -73,41 +73,41 @@ pub enum Command {
     Start(StartArgs),
     /// Join a run.
     Join(JoinArgs),
-    /// Invite peers into a run that lets in only the invited, from the data directory of its warden.
+    /// Manage invitations to a run, in the data directory of its issuer.
     #[command(subcommand)]
     Invite(InviteCommand),
-    /// Close a run to a peer, from the data directory of its warden: its connections end at once.
+    /// Ban a peer from a run and end its connections, in the data directory of the run's issuer.
     Ban(BanArgs),
-    /// Open a run again to a peer that was banned.
+    /// Lift the ban of a peer.
     Unban(BanArgs),
-    /// Say what would keep this machine out of a run, and what to do about it; exit code 1 if anything.
+    /// Check whether this machine can join a run, and suggest fixes; exit code 1 if it cannot.
     Doctor(DoctorArgs),
-    /// Print what a running peer of this machine knows of its run.
+    /// Print the status of a run, as a running peer of this machine sees it.
     Status(StatusArgs),
-    /// Watch what a running peer knows of its run, in the terminal.
+    /// Watch the status of a run in the terminal.
     Top(NodeArgs),
-    /// Draw the loss curve of a run, as a running peer of this machine knows it or a file has it.
+    /// Draw the loss curve of a run, from a running peer of this machine or from a file.
     Plot(PlotArgs),
-    /// Say whether a running peer of this machine is well: exit code 0, or 1.
+    /// Check whether a running peer of this machine is healthy: exit code 0, else 1.
     Healthcheck(HealthcheckArgs),
-    /// Train the same run in one process, without a network: the reference.
+    /// Train a run in one process without a network: the reference.
     Local(LocalArgs),
-    /// Run a swarm in a modelled world, with deaths, and print what came of it.
+    /// Simulate a swarm with deaths, and print the result.
     Simulate(SimulateArgs),
-    /// Say which devices of a fleet should host which stage, and why.
+    /// Plan which devices of a fleet host which stage, with reasons.
     Plan(PlanArgs),
-    /// Look at what a run trains on.
+    /// Inspect the training data of a run.
     #[command(subcommand)]
     Data(DataCommand),
-    /// Look at a saved model.
+    /// Inspect, verify or fetch a checkpoint.
     #[command(subcommand)]
     Checkpoint(CheckpointCommand),
-    /// Look at the files that peers fetch from each other, and fetch one.
+    /// Inspect, verify or fetch the files that peers share.
     #[command(subcommand)]
     Chunk(ChunkCommand),
-    /// Continue a text with a saved model.
+    /// Continue a text with a checkpoint.
     Generate(GenerateArgs),
-    /// Print this peer's id; makes one where there is none.
+    /// Print this peer's id, and create it if there is none.
     Id(IdArgs),
     /// Print a completion script for a shell.
     Completion(CompletionArgs),
@@ -123,17 +123,17 @@ pub struct StartArgs {
     config: PathBuf,
     #[command(flatten)]
     peer: PeerArgs,
-    /// Listen at this IP:PORT (port 0: any free one); may be given several times.
+    /// Address to listen at, IP:PORT (port 0: any free port); repeatable.
     #[arg(long, value_name = "ADDR",
           default_values_t = [SocketAddr::from((Ipv4Addr::UNSPECIFIED, DEFAULT_PORT))])]
     listen: Vec<SocketAddr>,
-    /// Write the address that others join at into this file, once they can.
+    /// Write the address for `shoal join` into this file, once others can join.
     #[arg(long, value_name = "PATH")]
     address_file: Option<PathBuf>,
-    /// Members (this peer too) to wait for before the first step; else until every stage is hosted.
+    /// Number of members, this peer included, to wait for before the first step; default: until every stage is hosted.
     #[arg(long, value_name = "N")]
     wait_for: Option<NonZeroUsize>,
-    /// Folder for `checkpoint/` and `report.json`; else a folder of the run in the data directory.
+    /// Folder for `checkpoint/` and `report.json`; default: a folder of the run in the data directory.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
@@ -168,21 +168,21 @@ impl From<StartArgs> for StartOptions {
 /// `shoal join`
 #[derive(Debug, Clone, Args)]
 pub struct JoinArgs {
-    /// What `shoal start` printed, or `@PATH` of a file with it (waited for if need be). Of several
-    /// the first that answers is used.
+    /// Address or ticket that `shoal start` printed, or `@PATH` of a file with it (waits for the file). Of several
+    /// addresses, the first that answers is used.
     #[arg(value_name = "ADDRESS", required = true)]
     addresses: Vec<JoinAddress>,
-    /// Watch the run and do nothing for it: `shoal status`, `shoal top` and the web page of this peer
-    /// show the swarm.
+    /// Watch the run without training: `shoal status`, `shoal top` and the web page of this peer show
+    /// the swarm.
     #[arg(long, conflicts_with_all = ["stage", "anchor", "archive"])]
     observer: bool,
     #[command(flatten)]
     peer: PeerArgs,
-    /// Listen at this IP:PORT (port 0: any free one); may be given several times.
+    /// Address to listen at, IP:PORT (port 0: any free port); repeatable.
     #[arg(long, value_name = "ADDR",
           default_values_t = [SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))])]
     listen: Vec<SocketAddr>,
-    /// Write the address that others can join at into this file, once they can.
+    /// Write the address for `shoal join` into this file, once others can join.
     #[arg(long, value_name = "PATH")]
     address_file: Option<PathBuf>,
 }
@@ -244,7 +244,7 @@ impl From<LocalArgs> for LocalOptions {
 /// `shoal init`
 #[derive(Debug, Clone, Args)]
 pub struct InitArgs {
-    /// File to write; never one that is there.
+    /// File to write; must not exist.
     #[arg(short, long, value_name = "PATH", default_value = "run.toml")]
     pub output: PathBuf,
 }
@@ -262,10 +262,10 @@ pub struct DataShowArgs {
     /// The run's configuration.
     #[arg(value_name = "run.toml")]
     pub config: PathBuf,
-    /// Which optimizer update.
+    /// Step (optimizer update).
     #[arg(long, value_name = "S")]
     pub step: u64,
-    /// Which microbatch of it; held-out ones come after those trained on.
+    /// Microbatch of the step; held-out microbatches follow the training ones.
     #[arg(long, value_name = "M")]
     pub microbatch: u32,
 }
@@ -273,7 +273,7 @@ pub struct DataShowArgs {
 /// `shoal id`
 #[derive(Debug, Clone, Args)]
 pub struct IdArgs {
-    /// Where the peer keeps its identity.
+    /// The peer's data directory.
     #[arg(long, value_name = "D", default_value_os_t = default_data_dir())]
     pub data_dir: PathBuf,
 }
@@ -281,7 +281,7 @@ pub struct IdArgs {
 /// `shoal completion`
 #[derive(Debug, Clone, Args)]
 pub struct CompletionArgs {
-    /// Which shell.
+    /// The shell.
     #[arg(value_name = "SHELL")]
     pub shell: clap_complete::Shell,
 }
@@ -289,7 +289,7 @@ pub struct CompletionArgs {
 /// `shoal man`
 #[derive(Debug, Clone, Args)]
 pub struct ManArgs {
-    /// The folder to write them into, as `~/.local/share/man/man1`; made where there is none.
+    /// Folder for the man pages, such as `~/.local/share/man/man1`; created if missing.
     #[arg(value_name = "DIR")]
     pub dir: PathBuf,
 }

@@ -10,32 +10,32 @@ use shoal_protocol::net::admission::TicketId;
 
 use super::{ListFormat, default_data_dir};
 
-/// The longest that a ticket can be used.
+/// The longest lifetime of a ticket.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
 /// `shoal invite`
 #[derive(Debug, Clone, Subcommand)]
 pub enum InviteCommand {
-    /// Make a ticket: whoever is given it joins with `shoal join TICKET`.
+    /// Create a ticket: its bearer joins with `shoal join TICKET`.
     New(InviteNewArgs),
-    /// List the tickets, who used them, and who is let in or banned by name.
+    /// List tickets and their uses, and allowed and banned peers.
     Ls(InviteLsArgs),
-    /// Take a ticket back, with every permit that came of it; or take a peer off the list.
+    /// Revoke a ticket with all its certificates, or remove a peer from the access list.
     Revoke(InviteRevokeArgs),
-    /// Let peers in by their ids, without a ticket.
+    /// Allow peers by their ids, without a ticket.
     Allow(InviteAllowArgs),
 }
 
 /// `shoal invite new`
 #[derive(Debug, Clone, Args)]
 pub struct InviteNewArgs {
-    /// How long it can be used: 30m, 24h, 7d.
+    /// Lifetime of the ticket: 30m, 24h, 7d.
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = parse_life)]
     pub ttl: Duration,
-    /// How many peers it lets in.
+    /// Number of peers that the ticket admits.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     pub uses: u16,
-    /// The data directory of the run's warden; it may be running.
+    /// The data directory of the run's issuer; its peer may be running.
     #[arg(long, value_name = "D", default_value_os_t = default_data_dir())]
     pub data_dir: PathBuf,
 }
@@ -43,10 +43,10 @@ pub struct InviteNewArgs {
 /// `shoal invite ls`
 #[derive(Debug, Clone, Args)]
 pub struct InviteLsArgs {
-    /// The data directory of the run's warden; it may be running.
+    /// The data directory of the run's issuer; its peer may be running.
     #[arg(long, value_name = "D", default_value_os_t = default_data_dir())]
     pub data_dir: PathBuf,
-    /// How the list looks.
+    /// Output format.
     #[arg(short, long, value_enum, default_value_t = ListFormat::Text)]
     pub output: ListFormat,
 }
@@ -54,10 +54,10 @@ pub struct InviteLsArgs {
 /// `shoal invite revoke`
 #[derive(Debug, Clone, Args)]
 pub struct InviteRevokeArgs {
-    /// The number of a ticket, as `shoal invite ls` prints it, or the id of a peer on the list.
+    /// Number of a ticket, as `shoal invite ls` prints it, or id of a peer on the access list.
     #[arg(value_name = "ID")]
     pub what: Invited,
-    /// The data directory of the run's warden; it may be running.
+    /// The data directory of the run's issuer; its peer may be running.
     #[arg(long, value_name = "D", default_value_os_t = default_data_dir())]
     pub data_dir: PathBuf,
 }
@@ -65,10 +65,10 @@ pub struct InviteRevokeArgs {
 /// `shoal invite allow`
 #[derive(Debug, Clone, Args)]
 pub struct InviteAllowArgs {
-    /// Their ids, as `shoal id` prints them there.
+    /// Ids of the peers, as `shoal id` prints them there.
     #[arg(value_name = "PEER", required = true)]
     pub peers: Vec<PeerId>,
-    /// The data directory of the run's warden; it may be running.
+    /// The data directory of the run's issuer; its peer may be running.
     #[arg(long, value_name = "D", default_value_os_t = default_data_dir())]
     pub data_dir: PathBuf,
 }
@@ -76,20 +76,20 @@ pub struct InviteAllowArgs {
 /// `shoal ban` and `shoal unban`
 #[derive(Debug, Clone, Args)]
 pub struct BanArgs {
-    /// Its id.
+    /// Id of the peer.
     #[arg(value_name = "PEER")]
     pub peer: PeerId,
-    /// The data directory of the run's warden; it may be running.
+    /// The data directory of the run's issuer; its peer may be running.
     #[arg(long, value_name = "D", default_value_os_t = default_data_dir())]
     pub data_dir: PathBuf,
 }
 
-/// What can be taken back.
+/// A ticket or a peer to revoke.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Invited {
     /// A ticket.
     Ticket(TicketId),
-    /// A peer that is let in by name.
+    /// A peer on the access list.
     Peer(PeerId),
 }
 
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_life_has_a_unit_and_an_end() {
+    fn a_lifetime_has_a_unit_and_a_limit() {
         assert_eq!(parse_life("24h"), Ok(Duration::from_secs(24 * 60 * 60)));
         assert_eq!(parse_life("90s"), Ok(Duration::from_secs(90)));
         for text in ["", "h", "0h", "24", "367d", "1y", "-1h", "99999999999999999999d", "1é"] {
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn tickets_go_by_number_and_peers_by_id() {
+    fn tickets_have_numbers_and_peers_have_ids() {
         let peer = PeerId([7; 32]);
         assert_eq!("12".parse(), Ok(Invited::Ticket(TicketId(12))));
         assert_eq!(peer.to_string().parse(), Ok(Invited::Peer(peer)));

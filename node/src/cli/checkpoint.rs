@@ -1,4 +1,4 @@
-//! The flags of the commands about saved models: `shoal checkpoint` and `shoal generate`.
+//! The flags of the commands about checkpoints: `shoal checkpoint` and `shoal generate`.
 
 use std::path::PathBuf;
 
@@ -9,9 +9,9 @@ use crate::address::JoinAddress;
 /// `shoal checkpoint`
 #[derive(Debug, Clone, Subcommand)]
 pub enum CheckpointCommand {
-    /// Print the hash over names, shapes, dtypes and bytes of the weights.
+    /// Print the BLAKE3 hash over names, shapes, dtypes and bytes of the weights.
     Hash(CheckpointArgs),
-    /// Check that every file and every weight is there and whole.
+    /// Check that every file and every weight is complete.
     Verify(CheckpointArgs),
     /// Fetch the newest checkpoint of a running swarm.
     Fetch(FetchArgs),
@@ -20,10 +20,10 @@ pub enum CheckpointCommand {
 /// `shoal checkpoint fetch`
 #[derive(Debug, Clone, Args)]
 pub struct FetchArgs {
-    /// The address of any peer of the run, as for `shoal join`, or `@PATH` of a file with it.
+    /// Address of any peer of the run, as for `shoal join`, or `@PATH` of a file with it.
     #[arg(value_name = "ADDRESS")]
     pub address: JoinAddress,
-    /// The folder that the checkpoint becomes; one that is there is replaced.
+    /// Folder for the checkpoint; an existing one is replaced.
     #[arg(short, long, value_name = "DIR")]
     pub out: PathBuf,
 }
@@ -45,13 +45,13 @@ pub struct GenerateArgs {
     /// The text to continue.
     #[arg(long, value_name = "TEXT")]
     pub prompt: String,
-    /// Tokens to add.
+    /// Number of tokens to add.
     #[arg(long, value_name = "N", default_value_t = 200)]
     pub tokens: usize,
-    /// Decides what is drawn.
+    /// Seed of the sampling.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
-    /// Below 1 keeps to likely tokens, at 0 always takes the likeliest.
+    /// Sampling temperature: below 1 prefers likely tokens, 0 always takes the most likely one.
     #[arg(long, value_name = "T", default_value_t = 0.8)]
     pub temperature: f64,
 }

@@ -11,11 +11,11 @@ use crate::address::JoinAddress;
 /// `shoal chunk`
 #[derive(Debug, Clone, Subcommand)]
 pub enum ChunkCommand {
-    /// List what a data directory holds for others: hash, bytes, what it is, whole or partial.
+    /// List the files of a data directory that other peers can fetch: hash, size, kind, complete or partial.
     Ls(ChunkLsArgs),
-    /// Read everything in a data directory again, and say what is bad.
+    /// Verify all files of a data directory against their hashes.
     Verify(ChunkVerifyArgs),
-    /// Fetch a file by its hash from several peers at once; a fetch that was cut goes on.
+    /// Fetch a file by its hash from several peers at once; continues an interrupted fetch.
     Get(ChunkGetArgs),
 }
 
@@ -25,12 +25,12 @@ pub struct ChunkLsArgs {
     /// The data directory; a peer may be using it.
     #[arg(long, value_name = "D", default_value_os_t = default_data_dir())]
     pub data_dir: PathBuf,
-    /// How the list looks.
+    /// Output format.
     #[arg(short, long, value_enum, default_value_t = ListFormat::Text)]
     pub output: ListFormat,
 }
 
-/// How a list looks.
+/// The format of a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ListFormat {
     /// For people.
@@ -50,13 +50,13 @@ pub struct ChunkVerifyArgs {
 /// `shoal chunk get`
 #[derive(Debug, Clone, Args)]
 pub struct ChunkGetArgs {
-    /// The hash of the file, as `shoal chunk ls` prints it.
+    /// Hash of the file, as `shoal chunk ls` prints it.
     #[arg(value_name = "HASH")]
     pub hash: ContentHash,
-    /// The addresses of peers that have it, as for `shoal join`, or `@PATH` of a file with one.
+    /// Addresses of peers that have it, as for `shoal join`, or `@PATH` of a file with one.
     #[arg(long, value_name = "ADDRESS", required = true, num_args = 1..)]
     pub from: Vec<JoinAddress>,
-    /// The file that it becomes, which must not be there; else one named by the hash.
+    /// File to write, which must not exist; default: a file named by the hash.
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
 }

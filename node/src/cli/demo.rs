@@ -12,7 +12,7 @@ use shoal_protocol::manifest::Dtype;
 
 use super::parse_seconds;
 
-/// Kind of number to compute in, as typed.
+/// The dtype of the computation, as typed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DtypeChoice {
     /// 32-bit.
@@ -33,49 +33,49 @@ impl From<DtypeChoice> for Dtype {
 /// `shoal demo`
 #[derive(Debug, Clone, Args)]
 pub struct DemoArgs {
-    /// Processes in the swarm.
+    /// Number of processes.
     #[arg(long, value_name = "N", default_value = "4")]
     pub peers: NonZeroUsize,
-    /// Pipeline stages.
+    /// Number of pipeline stages.
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub stages: u16,
-    /// Optimizer updates; 0 writes the initial checkpoint.
+    /// Number of steps (optimizer updates); 0 writes the initial checkpoint.
     #[arg(long, value_name = "N")]
     pub steps: Option<u64>,
-    /// A text file or a folder of them; else Shoal's own sources and documents.
+    /// A text file or a folder of text files; default: Shoal's own sources and documents.
     #[arg(long, value_name = "PATH")]
     pub data: Option<PathBuf>,
-    /// Decides initial weights and the order of samples.
+    /// Seed of the initial weights and of the order of samples.
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
-    /// Kind of number to compute in.
+    /// Dtype of the computation.
     #[arg(long, value_enum)]
     pub dtype: Option<DtypeChoice>,
-    /// What travels between stages: f32, bf16, f16, int8, int4 or fp8, the last three perhaps with a
-    /// block as in int8:1024; else as the passes compute.
+    /// Codec between stages: f32, bf16, f16, int8, int4 or fp8, the last three optionally with a block
+    /// size as in int8:1024; default: the dtype.
     #[arg(long, value_name = "CODEC")]
     pub codec: Option<Codec>,
-    /// Updates that may be missing from the weights that a step reads: with 1 nothing waits for the
+    /// Number of updates that the weights of a step may lack: with 1, passes do not wait for the
     /// all-reduce.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub staleness: u8,
-    /// Folder for everything that comes of it; one of an earlier demo is replaced.
+    /// Folder for all results; the folder of an earlier demo is replaced.
     #[arg(long, value_name = "DIR", default_value = "demo")]
     pub out: PathBuf,
-    /// What each peer computes on: `auto`, `cpu` or `cuda:N`.
+    /// Device of each peer: `auto`, `cpu` or `cuda:N`.
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub device: DeviceChoice,
-    /// Peers that keep the run's log together: with three, the first may be killed as well.
+    /// Number of anchors, which replicate the run's log: with three, the first peer may be killed too.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub anchors: usize,
-    /// Kill -9 a random peer about every so many seconds, and start another. With fewer than three
-    /// anchors the first peer is left alone.
+    /// Kill a random peer (`kill -9`) about every SECONDS, and start another. With fewer than three
+    /// anchors the first peer is spared.
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub kill_every: Option<Duration>,
-    /// Do not train the reference that the swarm is compared with.
+    /// Skip the training of the reference.
     #[arg(long)]
     pub no_reference: bool,
-    /// Slow peer INDEX (from 0) down by MS milliseconds a pass.
+    /// Slow down peer INDEX (from 0) by MS milliseconds a pass.
     #[arg(long, value_name = "INDEX=MS", hide = true)]
     pub slow_peer: Vec<SlowPeer>,
 }
@@ -83,7 +83,7 @@ pub struct DemoArgs {
 /// A peer of the demo that is slowed artificially.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlowPeer {
-    /// Which, from 0.
+    /// The index of the peer, from 0.
     pub index: usize,
     /// Milliseconds waited in each pass.
     pub milliseconds: u64,

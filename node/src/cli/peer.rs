@@ -53,13 +53,13 @@ fn parse_interval(text: &str) -> Result<Duration, &'static str> {
 /// What the process computes with.
 #[derive(Debug, Clone, PartialEq, Eq, Args)]
 pub struct ComputeArgs {
-    /// What to compute on: `auto`, `cpu` or `cuda:N`.
+    /// Device: `auto`, `cpu` or `cuda:N`.
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: DeviceChoice,
-    /// Processor threads to compute with; all of them unless given.
+    /// Number of processor threads for computation; default: all.
     #[arg(long, value_name = "N", value_parser = parse_threads)]
     threads: Option<NonZeroUsize>,
-    /// Write the typed events of the run to this file as lines of JSON; `-` is stdout.
+    /// Write the events of the run to this file as lines of JSON; `-` is stdout.
     #[arg(long, value_name = "PATH")]
     events: Option<EventSink>,
 }
@@ -85,56 +85,54 @@ impl From<ComputeArgs> for ComputeOptions {
 /// What `start` and `join` have in common.
 #[derive(Debug, Clone, Args)]
 pub struct PeerArgs {
-    /// Where this peer keeps its identity and its files; one process at a time.
+    /// Folder for the peer's identity and files; one process at a time.
     #[arg(long, value_name = "D", default_value_os_t = default_data_dir())]
     data_dir: PathBuf,
-    /// Show this peer over HTTP at this IP:PORT: the web page, /status, /metrics, /livez and /readyz.
-    /// Only this machine can ask unless told otherwise; `none` shows nothing.
+    /// HTTP address, IP:PORT, of the web page, /status, /metrics, /livez and /readyz. By default only this
+    /// machine can connect; `none` turns it off.
     #[arg(long, visible_alias = "metrics", value_name = "ADDR", default_value_t = HttpAddress::default())]
     http: HttpAddress,
-    /// The stage to host: `auto` takes the one that gets through least, `none` computes nothing (with
-    /// --anchor or --archive; with neither it watches).
+    /// Stage to host: `auto` takes the one with the least throughput, `none` computes nothing (with --anchor
+    /// or --archive; with neither, the peer observes).
     #[arg(long, value_name = "auto|N|all|none", default_value = "auto", value_parser = parse_stage)]
     stage: StageChoice,
     #[command(flatten)]
     compute: ComputeArgs,
-    /// Memory that this peer may use (as 8GiB), libtorch itself not counted; else what is free.
+    /// Memory limit (as 8GiB), without libtorch itself; default: the free memory.
     #[arg(long, value_name = "SIZE")]
     memory: Option<Bytes>,
-    /// Memory for the output log of the open step, what was sent and may be sent again; the rest of it
-    /// is on the disk.
+    /// Memory for the output log of the open step (data that may be sent again); the rest of the log is on
+    /// disk.
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     log_memory: Bytes,
-    /// What steers how fast connections send.
+    /// Congestion control of connections.
     #[arg(long, value_enum, default_value_t = Congestion::Tolerant)]
     congestion: Congestion,
-    /// How tensors are made smaller for links without loss: `auto` as is measured to arrive soonest on
-    /// each.
+    /// Lossless compression of tensors: `auto` uses what a measurement shows to arrive soonest on each
+    /// link.
     #[arg(long, value_enum, default_value_t = PackingMode::Auto)]
     packing: PackingMode,
-    /// Do not look for peers, nor be found, by multicast on the local network.
+    /// Disable discovery by multicast on the local network.
     #[arg(long)]
     no_mdns: bool,
-    /// Do not ask the router of this machine's network (UPnP) to pass on a port, by which peers elsewhere
-    /// dial in.
+    /// Do not ask the router (UPnP) to forward a port to this peer.
     #[arg(long)]
     no_upnp: bool,
-    /// Keep the run's log with other anchors: with three or five of them the run goes on when any one
-    /// dies, the peer that keeps it included. `start` always does.
+    /// Replicate the run's log as an anchor: with three or five anchors the run survives the death of any
+    /// one, the coordinator included. `start` always does.
     #[arg(long)]
     anchor: bool,
-    /// Keep every checkpoint whole in this folder: `checkpoint/` is the model.
+    /// Archive every complete checkpoint in this folder; `checkpoint/` is the model.
     #[arg(long, value_name = "DIR")]
     archive: Option<PathBuf>,
-    /// Leave in order when this file appears: the machine is about to be taken away.
+    /// Leave in order when this file appears (a preemption notice).
     #[arg(long, value_name = "PATH")]
     preempt_file: Option<PathBuf>,
-    /// How long leaving in order (SIGTERM, SIGINT, --preempt-file) may take at most.
+    /// Longest time to leave in order (SIGTERM, SIGINT, --preempt-file).
     #[arg(long, value_name = "SECONDS", default_value = "25", value_parser = parse_seconds)]
     drain_timeout: Duration,
-    /// How often the stages are compared, and peers moved from one to another where that makes the
-    /// swarm faster, while this peer keeps the run. Soon after peers came or went they are compared too,
-    /// if nobody was moved for as long; 0 is never.
+    /// Interval at which this peer, as the coordinator, compares the stages and moves peers where that
+    /// makes the swarm faster; also soon after peers joined or left. 0: never.
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_interval)]
     rebalance: Duration,
     /// Milliseconds to wait in each pass over a microbatch, to model a slow peer.
@@ -159,13 +157,13 @@ pub struct PeerOptions {
     pub limits: ResourceLimits,
     /// How tensors are made smaller for links.
     pub packing: PackingMode,
-    /// Whether to keep the run's log with others.
+    /// Whether to be an anchor.
     pub anchor: bool,
     /// Gets every checkpoint whole, if there is to be such a place.
     pub archive: Option<PathBuf>,
     /// When and how to leave before the run is over.
     pub leaving: Leaving,
-    /// When members change their stages, while this peer keeps the run.
+    /// When members change their stages, while this peer is the coordinator.
     pub rebalance: Rebalance,
     /// Waited in each pass (a forward or a backward) over a microbatch, to model a slow peer.
     pub slow_down: Duration,

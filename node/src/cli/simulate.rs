@@ -8,16 +8,16 @@ use clap::Args;
 /// `shoal simulate`
 #[derive(Debug, Clone, Args)]
 pub struct SimulateArgs {
-    /// A swarm and what befalls it, as TOML; a small one over three regions unless given.
+    /// The swarm and its faults, as TOML; default: a small swarm over three regions.
     #[arg(value_name = "scenario.toml")]
     pub scenario: Option<PathBuf>,
-    /// Decides everything that is left to chance.
+    /// Seed of the simulation.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
-    /// One swarm for each of these seeds.
+    /// Simulate one swarm for each of these seeds.
     #[arg(long, value_name = "A..B", conflicts_with = "seed")]
     pub seeds: Option<Seeds>,
-    /// Write what the run did over its time, and a picture of that beside it (FILE.svg).
+    /// Write the run's course over time to this file, and a picture of it beside it (FILE.svg).
     #[arg(short, long, value_name = "FILE.json", conflicts_with_all = ["seeds", "trace"])]
     pub output: Option<PathBuf>,
     /// Print every event to stderr.

@@ -10,12 +10,12 @@ use clap::Args;
 use super::{ListFormat, default_data_dir};
 use crate::data_dir::shown_at;
 
-/// Where a peer is shown over HTTP, if anywhere: to this machine alone unless told otherwise.
+/// The HTTP address of a peer, if any: by default a loopback address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HttpAddress(pub Option<SocketAddr>);
 
 impl HttpAddress {
-    /// Whether somebody chose a port, to look at the peer for long.
+    /// Whether the user chose a port, and so watches the peer for long.
     #[must_use]
     pub fn is_chosen(self) -> bool {
         self.0.is_some_and(|address| address.port() != 0)
@@ -51,10 +51,10 @@ impl FromStr for HttpAddress {
     }
 }
 
-/// Which running peer is asked.
+/// The running peer to ask.
 #[derive(Debug, Clone, Args)]
 pub struct NodeArgs {
-    /// Where it answers over HTTP (its --http); else its data directory says it.
+    /// HTTP address of the peer (its --http); default: the one in its data directory.
     #[arg(value_name = "IP:PORT")]
     address: Option<SocketAddr>,
     /// The data directory of the peer.
@@ -63,7 +63,7 @@ pub struct NodeArgs {
 }
 
 impl NodeArgs {
-    /// Where the peer answers.
+    /// The HTTP address of the peer.
     ///
     /// # Errors
     /// When its data directory does not say, since it does not run.
@@ -78,10 +78,10 @@ impl NodeArgs {
 /// `shoal status`
 #[derive(Debug, Clone, Args)]
 pub struct StatusArgs {
-    /// Which peer.
+    /// The peer.
     #[command(flatten)]
     pub node: NodeArgs,
-    /// How it is printed.
+    /// Output format.
     #[arg(short, long, value_enum, default_value_t = ListFormat::Text)]
     pub output: ListFormat,
 }
@@ -89,13 +89,13 @@ pub struct StatusArgs {
 /// `shoal plot`
 #[derive(Debug, Clone, Args)]
 pub struct PlotArgs {
-    /// Which peer.
+    /// The peer.
     #[command(flatten)]
     pub node: NodeArgs,
-    /// A run's `report.json`, or what a peer wrote with --events, instead of a peer.
+    /// A run's `report.json`, or a file that a peer wrote with --events, instead of a running peer.
     #[arg(long, value_name = "FILE", conflicts_with = "address")]
     pub from: Option<PathBuf>,
-    /// Where the picture goes.
+    /// File for the picture.
     #[arg(short, long, value_name = "FILE.svg", default_value = "loss.svg")]
     pub output: PathBuf,
 }
@@ -103,10 +103,10 @@ pub struct PlotArgs {
 /// `shoal healthcheck`
 #[derive(Debug, Clone, Args)]
 pub struct HealthcheckArgs {
-    /// Which peer.
+    /// The peer.
     #[command(flatten)]
     pub node: NodeArgs,
-    /// Whether it does for the run what it is there for, rather than whether it is alive.
+    /// Check whether the peer serves, instead of whether it is alive.
     #[arg(long)]
     pub ready: bool,
 }
