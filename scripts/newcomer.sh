@@ -146,7 +146,7 @@ wrong_addresses() {
     nobody=${nobody/tcp\/$PORT/tcp\/7499}
     join "a port where nobody listens" "does not answer as a Shoal peer" "$nobody"
     doctor "the same, to the doctor" "refuses: nobody listens there" "$nobody"
-    join "half an address" "is no address of a peer" "/ip4/$FIRST/tcp/$PORT"
+    join "half an address" "is not a peer address" "/ip4/$FIRST/tcp/$PORT"
 }
 
 closed_ports() {
