@@ -165,7 +165,7 @@ def check_hostile(page, url):
     for member in seen["members"]:
         member.update(spoil({"peer": member["peer"], "addresses": member["addresses"]}))
     seen["node"].update(why=markup, state=markup, peer=markup)
-    seen["run"].update(id=markup + seen["run"]["id"], keeper=markup)
+    seen["run"].update(id=markup + seen["run"]["id"], coordinator=markup)
     before = page.value("document.body.dataset.polls")
     page.answer("*/status", json.dumps(seen).encode())
     page.until(f"Number(document.body.dataset.polls) > Number({before}) + 2")

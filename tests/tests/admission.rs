@@ -50,7 +50,7 @@ fn a_ticket_admits_as_many_peers_as_it_has_uses() {
     // Without a ticket.
     let reason = refusal(&swarm, &swarm.address, 7);
     assert!(reason.contains("ask who runs it for one (`shoal invite new`)"), "{reason}");
-    let turned = swarm.peers[0].event("turned_away");
+    let turned = swarm.peers[0].event("connection_refused");
     assert_eq!(turned["reason"], "no_certificate");
     assert_eq!(turned["peer"], swarm.peer_id(7));
     // A ticket for two peers, and no third.
@@ -95,7 +95,7 @@ fn a_permit_outlives_its_process_and_every_peer_accepts_it() {
     drop(again);
     let mut again = swarm.newcomer(&ticket, 1, &OWN_PORT);
     again.event("joined");
-    // A permit is not valid for another peer.
+    // A certificate is not valid for another peer.
     let run_folder =
         std::fs::read_dir(swarm.data_dir(1).join("runs")).expect("it took part in one");
     let name = run_folder.flatten().next().expect("it took part in one").file_name();
@@ -105,7 +105,7 @@ fn a_permit_outlives_its_process_and_every_peer_accepts_it() {
     std::fs::copy(certificate(1).join("certificate"), certificate(3).join("certificate"))
         .expect("it has one");
     let reason = refusal(&swarm, &swarm.address, 3);
-    assert!(reason.contains(&format!("the permit is peer {}'s", swarm.peer_id(1))), "{reason}");
+    assert!(reason.contains(&format!("the certificate is peer {}'s", swarm.peer_id(1))), "{reason}");
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn a_revoked_or_damaged_ticket_is_refused() {
     // The connections of the peer end, with the reason.
     let reason = peer.end().failure(NOT_ADMITTED);
     assert!(reason.contains("ticket 2 was revoked"), "{reason}");
-    let access_list = swarm.peers[0].event("roster");
+    let access_list = swarm.peers[0].event("access_list");
     assert_eq!(access_list["revoked"], 1);
     let reason = refusal(&swarm, &ticket, 2);
     assert!(reason.contains("ticket 2 was revoked"), "{reason}");
@@ -145,12 +145,12 @@ fn a_ban_ends_all_connections_and_the_run_continues() {
     let lost = swarm.peers[0].event("lost");
     assert_eq!(lost["peer"], banned);
     // The other member receives the access list as well.
-    assert_eq!(swarm.peers[1].event("roster")["banned"], 1);
+    assert_eq!(swarm.peers[1].event("access_list")["banned"], 1);
     swarm.peers[1].event("committed");
     let reason = refusal(&swarm, &swarm.address, 2);
     assert!(reason.contains("banned from the run"), "{reason}");
     printed(&swarm, &["unban", &banned]);
-    while swarm.peers[0].event("roster")["banned"] != 0 {}
+    while swarm.peers[0].event("access_list")["banned"] != 0 {}
     let address = swarm.address.clone();
     let mut back = swarm.newcomer(&address, 2, &OWN_PORT);
     back.event("joined");
@@ -170,7 +170,7 @@ fn an_allowlist_admits_the_peers_that_it_names() {
     let reason = Process::start("issuer", issuer(&swarm, &["invite", "new"])).end().failure(USAGE);
     assert!(reason.contains("shoal invite allow PEER"), "{reason}");
     printed(&swarm, &["invite", "allow", &swarm.peer_id(1), &swarm.peer_id(2)]);
-    swarm.peers[0].event("roster");
+    swarm.peers[0].event("access_list");
     swarm.join(&[]);
     swarm.join(&[]);
     assert_eq!(swarm.finish().hash(), run.local("alone").hash());

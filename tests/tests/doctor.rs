@@ -51,7 +51,7 @@ fn a_machine_that_can_join_has_no_findings() {
     peer.event("joined");
     // The doctor checks a running peer as well, with the peers that it knows.
     let printed = doctor(&swarm.data_dir(1), &[]).success();
-    assert_eq!(found(&printed, "permit").0, "well", "{printed}");
+    assert_eq!(found(&printed, "certificate").0, "well", "{printed}");
 }
 
 #[test]

@@ -82,7 +82,7 @@ fn a_restarted_peer_exports_the_progress_of_the_run() {
     // No peer hosts the other stage, so no step is committed.
     let flags = ["--stage", "0", "--metrics", &address.to_string()];
     let mut swarm = Swarm::start_in(homes.path(), &run.config(), &flags);
-    swarm.peers[0].event("took_over");
+    swarm.peers[0].event("became_coordinator");
     let text = scrape(address);
     assert!(value(&text, "shoal_step") >= version, "{text}");
     assert!(value(&text, "shoal_checkpoint_step") >= version, "{text}");

@@ -113,7 +113,7 @@ fn the_run_waits_for_its_only_anchor_and_continues_with_it() {
     reach(&mut swarm, 4);
     swarm.peers[0].kill();
     let mut again = lasting_swarm(homes.path(), &run, &address, 1);
-    assert_eq!(again.peers[0].event("took_over")["term"], 2);
+    assert_eq!(again.peers[0].event("became_coordinator")["term"], 2);
     again.peers.extend(swarm.peers.drain(1..));
     let trained = again.finish();
     // The others hosted every stage, so their work counts.

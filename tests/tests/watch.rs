@@ -44,7 +44,7 @@ fn an_observer_shows_the_events_of_the_swarm() {
     let hosting: Vec<&Json> = members.iter().map(|member| &member["stages"]).collect();
     assert_eq!(members.len(), 4, "{seen:#}");
     assert_eq!(hosting.iter().filter(|stages| stages == &&&serde_json::json!([])).count(), 1);
-    assert_eq!(members.iter().filter(|member| member["keeper"] == true).count(), 1);
+    assert_eq!(members.iter().filter(|member| member["coordinator"] == true).count(), 1);
     assert_eq!(seen["run"]["stages"], 2);
     assert!(seen["training"]["loss"].as_f64().is_some_and(|loss| loss > 1.0), "{seen:#}");
     assert!(seen["curves"]["loss"].as_array().is_some_and(|points| !points.is_empty()));
