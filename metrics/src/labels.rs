@@ -251,7 +251,7 @@ label! {
         /// A commit names a different result than the one held here.
         Result = "result",
         /// A member sent a message that no correct member sends.
-        Nonsense = "nonsense",
+        UnexpectedMessage = "nonsense",
     }
 }
 

@@ -38,7 +38,7 @@ pub struct Metrics {
     /// Progress of the run.
     pub run: Run,
     /// Metrics of the coordinator.
-    pub keeping: Coordination,
+    pub coordination: Coordination,
     /// State and activity of this peer.
     pub node: Node,
     /// Memory of this peer.
@@ -66,7 +66,7 @@ impl Metrics {
         Ok(Self {
             name: Arc::default(),
             run: Run::register(&r)?,
-            keeping: Coordination::register(&r)?,
+            coordination: Coordination::register(&r)?,
             node: Node::register(&r)?,
             memory: Memory::register(&r)?,
             machine: Machine::register(&r)?,

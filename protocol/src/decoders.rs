@@ -63,17 +63,22 @@ fn newcomer(known: PeerId, addresses: &[SocketAddr]) -> (Candidate, LinkEstimate
     (candidate, estimate)
 }
 
-fn envelopes() -> Vec<Vec<u8>> {
-    let grant = Grant { term: Term(1), number: 9 };
-    let coordinator = Member { peer: PeerId([7; 32]), incarnation: Incarnation(2) };
-    let addresses = vec![([192, 0, 2, 1], 7410).into(), ([0; 16], 1).into()];
+/// A checkpoint of one stage with one holder.
+fn checkpoint(holder: PeerId, addresses: &[SocketAddr]) -> SavedCheckpoint {
     let file = StoredFile {
         name: "model-00001-of-00002.safetensors".to_owned(),
         hash: ContentHash([3; 32]),
         size: units::Bytes(1 << 33),
     };
-    let stored = StoredStage { files: vec![file], holders: vec![coordinator.peer] };
-    let holders = vec![(coordinator.peer, addresses.clone())];
+    let stored = StoredStage { files: vec![file], holders: vec![holder] };
+    let holders = vec![(holder, addresses.to_vec())];
+    SavedCheckpoint { version: Step(300), stages: vec![stored], holders }
+}
+
+fn envelopes() -> Vec<Vec<u8>> {
+    let grant = Grant { term: Term(1), number: 9 };
+    let coordinator = Member { peer: PeerId([7; 32]), incarnation: Incarnation(2) };
+    let addresses = vec![([192, 0, 2, 1], 7410).into(), ([0; 16], 1).into()];
     let member = MemberRecord {
         member: coordinator,
         span: StageSpan::one(Stage(2)),
@@ -86,7 +91,7 @@ fn envelopes() -> Vec<Vec<u8>> {
     let member = Arc::new(member);
     let listens = RoundGroupMember { member: coordinator, weight: None };
     let round = round();
-    let newest = SavedCheckpoint { version: Step(300), stages: vec![stored], holders };
+    let newest = checkpoint(coordinator.peer, &addresses);
     let (candidate, estimate) = newcomer(coordinator.peer, &addresses);
     let targets = vec![(coordinator.peer, addresses.clone())];
     [
@@ -243,8 +248,8 @@ fn piece_list(bytes: &[u8]) {
     let Some((hash, list)) = rest.split_first_chunk::<HASH>() else { return };
     let list = list.as_chunks::<HASH>().0.to_vec();
     let last = u64::from_le_bytes(*last);
-    let whole = (list.len() as u64).saturating_sub(1) * limits::BLOB_PIECE.0;
-    for length in [last, whole.saturating_add(last % (limits::BLOB_PIECE.0 + 1))] {
+    let whole = (list.len() as u64).saturating_sub(1) * limits::FILE_PIECE.0;
+    for length in [last, whole.saturating_add(last % (limits::FILE_PIECE.0 + 1))] {
         let known = PieceHashes::checked(ContentHash(*hash), length, list.clone());
         let Some(known) = known else { continue };
         assert_eq!(list.len() as u64, pieces(length));

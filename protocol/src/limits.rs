@@ -54,10 +54,10 @@ pub const CHANGED_MEMBERS: usize = 512;
 pub const MEMBER_ADDRESSES: usize = 8;
 
 /// Links to other peers whose measurements a peer reports.
-pub const WAYS: usize = 16;
+pub const LINK_ESTIMATES: usize = 16;
 
 /// Members whose round-trip times a newcomer measures before it is assigned a stage.
-pub const LANDMARKS: usize = 8;
+pub const PROBED_MEMBERS: usize = 8;
 
 /// A run's manifest as TOML or on the wire.
 pub const MANIFEST: Bytes = Bytes(64 << 10);
@@ -71,10 +71,10 @@ pub const ROUND_PIECE_ELEMENTS: usize = 1 << 16;
 pub const ROUND_BLOCK_ELEMENTS: usize = 1 << 12;
 
 /// One piece of a file fetched by its hash.
-pub const BLOB_PIECE: Bytes = Bytes::mebi(1);
+pub const FILE_PIECE: Bytes = Bytes::mebi(1);
 
 /// One file fetched by its hash.
-pub const BLOB: Bytes = Bytes::mebi(64 << 10);
+pub const FILE: Bytes = Bytes::mebi(64 << 10);
 
 /// Time to reach a peer and to agree on version and run.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);

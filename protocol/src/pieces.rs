@@ -23,14 +23,14 @@ pub struct PieceHashes {
 /// The number of pieces of a file of `length` bytes; at least one.
 #[must_use]
 pub fn pieces(length: u64) -> u64 {
-    length.div_ceil(limits::BLOB_PIECE.0).max(1)
+    length.div_ceil(limits::FILE_PIECE.0).max(1)
 }
 
 /// Position and length of a piece of a file of `length` bytes.
 #[must_use]
 pub fn piece_at(length: u64, index: u64) -> (u64, usize) {
-    let position = index * limits::BLOB_PIECE.0;
-    (position, limits::BLOB_PIECE.0.min(length - position) as usize)
+    let position = index * limits::FILE_PIECE.0;
+    (position, limits::FILE_PIECE.0.min(length - position) as usize)
 }
 
 /// The hash of one piece of a file of `length` bytes.
@@ -44,7 +44,7 @@ pub fn piece_hash(length: u64, index: u64, piece: &[u8]) -> [u8; HASH] {
     if pieces(length) == 1 {
         return *hasher.update(piece).finalize().as_bytes();
     }
-    hasher.set_input_offset(index * limits::BLOB_PIECE.0).update(piece).finalize_non_root()
+    hasher.set_input_offset(index * limits::FILE_PIECE.0).update(piece).finalize_non_root()
 }
 
 impl PieceHashes {
@@ -81,7 +81,7 @@ fn halves(hashes: &[[u8; HASH]], length: u64) -> Option<(Half<'_>, Half<'_>)> {
         return None;
     }
     let left = left_subtree_len(length);
-    let (first, second) = hashes.split_at((left / limits::BLOB_PIECE.0) as usize);
+    let (first, second) = hashes.split_at((left / limits::FILE_PIECE.0) as usize);
     Some(((first, left), (second, length - left)))
 }
 
@@ -89,7 +89,7 @@ fn halves(hashes: &[[u8; HASH]], length: u64) -> Option<(Half<'_>, Half<'_>)> {
 mod tests {
     use super::*;
 
-    const PIECE: usize = limits::BLOB_PIECE.0 as usize;
+    const PIECE: usize = limits::FILE_PIECE.0 as usize;
 
     fn file(length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];

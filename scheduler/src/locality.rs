@@ -48,7 +48,7 @@ impl LinkEstimates {
         }
         let known = self.of.entry(from).or_default();
         for (to, path) in link_estimates.iter().filter(|(to, _)| *to != from) {
-            if known.len() < limits::WAYS || known.contains_key(to) {
+            if known.len() < limits::LINK_ESTIMATES || known.contains_key(to) {
                 known.insert(*to, *path);
             }
         }
@@ -329,7 +329,7 @@ mod tests {
         for number in 0..200 {
             link_estimates.note(peer(0), &[(peer(number), path(1))]);
         }
-        assert_eq!(link_estimates.of[&peer(0)].len(), limits::WAYS);
+        assert_eq!(link_estimates.of[&peer(0)].len(), limits::LINK_ESTIMATES);
         link_estimates.forget(peer(0));
         assert!(link_estimates.is_empty());
     }

@@ -194,9 +194,9 @@ impl Membership {
             .filter(|record| others(&record.member.peer))
             .map(|record| (mixed(seed, number_of(record.member.peer)), record))
             .collect();
-        if all.len() > limits::LANDMARKS {
-            all.select_nth_unstable_by_key(limits::LANDMARKS, |(order, _)| *order);
-            all.truncate(limits::LANDMARKS);
+        if all.len() > limits::PROBED_MEMBERS {
+            all.select_nth_unstable_by_key(limits::PROBED_MEMBERS, |(order, _)| *order);
+            all.truncate(limits::PROBED_MEMBERS);
         }
         let place =
             |(_, record): (u64, &MemberRecord)| (record.member.peer, record.addresses.clone());

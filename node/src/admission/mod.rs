@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::net::admission::{Desk, Gate, RedemptionLog, Rules};
+use shoal_protocol::net::admission::{Gate, RedemptionLog, Rules, TicketDesk};
 use shoal_protocol::net::identity::Identity;
 
 use crate::data_dir::DataDir;
@@ -52,7 +52,7 @@ pub(crate) fn enter(
     if issuer {
         let book = RedemptionLog::open(&folder.redemptions())
             .context("cannot issue certificates for tickets")?;
-        gate.open_desk(Arc::new(Desk::new(identity.clone(), run, book)));
+        gate.open_desk(Arc::new(TicketDesk::new(identity.clone(), run, book)));
     }
     watch::store_changes(gate, &folder)?;
     Ok(folder)

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use shoal_protocol::ids::RunId;
 use shoal_protocol::net::admission::{
-    CLOCK_LEEWAY, Denied, Paper, Signed, Ticket, TicketError, UnixTime,
+    CLOCK_LEEWAY, Denied, Document, Signed, Ticket, TicketError, UnixTime,
 };
 use shoal_protocol::net::discovery::{AddressError, PeerAddress};
 use shoal_protocol::net::transport::{ConnectError, Refusal, Transport, Welcome};
@@ -192,9 +192,9 @@ impl Failure {
             return false;
         };
         match denied {
-            Denied::Expired { paper, .. }
-            | Denied::Forged { paper }
-            | Denied::OtherRun { paper, .. } => *paper == Paper::Certificate,
+            Denied::Expired { document, .. }
+            | Denied::Forged { document }
+            | Denied::OtherRun { document, .. } => *document == Document::Certificate,
             Denied::OtherPeer { .. } | Denied::Revoked { .. } | Denied::Needed { .. } => true,
             _ => false,
         }

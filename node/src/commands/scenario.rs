@@ -253,7 +253,7 @@ impl Described {
             snapshot: shoal_protocol::units::Bytes::mebi(4),
             write: Duration::from_millis(100),
             anchors: self.anchors,
-            homecoming: Duration::from_secs(120),
+            return_trip: Duration::from_secs(120),
             rebalance: Rebalance::every_so_often(seconds(self.rebalance)),
             faults: Faults {
                 happen,

@@ -269,7 +269,7 @@ impl AnchorRole {
             home: context.me,
             retry: RETRY,
             patience: patience(manifest),
-            homecoming: CHECKPOINT_WAIT,
+            return_trip: CHECKPOINT_WAIT,
             load: Load::of(manifest, |stage| parameter_count(manifest, stage) as u64),
             rebalance: self.rebalance,
             routing: Routing::default(),

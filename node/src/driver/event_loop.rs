@@ -13,7 +13,7 @@ use shoal_protocol::message::{
 };
 use shoal_scheduler::action::{
     CoordinatorAction, CoordinatorEvent, CoordinatorInput, PayloadId, PeerAction, PeerEvent,
-    PeerInput, StepBooks, TaskResult,
+    PeerInput, StepCounts, TaskResult,
 };
 use shoal_scheduler::peer::Peer;
 
@@ -560,9 +560,9 @@ impl<'a> Driver<'a> {
         self.coordination.members_changed(view);
     }
 
-    fn committed(&mut self, record: &CommitRecord, books: Option<StepBooks>) {
+    fn committed(&mut self, record: &CommitRecord, counts: Option<StepCounts>) {
         let members = self.coordination.view().members.len();
-        if self.status.committed(&self.context, record, books, members) {
+        if self.status.committed(&self.context, record, counts, members) {
             self.checkpoints.forget_old_parts(&self.context, record.step);
         }
     }
@@ -589,7 +589,7 @@ impl<'a> Driver<'a> {
     fn coordinator_event(&mut self, event: CoordinatorEvent) {
         self.status.metrics().coordinator_event(&event, &self.context.manifest);
         match event {
-            CoordinatorEvent::Committed { record, books } => self.committed(&record, Some(books)),
+            CoordinatorEvent::Committed { record, counts } => self.committed(&record, Some(counts)),
             event => self.status.coordinator_event(&self.context, event),
         }
     }

@@ -19,12 +19,13 @@ pub(super) async fn links_to(
     transport: &Transport,
     members: Vec<(PeerId, Vec<SocketAddr>)>,
 ) -> Vec<(PeerId, LinkEstimate)> {
-    let probes = members.into_iter().take(limits::LANDMARKS).map(|(peer, addresses)| async move {
-        let reachable = addresses.into_iter().filter(|address| !address.ip().is_unspecified());
-        let reachable: Vec<SocketAddr> = reachable.take(limits::MEMBER_ADDRESSES).collect();
-        timeout(PATIENCE, transport.connect(peer, &reachable)).await.ok()?.ok()?;
-        let way = transport.path_to(peer).filter(|way| !way.relayed)?;
-        Some((peer, LinkEstimate { round_trip: way.shortest_round_trip, rate: None }))
-    });
+    let probes =
+        members.into_iter().take(limits::PROBED_MEMBERS).map(|(peer, addresses)| async move {
+            let reachable = addresses.into_iter().filter(|address| !address.ip().is_unspecified());
+            let reachable: Vec<SocketAddr> = reachable.take(limits::MEMBER_ADDRESSES).collect();
+            timeout(PATIENCE, transport.connect(peer, &reachable)).await.ok()?.ok()?;
+            let way = transport.path_to(peer).filter(|way| !way.relayed)?;
+            Some((peer, LinkEstimate { round_trip: way.shortest_round_trip, rate: None }))
+        });
     join_all(probes).await.into_iter().flatten().collect()
 }

@@ -179,48 +179,50 @@ impl MetricsUpdate {
 
     /// Counts an event of the local coordinator.
     pub(crate) fn coordinator_event(&mut self, event: &CoordinatorEvent, manifest: &Manifest) {
-        let keeping = &self.metrics.keeping;
+        let coordination = &self.metrics.coordination;
         let repeated = |reason: Repeat, tokens: u64, stages: u16| {
-            keeping.tokens_repeated.of(reason).inc_by(tokens as f64 / f64::from(stages));
+            coordination.tokens_repeated.of(reason).inc_by(tokens as f64 / f64::from(stages));
         };
         let training = &manifest.training;
         let microbatch = manifest.tokens_per_step() / u64::from(training.microbatches);
         match event {
             CoordinatorEvent::Lost { .. } => {
-                keeping.members_lost.inc();
+                coordination.members_lost.inc();
                 self.lost.get_or_insert_with(Instant::now);
             }
-            CoordinatorEvent::NotAdmitted { .. } => keeping.candidates_refused.inc(),
+            CoordinatorEvent::NotAdmitted { .. } => coordination.candidates_refused.inc(),
             CoordinatorEvent::ClaimRefused { .. } => self.refused(Refusal::Claim),
             CoordinatorEvent::Revoked { claims, .. } => {
                 repeated(Repeat::Lost, claims * microbatch, training.stages);
             }
             CoordinatorEvent::Reclaimed { .. } => {
-                keeping.claims_reclaimed.inc();
+                coordination.claims_reclaimed.inc();
                 repeated(Repeat::Late, microbatch, training.stages);
             }
             CoordinatorEvent::RoundsAborted { rounds, late, .. } => {
                 let reason = if *late { RoundFailure::Late } else { RoundFailure::MemberLost };
-                keeping.rounds_failed.of(reason).inc_by(*rounds as u64);
+                coordination.rounds_failed.of(reason).inc_by(*rounds as u64);
             }
-            CoordinatorEvent::RoundMended { .. } => keeping.rounds_mended.inc(),
-            CoordinatorEvent::Committed { books, .. } => {
-                keeping.rounds.inc_by(training.stages.into());
-                keeping.all_reduce_duration.observe(books.all_reduce.as_secs_f64());
+            CoordinatorEvent::RoundMended { .. } => coordination.rounds_mended.inc(),
+            CoordinatorEvent::Committed { counts, .. } => {
+                coordination.rounds.inc_by(training.stages.into());
+                coordination.all_reduce_duration.observe(counts.all_reduce.as_secs_f64());
                 if let Some(lost) = self.lost.take() {
-                    keeping.recovery_duration.observe(lost.elapsed().as_secs_f64());
+                    coordination.recovery_duration.observe(lost.elapsed().as_secs_f64());
                 }
             }
-            CoordinatorEvent::BecameCoordinator { .. } => keeping.terms.inc(),
+            CoordinatorEvent::BecameCoordinator { .. } => coordination.terms.inc(),
             CoordinatorEvent::MoveBegun { reason, .. } => {
-                keeping.moves_begun.of(cause(*reason)).inc();
+                coordination.moves_begun.of(cause(*reason)).inc();
             }
-            CoordinatorEvent::Moves { reason, .. } => keeping.moves_done.of(cause(*reason)).inc(),
+            CoordinatorEvent::Moves { reason, .. } => {
+                coordination.moves_done.of(cause(*reason)).inc()
+            }
             CoordinatorEvent::MoveCancelled { reason, .. } => {
-                keeping.moves_given_up.of(cause(*reason)).inc();
+                coordination.moves_given_up.of(cause(*reason)).inc();
             }
             CoordinatorEvent::Rewound { steps, .. } => {
-                keeping.rewinds.inc();
+                coordination.rewinds.inc();
                 repeated(Repeat::Rewind, steps * manifest.tokens_per_step(), 1);
             }
             CoordinatorEvent::CheckpointAbandoned { .. } => self.metrics.checkpoints.failures.inc(),
@@ -234,7 +236,7 @@ impl MetricsUpdate {
             action::Fault::AccumulatorDiffers { .. } => Fault::Accumulator,
             action::Fault::ProofDiffers { .. } => Fault::Proof,
             action::Fault::ResultDiffers { .. } => Fault::Result,
-            action::Fault::Nonsense { .. } => Fault::Nonsense,
+            action::Fault::UnexpectedMessage { .. } => Fault::UnexpectedMessage,
         };
         self.metrics.node.faults.of(label).inc();
     }
@@ -245,9 +247,9 @@ impl MetricsUpdate {
     }
 
     fn coordinating(&self, coordinates: bool, anchors: usize, log_paused: bool) {
-        self.metrics.keeping.is_coordinator.set(coordinates.into());
-        self.metrics.keeping.anchors.set(gauge(anchors as u64));
-        self.metrics.keeping.log_paused.set(log_paused.into());
+        self.metrics.coordination.is_coordinator.set(coordinates.into());
+        self.metrics.coordination.anchors.set(gauge(anchors as u64));
+        self.metrics.coordination.log_paused.set(log_paused.into());
     }
 
     /// Sets the newest complete checkpoint.
@@ -278,8 +280,8 @@ impl MetricsUpdate {
         run.training_loss.set(report.loss);
         run.gradient_norm.set(report.gradient_norm);
         run.learning_rate.set(shoal_engine::learning_rate(manifest, Step(report.step)));
-        self.metrics.keeping.microbatches_duplicated.inc_by(report.duplicated);
-        self.metrics.keeping.microbatches_replayed.inc_by(report.replayed);
+        self.metrics.coordination.microbatches_duplicated.inc_by(report.duplicated);
+        self.metrics.coordination.microbatches_replayed.inc_by(report.replayed);
         if let Some(loss) = report.held_out_loss {
             run.held_out_loss.set(loss);
         }

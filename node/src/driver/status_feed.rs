@@ -7,7 +7,7 @@ use shoal_protocol::ids::{Era, Stage, Step};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{CommitRecord, proof_of_all};
 use shoal_protocol::units::Moment;
-use shoal_scheduler::action::{CoordinatorEvent, StepBooks};
+use shoal_scheduler::action::{CoordinatorEvent, StepCounts};
 
 use super::admission::Refusals;
 use super::context::Context;
@@ -16,7 +16,7 @@ use super::metrics_update::MetricsUpdate;
 use super::observer::Observer;
 use crate::events::{RunEvent, StepReport};
 use crate::reachability::OwnPort;
-use crate::status::{Sight, StatusWatch};
+use crate::status::{Observation, StatusWatch};
 
 /// Time between two updates of the status. A change of the membership updates it at once.
 const UPDATE_EVERY: Duration = Duration::from_secs(1);
@@ -89,7 +89,7 @@ impl<'a> StatusFeed<'a> {
     }
 
     /// Updates the status.
-    pub(super) fn update(&mut self, status: Sight) {
+    pub(super) fn update(&mut self, status: Observation) {
         self.updated = Some((Instant::now(), status.view));
         self.board.see(status);
     }
@@ -152,7 +152,7 @@ impl<'a> StatusFeed<'a> {
         &mut self,
         context: &Context,
         record: &CommitRecord,
-        books: Option<StepBooks>,
+        counts: Option<StepCounts>,
         members: usize,
     ) -> bool {
         if self.last_announced.is_some_and(|last| last >= (record.era, record.step)) {
@@ -173,9 +173,9 @@ impl<'a> StatusFeed<'a> {
             tokens: manifest.tokens_per_step(),
             seconds,
             counted: proven(record, training.stages, training.microbatches),
-            all_reduce_seconds: books.map(|books| books.all_reduce.as_secs_f64()),
-            replayed: books.map_or(0, |books| books.replayed),
-            duplicated: books.map_or(0, |books| books.repeated),
+            all_reduce_seconds: counts.map(|counts| counts.all_reduce.as_secs_f64()),
+            replayed: counts.map_or(0, |counts| counts.replayed),
+            duplicated: counts.map_or(0, |counts| counts.repeated),
             peers: members,
         };
         self.metrics.committed(record.era, &report, manifest);

@@ -11,7 +11,7 @@ use super::engine_host::EngineHost;
 use super::peer_network::PeerNetwork;
 use crate::status::{
     CheckpointStatus, LinkStatus, LoadStatus, MemberState, MemberStatus, MoveStatus, NodeState,
-    NodeStatus, RunStatus, Sight, TrafficStatus,
+    NodeStatus, Observation, RunStatus, TrafficStatus,
 };
 
 /// The components that the status shows.
@@ -26,11 +26,11 @@ pub(super) struct Sources<'a> {
 
 impl Sources<'_> {
     /// Collects the status as it is.
-    pub(super) fn snapshot(&self) -> Sight {
+    pub(super) fn snapshot(&self) -> Observation {
         let manifest = &self.context.manifest;
         let view = self.coordination.view();
         let stamp = self.coordination.stamp();
-        Sight {
+        Observation {
             node: self.node_status(),
             run: Some(RunStatus {
                 id: manifest.run_id(),

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use shoal_protocol::ids::PeerId;
 
-use super::{MemberState, MemberStatus, Sight, Tone};
+use super::{MemberState, MemberStatus, Observation, Tone};
 
 /// The changes from one observation to the next. `causes` holds the known causes of losses.
 pub(super) fn changes(
-    before: &Sight,
-    now: &Sight,
+    before: &Observation,
+    now: &Observation,
     causes: &mut BTreeMap<PeerId, String>,
 ) -> Vec<(Tone, String)> {
     let mut found = Vec::new();
@@ -36,8 +36,8 @@ pub(super) fn changes(
 }
 
 fn members(
-    before: &Sight,
-    now: &Sight,
+    before: &Observation,
+    now: &Observation,
     causes: &mut BTreeMap<PeerId, String>,
     found: &mut Vec<(Tone, String)>,
 ) {
@@ -86,9 +86,9 @@ fn moved(was: &MemberStatus, member: &MemberStatus) -> Option<(Tone, String)> {
 }
 
 /// The same incarnation of the same peer in another observation.
-fn same<'a>(sight: &'a Sight, member: &MemberStatus) -> Option<&'a MemberStatus> {
+fn same<'a>(observation: &'a Observation, member: &MemberStatus) -> Option<&'a MemberStatus> {
     let wanted = (member.peer, member.incarnation);
-    sight.members.iter().find(|other| (other.peer, other.incarnation) == wanted)
+    observation.members.iter().find(|other| (other.peer, other.incarnation) == wanted)
 }
 
 fn place(member: &MemberStatus) -> String {

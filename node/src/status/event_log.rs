@@ -6,7 +6,7 @@ use shoal_protocol::ids::{ContentHash, PeerId, RunId};
 
 use super::diff::changes;
 use super::downsampled_series::Series;
-use super::{Curves, NodeState, Sight, Status, StatusEvent, Tone, TrainingStatus};
+use super::{Curves, NodeState, Observation, Status, StatusEvent, Tone, TrainingStatus};
 use crate::event_text::describe;
 use crate::events::{RunEvent, StepReport};
 use crate::training_rate::TrainingRate;
@@ -41,7 +41,7 @@ pub(super) struct EventLog {
     ended: Option<String>,
     /// Version and hash of the newest checkpoint that this node assembled.
     saved: Option<(u64, ContentHash)>,
-    sight: Sight,
+    observation: Observation,
 }
 
 impl EventLog {
@@ -104,32 +104,32 @@ impl EventLog {
     }
 
     /// Records the driver's observation, and the differences to the previous one as events.
-    pub(super) fn see(&mut self, at: Millis, sight: Sight) {
-        for (tone, text) in changes(&self.sight, &sight, &mut self.causes) {
+    pub(super) fn see(&mut self, at: Millis, observation: Observation) {
+        for (tone, text) in changes(&self.observation, &observation, &mut self.causes) {
             self.push(at, tone, &text);
         }
-        self.sight = sight;
+        self.observation = observation;
     }
 
     /// Records that the driver has ended: the node has no state, stages or links.
-    pub(super) fn look_away(&mut self) {
-        self.sight.node.ready = false;
-        self.sight.node.state = NodeState::Joining;
-        self.sight.node.stages = None;
-        self.sight.members.iter_mut().for_each(|member| member.link = None);
+    pub(super) fn clear(&mut self) {
+        self.observation.node.ready = false;
+        self.observation.node.state = NodeState::Joining;
+        self.observation.node.stages = None;
+        self.observation.members.iter_mut().for_each(|member| member.link = None);
     }
 
     /// Whether the node serves the role that it has in the run, and is not leaving.
     pub(super) fn is_ready(&self) -> bool {
-        self.sight.node.ready && !self.draining && self.ended.is_none()
+        self.observation.node.ready && !self.draining && self.ended.is_none()
     }
 
     /// The current status.
     pub(super) fn status(&self, at: Millis) -> Status {
-        let mut node = self.sight.node.clone();
+        let mut node = self.observation.node.clone();
         (node.state, node.why) = self.state();
         node.ready = self.is_ready();
-        let mut run = self.sight.run.clone();
+        let mut run = self.observation.run.clone();
         if let Some(checkpoint) = run.as_mut().and_then(|run| run.checkpoint.as_mut()) {
             let saved = self.saved.filter(|(version, _)| *version == checkpoint.version);
             checkpoint.hash = saved.map(|(_, hash)| hash);
@@ -139,7 +139,7 @@ impl EventLog {
             at_ms: at,
             node,
             run,
-            members: self.sight.members.clone(),
+            members: self.observation.members.clone(),
             training: self.training.clone(),
             curves: Curves {
                 loss: self.loss.points(),
@@ -151,7 +151,7 @@ impl EventLog {
     }
 
     fn state(&self) -> (NodeState, Option<String>) {
-        let seen = &self.sight.node;
+        let seen = &self.observation.node;
         if let Some(end) = &self.ended {
             (NodeState::Over, Some(end.clone()))
         } else if self.draining {
@@ -179,7 +179,7 @@ impl EventLog {
         let number = |value: f64| value.is_finite().then_some(value);
         // A newcomer receives many commits at once. Their intervals say nothing about the steps'
         // durations.
-        if self.sight.node.ready {
+        if self.observation.node.ready {
             self.throughput.note(step);
             let rate = step.tokens as f64 / step.seconds.max(1e-9);
             self.tokens_per_second.push(step.step, rate);
@@ -187,7 +187,7 @@ impl EventLog {
             self.training.seconds_per_step = number(self.throughput.seconds_per_step);
         }
         // The driver's next observation may come up to a second later.
-        if let Some(run) = &mut self.sight.run {
+        if let Some(run) = &mut self.observation.run {
             run.version = run.version.max(step.step.saturating_add(1));
         }
         let training = &mut self.training;
@@ -265,10 +265,10 @@ mod tests {
     }
 
     /// The observation of a serving node's driver.
-    fn sight() -> Sight {
+    fn observation() -> Observation {
         let example = example::status();
         let node = NodeStatus { state: NodeState::Serving, why: None, ..example.node };
-        Sight { node, run: example.run, view: 1, members: example.members }
+        Observation { node, run: example.run, view: 1, members: example.members }
     }
 
     fn texts(event_log: &EventLog) -> Vec<&str> {
@@ -281,7 +281,7 @@ mod tests {
         event_log.note(0, &started());
         // Before it serves, a node receives many commits at once, and learns no durations from them.
         event_log.note(1, &committed(0, 5.0));
-        event_log.see(2, sight());
+        event_log.see(2, observation());
         event_log.note(3, &committed(1, 4.0));
         let status = event_log.status(4);
         assert_eq!(status.curves.loss.len(), 2);
@@ -306,7 +306,7 @@ mod tests {
     fn a_run_is_paused_until_a_step_begins() {
         let mut event_log = EventLog::default();
         event_log.note(0, &started());
-        event_log.see(0, sight());
+        event_log.see(0, observation());
         let waiting = RunEvent::Waiting { stages: vec![2], members: 0 };
         event_log.note(1, &waiting);
         event_log.note(2, &waiting);
@@ -325,15 +325,15 @@ mod tests {
     fn a_leaving_node_is_not_ready_and_its_next_incarnation_may_be() {
         let mut event_log = EventLog::default();
         event_log.note(0, &started());
-        event_log.see(0, sight());
+        event_log.see(0, observation());
         assert!(event_log.is_ready());
         event_log.note(1, &RunEvent::Draining { source: "SIGTERM".into() });
         assert!(!event_log.is_ready());
         assert_eq!(event_log.status(1).node.state, NodeState::Draining);
-        event_log.look_away();
+        event_log.clear();
         event_log.note(2, &started());
         assert!(!event_log.is_ready());
-        event_log.see(3, sight());
+        event_log.see(3, observation());
         assert!(event_log.is_ready());
         event_log.note(4, &RunEvent::Stopped { reason: "no room".into() });
         assert_eq!(event_log.status(5).node.why.as_deref(), Some("the run stopped: no room"));
@@ -342,7 +342,7 @@ mod tests {
     #[test]
     fn joins_and_losses_are_events_with_their_causes() {
         let mut event_log = EventLog::default();
-        let mut now = sight();
+        let mut now = observation();
         event_log.see(0, now.clone());
         let lost = now.members.remove(1);
         let how = "its connection broke".to_owned();
@@ -377,7 +377,7 @@ mod tests {
     #[test]
     fn a_change_of_stage_is_an_event_with_its_reason() {
         let mut event_log = EventLog::default();
-        let mut now = sight();
+        let mut now = observation();
         event_log.see(0, now.clone());
         let peer = now.members[1].peer.short();
         let reason = MoveReason::MembersGone;

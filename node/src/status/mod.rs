@@ -1,7 +1,7 @@
 //! A node's knowledge of its run as one typed snapshot. `shoal status`, `shoal top`, the web page and
 //! the health endpoints read this and nothing else.
 //!
-//! The driver publishes an observation ([`Sight`]) about once a second. [`event_log`] collects the
+//! The driver publishes an observation ([`Observation`]) about once a second. [`event_log`] collects the
 //! run's events as they happen. [`StatusWatch`] combines both and is shared with all readers.
 
 mod diff;
@@ -23,7 +23,7 @@ pub use crate::reachability::{Mapping, OwnPort};
 
 /// The driver's latest observation of the run.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Sight {
+pub struct Observation {
     /// The node. Its state reflects membership only; [`event_log`] adds pauses, drains and ends.
     pub node: NodeStatus,
     /// The run.

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::event_log::EventLog;
-use super::{Sight, Status};
+use super::{Observation, Status};
 use crate::events::RunEvent;
 
 /// A driver that has published nothing for this long is stalled. It publishes about once a second,
@@ -45,16 +45,16 @@ impl StatusWatch {
     }
 
     /// Records the driver's observation.
-    pub(crate) fn see(&self, sight: Sight) {
+    pub(crate) fn see(&self, observation: Observation) {
         let mut shared = self.lock();
-        shared.event_log.see(now(), sight);
+        shared.event_log.see(now(), observation);
         shared.looked = Some(Instant::now());
     }
 
     /// Records that the driver has ended.
-    pub(crate) fn look_away(&self) {
+    pub(crate) fn clear(&self) {
         let mut shared = self.lock();
-        shared.event_log.look_away();
+        shared.event_log.clear();
         shared.looked = None;
     }
 
@@ -106,12 +106,12 @@ mod tests {
     fn a_stalled_driver_is_not_alive() {
         let watch = StatusWatch::default();
         let node = NodeStatus { ready: true, ..NodeStatus::default() };
-        watch.see(Sight { node, ..Sight::default() });
+        watch.see(Observation { node, ..Observation::default() });
         let later = Instant::now() + STANDSTILL;
         assert_eq!(watch.health(), Health { live: true, ready: true });
         assert_eq!(watch.health_at(later), Health { live: false, ready: false });
         // Between two incarnations there is no driver that could stall.
-        watch.look_away();
+        watch.clear();
         assert_eq!(watch.health_at(later), Health { live: true, ready: false });
     }
 

@@ -104,7 +104,7 @@ pub enum CoordinatorEvent {
         /// The commit record.
         record: CommitRecord,
         /// Statistics of the step's work.
-        books: StepBooks,
+        counts: StepCounts,
     },
     /// All-reduces failed and restart from the beginning.
     RoundsAborted {
@@ -252,7 +252,7 @@ impl MoveObstacle {
 
 /// Statistics of one step's work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct StepBooks {
+pub struct StepCounts {
     /// Completion reports that arrived more than once.
     pub repeated: u64,
     /// Claims that were revoked from lost members and whose work other members repeated.

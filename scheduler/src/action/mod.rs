@@ -5,7 +5,7 @@ mod peer;
 mod task;
 
 pub use self::coordinator::{
-    CoordinatorAction, CoordinatorEvent, CoordinatorInput, MoveObstacle, StepBooks,
+    CoordinatorAction, CoordinatorEvent, CoordinatorInput, MoveObstacle, StepCounts,
 };
 pub use self::peer::{Fault, PeerAction, PeerEvent, PeerInput, PeerLoad};
 pub use self::task::{Payload, PayloadId, Task, TaskResult};

@@ -182,7 +182,7 @@ pub enum Fault {
     },
     /// A message that no correct member sends arrived; it was dropped.
     #[error("{from} sent {what}, which makes no sense here: dropped")]
-    Nonsense {
+    UnexpectedMessage {
         /// The sender.
         from: Member,
         /// The message.

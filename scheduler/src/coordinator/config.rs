@@ -46,7 +46,7 @@ pub struct CoordinatorConfig {
     pub patience: Duration,
     /// How long a run that lost a stage waits for holders of its newest checkpoint, before it continues from an
     /// older one.
-    pub homecoming: Duration,
+    pub return_trip: Duration,
     /// The traffic of a step, from which the locality of members is computed.
     pub load: Load,
     /// When members migrate.

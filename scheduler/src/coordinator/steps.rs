@@ -129,8 +129,8 @@ impl Coordinator {
         self.context.members.broadcast(&FromCoordinator::Commit(record.clone()), out);
         // Members that have changed over, by this step or in the last rewind, must be listed at their new stage.
         self.context.members.append_unlogged(out);
-        let books = self.work.close_step(record.step);
-        event(CoordinatorEvent::Committed { record, books }, out);
+        let counts = self.work.close_step(record.step);
+        event(CoordinatorEvent::Committed { record, counts }, out);
         if self.context.is_last_version() {
             self.save_last_version(out);
         } else {

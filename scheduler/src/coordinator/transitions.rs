@@ -365,7 +365,7 @@ impl Coordinator {
         let stages = self.context.members.current.uncovered();
         let version = self.weights.archive().newest();
         event(CoordinatorEvent::StageLost { stages, version }, out);
-        let until = self.context.now + self.context.config.homecoming;
+        let until = self.context.now + self.context.config.return_trip;
         self.context.progress.enter(Phase::LostStage(Search::new(version, until)));
         self.continue_search(out);
     }
@@ -378,7 +378,7 @@ impl Coordinator {
             match search.advance(config, members, self.weights.archive(), now, out) {
                 None => return,
                 Some(Found::Older(version)) => {
-                    let until = now + config.homecoming;
+                    let until = now + config.return_trip;
                     context.progress.enter(Phase::LostStage(Search::new(version, until)));
                 }
                 Some(Found::Version(version)) => {

@@ -410,7 +410,7 @@ impl Peer {
     /// The links to members are measured: asks again for admission.
     fn handle_probed_links(&mut self, mut links: Vec<(PeerId, LinkEstimate)>, out: &mut Out) {
         if self.status == Status::Joining && self.config.candidate.link_estimates.is_none() {
-            links.truncate(limits::WAYS);
+            links.truncate(limits::LINK_ESTIMATES);
             self.config.candidate.link_estimates = Some(links);
             self.register(out);
         }

@@ -78,7 +78,7 @@ fn sample(
         others.entry(distance(link)).or_default().push_back(*peer);
     }
     let mut chosen = Vec::new();
-    while reported.len() + chosen.len() < limits::WAYS {
+    while reported.len() + chosen.len() < limits::LINK_ESTIMATES {
         let count = |distance: &u32| counts.get(distance).copied().unwrap_or(0);
         let Some(fewest) = others.keys().copied().min_by_key(count) else { break };
         let candidates = others.get_mut(&fewest).expect("it was just listed");

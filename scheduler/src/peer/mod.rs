@@ -244,5 +244,5 @@ impl Peer {
 
 /// Reports a message that no correct member sends.
 fn report_invalid(from: Member, what: &'static str, out: &mut Out) {
-    out.push(PeerAction::Event(PeerEvent::Fault(Fault::Nonsense { from, what })));
+    out.push(PeerAction::Event(PeerEvent::Fault(Fault::UnexpectedMessage { from, what })));
 }

@@ -47,7 +47,7 @@ impl Scenario {
             log_delay: Duration::from_millis(5),
             patience: Duration::from_secs(30),
             anchors: 1,
-            homecoming: Duration::from_secs(10),
+            return_trip: Duration::from_secs(10),
             rebalance: Rebalance::Never,
             routing: Routing::default(),
             faults: Faults {

@@ -33,7 +33,7 @@ pub struct Report {
     /// Decisions about such changes, by reason.
     pub migrations: BTreeMap<MoveReason, Migrations>,
     /// Offers answered with busy.
-    pub turned_away: u64,
+    pub refused: u64,
     /// Offers redirected to a claim's holder.
     pub redirected: u64,
     /// The widest window at any stage.

@@ -52,7 +52,7 @@ pub struct Scenario {
     /// Number of anchors: the first peers, as far as there are so many.
     pub anchors: usize,
     /// How long a run that lost a stage waits for peers that have its newest checkpoint.
-    pub homecoming: Duration,
+    pub return_trip: Duration,
     /// When members change their stages.
     pub rebalance: Rebalance,
     /// How peers choose between replicas.
@@ -345,7 +345,7 @@ impl Scenario {
             log_delay,
             patience,
             anchors: 1,
-            homecoming: Duration::from_secs(10),
+            return_trip: Duration::from_secs(10),
             rebalance: Rebalance::Never,
             routing: Routing::default(),
             faults,
@@ -381,7 +381,7 @@ impl Scenario {
             .map(|_| (rng.microseconds(0..=span), fault(&mut rng, peers, regions)))
             .collect();
         scenario.anchors = rng.pick(&[1, 1, 3, 5]);
-        scenario.homecoming = Duration::from_secs(rng.pick(&[1, 10]));
+        scenario.return_trip = Duration::from_secs(rng.pick(&[1, 10]));
         let mut other = Rng::new(seed ^ 0x6d6f_7665_0000_0000);
         let every = Duration::from_millis(other.pick(&[30, 300, 3_000]));
         scenario.rebalance = match other.within(0..=3) {

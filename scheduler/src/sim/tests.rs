@@ -125,7 +125,7 @@ fn swarms_of_all_seeds_satisfy_every_oracle_and_repeat() {
     let results = on_all(seeds(SEEDS), |seed| checked(seed, "swarms_of_all", without_faults));
     let reports = all_hold(results);
     reached(&reports, "commits", |report| report.commits);
-    reached(&reports, "offers answered busy", |report| report.turned_away);
+    reached(&reports, "offers answered busy", |report| report.refused);
     reached(&reports, "work redirected to its holder", |report| report.redirected);
     reached(&reports, "repeated reports", |report| report.repeated);
     reached(&reports, "windows that grew", |report| u64::from(report.widest_window > 17));

@@ -352,7 +352,7 @@ impl<'a> World<'a> {
                         self.report.redirected += 1;
                     }
                     if matches!(message, PeerMessage::Busy { .. }) {
-                        self.report.turned_away += 1;
+                        self.report.refused += 1;
                     }
                     self.send_message(me, to, message);
                 }

@@ -171,7 +171,7 @@ async fn train_swarm(
     };
     let (mut progress, mut report, mut finished) = (Progress::new("swarm"), Report::new(), false);
     let note = |event: &RunEvent| {
-        let news = match event {
+        let changes = match event {
             RunEvent::Committed(step) => !report.knows(step.step),
             // Each process tells of its own part; one of them is enough.
             RunEvent::Started { .. } => report.run_hash.is_none(),
@@ -180,7 +180,7 @@ async fn train_swarm(
             _ => true,
         };
         report.note(event);
-        if news {
+        if changes {
             progress.note(event);
         }
     };

@@ -8,7 +8,7 @@ use super::super::client;
 use super::super::connection::{HEAD_BYTES, Limits};
 use super::*;
 use crate::events::RunEvent;
-use crate::status::{NodeState, NodeStatus, Sight};
+use crate::status::{NodeState, NodeStatus, Observation};
 
 const ANY_PORT: (Ipv4Addr, u16) = (Ipv4Addr::LOCALHOST, 0);
 
@@ -57,9 +57,9 @@ async fn get(address: SocketAddr, path: &str) -> String {
     raw(address, &format!("GET {path} HTTP/1.1\r\nHost: {address}\r\n\r\n")).await
 }
 
-fn serving() -> Sight {
+fn serving() -> Observation {
     let node = NodeStatus { state: NodeState::Serving, ready: true, ..NodeStatus::default() };
-    Sight { node, ..Sight::default() }
+    Observation { node, ..Observation::default() }
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::UnixTime;
 use super::certificate::CERTIFICATE_LIFETIME;
-use super::denied::Paper;
+use super::denied::Document;
 use super::signed::{Signed, Statement};
 use super::ticket_id::TicketId;
 use crate::ids::{PeerId, RunId};
@@ -40,7 +40,7 @@ pub struct AccessList {
 pub struct AccessListFull(usize);
 
 impl Statement for AccessList {
-    const PAPER: Paper = Paper::AccessList;
+    const PAPER: Document = Document::AccessList;
     const PURPOSE: &'static [u8] = b"shoal roster v1\0";
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::denied::{Denied, Paper};
+use super::denied::{Denied, Document};
 use super::signed::{Signed, Statement};
 use super::ticket_id::TicketId;
 use super::{Term, UnixTime};
@@ -26,7 +26,7 @@ pub struct Certificate {
 }
 
 impl Statement for Certificate {
-    const PAPER: Paper = Paper::Certificate;
+    const PAPER: Document = Document::Certificate;
     const PURPOSE: &'static [u8] = b"shoal permit v1\0";
 }
 
@@ -50,7 +50,7 @@ impl Certificate {
     pub fn admits(&self, peer: PeerId, run: RunId, now: UnixTime) -> Result<(), Denied> {
         if self.run != run {
             return Err(Denied::OtherRun {
-                paper: Paper::Certificate,
+                document: Document::Certificate,
                 theirs: self.run,
                 ours: run,
             });
@@ -58,7 +58,7 @@ impl Certificate {
         if self.peer != peer {
             return Err(Denied::OtherPeer { bound: self.peer });
         }
-        self.term.check(Paper::Certificate, now)
+        self.term.check(Document::Certificate, now)
     }
 
     /// Whether half of its lifetime is over.

@@ -9,7 +9,7 @@ use crate::manifest::AdmissionMode;
 
 /// The kind of a signed statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub enum Paper {
+pub enum Document {
     /// An invitation that people pass on.
     Ticket,
     /// The admission of one peer.
@@ -18,7 +18,7 @@ pub enum Paper {
     AccessList,
 }
 
-impl fmt::Display for Paper {
+impl fmt::Display for Document {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Ticket => "ticket",
@@ -41,12 +41,12 @@ pub enum Denied {
     },
     /// The statement has expired.
     #[error(
-        "the {paper} expired {} ago: ask for a new one (`shoal invite new`)",
+        "the {document} expired {} ago: ask for a new one (`shoal invite new`)",
         span(*since)
     )]
     Expired {
         /// The expired statement.
-        paper: Paper,
+        document: Document,
         /// Seconds since the expiry.
         since: u64,
         /// The clock of the refusing peer.
@@ -54,13 +54,13 @@ pub enum Denied {
     },
     /// The statement was signed in the future, by the clock of the refusing peer.
     #[error(
-        "the {paper} is from {} in the future by this peer's clock: one of the clocks is wrong; \
+        "the {document} is from {} in the future by this peer's clock: one of the clocks is wrong; \
          set them (`timedatectl set-ntp true`)",
         span(*ahead)
     )]
     NotYet {
         /// The statement.
-        paper: Paper,
+        document: Document,
         /// Seconds until its date of issue.
         ahead: u64,
         /// The clock of the refusing peer.
@@ -97,10 +97,10 @@ pub enum Denied {
         bound: PeerId,
     },
     /// The statement belongs to another run.
-    #[error("the {paper} is for run {theirs}, and this is run {ours}: ask for one of this run")]
+    #[error("the {document} is for run {theirs}, and this is run {ours}: ask for one of this run")]
     OtherRun {
         /// The statement.
-        paper: Paper,
+        document: Document,
         /// The run of the statement.
         theirs: RunId,
         /// The run of the refusing peer.
@@ -108,11 +108,11 @@ pub enum Denied {
     },
     /// The issuer's signature is missing or wrong.
     #[error(
-        "the {paper} is not signed by the run's issuer: it is damaged, forged or from another run"
+        "the {document} is not signed by the run's issuer: it is damaged, forged or from another run"
     )]
     Forged {
         /// The statement.
-        paper: Paper,
+        document: Document,
     },
     /// Only the issuer exchanges tickets for certificates.
     #[error("this peer does not exchange tickets for certificates: connect to the run's issuer")]

@@ -9,8 +9,8 @@ use tokio::sync::watch;
 use super::UnixTime;
 use super::access_list::AccessList;
 use super::certificate::Certificate;
-use super::denied::{Denied, Paper};
-use super::redemptions::Desk;
+use super::denied::{Denied, Document};
+use super::redemptions::TicketDesk;
 use super::refusals::{ConnectionRefused, Reason, Refusals};
 use super::signed::Signed;
 use super::ticket::Ticket;
@@ -61,7 +61,7 @@ struct State {
     signed_access_list: Option<Signed>,
     /// Certificates that other peers presented.
     known: BTreeMap<PeerId, Certificate>,
-    desk: Option<Arc<Desk>>,
+    desk: Option<Arc<TicketDesk>>,
     refusals: Refusals,
 }
 
@@ -109,7 +109,7 @@ impl Gate {
     }
 
     /// Exchanges tickets for certificates from now on.
-    pub fn open_desk(&self, desk: Arc<Desk>) {
+    pub fn open_desk(&self, desk: Arc<TicketDesk>) {
         self.state().desk = Some(desk);
     }
 
@@ -121,7 +121,7 @@ impl Gate {
         let mut state = self.state();
         let Some(rules) = state.rules.clone() else { return Ok(()) };
         let Some(key) = rules.admission.key else { return Ok(()) };
-        let forged = || Denied::Forged { paper: Paper::AccessList };
+        let forged = || Denied::Forged { document: Document::AccessList };
         let shown: AccessList = access_list.peek()?;
         if shown.version <= state.access_list.version {
             return Ok(());

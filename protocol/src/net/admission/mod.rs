@@ -29,9 +29,9 @@ mod ticket_id;
 
 pub use access_list::{AccessList, AccessListFull};
 pub use certificate::{CERTIFICATE_LIFETIME, Certificate};
-pub use denied::{Denied, Paper};
+pub use denied::{Denied, Document};
 pub use gate::{Gate, Pass, Rules};
-pub use redemptions::{Claim, Desk, RedemptionError, RedemptionLog};
+pub use redemptions::{Claim, RedemptionError, RedemptionLog, TicketDesk};
 pub use refusals::{ConnectionRefused, Reason};
 pub use signed::Signed;
 pub use ticket::{Ticket, TicketError, TicketTerms};
@@ -100,14 +100,14 @@ impl Term {
     }
 
     /// Checks that the term includes this time, within the tolerance of clocks.
-    fn check(self, paper: Paper, now: UnixTime) -> Result<(), Denied> {
+    fn check(self, document: Document, now: UnixTime) -> Result<(), Denied> {
         if self.issued > now.after(CLOCK_LEEWAY) {
             let ahead = self.issued.since(now).as_secs();
-            return Err(Denied::NotYet { paper, ahead, clock: now });
+            return Err(Denied::NotYet { document, ahead, clock: now });
         }
         if now > self.expires.after(CLOCK_LEEWAY) {
             let since = now.since(self.expires).as_secs();
-            return Err(Denied::Expired { paper, since, clock: now });
+            return Err(Denied::Expired { document, since, clock: now });
         }
         Ok(())
     }

@@ -176,13 +176,13 @@ fn checksum(bytes: &[u8]) -> [u8; 8] {
 
 /// Exchanges tickets for certificates, on behalf of the issuer.
 #[derive(Debug)]
-pub struct Desk {
+pub struct TicketDesk {
     issuer: Identity,
     run: RunId,
     log: Mutex<RedemptionLog>,
 }
 
-impl Desk {
+impl TicketDesk {
     /// The desk of a run, on its issuer's node.
     #[must_use]
     pub fn new(issuer: Identity, run: RunId, log: RedemptionLog) -> Self {

@@ -2,7 +2,7 @@
 
 use libp2p::identity::ed25519::PublicKey;
 
-use super::denied::{Denied, Paper};
+use super::denied::{Denied, Document};
 use crate::ids::PeerId;
 use crate::net::identity::Identity;
 use crate::wire;
@@ -13,7 +13,7 @@ const SIGNATURE: usize = 64;
 /// A type of signed statement.
 pub trait Statement: bincode::Encode + bincode::Decode<()> {
     /// The kind of statement, for error messages.
-    const PAPER: Paper;
+    const PAPER: Document;
     /// Prefix of the signed bytes. It differs between statement types, so that no signature of
     /// another use of the key is valid for this one.
     const PURPOSE: &'static [u8];
@@ -37,7 +37,7 @@ impl Signed {
     /// # Errors
     /// [`Denied::Forged`] if this key did not sign it.
     pub fn open<T: Statement>(&self, key: PeerId) -> Result<T, Denied> {
-        let forged = Denied::Forged { paper: T::PAPER };
+        let forged = Denied::Forged { document: T::PAPER };
         let Some((signature, body)) = self.0.split_first_chunk::<SIGNATURE>() else {
             return Err(forged);
         };
@@ -52,7 +52,7 @@ impl Signed {
     /// [`Denied::Forged`] if the bytes do not encode such a statement.
     pub fn peek<T: Statement>(&self) -> Result<T, Denied> {
         let body = self.0.get(SIGNATURE..).unwrap_or_default();
-        wire::decode(body).map_err(|_| Denied::Forged { paper: T::PAPER })
+        wire::decode(body).map_err(|_| Denied::Forged { document: T::PAPER })
     }
 }
 

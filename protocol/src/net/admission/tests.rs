@@ -35,7 +35,7 @@ impl Fixture {
     fn open_desk(&self) {
         let log =
             RedemptionLog::open(&self.folder.path().join("claims")).expect("a redemption log");
-        self.gate.open_desk(Arc::new(Desk::new(self.issuer.clone(), self.run, log)));
+        self.gate.open_desk(Arc::new(TicketDesk::new(self.issuer.clone(), self.run, log)));
     }
 
     fn ticket(&self, id: u32, uses: u16) -> Ticket {
@@ -142,10 +142,10 @@ fn a_certificate_is_valid_for_one_peer_one_run_and_one_term() {
     let late = NOW.after(CERTIFICATE_LIFETIME).after(2 * CLOCK_LEEWAY);
     assert!(matches!(
         admit(2, &pass, late),
-        Err(Denied::Expired { paper: Paper::Certificate, .. })
+        Err(Denied::Expired { document: Document::Certificate, .. })
     ));
     let early = UnixTime(NOW.0 - 2 * CLOCK_LEEWAY.as_secs());
-    let ahead = Denied::NotYet { paper: Paper::Certificate, ahead: 600, clock: early };
+    let ahead = Denied::NotYet { document: Document::Certificate, ahead: 600, clock: early };
     assert_eq!(admit(2, &pass, early), Err(ahead));
     assert_eq!(
         admit(2, &pass, UnixTime(NOW.0 - 60)),
@@ -156,11 +156,11 @@ fn a_certificate_is_valid_for_one_peer_one_run_and_one_term() {
     let other = gate(RunId::of(b"another"), AdmissionMode::Invite, fixture.issuer.peer_id());
     assert!(matches!(other.admit(peer(2), &pass, NOW), Err(Denied::OtherRun { .. })));
     let foreign = gate(fixture.run, AdmissionMode::Invite, peer(9));
-    let forged = Err(Denied::Forged { paper: Paper::Certificate });
+    let forged = Err(Denied::Forged { document: Document::Certificate });
     assert_eq!(foreign.admit(peer(2), &pass, NOW), forged);
     // A signature over a ticket is not valid for a certificate.
     let ticket = showing(fixture.ticket(1, 1).signed().clone());
-    assert_eq!(admit(2, &ticket, NOW), Err(Denied::Forged { paper: Paper::Certificate }));
+    assert_eq!(admit(2, &ticket, NOW), Err(Denied::Forged { document: Document::Certificate }));
     let nothing = admit(2, &Pass::default(), NOW);
     assert!(matches!(nothing, Err(Denied::Needed { .. })), "{nothing:?}");
 }
@@ -171,14 +171,14 @@ fn an_invalid_ticket_is_denied_with_its_reason() {
     let ticket = fixture.ticket(1, 1);
     let late = NOW.after(HOUR).after(CLOCK_LEEWAY).after(HOUR);
     let since = HOUR.as_secs() + CLOCK_LEEWAY.as_secs();
-    let expired = Denied::Expired { paper: Paper::Ticket, since, clock: late };
+    let expired = Denied::Expired { document: Document::Ticket, since, clock: late };
     assert_eq!(fixture.claim(&ticket, peer(2), late), Err(expired.clone()));
     assert!(expired.to_string().contains("expired 65 minutes ago: ask for a new one"));
     // Another key's signature over the same content.
     let stranger = Identity::ephemeral();
     let run_and_id = (fixture.run, TicketId(1));
     let forged = Ticket::new(&stranger, run_and_id, Term::of(NOW, HOUR), 1, &[]);
-    let refused = Err(Denied::Forged { paper: Paper::Ticket });
+    let refused = Err(Denied::Forged { document: Document::Ticket });
     assert_eq!(fixture.claim(&forged, peer(2), NOW), refused);
     let other = Ticket::new(
         &fixture.issuer,
@@ -219,7 +219,7 @@ fn only_a_newer_access_list_replaces_the_known_one() {
     // A list that another key signed is rejected.
     let mut forged = AccessList { version: u64::MAX - 1, ..AccessList::default() };
     let forged = forged.publish(fixture.run, &Identity::ephemeral(), NOW);
-    assert_eq!(elsewhere.learn(&forged), Err(Denied::Forged { paper: Paper::AccessList }));
+    assert_eq!(elsewhere.learn(&forged), Err(Denied::Forged { document: Document::AccessList }));
 }
 
 #[test]

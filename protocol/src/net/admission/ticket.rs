@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::denied::{Denied, Paper};
+use super::denied::{Denied, Document};
 use super::signed::{Signed, Statement};
 use super::ticket_id::TicketId;
 use super::{Term, UnixTime};
@@ -45,7 +45,7 @@ struct Place {
 }
 
 impl Statement for TicketTerms {
-    const PAPER: Paper = Paper::Ticket;
+    const PAPER: Document = Document::Ticket;
     const PURPOSE: &'static [u8] = b"shoal ticket v1\0";
 }
 
@@ -108,7 +108,7 @@ impl Ticket {
     pub fn received(issuer: PeerId, signed: Signed) -> Result<Self, Denied> {
         let terms: TicketTerms = signed.open(issuer)?;
         let ticket = Self { issuer, terms, signed };
-        ticket.check().map_err(|_| Denied::Forged { paper: Paper::Ticket })?;
+        ticket.check().map_err(|_| Denied::Forged { document: Document::Ticket })?;
         Ok(ticket)
     }
 
@@ -134,7 +134,7 @@ impl Ticket {
     pub fn is_of(&self, run: RunId, now: UnixTime) -> Result<(), Denied> {
         let theirs = self.terms.run;
         if theirs != run {
-            return Err(Denied::OtherRun { paper: Paper::Ticket, theirs, ours: run });
+            return Err(Denied::OtherRun { document: Document::Ticket, theirs, ours: run });
         }
         self.is_timely(now)
     }
@@ -144,7 +144,7 @@ impl Ticket {
     /// # Errors
     /// If it has expired, or its date is in the future.
     pub fn is_timely(&self, now: UnixTime) -> Result<(), Denied> {
-        self.terms.term.check(Paper::Ticket, now)
+        self.terms.term.check(Document::Ticket, now)
     }
 
     fn check(&self) -> Result<(), TicketError> {

@@ -141,7 +141,7 @@ fn file_request(bytes: &[u8]) {
     let Some(bytes) = bytes.first_chunk::<REQUEST>() else { return };
     let request = Request::decode(bytes);
     assert_eq!(request.encode(), *bytes, "a request has one form");
-    if u64::from(request.length) <= limits::BLOB_PIECE.0
+    if u64::from(request.length) <= limits::FILE_PIECE.0
         && let Ok(empty) = File::open("/dev/null")
     {
         let Request { hash, position, length } = request;

@@ -224,7 +224,7 @@ async fn greet(
     };
     if let Err(denied) = gate.admit(peer.id, &greeting.pass, UnixTime::now()) {
         gate.turned_away((&denied).into(), Some(peer.id), Some(address), denied.to_string());
-        return Err(ConnectError::Stranger { peer: peer.id, address, denied: denied.into() });
+        return Err(ConnectError::UnknownPeer { peer: peer.id, address, denied: denied.into() });
     }
     if let Some(certificate) = &greeting.certificate {
         gate.hold(certificate.clone());

@@ -108,7 +108,7 @@ impl Refusal {
 pub enum ConnectError {
     /// The id is this peer's own.
     #[error("this is this peer's own id: dial another peer")]
-    Myself,
+    OwnAddress,
     /// No address of the peer is known.
     #[error("no address is known for peer {peer}")]
     NoAddress {
@@ -144,7 +144,7 @@ pub enum ConnectError {
     Refused(#[from] Refusal),
     /// The peer names the same run, but does not prove its admission.
     #[error("peer {peer} at {address} does not prove that it takes part in the run: {denied}")]
-    Stranger {
+    UnknownPeer {
         /// The dialled peer.
         peer: PeerId,
         /// The dialled address.
@@ -160,7 +160,7 @@ pub enum ConnectError {
     },
     /// The peer answered with an earlier incarnation than a known one.
     #[error("the peer answers as incarnation {found}, but {newest} is known")]
-    FormerLife {
+    OldIncarnation {
         /// The incarnation that answered.
         found: Incarnation,
         /// The latest known incarnation.
@@ -182,7 +182,10 @@ impl ConnectError {
     #[must_use]
     pub fn is_final(&self) -> bool {
         match self {
-            Self::Myself | Self::WrongPeer { .. } | Self::Closing | Self::Stranger { .. } => true,
+            Self::OwnAddress
+            | Self::WrongPeer { .. }
+            | Self::Closing
+            | Self::UnknownPeer { .. } => true,
             Self::Refused(Refusal::Denied(denied)) => !denied.may_pass(),
             Self::Refused(refusal) => {
                 !matches!(refusal, Refusal::AlreadyConnected | Refusal::Full | Refusal::Closing)
@@ -219,7 +222,7 @@ pub enum SendError {
     },
     /// The receiver is this peer itself.
     #[error("the receiver is this peer itself")]
-    Myself,
+    OwnAddress,
     /// The limit of known peers is reached.
     #[error("the limit of known peers is reached")]
     TooManyPeers,
@@ -317,7 +320,7 @@ pub enum FetchError {
         hash: ContentHash,
     },
     /// The file exceeds the size limit.
-    #[error("a file of {size} is over the cap of {}", limits::BLOB)]
+    #[error("a file of {size} is over the cap of {}", limits::FILE)]
     TooLarge {
         /// The size of the file.
         size: Bytes,

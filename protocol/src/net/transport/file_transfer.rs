@@ -148,7 +148,7 @@ impl Service<'_> {
                 let known = find(hash, move || Some(Ok((source.open(&hash)?.length, ())))).await;
                 self.answer(send, known.map(|(whole, ())| (whole, Vec::new()))).await;
             }
-            _ if u64::from(length) > limits::BLOB_PIECE.0 => {}
+            _ if u64::from(length) > limits::FILE_PIECE.0 => {}
             _ => {
                 let stopped = send.stopped();
                 let piece = self.send_piece(send, hash, position, length);
@@ -243,7 +243,7 @@ fn list_of(
     lists: &PieceLists,
     hash: ContentHash,
 ) -> Option<io::Result<(u64, Arc<[u8]>)>> {
-    let file = source.open(&hash).filter(|file| file.length <= limits::BLOB.0)?;
+    let file = source.open(&hash).filter(|file| file.length <= limits::FILE.0)?;
     if let Some(list) = lists.known(hash) {
         return Some(Ok((file.length, list)));
     }

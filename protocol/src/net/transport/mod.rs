@@ -324,7 +324,7 @@ impl Transport {
         addresses: &[SocketAddr],
     ) -> Result<Welcome, ConnectError> {
         if peer == self.shared.peer {
-            return Err(ConnectError::Myself);
+            return Err(ConnectError::OwnAddress);
         }
         let peer = self.shared.peer(peer).ok_or(ConnectError::TooManyPeers)?;
         let session = dial::reach(&self.shared, &peer, addresses).await?;
@@ -385,7 +385,7 @@ impl Transport {
 
     fn recipient(&self, peer: PeerId) -> Result<Arc<Peer>, SendError> {
         if peer == self.shared.peer {
-            return Err(SendError::Myself);
+            return Err(SendError::OwnAddress);
         }
         if self.shared.closing.is_cancelled() {
             return Err(SendError::Closing);

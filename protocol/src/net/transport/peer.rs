@@ -277,7 +277,7 @@ impl Peer {
         self.state.send_if_modified(|state| {
             let found = session.member.incarnation;
             if let Some(newest) = state.newest.filter(|newest| found < *newest) {
-                result = Err(ConnectError::FormerLife { found, newest });
+                result = Err(ConnectError::OldIncarnation { found, newest });
                 return false;
             }
             let known_life = state.newest == Some(found);

@@ -186,7 +186,7 @@ impl State {
     }
 
     fn start(&mut self, now: Instant, number: u64, id: PeerId) -> Next {
-        let piece = limits::BLOB_PIECE.0 as f64;
+        let piece = limits::FILE_PIECE.0 as f64;
         let apart =
             self.capacity_bound().map_or(FIRST, |rate| pause(piece / rate * f64::from(PARTS)));
         (self.begun, self.free) = (Some(now), Some(now + apart));
@@ -303,7 +303,7 @@ mod tests {
     use super::super::progress::with_progress_timeout;
     use super::*;
 
-    const PIECE: usize = limits::BLOB_PIECE.0 as usize;
+    const PIECE: usize = limits::FILE_PIECE.0 as usize;
     const QUICK: Duration = Duration::from_millis(100);
     const SLOW: Duration = Duration::from_secs(8);
 

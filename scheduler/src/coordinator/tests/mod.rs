@@ -56,7 +56,7 @@ impl Run {
             home: member(0),
             retry: Duration::from_secs(2),
             patience: Duration::from_secs(30),
-            homecoming: Duration::from_secs(60),
+            return_trip: Duration::from_secs(60),
             load: Load::of_stages(usize::from(stages)),
             rebalance: Rebalance::Never,
             routing: Routing::default(),

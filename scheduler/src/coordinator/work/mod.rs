@@ -22,7 +22,7 @@ use self::replays::Replays;
 use self::stragglers::Stragglers;
 use super::context::Context;
 use super::{Out, event, send};
-use crate::action::{CoordinatorEvent, StepBooks};
+use crate::action::{CoordinatorEvent, StepCounts};
 use crate::ledger::{ClaimAnswer, DoneAnswer, Ledger, Revoked};
 use crate::router::Routing;
 use crate::throughput::Estimates;
@@ -321,7 +321,7 @@ impl Work {
     }
 
     /// Forgets a committed step. Returns its statistics.
-    pub(super) fn close_step(&mut self, step: Step) -> StepBooks {
+    pub(super) fn close_step(&mut self, step: Step) -> StepCounts {
         self.stragglers.forget_up_to(step);
         self.steps.close(step)
     }

@@ -9,7 +9,7 @@ use shoal_protocol::units::Moment;
 
 use super::stragglers::Preference;
 use super::work_queue::{Standing, WorkQueue};
-use crate::action::StepBooks;
+use crate::action::StepCounts;
 use crate::deadline::Estimate;
 use crate::ledger::{ClaimAnswer, DoneAnswer, Grants, Ledger, Revoked};
 use crate::router::{Router, Routing, Turn, is_early};
@@ -33,7 +33,7 @@ pub(in super::super) struct OpenSteps {
     /// Numbers of this term's grants.
     grants: Grants,
     /// Statistics of the present step.
-    books: StepBooks,
+    counts: StepCounts,
 }
 
 /// The work that a replica of the first stage requests.
@@ -92,7 +92,7 @@ impl OpenSteps {
             round_trips: None,
             downstream_done: BTreeMap::new(),
             grants: Grants::of(term),
-            books: StepBooks::default(),
+            counts: StepCounts::default(),
         }
     }
 
@@ -139,7 +139,7 @@ impl OpenSteps {
                 all.done += revoked.done;
             }
         }
-        self.books.replayed += all.claims;
+        self.counts.replayed += all.claims;
         all
     }
 
@@ -301,7 +301,7 @@ impl OpenSteps {
         let answer =
             ledger.map_or(DoneAnswer::Refused, |ledger| ledger.done(key, member, grant, loss));
         match answer {
-            DoneAnswer::Repeated => self.books.repeated += 1,
+            DoneAnswer::Repeated => self.counts.repeated += 1,
             DoneAnswer::Noted => self.measure(member, key, now),
             DoneAnswer::Refused => {}
         }
@@ -357,11 +357,11 @@ impl OpenSteps {
 
     /// The present step's all-reduce took so long.
     pub(super) fn record_all_reduce(&mut self, took: Duration) {
-        self.books.all_reduce = took;
+        self.counts.all_reduce = took;
     }
 
     /// Forgets a committed step. Returns its statistics.
-    pub(super) fn close(&mut self, step: Step) -> StepBooks {
+    pub(super) fn close(&mut self, step: Step) -> StepCounts {
         self.ledgers.remove(&step);
         self.queues.remove(&step);
         self.downstream_done.retain(|(of, _), _| *of > step);
@@ -372,6 +372,6 @@ impl OpenSteps {
             request.open.retain(|of, _| *of > step);
         }
         held_some.into_iter().for_each(|member| self.update(member));
-        std::mem::take(&mut self.books)
+        std::mem::take(&mut self.counts)
     }
 }

@@ -88,8 +88,8 @@ impl World<'_> {
             oracles.progress.advanced(self.now);
         }
         match event {
-            CoordinatorEvent::Committed { books, .. } => {
-                self.report.repeated += books.repeated;
+            CoordinatorEvent::Committed { counts, .. } => {
+                self.report.repeated += counts.repeated;
                 Ok(())
             }
             CoordinatorEvent::Stopped { reason } => {

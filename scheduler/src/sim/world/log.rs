@@ -177,7 +177,7 @@ impl World<'_> {
             home: me,
             retry: self.scenario.peers[index].limits.retry,
             patience: self.scenario.patience,
-            homecoming: self.scenario.homecoming,
+            return_trip: self.scenario.return_trip,
             load: self.scenario.load(),
             rebalance: self.scenario.rebalance,
             routing: self.scenario.routing,

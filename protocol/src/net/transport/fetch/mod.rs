@@ -65,7 +65,7 @@ pub(super) async fn fetch(
     wanted: Wanted,
     destination: &Path,
 ) -> Result<(), FetchError> {
-    if wanted.length > limits::BLOB.0 {
+    if wanted.length > limits::FILE.0 {
         return Err(FetchError::TooLarge { size: Bytes(wanted.length) });
     }
     let io_error = |source| FetchError::Io { path: destination.to_owned(), source };
@@ -174,7 +174,7 @@ fn read_time(length: u64) -> Duration {
 
 fn known(shared: &Arc<Shared>, holder: PeerId) -> Result<Arc<Peer>, ConnectError> {
     if holder == shared.peer {
-        return Err(ConnectError::Myself);
+        return Err(ConnectError::OwnAddress);
     }
     shared.peer(holder).ok_or(ConnectError::TooManyPeers)
 }

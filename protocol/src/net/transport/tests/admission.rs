@@ -3,8 +3,8 @@
 use super::*;
 use crate::manifest::{Admission, AdmissionMode};
 use crate::net::admission::{
-    AccessList, CERTIFICATE_LIFETIME, Certificate, Denied, Desk, Reason, RedemptionLog, Rules,
-    Signed, Term, Ticket, TicketId, UnixTime,
+    AccessList, CERTIFICATE_LIFETIME, Certificate, Denied, Reason, RedemptionLog, Rules, Signed,
+    Term, Ticket, TicketDesk, TicketId, UnixTime,
 };
 use crate::net::discovery::PeerAddress;
 
@@ -22,7 +22,7 @@ impl Invited {
         let (issuer, folder) = (Identity::ephemeral(), tempfile::tempdir().expect("a folder"));
         let node = member_of(&issuer, &issuer, None);
         let log = RedemptionLog::open(&folder.path().join("claims")).expect("a redemption log");
-        let desk = Desk::new(issuer.clone(), run(1).id, log);
+        let desk = TicketDesk::new(issuer.clone(), run(1).id, log);
         node.transport.gate().open_desk(Arc::new(desk));
         Self { issuer, node, _folder: folder }
     }
@@ -132,7 +132,7 @@ async fn the_answering_peer_must_be_admitted_too() {
     // The stranger claims to take part, but has no certificate.
     let stranger = Node::new();
     let error = member.connect(&stranger).await.expect_err("it has no certificate");
-    assert!(matches!(error, ConnectError::Stranger { .. }), "{error}");
+    assert!(matches!(error, ConnectError::UnknownPeer { .. }), "{error}");
     assert!(error.is_final());
     assert_eq!(member.transport.gate().refusals()[&Reason::NoCertificate], 1);
 }

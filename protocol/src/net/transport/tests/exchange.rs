@@ -209,5 +209,5 @@ async fn messages_over_a_limit_are_not_sent() {
     let frames = vec![frame(0, limits::TENSOR_MESSAGE.0 as usize + 1)];
     let sent = node.transport.send_tensor(other, Vec::new(), frames, Class::Chunk);
     assert!(matches!(sent.err(), Some(SendError::TooLarge { .. })));
-    assert_eq!(node.transport.send_control(node.id(), Vec::new()), Err(SendError::Myself));
+    assert_eq!(node.transport.send_control(node.id(), Vec::new()), Err(SendError::OwnAddress));
 }

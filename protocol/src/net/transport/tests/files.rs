@@ -61,7 +61,7 @@ fn text(length: usize) -> Vec<u8> {
 
 #[tokio::test]
 async fn a_file_is_fetched_by_its_hash() {
-    let piece = limits::BLOB_PIECE.0 as usize;
+    let piece = limits::FILE_PIECE.0 as usize;
     for length in [0, 1, piece, piece + 1, 20 * piece + 17] {
         let file = text(length);
         let transfer = Transfer::new(&[(ContentHash::of(&file), &file)]);
@@ -114,7 +114,7 @@ async fn a_failed_fetch_returns_its_reason() {
     assert_eq!(files, 0);
     let (fetched, _) = transfer.fetch(hash, 99).await;
     assert!(matches!(fetched, Err(FetchError::Size { expected: 99, found: 100 })), "{fetched:?}");
-    let (fetched, _) = transfer.fetch(hash, limits::BLOB.0 + 1).await;
+    let (fetched, _) = transfer.fetch(hash, limits::FILE.0 + 1).await;
     assert!(matches!(fetched, Err(FetchError::TooLarge { .. })), "{fetched:?}");
 }
 
@@ -235,7 +235,7 @@ async fn an_interrupted_fetch_is_resumed() {
 
     // Simulates a piece that was damaged by a crash of the machine.
     let torn = File::options().write(true).open(partial(&to)).expect("the partial file is kept");
-    let piece = limits::BLOB_PIECE.0 as usize;
+    let piece = limits::FILE_PIECE.0 as usize;
     let stored = fs::read(partial(&to)).expect("readable");
     let right = |index: &usize| stored[index * piece..][..piece] == file[index * piece..][..piece];
     let intact: Vec<usize> = (0..200).filter(right).collect();
@@ -303,7 +303,7 @@ async fn send_hashes(holder: &Raw, file: &[u8]) {
     recv.read_to_end(100).await.expect("short");
     let length = file.len() as u64;
     send.write_all(&length.to_le_bytes()).await.expect("open");
-    for (index, piece) in file.chunks(limits::BLOB_PIECE.0 as usize).enumerate() {
+    for (index, piece) in file.chunks(limits::FILE_PIECE.0 as usize).enumerate() {
         let hash = crate::pieces::piece_hash(length, index as u64, piece);
         send.write_all(&hash).await.expect("open");
     }

@@ -111,7 +111,7 @@ async fn an_answer_of_another_version_names_both() {
 async fn the_own_identity_and_former_incarnations_are_refused() {
     let identity = Identity::ephemeral();
     let mut target = Node::with(&identity, loopback(), config(1));
-    assert_eq!(target.connect(&target).await.err(), Some(ConnectError::Myself));
+    assert_eq!(target.connect(&target).await.err(), Some(ConnectError::OwnAddress));
     let mut copy = Raw::dial(identity, &target).await;
     assert_eq!(copy.greet().await.ok(), Some(Reply::Refused(Refusal::OwnIdentity)));
 
