@@ -43,7 +43,7 @@ pub(super) struct StatusFeed<'a> {
 /// The status of a process without a driver is empty, however the driver ended.
 impl Drop for StatusFeed<'_> {
     fn drop(&mut self) {
-        self.board.look_away();
+        self.board.clear();
     }
 }
 

@@ -101,7 +101,7 @@ async fn a_node_is_ready_while_it_serves_and_until_it_leaves() {
         status.note(&again);
         status.see(serving());
         assert_eq!(code("/readyz").await, 200);
-        status.look_away();
+        status.clear();
         assert_eq!(code("/readyz").await, 503);
     })
     .await;
