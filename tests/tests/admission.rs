@@ -49,7 +49,7 @@ fn a_ticket_admits_as_many_peers_as_it_has_uses() {
     let mut swarm = Swarm::start(&run.config(), &["--wait-for", "4"]);
     // Without a ticket.
     let reason = refusal(&swarm, &swarm.address, 7);
-    assert!(reason.contains("ask who runs it for one (`shoal invite new`)"), "{reason}");
+    assert!(reason.contains("ask its operator for one (`shoal invite new`)"), "{reason}");
     let turned = swarm.peers[0].event("connection_refused");
     assert_eq!(turned["reason"], "no_certificate");
     assert_eq!(turned["peer"], swarm.peer_id(7));
