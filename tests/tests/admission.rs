@@ -63,9 +63,9 @@ fn a_ticket_admits_as_many_peers_as_it_has_uses() {
     let reason = refusal(&swarm, &ticket, 3);
     assert!(reason.contains("all 2 uses of ticket 2 are used up"), "{reason}");
     let listed = listed(&swarm);
-    assert_eq!(listed["tickets"][1]["standing"], "used_up");
-    let claimed = listed["tickets"][1]["claimed_by"].as_array().expect("a list").clone();
-    assert_eq!(claimed, [swarm.peer_id(1), swarm.peer_id(2)]);
+    assert_eq!(listed["tickets"][1]["state"], "used_up");
+    let redeemed = listed["tickets"][1]["redeemed_by"].as_array().expect("a list").clone();
+    assert_eq!(redeemed, [swarm.peer_id(1), swarm.peer_id(2)]);
     let another = printed(&swarm, &["invite", "new"]);
     swarm.peers.push(swarm.newcomer(&another, 3, &OWN_PORT));
     // The model has the same bits.
@@ -105,7 +105,10 @@ fn a_permit_outlives_its_process_and_every_peer_accepts_it() {
     std::fs::copy(certificate(1).join("certificate"), certificate(3).join("certificate"))
         .expect("it has one");
     let reason = refusal(&swarm, &swarm.address, 3);
-    assert!(reason.contains(&format!("the certificate is peer {}'s", swarm.peer_id(1))), "{reason}");
+    assert!(
+        reason.contains(&format!("the certificate is peer {}'s", swarm.peer_id(1))),
+        "{reason}"
+    );
 }
 
 #[test]

@@ -68,7 +68,7 @@ pub(crate) fn join_line(
             .text
             .parse::<Ticket>()
             .is_ok_and(|read| read.addresses().any(|known| known.to_string() == address));
-        here && ticket.ticket_state(used(ticket.id), &access_list, now) == TicketState::Open
+        here && ticket.state(used(ticket.id), &access_list, now) == TicketState::Open
     });
     match good {
         Some(ticket) => Ok(JoinLine::Ticket(ticket.text.clone())),

@@ -33,7 +33,7 @@ impl TicketState {
 
 impl Issued {
     /// The state after this number of redemptions.
-    pub(crate) fn ticket_state(
+    pub(crate) fn state(
         &self,
         redemptions: usize,
         access_list: &AccessList,

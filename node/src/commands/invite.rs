@@ -168,10 +168,10 @@ pub(super) fn unban(args: &BanArgs) -> anyhow::Result<()> {
 #[derive(Debug, Serialize)]
 struct ListedTicket {
     id: TicketId,
-    ticket_state: TicketState,
+    state: TicketState,
     uses: u16,
     expires: UnixTime,
-    claimed_by: Vec<PeerId>,
+    redeemed_by: Vec<PeerId>,
     ticket: String,
 }
 
@@ -203,10 +203,10 @@ fn listed(issuer: &Issuer, now: UnixTime) -> anyhow::Result<Listed> {
         redeemers.entry(redemption.ticket).or_default().push(redemption.peer);
     }
     let tickets = issuer.folder.tickets()?.into_iter().map(|ticket| {
-        let claimed_by = redeemers.remove(&ticket.id).unwrap_or_default();
-        let ticket_state = ticket.ticket_state(claimed_by.len(), &access_list, now);
+        let redeemed_by = redeemers.remove(&ticket.id).unwrap_or_default();
+        let state = ticket.state(redeemed_by.len(), &access_list, now);
         let (id, uses, expires) = (ticket.id, ticket.uses, ticket.expires);
-        ListedTicket { id, ticket_state, uses, expires, claimed_by, ticket: ticket.text }
+        ListedTicket { id, state, uses, expires, redeemed_by, ticket: ticket.text }
     });
     Ok(Listed {
         run: issuer.run(),
@@ -228,12 +228,12 @@ fn table(listed: &Listed, now: UnixTime) -> Result<String, std::fmt::Error> {
             1..7200 => format!("{} min", left.div_ceil(60)),
             _ => format!("{} h", left / 3600),
         };
-        let uses = format!("{}/{}", ticket.claimed_by.len(), ticket.uses);
-        let peers: Vec<String> = ticket.claimed_by.iter().map(ToString::to_string).collect();
+        let uses = format!("{}/{}", ticket.redeemed_by.len(), ticket.uses);
+        let peers: Vec<String> = ticket.redeemed_by.iter().map(ToString::to_string).collect();
         let row = format!(
             "{:<8}{:<9}{uses:<7}{left:<12}{}",
             ticket.id,
-            ticket.ticket_state.name(),
+            ticket.state.name(),
             peers.join(" ")
         );
         writeln!(text, "{}", row.trim_end())?;
