@@ -34,7 +34,7 @@ pub(super) async fn run(shared: Arc<Shared>, endpoint: Endpoint) {
     let connection_limits = Arc::new(Mutex::new(ConnectionLimiter::new(HANDSHAKES)));
     loop {
         let incoming = tokio::select! {
-            () = shared.closed.cancelled() => break,
+            () = shared.lifecycle.closed() => break,
             incoming = endpoint.accept() => incoming,
         };
         let Some(incoming) = incoming else { break };
@@ -53,10 +53,10 @@ pub(super) async fn run(shared: Arc<Shared>, endpoint: Endpoint) {
         };
         drop(limiter);
         let (for_task, connection_limits) = (shared.clone(), connection_limits.clone());
-        shared.tracker.spawn(async move {
+        shared.lifecycle.spawn(async move {
             let handshake = handle(&for_task, incoming);
             let slow = tokio::select! {
-                () = for_task.closed.cancelled() => false,
+                () = for_task.lifecycle.closed() => false,
                 // A slower peer is dropped together with its connection.
                 handled = timeout(limits::HANDSHAKE_TIMEOUT, handshake) => handled.is_err(),
                 () = place.ended.cancelled() => true,
@@ -120,7 +120,7 @@ async fn handle(shared: &Arc<Shared>, incoming: Incoming) {
     });
     match settle(shared, &hello, &session).await {
         Ok(certificate) => {
-            let welcome = shared.welcome(address, certificate);
+            let welcome = shared.local.welcome(address, shared.gate.pass(), certificate);
             let sent = handshake::answer(Some(&welcome), &mut send).await;
             shared.counters.sent(Kind::Control, sent.unwrap_or_default());
             *slot = Some((send, recv));
@@ -142,13 +142,13 @@ async fn settle(
     session: &Arc<Session>,
 ) -> Result<Option<Signed>, Refusal> {
     let id = session.member.peer;
-    if id == shared.peer {
+    if id == shared.local.id() {
         return Err(Refusal::OwnIdentity);
     }
-    if shared.closing.is_cancelled() {
+    if shared.lifecycle.is_closing() {
         return Err(Refusal::Closing);
     }
-    if let (Some(theirs), Some(ours)) = (shared.run(), &hello.run)
+    if let (Some(theirs), Some(ours)) = (shared.local.run(), &hello.run)
         && theirs.id != ours.id
     {
         return Err(Refusal::OtherRun { ours: ours.id, theirs: theirs.id });
@@ -158,7 +158,7 @@ async fn settle(
     let mut state = peer.state.subscribe();
     let mut crossing_over = false;
     loop {
-        match peer.decide(shared.peer, hello, session, crossing_over) {
+        match peer.decide(shared.local.id(), hello, session, crossing_over) {
             Verdict::Accepted => return Ok(certificate),
             Verdict::Refused(refusal) => return Err(refusal),
             Verdict::Wait => {

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use super::Shared;
 use super::endpoint;
 use super::error::{ConnectError, Refusal};
-use super::handshake::{self, Hello, Reply};
+use super::handshake::{self, Reply};
 use super::link::CloseCode;
 use super::peer::{Dial, Peer, PeerGreeting, Session, State};
 use super::relay;
@@ -47,7 +47,7 @@ pub(super) async fn reach(
         biased;
         // A connection from the peer ends the local dial.
         _ = state.wait_for(State::is_settled) => Err(Refusal::AlreadyConnected.into()),
-        () = shared.closing.cancelled() => Err(ConnectError::Closing),
+        () = shared.lifecycle.closing() => Err(ConnectError::Closing),
         dialled = timeout(limits::HANDSHAKE_TIMEOUT, dial(shared, peer, addresses, &turn)) => {
             dialled.unwrap_or(Err(ConnectError::TimedOut))
         }
@@ -196,16 +196,8 @@ async fn greet(
     address: SocketAddr,
 ) -> Result<Arc<Session>, ConnectError> {
     let guard = CloseUnlessKept(Some(connection.clone()));
-    let number = shared.next_number();
     let gate = &shared.gate;
-    let hello = Hello {
-        incarnation: shared.incarnation,
-        run: shared.run(),
-        number,
-        lost: peer.lost(),
-        pass: gate.pass(),
-        ticket: gate.ticket_for(peer.id),
-    };
+    let hello = shared.local.hello(peer.lost(), gate.pass(), gate.ticket_for(peer.id));
     let lost = |error: quinn::ConnectionError| ConnectError::Unreachable {
         address,
         reason: error.to_string(),
@@ -236,7 +228,7 @@ async fn greet(
         address,
         run,
         greeting,
-        number,
+        number: hello.number,
         dialled: true,
         counted: Default::default(),
     });

@@ -1,13 +1,12 @@
 //! Closes the connections of peers that are no longer admitted.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::timeout;
 
 use super::Shared;
 use super::link::CloseCode;
-use super::peer::Peer;
 use crate::net::admission::UnixTime;
 
 /// Interval between checks of all peers without a change at the gate, because certificates expire.
@@ -18,16 +17,12 @@ pub(super) async fn run(shared: Arc<Shared>) {
     let mut changes = shared.gate.changes();
     loop {
         tokio::select! {
-            () = shared.closed.cancelled() => return,
+            () = shared.lifecycle.closed() => return,
             // The gate lives as long as the transport.
             _ = timeout(CHECK_EVERY, changes.changed()) => {}
         }
-        let peers: Vec<Arc<Peer>> = {
-            let peers = shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
-            peers.values().cloned().collect()
-        };
         let now = UnixTime::now();
-        for peer in peers {
+        for peer in shared.peers.all() {
             let Some(session) = peer.session() else { continue };
             if let Err(denied) = shared.gate.stands(peer.id, now) {
                 let (text, address) = (denied.to_string(), Some(session.address));

@@ -3,7 +3,6 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -96,13 +95,13 @@ async fn emit(shared: &Shared, event: TransportEvent) -> ControlFlow<()> {
             Ok(()) => ControlFlow::Continue(()),
             Err(_) => ControlFlow::Break(()),
         },
-        () = shared.closed.cancelled() => ControlFlow::Break(()),
+        () = shared.lifecycle.closed() => ControlFlow::Break(()),
     }
 }
 
 /// The next connection to serve; `None` when the transport closes.
 async fn next_session(shared: &Shared, peer: &Peer) -> Option<Arc<Session>> {
-    let pair = [shared.peer.0, peer.id.0].concat();
+    let pair = [shared.local.id().0, peer.id.0].concat();
     let mut backoff = Backoff::new(&pair);
     let mut state = peer.state.subscribe();
     loop {
@@ -111,7 +110,7 @@ async fn next_session(shared: &Shared, peer: &Peer) -> Option<Arc<Session>> {
         }
         state.mark_unchanged();
         tokio::select! {
-            () = shared.closing.cancelled() => return None,
+            () = shared.lifecycle.closing() => return None,
             _ = state.wait_for(|state| state.current.is_some()) => continue,
             () = peer.send_queue.filled() => {}
         }
@@ -128,7 +127,7 @@ async fn next_session(shared: &Shared, peer: &Peer) -> Option<Arc<Session>> {
         };
         tracing::debug!(peer = %peer.id, %error, ?delay, "cannot connect");
         tokio::select! {
-            () = shared.closing.cancelled() => return None,
+            () = shared.lifecycle.closing() => return None,
             () = tokio::time::sleep(delay) => {}
             // A new address, or a connection from the peer.
             _ = state.wait_for(|state| state.open().is_some() || state.addresses != addresses) => {}
@@ -180,7 +179,7 @@ async fn serve(shared: &Arc<Shared>, peer: &Arc<Peer>, session: &Arc<Session>) -
     let reason = tokio::select! {
         // Closing comes first: the writers then end by themselves.
         biased;
-        () = shared.closing.cancelled() => {
+        () = shared.lifecycle.closing() => {
             // Messages that are not received within the limit are lost.
             let _ = timeout(FLUSH, flush(peer, &mut writers)).await;
             DisconnectReason::Closing
@@ -201,7 +200,7 @@ async fn serve(shared: &Arc<Shared>, peer: &Arc<Peer>, session: &Arc<Session>) -
         // Data that arrived before the end is still processed.
         tokio::select! {
             () = async { while readers.join_next().await.is_some() {} } => {}
-            () = shared.closed.cancelled() => {}
+            () = shared.lifecycle.closed() => {}
         }
     }
     readers.shutdown().await;
@@ -269,7 +268,7 @@ async fn write_control(context: Context, mut stream: SendStream) -> DisconnectRe
             // Queued messages are sent before the close.
             biased;
             batch = peer.send_queue.control() => batch,
-            () = shared.closing.cancelled() => break,
+            () = shared.lifecycle.closing() => break,
         };
         let mut chunks = Vec::with_capacity(2 * batch.len());
         for message in batch {
@@ -433,8 +432,8 @@ async fn read_tensor(
     mut stream: RecvStream,
     reassembly: Arc<Reassembly>,
 ) -> ControlFlow<DisconnectReason> {
-    let largest = context.shared.largest_message.load(Ordering::Relaxed);
-    let received = match reassembly.read(&mut stream, largest).await {
+    let largest = context.shared.local.largest_message();
+    let received = match reassembly.read(&mut stream, largest.0).await {
         Ok(Some(received)) => received,
         Err(ReadFailure::Violation(violation)) => return ControlFlow::Break(violation.into()),
         // Further parts of the message are in flight, or were lost with the connection.

@@ -33,8 +33,11 @@ mod fetch;
 mod file_piece;
 mod file_transfer;
 mod handshake;
+mod lifecycle;
 mod link;
+mod local;
 mod peer;
+mod peers;
 mod progress;
 mod rate;
 mod reachability;
@@ -51,20 +54,17 @@ mod tls;
 mod traffic;
 mod upload_limit;
 
-use std::collections::BTreeMap;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use quinn::Endpoint;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
-use tokio_util::sync::{CancellationToken, DropGuard};
-use tokio_util::task::TaskTracker;
+use tokio_util::sync::DropGuard;
 
 pub use class::Class;
 pub use endpoint::Congestion;
@@ -81,14 +81,16 @@ pub use traffic::{Flow, Packets, PathStats, Pieces, Traffic};
 use crate::frame::Frame;
 use crate::ids::{ContentHash, Incarnation, Member, PeerId};
 use crate::limits;
-use crate::manifest::{ChunkPacking, Manifest};
-use crate::net::admission::{Gate, Signed, UnixTime};
+use crate::manifest::ChunkPacking;
+use crate::net::admission::Gate;
 use crate::net::identity::Identity;
 use crate::units;
 use fetch::Wanted;
 use file_piece::PiecePacker;
-use handshake::Reply;
+use lifecycle::Lifecycle;
+use local::LocalPeer;
 use peer::Peer;
+use peers::Peers;
 use reachability::RateLimit;
 use reachability::socket::Probes;
 use relay::Relay;
@@ -97,9 +99,6 @@ use upload_limit::UploadLimit;
 
 /// Capacity of the event channel.
 const EVENTS: usize = 256;
-
-/// Maximum number of known peers, connected or not.
-const PEERS: usize = 2 * limits::MEMBERS;
 
 /// Time limit for a suspected peer to answer, in addition to four round trips.
 const ANSWER: Duration = Duration::from_millis(500);
@@ -136,11 +135,7 @@ pub struct Transport {
 
 /// State shared by all tasks.
 pub(crate) struct Shared {
-    peer: PeerId,
-    incarnation: Incarnation,
-    run: RwLock<Option<Run>>,
-    /// Maximum bytes of the tensors of one message.
-    largest_message: AtomicU64,
+    local: LocalPeer,
     files: Arc<dyn FileSource>,
     gate: Gate,
     tls: tls::Tls,
@@ -158,54 +153,20 @@ pub(crate) struct Shared {
     packer: Arc<PiecePacker>,
     upload_limit: UploadLimit,
     events: mpsc::Sender<TransportEvent>,
-    peers: Mutex<BTreeMap<PeerId, Arc<Peer>>>,
-    numbers: AtomicU64,
-    tracker: TaskTracker,
-    /// Cancelled when closing begins: no new work starts.
-    closing: CancellationToken,
-    /// Cancelled when all tasks must stop.
-    closed: CancellationToken,
+    peers: Peers,
+    lifecycle: Lifecycle,
 }
 
 impl Shared {
-    fn run(&self) -> Option<Run> {
-        self.run.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
     /// All endpoints. The relay endpoint comes first, because it must close before the ones that
     /// carry it.
     fn all_endpoints(&self) -> impl Iterator<Item = &Endpoint> {
         std::iter::once(&self.relay_endpoint).chain(&self.endpoints)
     }
 
-    fn welcome(&self, seen: SocketAddr, certificate: Option<Signed>) -> Reply {
-        Reply::Welcome {
-            incarnation: self.incarnation,
-            run: self.run(),
-            pass: self.gate.pass(),
-            certificate,
-            clock: UnixTime::now(),
-            seen,
-        }
-    }
-
-    fn next_number(&self) -> u64 {
-        self.numbers.fetch_add(1, Ordering::Relaxed)
-    }
-
     /// The peer of this id, with its link running; `None` if there are too many peers.
     fn peer(self: &Arc<Self>, id: PeerId) -> Option<Arc<Peer>> {
-        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(peer) = peers.get(&id) {
-            return Some(peer.clone());
-        }
-        if peers.len() >= PEERS {
-            return None;
-        }
-        let peer = Arc::new(Peer::new(id));
-        peers.insert(id, peer.clone());
-        self.tracker.spawn(link::run(self.clone(), peer.clone()));
-        Some(peer)
+        self.peers.get_or_insert(id, |peer| self.lifecycle.spawn(link::run(self.clone(), peer)))
     }
 }
 
@@ -232,14 +193,9 @@ impl Transport {
         let relay = Relay::new();
         let relayed = Arc::new(endpoint::relayed(config.congestion));
         let relay_endpoint = endpoint::over(relay.clone(), identity, &tls, &relayed)?;
-        let largest_message = AtomicU64::new(largest_message(config.run.as_ref()).0);
         let (events, receiver) = mpsc::channel(EVENTS);
-        let closed = CancellationToken::new();
         let shared = Arc::new(Shared {
-            peer: identity.peer_id(),
-            incarnation: config.incarnation,
-            run: RwLock::new(config.run),
-            largest_message,
+            local: LocalPeer::new(identity.peer_id(), config.incarnation, config.run),
             files: config.files,
             gate: config.gate,
             tls,
@@ -255,23 +211,21 @@ impl Transport {
             packer: Arc::default(),
             upload_limit: UploadLimit::default(),
             events,
-            peers: Mutex::default(),
-            numbers: AtomicU64::new(0),
-            tracker: TaskTracker::new(),
-            closing: closed.child_token(),
-            closed: closed.clone(),
+            peers: Peers::default(),
+            lifecycle: Lifecycle::new(),
         });
         for endpoint in shared.all_endpoints() {
-            shared.tracker.spawn(accept::run(shared.clone(), endpoint.clone()));
+            shared.lifecycle.spawn(accept::run(shared.clone(), endpoint.clone()));
         }
-        shared.tracker.spawn(eviction::run(shared.clone()));
-        Ok((Self { shared, _guard: Arc::new(closed.drop_guard()) }, receiver))
+        shared.lifecycle.spawn(eviction::run(shared.clone()));
+        let guard = Arc::new(shared.lifecycle.guard());
+        Ok((Self { shared, _guard: guard }, receiver))
     }
 
     /// The id of this peer.
     #[must_use]
     pub fn peer_id(&self) -> PeerId {
-        self.shared.peer
+        self.shared.local.id()
     }
 
     /// Checks the admission of other peers.
@@ -283,8 +237,7 @@ impl Transport {
     /// The connected peers, in order.
     #[must_use]
     pub fn connected(&self) -> Vec<Member> {
-        let peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        peers.values().filter_map(|peer| Some(peer.session()?.member)).collect()
+        self.shared.peers.sessions().iter().map(|session| session.member).collect()
     }
 
     /// The local addresses, with the ports that were selected.
@@ -296,9 +249,7 @@ impl Transport {
     /// Sets the run of this peer: later hellos name it, and peers of other runs are refused.
     /// Existing connections stay open.
     pub fn set_run(&self, run: Run) {
-        let largest = largest_message(Some(&run));
-        self.shared.largest_message.store(largest.0, Ordering::Relaxed);
-        *self.shared.run.write().unwrap_or_else(PoisonError::into_inner) = Some(run);
+        self.shared.local.set_run(run);
     }
 
     /// Sets the packing of file pieces, as the run's manifest gives it. Pieces are not packed
@@ -323,7 +274,7 @@ impl Transport {
         peer: PeerId,
         addresses: &[SocketAddr],
     ) -> Result<Welcome, ConnectError> {
-        if peer == self.shared.peer {
+        if peer == self.shared.local.id() {
             return Err(ConnectError::OwnAddress);
         }
         let peer = self.shared.peer(peer).ok_or(ConnectError::TooManyPeers)?;
@@ -335,7 +286,7 @@ impl Transport {
     /// Stores addresses of a peer for later connections. Does nothing for this peer's own id, or if
     /// too many peers are known.
     pub fn remember(&self, peer: PeerId, addresses: &[SocketAddr]) {
-        if peer != self.shared.peer
+        if peer != self.shared.local.id()
             && let Some(peer) = self.shared.peer(peer)
         {
             peer.remember(addresses);
@@ -373,21 +324,20 @@ impl Transport {
         if !(1..=tensor::FRAMES).contains(&frames.len()) {
             return Err(SendError::FrameCount { count: frames.len() });
         }
-        let largest = units::Bytes(self.shared.largest_message.load(Ordering::Relaxed));
         check_size(
             "a message with tensors",
             frames.iter().map(|frame| frame.body().len()).sum(),
-            largest,
+            self.shared.local.largest_message(),
         )?;
         let peer = self.recipient(peer)?;
         Ok(async move { peer.send_queue.push_tensor(Bytes::from(tag), frames, class).await })
     }
 
     fn recipient(&self, peer: PeerId) -> Result<Arc<Peer>, SendError> {
-        if peer == self.shared.peer {
+        if peer == self.shared.local.id() {
             return Err(SendError::OwnAddress);
         }
-        if self.shared.closing.is_cancelled() {
+        if self.shared.lifecycle.is_closing() {
             return Err(SendError::Closing);
         }
         self.shared.peer(peer).ok_or(SendError::TooManyPeers)
@@ -429,20 +379,16 @@ impl Transport {
         peer: PeerId,
         port: Option<u16>,
     ) -> Result<ProbeReport, ProbeError> {
-        let session = {
-            let peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
-            peers.get(&peer).and_then(|peer| peer.session()).ok_or(ProbeError::NotConnected)?
-        };
+        let session = self.shared.peers.session(peer).ok_or(ProbeError::NotConnected)?;
         tokio::select! {
-            () = self.shared.closing.cancelled() => Err(ProbeError::NotConnected),
+            () = self.shared.lifecycle.closing() => Err(ProbeError::NotConnected),
             probe_report = reachability::ask(&self.shared, &session, port) => probe_report,
         }
     }
 
     /// Closes the connection to a peer that sent an invalid message.
     pub fn reject(&self, peer: PeerId, reason: &str) {
-        let peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(session) = peers.get(&peer).and_then(|peer| peer.session()) {
+        if let Some(session) = self.shared.peers.session(peer) {
             session.connection.close(link::CloseCode::Violation.into(), reason.as_bytes());
         }
     }
@@ -450,16 +396,15 @@ impl Transport {
     /// Checks a peer whose process may have died: asks for an answer, and breaks the connection if
     /// there is none at once, long before the connection timeout.
     pub fn suspect(&self, peer: PeerId) {
-        let peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(session) = peers.get(&peer).and_then(|peer| peer.session()) else { return };
+        let Some(session) = self.shared.peers.session(peer) else { return };
         let shared = self.shared.clone();
-        self.shared.tracker.spawn(async move {
+        self.shared.lifecycle.spawn(async move {
             let connection = &session.connection;
             let patience = ANSWER + 4 * connection.rtt();
             let answer = timeout(patience, file_transfer::probe(connection));
             let alive = tokio::select! {
                 answer = answer => matches!(answer, Ok(Ok(()))),
-                () = shared.closing.cancelled() => true,
+                () = shared.lifecycle.closing() => true,
             };
             if !alive {
                 tracing::info!(peer = %session.member, "the peer's process does not answer");
@@ -477,16 +422,14 @@ impl Transport {
     /// Throughput of tensors to a peer in bytes per second; `None` until enough were sent.
     #[must_use]
     pub fn rate_to(&self, peer: PeerId) -> Option<f64> {
-        let peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        peers.get(&peer).and_then(|peer| peer.rate().rate())
+        self.shared.peers.get(peer)?.rate().rate()
     }
 
     /// Like [`Self::rate_to`], for the network link alone: `None` for a peer on this machine, where
     /// the processors limit the throughput.
     #[must_use]
     pub fn link_rate_to(&self, peer: PeerId) -> Option<f64> {
-        let peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        let peer = peers.get(&peer)?;
+        let peer = self.shared.peers.get(peer)?;
         let measured = peer.rate().rate();
         peer.link_rate(measured)
     }
@@ -494,61 +437,45 @@ impl Transport {
     /// The measured path of the connection to a peer; `None` without a connection.
     #[must_use]
     pub fn path_to(&self, peer: PeerId) -> Option<PathStats> {
-        let peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        let session = peers.get(&peer)?.session()?;
-        Some(session.path(&self.shared.counters))
+        Some(self.shared.peers.session(peer)?.path(&self.shared.counters))
     }
 
     /// The measured paths of all connections, in no particular order.
     #[must_use]
     pub fn paths(&self) -> Vec<PathStats> {
-        let peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        let sessions = peers.values().filter_map(|peer| peer.session());
-        sessions.map(|session| session.path(&self.shared.counters)).collect()
+        let sessions = self.shared.peers.sessions();
+        sessions.iter().map(|session| session.path(&self.shared.counters)).collect()
     }
 
     /// Number of queued messages to a peer: messages with tensors, including those in flight, and
     /// control messages.
     #[must_use]
     pub fn queued(&self, peer: PeerId) -> (usize, usize) {
-        let peers = self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        peers.get(&peer).map_or((0, 0), |peer| peer.send_queue.lengths())
+        self.shared.peers.get(peer).map_or((0, 0), |peer| peer.send_queue.lengths())
     }
 
     /// Sends the queued messages to connected peers, within a time limit of seconds, announces the
     /// close to them, and frees the sockets. Pending events may stay unread.
     pub async fn close(&self) {
         let shared = &self.shared;
-        shared.closing.cancel();
-        shared.tracker.close();
+        shared.lifecycle.begin_close();
         let links = async {
             // The accept loops refuse connections until the links are done.
-            let peers: Vec<Arc<Peer>> = {
-                let peers = shared.peers.lock().unwrap_or_else(PoisonError::into_inner);
-                peers.values().cloned().collect()
-            };
-            for peer in peers {
+            for peer in shared.peers.all() {
                 peer.wait_for_link_end().await;
             }
         };
         let _ = timeout(CLOSE, links).await;
-        shared.closed.cancel();
+        shared.lifecycle.stop();
         for endpoint in shared.all_endpoints() {
             endpoint.close(link::CloseCode::Done.into(), b"");
         }
-        shared.tracker.wait().await;
+        shared.lifecycle.ended().await;
         for endpoint in &shared.endpoints {
             // A peer that missed the close frame and still sends receives it again.
             let _ = timeout(LINGER, endpoint.wait_idle()).await;
         }
     }
-}
-
-/// Maximum bytes of the tensors of one message in a run. Without a valid manifest, the general
-/// limit applies.
-fn largest_message(run: Option<&Run>) -> units::Bytes {
-    let manifest = run.and_then(|run| Manifest::from_bytes(&run.manifest).ok());
-    manifest.map_or(limits::TENSOR_MESSAGE, |manifest| manifest.largest_message())
 }
 
 fn check_size(what: &'static str, size: usize, cap: units::Bytes) -> Result<(), SendError> {

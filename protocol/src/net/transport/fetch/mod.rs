@@ -173,7 +173,7 @@ fn read_time(length: u64) -> Duration {
 }
 
 fn known(shared: &Arc<Shared>, holder: PeerId) -> Result<Arc<Peer>, ConnectError> {
-    if holder == shared.peer {
+    if holder == shared.local.id() {
         return Err(ConnectError::OwnAddress);
     }
     shared.peer(holder).ok_or(ConnectError::TooManyPeers)

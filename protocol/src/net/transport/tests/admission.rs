@@ -119,7 +119,7 @@ async fn an_expired_certificate_is_refused() {
     let run = Invited::new();
     let identity = Identity::ephemeral();
     let long_ago = UnixTime(UnixTime::now().0 - CERTIFICATE_LIFETIME.as_secs() - DAY.as_secs());
-    let id = run.node.transport.shared.run().expect("it has one").id;
+    let id = run.node.transport.shared.local.run().expect("it has one").id;
     let old = Certificate::sign(&run.issuer, id, identity.peer_id(), TicketId(1), long_ago);
     let late = member_of(&run.issuer, &identity, Some(old));
     assert!(matches!(denied(late.connect(&run.node).await.err()), Denied::Expired { .. }));

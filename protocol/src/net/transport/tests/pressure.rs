@@ -1,4 +1,6 @@
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio_util::task::TaskTracker;
 
 use super::*;
 
