@@ -7,12 +7,11 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::future::join_all;
 use futures::stream::FuturesUnordered;
-use quinn::{ClientConfig, Connection};
+use quinn::Connection;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use super::Shared;
-use super::endpoint;
 use super::error::{ConnectError, Refusal};
 use super::handshake::{self, Reply};
 use super::link::CloseCode;
@@ -22,9 +21,6 @@ use super::traffic::Kind;
 use crate::ids::Member;
 use crate::limits;
 use crate::net::admission::UnixTime;
-
-/// TLS requires a server name; only the certificate identifies the other end.
-const SERVER_NAME: &str = "shoal";
 
 /// Time for which only the peer's own addresses are tried, before relayed paths are tried too.
 const DETOUR_AFTER: Duration = Duration::from_secs(1);
@@ -169,24 +165,7 @@ pub(super) async fn punch(shared: &Shared, peer: &Peer, addresses: &[SocketAddr]
 }
 
 async fn open(shared: &Shared, peer: &Peer, address: SocketAddr) -> Result<Answer, ConnectError> {
-    let (endpoint, quic) = if relay::is_path(address) {
-        (&shared.relay_endpoint, &shared.relayed)
-    } else {
-        let endpoint = endpoint::route(&shared.endpoints, address);
-        (endpoint.ok_or(ConnectError::NoSocket { address })?, &shared.quic)
-    };
-    let (tls, verifier) = shared.tls.client(peer.id);
-    let mut config = ClientConfig::new(tls);
-    config.transport_config(quic.clone());
-    let unreachable = |reason: String| match verifier.stranger() {
-        Some(found) => ConnectError::WrongPeer { address, expected: peer.id, found },
-        None => ConnectError::Unreachable { address, reason },
-    };
-    let connecting = endpoint
-        .connect_with(config, address, SERVER_NAME)
-        .map_err(|error| unreachable(error.to_string()))?;
-    let connection = connecting.await.map_err(|error| unreachable(error.to_string()))?;
-    Ok((connection, address))
+    Ok((shared.endpoints.connect(peer.id, address).await?, address))
 }
 
 async fn greet(

@@ -24,7 +24,7 @@ use super::request::Kind as RequestKind;
 use super::send_queue::{MessageNumber, TensorJob};
 use super::sending::{self, LANES};
 use super::traffic::Kind;
-use super::{Shared, control, reachability, tensor};
+use super::{Shared, control, tensor};
 
 /// Time limit for the other end to receive the queued messages on close.
 const FLUSH: Duration = Duration::from_secs(5);
@@ -479,7 +479,9 @@ async fn serve_request(context: Context, send: SendStream, mut recv: RecvStream)
                 Service { source, lists, packer, counters, upload_limit, peer, connection };
             service.serve(send, recv).await;
         }
-        Some(RequestKind::Probe) => reachability::answer(shared, session, send, recv).await,
+        Some(RequestKind::Probe) => {
+            shared.reachability.answer(&shared.counters, session, send, recv).await;
+        }
         // Unknown requests get no answer.
         None => {}
     }

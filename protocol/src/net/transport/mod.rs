@@ -26,6 +26,7 @@ mod control;
 pub mod decoders;
 mod dial;
 mod endpoint;
+mod endpoints;
 mod error;
 mod event;
 mod eviction;
@@ -61,7 +62,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use quinn::Endpoint;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_util::sync::DropGuard;
@@ -85,14 +85,14 @@ use crate::manifest::ChunkPacking;
 use crate::net::admission::Gate;
 use crate::net::identity::Identity;
 use crate::units;
+use endpoints::Endpoints;
 use fetch::Wanted;
 use file_piece::PiecePacker;
 use lifecycle::Lifecycle;
 use local::LocalPeer;
 use peer::Peer;
 use peers::Peers;
-use reachability::RateLimit;
-use reachability::socket::Probes;
+use reachability::Reachability;
 use relay::Relay;
 use traffic::Counters;
 use upload_limit::UploadLimit;
@@ -138,16 +138,9 @@ pub(crate) struct Shared {
     local: LocalPeer,
     files: Arc<dyn FileSource>,
     gate: Gate,
-    tls: tls::Tls,
-    quic: Arc<quinn::TransportConfig>,
-    endpoints: Vec<Endpoint>,
+    endpoints: Endpoints,
     relay: Arc<Relay>,
-    relayed: Arc<quinn::TransportConfig>,
-    /// QUIC over paths through relaying peers.
-    relay_endpoint: Endpoint,
-    /// Reachability probes on the endpoints' sockets, beside QUIC.
-    probes: Arc<Probes>,
-    rate_limit: RateLimit,
+    reachability: Reachability,
     counters: Counters,
     lists: Arc<PieceLists>,
     packer: Arc<PiecePacker>,
@@ -158,12 +151,6 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// All endpoints. The relay endpoint comes first, because it must close before the ones that
-    /// carry it.
-    fn all_endpoints(&self) -> impl Iterator<Item = &Endpoint> {
-        std::iter::once(&self.relay_endpoint).chain(&self.endpoints)
-    }
-
     /// The peer of this id, with its link running; `None` if there are too many peers.
     fn peer(self: &Arc<Self>, id: PeerId) -> Option<Arc<Peer>> {
         self.peers.get_or_insert(id, |peer| self.lifecycle.spawn(link::run(self.clone(), peer)))
@@ -180,32 +167,17 @@ impl Transport {
         listen: &[SocketAddr],
         config: TransportConfig,
     ) -> Result<(Self, mpsc::Receiver<TransportEvent>), TransportError> {
-        if listen.is_empty() {
-            return Err(TransportError::NoListenAddress);
-        }
-        let tls = tls::Tls::new(identity)?;
-        let quic = Arc::new(endpoint::quic(config.congestion));
-        let probes = Arc::new(Probes::default());
-        let endpoints = listen
-            .iter()
-            .map(|&address| endpoint::bind(address, identity, &tls, &quic, &probes))
-            .collect::<Result<Vec<_>, _>>()?;
-        let relay = Relay::new();
-        let relayed = Arc::new(endpoint::relayed(config.congestion));
-        let relay_endpoint = endpoint::over(relay.clone(), identity, &tls, &relayed)?;
+        let (relay, reachability) = (Relay::new(), Reachability::default());
+        let endpoints =
+            Endpoints::bind(identity, listen, config.congestion, &relay, reachability.probes())?;
         let (events, receiver) = mpsc::channel(EVENTS);
         let shared = Arc::new(Shared {
             local: LocalPeer::new(identity.peer_id(), config.incarnation, config.run),
             files: config.files,
             gate: config.gate,
-            tls,
-            quic,
             endpoints,
             relay,
-            relayed,
-            relay_endpoint,
-            probes,
-            rate_limit: RateLimit::default(),
+            reachability,
             counters: Counters::default(),
             lists: Arc::default(),
             packer: Arc::default(),
@@ -214,7 +186,7 @@ impl Transport {
             peers: Peers::default(),
             lifecycle: Lifecycle::new(),
         });
-        for endpoint in shared.all_endpoints() {
+        for endpoint in shared.endpoints.all() {
             shared.lifecycle.spawn(accept::run(shared.clone(), endpoint.clone()));
         }
         shared.lifecycle.spawn(eviction::run(shared.clone()));
@@ -243,7 +215,7 @@ impl Transport {
     /// The local addresses, with the ports that were selected.
     #[must_use]
     pub fn local_addresses(&self) -> Vec<SocketAddr> {
-        self.shared.endpoints.iter().filter_map(|endpoint| endpoint.local_addr().ok()).collect()
+        self.shared.endpoints.local_addresses()
     }
 
     /// Sets the run of this peer: later hellos name it, and peers of other runs are refused.
@@ -380,9 +352,10 @@ impl Transport {
         port: Option<u16>,
     ) -> Result<ProbeReport, ProbeError> {
         let session = self.shared.peers.session(peer).ok_or(ProbeError::NotConnected)?;
+        let Shared { reachability, endpoints, counters, lifecycle, .. } = &*self.shared;
         tokio::select! {
-            () = self.shared.lifecycle.closing() => Err(ProbeError::NotConnected),
-            probe_report = reachability::ask(&self.shared, &session, port) => probe_report,
+            () = lifecycle.closing() => Err(ProbeError::NotConnected),
+            probe_report = reachability.ask(endpoints, counters, &session, port) => probe_report,
         }
     }
 
@@ -467,11 +440,11 @@ impl Transport {
         };
         let _ = timeout(CLOSE, links).await;
         shared.lifecycle.stop();
-        for endpoint in shared.all_endpoints() {
+        for endpoint in shared.endpoints.all() {
             endpoint.close(link::CloseCode::Done.into(), b"");
         }
         shared.lifecycle.ended().await;
-        for endpoint in &shared.endpoints {
+        for endpoint in shared.endpoints.direct() {
             // A peer that missed the close frame and still sends receives it again.
             let _ = timeout(LINGER, endpoint.wait_idle()).await;
         }

@@ -14,6 +14,7 @@ pub(super) mod wire;
 use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use quinn::{Connection, RecvStream, SendStream};
@@ -21,12 +22,13 @@ use tokio::net::UdpSocket;
 use tokio::time::{sleep, timeout};
 
 use super::class::Class;
+use super::endpoints::Endpoints;
 use super::peer::Session;
 use super::request::Kind as RequestKind;
-use super::traffic::Kind;
-use super::{Shared, endpoint};
+use super::traffic::{Counters, Kind};
 use crate::ids::PeerId;
-pub(super) use rate_limit::RateLimit;
+use rate_limit::RateLimit;
+use socket::Probes;
 use wire::{ANSWER, Answer, Nonce, PROBE, Probe, REQUEST, Request};
 
 /// Time limit of the answer.
@@ -74,71 +76,94 @@ pub enum ProbeError {
     NoAnswer,
 }
 
-/// Asks the other end of a connection to probe `port`, or by default the port of the local socket.
-pub(super) async fn ask(
-    shared: &Shared,
-    session: &Session,
-    port: Option<u16>,
-) -> Result<ProbeReport, ProbeError> {
-    if session.is_relayed() {
-        return Err(ProbeError::NotConnected);
+/// The probes of this peer: those that it asked for, and those that it sends for others.
+#[derive(Debug, Default)]
+pub(super) struct Reachability {
+    probes: Arc<Probes>,
+    rate_limit: RateLimit,
+}
+
+impl Reachability {
+    /// The expected probes, which the sockets record.
+    pub(super) fn probes(&self) -> &Arc<Probes> {
+        &self.probes
     }
-    let own = endpoint::route(&shared.endpoints, session.address)
-        .and_then(|endpoint| Some(endpoint.local_addr().ok()?.port()));
-    let port = port.or(own).ok_or(ProbeError::NotConnected)?;
-    let nonce = Nonce(shared.tls.random().ok_or(ProbeError::NoAnswer)?);
-    let mut probes = shared.probes.listen(nonce).ok_or(ProbeError::TooMany)?;
-    let asked = timeout(PATIENCE, exchange(shared, &session.connection, Request { nonce, port }));
-    let seen = match asked.await {
-        Ok(Some(Answer::Probes { seen })) => seen,
-        Ok(Some(Answer::Busy)) => return Err(ProbeError::Busy),
-        Ok(None) | Err(_) => return Err(ProbeError::NoAnswer),
-    };
-    // Only the requested port matters for the result.
-    let _ = timeout(LISTEN, probes.at(port)).await;
-    let heard = probes.ports().into_iter().filter(|at| [port, seen.port()].contains(at)).collect();
-    Ok(ProbeReport { by: session.member.peer, from: session.address.ip(), port, seen, heard })
+
+    /// Asks the other end of a connection to probe `port`, or by default the port of the local
+    /// socket.
+    pub(super) async fn ask(
+        &self,
+        endpoints: &Endpoints,
+        counters: &Counters,
+        session: &Session,
+        port: Option<u16>,
+    ) -> Result<ProbeReport, ProbeError> {
+        if session.is_relayed() {
+            return Err(ProbeError::NotConnected);
+        }
+        let own = endpoints.local_port_to(session.address);
+        let port = port.or(own).ok_or(ProbeError::NotConnected)?;
+        let nonce = Nonce(endpoints.random().ok_or(ProbeError::NoAnswer)?);
+        let mut probes = self.probes.listen(nonce).ok_or(ProbeError::TooMany)?;
+        let request = Request { nonce, port };
+        let asked = timeout(PATIENCE, exchange(counters, &session.connection, request));
+        let seen = match asked.await {
+            Ok(Some(Answer::Probes { seen })) => seen,
+            Ok(Some(Answer::Busy)) => return Err(ProbeError::Busy),
+            Ok(None) | Err(_) => return Err(ProbeError::NoAnswer),
+        };
+        // Only the requested port matters for the result.
+        let _ = timeout(LISTEN, probes.at(port)).await;
+        let heard =
+            probes.ports().into_iter().filter(|at| [port, seen.port()].contains(at)).collect();
+        Ok(ProbeReport { by: session.member.peer, from: session.address.ip(), port, seen, heard })
+    }
+
+    /// Answers a request and sends the probes. A malformed request gets no answer.
+    pub(super) async fn answer(
+        &self,
+        counters: &Counters,
+        session: &Session,
+        mut send: SendStream,
+        mut recv: RecvStream,
+    ) {
+        let mut request = [0; REQUEST];
+        if recv.read_exact(&mut request).await.is_err() {
+            return;
+        }
+        let Some(request) = Request::decode(&request) else { return };
+        counters.received(Kind::Control, REQUEST);
+        let seen = session.address;
+        // The address of a relayed peer is not proved.
+        let may = !session.is_relayed() && self.rate_limit.admits(seen.ip(), Instant::now());
+        let answer = if may { Answer::Probes { seen } } else { Answer::Busy }.encode();
+        Class::Control.prioritize(&send, 0);
+        if send.write_all(&answer).await.is_err() || send.finish().is_err() || !may {
+            return;
+        }
+        counters.sent(Kind::Control, answer.len());
+        match probe(request, seen).await {
+            Ok(sent) => counters.sent(Kind::Control, sent),
+            Err(error) => tracing::debug!(%seen, %error, "cannot send probes"),
+        }
+    }
 }
 
 /// Sends the request and reads the answer.
-async fn exchange(shared: &Shared, connection: &Connection, request: Request) -> Option<Answer> {
+async fn exchange(
+    counters: &Counters,
+    connection: &Connection,
+    request: Request,
+) -> Option<Answer> {
     let (mut send, mut recv) = connection.open_bi().await.ok()?;
     Class::Control.prioritize(&send, 0);
     let bytes = RequestKind::Probe.encode(&request.encode());
     send.write_all(&bytes).await.ok()?;
     send.finish().ok()?;
-    shared.counters.sent(Kind::Control, bytes.len());
+    counters.sent(Kind::Control, bytes.len());
     let answer = recv.read_to_end(ANSWER).await.ok()?;
-    shared.counters.received(Kind::Control, answer.len());
+    counters.received(Kind::Control, answer.len());
     Answer::decode(&answer)
-}
-
-/// Answers a request and sends the probes. A malformed request gets no answer.
-pub(super) async fn answer(
-    shared: &Shared,
-    session: &Session,
-    mut send: SendStream,
-    mut recv: RecvStream,
-) {
-    let mut request = [0; REQUEST];
-    if recv.read_exact(&mut request).await.is_err() {
-        return;
-    }
-    let Some(request) = Request::decode(&request) else { return };
-    shared.counters.received(Kind::Control, REQUEST);
-    let seen = session.address;
-    // The address of a relayed peer is not proved.
-    let may = !session.is_relayed() && shared.rate_limit.admits(seen.ip(), Instant::now());
-    let answer = if may { Answer::Probes { seen } } else { Answer::Busy }.encode();
-    Class::Control.prioritize(&send, 0);
-    if send.write_all(&answer).await.is_err() || send.finish().is_err() || !may {
-        return;
-    }
-    shared.counters.sent(Kind::Control, answer.len());
-    match probe(request, seen).await {
-        Ok(sent) => shared.counters.sent(Kind::Control, sent),
-        Err(error) => tracing::debug!(%seen, %error, "cannot send probes"),
-    }
 }
 
 /// Sends probes to a host from a new socket; returns the number of bytes sent.

@@ -18,7 +18,7 @@ const HOST: usize = 16;
 
 /// The recently probed hosts, the oldest first.
 #[derive(Debug, Default)]
-pub(in super::super) struct RateLimit(Mutex<VecDeque<(Instant, IpAddr)>>);
+pub(super) struct RateLimit(Mutex<VecDeque<(Instant, IpAddr)>>);
 
 impl RateLimit {
     /// Whether a host may be probed now; if so, counts the probe.
