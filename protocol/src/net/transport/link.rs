@@ -17,7 +17,7 @@ use super::class::Class;
 use super::dial::{self, Backoff};
 use super::error::{ConnectError, DisconnectReason};
 use super::event::{TensorMessage, TransportEvent};
-use super::file_transfer::Service;
+use super::file_server::Service;
 use super::peer::{Peer, Session};
 use super::reassembly::{ReadFailure, Reassembly};
 use super::request::Kind as RequestKind;
@@ -473,10 +473,9 @@ async fn serve_request(context: Context, send: SendStream, mut recv: RecvStream)
     let Context { shared, peer, session } = &context;
     match RequestKind::read(&mut recv).await {
         Some(RequestKind::File) => {
-            let Shared { files: source, lists, packer, counters, upload_limit, .. } = &**shared;
+            let Shared { files, counters, upload_limit, .. } = &**shared;
             let connection = &session.connection;
-            let service =
-                Service { source, lists, packer, counters, upload_limit, peer, connection };
+            let service = Service { files, counters, upload_limit, peer, connection };
             service.serve(send, recv).await;
         }
         Some(RequestKind::Probe) => {

@@ -32,6 +32,7 @@ mod event;
 mod eviction;
 mod fetch;
 mod file_piece;
+mod file_server;
 mod file_transfer;
 mod handshake;
 mod lifecycle;
@@ -73,8 +74,7 @@ pub use error::{
 };
 pub use event::{Run, TensorMessage, TransportEvent, Welcome};
 pub use fetch::partial::SUFFIX as PARTIAL_SUFFIX;
-use file_transfer::PieceLists;
-pub use file_transfer::{FileSource, NoFiles, OpenFile};
+pub use file_server::{FileSource, NoFiles, OpenFile};
 pub use reachability::{ProbeError, ProbeReport};
 pub use traffic::{Flow, Packets, PathStats, Pieces, Traffic};
 
@@ -87,7 +87,7 @@ use crate::net::identity::Identity;
 use crate::units;
 use endpoints::Endpoints;
 use fetch::Wanted;
-use file_piece::PiecePacker;
+use file_server::FileServer;
 use lifecycle::Lifecycle;
 use local::LocalPeer;
 use peer::Peer;
@@ -136,14 +136,12 @@ pub struct Transport {
 /// State shared by all tasks.
 pub(crate) struct Shared {
     local: LocalPeer,
-    files: Arc<dyn FileSource>,
+    files: FileServer,
     gate: Gate,
     endpoints: Endpoints,
     relay: Arc<Relay>,
     reachability: Reachability,
     counters: Counters,
-    lists: Arc<PieceLists>,
-    packer: Arc<PiecePacker>,
     upload_limit: UploadLimit,
     events: mpsc::Sender<TransportEvent>,
     peers: Peers,
@@ -173,14 +171,12 @@ impl Transport {
         let (events, receiver) = mpsc::channel(EVENTS);
         let shared = Arc::new(Shared {
             local: LocalPeer::new(identity.peer_id(), config.incarnation, config.run),
-            files: config.files,
+            files: FileServer::new(config.files),
             gate: config.gate,
             endpoints,
             relay,
             reachability,
             counters: Counters::default(),
-            lists: Arc::default(),
-            packer: Arc::default(),
             upload_limit: UploadLimit::default(),
             events,
             peers: Peers::default(),
@@ -227,7 +223,7 @@ impl Transport {
     /// Sets the packing of file pieces, as the run's manifest gives it. Pieces are not packed
     /// before.
     pub fn set_chunk_packing(&self, packing: ChunkPacking) {
-        self.shared.packer.set(packing);
+        self.shared.files.set_packing(packing);
     }
 
     /// Sets the members of the run. The transport relays packets between members that cannot reach
