@@ -1,9 +1,7 @@
 //! The task that owns the libp2p node.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::future::pending;
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use futures::StreamExt;
 use libp2p::core::ConnectedPoint;
@@ -12,23 +10,16 @@ use libp2p::swarm::{ConnectionError, ConnectionId, DialError, SwarmEvent};
 use libp2p::{Swarm, identify, kad, mdns};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::DiscoveryEvent;
 use super::address::{PeerAddress, multiaddr, socket_address};
 use super::behaviour::{Behaviour, BehaviourEvent, IDENTIFY, KAD};
+use super::schedule::Schedule;
 use crate::ids::RunId;
 use crate::limits;
 use crate::net::admission::{Gate, UnixTime};
 use crate::net::identity::{libp2p_peer_of, peer_of};
-
-/// Interval between searches for other peers of the run. Every second search also publishes this
-/// peer.
-const ROUND: Duration = Duration::from_secs(30);
-
-/// After a new peer appears, the next search starts this long after the last one.
-const EARLY: Duration = Duration::from_millis(500);
 
 /// Maximum number of peers of a run that one search dials.
 const DIALS: usize = 64;
@@ -72,9 +63,7 @@ pub(super) struct Actor {
     identified: BTreeMap<libp2p::PeerId, Vec<SocketAddr>>,
     /// The address that a router forwards to this peer.
     opened: Option<SocketAddr>,
-    rounds: u64,
-    last_round: Option<Instant>,
-    next_round: Option<Instant>,
+    schedule: Schedule,
 }
 
 impl Actor {
@@ -96,9 +85,7 @@ impl Actor {
             found: BTreeMap::new(),
             identified: BTreeMap::new(),
             opened: None,
-            rounds: 0,
-            last_round: None,
-            next_round: None,
+            schedule: Schedule::default(),
         }
     }
 
@@ -106,13 +93,6 @@ impl Actor {
     pub(super) async fn run(mut self, mut inbox: mpsc::Receiver<Command>, stop: CancellationToken) {
         let mut changes = self.gate.changes();
         loop {
-            let next_round = self.next_round;
-            let round = async {
-                match next_round {
-                    Some(at) => tokio::time::sleep_until(at).await,
-                    None => pending().await,
-                }
-            };
             let events = tokio::select! {
                 () = stop.cancelled() => break,
                 command = inbox.recv() => match command {
@@ -127,7 +107,7 @@ impl Actor {
                     }
                 },
                 _ = changes.changed() => { self.disconnect_denied(); Vec::new() }
-                () = round => { self.start_round(); Vec::new() }
+                () = self.schedule.due() => { self.start_round(); Vec::new() }
                 event = self.swarm.select_next_some() => self.handle(event),
             };
             for event in events {
@@ -149,7 +129,7 @@ impl Actor {
             }
             Command::Join(run) => {
                 self.run = Some(run);
-                self.next_round = Some(Instant::now());
+                self.schedule.plan_now();
             }
             Command::OpenAt(address) => self.open_at(address),
         }
@@ -169,7 +149,7 @@ impl Actor {
         if let Some(peer) = libp2p_peer_of(address.peer) {
             self.wanted.insert(peer);
         }
-        self.next_round.get_or_insert_with(|| Instant::now() + ROUND);
+        self.schedule.plan();
         self.lookups.spawn(async move {
             let resolved = address.resolve().await;
             (address, resolved)
@@ -218,9 +198,7 @@ impl Actor {
     fn start_round(&mut self) {
         // Certificates expire without any change at the gate.
         self.disconnect_denied();
-        let now = Instant::now();
-        self.last_round = Some(now);
-        self.next_round = Some(now + ROUND);
+        self.schedule.begin();
         if self.swarm.connected_peers().next().is_none() && self.dials.is_empty() {
             for address in self.entrances.clone() {
                 self.enter(address);
@@ -229,21 +207,13 @@ impl Actor {
         if let Some(run) = self.run {
             let key = kad::RecordKey::new(&run.0);
             let kad = &mut self.swarm.behaviour_mut().kad;
-            if self.rounds.is_multiple_of(2)
+            if self.schedule.count_search()
                 && let Err(error) = kad.start_providing(key.clone())
             {
                 tracing::warn!(%error, "cannot publish this run in the network");
             }
             kad.get_providers(key);
-            self.rounds += 1;
         }
-    }
-
-    /// A new peer may know others: starts the next search early, and publishes with it.
-    fn search_soon(&mut self) {
-        let earliest = self.last_round.map_or_else(Instant::now, |last| last + EARLY);
-        self.next_round = Some(self.next_round.map_or(earliest, |next| next.min(earliest)));
-        self.rounds = 0;
     }
 
     fn handle(&mut self, event: SwarmEvent<BehaviourEvent>) -> Vec<DiscoveryEvent> {
@@ -315,7 +285,7 @@ impl Actor {
     fn handle_kademlia(&mut self, event: kad::Event) -> Vec<DiscoveryEvent> {
         match event {
             kad::Event::RoutingUpdated { is_new_peer: true, .. } => {
-                self.search_soon();
+                self.schedule.plan_early();
                 Vec::new()
             }
             kad::Event::OutboundQueryProgressed {

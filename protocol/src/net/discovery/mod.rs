@@ -9,6 +9,7 @@ mod address;
 mod behaviour;
 mod guard;
 mod handshake_limit;
+mod schedule;
 mod store;
 #[cfg(test)]
 mod tests;
