@@ -41,7 +41,7 @@ pub struct AccessListFull(usize);
 
 impl Statement for AccessList {
     const PAPER: Document = Document::AccessList;
-    const PURPOSE: &'static [u8] = b"shoal roster v1\0";
+    const PURPOSE: &'static [u8] = b"shoal access list v1\0";
 }
 
 impl AccessList {

@@ -27,7 +27,7 @@ pub struct Certificate {
 
 impl Statement for Certificate {
     const PAPER: Document = Document::Certificate;
-    const PURPOSE: &'static [u8] = b"shoal permit v1\0";
+    const PURPOSE: &'static [u8] = b"shoal certificate v1\0";
 }
 
 impl Certificate {

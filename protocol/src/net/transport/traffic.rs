@@ -38,7 +38,7 @@ pub struct Traffic {
     /// File pieces sent, by packing.
     pub pieces: Pieces,
     /// Packets of all connections, as of the last call of
-    /// [`Transport::ways`](super::Transport::ways).
+    /// [`Transport::paths`](super::Transport::paths).
     pub packets: Packets,
 }
 
