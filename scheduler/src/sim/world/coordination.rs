@@ -43,7 +43,7 @@ impl Swarm<'_> {
             match action {
                 CoordinatorAction::Send { to, message } => {
                     if let FromCoordinator::Replay { keys } = &message {
-                        self.observation.report.recovery.replays += keys.len() as u64;
+                        self.observation.report.recovery.claims.replays += keys.len() as u64;
                     }
                     if let FromCoordinator::Close { round, .. } = &message {
                         self.closes(index, *round);
@@ -53,7 +53,7 @@ impl Swarm<'_> {
                 CoordinatorAction::Append(record) => {
                     let commits = matches!(record, LogRecord::Commit(_));
                     if !self.log.append(leadership, record, &mut self.queue) {
-                        self.observation.marks.rare.logged_too_late += 1;
+                        self.observation.marks.rare.log.appended_after_deposal += 1;
                     }
                     if commits {
                         self.strike();
@@ -118,7 +118,7 @@ impl Swarm<'_> {
         let kept = self.queue.rng.within(0..=pending.len() as u64) as usize;
         for record in pending.iter().take(kept) {
             self.log.commit(record, &mut self.observation)?;
-            self.observation.marks.rare.logged_unheard += 1;
+            self.observation.marks.rare.log.durable_after_deposal += 1;
         }
         if let Some(at) = self.leader() {
             let deposed = Event::Deposed { at, leadership: self.log.leadership() };

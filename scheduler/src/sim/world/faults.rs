@@ -43,7 +43,7 @@ impl World<'_> {
             }
             Fault::Break { one, other } => swarm.breaks(one, other),
             Fault::Cut { from, to, both, time } => {
-                swarm.observation.report.recovery.cuts += 1;
+                swarm.observation.report.recovery.links.cuts += 1;
                 swarm.traffic.network.cut((from, to), now + time);
                 if both {
                     swarm.traffic.network.cut((to, from), now + time);

@@ -46,7 +46,7 @@ impl Swarm<'_> {
             return;
         }
         let stage = stages[stage % stages.len()];
-        self.observation.marks.rare.lost_in_commit += 1;
+        self.observation.marks.rare.log.lost_in_commit += 1;
         let hosts = self.nodes.iter().enumerate().filter(|(_, node)| node.has_work_at(stage));
         let hosts: Vec<usize> = hosts.map(|(index, _)| index).collect();
         if self.observation.is_over() {

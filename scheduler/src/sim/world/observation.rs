@@ -121,14 +121,14 @@ impl Observation<'_> {
         self.holds("limits", held.unwrap_or(Ok(())))?;
         self.show(Seen::Holds { peer: index, load });
         let widest = load.window.values().max().copied().unwrap_or(0);
-        self.report.widest_window = self.report.widest_window.max(widest);
+        self.report.work.widest_window = self.report.work.widest_window.max(widest);
         Ok(())
     }
 
     /// Counts a message between members.
     pub(super) fn message(&mut self, message: &PeerMessage) {
-        self.report.redirected += u64::from(matches!(message, PeerMessage::HeldBy { .. }));
-        self.report.refused += u64::from(matches!(message, PeerMessage::Busy { .. }));
+        self.report.work.redirected += u64::from(matches!(message, PeerMessage::HeldBy { .. }));
+        self.report.work.refused += u64::from(matches!(message, PeerMessage::Busy { .. }));
     }
 
     /// Counts a message to the coordinator.
@@ -136,7 +136,7 @@ impl Observation<'_> {
         self.marks.reported(message);
         let recovery = &mut self.report.recovery;
         match message {
-            ToCoordinator::Released { .. } => recovery.released += 1,
+            ToCoordinator::Released { .. } => recovery.claims.released += 1,
             ToCoordinator::Stored { files, .. } => {
                 recovery.not_stored += u64::from(files.is_empty());
             }
@@ -189,7 +189,7 @@ impl Observation<'_> {
                 }
             }
             PeerEvent::ResultLost { step, span } => {
-                self.report.recovery.results_lost += 1;
+                self.report.recovery.rounds.results_lost += 1;
                 let oracles = self.oracles.as_mut();
                 let held = oracles.map(|oracles| oracles.results.given_up(me, *span, *step));
                 self.holds("kept results", held.unwrap_or(Ok(())))?;
@@ -224,7 +224,7 @@ impl Observation<'_> {
         self.advanced(Duration::ZERO);
         match event {
             CoordinatorEvent::Committed { counts, .. } => {
-                self.report.repeated += counts.repeated;
+                self.report.work.repeated += counts.repeated;
                 Ok(())
             }
             CoordinatorEvent::Stopped { reason } => {

@@ -206,7 +206,7 @@ impl<'a> Swarm<'a> {
         let me = self.nodes[index].me;
         if let Observed::Copied { version, stage, weights } = *observed {
             let written = Event::Written { to: me, version, stage, weights };
-            self.queue.within(self.scenario.write, written);
+            self.queue.within(self.scenario.snapshot.write, written);
         }
         self.observation.engine(me, observed)
     }
@@ -360,7 +360,7 @@ impl<'a> Swarm<'a> {
         let cut = self.traffic.network.is_cut(self.queue.now(), (sender, receiver));
         if cut || self.nodes[sender].known_dead.contains(&to) {
             // The connection is gone and cannot be made again.
-            self.observation.report.recovery.unreached += 1;
+            self.observation.report.recovery.links.unreached += 1;
             return self.queue.within(UNREACHABLE, Event::Unreached { at: from, other: to });
         }
         if self.observation.watch.is_some() {
