@@ -74,7 +74,7 @@ fn scenario(newcomers: usize, seed: u64) -> Scenario {
         NetworkScenario { uplink: Some(UPLINK), ..NetworkScenario::even(LATENCY, LATENCY, None) };
     let mut scenario = Scenario::plain(manifest, peers, network);
     scenario.seed = seed;
-    scenario.snapshot = SNAPSHOT;
+    scenario.snapshot.size = SNAPSHOT;
     scenario.weigh_stages(PARAMETERS);
     scenario.rebalance = Rebalance::every_so_often(Duration::from_secs(60));
     scenario.until = Some(END);

@@ -139,7 +139,7 @@ pub(super) fn read_traces(described: &mut Described, folder: &Path) -> anyhow::R
 pub(super) fn apply(described: &Described, scenario: &mut Scenario) {
     let stage = described.parameters / f64::from(described.stages);
     if described.parameters > 0.0 {
-        scenario.snapshot = Bytes((stage * SNAPSHOT_PER_PARAMETER) as u64);
+        scenario.snapshot.size = Bytes((stage * SNAPSHOT_PER_PARAMETER) as u64);
     }
     if !described.group.is_empty() {
         form(described, scenario);

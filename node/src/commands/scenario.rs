@@ -14,6 +14,7 @@ use shoal_scheduler::peer::PeerLimits;
 use shoal_scheduler::rebalance::Rebalance;
 use shoal_scheduler::sim::{
     Clock, ComputeScenario, Fault, Faults, NetworkScenario, PeerScenario, Scenario,
+    SnapshotScenario,
 };
 
 use super::fleet::{Between, FleetError, Line};
@@ -250,8 +251,10 @@ impl Described {
         let mut scenario = Scenario {
             seed,
             until: (self.until > 0.0).then(|| seconds(self.until)),
-            snapshot: shoal_protocol::units::Bytes::mebi(4),
-            write: Duration::from_millis(100),
+            snapshot: SnapshotScenario {
+                size: shoal_protocol::units::Bytes::mebi(4),
+                write: Duration::from_millis(100),
+            },
             anchors: self.anchors,
             return_trip: Duration::from_secs(120),
             rebalance: Rebalance::every_so_often(seconds(self.rebalance)),

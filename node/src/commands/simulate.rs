@@ -91,11 +91,11 @@ fn print_report(seed: u64, scenario: &Scenario, report: &Report) {
         recovery.crashes,
         recovery.lost,
         recovery.joined,
-        recovery.revoked,
-        recovery.reclaimed,
-        recovery.replays,
-        recovery.rounds_mended,
-        recovery.rounds_aborted,
+        recovery.claims.revoked,
+        recovery.claims.reclaimed,
+        recovery.claims.replays,
+        recovery.rounds.mended,
+        recovery.rounds.aborted,
         recovery.rewinds
     );
     for (reason, migrations) in &report.migrations {

@@ -188,8 +188,8 @@ fn scenario(
     let network = NetworkScenario::even(latency, jitter, Some(LINK));
     let mut scenario = Scenario::plain(manifest, (0..=most).map(peer).collect(), network);
     scenario.seed = seed;
-    scenario.snapshot = STATE;
-    scenario.write = Duration::from_secs(1);
+    scenario.snapshot.size = STATE;
+    scenario.snapshot.write = Duration::from_secs(1);
     scenario.rebalance = Rebalance::every_so_often(every.unwrap_or_default());
     let enough = happen.iter().scan(0u64, |alive, (at, fate)| {
         match fate {

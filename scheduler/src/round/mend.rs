@@ -61,7 +61,7 @@ impl Reduction {
             }
         }
         self.own.resize_with(self.layout.pieces(self.place), OwnPiece::default);
-        self.own_proof = own_proof;
+        self.proofs.own = own_proof;
         (self.changing, self.measuring, self.outcome) = (false, false, None);
         self.start(out)
     }

@@ -50,9 +50,7 @@ pub(crate) struct Reduction {
     layout: Layout,
     /// Pieces of the whole vector.
     pieces: usize,
-    /// Sums of the tags that this member counted, and of the whole batch's tags.
-    own_proof: u64,
-    whole_proof: u64,
+    proofs: Proofs,
     /// This member's sums are about to change: none is read before the round is mended.
     changing: bool,
     /// By their index; this member's own entry is unused.
@@ -70,6 +68,15 @@ pub(crate) struct Reduction {
     tasks: usize,
     /// The round was aborted: whatever still arrives is released.
     aborted: bool,
+}
+
+/// Sums of tags.
+#[derive(Debug, Clone, Copy)]
+struct Proofs {
+    /// Of the microbatches that this member counted.
+    own: u64,
+    /// Of the whole batch.
+    whole: u64,
 }
 
 /// The state of the exchange with another member.
@@ -138,8 +145,7 @@ impl Reduction {
             place,
             layout,
             pieces,
-            own_proof,
-            whole_proof,
+            proofs: Proofs { own: own_proof, whole: whole_proof },
             changing: false,
             others: ahead.into_iter().map(other).collect(),
             own,
@@ -219,8 +225,8 @@ impl Reduction {
     ) {
         self.tasks -= 1;
         if !self.aborted && place_in(&self.round, to).is_some() {
-            let Self { round, own_proof, .. } = self;
-            let (round, mend, proof) = (round.id, round.mended.mend, *own_proof);
+            let (round, mend) = (self.round.id, self.round.mended.mend);
+            let proof = self.proofs.own;
             let tag = TensorTag::RoundPart { round, mend, piece, proof };
             out.push(PeerAction::SendTensor { to, tag, payload: payload.id });
         }
@@ -263,7 +269,7 @@ impl Reduction {
             return out.push(PeerAction::Release(payload.id));
         }
         let (round, mend) = (self.round.id, self.round.mended.mend);
-        let tag = TensorTag::RoundResult { round, mend, piece, proof: self.whole_proof };
+        let tag = TensorTag::RoundResult { round, mend, piece, proof: self.proofs.whole };
         let members = self.round.group.members.iter().map(|part| part.member);
         let others = members.enumerate().filter(|(place, _)| *place != self.place);
         let listeners = self.round.group.listeners.iter().copied();
@@ -295,7 +301,7 @@ impl Reduction {
             out.push(PeerAction::Release(payload.id));
             return Ok(());
         };
-        if proof != self.whole_proof {
+        if proof != self.proofs.whole {
             out.push(PeerAction::Release(payload.id));
             return Err(self.proof_differs(proof));
         }
@@ -332,7 +338,7 @@ impl Reduction {
     ) -> Option<RoundOutcome> {
         self.tasks -= 1;
         if !self.aborted && self.measuring {
-            self.outcome = Some(RoundOutcome { hash, square_norm, proof: self.whole_proof });
+            self.outcome = Some(RoundOutcome { hash, square_norm, proof: self.proofs.whole });
         }
         self.outcome
     }
@@ -367,8 +373,8 @@ impl Reduction {
             return Ok(());
         }
         let proofs = own.parts.values().map(|part| part.proof);
-        let proof = proofs.fold(self.own_proof, u64::wrapping_add);
-        if proof != self.whole_proof {
+        let proof = proofs.fold(self.proofs.own, u64::wrapping_add);
+        if proof != self.proofs.whole {
             return Err(self.proof_differs(proof));
         }
         let parts: Vec<PayloadId> = own.parts.values().map(|part| part.payload.id).collect();
@@ -399,7 +405,7 @@ impl Reduction {
     }
 
     fn proof_differs(&self, found: u64) -> Fault {
-        Fault::ProofDiffers { round: self.round.id, expected: self.whole_proof, found }
+        Fault::ProofDiffers { round: self.round.id, expected: self.proofs.whole, found }
     }
 }
 

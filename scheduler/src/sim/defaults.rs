@@ -9,7 +9,9 @@ use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::Bytes;
 
-use super::scenario::{Clock, ComputeScenario, Faults, NetworkScenario, PeerScenario, Scenario};
+use super::scenario::{
+    Clock, ComputeScenario, Faults, NetworkScenario, PeerScenario, Scenario, SnapshotScenario,
+};
 use crate::coordinator::round_patience;
 use crate::locality::Load;
 use crate::peer::{PeerLimits, RoundCut};
@@ -42,8 +44,7 @@ impl Scenario {
             until: None,
             peers,
             network,
-            snapshot: SNAPSHOT,
-            write: Duration::ZERO,
+            snapshot: SnapshotScenario { size: SNAPSHOT, write: Duration::ZERO },
             log_delay: Duration::from_millis(5),
             patience: Duration::from_secs(30),
             anchors: 1,

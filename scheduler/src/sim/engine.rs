@@ -105,7 +105,7 @@ impl Engine {
             sizes: Sizes {
                 activation: manifest.activation_bytes(),
                 gradient: manifest.gradient_bytes(),
-                snapshot: scenario.snapshot,
+                snapshot: scenario.snapshot.size,
                 sums: manifest.codec.all_reduce,
             },
             stages: scenario.parameters.iter().map(state).collect(),

@@ -49,7 +49,7 @@ fn a_death_in_a_round_costs_its_part_and_not_the_round() {
         scenario.faults.happen = vec![(begins + whole * percent / 100, crash)];
         let mended = run(&scenario).expect("no oracle objects");
         assert_eq!(mended.checkpoint, report.checkpoint);
-        assert_eq!((mended.recovery.rounds_mended, mended.recovery.rounds_aborted), (1, 0));
+        assert_eq!((mended.recovery.rounds.mended, mended.recovery.rounds.aborted), (1, 0));
         let longer = round(&mended).1.saturating_sub(ends);
         println!("a round of {whole:?}, interrupted after {percent}%, takes {longer:?} longer");
         assert!(longer < whole / 3, "{longer:?} of {whole:?} at {percent}%");

@@ -95,7 +95,7 @@ fn the_death_of_a_moving_member_cancels_its_move() {
     let mut scenario = stages(&[4, 1]);
     // Its weights take so long to arrive that it dies before.
     scenario.network.bandwidth = Some(1_000_000);
-    scenario.snapshot = Bytes(20_000_000);
+    scenario.snapshot.size = Bytes(20_000_000);
     scenario.faults.happen = at(33, [1, 2, 3].map(|peer| Fault::Leave { peer }));
     let report = run_whole(&scenario);
     let given_up = Migrations { begun: 1, done: 0, given_up: 1 };

@@ -44,9 +44,13 @@ pub use self::flows::Port;
 pub(crate) use self::omitted_rules::Omit;
 pub use self::oracle::Violation;
 pub use self::regions::Regional;
-pub use self::report::{Migrations, Rare, Recovery, Report, StepTime};
+pub use self::report::{
+    ClaimRecovery, LinkRecovery, Migrations, Rare, RareClaims, RareLog, RareRounds, Recovery,
+    Report, RoundRecovery, StepTime, Work,
+};
 pub use self::scenario::{
     Clock, ComputeScenario, Fault, Faults, NetworkScenario, PeerScenario, Scenario,
+    SnapshotScenario,
 };
 pub use self::spot::{SpotError, SpotTrace, SpotUnit};
 pub use self::timeline::{Part, Timeline};

@@ -97,7 +97,7 @@ fn with_newcomers(seed: u64) -> (Scenario, u64) {
     };
     let mut scenario = Scenario::plain(manifest, peers, network);
     scenario.seed = seed;
-    scenario.snapshot = Bytes(rng.pick(&[10_000, 1_000_000, 5_000_000]));
+    scenario.snapshot.size = Bytes(rng.pick(&[10_000, 1_000_000, 5_000_000]));
     let mut happen: Vec<(Duration, Fault)> = (0..count)
         .map(|index| {
             (rng.microseconds(2_000_000..=12_000_000), Fault::Join { peer: 1 + before + index })

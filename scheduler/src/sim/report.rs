@@ -22,8 +22,8 @@ pub struct Report {
     pub events: u64,
     /// Steps committed.
     pub commits: u64,
-    /// Completion reports that arrived more than once.
-    pub repeated: u64,
+    /// The work of the members.
+    pub work: Work,
     /// Losses and recoveries.
     pub recovery: Recovery,
     /// How often rare paths were taken.
@@ -32,12 +32,6 @@ pub struct Report {
     pub moves: u64,
     /// Decisions about such changes, by reason.
     pub migrations: BTreeMap<MoveReason, Migrations>,
-    /// Offers answered with busy.
-    pub refused: u64,
-    /// Offers redirected to a claim's holder.
-    pub redirected: u64,
-    /// The widest window at any stage.
-    pub widest_window: usize,
     /// Time of all engines' passes together.
     pub busy: Duration,
     /// When the passes of each step ran.
@@ -52,6 +46,19 @@ pub struct Report {
     pub faults: Vec<Fault>,
 }
 
+/// The work of the members.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Completion reports that arrived more than once.
+    pub repeated: u64,
+    /// Offers answered with busy.
+    pub refused: u64,
+    /// Offers redirected to a claim's holder.
+    pub redirected: u64,
+    /// The widest window at any stage.
+    pub widest_window: usize,
+}
+
 /// Losses and recoveries.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Recovery {
@@ -59,26 +66,16 @@ pub struct Recovery {
     pub crashes: u64,
     /// Members that were expelled.
     pub lost: u64,
-    /// Claims of expelled members.
-    pub revoked: u64,
-    /// Aborted rounds.
-    pub rounds_aborted: u64,
-    /// Rounds that continued without lost members.
-    pub rounds_mended: u64,
-    /// Activations that were requested again.
-    pub replays: u64,
-    /// Claims that their holders released.
-    pub released: u64,
-    /// Of those, overdue claims released on a revocation request.
-    pub reclaimed: u64,
-    /// Messages about claims that were not their sender's.
-    pub refused: u64,
     /// Newcomers that began to serve.
     pub joined: u64,
     /// Newcomers that fell behind and started over.
     pub behind: u64,
-    /// Committed results that a peer gave up because pieces of them were lost.
-    pub results_lost: u64,
+    /// Lost and returned claims.
+    pub claims: ClaimRecovery,
+    /// Interrupted rounds.
+    pub rounds: RoundRecovery,
+    /// Lost connections.
+    pub links: LinkRecovery,
     /// Coordinators, including the first.
     pub terms: u64,
     /// Number of lost stages.
@@ -87,21 +84,84 @@ pub struct Recovery {
     pub rewinds: u64,
     /// Abandoned checkpoints.
     pub checkpoints_abandoned: u64,
+    /// Snapshots that a disk failed to write.
+    pub not_stored: u64,
+}
+
+/// Lost and returned claims.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ClaimRecovery {
+    /// Claims of expelled members.
+    pub revoked: u64,
+    /// Activations that were requested again.
+    pub replays: u64,
+    /// Claims that their holders released.
+    pub released: u64,
+    /// Of those, overdue claims released on a revocation request.
+    pub reclaimed: u64,
+    /// Messages about claims that were not their sender's.
+    pub refused: u64,
+}
+
+/// Interrupted rounds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RoundRecovery {
+    /// Aborted rounds.
+    pub aborted: u64,
+    /// Rounds that continued without lost members.
+    pub mended: u64,
+    /// Committed results that a peer gave up because pieces of them were lost.
+    pub results_lost: u64,
+}
+
+/// Lost connections.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LinkRecovery {
     /// Connections that could not be restored for a while.
     pub cuts: u64,
     /// Messages and tensors to unreachable peers.
     pub unreached: u64,
-    /// Snapshots that a disk failed to write.
-    pub not_stored: u64,
 }
 
 /// How often rare paths were taken.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Rare {
+    /// Rare paths of claims.
+    pub claims: RareClaims,
+    /// Rare paths of rounds.
+    pub rounds: RareRounds,
+    /// Rare paths of the log.
+    pub log: RareLog,
+    /// A message to or from an earlier incarnation was dropped.
+    pub old_lives: u64,
+    /// A member requested the whole view.
+    pub members_wanted: u64,
+    /// A member requested a whole round group.
+    pub round_groups_requested: u64,
+}
+
+/// How often claims took rare paths.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RareClaims {
     /// An activation was requested again although a lost member had done its work.
     pub replayed_done: u64,
     /// Work that had lost its next replica lost it again.
     pub rerouted_again: u64,
+    /// A claim was released while its grant was in flight.
+    pub released_in_flight: u64,
+    /// Claims that a new coordinator took over from its predecessor.
+    pub taken_over: u64,
+    /// A claim was requested back after its work was done.
+    pub reclaimed_done: u64,
+    /// A claim was requested back although its work was not overdue.
+    pub reclaimed_early: u64,
+    /// A claim was requested back again after no answer.
+    pub reclaimed_again: u64,
+}
+
+/// How often rounds took rare paths.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RareRounds {
     /// A round was mended before any member had a result.
     pub mended_before_result: u64,
     /// A round was mended when some members had their result.
@@ -110,30 +170,19 @@ pub struct Rare {
     pub mended_unchanged: u64,
     /// A round was mended without several members.
     pub mended_without_many: u64,
-    /// A claim was released while its grant was in flight.
-    pub released_in_flight: u64,
-    /// A message to or from an earlier incarnation was dropped.
-    pub old_lives: u64,
     /// A newcomer that listened to a round served before the round's commit.
-    pub promoted_in_round: u64,
+    pub promoted: u64,
     /// Microbatches done during the all-reduce of an earlier step.
     pub overlapped: u64,
-    /// Claims that a new coordinator took over from its predecessor.
-    pub claims_taken_over: u64,
-    /// A claim was requested back after its work was done.
-    pub reclaimed_done: u64,
-    /// A claim was requested back although its work was not overdue.
-    pub reclaimed_early: u64,
-    /// A claim was requested back again after no answer.
-    pub reclaimed_again: u64,
+}
+
+/// How often the log took rare paths.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RareLog {
     /// A record became durable after its coordinator was deposed.
-    pub logged_unheard: u64,
+    pub durable_after_deposal: u64,
     /// A deposed coordinator appended a record.
-    pub logged_too_late: u64,
-    /// A member requested the whole view.
-    pub members_wanted: u64,
-    /// A member requested a whole round group.
-    pub round_groups_requested: u64,
+    pub appended_after_deposal: u64,
     /// All replicas of a stage died while a commit was being logged.
     pub lost_in_commit: u64,
 }
@@ -165,13 +214,13 @@ impl Report {
     pub(super) fn note(&mut self, event: &CoordinatorEvent) {
         match event {
             CoordinatorEvent::Lost { .. } => self.recovery.lost += 1,
-            CoordinatorEvent::Revoked { claims, .. } => self.recovery.revoked += claims,
+            CoordinatorEvent::Revoked { claims, .. } => self.recovery.claims.revoked += claims,
             CoordinatorEvent::RoundsAborted { rounds, .. } => {
-                self.recovery.rounds_aborted += *rounds as u64;
+                self.recovery.rounds.aborted += *rounds as u64;
             }
-            CoordinatorEvent::RoundMended { .. } => self.recovery.rounds_mended += 1,
-            CoordinatorEvent::ClaimRefused { .. } => self.recovery.refused += 1,
-            CoordinatorEvent::Reclaimed { .. } => self.recovery.reclaimed += 1,
+            CoordinatorEvent::RoundMended { .. } => self.recovery.rounds.mended += 1,
+            CoordinatorEvent::ClaimRefused { .. } => self.recovery.claims.refused += 1,
+            CoordinatorEvent::Reclaimed { .. } => self.recovery.claims.reclaimed += 1,
             CoordinatorEvent::StageLost { .. } => self.recovery.lost_stage += 1,
             CoordinatorEvent::Rewound { .. } => self.recovery.rewinds += 1,
             CoordinatorEvent::CheckpointAbandoned { .. } => {

@@ -41,10 +41,8 @@ pub struct Scenario {
     pub peers: Vec<PeerScenario>,
     /// The network.
     pub network: NetworkScenario,
-    /// Size of one stage's file in a snapshot on a link.
-    pub snapshot: Bytes,
-    /// Maximum time to write a copy of a stage. Its peer computes meanwhile.
-    pub write: Duration,
+    /// The snapshots of stages.
+    pub snapshot: SnapshotScenario,
     /// Maximum time from appending a record to the log until it is durable.
     pub log_delay: Duration,
     /// Initial timeout after which an all-reduce without a result is retried.
@@ -257,6 +255,15 @@ pub struct ComputeScenario {
     pub jitter_per_mille: u64,
 }
 
+/// The snapshots of stages.
+#[derive(Debug, Clone, Copy)]
+pub struct SnapshotScenario {
+    /// Size of one stage's file in a snapshot on a link.
+    pub size: Bytes,
+    /// Maximum time to write a copy of a stage. Its peer computes meanwhile.
+    pub write: Duration,
+}
+
 /// The network between peers.
 #[derive(Debug, Clone)]
 pub struct NetworkScenario {
@@ -340,8 +347,10 @@ impl Scenario {
             until: None,
             peers,
             network,
-            snapshot,
-            write: Duration::from_millis(other.pick(&[0, 5, 500, 5_000])),
+            snapshot: SnapshotScenario {
+                size: snapshot,
+                write: Duration::from_millis(other.pick(&[0, 5, 500, 5_000])),
+            },
             log_delay,
             patience,
             anchors: 1,

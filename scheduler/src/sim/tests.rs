@@ -125,10 +125,10 @@ fn swarms_of_all_seeds_satisfy_every_oracle_and_repeat() {
     let results = on_all(seeds(SEEDS), |seed| checked(seed, "swarms_of_all", without_faults));
     let reports = all_hold(results);
     reached(&reports, "commits", |report| report.commits);
-    reached(&reports, "offers answered busy", |report| report.refused);
-    reached(&reports, "work redirected to its holder", |report| report.redirected);
-    reached(&reports, "repeated reports", |report| report.repeated);
-    reached(&reports, "windows that grew", |report| u64::from(report.widest_window > 17));
+    reached(&reports, "offers answered busy", |report| report.work.refused);
+    reached(&reports, "work redirected to its holder", |report| report.work.redirected);
+    reached(&reports, "repeated reports", |report| report.work.repeated);
+    reached(&reports, "windows that grew", |report| u64::from(report.work.widest_window > 17));
     let largest = (0..SEEDS).map(|seed| Scenario::from_seed(seed).peers.len()).max();
     assert_eq!(largest, Some(64));
 }
@@ -148,41 +148,45 @@ fn faulty_swarms_of_all_seeds_satisfy_every_oracle() {
         }),
         ("peers that died", |report| report.recovery.crashes),
         ("members expelled", |report| report.recovery.lost),
-        ("claims revoked", |report| report.recovery.revoked),
-        ("activations requested again", |report| report.recovery.replays),
-        ("claims released", |report| report.recovery.released),
-        ("rounds aborted", |report| report.recovery.rounds_aborted),
-        ("rounds mended", |report| report.recovery.rounds_mended),
+        ("claims revoked", |report| report.recovery.claims.revoked),
+        ("activations requested again", |report| report.recovery.claims.replays),
+        ("claims released", |report| report.recovery.claims.released),
+        ("rounds aborted", |report| report.recovery.rounds.aborted),
+        ("rounds mended", |report| report.recovery.rounds.mended),
         ("newcomers that caught up", |report| report.recovery.joined),
         ("changes of a stage", |report| report.moves),
         ("newcomers that started over", |report| report.recovery.behind),
-        ("results lost in transit", |report| report.recovery.results_lost),
+        ("results lost in transit", |report| report.recovery.rounds.results_lost),
         ("returns to an earlier version", |report| report.recovery.rewinds),
         ("checkpoints abandoned", |report| report.recovery.checkpoints_abandoned),
-        ("cuts", |report| report.recovery.cuts),
-        ("messages to unreachable peers", |report| report.recovery.unreached),
+        ("cuts", |report| report.recovery.links.cuts),
+        ("messages to unreachable peers", |report| report.recovery.links.unreached),
         ("snapshots that a disk failed to write", |report| report.recovery.not_stored),
-        ("done work replayed", |report| report.rare.replayed_done),
-        ("work re-routed again", |report| report.rare.rerouted_again),
-        ("rounds mended before a result", |report| report.rare.mended_before_result),
-        ("rounds mended after a result", |report| report.rare.mended_after_result),
-        ("rounds mended with unchanged sums", |report| report.rare.mended_unchanged),
-        ("rounds mended without several members", |report| report.rare.mended_without_many),
-        ("claims released while granted", |report| report.rare.released_in_flight),
+        ("done work replayed", |report| report.rare.claims.replayed_done),
+        ("work re-routed again", |report| report.rare.claims.rerouted_again),
+        ("rounds mended before a result", |report| report.rare.rounds.mended_before_result),
+        ("rounds mended after a result", |report| report.rare.rounds.mended_after_result),
+        ("rounds mended with unchanged sums", |report| report.rare.rounds.mended_unchanged),
+        ("rounds mended without several members", |report| report.rare.rounds.mended_without_many),
+        ("claims released while granted", |report| report.rare.claims.released_in_flight),
         ("messages of earlier incarnations", |report| report.rare.old_lives),
-        ("newcomers that serve during a round", |report| report.rare.promoted_in_round),
-        ("microbatches done during an earlier all-reduce", |report| report.rare.overlapped),
-        ("overdue claims released", |report| report.recovery.reclaimed),
-        ("messages about others' claims", |report| report.recovery.refused),
-        ("claims requested back when done", |report| report.rare.reclaimed_done),
-        ("claims requested back that were not overdue", |report| report.rare.reclaimed_early),
-        ("claims requested back again", |report| report.rare.reclaimed_again),
+        ("newcomers that serve during a round", |report| report.rare.rounds.promoted),
+        ("microbatches done during an earlier all-reduce", |report| report.rare.rounds.overlapped),
+        ("overdue claims released", |report| report.recovery.claims.reclaimed),
+        ("messages about others' claims", |report| report.recovery.claims.refused),
+        ("claims requested back when done", |report| report.rare.claims.reclaimed_done),
+        ("claims requested back that were not overdue", |report| {
+            report.rare.claims.reclaimed_early
+        }),
+        ("claims requested back again", |report| report.rare.claims.reclaimed_again),
         ("coordinators after the first", |report| report.recovery.terms - 1),
-        ("claims taken over", |report| report.rare.claims_taken_over),
-        ("records logged after their coordinator was deposed", |report| report.rare.logged_unheard),
-        ("records appended too late", |report| report.rare.logged_too_late),
+        ("claims taken over", |report| report.rare.claims.taken_over),
+        ("records logged after their coordinator was deposed", |report| {
+            report.rare.log.durable_after_deposal
+        }),
+        ("records appended too late", |report| report.rare.log.appended_after_deposal),
         ("whole views requested", |report| report.rare.members_wanted),
-        ("stages lost during a commit", |report| report.rare.lost_in_commit),
+        ("stages lost during a commit", |report| report.rare.log.lost_in_commit),
         ("moves because members were lost", |report| moved(report, MoveReason::MembersGone)),
         ("moves because of uneven throughput", |report| moved(report, MoveReason::Uneven)),
         ("moves because a stage was lost", |report| moved(report, MoveReason::StageLost)),
@@ -478,7 +482,7 @@ fn end_of(scenario: &Scenario, omit: Omit) -> (Duration, u64) {
     let alone = run(&scenario.alone()).expect("a peer alone");
     assert_eq!(report.checkpoint, alone.checkpoint);
     let (_, step) = report.steps.last_key_value().expect("the run has steps");
-    (step.last.since(Moment::default()), report.recovery.reclaimed)
+    (step.last.since(Moment::default()), report.recovery.claims.reclaimed)
 }
 
 /// A running pass cannot be cancelled, and its peer's counted microbatches are needed at the step's

@@ -1,71 +1,66 @@
 //! The coordinators: the leading one, and possibly a deposed one that does not know it yet.
 
+use shoal_protocol::ids::Member;
 use shoal_protocol::message::{FromCoordinator, LogRecord, RoundId};
 
-use super::{Cargo, Event, Held, World};
-use crate::action::{CoordinatorAction, CoordinatorEvent, CoordinatorInput};
+use super::Held;
+use super::event::{Cargo, Event};
+use super::log::Seat;
+use super::nodes::index_of;
+use super::swarm::Swarm;
+use crate::action::{CoordinatorAction, CoordinatorInput};
+use crate::coordinator::{Coordinator, CoordinatorConfig};
 use crate::sim::watch::Seen;
 
-impl World<'_> {
+impl Swarm<'_> {
+    /// The leading anchor, if it is alive.
+    pub(super) fn leader(&self) -> Option<Member> {
+        self.log.leader().filter(|leader| self.nodes.lives(*leader))
+    }
+
     /// Passes an input to the coordinator on a peer, if there is one.
     pub(super) fn coordinator_input(&mut self, index: usize, input: CoordinatorInput) -> Held {
-        let mut actions = Vec::new();
         let now = self.reads(index);
-        if self.nodes[index].seat.is_none() {
-            return Ok(());
-        }
-        self.show(Seen::Decides { begins: true });
-        if let Some(seat) = &mut self.nodes[index].seat {
-            seat.coordinator.handle(now, input, &mut actions);
-        }
-        self.show(Seen::Decides { begins: false });
+        let Some(seat) = &mut self.nodes[index].seat else { return Ok(()) };
+        let mut actions = Vec::new();
+        self.observation.show(Seen::Decides { begins: true });
+        seat.coordinator.handle(now, input, &mut actions);
+        self.observation.show(Seen::Decides { begins: false });
         self.coordinate(index, actions)?;
-        let clock = self.scenario.peers[index].clock;
-        let to = self.nodes[index].me;
-        let Some(seat) = self.nodes[index].seat.as_mut() else { return Ok(()) };
-        let due = seat.coordinator.next_timeout().map(|due| clock.when(due).max(self.now));
-        if let Some(due) = due
-            && seat.remind_at.is_none_or(|remind| remind > due)
-        {
-            seat.remind_at = Some(due);
-            let leadership = seat.leadership;
-            self.at(due, Event::Remind { to, leadership });
-        }
+        self.nodes.schedule_reminder(index, &mut self.queue);
         Ok(())
     }
 
-    pub(super) fn coordinate(&mut self, index: usize, actions: Vec<CoordinatorAction>) -> Held {
+    fn coordinate(&mut self, index: usize, actions: Vec<CoordinatorAction>) -> Held {
         for mut action in actions {
-            self.corruption.coordinator_action(&mut action);
-            self.marks.coordinator(&action);
-            let Some(leadership) = self.nodes[index].seat.as_ref().map(|seat| seat.leadership)
-            else {
+            self.deviations.corruption.coordinator_action(&mut action);
+            self.observation.marks.coordinator(&action);
+            let node = &self.nodes[index];
+            let me = node.me;
+            let Some(leadership) = node.seat.as_ref().map(|seat| seat.leadership) else {
                 return Ok(());
             };
             match action {
                 CoordinatorAction::Send { to, message } => {
                     if let FromCoordinator::Replay { keys } = &message {
-                        self.report.recovery.replays += keys.len() as u64;
+                        self.observation.report.recovery.claims.replays += keys.len() as u64;
                     }
                     if let FromCoordinator::Close { round, .. } = &message {
                         self.closes(index, *round);
                     }
-                    let sender = self.nodes[index].me;
-                    self.send(sender, to, Cargo::FromCoordinator(message));
+                    self.send(me, to, Cargo::FromCoordinator(message));
                 }
                 CoordinatorAction::Append(record) => {
                     let commits = matches!(record, LogRecord::Commit(_));
-                    self.append(leadership, record);
+                    if !self.log.append(leadership, record, &mut self.queue) {
+                        self.observation.marks.rare.log.appended_after_deposal += 1;
+                    }
                     if commits {
-                        self.strike()?;
+                        self.strike();
                     }
                 }
-                CoordinatorAction::Anchors(voters) => {
-                    if self.log.leader == Some(self.nodes[index].me) {
-                        self.log.voters = voters;
-                    }
-                }
-                CoordinatorAction::Event(event) => self.coordinator_event(event)?,
+                CoordinatorAction::Anchors(voters) => self.log.set_voters(me, voters),
+                CoordinatorAction::Event(event) => self.observation.coordinator_event(event)?,
             }
         }
         Ok(())
@@ -73,34 +68,100 @@ impl World<'_> {
 
     /// A round begins.
     fn closes(&mut self, index: usize, id: RoundId) {
-        let Self { nodes, oracles, .. } = self;
-        let coordinator = nodes[index].seat.as_ref().map(|seat| &seat.coordinator);
-        let round = coordinator.and_then(|coordinator| coordinator.round(id));
-        if let (Some(round), Some(oracles)) = (round, oracles) {
-            oracles.exactly_once.closed(round);
-            oracles.results.closed(round);
+        let seat = self.nodes[index].seat.as_ref();
+        if let Some(round) = seat.and_then(|seat| seat.coordinator.round(id)) {
+            self.observation.round_closed(round);
         }
     }
 
-    fn coordinator_event(&mut self, event: CoordinatorEvent) -> Held {
-        self.show(Seen::Decided(&event));
-        if let Some(oracles) = &mut self.oracles {
-            oracles.progress.advanced(self.now);
+    /// The oldest pending record becomes durable, if a majority of the anchors is alive.
+    pub(super) fn logged(&mut self, leadership: u64) -> Held {
+        let voters = self.nodes.running(self.queue.now(), self.log.voters());
+        if leadership != self.log.leadership() || !self.log.is_majority(voters.len()) {
+            return Ok(());
         }
-        match event {
-            CoordinatorEvent::Committed { counts, .. } => {
-                self.report.repeated += counts.repeated;
-                Ok(())
-            }
-            CoordinatorEvent::Stopped { reason } => {
-                let held = if self.oracles.is_some() { Err(reason.clone()) } else { Ok(()) };
-                self.report.stopped = Some(reason);
-                self.holds("no fault", held)
-            }
-            event => {
-                self.report.note(&event);
-                Ok(())
-            }
+        self.log.commit_next(&mut self.queue, &mut self.observation)
+    }
+
+    /// A coordinator's record is durable.
+    pub(super) fn appended(&mut self, to: Member, leadership: u64, record: LogRecord) -> Held {
+        if self.nodes.lives(to) && self.nodes.seat(to, leadership).is_some() {
+            return self.coordinator_input(index_of(to), CoordinatorInput::Appended(record));
+        }
+        Ok(())
+    }
+
+    /// A coordinator's timer fires.
+    pub(super) fn remind(&mut self, to: Member, leadership: u64) -> Held {
+        let Some(seat) = self.nodes.seat(to, leadership) else { return Ok(()) };
+        seat.remind_at = None;
+        self.coordinator_input(index_of(to), CoordinatorInput::Tick)
+    }
+
+    /// A former leader learns that it was deposed.
+    pub(super) fn deposed(&mut self, at: Member, leadership: u64) {
+        if self.nodes.seat(at, leadership).is_some() {
+            self.nodes[index_of(at)].seat = None;
+        }
+    }
+
+    /// An anchor wins the election. Its predecessor's pending records become durable or are lost,
+    /// at random.
+    pub(super) fn elect(&mut self) -> Held {
+        self.log.begin_election();
+        let candidates = self.nodes.running(self.queue.now(), self.log.voters());
+        if self.observation.is_over() || !self.log.is_majority(candidates.len()) {
+            return Ok(());
+        }
+        let index = self.queue.rng.pick(&candidates);
+        let pending = self.log.take_pending();
+        let kept = self.queue.rng.within(0..=pending.len() as u64) as usize;
+        for record in pending.iter().take(kept) {
+            self.log.commit(record, &mut self.observation)?;
+            self.observation.marks.rare.log.durable_after_deposal += 1;
+        }
+        if let Some(at) = self.leader() {
+            let deposed = Event::Deposed { at, leadership: self.log.leadership() };
+            self.queue.within(self.scenario.faults.notice, deposed);
+        }
+        self.log.begin_leadership(self.nodes[index].me, self.queue.now());
+        self.observation.report.recovery.terms += 1;
+        self.take_seat(index)
+    }
+
+    fn take_seat(&mut self, index: usize) -> Held {
+        #[cfg_attr(not(test), expect(unused_mut, reason = "only tests leave rules out"))]
+        let mut coordinator = Coordinator::new(CoordinatorConfig {
+            manifest: self.scenario.manifest.clone(),
+            history: self.log.history().clone(),
+            anchors: self.log.voters().clone(),
+            wait_for: self.scenario.peers.iter().filter(|peer| peer.start.is_some()).count(),
+            home: self.nodes[index].me,
+            retry: self.scenario.peers[index].limits.retry,
+            patience: self.scenario.patience,
+            return_trip: self.scenario.return_trip,
+            load: self.scenario.load(),
+            rebalance: self.scenario.rebalance,
+            routing: self.scenario.routing,
+        });
+        #[cfg(test)]
+        {
+            coordinator.omit = Some(self.deviations.rules.omit);
+        }
+        let mut actions = Vec::new();
+        let now = self.reads(index);
+        let leadership = self.log.leadership();
+        let seat = Seat { coordinator, leadership, remind_at: None };
+        self.nodes[index].seat.insert(seat).coordinator.start(now, &mut actions);
+        self.coordinate(index, actions)
+    }
+
+    /// An anchor is back: there may be a majority again.
+    pub(super) fn anchor_is_back(&mut self) {
+        if self.leader().is_none() {
+            self.log.elect_soon(&mut self.queue);
+        } else {
+            self.log.schedule_pending(&mut self.queue);
         }
     }
 }

@@ -33,13 +33,15 @@ impl Marks {
         match message {
             ToCoordinator::Done { key, grant, .. } => {
                 let overlaps = self.closing.is_some_and(|closing| closing < key.step);
-                self.rare.overlapped += u64::from(overlaps);
-                self.rare.reclaimed_done += u64::from(self.reclaimed.remove(&(*key, *grant)));
+                self.rare.rounds.overlapped += u64::from(overlaps);
+                self.rare.claims.reclaimed_done +=
+                    u64::from(self.reclaimed.remove(&(*key, *grant)));
             }
             ToCoordinator::ViewRequest => self.rare.members_wanted += 1,
             ToCoordinator::RoundGroupRequest { .. } => self.rare.round_groups_requested += 1,
             ToCoordinator::Working { key, grant } => {
-                self.rare.reclaimed_early += u64::from(self.reclaimed.remove(&(*key, *grant)));
+                self.rare.claims.reclaimed_early +=
+                    u64::from(self.reclaimed.remove(&(*key, *grant)));
             }
             ToCoordinator::Released { key, grant } => {
                 self.reclaimed.remove(&(*key, *grant));
@@ -54,10 +56,10 @@ impl Marks {
             CoordinatorAction::Send { message, .. } => self.sent(message),
             CoordinatorAction::Append(_) | CoordinatorAction::Anchors(_) => {}
             CoordinatorAction::Event(CoordinatorEvent::RoundMended { gone, changed, .. }) => {
-                self.rare.mended_after_result += u64::from(self.reduced);
-                self.rare.mended_before_result += u64::from(!self.reduced);
-                self.rare.mended_unchanged += u64::from(*changed == 0);
-                self.rare.mended_without_many += u64::from(*gone > 1);
+                self.rare.rounds.mended_after_result += u64::from(self.reduced);
+                self.rare.rounds.mended_before_result += u64::from(!self.reduced);
+                self.rare.rounds.mended_unchanged += u64::from(*changed == 0);
+                self.rare.rounds.mended_without_many += u64::from(*gone > 1);
                 self.reduced = false;
             }
             CoordinatorAction::Event(CoordinatorEvent::RoundsAborted { .. }) => {
@@ -76,7 +78,7 @@ impl Marks {
                 *self = Self { rare, ..Self::default() };
             }
             CoordinatorAction::Event(CoordinatorEvent::BecameCoordinator { claims, .. }) => {
-                self.rare.claims_taken_over += claims;
+                self.rare.claims.taken_over += claims;
                 *self = Self { rare: self.rare, ..Self::default() };
             }
             CoordinatorAction::Event(_) => {}
@@ -90,10 +92,11 @@ impl Marks {
             }
             FromCoordinator::Replay { keys } => {
                 let done = keys.iter().filter(|key| self.noted.contains(&key.downstream()));
-                self.rare.replayed_done += done.count() as u64;
+                self.rare.claims.replayed_done += done.count() as u64;
             }
             FromCoordinator::Reclaim { key, grant, .. } => {
-                self.rare.reclaimed_again += u64::from(!self.reclaimed.insert((*key, *grant)));
+                self.rare.claims.reclaimed_again +=
+                    u64::from(!self.reclaimed.insert((*key, *grant)));
             }
             FromCoordinator::Close { round, group, .. } => {
                 self.closing = Some(round.step);
@@ -103,7 +106,7 @@ impl Marks {
             FromCoordinator::View(change) => {
                 let serving = change.here.iter().filter(|record| record.serving);
                 let promoted = serving.filter(|record| self.listening.remove(&record.member));
-                self.rare.promoted_in_round += promoted.count() as u64;
+                self.rare.rounds.promoted += promoted.count() as u64;
             }
             _ => {}
         }
@@ -117,13 +120,15 @@ impl Marks {
                 (
                     FromCoordinator::Granted { key, .. },
                     PeerAction::ToCoordinator(ToCoordinator::Released { key: released, .. }),
-                ) => self.rare.released_in_flight += u64::from(key == released),
+                ) => self.rare.claims.released_in_flight += u64::from(key == released),
                 (
                     FromCoordinator::View(_),
                     PeerAction::Send {
                         message: PeerMessage::Offer { key, retry: true, .. }, ..
                     },
-                ) => self.rare.rerouted_again += u64::from(!self.rerouted.insert((me, *key))),
+                ) => {
+                    self.rare.claims.rerouted_again += u64::from(!self.rerouted.insert((me, *key)))
+                }
                 _ => {}
             }
         }

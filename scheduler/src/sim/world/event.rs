@@ -6,12 +6,12 @@ use shoal_protocol::message::{
 };
 use shoal_protocol::units::Bytes;
 
-use super::index_of;
+use super::nodes::index_of;
 use crate::sim::integer_model::Weights;
 use crate::sim::payloads::Content;
 use crate::sim::scenario::Fault;
 
-/// An event at a moment. Events for an incarnation that is gone by then are dropped.
+/// An event at a moment.
 #[derive(Debug)]
 pub(super) enum Event {
     Start(Member),
@@ -108,6 +108,28 @@ impl Event {
             Self::Logged { .. }
             | Self::Elect
             | Self::Fault(_)
+            | Self::Reborn(_)
+            | Self::Resume(_) => None,
+        }
+    }
+
+    /// The incarnation without which the event is dropped, if any.
+    pub(super) fn incarnation(&self) -> Option<Member> {
+        match self {
+            Self::Start(me) | Self::EngineDone(me) | Self::Tick(me) => Some(*me),
+            Self::Kept { to, .. }
+            | Self::LinksProbed { to, .. }
+            | Self::Fetched { to, .. }
+            | Self::Written { to, .. } => Some(*to),
+            Self::Unreached { at, .. } => Some(*at),
+            Self::Arrives { .. }
+            | Self::Appended { .. }
+            | Self::Logged { .. }
+            | Self::Elect
+            | Self::Deposed { .. }
+            | Self::Remind { .. }
+            | Self::Fault(_)
+            | Self::Noticed { .. }
             | Self::Reborn(_)
             | Self::Resume(_) => None,
         }

@@ -4,7 +4,8 @@ use shoal_protocol::ids::{Member, PeerId, Stage, Step};
 use shoal_protocol::message::LinkEstimate;
 use shoal_protocol::units::Moment;
 
-use super::{Cargo, Event, index_of};
+use super::event::{Cargo, Event};
+use super::nodes::index_of;
 use crate::sim::integer_model::Weights;
 use crate::sim::report::Trace;
 

@@ -1,0 +1,65 @@
+//! Deviations from a correct run: an injected error, and a rule omitted on purpose.
+
+use shoal_protocol::ids::Member;
+use shoal_protocol::message::RoundId;
+
+use crate::action::{PeerAction, Task, TaskResult};
+use crate::sim::corruption::Corruption;
+use crate::sim::omitted_rules::{Omit, OmittedRules};
+
+/// The deviations of a run.
+#[derive(Debug)]
+pub(super) struct Deviations {
+    pub(super) corruption: Corruption,
+    /// Whether an error that occurs once has occurred.
+    corrupted: bool,
+    pub(super) rules: OmittedRules,
+}
+
+impl Deviations {
+    pub(super) fn new(corruption: Corruption) -> Self {
+        Self { corruption, corrupted: false, rules: OmittedRules::new(Omit::Nothing) }
+    }
+
+    /// Whether the run omits a rule.
+    pub(super) fn omits(&self, rule: Omit) -> bool {
+        self.rules.omit == rule
+    }
+
+    /// Changes a peer's action. Returns false if it is to be dropped.
+    pub(super) fn peer_action(
+        &mut self,
+        index: usize,
+        me: Member,
+        action: &mut PeerAction,
+    ) -> bool {
+        self.corruption.peer_action(index, action) && self.rules.sent_by_peer(me, action)
+    }
+
+    /// Whether a running task is to add nothing.
+    pub(super) fn skips(&mut self, task: Option<&Task>) -> bool {
+        let accumulates = matches!(task, Some(Task::Accumulate { .. }));
+        self.once(Corruption::CountNever, accumulates)
+    }
+
+    /// Whether a result is to be reported twice.
+    pub(super) fn repeats(&mut self, result: &TaskResult) -> bool {
+        let accumulated = matches!(result, TaskResult::Accumulated { .. });
+        self.once(Corruption::CountTwice, accumulated)
+    }
+
+    /// Whether an error that occurs once occurs here.
+    fn once(&mut self, corruption: Corruption, is_possible: bool) -> bool {
+        let occurs = self.corruption == corruption && !self.corrupted && is_possible;
+        self.corrupted |= occurs;
+        occurs
+    }
+
+    /// The round that a peer is to apply before its commit.
+    pub(super) fn applies_early(&self, result: &TaskResult) -> Option<RoundId> {
+        match (self.corruption, result) {
+            (Corruption::ApplyWithoutCommit, TaskResult::Summarised { round, .. }) => Some(*round),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! All that a run is observed by: its oracles, its trace, its report and an observer.
+
+use std::time::Duration;
+
+use shoal_protocol::ids::{ContentHash, Member, Step};
+use shoal_protocol::message::{
+    LogRecord, PeerMessage, Round, RoundId, StoredStage, ToCoordinator, View,
+};
+use shoal_protocol::units::Moment;
+
+use super::Held;
+use super::coverage_marks::Marks;
+use super::event::Event;
+use super::nodes::index_of;
+use crate::action::{CoordinatorEvent, PeerEvent, PeerLoad};
+use crate::sim::engine::Observed;
+use crate::sim::oracle::{Oracles, Violation};
+use crate::sim::report::{Report, Trace};
+use crate::sim::scenario::Scenario;
+use crate::sim::watch::{Seen, Watch};
+
+/// Maximum number of events of a run, for each simulated hour, and for each peer: far more than any
+/// run takes.
+const EVENTS: u64 = 20_000_000;
+const EVENTS_OF_A_PEER: u64 = 200_000;
+
+/// The observations of a run.
+#[derive(Debug)]
+pub(super) struct Observation<'a> {
+    /// The time of the last event.
+    now: Moment,
+    /// `None` in runs that show which corruptions are caught without oracles.
+    oracles: Option<Oracles>,
+    trace: Trace,
+    pub(super) marks: Marks,
+    /// Whether every event is printed.
+    pub(super) traced: bool,
+    /// Limit of events after which the run counts as endless.
+    pub(super) most: u64,
+    pub(super) watch: Option<&'a mut dyn Watch>,
+    pub(super) report: Report,
+}
+
+impl Observation<'_> {
+    pub(super) fn new(scenario: &Scenario, with_oracles: bool) -> Self {
+        let hours = 1 + scenario.until.unwrap_or_default().as_secs() / 3600;
+        Self {
+            now: Moment::default(),
+            oracles: with_oracles.then(|| Oracles::new(scenario)),
+            trace: Trace::default(),
+            marks: Marks::default(),
+            traced: cfg!(test) && std::env::var_os("SHOAL_SIM_TRACE").is_some(),
+            most: EVENTS.max(EVENTS_OF_A_PEER * scenario.peers.len() as u64) * hours,
+            watch: None,
+            report: Report::default(),
+        }
+    }
+
+    /// Notes an event before it is handled.
+    pub(super) fn event(&mut self, at: Moment, event: &Event) {
+        self.now = at;
+        self.report.events += 1;
+        self.trace.note(at, event);
+        if self.traced {
+            eprintln!("{:?} {event:?}", at.0);
+        }
+    }
+
+    /// Passes an observation to the observer.
+    pub(super) fn show(&mut self, seen: Seen<'_>) {
+        if let Some(watch) = &mut self.watch {
+            watch.sees(self.now, seen);
+        }
+    }
+
+    /// Turns an oracle's objection into a violation.
+    pub(super) fn holds<T>(
+        &self,
+        oracle: &'static str,
+        held: Result<T, String>,
+    ) -> Result<T, Violation> {
+        held.map_err(|detail| Violation { at: self.now, oracle, detail })
+    }
+
+    /// Whether the run ended, successfully or not.
+    pub(super) fn is_over(&self) -> bool {
+        self.report.finished || self.report.stopped.is_some()
+    }
+
+    /// Whether the run stopped early and no oracle objects to that.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.report.stopped.is_some() && self.oracles.is_none()
+    }
+
+    /// A fault that the scenario does not excuse, if oracles watch.
+    pub(super) fn fails(&self, reason: String) -> Held {
+        let held = if self.oracles.is_some() { Err(reason) } else { Ok(()) };
+        self.holds("no fault", held)
+    }
+
+    /// Notes progress, or an excuse for its absence, at a moment or `excused` later.
+    pub(super) fn advanced(&mut self, excused: Duration) {
+        if let Some(oracles) = &mut self.oracles {
+            oracles.progress.advanced(self.now + excused);
+        }
+    }
+
+    /// Checks that the run makes progress and ends. Events that remain after all peers have gone
+    /// have no receiver.
+    pub(super) fn check_progress(&self, all_gone: impl FnOnce() -> bool) -> Held {
+        let stuck = self.oracles.as_ref().map(|oracles| oracles.progress.check(self.now));
+        let stuck = stuck.filter(|held| held.is_err() && !all_gone());
+        self.holds("progress", stuck.unwrap_or(Ok(())))?;
+        let endless = self.report.events > self.most;
+        self.holds("progress", if endless { Err("it never ends".to_owned()) } else { Ok(()) })
+    }
+
+    /// Checks a peer's resource use.
+    pub(super) fn load(&mut self, index: usize, load: &PeerLoad) -> Held {
+        let held = self.oracles.as_ref().map(|oracles| oracles.limits.check(index, load));
+        self.holds("limits", held.unwrap_or(Ok(())))?;
+        self.show(Seen::Holds { peer: index, load });
+        let widest = load.window.values().max().copied().unwrap_or(0);
+        self.report.work.widest_window = self.report.work.widest_window.max(widest);
+        Ok(())
+    }
+
+    /// Counts a message between members.
+    pub(super) fn message(&mut self, message: &PeerMessage) {
+        self.report.work.redirected += u64::from(matches!(message, PeerMessage::HeldBy { .. }));
+        self.report.work.refused += u64::from(matches!(message, PeerMessage::Busy { .. }));
+    }
+
+    /// Counts a message to the coordinator.
+    pub(super) fn reported(&mut self, message: &ToCoordinator) {
+        self.marks.reported(message);
+        let recovery = &mut self.report.recovery;
+        match message {
+            ToCoordinator::Released { .. } => recovery.claims.released += 1,
+            ToCoordinator::Stored { files, .. } => {
+                recovery.not_stored += u64::from(files.is_empty());
+            }
+            ToCoordinator::Stale { .. } => recovery.behind += 1,
+            _ => {}
+        }
+    }
+
+    /// Notes a piece of a round's result that a member received.
+    pub(super) fn result_received(&mut self, to: Member, round: RoundId, piece: (Member, u32)) {
+        if let Some(oracles) = &mut self.oracles {
+            oracles.results.received(to, round, piece);
+        }
+    }
+
+    /// Checks an observation of a peer's engine.
+    pub(super) fn engine(&mut self, me: Member, observed: &Observed) -> Held {
+        let Some(oracles) = &mut self.oracles else { return Ok(()) };
+        match observed {
+            Observed::Nothing | Observed::Copied { .. } => Ok(()),
+            Observed::Accumulated(key) => {
+                let held = oracles.exactly_once.added(*key, me);
+                self.holds("exactly once", held)
+            }
+            Observed::Restored(stage) => {
+                oracles.exactly_once.begins_again(me, *stage);
+                Ok(())
+            }
+            Observed::Applied { step, stage, sums, weights } => {
+                let held = oracles.replicas.applied(*step, *stage, sums, *weights);
+                self.holds("equal replicas", held)
+            }
+        }
+    }
+
+    /// Checks and counts an event of a peer.
+    pub(super) fn peer_event(&mut self, me: Member, event: &PeerEvent) -> Held {
+        match event {
+            PeerEvent::Applied { record } => {
+                let oracles = self.oracles.as_mut();
+                let held = oracles.map(|oracles| oracles.monotone.applied(me, record.step));
+                self.holds("never back", held.unwrap_or(Ok(())))?;
+            }
+            PeerEvent::Serving { version } => {
+                self.report.recovery.joined += u64::from(version.0 > 0);
+            }
+            PeerEvent::Rewound { .. } => {
+                if let Some(oracles) = &mut self.oracles {
+                    oracles.monotone.begins_again(me);
+                }
+            }
+            PeerEvent::ResultLost { step, span } => {
+                self.report.recovery.rounds.results_lost += 1;
+                let oracles = self.oracles.as_mut();
+                let held = oracles.map(|oracles| oracles.results.given_up(me, *span, *step));
+                self.holds("kept results", held.unwrap_or(Ok(())))?;
+            }
+            PeerEvent::Fault(fault) => self.report.faults.push(fault.clone()),
+            PeerEvent::Moved { .. } => self.report.moves += 1,
+            PeerEvent::Counted { key } => {
+                self.show(Seen::Counted { peer: index_of(me), key: *key });
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Checks a peer's changed view.
+    pub(super) fn viewed(&self, me: Member, view: &View) -> Held {
+        let held = self.oracles.as_ref().map(|oracles| oracles.views.has(me, view));
+        self.holds("equal memberships", held.unwrap_or(Ok(())))
+    }
+
+    /// Notes a round that begins.
+    pub(super) fn round_closed(&mut self, round: &Round) {
+        if let Some(oracles) = &mut self.oracles {
+            oracles.exactly_once.closed(round);
+            oracles.results.closed(round);
+        }
+    }
+
+    /// Checks and counts an event of a coordinator.
+    pub(super) fn coordinator_event(&mut self, event: CoordinatorEvent) -> Held {
+        self.show(Seen::Decided(&event));
+        self.advanced(Duration::ZERO);
+        match event {
+            CoordinatorEvent::Committed { counts, .. } => {
+                self.report.work.repeated += counts.repeated;
+                Ok(())
+            }
+            CoordinatorEvent::Stopped { reason } => {
+                self.report.stopped = Some(reason.clone());
+                self.fails(reason)
+            }
+            event => {
+                self.report.note(&event);
+                Ok(())
+            }
+        }
+    }
+
+    /// Checks a record that became durable, and the view after it.
+    pub(super) fn logged(&mut self, record: &LogRecord, view: &View) -> Held {
+        self.show(Seen::Logged(record));
+        let held = self.oracles.as_mut().map(|oracles| oracles.monotone.logged(record));
+        self.holds("never back", held.unwrap_or(Ok(())))?;
+        match record {
+            LogRecord::View(_) => {
+                if let Some(oracles) = &mut self.oracles {
+                    oracles.views.logged(view);
+                }
+            }
+            LogRecord::Commit(record) => {
+                self.report.commits += 1;
+                let Some(oracles) = &mut self.oracles else { return Ok(()) };
+                let once = oracles.exactly_once.committed(record);
+                let same = oracles.replicas.committed(record);
+                oracles.results.committed(record);
+                self.holds("exactly once", once)?;
+                self.holds("equal replicas", same)?;
+            }
+            LogRecord::Checkpoint { version, stages, .. } => self.saved(*version, stages)?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Checks a checkpoint.
+    fn saved(&mut self, version: Step, stages: &[StoredStage]) -> Held {
+        let files: Vec<_> = stages.iter().map(|stored| stored.files.clone()).collect();
+        let saved = self.oracles.as_ref().map(|oracles| oracles.replicas.saved(version, &files));
+        self.holds("equal replicas", saved.unwrap_or(Ok(())))?;
+        let hashes: Vec<u8> = files.iter().flatten().flat_map(|file| file.hash.0).collect();
+        self.report.checkpoint = Some(ContentHash::of(&hashes));
+        Ok(())
+    }
+
+    /// The report of the run, with the total time of all engines' passes.
+    pub(super) fn conclude(mut self, busy: Duration) -> Report {
+        self.report.end = self.now;
+        self.report.rare = self.marks.rare;
+        self.report.trace = self.trace.hash();
+        self.report.busy = busy;
+        self.report
+    }
+}

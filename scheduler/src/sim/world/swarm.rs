@@ -1,0 +1,373 @@
+//! The swarm: all peers and coordinators, and the counterparts of the real node's drivers. A driver
+//! passes inputs to a state machine and carries out its actions.
+
+use std::time::Duration;
+
+use shoal_protocol::ids::{Era, Member, Stage, StageSpan, Step, Term};
+use shoal_protocol::message::{PeerMessage, SnapshotPart, TensorTag, ToCoordinator};
+use shoal_protocol::units::Moment;
+
+use super::Held;
+use super::deviations::Deviations;
+use super::event::{Cargo, Event};
+use super::log::Log;
+use super::nodes::{FIRST, Nodes, archives, index_of};
+use super::observation::Observation;
+use super::queue::EventQueue;
+use super::traffic::Traffic;
+use crate::action::{CoordinatorInput, PeerAction, PeerEvent, PeerInput, Task, TaskResult};
+use crate::sim::corruption::Corruption;
+use crate::sim::engine::{Observed, is_pass};
+use crate::sim::integer_model::Weights;
+use crate::sim::omitted_rules::Omit;
+use crate::sim::scenario::Scenario;
+use crate::sim::watch::Seen;
+
+/// Maximum time until a peer learns that it cannot reach another.
+const UNREACHABLE: Duration = Duration::from_millis(100);
+
+/// All peers and coordinators of a run.
+#[derive(Debug)]
+pub(super) struct Swarm<'a> {
+    pub(super) scenario: &'a Scenario,
+    pub(super) queue: EventQueue,
+    pub(super) nodes: Nodes<'a>,
+    pub(super) traffic: Traffic<'a>,
+    pub(super) log: Log,
+    pub(super) deviations: Deviations,
+    pub(super) observation: Observation<'a>,
+    /// Stage whose replicas die with the next commit, and the time until they restart.
+    pub(super) ambush: Option<(usize, Duration)>,
+}
+
+impl<'a> Swarm<'a> {
+    pub(super) fn new(scenario: &'a Scenario, corruption: Corruption, with_oracles: bool) -> Self {
+        Self {
+            scenario,
+            queue: EventQueue::new(scenario.seed),
+            nodes: Nodes::new(scenario),
+            traffic: Traffic::new(scenario),
+            log: Log::new(scenario, FIRST),
+            deviations: Deviations::new(corruption),
+            observation: Observation::new(scenario, with_oracles),
+            ambush: None,
+        }
+    }
+
+    /// A peer's current clock reading.
+    pub(super) fn reads(&self, index: usize) -> Moment {
+        self.nodes.reads(index, self.queue.now())
+    }
+
+    /// Starts an incarnation of a peer.
+    pub(super) fn start(&mut self, index: usize) -> Held {
+        self.observation.show(Seen::Born { peer: index });
+        let mut actions = Vec::new();
+        let now = self.reads(index);
+        self.nodes[index].peer.start(now, &mut actions);
+        self.carry_out(index, actions)?;
+        self.nodes.schedule_tick(index, &mut self.queue);
+        Ok(())
+    }
+
+    /// Passes an input to a peer.
+    pub(super) fn input(&mut self, index: usize, input: PeerInput) -> Held {
+        let mut actions = Vec::new();
+        let now = self.reads(index);
+        let from_coordinator =
+            matches!(input, PeerInput::FromCoordinator { .. }).then(|| input.clone());
+        let node = &mut self.nodes[index];
+        node.peer.handle(now, input, &mut actions);
+        if let Some(input) = from_coordinator {
+            self.observation.marks.peer(node.me, &input, &actions);
+        }
+        self.observation.load(index, &node.peer.load())?;
+        self.carry_out(index, actions)?;
+        self.nodes.schedule_tick(index, &mut self.queue);
+        Ok(())
+    }
+
+    fn carry_out(&mut self, index: usize, actions: Vec<PeerAction>) -> Held {
+        let me = self.nodes[index].me;
+        for mut action in actions {
+            if !self.deviations.peer_action(index, me, &mut action) {
+                continue;
+            }
+            match action {
+                PeerAction::ToCoordinator(message) => self.report_to_coordinator(me, message),
+                PeerAction::Send { to, message } => {
+                    self.observation.message(&message);
+                    self.send_message(me, to, message);
+                }
+                PeerAction::SendTensor { to, tag, payload } => {
+                    let known = self.nodes[index].payloads.get(payload).cloned();
+                    let (content, size) = self.observation.holds("payloads", known)?;
+                    self.send(me, to, Cargo::Tensor { tag, content, size });
+                }
+                PeerAction::ProbeLinks { at } => {
+                    let link_estimates = self.traffic.probe_links(index, &at, &self.nodes);
+                    let round_trips = link_estimates.iter().map(|(_, path)| path.round_trip);
+                    let longest = round_trips.max().unwrap_or_default();
+                    self.queue.after(longest, Event::LinksProbed { to: me, link_estimates });
+                }
+                PeerAction::Fetch { version, part } => {
+                    let (at, weights) = self.obtain(index, version, &part);
+                    let stage = part.stage;
+                    self.queue.at(at, Event::Fetched { to: me, version, stage, weights });
+                }
+                PeerAction::Keep { version, part } => {
+                    let (at, weights) = self.obtain(index, version, &part);
+                    let stage = part.stage;
+                    self.queue.at(at, Event::Kept { to: me, version, stage, weights });
+                }
+                PeerAction::Compute(task) => self.compute(index, task),
+                PeerAction::Release(id) => {
+                    let released = self.nodes[index].payloads.release(id);
+                    self.observation.holds("payloads", released)?;
+                }
+                PeerAction::Event(event) => self.peer_event(index, event)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn obtain(
+        &mut self,
+        index: usize,
+        version: Step,
+        part: &SnapshotPart,
+    ) -> (Moment, Option<Weights>) {
+        let Self { traffic, nodes, queue, observation, .. } = self;
+        traffic.obtain(index, (version, part), nodes, queue, observation)
+    }
+
+    /// Writes files to a peer's disk. Returns whether that succeeded.
+    pub(super) fn write(
+        &mut self,
+        to: Member,
+        version: Step,
+        stage: Stage,
+        weights: Option<Weights>,
+    ) -> bool {
+        let engine = &mut self.nodes[index_of(to)].engine;
+        let weights = weights.filter(|_| self.queue.now() >= engine.disk_fails_until);
+        let before = engine.disk.len();
+        engine.disk.extend(weights.map(|weights| ((version, stage), weights)));
+        // At the end of a run, a new archive on a slow link receives one file after the other.
+        if engine.disk.len() > before {
+            self.observation.advanced(Duration::ZERO);
+        }
+        weights.is_some()
+    }
+
+    fn compute(&mut self, index: usize, task: Task) {
+        if let Some(end) = self.nodes[index].engine.give(self.queue.now(), task) {
+            self.engine_began(index, end);
+        }
+    }
+
+    fn engine_began(&mut self, index: usize, end: Moment) {
+        let node = &self.nodes[index];
+        self.queue.at(end, Event::EngineDone(node.me));
+        let running = node.engine.running().filter(|task| is_pass(task));
+        if let Some(Task::Forward { key, .. } | Task::Backward { key, .. }) = running {
+            self.observation.report.ran(key.step, self.queue.now(), end);
+            self.observation.show(Seen::Ran { peer: index, key: *key, until: end });
+        }
+    }
+
+    /// A peer's engine has executed its running task.
+    pub(super) fn engine_done(&mut self, index: usize) -> Held {
+        let node = &mut self.nodes[index];
+        if self.deviations.skips(node.engine.running()) {
+            node.engine.forget_gradient();
+        }
+        let finished = node.engine.finish(&mut node.payloads);
+        let (result, busy, observed) = self.observation.holds("engine", finished)?;
+        if let Some(end) = node.engine.begin(self.queue.now()) {
+            self.engine_began(index, end);
+        }
+        self.observe(index, &observed)?;
+        let Some(result) = result else { return Ok(()) };
+        if self.deviations.repeats(&result) {
+            self.observe(index, &observed)?;
+            self.input(index, PeerInput::Done { result: result.clone(), busy })?;
+        }
+        if let Some(round) = self.deviations.applies_early(&result) {
+            self.compute(index, Task::Apply { round, gradient_norm: 1.0 });
+        }
+        if matches!(result, TaskResult::Summarised { .. }) {
+            self.input(index, PeerInput::Links(self.traffic.measured_links(index)))?;
+        }
+        self.input(index, PeerInput::Done { result, busy })
+    }
+
+    fn observe(&mut self, index: usize, observed: &Observed) -> Held {
+        let me = self.nodes[index].me;
+        if let Observed::Copied { version, stage, weights } = *observed {
+            let written = Event::Written { to: me, version, stage, weights };
+            self.queue.within(self.scenario.snapshot.write, written);
+        }
+        self.observation.engine(me, observed)
+    }
+
+    fn peer_event(&mut self, index: usize, event: PeerEvent) -> Held {
+        let me = self.nodes[index].me;
+        self.observation.peer_event(me, &event)?;
+        let wrong = |reason: String| format!("peer {index}: {reason}");
+        match event {
+            PeerEvent::Finished => self.nodes[index].finished = true,
+            PeerEvent::Drained | PeerEvent::Expelled { .. } => {
+                self.ends(index, Some(self.scenario.faults.rebirth));
+            }
+            PeerEvent::Refused { .. } | PeerEvent::Stopped { .. } if self.observation.is_over() => {
+                self.nodes[index].finished = true;
+            }
+            PeerEvent::Refused { reason } | PeerEvent::Stopped { reason } => {
+                return self.observation.fails(wrong(reason));
+            }
+            PeerEvent::Fault(fault) => return self.observation.fails(wrong(fault.to_string())),
+            PeerEvent::Admitted { span } => self.nodes[index].span = Some(span),
+            PeerEvent::Moved { to, .. } => self.nodes[index].span = Some(StageSpan::one(to)),
+            PeerEvent::Checkpoint { version, stages, oldest } => {
+                return self.archive(index, version, stages.len(), oldest);
+            }
+            // Without this rule views differ from the log.
+            PeerEvent::View if !self.deviations.omits(Omit::Readiness) => {
+                return self.observation.viewed(me, self.nodes[index].peer.view());
+            }
+            PeerEvent::View
+            | PeerEvent::Applied { .. }
+            | PeerEvent::Serving { .. }
+            | PeerEvent::Rewound { .. }
+            | PeerEvent::ResultLost { .. }
+            | PeerEvent::MoveBegun { .. }
+            | PeerEvent::MoveCancelled { .. }
+            | PeerEvent::Counted { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// A checkpoint is complete: archiving peers report it, and old files are removed.
+    fn archive(&mut self, index: usize, version: Step, stages: usize, oldest: Step) -> Held {
+        let engine = &mut self.nodes[index].engine;
+        engine.forget_before(oldest);
+        let whole =
+            (0..stages as u16).all(|stage| engine.disk.contains_key(&(version, Stage(stage))));
+        let works = self.queue.now() >= engine.disk_fails_until;
+        if archives(self.scenario, index) && whole && works {
+            return self.input(index, PeerInput::Archived { version });
+        }
+        Ok(())
+    }
+
+    /// Data arrives at a peer. It is dropped if its connection or one of its ends is gone.
+    pub(super) fn deliver(
+        &mut self,
+        to: Member,
+        from: Member,
+        connection: u64,
+        era_and_term: (Era, Term),
+        cargo: Cargo,
+    ) -> Held {
+        let index = index_of(to);
+        let is_gone = !self.nodes.lives(to) || self.nodes[index].known_dead.contains(&from);
+        self.observation.marks.rare.old_lives += u64::from(is_gone);
+        if is_gone || connection != self.traffic.connection(index, index_of(from)) {
+            return Ok(());
+        }
+        if let Cargo::ToCoordinator(message) = &cargo
+            && self.nodes[index].seat.is_none()
+        {
+            self.redirect(to, from, message);
+            return Ok(());
+        }
+        if !self.nodes[index].accepts(from, era_and_term, &cargo, &self.deviations) {
+            return Ok(());
+        }
+        match cargo {
+            Cargo::CoordinatorMoved(coordinator) => {
+                self.nodes[index].coordinator = Some(coordinator);
+                Ok(())
+            }
+            Cargo::FromCoordinator(mut message) => {
+                self.nodes[index].follow(from, era_and_term);
+                if !self.deviations.rules.sent_to_member(to, &mut message) {
+                    return Ok(());
+                }
+                self.input(index, PeerInput::FromCoordinator { from, message })
+            }
+            Cargo::PeerMessage(message) => {
+                self.input(index, PeerInput::PeerMessage { from, message })
+            }
+            Cargo::Tensor { mut tag, content, size } => {
+                if let TensorTag::RoundResult { round, piece, .. } = tag
+                    && self.nodes[index].peer.may_host(round.stage)
+                {
+                    self.observation.result_received(to, round, (from, piece));
+                }
+                self.deviations.rules.tagged(to, &mut tag);
+                let payload = self.nodes[index].payloads.keep(content, size);
+                self.input(index, PeerInput::Tensor { from, tag, payload })
+            }
+            Cargo::ToCoordinator(mut message) => {
+                self.deviations.rules.reported(from, &mut message);
+                self.observation.reported(&message);
+                self.coordinator_input(index, CoordinatorInput::Message { from, message })
+            }
+        }
+    }
+
+    /// A message to the coordinator arrived at a peer without one: the sender learns where the
+    /// coordinator is.
+    fn redirect(&mut self, me: Member, from: Member, message: &ToCoordinator) {
+        if let Some(leader) = self.leader().filter(|_| !matches!(message, ToCoordinator::Leave)) {
+            self.send(me, from, Cargo::CoordinatorMoved(leader));
+        }
+    }
+
+    /// Sends a message to the coordinator that a peer believes in, or to the actual one if that is
+    /// gone or unknown.
+    fn report_to_coordinator(&mut self, me: Member, message: ToCoordinator) {
+        let node = &self.nodes[index_of(me)];
+        let coordinator =
+            node.coordinator.filter(|coordinator| !node.known_dead.contains(coordinator));
+        if let Some(to) = coordinator.or_else(|| self.leader()) {
+            self.send(me, to, Cargo::ToCoordinator(message));
+        }
+    }
+
+    /// Sends a message from one peer to another. Some offers also go to a wrong peer.
+    fn send_message(&mut self, from: Member, to: Member, mut message: PeerMessage) {
+        if let PeerMessage::Offer { key, retry, .. } = &mut message
+            && self.queue.rng.chance(self.scenario.network.strays_per_mille)
+        {
+            *retry = true;
+            let others = self.nodes.iter().filter(|node| node.me != to);
+            let others = others.filter(|node| node.span.is_some_and(|s| s.contains(key.stage)));
+            let others: Vec<Member> = others.map(|node| node.me).collect();
+            if !others.is_empty() {
+                let other = self.queue.rng.pick(&others);
+                self.send(from, other, Cargo::PeerMessage(message.clone()));
+            }
+        }
+        self.send(from, to, Cargo::PeerMessage(message));
+    }
+
+    /// Sends data over the network.
+    pub(super) fn send(&mut self, from: Member, to: Member, cargo: Cargo) {
+        let (sender, receiver) = (index_of(from), index_of(to));
+        let cut = self.traffic.network.is_cut(self.queue.now(), (sender, receiver));
+        if cut || self.nodes[sender].known_dead.contains(&to) {
+            // The connection is gone and cannot be made again.
+            self.observation.report.recovery.links.unreached += 1;
+            return self.queue.within(UNREACHABLE, Event::Unreached { at: from, other: to });
+        }
+        if self.observation.watch.is_some() {
+            let (sort, size) = self.traffic.weight(&cargo);
+            self.observation.show(Seen::Sent { from: sender, to: receiver, sort, size });
+        }
+        let era_and_term = self.nodes[sender].era_and_term(&cargo);
+        self.traffic.send(from, to, era_and_term, cargo, &mut self.queue);
+    }
+}
