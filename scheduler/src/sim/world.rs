@@ -20,6 +20,7 @@ mod incarnations;
 mod log;
 mod nodes;
 mod observation;
+mod peer_index;
 mod queue;
 mod swarm;
 mod trace;
@@ -31,7 +32,7 @@ use shoal_protocol::units::Moment;
 
 use self::event::Event;
 use self::nodes::Node;
-pub(super) use self::nodes::index_of;
+pub(super) use self::peer_index::index_of;
 use self::swarm::Swarm;
 use super::corruption::Corruption;
 #[cfg(test)]

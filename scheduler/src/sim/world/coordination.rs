@@ -6,7 +6,7 @@ use shoal_protocol::message::{FromCoordinator, LogRecord, RoundId};
 use super::Held;
 use super::event::{Cargo, Event};
 use super::log::Seat;
-use super::nodes::index_of;
+use super::peer_index::index_of;
 use super::swarm::Swarm;
 use crate::action::{CoordinatorAction, CoordinatorInput};
 use crate::coordinator::{Coordinator, CoordinatorConfig};

@@ -6,7 +6,7 @@ use shoal_protocol::message::{
 };
 use shoal_protocol::units::Bytes;
 
-use super::nodes::index_of;
+use super::peer_index::index_of;
 use crate::sim::integer_model::Weights;
 use crate::sim::payloads::Content;
 use crate::sim::scenario::Fault;

@@ -7,7 +7,7 @@ use shoal_protocol::units::Moment;
 
 use super::Held;
 use super::event::Event;
-use super::nodes::index_of;
+use super::peer_index::index_of;
 use super::swarm::Swarm;
 use crate::action::{CoordinatorInput, PeerInput};
 use crate::sim::watch::Seen;

@@ -11,8 +11,8 @@ use shoal_protocol::units::Moment;
 
 use super::Held;
 use super::event::Event;
-use super::nodes::peer_id;
 use super::observation::Observation;
+use super::peer_index::peer_id;
 use super::queue::EventQueue;
 use crate::coordinator::Coordinator;
 use crate::sim::scenario::Scenario;

@@ -12,6 +12,7 @@ use shoal_protocol::units::Moment;
 use super::deviations::Deviations;
 use super::event::{Cargo, Event};
 use super::log::Seat;
+use super::peer_index::{index_of, peer_id, place_of};
 use super::queue::EventQueue;
 use crate::peer::{Peer, PeerConfig};
 use crate::router::Routing;
@@ -288,21 +289,4 @@ fn probes_links_first(scenario: &Scenario) -> bool {
 /// Whether a peer archives the checkpoints.
 pub(super) fn archives(scenario: &Scenario, index: usize) -> bool {
     index == FIRST || scenario.peers[index].archive
-}
-
-/// The id of the peer at an index.
-pub(super) fn peer_id(index: usize) -> PeerId {
-    let mut id = [0; 32];
-    id[..8].copy_from_slice(&(index as u64).to_le_bytes());
-    PeerId(id)
-}
-
-/// The index of a peer in its scenario.
-pub(in crate::sim) fn index_of(member: Member) -> usize {
-    place_of(member.peer)
-}
-
-fn place_of(peer: PeerId) -> usize {
-    let id = peer.0.first_chunk().expect("a peer id has 32 bytes");
-    u64::from_le_bytes(*id) as usize
 }

@@ -11,7 +11,7 @@ use shoal_protocol::units::Moment;
 use super::Held;
 use super::coverage_marks::Marks;
 use super::event::Event;
-use super::nodes::index_of;
+use super::peer_index::index_of;
 use crate::action::{CoordinatorEvent, PeerEvent, PeerLoad};
 use crate::sim::engine::Observed;
 use crate::sim::oracle::{Oracles, Violation};

@@ -5,7 +5,7 @@ use shoal_protocol::message::LinkEstimate;
 use shoal_protocol::units::Moment;
 
 use super::event::{Cargo, Event};
-use super::nodes::index_of;
+use super::peer_index::index_of;
 use crate::sim::integer_model::Weights;
 use crate::sim::report::Trace;
 

@@ -10,8 +10,9 @@ use shoal_protocol::units::{Bytes, Moment, Rate};
 use shoal_protocol::wire;
 
 use super::event::{Cargo, Event};
-use super::nodes::{Nodes, index_of, peer_id};
+use super::nodes::Nodes;
 use super::observation::Observation;
+use super::peer_index::{index_of, peer_id};
 use super::queue::EventQueue;
 use crate::sim::integer_model::Weights;
 use crate::sim::network::Network;
