@@ -8,8 +8,9 @@
 //! | `log` | the replicated log, its anchors and their leader |
 //! | `deviations` | an injected error and an omitted rule |
 //! | `observation` | the oracles, the trace, the report and the observer |
-//! | `swarm` | all of these: it carries out the actions of peers and coordinators |
-//! | `faults` | the faults of the scenario |
+//! | `swarm` | all of these; it carries out the actions of peers and coordinators |
+//!
+//! `coordination` and `incarnations` belong to the swarm. `faults` injects the scenario's faults.
 
 mod coordination;
 mod coverage_marks;

@@ -1,4 +1,4 @@
-//! All that a run is observed by: its oracles, its trace, its report and an observer.
+//! The observations of a run: its oracles, its trace, its report and an observer.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ use crate::sim::watch::{Seen, Watch};
 const EVENTS: u64 = 20_000_000;
 const EVENTS_OF_A_PEER: u64 = 200_000;
 
-/// The observations of a run.
+/// Checks, records and counts the events of a run.
 #[derive(Debug)]
 pub(super) struct Observation<'a> {
     /// The time of the last event.
@@ -92,13 +92,13 @@ impl Observation<'_> {
         self.report.stopped.is_some() && self.oracles.is_none()
     }
 
-    /// A fault that the scenario does not excuse, if oracles watch.
+    /// A violation by a fault that the scenario does not excuse; none without oracles.
     pub(super) fn fails(&self, reason: String) -> Held {
         let held = if self.oracles.is_some() { Err(reason) } else { Ok(()) };
         self.holds("no fault", held)
     }
 
-    /// Notes progress, or an excuse for its absence, at a moment or `excused` later.
+    /// Notes progress. The next `excused` time without progress counts as progress too.
     pub(super) fn advanced(&mut self, excused: Duration) {
         if let Some(oracles) = &mut self.oracles {
             oracles.progress.advanced(self.now + excused);
