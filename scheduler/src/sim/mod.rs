@@ -30,8 +30,6 @@ mod spot;
 #[cfg(test)]
 mod tests;
 mod timeline;
-#[cfg(test)]
-mod trace_hashes;
 mod watch;
 mod world;
 

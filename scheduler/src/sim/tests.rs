@@ -33,10 +33,7 @@ fn seeds(count: u64) -> std::ops::Range<u64> {
 }
 
 /// Runs `check` on every seed, on as many threads as there are processors.
-pub(super) fn on_all<T: Send>(
-    seeds: std::ops::Range<u64>,
-    check: impl Fn(u64) -> T + Sync,
-) -> Vec<T> {
+fn on_all<T: Send>(seeds: std::ops::Range<u64>, check: impl Fn(u64) -> T + Sync) -> Vec<T> {
     let next = AtomicU64::new(seeds.start);
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let work = || {
