@@ -96,7 +96,7 @@ impl Sources<'_> {
         };
         let lacking = self.context.manifest.stages().find(|stage| !serves(*stage));
         let why = if self.coordination.contact().wait_ends().is_some() {
-            Some("who keeps the run cannot be reached".to_owned())
+            Some("the coordinator cannot be reached".to_owned())
         } else {
             lacking.map(|stage| format!("nobody serves stage {stage}"))
         };

@@ -61,10 +61,7 @@ impl TokenFileSource {
         let folder = self.data_dir.join("tokens");
         std::fs::create_dir_all(&folder)
             .with_context(|| format!("{} cannot be made", folder.display()))?;
-        anyhow::ensure!(
-            !holders.is_empty(),
-            "the text cannot be fetched: nobody is known who has it"
-        );
+        anyhow::ensure!(!holders.is_empty(), "the text cannot be fetched: no known peer has it");
         forget_others(&folder, &path);
         let mut fetched = Ok(());
         for round in 0..ROUNDS {

@@ -1,5 +1,5 @@
-//! `shoal demo`: a swarm of processes on this machine trains a small model, one process trains the
-//! same alone, and what came of both is shown and left in a folder.
+//! `shoal demo`: several local processes train a small model, one process trains the same model
+//! alone, and the demo shows both results and writes them to a folder.
 
 mod entropy;
 mod folder;
