@@ -197,6 +197,7 @@ lint:
 	@scripts/setup.sh --lint
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
+	cd fuzz && RUSTFLAGS='--cfg fuzzing' CARGO_TARGET_DIR=../target/fuzz cargo check --quiet --locked --lib --bins
 	scripts/check-imports.py
 	scripts/check-dependencies.sh
 

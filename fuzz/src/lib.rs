@@ -8,14 +8,15 @@
 use shoal_protocol::decoder::Decoder;
 
 mod anchor;
+#[path = "../../node/src/commands/budget.rs"]
+mod budget;
 #[path = "../../node/src/config.rs"]
 mod config;
 #[path = "../../node/src/commands/fleet.rs"]
 mod fleet;
 #[path = "../../node/src/commands/groups.rs"]
 mod groups;
-#[path = "../../node/src/status/own_port.rs"]
-mod own_port;
+mod reachability;
 #[path = "../../node/src/commands/scenario.rs"]
 mod scenario;
 #[path = "../../node/src/status/snapshot.rs"]
