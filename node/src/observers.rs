@@ -34,7 +34,7 @@ pub struct Observers {
     events: Option<BufWriter<Box<dyn Write + Send>>>,
     progress: Option<Progress>,
     report: Report,
-    board: StatusWatch,
+    status_watch: StatusWatch,
 }
 
 impl std::fmt::Debug for Observers {
@@ -60,7 +60,7 @@ impl Observers {
         };
         let progress = (events != Some(&EventSink::Stdout)).then(|| Progress::new(name));
         let events = sink.map(BufWriter::new);
-        Ok(Self { events, progress, report: Report::new(), board: StatusWatch::default() })
+        Ok(Self { events, progress, report: Report::new(), status_watch: StatusWatch::default() })
     }
 
     /// Returns the run so far, as a report.
@@ -74,7 +74,7 @@ impl Observer for Observers {
     /// Passes an event on. A reader of the event stream that closed it gets no more events.
     fn note(&mut self, event: &RunEvent) {
         self.report.note(event);
-        self.board.note(event);
+        self.status_watch.note(event);
         if event.is_notice()
             && let Some(text) = describe(event)
         {
@@ -92,7 +92,7 @@ impl Observer for Observers {
         }
     }
 
-    fn board(&self) -> &StatusWatch {
-        &self.board
+    fn status_watch(&self) -> &StatusWatch {
+        &self.status_watch
     }
 }

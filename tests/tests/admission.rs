@@ -73,7 +73,7 @@ fn a_ticket_admits_as_many_peers_as_it_has_uses() {
 }
 
 #[test]
-fn a_permit_outlives_its_process_and_every_peer_accepts_it() {
+fn a_certificate_outlives_its_process_and_every_peer_accepts_it() {
     let run = run("invite", 1_000_000);
     let mut swarm = Swarm::start(&run.config(), &["--wait-for", "9"]);
     let ticket = printed(&swarm, &["invite", "new", "--uses", "2"]);

@@ -53,7 +53,8 @@ async fn join(options: JoinOptions) -> anyhow::Result<()> {
     let home = DataDir::open(&options.data_dir).exit_with(Exit::Usage)?;
     let mut observer = Observers::new(options.compute.events.as_ref(), "training")?;
     let serving =
-        Serving::start(options.http, observer.board(), &home, options.compute.device).await?;
+        Serving::start(options.http, observer.status_watch(), &home, options.compute.device)
+            .await?;
     let (mut rejoins, mut patience) = (0, Duration::ZERO);
     let context = JoinContext { addresses, address_file, options, home, gate: Gate::default() };
     let outcome = loop {

@@ -54,9 +54,13 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
     let files = Files::default();
     files.offer(manifest.tokens.hash, dataset.token_file);
     let mut observer = Observers::new(options.peer.compute.events.as_ref(), "training")?;
-    let serving =
-        Serving::start(options.peer.http, observer.board(), &home, options.peer.compute.device)
-            .await?;
+    let serving = Serving::start(
+        options.peer.http,
+        observer.status_watch(),
+        &home,
+        options.peer.compute.device,
+    )
+    .await?;
     let context = StartContext { options, home, manifest, files, out, gate: Gate::default() };
     let mut rejoins = 0;
     let outcome = loop {

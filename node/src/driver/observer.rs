@@ -10,5 +10,5 @@ pub trait Observer {
     fn note(&mut self, event: &RunEvent);
 
     /// Returns the place of the run's latest status.
-    fn board(&self) -> &StatusWatch;
+    fn status_watch(&self) -> &StatusWatch;
 }

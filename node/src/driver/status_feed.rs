@@ -28,7 +28,7 @@ const REPORT_AFTER: Duration = Duration::from_secs(5);
 /// Owns the observers of the run and the numbers that only they need.
 pub(super) struct StatusFeed<'a> {
     observer: &'a mut dyn Observer,
-    board: StatusWatch,
+    status_watch: StatusWatch,
     metrics: MetricsUpdate,
     /// The last update of the status, and the number of the membership in it.
     updated: Option<(Instant, u64)>,
@@ -43,16 +43,16 @@ pub(super) struct StatusFeed<'a> {
 /// The status of a process without a driver is empty, however the driver ended.
 impl Drop for StatusFeed<'_> {
     fn drop(&mut self) {
-        self.board.clear();
+        self.status_watch.clear();
     }
 }
 
 impl<'a> StatusFeed<'a> {
     pub(super) fn new(observer: &'a mut dyn Observer, metrics: MetricsUpdate) -> Self {
-        let board = observer.board().clone();
+        let status_watch = observer.status_watch().clone();
         Self {
             observer,
-            board,
+            status_watch,
             metrics,
             updated: None,
             coordinator_unreachable: false,
@@ -91,7 +91,7 @@ impl<'a> StatusFeed<'a> {
     /// Updates the status.
     pub(super) fn update(&mut self, status: Observation) {
         self.updated = Some((Instant::now(), status.view));
-        self.board.see(status);
+        self.status_watch.see(status);
     }
 
     /// Reports that the coordinator is unreachable, or reachable again.
@@ -133,7 +133,7 @@ impl<'a> StatusFeed<'a> {
     /// Reports an event of the local coordinator, other than a commit.
     pub(super) fn coordinator_event(&mut self, context: &Context, event: CoordinatorEvent) {
         if let CoordinatorEvent::Opened { step } = event {
-            self.board.opened();
+            self.status_watch.opened();
             // Later steps begin with the commit before.
             if step == Step(0) {
                 self.step_began = context.now();

@@ -184,7 +184,7 @@ impl Checkpoints {
                 self.ask_for_copy((version, stage), copies, member, out);
             }
             while copies.wants_more()
-                && let Some(member) = self.choose_keeper(context, stage, copies)
+                && let Some(member) = self.choose_copier(context, stage, copies)
             {
                 self.ask_for_copy((version, stage), copies, member, out);
             }
@@ -219,7 +219,7 @@ impl Checkpoints {
     }
 
     /// The member to keep one more copy of a stage: preferably one that does not host it, and that keeps least.
-    fn choose_keeper(&self, context: &Context, stage: Stage, copies: &Copies) -> Option<Member> {
+    fn choose_copier(&self, context: &Context, stage: Stage, copies: &Copies) -> Option<Member> {
         let current = &context.members.current;
         let count = |member: &Member| self.copies_kept.get(member).copied().unwrap_or(0);
         let hosts =

@@ -143,7 +143,7 @@ impl Stealing {
     }
 
     /// Sets a member's measured nanoseconds per microbatch, at one stage or at all.
-    pub(super) fn set_pace(
+    pub(super) fn set_service_time(
         &mut self,
         stage: Option<Stage>,
         member: Member,
@@ -311,7 +311,7 @@ mod tests {
 
     proptest! {
         /// After any events, a member has left the claims that it holds and those requested for it, and each
-        /// holder has its newest pace.
+        /// holder has its newest service time.
         #[test]
         fn claims_left_equal_a_recount(events in events()) {
             let mut stealing = Stealing::default();
@@ -341,7 +341,7 @@ mod tests {
                     }
                     Event::ServiceTimeChanged(who, service_time) => {
                         service_times[usize::from(who)] = Some(service_time);
-                        stealing.set_pace(Some(PLACE.1), member(who), Some(service_time));
+                        stealing.set_service_time(Some(PLACE.1), member(who), Some(service_time));
                     }
                 }
                 let measured = |_, of: Member| service_times[usize::from(of.peer.0[0])];

@@ -111,7 +111,7 @@ impl Stragglers {
     pub(super) fn forget_member(&mut self, member: Member) {
         self.times.forget(member);
         self.service_times.forget(member);
-        self.stealing.set_pace(None, member, None);
+        self.stealing.set_service_time(None, member, None);
     }
 
     /// Watches a claim that was granted; a repeated grant changes nothing.
@@ -162,7 +162,7 @@ impl Stragglers {
         // Held-out microbatches have no backward pass.
         if key.microbatch.0 < context.config.manifest.training.microbatches {
             let service_time = self.service_times.add(key.stage, from, pass_times, context.now);
-            self.stealing.set_pace(Some(key.stage), from, Some(service_time));
+            self.stealing.set_service_time(Some(key.stage), from, Some(service_time));
         }
         self.unwatch(key);
         let Some(before) = key.upstream() else { return };

@@ -313,7 +313,7 @@ impl Downstream {
             out.push(PeerAction::Send { to: from, message });
         }
         let Some(next) = self.next.get_mut(&key.stage) else { return };
-        next.note_pace(from, service_time);
+        next.note_service_time(from, service_time);
         if let Some(delivery) = self.deliveries.get_mut(&key) {
             let route = delivery.route;
             let was_sent = matches!(route, Route::Sent { to, .. } if to == from);
@@ -353,7 +353,7 @@ impl Downstream {
     ) {
         let Some(key) = downstream.upstream() else { return };
         let Some(next) = self.next.get_mut(&key.stage) else { return };
-        next.note_pace(from, service_time);
+        next.note_service_time(from, service_time);
         let Some(delivery) = self.deliveries.get_mut(&key) else { return };
         // The holder of a claim has room for its work. A busy one released the claim.
         if delivery.next_holder == Some(from) {

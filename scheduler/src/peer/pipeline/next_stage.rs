@@ -91,7 +91,7 @@ impl NextStage {
     }
 
     /// A replica reported its time for one microbatch, in nanoseconds.
-    pub(super) fn note_pace(&mut self, member: Member, service_time: u64) {
+    pub(super) fn note_service_time(&mut self, member: Member, service_time: u64) {
         self.router.measured(member, service_time);
     }
 
