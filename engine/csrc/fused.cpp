@@ -17,15 +17,16 @@ struct Heads {
   size_t heads;
   size_t key_value_heads;
   size_t size;
+  size_t rotated;
 };
 
 extern "C" {
 void shoal_rms_norm_rows(
     bool bf16, const void* x, const void* weight, void* y, float* scales, size_t rows,
-    size_t width, float epsilon);
+    size_t width, float epsilon, float offset);
 void shoal_rms_norm_backward_rows(
     bool bf16, const void* gradient, const void* x, const void* weight, const float* scales,
-    void* x_gradient, float* weight_gradient, size_t rows, size_t width);
+    void* x_gradient, float* weight_gradient, size_t rows, size_t width, float offset);
 void shoal_rotate_rows(
     bool bf16, const void* mixed, void* const* parts, const void* const* angles, size_t first,
     size_t rows, const Heads* heads);
@@ -59,7 +60,8 @@ void over_rows(int64_t rows, Work work) {
 
 struct RmsNorm : Function<RmsNorm> {
   static Tensor forward(
-      AutogradContext* context, const Tensor& input, const Tensor& weight, double epsilon) {
+      AutogradContext* context, const Tensor& input, const Tensor& weight, double epsilon,
+      double offset) {
     auto x = input.contiguous();
     const int64_t width = x.size(-1), rows = x.numel() / width;
     auto y = at::empty_like(x);
@@ -67,9 +69,11 @@ struct RmsNorm : Function<RmsNorm> {
     over_rows(rows, [&](int64_t row, int64_t count) {
       shoal_rms_norm_rows(
           is_bf16(x), row_of(x, row, width), weight.data_ptr(), row_of(y, row, width),
-          scales.data_ptr<float>() + row, count, width, static_cast<float>(epsilon));
+          scales.data_ptr<float>() + row, count, width, static_cast<float>(epsilon),
+          static_cast<float>(offset));
     });
     context->save_for_backward({x, weight, scales});
+    context->saved_data["offset"] = offset;
     return y;
   }
 
@@ -77,6 +81,7 @@ struct RmsNorm : Function<RmsNorm> {
     auto saved = context->get_saved_variables();
     const auto& x = saved[0];
     const auto& scales = saved[2];
+    const auto offset = static_cast<float>(context->saved_data["offset"].toDouble());
     auto gradient = gradients[0].contiguous();
     const int64_t width = x.size(-1), rows = x.numel() / width;
     const int64_t blocks = (rows + block - 1) / block;
@@ -88,10 +93,10 @@ struct RmsNorm : Function<RmsNorm> {
         shoal_rms_norm_backward_rows(
             is_bf16(x), row_of(gradient, row, width), row_of(x, row, width), saved[1].data_ptr(),
             scales.data_ptr<float>() + row, row_of(x_gradient, row, width),
-            parts.data_ptr<float>() + index * width, count, width);
+            parts.data_ptr<float>() + index * width, count, width, offset);
       }
     });
-    return {x_gradient, parts.sum(0).to(x.scalar_type()), Tensor()};
+    return {x_gradient, parts.sum(0).to(x.scalar_type()), Tensor(), Tensor()};
   }
 };
 
@@ -102,7 +107,8 @@ struct Rotate : Function<Rotate> {
     auto mixed = input.contiguous();
     const int64_t samples = mixed.size(0), tokens = mixed.size(1), width = mixed.size(2);
     const int64_t head = width / (heads + 2 * key_value_heads);
-    const Heads extents{size_t(tokens), size_t(heads), size_t(key_value_heads), size_t(head)};
+    const Heads extents{size_t(tokens), size_t(heads), size_t(key_value_heads), size_t(head),
+                        size_t(2 * cosine.size(1))};
     auto queries = at::empty({samples, tokens, heads, head}, mixed.options());
     auto keys = at::empty({samples, tokens, key_value_heads, head}, mixed.options());
     auto values = at::empty_like(keys);
@@ -126,7 +132,8 @@ struct Rotate : Function<Rotate> {
     const int64_t samples = queries.size(0), tokens = queries.size(1), heads = queries.size(2);
     const int64_t key_value_heads = keys.size(2), head = queries.size(3);
     const int64_t width = (heads + 2 * key_value_heads) * head;
-    const Heads extents{size_t(tokens), size_t(heads), size_t(key_value_heads), size_t(head)};
+    const Heads extents{size_t(tokens), size_t(heads), size_t(key_value_heads), size_t(head),
+                        size_t(2 * saved[0].size(1))};
     auto mixed = at::empty({samples, tokens, width}, queries.options());
     over_rows(samples * tokens, [&](int64_t row, int64_t count) {
       const void* parts[] = {
@@ -173,13 +180,13 @@ struct SwiGlu : Function<SwiGlu> {
 
 extern "C" {
 
-// `x` normalised over its last dimension and multiplied by `weight`.
-char* shoal_rms_norm(Tensor* x, Tensor* weight, double epsilon, Tensor** result) {
-  return guarded([&] { *result = new Tensor(RmsNorm::apply(*x, *weight, epsilon)); });
+// `x` normalised over its last dimension and multiplied by `weight + offset`.
+char* shoal_rms_norm(Tensor* x, Tensor* weight, double epsilon, double offset, Tensor** result) {
+  return guarded([&] { *result = new Tensor(RmsNorm::apply(*x, *weight, epsilon, offset)); });
 }
 
 // Splits `[B, T, (heads + 2 key_value_heads) D]` into queries, keys and values `[B, T, heads, D]`,
-// and rotates the first two by `[T, D / 2]` angles. Writes three tensors to `results`.
+// and rotates the first R channels of the first two by `[T, R / 2]` angles. Writes three tensors to `results`.
 char* shoal_rotate(
     Tensor* mixed, Tensor* cosine, Tensor* sine, int64_t heads, int64_t key_value_heads,
     Tensor** results) {

@@ -15,6 +15,7 @@ use shoal_protocol::manifest::Manifest;
 use tch::{Device, Kind, Tensor};
 
 use crate::error::{EngineError, GradientProblem, Result};
+use crate::gradient::{Piece, Rows, Values};
 use crate::kernel::widest;
 use crate::parameters::Parameter;
 use crate::tensor::{bytes_of, elements, elements_mut};
@@ -35,9 +36,11 @@ impl FixedPoint {
     #[must_use]
     pub fn of(manifest: &Manifest) -> Self {
         let microbatches = manifest.training.microbatches;
+        // A tied matrix gets a gradient as embedding and one as head.
+        let gradients = i64::from(microbatches) * if manifest.model.block.tied { 2 } else { 1 };
         Self {
             scale: f64::from(manifest.training.gradient_fraction_bits).exp2(),
-            limit: i64::MAX / i64::from(microbatches),
+            limit: i64::MAX / gradients,
             microbatches,
         }
     }
@@ -142,31 +145,27 @@ impl Accumulator {
         })
     }
 
-    /// Adds the gradient of one microbatch; `gradients` are the stage's flat vector in pieces. All
-    /// pieces are checked before any is added, so an error leaves the sums unchanged.
+    /// Adds the gradient of one microbatch. All pieces are checked before any is added, so an error
+    /// leaves the sums unchanged.
     pub(crate) fn add(
         &mut self,
         key: ClaimKey,
-        gradients: &[Tensor],
+        gradient: &[Piece],
         parameters: &[Parameter],
     ) -> Result<()> {
-        let mut offset = 0;
-        for gradient in gradients {
-            if let Err(problem) = self.check_value(largest(gradient)?) {
-                let at = offset + self.first_bad(gradient)?;
+        for piece in gradient {
+            let largest = match &piece.values {
+                Values::Dense(values) => largest(values)?,
+                Values::Rows(rows) => f32::from_bits(largest_f32(bits_of(rows))),
+            };
+            if let Err(problem) = self.check_value(largest) {
+                let at = self.first_bad(piece)?;
                 let parameter = parameters.iter().find(|parameter| parameter.range().contains(&at));
                 let tensor = parameter.map_or_else(String::new, |found| found.name.clone());
                 return Err(EngineError::BadGradient { tensor, key, problem });
             }
-            offset += gradient.numel();
         }
-        assert!(offset == self.sums.numel(), "the gradients are not those of this stage");
-        offset = 0;
-        for gradient in gradients {
-            self.add_piece(offset, gradient)?;
-            offset += gradient.numel();
-        }
-        Ok(())
+        gradient.iter().try_for_each(|piece| self.add_piece(piece))
     }
 
     /// Whether a value is in range.
@@ -186,24 +185,46 @@ impl Accumulator {
     }
 
     /// Index of the first element out of range.
-    fn first_bad(&self, gradient: &Tensor) -> Result<usize> {
-        let values = gradient.f_to_kind(Kind::Float)?.f_to(Device::Cpu)?.f_contiguous()?;
+    fn first_bad(&self, piece: &Piece) -> Result<usize> {
         let bad = |value: &f32| self.check_value(*value).is_err();
-        Ok(elements::<f32>(&values).iter().position(bad).unwrap_or(0))
+        Ok(piece.offset
+            + match &piece.values {
+                Values::Dense(values) => {
+                    let values = values.f_to_kind(Kind::Float)?.f_to(Device::Cpu)?;
+                    let values = values.f_contiguous()?;
+                    elements::<f32>(&values).iter().position(bad).unwrap_or(0)
+                }
+                Values::Rows(rows) => {
+                    let at = rows.values.iter().position(bad).unwrap_or(0);
+                    rows.indices[at / rows.width] * rows.width + at % rows.width
+                }
+            })
     }
 
-    fn add_piece(&mut self, offset: usize, gradient: &Tensor) -> Result<()> {
+    fn add_piece(&mut self, piece: &Piece) -> Result<()> {
         let scale = self.fixed_point.scale;
-        if self.sums.device() != Device::Cpu {
-            let rounded = gradient.f_to_kind(Kind::Double)?.f_mul_scalar(scale)?.f_round()?;
-            let mut piece = self.sums.f_narrow(0, offset as i64, gradient.numel() as i64)?;
-            let _ = piece.f_add_(&rounded.f_to_kind(Kind::Int64)?.f_flatten(0, -1)?)?;
-            return Ok(());
-        }
-        let sums = &mut elements_mut::<i64>(&mut self.sums)[offset..offset + gradient.numel()];
-        match gradient.kind() {
-            Kind::BFloat16 => add_bf16(sums, elements(gradient), scale),
-            _ => add_f32(sums, elements(gradient), scale),
+        match &piece.values {
+            Values::Dense(gradient) if self.sums.device() != Device::Cpu => {
+                let rounded = gradient.f_to_kind(Kind::Double)?.f_mul_scalar(scale)?.f_round()?;
+                let (start, length) = (piece.offset as i64, gradient.numel() as i64);
+                let mut sums = self.sums.f_narrow(0, start, length)?;
+                let _ = sums.f_add_(&rounded.f_to_kind(Kind::Int64)?.f_flatten(0, -1)?)?;
+            }
+            Values::Dense(gradient) => {
+                let end = piece.offset + gradient.numel();
+                let sums = &mut elements_mut::<i64>(&mut self.sums)[piece.offset..end];
+                match gradient.kind() {
+                    Kind::BFloat16 => add_bf16(sums, elements(gradient), scale),
+                    _ => add_f32(sums, elements(gradient), scale),
+                }
+            }
+            Values::Rows(rows) => {
+                let sums = &mut elements_mut::<i64>(&mut self.sums)[piece.offset..];
+                for (index, values) in rows.indices.iter().zip(rows.values.chunks(rows.width)) {
+                    let start = index * rows.width;
+                    add_f32(&mut sums[start..start + rows.width], values, scale);
+                }
+            }
         }
         Ok(())
     }
@@ -230,6 +251,10 @@ fn largest(gradient: &Tensor) -> Result<f32> {
         // The maximum of anything and NaN is NaN.
         _ => gradient.f_abs()?.f_max()?.f_double_value(&[])? as f32,
     })
+}
+
+fn bits_of(rows: &Rows) -> &[u32] {
+    bytemuck::cast_slice(&rows.values)
 }
 
 fn widen(bits: u16) -> f32 {
@@ -335,9 +360,10 @@ mod tests {
     }
 
     /// Values in two pieces, with a cut within a parameter.
-    fn pieces(values: &[f32]) -> Vec<Tensor> {
+    fn pieces(values: &[f32]) -> Vec<Piece> {
         let (one, two) = values.split_at(10);
-        vec![Tensor::from_slice(one), Tensor::from_slice(two)]
+        let piece = |offset, values| Piece::dense(offset, &Tensor::from_slice(values));
+        vec![piece(0, one).expect("small"), piece(10, two).expect("small")]
     }
 
     fn sums(accumulator: &Accumulator) -> Bytes {

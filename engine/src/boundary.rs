@@ -11,7 +11,8 @@ use shoal_protocol::manifest::{Boundary, BoundaryKind, Manifest};
 use tch::{Kind, Tensor};
 
 use crate::error::Result;
-use crate::model::{Shape, rms_norm};
+use crate::model::Shape;
+use crate::norm::rms_norm;
 
 /// Prefix of the names of boundaries' weights.
 const PREFIX: &str = "shoal.boundary.";
@@ -38,20 +39,20 @@ pub(crate) struct Compress {
 }
 
 impl Compress {
-    /// Takes consecutive weights; `cut` returns the next one of a shape.
+    /// Takes the weights; `cut` returns the one of a name, in its shape.
     pub(crate) fn cut(
         boundary: Boundary,
         hidden: i64,
-        mut cut: impl FnMut(&[i64]) -> Result<Tensor>,
+        mut cut: impl FnMut(&str, &[i64]) -> Result<Tensor>,
     ) -> Result<Self> {
         let width = i64::from(boundary.width);
         Ok(Self {
-            input_norm: cut(&[hidden])?,
+            input_norm: cut("input_norm", &[hidden])?,
             matrix: match boundary.kind {
-                BoundaryKind::Bottleneck => Some(cut(&[width, hidden])?),
+                BoundaryKind::Bottleneck => Some(cut("compress", &[width, hidden])?),
                 BoundaryKind::Maxout => None,
             },
-            output_norm: cut(&[width])?,
+            output_norm: cut("output_norm", &[width])?,
         })
     }
 }
@@ -85,7 +86,7 @@ pub(crate) fn compress(x: &Tensor, weights: &Compress, shape: &Shape) -> Result<
 fn layer_norm(x: &Tensor, weight: &Tensor, shape: &Shape) -> Result<Tensor> {
     let mean = x.f_mean_dim(Some(&[-1i64][..]), true, Kind::Float)?;
     let centred = x.f_sub(&mean)?.f_to_kind(x.kind())?;
-    rms_norm(&centred, weight, shape.epsilon)
+    rms_norm(&centred, weight, shape.epsilon, 0.0)
 }
 
 /// Expands `[B, T, W]` to `[B, T, H]` by a matrix `[H, W]`.

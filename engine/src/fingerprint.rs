@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use shoal_protocol::ids::{ClaimKey, ContentHash, Microbatch, Stage, StageSpan, Step};
-use shoal_protocol::manifest::{Manifest, Model};
+use shoal_protocol::manifest::{Block, Manifest, Model};
 
 use crate::device::Device;
 use crate::engine::Engine;
@@ -69,6 +69,8 @@ fn known_model(manifest: &Manifest) -> Manifest {
         intermediate: 128,
         context: 32,
         boundary: None,
+        block: Block::default(),
+        base: None,
         ..known.model
     };
     known.training.seed = 0;

@@ -22,11 +22,14 @@ pub fn forward_flops(manifest: &Manifest, stage: Stage) -> f64 {
     let tokens = f64::from(manifest.training.microbatch_size) * f64::from(model.context);
     // Norms are vectors, and the embedding is a lookup.
     let multiplied =
-        |parameter: &&Parameter| parameter.decays() && !parameter.name.contains("embed_tokens");
+        |parameter: &&Parameter| parameter.decays() && !parameter.name.contains("embed_");
     let list = parameters(manifest, stage);
-    let weights: usize = list.iter().filter(multiplied).map(Parameter::len).sum();
+    let mut weights: usize = list.iter().filter(multiplied).map(Parameter::len).sum();
+    if model.block.tied && stage == manifest.last_stage() {
+        weights += (model.vocabulary * model.hidden) as usize;
+    }
     let layers = manifest.layers_of(stage).len() as f64;
-    let attention = 4.0 * layers * f64::from(model.context) * f64::from(model.hidden);
+    let attention = 4.0 * layers * f64::from(model.context) * f64::from(model.query_width());
     tokens * (2.0 * weights as f64 + attention)
 }
 

@@ -71,26 +71,35 @@ fn lane_sum(count: usize, term: impl Fn(usize) -> f32) -> f32 {
 }
 
 widest! {
-    fn rms_norm<N: Number>(x: &[N], weight: &[N], y: &mut [N], scales: &mut [f32], epsilon: f32) {
+    fn rms_norm<N: Number>(
+        x: &[N],
+        weight: &[N],
+        y: &mut [N],
+        scales: &mut [f32],
+        constants: [f32; 2],
+    ) {
+        let [epsilon, offset] = constants;
         let width = weight.len();
         for ((x, y), scale) in x.chunks_exact(width).zip(y.chunks_exact_mut(width)).zip(scales) {
             let square = lane_sum(width, |index| x[index].load() * x[index].load());
             *scale = 1.0 / (square / width as f32 + epsilon).sqrt();
             for ((y, x), weight) in y.iter_mut().zip(x).zip(weight) {
-                *y = N::store(x.load() * *scale * weight.load());
+                *y = N::store(x.load() * *scale * (weight.load() + offset));
             }
         }
     }
 }
 
 widest! {
-    /// With `n = x · scale` and `y = n · weight`: the weight's gradient is the sum of `gradient · n`
-    /// over rows, and that of `x` is `scale · (gradient · weight − n · mean(gradient · weight · n))`.
+    /// With `n = x · scale`, `w = weight + offset` and `y = n · w`: the weight's gradient is the sum
+    /// of `gradient · n` over rows, and that of `x` is
+    /// `scale · (gradient · w − n · mean(gradient · w · n))`.
     fn rms_norm_backward<N: Number>(
         operands: [&[N]; 3],
         scales: &[f32],
         x_gradient: &mut [N],
         weight_gradient: &mut [f32],
+        offset: f32,
     ) {
         let [gradient, x, weight] = operands;
         let width = weight.len();
@@ -100,14 +109,15 @@ widest! {
             rows.zip(x_gradient.chunks_exact_mut(width)).zip(scales)
         {
             let product = lane_sum(width, |index| {
-                gradient[index].load() * weight[index].load() * x[index].load()
+                gradient[index].load() * (weight[index].load() + offset) * x[index].load()
             });
             let mean = product * scale / width as f32;
             for index in 0..width {
                 let normal = x[index].load() * scale;
                 let gradient = gradient[index].load();
                 weight_gradient[index] += gradient * normal;
-                out[index] = N::store(scale * (gradient * weight[index].load() - normal * mean));
+                let weighted = gradient * (weight[index].load() + offset);
+                out[index] = N::store(scale * (weighted - normal * mean));
             }
         }
     }
@@ -121,6 +131,8 @@ struct Heads {
     heads: usize,
     key_value_heads: usize,
     size: usize,
+    /// Leading channels of a head that are rotated.
+    rotated: usize,
 }
 
 impl Heads {
@@ -137,12 +149,16 @@ impl Heads {
     }
 }
 
-/// Rotates the pairs of channels `(c, c + size / 2)` of each head in a row by its token's angles,
-/// backwards if `sign` is -1.
+/// Rotates the pairs of channels `(c, c + rotated / 2)` of each head in a row by its token's angles,
+/// backwards if `sign` is -1, and copies the channels from `rotated` on.
 #[inline(always)]
-fn turn<N: Number>(from: &[N], to: &mut [N], cosine: &[f32], sine: &[f32], sign: f32) {
+fn turn<N: Number>(from: &[N], to: &mut [N], angles: [&[f32]; 2], sign: f32, size: usize) {
+    let [cosine, sine] = angles;
     let half = cosine.len();
-    for (from, to) in from.chunks_exact(2 * half).zip(to.chunks_exact_mut(2 * half)) {
+    for (from, to) in from.chunks_exact(size).zip(to.chunks_exact_mut(size)) {
+        let (from, rest) = from.split_at(2 * half);
+        let (to, new_rest) = to.split_at_mut(2 * half);
+        new_rest.copy_from_slice(rest);
         let (low, high) = from.split_at(half);
         let (new_low, new_high) = to.split_at_mut(half);
         for index in 0..half {
@@ -164,7 +180,7 @@ widest! {
     ) {
         let [queries, keys, values] = parts;
         let [cosine, sine] = angles;
-        let half = heads.size / 2;
+        let half = heads.rotated / 2;
         let rows = queries
             .chunks_exact_mut(heads.query_width())
             .zip(keys.chunks_exact_mut(heads.key_width()))
@@ -173,11 +189,11 @@ widest! {
             mixed.chunks_exact(heads.width()).zip(rows).enumerate()
         {
             let start = (first + row) % heads.tokens * half;
-            let (cosine, sine) = (&cosine[start..start + half], &sine[start..start + half]);
+            let angles = [&cosine[start..start + half], &sine[start..start + half]];
             let (query, rest) = mixed.split_at(heads.query_width());
             let (key, value) = rest.split_at(heads.key_width());
-            turn(query, queries, cosine, sine, 1.0);
-            turn(key, keys, cosine, sine, 1.0);
+            turn(query, queries, angles, 1.0, heads.size);
+            turn(key, keys, angles, 1.0, heads.size);
             values.copy_from_slice(value);
         }
     }
@@ -193,7 +209,7 @@ widest! {
     ) {
         let [queries, keys, values] = parts;
         let [cosine, sine] = angles;
-        let half = heads.size / 2;
+        let half = heads.rotated / 2;
         let rows = queries
             .chunks_exact(heads.query_width())
             .zip(keys.chunks_exact(heads.key_width()))
@@ -202,11 +218,11 @@ widest! {
             mixed.chunks_exact_mut(heads.width()).zip(rows).enumerate()
         {
             let start = (first + row) % heads.tokens * half;
-            let (cosine, sine) = (&cosine[start..start + half], &sine[start..start + half]);
+            let angles = [&cosine[start..start + half], &sine[start..start + half]];
             let (query, rest) = mixed.split_at_mut(heads.query_width());
             let (key, value) = rest.split_at_mut(heads.key_width());
-            turn(queries, query, cosine, sine, -1.0);
-            turn(keys, key, cosine, sine, -1.0);
+            turn(queries, query, angles, -1.0, heads.size);
+            turn(keys, key, angles, -1.0, heads.size);
             value.copy_from_slice(values);
         }
     }
@@ -266,8 +282,11 @@ widest! {
 }
 
 /// # Safety
-/// `address` must point to `count` numbers that are not written during `'a`.
+/// `address` must point to `count` numbers that are not written during `'a`, or `count` be 0.
 unsafe fn numbers<'a, N>(address: *const c_void, count: usize) -> &'a [N] {
+    if count == 0 {
+        return &[];
+    }
     // SAFETY: guaranteed by the caller.
     unsafe { std::slice::from_raw_parts(address.cast(), count) }
 }
@@ -305,6 +324,7 @@ unsafe extern "C" fn shoal_rms_norm_rows(
     rows: usize,
     width: usize,
     epsilon: f32,
+    offset: f32,
 ) {
     let count = rows * width;
     by_kind!(bf16, N => unsafe {
@@ -313,7 +333,7 @@ unsafe extern "C" fn shoal_rms_norm_rows(
             numbers(weight, width),
             numbers_mut(y, count),
             numbers_mut(scales, rows),
-            epsilon,
+            [epsilon, offset],
         );
     });
 }
@@ -329,6 +349,7 @@ unsafe extern "C" fn shoal_rms_norm_backward_rows(
     weight_gradient: *mut c_void,
     rows: usize,
     width: usize,
+    offset: f32,
 ) {
     let count = rows * width;
     by_kind!(bf16, N => unsafe {
@@ -337,6 +358,7 @@ unsafe extern "C" fn shoal_rms_norm_backward_rows(
             numbers(scales, rows),
             numbers_mut(x_gradient, count),
             numbers_mut(weight_gradient, width),
+            offset,
         );
     });
 }
@@ -352,7 +374,7 @@ unsafe extern "C" fn shoal_rotate_rows(
     heads: *const Heads,
 ) {
     let (parts, angles, heads) = unsafe { (*parts, *angles, *heads) };
-    let table = heads.tokens * heads.size / 2;
+    let table = heads.tokens * heads.rotated / 2;
     let (query, key) = (rows * heads.query_width(), rows * heads.key_width());
     by_kind!(bf16, N => unsafe {
         rotate::<N>(
@@ -380,7 +402,7 @@ unsafe extern "C" fn shoal_rotate_backward_rows(
     heads: *const Heads,
 ) {
     let (parts, angles, heads) = unsafe { (*parts, *angles, *heads) };
-    let table = heads.tokens * heads.size / 2;
+    let table = heads.tokens * heads.rotated / 2;
     let (query, key) = (rows * heads.query_width(), rows * heads.key_width());
     by_kind!(bf16, N => unsafe {
         rotate_backward::<N>(

@@ -7,7 +7,7 @@
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use shoal_protocol::ids::Stage;
-use shoal_protocol::manifest::Manifest;
+use shoal_protocol::manifest::{Manifest, Norm};
 
 use crate::boundary;
 use crate::normal::fill_normal;
@@ -19,7 +19,7 @@ const CHUNK: usize = 1 << 16;
 /// Words of random bits that are drawn together.
 const WORDS: usize = 512;
 
-/// The initial flat vector of a stage. The norms' weights are 1; all others are normal with
+/// The initial flat vector of a stage. Norms begin as 1 and biases as 0; all others are normal with
 /// standard deviation `model.initializer_range`. Trained boundaries have no residual path, so their
 /// standard deviation preserves the magnitude of activations: one over the root of their number of
 /// inputs.
@@ -41,7 +41,10 @@ pub(crate) fn fill_initial_weights(
     for parameter in parameters(manifest, stage) {
         let weights = flat.split_off_mut(..parameter.len()).expect("the parameters fill it");
         if parameter.shape.len() == 1 {
-            weights.fill(1.0);
+            // A norm multiplies by 1 at first, and a bias adds nothing.
+            let from_zero = manifest.model.block.norm == Norm::RmsPlusOne;
+            let is_zero = from_zero || parameter.name.ends_with(".bias");
+            weights.fill(if is_zero { 0.0 } else { 1.0 });
             continue;
         }
         let deviation = match boundary::owns(&parameter.name) {

@@ -18,6 +18,7 @@
 
 mod accumulator;
 mod all_reduce;
+mod attention;
 mod boundary;
 pub mod checkpoint;
 mod checkpoint_error;
@@ -30,14 +31,18 @@ mod fingerprint;
 mod flops;
 mod fused;
 mod generate;
+mod gradient;
 mod init;
 mod kernel;
+mod loss;
 mod memory;
 mod mkl;
 mod model;
+mod norm;
 mod normal;
 mod optimizer;
 mod parameters;
+mod rotary;
 mod samples;
 mod shim;
 mod stage;

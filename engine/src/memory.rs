@@ -21,7 +21,7 @@ const PER_PARAMETER: u64 = 28;
 /// otherwise the tensors that the backward pass reads. For each layer and token these are the
 /// inputs of both norms and of the four matrix multiplications, the queries, keys, values and
 /// attention output, and the inner values of the feed-forward block:
-/// `7 · hidden + 2 · keys + 3 · intermediate` numbers. If activations are compressed, they also
+/// `5 · hidden + 2 · queries + 2 · keys + 3 · intermediate` numbers. If activations are compressed, they also
 /// include the inputs of two norms and of the compression between them at the end of a stage, and
 /// the input of the expansion at the beginning of the next. With `recompute` one microbatch at a
 /// time has these tensors as well.
@@ -37,8 +37,9 @@ pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Byt
     let kept = if manifest.codec.all_reduce.loses() { 8 } else { 0 };
     let size = training.dtype.size() as u64;
     let hidden = u64::from(model.hidden);
-    let keys = hidden / u64::from(model.heads) * u64::from(model.key_value_heads);
-    let per_layer = size * tokens * (7 * hidden + 2 * keys + 3 * u64::from(model.intermediate));
+    let (queries, keys) = (u64::from(model.query_width()), u64::from(model.key_width()));
+    let per_layer =
+        size * tokens * (5 * hidden + 2 * queries + 2 * keys + 3 * u64::from(model.intermediate));
     let width = u64::from(model.boundary_width());
     let input = manifest.boundary_bytes(manifest.codec.activations).0;
     let in_flight = u64::from(in_flight) * manifest.steps_at_once();

@@ -1,17 +1,25 @@
 //! The weights of a stage: names, shapes, and positions in one flat vector.
 //!
 //! A stage keeps all its weights in one contiguous f32 vector, in the order in which the layers use
-//! them: embedding (first stage) or the expansion of an activation; for each layer
-//! `input_layernorm`, `q_proj`, `k_proj`, `v_proj`, `o_proj`, `post_attention_layernorm`,
-//! `gate_proj`, `up_proj`, `down_proj`; norm and head (last stage) or the compression of an
-//! activation. Accumulator, all-reduce, optimizer and hash work on that vector. The names are those
-//! of `transformers`' `LlamaForCausalLM`; names of trained boundaries, which Llama lacks, begin
-//! with `shoal.boundary.` and the stage that the activation leaves.
+//! them: embedding (first stage) or the expansion of an activation; the layers; norm and head (last
+//! stage) or the compression of an activation. Accumulator, all-reduce, optimizer and hash work on
+//! that vector. The names are those of `transformers`' `LlamaForCausalLM`, with those of Gemma 3 and
+//! OLMo 2 for norms that Llama lacks; names of trained boundaries begin with `shoal.boundary.` and
+//! the stage that the activation leaves.
 
 use shoal_protocol::ids::Stage;
-use shoal_protocol::manifest::{BoundaryKind, Manifest};
+use shoal_protocol::manifest::{BoundaryKind, Manifest, Model, Norm, Placement, QueryKeyNorm};
 
 use crate::boundary;
+
+/// Name of the embedding's matrix.
+pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
+/// Name of the table of trained positions.
+pub(crate) const POSITIONS: &str = "model.embed_positions.weight";
+/// Name of the last norm, without `.weight`.
+pub(crate) const LAST_NORM: &str = "model.norm";
+/// Name of the head's matrix.
+pub(crate) const HEAD: &str = "lm_head.weight";
 
 /// One named weight.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,10 +51,107 @@ impl Parameter {
         self.offset..self.offset + self.len()
     }
 
-    /// Whether weight decay applies: to matrices, not to the norms' vectors.
+    /// Whether weight decay applies: to matrices, not to vectors (norms and biases).
     #[must_use]
     pub fn decays(&self) -> bool {
         self.shape.len() > 1
+    }
+}
+
+/// A growing list of weights.
+#[derive(Default)]
+struct List {
+    parameters: Vec<Parameter>,
+    length: usize,
+}
+
+impl List {
+    fn add(&mut self, name: impl Into<String>, shape: &[usize]) {
+        let parameter = Parameter { name: name.into(), shape: shape.to_vec(), offset: self.length };
+        self.length += parameter.len();
+        self.parameters.push(parameter);
+    }
+
+    fn norm(&mut self, name: &str, kind: Norm, width: usize) {
+        self.add(format!("{name}.weight"), &[width]);
+        if kind == Norm::Layer {
+            self.add(format!("{name}.bias"), &[width]);
+        }
+    }
+
+    /// Matrices `[outputs, inputs]` that read the same input, then their biases.
+    fn linear(&mut self, layer: &str, parts: &[(&str, usize)], inputs: usize, biased: bool) {
+        for (part, outputs) in parts {
+            self.add(format!("{layer}.{part}.weight"), &[*outputs, inputs]);
+        }
+        for (part, outputs) in parts.iter().filter(|_| biased) {
+            self.add(format!("{layer}.{part}.bias"), &[*outputs]);
+        }
+    }
+
+    fn layer(&mut self, model: &Model, layer: u32) {
+        let size = |value: u32| value as usize;
+        let block = &model.block;
+        let hidden = size(model.hidden);
+        let (queries, keys) = (size(model.query_width()), size(model.key_width()));
+        let inner = size(model.intermediate);
+        let layer = format!("model.layers.{layer}");
+        let norms = LayerNorms::of(block.placement);
+        let add_norm = |list: &mut Self, name: Option<&str>| {
+            if let Some(name) = name {
+                list.norm(&format!("{layer}.{name}"), block.norm, hidden);
+            }
+        };
+        add_norm(self, norms.attention_input);
+        let parts =
+            [("self_attn.q_proj", queries), ("self_attn.k_proj", keys), ("self_attn.v_proj", keys)];
+        self.linear(&layer, &parts, hidden, block.biases.query_key_value);
+        if let Some([queries, keys]) = query_key_norm_widths(model) {
+            self.norm(&format!("{layer}.self_attn.q_norm"), Norm::Rms, queries);
+            self.norm(&format!("{layer}.self_attn.k_norm"), Norm::Rms, keys);
+        }
+        let output = [("self_attn.o_proj", hidden)];
+        self.linear(&layer, &output, queries, block.biases.attention_output);
+        add_norm(self, norms.attention_output);
+        add_norm(self, norms.feed_forward_input);
+        let gated = [("mlp.gate_proj", inner), ("mlp.up_proj", inner)];
+        let parts = if block.ungated { &gated[1..] } else { &gated };
+        self.linear(&layer, parts, hidden, block.biases.feed_forward);
+        self.linear(&layer, &[("mlp.down_proj", hidden)], inner, block.biases.feed_forward);
+        add_norm(self, norms.feed_forward_output);
+    }
+}
+
+/// Names of a layer's norms, as far as it has them.
+pub(crate) struct LayerNorms {
+    pub(crate) attention_input: Option<&'static str>,
+    pub(crate) attention_output: Option<&'static str>,
+    pub(crate) feed_forward_input: Option<&'static str>,
+    pub(crate) feed_forward_output: Option<&'static str>,
+}
+
+impl LayerNorms {
+    pub(crate) fn of(placement: Placement) -> Self {
+        let (input, attention) = (Some("input_layernorm"), Some("post_attention_layernorm"));
+        let (before, after) =
+            (Some("pre_feedforward_layernorm"), Some("post_feedforward_layernorm"));
+        let [attention_input, attention_output, feed_forward_input, feed_forward_output] =
+            match placement {
+                Placement::Before | Placement::Parallel => [input, None, attention, None],
+                Placement::After => [None, attention, None, after],
+                Placement::Both => [input, attention, before, after],
+            };
+        Self { attention_input, attention_output, feed_forward_input, feed_forward_output }
+    }
+}
+
+/// Widths of the norms of queries and keys, if there are any.
+pub(crate) fn query_key_norm_widths(model: &Model) -> Option<[usize; 2]> {
+    let head = model.head_size() as usize;
+    match model.block.query_key_norm {
+        QueryKeyNorm::None => None,
+        QueryKeyNorm::Head => Some([head, head]),
+        QueryKeyNorm::All => Some([model.query_width() as usize, model.key_width() as usize]),
     }
 }
 
@@ -57,55 +162,36 @@ impl Parameter {
 #[must_use]
 pub fn parameters(manifest: &Manifest, stage: Stage) -> Vec<Parameter> {
     let model = &manifest.model;
-    let size = |value: u32| value as usize;
-    let hidden = size(model.hidden);
-    let queries = hidden;
-    let keys = hidden / size(model.heads) * size(model.key_value_heads);
-    let inner = size(model.intermediate);
-    let mut list = Vec::new();
-    let mut offset = 0;
-    let mut add = |name: String, shape: &[usize]| {
-        let parameter = Parameter { name, shape: shape.to_vec(), offset };
-        offset += parameter.len();
-        list.push(parameter);
-    };
+    let (vocabulary, hidden) = (model.vocabulary as usize, model.hidden as usize);
+    let mut list = List::default();
     if stage == Stage(0) {
-        add("model.embed_tokens.weight".to_owned(), &[size(model.vocabulary), hidden]);
+        list.add(EMBEDDING, &[vocabulary, hidden]);
+        if let Some(positions) = model.block.learned_positions {
+            list.add(POSITIONS, &[positions as usize, hidden]);
+        }
     }
     if let Some(trained) = boundary::before(manifest, stage) {
         let name = boundary::weight_name(Stage(stage.0 - 1), "expand");
-        add(name, &[hidden, size(trained.width)]);
+        list.add(name, &[hidden, trained.width as usize]);
     }
     for layer in manifest.layers_of(stage) {
-        let mut add = |part: &str, shape: &[usize]| {
-            add(format!("model.layers.{layer}.{part}.weight"), shape);
-        };
-        add("input_layernorm", &[hidden]);
-        add("self_attn.q_proj", &[queries, hidden]);
-        add("self_attn.k_proj", &[keys, hidden]);
-        add("self_attn.v_proj", &[keys, hidden]);
-        add("self_attn.o_proj", &[hidden, queries]);
-        add("post_attention_layernorm", &[hidden]);
-        add("mlp.gate_proj", &[inner, hidden]);
-        add("mlp.up_proj", &[inner, hidden]);
-        add("mlp.down_proj", &[hidden, inner]);
+        list.layer(model, layer);
     }
     if let Some(trained) = boundary::after(manifest, stage) {
-        let width = size(trained.width);
-        let mut add = |part: &str, shape: &[usize]| {
-            add(boundary::weight_name(stage, part), shape);
-        };
-        add("input_norm", &[hidden]);
+        let width = trained.width as usize;
+        list.add(boundary::weight_name(stage, "input_norm"), &[hidden]);
         if trained.kind == BoundaryKind::Bottleneck {
-            add("compress", &[width, hidden]);
+            list.add(boundary::weight_name(stage, "compress"), &[width, hidden]);
         }
-        add("output_norm", &[width]);
+        list.add(boundary::weight_name(stage, "output_norm"), &[width]);
     }
     if stage == manifest.last_stage() {
-        add("model.norm.weight".to_owned(), &[hidden]);
-        add("lm_head.weight".to_owned(), &[size(model.vocabulary), hidden]);
+        list.norm(LAST_NORM, model.block.norm, hidden);
+        if !model.block.tied {
+            list.add(HEAD, &[vocabulary, hidden]);
+        }
     }
-    list
+    list.parameters
 }
 
 /// Number of elements of a stage's flat vector.

@@ -23,6 +23,7 @@ unsafe extern "C" {
         x: *mut C_tensor,
         weight: *mut C_tensor,
         epsilon: f64,
+        offset: f64,
         result: *mut *mut C_tensor,
     ) -> *mut c_char;
     fn shoal_rotate(
@@ -96,18 +97,20 @@ pub(crate) fn be_deterministic() -> Result<()> {
 }
 
 /// On the CPU: `x`, f32 or bf16, divided by its root mean square over the last dimension and
-/// multiplied by `weight`.
-pub(crate) fn rms_norm(x: &Tensor, weight: &Tensor, epsilon: f64) -> Result<Tensor> {
+/// multiplied by `weight + offset`.
+pub(crate) fn rms_norm(x: &Tensor, weight: &Tensor, epsilon: f64, offset: f64) -> Result<Tensor> {
     let mut result = ptr::null_mut();
     // SAFETY: all pointers are of live tensors or of `result`.
-    check(unsafe { shoal_rms_norm(pointer(x), pointer(weight), epsilon, &raw mut result) })?;
+    check(unsafe {
+        shoal_rms_norm(pointer(x), pointer(weight), epsilon, offset, &raw mut result)
+    })?;
     // SAFETY: on success it is a new tensor with no other owner.
     Ok(unsafe { Tensor::from_ptr(result) })
 }
 
 /// On the CPU: splits `[B, T, (heads + 2 · key_value_heads) · D]` into queries, keys and values of
-/// `[B, T, heads, D]` and rotates the first two by the angles, whose cosines and sines are f32 `[at
-/// least T, D / 2]`.
+/// `[B, T, heads, D]` and rotates the first R channels of the first two by the angles, whose cosines
+/// and sines are f32 `[at least T, R / 2]`.
 pub(crate) fn rotate(
     mixed: &Tensor,
     [cosine, sine]: [&Tensor; 2],

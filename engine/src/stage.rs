@@ -6,6 +6,7 @@ use std::ops::Range;
 use bytes::Bytes;
 use shoal_protocol::codec::{Codec, Rounding};
 use shoal_protocol::ids::{ClaimKey, ContentHash, Stage, Step};
+use shoal_protocol::label::Label;
 use shoal_protocol::manifest::Manifest;
 use tch::{Kind, Tensor};
 
@@ -14,8 +15,10 @@ use crate::checkpoint::{StageState, hash_tensors};
 use crate::codec;
 use crate::device::Device;
 use crate::error::{EngineError, Result};
+use crate::gradient::Piece;
 use crate::init::fill_initial_weights;
-use crate::model;
+use crate::loss::{IGNORED, Loss, cross_entropy};
+use crate::norm::normalise;
 use crate::optimizer::Moments;
 use crate::parameters::{Parameter, parameter_count, parameters};
 use crate::shim;
@@ -49,16 +52,29 @@ pub(crate) struct StageModel {
     /// Forward passes without a backward pass yet.
     forwards: BTreeMap<ClaimKey, Kept>,
     /// Weight gradients that are neither accumulated nor discarded, in pieces of the flat vector.
-    pending: BTreeMap<ClaimKey, Vec<Tensor>>,
+    pending: BTreeMap<ClaimKey, Vec<Piece>>,
 }
 
 /// The state kept of a forward pass.
 #[derive(Debug)]
 enum Kept {
-    /// The graph from `leaf` (`None` in the first stage) to `output`.
-    Graph { leaf: Option<Tensor>, output: Tensor },
-    /// The input, to repeat the pass.
-    Input(Bytes),
+    /// The graph of the pass.
+    Graph(Pass),
+    /// The input and the labels, to repeat the pass.
+    Input(Bytes, Option<Bytes>),
+}
+
+/// A pass through the layers.
+#[derive(Debug)]
+struct Pass {
+    /// The input of the layers, which gets a gradient: an activation, or rows of the embedding.
+    leaf: Tensor,
+    /// The tokens of those rows, in the first stage.
+    tokens: Option<Tensor>,
+    /// The activation for the next stage or, in the last stage, the input of the head.
+    output: Tensor,
+    /// The loss, in the last stage.
+    loss: Option<Loss>,
 }
 
 impl StageModel {
@@ -103,53 +119,60 @@ impl StageModel {
         // The last stage begins its backward pass at once, so recomputation would save nothing
         // there.
         let keeps_graph = trains && (self.last || !self.manifest.training.recompute);
-        let (leaf, output) = self.run(key, input, labels, keeps_graph)?;
-        let result = if self.last {
-            ForwardOutput::Loss(output.f_double_value(&[])? as f32)
-        } else {
-            let codec = self.manifest.codec.activations;
-            ForwardOutput::Activation(codec::encode(&output, codec, Rounding::Nearest)?)
+        let pass = self.run(key, input, labels, keeps_graph)?;
+        let result = match &pass.loss {
+            Some(loss) => ForwardOutput::Loss(loss.value.f_double_value(&[])? as f32),
+            None => {
+                let codec = self.manifest.codec.activations;
+                ForwardOutput::Activation(codec::encode(&pass.output, codec, Rounding::Nearest)?)
+            }
         };
         if keeps_graph {
-            self.forwards.insert(key, Kept::Graph { leaf, output });
+            self.forwards.insert(key, Kept::Graph(pass));
         } else if trains {
-            self.forwards.insert(key, Kept::Input(input.clone()));
+            self.forwards.insert(key, Kept::Input(input.clone(), labels.cloned()));
         }
         Ok(result)
     }
 
-    /// The pass itself: returns the leaf that receives the input's gradient, and the output or
-    /// loss.
+    /// The pass itself.
     fn run(
         &self,
         key: ClaimKey,
         input: &[u8],
         labels: Option<&Bytes>,
         keeps_graph: bool,
-    ) -> Result<(Option<Tensor>, Tensor)> {
+    ) -> Result<Pass> {
         let _guard = (!keeps_graph).then(tch::no_grad_guard);
         let training = &self.manifest.training;
         let blocks = &self.weights_of(key)?.blocks;
-        let (leaf, x) = match &blocks.embedding {
+        let labels = labels.map(|labels| self.labels(labels)).transpose()?;
+        let (leaf, tokens, x) = match &blocks.embedding {
             Some(embedding) => {
-                let tokens = self.tokens(input, "tokens")?;
-                (None, model::embed(&tokens, embedding, training.dtype)?)
+                let tokens = self.tokens(input)?;
+                let leaf = embedding.rows(&tokens)?.set_requires_grad(keeps_graph);
+                let x = embedding.embed(&leaf, &blocks.shape, training.dtype)?;
+                (leaf, Some(tokens), x)
             }
             None => {
+                let codec = self.manifest.codec.activations;
                 let leaf = self
-                    .boundary_tensor(input, self.manifest.codec.activations, "an activation")?
+                    .boundary_tensor(input, codec, "an activation")?
                     .f_to_kind(kind(training.dtype))?
                     .set_requires_grad(keeps_graph);
-                (Some(leaf.shallow_clone()), leaf)
+                (leaf.shallow_clone(), None, leaf)
             }
         };
-        let mut x = blocks.through(x)?;
-        if let Some((norm, head)) = &blocks.head {
-            let labels = labels.ok_or(EngineError::MissingLabels(key))?;
-            let labels = self.tokens(labels, "labels")?.f_flatten(0, -1)?;
-            x = model::loss(&model::logits(&x, norm, head, &blocks.shape)?, &labels)?;
+        let documents = labels.as_ref().and_then(|labels| labels.documents.as_ref());
+        let mut output = blocks.through(x, documents)?;
+        let mut loss = None;
+        if let Some(head) = &blocks.head {
+            let labels = labels.as_ref().ok_or(EngineError::MissingLabels(key))?;
+            output = normalise(&output, &head.norm, &blocks.shape)?.f_flatten(0, 1)?;
+            let matrix = &head.matrix.tensor;
+            loss = Some(cross_entropy(&output, matrix, &labels.targets, keeps_graph)?);
         }
-        Ok((leaf, x))
+        Ok(Pass { leaf, tokens, output, loss })
     }
 
     /// Runs the backward pass of one microbatch; see [`crate::Engine::backward`].
@@ -159,39 +182,50 @@ impl StageModel {
         gradient: Option<&Bytes>,
     ) -> Result<Option<Bytes>> {
         let kept = self.forwards.get(&key).ok_or(EngineError::NotInFlight(key))?;
-        let gradient = match (self.last, gradient) {
-            (true, _) => None,
-            (false, None) => return Err(EngineError::MissingGradient(key)),
-            (false, Some(bytes)) => {
+        let rerun;
+        let pass = match kept {
+            Kept::Graph(pass) => pass,
+            Kept::Input(input, labels) => {
+                rerun = self.run(key, input, labels.as_ref(), true)?;
+                &rerun
+            }
+        };
+        let mut pieces = Vec::new();
+        let blocks = &self.weights_of(key)?.blocks;
+        let gradient = match (&pass.loss, &blocks.head) {
+            (Some(Loss { gradients: Some([output, matrix]), .. }), Some(head)) => {
+                pieces.push(Piece::dense(head.matrix.offset, matrix)?);
+                output.shallow_clone()
+            }
+            _ => {
+                let bytes = gradient.ok_or(EngineError::MissingGradient(key))?;
                 let codec = self.manifest.codec.activation_gradients;
                 let gradient = self.boundary_tensor(bytes, codec, "an activation gradient")?;
-                Some(gradient.f_to_kind(kind(self.manifest.training.dtype))?)
+                gradient.f_to_kind(kind(self.manifest.training.dtype))?
             }
         };
-        let rerun;
-        let (leaf, output) = match kept {
-            Kept::Graph { leaf, output } => (leaf, output),
-            Kept::Input(input) => {
-                rerun = self.run(key, input, None, true)?;
-                (&rerun.0, &rerun.1)
-            }
-        };
-        let blocks = &self.weights_of(key)?.blocks;
-        let inputs: Vec<&Tensor> = blocks.all.iter().chain(leaf).collect();
-        let mut gradients = shim::gradients(output, gradient.as_ref(), &inputs)?;
-        let input_gradient = match leaf {
-            None => None,
-            Some(_) => {
-                let last = gradients.pop().expect("one gradient per input");
-                let codec = self.manifest.codec.activation_gradients;
-                Some(codec::encode(&last, codec, self.manifest.gradient_rounding(key))?)
-            }
-        };
-        for gradient in &mut gradients {
-            *gradient = gradient.f_contiguous()?;
+        let inputs: Vec<&Tensor> =
+            blocks.leaves.iter().map(|leaf| &leaf.tensor).chain([&pass.leaf]).collect();
+        let mut gradients = shim::gradients(&pass.output, Some(&gradient), &inputs)?;
+        let of_input = gradients.pop().expect("one gradient per input");
+        for (leaf, gradient) in blocks.leaves.iter().zip(&gradients) {
+            pieces.push(Piece::dense(leaf.offset, gradient)?);
         }
+        let input_gradient = match (&blocks.embedding, &pass.tokens) {
+            (Some(embedding), Some(tokens)) => {
+                let vocabulary = self.manifest.model.vocabulary;
+                let rows = of_input.f_flatten(0, 1)?;
+                pieces.push(Piece::embedding(embedding.offset, vocabulary, tokens, &rows)?);
+                None
+            }
+            _ => {
+                let codec = self.manifest.codec.activation_gradients;
+                let rounding = self.manifest.gradient_rounding(key);
+                Some(codec::encode(&of_input, codec, rounding)?)
+            }
+        };
         self.forwards.remove(&key);
-        self.pending.insert(key, gradients);
+        self.pending.insert(key, pieces);
         Ok(input_gradient)
     }
 
@@ -325,14 +359,17 @@ impl StageModel {
         let blocks = &self.weights.blocks;
         let x = match &blocks.embedding {
             Some(embedding) => {
-                let tokens = input.f_to(self.device)?;
-                model::embed(&tokens, embedding, self.manifest.training.dtype)?
+                let rows = embedding.rows(&input.f_to(self.device)?)?;
+                embedding.embed(&rows, &blocks.shape, self.manifest.training.dtype)?
             }
             None => input.shallow_clone(),
         };
-        let x = blocks.through(x)?;
+        let x = blocks.through(x, None)?;
         match &blocks.head {
-            Some((norm, head)) => model::logits(&x, norm, head, &blocks.shape),
+            Some(head) => {
+                let x = normalise(&x, &head.norm, &blocks.shape)?;
+                Ok(x.f_linear(&head.matrix.tensor, None::<Tensor>)?)
+            }
             None => Ok(x),
         }
     }
@@ -344,22 +381,71 @@ impl StageModel {
     }
 
     /// Token ids `[B, T]` from u32, little-endian.
-    fn tokens(&self, bytes: &[u8], what: &'static str) -> Result<Tensor> {
-        let samples = i64::from(self.manifest.training.microbatch_size);
-        let context = i64::from(self.manifest.model.context);
-        let expected = 4 * (samples * context) as usize;
+    fn tokens(&self, bytes: &[u8]) -> Result<Tensor> {
+        let ids: Result<Vec<i64>> =
+            self.words(bytes, "tokens")?.map(|token| self.known(token)).collect();
+        self.per_token(&ids?)
+    }
+
+    /// Labels from their words (`shoal_protocol::label`), little-endian.
+    fn labels(&self, bytes: &[u8]) -> Result<Labels> {
+        let mut targets = Vec::new();
+        let mut documents = Vec::new();
+        let mut document = 0;
+        let context = self.manifest.model.context as usize;
+        for (place, word) in self.words(bytes, "labels")?.enumerate() {
+            let label = Label::from_word(word);
+            targets.push(label.target.map_or(Ok(IGNORED), |target| self.known(target))?);
+            if place % context == 0 {
+                document = 0;
+            } else if label.starts_document {
+                document += 1;
+            }
+            documents.push(document);
+        }
+        let several = documents.iter().any(|document| *document > 0);
+        Ok(Labels {
+            targets: self.per_token(&targets)?.f_flatten(0, -1)?,
+            documents: several.then(|| self.per_token(&documents)).transpose()?,
+        })
+    }
+
+    /// One word per token from little-endian bytes.
+    fn words<'a>(
+        &self,
+        bytes: &'a [u8],
+        what: &'static str,
+    ) -> Result<impl Iterator<Item = u32> + 'a> {
+        let tokens = u64::from(self.manifest.training.microbatch_size)
+            * u64::from(self.manifest.model.context);
+        let expected = 4 * tokens as usize;
         if bytes.len() != expected {
             return Err(EngineError::WrongLength { what, expected, found: bytes.len() });
         }
-        let vocabulary = self.manifest.model.vocabulary;
-        let mut ids = Vec::with_capacity(expected / 4);
-        for word in bytes.as_chunks::<4>().0 {
-            let token = u32::from_le_bytes(*word);
-            if token >= vocabulary {
-                return Err(EngineError::UnknownToken { token, vocabulary });
-            }
-            ids.push(i64::from(token));
-        }
-        Ok(Tensor::f_from_slice(&ids)?.f_view([samples, context])?.f_to(self.device)?)
+        Ok(bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)))
     }
+
+    fn known(&self, token: u32) -> Result<i64> {
+        let vocabulary = self.manifest.model.vocabulary;
+        match token < vocabulary {
+            true => Ok(i64::from(token)),
+            false => Err(EngineError::UnknownToken { token, vocabulary }),
+        }
+    }
+
+    /// A tensor `[B, T]` on the device.
+    fn per_token(&self, values: &[i64]) -> Result<Tensor> {
+        let shape = [self.manifest.training.microbatch_size, self.manifest.model.context];
+        let tensor = Tensor::f_from_slice(values)?.f_view(shape.map(i64::from))?;
+        Ok(tensor.f_to(self.device)?)
+    }
+}
+
+/// The decoded labels of a microbatch.
+#[derive(Debug)]
+struct Labels {
+    /// Ids, or [`IGNORED`]: i64 `[B · T]`.
+    targets: Tensor,
+    /// Numbers each token's document: i64 `[B, T]`. `None` if each sample is one document.
+    documents: Option<Tensor>,
 }

@@ -1,12 +1,20 @@
 //! A stage's weights at one version, and views into them for passes.
 
+use std::collections::BTreeMap;
+
 use shoal_protocol::ids::Stage;
-use shoal_protocol::manifest::{Dtype, Manifest};
+use shoal_protocol::manifest::{Dtype, Manifest, Model, Norm};
 use tch::{Kind, Tensor};
 
+use crate::attention::Masks;
 use crate::boundary::{self, Compress};
 use crate::error::Result;
-use crate::model::{self, Layer, Shape};
+use crate::model::{self, Layer, Linear, Shape};
+use crate::norm::NormWeights;
+use crate::parameters::{
+    EMBEDDING, HEAD, LAST_NORM, LayerNorms, POSITIONS, parameter_count, parameters,
+    query_key_norm_widths,
+};
 
 /// A stage's weights at one version.
 #[derive(Debug)]
@@ -44,23 +52,60 @@ impl Weights {
     }
 }
 
+/// A view that gets a gradient, and the index of its first element in the flat vector.
+#[derive(Debug)]
+pub(crate) struct Leaf {
+    pub(crate) offset: usize,
+    pub(crate) tensor: Tensor,
+}
+
+/// The embedding: rows by token id.
+#[derive(Debug)]
+pub(crate) struct Embedding {
+    /// `[V, H]`, f32 also in runs in bf16, so that its gradient is summed in f32. It gets no
+    /// gradient as a whole: the rows that a pass reads do.
+    pub(crate) matrix: Tensor,
+    pub(crate) offset: usize,
+    pub(crate) positions: Option<Tensor>,
+}
+
+impl Embedding {
+    /// The rows `[B, T, H]` of tokens `[B, T]`.
+    pub(crate) fn rows(&self, tokens: &Tensor) -> Result<Tensor> {
+        Ok(Tensor::f_embedding(&self.matrix, tokens, -1, false, false)?)
+    }
+
+    /// The residual stream's first value, from rows; see [`model::embed`].
+    pub(crate) fn embed(&self, rows: &Tensor, shape: &Shape, dtype: Dtype) -> Result<Tensor> {
+        model::embed(rows, self.positions.as_ref(), shape, dtype)
+    }
+}
+
+/// The last norm, and the matrix of the logits.
+#[derive(Debug)]
+pub(crate) struct Head {
+    pub(crate) norm: NormWeights,
+    /// `[V, H]`; a view of the embedding if they are tied.
+    pub(crate) matrix: Leaf,
+}
+
 /// The weights as views into the flat vector, for the layers.
 #[derive(Debug)]
 pub(crate) struct Blocks {
     pub(crate) shape: Shape,
-    pub(crate) embedding: Option<Tensor>,
+    pub(crate) embedding: Option<Embedding>,
     /// The matrix that expands a compressed activation at the beginning of the stage.
     expand: Option<Tensor>,
     layers: Vec<Layer>,
     compress: Option<Compress>,
-    pub(crate) head: Option<(Tensor, Tensor)>,
-    /// Every view once, in the order of the flat vector.
-    pub(crate) all: Vec<Tensor>,
+    pub(crate) head: Option<Head>,
+    /// Every view that gets a gradient from a backward pass through the layers: all but the
+    /// embedding's and the head's matrices.
+    pub(crate) leaves: Vec<Leaf>,
 }
 
 impl Blocks {
     /// Cuts the flat vectors. `narrow` holds the weights in the dtype of passes if that is not f32.
-    /// The embedding is always read in f32, so that its gradient is summed in f32.
     fn new(
         manifest: &Manifest,
         stage: Stage,
@@ -68,55 +113,62 @@ impl Blocks {
         narrow: Option<&Tensor>,
     ) -> Result<Self> {
         let model = &manifest.model;
-        let size = |value: u32| i64::from(value);
-        let hidden = size(model.hidden);
-        let keys = hidden / size(model.heads) * size(model.key_value_heads);
-        let computed = narrow.unwrap_or(weights);
-        let mut cutter = Cutter { offset: 0, all: Vec::new() };
-        let matrix = [size(model.vocabulary), hidden];
+        assert!(parameter_count(manifest, stage) == weights.numel(), "the weights of this stage");
+        let mut cutter = Cutter::new(manifest, stage, narrow.unwrap_or(weights));
+        let hidden = i64::from(model.hidden);
+        let matrix = [i64::from(model.vocabulary), hidden];
         let embedding = match stage {
-            Stage(0) => Some(cutter.cut(weights, &matrix)?),
+            Stage(0) => {
+                let offset = cutter.offsets[EMBEDDING];
+                let view = weights.f_narrow(0, offset as i64, matrix.iter().product())?;
+                let positions = match model.block.learned_positions {
+                    Some(count) => Some(cutter.leaf(POSITIONS, &[i64::from(count), hidden])?),
+                    None => None,
+                };
+                Some(Embedding { matrix: view.f_view(matrix)?, offset, positions })
+            }
             _ => None,
         };
         let expand = match boundary::before(manifest, stage) {
-            Some(boundary) => Some(cutter.cut(computed, &[hidden, size(boundary.width)])?),
-            None => None,
-        };
-        let mut layers = Vec::new();
-        for _ in manifest.layers_of(stage) {
-            layers.push(Layer {
-                attention_norm: cutter.cut(computed, &[hidden])?,
-                query_key_value: cutter.cut(computed, &[hidden + 2 * keys, hidden])?,
-                attention_output: cutter.cut(computed, &[hidden, hidden])?,
-                feed_forward_norm: cutter.cut(computed, &[hidden])?,
-                gate_up: cutter.cut(computed, &[2 * size(model.intermediate), hidden])?,
-                down: cutter.cut(computed, &[hidden, size(model.intermediate)])?,
-            });
-        }
-        let compress = match boundary::after(manifest, stage) {
             Some(boundary) => {
-                Some(Compress::cut(boundary, hidden, |shape| cutter.cut(computed, shape))?)
+                let name = boundary::weight_name(Stage(stage.0 - 1), "expand");
+                Some(cutter.leaf(&name, &[hidden, i64::from(boundary.width)])?)
             }
             None => None,
         };
+        let mut layers = Vec::new();
+        for layer in manifest.layers_of(stage) {
+            layers.push(cutter.layer(model, layer)?);
+        }
+        let compress = match boundary::after(manifest, stage) {
+            Some(boundary) => Some(Compress::cut(boundary, hidden, |part, shape| {
+                cutter.leaf(&boundary::weight_name(stage, part), shape)
+            })?),
+            None => None,
+        };
         let head = match stage == manifest.last_stage() {
-            true => Some((cutter.cut(computed, &[hidden])?, cutter.cut(computed, &matrix)?)),
+            true => {
+                let norm = cutter.norm(LAST_NORM, model)?;
+                let name = if model.block.tied { EMBEDDING } else { HEAD };
+                Some(Head { norm, matrix: cutter.view(name, &matrix)? })
+            }
             false => None,
         };
-        assert!(cutter.offset as usize == weights.numel(), "the blocks fill the flat vector");
         let shape = Shape::new(model, weights.device())?;
-        Ok(Self { shape, embedding, expand, layers, compress, head, all: cutter.all })
+        Ok(Self { shape, embedding, expand, layers, compress, head, leaves: cutter.leaves })
     }
 
     /// Runs the layers: from the embedding or the previous stage's activation to the input of the
-    /// head or the next stage's activation.
-    pub(crate) fn through(&self, input: Tensor) -> Result<Tensor> {
+    /// head or the next stage's activation. `documents` numbers the document of each token.
+    pub(crate) fn through(&self, input: Tensor, documents: Option<&Tensor>) -> Result<Tensor> {
         let mut x = match &self.expand {
             Some(matrix) => boundary::expand(&input, matrix)?,
             None => input,
         };
+        let kinds = self.layers.iter().map(|layer| layer.attention);
+        let masks = Masks::new(kinds, documents, x.size3()?.1, x.device())?;
         for layer in &self.layers {
-            x = model::decoder_layer(&x, layer, &self.shape)?;
+            x = model::decoder_layer(&x, layer, &self.shape, &masks)?;
         }
         match &self.compress {
             Some(weights) => boundary::compress(&x, weights, &self.shape),
@@ -125,19 +177,99 @@ impl Blocks {
     }
 }
 
-/// Takes consecutive blocks from the flat vectors.
-struct Cutter {
-    offset: i64,
-    all: Vec<Tensor>,
+/// Takes views of the flat vector by their weights' names.
+struct Cutter<'a> {
+    /// In the dtype of passes.
+    flat: &'a Tensor,
+    offsets: BTreeMap<String, usize>,
+    leaves: Vec<Leaf>,
 }
 
-impl Cutter {
-    fn cut(&mut self, flat: &Tensor, shape: &[i64]) -> Result<Tensor> {
-        let length = shape.iter().product();
-        let view = flat.f_narrow(0, self.offset, length)?.f_view(shape)?;
-        let leaf = view.f_detach()?.set_requires_grad(true);
-        self.offset += length;
-        self.all.push(leaf.shallow_clone());
-        Ok(leaf)
+impl<'a> Cutter<'a> {
+    fn new(manifest: &Manifest, stage: Stage, flat: &'a Tensor) -> Self {
+        let parameters = parameters(manifest, stage).into_iter();
+        let offsets = parameters.map(|parameter| (parameter.name, parameter.offset)).collect();
+        Self { flat, offsets, leaves: Vec::new() }
+    }
+
+    /// The elements from the beginning of a weight on, in this shape.
+    fn view(&self, name: &str, shape: &[i64]) -> Result<Leaf> {
+        let offset = self.offsets[name];
+        let view = self.flat.f_narrow(0, offset as i64, shape.iter().product())?.f_view(shape)?;
+        Ok(Leaf { offset, tensor: view.f_detach()?.set_requires_grad(true) })
+    }
+
+    fn leaf(&mut self, name: &str, shape: &[i64]) -> Result<Tensor> {
+        let leaf = self.view(name, shape)?;
+        let tensor = leaf.tensor.shallow_clone();
+        self.leaves.push(leaf);
+        Ok(tensor)
+    }
+
+    fn norm(&mut self, name: &str, model: &Model) -> Result<NormWeights> {
+        let width = [i64::from(model.hidden)];
+        let weight = self.leaf(&format!("{name}.weight"), &width)?;
+        let bias = match model.block.norm {
+            Norm::Layer => Some(self.leaf(&format!("{name}.bias"), &width)?),
+            Norm::Rms | Norm::RmsPlusOne => None,
+        };
+        Ok(NormWeights { weight, bias })
+    }
+
+    /// Adjacent matrices as one, named by the first.
+    fn linear(&mut self, first: &str, shape: [i64; 2], biased: bool) -> Result<Linear> {
+        let weight = self.leaf(&format!("{first}.weight"), &shape)?;
+        let bias = match biased {
+            true => Some(self.leaf(&format!("{first}.bias"), &shape[..1])?),
+            false => None,
+        };
+        Ok(Linear { weight, bias })
+    }
+
+    fn layer(&mut self, model: &Model, number: u32) -> Result<Layer> {
+        let block = &model.block;
+        let (hidden, inner) = (i64::from(model.hidden), i64::from(model.intermediate));
+        let (queries, keys) = (i64::from(model.query_width()), i64::from(model.key_width()));
+        let layer = format!("model.layers.{number}");
+        let norms = LayerNorms::of(block.placement);
+        let norm = |cutter: &mut Self, name: Option<&str>| -> Result<Option<NormWeights>> {
+            name.map(|name| cutter.norm(&format!("{layer}.{name}"), model)).transpose()
+        };
+        let biases = block.biases;
+        let query_key_norms = match query_key_norm_widths(model) {
+            Some(widths) => {
+                let [queries, keys] = widths.map(|width| width as i64);
+                Some([
+                    self.leaf(&format!("{layer}.self_attn.q_norm.weight"), &[queries])?,
+                    self.leaf(&format!("{layer}.self_attn.k_norm.weight"), &[keys])?,
+                ])
+            }
+            None => None,
+        };
+        let first = format!("{layer}.self_attn.q_proj");
+        let query_key_value =
+            self.linear(&first, [queries + 2 * keys, hidden], biases.query_key_value)?;
+        let output = format!("{layer}.self_attn.o_proj");
+        let attention_output = self.linear(&output, [hidden, queries], biases.attention_output)?;
+        let (first, rows) = match block.ungated {
+            true => (format!("{layer}.mlp.up_proj"), inner),
+            false => (format!("{layer}.mlp.gate_proj"), 2 * inner),
+        };
+        Ok(Layer {
+            attention: model.layer_attention(number),
+            query_key_value,
+            query_key_norms,
+            attention_output,
+            gate_up: self.linear(&first, [rows, hidden], biases.feed_forward)?,
+            down: self.linear(
+                &format!("{layer}.mlp.down_proj"),
+                [hidden, inner],
+                biases.feed_forward,
+            )?,
+            attention_input_norm: norm(self, norms.attention_input)?,
+            attention_output_norm: norm(self, norms.attention_output)?,
+            feed_forward_input_norm: norm(self, norms.feed_forward_input)?,
+            feed_forward_output_norm: norm(self, norms.feed_forward_output)?,
+        })
     }
 }

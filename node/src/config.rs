@@ -12,9 +12,9 @@ use serde::Deserialize;
 use shoal_protocol::ids::ContentHash;
 use shoal_protocol::limits;
 use shoal_protocol::manifest::{
-    Admission, AdmissionMode, Boundary, BoundaryKind, Checkpoint, ChunkPacking, Codecs, Dtype,
-    Evaluation, GradientRounding, Manifest, ManifestError, Model, Optimizer, TokenWidth, Tokenizer,
-    Tokens, Training,
+    Admission, AdmissionMode, Block, Boundary, BoundaryKind, Checkpoint, ChunkPacking, Codecs,
+    Dtype, Evaluation, GradientRounding, Manifest, ManifestError, Model, Optimizer, TokenWidth,
+    Tokenizer, Tokens, Training,
 };
 use shoal_protocol::units::Bytes;
 
@@ -238,6 +238,8 @@ impl Default for RunConfig {
                 norm_epsilon: 1e-5,
                 initializer_range: 0.02,
                 boundary: None,
+                block: Block::default(),
+                base: None,
             },
             training: Training {
                 seed: 1,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::units::Bytes;
 
 /// Version of the whole protocol between peers; peers of different versions do not connect.
-pub const PROTOCOL_VERSION: u32 = 10;
+pub const PROTOCOL_VERSION: u32 = 11;
 
 /// The size of one encoded control message.
 pub const CONTROL_MESSAGE: Bytes = Bytes(256 << 10);
@@ -61,6 +61,9 @@ pub const PROBED_MEMBERS: usize = 8;
 
 /// A run's manifest as TOML or on the wire.
 pub const MANIFEST: Bytes = Bytes(64 << 10);
+
+/// The index of the weights that a run starts from.
+pub const BASE_INDEX: Bytes = Bytes::mebi(4);
 
 /// Elements of one piece of an all-reduce: 512 KiB of sums. The receiver sums pieces while others
 /// travel.

@@ -202,7 +202,7 @@ fn llama_config(manifest: &Manifest) -> Value {
         "bos_token_id": null,
         "dtype": "float32",
         "eos_token_id": null,
-        "head_dim": model.hidden / model.heads,
+        "head_dim": model.head_size(),
         "hidden_act": "silu",
         "hidden_size": model.hidden,
         "initializer_range": model.initializer_range,

@@ -1,8 +1,8 @@
 //! An example manifest for tests, the simulator and fuzzing.
 
 use super::{
-    Admission, Checkpoint, Codecs, Dtype, Evaluation, Manifest, Model, Optimizer, TokenWidth,
-    Tokenizer, Tokens, Training,
+    Admission, Block, Checkpoint, Codecs, Dtype, Evaluation, Manifest, Model, Optimizer,
+    TokenWidth, Tokenizer, Tokens, Training,
 };
 use crate::ids::ContentHash;
 
@@ -22,6 +22,8 @@ pub fn small() -> Manifest {
             norm_epsilon: 1e-5,
             initializer_range: 0.02,
             boundary: None,
+            block: Block::default(),
+            base: None,
         },
         training: Training {
             seed: 1,

@@ -4,9 +4,11 @@
 //! Two peers train together only if their manifests have the same hash. That hash names the run.
 
 mod admission;
+mod block;
 mod boundary;
 mod codecs;
 pub mod example;
+mod model;
 
 use std::ops::Range;
 
@@ -20,8 +22,12 @@ use crate::units::Bytes;
 use crate::wire;
 
 pub use admission::{Admission, AdmissionMode};
+pub use block::{
+    Activation, Biases, Block, LayerAttention, Norm, Placement, QueryKeyNorm, Rotary, RotaryScaling,
+};
 pub use boundary::{Boundary, BoundaryKind};
 pub use codecs::{ChunkPacking, Codecs, GradientRounding};
+pub use model::{Base, Model};
 
 /// Bytes of one label, which travels beside its activation.
 const LABEL_BYTES: u64 = 4;
@@ -47,35 +53,6 @@ pub struct Manifest {
     /// The rule of admission.
     #[serde(default)]
     pub admission: Admission,
-}
-
-/// A Llama-shaped decoder.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, bincode::Encode, bincode::Decode)]
-#[serde(deny_unknown_fields)]
-pub struct Model {
-    /// Number of different tokens.
-    pub vocabulary: u32,
-    /// Width of the residual stream.
-    pub hidden: u32,
-    /// Decoder layers.
-    pub layers: u32,
-    /// Query heads; they divide `hidden` into even parts.
-    pub heads: u32,
-    /// Key and value heads; they divide `heads`.
-    pub key_value_heads: u32,
-    /// Width inside the feed-forward block.
-    pub intermediate: u32,
-    /// Tokens of one sample.
-    pub context: u32,
-    /// Base of the rotary embedding's wavelengths.
-    pub rope_theta: f64,
-    /// Added to the mean square before its root.
-    pub norm_epsilon: f64,
-    /// Standard deviation of the initial weights.
-    pub initializer_range: f64,
-    /// Layers that compress activations at stage boundaries; `None` sends activations unchanged.
-    #[serde(default)]
-    pub boundary: Option<Boundary>,
 }
 
 /// Number format of the forward and backward passes. Weights are always f32.
@@ -260,6 +237,15 @@ pub enum ManifestError {
         /// Number of layers.
         layers: u32,
     },
+    /// A tied embedding in a model of several stages.
+    #[error(
+        "the model's head is tied to its embedding, and training.stages = {stages} cuts it between \
+         them: import the model with --untie, or train it in one stage"
+    )]
+    TiedAcrossStages {
+        /// Requested number of stages.
+        stages: u16,
+    },
     /// A boundary in a model of one stage.
     #[error(
         "model.boundary compresses what crosses stage boundaries, and training.stages = 1 has \
@@ -417,40 +403,11 @@ impl Manifest {
     /// # Errors
     /// The first invalid value.
     pub fn check(&self) -> Result<(), ManifestError> {
-        self.check_model()?;
+        self.model.check()?;
         self.check_training()?;
         self.check_optimizer()?;
         self.check_evaluation()?;
         self.check_tokens()
-    }
-
-    fn check_model(&self) -> Result<(), ManifestError> {
-        let model = &self.model;
-        within("model.vocabulary", model.vocabulary, 2..=1 << 20)?;
-        within("model.hidden", model.hidden, 2..=1 << 16)?;
-        within("model.layers", model.layers, 1..=1024)?;
-        within("model.heads", model.heads, 1..=1024)?;
-        within("model.key_value_heads", model.key_value_heads, 1..=model.heads)?;
-        within("model.intermediate", model.intermediate, 1..=1 << 18)?;
-        within("model.context", model.context, 1..=1 << 20)?;
-        within("model.rope_theta", model.rope_theta, 1.0..=1e12)?;
-        within("model.norm_epsilon", model.norm_epsilon, 1e-12..=1.0)?;
-        within("model.initializer_range", model.initializer_range, 1e-6..=1.0)?;
-        if !model.hidden.is_multiple_of(2 * model.heads) {
-            return Err(ManifestError::OutOfRange {
-                key: "model.heads",
-                value: model.heads.to_string(),
-                range: format!("such that hidden / heads is even (hidden = {})", model.hidden),
-            });
-        }
-        if !model.heads.is_multiple_of(model.key_value_heads) {
-            return Err(ManifestError::OutOfRange {
-                key: "model.key_value_heads",
-                value: model.key_value_heads.to_string(),
-                range: format!("a divisor of heads = {}", model.heads),
-            });
-        }
-        Ok(())
     }
 
     fn check_training(&self) -> Result<(), ManifestError> {
@@ -466,6 +423,9 @@ impl Manifest {
                 stages: training.stages,
                 layers: self.model.layers,
             });
+        }
+        if self.model.block.tied && training.stages > 1 {
+            return Err(ManifestError::TiedAcrossStages { stages: training.stages });
         }
         self.check_boundary()?;
         // Cannot overflow a u64: the factors are within their ranges.

@@ -1,0 +1,140 @@
+//! Causal self-attention, within documents and windows.
+
+use std::collections::BTreeMap;
+
+use shoal_protocol::manifest::LayerAttention;
+use tch::{Device, Kind, Tensor};
+
+use crate::error::Result;
+use crate::model::{Layer, Shape};
+use crate::norm::rms_norm;
+use crate::rotary::Angles;
+use crate::shim;
+
+/// The tokens that each token of a microbatch may read, for every window that layers have.
+#[derive(Debug)]
+pub(crate) struct Masks {
+    /// bool, `[B or 1, 1, T, T]`, by window; none where a token reads all tokens before it.
+    by_window: BTreeMap<Option<u32>, Option<Tensor>>,
+}
+
+impl Masks {
+    /// Masks for these layers. `documents` numbers the document of each token, i64 `[B, T]`; without
+    /// it each sample is one document.
+    pub(crate) fn new(
+        layers: impl Iterator<Item = LayerAttention>,
+        documents: Option<&Tensor>,
+        tokens: i64,
+        device: Device,
+    ) -> Result<Self> {
+        let mut by_window = BTreeMap::new();
+        for layer in layers {
+            let window = layer.window.filter(|window| i64::from(*window) < tokens);
+            if !by_window.contains_key(&window) {
+                by_window.insert(window, mask(window, documents, tokens, device)?);
+            }
+        }
+        Ok(Self { by_window })
+    }
+
+    fn of(&self, layer: LayerAttention, tokens: i64) -> Option<&Tensor> {
+        let window = layer.window.filter(|window| i64::from(*window) < tokens);
+        self.by_window.get(&window)?.as_ref()
+    }
+}
+
+fn mask(
+    window: Option<u32>,
+    documents: Option<&Tensor>,
+    tokens: i64,
+    device: Device,
+) -> Result<Option<Tensor>> {
+    if window.is_none() && documents.is_none() {
+        return Ok(None);
+    }
+    let places = Tensor::f_arange(tokens, (Kind::Int64, device))?;
+    let distance = places.f_unsqueeze(1)?.f_sub(&places)?;
+    let mut allowed = distance.f_ge(0)?;
+    if let Some(window) = window {
+        allowed = allowed.f_logical_and(&distance.f_lt(i64::from(window))?)?;
+    }
+    let mut allowed = allowed.f_view([1, 1, tokens, tokens])?;
+    if let Some(documents) = documents {
+        let same = documents.f_unsqueeze(2)?.f_eq_tensor(&documents.f_unsqueeze(1)?)?;
+        allowed = allowed.f_logical_and(&same.f_unsqueeze(1)?)?;
+    }
+    Ok(Some(allowed))
+}
+
+/// Normalises the queries and keys in `[B, T, (heads + 2 · key_value_heads) · D]`: each head by
+/// itself or all heads together, by the width of the norms' weights.
+fn normalise(mixed: &Tensor, [queries, keys]: &[Tensor; 2], shape: &Shape) -> Result<Tensor> {
+    let (samples, tokens, _) = mixed.size3()?;
+    let (query_width, key_width) =
+        (shape.heads * shape.head_size, shape.key_value_heads * shape.head_size);
+    let normal = |start, width, weight: &Tensor| -> Result<Tensor> {
+        let part = mixed.f_narrow(2, start, width)?;
+        let part = part.f_reshape([samples, tokens, -1, weight.size1()?])?;
+        Ok(rms_norm(&part, weight, shape.epsilon, shape.norm_offset())?
+            .f_view([samples, tokens, width])?)
+    };
+    let parts = [
+        normal(0, query_width, queries)?,
+        normal(query_width, key_width, keys)?,
+        mixed.f_narrow(2, query_width + key_width, key_width)?,
+    ];
+    Ok(Tensor::f_cat(&parts, 2)?)
+}
+
+/// Splits `[B, T, (heads + 2 · key_value_heads) · D]` into queries, keys and values `[B, T, heads,
+/// D]`, and rotates each pair of channels `(c, c + R / 2)` of the first R of queries and keys by its
+/// position's angle.
+fn rotate(mixed: &Tensor, angles: &Angles, shape: &Shape) -> Result<[Tensor; 3]> {
+    let (samples, tokens, _) = mixed.size3()?;
+    let cosine = angles.cosine.f_narrow(0, 0, tokens)?;
+    let sine = angles.sine.f_narrow(0, 0, tokens)?;
+    if mixed.device() == Device::Cpu {
+        return shim::rotate(mixed, [&cosine, &sine], shape.heads, shape.key_value_heads);
+    }
+    let turned = shape.heads + shape.key_value_heads;
+    let heads = turned + shape.key_value_heads;
+    let mixed = mixed.f_view([samples, tokens, heads, shape.head_size])?;
+    let half = cosine.size2()?.1;
+    let (cosine, sine) = (cosine.f_unsqueeze(1)?, sine.f_unsqueeze(1)?);
+    let straight = mixed.f_narrow(2, 0, turned)?;
+    let low = straight.f_narrow(-1, 0, half)?;
+    let high = straight.f_narrow(-1, half, half)?;
+    let new_low = low.f_mul(&cosine)?.f_sub(&high.f_mul(&sine)?)?.f_to_kind(mixed.kind())?;
+    let new_high = high.f_mul(&cosine)?.f_add(&low.f_mul(&sine)?)?.f_to_kind(mixed.kind())?;
+    let rest = straight.f_narrow(-1, 2 * half, shape.head_size - 2 * half)?;
+    let rotated = Tensor::f_cat(&[new_low, new_high, rest], -1)?;
+    Ok([
+        rotated.f_narrow(2, 0, shape.heads)?,
+        rotated.f_narrow(2, shape.heads, shape.key_value_heads)?,
+        mixed.f_narrow(2, turned, shape.key_value_heads)?,
+    ])
+}
+
+/// Causal self-attention with grouped queries (Ainslie et al., arXiv 2305.13245) of `[B, T, H]`.
+pub(crate) fn attention(x: &Tensor, layer: &Layer, shape: &Shape, masks: &Masks) -> Result<Tensor> {
+    let (samples, tokens, _) = x.size3()?;
+    let mut mixed = layer.query_key_value.apply(x)?;
+    if let Some(norms) = &layer.query_key_norms {
+        mixed = normalise(&mixed, norms, shape)?;
+    }
+    let [queries, keys, values] = rotate(&mixed, shape.angles(layer.attention), shape)?;
+    let grouped = shape.heads != shape.key_value_heads;
+    let mask = masks.of(layer.attention, tokens);
+    let mixed = Tensor::f_scaled_dot_product_attention(
+        &queries.f_transpose(1, 2)?,
+        &keys.f_transpose(1, 2)?,
+        &values.f_transpose(1, 2)?,
+        mask,
+        0.0,
+        mask.is_none(),
+        shape.attention_scale,
+        grouped,
+    )?;
+    let joined = mixed.f_transpose(1, 2)?.f_reshape([samples, tokens, -1])?;
+    layer.attention_output.apply(&joined)
+}

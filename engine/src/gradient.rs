@@ -1,0 +1,75 @@
+//! The weight gradient of one microbatch, in pieces of the stage's flat vector.
+
+use std::collections::BTreeMap;
+
+use tch::{Device, Tensor};
+
+use crate::error::Result;
+use crate::tensor::elements;
+
+/// The gradient of one weight, or of adjacent ones.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    /// Index of its first element in the flat vector.
+    pub(crate) offset: usize,
+    pub(crate) values: Values,
+}
+
+/// The values of a piece.
+#[derive(Debug)]
+pub(crate) enum Values {
+    /// Of every element, contiguous.
+    Dense(Tensor),
+    /// Of some rows of a matrix of f32; those of all others are zero.
+    Rows(Rows),
+}
+
+/// Some rows of a matrix.
+#[derive(Debug)]
+pub(crate) struct Rows {
+    /// Elements of a row.
+    pub(crate) width: usize,
+    /// Indices of the rows, in ascending order.
+    pub(crate) indices: Vec<usize>,
+    /// The rows one after the other.
+    pub(crate) values: Vec<f32>,
+}
+
+impl Piece {
+    /// The piece of a view that was read as a whole.
+    pub(crate) fn dense(offset: usize, gradient: &Tensor) -> Result<Self> {
+        Ok(Self { offset, values: Values::Dense(gradient.f_contiguous()?) })
+    }
+
+    /// The piece of an embedding `[V, H]` at `offset`, from the gradients `[N, H]`, f32, of the rows
+    /// that were read for `tokens`, i64 `[N]`. Gradients of the same row are added in the order of
+    /// tokens.
+    pub(crate) fn embedding(
+        offset: usize,
+        vocabulary: u32,
+        tokens: &Tensor,
+        gradients: &Tensor,
+    ) -> Result<Self> {
+        if gradients.device() != Device::Cpu {
+            let (tokens, rows) = (tokens.f_flatten(0, -1)?, i64::from(vocabulary));
+            let dense = Tensor::f_embedding_dense_backward(gradients, &tokens, rows, -1, false)?;
+            return Self::dense(offset, &dense);
+        }
+        let gradients = gradients.f_contiguous()?;
+        let width = gradients.size2()?.1 as usize;
+        let mut places: BTreeMap<i64, Vec<usize>> = BTreeMap::new();
+        for (place, token) in elements::<i64>(tokens).iter().enumerate() {
+            places.entry(*token).or_default().push(place);
+        }
+        let gradients: &[f32] = elements(&gradients);
+        let mut values = vec![0.0; places.len() * width];
+        for (row, places) in values.chunks_exact_mut(width).zip(places.values()) {
+            for place in places {
+                let gradient = &gradients[place * width..(place + 1) * width];
+                row.iter_mut().zip(gradient).for_each(|(sum, value)| *sum += value);
+            }
+        }
+        let indices = places.into_keys().map(|token| token as usize).collect();
+        Ok(Self { offset, values: Values::Rows(Rows { width, indices, values }) })
+    }
+}

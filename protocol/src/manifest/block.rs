@@ -1,0 +1,375 @@
+//! The decoder block: switches that cover the families of open models.
+//!
+//! The default is Llama's. A base's `config.json` sets the others.
+
+use serde::{Deserialize, Serialize};
+
+use super::{ManifestError, Model, within};
+
+/// How the decoder block differs from Llama's.
+#[derive(
+    Debug, Clone, Default, PartialEq, Serialize, Deserialize, bincode::Encode, bincode::Decode,
+)]
+#[serde(deny_unknown_fields, default)]
+pub struct Block {
+    /// Width of a head; `None` is `hidden / heads`.
+    pub head_size: Option<u32>,
+    /// The normalisation.
+    pub norm: Norm,
+    /// The place of the norms around attention and feed-forward.
+    pub placement: Placement,
+    /// The norm of queries and keys before their rotation.
+    pub query_key_norm: QueryKeyNorm,
+    /// The linear maps with a bias.
+    pub biases: Biases,
+    /// The function inside the feed-forward block.
+    pub activation: Activation,
+    /// Whether the feed-forward block has no gate: `down(f(up(x)))` instead of
+    /// `down(f(gate(x)) · up(x))`.
+    pub ungated: bool,
+    /// Factor on the products of queries and keys; `None` is `1 / √head_size`.
+    pub attention_scale: Option<f64>,
+    /// Factor on the embedding; `None` is 1.
+    pub embedding_scale: Option<f64>,
+    /// Rows of a table of trained positions that is added to the embedding; `None` has no table.
+    pub learned_positions: Option<u32>,
+    /// Whether the head multiplies by the embedding's matrix instead of its own.
+    pub tied: bool,
+    /// The rotary embeddings that layers choose from; empty is one over whole heads with
+    /// `model.rope_theta`.
+    pub rotary: Vec<Rotary>,
+    /// What differs between layers, one entry a layer; empty is rotation by the first rotary
+    /// embedding and full attention in every layer.
+    pub layers: Vec<LayerAttention>,
+}
+
+/// A normalisation over the last dimension.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    Serialize,
+    Deserialize,
+    bincode::Encode,
+    bincode::Decode,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Norm {
+    /// `x / rms(x) · w` (Zhang and Sennrich, arXiv 1910.07467).
+    #[default]
+    Rms,
+    /// `x / rms(x) · (1 + w)`.
+    RmsPlusOne,
+    /// `(x - mean) / deviation · w + b` (Ba et al., arXiv 1607.06450).
+    Layer,
+}
+
+/// The place of the norms around attention and feed-forward, each called `f` here.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    Serialize,
+    Deserialize,
+    bincode::Encode,
+    bincode::Decode,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Placement {
+    /// `x + f(norm(x))`.
+    #[default]
+    Before,
+    /// `x + norm(f(x))`.
+    After,
+    /// `x + norm(f(norm(x)))`.
+    Both,
+    /// `x + attention(norm(x)) + feed_forward(norm(x))`, with a norm of its own each.
+    Parallel,
+}
+
+/// The norm of queries and keys before their rotation.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    Serialize,
+    Deserialize,
+    bincode::Encode,
+    bincode::Decode,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum QueryKeyNorm {
+    /// No norm.
+    #[default]
+    None,
+    /// Over each head, with one weight for all heads.
+    Head,
+    /// Over all heads together.
+    All,
+}
+
+/// The linear maps with a bias.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    Serialize,
+    Deserialize,
+    bincode::Encode,
+    bincode::Decode,
+)]
+#[serde(deny_unknown_fields, default)]
+pub struct Biases {
+    /// Queries, keys and values.
+    pub query_key_value: bool,
+    /// The output of attention.
+    pub attention_output: bool,
+    /// All maps of the feed-forward block.
+    pub feed_forward: bool,
+}
+
+/// The function inside the feed-forward block.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    Serialize,
+    Deserialize,
+    bincode::Encode,
+    bincode::Decode,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Activation {
+    /// `x · sigmoid(x)`.
+    #[default]
+    Silu,
+    /// `x · Φ(x)` (Hendrycks and Gimpel, arXiv 1606.08415).
+    Gelu,
+    /// The approximation of `x · Φ(x)` with tanh.
+    GeluTanh,
+}
+
+/// A rotary embedding (Su et al., arXiv 2104.09864).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, bincode::Encode, bincode::Decode)]
+#[serde(deny_unknown_fields)]
+pub struct Rotary {
+    /// Base of the wavelengths.
+    pub theta: f64,
+    /// Leading channels of a head that are rotated.
+    pub dimensions: u32,
+    /// Change of the wavelengths for long contexts.
+    pub scaling: RotaryScaling,
+}
+
+/// Change of a rotary embedding's wavelengths for long contexts.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Serialize, Deserialize, bincode::Encode, bincode::Decode,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum RotaryScaling {
+    /// None.
+    None,
+    /// All wavelengths times a factor (Chen et al., arXiv 2306.15595).
+    Linear {
+        /// The factor.
+        factor: f64,
+    },
+    /// Long wavelengths times a factor, short ones unchanged, a blend between (Llama 3.1).
+    Llama3 {
+        /// The factor.
+        factor: f64,
+        /// `original_positions` over this is the length from which waves are long.
+        low_frequency_factor: f64,
+        /// `original_positions` over this is the length up to which waves are short.
+        high_frequency_factor: f64,
+        /// Positions of the unscaled model.
+        original_positions: u32,
+    },
+}
+
+/// The attention of one layer.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, bincode::Encode, bincode::Decode,
+)]
+#[serde(deny_unknown_fields)]
+pub struct LayerAttention {
+    /// Index of its rotary embedding; `None` rotates nothing.
+    pub rotary: Option<u8>,
+    /// A token reads itself and the `window - 1` tokens before; `None` reads all before.
+    pub window: Option<u32>,
+}
+
+impl Model {
+    /// Width of a head.
+    #[must_use]
+    pub fn head_size(&self) -> u32 {
+        self.block.head_size.unwrap_or(self.hidden / self.heads)
+    }
+
+    /// Width of all queries.
+    #[must_use]
+    pub fn query_width(&self) -> u32 {
+        self.heads * self.head_size()
+    }
+
+    /// Width of all keys, and of all values.
+    #[must_use]
+    pub fn key_width(&self) -> u32 {
+        self.key_value_heads * self.head_size()
+    }
+
+    /// The rotary embeddings that layers choose from.
+    #[must_use]
+    pub fn rotaries(&self) -> Vec<Rotary> {
+        if self.block.rotary.is_empty() {
+            let (theta, dimensions) = (self.rope_theta, self.head_size());
+            return vec![Rotary { theta, dimensions, scaling: RotaryScaling::None }];
+        }
+        self.block.rotary.clone()
+    }
+
+    /// The attention of a layer.
+    #[must_use]
+    pub fn layer_attention(&self, layer: u32) -> LayerAttention {
+        let first = LayerAttention { rotary: Some(0), window: None };
+        self.block.layers.get(layer as usize).copied().unwrap_or(first)
+    }
+
+    /// Checks the block against the rest of the model.
+    pub(super) fn check_block(&self) -> Result<(), ManifestError> {
+        let block = &self.block;
+        within("model.block.head_size", self.head_size(), 2..=1 << 12)?;
+        let rotaries = self.rotaries();
+        within("model.block.rotary (number)", rotaries.len(), 1..=8)?;
+        for rotary in &rotaries {
+            rotary.check(self.head_size())?;
+        }
+        if !block.layers.is_empty() && block.layers.len() != self.layers as usize {
+            return Err(ManifestError::OutOfRange {
+                key: "model.block.layers (number)",
+                value: block.layers.len().to_string(),
+                range: format!("model.layers = {}", self.layers),
+            });
+        }
+        for layer in &block.layers {
+            let last = rotaries.len() - 1;
+            within("model.block.layers.rotary", usize::from(layer.rotary.unwrap_or(0)), 0..=last)?;
+            within("model.block.layers.window", layer.window.unwrap_or(1), 1..=u32::MAX)?;
+        }
+        if let Some(positions) = block.learned_positions {
+            within("model.context", self.context, 1..=positions)?;
+            within("model.block.learned_positions", positions, 1..=1 << 20)?;
+        }
+        within("model.block.attention_scale", block.attention_scale.unwrap_or(1.0), 1e-6..=1e3)?;
+        within("model.block.embedding_scale", block.embedding_scale.unwrap_or(1.0), 1e-6..=1e6)
+    }
+}
+
+impl Rotary {
+    fn check(&self, head_size: u32) -> Result<(), ManifestError> {
+        within("model.block.rotary.theta", self.theta, 1.0..=1e12)?;
+        within("model.block.rotary.dimensions", self.dimensions, 2..=head_size)?;
+        if !self.dimensions.is_multiple_of(2) {
+            return Err(ManifestError::OutOfRange {
+                key: "model.block.rotary.dimensions",
+                value: self.dimensions.to_string(),
+                range: format!("even and at most the head size of {head_size}"),
+            });
+        }
+        let key = "model.block.rotary.scaling.factor";
+        match self.scaling {
+            RotaryScaling::None => Ok(()),
+            RotaryScaling::Linear { factor } => within(key, factor, 1e-3..=1e6),
+            RotaryScaling::Llama3 {
+                factor,
+                low_frequency_factor: low,
+                high_frequency_factor: high,
+                original_positions,
+            } => {
+                within(key, factor, 1e-3..=1e6)?;
+                within("model.block.rotary.scaling.low_frequency_factor", low, 1e-3..=1e6)?;
+                let least = low * (1.0 + 1e-9);
+                within("model.block.rotary.scaling.high_frequency_factor", high, least..=1e6)?;
+                let positions = "model.block.rotary.scaling.original_positions";
+                within(positions, original_positions, 1..=1 << 24)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Manifest;
+    use super::super::example::small;
+    use super::*;
+
+    fn with(change: impl FnOnce(&mut Model)) -> Result<(), ManifestError> {
+        let mut manifest = small();
+        change(&mut manifest.model);
+        let read = Manifest::from_bytes(&manifest.to_bytes());
+        assert!(read.is_err() || read == Ok(manifest.clone()), "it reads back");
+        manifest.check()
+    }
+
+    #[test]
+    fn a_block_with_every_switch_is_valid() {
+        let valid = with(|model| {
+            let scaling = RotaryScaling::Llama3 {
+                factor: 8.0,
+                low_frequency_factor: 1.0,
+                high_frequency_factor: 4.0,
+                original_positions: 64,
+            };
+            let rotary = Rotary { theta: 1e6, dimensions: 6, scaling };
+            let layer = LayerAttention { rotary: Some(0), window: Some(4) };
+            model.block = Block {
+                head_size: Some(10),
+                norm: Norm::RmsPlusOne,
+                placement: Placement::Both,
+                query_key_norm: QueryKeyNorm::Head,
+                activation: Activation::GeluTanh,
+                rotary: vec![rotary],
+                layers: vec![layer; 5],
+                ..Block::default()
+            };
+        });
+        assert_eq!(valid, Ok(()));
+    }
+
+    #[test]
+    fn invalid_switches_name_their_key() {
+        let refusal = |change: fn(&mut Model)| with(change).expect_err("refused").to_string();
+        let layer = |rotary| LayerAttention { rotary, window: None };
+        assert_eq!(layer(None).window, None);
+        let error = refusal(|model| {
+            model.block.layers = vec![LayerAttention { rotary: Some(1), window: None }; 5];
+        });
+        assert!(error.contains("model.block.layers.rotary = 1"), "{error}");
+        let error = refusal(|model| {
+            model.block.layers = vec![LayerAttention { rotary: None, window: None }; 4];
+        });
+        assert!(error.contains("it must be model.layers = 5"), "{error}");
+        let error = refusal(|model| {
+            let scaling = RotaryScaling::None;
+            model.block.rotary = vec![Rotary { theta: 1e4, dimensions: 7, scaling }];
+        });
+        assert!(error.contains("even and at most the head size of 8"), "{error}");
+        let error = refusal(|model| model.block.learned_positions = Some(15));
+        assert!(error.contains("model.context = 16"), "{error}");
+    }
+}

@@ -1,0 +1,90 @@
+//! The shape of the model, and the weights that a run starts from.
+
+use serde::{Deserialize, Serialize};
+
+use super::block::Block;
+use super::boundary::Boundary;
+use super::{ManifestError, within};
+use crate::ids::ContentHash;
+use crate::limits;
+
+/// A decoder-only transformer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, bincode::Encode, bincode::Decode)]
+#[serde(deny_unknown_fields)]
+pub struct Model {
+    /// Number of different tokens.
+    pub vocabulary: u32,
+    /// Width of the residual stream.
+    pub hidden: u32,
+    /// Decoder layers.
+    pub layers: u32,
+    /// Query heads; unless the block has a head size, they divide `hidden` into even parts.
+    pub heads: u32,
+    /// Key and value heads; they divide `heads`.
+    pub key_value_heads: u32,
+    /// Width inside the feed-forward block.
+    pub intermediate: u32,
+    /// Tokens of one sample.
+    pub context: u32,
+    /// Base of the rotary embedding's wavelengths.
+    pub rope_theta: f64,
+    /// Added to the mean square before its root.
+    pub norm_epsilon: f64,
+    /// Standard deviation of the initial weights.
+    pub initializer_range: f64,
+    /// Layers that compress activations at stage boundaries; `None` sends activations unchanged.
+    #[serde(default)]
+    pub boundary: Option<Boundary>,
+    /// How the decoder block differs from Llama's.
+    #[serde(default)]
+    pub block: Block,
+    /// The weights of version 0; `None` draws them from the seed.
+    #[serde(default)]
+    pub base: Option<Base>,
+}
+
+/// Weights that a run starts from, by content.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, bincode::Encode, bincode::Decode,
+)]
+#[serde(deny_unknown_fields)]
+pub struct Base {
+    /// Hash of its index, which names the files of every layer.
+    pub index: ContentHash,
+    /// Bytes of its index.
+    pub bytes: u64,
+}
+
+impl Model {
+    /// Checks every value against its range.
+    pub(super) fn check(&self) -> Result<(), ManifestError> {
+        within("model.vocabulary", self.vocabulary, 2..=1 << 20)?;
+        within("model.hidden", self.hidden, 2..=1 << 16)?;
+        within("model.layers", self.layers, 1..=1024)?;
+        within("model.heads", self.heads, 1..=1024)?;
+        within("model.key_value_heads", self.key_value_heads, 1..=self.heads)?;
+        within("model.intermediate", self.intermediate, 1..=1 << 18)?;
+        within("model.context", self.context, 1..=1 << 20)?;
+        within("model.rope_theta", self.rope_theta, 1.0..=1e12)?;
+        within("model.norm_epsilon", self.norm_epsilon, 1e-12..=1.0)?;
+        within("model.initializer_range", self.initializer_range, 1e-6..=1.0)?;
+        if self.block.head_size.is_none() && !self.hidden.is_multiple_of(2 * self.heads) {
+            return Err(ManifestError::OutOfRange {
+                key: "model.heads",
+                value: self.heads.to_string(),
+                range: format!("such that hidden / heads is even (hidden = {})", self.hidden),
+            });
+        }
+        if !self.heads.is_multiple_of(self.key_value_heads) {
+            return Err(ManifestError::OutOfRange {
+                key: "model.key_value_heads",
+                value: self.key_value_heads.to_string(),
+                range: format!("a divisor of heads = {}", self.heads),
+            });
+        }
+        if let Some(base) = self.base {
+            within("bytes of the base's index", base.bytes, 1..=limits::BASE_INDEX.0)?;
+        }
+        self.check_block()
+    }
+}
