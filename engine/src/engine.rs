@@ -9,6 +9,7 @@ use shoal_protocol::ids::{ClaimKey, ContentHash, Stage, StageSpan, Step};
 use shoal_protocol::manifest::Manifest;
 use tch::{Kind, Tensor};
 
+use crate::base::BaseFiles;
 use crate::checkpoint::{self, CheckpointFile, StageState};
 use crate::device::Device;
 use crate::error::{EngineError, Result};
@@ -24,7 +25,8 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Creates the span's stages with their initial weights, which depend on the manifest alone.
+    /// Creates the span's stages, with their initial weights if those are drawn from the seed. A run
+    /// that starts from a base needs [`Engine::load_base`] or [`Engine::set_state`] before any pass.
     ///
     /// # Errors
     /// If the device has too little memory.
@@ -173,7 +175,15 @@ impl Engine {
         self.stage_mut(stage)?.set_state(version, state)
     }
 
-    /// Adds a stage with its initial weights, unless it is hosted already.
+    /// Loads a stage's weights at version 0 from a base.
+    ///
+    /// # Errors
+    /// If the stage is not hosted, or a file of the base is missing or does not fit.
+    pub fn load_base(&mut self, stage: Stage, base: &BaseFiles) -> Result<()> {
+        self.stage_mut(stage)?.load_base(base)
+    }
+
+    /// Adds a stage as [`Engine::new`] does, unless it is hosted already.
     ///
     /// # Errors
     /// If the device has too little memory.
@@ -199,12 +209,16 @@ impl Engine {
         self.set_state(stage, version, &state)
     }
 
-    /// Resets a stage to its initial weights, and drops its microbatches in flight.
+    /// Resets a stage to version 0, and drops its microbatches in flight. `base` has the weights if
+    /// the run starts from one.
     ///
     /// # Errors
-    /// If the device has too little memory.
-    pub fn restart(&mut self, stage: Stage) -> Result<()> {
-        let initial = StageModel::new(&self.manifest, stage, self.device)?;
+    /// If the device has too little memory, or a file of the base is missing or does not fit.
+    pub fn restart(&mut self, stage: Stage, base: Option<&BaseFiles>) -> Result<()> {
+        let mut initial = StageModel::new(&self.manifest, stage, self.device)?;
+        if let Some(base) = base {
+            initial.load_base(base)?;
+        }
         *self.stage_mut(stage)? = initial;
         Ok(())
     }

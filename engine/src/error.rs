@@ -2,6 +2,7 @@
 
 use shoal_protocol::ids::{ClaimKey, Stage, Step};
 
+use crate::base::BaseError;
 use crate::checkpoint_error::CheckpointError;
 
 /// Why the engine failed.
@@ -83,6 +84,12 @@ pub enum EngineError {
         /// Bytes of a part that differs.
         other: usize,
     },
+    /// A stage whose weights of version 0 have not been loaded.
+    #[error("stage {0} has no weights: the run starts from a base that was not loaded")]
+    NoWeights(Stage),
+    /// A base could not be read.
+    #[error(transparent)]
+    Base(#[from] BaseError),
     /// A checkpoint could not be written or read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),

@@ -89,6 +89,22 @@ impl List {
         }
     }
 
+    fn embedding(&mut self, model: &Model) {
+        let (vocabulary, hidden) = (model.vocabulary as usize, model.hidden as usize);
+        self.add(EMBEDDING, &[vocabulary, hidden]);
+        if let Some(positions) = model.block.learned_positions {
+            self.add(POSITIONS, &[positions as usize, hidden]);
+        }
+    }
+
+    fn head(&mut self, model: &Model) {
+        let (vocabulary, hidden) = (model.vocabulary as usize, model.hidden as usize);
+        self.norm(LAST_NORM, model.block.norm, hidden);
+        if !model.block.tied {
+            self.add(HEAD, &[vocabulary, hidden]);
+        }
+    }
+
     fn layer(&mut self, model: &Model, layer: u32) {
         let size = |value: u32| value as usize;
         let block = &model.block;
@@ -162,13 +178,10 @@ pub(crate) fn query_key_norm_widths(model: &Model) -> Option<[usize; 2]> {
 #[must_use]
 pub fn parameters(manifest: &Manifest, stage: Stage) -> Vec<Parameter> {
     let model = &manifest.model;
-    let (vocabulary, hidden) = (model.vocabulary as usize, model.hidden as usize);
+    let hidden = model.hidden as usize;
     let mut list = List::default();
     if stage == Stage(0) {
-        list.add(EMBEDDING, &[vocabulary, hidden]);
-        if let Some(positions) = model.block.learned_positions {
-            list.add(POSITIONS, &[positions as usize, hidden]);
-        }
+        list.embedding(model);
     }
     if let Some(trained) = boundary::before(manifest, stage) {
         let name = boundary::weight_name(Stage(stage.0 - 1), "expand");
@@ -186,11 +199,17 @@ pub fn parameters(manifest: &Manifest, stage: Stage) -> Vec<Parameter> {
         list.add(boundary::weight_name(stage, "output_norm"), &[width]);
     }
     if stage == manifest.last_stage() {
-        list.norm(LAST_NORM, model.block.norm, hidden);
-        if !model.block.tied {
-            list.add(HEAD, &[vocabulary, hidden]);
-        }
+        list.head(model);
     }
+    list.parameters
+}
+
+/// The weights of an uncut model without trained boundaries.
+pub(crate) fn all_parameters(model: &Model) -> Vec<Parameter> {
+    let mut list = List::default();
+    list.embedding(model);
+    (0..model.layers).for_each(|layer| list.layer(model, layer));
+    list.head(model);
     list.parameters
 }
 

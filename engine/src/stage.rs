@@ -11,6 +11,7 @@ use shoal_protocol::manifest::Manifest;
 use tch::{Kind, Tensor};
 
 use crate::accumulator::Accumulator;
+use crate::base::{BaseFiles, stage_weights};
 use crate::checkpoint::{StageState, hash_tensors};
 use crate::codec;
 use crate::device::Device;
@@ -37,6 +38,9 @@ pub enum ForwardOutput {
 /// One stage: weights, moments, accumulators, and microbatches in flight.
 #[derive(Debug)]
 pub(crate) struct StageModel {
+    stage: Stage,
+    /// Whether the weights have values.
+    has_weights: bool,
     last: bool,
     manifest: Manifest,
     device: tch::Device,
@@ -78,12 +82,16 @@ struct Pass {
 }
 
 impl StageModel {
-    /// Creates the stage with its initial weights.
+    /// Creates the stage: with its initial weights if they are drawn from the seed, without weights
+    /// if the run loads them from a base.
     pub(crate) fn new(manifest: &Manifest, stage: Stage, device: Device) -> Result<Self> {
         let parameters = parameters(manifest, stage);
         let count = parameter_count(manifest, stage);
-        let mut flat = Tensor::f_empty([count as i64], (Kind::Float, tch::Device::Cpu))?;
-        fill_initial_weights(manifest, stage, elements_mut(&mut flat), device.threads);
+        let mut flat = Tensor::f_zeros([count as i64], (Kind::Float, tch::Device::Cpu))?;
+        let drawn = !manifest.model.loads_weights();
+        if drawn {
+            fill_initial_weights(manifest, stage, elements_mut(&mut flat), device.threads);
+        }
         let flat = flat.f_to(device.torch)?;
         let stale = match manifest.training.staleness {
             0 => None,
@@ -91,6 +99,8 @@ impl StageModel {
         };
         let accumulator = |_| Accumulator::new(manifest, count, device.torch);
         Ok(Self {
+            stage,
+            has_weights: drawn,
             last: stage == manifest.last_stage(),
             manifest: manifest.clone(),
             device: device.torch,
@@ -245,6 +255,7 @@ impl StageModel {
 
     /// The weights that the passes of this work item read.
     fn weights_of(&self, key: ClaimKey) -> Result<&Weights> {
+        self.check_weights()?;
         let Some(stale) = &self.stale else { return Ok(&self.weights) };
         let reads = self.manifest.reads(key.step);
         if reads == self.version {
@@ -254,6 +265,25 @@ impl StageModel {
         } else {
             Err(EngineError::WrongVersion { key, version: self.version })
         }
+    }
+
+    fn check_weights(&self) -> Result<()> {
+        if self.has_weights { Ok(()) } else { Err(EngineError::NoWeights(self.stage)) }
+    }
+
+    /// Takes the weights of version 0 from a base.
+    pub(crate) fn load_base(&mut self, base: &BaseFiles) -> Result<()> {
+        let _guard = tch::no_grad_guard();
+        let weights = stage_weights(base, &self.manifest, self.stage)?;
+        let count = weights.len();
+        let zero = || vec![0.0; count];
+        let state = StageState {
+            weights,
+            first_moment: zero(),
+            second_moment: zero(),
+            stale_weights: None,
+        };
+        self.set_state(Step(0), &state)
     }
 
     /// Drops all state of one microbatch.
@@ -317,6 +347,7 @@ impl StageModel {
 
     /// A copy of the stage's state at its version.
     pub(crate) fn state(&self) -> Result<StageState> {
+        self.check_weights()?;
         let copy = |tensor: &Tensor| -> Result<Vec<f32>> {
             Ok(elements(&tensor.f_to(tch::Device::Cpu)?).to_vec())
         };
@@ -339,6 +370,7 @@ impl StageModel {
         self.moments.first.f_copy_(&Tensor::f_from_slice(&state.first_moment)?)?;
         self.moments.second.f_copy_(&Tensor::f_from_slice(&state.second_moment)?)?;
         self.version = version;
+        self.has_weights = true;
         self.reset()
     }
 

@@ -3,50 +3,12 @@
 mod common;
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use common::{Trainer, manifest, samples, text};
-use serde_json::{Value, json};
-use shoal_engine::checkpoint::write_index;
+use common::{Trainer, manifest, numbers, python, samples, text, write};
+use serde_json::json;
 use shoal_engine::{Device, DeviceChoice, Generator, learning_rate};
 use shoal_protocol::ids::{Microbatch, Step};
 use shoal_protocol::manifest::{Boundary, BoundaryKind, Manifest};
-
-/// Runs a script of `tests/python` and parses the JSON that it prints.
-fn python(script: &str, arguments: &[&str]) -> Value {
-    let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let python = crate_folder.join("../.venv/bin/python");
-    assert!(
-        python.exists(),
-        "this test needs PyTorch and transformers: run scripts/setup.sh --tests"
-    );
-    let output = Command::new(python)
-        .arg(crate_folder.join("tests/python").join(script))
-        .args(arguments)
-        .env("HF_HUB_OFFLINE", "1")
-        .output()
-        .expect("python starts");
-    let complaint = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{script}: {complaint}");
-    serde_json::from_slice(&output.stdout).expect("the script prints JSON")
-}
-
-fn numbers(value: &Value) -> Vec<f64> {
-    let list = value.as_array().expect("a list");
-    list.iter().map(|number| number.as_f64().expect("a number")).collect()
-}
-
-fn write(trainer: &Trainer, step: u64, folder: &Path) -> PathBuf {
-    let place = folder.join(format!("checkpoint-{step}"));
-    fs::create_dir(&place).expect("writable");
-    let mut files = Vec::new();
-    for stage in trainer.manifest.stages() {
-        files.extend(trainer.engine.write_stage(stage, &place).expect("writable"));
-    }
-    write_index(&place, &trainer.manifest, Step(step), &files).expect("writable");
-    place
-}
 
 /// The bottleneck's width is not a divisor; both kinds leave a stage of two layers and stages of
 /// one.

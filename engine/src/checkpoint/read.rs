@@ -1,12 +1,10 @@
 //! Reads and verifies checkpoints.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use memmap2::Mmap;
-use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
 use shoal_protocol::ids::{ContentHash, RunId, Stage, Step};
 use shoal_protocol::manifest::Manifest;
@@ -16,6 +14,7 @@ use super::{
     TensorHasher, optimizer_file, optimizer_prefixes, weights_file,
 };
 use crate::parameters::{Parameter, parameters};
+use crate::safetensors_file::{FileProblem, FileTensor, SafetensorsFile};
 
 type Result<T> = std::result::Result<T, CheckpointError>;
 
@@ -192,57 +191,44 @@ fn flat(pieces: &[&[u8]]) -> Vec<f32> {
     words.map(|word| f32::from_le_bytes(*word)).collect()
 }
 
-/// A safetensors file in memory.
+/// A safetensors file of a checkpoint.
 struct TensorFile {
     path: PathBuf,
-    map: Mmap,
+    file: SafetensorsFile,
 }
 
 impl TensorFile {
     fn open(path: &Path) -> Result<Self> {
-        let file = File::open(path).map_err(CheckpointError::io(path))?;
-        let length = file.metadata().map_err(CheckpointError::io(path))?.len();
-        if length < 8 {
-            return Err(CheckpointError::damaged(path, format!("it has {length} bytes")));
-        }
-        // SAFETY: checkpoints are written elsewhere and renamed into place, never changed.
-        let map = unsafe { Mmap::map(&file) }.map_err(CheckpointError::io(path))?;
-        let header = u64::from_le_bytes(*map.first_chunk().expect("eight bytes are there"));
-        if header > HEADER_CAP {
-            let reason = format!("it announces a header of {header} bytes");
-            return Err(CheckpointError::damaged(path, reason));
-        }
-        Ok(Self { path: path.to_owned(), map })
+        let file = SafetensorsFile::open(path).map_err(|problem| match problem {
+            FileProblem::Io(error) => CheckpointError::io(path)(error),
+            FileProblem::Damaged(reason) => CheckpointError::damaged(path, reason),
+        })?;
+        Ok(Self { path: path.to_owned(), file })
     }
 
     /// Data of exactly these tensors: each prefix with each parameter, in that order.
     fn tensors(&self, parameters: &[Parameter], prefixes: &[&str]) -> Result<Vec<&[u8]>> {
         let mismatch = |reason| CheckpointError::Mismatch { path: self.path.clone(), reason };
-        let file = SafeTensors::deserialize(&self.map)
-            .map_err(|error| CheckpointError::damaged(&self.path, error))?;
         let mut found = Vec::new();
         for prefix in prefixes {
             for parameter in parameters {
                 let name = format!("{prefix}{}", parameter.name);
-                let view =
-                    file.tensor(&name).map_err(|_| mismatch(format!("{name} is missing")))?;
-                if view.dtype() != Dtype::F32 || view.shape() != parameter.shape {
+                let FileTensor { dtype, shape, data } = self
+                    .file
+                    .tensor(&name)
+                    .ok_or_else(|| mismatch(format!("{name} is missing")))?;
+                if dtype != Dtype::F32 || shape != parameter.shape {
                     return Err(mismatch(format!(
-                        "{name} is {:?} {:?} instead of F32 {:?}",
-                        view.dtype(),
-                        view.shape(),
+                        "{name} is {dtype:?} {shape:?} instead of F32 {:?}",
                         parameter.shape
                     )));
                 }
-                found.push(view.data());
+                found.push(data);
             }
         }
-        if file.len() != found.len() {
-            return Err(mismatch(format!(
-                "it has {} tensors instead of {}",
-                file.len(),
-                found.len()
-            )));
+        let (count, expected) = (self.file.names().len(), found.len());
+        if count != expected {
+            return Err(mismatch(format!("it has {count} tensors instead of {expected}")));
         }
         Ok(found)
     }

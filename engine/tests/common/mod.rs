@@ -5,11 +5,16 @@
 #[path = "../../src/testing.rs"]
 mod testing;
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use bytes::Bytes;
+use serde_json::Value;
+use shoal_engine::checkpoint::write_index;
 use shoal_engine::{
-    Device, DeviceChoice, Engine, FixedPoint, ForwardOutput, Samples, TokenFile, data, square_norm,
+    BaseFiles, Device, DeviceChoice, Engine, FixedPoint, ForwardOutput, Samples, TokenFile, data,
+    square_norm,
 };
 use shoal_protocol::ids::{ClaimKey, Microbatch, Stage, StageSpan, Step};
 use shoal_protocol::manifest::{Manifest, Model, Tokenizer};
@@ -59,6 +64,15 @@ impl Trainer {
         let span = StageSpan::all(manifest.training.stages);
         let engine = Engine::new(manifest, span, device).expect("room for a small model");
         Self { manifest: manifest.clone(), engine, samples }
+    }
+
+    /// Like [`Trainer::new`], from the weights of a base.
+    pub(crate) fn from_base(manifest: &Manifest, samples: Samples, base: &BaseFiles) -> Self {
+        let mut trainer = Self::new(manifest, samples);
+        for stage in manifest.stages() {
+            trainer.engine.load_base(stage, base).expect("a whole base");
+        }
+        trainer
     }
 
     /// Forward through all stages; returns the loss.
@@ -131,4 +145,41 @@ impl Trainer {
 
 pub(crate) fn key(step: u64, stage: Stage, microbatch: u32) -> ClaimKey {
     ClaimKey { step: Step(step), stage, microbatch: Microbatch(microbatch) }
+}
+
+/// Runs a script of `tests/python` and parses the JSON that it prints.
+pub(crate) fn python(script: &str, arguments: &[&str]) -> Value {
+    let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let python = crate_folder.join("../.venv/bin/python");
+    assert!(
+        python.exists(),
+        "this test needs PyTorch and transformers: run scripts/setup.sh --tests"
+    );
+    let output = Command::new(python)
+        .arg(crate_folder.join("tests/python").join(script))
+        .args(arguments)
+        .env("HF_HUB_OFFLINE", "1")
+        .output()
+        .expect("python starts");
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{script}: {complaint}");
+    serde_json::from_slice(&output.stdout).expect("the script prints JSON")
+}
+
+/// The numbers of a JSON list.
+pub(crate) fn numbers(value: &Value) -> Vec<f64> {
+    let list = value.as_array().expect("a list");
+    list.iter().map(|number| number.as_f64().expect("a number")).collect()
+}
+
+/// Writes a checkpoint.
+pub(crate) fn write(trainer: &Trainer, step: u64, folder: &Path) -> PathBuf {
+    let place = folder.join(format!("checkpoint-{step}"));
+    fs::create_dir(&place).expect("writable");
+    let mut files = Vec::new();
+    for stage in trainer.manifest.stages() {
+        files.extend(trainer.engine.write_stage(stage, &place).expect("writable"));
+    }
+    write_index(&place, &trainer.manifest, Step(step), &files).expect("writable");
+    place
 }

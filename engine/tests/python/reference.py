@@ -17,6 +17,19 @@ def main():
         run = json.load(file)
     torch.set_num_threads(1)
     model = load(run["checkpoint"])
+    start = copy(model)
+    result = train(model, run)
+    theirs = load(run["trained"]).state_dict()
+    ours = model.state_dict()
+    assert ours.keys() == theirs.keys()
+    result["off"] = max((ours[name] - theirs[name]).abs().max().item() for name in ours)
+    result["moved"] = max((ours[name] - start[name]).abs().max().item() for name in ours)
+    print(json.dumps(result))
+
+
+def train(model, run):
+    """Trains the model, and returns each step's loss and gradient norm. A label of -100 does not count; the loss
+    of a step is the mean over those that do."""
     matrices = [weight for weight in model.parameters() if weight.dim() > 1]
     vectors = [weight for weight in model.parameters() if weight.dim() == 1]
     optimizer = torch.optim.AdamW(
@@ -31,32 +44,43 @@ def main():
     versions = [copy(model)]
     for number, step in enumerate(run["steps"]):
         optimizer.zero_grad()
-        model.load_state_dict(versions[max(0, number - run["staleness"])])
-        mean = 0.0
-        for batch in step["microbatches"]:
-            logits = model(torch.tensor(batch["inputs"])).logits
-            labels = torch.tensor(batch["labels"]).flatten()
-            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels)
-            (loss / len(step["microbatches"])).backward()
-            mean += loss.item() / len(step["microbatches"])
+        if run["staleness"]:
+            model.load_state_dict(versions[max(0, number - run["staleness"])])
+        labels = [torch.tensor(batch["labels"]).flatten() for batch in step["microbatches"]]
+        counted = sum((label >= 0).sum().item() for label in labels)
+        total = 0.0
+        for batch, label in zip(step["microbatches"], labels):
+            logits = model(torch.tensor(batch["inputs"]), **attention(batch)).logits
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), label, reduction="sum") / counted
+            loss.backward()
+            total += loss.item()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), run["gradient_clip"])
         for group in optimizer.param_groups:
             group["lr"] = step["learning_rate"]
-        model.load_state_dict(versions[number])
+        if run["staleness"]:
+            model.load_state_dict(versions[number])
         optimizer.step()
-        versions.append(copy(model))
-        losses.append(mean)
+        if run["staleness"]:
+            versions.append(copy(model))
+        losses.append(total)
         norms.append(norm.item())
-    theirs = load(run["trained"]).state_dict()
-    ours = model.state_dict()
-    assert ours.keys() == theirs.keys()
-    off = max((ours[name] - theirs[name]).abs().max().item() for name in ours)
-    moved = max((ours[name] - versions[0][name]).abs().max().item() for name in ours)
-    print(json.dumps({"losses": losses, "norms": norms, "off": off, "moved": moved}))
+    return {"losses": losses, "norms": norms}
+
+
+def attention(batch):
+    """The mask of attention within documents, if the batch numbers them."""
+    if "documents" not in batch:
+        return {}
+    documents = torch.tensor(batch["documents"])
+    length = documents.shape[1]
+    same = documents[:, None, :] == documents[:, :, None]
+    causal = torch.tril(torch.ones(length, length, dtype=torch.bool))
+    return {"attention_mask": torch.where(same & causal, 0.0, torch.finfo(torch.float32).min)[:, None]}
 
 
 def copy(model):
     return {name: weight.clone() for name, weight in model.state_dict().items()}
 
 
-main()
+if __name__ == "__main__":
+    main()

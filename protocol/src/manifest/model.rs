@@ -38,12 +38,12 @@ pub struct Model {
     /// How the decoder block differs from Llama's.
     #[serde(default)]
     pub block: Block,
-    /// The weights of version 0; `None` draws them from the seed.
+    /// The model whose shape, and perhaps weights, a run starts from; `None` is a new model.
     #[serde(default)]
     pub base: Option<Base>,
 }
 
-/// Weights that a run starts from, by content.
+/// An imported model, by content.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, bincode::Encode, bincode::Decode,
 )]
@@ -53,11 +53,22 @@ pub struct Base {
     pub index: ContentHash,
     /// Bytes of its index.
     pub bytes: u64,
+    /// Whether version 0 has its weights; otherwise they are drawn from the seed.
+    pub loads_weights: bool,
 }
 
 impl Model {
+    /// Whether the weights of version 0 are those of a base.
+    #[must_use]
+    pub fn loads_weights(&self) -> bool {
+        self.base.is_some_and(|base| base.loads_weights)
+    }
+
     /// Checks every value against its range.
-    pub(super) fn check(&self) -> Result<(), ManifestError> {
+    ///
+    /// # Errors
+    /// The first invalid value.
+    pub fn check(&self) -> Result<(), ManifestError> {
         within("model.vocabulary", self.vocabulary, 2..=1 << 20)?;
         within("model.hidden", self.hidden, 2..=1 << 16)?;
         within("model.layers", self.layers, 1..=1024)?;

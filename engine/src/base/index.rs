@@ -1,0 +1,146 @@
+//! `base.json`: the index of a base.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use shoal_protocol::ids::{ContentHash, Stage};
+use shoal_protocol::limits;
+use shoal_protocol::manifest::{Base, Manifest, Model};
+
+use super::{BaseError, Result};
+
+/// Name of the index in a base's folder.
+pub const INDEX: &str = "base.json";
+
+/// Version of the format.
+pub(super) const FORMAT: u32 = 1;
+
+/// One file of a base.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BaseFile {
+    /// Its name in the folder.
+    pub name: String,
+    /// Its length in bytes.
+    pub bytes: u64,
+    /// Hash of its bytes.
+    pub hash: ContentHash,
+}
+
+/// The content of `base.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BaseIndex {
+    pub(super) format: u32,
+    /// The family, as in `model_type` of `config.json`.
+    pub family: String,
+    /// The shape; its context is the longest position.
+    pub model: Model,
+    /// `config.json` as imported.
+    pub config: serde_json::Value,
+    /// The files of weights: the embedding, each layer, the head.
+    pub weights: Vec<BaseFile>,
+    /// Configuration and tokenizer, as imported.
+    pub others: Vec<BaseFile>,
+}
+
+impl BaseIndex {
+    /// Parses and checks an index.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn parse(bytes: &[u8]) -> std::result::Result<Self, String> {
+        let index: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        if index.format != FORMAT {
+            return Err(format!("its format is {} and not {FORMAT}", index.format));
+        }
+        index.model.check().map_err(|error| error.to_string())?;
+        let expected = index.model.layers as usize + 2;
+        if index.weights.len() != expected {
+            return Err(format!("it has {} files and not {expected}", index.weights.len()));
+        }
+        let mut files = index.weights.iter().chain(&index.others);
+        match files.find(|file| Path::new(&file.name).file_name() != Some(file.name.as_ref())) {
+            Some(file) => Err(format!("it lists {:?}", file.name)),
+            None => Ok(index),
+        }
+    }
+
+    /// Reads the index of a base's folder, and its name in a manifest.
+    ///
+    /// # Errors
+    /// If the folder is no base, or its index is damaged.
+    pub fn read(folder: &Path) -> Result<(Self, Base)> {
+        let path = folder.join(INDEX);
+        let mut bytes = Vec::new();
+        let file = File::open(&path).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => BaseError::NotABase { path: folder.to_owned() },
+            _ => BaseError::io(&path)(error),
+        })?;
+        file.take(limits::BASE_INDEX.0 + 1)
+            .read_to_end(&mut bytes)
+            .map_err(BaseError::io(&path))?;
+        if bytes.len() as u64 > limits::BASE_INDEX.0 {
+            return Err(BaseError::damaged(&path, format!("it is over {}", limits::BASE_INDEX)));
+        }
+        let index = Self::parse(&bytes).map_err(|reason| BaseError::damaged(&path, reason))?;
+        let base =
+            Base { index: ContentHash::of(&bytes), bytes: bytes.len() as u64, loads_weights: true };
+        Ok((index, base))
+    }
+
+    /// The encoding that is hashed.
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let text = serde_json::to_string_pretty(self).expect("it has only string keys");
+        (text + "\n").into_bytes()
+    }
+
+    /// The files with the weights of a stage.
+    #[must_use]
+    pub fn files_of(&self, manifest: &Manifest, stage: Stage) -> Vec<&BaseFile> {
+        let (first, last) = (stage == Stage(0), stage == manifest.last_stage());
+        let embedding = first || last && self.model.block.tied;
+        let layers = manifest.layers_of(stage).map(|layer| &self.weights[1 + layer as usize]);
+        let mut files: Vec<&BaseFile> = Vec::new();
+        files.extend(embedding.then(|| &self.weights[0]));
+        files.extend(layers);
+        files.extend(last.then(|| self.weights.last()).flatten());
+        files
+    }
+
+    /// Whether the run's model is that of the base, apart from what a run decides.
+    #[must_use]
+    pub fn fits(&self, model: &Model) -> bool {
+        let undecided =
+            Model { context: self.model.context, boundary: None, base: None, ..model.clone() };
+        undecided == self.model
+    }
+}
+
+/// How the decoder is tested.
+#[cfg(any(test, fuzzing))]
+pub(crate) const DECODER: shoal_protocol::decoder::Decoder = shoal_protocol::decoder::Decoder {
+    name: "base_index",
+    examples: || {
+        let model = shoal_protocol::manifest::example::small().model;
+        let file = |name: String| BaseFile { name, bytes: 8, hash: ContentHash([1; 32]) };
+        let weights = (0..model.layers + 2).map(|number| file(format!("{number}"))).collect();
+        let others = vec![file("config.json".to_owned())];
+        let index = BaseIndex {
+            format: FORMAT,
+            family: "llama".to_owned(),
+            model,
+            config: serde_json::json!({}),
+            weights,
+            others,
+        };
+        vec![index.to_bytes()]
+    },
+    check: |bytes| {
+        if let Ok(index) = BaseIndex::parse(bytes) {
+            assert_eq!(BaseIndex::parse(&index.to_bytes()), Ok(index), "it parses to itself");
+        }
+    },
+};

@@ -1,0 +1,171 @@
+//! Reads a stage's weights from the files of a base.
+
+use std::fmt;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use safetensors::tensor::Dtype;
+use shoal_protocol::ids::{ContentHash, Stage};
+use shoal_protocol::manifest::Manifest;
+
+use super::index::{BaseFile, BaseIndex};
+use super::{BaseError, Result};
+use crate::boundary;
+use crate::init::initial_weights;
+use crate::parameters::{EMBEDDING, HEAD, Parameter, parameter_count, parameters};
+use crate::safetensors_file::{FileProblem, FileTensor, SafetensorsFile};
+
+/// Finds a file by its hash.
+type Find = dyn Fn(&ContentHash) -> Option<PathBuf> + Send + Sync;
+
+/// The files of a base, as far as they are here.
+#[derive(Clone)]
+pub struct BaseFiles {
+    /// The index.
+    pub index: Arc<BaseIndex>,
+    find: Arc<Find>,
+}
+
+impl fmt::Debug for BaseFiles {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("BaseFiles").field("index", &self.index).finish_non_exhaustive()
+    }
+}
+
+impl BaseFiles {
+    /// Files that `find` finds.
+    pub fn new(
+        index: Arc<BaseIndex>,
+        find: impl Fn(&ContentHash) -> Option<PathBuf> + Send + Sync + 'static,
+    ) -> Self {
+        Self { index, find: Arc::new(find) }
+    }
+
+    /// The place of a file, if it is here.
+    #[must_use]
+    pub fn find(&self, file: &BaseFile) -> Option<PathBuf> {
+        (self.find)(&file.hash)
+    }
+
+    /// The files of a base's folder.
+    ///
+    /// # Errors
+    /// If the folder is no base.
+    pub fn in_folder(folder: &Path) -> Result<Self> {
+        let (index, _) = BaseIndex::read(folder)?;
+        let all = index.weights.iter().chain(&index.others);
+        let paths: Vec<_> = all.map(|file| (file.hash, folder.join(&file.name))).collect();
+        let find = move |hash: &ContentHash| {
+            paths.iter().find(|(known, _)| known == hash).map(|(_, path)| path.clone())
+        };
+        Ok(Self::new(Arc::new(index), find))
+    }
+}
+
+/// Opens a file of weights.
+pub(super) fn open(path: &Path) -> Result<SafetensorsFile> {
+    SafetensorsFile::open(path).map_err(|problem| match problem {
+        FileProblem::Io(error) if error.kind() == ErrorKind::NotFound => {
+            BaseError::MissingShard { path: path.to_owned() }
+        }
+        FileProblem::Io(error) => BaseError::io(path)(error),
+        FileProblem::Damaged(reason) => BaseError::damaged(path, reason),
+    })
+}
+
+/// The flat vector of a stage at version 0.
+pub(crate) fn stage_weights(
+    base: &BaseFiles,
+    manifest: &Manifest,
+    stage: Stage,
+) -> Result<Vec<f32>> {
+    let mut files = Vec::new();
+    for file in base.index.files_of(manifest, stage) {
+        let missing = || BaseError::MissingShard { path: PathBuf::from(&file.name) };
+        files.push(open(&(base.find)(&file.hash).ok_or_else(missing)?)?);
+    }
+    // Trained boundaries are no part of a base: they are drawn as always.
+    let mut flat = match manifest.model.boundary {
+        Some(_) => initial_weights(manifest, stage),
+        None => vec![0.0; parameter_count(manifest, stage)],
+    };
+    for parameter in parameters(manifest, stage) {
+        if boundary::owns(&parameter.name) {
+            continue;
+        }
+        let found = files.iter().find_map(|file| Some((file, file.tensor(&parameter.name)?)));
+        let Some((file, tensor)) = found else {
+            let path = PathBuf::from("the base");
+            return Err(BaseError::MissingTensor { path, tensor: parameter.name });
+        };
+        let fits = tensor.shape == parameter.shape;
+        if !fits || widen(tensor.dtype, tensor.data, &mut flat[parameter.range()]).is_none() {
+            return Err(wrong_tensor(file.path(), &parameter.name, tensor, &parameter.shape));
+        }
+    }
+    Ok(flat)
+}
+
+/// The error of a tensor with another shape or dtype.
+pub(super) fn wrong_tensor(
+    path: &Path,
+    name: &str,
+    found: FileTensor<'_>,
+    shape: &[usize],
+) -> BaseError {
+    BaseError::WrongTensor {
+        path: path.to_owned(),
+        tensor: name.to_owned(),
+        found: format!("{:?} {:?}", found.dtype, found.shape),
+        expected: format!("F32, BF16 or F16 {shape:?}"),
+    }
+}
+
+/// Bytes of a number, if the dtype is one of weights.
+pub(super) fn size_of_dtype(dtype: Dtype) -> Option<usize> {
+    match dtype {
+        Dtype::F32 => Some(4),
+        Dtype::BF16 | Dtype::F16 => Some(2),
+        _ => None,
+    }
+}
+
+/// Converts numbers to f32, which is exact.
+fn widen(dtype: Dtype, data: &[u8], to: &mut [f32]) -> Option<()> {
+    let halves = || data.as_chunks::<2>().0.iter().map(|bytes| u16::from_le_bytes(*bytes));
+    match dtype {
+        Dtype::F32 => {
+            let words = data.as_chunks::<4>().0;
+            to.iter_mut().zip(words).for_each(|(to, word)| *to = f32::from_le_bytes(*word));
+        }
+        Dtype::BF16 => {
+            to.iter_mut().zip(halves()).for_each(|(to, bits)| {
+                *to = f32::from_bits(u32::from(bits) << 16);
+            });
+        }
+        Dtype::F16 => {
+            to.iter_mut().zip(halves()).for_each(|(to, bits)| {
+                *to = half::f16::from_bits(bits).to_f32();
+            });
+        }
+        _ => return None,
+    }
+    Some(())
+}
+
+/// The name of the file with a weight, without `.safetensors`.
+pub(super) fn file_of(parameter: &Parameter) -> String {
+    let layer = parameter.name.strip_prefix("model.layers.");
+    let layer = layer.and_then(|rest| rest.split('.').next()?.parse::<u32>().ok());
+    match layer {
+        Some(layer) => format!("layer-{layer:05}"),
+        None if parameter.name.starts_with("model.embed") => "embedding".to_owned(),
+        None => "head".to_owned(),
+    }
+}
+
+/// The weight whose data a weight takes if the head was tied and is no longer.
+pub(super) fn source_of(parameter: &Parameter, untied: bool) -> &str {
+    if untied && parameter.name == HEAD { EMBEDDING } else { &parameter.name }
+}

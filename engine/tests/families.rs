@@ -1,0 +1,127 @@
+//! Imports tiny random models of every family, trains them, exports them, and compares each step with
+//! transformers.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use common::{Trainer, manifest, numbers, python, samples, text, write};
+use serde_json::{Value, json};
+use shoal_engine::base::{self, ExportDtype};
+use shoal_engine::{BaseFiles, Checkpoint, Device, DeviceChoice, Generator, learning_rate};
+use shoal_protocol::ids::{Microbatch, Step};
+use shoal_protocol::manifest::{Manifest, Model};
+
+const STEPS: u64 = 20;
+
+/// A trained model, and what PyTorch needs to train it too.
+struct Trained {
+    losses: Vec<f64>,
+    logits: Vec<f32>,
+    run: Value,
+}
+
+#[test]
+fn every_family_is_imported_trained_and_exported() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let made = python("families.py", &["make", folder.path().to_str().expect("a plain path")]);
+    let tokens: Vec<u32> = serde_json::from_value(made["tokens"].clone()).expect("tokens");
+    let mut all = BTreeMap::new();
+    for (name, logits) in made["logits"].as_object().expect("models") {
+        let source = folder.path().join(name);
+        let place = folder.path().join(format!("{name}-work"));
+        fs::create_dir(&place).expect("writable");
+        // Tied models train in one stage; each is also trained untied, cut into three.
+        let untied = ["qwen2", "gemma3"].contains(&name.as_str());
+        let trained = train(&source, &place, untied, &tokens, &numbers(logits));
+        all.insert(name.clone(), trained);
+        if untied {
+            let place = folder.path().join(format!("{name}-tied-work"));
+            fs::create_dir(&place).expect("writable");
+            let trained = train(&source, &place, false, &tokens, &numbers(logits));
+            all.insert(format!("{name}-tied"), trained);
+        }
+    }
+    let runs: BTreeMap<_, _> = all.iter().map(|(name, trained)| (name, &trained.run)).collect();
+    let path = folder.path().join("runs.json");
+    fs::write(&path, json!(runs).to_string()).expect("writable");
+    let theirs = python("families.py", &["check", path.to_str().expect("a plain path")]);
+    for (name, trained) in all {
+        let theirs = &theirs[&name];
+        for (step, (ours, loss)) in
+            trained.losses.iter().zip(numbers(&theirs["losses"])).enumerate()
+        {
+            assert!((ours - loss).abs() < 1e-3, "{name}, step {step}: {ours} and {loss}");
+        }
+        let off = theirs["off"].as_f64().expect("a number");
+        assert!(off < 2e-3, "{name}: the weights differ by {off}");
+        assert_close(&name, &trained.logits, &numbers(&theirs["logits"]));
+    }
+}
+
+fn assert_close(name: &str, ours: &[f32], theirs: &[f64]) {
+    assert_eq!(ours.len(), theirs.len(), "{name}");
+    let differences = ours.iter().zip(theirs).map(|(ours, theirs)| f64::from(*ours) - theirs);
+    let largest = differences.map(f64::abs).fold(0.0, f64::max);
+    assert!(largest < 1e-4, "{name}: the logits differ by {largest}");
+    let spread = theirs.iter().copied().fold(0.0, f64::max);
+    assert!(spread > 0.3, "{name}: the logits say nothing: {spread}");
+}
+
+fn train(source: &Path, place: &Path, untie: bool, tokens: &[u32], logits: &[f64]) -> Trained {
+    let name = source.display().to_string();
+    let folder = place.join("base");
+    let imported = base::import(source, &folder, untie).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let files = BaseFiles::in_folder(&folder).expect("a base");
+    let mut manifest = manifest();
+    manifest.model = Model { context: 16, base: Some(imported.base), ..imported.index.model };
+    manifest.training.stages = if manifest.model.block.tied { 1 } else { 3 };
+    let samples = samples(&mut manifest, place, &text());
+    let mut trainer = Trainer::from_base(&manifest, samples, &files);
+    let first = write(&trainer, 0, place);
+    assert_close(&name, &logits_of(&first, tokens), logits);
+    let steps: Vec<Value> = (0..STEPS).map(|step| batches(&trainer, &manifest, step)).collect();
+    let losses = (0..STEPS).map(|step| trainer.step(step).0).collect();
+    let last = write(&trainer, STEPS, place);
+    let export = place.join("export");
+    let checkpoint = Checkpoint::open(&last).expect("a checkpoint");
+    base::export(&checkpoint, &files, &export, ExportDtype::F32).expect("exported");
+    let optimizer = &manifest.optimizer;
+    let run = json!({
+        "source": source,
+        "export": export,
+        "untied": untie,
+        "tokens": tokens,
+        "steps": steps,
+        "staleness": 0,
+        "beta1": optimizer.beta1,
+        "beta2": optimizer.beta2,
+        "epsilon": optimizer.epsilon,
+        "weight_decay": optimizer.weight_decay,
+        "gradient_clip": optimizer.gradient_clip,
+    });
+    Trained { losses, logits: logits_of(&last, tokens), run }
+}
+
+fn logits_of(checkpoint: &Path, tokens: &[u32]) -> Vec<f32> {
+    let device = Device::open(DeviceChoice::Cpu, 1).expect("a CPU");
+    Generator::open(checkpoint, device).expect("whole").logits(tokens).expect("logits")
+}
+
+fn batches(trainer: &Trainer, manifest: &Manifest, step: u64) -> Value {
+    let context = manifest.model.context as usize;
+    let rows = |bytes: &[u8]| -> Vec<Vec<u32>> {
+        let words = bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
+        words.collect::<Vec<_>>().chunks(context).map(<[u32]>::to_vec).collect()
+    };
+    let microbatch = |microbatch| {
+        let batch = trainer.samples.batch(Step(step), Microbatch(microbatch));
+        json!({ "inputs": rows(&batch.inputs), "labels": rows(&batch.labels) })
+    };
+    json!({
+        "microbatches": (0..manifest.training.microbatches).map(microbatch).collect::<Vec<_>>(),
+        "learning_rate": learning_rate(manifest, Step(step)),
+    })
+}

@@ -1,0 +1,97 @@
+"""Tiny random models of every family that can be imported.
+
+make FOLDER          writes each model as transformers does, and prints their logits for some tokens as JSON
+check RUNS.json      trains each with PyTorch alone on given batches, and compares with trained exports
+
+A norm or bias that is left out or misplaced must show, so their weights are random too."""
+
+import json
+import pathlib
+import sys
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+from reference import train
+
+SMALL = dict(
+    vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=64,
+)
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16, "rope_theta": 500.0,
+}
+MODELS = {
+    "llama": ("Llama", {}),
+    "llama-biased": ("Llama", dict(attention_bias=True, mlp_bias=True, head_dim=10, tie_word_embeddings=True)),
+    "llama-scaled": ("Llama", dict(rope_parameters=LLAMA3)),
+    "llama-linear": ("Llama", dict(rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4})),
+    "mistral": ("Mistral", dict(head_dim=6, sliding_window=5)),
+    "qwen2": ("Qwen2", dict(tie_word_embeddings=True)),
+    "qwen2-windows": ("Qwen2", dict(use_sliding_window=True, sliding_window=4, max_window_layers=2)),
+    "qwen3": ("Qwen3", dict(head_dim=12)),
+    "qwen3-biased": ("Qwen3", dict(head_dim=8, attention_bias=True, tie_word_embeddings=True)),
+    "smollm3": ("SmolLM3", dict(no_rope_layers=[1, 0, 1, 0], tie_word_embeddings=False, pad_token_id=0)),
+    "phi3": ("Phi3", dict(pad_token_id=0, partial_rotary_factor=0.75)),
+    "olmo2": ("Olmo2", {}),
+    "gemma3": ("Gemma3", dict(head_dim=8, sliding_window=4, query_pre_attn_scalar=13,
+                              layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"])),
+    "gemma3-untied": ("Gemma3", dict(head_dim=8, sliding_window=64, tie_word_embeddings=False)),
+    "neox": ("GPTNeoX", dict(num_key_value_heads=None, rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5})),
+    "neox-sequential": ("GPTNeoX", dict(num_key_value_heads=None, use_parallel_residual=False, tie_word_embeddings=True,
+                                        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0})),
+    "gpt2": ("GPT2", None),
+}
+
+
+def make(folder):
+    torch.manual_seed(1)
+    logits = {}
+    tokens = torch.arange(16).unsqueeze(0) * 17 % 300
+    for name, (family, options) in MODELS.items():
+        if options is None:
+            config = transformers.GPT2Config(
+                vocab_size=300, n_embd=32, n_layer=4, n_head=4, n_positions=64, resid_pdrop=0.0, embd_pdrop=0.0,
+                attn_pdrop=0.0,
+            )
+        else:
+            options = {key: value for key, value in (SMALL | options).items() if value is not None}
+            kind = family + ("TextConfig" if family == "Gemma3" else "Config")
+            config = getattr(transformers, kind)(**options, initializer_range=0.1)
+        model = getattr(transformers, family + ("LMHeadModel" if family == "GPT2" else "ForCausalLM"))(config).eval()
+        with torch.no_grad():
+            for weight in model.parameters():
+                if weight.dim() == 1:
+                    weight.add_(torch.randn_like(weight) * 0.2)
+            logits[name] = model(tokens).logits.flatten().tolist()
+        model.save_pretrained(pathlib.Path(folder, name), max_shard_size="40KB" if name == "llama" else "1GB")
+    print(json.dumps({"tokens": tokens.flatten().tolist(), "logits": logits}))
+
+
+def check(path):
+    torch.set_num_threads(1)
+    results = {}
+    for name, run in json.loads(pathlib.Path(path).read_text()).items():
+        model = AutoModelForCausalLM.from_pretrained(run["source"], dtype=torch.float32)
+        if run["untied"]:
+            head = torch.nn.Parameter(model.get_output_embeddings().weight.detach().clone())
+            model.get_output_embeddings().weight = head
+        result = train(model, run)
+        trained, report = AutoModelForCausalLM.from_pretrained(
+            run["export"], dtype=torch.float32, output_loading_info=True
+        )
+        for what in ["missing_keys", "unexpected_keys", "mismatched_keys"]:
+            assert not report[what], (name, what, report[what])
+        assert type(trained) is type(model), (type(trained), type(model))
+        mine, theirs = model.state_dict(), trained.state_dict()
+        assert mine.keys() == theirs.keys(), (name, mine.keys() ^ theirs.keys())
+        result["off"] = max((mine[key] - theirs[key]).abs().max().item() for key in mine)
+        with torch.no_grad():
+            result["logits"] = trained.eval()(torch.tensor([run["tokens"]])).logits.flatten().tolist()
+        results[name] = result
+    print(json.dumps(results))
+
+
+{"make": make, "check": check}[sys.argv[1]](sys.argv[2])
