@@ -38,7 +38,7 @@ fn main() {
     let device = Device::open(DeviceChoice::Cpu, threads).expect("a CPU");
     let span = StageSpan::all(manifest.training.stages);
     let engine = Engine::new(&manifest, span, device).expect("room");
-    let mut trainer = common::Trainer { manifest, engine, samples };
+    let mut trainer = common::Trainer { manifest, engine, samples, base: None };
     let mut step = 0;
     for _ in 0..2 {
         trainer.step(step);

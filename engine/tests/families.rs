@@ -87,7 +87,9 @@ fn train(source: &Path, place: &Path, untie: bool, tokens: &[u32], logits: &[f64
     let last = write(&trainer, STEPS, place);
     let export = place.join("export");
     let checkpoint = Checkpoint::open(&last).expect("a checkpoint");
-    base::export(&checkpoint, &files, &export, ExportDtype::F32).expect("exported");
+    // A checkpoint has all of the base that an export needs.
+    let description = BaseFiles::in_folder(&last).expect("a base's index");
+    base::export(&checkpoint, &description, &export, ExportDtype::F32).expect("exported");
     let optimizer = &manifest.optimizer;
     let run = json!({
         "source": source,

@@ -10,6 +10,7 @@ mod checkpoint;
 mod chunk;
 mod demo;
 mod doctor;
+mod model;
 mod peer;
 mod plan;
 mod simulate;
@@ -27,6 +28,7 @@ pub use chunk::{ChunkCommand, ChunkGetArgs, ChunkLsArgs, ChunkVerifyArgs, ListFo
 use clap::{Args, Parser, Subcommand};
 pub use demo::{DemoArgs, DtypeChoice, SlowPeer};
 pub use doctor::DoctorArgs;
+pub use model::{DtypeArg, ExportArgs, ImportArgs};
 use peer::parse_seconds;
 pub use peer::{ComputeArgs, ComputeOptions, PeerArgs, PeerOptions};
 pub use plan::PlanArgs;
@@ -69,6 +71,10 @@ pub enum Command {
     Demo(DemoArgs),
     /// Write a commented run configuration that trains as it is.
     Init(InitArgs),
+    /// Import a model in Hugging Face's format, to start runs from it.
+    Import(ImportArgs),
+    /// Write the model of a checkpoint in Hugging Face's format.
+    Export(ExportArgs),
     /// Start a run as its first peer.
     Start(StartArgs),
     /// Join a run.
@@ -247,6 +253,12 @@ pub struct InitArgs {
     /// File to write; must not exist.
     #[arg(short, long, value_name = "PATH", default_value = "run.toml")]
     pub output: PathBuf,
+    /// Start from the weights of this base (`shoal import`), with values for fine-tuning.
+    #[arg(long, value_name = "BASE")]
+    pub from: Option<PathBuf>,
+    /// Text to train on: a file, or a folder of text files.
+    #[arg(long, value_name = "TEXT")]
+    pub data: Option<PathBuf>,
 }
 
 /// `shoal data`

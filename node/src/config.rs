@@ -3,27 +3,34 @@
 //! The sections are those of the manifest, so that a value has the same name everywhere. Only
 //! `[data]` differs: a user names a text, a manifest names tokens by their hash.
 
+mod model_section;
+
 use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use shoal_engine::BaseError;
 use shoal_protocol::ids::ContentHash;
 use shoal_protocol::limits;
 use shoal_protocol::manifest::{
-    Admission, AdmissionMode, Block, Boundary, BoundaryKind, Checkpoint, ChunkPacking, Codecs,
-    Dtype, Evaluation, GradientRounding, Manifest, ManifestError, Model, Optimizer, TokenWidth,
-    Tokenizer, Tokens, Training,
+    Admission, AdmissionMode, Block, Checkpoint, ChunkPacking, Codecs, Dtype, Evaluation,
+    GradientRounding, Manifest, ManifestError, Model, Optimizer, TokenWidth, Tokenizer, Tokens,
+    Training,
 };
 use shoal_protocol::units::Bytes;
+use toml::Spanned;
+
+use self::model_section::{ModelError, ModelSection};
 
 /// A user's description of a run.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct RunConfig {
-    /// Shape of the transformer.
+    /// The model.
     pub model: Model,
+    /// The folder of the base that the model is from.
+    pub base: Option<PathBuf>,
     /// Partition, batch, precision and schedule.
     pub training: Training,
     /// Encodings of tensors and files on the wire.
@@ -35,7 +42,6 @@ pub struct RunConfig {
     /// Checkpoints.
     pub checkpoint: Checkpoint,
     /// Admission of peers.
-    #[serde(default)]
     pub admission: Admission,
     /// The text that is trained on.
     pub data: Data,
@@ -80,6 +86,14 @@ pub enum ConfigError {
         /// The cause.
         reason: String,
     },
+    /// The base that the model is from cannot be used.
+    #[error("{path}: model: {error}", path = path.display())]
+    Base {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        error: BaseError,
+    },
     /// A value is out of range.
     #[error("{path}: {error}", path = path.display())]
     Value {
@@ -88,6 +102,26 @@ pub enum ConfigError {
         /// The value, and its range.
         error: ManifestError,
     },
+}
+
+/// The line of a place in a text, from 1.
+fn line_of(text: &str, place: usize) -> usize {
+    1 + text[..place.min(text.len())].matches('\n').count()
+}
+
+/// The file as it is written.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RunToml {
+    model: Spanned<ModelSection>,
+    training: Training,
+    codec: Codecs,
+    optimizer: Optimizer,
+    evaluation: Evaluation,
+    checkpoint: Checkpoint,
+    #[serde(default)]
+    admission: Admission,
+    data: Data,
 }
 
 impl RunConfig {
@@ -102,16 +136,36 @@ impl RunConfig {
 
     /// Parses the file at this path.
     fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
-        let mut config: Self = toml::from_str(text).map_err(|error| {
+        let file: RunToml = toml::from_str(text).map_err(|error| {
             let start = error.span().map_or(0, |span| span.start);
-            let line = 1 + text[..start.min(text.len())].matches('\n').count();
             let reason = error.message().replace("unknown field", "unknown key");
             let reason = reason.replace("missing field", "missing key");
-            ConfigError::Malformed { path: path.to_owned(), line, reason }
+            ConfigError::Malformed { path: path.to_owned(), line: line_of(text, start), reason }
         })?;
-        if let (Some(text), Some(folder)) = (&mut config.data.path, path.parent()) {
-            *text = folder.join(&*text);
-        }
+        let start = file.model.span().start;
+        let folder = path.parent().unwrap_or(Path::new(""));
+        let (model, base) =
+            file.model.into_inner().resolve(folder).map_err(|error| match error {
+                ModelError::Key(reason) => {
+                    let line = line_of(text, start);
+                    ConfigError::Malformed { path: path.to_owned(), line, reason }
+                }
+                ModelError::Base(error) => ConfigError::Base { path: path.to_owned(), error },
+            })?;
+        let config = Self {
+            model,
+            base,
+            training: file.training,
+            codec: file.codec,
+            optimizer: file.optimizer,
+            evaluation: file.evaluation,
+            checkpoint: file.checkpoint,
+            admission: file.admission,
+            data: Data {
+                path: file.data.path.map(|text| folder.join(text)),
+                tokenizer: file.data.tokenizer,
+            },
+        };
         config
             .with_enough_tokens()
             .check()
@@ -152,25 +206,14 @@ impl RunConfig {
     /// The configuration as a commented file, which parses to the same configuration.
     #[must_use]
     pub fn to_toml(&self) -> String {
-        let Self { model, training, codec, optimizer, evaluation, checkpoint, admission, data } =
-            self;
+        let Self { training, codec, optimizer, evaluation, checkpoint, admission, data, .. } = self;
         let path = data.path.as_ref().map_or_else(
             || "# path = \"text.txt\"".to_owned(),
             |path| format!("path = {}", toml::Value::from(path.to_string_lossy().as_ref())),
         );
         format!(
             include_str!("run_template.toml"),
-            vocabulary = model.vocabulary,
-            hidden = model.hidden,
-            layers = model.layers,
-            heads = model.heads,
-            key_value_heads = model.key_value_heads,
-            intermediate = model.intermediate,
-            context = model.context,
-            rope_theta = model.rope_theta,
-            norm_epsilon = model.norm_epsilon,
-            initializer_range = model.initializer_range,
-            boundary = boundary_line(model.boundary),
+            model = model_section::to_toml(&self.model, self.base.as_deref()),
             seed = training.seed,
             steps = training.steps,
             stages = training.stages,
@@ -226,6 +269,7 @@ impl RunConfig {
 impl Default for RunConfig {
     fn default() -> Self {
         Self {
+            base: None,
             model: Model {
                 vocabulary: Tokenizer::Bytes.vocabulary(),
                 hidden: 128,
@@ -268,21 +312,6 @@ impl Default for RunConfig {
             admission: Admission::default(),
             data: Data { path: None, tokenizer: Tokenizer::Bytes },
         }
-    }
-}
-
-/// The key in TOML, or a comment with an example if there is no boundary.
-fn boundary_line(boundary: Option<Boundary>) -> String {
-    let written = |kind, width| {
-        let kind = match kind {
-            BoundaryKind::Bottleneck => "bottleneck",
-            BoundaryKind::Maxout => "maxout",
-        };
-        format!("boundary = {{ kind = \"{kind}\", width = {width} }}")
-    };
-    match boundary {
-        Some(Boundary { kind, width }) => written(kind, width),
-        None => format!("# {}", written(BoundaryKind::Bottleneck, 32)),
     }
 }
 
@@ -337,6 +366,7 @@ pub(crate) const DECODER: shoal_protocol::decoder::Decoder = shoal_protocol::dec
 #[cfg(test)]
 mod tests {
     use shoal_protocol::ids::PeerId;
+    use shoal_protocol::manifest::{Boundary, BoundaryKind};
 
     use super::*;
 

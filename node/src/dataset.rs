@@ -3,11 +3,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
-use shoal_engine::data;
+use anyhow::{Context, anyhow};
+use shoal_engine::{BaseIndex, base, data};
 use shoal_protocol::manifest::{Manifest, Tokens};
 
 use crate::config::RunConfig;
+use crate::data_dir::Files;
 use crate::exit::{Exit, ExitWith};
 
 /// The text of a run that names none: this project's documentation and sources.
@@ -31,6 +32,28 @@ pub fn prepare(config: &RunConfig, folder: &Path) -> anyhow::Result<Dataset> {
     let (tokens, token_file) = store(&text, config, folder)?;
     let manifest = config.resolve(tokens).exit_with(Exit::Usage)?;
     Ok(Dataset { manifest, token_file })
+}
+
+/// Offers a run's token file and the files of its base to other peers.
+///
+/// # Errors
+/// If the base cannot be read.
+pub fn offer(config: &RunConfig, dataset: &Dataset, files: &Files) -> anyhow::Result<()> {
+    files.offer(dataset.manifest.tokens.hash, dataset.token_file.clone());
+    if let Some(folder) = &config.base {
+        let (index, base) = BaseIndex::read(folder).exit_with(Exit::Usage)?;
+        files.offer(base.index, folder.join(base::INDEX));
+        for file in index.weights.iter().chain(&index.others) {
+            let path = folder.join(&file.name);
+            let found = fs::metadata(&path).with_context(|| path.display().to_string());
+            if found.exit_with(Exit::Usage)?.len() != file.bytes {
+                let problem = anyhow!("{} is damaged: import the model again", path.display());
+                return Err(problem).exit_with(Exit::Usage);
+            }
+            files.offer(file.hash, path);
+        }
+    }
+    Ok(())
 }
 
 /// The text of a run.

@@ -10,6 +10,7 @@ use shoal_protocol::limits;
 use shoal_protocol::manifest::{Base, Manifest, Model};
 
 use super::{BaseError, Result};
+use crate::family::{self, Naming};
 
 /// Name of the index in a base's folder.
 pub const INDEX: &str = "base.json";
@@ -92,7 +93,7 @@ impl BaseIndex {
     }
 
     /// The encoding that is hashed.
-    pub(super) fn to_bytes(&self) -> Vec<u8> {
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let text = serde_json::to_string_pretty(self).expect("it has only string keys");
         (text + "\n").into_bytes()
     }
@@ -108,6 +109,11 @@ impl BaseIndex {
         files.extend(layers);
         files.extend(last.then(|| self.weights.last()).flatten());
         files
+    }
+
+    /// Whether its family names weights as this engine does.
+    pub(crate) fn has_names_of_llama(&self) -> bool {
+        family::naming(&self.family) == Some(Naming::Llama)
     }
 
     /// Whether the run's model is that of the base, apart from what a run decides.

@@ -14,6 +14,7 @@ use super::{
     CheckpointError, CheckpointFile, DESCRIPTION, Description, FORMAT, StageState, optimizer_file,
     optimizer_prefixes, weights_file,
 };
+use crate::base::{self, BaseFiles};
 use crate::parameters::{Parameter, parameters};
 use crate::tokenizer;
 
@@ -83,26 +84,35 @@ fn write_tensors(
 }
 
 /// Writes all files that do not belong to a stage into `folder`, whose stage files are
-/// `stage_files`. `step` is the version of the weights: the number of applied updates.
+/// `stage_files`. `step` is the version of the weights: the number of applied updates. A run that
+/// starts from a base needs it: the folder gets its index, configuration and tokenizer.
 ///
 /// # Errors
-/// If the file system fails.
+/// If the file system fails, or a file of the base is missing.
 pub fn write_index(
     folder: &Path,
     manifest: &Manifest,
     step: Step,
     stage_files: &[CheckpointFile],
+    base: Option<&BaseFiles>,
 ) -> Result<()> {
     let mut files = stage_files.to_vec();
     files.sort_by(|one, other| one.name.cmp(&other.name));
-    for (name, value) in [
-        ("model.safetensors.index.json", index(manifest)),
-        ("config.json", config(manifest)),
-        ("generation_config.json", generation_config(manifest)),
-        ("tokenizer.json", tokenizer::tokenizer_json(manifest.tokens.tokenizer)),
-        ("tokenizer_config.json", tokenizer::tokenizer_config_json(manifest.model.context)),
-    ] {
-        files.push(write_json(folder, name, &value)?);
+    files.push(write_json(folder, "model.safetensors.index.json", &index(manifest))?);
+    files.push(write_json(folder, "config.json", &config(manifest, base))?);
+    match base {
+        Some(base) => files.extend(copy_description(folder, base)?),
+        None => {
+            let tokenizer = manifest.tokens.tokenizer;
+            let context = manifest.model.context;
+            for (name, value) in [
+                ("generation_config.json", generation_config(manifest)),
+                ("tokenizer.json", tokenizer::tokenizer_json(tokenizer)),
+                ("tokenizer_config.json", tokenizer::tokenizer_config_json(context)),
+            ] {
+                files.push(write_json(folder, name, &value)?);
+            }
+        }
     }
     let mut description = Description {
         format: FORMAT,
@@ -119,13 +129,28 @@ pub fn write_index(
 }
 
 fn write_json(folder: &Path, name: &str, value: &Value) -> Result<CheckpointFile> {
+    write_file(folder, name, format!("{value:#}\n").as_bytes())
+}
+
+fn write_file(folder: &Path, name: &str, bytes: &[u8]) -> Result<CheckpointFile> {
     let path = folder.join(name);
-    let text = format!("{value:#}\n");
     let mut file = File::create(&path).map_err(CheckpointError::io(&path))?;
-    file.write_all(text.as_bytes()).map_err(CheckpointError::io(&path))?;
+    file.write_all(bytes).map_err(CheckpointError::io(&path))?;
     file.sync_all().map_err(CheckpointError::io(&path))?;
-    let hash = ContentHash::of(text.as_bytes());
-    Ok(CheckpointFile { name: name.to_owned(), bytes: text.len() as u64, hash })
+    let hash = ContentHash::of(bytes);
+    Ok(CheckpointFile { name: name.to_owned(), bytes: bytes.len() as u64, hash })
+}
+
+/// Writes the base's index, and its tokenizer and configuration but `config.json`.
+fn copy_description(folder: &Path, base: &BaseFiles) -> Result<Vec<CheckpointFile>> {
+    let mut files = vec![write_file(folder, base::INDEX, &base.index.to_bytes())?];
+    for file in base.index.others.iter().filter(|file| file.name != "config.json") {
+        let missing = || CheckpointError::damaged(Path::new(&file.name), "the base lacks it");
+        let path = base.find(file).ok_or_else(missing)?;
+        let bytes = fs::read(&path).map_err(CheckpointError::io(&path))?;
+        files.push(write_file(folder, &file.name, &bytes)?);
+    }
+    Ok(files)
 }
 
 fn sync_folder(folder: &Path) -> Result<()> {
@@ -174,10 +199,20 @@ fn index(manifest: &Manifest) -> Value {
     json!({ "metadata": { "total_size": 4 * elements }, "weight_map": files })
 }
 
-/// Llama's configuration, or another type for a model with trained boundaries: transformers does
-/// not know it and refuses to load it, instead of silently ignoring the boundaries.
-fn config(manifest: &Manifest) -> Value {
-    let mut config = llama_config(manifest);
+/// The configuration of the base or of Llama, or another type for a model whose weights have other
+/// names than in transformers: it refuses to load that, instead of silently ignoring weights.
+fn config(manifest: &Manifest, base: Option<&BaseFiles>) -> Value {
+    let mut config = match base {
+        Some(base) => base.index.config.clone(),
+        None => llama_config(manifest),
+    };
+    if let Some(base) = base {
+        config["dtype"] = json!("float32");
+        if !base.index.has_names_of_llama() {
+            config["architectures"] = json!(["ShoalForCausalLM"]);
+            config["model_type"] = json!("shoal");
+        }
+    }
     if let Some(boundary) = manifest.model.boundary {
         config["architectures"] = json!(["ShoalForCausalLM"]);
         config["model_type"] = json!("shoal");

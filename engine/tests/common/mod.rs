@@ -56,6 +56,8 @@ pub(crate) struct Trainer {
     pub(crate) manifest: Manifest,
     pub(crate) engine: Engine,
     pub(crate) samples: Samples,
+    /// The model that it starts from.
+    pub(crate) base: Option<BaseFiles>,
 }
 
 impl Trainer {
@@ -63,7 +65,7 @@ impl Trainer {
         let device = Device::open(DeviceChoice::Cpu, 1).expect("a CPU");
         let span = StageSpan::all(manifest.training.stages);
         let engine = Engine::new(manifest, span, device).expect("room for a small model");
-        Self { manifest: manifest.clone(), engine, samples }
+        Self { manifest: manifest.clone(), engine, samples, base: None }
     }
 
     /// Like [`Trainer::new`], from the weights of a base.
@@ -72,6 +74,7 @@ impl Trainer {
         for stage in manifest.stages() {
             trainer.engine.load_base(stage, base).expect("a whole base");
         }
+        trainer.base = Some(base.clone());
         trainer
     }
 
@@ -180,6 +183,7 @@ pub(crate) fn write(trainer: &Trainer, step: u64, folder: &Path) -> PathBuf {
     for stage in trainer.manifest.stages() {
         files.extend(trainer.engine.write_stage(stage, &place).expect("writable"));
     }
-    write_index(&place, &trainer.manifest, Step(step), &files).expect("writable");
+    let base = trainer.base.as_ref();
+    write_index(&place, &trainer.manifest, Step(step), &files, base).expect("writable");
     place
 }

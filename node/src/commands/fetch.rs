@@ -8,7 +8,7 @@ use shoal_protocol::ids::{Era, Member, PeerId, Term};
 use shoal_protocol::message::{Envelope, Message, SavedCheckpoint};
 use shoal_protocol::net::transport::{Transport, TransportEvent, Welcome};
 use shoal_protocol::wire;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
 use super::client::{self, Client, LIFE};
@@ -16,7 +16,7 @@ use super::join::read_manifest;
 use super::training;
 use crate::cli::FetchArgs;
 use crate::data_dir::Files;
-use crate::driver::{Scattered, collect};
+use crate::driver::{FileHolders, RunFiles, Scattered, collect};
 use crate::exit::{Exit, ExitWith};
 
 /// Timeout of a request.
@@ -48,7 +48,17 @@ async fn fetch(args: &FetchArgs) -> anyhow::Result<()> {
     }
     let destination = args.out.clone();
     let scattered = Scattered { version, stages, destination };
-    let collected = collect(scattered, manifest, files, Some(transport.clone())).await?;
+    let scratch = tempfile::tempdir()?;
+    let (_, holders) =
+        watch::channel(FileHolders::any(holders.into_iter().map(|(peer, _)| peer).collect()));
+    let run_files = RunFiles {
+        manifest,
+        data_dir: scratch.path().to_owned(),
+        files,
+        transport: Some(transport.clone()),
+        holders,
+    };
+    let collected = collect(scattered, run_files).await?;
     println!("version {version} of the weights: {} ({})", args.out.display(), collected.hash);
     transport.close().await;
     Ok(())

@@ -2,8 +2,11 @@
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
+use shoal_engine::BaseIndex;
+use shoal_protocol::manifest::{Base, Dtype, Model};
 
 use crate::cli::InitArgs;
 use crate::config::RunConfig;
@@ -14,6 +17,11 @@ use crate::exit::{Exit, ExitWith};
 /// # Errors
 /// If the file exists or cannot be written.
 pub(super) fn run(args: &InitArgs) -> anyhow::Result<()> {
+    let mut config = match &args.from {
+        Some(folder) => fine_tuning(folder)?,
+        None => RunConfig::default(),
+    };
+    config.data.path = args.data.as_deref().map(absolute).transpose()?;
     let path = args.output.display();
     let created = OpenOptions::new().write(true).create_new(true).open(&args.output);
     let mut file = match created {
@@ -23,7 +31,46 @@ pub(super) fn run(args: &InitArgs) -> anyhow::Result<()> {
         other => other.with_context(|| path.to_string()),
     }
     .exit_with(Exit::Usage)?;
-    file.write_all(RunConfig::default().to_toml().as_bytes()).with_context(|| path.to_string())?;
+    file.write_all(config.to_toml().as_bytes()).with_context(|| path.to_string())?;
     println!("wrote {path}; train it with `shoal start {path}` or `shoal local {path} --out DIR`");
     Ok(())
+}
+
+/// Tokens of a sample, unless the model has fewer positions.
+const CONTEXT: u32 = 1024;
+
+/// Bytes of weights in one stage at most: with gradients and moments a stage then takes about 16 GiB.
+const STAGE_BYTES: u64 = 2 << 30;
+
+/// Values for fine-tuning a base.
+fn fine_tuning(folder: &Path) -> anyhow::Result<RunConfig> {
+    let (index, base) = BaseIndex::read(folder).exit_with(Exit::Usage)?;
+    let bytes: u64 = index.weights.iter().map(|file| file.bytes).sum();
+    let mut config = RunConfig::default();
+    let context = CONTEXT.min(index.model.context);
+    let base = Some(Base { loads_weights: true, ..base });
+    let layers = index.model.layers;
+    let tied = index.model.block.tied;
+    config.model = Model { context, base, ..index.model };
+    config.base = Some(absolute(folder)?);
+    let training = &mut config.training;
+    let stages = bytes.div_ceil(STAGE_BYTES).clamp(2, 64).min(u64::from(layers));
+    training.stages = if tied { 1 } else { stages as u16 };
+    training.dtype = Dtype::Bf16;
+    training.recompute = true;
+    training.microbatch_size = 1;
+    training.microbatches = 16;
+    // Large models diverge at rates at which small ones learn little.
+    let rate = if bytes > 2 << 30 { 1e-5 } else { 5e-5 };
+    config.optimizer.learning_rate = rate;
+    config.optimizer.final_learning_rate = rate / 10.0;
+    config.optimizer.beta2 = 0.999;
+    config.optimizer.weight_decay = 0.01;
+    config.evaluation.held_out = 0.05;
+    Ok(config)
+}
+
+/// The path from the root, since a path in run.toml starts at the file's folder.
+fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
+    std::path::absolute(path).with_context(|| path.display().to_string())
 }

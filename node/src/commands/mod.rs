@@ -20,6 +20,7 @@ mod invite;
 pub mod join;
 pub mod local;
 mod man;
+mod model;
 mod plan;
 mod plot;
 pub(crate) mod scenario;
@@ -41,6 +42,8 @@ pub fn run(command: Command, log_format: LogFormat) -> anyhow::Result<()> {
     match command {
         Command::Demo(args) => demo::run(&args, log_format),
         Command::Init(args) => init::run(&args),
+        Command::Import(args) => model::import(&args),
+        Command::Export(args) => model::export(&args),
         Command::Start(args) => start::run(args.into()),
         Command::Join(args) => join::run(args.options()),
         Command::Invite(command) => invite::run(&command),

@@ -40,6 +40,8 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
     let config = RunConfig::load(&options.config).exit_with(Exit::Usage)?;
     let home = DataDir::open(&options.peer.data_dir).exit_with(Exit::Usage)?;
     let dataset = dataset::prepare(&config, home.path())?;
+    let files = Files::default();
+    dataset::offer(&config, &dataset, &files)?;
     let mut manifest = dataset.manifest;
     // The peer that starts a run with restricted admission is its issuer, unless the configuration
     // names another one. The id of an open run does not depend on its first peer: any peer can
@@ -51,8 +53,6 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
     let runs = || home.path().join("runs").join(manifest.run_id().to_string());
     let out = options.out.clone().unwrap_or_else(runs);
     refuse_model_of_another(&out, &manifest).exit_with(Exit::Usage)?;
-    let files = Files::default();
-    files.offer(manifest.tokens.hash, dataset.token_file);
     let mut observer = Observers::new(options.peer.compute.events.as_ref(), "training")?;
     let serving = Serving::start(
         options.peer.http,

@@ -1,17 +1,16 @@
 //! Collects the files of a checkpoint, each stage's from the peers that hold them.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use anyhow::Context;
 use shoal_engine::{Checkpoint, CheckpointFile, EngineError, checkpoint};
 use shoal_protocol::ids::{ContentHash, PeerId, Step};
-use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{StoredFile, StoredStage};
 use shoal_protocol::net::transport::{PARTIAL_SUFFIX, Transport};
 
 use super::checkpoint_staging::Staging;
 use super::chunks;
+use super::run_files::RunFiles;
 use crate::data_dir::Files;
 
 /// A checkpoint whose stages are on several peers.
@@ -31,16 +30,15 @@ pub(crate) struct Collected {
     pub(crate) hash: ContentHash,
 }
 
-/// Fetches missing files, adds the index, verifies the whole and publishes it.
+/// Fetches missing files, adds the index and the base's description, verifies the whole and publishes it.
 ///
 /// # Errors
 /// When the folder cannot be written, a file cannot be had, or the checkpoint is not whole.
 pub(crate) async fn collect(
     scattered: Scattered,
-    manifest: Arc<Manifest>,
-    files: Files,
-    transport: Option<Transport>,
+    run_files: RunFiles,
 ) -> anyhow::Result<Collected> {
+    let RunFiles { manifest, files, transport, .. } = run_files.clone();
     let Scattered { version, stages, destination } = scattered;
     let staging = Staging::open(&destination)
         .with_context(|| format!("a checkpoint cannot be written to {}", destination.display()))?;
@@ -55,11 +53,12 @@ pub(crate) async fn collect(
         .collect();
     let offered: Vec<(ContentHash, PathBuf)> =
         all.iter().map(|file| (file.hash, destination.join(&file.name))).collect();
+    let base = run_files.obtain_base_description().await?;
     let published = tokio::task::spawn_blocking({
         let (manifest, destination) = (manifest.clone(), destination.clone());
         move || {
             let folder = staging.folder();
-            checkpoint::write_index(folder, &manifest, version, &all)?;
+            checkpoint::write_index(folder, &manifest, version, &all, base.as_ref())?;
             let whole = Checkpoint::open(folder)?;
             whole.verify()?;
             let hash = whole.hash()?;

@@ -59,8 +59,7 @@ impl CheckpointShelf {
         let destination = checkpoint_folder(archive, version, last);
         Staging::forget_others(&destination);
         let scattered = Scattered { version, stages, destination };
-        let (manifest, files) = (context.manifest.clone(), context.files.clone());
-        let collecting = collect(scattered, manifest, files, context.transport.clone());
+        let collecting = collect(scattered, context.run_files());
         self.archiving += 1;
         background
             .spawn(async move { FilesResult::Archived { version, outcome: collecting.await } });
@@ -121,15 +120,14 @@ impl CheckpointShelf {
         context: &Context,
         background: &Background,
         (version, part): (Step, SnapshotPart),
-        token_file_holders: Vec<PeerId>,
     ) {
         let stage = part.stage;
         let fetching = obtain_part(context, FETCHED, version, part);
-        let (token_file, transport) = (context.token_file(), context.transport.clone());
+        let run_files = context.run_files();
         background.spawn(async move {
             let mut outcome = fetching.await;
             if stage == Stage(0) && outcome.is_ok() {
-                outcome = token_file.obtain(transport, token_file_holders).await;
+                outcome = run_files.obtain_tokens().await;
             }
             FilesResult::Fetched { version, stage, outcome }
         });

@@ -8,8 +8,9 @@ use shoal_protocol::ids::Member;
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::net::transport::Transport;
 use shoal_protocol::units::Moment;
+use tokio::sync::watch;
 
-use super::token_file_fetch::TokenFileSource;
+use super::run_files::{FileHolders, RunFiles};
 use crate::data_dir::Files;
 
 /// Identity, clock and places of one life in a run. Every component reads it, none writes it.
@@ -25,6 +26,8 @@ pub(super) struct Context {
     pub(super) files: Files,
     /// The data plane; `None` in a run on one machine alone.
     pub(super) transport: Option<Transport>,
+    /// The peers that may have files of the run.
+    pub(super) file_holders: watch::Receiver<FileHolders>,
     /// The zero of every [`Moment`].
     pub(super) clock: Instant,
 }
@@ -40,9 +43,14 @@ impl Context {
         self.clock + moment.0
     }
 
-    /// Returns the place of the run's token file.
-    pub(super) fn token_file(&self) -> TokenFileSource {
-        let (manifest, files) = (self.manifest.clone(), self.files.clone());
-        TokenFileSource { manifest, data_dir: self.data_dir.clone(), files }
+    /// Returns the files that the manifest names.
+    pub(super) fn run_files(&self) -> RunFiles {
+        RunFiles {
+            manifest: self.manifest.clone(),
+            data_dir: self.data_dir.clone(),
+            files: self.files.clone(),
+            transport: self.transport.clone(),
+            holders: self.file_holders.clone(),
+        }
     }
 }

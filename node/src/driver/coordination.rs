@@ -2,7 +2,7 @@
 //! coordinating it.
 
 use shoal_protocol::history::History;
-use shoal_protocol::ids::{Era, Member, PeerId, Stage, Step, Term};
+use shoal_protocol::ids::{Era, Member, PeerId, Step, Term};
 use shoal_protocol::message::{
     AnchorMessage, FromCoordinator, LogRecord, Message, StoredStage, ToCoordinator, View,
 };
@@ -18,7 +18,10 @@ use super::coordinator_contact::CoordinatorContact;
 use super::effect::{Effect, Effects, Stamp};
 use super::incoming::{Receiver, Unusable};
 use super::liveness_probe;
+use super::run_files::FileHolders;
 use super::shutdown::Ending;
+use tokio::sync::watch;
+
 use crate::anchor::AnchorEvent;
 use crate::fault_point::FaultPoint;
 
@@ -27,6 +30,8 @@ pub(super) struct Coordination {
     me: Member,
     era: Era,
     view: View,
+    /// The peers that may have files of the run, for tasks that fetch them.
+    file_holders: watch::Sender<FileHolders>,
     contact: CoordinatorContact,
     anchor_role: AnchorRole,
     /// A message for a coordinator that is not known or not in office yet. The peer repeats every
@@ -35,11 +40,17 @@ pub(super) struct Coordination {
 }
 
 impl Coordination {
-    pub(super) fn new(me: Member, coordinator: Option<Member>, anchor_role: AnchorRole) -> Self {
+    pub(super) fn new(
+        me: Member,
+        coordinator: Option<Member>,
+        anchor_role: AnchorRole,
+        file_holders: watch::Sender<FileHolders>,
+    ) -> Self {
         Self {
             me,
             era: Era(0),
             view: View::default(),
+            file_holders,
             contact: CoordinatorContact::new(coordinator),
             anchor_role,
             pending_message: None,
@@ -88,6 +99,7 @@ impl Coordination {
     pub(super) fn members_changed(&mut self, view: View) {
         self.contact.members_changed(&view);
         self.view = view;
+        self.publish_file_holders();
     }
 
     /// Notes the members of a membership that is in the log, and not yet in force here.
@@ -95,14 +107,11 @@ impl Coordination {
         self.contact.members_changed(view);
     }
 
-    /// Returns the peers that may have the token file: the hosts of the first stage, the archives
-    /// and the coordinator.
-    pub(super) fn token_file_holders(&self) -> Vec<PeerId> {
-        let members = self.view.members.iter();
-        let able = members.filter(|record| record.span.contains(Stage(0)) || record.duties.archive);
+    /// Publishes the peers that may have files of the run.
+    pub(super) fn publish_file_holders(&self) {
         let coordinator = self.contact.coordinator().map(|member| member.peer);
-        let all = able.map(|record| record.member.peer).chain(coordinator);
-        all.filter(|peer| *peer != self.me.peer).collect()
+        let holders = FileHolders::new(&self.view, self.me.peer, coordinator);
+        self.file_holders.send_replace(holders);
     }
 
     /// Returns the newest checkpoint in the local log.

@@ -2,7 +2,7 @@
 
 use anyhow::Context as _;
 use shoal_engine::{Device, DeviceChoice};
-use shoal_protocol::ids::{PeerId, Stage, StageSpan};
+use shoal_protocol::ids::{Stage, StageSpan, Step};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::units::Bytes;
 use shoal_scheduler::action::{PayloadId, Task};
@@ -55,8 +55,8 @@ impl EngineHost {
         self.setup.budget.memory_for(manifest, span, 1)
     }
 
-    /// Starts the engine for these stages. A peer of the first stage fetches the token file from
-    /// one of the holders if it does not have it.
+    /// Starts the engine for these stages. It fetches missing files that the manifest names: the token
+    /// file for the first stage and, at version 0, the base.
     ///
     /// # Errors
     /// When the disk has no room for the output log, or the system gives no thread.
@@ -64,7 +64,7 @@ impl EngineHost {
         &mut self,
         context: &Context,
         span: StageSpan,
-        token_file_holders: Vec<PeerId>,
+        version: Step,
     ) -> anyhow::Result<()> {
         let EngineSetup { device, threads, slow_down, ref budget, mobile } = self.setup;
         let spill = budget.spill_file(&context.manifest, span, mobile);
@@ -72,20 +72,35 @@ impl EngineHost {
         self.payloads.spill_into(spill, budget.log_memory());
         let (manifest, payloads) = (context.manifest.clone(), self.payloads.clone());
         let (stored, fetched) = (context.data_dir.join(STORED), context.data_dir.join(FETCHED));
-        let (files, token_file) = (context.files.clone(), context.token_file());
-        let transport = context.transport.clone();
+        let (files, run_files) = (context.files.clone(), context.run_files());
         let runtime = tokio::runtime::Handle::current();
         let make = move || {
             let samples = if span.contains(Stage(0)) {
-                runtime.block_on(token_file.obtain(transport, token_file_holders))?;
-                Some(token_file.open()?)
+                runtime.block_on(run_files.obtain_tokens())?;
+                Some(run_files.open_samples()?)
             } else {
                 None
             };
-            let engine =
+            let mut engine =
                 shoal_engine::Engine::new(&manifest, span, Device::open(device, threads)?)?;
+            if version == Step(0) && manifest.model.loads_weights() {
+                for stage in span.stages() {
+                    if let Some(base) = runtime.block_on(run_files.obtain_base(stage))? {
+                        engine.load_base(stage, &base)?;
+                    }
+                }
+            }
             let parts = PartWriter { manifest, stored, files };
-            Ok(EngineResources { engine, samples, token_file, payloads, parts, fetched, slow_down })
+            Ok(EngineResources {
+                engine,
+                samples,
+                run_files,
+                runtime,
+                payloads,
+                parts,
+                fetched,
+                slow_down,
+            })
         };
         self.thread = Some(EngineThread::start(make).context("no thread for the engine")?);
         Ok(())

@@ -18,11 +18,12 @@ use shoal_protocol::frame::Element;
 use shoal_protocol::ids::{ClaimKey, Stage, Step};
 use shoal_protocol::message::{FixedLoss, RoundId};
 use shoal_scheduler::action::{Payload, Task, TaskResult};
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use super::checkpoint_writer::{CheckpointWriter, PartWriter};
 use super::payload::{Held, Payloads, Tensor, Tensors};
-use super::token_file_fetch::TokenFileSource;
+use super::run_files::RunFiles;
 
 /// Tasks that wait at most. The scheduler gives a few passes and short tasks at a time, and one task
 /// for each piece of a round.
@@ -52,8 +53,10 @@ pub(crate) struct EngineResources {
     pub(crate) engine: Engine,
     /// The samples; `Some` once the first stage, which alone reads them, is hosted.
     pub(crate) samples: Option<Samples>,
-    /// The place of the token file.
-    pub(crate) token_file: TokenFileSource,
+    /// The files that the manifest names.
+    pub(crate) run_files: RunFiles,
+    /// For fetching them.
+    pub(crate) runtime: Handle,
     /// The tensors outside the engine.
     pub(crate) payloads: Payloads,
     /// The writer of checkpoints' parts.
@@ -331,7 +334,7 @@ impl EngineWorker {
         self.resources.engine.host(stage)?;
         if stage == Stage(0) && self.resources.samples.is_none() {
             // The token file was fetched with the weights.
-            match self.resources.token_file.open() {
+            match self.resources.run_files.open_samples() {
                 Ok(samples) => self.resources.samples = Some(samples),
                 Err(error) => {
                     let error = format!("{error:#}");
@@ -341,7 +344,18 @@ impl EngineWorker {
             }
         }
         if version == Step(0) {
-            self.resources.engine.restart(stage)?;
+            let EngineResources { engine, run_files, runtime, parts, .. } = &mut self.resources;
+            let loads = parts.manifest.model.loads_weights();
+            let base = match loads.then(|| runtime.block_on(run_files.obtain_base(stage))) {
+                None => None,
+                Some(Ok(base)) => base,
+                Some(Err(error)) => {
+                    let error = format!("{error:#}");
+                    tracing::warn!(%stage, error, "the base cannot be read");
+                    return Ok(TaskResult::NotRestored { version, stage });
+                }
+            };
+            engine.restart(stage, base.as_ref())?;
         } else {
             let folder = self.resources.fetched.join(version.to_string());
             let read = self.resources.engine.read_stage(stage, version, &folder);

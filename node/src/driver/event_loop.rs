@@ -7,7 +7,7 @@ use std::time::Instant;
 use anyhow::{Context as _, bail};
 use shoal_metrics::{NodeState, Preemption, Refusal};
 use shoal_protocol::history::History;
-use shoal_protocol::ids::{Member, StageSpan, Term};
+use shoal_protocol::ids::{Member, StageSpan, Step, Term};
 use shoal_protocol::message::{
     CommitRecord, Envelope, FromCoordinator, Message, PeerMessage, TensorTag, ToCoordinator,
 };
@@ -30,12 +30,15 @@ use super::metrics_update::MetricsUpdate;
 use super::observer::Observer;
 use super::peer_network::{NetworkEvent, PeerNetwork};
 use super::resource_budget::ResourceBudget;
+use super::run_files::FileHolders;
 use super::setup::Setup;
 use super::shutdown::{Ending, Outcome, Shutdown, ShutdownEvent, Signals, source_of};
 use super::startup_probes::{self, new_peer};
 use super::status_feed::StatusFeed;
 use super::status_snapshot::Sources;
 use super::timers::sleep_to;
+use tokio::sync::watch;
+
 use crate::anchor::AnchorEvent;
 use crate::events::RunEvent;
 use crate::fault_point::FaultPoint;
@@ -87,6 +90,7 @@ impl<'a> Driver<'a> {
             ResourceBudget::measure(setup.limits, setup.device.is_processor(), &setup.data_dir)?;
         let (peer, mobile) = new_peer(&setup, &budget).await?;
         let Setup { me, device, threads, network, role, .. } = setup;
+        let (file_holders, holders) = watch::channel(FileHolders::default());
         let context = Context {
             manifest: setup.manifest,
             me,
@@ -94,6 +98,7 @@ impl<'a> Driver<'a> {
             archive: role.archive.clone(),
             files: setup.files,
             transport: network.as_ref().map(|network| network.transport.clone()),
+            file_holders: holders,
             clock: Instant::now(),
         };
         let anchor_role = AnchorRole::open(&role, &context).await?;
@@ -114,7 +119,7 @@ impl<'a> Driver<'a> {
             inputs: VecDeque::new(),
             engine: EngineHost::new(engine),
             network: PeerNetwork::new(me, network, manifest, setup.metrics),
-            coordination: Coordination::new(me, role.coordinator, anchor_role),
+            coordination: Coordination::new(me, role.coordinator, anchor_role, file_holders),
             checkpoints: CheckpointShelf::default(),
             background: Background::new(),
             shutdown: Shutdown::new(setup.leaving),
@@ -437,9 +442,9 @@ impl<'a> Driver<'a> {
                 }
                 PeerAction::ProbeLinks { at } => self.network.probe_latency(&self.background, at),
                 PeerAction::Fetch { version, part } => {
-                    let holders = self.coordination.token_file_holders();
+                    self.coordination.publish_file_holders();
                     let (context, background) = (&self.context, &self.background);
-                    self.checkpoints.fetch(context, background, (version, part), holders);
+                    self.checkpoints.fetch(context, background, (version, part));
                 }
                 PeerAction::Keep { version, part } => {
                     self.checkpoints.keep(&self.context, &self.background, version, part);
@@ -492,7 +497,7 @@ impl<'a> Driver<'a> {
 
     fn peer_event(&mut self, event: PeerEvent, out: &mut Effects) {
         match event {
-            PeerEvent::Admitted { span } => self.admitted(span, out),
+            PeerEvent::Admitted { span, version } => self.admitted(span, version, out),
             PeerEvent::Rewound { era, version } => {
                 self.coordination.rewound(era);
                 self.status.metrics().version(version);
@@ -540,13 +545,13 @@ impl<'a> Driver<'a> {
         }
     }
 
-    fn admitted(&mut self, span: StageSpan, out: &mut Effects) {
+    fn admitted(&mut self, span: StageSpan, version: Step, out: &mut Effects) {
         if !span.is_empty() {
             self.status
                 .metrics()
                 .memory_needed(self.engine.memory_for(&self.context.manifest, span));
-            let holders = self.coordination.token_file_holders();
-            if let Err(error) = self.engine.start(&self.context, span, holders) {
+            self.coordination.publish_file_holders();
+            if let Err(error) = self.engine.start(&self.context, span, version) {
                 out.push(Ending::Stopped(format!("{error:#}")).into());
             }
         }

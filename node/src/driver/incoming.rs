@@ -3,6 +3,7 @@
 use shoal_metrics::Refusal;
 use shoal_protocol::frame::{Element, Frame, FrameError};
 use shoal_protocol::ids::{Era, Incarnation, Member, Term};
+use shoal_protocol::label::Label;
 use shoal_protocol::limits;
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{Envelope, Message, TensorTag};
@@ -127,8 +128,11 @@ pub(crate) fn unpack(
     let tensors = frames.iter().map(Tensor::from_frame).collect::<Result<Vec<_>, FrameError>>()?;
     if let (TensorTag::Activation { .. }, [_, labels]) = (&tag, tensors.as_slice()) {
         let vocabulary = manifest.model.vocabulary;
-        let tokens = labels.bytes.as_chunks::<4>().0;
-        if tokens.iter().any(|token| u32::from_le_bytes(*token) >= vocabulary) {
+        let unknown = |word: &[u8; 4]| {
+            let target = Label::from_word(u32::from_le_bytes(*word)).target;
+            target.is_some_and(|target| target >= vocabulary)
+        };
+        if labels.bytes.as_chunks::<4>().0.iter().any(unknown) {
             return Err(Unusable::Label);
         }
     }

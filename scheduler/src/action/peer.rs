@@ -197,6 +197,8 @@ pub enum PeerEvent {
     Admitted {
         /// The stages it hosts.
         span: StageSpan,
+        /// The version of the run's weights.
+        version: Step,
     },
     /// The run returns to a version; this peer restarts from there.
     Rewound {

@@ -307,7 +307,7 @@ impl Peer {
         self.position.version = version;
         self.weights.catch_up.admit(version);
         self.pipeline.host(&context_of!(self, now), span, out);
-        out.push(PeerAction::Event(PeerEvent::Admitted { span }));
+        out.push(PeerAction::Event(PeerEvent::Admitted { span, version }));
         self.serve_when_listed(now, out);
         self.weights.report_ready(&context_of!(self, now), out);
     }

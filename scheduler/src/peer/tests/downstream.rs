@@ -7,7 +7,7 @@ fn the_first_stage_requests_a_window_of_work_and_offers_it_at_once() {
     let (mut probe, admitted) = Probe::at(0, |_| {});
     let span = StageSpan::one(Stage(0));
     let serving = PeerEvent::Serving { version: Step(0) };
-    let events = [PeerEvent::Admitted { span }, serving].map(PeerAction::Event);
+    let events = [PeerEvent::Admitted { span, version: Step(0) }, serving].map(PeerAction::Event);
     assert_eq!(admitted, [&events[..], &[work_request(5, 5, 0)]].concat());
     let actions = probe.hand_out(0..2);
     let keys: Vec<ClaimKey> = offered(&actions).into_iter().map(|(_, key)| key).collect();

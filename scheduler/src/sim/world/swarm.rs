@@ -228,7 +228,7 @@ impl<'a> Swarm<'a> {
                 return self.observation.fails(wrong(reason));
             }
             PeerEvent::Fault(fault) => return self.observation.fails(wrong(fault.to_string())),
-            PeerEvent::Admitted { span } => self.nodes[index].span = Some(span),
+            PeerEvent::Admitted { span, .. } => self.nodes[index].span = Some(span),
             PeerEvent::Moved { to, .. } => self.nodes[index].span = Some(StageSpan::one(to)),
             PeerEvent::Checkpoint { version, stages, oldest } => {
                 return self.archive(index, version, stages.len(), oldest);

@@ -1,0 +1,61 @@
+//! `shoal import` and `shoal export`: models in Hugging Face's format, in and out.
+
+use shoal_engine::base::{self, BaseError};
+use shoal_engine::{BaseFiles, Checkpoint};
+
+use crate::cli::{ExportArgs, ImportArgs};
+use crate::exit::{Exit, ExitWith};
+
+/// Imports a model as a base.
+///
+/// # Errors
+/// If the model is incomplete or of no known family, or the disk is full.
+pub(super) fn import(args: &ImportArgs) -> anyhow::Result<()> {
+    let imported = checked(base::import(&args.model, &args.out, args.untie))?;
+    let out = args.out.display();
+    let (index, millions) = (&imported.index, imported.parameters as f64 / 1e6);
+    println!(
+        "{out}: {} with {millions:.1} million weights in {} layers, base {}",
+        index.family, index.model.layers, imported.base.index
+    );
+    if index.model.block.tied {
+        println!(
+            "its head is tied to its embedding: it trains in one stage; --untie separates them"
+        );
+    }
+    println!("start a run from it: shoal init --from {out} -o run.toml");
+    Ok(())
+}
+
+/// Writes the model of a checkpoint in the format of its family.
+///
+/// # Errors
+/// If the checkpoint is damaged or its run started from no base, or the disk is full.
+pub(super) fn export(args: &ExportArgs) -> anyhow::Result<()> {
+    let checkpoint = Checkpoint::open(&args.checkpoint).exit_with(Exit::Corrupt)?;
+    let folder = &args.checkpoint;
+    let base = BaseFiles::in_folder(folder).map_err(|error| match error {
+        BaseError::NotABase { path } => anyhow::anyhow!(
+            "{} started from no base: transformers loads the checkpoint as it is",
+            path.display()
+        ),
+        other => other.into(),
+    });
+    let base = base.exit_with(Exit::Usage)?;
+    checked(base::export(&checkpoint, &base, &args.out, args.dtype.into()))?;
+    let (out, family) = (args.out.display(), &base.index.family);
+    println!("{out}: {family}, version {} of the weights", checkpoint.step());
+    Ok(())
+}
+
+/// Attaches the exit code: a damaged file is one thing, a model that is not supported another.
+fn checked<T>(result: Result<T, BaseError>) -> anyhow::Result<T> {
+    result.or_else(|error| {
+        let exit = match &error {
+            BaseError::Damaged { .. } | BaseError::MissingTensor { .. } => Exit::Corrupt,
+            BaseError::Io { .. } => Exit::Failed,
+            _ => Exit::Usage,
+        };
+        Err(error).exit_with(exit)
+    })
+}

@@ -1,0 +1,223 @@
+//! The files that the manifest names by their content: the token file, for the hosts of the first
+//! stage, and the base, each stage's part for its hosts.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use shoal_engine::base::BaseFile;
+use shoal_engine::{BaseFiles, BaseIndex, Samples, TokenFile};
+use shoal_protocol::ids::{ContentHash, PeerId, Stage, StageSpan};
+use shoal_protocol::manifest::{Base, Manifest, Tokens};
+use shoal_protocol::message::View;
+use shoal_protocol::net::transport::Transport;
+use tokio::sync::watch;
+
+use super::chunks::is_partial;
+use super::resume::paths_in;
+use crate::data_dir::Files;
+
+/// Attempts at all holders, and the time between two.
+const ROUNDS: u32 = 30;
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// The folders of the token file and of the base, in the data directory.
+pub(crate) const TOKENS: &str = "tokens";
+pub(crate) const BASE: &str = "base";
+
+/// The peers that may have files of the run.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct FileHolders {
+    hosts: Vec<(PeerId, StageSpan)>,
+    /// Archives, which fetch everything, and the coordinator.
+    others: Vec<PeerId>,
+}
+
+impl FileHolders {
+    /// The other members of a run.
+    pub(crate) fn new(view: &View, me: PeerId, coordinator: Option<PeerId>) -> Self {
+        let members = || view.members.iter().filter(|record| record.member.peer != me);
+        let archives = members().filter(|record| record.duties.archive);
+        let others = archives.map(|record| record.member.peer).chain(coordinator);
+        Self {
+            hosts: members().map(|record| (record.member.peer, record.span)).collect(),
+            others: others.filter(|peer| *peer != me).collect(),
+        }
+    }
+
+    /// Peers that may have any file.
+    pub(crate) fn any(peers: Vec<PeerId>) -> Self {
+        Self { hosts: Vec::new(), others: peers }
+    }
+
+    /// The peers that may have the files of a stage.
+    fn of(&self, stage: Stage) -> Vec<PeerId> {
+        let hosts = self.hosts.iter().filter(|(_, span)| span.contains(stage));
+        let mut all: Vec<PeerId> = hosts.map(|(peer, _)| *peer).collect();
+        for peer in &self.others {
+            if !all.contains(peer) {
+                all.push(*peer);
+            }
+        }
+        all
+    }
+}
+
+/// A file to be fetched.
+struct Wanted<'a> {
+    hash: ContentHash,
+    length: u64,
+    path: &'a Path,
+    /// For messages.
+    what: &'static str,
+}
+
+/// The files that the manifest names, here or at other peers.
+#[derive(Clone)]
+pub(crate) struct RunFiles {
+    pub(crate) manifest: Arc<Manifest>,
+    pub(crate) data_dir: PathBuf,
+    pub(crate) files: Files,
+    pub(crate) transport: Option<Transport>,
+    pub(crate) holders: watch::Receiver<FileHolders>,
+}
+
+impl RunFiles {
+    fn place(&self, folder: &str, hash: ContentHash, extension: &str) -> PathBuf {
+        let own = || self.data_dir.join(folder).join(format!("{hash}.{extension}"));
+        self.files.path(&hash).unwrap_or_else(own)
+    }
+
+    fn token_path(&self) -> PathBuf {
+        self.place(TOKENS, self.manifest.tokens.hash, "tokens")
+    }
+
+    /// Opens the token file.
+    ///
+    /// # Errors
+    /// When it is missing, or another file.
+    pub(crate) fn open_samples(&self) -> anyhow::Result<Samples> {
+        let path = self.token_path();
+        let file = TokenFile::open(&path, &self.manifest.tokens)?;
+        self.files.offer(self.manifest.tokens.hash, path);
+        Ok(Samples::new(&self.manifest, file))
+    }
+
+    /// Fetches the token file, unless it is here.
+    ///
+    /// # Errors
+    /// When no holder gives it.
+    pub(crate) async fn obtain_tokens(&self) -> anyhow::Result<()> {
+        let Tokens { hash, count, width, .. } = self.manifest.tokens;
+        let path = self.token_path();
+        let length = count.saturating_mul(width.size() as u64);
+        forget_others(&self.data_dir.join(TOKENS), &path);
+        self.obtain(Stage(0), Wanted { hash, length, path: &path, what: "the text" }).await
+    }
+
+    /// Fetches the base's files of a stage, unless they are here. `None` if the run starts from no
+    /// base.
+    ///
+    /// # Errors
+    /// When no holder gives one, or the base is not that of the manifest.
+    pub(crate) async fn obtain_base(&self, stage: Stage) -> anyhow::Result<Option<BaseFiles>> {
+        let Some(base) = self.base_index(stage).await? else { return Ok(None) };
+        for file in base.index.files_of(&self.manifest, stage) {
+            self.obtain_base_file(stage, file).await?;
+        }
+        Ok(Some(base))
+    }
+
+    /// Fetches the base's configuration and tokenizer, for a checkpoint.
+    ///
+    /// # Errors
+    /// Like [`Self::obtain_base`].
+    pub(crate) async fn obtain_base_description(&self) -> anyhow::Result<Option<BaseFiles>> {
+        let Some(base) = self.base_index(Stage(0)).await? else { return Ok(None) };
+        for file in &base.index.others {
+            self.obtain_base_file(Stage(0), file).await?;
+        }
+        Ok(Some(base))
+    }
+
+    async fn base_index(&self, stage: Stage) -> anyhow::Result<Option<BaseFiles>> {
+        let Some(Base { index, bytes, .. }) = self.manifest.model.base else { return Ok(None) };
+        let what = "the index of the base";
+        let path = self.place(BASE, index, "json");
+        self.obtain(stage, Wanted { hash: index, length: bytes, path: &path, what }).await?;
+        let text = std::fs::read(&path).with_context(|| format!("{}", path.display()))?;
+        anyhow::ensure!(ContentHash::of(&text) == index, "{} is damaged", path.display());
+        let parsed =
+            BaseIndex::parse(&text).map_err(|reason| anyhow::anyhow!("{what}: {reason}"))?;
+        anyhow::ensure!(
+            parsed.fits(&self.manifest.model),
+            "the base has another shape than the manifest: it is not the base of this run"
+        );
+        let files = self.files.clone();
+        Ok(Some(BaseFiles::new(Arc::new(parsed), move |hash| files.path(hash))))
+    }
+
+    async fn obtain_base_file(&self, stage: Stage, file: &BaseFile) -> anyhow::Result<()> {
+        let (hash, length) = (file.hash, file.bytes);
+        let path = self.place(BASE, hash, "part");
+        self.obtain(stage, Wanted { hash, length, path: &path, what: "a file of the base" }).await
+    }
+
+    /// Fetches a file from the peers that may have it, unless it is here, and offers it to others.
+    async fn obtain(&self, stage: Stage, wanted: Wanted<'_>) -> anyhow::Result<()> {
+        let Wanted { hash, length, path, what } = wanted;
+        if let Some(transport) = self.transport.as_ref().filter(|_| !path.exists()) {
+            tracing::info!(%hash, length, "fetching {what}");
+            if let Some(folder) = path.parent() {
+                std::fs::create_dir_all(folder)
+                    .with_context(|| format!("{} cannot be made", folder.display()))?;
+            }
+            self.fetch(transport, stage, &wanted).await?;
+        }
+        anyhow::ensure!(path.exists(), "{what} is nowhere: {} is missing", path.display());
+        self.files.offer(hash, path.to_owned());
+        Ok(())
+    }
+
+    async fn fetch(
+        &self,
+        transport: &Transport,
+        stage: Stage,
+        Wanted { hash, length, path, what }: &Wanted<'_>,
+    ) -> anyhow::Result<()> {
+        let mut fetched = Ok(());
+        for round in 0..ROUNDS {
+            if round > 0 {
+                // A holder may be about to come back.
+                tokio::time::sleep(PAUSE).await;
+            }
+            let holders = self.holders.borrow().of(stage);
+            anyhow::ensure!(!holders.is_empty(), "{what} cannot be fetched: no known peer has it");
+            fetched = transport.fetch_file(&holders, *hash, *length, path).await;
+            if fetched.is_ok() {
+                break;
+            }
+        }
+        fetched.with_context(|| format!("{what} cannot be fetched"))
+    }
+}
+
+impl std::fmt::Debug for RunFiles {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("RunFiles").field("data_dir", &self.data_dir).finish_non_exhaustive()
+    }
+}
+
+/// Removes the rests of fetches of other files.
+fn forget_others(folder: &Path, wanted: &Path) {
+    let wanted = wanted.file_name().unwrap_or_default().to_string_lossy();
+    for path in paths_in(folder).into_iter().filter(|path| is_partial(path)) {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if !name.starts_with(&*wanted)
+            && let Err(error) = std::fs::remove_file(&path)
+        {
+            tracing::warn!(path = %path.display(), %error, "not removed");
+        }
+    }
+}
