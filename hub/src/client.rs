@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use ureq::http::HeaderMap;
 
 use crate::config::{HubConfig, PUBLIC_ENDPOINT};
@@ -199,6 +200,20 @@ impl Hub {
     ) -> Result<(HeaderMap, T), HubError> {
         let request = Request::new(Method::Get, url, Payload::None);
         self.call(&request, subject, cap)
+    }
+
+    /// Sends a value and parses the answer.
+    pub(crate) fn post_json<T: DeserializeOwned>(
+        &self,
+        url: &str,
+        body: &Value,
+        subject: Subject<'_>,
+    ) -> Result<T, HubError> {
+        let body = body.to_string();
+        let payload = Payload::Bytes(body.as_bytes());
+        let request = Request::new(Method::Post, url.to_owned(), payload)
+            .header("content-type", "application/json");
+        Ok(self.call(&request, subject, LONGEST_ANSWER)?.1)
     }
 
     /// Sends a request and parses its answer.

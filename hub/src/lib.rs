@@ -32,5 +32,6 @@ pub use download::{Snapshot, SnapshotFile};
 pub use error::HubError;
 pub use pattern::Pattern;
 pub use progress::Progress;
+pub use push::{Push, Pushed};
 
 pub use reference::{Reference, ReferenceError, Repository, RepositoryKind};
