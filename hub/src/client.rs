@@ -283,6 +283,23 @@ mod tests {
         }
     }
 
+    proptest::proptest! {
+        #[test]
+        fn any_header_and_entry_is_read_without_a_panic(
+            header in "[<>;,=\"a-z/:éx ]{0,40}",
+            path in "[a./\\\\é\\x00 ]{0,20}",
+            oid in "[0-9a-f]{40}|[ -~é]{0,44}",
+            size: u64,
+        ) {
+            next_link(&header);
+            let lfs = Some(EntryLfs { oid: oid.clone(), size });
+            let entry = Entry { kind: "file".into(), path, size, oid, lfs, xet_hash: None };
+            if let Some(file) = entry.into_file() {
+                assert!(is_inside(&file.path));
+            }
+        }
+    }
+
     #[test]
     fn paths_are_encoded() {
         assert_eq!(encoded("refs/pr/1"), "refs%2Fpr%2F1");

@@ -4,6 +4,8 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::origin::shown;
+
 /// Why a request, a download or a push failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
@@ -322,7 +324,7 @@ impl HubError {
 
     /// An answer that is not that of a Hub.
     pub(crate) fn malformed(url: &str, reason: impl ToString) -> Self {
-        Self::Malformed { url: url.to_owned(), reason: printable(&reason.to_string()) }
+        Self::Malformed { url: shown(url).to_owned(), reason: printable(&reason.to_string()) }
     }
 }
 

@@ -13,7 +13,7 @@ use ureq::{Agent, Body, Proxy, SendBody};
 
 use crate::config::{HubConfig, Timeouts};
 use crate::error::{HubError, printable};
-use crate::origin::{Origin, join};
+use crate::origin::{Origin, join, shown};
 use crate::refusal::{self, Subject};
 use crate::retry::{Failure, Retry};
 
@@ -101,7 +101,7 @@ impl Response {
         self.status
     }
 
-    /// The URL that has answered, after redirects.
+    /// The URL that has answered, after redirects and without its query.
     pub(crate) fn url(&self) -> &str {
         &self.url
     }
@@ -198,6 +198,7 @@ impl Http {
             .tls_config(tls)
             .proxy(proxy)
             .user_agent(concat!("shoal/", env!("CARGO_PKG_VERSION")))
+            .accept_encoding("identity")
             .http_status_as_error(false)
             .max_redirects(0)
             .max_redirects_will_error(false)
@@ -271,17 +272,22 @@ impl Http {
                 429 => {
                     let seconds = response.header("retry-after").and_then(|text| text.parse().ok());
                     let retry_after = seconds.map(Duration::from_secs);
-                    return Err(Failure::Limited { url, retry_after });
+                    return Err(Failure::Limited { url: shown(&url).to_owned(), retry_after });
                 }
-                status @ 500..=599 => return Err(Failure::Server { url, status }),
+                status @ (408 | 500..=599) => {
+                    return Err(Failure::Server { url: shown(&url).to_owned(), status });
+                }
                 _ => {
                     let with_token = with_token && self.config.token.is_some();
                     let endpoint = &self.config.endpoint;
+                    // Only the endpoint knows about repositories and tokens.
+                    let subject = if self.is_home(&url) { subject } else { subject.plain() };
                     return Err(refusal::error(response, subject, endpoint, with_token).into());
                 }
             }
         }
-        Err(HubError::Redirect { url: request.url.clone(), location: printable(&url) }.into())
+        let location = printable(shown(&url));
+        Err(HubError::Redirect { url: shown(&request.url).to_owned(), location }.into())
     }
 
     fn send_to(
@@ -320,7 +326,7 @@ impl Http {
         };
         let (parts, body) = answer.map_err(|error| failure(url, error))?.into_parts();
         Ok(Response {
-            url: url.to_owned(),
+            url: shown(url).to_owned(),
             status: parts.status.as_u16(),
             headers: parts.headers,
             body,
@@ -347,7 +353,7 @@ fn redirect(url: &str, method: Method, response: &Response) -> Result<String, Hu
 /// The failure that an error of the library stands for.
 fn failure(url: &str, error: ureq::Error) -> Failure {
     let text = error.to_string();
-    let owned = url.to_owned();
+    let owned = shown(url).to_owned();
     let host = || Origin::of(url).map_or_else(|| url.to_owned(), |origin| origin.host().to_owned());
     match error {
         ureq::Error::HostNotFound => HubError::NoSuchHost { host: host() }.into(),

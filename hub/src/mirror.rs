@@ -32,10 +32,12 @@ impl Hub {
         if let Some(folder) = destination.parent() {
             fs::create_dir_all(folder).map_err(HubError::io(folder))?;
         }
-        let _lock = Lock::take(&beside(destination, ".lock"), self.config().timeouts.lock)?;
+        let lock = beside(destination, ".lock");
+        let _held = Lock::take(&lock, self.config().timeouts.lock)?;
         let hash = FileHash::Blake3(hash);
         if CachedRepository::has(destination, length) && hash.of_file(destination)? == hash {
             progress(Progress { file: url, bytes: length, total: length });
+            let _ = fs::remove_file(&lock);
             return Ok(());
         }
         let transfer = Transfer {
@@ -47,7 +49,10 @@ impl Hub {
             hash: &hash,
             partial: &beside(destination, ".incomplete"),
         };
-        transfer.run(&self.http, destination, progress)
+        transfer.run(&self.http, destination, progress)?;
+        // A process that waits for the lock finds the file, so the lock has no further use.
+        let _ = fs::remove_file(&lock);
+        Ok(())
     }
 }
 

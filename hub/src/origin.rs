@@ -38,6 +38,11 @@ impl Origin {
     }
 }
 
+/// The URL without its query, which may have a signature: for messages.
+pub(crate) fn shown(url: &str) -> &str {
+    url.split(['?', '#']).next().unwrap_or(url)
+}
+
 /// The URL that a `Location` header names, relative to the URL of the request.
 pub(crate) fn join(base: &str, location: &str) -> Option<String> {
     if location.starts_with("http://") || location.starts_with("https://") {
@@ -79,6 +84,16 @@ mod tests {
         assert_eq!(joined("http://cdn.example/x").as_deref(), Some("http://cdn.example/x"));
         for location in ["", "x", "ftp://cdn.example/x", "https://a b/"] {
             assert_eq!(joined(location), None, "{location}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_location_is_joined_to_a_url_or_refused(location in "[/:?#@a.é%\\[\\] ]{0,20}|.{0,20}") {
+            if let Some(joined) = join("https://hub.example/a", &location) {
+                assert!(Origin::of(&joined).is_some());
+                assert!(joined.starts_with(shown(&joined)));
+            }
         }
     }
 

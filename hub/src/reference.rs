@@ -298,6 +298,17 @@ mod tests {
         assert_eq!(main.to_string(), "hf:a/b");
     }
 
+    proptest::proptest! {
+        #[test]
+        fn any_text_parses_to_itself_or_is_refused(text in "hf:(datasets/)?[a-c./@:*-]{0,20}|.{0,20}") {
+            if let Ok(reference) = text.parse::<Reference>() {
+                assert_eq!(reference.to_string().parse::<Reference>(), Ok(reference.clone()));
+                assert!(!reference.repository().cache_folder().contains(['/', '\0']));
+                assert!(is_inside(reference.revision()));
+            }
+        }
+    }
+
     #[test]
     fn an_owner_may_be_called_datasets() {
         let reference: Reference = "hf:datasets/name".parse().expect("a reference");

@@ -23,6 +23,16 @@ pub(crate) enum Subject<'a> {
 }
 
 impl<'a> Subject<'a> {
+    /// The same, for a host other than the endpoint.
+    pub(crate) fn plain(self) -> Self {
+        match self {
+            Self::File(_, file) => Self::Plain(file),
+            Self::Revision(_, name) => Self::Plain(name),
+            Self::Repository(repository) => Self::Plain(repository.name()),
+            Self::Plain(file) => Self::Plain(file),
+        }
+    }
+
     fn repository(self) -> Option<&'a Repository> {
         match self {
             Self::Repository(repository)

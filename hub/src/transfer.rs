@@ -98,7 +98,8 @@ impl Transfer<'_> {
             .map_err(HubError::io(self.partial))?;
         let have = if have > self.length { 0 } else { have };
         if have == self.length {
-            file.set_len(have).map_err(HubError::io(self.partial))?;
+            self.truncate(&mut file, have)?;
+            progress(Progress { file: self.file, bytes: have, total: self.length });
             return Ok(());
         }
         let mut request = Request::new(Method::Get, self.url.clone(), Payload::None);

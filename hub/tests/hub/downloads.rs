@@ -40,7 +40,7 @@ fn a_snapshot_has_the_layout_of_the_hubs_cache() {
         let blob = folder.join("blobs").join(file.hash()).canonicalize().expect("a blob");
         assert_eq!(link.canonicalize().expect("a target"), blob);
         let length = file.bytes.len() as u64;
-        assert!(seen.contains(&(file.path.to_owned(), length, length)) || length == 0, "{seen:?}");
+        assert!(seen.contains(&(file.path.to_owned(), length, length)), "{seen:?}");
     }
     let target = fs::read_link(snapshot.folder.join("sub/folder/model.bin")).expect("a link");
     assert!(target.starts_with("../../../../blobs"), "{target:?}");
@@ -144,6 +144,22 @@ fn the_token_stays_at_the_endpoint() {
     assert_eq!(asked[0].path, "/signed?key=1");
     assert_eq!(asked[0].header("authorization"), None);
     assert!(server.asked().iter().all(|asked| asked.header("authorization").is_some()));
+}
+
+#[test]
+fn a_refusal_of_another_host_shows_no_signature() {
+    let cache = tempfile::tempdir().expect("a folder");
+    let storage = Server::start(|_| Answer::new(403, "the address has expired"));
+    let signed = format!("{}/signed?key=secret", storage.url());
+    let server = Server::start(move |asked| {
+        if asked.path.contains("/resolve/") {
+            return Answer::new(302, "").header("location", signed.clone());
+        }
+        answer(&[stored("a", "aa", false)], asked)
+    });
+    let error = refusal(&hub(&server.url(), cache.path()));
+    assert!(error.contains("/signed refuses the request with status 403"), "{error}");
+    assert!(error.contains("expired") && !error.contains("secret"), "{error}");
 }
 
 #[test]

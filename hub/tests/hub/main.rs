@@ -8,3 +8,4 @@ mod pushes;
 mod python;
 mod repository;
 mod server;
+mod tls;

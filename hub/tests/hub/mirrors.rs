@@ -34,6 +34,8 @@ fn a_file_of_a_mirror_is_resumed_and_checked() {
     assert!(asked.iter().all(|asked| asked.header("authorization").is_none()));
     hub.fetch_url(&url, &destination, hash, 200_000, &mut ignore).expect("there");
     assert_eq!(server.asked().len(), asked.len());
+    let left = fs::read_dir(folder.path().join("sub")).expect("a folder").count();
+    assert_eq!(left, 1, "neither a lock nor a part stays");
 }
 
 #[test]
