@@ -310,10 +310,7 @@ impl Http {
         }
         let malformed = |error: http::Error| Failure::from(HubError::malformed(url, error));
         let answer = match request.payload {
-            Payload::None if request.method == Method::Get => {
-                self.agent.run(builder.body(()).map_err(malformed)?)
-            }
-            Payload::None => self.agent.run(builder.body(&[][..]).map_err(malformed)?),
+            Payload::None => self.agent.run(builder.body(()).map_err(malformed)?),
             Payload::Bytes(bytes) => self.agent.run(builder.body(bytes).map_err(malformed)?),
             Payload::File { path, start, length } => {
                 let mut file = File::open(path).map_err(HubError::io(path))?;

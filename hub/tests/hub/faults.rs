@@ -228,7 +228,7 @@ fn another_length_is_refused_before_the_bytes() {
 fn a_silent_server_is_left_after_the_timeout() {
     let file = stored("model.bin", bytes(100_000), true);
     let cache = tempfile::tempdir().expect("a folder");
-    let silence = Duration::from_secs(20);
+    let silence = Duration::from_secs(60);
     let server = Server::start(move |asked| {
         let answered = answer(std::slice::from_ref(&file), asked);
         if asked.path.contains("/resolve/") && asked.range_start().is_none() {
@@ -237,7 +237,7 @@ fn a_silent_server_is_left_after_the_timeout() {
         answered
     });
     let mut settings = config(&server.url(), cache.path());
-    settings.timeouts.stall = Duration::from_millis(200);
+    settings.timeouts.stall = Duration::from_secs(1);
     let start = Instant::now();
     download(&Hub::new(settings).expect("a client")).expect("resumed");
     assert!(start.elapsed() < silence, "{:?}", start.elapsed());

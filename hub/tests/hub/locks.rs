@@ -1,9 +1,9 @@
 //! Two processes that download the same repository.
 
 use std::fs::{self, File};
-use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use shoal_hub::{Hub, HubError};
@@ -14,18 +14,27 @@ use crate::server::Server;
 /// The file of the lock that a helper process holds.
 const HELD: &str = "SHOAL_HUB_TEST_HELD_LOCK";
 
-/// Time for which the helper process holds it.
-const HOLD: Duration = Duration::from_millis(700);
+/// The longest time that one process waits for the other.
+const LONGEST: Duration = Duration::from_secs(30);
 
-/// Runs in a process of its own: takes the lock, creates a file beside it, and ends later.
+/// Waits for a file of the other process.
+fn wait_for(path: &Path) {
+    let start = Instant::now();
+    while !path.exists() {
+        assert!(start.elapsed() < LONGEST, "{} does not appear", path.display());
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Runs in a process of its own: takes the lock, and holds it until it is asked to release it.
 #[test]
 fn holder_of_a_lock() {
     let Some(path) = std::env::var_os(HELD) else { return };
-    let file = File::options().write(true).open(&path).expect("a lock");
+    let path = Path::new(&path);
+    let file = File::options().write(true).open(path).expect("a lock");
     file.try_lock().expect("free");
-    let mut held = File::create(Path::new(&path).with_extension("held")).expect("a file");
-    held.write_all(b"held").expect("written");
-    std::thread::sleep(HOLD);
+    File::create(path.with_extension("held")).expect("a file");
+    wait_for(&path.with_extension("release"));
 }
 
 #[test]
@@ -41,12 +50,7 @@ fn a_second_process_waits_for_the_first() {
         .stdout(Stdio::null())
         .spawn()
         .expect("a process");
-    let held = lock.with_extension("held");
-    let start = Instant::now();
-    while !held.exists() {
-        assert!(start.elapsed() < Duration::from_secs(30), "the process takes the lock");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_for(&lock.with_extension("held"));
     let server = Server::start(|asked| answer(&[stored("a", "aa", false)], asked));
     let mut settings = config(&server.url(), cache.path());
     settings.timeouts.lock = Duration::from_millis(20);
@@ -54,7 +58,13 @@ fn a_second_process_waits_for_the_first() {
     assert!(matches!(refused, Err(HubError::Locked { .. })), "{refused:?}");
     assert!(server.asked_for("/resolve/").is_empty());
 
-    settings.timeouts.lock = Duration::from_secs(30);
+    settings.timeouts.lock = LONGEST;
+    let release = lock.with_extension("release");
+    let first = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(200));
+        File::create(release).expect("a file");
+        holder.wait().expect("a process").success()
+    });
     download(&Hub::new(settings).expect("a client")).expect("downloaded after the first");
-    assert!(holder.try_wait().expect("a process").is_some() || holder.wait().is_ok());
+    assert!(first.join().expect("no panic"), "the first process ends well");
 }
