@@ -11,7 +11,7 @@ use shoal_hub::{Hub, HubError};
 use crate::repository::{answer, config, download, stored};
 use crate::server::Server;
 
-/// The file of the lock that a helper process holds.
+/// The file of the lock that the other process holds.
 const HELD: &str = "SHOAL_HUB_TEST_HELD_LOCK";
 
 /// The longest time that one process waits for the other.

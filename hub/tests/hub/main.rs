@@ -4,6 +4,7 @@ mod downloads;
 mod faults;
 mod locks;
 mod mirrors;
+mod proxy;
 mod pushes;
 mod python;
 mod repository;
