@@ -121,7 +121,7 @@ impl Style {
                 '\u{8}' => out.push_str("\\b"),
                 '\u{c}' => out.push_str("\\f"),
                 control if control < ' ' => out.push_str(&format!("\\u{:04x}", control as u32)),
-                other if self.ascii && !other.is_ascii() || self.ascii && other == '\u{7f}' => {
+                other if self.ascii && !(' '..='~').contains(&other) => {
                     for unit in other.encode_utf16(&mut [0; 2]) {
                         out.push_str(&format!("\\u{unit:04x}"));
                     }
