@@ -12,6 +12,7 @@ mod state;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Write;
+use std::num::NonZero;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -139,7 +140,7 @@ pub struct Progress {
 }
 
 /// Prepares data in the folder `out`, and returns its index. Calls `progress` after each batch of
-/// rows; if it breaks, the work ends and can be resumed.
+/// rows and each complete shard; if it breaks, the work ends and can be resumed.
 ///
 /// # Errors
 /// If the arguments, a source, the tokenizer, the template or a row is invalid, a file cannot be
@@ -160,21 +161,32 @@ pub fn prepare(
     let mut work = Work::begin(options, out, &encoder, arguments)?;
 
     let bytes_total = files.iter().map(|file| file.bytes).sum();
-    let cores = || thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let threads = options.threads.map_or_else(cores, std::num::NonZero::get);
+    let mut report = |work: &Work| {
+        let bytes_read = read.bytes_read.load(Ordering::Relaxed);
+        let documents = work.documents.train + work.documents.held_out;
+        let (tokens, shards) = (work.tokens, work.shards());
+        match progress(Progress { bytes_read, bytes_total, documents, tokens, shards }) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(PrepareError::Interrupted),
+        }
+    };
+    let cores = || thread::available_parallelism().map_or(1, NonZero::get);
+    let threads = options.threads.map_or_else(cores, NonZero::get);
     let input = Input { files: &files, kind, options: &read, encoder: &encoder };
     thread::scope(|scope| {
-        for batch in pipeline::start(scope, &input, work.place, threads) {
-            work.take(batch)?;
-            let bytes_read = read.bytes_read.load(Ordering::Relaxed);
-            let documents = work.documents.train + work.documents.held_out;
-            let (tokens, shards) = (work.tokens, work.shards());
-            if progress(Progress { bytes_read, bytes_total, documents, tokens, shards }).is_break()
-            {
-                return Err(PrepareError::Interrupted);
+        for EncodedBatch { documents, failure } in
+            pipeline::start(scope, &input, work.place, threads)
+        {
+            for document in documents {
+                if work.take(document)? {
+                    work.save()?;
+                    report(&work)?;
+                }
             }
+            failure.map_or(Ok(()), Err)?;
+            report(&work)?;
         }
-        Ok(())
+        Ok::<(), PrepareError>(())
     })?;
     work.finish(&encoder)
 }
@@ -294,17 +306,8 @@ impl<'a> Work<'a> {
         finished(&self.train) + finished(&self.held_out)
     }
 
-    fn take(&mut self, batch: EncodedBatch) -> Result<(), PrepareError> {
-        for encoded in batch.documents {
-            if self.take_document(encoded)? {
-                self.save()?;
-            }
-        }
-        batch.failure.map_or(Ok(()), Err)
-    }
-
     /// Packs and writes a document. Returns whether a shard became complete.
-    fn take_document(&mut self, encoded: Encoded) -> Result<bool, WriteError> {
+    fn take(&mut self, encoded: Encoded) -> Result<bool, WriteError> {
         let Encoded { document, number, starts, place } = encoded;
         self.place = place;
         let Some(document) = document else {
