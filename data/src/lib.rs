@@ -14,7 +14,7 @@ mod permutation;
 pub mod prepare;
 pub mod prepared;
 pub mod source;
-// pub mod stats;
+pub mod stats;
 pub mod template;
 pub mod tokenizer;
 

@@ -222,3 +222,29 @@ fn a_folder_that_cannot_be_written_is_named() {
     assert!(matches!(error, PrepareError::Write(_)), "{error}");
     assert!(error.to_string().contains("file/out"), "{error}");
 }
+
+#[test]
+fn a_full_disk_leaves_what_is_complete() {
+    let folder = tempfile::tempdir().expect("writable");
+    let options = job(folder.path());
+    let whole = run(&options, &folder.path().join("whole")).expect("it works");
+    let out = folder.path().join("out");
+    // The third shard is on a device without room.
+    let full = out.join("unfinished/train-000002.partial");
+    fs::create_dir_all(out.join("unfinished")).expect("writable");
+    std::os::unix::fs::symlink("/dev/full", &full).expect("writable");
+    let error = run(&options, &out).expect_err("there is no room").to_string();
+    assert!(error.contains("train-000002.partial: No space left"), "{error}");
+    for entry in &whole.train[..1] {
+        assert!(out.join(format!("shards/{}.shard", entry.hash)).exists());
+    }
+    assert!(!out.join("index.json").exists());
+    fs::remove_file(&full).expect("it exists");
+    let mut shards = None;
+    let index = prepare(&options, &out, |progress| {
+        shards.get_or_insert(progress.shards);
+        ControlFlow::Continue(())
+    });
+    assert_eq!(index.expect("it goes on"), whole);
+    assert!(shards >= Some(1));
+}
