@@ -74,7 +74,7 @@ fn compressed_lines_and_tables_have_the_same_rows() {
     let folder = tempfile::tempdir().expect("writable");
     let lines = texts(TEXTS);
     let plain = write(folder.path(), "a.jsonl", &lines);
-    let expected = prepared(folder.path(), &[plain.clone()]);
+    let expected = prepared(folder.path(), std::slice::from_ref(&plain));
     assert!(expected.len() > 3);
     let check = |name: &str, sources: &[String]| {
         assert_eq!(prepared(folder.path(), sources), expected, "{name}");
