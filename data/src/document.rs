@@ -1,0 +1,218 @@
+//! Turns a row of a source into the tokens of a document.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::class::Class;
+use crate::source::{Messages, Row};
+use crate::template::{ChatTemplate, TemplateError, assistant_mask};
+use crate::tokenizer::{TextTokenizer, TokenizerError};
+
+/// The tokens of one document, or of one block of a long text, and the class of each.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Document {
+    /// Token ids.
+    pub tokens: Vec<u32>,
+    /// As many classes as tokens.
+    pub classes: Vec<Class>,
+}
+
+/// The tokens that are targets in chats, and in prompts with a completion.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum TrainOn {
+    /// What the assistant says, or the completion.
+    #[default]
+    Responses,
+    /// All tokens.
+    All,
+}
+
+impl fmt::Display for TrainOn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Responses => "responses",
+            Self::All => "all",
+        })
+    }
+}
+
+/// The error of a text that does not name what to train on.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is nothing to train on: use responses or all")]
+pub struct TrainOnError(String);
+
+impl FromStr for TrainOn {
+    type Err = TrainOnError;
+
+    fn from_str(text: &str) -> Result<Self, TrainOnError> {
+        match text {
+            "responses" => Ok(Self::Responses),
+            "all" => Ok(Self::All),
+            other => Err(TrainOnError(other.to_owned())),
+        }
+    }
+}
+
+/// Why a row cannot become a document.
+#[derive(Debug, thiserror::Error)]
+pub enum DocumentError {
+    /// The tokenizer refuses the text.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// The chat template refuses the messages.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+    /// There is no token to end a text with.
+    #[error(
+        "the tokenizer has no token that ends a text: name one as eos_token in tokenizer_config.json"
+    )]
+    NoEos,
+    /// A row with messages, but no chat template.
+    #[error("a row has messages, but no chat template is loaded: use --format messages")]
+    NoTemplate,
+    /// An id outside the vocabulary.
+    #[error("token {token} is outside the vocabulary of {vocabulary}: check config.json")]
+    Vocabulary {
+        /// The id.
+        token: u32,
+        /// The size of the vocabulary.
+        vocabulary: u32,
+    },
+}
+
+/// Turns rows into documents.
+///
+/// - A text has the tokens that the tokenizer adds before a text, its own, and `eos`. All are
+///   targets.
+/// - A chat has the tokens of the rendered template, and nothing else. The assistant's are targets.
+/// - A prompt and its completion are encoded as one text, with the tokens around it as for a text.
+///   Targets are the tokens that begin in the completion, and `eos`.
+///
+/// The first token of a document has the class [`Class::First`].
+pub struct Encoder {
+    tokenizer: TextTokenizer,
+    template: Option<ChatTemplate>,
+    train_on: TrainOn,
+}
+
+impl Encoder {
+    /// An encoder. It needs a template only for chats.
+    ///
+    /// # Errors
+    /// If the assistant's text is to be masked, but the template does not mark it.
+    pub fn new(
+        tokenizer: TextTokenizer,
+        template: Option<ChatTemplate>,
+        train_on: TrainOn,
+    ) -> Result<Self, DocumentError> {
+        let marked = template.as_ref().is_none_or(ChatTemplate::is_marked);
+        if train_on == TrainOn::Responses && !marked {
+            return Err(TemplateError::NoGeneration.into());
+        }
+        Ok(Self { tokenizer, template, train_on })
+    }
+
+    /// The tokenizer.
+    #[must_use]
+    pub const fn tokenizer(&self) -> &TextTokenizer {
+        &self.tokenizer
+    }
+
+    /// The document of a row.
+    ///
+    /// # Errors
+    /// If the template refuses a chat, or the tokenizer a text.
+    pub fn encode(&self, row: &Row) -> Result<Document, DocumentError> {
+        let document = match row {
+            Row::Text { text, starts, ends } => self.encode_text(text, *starts, *ends)?,
+            Row::Messages(messages) => self.encode_chat(messages)?,
+            Row::Prompt { prompt, completion } => self.encode_prompt(prompt, completion)?,
+        };
+        let vocabulary = self.tokenizer.vocabulary();
+        match document.tokens.iter().find(|token| **token >= vocabulary) {
+            Some(token) => Err(DocumentError::Vocabulary { token: *token, vocabulary }),
+            None => Ok(document),
+        }
+    }
+
+    fn encode_text(&self, text: &str, starts: bool, ends: bool) -> Result<Document, DocumentError> {
+        let content = self.tokenizer.encode(text, false)?;
+        let mut tokens = Vec::with_capacity(content.len() + 2);
+        if starts {
+            tokens.extend_from_slice(self.tokenizer.starts());
+        }
+        tokens.extend(content);
+        if ends {
+            tokens.extend(self.end()?);
+        }
+        let mut document = Document { classes: vec![Class::Target; tokens.len()], tokens };
+        if starts {
+            document.begin();
+        }
+        Ok(document)
+    }
+
+    fn encode_chat(&self, messages: &Messages) -> Result<Document, DocumentError> {
+        let template = self.template.as_ref().ok_or(DocumentError::NoTemplate)?;
+        let mut document = if self.train_on == TrainOn::All {
+            let tokens = self.tokenizer.encode(&template.render(messages)?, false)?;
+            Document { classes: vec![Class::Target; tokens.len()], tokens }
+        } else {
+            let rendered = template.render_masked(messages)?;
+            let encoded = self.tokenizer.encode_with_offsets(&rendered.text, false)?;
+            let mask = assistant_mask(&encoded, &rendered.generated);
+            let classes = mask.into_iter().map(class_of).collect();
+            Document { tokens: encoded.tokens, classes }
+        };
+        document.begin();
+        Ok(document)
+    }
+
+    fn encode_prompt(&self, prompt: &str, completion: &str) -> Result<Document, DocumentError> {
+        let border = prompt.chars().count();
+        let encoded =
+            self.tokenizer.encode_with_offsets(&format!("{prompt}{completion}"), false)?;
+        let all = self.train_on == TrainOn::All;
+        let mut document = Document::default();
+        for token in self.tokenizer.starts() {
+            document.push(*token, class_of(all));
+        }
+        for (token, (start, _)) in encoded.tokens.iter().zip(&encoded.offsets) {
+            document.push(*token, class_of(all || *start >= border));
+        }
+        for token in self.end()? {
+            document.push(token, Class::Target);
+        }
+        document.begin();
+        Ok(document)
+    }
+
+    /// The tokens behind a text: those that the tokenizer adds, and `eos` if it is not among them.
+    fn end(&self) -> Result<Vec<u32>, DocumentError> {
+        let mut tokens = self.tokenizer.ends().to_vec();
+        let eos = self.tokenizer.eos().ok_or(DocumentError::NoEos)?;
+        if tokens.last() != Some(&eos) {
+            tokens.push(eos);
+        }
+        Ok(tokens)
+    }
+}
+
+const fn class_of(target: bool) -> Class {
+    if target { Class::Target } else { Class::Masked }
+}
+
+impl Document {
+    fn push(&mut self, token: u32, class: Class) {
+        self.tokens.push(token);
+        self.classes.push(class);
+    }
+
+    fn begin(&mut self) {
+        if let Some(first) = self.classes.first_mut() {
+            *first = Class::First;
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! Shoal's training data: files of text become rows of tokens on disk.
+//!
+//! In the order of the data's journey: [`source`] reads rows of files, [`document`] turns a row
+//! into tokens with the [`tokenizer`] and the chat [`template`] of a model's folder, [`pack`] puts
+//! documents into rows of equal length, [`prepared`] is their format on disk, [`prepare`] runs all
+//! of these on every core, [`order`] is the order in which a run reads the rows, and [`stats`]
+//! shows them.
+
+mod class;
+pub mod document;
+pub mod order;
+pub mod pack;
+mod permutation;
+pub mod prepare;
+pub mod prepared;
+pub mod source;
+pub mod stats;
+pub mod template;
+pub mod tokenizer;
+
+pub use class::{Class, ClassError};
+pub use permutation::Permutation;
+pub use prepare::{PrepareError, PrepareOptions, Progress, prepare};

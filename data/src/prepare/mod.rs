@@ -1,0 +1,409 @@
+//! Prepares data: sources become a folder of shards with an index.
+//!
+//! The folder has `shards/`, and while the work is unfinished `unfinished/` with the shards that
+//! grow and the file `state`. Each time a shard is complete the state is saved; a later run with
+//! the same arguments goes on from there, and its result is the same as that of an uninterrupted
+//! run. The index is written last, under a temporary name, and renamed.
+
+mod options;
+mod pipeline;
+mod state;
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::num::NonZero;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::thread;
+
+use shoal_protocol::ids::ContentHash;
+
+use crate::document::{DocumentError, Encoder};
+use crate::pack::{Packer, Row};
+use crate::prepared::{
+    Documents, FORMAT, INDEX_FILE, Index, Layout, SHARDS_FOLDER, ShardWriter, Totals, WriteError,
+};
+use crate::source::{ReadOptions, RowKind, SourceError, SourceFile, detect, find};
+use crate::template::{ChatTemplate, TemplateError};
+use crate::tokenizer::{TextTokenizer, TokenizerError};
+
+pub use options::PrepareOptions;
+use pipeline::{Encoded, EncodedBatch, Input};
+use state::{Place, Saved, SavedList};
+
+/// Name of the folder of unfinished work.
+pub const UNFINISHED_FOLDER: &str = "unfinished";
+
+/// Why data cannot be prepared.
+#[derive(Debug, thiserror::Error)]
+pub enum PrepareError {
+    /// No source is given.
+    #[error("no sources: name files, folders or patterns to prepare")]
+    NoSource,
+    /// An option outside its range.
+    #[error("--{name} {value} is out of range: it must be {range}")]
+    Option {
+        /// The option.
+        name: &'static str,
+        /// The value.
+        value: String,
+        /// The range.
+        range: &'static str,
+    },
+    /// The model's tokenizer cannot be used.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// The chat template cannot be used.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+    /// A source cannot be read.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// The tokenizer and the options do not fit.
+    #[error(transparent)]
+    Encoder(DocumentError),
+    /// A row cannot become a document.
+    #[error("{path}, row {row}: {source}", path = path.display())]
+    Row {
+        /// The file.
+        path: PathBuf,
+        /// The line or row, from 1.
+        row: u64,
+        /// What is wrong.
+        source: DocumentError,
+    },
+    /// Every row is empty.
+    #[error("the sources have no text: all {0} documents are empty; name other sources")]
+    Empty(u64),
+    /// No training document has a label.
+    #[error(
+        "no training document has a target: use --train-on all, a smaller --held-out, or longer documents"
+    )]
+    NoTargets,
+    /// The folder holds finished data.
+    #[error("{folder} holds prepared data: name another folder, or remove it", folder = folder.display())]
+    Exists {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// The folder holds unfinished data of other arguments.
+    #[error(
+        "{folder} was begun with {name} {before}, not {now}: repeat the first arguments, or remove the folder", folder = folder.display()
+    )]
+    Differs {
+        /// The argument.
+        name: String,
+        /// Its value at the beginning.
+        before: String,
+        /// Its value now.
+        now: String,
+        /// The folder of unfinished work.
+        folder: PathBuf,
+    },
+    /// The state of an interrupted run is damaged.
+    #[error("{folder} is damaged: remove the folder and prepare again", folder = folder.display())]
+    Damaged {
+        /// The folder of unfinished work.
+        folder: PathBuf,
+    },
+    /// A file of the data's folder cannot be read.
+    #[error("{path}: {source}; mend it, or name another folder", path = path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The error of the file system.
+        source: std::io::Error,
+    },
+    /// A file of the data's folder cannot be written.
+    #[error("{0}; make room or mend it and run again: complete shards are kept")]
+    Write(#[from] WriteError),
+    /// The caller ended the work.
+    #[error("interrupted: run again with the same arguments to go on")]
+    Interrupted,
+}
+
+/// How far the work is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes of the sources that have been read, before decompression.
+    pub bytes_read: u64,
+    /// Bytes of all sources.
+    pub bytes_total: u64,
+    /// Documents so far, of this run and those that it goes on from.
+    pub documents: u64,
+    /// Tokens so far.
+    pub tokens: u64,
+    /// Complete shards so far.
+    pub shards: u64,
+}
+
+/// Prepares data in the folder `out`, and returns its index. Calls `progress` after each batch of
+/// rows and each complete shard; if it breaks, the work ends and can be resumed.
+///
+/// # Errors
+/// If the arguments, a source, the tokenizer, the template or a row is invalid, a file cannot be
+/// written, or `progress` breaks.
+pub fn prepare(
+    options: &PrepareOptions,
+    out: &Path,
+    mut progress: impl FnMut(Progress) -> ControlFlow<()>,
+) -> Result<Index, PrepareError> {
+    options.check()?;
+    if out.join(INDEX_FILE).exists() {
+        return Err(PrepareError::Exists { folder: out.to_owned() });
+    }
+    let read = ReadOptions { line_bytes: options.line_bytes, ..ReadOptions::default() };
+    let files = find(&options.sources)?;
+    let kind = detect(&files, options.format, &read)?;
+    let (encoder, arguments) = set_up(options, &files, kind)?;
+    let mut work = Work::begin(options, out, &encoder, arguments)?;
+
+    let bytes_total = files.iter().map(|file| file.bytes).sum();
+    let mut report = |work: &Work| {
+        let bytes_read = read.bytes_read.load(Ordering::Relaxed);
+        let documents = work.documents.train + work.documents.held_out;
+        let (tokens, shards) = (work.tokens, work.shards());
+        match progress(Progress { bytes_read, bytes_total, documents, tokens, shards }) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(PrepareError::Interrupted),
+        }
+    };
+    let cores = || thread::available_parallelism().map_or(1, NonZero::get);
+    let threads = options.threads.map_or_else(cores, NonZero::get);
+    let input = Input { files: &files, kind, options: &read, encoder: &encoder };
+    thread::scope(|scope| {
+        for EncodedBatch { documents, failure } in
+            pipeline::start(scope, &input, work.place, threads)
+        {
+            for document in documents {
+                if work.take(document)? {
+                    work.save()?;
+                    report(&work)?;
+                }
+            }
+            failure.map_or(Ok(()), Err)?;
+            report(&work)?;
+        }
+        Ok::<(), PrepareError>(())
+    })?;
+    work.finish(&encoder)
+}
+
+/// Loads the tokenizer and the template, and lists everything that determines the result.
+fn set_up(
+    options: &PrepareOptions,
+    files: &[SourceFile],
+    kind: RowKind,
+) -> Result<(Encoder, BTreeMap<String, String>), PrepareError> {
+    let tokenizer = TextTokenizer::load(&options.base)?;
+    let mut arguments = options.arguments();
+    arguments.insert("tokenizer".to_owned(), tokenizer.hash().to_string());
+    arguments.insert("vocabulary".to_owned(), tokenizer.vocabulary().to_string());
+    arguments.insert("special tokens".to_owned(), format!("{:?}", tokenizer.special()));
+    let mut template = None;
+    if kind == RowKind::Messages {
+        let source = ChatTemplate::find(&options.base, options.chat_template.as_deref())?;
+        let hash = ContentHash::of(source.as_bytes()).to_string();
+        arguments.insert("chat template".to_owned(), hash);
+        template = Some(ChatTemplate::new(&source, tokenizer.special(), options.date)?);
+    }
+    let mut list = blake3::Hasher::new();
+    for file in files {
+        list.update(file.path.as_os_str().as_encoded_bytes());
+        list.update(&[0]);
+        list.update(&file.bytes.to_le_bytes());
+    }
+    let sources = format!("{} files, {}", files.len(), list.finalize().to_hex());
+    arguments.insert("sources".to_owned(), sources);
+    let encoder = Encoder::new(tokenizer, template, options.train_on);
+    Ok((encoder.map_err(PrepareError::Encoder)?, arguments))
+}
+
+/// One list of rows in the making.
+struct List {
+    packer: Packer,
+    writer: ShardWriter,
+}
+
+/// The work between the documents and the index.
+struct Work<'a> {
+    options: &'a PrepareOptions,
+    out: PathBuf,
+    unfinished: PathBuf,
+    arguments: BTreeMap<String, String>,
+    layout: Layout,
+    rows_per_shard: u64,
+    pad: u32,
+    place: Place,
+    documents: Documents,
+    tokens: u64,
+    train: List,
+    held_out: List,
+    rows: Vec<Row>,
+}
+
+impl<'a> Work<'a> {
+    /// Begins anew, or from the state of an interrupted run.
+    fn begin(
+        options: &'a PrepareOptions,
+        out: &Path,
+        encoder: &Encoder,
+        arguments: BTreeMap<String, String>,
+    ) -> Result<Self, PrepareError> {
+        let unfinished = out.join(UNFINISHED_FOLDER);
+        for folder in [&unfinished, &out.join(SHARDS_FOLDER)] {
+            fs::create_dir_all(folder).map_err(WriteError::at(folder))?;
+        }
+        let tokenizer = encoder.tokenizer();
+        let vocabulary = tokenizer.vocabulary();
+        let width = Layout::width_of(vocabulary);
+        let layout = Layout { context: options.context, width, vocabulary };
+        let rows_per_shard = (options.shard_bytes / layout.row_bytes() as u64).max(1);
+        let pad = tokenizer.pad().or(tokenizer.eos()).unwrap_or(0);
+        let saved = Saved::read(&unfinished)?;
+        if let Some(saved) = &saved {
+            saved.check(&arguments, &unfinished)?;
+        }
+        let (place, documents, tokens, lists) = saved.map_or_else(Default::default, |saved| {
+            let lists = Some((saved.train, saved.held_out));
+            (saved.place, saved.documents, saved.tokens, lists)
+        });
+        let new = || SavedList {
+            shards: Default::default(),
+            packer: Packer::new(options.pack, options.context, pad),
+        };
+        let (train, held_out) = lists.unwrap_or_else(|| (new(), new()));
+        let list = |name, saved: SavedList| {
+            let (folders, shape) = ((out, unfinished.as_path()), (layout, rows_per_shard));
+            let mut writer = ShardWriter::resume(folders, name, shape, saved.shards)?;
+            writer.publish()?;
+            Ok::<_, WriteError>(List { packer: saved.packer, writer })
+        };
+        let (train, held_out) = (list("train", train)?, list("held-out", held_out)?);
+        let (out, rows) = (out.to_owned(), Vec::new());
+        Ok(Self {
+            options,
+            out,
+            unfinished,
+            arguments,
+            layout,
+            rows_per_shard,
+            pad,
+            place,
+            documents,
+            tokens,
+            train,
+            held_out,
+            rows,
+        })
+    }
+
+    /// Complete shards so far.
+    fn shards(&self) -> u64 {
+        let finished = |list: &List| list.writer.state().finished.len() as u64;
+        finished(&self.train) + finished(&self.held_out)
+    }
+
+    /// Packs and writes a document. Returns whether a shard became complete.
+    fn take(&mut self, encoded: Encoded) -> Result<bool, WriteError> {
+        let Encoded { document, number, starts, place } = encoded;
+        self.place = place;
+        let Some(document) = document else {
+            self.documents.empty += 1;
+            return Ok(false);
+        };
+        self.tokens += document.tokens.len() as u64;
+        let (list, count) = if self.options.holds_out(number) {
+            (&mut self.held_out, &mut self.documents.held_out)
+        } else {
+            (&mut self.train, &mut self.documents.train)
+        };
+        *count += u64::from(starts);
+        list.packer.push(&document, &mut self.rows);
+        list.write(&mut self.rows)
+    }
+
+    /// Saves the state, then moves complete shards to their final names.
+    fn save(&mut self) -> Result<(), WriteError> {
+        for list in [&mut self.train, &mut self.held_out] {
+            list.writer.sync()?;
+        }
+        let list = |list: &List| SavedList {
+            shards: list.writer.state().clone(),
+            packer: list.packer.clone(),
+        };
+        let saved = Saved {
+            arguments: self.arguments.clone(),
+            place: self.place,
+            documents: self.documents,
+            tokens: self.tokens,
+            train: list(&self.train),
+            held_out: list(&self.held_out),
+        };
+        saved.write(&self.unfinished)?;
+        self.train.writer.publish()?;
+        self.held_out.writer.publish()
+    }
+
+    /// Writes the remaining rows and the index.
+    fn finish(mut self, encoder: &Encoder) -> Result<Index, PrepareError> {
+        let Documents { train, held_out, empty } = self.documents;
+        if train + held_out == 0 {
+            return Err(PrepareError::Empty(empty));
+        }
+        for list in [&mut self.train, &mut self.held_out] {
+            list.packer.finish(&mut self.rows);
+            list.write(&mut self.rows)?;
+            list.writer.close()?;
+        }
+        let [train, held_out] =
+            [&self.train, &self.held_out].map(|list| list.writer.state().finished.clone());
+        let train_totals = Totals::of(&train);
+        if train_totals.targets == 0 {
+            return Err(PrepareError::NoTargets);
+        }
+        self.save()?;
+        let tokenizer = encoder.tokenizer();
+        let index = Index {
+            format: FORMAT,
+            context: self.layout.context,
+            token_width: self.layout.width,
+            vocabulary: self.layout.vocabulary,
+            tokenizer: tokenizer.hash(),
+            eos: tokenizer.eos(),
+            pad: self.pad,
+            packing: self.options.pack,
+            rows_per_shard: self.rows_per_shard,
+            train_totals,
+            held_out_totals: Totals::of(&held_out),
+            train,
+            held_out,
+            documents: self.documents,
+        };
+        self.write_index(&index)?;
+        Ok(index)
+    }
+
+    fn write_index(&self, index: &Index) -> Result<(), WriteError> {
+        let (path, temporary) = (self.out.join(INDEX_FILE), self.out.join("index.json.new"));
+        let mut file = File::create(&temporary).map_err(WriteError::at(&temporary))?;
+        file.write_all(&index.bytes())
+            .and_then(|()| file.sync_all())
+            .map_err(WriteError::at(&temporary))?;
+        fs::rename(&temporary, &path).map_err(WriteError::at(&path))?;
+        fs::remove_dir_all(&self.unfinished).map_err(WriteError::at(&self.unfinished))
+    }
+}
+
+impl List {
+    /// Writes rows. Returns whether a shard became complete.
+    fn write(&mut self, rows: &mut Vec<Row>) -> Result<bool, WriteError> {
+        let mut complete = false;
+        for row in rows.drain(..) {
+            complete |= self.writer.write(&row)?;
+        }
+        Ok(complete)
+    }
+}

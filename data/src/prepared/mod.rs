@@ -1,0 +1,22 @@
+//! Prepared data on disk: a folder with `index.json` and `shards/HASH.shard`.
+//!
+//! A shard is exactly `rows * row_bytes` bytes. A row has N + 1 tokens, little-endian in the
+//! index's width, then `ceil((N + 1) / 4)` bytes with the classes of the tokens, two bits each, the
+//! lowest bits first; spare bits are zero.
+
+mod index;
+mod layout;
+mod shard;
+mod writer;
+
+pub use index::{Documents, FORMAT, Index, IndexError, ShardEntry, Totals};
+pub use layout::{Layout, RowError};
+pub use shard::{Shard, ShardError};
+pub use writer::WriteError;
+pub(crate) use writer::{ListState, ShardWriter};
+
+/// Name of the index in the folder.
+pub const INDEX_FILE: &str = "index.json";
+
+/// Name of the folder with the shards.
+pub const SHARDS_FOLDER: &str = "shards";

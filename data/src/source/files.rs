@@ -1,0 +1,183 @@
+//! Finds the files of sources.
+
+use std::fs;
+use std::io::{self, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::SourceError;
+use super::glob;
+
+/// Buffer between a file and its reader, in bytes.
+const BUFFER_BYTES: usize = 1 << 18;
+
+/// How a file holds rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Container {
+    /// The whole file is a document.
+    Text,
+    /// Each line is a row of JSON.
+    Lines,
+    /// A Parquet table.
+    Parquet,
+}
+
+/// The compression of a whole file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Compression {
+    /// Not compressed.
+    None,
+    /// gzip, also of several members.
+    Gzip,
+    /// Zstandard, also of several frames.
+    Zstd,
+}
+
+/// A file with rows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SourceFile {
+    /// The file.
+    pub path: PathBuf,
+    /// How it holds rows.
+    pub container: Container,
+    /// Its compression.
+    pub compression: Compression,
+    /// Its size.
+    pub bytes: u64,
+}
+
+impl SourceFile {
+    /// Describes a file by its name.
+    fn of(path: &Path) -> Result<Option<Self>, SourceError> {
+        let name = path.file_name().map(|name| name.to_string_lossy().to_lowercase());
+        let name = name.unwrap_or_default();
+        let (stem, compression) = if let Some(stem) = name.strip_suffix(".gz") {
+            (stem, Compression::Gzip)
+        } else if let Some(stem) = name.strip_suffix(".zst") {
+            (stem, Compression::Zstd)
+        } else {
+            (name.as_str(), Compression::None)
+        };
+        let ends = |endings: &[&str]| endings.iter().any(|ending| stem.ends_with(ending));
+        let container = if ends(&[".txt", ".md"]) {
+            Container::Text
+        } else if ends(&[".jsonl", ".ndjson", ".json-lines"]) {
+            Container::Lines
+        } else if ends(&[".parquet"]) && compression == Compression::None {
+            Container::Parquet
+        } else {
+            return Ok(None);
+        };
+        let bytes = fs::metadata(path).map_err(read_error(path))?.len();
+        Ok(Some(Self { path: path.to_owned(), container, compression, bytes }))
+    }
+
+    /// Opens the file and decompresses it.
+    pub(super) fn reader(&self, counter: &Arc<AtomicU64>) -> Result<Box<dyn Read>, SourceError> {
+        let file = fs::File::open(&self.path).map_err(read_error(&self.path))?;
+        let file = BufReader::with_capacity(BUFFER_BYTES, file);
+        let file = Counted { inner: file, counter: counter.clone() };
+        Ok(match self.compression {
+            Compression::None => Box::new(file),
+            Compression::Gzip => Box::new(flate2::read::MultiGzDecoder::new(file)),
+            Compression::Zstd => {
+                Box::new(zstd::stream::read::Decoder::new(file).map_err(read_error(&self.path))?)
+            }
+        })
+    }
+}
+
+/// Counts the bytes that are read.
+struct Counted<R> {
+    inner: R,
+    counter: Arc<AtomicU64>,
+}
+
+impl<R: Read> Read for Counted<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.inner.read(buffer)?;
+        self.counter.fetch_add(count as u64, Ordering::Relaxed);
+        Ok(count)
+    }
+}
+
+/// Adds the path to an error of the file system.
+pub(super) fn read_error(path: &Path) -> impl FnOnce(io::Error) -> SourceError {
+    let path = path.to_owned();
+    move |source| SourceError::Read { path, source }
+}
+
+/// The files of `sources`, in order. A source is a file, a folder, or a pattern with `*`, `?`,
+/// `[...]` or `**`.
+///
+/// Files of a folder or pattern are in the byte order of their paths; hidden ones and those of
+/// unknown kinds are left out. A folder with tables (JSON lines or Parquet) yields only these: its
+/// texts describe them.
+///
+/// # Errors
+/// If a source cannot be read, is of no known kind, or has no file.
+pub fn find(sources: &[String]) -> Result<Vec<SourceFile>, SourceError> {
+    let mut files = Vec::new();
+    for source in sources {
+        let path = Path::new(source);
+        if path.is_dir() {
+            let mut found = describe(&walk(path)?)?;
+            if found.iter().any(|file| file.container != Container::Text) {
+                found.retain(|file| file.container != Container::Text);
+            }
+            if found.is_empty() {
+                return Err(SourceError::NoFile(source.clone()));
+            }
+            files.extend(found);
+        } else if glob::is_pattern(source) && !path.exists() {
+            let mut paths = walk(&glob::fixed_folder(source))?;
+            paths.retain(|path| glob::matches(source, &path.to_string_lossy()));
+            let found = describe(&paths)?;
+            if found.is_empty() {
+                return Err(SourceError::NoFile(source.clone()));
+            }
+            files.extend(found);
+        } else {
+            fs::metadata(path).map_err(read_error(path))?;
+            let file = SourceFile::of(path)?;
+            files.push(file.ok_or_else(|| SourceError::Kind { path: path.to_owned() })?);
+        }
+    }
+    Ok(files)
+}
+
+fn describe(paths: &[PathBuf]) -> Result<Vec<SourceFile>, SourceError> {
+    let mut files = Vec::new();
+    for path in paths {
+        files.extend(SourceFile::of(path)?);
+    }
+    Ok(files)
+}
+
+/// The files under a folder in the byte order of their paths, without hidden ones.
+fn walk(folder: &Path) -> Result<Vec<PathBuf>, SourceError> {
+    let mut files = Vec::new();
+    let mut pending = vec![folder.to_owned()];
+    while let Some(folder) = pending.pop() {
+        for entry in fs::read_dir(&folder).map_err(read_error(&folder))? {
+            let entry = entry.map_err(read_error(&folder))?;
+            let kind = entry.file_type().map_err(read_error(&folder))?;
+            let path = match folder.as_os_str().is_empty() || folder.as_os_str() == "." {
+                true => PathBuf::from(entry.file_name()),
+                false => entry.path(),
+            };
+            // A symbolic link is followed to a file but not to a folder, so that there is no cycle.
+            if entry.file_name().as_encoded_bytes().starts_with(b".") {
+            } else if kind.is_dir() {
+                pending.push(path);
+            } else if path.is_file() {
+                files.push(path);
+            }
+        }
+    }
+    files.sort_by(|one, other| {
+        one.as_os_str().as_encoded_bytes().cmp(other.as_os_str().as_encoded_bytes())
+    });
+    Ok(files)
+}

@@ -1,0 +1,219 @@
+//! The kinds of rows, and their parsing.
+
+use std::fmt;
+use std::path::Path;
+use std::str::FromStr;
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::{RawContent, RawRow, SourceError};
+
+/// The kind of rows that sources are said to have.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Format {
+    /// The kind that the keys of the first row show.
+    #[default]
+    Auto,
+    /// Rows with `text`.
+    Text,
+    /// Rows with `messages`.
+    Messages,
+    /// Rows with `prompt` and `completion`.
+    Prompt,
+}
+
+impl Format {
+    /// The kind of row; `None` if the first row decides.
+    #[must_use]
+    pub const fn kind(self) -> Option<RowKind> {
+        match self {
+            Self::Auto => None,
+            Self::Text => Some(RowKind::Text),
+            Self::Messages => Some(RowKind::Messages),
+            Self::Prompt => Some(RowKind::Prompt),
+        }
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Text => "text",
+            Self::Messages => "messages",
+            Self::Prompt => "prompt",
+        })
+    }
+}
+
+/// The error of a text that names no format.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no format: use auto, text, messages or prompt")]
+pub struct FormatError(String);
+
+impl FromStr for Format {
+    type Err = FormatError;
+
+    fn from_str(text: &str) -> Result<Self, FormatError> {
+        let all = [Self::Auto, Self::Text, Self::Messages, Self::Prompt];
+        let found = all.into_iter().find(|format| format.to_string() == text);
+        found.ok_or_else(|| FormatError(text.to_owned()))
+    }
+}
+
+/// The kind of a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RowKind {
+    /// A text.
+    Text,
+    /// A chat.
+    Messages,
+    /// A prompt and its completion.
+    Prompt,
+}
+
+impl RowKind {
+    /// The keys of such a row.
+    #[must_use]
+    pub const fn keys(self) -> &'static [&'static str] {
+        match self {
+            Self::Text => &["text"],
+            Self::Messages => &["messages"],
+            Self::Prompt => &["prompt", "completion"],
+        }
+    }
+
+    /// The kind of a row with these keys.
+    #[must_use]
+    pub fn of_keys(keys: &[String]) -> Option<Self> {
+        let has = |kind: &Self| kind.keys().iter().all(|key| keys.iter().any(|own| own == key));
+        [Self::Messages, Self::Prompt, Self::Text].into_iter().find(has)
+    }
+}
+
+/// The messages of a chat; each is an object with at least a `role`.
+pub type Messages = Vec<Map<String, Value>>;
+
+/// A parsed row.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Row {
+    /// A text, or one block of a long text.
+    Text {
+        /// The text.
+        text: String,
+        /// Whether the document begins here.
+        starts: bool,
+        /// Whether the document ends here.
+        ends: bool,
+    },
+    /// A chat.
+    Messages(Messages),
+    /// A prompt and its completion.
+    Prompt {
+        /// Context only.
+        prompt: String,
+        /// The targets.
+        completion: String,
+    },
+}
+
+/// The keys of a row; others are passed over.
+#[derive(Deserialize, Default)]
+struct Columns {
+    text: Option<Value>,
+    messages: Option<Value>,
+    prompt: Option<Value>,
+    completion: Option<Value>,
+}
+
+/// The only key of a row of text. It avoids a copy of the others.
+#[derive(Deserialize)]
+struct TextColumn {
+    text: Option<String>,
+}
+
+impl Row {
+    /// Parses a row of the file at `path`.
+    ///
+    /// # Errors
+    /// If it is not JSON, or has not the keys and types of its kind.
+    pub fn parse(raw: RawRow, kind: RowKind, path: &Path) -> Result<Self, SourceError> {
+        let RawRow { number, content } = raw;
+        let json = |error: serde_json::Error| SourceError::Json {
+            path: path.to_owned(),
+            line: number,
+            reason: format!("{error}; each line must be a JSON object"),
+        };
+        let columns = match content {
+            RawContent::Block { text, starts, ends } => {
+                return Ok(Self::Text { text, starts, ends });
+            }
+            RawContent::Line(line) => {
+                if kind == RowKind::Text
+                    && let Ok(TextColumn { text: Some(text) }) = serde_json::from_slice(&line)
+                {
+                    return Ok(Self::Text { text, starts: true, ends: true });
+                }
+                serde_json::from_slice(&line).map_err(json)?
+            }
+            RawContent::Columns(mut columns) => Columns {
+                text: columns.remove("text"),
+                messages: columns.remove("messages"),
+                prompt: columns.remove("prompt"),
+                completion: columns.remove("completion"),
+            },
+        };
+        columns.into_row(kind, path, number)
+    }
+
+    /// Whether the row has nothing to learn from: a text of white space, a chat without messages,
+    /// a prompt without a completion.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        match self {
+            Self::Text { text, starts, ends } => text.trim().is_empty() && *starts && *ends,
+            Self::Messages(messages) => messages.is_empty(),
+            Self::Prompt { completion, .. } => completion.is_empty(),
+        }
+    }
+}
+
+impl Columns {
+    fn into_row(self, kind: RowKind, path: &Path, row: u64) -> Result<Row, SourceError> {
+        let wrong =
+            |key, expected| SourceError::WrongType { path: path.to_owned(), row, key, expected };
+        let text = |value: Option<Value>, key| match value {
+            Some(Value::String(text)) => Ok(text),
+            Some(_) => Err(wrong(key, "a text")),
+            None => Err(SourceError::NoKey { path: path.to_owned(), row, key }),
+        };
+        match kind {
+            RowKind::Text => {
+                Ok(Row::Text { text: text(self.text, "text")?, starts: true, ends: true })
+            }
+            RowKind::Prompt => Ok(Row::Prompt {
+                prompt: text(self.prompt, "prompt")?,
+                completion: text(self.completion, "completion")?,
+            }),
+            RowKind::Messages => {
+                let Some(messages) = self.messages else {
+                    let (path, key) = (path.to_owned(), "messages");
+                    return Err(SourceError::NoKey { path, row, key });
+                };
+                let form = "a list of objects with `role` and `content`";
+                let wrong = || wrong("messages", form);
+                let Value::Array(messages) = messages else { return Err(wrong()) };
+                let messages = messages.into_iter().map(message).collect::<Option<_>>();
+                messages.map(Row::Messages).ok_or_else(wrong)
+            }
+        }
+    }
+}
+
+/// A message without the keys that are null; `None` if it has no role.
+fn message(value: Value) -> Option<Map<String, Value>> {
+    let Value::Object(mut message) = value else { return None };
+    message.retain(|_, value| !value.is_null());
+    message.get("role").is_some_and(Value::is_string).then_some(message)
+}

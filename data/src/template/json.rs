@@ -1,0 +1,198 @@
+//! The filter `tojson`, as transformers defines it: Python's `json.dumps`.
+
+use minijinja::value::{Kwargs, ValueKind};
+use minijinja::{Error, ErrorKind, Value};
+
+/// Deepest nesting of a value.
+const MAX_DEPTH: usize = 128;
+
+/// How values are written.
+struct Style {
+    ascii: bool,
+    indent: Option<String>,
+    between: String,
+    colon: String,
+    sorted: bool,
+}
+
+/// The filter.
+pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
+    let indent: Option<Value> = options.get("indent")?;
+    let indent = indent.filter(|indent| !indent.is_none()).map(|indent| {
+        let width = indent.as_usize().unwrap_or(0).min(64);
+        indent.as_str().map_or_else(|| " ".repeat(width), str::to_owned)
+    });
+    let separators: Option<Value> = options.get("separators")?;
+    let separators = separators.filter(|separators| !separators.is_none());
+    let separator = |place: usize| -> Option<String> {
+        let found = separators.as_ref()?.get_item_by_index(place).ok()?;
+        found.as_str().map(str::to_owned)
+    };
+    let style = Style {
+        ascii: options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
+        between: separator(0)
+            .unwrap_or_else(|| if indent.is_some() { "," } else { ", " }.to_owned()),
+        colon: separator(1).unwrap_or_else(|| ": ".to_owned()),
+        indent,
+        sorted: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
+    };
+    options.assert_all_used()?;
+    let mut text = String::new();
+    style.write(value, 0, &mut text)?;
+    Ok(Value::from_safe_string(text))
+}
+
+impl Style {
+    fn write(&self, value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
+        if depth > MAX_DEPTH {
+            return Err(Error::new(ErrorKind::InvalidOperation, "tojson: nested too deeply"));
+        }
+        match value.kind() {
+            ValueKind::None => out.push_str("null"),
+            ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
+            ValueKind::Number => out.push_str(&number(value)),
+            ValueKind::String => self.write_text(value.as_str().unwrap_or_default(), out),
+            ValueKind::Seq | ValueKind::Iterable => {
+                let items = value.try_iter()?.map(|item| (None, item)).collect();
+                self.write_items(('[', ']'), items, depth, out)?;
+            }
+            ValueKind::Map => {
+                let mut items = Vec::new();
+                for key in value.try_iter()? {
+                    let item = value.get_item(&key)?;
+                    items.push((Some(key_text(&key)), item));
+                }
+                if self.sorted {
+                    items.sort_by(|(one, _), (other, _)| one.cmp(other));
+                }
+                self.write_items(('{', '}'), items, depth, out)?;
+            }
+            kind => {
+                let reason = format!("tojson: a value of type {kind} is not JSON");
+                return Err(Error::new(ErrorKind::InvalidOperation, reason));
+            }
+        }
+        Ok(())
+    }
+
+    fn write_items(
+        &self,
+        (open, close): (char, char),
+        items: Vec<(Option<String>, Value)>,
+        depth: usize,
+        out: &mut String,
+    ) -> Result<(), Error> {
+        out.push(open);
+        let empty = items.is_empty();
+        for (place, (key, item)) in items.into_iter().enumerate() {
+            if place > 0 {
+                out.push_str(&self.between);
+            }
+            self.new_line(depth + 1, out);
+            if let Some(key) = key {
+                self.write_text(&key, out);
+                out.push_str(&self.colon);
+            }
+            self.write(&item, depth + 1, out)?;
+        }
+        if !empty {
+            self.new_line(depth, out);
+        }
+        out.push(close);
+        Ok(())
+    }
+
+    fn new_line(&self, depth: usize, out: &mut String) {
+        if let Some(indent) = &self.indent {
+            out.push('\n');
+            out.push_str(&indent.repeat(depth));
+        }
+    }
+
+    fn write_text(&self, text: &str, out: &mut String) {
+        out.push('"');
+        for character in text.chars() {
+            match character {
+                '"' => out.push_str("\\\""),
+                '\\' => out.push_str("\\\\"),
+                '\n' => out.push_str("\\n"),
+                '\r' => out.push_str("\\r"),
+                '\t' => out.push_str("\\t"),
+                '\u{8}' => out.push_str("\\b"),
+                '\u{c}' => out.push_str("\\f"),
+                control if control < ' ' => out.push_str(&format!("\\u{:04x}", control as u32)),
+                other if self.ascii && !(' '..='~').contains(&other) => {
+                    for unit in other.encode_utf16(&mut [0; 2]) {
+                        out.push_str(&format!("\\u{unit:04x}"));
+                    }
+                }
+                other => out.push(other),
+            }
+        }
+        out.push('"');
+    }
+}
+
+/// A key as Python's `json.dumps` writes it.
+fn key_text(key: &Value) -> String {
+    match key.kind() {
+        ValueKind::None => "null".to_owned(),
+        ValueKind::Bool => key.is_true().to_string(),
+        ValueKind::Number => number(key),
+        _ => key.to_string(),
+    }
+}
+
+/// A number as Python writes it.
+fn number(value: &Value) -> String {
+    if value.is_integer() {
+        return value.to_string();
+    }
+    f64::try_from(value.clone()).map_or_else(|_| value.to_string(), float)
+}
+
+/// The `repr` of a float in Python: the shortest digits that give it back, with an exponent below
+/// 1e-4 and from 1e16 on.
+fn float(value: f64) -> String {
+    if value.is_nan() {
+        return "NaN".to_owned();
+    }
+    if value.is_infinite() {
+        return if value > 0.0 { "Infinity" } else { "-Infinity" }.to_owned();
+    }
+    let size = value.abs();
+    if size != 0.0 && !(1e-4..1e16).contains(&size) {
+        let text = format!("{value:e}");
+        let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
+        let (sign, exponent) = match exponent.strip_prefix('-') {
+            Some(exponent) => ('-', exponent),
+            None => ('+', exponent),
+        };
+        return format!("{digits}e{sign}{exponent:0>2}");
+    }
+    let text = value.to_string();
+    if text.contains('.') { text } else { format!("{text}.0") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::float;
+
+    #[test]
+    fn floats_are_written_as_by_python() {
+        let cases = [
+            (0.1, "0.1"),
+            (1.0, "1.0"),
+            (-0.0, "-0.0"),
+            (1e15, "1000000000000000.0"),
+            (1e16, "1e+16"),
+            (1.5e300, "1.5e+300"),
+            (0.0001, "0.0001"),
+            (0.00001, "1e-05"),
+            (-1.25e-7, "-1.25e-07"),
+        ];
+        for (value, text) in cases {
+            assert_eq!(float(value), text);
+        }
+    }
+}

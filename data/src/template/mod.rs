@@ -1,0 +1,261 @@
+//! Chat templates, rendered as transformers' `apply_chat_template` renders them.
+
+mod date;
+mod generation;
+mod json;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Rest, Serde, ValueKind};
+use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
+use serde_json::Value as Json;
+
+use crate::source::Messages;
+use crate::tokenizer::{Encoded, TokenizerError, read_json};
+
+pub use date::{Date, DateError};
+
+/// Name of the template in the environment.
+const NAME: &str = "chat";
+
+/// Largest file of a template, in bytes.
+const MAX_BYTES: u64 = 16 << 20;
+
+/// Why a chat cannot be rendered.
+#[derive(Debug, thiserror::Error)]
+pub enum TemplateError {
+    /// The file cannot be read.
+    #[error("{path}: {source}; name a file with a Jinja template", path = path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The error of the file system.
+        source: std::io::Error,
+    },
+    /// The tokenizer's configuration cannot be read.
+    #[error(transparent)]
+    Config(#[from] TokenizerError),
+    /// The folder has no template.
+    #[error(
+        "{base} has no chat template, neither chat_template.jinja nor in tokenizer_config.json: give one with --chat-template FILE", base = base.display()
+    )]
+    Missing {
+        /// The model's folder.
+        base: PathBuf,
+    },
+    /// The template is not valid.
+    #[error("the chat template is invalid: {0}; give another with --chat-template FILE")]
+    Syntax(String),
+    /// The template does not mark what the assistant says.
+    #[error(
+        "the chat template does not mark the assistant's text with {{% generation %}}, so it cannot be masked: use --train-on all, or a template with the mark via --chat-template FILE"
+    )]
+    NoGeneration,
+    /// The template refuses a chat.
+    #[error("the chat template refuses the chat: {0}; mend the row, or use another template")]
+    Render(String),
+    /// The template asks for today's date.
+    #[error("the chat template asks for the date: give one with --date YYYY-MM-DD")]
+    Date,
+}
+
+/// A rendered chat.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rendered {
+    /// The text.
+    pub text: String,
+    /// The ranges of the text between the template's generation tags, in characters.
+    pub generated: Vec<Range<usize>>,
+}
+
+/// A compiled chat template.
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    source: String,
+    marked: bool,
+    special: BTreeMap<String, String>,
+}
+
+impl ChatTemplate {
+    /// Compiles a template. `special` are the texts of special tokens by their names in the
+    /// template, such as `bos_token`. `date` is what the template sees as today; without one the
+    /// template has no `strftime_now`.
+    ///
+    /// # Errors
+    /// If the template is not valid Jinja.
+    pub fn new(
+        source: &str,
+        special: &BTreeMap<String, String>,
+        date: Option<Date>,
+    ) -> Result<Self, TemplateError> {
+        let (translated, marked) = generation::translate(source);
+        let mut environment = Environment::new();
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        environment.set_syntax(syntax.map_err(|error| TemplateError::Syntax(describe(&error)))?);
+        environment.set_formatter(format);
+        environment
+            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_filter(generation::FILTER, generation::mark);
+        environment.add_filter("tojson", json::tojson);
+        environment.add_function("raise_exception", raise_exception);
+        if let Some(date) = date {
+            environment.add_function("strftime_now", move |format: &str| date.format(format));
+        }
+        environment
+            .add_template_owned(NAME, translated)
+            .map_err(|error| TemplateError::Syntax(describe(&error)))?;
+        let (source, special) = (source.to_owned(), special.clone());
+        Ok(Self { environment, source, marked, special })
+    }
+
+    /// The source of a model's chat template: the file that is given, or `chat_template.jinja`, or
+    /// `chat_template` of `tokenizer_config.json`. Of a list of templates it is the one named
+    /// `default`.
+    ///
+    /// # Errors
+    /// If a file cannot be read, or there is no template.
+    pub fn find(base: &Path, file: Option<&Path>) -> Result<String, TemplateError> {
+        if let Some(file) = file {
+            return read(file)
+                .map_err(|source| TemplateError::Read { path: file.to_owned(), source });
+        }
+        let path = base.join("chat_template.jinja");
+        match read(&path) {
+            Ok(source) => return Ok(source),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(source) => return Err(TemplateError::Read { path, source }),
+        }
+        let config = read_json(&base.join("tokenizer_config.json"))?;
+        let source = config.get("chat_template").and_then(|template| match template {
+            Json::String(source) => Some(source.as_str()),
+            Json::Array(list) => {
+                list.iter().find(|one| one["name"] == "default")?.get("template")?.as_str()
+            }
+            _ => None,
+        });
+        let missing = || TemplateError::Missing { base: base.to_owned() };
+        source.map(str::to_owned).ok_or_else(missing)
+    }
+
+    /// The source of the template.
+    #[must_use]
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// Whether the template marks what the assistant says.
+    #[must_use]
+    pub const fn is_marked(&self) -> bool {
+        self.marked
+    }
+
+    /// The text of a chat.
+    ///
+    /// # Errors
+    /// If the template refuses the chat.
+    pub fn render(&self, messages: &Messages) -> Result<String, TemplateError> {
+        Ok(self.render_marked(messages)?.text)
+    }
+
+    /// The text of a chat, and the ranges that the assistant says.
+    ///
+    /// # Errors
+    /// If the template refuses the chat, or has no generation tags.
+    pub fn render_masked(&self, messages: &Messages) -> Result<Rendered, TemplateError> {
+        if !self.marked {
+            return Err(TemplateError::NoGeneration);
+        }
+        self.render_marked(messages)
+    }
+
+    fn render_marked(&self, messages: &Messages) -> Result<Rendered, TemplateError> {
+        let messages: Vec<_> = messages.iter().map(alias_reasoning).collect();
+        let markers = generation::Markers::unused_in(&messages);
+        let special = self.special.iter();
+        let mut context: BTreeMap<&str, Value> =
+            special.map(|(name, text)| (name.as_str(), Value::from(text.as_str()))).collect();
+        context.insert("messages", Value::from(Serde(&messages)));
+        context.insert("tools", Value::from(()));
+        context.insert("documents", Value::from(()));
+        context.insert("add_generation_prompt", Value::from(false));
+        context.insert(generation::OPEN, Value::from(markers.open.to_string()));
+        context.insert(generation::CLOSE, Value::from(markers.close.to_string()));
+        let template = self.environment.get_template(NAME);
+        let rendered = template.and_then(|template| template.render(context));
+        let rendered = rendered.map_err(|error| {
+            let text = describe(&error);
+            if text.contains("strftime_now") && error.kind() == ErrorKind::UnknownFunction {
+                return TemplateError::Date;
+            }
+            TemplateError::Render(text)
+        })?;
+        Ok(markers.extract(&rendered))
+    }
+}
+
+/// The tokens that the assistant generates: as transformers' `return_assistant_tokens_mask`, from
+/// the token with the first character of a range to the token with its last.
+#[must_use]
+pub fn assistant_mask(encoded: &Encoded, generated: &[Range<usize>]) -> Vec<bool> {
+    let mut mask = vec![false; encoded.tokens.len()];
+    let token_at = |character: usize| {
+        encoded.offsets.iter().position(|(start, end)| (*start..*end).contains(&character))
+    };
+    for range in generated {
+        let Some(first) = token_at(range.start) else { break };
+        let last = range.end.checked_sub(1).and_then(token_at).filter(|last| *last > 0);
+        let end = last.map_or(mask.len(), |last| last + 1);
+        if first < end {
+            mask[first..end].fill(true);
+        }
+    }
+    mask
+}
+
+/// The names under which a message's reasoning is passed, the first the one that templates read.
+const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+
+/// Fills the names under which templates look for a message's reasoning.
+fn alias_reasoning(message: &serde_json::Map<String, Json>) -> serde_json::Map<String, Json> {
+    let mut message = message.clone();
+    if let Some(reasoning) = REASONING.iter().find_map(|name| message.get(*name)).cloned() {
+        message.entry("thinking").or_insert_with(|| reasoning.clone());
+        message.insert(REASONING[0].to_owned(), reasoning);
+    }
+    message
+}
+
+fn read(path: &Path) -> std::io::Result<String> {
+    if fs::metadata(path)?.len() > MAX_BYTES {
+        return Err(std::io::Error::other("it is too large"));
+    }
+    fs::read_to_string(path)
+}
+
+/// Writes a value as Python does.
+fn format(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
+    match value.kind() {
+        ValueKind::None => out.write_str("None").map_err(Error::from),
+        ValueKind::Bool => {
+            out.write_str(if value.is_true() { "True" } else { "False" }).map_err(Error::from)
+        }
+        _ => minijinja::escape_formatter(out, state, value),
+    }
+}
+
+fn raise_exception(message: &str, _rest: Rest<Value>, _named: Kwargs) -> Result<Value, Error> {
+    Err(Error::new(ErrorKind::InvalidOperation, message.to_owned()))
+}
+
+/// One line with the error and its cause.
+fn describe(error: &Error) -> String {
+    let mut text = error.detail().map_or_else(|| error.to_string(), str::to_owned);
+    if let Some(line) = error.line() {
+        text.push_str(&format!(" (line {line})"));
+    }
+    text
+}

@@ -1,0 +1,302 @@
+//! The tokenizer of a model's folder, as Hugging Face lays it out.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use shoal_protocol::ids::ContentHash;
+use tokenizers::Tokenizer;
+
+/// Largest `tokenizer.json`, in bytes.
+const MAX_TOKENIZER_BYTES: u64 = 512 << 20;
+/// Largest other file of a model's folder, in bytes.
+const MAX_FILE_BYTES: u64 = 16 << 20;
+
+/// Why a folder's tokenizer cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenizerError {
+    /// A file cannot be read.
+    #[error("{path}: {source}; name the folder of a Hugging Face model, with tokenizer.json", path = path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The error of the file system.
+        source: io::Error,
+    },
+    /// A file is too large.
+    #[error("{path} has more than {most} bytes: it is not a file of a model's folder", path = path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// The largest size.
+        most: u64,
+    },
+    /// A file is not JSON.
+    #[error("{path} is not JSON: {source}; fetch the model again", path = path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// The error of the parser.
+        source: serde_json::Error,
+    },
+    /// `tokenizer.json` describes no tokenizer that this program knows.
+    #[error("{path} is not a tokenizer: {reason}; fetch the model again, or update shoal", path = path.display())]
+    Tokenizer {
+        /// The file.
+        path: PathBuf,
+        /// The error of the library.
+        reason: String,
+    },
+    /// The tokenizer has more tokens than the model.
+    #[error(
+        "the tokenizer has {tokenizer} tokens, but config.json has vocab_size {model}: use the model's own tokenizer, or enlarge its embedding"
+    )]
+    Vocabulary {
+        /// Largest id of the tokenizer, plus one.
+        tokenizer: u64,
+        /// `vocab_size` of config.json.
+        model: u64,
+    },
+    /// A text cannot be encoded.
+    #[error("the tokenizer refuses a text: {0}; remove the text")]
+    Encode(String),
+    /// Tokens cannot be decoded.
+    #[error("the tokenizer cannot decode: {0}; use the tokenizer that the data was prepared with")]
+    Decode(String),
+}
+
+/// Tokens of a text, and the characters that each covers.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Encoded {
+    /// Token ids.
+    pub tokens: Vec<u32>,
+    /// For each token the start and end in the text, in characters. Tokens that the tokenizer adds
+    /// have an empty range.
+    pub offsets: Vec<(usize, usize)>,
+}
+
+/// A tokenizer and its special tokens.
+#[derive(Debug, Clone)]
+pub struct TextTokenizer {
+    tokenizer: Tokenizer,
+    hash: ContentHash,
+    vocabulary: u32,
+    eos: Option<u32>,
+    bos: Option<u32>,
+    pad: Option<u32>,
+    starts: Vec<u32>,
+    ends: Vec<u32>,
+    special: BTreeMap<String, String>,
+}
+
+impl TextTokenizer {
+    /// Loads the tokenizer of a model's folder: `tokenizer.json`, and where they exist
+    /// `tokenizer_config.json`, `special_tokens_map.json`, `generation_config.json` and
+    /// `config.json`.
+    ///
+    /// # Errors
+    /// If a file cannot be read or is invalid, or the tokenizer has more tokens than the model.
+    pub fn load(base: &Path) -> Result<Self, TokenizerError> {
+        let path = base.join("tokenizer.json");
+        let bytes = read_capped(&path, MAX_TOKENIZER_BYTES)?;
+        let invalid = |reason: String| TokenizerError::Tokenizer { path: path.clone(), reason };
+        let mut tokenizer =
+            Tokenizer::from_bytes(&bytes).map_err(|error| invalid(error.to_string()))?;
+        // Rows are cut and padded here, not by the tokenizer.
+        tokenizer.with_padding(None);
+        tokenizer.with_truncation(None).map_err(|error| invalid(error.to_string()))?;
+
+        let config = read_json(&base.join("config.json"))?;
+        let generation = read_json(&base.join("generation_config.json"))?;
+        let special = special_tokens(base)?;
+
+        let largest = tokenizer.get_vocab(true).into_values().max();
+        let used = largest.map_or(0, |id| u64::from(id) + 1);
+        let model =
+            config.get("vocab_size").or_else(|| config.get("text_config")?.get("vocab_size"));
+        let vocabulary = match model.and_then(Value::as_u64) {
+            Some(model) if model < used => {
+                return Err(TokenizerError::Vocabulary { tokenizer: used, model });
+            }
+            Some(model) => model,
+            None => used,
+        };
+        let vocabulary = u32::try_from(vocabulary)
+            .map_err(|_| invalid(format!("a vocabulary of {vocabulary} is too large")))?;
+
+        let id = |name: &str| {
+            let by_text = special.get(&format!("{name}_token")).map(String::as_str);
+            let key = format!("{name}_token_id");
+            by_text
+                .and_then(|text| tokenizer.token_to_id(text))
+                .or_else(|| first_id(generation.get(&key)?))
+                .or_else(|| first_id(config.get(&key)?))
+                .filter(|id| *id < vocabulary)
+        };
+        let (eos, bos, pad) = (id("eos"), id("bos"), id("pad"));
+        let (starts, ends) = added_around(&tokenizer).map_err(invalid)?;
+        let hash = ContentHash::of(&bytes);
+        Ok(Self { tokenizer, hash, vocabulary, eos, bos, pad, starts, ends, special })
+    }
+
+    /// The tokens of a text. `special`: with the tokens that the tokenizer adds around a text.
+    ///
+    /// # Errors
+    /// If the tokenizer refuses the text.
+    pub fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, TokenizerError> {
+        let encoded = self.tokenizer.encode_fast(text, special);
+        let encoded = encoded.map_err(|error| TokenizerError::Encode(error.to_string()))?;
+        Ok(encoded.get_ids().to_vec())
+    }
+
+    /// The tokens of a text, with the characters that each covers.
+    ///
+    /// # Errors
+    /// Like [`TextTokenizer::encode`].
+    pub fn encode_with_offsets(
+        &self,
+        text: &str,
+        special: bool,
+    ) -> Result<Encoded, TokenizerError> {
+        let encoded = self.tokenizer.encode_char_offsets(text, special);
+        let encoded = encoded.map_err(|error| TokenizerError::Encode(error.to_string()))?;
+        Ok(Encoded { tokens: encoded.get_ids().to_vec(), offsets: encoded.get_offsets().to_vec() })
+    }
+
+    /// The text of tokens. Ids without a token are omitted.
+    ///
+    /// # Errors
+    /// If the tokenizer's decoder fails.
+    pub fn decode(&self, tokens: &[u32], skip_special: bool) -> Result<String, TokenizerError> {
+        let decoded = self.tokenizer.decode(tokens, skip_special);
+        decoded.map_err(|error| TokenizerError::Decode(error.to_string()))
+    }
+
+    /// The text of a token as the vocabulary has it.
+    #[must_use]
+    pub fn token(&self, id: u32) -> Option<String> {
+        self.tokenizer.id_to_token(id)
+    }
+
+    /// BLAKE3 hash of `tokenizer.json`.
+    #[must_use]
+    pub const fn hash(&self) -> ContentHash {
+        self.hash
+    }
+
+    /// The size of the model's vocabulary; without `config.json`, the largest id plus one.
+    #[must_use]
+    pub const fn vocabulary(&self) -> u32 {
+        self.vocabulary
+    }
+
+    /// The token that ends a text.
+    #[must_use]
+    pub const fn eos(&self) -> Option<u32> {
+        self.eos
+    }
+
+    /// The token that begins a text.
+    #[must_use]
+    pub const fn bos(&self) -> Option<u32> {
+        self.bos
+    }
+
+    /// The token that fills rows.
+    #[must_use]
+    pub const fn pad(&self) -> Option<u32> {
+        self.pad
+    }
+
+    /// Tokens that the tokenizer adds before a text.
+    #[must_use]
+    pub fn starts(&self) -> &[u32] {
+        &self.starts
+    }
+
+    /// Tokens that the tokenizer adds after a text.
+    #[must_use]
+    pub fn ends(&self) -> &[u32] {
+        &self.ends
+    }
+
+    /// Whether the tokenizer begins a text with its `bos` token.
+    #[must_use]
+    pub fn adds_bos(&self) -> bool {
+        self.bos.is_some() && self.starts.first() == self.bos.as_ref()
+    }
+
+    /// The texts of the special tokens by their names, such as `eos_token`.
+    #[must_use]
+    pub const fn special(&self) -> &BTreeMap<String, String> {
+        &self.special
+    }
+}
+
+/// The tokens that the post-processor adds before and after a text.
+fn added_around(tokenizer: &Tokenizer) -> Result<(Vec<u32>, Vec<u32>), String> {
+    let ids = |special| {
+        let encoded = tokenizer.encode_fast("a", special).map_err(|error| error.to_string())?;
+        Ok::<_, String>(encoded.get_ids().to_vec())
+    };
+    let (with, without) = (ids(true)?, ids(false)?);
+    let added = with.len().saturating_sub(without.len());
+    let start = (0..=added).find(|start| with[*start..].starts_with(&without));
+    let start = start.unwrap_or_default();
+    let end = (start + without.len()).min(with.len());
+    Ok((with[..start].to_vec(), with[end..].to_vec()))
+}
+
+/// The special tokens by name. `tokenizer_config.json` goes before `special_tokens_map.json`.
+fn special_tokens(base: &Path) -> Result<BTreeMap<String, String>, TokenizerError> {
+    let mut special = BTreeMap::new();
+    for file in ["tokenizer_config.json", "special_tokens_map.json"] {
+        let values = read_json(&base.join(file))?;
+        for name in ["bos", "eos", "unk", "sep", "pad", "cls", "mask"] {
+            let key = format!("{name}_token");
+            let text = values.get(&key).and_then(|token| match token {
+                Value::String(text) => Some(text.as_str()),
+                other => other.get("content")?.as_str(),
+            });
+            if let Some(text) = text {
+                special.entry(key).or_insert_with(|| text.to_owned());
+            }
+        }
+    }
+    Ok(special)
+}
+
+/// An id, or the first of a list of ids.
+fn first_id(value: &Value) -> Option<u32> {
+    let number = match value {
+        Value::Array(ids) => ids.first()?.as_u64()?,
+        other => other.as_u64()?,
+    };
+    u32::try_from(number).ok()
+}
+
+/// The JSON of a file; null if there is no file.
+pub(crate) fn read_json(path: &Path) -> Result<Value, TokenizerError> {
+    match read_capped(path, MAX_FILE_BYTES) {
+        Ok(bytes) => serde_json::from_slice(&bytes)
+            .map_err(|source| TokenizerError::Json { path: path.to_owned(), source }),
+        Err(TokenizerError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            Ok(Value::Null)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Reads a file of at most `most` bytes.
+fn read_capped(path: &Path, most: u64) -> Result<Vec<u8>, TokenizerError> {
+    let error = |source| TokenizerError::Read { path: path.to_owned(), source };
+    let file = fs::File::open(path).map_err(error)?;
+    let mut bytes = Vec::new();
+    file.take(most + 1).read_to_end(&mut bytes).map_err(error)?;
+    if bytes.len() as u64 > most {
+        return Err(TokenizerError::TooLarge { path: path.to_owned(), most });
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,163 @@
+//! Compares tokens, chats and masks with those of transformers.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use common::{options, rows, run, write};
+use serde_json::{Value, json};
+use shoal_data::Class;
+use shoal_data::document::TrainOn;
+use shoal_data::pack::Packing;
+use shoal_data::source::Messages;
+use shoal_data::template::{ChatTemplate, TemplateError, assistant_mask};
+use shoal_data::tokenizer::TextTokenizer;
+
+/// Runs `golden.py`, which trains a tokenizer on this crate's own text; `None` without Python.
+fn golden(folder: &Path) -> Option<Value> {
+    let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let python = std::env::var_os("SHOAL_TEST_PYTHON")
+        .map_or_else(|| crate_folder.join("../.venv/bin/python"), PathBuf::from);
+    if !python.exists() {
+        eprintln!("skipped: this test needs transformers; run scripts/setup.sh --tests");
+        return None;
+    }
+    let output = Command::new(python)
+        .arg(crate_folder.join("tests/golden.py"))
+        .arg(folder.join("models"))
+        .args(
+            ["src/template/mod.rs", "src/source/mod.rs", "../README.md"]
+                .map(|file| crate_folder.join(file)),
+        )
+        .env("HF_HUB_OFFLINE", "1")
+        .output()
+        .expect("python starts");
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{complaint}");
+    Some(serde_json::from_slice(&output.stdout).expect("the script prints JSON"))
+}
+
+fn numbers(value: &Value) -> Vec<u64> {
+    let list = value.as_array().expect("a list").iter();
+    list.map(|number| number.as_u64().expect("a number")).collect()
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    numbers(value).into_iter().map(|id| id as u32).collect()
+}
+
+fn messages(chat: &Value) -> Messages {
+    let list = chat["messages"].as_array().expect("a list").iter();
+    list.map(|message| {
+        let mut message = message.as_object().expect("an object").clone();
+        message.retain(|_, value| !value.is_null());
+        message
+    })
+    .collect()
+}
+
+fn check_tokenizer(tokenizer: &TextTokenizer, family: &Value) {
+    let id = |key: &str| family[key].as_u64().map(|id| id as u32);
+    assert_eq!(tokenizer.eos(), id("eos"));
+    assert_eq!(tokenizer.bos(), id("bos"));
+    assert_eq!(tokenizer.pad(), id("pad"));
+    assert_eq!(Some(tokenizer.vocabulary()), id("vocabulary"));
+    assert_eq!(tokenizer.adds_bos(), id("bos").is_some());
+    for text in family["texts"].as_array().expect("a list") {
+        let content = text["text"].as_str().expect("a text");
+        assert_eq!(tokenizer.encode(content, true).expect("it encodes"), ids(&text["ids"]));
+        let encoded = tokenizer.encode_with_offsets(content, false).expect("it encodes");
+        assert_eq!(encoded.tokens, ids(&text["plain"]));
+        assert_eq!(encoded.tokens, tokenizer.encode(content, false).expect("it encodes"));
+        let offsets = text["offsets"].as_array().expect("a list").iter().map(|pair| {
+            let pair = numbers(pair);
+            (pair[0] as usize, pair[1] as usize)
+        });
+        assert_eq!(encoded.offsets, offsets.collect::<Vec<_>>());
+        let decoded = tokenizer.decode(&ids(&text["ids"]), false).expect("it decodes");
+        assert_eq!(decoded, text["decoded"].as_str().expect("a text"));
+    }
+}
+
+fn check_chats(name: &str, tokenizer: &TextTokenizer, template: &ChatTemplate, family: &Value) {
+    let mut targets = 0;
+    for chat in family["chats"].as_array().expect("a list") {
+        let rendered = template.render_masked(&messages(chat));
+        if let Some(error) = chat["error"].as_str() {
+            let Err(TemplateError::Render(found)) = rendered else {
+                panic!("{name}: {rendered:?} instead of {error}");
+            };
+            assert!(found.contains(error), "{name}: {found} instead of {error}");
+            continue;
+        }
+        let rendered = rendered.expect("it renders");
+        assert_eq!(rendered.text, chat["text"].as_str().expect("a text"), "{name}");
+        let encoded = tokenizer.encode_with_offsets(&rendered.text, false).expect("it encodes");
+        assert_eq!(encoded.tokens, ids(&chat["ids"]), "{name}");
+        let mask = assistant_mask(&encoded, &rendered.generated);
+        let mask: Vec<_> = mask.into_iter().map(u64::from).collect();
+        assert_eq!(mask, numbers(&chat["mask"]), "{name}: {}", rendered.text);
+        targets += mask.iter().sum::<u64>();
+    }
+    assert!(targets > 0);
+}
+
+/// Prepares the chats with one row for each, and compares the rows.
+fn check_prepared(name: &str, folder: &Path, base: &Path, family: &Value) {
+    let chats: Vec<_> = family["chats"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter(|chat| chat["error"].is_null())
+        .collect();
+    let lines = chats.iter().map(|chat| json!({"messages": chat["messages"]}).to_string() + "\n");
+    let source = write(folder, &format!("{name}.jsonl"), lines.collect::<String>());
+    for train_on in [TrainOn::Responses, TrainOn::All] {
+        let mut options = options(base, &source, 1500);
+        options.pack = Packing::BestFit;
+        options.train_on = train_on;
+        let out = folder.join(format!("{name}-{train_on}"));
+        let index = run(&options, &out).expect("it works");
+        let mut found = Vec::new();
+        for row in rows(&out, &index, &index.train) {
+            let tokens = row.tokens.iter().zip(&row.classes);
+            for (token, class) in tokens.filter(|(_, class)| **class != Class::Padding) {
+                if *class == Class::First {
+                    found.push((Vec::new(), Vec::new()));
+                }
+                let document = found.last_mut().expect("a row begins with a document");
+                document.0.push(*token);
+                document.1.push(*class == Class::Target);
+            }
+        }
+        let mut expected: Vec<_> = chats
+            .iter()
+            .map(|chat| {
+                let mask = numbers(&chat["mask"]).into_iter();
+                let all = train_on == TrainOn::All;
+                let mut mask: Vec<bool> = mask.map(|bit| all || bit == 1).collect();
+                mask[0] = false;
+                (ids(&chat["ids"]), mask)
+            })
+            .collect();
+        expected.sort();
+        found.sort();
+        assert_eq!(found, expected, "{name}");
+    }
+}
+
+#[test]
+fn tokens_chats_and_masks_are_those_of_transformers() {
+    let folder = tempfile::tempdir().expect("writable");
+    let Some(golden) = golden(folder.path()) else { return };
+    for (name, family) in golden.as_object().expect("an object") {
+        let base = PathBuf::from(family["folder"].as_str().expect("a path"));
+        let tokenizer = TextTokenizer::load(&base).expect("it loads");
+        check_tokenizer(&tokenizer, family);
+        let source = ChatTemplate::find(&base, None).expect("there is one");
+        let template = ChatTemplate::new(&source, tokenizer.special(), None).expect("valid");
+        check_chats(name, &tokenizer, &template, family);
+        check_prepared(name, folder.path(), &base, family);
+    }
+}

@@ -1,0 +1,171 @@
+//! Bad inputs: each is an error that names its place.
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+
+use common::{EOS, base, options, rows, run, texts, write};
+use serde_json::json;
+use shoal_data::Class;
+use shoal_data::document::TrainOn;
+use shoal_data::source::Format;
+
+/// The message of the error of a source.
+fn refusal(folder: &Path, name: &str, content: impl AsRef<[u8]>) -> String {
+    let base = base(folder);
+    let source = write(folder, name, content);
+    let _ = fs::remove_dir_all(folder.join("out"));
+    let mut options = options(&base, &source, 4);
+    options.line_bytes = 100;
+    run(&options, &folder.join("out")).expect_err("it is refused").to_string()
+}
+
+#[test]
+fn bad_rows_are_named_by_file_and_line() {
+    let folder = tempfile::tempdir().expect("writable");
+    let good = "{\"text\": \"a\"}\n";
+    let cases = [
+        ("no-json.jsonl", format!("{good}\n{good}{{\"text\": \n"), "no-json.jsonl, line 4:"),
+        ("list.jsonl", format!("{good}[1]\n"), "list.jsonl, line 2:"),
+        ("no-key.jsonl", format!("{good}{{\"body\": \"a\"}}\n"), "no-key.jsonl, row 2: no `text`"),
+        ("type.jsonl", format!("{good}{{\"text\": 7}}\n"), "row 2: `text` must be a text"),
+        ("null.jsonl", format!("{good}{{\"text\": null}}\n"), "row 2: no `text`"),
+        (
+            "keys.jsonl",
+            "{\"b\": 1, \"a\": 2}\n".to_owned(),
+            "keys.jsonl: its first row has the keys a, b",
+        ),
+        (
+            "long.jsonl",
+            format!("{good}{}", texts(["x".repeat(200)])),
+            "line 2: more than 100 bytes",
+        ),
+        ("empty.jsonl", texts(["", "  \n"]), "all 2 documents are empty"),
+        ("nothing.jsonl", String::new(), "all 0 documents are empty"),
+        ("nothing.txt", String::new(), "all 1 documents are empty"),
+        ("table.csv", good.to_owned(), "table.csv is of no known kind"),
+        ("no-table.parquet", good.to_owned(), "no-table.parquet, row 0: not readable as Parquet"),
+        (
+            "messages.jsonl",
+            "{\"messages\": [{\"content\": \"a\"}]}\n".to_owned(),
+            "`messages` must be a list",
+        ),
+        (
+            "prompt.jsonl",
+            "{\"prompt\": \"a\", \"completion\": 1}\n".to_owned(),
+            "`completion` must be a text",
+        ),
+    ];
+    for (name, content, expected) in cases {
+        let message = refusal(folder.path(), name, content);
+        assert!(message.contains(expected), "{message}");
+        assert!(!message.contains('\n'), "{message}");
+    }
+    let message = refusal(folder.path(), "latin.txt", b"abc\xe9");
+    assert!(message.contains("byte 3 is not UTF-8"), "{message}");
+    let message =
+        refusal(folder.path(), "latin.jsonl", b"{\"text\": \"a\"}\n{\"text\": \"\xe9\"}\n");
+    assert!(message.contains("latin.jsonl, line 2"), "{message}");
+    let message = refusal(folder.path(), "a.jsonl.gz", b"no gzip");
+    assert!(message.contains("a.jsonl.gz: "), "{message}");
+    let message = refusal(folder.path(), "a.jsonl.zst", b"no zstandard");
+    assert!(message.contains("a.jsonl.zst: "), "{message}");
+}
+
+#[test]
+fn missing_sources_and_bad_options_are_named() {
+    let folder = tempfile::tempdir().expect("writable");
+    let base = base(folder.path());
+    let source = write(folder.path(), "a.jsonl", texts(["abc"]));
+    fs::create_dir(folder.path().join("none")).expect("writable");
+    let out = folder.path().join("out");
+    let message = |change: &dyn Fn(&mut shoal_data::PrepareOptions)| {
+        let mut options = options(&base, &source, 4);
+        change(&mut options);
+        run(&options, &out).expect_err("it is refused").to_string()
+    };
+    let place = |name: &str| folder.path().join(name).to_str().expect("UTF-8").to_owned();
+    let message_of = |source: &str| message(&|options| options.sources = vec![place(source)]);
+    assert!(message_of("absent.jsonl").contains("absent.jsonl: No such file"));
+    assert!(message_of("none").contains("has no .txt"));
+    assert!(message_of("*.parquet").contains("has no .txt"));
+    assert!(message(&|options| options.sources.clear()).contains("no sources"));
+    assert!(message(&|options| options.context = 0).contains("--context 0 is out of range"));
+    assert!(message(&|options| options.held_out = 1.0).contains("--held-out 1"));
+    assert!(message(&|options| options.held_out = f64::NAN).contains("--held-out NaN"));
+    assert!(message(&|options| options.shard_bytes = 0).contains("--shard-bytes 0"));
+    assert!(message(&|options| options.base = "/absent".into()).contains("/absent/tokenizer.json"));
+    let held_out = message(&|options| options.held_out = 0.999_999_999);
+    assert!(held_out.contains("no training document"), "{held_out}");
+}
+
+#[test]
+fn bad_model_folders_are_named() {
+    let folder = tempfile::tempdir().expect("writable");
+    let source = write(folder.path(), "a.jsonl", texts(["abc"]));
+    let chats = json!({"messages": [{"role": "user", "content": "a"}]}).to_string();
+    let chats = write(folder.path(), "chats.jsonl", chats);
+    let message = |source: &str, name: &str, content: &str| {
+        let base = base(folder.path());
+        write(&base, name, content);
+        let out = folder.path().join("out");
+        run(&options(&base, source, 4), &out).expect_err("it is refused").to_string()
+    };
+    let vocabulary = message(&source, "config.json", "{\"vocab_size\": 258}");
+    assert!(vocabulary.contains("259 tokens"), "{vocabulary}");
+    assert!(vocabulary.contains("vocab_size 258"), "{vocabulary}");
+    assert!(message(&source, "config.json", "{").contains("config.json is not JSON"));
+    assert!(message(&source, "tokenizer.json", "{}").contains("is not a tokenizer"));
+    assert!(message(&source, "tokenizer_config.json", "{}").contains("no token that ends a text"));
+    let unmarked = message(&chats, "chat_template.jinja", "{{ messages[0].content }}");
+    assert!(unmarked.contains("--train-on all"), "{unmarked}");
+    assert!(unmarked.contains("--chat-template FILE"), "{unmarked}");
+    assert!(message(&chats, "chat_template.jinja", "{% if %}").contains("template is invalid"));
+    let date = "{% generation %}{{ strftime_now('%Y') }}{% endgeneration %}";
+    assert!(message(&chats, "chat_template.jinja", date).contains("--date"));
+    let refuses = "{% generation %}{{ raise_exception('no user') }}{% endgeneration %}";
+    let refused = message(&chats, "chat_template.jinja", refuses);
+    assert!(refused.contains("chats.jsonl, row 1") && refused.contains("no user"), "{refused}");
+    fs::remove_file(folder.path().join("base/chat_template.jinja")).expect("it exists");
+    let missing = run(&options(&folder.path().join("base"), &chats, 4), &folder.path().join("out"));
+    let missing = missing.expect_err("it is refused").to_string();
+    assert!(missing.contains("has no chat template"), "{missing}");
+}
+
+#[test]
+fn completions_are_targets_and_prompts_are_not() {
+    let folder = tempfile::tempdir().expect("writable");
+    let base = base(folder.path());
+    let row = json!({"prompt": "aß", "completion": "bc", "other": [1]}).to_string();
+    let source = write(folder.path(), "a.jsonl", row);
+    for (train_on, masked) in [(TrainOn::Responses, Class::Masked), (TrainOn::All, Class::Target)] {
+        let mut options = options(&base, &source, 5);
+        options.train_on = train_on;
+        let out = folder.path().join(train_on.to_string());
+        let index = run(&options, &out).expect("it works");
+        let rows = rows(&out, &index, &index.train);
+        assert_eq!(rows[0].tokens, [97, 0xc3, 0x9f, 98, 99, EOS]);
+        let target = Class::Target;
+        assert_eq!(rows[0].classes, [Class::First, masked, masked, target, target, target]);
+    }
+}
+
+#[test]
+fn chats_are_masked_by_the_template() {
+    let folder = tempfile::tempdir().expect("writable");
+    let base = base(folder.path());
+    let chat = json!([{"role": "user", "content": "q"}, {"role": "assistant", "content": "yes"}]);
+    let source = write(folder.path(), "a.jsonl", json!({"messages": chat}).to_string());
+    let out = folder.path().join("out");
+    let mut options = options(&base, &source, 21);
+    options.format = Format::Messages;
+    let index = run(&options, &out).expect("it works");
+    let rows = rows(&out, &index, &index.train);
+    let text = "<user>q<assistant>yes";
+    assert!(rows[0].tokens.iter().zip(text.bytes()).all(|(token, byte)| *token == u32::from(byte)));
+    assert_eq!(rows[0].tokens[text.len()], EOS);
+    let targets = rows[0].classes.iter().filter(|class| **class == Class::Target).count();
+    assert_eq!(targets, "yes".len() + 1);
+    assert_eq!(index.train_totals.targets, 4);
+}
