@@ -95,7 +95,17 @@ fn begin(model: &Model, order: &Order, device: Device, text: &[u8], folder: &Pat
     std::fs::create_dir_all(folder).expect("a folder for the tokens");
     let samples = common::samples(&mut manifest, folder, text);
     let engine = Engine::new(&manifest, StageSpan::all(1), device).expect("room for the model");
-    Run { trainer: common::Trainer { manifest, engine, samples }, step: 0 }
+    Run {
+        trainer: common::Trainer {
+            manifest,
+            engine,
+            samples,
+            base: None,
+            packed: false,
+            targets: Default::default(),
+        },
+        step: 0,
+    }
 }
 
 fn train(run: &mut Run, steps: u64) -> Answer {

@@ -38,7 +38,14 @@ fn main() {
     let device = Device::open(DeviceChoice::Cpu, threads).expect("a CPU");
     let span = StageSpan::all(manifest.training.stages);
     let engine = Engine::new(&manifest, span, device).expect("room");
-    let mut trainer = common::Trainer { manifest, engine, samples, base: None };
+    let mut trainer = common::Trainer {
+        manifest,
+        engine,
+        samples,
+        base: None,
+        packed: false,
+        targets: Default::default(),
+    };
     let mut step = 0;
     for _ in 0..2 {
         trainer.step(step);

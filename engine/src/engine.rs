@@ -13,6 +13,7 @@ use crate::base::BaseFiles;
 use crate::checkpoint::{self, CheckpointFile, StageState};
 use crate::device::Device;
 use crate::error::{EngineError, Result};
+use crate::optimizer::Update;
 use crate::stage::{ForwardOutput, StageModel};
 use crate::tensor::elements;
 
@@ -118,21 +119,15 @@ impl Engine {
         self.stage(stage)?.read_sums(step, range, read)
     }
 
-    /// Computes version `step + 1` of a stage's weights from the step's whole mean gradient (f32,
-    /// little-endian, as returned by [`crate::FixedPoint::reduce`]) and its norm over all stages.
-    /// Then clears the step's accumulator and drops its microbatches in flight. If steps read
-    /// weights without the newest update, the previous version is kept until the next one.
+    /// Computes version `step + 1` of a stage's weights from the step's whole gradient, as returned by
+    /// [`crate::FixedPoint::reduce`]. Then clears the step's accumulator and drops its microbatches in
+    /// flight. If steps read weights without the newest update, the previous version is kept until the
+    /// next one.
     ///
     /// # Errors
     /// If the stage is not hosted or the gradient has the wrong length.
-    pub fn apply(
-        &mut self,
-        stage: Stage,
-        step: Step,
-        gradient: &[u8],
-        global_norm: f64,
-    ) -> Result<()> {
-        self.stage_mut(stage)?.apply(step, gradient, global_norm)
+    pub fn apply(&mut self, stage: Stage, update: &Update<'_>) -> Result<()> {
+        self.stage_mut(stage)?.apply(update)
     }
 
     /// Clears a stage's accumulators and drops all its microbatches in flight.

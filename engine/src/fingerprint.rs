@@ -30,7 +30,7 @@ pub fn fingerprint(manifest: &Manifest, device: Device) -> Result<ContentHash> {
     let key = ClaimKey { step: Step(0), stage: Stage(0), microbatch: Microbatch(0) };
     let output = engine.forward(key, &words(0), Some(&words(1)))?;
     let loss = match output {
-        ForwardOutput::Loss(loss) => loss,
+        ForwardOutput::Loss { share, .. } => share,
         ForwardOutput::Activation(_) => unreachable!("the only stage is the last"),
     };
     engine.backward(key, None)?;

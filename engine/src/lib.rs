@@ -25,6 +25,8 @@ pub mod checkpoint;
 mod checkpoint_error;
 mod codec;
 pub mod data;
+#[cfg(test)]
+mod decoders;
 mod device;
 mod engine;
 mod error;
@@ -70,7 +72,7 @@ pub use init::initial_weights;
 pub use kernel::instruction_set;
 pub use memory::memory_floor;
 pub use mkl::MklDispatch;
-pub use optimizer::{clip_scale, learning_rate};
+pub use optimizer::{Update, clip_scale, learning_rate};
 pub use parameters::{Parameter, parameter_count, parameters};
 pub use samples::{Batch, Samples};
 pub use shim::torch_version;

@@ -42,9 +42,23 @@ pub fn clip_scale(optimizer: &Optimizer, global_norm: f64) -> f64 {
     (optimizer.gradient_clip / (global_norm + 1e-6)).min(1.0)
 }
 
+/// One optimizer update.
+#[derive(Debug, Clone, Copy)]
+pub struct Update<'a> {
+    /// The step that the gradient is of.
+    pub step: Step,
+    /// The mean over all tokens: f32, little-endian.
+    pub gradient: &'a [u8],
+    /// Norm over all stages of the mean over targets.
+    pub gradient_norm: f64,
+    /// Tokens of the step that count towards the loss.
+    pub targets: u64,
+}
+
 /// The scalars of an update.
 #[derive(Debug, Clone, Copy)]
 struct Scalars {
+    /// Factor on the gradient: of clipping, and of the mean over targets.
     clip: f32,
     keep: f32,
     one_minus_beta1: f32,
@@ -56,7 +70,8 @@ struct Scalars {
 }
 
 impl Scalars {
-    fn new(manifest: &Manifest, step: Step, global_norm: f64, decays: bool) -> Self {
+    fn new(manifest: &Manifest, update: &Update<'_>, decays: bool) -> Self {
+        let Update { step, gradient_norm, targets, .. } = *update;
         let optimizer = &manifest.optimizer;
         let rate = learning_rate(manifest, step);
         let count = (step.0 + 1) as f64;
@@ -64,7 +79,7 @@ impl Scalars {
         let correction2 = 1.0 - libm::pow(optimizer.beta2, count);
         let decay = if decays { optimizer.weight_decay } else { 0.0 };
         Self {
-            clip: clip_scale(optimizer, global_norm) as f32,
+            clip: (clip_scale(optimizer, gradient_norm) * manifest.gradient_scale(targets)) as f32,
             keep: (1.0 - rate * decay) as f32,
             one_minus_beta1: (1.0 - optimizer.beta1) as f32,
             beta2: optimizer.beta2 as f32,
@@ -97,8 +112,7 @@ impl Moments {
         gradient: &[f32],
         parameters: &[Parameter],
         manifest: &Manifest,
-        step: Step,
-        global_norm: f64,
+        update: &Update<'_>,
     ) -> Result<()> {
         let _guard = tch::no_grad_guard();
         let on_device = match weights.device() {
@@ -106,14 +120,14 @@ impl Moments {
             device => Some(Tensor::f_from_slice(gradient)?.f_to(device)?),
         };
         for decays in [true, false] {
-            let scalars = Scalars::new(manifest, step, global_norm, decays);
+            let scalars = Scalars::new(manifest, update, decays);
             for parameter in parameters.iter().filter(|parameter| parameter.decays() == decays) {
                 if let Some(gradient) = &on_device {
                     self.update_on_device(weights, gradient, parameter, scalars)?;
                     continue;
                 }
                 let range = parameter.range();
-                update(
+                update_elements(
                     &mut elements_mut(weights)[range.clone()],
                     &gradient[range.clone()],
                     &mut elements_mut(&mut self.first)[range.clone()],
@@ -125,7 +139,7 @@ impl Moments {
         Ok(())
     }
 
-    /// The same operations in the same order as [`update`], one kernel each.
+    /// The same operations in the same order as [`update_elements`], one kernel each.
     fn update_on_device(
         &mut self,
         weights: &Tensor,
@@ -154,7 +168,7 @@ impl Moments {
 
 widest! {
     /// One pass over weights, gradient and moments of equal length.
-    fn update(
+    fn update_elements(
         weights: &mut [f32],
         gradient: &[f32],
         first: &mut [f32],
@@ -208,8 +222,14 @@ mod tests {
             };
             let gradient: Vec<f32> = (0..8).map(value).collect();
             let norm = gradient.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
+            let update = Update {
+                step: Step(u64::from(step)),
+                gradient: &[],
+                gradient_norm: norm,
+                targets: manifest.tokens_per_step(),
+            };
             moments
-                .apply(&mut weights, &gradient, &parameters, &manifest, Step(u64::from(step)), norm)
+                .apply(&mut weights, &gradient, &parameters, &manifest, &update)
                 .expect("matching lengths");
         }
         for (weight, golden) in elements::<f32>(&weights).iter().zip(GOLDEN) {

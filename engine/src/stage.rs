@@ -20,7 +20,7 @@ use crate::gradient::Piece;
 use crate::init::fill_initial_weights;
 use crate::loss::{IGNORED, Loss, cross_entropy};
 use crate::norm::normalise;
-use crate::optimizer::Moments;
+use crate::optimizer::{Moments, Update};
 use crate::parameters::{Parameter, parameter_count, parameters};
 use crate::shim;
 use crate::tensor::{elements, elements_mut, floats, kind};
@@ -31,8 +31,13 @@ use crate::weights::Weights;
 pub enum ForwardOutput {
     /// The input of the next stage: `Manifest::boundary_shape` in the manifest's codec.
     Activation(Bytes),
-    /// From the last stage: mean cross-entropy over the microbatch's tokens, in nats.
-    Loss(f32),
+    /// From the last stage.
+    Loss {
+        /// Cross-entropy of the targets divided by all tokens of the microbatch, in nats.
+        share: f32,
+        /// Targets: tokens that count.
+        targets: u64,
+    },
 }
 
 /// One stage: weights, moments, accumulators, and microbatches in flight.
@@ -79,6 +84,8 @@ struct Pass {
     output: Tensor,
     /// The loss, in the last stage.
     loss: Option<Loss>,
+    /// Tokens that count towards it.
+    targets: u64,
 }
 
 impl StageModel {
@@ -131,7 +138,10 @@ impl StageModel {
         let keeps_graph = trains && (self.last || !self.manifest.training.recompute);
         let pass = self.run(key, input, labels, keeps_graph)?;
         let result = match &pass.loss {
-            Some(loss) => ForwardOutput::Loss(loss.value.f_double_value(&[])? as f32),
+            Some(loss) => ForwardOutput::Loss {
+                share: loss.value.f_double_value(&[])? as f32,
+                targets: pass.targets,
+            },
             None => {
                 let codec = self.manifest.codec.activations;
                 ForwardOutput::Activation(codec::encode(&pass.output, codec, Rounding::Nearest)?)
@@ -175,14 +185,15 @@ impl StageModel {
         };
         let documents = labels.as_ref().and_then(|labels| labels.documents.as_ref());
         let mut output = blocks.through(x, documents)?;
-        let mut loss = None;
+        let (mut loss, mut targets) = (None, 0);
         if let Some(head) = &blocks.head {
             let labels = labels.as_ref().ok_or(EngineError::MissingLabels(key))?;
+            targets = labels.counted;
             output = normalise(&output, &head.norm, &blocks.shape)?.f_flatten(0, 1)?;
             let matrix = &head.matrix.tensor;
             loss = Some(cross_entropy(&output, matrix, &labels.targets, keeps_graph)?);
         }
-        Ok(Pass { leaf, tokens, output, loss })
+        Ok(Pass { leaf, tokens, output, loss, targets })
     }
 
     /// Runs the backward pass of one microbatch; see [`crate::Engine::backward`].
@@ -303,7 +314,8 @@ impl StageModel {
     }
 
     /// One optimizer update; see [`crate::Engine::apply`].
-    pub(crate) fn apply(&mut self, step: Step, gradient: &[u8], global_norm: f64) -> Result<()> {
+    pub(crate) fn apply(&mut self, update: &Update<'_>) -> Result<()> {
+        let Update { step, gradient, .. } = *update;
         let _guard = tch::no_grad_guard();
         let (expected, found) = (size_of::<f32>() * self.weights.flat.numel(), gradient.len());
         if expected != found {
@@ -321,8 +333,7 @@ impl StageModel {
             &gradient,
             &self.parameters,
             &self.manifest,
-            step,
-            global_norm,
+            update,
         )?;
         self.weights.follow()?;
         self.version = step.next();
@@ -435,8 +446,10 @@ impl StageModel {
             }
             documents.push(document);
         }
+        let counted = targets.iter().filter(|target| **target != IGNORED).count() as u64;
         let several = documents.iter().any(|document| *document > 0);
         Ok(Labels {
+            counted,
             targets: self.per_token(&targets)?.f_flatten(0, -1)?,
             documents: several.then(|| self.per_token(&documents)).transpose()?,
         })
@@ -478,6 +491,8 @@ impl StageModel {
 struct Labels {
     /// Ids, or [`IGNORED`]: i64 `[B · T]`.
     targets: Tensor,
+    /// Number of those that are not ignored.
+    counted: u64,
     /// Numbers each token's document: i64 `[B, T]`. `None` if each sample is one document.
     documents: Option<Tensor>,
 }

@@ -10,9 +10,8 @@ use std::path::Path;
 use common::{Trainer, manifest, numbers, python, samples, text, write};
 use serde_json::{Value, json};
 use shoal_engine::base::{self, ExportDtype};
-use shoal_engine::{BaseFiles, Checkpoint, Device, DeviceChoice, Generator, learning_rate};
-use shoal_protocol::ids::{Microbatch, Step};
-use shoal_protocol::manifest::{Manifest, Model};
+use shoal_engine::{BaseFiles, Checkpoint, Device, DeviceChoice, Generator};
+use shoal_protocol::manifest::Model;
 
 const STEPS: u64 = 20;
 
@@ -82,7 +81,7 @@ fn train(source: &Path, place: &Path, untie: bool, tokens: &[u32], logits: &[f64
     let mut trainer = Trainer::from_base(&manifest, samples, &files);
     let first = write(&trainer, 0, place);
     assert_close(&name, &logits_of(&first, tokens), logits);
-    let steps: Vec<Value> = (0..STEPS).map(|step| batches(&trainer, &manifest, step)).collect();
+    let steps: Vec<Value> = (0..STEPS).map(|step| trainer.batches(step)).collect();
     let losses = (0..STEPS).map(|step| trainer.step(step).0).collect();
     let last = write(&trainer, STEPS, place);
     let export = place.join("export");
@@ -110,20 +109,4 @@ fn train(source: &Path, place: &Path, untie: bool, tokens: &[u32], logits: &[f64
 fn logits_of(checkpoint: &Path, tokens: &[u32]) -> Vec<f32> {
     let device = Device::open(DeviceChoice::Cpu, 1).expect("a CPU");
     Generator::open(checkpoint, device).expect("whole").logits(tokens).expect("logits")
-}
-
-fn batches(trainer: &Trainer, manifest: &Manifest, step: u64) -> Value {
-    let context = manifest.model.context as usize;
-    let rows = |bytes: &[u8]| -> Vec<Vec<u32>> {
-        let words = bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
-        words.collect::<Vec<_>>().chunks(context).map(<[u32]>::to_vec).collect()
-    };
-    let microbatch = |microbatch| {
-        let batch = trainer.samples.batch(Step(step), Microbatch(microbatch));
-        json!({ "inputs": rows(&batch.inputs), "labels": rows(&batch.labels) })
-    };
-    json!({
-        "microbatches": (0..manifest.training.microbatches).map(microbatch).collect::<Vec<_>>(),
-        "learning_rate": learning_rate(manifest, Step(step)),
-    })
 }

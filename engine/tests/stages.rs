@@ -234,7 +234,8 @@ fn malformed_tensors_are_refused() {
     assert!(matches!(engine.forward(second, &short, labels), Err(EngineError::WrongLength { .. })));
     // At an odd address.
     let shifted = Bytes::from([&[0], &activation[..]].concat()).slice(1..);
-    let Ok(ForwardOutput::Loss(loss)) = engine.forward(second, &shifted, labels) else {
+    let Ok(ForwardOutput::Loss { share: loss, .. }) = engine.forward(second, &shifted, labels)
+    else {
         panic!("the last stage gives a loss")
     };
     assert!((loss - 256f32.ln()).abs() < 0.2, "{loss}");

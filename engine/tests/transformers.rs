@@ -6,8 +6,7 @@ use std::fs;
 
 use common::{Trainer, manifest, numbers, python, samples, text, write};
 use serde_json::json;
-use shoal_engine::{Device, DeviceChoice, Generator, learning_rate};
-use shoal_protocol::ids::{Microbatch, Step};
+use shoal_engine::{Device, DeviceChoice, Generator};
 use shoal_protocol::manifest::{Boundary, BoundaryKind, Manifest};
 
 /// The bottleneck's width is not a divisor; both kinds leave a stage of two layers and stages of
@@ -61,7 +60,7 @@ fn assert_same_logits(mut manifest: Manifest, script: &str) {
 fn a_pytorch_loop_has_the_same_losses() {
     let mut manifest = manifest();
     manifest.training.stages = 2;
-    assert_same_losses(manifest);
+    assert_same_losses(manifest, false);
 }
 
 #[test]
@@ -70,7 +69,7 @@ fn a_pytorch_loop_trains_the_same_boundaries() {
         let mut manifest = manifest();
         manifest.training.stages = 3;
         manifest.model.boundary = Some(boundary);
-        assert_same_losses(manifest);
+        assert_same_losses(manifest, false);
     }
 }
 
@@ -79,31 +78,44 @@ fn a_pytorch_loop_with_stale_weights_has_the_same_losses() {
     let mut manifest = manifest();
     manifest.training.stages = 2;
     manifest.training.staleness = 1;
-    assert_same_losses(manifest);
+    assert_same_losses(manifest, false);
+}
+
+#[test]
+fn a_pytorch_loop_has_the_same_losses_of_packed_documents_with_masks() {
+    let mut manifest = manifest();
+    manifest.training.stages = 3;
+    assert_same_losses(manifest, true);
+}
+
+#[test]
+fn recomputed_passes_see_documents_and_masks() {
+    let mut manifest = manifest();
+    manifest.training.stages = 2;
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let weights = |recompute, stages| {
+        let mut manifest = manifest.clone();
+        manifest.training.recompute = recompute;
+        manifest.training.stages = stages;
+        let samples = samples(&mut manifest, folder.path(), &text());
+        let mut trainer = Trainer { packed: true, ..Trainer::new(&manifest, samples) };
+        for step in 0..3 {
+            trainer.step(step);
+        }
+        trainer.weights()
+    };
+    let kept = weights(false, 1);
+    assert!(kept == weights(true, 3), "a recomputed pass differs");
 }
 
 /// Trains a run, and the same run in PyTorch alone, and compares losses, gradient norms and
 /// weights.
-fn assert_same_losses(mut manifest: Manifest) {
+fn assert_same_losses(mut manifest: Manifest, packed: bool) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let samples = samples(&mut manifest, folder.path(), &text());
-    let mut trainer = Trainer::new(&manifest, samples);
+    let mut trainer = Trainer { packed, ..Trainer::new(&manifest, samples) };
     let place = write(&trainer, 0, folder.path());
-    let rows = |bytes: &[u8]| -> Vec<Vec<u32>> {
-        let tokens: Vec<u32> = bytes.chunks_exact(4).map(|word| u32::from(word[0])).collect();
-        tokens.chunks(manifest.model.context as usize).map(<[u32]>::to_vec).collect()
-    };
-    let batches = |step| {
-        let microbatch = |microbatch| {
-            let batch = trainer.samples.batch(Step(step), Microbatch(microbatch));
-            json!({ "inputs": rows(&batch.inputs), "labels": rows(&batch.labels) })
-        };
-        json!({
-            "microbatches": (0..manifest.training.microbatches).map(microbatch).collect::<Vec<_>>(),
-            "learning_rate": learning_rate(&manifest, Step(step)),
-        })
-    };
-    let batches: Vec<_> = (0..20).map(batches).collect();
+    let batches: Vec<_> = (0..20).map(|step| trainer.batches(step)).collect();
     let ours: Vec<_> = (0..20).map(|step| trainer.step(step)).collect();
     let run = json!({
         "checkpoint": place,

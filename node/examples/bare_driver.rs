@@ -18,7 +18,8 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use bytes::Bytes;
 use shoal_engine::{
-    Device, DeviceChoice, Engine, FixedPoint, ForwardOutput, Samples, TokenFile, square_norm,
+    Device, DeviceChoice, Engine, FixedPoint, ForwardOutput, Samples, TokenFile, Update,
+    square_norm,
 };
 use shoal_node::config::RunConfig;
 use shoal_node::dataset;
@@ -192,7 +193,9 @@ impl Trainer {
         let own = square_norm(&mean);
         let [other, other_loss] = self.link.exchange(runtime, [own, loss])?;
         let norm = (own + other).sqrt();
-        self.engine.apply(self.stage, step, &mean, norm)?;
+        let targets = self.manifest.tokens_per_step();
+        let update = Update { step, gradient: &mean, gradient_norm: norm, targets };
+        self.engine.apply(self.stage, &update)?;
         Ok((loss.max(other_loss), norm))
     }
 
@@ -232,7 +235,7 @@ impl Trainer {
                 self.link.tensors(runtime, true)?.context("tensors were awaited")?;
             let key = self.key(step, number);
             match self.engine.forward(key, &bodies[0], Some(&bodies[1]))? {
-                ForwardOutput::Loss(value) => loss += f64::from(value),
+                ForwardOutput::Loss { share, .. } => loss += f64::from(share),
                 ForwardOutput::Activation(_) => bail!("the last stage has a loss"),
             }
             let gradient = self.engine.backward(key, None)?.context("stage 1 has an input")?;

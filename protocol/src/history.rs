@@ -204,7 +204,7 @@ mod tests {
             step: Step(step),
             stages: Vec::new(),
             gradient_norm: 1.0,
-            loss: FixedLoss(0),
+            loss: FixedLoss::new(0, 1),
             held_out_loss: None,
         })
     }

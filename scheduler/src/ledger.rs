@@ -420,7 +420,7 @@ mod tests {
         let mut step = step4();
         step.claim(key(0, 0), member(1));
         step.claim(key(1, 0), member(1));
-        let loss = Some(FixedLoss(5));
+        let loss = Some(FixedLoss::new(5, 1));
         assert_eq!(step.ledger.done(key(0, 0), member(1), nth(10), loss), DoneAnswer::Refused);
         assert_eq!(step.ledger.done(key(1, 0), member(1), nth(11), None), DoneAnswer::Refused);
     }
@@ -434,7 +434,7 @@ mod tests {
                     panic!("no other member requests it");
                 };
                 assert_eq!(step.ledger.undone(Stage(stage)), 3 - microbatch);
-                let loss = (stage == 1).then_some(FixedLoss(1 << microbatch));
+                let loss = (stage == 1).then_some(FixedLoss::new(1 << microbatch, 1));
                 assert_eq!(step.ledger.done(key, holder, grant, loss), DoneAnswer::Noted);
             }
         }
@@ -447,7 +447,7 @@ mod tests {
         assert_eq!([0, 1].map(|stage| step.ledger.undone(Stage(stage))), [0, 0]);
         assert_eq!(step.ledger.counted(Stage(1))[&member(0)], [Microbatch(0)]);
         assert_eq!(step.ledger.counted(Stage(0))[&member(1)], [Microbatch(1)]);
-        assert_eq!(step.ledger.losses(), (FixedLoss(3), Some(FixedLoss(4))));
+        assert_eq!(step.ledger.losses(), (FixedLoss::new(3, 2), Some(FixedLoss::new(4, 1))));
     }
 
     #[test]
@@ -499,7 +499,7 @@ mod tests {
         assert!(step.ledger.release(key(1, 0), member(1), nth(10)));
         assert!(!step.ledger.release(key(1, 0), member(1), nth(10)));
         assert_eq!(step.claim(key(1, 0), member(1)), granted(11));
-        let loss = Some(FixedLoss(1));
+        let loss = Some(FixedLoss::new(1, 1));
         step.ledger.done(key(1, 0), member(1), nth(11), loss);
         assert!(!step.ledger.release(key(1, 0), member(1), nth(11)));
     }

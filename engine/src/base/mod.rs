@@ -21,6 +21,8 @@ use std::path::{Path, PathBuf};
 
 pub use export::{ExportDtype, export};
 pub use import::{Imported, import};
+#[cfg(test)]
+pub(crate) use index::DECODER;
 pub use index::{BaseFile, BaseIndex, INDEX};
 pub use weights::BaseFiles;
 pub(crate) use weights::stage_weights;

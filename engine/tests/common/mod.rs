@@ -5,18 +5,20 @@
 #[path = "../../src/testing.rs"]
 mod testing;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use bytes::Bytes;
-use serde_json::Value;
+use serde_json::{Value, json};
 use shoal_engine::checkpoint::write_index;
 use shoal_engine::{
-    BaseFiles, Device, DeviceChoice, Engine, FixedPoint, ForwardOutput, Samples, TokenFile, data,
-    square_norm,
+    BaseFiles, Batch, Device, DeviceChoice, Engine, FixedPoint, ForwardOutput, Samples, TokenFile,
+    Update, data, learning_rate, square_norm,
 };
 use shoal_protocol::ids::{ClaimKey, Microbatch, Stage, StageSpan, Step};
+use shoal_protocol::label::Label;
 use shoal_protocol::manifest::{Manifest, Model, Tokenizer};
 
 /// The small run of the crate's own tests, a little larger.
@@ -58,6 +60,10 @@ pub(crate) struct Trainer {
     pub(crate) samples: Samples,
     /// The model that it starts from.
     pub(crate) base: Option<BaseFiles>,
+    /// Whether samples are packed of documents of different lengths with masked targets.
+    pub(crate) packed: bool,
+    /// Targets of each step's forward passes.
+    pub(crate) targets: BTreeMap<u64, u64>,
 }
 
 impl Trainer {
@@ -65,7 +71,14 @@ impl Trainer {
         let device = Device::open(DeviceChoice::Cpu, 1).expect("a CPU");
         let span = StageSpan::all(manifest.training.stages);
         let engine = Engine::new(manifest, span, device).expect("room for a small model");
-        Self { manifest: manifest.clone(), engine, samples, base: None }
+        Self {
+            manifest: manifest.clone(),
+            engine,
+            samples,
+            base: None,
+            packed: false,
+            targets: BTreeMap::new(),
+        }
     }
 
     /// Like [`Trainer::new`], from the weights of a base.
@@ -78,14 +91,68 @@ impl Trainer {
         trainer
     }
 
+    /// The samples of a microbatch.
+    pub(crate) fn batch(&self, step: u64, microbatch: u32) -> Batch {
+        let batch = self.samples.batch(Step(step), Microbatch(microbatch));
+        if !self.packed {
+            return batch;
+        }
+        let words = batch.labels.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
+        let label = |(place, target): (usize, u32)| {
+            // Documents begin at irregular places, and about a third of the targets is masked.
+            let starts_document = (place * 7 + step as usize) % 11 == 3;
+            let masked = (place * 5 + microbatch as usize) % 7 < 2 || starts_document;
+            Label { target: (!masked).then_some(target), starts_document }.to_word().to_le_bytes()
+        };
+        let labels: Vec<u8> = words.enumerate().flat_map(label).collect();
+        Batch { labels: labels.into(), ..batch }
+    }
+
+    /// A step's samples as JSON, for `reference.py`.
+    pub(crate) fn batches(&self, step: u64) -> Value {
+        let context = self.manifest.model.context as usize;
+        let words = |bytes: &[u8]| -> Vec<u32> {
+            bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect()
+        };
+        let microbatch = |microbatch| {
+            let batch = self.batch(step, microbatch);
+            let inputs: Vec<Vec<u32>> =
+                words(&batch.inputs).chunks(context).map(<[u32]>::to_vec).collect();
+            let labels: Vec<Label> =
+                words(&batch.labels).into_iter().map(Label::from_word).collect();
+            let target = |label: &Label| label.target.map_or(-100, i64::from);
+            let targets: Vec<Vec<i64>> =
+                labels.chunks(context).map(|row| row.iter().map(target).collect()).collect();
+            let mut value = json!({ "inputs": inputs, "labels": targets });
+            if self.packed {
+                let documents = labels.chunks(context).map(|row| {
+                    let number = |count: &mut u32, label: &Label| {
+                        *count += u32::from(label.starts_document);
+                        Some(*count)
+                    };
+                    row.iter().scan(0, number).collect::<Vec<u32>>()
+                });
+                value["documents"] = json!(documents.collect::<Vec<_>>());
+            }
+            value
+        };
+        json!({
+            "microbatches": (0..self.manifest.training.microbatches).map(microbatch).collect::<Vec<_>>(),
+            "learning_rate": learning_rate(&self.manifest, Step(step)),
+        })
+    }
+
     /// Forward through all stages; returns the loss.
     pub(crate) fn forward(&mut self, step: u64, microbatch: u32) -> f32 {
-        let batch = self.samples.batch(Step(step), Microbatch(microbatch));
+        let batch = self.batch(step, microbatch);
         let mut input = batch.inputs;
         for stage in self.manifest.stages() {
             match self.engine.forward(key(step, stage, microbatch), &input, Some(&batch.labels)) {
                 Ok(ForwardOutput::Activation(activation)) => input = activation,
-                Ok(ForwardOutput::Loss(loss)) => return loss,
+                Ok(ForwardOutput::Loss { share, targets }) => {
+                    *self.targets.entry(step).or_default() += targets;
+                    return share;
+                }
                 Err(error) => panic!("{error}"),
             }
         }
@@ -122,10 +189,13 @@ impl Trainer {
     /// Applies; returns the global norm.
     pub(crate) fn apply(&mut self, step: u64, gradients: &[Bytes]) -> f64 {
         let norm = gradients.iter().map(|gradient| square_norm(gradient)).sum::<f64>().sqrt();
+        let targets = self.targets.remove(&step).unwrap_or(0);
+        let gradient_norm = norm * self.manifest.gradient_scale(targets);
         for (stage, gradient) in self.manifest.stages().zip(gradients) {
-            self.engine.apply(stage, Step(step), gradient, norm).expect("a whole gradient");
+            let update = Update { step: Step(step), gradient, gradient_norm, targets };
+            self.engine.apply(stage, &update).expect("a whole gradient");
         }
-        norm
+        gradient_norm
     }
 
     /// Runs a whole step; returns its mean loss and the gradient's norm.
@@ -136,7 +206,8 @@ impl Trainer {
             loss += f64::from(self.forward(step, microbatch));
             self.backward(step, microbatch);
         }
-        (loss / f64::from(microbatches), self.finish(step))
+        let scale = self.manifest.gradient_scale(self.targets[&step]);
+        (loss / f64::from(microbatches) * scale, self.finish(step))
     }
 
     /// All weights in the order of an uncut model, as bits.

@@ -1,6 +1,6 @@
 """Tiny random models of every family that can be imported.
 
-make FOLDER          writes each model as transformers does, and prints their logits for some tokens as JSON
+make FOLDER [NAME]   writes each model as transformers does, and prints their logits for some tokens as JSON
 check RUNS.json      trains each with PyTorch alone on given batches, and compares with trained exports
 
 A norm or bias that is left out or misplaced must show, so their weights are random too."""
@@ -46,11 +46,13 @@ MODELS = {
 }
 
 
-def make(folder):
+def make(folder, *names):
     torch.manual_seed(1)
     logits = {}
     tokens = torch.arange(16).unsqueeze(0) * 17 % 300
     for name, (family, options) in MODELS.items():
+        if names and name not in names:
+            continue
         if options is None:
             config = transformers.GPT2Config(
                 vocab_size=300, n_embd=32, n_layer=4, n_head=4, n_positions=64, resid_pdrop=0.0, embd_pdrop=0.0,
@@ -94,4 +96,4 @@ def check(path):
     print(json.dumps(results))
 
 
-{"make": make, "check": check}[sys.argv[1]](sys.argv[2])
+{"make": make, "check": check}[sys.argv[1]](*sys.argv[2:])

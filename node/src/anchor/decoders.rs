@@ -56,7 +56,7 @@ fn commit() -> LogRecord {
         step: Step(0),
         stages: Vec::new(),
         gradient_norm: 1.5,
-        loss: FixedLoss(1 << 34),
+        loss: FixedLoss::new(1 << 34, 1),
         held_out_loss: None,
     })
 }

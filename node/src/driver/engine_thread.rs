@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use bytes::Bytes;
-use shoal_engine::{AllReduce, Engine, EngineError, ForwardOutput, Samples};
+use shoal_engine::{AllReduce, Engine, EngineError, ForwardOutput, Samples, Update};
 use shoal_protocol::codec::{Codec, SumCodec};
 use shoal_protocol::frame::Element;
 use shoal_protocol::ids::{ClaimKey, Stage, Step};
@@ -204,7 +204,9 @@ impl EngineWorker {
                 let (hash, square_norm) = newest(&mut self.rounds, round).outcome();
                 Ok(TaskResult::Summarised { round, hash, square_norm })
             }
-            Task::Apply { round, gradient_norm } => self.apply(round, gradient_norm),
+            Task::Apply { round, gradient_norm, targets } => {
+                self.apply(round, gradient_norm, targets)
+            }
             Task::Restore { version, stage } => match self.restore(version, stage) {
                 Err(EngineError::Checkpoint(error)) => {
                     tracing::warn!(%version, %stage, %error, "what was fetched cannot be used");
@@ -248,13 +250,13 @@ impl EngineWorker {
         let label_bytes = labels.as_ref().map(|labels| &labels.bytes);
         match engine.forward(key, &input.bytes, label_bytes)? {
             // The backward pass may be queued already, and finds its inputs.
-            ForwardOutput::Loss(loss) if !loss.is_finite() => {
-                Ok(TaskResult::Diverged { key, reason: format!("its loss is {loss}") })
+            ForwardOutput::Loss { share, .. } if !share.is_finite() => {
+                Ok(TaskResult::Diverged { key, reason: format!("its loss is {share}") })
             }
-            ForwardOutput::Loss(loss) => Ok(TaskResult::Forwarded {
+            ForwardOutput::Loss { share, targets } => Ok(TaskResult::Forwarded {
                 key,
                 output: None,
-                loss: Some(FixedLoss::from_nats(loss.into())),
+                loss: Some(FixedLoss::from_nats(share.into(), targets)),
             }),
             ForwardOutput::Activation(bytes) => {
                 let codec = self.resources.parts.manifest.codec.activations;
@@ -321,9 +323,16 @@ impl EngineWorker {
         Ok((&self.resources.engine, &mut reduction.stage))
     }
 
-    fn apply(&mut self, round: RoundId, gradient_norm: f64) -> Result<TaskResult, EngineError> {
+    fn apply(
+        &mut self,
+        round: RoundId,
+        gradient_norm: f64,
+        targets: u64,
+    ) -> Result<TaskResult, EngineError> {
         let reduction = newest(&mut self.rounds, round);
-        self.resources.engine.apply(round.stage, round.step, reduction.mean(), gradient_norm)?;
+        let update =
+            Update { step: round.step, gradient: reduction.mean(), gradient_norm, targets };
+        self.resources.engine.apply(round.stage, &update)?;
         reduction.commit();
         Ok(TaskResult::Applied { round })
     }

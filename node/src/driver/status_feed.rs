@@ -165,10 +165,10 @@ impl<'a> StatusFeed<'a> {
         let (manifest, training) = (&context.manifest, &context.manifest.training);
         let report = StepReport {
             step: record.step.0,
-            loss: record.loss.mean(training.microbatches),
+            loss: record.loss.mean(manifest.tokens_per_microbatch()),
             held_out_loss: record
                 .held_out_loss
-                .map(|loss| loss.mean(manifest.evaluation.microbatches)),
+                .map(|loss| loss.mean(manifest.tokens_per_microbatch())),
             gradient_norm: record.gradient_norm,
             tokens: manifest.tokens_per_step(),
             seconds,

@@ -385,7 +385,16 @@ impl Manifest {
         Bytes(activations * self.activation_bytes().0 + gradients * self.gradient_bytes().0)
     }
 
-    fn tokens_per_microbatch(&self) -> u64 {
+    /// Factor on a step's gradient, which the passes divide by all tokens, for a mean over targets.
+    /// Exactly 1 if all tokens are targets, or none is.
+    #[must_use]
+    pub fn gradient_scale(&self, targets: u64) -> f64 {
+        if targets == 0 { 1.0 } else { self.tokens_per_step() as f64 / targets as f64 }
+    }
+
+    /// Tokens of one microbatch.
+    #[must_use]
+    pub fn tokens_per_microbatch(&self) -> u64 {
         u64::from(self.training.microbatch_size) * u64::from(self.model.context)
     }
 

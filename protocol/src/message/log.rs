@@ -46,7 +46,7 @@ pub struct CommitRecord {
     pub step: Step,
     /// Attempt and outcome of each stage's round, in order of stages.
     pub stages: Vec<(Attempt, RoundOutcome)>,
-    /// Norm of the gradient over all stages.
+    /// Norm of the gradient over all stages, for the mean over targets.
     pub gradient_norm: f64,
     /// Sum of the training microbatches' losses.
     pub loss: FixedLoss,

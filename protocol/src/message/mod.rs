@@ -108,7 +108,7 @@ pub struct HeldClaim {
     pub grant: Grant,
     /// Whether the work is in the holder's accumulator (or, if held out, evaluated).
     pub done: bool,
-    /// The mean loss per token, from the last stage, once the work is done.
+    /// The loss, from the last stage, once the work is done.
     pub loss: Option<FixedLoss>,
 }
 
@@ -131,26 +131,40 @@ pub struct PassTimes {
     pub backward: Duration,
 }
 
-/// The loss of one microbatch, or a sum of losses, in units of 2^-32 nats per token. Integers make
-/// the sum independent of the order.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, bincode::Encode, bincode::Decode,
-)]
-pub struct FixedLoss(pub i64);
+/// The loss of one microbatch, or a sum of losses. Integers make the sum independent of the order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, bincode::Encode, bincode::Decode)]
+pub struct FixedLoss {
+    /// The targets' losses divided by the tokens of a microbatch, in units of 2^-32 nats.
+    pub share: i64,
+    /// Targets: tokens that count towards the loss.
+    pub targets: u64,
+}
 
 impl FixedLoss {
     const UNIT: f64 = (1u64 << 32) as f64;
 
-    /// Rounds a mean loss per token; saturates far outside the range of plausible losses.
+    /// A loss of so many units and targets.
     #[must_use]
-    pub fn from_nats(loss: f64) -> Self {
-        Self((loss * Self::UNIT).round_ties_even().clamp(-1e15, 1e15) as i64)
+    pub const fn new(share: i64, targets: u64) -> Self {
+        Self { share, targets }
     }
 
-    /// The mean of `count` losses that were summed into this one; 0 if `count` is 0.
+    /// Rounds the targets' losses divided by the tokens of a microbatch; saturates far outside the
+    /// range of plausible losses.
     #[must_use]
-    pub fn mean(self, count: u32) -> f64 {
-        if count == 0 { 0.0 } else { self.0 as f64 / Self::UNIT / f64::from(count) }
+    pub fn from_nats(share: f64, targets: u64) -> Self {
+        let share = (share * Self::UNIT).round_ties_even().clamp(-1e15, 1e15) as i64;
+        Self { share, targets }
+    }
+
+    /// The mean loss per target, for microbatches of so many tokens; 0 without a target.
+    #[must_use]
+    pub fn mean(self, tokens_per_microbatch: u64) -> f64 {
+        if self.targets == 0 {
+            return 0.0;
+        }
+        let microbatches = self.targets as f64 / tokens_per_microbatch as f64;
+        self.share as f64 / Self::UNIT / microbatches
     }
 }
 
@@ -158,7 +172,10 @@ impl std::iter::Sum for FixedLoss {
     /// # Panics
     /// If the sum overflows, which 2^16 microbatches cannot cause.
     fn sum<I: Iterator<Item = Self>>(losses: I) -> Self {
-        Self(losses.fold(0i64, |sum, loss| sum.checked_add(loss.0).expect("losses are clamped")))
+        losses.fold(Self::default(), |sum, loss| Self {
+            share: sum.share.checked_add(loss.share).expect("losses are clamped"),
+            targets: sum.targets.saturating_add(loss.targets),
+        })
     }
 }
 
@@ -518,11 +535,12 @@ mod tests {
 
     #[test]
     fn losses_sum_to_the_same_in_any_order() {
-        let losses: Vec<FixedLoss> = [5.545_177, 0.1, 3.75e-3].map(FixedLoss::from_nats).to_vec();
+        let losses: Vec<FixedLoss> =
+            [5.545_177, 0.1, 3.75e-3].map(|loss| FixedLoss::from_nats(loss, 8)).to_vec();
         let forward: FixedLoss = losses.iter().copied().sum();
         let backward: FixedLoss = losses.iter().rev().copied().sum();
         assert_eq!(forward, backward);
-        assert!((forward.mean(3) - (5.545_177 + 0.1 + 3.75e-3) / 3.0).abs() < 1e-9);
+        assert!((forward.mean(8) - (5.545_177 + 0.1 + 3.75e-3) / 3.0).abs() < 1e-9);
     }
 
     #[test]

@@ -92,8 +92,10 @@ pub enum Task {
     Apply {
         /// The round.
         round: RoundId,
-        /// Norm of the gradient over all stages.
+        /// Norm of the gradient over all stages, for the mean over targets.
         gradient_norm: f64,
+        /// Tokens of the step that count towards the loss.
+        targets: u64,
     },
     /// Load a stage's weights as fetched for this version, or its initial ones at version 0, and
     /// drop everything kept for microbatches. The stage may be new to this peer.
@@ -127,7 +129,7 @@ pub enum TaskResult {
         key: ClaimKey,
         /// The output.
         output: Option<Payload>,
-        /// The mean loss per token.
+        /// The loss.
         loss: Option<FixedLoss>,
     },
     /// `Backward`: the gradient of the input; none at the first stage.

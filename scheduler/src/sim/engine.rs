@@ -197,7 +197,7 @@ impl Engine {
                 state.waiting.remove(&key);
                 TaskResult::Discarded { key }
             }
-            Task::Apply { round, gradient_norm } => {
+            Task::Apply { round, gradient_norm, .. } => {
                 observed = self.apply(round, gradient_norm)?;
                 TaskResult::Applied { round }
             }

@@ -60,9 +60,9 @@ pub(super) fn forward(weights: u64, input: u64) -> u64 {
     mix(&[3, weights, input])
 }
 
-/// The loss derived from the last stage's output.
+/// The loss and the number of targets, derived from the last stage's output.
 pub(super) fn loss(output: u64) -> FixedLoss {
-    FixedLoss((mix(&[4, output]) % (1 << 34)) as i64)
+    FixedLoss::new((mix(&[4, output]) % (1 << 34)) as i64, output % 8)
 }
 
 /// The gradient at the last stage's output.

@@ -110,13 +110,14 @@ fn one_step(
     }
     let held_out = losses.split_off(&Microbatch(manifest.training.microbatches));
     let square_norm = sums.iter().fold(0.0, |sum, sums| sum + integer_model::summary(sums).1);
-    let gradient_norm = square_norm.sqrt();
+    let loss: FixedLoss = losses.into_values().sum();
+    let gradient_norm = square_norm.sqrt() * manifest.gradient_scale(loss.targets);
     let update = |(held, sums): (&Weights, &Vec<i64>)| held.updated(sums, gradient_norm);
     ReferenceStep {
         weights: held.iter().zip(&sums).map(update).collect(),
         sums,
         gradient_norm,
-        loss: losses.into_values().sum(),
+        loss,
         held_out_loss: (!held_out.is_empty()).then(|| held_out.into_values().sum()),
     }
 }

@@ -221,8 +221,9 @@ impl Rounds {
             self.open.values().map(OpenRound::result).collect();
         // The norm over all stages is the root of the sum of their squares, added in order of stages.
         let squares = stages.iter().fold(0.0, |sum, (_, outcome)| sum + outcome.square_norm);
-        let gradient_norm = squares.sqrt();
         let (loss, held_out_loss) = ledger.losses();
+        let scale = context.config.manifest.gradient_scale(loss.targets);
+        let gradient_norm = squares.sqrt() * scale;
         let Progress { era, term, version: step, .. } = context.progress;
         let record = CommitRecord { era, term, step, stages, gradient_norm, loss, held_out_loss };
         Some((record, took))

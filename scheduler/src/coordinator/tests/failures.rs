@@ -227,7 +227,7 @@ fn a_newcomer_starts_from_a_snapshot_listens_and_serves_once_it_is_ready() {
     let done = ToCoordinator::Done {
         key,
         grant,
-        loss: Some(FixedLoss(1)),
+        loss: Some(FixedLoss::new(1, 1)),
         pass_times: PassTimes::default(),
     };
     let closed = run.receive(0, done);
@@ -396,7 +396,7 @@ fn unclaimed_work_is_replayed_but_not_of_a_step_without_weights() {
         let pass_times = PassTimes::default();
         ToCoordinator::Done { key, grant: nth(grant), loss, pass_times }
     };
-    run.receive(1, done(onward, 2, Some(FixedLoss(1))));
+    run.receive(1, done(onward, 2, Some(FixedLoss::new(1, 1))));
     let ended = run.receive(0, done(key(0), 1, None));
     let next = FromCoordinator::Work { step: Step(1), grants: vec![(Microbatch(0), nth(3))] };
     assert_eq!(messages(&ended, is_work), [(member(0), next)]);

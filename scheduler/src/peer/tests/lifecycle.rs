@@ -14,7 +14,7 @@ fn a_peer_without_stages_follows_every_commit() {
             step,
             stages: vec![(Attempt(0), outcome); 2],
             gradient_norm: 1.0,
-            loss: FixedLoss(1),
+            loss: FixedLoss::new(1, 1),
             held_out_loss: None,
         };
         let actions = watcher.receive_from_coordinator(FromCoordinator::Commit(record.clone()));
@@ -85,7 +85,8 @@ fn an_expelled_peer_ends_and_keeps_nothing() {
     // The engine uses both activations; they are released when their passes end.
     for (microbatch, payload) in [(0, 1), (1, 2)] {
         let key = key(1, microbatch);
-        let forwarded = TaskResult::Forwarded { key, output: None, loss: Some(FixedLoss(1)) };
+        let forwarded =
+            TaskResult::Forwarded { key, output: None, loss: Some(FixedLoss::new(1, 1)) };
         assert_eq!(probe.done(forwarded), [PeerAction::Release(PayloadId(payload))]);
     }
     assert_eq!(probe.peer.next_timeout(), None);

@@ -153,7 +153,7 @@ impl Probe {
             grant: grant(microbatch),
             next_holder,
         });
-        self.done(TaskResult::Forwarded { key, output: None, loss: Some(FixedLoss(7)) });
+        self.done(TaskResult::Forwarded { key, output: None, loss: Some(FixedLoss::new(7, 1)) });
         let gradient = Some(payload(100 + u64::from(microbatch)));
         self.done(TaskResult::Returned { key, gradient })
     }

@@ -46,14 +46,14 @@ fn nothing_is_counted_without_its_claim_and_a_report_repeats_until_it_is_acknowl
     probe.offer(1, 0);
     let key = key(1, 0);
     probe.tensor(1, TensorTag::Activation { key }, 1);
-    let forwarded = TaskResult::Forwarded { key, output: None, loss: Some(FixedLoss(7)) };
+    let forwarded = TaskResult::Forwarded { key, output: None, loss: Some(FixedLoss::new(7, 1)) };
     assert_eq!(probe.done(forwarded), [PeerAction::Release(PayloadId(1))]);
     let granted = FromCoordinator::Granted { key, grant: grant(0), next_holder: None };
     let backward = PeerAction::Compute(Task::Backward { key, gradient: None });
     assert_eq!(probe.receive_from_coordinator(granted.clone()), [backward]);
     assert_eq!(probe.receive_from_coordinator(granted), []);
     probe.done(TaskResult::Returned { key, gradient: Some(payload(2)) });
-    let report = done(key, grant(0), Some(FixedLoss(7)));
+    let report = done(key, grant(0), Some(FixedLoss::new(7, 1)));
     let counted = PeerAction::Event(PeerEvent::Counted { key });
     assert_eq!(probe.done(TaskResult::Accumulated { key }), [counted, report.clone()]);
     probe.now = probe.peer.next_timeout().expect("it waits for an answer");
@@ -97,7 +97,7 @@ fn backward_passes_go_first_and_few_passes_wait_in_the_engine() {
     let forwarded = |microbatch| TaskResult::Forwarded {
         key: key(1, microbatch),
         output: None,
-        loss: Some(FixedLoss(1)),
+        loss: Some(FixedLoss::new(1, 1)),
     };
     assert_eq!(passes(&probe.done(forwarded(0))), [], "two passes and a claim are missing");
     probe.receive_from_coordinator(FromCoordinator::Granted {
@@ -169,7 +169,7 @@ fn work_whose_claim_another_member_holds_is_dropped_and_its_sender_redirected() 
     assert_eq!(held, [redirect, PeerAction::Compute(Task::Discard { key })]);
     // It is not accepted again before the engine discarded it.
     assert_eq!(probe.offer(1, 0), [send(1, PeerMessage::Busy { key, service_time: 0 })]);
-    let forwarded = TaskResult::Forwarded { key, output: None, loss: Some(FixedLoss(1)) };
+    let forwarded = TaskResult::Forwarded { key, output: None, loss: Some(FixedLoss::new(1, 1)) };
     assert_eq!(probe.done(forwarded), [PeerAction::Release(PayloadId(1))]);
     let free = send(1, PeerMessage::Free { stage: Stage(1) });
     assert_eq!(probe.done(TaskResult::Discarded { key }), [free]);

@@ -159,7 +159,7 @@ impl Weights {
         rounds: &[RoundId],
         out: &mut Out,
     ) {
-        out.extend(rounds.iter().map(|round| apply_task(*round, record.gradient_norm)));
+        out.extend(rounds.iter().map(|round| apply_task(*round, &record)));
         self.rounds.abort_all(out);
         self.rounds.forget_results_through(ctx, record.step, out);
     }
@@ -514,7 +514,7 @@ impl Weights {
                 self.restart_migration(out);
                 return false;
             }
-            out.push(apply_task(round, record.gradient_norm));
+            out.push(apply_task(round, &record));
             self.migration.note_applied();
             self.rounds.forget_results_of(stage, record.step, out);
         }
@@ -558,6 +558,7 @@ fn restore_task(version: Step, stage: Stage) -> PeerAction {
     PeerAction::Compute(Task::Restore { version, stage })
 }
 
-fn apply_task(round: RoundId, gradient_norm: f64) -> PeerAction {
-    PeerAction::Compute(Task::Apply { round, gradient_norm })
+fn apply_task(round: RoundId, record: &CommitRecord) -> PeerAction {
+    let (gradient_norm, targets) = (record.gradient_norm, record.loss.targets);
+    PeerAction::Compute(Task::Apply { round, gradient_norm, targets })
 }

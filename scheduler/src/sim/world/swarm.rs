@@ -195,7 +195,7 @@ impl<'a> Swarm<'a> {
             self.input(index, PeerInput::Done { result: result.clone(), busy })?;
         }
         if let Some(round) = self.deviations.applies_early(&result) {
-            self.compute(index, Task::Apply { round, gradient_norm: 1.0 });
+            self.compute(index, Task::Apply { round, gradient_norm: 1.0, targets: 1 });
         }
         if matches!(result, TaskResult::Summarised { .. }) {
             self.input(index, PeerInput::Links(self.traffic.measured_links(index)))?;

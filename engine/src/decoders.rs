@@ -1,0 +1,5 @@
+//! Tests of this crate's decoders. See [`shoal_protocol::decoder`].
+
+use crate::base;
+
+shoal_protocol::try_decoders!(vec![base::DECODER]);
