@@ -1,4 +1,4 @@
-//! Generates text from a checkpoint.
+//! Generates tokens from a checkpoint.
 
 use std::path::Path;
 
@@ -10,24 +10,25 @@ use shoal_protocol::manifest::Manifest;
 use crate::checkpoint::Checkpoint;
 use crate::device::Device;
 use crate::engine::Engine;
-use crate::error::Result;
+use crate::error::{EngineError, Result};
 use crate::normal::unit;
-use crate::tokenizer;
 
-/// A request for text.
+/// A request for tokens.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Prompt {
-    /// The beginning of the text; an empty one counts as a new line.
-    pub text: String,
-    /// Number of tokens to add.
+pub struct Sampling {
+    /// Number of tokens to add at most.
     pub tokens: usize,
     /// Seed of the random choice of tokens.
     pub seed: u64,
     /// Divisor of the logits; 0 always selects the likeliest token.
     pub temperature: f64,
+    /// Tokens from this one on are never chosen: the model may have more than the tokenizer.
+    pub vocabulary: u32,
+    /// Tokens that end the text.
+    pub ends: Vec<u32>,
 }
 
-/// A model that generates text.
+/// A model that generates tokens.
 #[derive(Debug)]
 pub struct Generator {
     engine: Engine,
@@ -60,27 +61,37 @@ impl Generator {
         self.engine.logits(tokens)
     }
 
-    /// Continues the prompt; the result does not repeat it. Invalid UTF-8 is replaced.
+    /// Continues a prompt, which has at least one token. The result has neither the prompt nor the token
+    /// that ends the text.
     ///
     /// # Errors
-    /// If libtorch fails.
-    pub fn generate(&self, prompt: &Prompt) -> Result<String> {
-        let kind = self.manifest.tokens.tokenizer;
-        let text = if prompt.text.is_empty() { "\n" } else { &prompt.text };
-        let mut tokens = tokenizer::encode(kind, text.as_bytes());
-        let start = tokens.len();
-        let mut random = ChaCha8Rng::seed_from_u64(prompt.seed);
+    /// If libtorch fails, or a token of the prompt is not one of the model's.
+    pub fn generate(&self, prompt: &[u32], sampling: &Sampling) -> Result<Vec<u32>> {
+        let mut tokens = prompt.to_vec();
+        let mut random = ChaCha8Rng::seed_from_u64(sampling.seed);
         let context = self.manifest.model.context as usize;
-        let vocabulary = self.manifest.model.vocabulary as usize;
-        for _ in 0..prompt.tokens {
+        let vocabulary = self.manifest.model.vocabulary;
+        if let Some(token) = tokens.iter().find(|token| **token >= vocabulary) {
+            return Err(EngineError::UnknownToken { token: *token, vocabulary });
+        }
+        for _ in 0..sampling.tokens {
             let window = &tokens[tokens.len().saturating_sub(context)..];
             let logits = self.engine.logits(window)?;
-            let last = &logits[logits.len() - vocabulary..];
-            // The model may have more tokens than the tokenizer.
-            let last = &last[..kind.vocabulary() as usize];
-            tokens.push(choose(last, prompt.temperature, random.next_u64()));
+            let last = &logits[logits.len() - vocabulary as usize..];
+            let last = &last[..sampling.vocabulary.min(vocabulary) as usize];
+            let token = choose(last, sampling.temperature, random.next_u64());
+            if sampling.ends.contains(&token) {
+                break;
+            }
+            tokens.push(token);
         }
-        Ok(String::from_utf8_lossy(&tokenizer::decode(kind, &tokens[start..])).into_owned())
+        Ok(tokens.split_off(prompt.len()))
+    }
+
+    /// The run's manifest.
+    #[must_use]
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
     }
 }
 

@@ -67,7 +67,7 @@ pub use engine::Engine;
 pub use error::{EngineError, GradientProblem, Result};
 pub use fingerprint::fingerprint;
 pub use flops::{forward_flops, peak_flops};
-pub use generate::{Generator, Prompt};
+pub use generate::{Generator, Sampling};
 pub use init::initial_weights;
 pub use kernel::instruction_set;
 pub use memory::memory_floor;

@@ -45,10 +45,11 @@ impl Samples {
     /// If the file is not the manifest's, or the manifest has not been checked.
     #[must_use]
     pub fn new(manifest: &Manifest, file: TokenFile) -> Self {
-        assert!(*file.tokens() == manifest.tokens, "the token file of another run");
+        let tokens = manifest.text().expect("the run trains on a token file");
+        assert!(file.tokens() == tokens, "the token file of another run");
         let context = u64::from(manifest.model.context);
         let held_out = manifest.held_out_tokens();
-        let trained = manifest.tokens.count - held_out;
+        let trained = tokens.count - held_out;
         // Every window is followed by one more token.
         let windows = |tokens: u64| tokens.saturating_sub(1) / context;
         assert!(windows(trained) > 0, "the manifest has been checked");

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use common::{Trainer, manifest, samples, text};
 use shoal_engine::checkpoint::{publish, write_index};
-use shoal_engine::{Checkpoint, CheckpointError, Device, DeviceChoice, Generator, Prompt};
+use shoal_engine::{Checkpoint, CheckpointError, Device, DeviceChoice, Generator, Sampling};
 use shoal_protocol::ids::{Stage, Step};
 
 /// Trains a little and writes a checkpoint into `folder`.
@@ -141,9 +141,10 @@ fn text_follows_from_the_seed() {
     let device = Device::open(DeviceChoice::Cpu, 1).expect("a CPU");
     let generator = Generator::open(&place, device).expect("whole");
     let text = |seed, temperature| {
-        let text = "fn ".to_owned();
-        let prompt = Prompt { text, tokens: 40, seed, temperature };
-        generator.generate(&prompt).expect("a small model")
+        let sampling =
+            Sampling { tokens: 40, seed, temperature, vocabulary: 256, ends: Vec::new() };
+        let prompt: Vec<u32> = b"fn ".iter().map(|byte| u32::from(*byte)).collect();
+        generator.generate(&prompt, &sampling).expect("a small model")
     };
     assert_eq!(text(1, 1.0), text(1, 1.0));
     assert_ne!(text(1, 1.0), text(2, 1.0));

@@ -51,10 +51,13 @@ fn main() -> anyhow::Result<()> {
     let _entered = runtime.enter();
     let config = RunConfig::load(Path::new(config))?;
     let folder = tempfile::tempdir()?;
-    let dataset::Dataset { manifest, token_file } = dataset::prepare(&config, folder.path())?;
+    let dataset = dataset::prepare(&config, folder.path())?;
+    let manifest = dataset.manifest.clone();
+    let tokens = manifest.text().context("a run on a text")?;
+    let token_file = dataset.token_file().context("a token file")?;
     let device = Device::open(DeviceChoice::Cpu, 1)?;
     let engine = Engine::new(&manifest, StageSpan::one(stage), device)?;
-    let samples = Samples::new(&manifest, TokenFile::open(&token_file, &manifest.tokens)?);
+    let samples = Samples::new(&manifest, TokenFile::open(token_file, tokens)?);
     let link = runtime.block_on(Link::open(first))?;
     let mut trainer = Trainer { manifest, engine, samples, link, stage };
     for step in 0..trainer.manifest.training.steps {

@@ -8,6 +8,7 @@
 mod admission;
 mod checkpoint;
 mod chunk;
+mod data;
 mod demo;
 mod doctor;
 mod model;
@@ -26,9 +27,10 @@ pub use admission::{
 pub use checkpoint::{CheckpointArgs, CheckpointCommand, FetchArgs, GenerateArgs};
 pub use chunk::{ChunkCommand, ChunkGetArgs, ChunkLsArgs, ChunkVerifyArgs, ListFormat};
 use clap::{Args, Parser, Subcommand};
+pub use data::{DataCommand, DataPrepareArgs, DataShowArgs, DataStatsArgs};
 pub use demo::{DemoArgs, DtypeChoice, SlowPeer};
 pub use doctor::DoctorArgs;
-pub use model::{DtypeArg, ExportArgs, ImportArgs};
+pub use model::{DtypeArg, ExportArgs, ImportArgs, PushArgs};
 use peer::parse_seconds;
 pub use peer::{ComputeArgs, ComputeOptions, PeerArgs, PeerOptions};
 pub use plan::PlanArgs;
@@ -75,6 +77,8 @@ pub enum Command {
     Import(ImportArgs),
     /// Write the model of a checkpoint in Hugging Face's format.
     Export(ExportArgs),
+    /// Upload an exported model to the Hugging Face Hub.
+    Push(PushArgs),
     /// Start a run as its first peer.
     Start(StartArgs),
     /// Join a run.
@@ -102,7 +106,7 @@ pub enum Command {
     Simulate(SimulateArgs),
     /// Plan which devices of a fleet host which stage, with reasons.
     Plan(PlanArgs),
-    /// Inspect the training data of a run.
+    /// Prepare or inspect training data.
     #[command(subcommand)]
     Data(DataCommand),
     /// Inspect, verify or fetch a checkpoint.
@@ -256,30 +260,9 @@ pub struct InitArgs {
     /// Start from the weights of this base (`shoal import`), with values for fine-tuning.
     #[arg(long, value_name = "BASE")]
     pub from: Option<PathBuf>,
-    /// Text to train on: a file, or a folder of text files.
-    #[arg(long, value_name = "TEXT")]
+    /// Data to train on: prepared data (`shoal data prepare`), or a text file or a folder of text files.
+    #[arg(long, value_name = "DATA")]
     pub data: Option<PathBuf>,
-}
-
-/// `shoal data`
-#[derive(Debug, Clone, Subcommand)]
-pub enum DataCommand {
-    /// Print the token ids of one microbatch as JSON.
-    Show(DataShowArgs),
-}
-
-/// `shoal data show`
-#[derive(Debug, Clone, Args)]
-pub struct DataShowArgs {
-    /// The run's configuration.
-    #[arg(value_name = "run.toml")]
-    pub config: PathBuf,
-    /// Step (optimizer update).
-    #[arg(long, value_name = "S")]
-    pub step: u64,
-    /// Microbatch of the step; held-out microbatches follow the training ones.
-    #[arg(long, value_name = "M")]
-    pub microbatch: u32,
 }
 
 /// `shoal id`

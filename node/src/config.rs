@@ -11,13 +11,14 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use shoal_data::prepared::Index;
 use shoal_engine::BaseError;
 use shoal_protocol::ids::ContentHash;
 use shoal_protocol::limits;
 use shoal_protocol::manifest::{
-    Admission, AdmissionMode, Block, Checkpoint, ChunkPacking, Codecs, Dtype, Evaluation,
-    GradientRounding, Manifest, ManifestError, Model, Optimizer, TokenWidth, Tokenizer, Tokens,
-    Training,
+    Admission, AdmissionMode, Block, Checkpoint, ChunkPacking, Codecs, Data, Dtype, Evaluation,
+    GradientRounding, Manifest, ManifestError, Model, Optimizer, Prepared, TokenWidth, Tokenizer,
+    Tokens, Training,
 };
 use shoal_protocol::units::Bytes;
 use toml::Spanned;
@@ -43,19 +44,48 @@ pub struct RunConfig {
     pub checkpoint: Checkpoint,
     /// Admission of peers.
     pub admission: Admission,
-    /// The text that is trained on.
-    pub data: Data,
+    /// The data that is trained on.
+    pub data: DataSource,
 }
 
-/// The text that is trained on.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Data {
+/// The data that is trained on.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DataSource {
     /// A text file or a folder of text files; by default the built-in text.
-    #[serde(default)]
     pub path: Option<PathBuf>,
-    /// The tokenizer.
+    /// The tokenizer of the text.
     pub tokenizer: Tokenizer,
+    /// Prepared data instead of a text: its folder, and what the manifest says of it.
+    pub prepared: Option<(PathBuf, Prepared)>,
+}
+
+/// The section `[data]` as it is written.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DataSection {
+    path: Option<PathBuf>,
+    tokenizer: Option<Tokenizer>,
+    prepared: Option<PathBuf>,
+}
+
+impl DataSection {
+    /// Relative paths start at `folder`.
+    fn resolve(self, folder: &Path) -> Result<DataSource, String> {
+        let Some(prepared) = self.prepared else {
+            let tokenizer = self.tokenizer.ok_or("missing key `tokenizer`")?;
+            let path = self.path.map(|text| folder.join(text));
+            return Ok(DataSource { path, tokenizer, prepared: None });
+        };
+        if self.path.is_some() || self.tokenizer.is_some() {
+            return Err(
+                "data.prepared excludes data.path and data.tokenizer: remove them".to_owned()
+            );
+        }
+        let folder = folder.join(prepared);
+        let index = Index::read(&folder).map_err(|error| format!("data.prepared: {error}"))?;
+        let prepared = Some((folder, index.prepared()));
+        Ok(DataSource { path: None, tokenizer: Tokenizer::Bytes, prepared })
+    }
 }
 
 /// Why a run configuration is not usable.
@@ -121,7 +151,7 @@ struct RunToml {
     checkpoint: Checkpoint,
     #[serde(default)]
     admission: Admission,
-    data: Data,
+    data: Spanned<DataSection>,
 }
 
 impl RunConfig {
@@ -152,6 +182,11 @@ impl RunConfig {
                 }
                 ModelError::Base(error) => ConfigError::Base { path: path.to_owned(), error },
             })?;
+        let start = file.data.span().start;
+        let data = file.data.into_inner().resolve(folder).map_err(|reason| {
+            let line = line_of(text, start);
+            ConfigError::Malformed { path: path.to_owned(), line, reason }
+        })?;
         let config = Self {
             model,
             base,
@@ -161,10 +196,7 @@ impl RunConfig {
             evaluation: file.evaluation,
             checkpoint: file.checkpoint,
             admission: file.admission,
-            data: Data {
-                path: file.data.path.map(|text| folder.join(text)),
-                tokenizer: file.data.tokenizer,
-            },
+            data,
         };
         config
             .with_enough_tokens()
@@ -177,20 +209,23 @@ impl RunConfig {
     ///
     /// # Errors
     /// If the values are invalid for these tokens.
-    pub fn resolve(&self, tokens: Tokens) -> Result<Manifest, ManifestError> {
-        let manifest = self.with_tokens(tokens);
+    pub fn resolve(&self, data: Data) -> Result<Manifest, ManifestError> {
+        let manifest = self.with_data(data);
         manifest.check()?;
         Ok(manifest)
     }
 
-    /// The manifest with more tokens than any run needs.
+    /// The manifest with the prepared data, or more tokens of text than any run needs.
     fn with_enough_tokens(&self) -> Manifest {
+        if let Some((_, prepared)) = &self.data.prepared {
+            return self.with_data(Data::Prepared(prepared.clone()));
+        }
         let tokenizer = self.data.tokenizer;
         let (hash, width) = (ContentHash([0; 32]), TokenWidth::U8);
-        self.with_tokens(Tokens { hash, count: 1 << 50, width, tokenizer })
+        self.with_data(Data::Text(Tokens { hash, count: 1 << 50, width, tokenizer }))
     }
 
-    fn with_tokens(&self, tokens: Tokens) -> Manifest {
+    fn with_data(&self, data: Data) -> Manifest {
         Manifest {
             model: self.model.clone(),
             training: self.training.clone(),
@@ -198,7 +233,7 @@ impl RunConfig {
             optimizer: self.optimizer.clone(),
             evaluation: self.evaluation.clone(),
             checkpoint: self.checkpoint.clone(),
-            tokens,
+            data,
             admission: self.admission.clone(),
         }
     }
@@ -207,10 +242,6 @@ impl RunConfig {
     #[must_use]
     pub fn to_toml(&self) -> String {
         let Self { training, codec, optimizer, evaluation, checkpoint, admission, data, .. } = self;
-        let path = data.path.as_ref().map_or_else(
-            || "# path = \"text.txt\"".to_owned(),
-            |path| format!("path = {}", toml::Value::from(path.to_string_lossy().as_ref())),
-        );
         format!(
             include_str!("run_template.toml"),
             model = model_section::to_toml(&self.model, self.base.as_deref()),
@@ -257,10 +288,7 @@ impl RunConfig {
                 Some(key) => format!("key = \"{key}\""),
                 None => "# key = \"12D3KooW...\"".to_owned(),
             },
-            path = path,
-            tokenizer = match data.tokenizer {
-                Tokenizer::Bytes => "\"bytes\"",
-            },
+            data = data_lines(data),
         )
     }
 }
@@ -310,9 +338,23 @@ impl Default for RunConfig {
             evaluation: Evaluation { held_out: 0.1, every: 50, microbatches: 8 },
             checkpoint: Checkpoint { every: 0, keep: 2 },
             admission: Admission::default(),
-            data: Data { path: None, tokenizer: Tokenizer::Bytes },
+            data: DataSource::default(),
         }
     }
+}
+
+/// The keys of `[data]` in TOML.
+fn data_lines(data: &DataSource) -> String {
+    let quoted = |path: &Path| toml::Value::from(path.to_string_lossy().as_ref()).to_string();
+    if let Some((folder, _)) = &data.prepared {
+        return format!("prepared = {}", quoted(folder));
+    }
+    let path = match &data.path {
+        Some(path) => format!("path = {}", quoted(path)),
+        None => "# path = \"text.txt\"".to_owned(),
+    };
+    let Tokenizer::Bytes = data.tokenizer;
+    format!("{path}\ntokenizer = \"bytes\"")
 }
 
 /// The value in TOML.
@@ -478,6 +520,9 @@ mod tests {
             width: TokenWidth::U8,
             tokenizer: Tokenizer::Bytes,
         };
-        assert!(matches!(config.resolve(tokens), Err(ManifestError::TextTooShort { .. })));
+        assert!(matches!(
+            config.resolve(Data::Text(tokens)),
+            Err(ManifestError::TextTooShort { .. })
+        ));
     }
 }

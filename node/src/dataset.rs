@@ -1,11 +1,13 @@
-//! Converts a run configuration and its text to the run's manifest and token file.
+//! Converts a run configuration to the run's manifest, and finds the files that it names.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
+use shoal_data::prepared::{INDEX_FILE, Index, Shard};
 use shoal_engine::{BaseIndex, base, data};
-use shoal_protocol::manifest::{Manifest, Tokens};
+use shoal_protocol::ids::ContentHash;
+use shoal_protocol::manifest::{Data, Manifest, Tokens};
 
 use crate::config::RunConfig;
 use crate::data_dir::Files;
@@ -14,45 +16,95 @@ use crate::exit::{Exit, ExitWith};
 /// The text of a run that names none: this project's documentation and sources.
 pub const BUILT_IN_TEXT: &str = include_str!(concat!(env!("OUT_DIR"), "/text.txt"));
 
-/// A run's manifest and its token file on this machine.
+/// A run's manifest and the files that it names, on this machine.
 #[derive(Debug, Clone)]
 pub struct Dataset {
     /// The manifest.
     pub manifest: Manifest,
-    /// Path of the token file.
-    pub token_file: PathBuf,
+    /// The token file, or the index and the shards of prepared data, and the base.
+    pub files: Vec<(ContentHash, PathBuf)>,
 }
 
-/// Tokenizes a run's text into a file below `folder` that is named by the tokens' hash.
-///
-/// # Errors
-/// If the text is missing, empty or too short for the run, or the folder cannot be written.
-pub fn prepare(config: &RunConfig, folder: &Path) -> anyhow::Result<Dataset> {
-    let text = text_of(config)?;
-    let (tokens, token_file) = store(&text, config, folder)?;
-    let manifest = config.resolve(tokens).exit_with(Exit::Usage)?;
-    Ok(Dataset { manifest, token_file })
-}
+impl Dataset {
+    /// The token file of a run on a text.
+    #[must_use]
+    pub fn token_file(&self) -> Option<&Path> {
+        let hash = self.manifest.text()?.hash;
+        self.files.iter().find(|(known, _)| *known == hash).map(|(_, path)| path.as_path())
+    }
 
-/// Offers a run's token file and the files of its base to other peers.
-///
-/// # Errors
-/// If the base cannot be read.
-pub fn offer(config: &RunConfig, dataset: &Dataset, files: &Files) -> anyhow::Result<()> {
-    files.offer(dataset.manifest.tokens.hash, dataset.token_file.clone());
-    if let Some(folder) = &config.base {
-        let (index, base) = BaseIndex::read(folder).exit_with(Exit::Usage)?;
-        files.offer(base.index, folder.join(base::INDEX));
-        for file in index.weights.iter().chain(&index.others) {
-            let path = folder.join(&file.name);
-            let found = fs::metadata(&path).with_context(|| path.display().to_string());
-            if found.exit_with(Exit::Usage)?.len() != file.bytes {
-                let problem = anyhow!("{} is damaged: import the model again", path.display());
-                return Err(problem).exit_with(Exit::Usage);
-            }
-            files.offer(file.hash, path);
+    /// Offers the files to other peers.
+    pub fn offer(&self, files: &Files) {
+        for (hash, path) in &self.files {
+            files.offer(*hash, path.clone());
         }
     }
+}
+
+/// Finds the data of a run. A text is tokenized into a file below `folder` that is named by the tokens'
+/// hash.
+///
+/// # Errors
+/// If the data is missing, empty or too short for the run, or the folder cannot be written.
+pub fn prepare(config: &RunConfig, folder: &Path) -> anyhow::Result<Dataset> {
+    let mut files = base_files(config)?;
+    let data = match &config.data.prepared {
+        Some((folder, prepared)) => {
+            files.extend(prepared_files(config, folder)?);
+            Data::Prepared(prepared.clone())
+        }
+        None => {
+            let text = text_of(config)?;
+            let (tokens, token_file) = store(&text, config, folder)?;
+            files.push((tokens.hash, token_file));
+            Data::Text(tokens)
+        }
+    };
+    let manifest = config.resolve(data).exit_with(Exit::Usage)?;
+    Ok(Dataset { manifest, files })
+}
+
+/// The files of the run's base.
+fn base_files(config: &RunConfig) -> anyhow::Result<Vec<(ContentHash, PathBuf)>> {
+    let Some(folder) = &config.base else { return Ok(Vec::new()) };
+    let (index, base) = BaseIndex::read(folder).exit_with(Exit::Usage)?;
+    let mut files = vec![(base.index, folder.join(base::INDEX))];
+    for file in index.weights.iter().chain(&index.others) {
+        let path = folder.join(&file.name);
+        expect_length(&path, file.bytes, "import the model again").exit_with(Exit::Usage)?;
+        files.push((file.hash, path));
+    }
+    Ok(files)
+}
+
+/// The index and the shards of prepared data.
+fn prepared_files(
+    config: &RunConfig,
+    folder: &Path,
+) -> anyhow::Result<Vec<(ContentHash, PathBuf)>> {
+    let index = Index::read(folder).exit_with(Exit::Usage)?;
+    if let Some(base) = &config.base {
+        let (base, _) = BaseIndex::read(base).exit_with(Exit::Usage)?;
+        let tokenizer = base.others.iter().find(|file| file.name == "tokenizer.json");
+        if tokenizer.is_some_and(|file| file.hash != index.tokenizer) {
+            let folder = folder.display();
+            let problem = anyhow!("{folder} was prepared with another tokenizer than the base's");
+            return Err(problem).exit_with(Exit::Usage);
+        }
+    }
+    let mut files = vec![(index.hash(), folder.join(INDEX_FILE))];
+    let row = index.layout().row_bytes() as u64;
+    for shard in index.train.iter().chain(&index.held_out) {
+        let path = Shard::path_in(folder, shard);
+        expect_length(&path, shard.rows * row, "prepare the data again").exit_with(Exit::Usage)?;
+        files.push((shard.hash, path));
+    }
+    Ok(files)
+}
+
+fn expect_length(path: &Path, bytes: u64, remedy: &str) -> anyhow::Result<()> {
+    let about = fs::metadata(path).with_context(|| path.display().to_string())?;
+    anyhow::ensure!(about.len() == bytes, "{} is damaged: {remedy}", path.display());
     Ok(())
 }
 
@@ -92,9 +144,9 @@ mod tests {
     fn the_default_run_has_a_text() {
         let folder = tempfile::tempdir().expect("a folder");
         let dataset = prepare(&RunConfig::default(), folder.path()).expect("prepared");
-        let tokens = &dataset.manifest.tokens;
+        let tokens = dataset.manifest.text().expect("a text");
         assert!(tokens.count > 100_000, "{} tokens", tokens.count);
-        let file = TokenFile::open(&dataset.token_file, tokens).expect("whole");
+        let file = TokenFile::open(dataset.token_file().expect("there"), tokens).expect("whole");
         assert_eq!(file.bytes(), BUILT_IN_TEXT.as_bytes());
         let again = prepare(&RunConfig::default(), folder.path()).expect("prepared again");
         assert_eq!(again.manifest, dataset.manifest);

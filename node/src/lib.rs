@@ -35,6 +35,7 @@ mod reachability;
 pub mod report;
 pub mod status;
 mod terminal;
+mod text;
 mod top;
 mod training_rate;
 mod whole_file;

@@ -18,6 +18,16 @@ pub fn say(line: &str) {
     terminal::print_line(line);
 }
 
+/// A bar of bytes with a message, hidden where stderr is no terminal.
+pub(crate) fn byte_bar(name: &'static str) -> ProgressBar {
+    let bar = terminal::show(|| {
+        let template = "{prefix:>9} {bar:14.cyan/dim} {bytes}/{total_bytes} {eta} {wide_msg}";
+        let style = ProgressStyle::with_template(template).expect("the template is valid");
+        ProgressBar::new(0).with_style(style.progress_chars("━╸─")).with_prefix(name)
+    });
+    bar.unwrap_or_else(ProgressBar::hidden)
+}
+
 /// The view of one run.
 #[derive(Debug)]
 pub struct Progress {

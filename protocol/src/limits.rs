@@ -62,6 +62,9 @@ pub const PROBED_MEMBERS: usize = 8;
 /// A run's manifest as TOML or on the wire.
 pub const MANIFEST: Bytes = Bytes(64 << 10);
 
+/// The index of prepared data.
+pub const DATA_INDEX: Bytes = Bytes::mebi(64);
+
 /// The index of the weights that a run starts from.
 pub const BASE_INDEX: Bytes = Bytes::mebi(4);
 

@@ -103,16 +103,15 @@ pub fn write_index(
     match base {
         Some(base) => files.extend(copy_description(folder, base)?),
         None => {
-            let tokenizer = manifest.tokens.tokenizer;
-            let context = manifest.model.context;
-            for (name, value) in [
-                ("generation_config.json", generation_config(manifest)),
-                ("tokenizer.json", tokenizer::tokenizer_json(tokenizer)),
-                ("tokenizer_config.json", tokenizer::tokenizer_config_json(context)),
-            ] {
-                files.push(write_json(folder, name, &value)?);
-            }
+            let value = generation_config(manifest);
+            files.push(write_json(folder, "generation_config.json", &value)?);
         }
+    }
+    if let (None, Some(tokens)) = (base, manifest.text()) {
+        let config = tokenizer::tokenizer_config_json(manifest.model.context);
+        let value = tokenizer::tokenizer_json(tokens.tokenizer);
+        files.push(write_json(folder, "tokenizer.json", &value)?);
+        files.push(write_json(folder, "tokenizer_config.json", &config)?);
     }
     let mut description = Description {
         format: FORMAT,

@@ -19,7 +19,7 @@ use shoal_engine::{
 };
 use shoal_protocol::ids::{ClaimKey, Microbatch, Stage, StageSpan, Step};
 use shoal_protocol::label::Label;
-use shoal_protocol::manifest::{Manifest, Model, Tokenizer};
+use shoal_protocol::manifest::{Data, Manifest, Model, Tokenizer};
 
 /// The small run of the crate's own tests, a little larger.
 pub(crate) fn manifest() -> Manifest {
@@ -36,16 +36,16 @@ pub(crate) fn manifest() -> Manifest {
     run.training.steps = 20;
     run.training.microbatches = 3;
     run.optimizer.warmup_steps = 4;
-    run.tokens.count = 0;
     run
 }
 
 /// Writes a text's token file into `folder`, adds it to the manifest and returns the samples.
 pub(crate) fn samples(manifest: &mut Manifest, folder: &Path, text: &[u8]) -> Samples {
     let path = folder.join("tokens.bin");
-    manifest.tokens = data::write_tokens(text, Tokenizer::Bytes, &path).expect("writable");
+    let tokens = data::write_tokens(text, Tokenizer::Bytes, &path).expect("writable");
+    manifest.data = Data::Text(tokens.clone());
     manifest.check().expect("a valid manifest");
-    Samples::new(manifest, TokenFile::open(&path, &manifest.tokens).expect("just written"))
+    Samples::new(manifest, TokenFile::open(&path, &tokens).expect("just written"))
 }
 
 /// Some text, long enough for the small run.

@@ -1,4 +1,4 @@
-//! The flags of the commands about models: `shoal import` and `shoal export`.
+//! The flags of the commands about models: `shoal import`, `shoal export` and `shoal push`.
 
 use std::path::PathBuf;
 
@@ -8,9 +8,9 @@ use shoal_engine::base::ExportDtype;
 /// `shoal import`
 #[derive(Debug, Clone, Args)]
 pub struct ImportArgs {
-    /// Folder of a model in Hugging Face's format: config.json and safetensors files.
+    /// Folder of a model in Hugging Face's format (config.json and safetensors files), or hf:OWNER/NAME[@REVISION].
     #[arg(value_name = "MODEL")]
-    pub model: PathBuf,
+    pub model: String,
     /// Folder for the base; must not exist.
     #[arg(short, long, value_name = "BASE")]
     pub out: PathBuf,
@@ -31,6 +31,23 @@ pub struct ExportArgs {
     /// Number format of the weights.
     #[arg(long, value_name = "DTYPE", default_value = "f32")]
     pub dtype: DtypeArg,
+}
+
+/// `shoal push`
+#[derive(Debug, Clone, Args)]
+pub struct PushArgs {
+    /// Folder of the exported model.
+    #[arg(value_name = "DIR")]
+    pub folder: PathBuf,
+    /// The repository, hf:OWNER/NAME[@BRANCH]; made if it does not exist.
+    #[arg(value_name = "REPOSITORY")]
+    pub repository: String,
+    /// Make a new repository private.
+    #[arg(long)]
+    pub private: bool,
+    /// First line of the commit's message.
+    #[arg(long, short, value_name = "TEXT", default_value = "Upload a model trained with Shoal")]
+    pub message: String,
 }
 
 /// `--dtype`

@@ -1,14 +1,31 @@
-//! `shoal data`: shows the data of a run.
+//! `shoal data`: prepares and shows training data.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::anyhow;
 use serde::Serialize;
-use shoal_engine::{Samples, TokenFile};
+use shoal_data::batch::{Batches, encode_rows};
+use shoal_data::pack::Row;
+use shoal_data::prepared::{Index, Shard};
+use shoal_data::stats::{Stats, spans};
+use shoal_data::tokenizer::TextTokenizer;
+use shoal_data::{PrepareError, PrepareOptions, prepare};
+use shoal_engine::{Batch, Samples, TokenFile};
 use shoal_protocol::ids::{Microbatch, Step};
+use shoal_protocol::label::Label;
+use shoal_protocol::manifest::Manifest;
 
-use crate::cli::{DataCommand, DataShowArgs};
+use super::hub;
+use crate::cli::{DataCommand, DataPrepareArgs, DataShowArgs, DataStatsArgs};
 use crate::config::RunConfig;
-use crate::dataset;
+use crate::dataset::{self, Dataset};
 use crate::exit::{Exit, ExitWith};
+use crate::progress;
+
+/// The label of a token that does not count, as in PyTorch.
+const IGNORED: i64 = -100;
 
 /// A microbatch, as printed.
 #[derive(Debug, Serialize)]
@@ -17,53 +34,207 @@ struct Shown {
     microbatch: u32,
     /// Token ids, a list per sample.
     inputs: Vec<Vec<u32>>,
-    /// The token that follows each input.
-    labels: Vec<Vec<u32>>,
+    /// The token that follows each input, or -100 where it does not count.
+    labels: Vec<Vec<i64>>,
+    /// Number of each input's document in its sample.
+    documents: Vec<Vec<u32>>,
 }
 
-/// Prints a microbatch.
+/// Runs a subcommand.
 ///
 /// # Errors
-/// If the run configuration or its text is invalid, or the run has no such microbatch.
+/// If a configuration, a source or the data is invalid, or the run has no such microbatch.
 pub(super) fn run(command: DataCommand) -> anyhow::Result<()> {
-    let DataCommand::Show(args) = command;
-    println!("{}", serde_json::to_string(&show(&args)?)?);
+    match command {
+        DataCommand::Prepare(args) => prepare_data(args),
+        DataCommand::Show(args) => show(&args),
+        DataCommand::Stats(args) => stats(&args),
+    }
+}
+
+fn prepare_data(args: DataPrepareArgs) -> anyhow::Result<()> {
+    let mut sources = Vec::new();
+    for source in args.sources {
+        sources.extend(hub::local_sources(source)?);
+    }
+    let options = PrepareOptions {
+        format: args.format,
+        train_on: args.train_on,
+        pack: args.pack,
+        held_out: args.held_out,
+        shard_bytes: args.shard_bytes.0,
+        threads: args.threads,
+        chat_template: args.chat_template,
+        ..PrepareOptions::new(sources, args.tokenizer, args.context)
+    };
+    let bar = progress::byte_bar("preparing");
+    let prepared = prepare(&options, &args.out, |progress| {
+        bar.set_length(progress.bytes_total);
+        bar.set_position(progress.bytes_read);
+        bar.set_message(format!("{} documents, {} tokens", progress.documents, progress.tokens));
+        ControlFlow::Continue(())
+    });
+    bar.finish_and_clear();
+    let index = prepared.or_else(|error| {
+        let exit = match &error {
+            PrepareError::Write(_) => Exit::Failed,
+            _ => Exit::Usage,
+        };
+        Err(error).exit_with(exit)
+    })?;
+    let (train, held_out) = (index.train_totals, index.held_out_totals);
+    let out = args.out.display();
+    println!(
+        "{out}: {} documents in {} rows of {} tokens, {} rows held out; {} targets, {} masked, {} padded",
+        index.documents.train + index.documents.held_out,
+        train.rows,
+        index.context,
+        held_out.rows,
+        train.targets,
+        train.masked,
+        train.padded
+    );
+    if index.documents.empty > 0 {
+        println!("{} empty documents were left out", index.documents.empty);
+    }
+    let base = options.base.display();
+    println!("train on it: shoal init --from {base} --data {out} -o run.toml");
     Ok(())
 }
 
-fn show(args: &DataShowArgs) -> anyhow::Result<Shown> {
+fn show(args: &DataShowArgs) -> anyhow::Result<()> {
     let config = RunConfig::load(&args.config).exit_with(Exit::Usage)?;
     let scratch = tempfile::tempdir()?;
-    let dataset::Dataset { manifest, token_file } = dataset::prepare(&config, scratch.path())?;
+    let dataset = dataset::prepare(&config, scratch.path())?;
+    check_place(args, &dataset.manifest)?;
+    if args.text {
+        return show_text(args, &config, &dataset.manifest);
+    }
+    let batch = batch(args, &config, &dataset)?;
+    let context = dataset.manifest.model.context as usize;
+    let labels: Vec<Label> = words(&batch.labels).map(Label::from_word).collect();
+    let targets: Vec<i64> =
+        labels.iter().map(|label| label.target.map_or(IGNORED, i64::from)).collect();
+    let inputs: Vec<u32> = words(&batch.inputs).collect();
+    let shown = Shown {
+        step: args.step,
+        microbatch: args.microbatch,
+        inputs: inputs.chunks(context).map(<[u32]>::to_vec).collect(),
+        labels: targets.chunks(context).map(<[i64]>::to_vec).collect(),
+        documents: labels.chunks(context).map(documents).collect(),
+    };
+    println!("{}", serde_json::to_string(&shown)?);
+    Ok(())
+}
+
+fn words(bytes: &[u8]) -> impl Iterator<Item = u32> + '_ {
+    bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word))
+}
+
+/// The number of each token's document in a sample.
+fn documents(labels: &[Label]) -> Vec<u32> {
+    let mut number = 0;
+    let next = |(place, label): (usize, &Label)| {
+        number += u32::from(label.starts_document && place > 0);
+        number
+    };
+    labels.iter().enumerate().map(next).collect()
+}
+
+fn check_place(args: &DataShowArgs, manifest: &Manifest) -> anyhow::Result<()> {
     let steps = manifest.training.steps;
-    if args.step >= steps {
-        let problem =
-            anyhow!("there is no step {}: the run has {steps} steps, from 0 on", args.step);
+    let (step, microbatch) = (args.step, args.microbatch);
+    if step >= steps {
+        let problem = anyhow!("there is no step {step}: the run has {steps} steps, from 0 on");
         return Err(problem).exit_with(Exit::Usage);
     }
-    let microbatches = manifest.microbatches_of(args.step);
-    if args.microbatch >= microbatches {
-        let (step, microbatch) = (args.step, args.microbatch);
+    let microbatches = manifest.microbatches_of(step);
+    if microbatch >= microbatches {
         let problem = anyhow!(
             "there is no microbatch {microbatch}: step {step} has microbatches 0 to {}",
             microbatches - 1
         );
         return Err(problem).exit_with(Exit::Usage);
     }
-    let file = TokenFile::open(&token_file, &manifest.tokens)?;
-    let samples = Samples::new(&manifest, file);
-    let batch = samples.batch(Step(args.step), Microbatch(args.microbatch));
-    let context = manifest.model.context as usize;
-    Ok(Shown {
-        step: args.step,
-        microbatch: args.microbatch,
-        inputs: rows(&batch.inputs, context),
-        labels: rows(&batch.labels, context),
-    })
+    Ok(())
 }
 
-fn rows(tokens: &[u8], context: usize) -> Vec<Vec<u32>> {
-    let (words, _) = tokens.as_chunks::<4>();
-    let ids: Vec<u32> = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
-    ids.chunks(context).map(<[u32]>::to_vec).collect()
+fn batch(args: &DataShowArgs, config: &RunConfig, dataset: &Dataset) -> anyhow::Result<Batch> {
+    let manifest = &dataset.manifest;
+    if let (Some(tokens), Some(path)) = (manifest.text(), dataset.token_file()) {
+        let samples = Samples::new(manifest, TokenFile::open(path, tokens)?);
+        return Ok(samples.batch(Step(args.step), Microbatch(args.microbatch)));
+    }
+    let encoded = encode_rows(&rows(args, config, manifest)?);
+    Ok(Batch { inputs: encoded.inputs.into(), labels: encoded.labels.into() })
+}
+
+/// The rows of a microbatch of prepared data.
+fn rows(args: &DataShowArgs, config: &RunConfig, manifest: &Manifest) -> anyhow::Result<Vec<Row>> {
+    let prepared = config.data.prepared.as_ref();
+    let problem = || anyhow!("the run trains on plain text: show it without --text");
+    let (folder, _) = prepared.ok_or_else(problem).exit_with(Exit::Usage)?;
+    let index = Arc::new(Index::read(folder).exit_with(Exit::Usage)?);
+    let batches = Batches::new(manifest, index);
+    let mut rows = Vec::new();
+    for (entry, row) in batches.rows(Step(args.step), Microbatch(args.microbatch)) {
+        let shard = Shard::open(&Shard::path_in(folder, entry), batches.index(), entry);
+        rows.push(shard.and_then(|shard| shard.row(row)).exit_with(Exit::Corrupt)?);
+    }
+    Ok(rows)
+}
+
+fn show_text(args: &DataShowArgs, config: &RunConfig, manifest: &Manifest) -> anyhow::Result<()> {
+    let rows = rows(args, config, manifest)?;
+    let problem = || anyhow!("run.toml names no base, whose tokenizer could show the text");
+    let base = config.base.as_ref().ok_or_else(problem).exit_with(Exit::Usage)?;
+    let tokenizer = TextTokenizer::load(base).exit_with(Exit::Usage)?;
+    for row in &rows {
+        let spans = spans(row, &tokenizer)?;
+        println!("{}", spans.iter().map(ToString::to_string).collect::<String>());
+    }
+    Ok(())
+}
+
+fn stats(args: &DataStatsArgs) -> anyhow::Result<()> {
+    let index = Index::read(&args.data).exit_with(Exit::Usage)?;
+    println!(
+        "{} rows of {} tokens, packed {}; vocabulary {}",
+        index.train_totals.rows, index.context, index.packing, index.vocabulary
+    );
+    let documents = index.documents;
+    println!(
+        "{} documents, {} held out, {} empty",
+        documents.train, documents.held_out, documents.empty
+    );
+    for (name, shards, totals) in [
+        ("training", &index.train, index.train_totals),
+        ("held out", &index.held_out, index.held_out_totals),
+    ] {
+        println!(
+            "{name}: {} rows in {} shards; {} targets, {} masked, {} padded",
+            totals.rows,
+            shards.len(),
+            totals.targets,
+            totals.masked,
+            totals.padded
+        );
+    }
+    let stats = read_stats(&args.data, &index, args.rows)?;
+    let lengths = &stats.documents;
+    println!(
+        "of {} rows: documents of {:.0} tokens on average, {} at most; {} rows without a target",
+        stats.rows,
+        lengths.mean(),
+        lengths.longest(),
+        stats.without_targets
+    );
+    for (from, to, count) in lengths.ranges() {
+        println!("  {from:>8} to {to:<8} {count:>10}");
+    }
+    Ok(())
+}
+
+fn read_stats(folder: &Path, index: &Index, rows: u64) -> anyhow::Result<Stats> {
+    Stats::of(folder, index, &index.train, rows).exit_with(Exit::Corrupt)
 }

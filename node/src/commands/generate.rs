@@ -3,10 +3,11 @@
 use std::num::NonZeroUsize;
 
 use anyhow::anyhow;
-use shoal_engine::{Device, DeviceChoice, EngineError, Generator, Prompt};
+use shoal_engine::{Device, DeviceChoice, EngineError, Generator, Sampling};
 
 use crate::cli::GenerateArgs;
 use crate::exit::{Exit, ExitWith};
+use crate::text::TextCodec;
 
 /// Prints the prompt and its continuation.
 ///
@@ -24,12 +25,15 @@ pub(super) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
         Err(error @ EngineError::Checkpoint(_)) => Err(error).exit_with(Exit::Corrupt)?,
         other => other?,
     };
-    let prompt = Prompt {
-        text: args.prompt.clone(),
+    let codec = TextCodec::of(generator.manifest(), &args.directory)?;
+    let sampling = Sampling {
         tokens: args.tokens,
         seed: args.seed,
         temperature: args.temperature,
+        vocabulary: codec.vocabulary(),
+        ends: codec.ends(),
     };
-    println!("{}{}", args.prompt, generator.generate(&prompt)?);
+    let tokens = generator.generate(&codec.encode(&args.prompt)?, &sampling)?;
+    println!("{}{}", args.prompt, codec.decode(&tokens)?);
     Ok(())
 }

@@ -5,6 +5,7 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
+use shoal_data::prepared::{INDEX_FILE, Index};
 use shoal_engine::BaseIndex;
 use shoal_protocol::manifest::{Base, Dtype, Model};
 
@@ -21,7 +22,9 @@ pub(super) fn run(args: &InitArgs) -> anyhow::Result<()> {
         Some(folder) => fine_tuning(folder)?,
         None => RunConfig::default(),
     };
-    config.data.path = args.data.as_deref().map(absolute).transpose()?;
+    if let Some(data) = &args.data {
+        choose_data(&mut config, &absolute(data)?)?;
+    }
     let path = args.output.display();
     let created = OpenOptions::new().write(true).create_new(true).open(&args.output);
     let mut file = match created {
@@ -41,6 +44,21 @@ const CONTEXT: u32 = 1024;
 
 /// Bytes of weights in one stage at most: with gradients and moments a stage then takes about 16 GiB.
 const STAGE_BYTES: u64 = 2 << 30;
+
+/// Sets the data: prepared data if the folder has an index, else a text.
+fn choose_data(config: &mut RunConfig, data: &Path) -> anyhow::Result<()> {
+    if !data.join(INDEX_FILE).exists() {
+        config.data.path = Some(data.to_owned());
+        return Ok(());
+    }
+    let index = Index::read(data).exit_with(Exit::Usage)?;
+    config.model.context = index.context;
+    if index.held_out.is_empty() {
+        config.evaluation.every = 0;
+    }
+    config.data.prepared = Some((data.to_owned(), index.prepared()));
+    Ok(())
+}
 
 /// Values for fine-tuning a base.
 fn fine_tuning(folder: &Path) -> anyhow::Result<RunConfig> {

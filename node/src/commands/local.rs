@@ -34,7 +34,7 @@ pub fn run(options: LocalOptions) -> anyhow::Result<()> {
     let dataset = dataset::prepare(&config, scratch.path())?;
     refuse_model_of_another(&out, &dataset.manifest).exit_with(Exit::Usage)?;
     let files = Files::default();
-    dataset::offer(&config, &dataset, &files)?;
+    dataset.offer(&files);
     let mut observer = Observers::new(compute.events.as_ref(), "local")?;
     let setup = Setup {
         metrics: Metrics::new()?,

@@ -14,6 +14,7 @@ pub(crate) mod fleet;
 mod generate;
 mod groups;
 mod healthcheck;
+mod hub;
 mod id;
 mod init;
 mod invite;
@@ -44,6 +45,7 @@ pub fn run(command: Command, log_format: LogFormat) -> anyhow::Result<()> {
         Command::Init(args) => init::run(&args),
         Command::Import(args) => model::import(&args),
         Command::Export(args) => model::export(&args),
+        Command::Push(args) => model::push(&args),
         Command::Start(args) => start::run(args.into()),
         Command::Join(args) => join::run(args.options()),
         Command::Invite(command) => invite::run(&command),

@@ -1,9 +1,10 @@
-//! `shoal import` and `shoal export`: models in Hugging Face's format, in and out.
+//! `shoal import`, `shoal export` and `shoal push`: models in Hugging Face's format, in and out.
 
 use shoal_engine::base::{self, BaseError};
 use shoal_engine::{BaseFiles, Checkpoint};
 
-use crate::cli::{ExportArgs, ImportArgs};
+use super::hub;
+use crate::cli::{ExportArgs, ImportArgs, PushArgs};
 use crate::exit::{Exit, ExitWith};
 
 /// Imports a model as a base.
@@ -11,7 +12,7 @@ use crate::exit::{Exit, ExitWith};
 /// # Errors
 /// If the model is incomplete or of no known family, or the disk is full.
 pub(super) fn import(args: &ImportArgs) -> anyhow::Result<()> {
-    let imported = checked(base::import(&args.model, &args.out, args.untie))?;
+    let imported = checked(base::import(&hub::local_model(&args.model)?, &args.out, args.untie))?;
     let out = args.out.display();
     let (index, millions) = (&imported.index, imported.parameters as f64 / 1e6);
     println!(
@@ -45,6 +46,20 @@ pub(super) fn export(args: &ExportArgs) -> anyhow::Result<()> {
     checked(base::export(&checkpoint, &base, &args.out, args.dtype.into()))?;
     let (out, family) = (args.out.display(), &base.index.family);
     println!("{out}: {family}, version {} of the weights", checkpoint.step());
+    Ok(())
+}
+
+/// Uploads an exported model.
+///
+/// # Errors
+/// If the folder has no model, or the Hub refuses it.
+pub(super) fn push(args: &PushArgs) -> anyhow::Result<()> {
+    if !args.folder.join("config.json").exists() {
+        let folder = args.folder.display();
+        let problem = anyhow::anyhow!("{folder} has no config.json: `shoal export` writes a model");
+        return Err(problem).exit_with(Exit::Usage);
+    }
+    println!("{}", hub::push(&args.folder, &args.repository, args.private, &args.message)?);
     Ok(())
 }
 

@@ -41,7 +41,7 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
     let home = DataDir::open(&options.peer.data_dir).exit_with(Exit::Usage)?;
     let dataset = dataset::prepare(&config, home.path())?;
     let files = Files::default();
-    dataset::offer(&config, &dataset, &files)?;
+    dataset.offer(&files);
     let mut manifest = dataset.manifest;
     // The peer that starts a run with restricted admission is its issuer, unless the configuration
     // names another one. The id of an open run does not depend on its first peer: any peer can

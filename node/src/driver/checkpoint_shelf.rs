@@ -127,7 +127,7 @@ impl CheckpointShelf {
         background.spawn(async move {
             let mut outcome = fetching.await;
             if stage == Stage(0) && outcome.is_ok() {
-                outcome = run_files.obtain_tokens().await;
+                outcome = run_files.obtain_data().await;
             }
             FilesResult::Fetched { version, stage, outcome }
         });

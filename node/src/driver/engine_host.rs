@@ -55,8 +55,8 @@ impl EngineHost {
         self.setup.budget.memory_for(manifest, span, 1)
     }
 
-    /// Starts the engine for these stages. It fetches missing files that the manifest names: the token
-    /// file for the first stage and, at version 0, the base.
+    /// Starts the engine for these stages. It fetches missing files that the manifest names: the data for
+    /// the first stage and, at version 0, the base.
     ///
     /// # Errors
     /// When the disk has no room for the output log, or the system gives no thread.
@@ -76,8 +76,8 @@ impl EngineHost {
         let runtime = tokio::runtime::Handle::current();
         let make = move || {
             let samples = if span.contains(Stage(0)) {
-                runtime.block_on(run_files.obtain_tokens())?;
-                Some(run_files.open_samples()?)
+                runtime.block_on(run_files.obtain_data())?;
+                Some(run_files.open_samples(&runtime)?)
             } else {
                 None
             };

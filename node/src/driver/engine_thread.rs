@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use bytes::Bytes;
-use shoal_engine::{AllReduce, Engine, EngineError, ForwardOutput, Samples, Update};
+use shoal_engine::{AllReduce, Engine, EngineError, ForwardOutput, Update};
 use shoal_protocol::codec::{Codec, SumCodec};
 use shoal_protocol::frame::Element;
 use shoal_protocol::ids::{ClaimKey, Stage, Step};
@@ -24,6 +24,7 @@ use tokio::sync::mpsc;
 use super::checkpoint_writer::{CheckpointWriter, PartWriter};
 use super::payload::{Held, Payloads, Tensor, Tensors};
 use super::run_files::RunFiles;
+use super::samples::Samples;
 
 /// Tasks that wait at most. The scheduler gives a few passes and short tasks at a time, and one task
 /// for each piece of a round.
@@ -68,9 +69,17 @@ pub(crate) struct EngineResources {
 }
 
 impl EngineResources {
-    /// Returns `[samples, tokens]`.
-    fn token_shape(&self) -> Vec<u32> {
-        vec![self.parts.manifest.training.microbatch_size, self.parts.manifest.model.context]
+    /// Reads a microbatch's tokens and labels, for the first stage.
+    ///
+    /// # Errors
+    /// When the data cannot be had.
+    fn read_samples(&mut self, key: ClaimKey) -> anyhow::Result<Tensors> {
+        let samples = self.samples.as_mut().expect("the first stage has the data");
+        let batch = samples.batch(key.step, key.microbatch)?;
+        let manifest = &self.parts.manifest;
+        let shape = vec![manifest.training.microbatch_size, manifest.model.context];
+        let tokens = |bytes| Tensor { element: Element::U32, shape: shape.clone(), bytes };
+        Ok([tokens(batch.inputs), tokens(batch.labels)].into_iter().collect())
     }
 
     /// Makes a tensor for a stage boundary.
@@ -162,7 +171,11 @@ impl EngineWorker {
     /// When the output log cannot be read, or the engine fails.
     fn carry_out(&mut self, Job { task, inputs }: Job) -> anyhow::Result<Option<TaskResult>> {
         let inputs: io::Result<Vec<Tensors>> = inputs.iter().map(Held::load).collect();
-        Ok(self.compute(task, &inputs.context(LOG_LOST)?)?)
+        let mut inputs = inputs.context(LOG_LOST)?;
+        if let Task::Forward { key, activation: None, .. } = &task {
+            inputs.push(self.resources.read_samples(*key).context("the data cannot be read")?);
+        }
+        Ok(self.compute(task, &inputs)?)
     }
 
     fn compute(
@@ -171,7 +184,7 @@ impl EngineWorker {
         inputs: &[Tensors],
     ) -> Result<Option<TaskResult>, EngineError> {
         let result = match task {
-            Task::Forward { key, .. } => self.forward(key, inputs.first()),
+            Task::Forward { key, .. } => self.forward(key, &inputs[0]),
             Task::Backward { key, .. } => self.backward(key, inputs.first()),
             Task::Accumulate { key } => match self.resources.engine.accumulate(key) {
                 Ok(()) => Ok(TaskResult::Accumulated { key }),
@@ -228,24 +241,9 @@ impl EngineWorker {
         result.map(Some)
     }
 
-    fn forward(
-        &mut self,
-        key: ClaimKey,
-        activation: Option<&Tensors>,
-    ) -> Result<TaskResult, EngineError> {
+    fn forward(&mut self, key: ClaimKey, tensors: &Tensors) -> Result<TaskResult, EngineError> {
         std::thread::sleep(self.resources.slow_down);
-        let (input, labels) = match activation {
-            Some(tensors) => (tensors[0].clone(), tensors.get(1).cloned()),
-            None => {
-                let samples =
-                    self.resources.samples.as_ref().expect("the first stage has the text");
-                let batch = samples.batch(key.step, key.microbatch);
-                let shape = self.resources.token_shape();
-                let tokens =
-                    |bytes: Bytes| Tensor { element: Element::U32, shape: shape.clone(), bytes };
-                (tokens(batch.inputs), Some(tokens(batch.labels)))
-            }
-        };
+        let (input, labels) = (tensors[0].clone(), tensors.get(1).cloned());
         let engine = &mut self.resources.engine;
         let label_bytes = labels.as_ref().map(|labels| &labels.bytes);
         match engine.forward(key, &input.bytes, label_bytes)? {
@@ -343,7 +341,7 @@ impl EngineWorker {
         self.resources.engine.host(stage)?;
         if stage == Stage(0) && self.resources.samples.is_none() {
             // The token file was fetched with the weights.
-            match self.resources.run_files.open_samples() {
+            match self.resources.run_files.open_samples(&self.resources.runtime) {
                 Ok(samples) => self.resources.samples = Some(samples),
                 Err(error) => {
                     let error = format!("{error:#}");

@@ -36,6 +36,7 @@ mod port_watch;
 mod resource_budget;
 pub(crate) mod resume;
 mod run_files;
+mod samples;
 mod setup;
 mod shutdown;
 mod spill;

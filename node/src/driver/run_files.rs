@@ -1,30 +1,35 @@
-//! The files that the manifest names by their content: the token file, for the hosts of the first
-//! stage, and the base, each stage's part for its hosts.
+//! The files that the manifest names by their content: the data, for the hosts of the first stage, and
+//! the base, each stage's part for its hosts.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use shoal_data::batch::Batches;
+use shoal_data::prepared::{Index, Layout, ShardEntry};
 use shoal_engine::base::BaseFile;
-use shoal_engine::{BaseFiles, BaseIndex, Samples, TokenFile};
+use shoal_engine::{BaseFiles, BaseIndex, TokenFile};
 use shoal_protocol::ids::{ContentHash, PeerId, Stage, StageSpan};
-use shoal_protocol::manifest::{Base, Manifest, Tokens};
+use shoal_protocol::manifest::{Base, Data, Manifest};
 use shoal_protocol::message::View;
 use shoal_protocol::net::transport::Transport;
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use super::chunks::is_partial;
 use super::resume::paths_in;
+use super::samples::{PreparedSamples, Samples};
 use crate::data_dir::Files;
 
 /// Attempts at all holders, and the time between two.
 const ROUNDS: u32 = 30;
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The folders of the token file and of the base, in the data directory.
-pub(crate) const TOKENS: &str = "tokens";
-pub(crate) const BASE: &str = "base";
+/// The folders of the token file, of prepared data and of the base, in the data directory.
+const TOKENS: &str = "tokens";
+const SHARDS: &str = "shards";
+const BASE: &str = "base";
 
 /// The peers that may have files of the run.
 #[derive(Debug, Clone, Default)]
@@ -89,31 +94,78 @@ impl RunFiles {
         self.files.path(&hash).unwrap_or_else(own)
     }
 
-    fn token_path(&self) -> PathBuf {
-        self.place(TOKENS, self.manifest.tokens.hash, "tokens")
-    }
-
-    /// Opens the token file.
-    ///
-    /// # Errors
-    /// When it is missing, or another file.
-    pub(crate) fn open_samples(&self) -> anyhow::Result<Samples> {
-        let path = self.token_path();
-        let file = TokenFile::open(&path, &self.manifest.tokens)?;
-        self.files.offer(self.manifest.tokens.hash, path);
-        Ok(Samples::new(&self.manifest, file))
-    }
-
-    /// Fetches the token file, unless it is here.
+    /// Fetches what a host of the first stage needs to begin: the token file, or the index of prepared
+    /// data. Nothing is fetched that is here.
     ///
     /// # Errors
     /// When no holder gives it.
-    pub(crate) async fn obtain_tokens(&self) -> anyhow::Result<()> {
-        let Tokens { hash, count, width, .. } = self.manifest.tokens;
-        let path = self.token_path();
-        let length = count.saturating_mul(width.size() as u64);
-        forget_others(&self.data_dir.join(TOKENS), &path);
-        self.obtain(Stage(0), Wanted { hash, length, path: &path, what: "the text" }).await
+    pub(crate) async fn obtain_data(&self) -> anyhow::Result<()> {
+        let (hash, length, path, what) = match &self.manifest.data {
+            Data::Text(tokens) => {
+                let length = tokens.count.saturating_mul(tokens.width.size() as u64);
+                let path = self.place(TOKENS, tokens.hash, "tokens");
+                forget_others(&self.data_dir.join(TOKENS), &path);
+                (tokens.hash, length, path, "the text")
+            }
+            Data::Prepared(data) => {
+                let path = self.place(SHARDS, data.index, "json");
+                (data.index, data.bytes, path, "the index of the data")
+            }
+        };
+        self.obtain(Stage(0), Wanted { hash, length, path: &path, what }).await
+    }
+
+    /// Opens the samples.
+    ///
+    /// # Errors
+    /// When the token file or index is missing, or another file.
+    pub(crate) fn open_samples(&self, runtime: &Handle) -> anyhow::Result<Samples> {
+        match &self.manifest.data {
+            Data::Text(tokens) => {
+                let path = self.place(TOKENS, tokens.hash, "tokens");
+                let file = TokenFile::open(&path, tokens)?;
+                self.files.offer(tokens.hash, path);
+                Ok(Samples::Text(shoal_engine::Samples::new(&self.manifest, file)))
+            }
+            Data::Prepared(data) => {
+                let path = self.place(SHARDS, data.index, "json");
+                let bytes = std::fs::read(&path).with_context(|| path.display().to_string())?;
+                let index = Index::parse(&bytes)?;
+                let found = index.prepared();
+                anyhow::ensure!(found == *data, "{} is another run's index", path.display());
+                self.files.offer(data.index, path);
+                let batches = Batches::new(&self.manifest, Arc::new(index));
+                let samples = PreparedSamples::new(batches, self.clone(), runtime.clone());
+                Ok(Samples::Prepared(Box::new(samples)))
+            }
+        }
+    }
+
+    /// The place of a shard in the data directory.
+    pub(super) fn own_shard(&self, hash: ContentHash) -> PathBuf {
+        self.data_dir.join(SHARDS).join(format!("{hash}.shard"))
+    }
+
+    /// Whether a shard is on this machine.
+    pub(super) fn has_shard(&self, hash: ContentHash) -> bool {
+        self.place(SHARDS, hash, "shard").exists()
+    }
+
+    /// Fetches a shard, unless it is here, and returns its path.
+    ///
+    /// # Errors
+    /// When no holder gives it.
+    pub(super) async fn obtain_shard(&self, entry: &ShardEntry) -> anyhow::Result<PathBuf> {
+        let Data::Prepared(data) = &self.manifest.data else {
+            anyhow::bail!("the run has a token file and no shards");
+        };
+        let (context, vocabulary) = (data.context, data.vocabulary);
+        let layout = Layout { context, width: Layout::width_of(vocabulary), vocabulary };
+        let length = entry.rows.saturating_mul(layout.row_bytes() as u64);
+        let path = self.place(SHARDS, entry.hash, "shard");
+        let what = "a shard of the data";
+        self.obtain(Stage(0), Wanted { hash: entry.hash, length, path: &path, what }).await?;
+        Ok(path)
     }
 
     /// Fetches the base's files of a stage, unless they are here. `None` if the run starts from no

@@ -1,7 +1,7 @@
 //! An example manifest for tests, the simulator and fuzzing.
 
 use super::{
-    Admission, Block, Checkpoint, Codecs, Dtype, Evaluation, Manifest, Model, Optimizer,
+    Admission, Block, Checkpoint, Codecs, Data, Dtype, Evaluation, Manifest, Model, Optimizer,
     TokenWidth, Tokenizer, Tokens, Training,
 };
 use crate::ids::ContentHash;
@@ -49,12 +49,18 @@ pub fn small() -> Manifest {
         },
         evaluation: Evaluation { held_out: 0.1, every: 5, microbatches: 2 },
         checkpoint: Checkpoint { every: 0, keep: 2 },
-        tokens: Tokens {
-            hash: ContentHash([0; 32]),
-            count: 1000,
-            width: TokenWidth::U8,
-            tokenizer: Tokenizer::Bytes,
-        },
+        data: Data::Text(tokens()),
         admission: Admission::default(),
+    }
+}
+
+/// A token file that does not exist.
+#[must_use]
+pub fn tokens() -> Tokens {
+    Tokens {
+        hash: ContentHash([0; 32]),
+        count: 1000,
+        width: TokenWidth::U8,
+        tokenizer: Tokenizer::Bytes,
     }
 }

@@ -7,6 +7,7 @@ mod admission;
 mod block;
 mod boundary;
 mod codecs;
+mod data;
 pub mod example;
 mod model;
 
@@ -16,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::codec::Codec;
 use crate::frame::Element;
-use crate::ids::{ContentHash, RunId, Stage, Step};
+use crate::ids::{RunId, Stage, Step};
 use crate::limits;
 use crate::units::Bytes;
 use crate::wire;
@@ -27,6 +28,7 @@ pub use block::{
 };
 pub use boundary::{Boundary, BoundaryKind};
 pub use codecs::{ChunkPacking, Codecs, GradientRounding};
+pub use data::{Data, Prepared, TokenWidth, Tokenizer, Tokens};
 pub use model::{Base, Model};
 
 /// Bytes of one label, which travels beside its activation.
@@ -49,7 +51,7 @@ pub struct Manifest {
     /// The frequency and retention of checkpoints.
     pub checkpoint: Checkpoint,
     /// The tokens trained on.
-    pub tokens: Tokens,
+    pub data: Data,
     /// The rule of admission.
     #[serde(default)]
     pub admission: Admission,
@@ -154,66 +156,6 @@ fn default_keep() -> u32 {
     2
 }
 
-/// The tokens trained on, by content.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, bincode::Encode, bincode::Decode)]
-#[serde(deny_unknown_fields)]
-pub struct Tokens {
-    /// Hash of the token file.
-    pub hash: ContentHash,
-    /// Number of tokens in the file.
-    pub count: u64,
-    /// The size of a stored token; little-endian.
-    pub width: TokenWidth,
-    /// The tokenizer that produced the tokens.
-    pub tokenizer: Tokenizer,
-}
-
-/// Bytes of one stored token.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, bincode::Encode, bincode::Decode,
-)]
-#[serde(rename_all = "lowercase")]
-pub enum TokenWidth {
-    /// Vocabularies of up to 2^8.
-    U8,
-    /// Vocabularies of up to 2^16.
-    U16,
-    /// Larger vocabularies.
-    U32,
-}
-
-impl TokenWidth {
-    /// Bytes of one token.
-    #[must_use]
-    pub const fn size(self) -> usize {
-        match self {
-            Self::U8 => 1,
-            Self::U16 => 2,
-            Self::U32 => 4,
-        }
-    }
-}
-
-/// The tokenizer that produces tokens from text.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, bincode::Encode, bincode::Decode,
-)]
-#[serde(rename_all = "lowercase")]
-pub enum Tokenizer {
-    /// Token `b` is the byte `b`: a vocabulary of 256.
-    Bytes,
-}
-
-impl Tokenizer {
-    /// Number of different tokens that it produces.
-    #[must_use]
-    pub const fn vocabulary(self) -> u32 {
-        match self {
-            Self::Bytes => 256,
-        }
-    }
-}
-
 /// Errors of invalid manifests.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ManifestError {
@@ -264,6 +206,15 @@ pub enum ManifestError {
         context: u32,
         /// Number of tokens that suffices.
         needed: u64,
+    },
+    /// Prepared data without held-out rows in a run that evaluates.
+    #[error(
+        "evaluation.every = {every}, and the data holds nothing out: prepare it with --held-out, or \
+         set evaluation.every = 0"
+    )]
+    NothingHeldOut {
+        /// Steps from one evaluation to the next.
+        every: u64,
     },
     /// The bytes are not the encoding of a manifest.
     #[error("not a run manifest: {0}")]
@@ -398,15 +349,6 @@ impl Manifest {
         u64::from(self.training.microbatch_size) * u64::from(self.model.context)
     }
 
-    /// Tokens at the end of the text that are never trained on.
-    #[must_use]
-    pub fn held_out_tokens(&self) -> u64 {
-        if self.evaluation.every == 0 {
-            return 0;
-        }
-        (self.tokens.count as f64 * self.evaluation.held_out) as u64
-    }
-
     /// Checks every value against its range.
     ///
     /// # Errors
@@ -416,7 +358,7 @@ impl Manifest {
         self.check_training()?;
         self.check_optimizer()?;
         self.check_evaluation()?;
-        self.check_tokens()
+        self.check_data()
     }
 
     fn check_training(&self) -> Result<(), ManifestError> {
@@ -469,25 +411,6 @@ impl Manifest {
         if evaluation.every > 0 {
             within("evaluation.held_out", evaluation.held_out, 1e-6..=0.9)?;
             within("evaluation.microbatches", evaluation.microbatches, 1..=4096)?;
-        }
-        Ok(())
-    }
-
-    fn check_tokens(&self) -> Result<(), ManifestError> {
-        let vocabulary = self.tokens.tokenizer.vocabulary();
-        within("model.vocabulary", self.model.vocabulary, vocabulary..=1 << 20)?;
-        // A sample consists of `context` tokens and the token that follows them.
-        let sample = u64::from(self.model.context) + 1;
-        let held_out = self.held_out_tokens();
-        let evaluable = self.evaluation.every == 0 || held_out >= sample;
-        if self.tokens.count - held_out < sample || !evaluable {
-            let share = if self.evaluation.every == 0 { 1.0 } else { self.evaluation.held_out };
-            let smaller = if self.evaluation.every == 0 { 1.0 } else { share.min(1.0 - share) };
-            return Err(ManifestError::TextTooShort {
-                count: self.tokens.count,
-                context: self.model.context,
-                needed: (sample as f64 / smaller).ceil() as u64,
-            });
         }
         Ok(())
     }
@@ -550,7 +473,7 @@ mod tests {
         let error = manifest.check().expect_err("not a number is in no range").to_string();
         assert!(error.starts_with("optimizer.beta1 = NaN"), "{error}");
         let mut manifest = small();
-        manifest.tokens.count = 16;
+        manifest.data = Data::Text(Tokens { count: 16, ..example::tokens() });
         assert!(matches!(manifest.check(), Err(ManifestError::TextTooShort { .. })));
     }
 }

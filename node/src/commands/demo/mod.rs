@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 use shoal_engine::{data, tokenizer};
-use shoal_protocol::manifest::{Codecs, Manifest};
+use shoal_protocol::manifest::{Codecs, Data, Manifest};
 
 use crate::cli::{DemoArgs, LogFormat};
 use crate::config::RunConfig;
@@ -143,7 +143,7 @@ fn lay_out(mut config: RunConfig, folder: &Folder) -> anyhow::Result<(Manifest, 
     let scratch = tempfile::tempdir()?;
     let tokenizer = config.data.tokenizer;
     let tokens = data::write_tokens(&text, tokenizer, &scratch.path().join("tokens"))?;
-    let manifest = config.resolve(tokens).exit_with(Exit::Usage)?;
+    let manifest = config.resolve(Data::Text(tokens)).exit_with(Exit::Usage)?;
     Ok((manifest, tokenizer::encode(tokenizer, &text)))
 }
 

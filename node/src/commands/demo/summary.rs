@@ -3,11 +3,12 @@
 use std::fmt;
 use std::path::Path;
 
-use shoal_engine::{Device, DeviceChoice, Generator, Prompt, tokenizer};
+use shoal_engine::{Device, DeviceChoice, Generator, Sampling};
 use shoal_protocol::manifest::Manifest;
 
 use crate::event_text::{counted, with_prefix};
 use crate::report::Report;
+use crate::text::TextCodec;
 
 /// Tokens of the sample.
 const SAMPLE: usize = 320;
@@ -43,16 +44,18 @@ pub(super) fn sample(
     tokens: &[u32],
 ) -> anyhow::Result<Sample> {
     let held_out = &tokens[tokens.len() - manifest.held_out_tokens() as usize..];
-    let text = tokenizer::decode(manifest.tokens.tokenizer, held_out);
-    let prompt = first_line(&String::from_utf8_lossy(&text));
+    let codec = TextCodec::of(manifest, checkpoint)?;
+    let prompt = first_line(&codec.decode(held_out)?);
     let generator = Generator::open(checkpoint, Device::open(DeviceChoice::Cpu, 1)?)?;
-    let continuation = generator.generate(&Prompt {
-        text: prompt.clone(),
+    let sampling = Sampling {
         tokens: SAMPLE,
         seed: manifest.training.seed,
         temperature: 0.7,
-    })?;
-    let continuation = up_to_an_end(&continuation).to_owned();
+        vocabulary: codec.vocabulary(),
+        ends: codec.ends(),
+    };
+    let continuation = generator.generate(&codec.encode(&prompt)?, &sampling)?;
+    let continuation = up_to_an_end(&codec.decode(&continuation)?).to_owned();
     Ok(Sample { prompt, continuation })
 }
 

@@ -1,0 +1,87 @@
+//! The flags of the commands about training data: `shoal data`.
+
+use std::num::NonZero;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use shoal_data::document::TrainOn;
+use shoal_data::pack::Packing;
+use shoal_data::source::Format;
+use shoal_protocol::units::Bytes;
+
+/// `shoal data`
+#[derive(Debug, Clone, Subcommand)]
+pub enum DataCommand {
+    /// Turn text, JSONL and Parquet into rows of tokens with masks, to train on; goes on where it was interrupted.
+    Prepare(DataPrepareArgs),
+    /// Print one microbatch: token ids and labels as JSON, or text with masks.
+    Show(DataShowArgs),
+    /// Print numbers of prepared data: rows, targets, padding, lengths of documents.
+    Stats(DataStatsArgs),
+}
+
+/// `shoal data prepare`
+#[derive(Debug, Clone, Args)]
+pub struct DataPrepareArgs {
+    /// Files (.txt, .md, .jsonl, .parquet; also .gz and .zst), folders, patterns, or hf:datasets/OWNER/NAME[:PATTERN].
+    #[arg(value_name = "SRC", required = true)]
+    pub sources: Vec<String>,
+    /// Folder of the base (`shoal import`) whose tokenizer and chat template to use.
+    #[arg(long, value_name = "BASE")]
+    pub tokenizer: PathBuf,
+    /// Folder for the data; an unfinished one is continued.
+    #[arg(short, long, value_name = "DATA")]
+    pub out: PathBuf,
+    /// Tokens per sample.
+    #[arg(long, value_name = "N")]
+    pub context: u32,
+    /// Kind of the rows: auto, text (key `text`), chat (key `messages`) or prompt (keys `prompt` and `completion`).
+    #[arg(long, value_name = "FORMAT", default_value_t = Format::Auto)]
+    pub format: Format,
+    /// Packing of documents: concat (one stream, cut every N tokens) or best-fit (documents stay whole where they fit).
+    #[arg(long, value_name = "PACKING", default_value_t = Packing::Concat)]
+    pub pack: Packing,
+    /// Targets in chats and prompts: responses (of the assistant, or the completion) or all.
+    #[arg(long, value_name = "WHAT", default_value_t = TrainOn::Responses)]
+    pub train_on: TrainOn,
+    /// Share of the documents that is never trained on.
+    #[arg(long, value_name = "F", default_value_t = 0.01)]
+    pub held_out: f64,
+    /// Chat template to use instead of the base's.
+    #[arg(long, value_name = "FILE")]
+    pub chat_template: Option<PathBuf>,
+    /// Threads that encode; default: as many as there are cores.
+    #[arg(long, value_name = "N")]
+    pub threads: Option<NonZero<usize>>,
+    /// Size of a shard.
+    #[arg(long, value_name = "SIZE", default_value_t = Bytes::mebi(64))]
+    pub shard_bytes: Bytes,
+}
+
+/// `shoal data show`
+#[derive(Debug, Clone, Args)]
+pub struct DataShowArgs {
+    /// The run's configuration.
+    #[arg(value_name = "run.toml")]
+    pub config: PathBuf,
+    /// Step (optimizer update).
+    #[arg(long, value_name = "S")]
+    pub step: u64,
+    /// Microbatch of the step; held-out microbatches follow the training ones.
+    #[arg(long, value_name = "M")]
+    pub microbatch: u32,
+    /// Print text instead: context in `[...]`, a document's first token in `<...>`, targets as they are.
+    #[arg(long)]
+    pub text: bool,
+}
+
+/// `shoal data stats`
+#[derive(Debug, Clone, Args)]
+pub struct DataStatsArgs {
+    /// Folder of prepared data.
+    #[arg(value_name = "DATA")]
+    pub data: PathBuf,
+    /// Rows to read at most, for the lengths of documents.
+    #[arg(long, value_name = "N", default_value_t = 100_000)]
+    pub rows: u64,
+}

@@ -1,0 +1,163 @@
+//! The samples that a host of the first stage reads: from the token file, or from shards that are
+//! fetched ahead of their use.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use anyhow::Context;
+use bytes::Bytes;
+use shoal_data::batch::{Batches, encode_rows};
+use shoal_data::prepared::{Shard, ShardEntry};
+use shoal_engine::Batch;
+use shoal_protocol::ids::{ContentHash, Microbatch, Step};
+use tokio::runtime::Handle;
+use tokio::task::JoinSet;
+
+use super::run_files::RunFiles;
+
+/// Steps whose shards are fetched ahead.
+const STEPS_AHEAD: u64 = 16;
+
+/// Bytes of fetched shards that stay on the disk, besides those that the next steps read.
+const CACHE: u64 = 4 << 30;
+
+/// The samples of a run.
+#[derive(Debug)]
+pub(crate) enum Samples {
+    Text(shoal_engine::Samples),
+    Prepared(Box<PreparedSamples>),
+}
+
+impl Samples {
+    /// Inputs and labels of a microbatch.
+    ///
+    /// # Errors
+    /// If a shard cannot be had.
+    pub(crate) fn batch(&mut self, step: Step, microbatch: Microbatch) -> anyhow::Result<Batch> {
+        match self {
+            Self::Text(samples) => Ok(samples.batch(step, microbatch)),
+            Self::Prepared(samples) => samples.batch(step, microbatch),
+        }
+    }
+}
+
+/// Samples of prepared data.
+#[derive(Debug)]
+pub(crate) struct PreparedSamples {
+    batches: Batches,
+    shards: ShardCache,
+    /// The newest step that was read.
+    step: Option<Step>,
+}
+
+impl PreparedSamples {
+    pub(crate) fn new(batches: Batches, run_files: RunFiles, runtime: Handle) -> Self {
+        let shards = ShardCache {
+            run_files,
+            runtime,
+            open: BTreeMap::new(),
+            fetching: JoinSet::new(),
+            kept: BTreeSet::new(),
+        };
+        Self { batches, shards, step: None }
+    }
+
+    fn batch(&mut self, step: Step, microbatch: Microbatch) -> anyhow::Result<Batch> {
+        if self.step.is_none_or(|newest| newest < step) {
+            self.step = Some(step);
+            let ahead: Vec<ShardEntry> =
+                self.batches.shards(step, STEPS_AHEAD).into_iter().cloned().collect();
+            self.shards.expect(ahead);
+        }
+        let mut rows = Vec::new();
+        for (entry, row) in self.batches.rows(step, microbatch) {
+            rows.push(self.shards.open(entry, &self.batches)?.row(row)?);
+        }
+        let encoded = encode_rows(&rows);
+        Ok(Batch { inputs: Bytes::from(encoded.inputs), labels: Bytes::from(encoded.labels) })
+    }
+}
+
+/// The shards of this machine.
+#[derive(Debug)]
+struct ShardCache {
+    run_files: RunFiles,
+    runtime: Handle,
+    /// Shards in memory, which were checked.
+    open: BTreeMap<ContentHash, Shard>,
+    /// Fetches ahead of use. They end with this value; a failed one is tried again at the use.
+    fetching: JoinSet<()>,
+    /// Shards in the data directory, to be removed when they are too many.
+    kept: BTreeSet<ContentHash>,
+}
+
+impl ShardCache {
+    /// Fetches shards that are read soon, and drops those that are not.
+    fn expect(&mut self, ahead: Vec<ShardEntry>) {
+        while self.fetching.try_join_next().is_some() {}
+        let needed: BTreeSet<ContentHash> = ahead.iter().map(|entry| entry.hash).collect();
+        self.open.retain(|hash, _| needed.contains(hash));
+        self.kept.extend(&needed);
+        self.remove_old(&needed);
+        let missing: Vec<ShardEntry> =
+            ahead.into_iter().filter(|entry| !self.run_files.has_shard(entry.hash)).collect();
+        if missing.is_empty() || !self.fetching.is_empty() {
+            return;
+        }
+        let run_files = self.run_files.clone();
+        let fetch = async move {
+            for entry in missing {
+                if let Err(error) = run_files.obtain_shard(&entry).await {
+                    let error = format!("{error:#}");
+                    tracing::warn!(shard = %entry.hash, error, "not fetched ahead");
+                    return;
+                }
+            }
+        };
+        self.fetching.spawn_on(fetch, &self.runtime);
+    }
+
+    /// Removes shards that no step reads soon, while there are too many.
+    fn remove_old(&mut self, needed: &BTreeSet<ContentHash>) {
+        let here = |hash: &ContentHash| {
+            let path = self.run_files.own_shard(*hash);
+            let size = std::fs::metadata(&path).ok()?.len();
+            Some((*hash, size, path))
+        };
+        let here: Vec<(ContentHash, u64, PathBuf)> = self.kept.iter().filter_map(here).collect();
+        let mut all: u64 = here.iter().map(|(_, size, _)| size).sum();
+        for (hash, size, path) in here {
+            if all <= CACHE {
+                return;
+            }
+            if needed.contains(&hash) {
+                continue;
+            }
+            self.kept.remove(&hash);
+            self.run_files.files.withdraw(&path);
+            match std::fs::remove_file(&path) {
+                Ok(()) => all -= size,
+                Err(error) => tracing::warn!(path = %path.display(), %error, "not removed"),
+            }
+        }
+    }
+
+    /// A shard, fetched if it is not here.
+    fn open(&mut self, entry: &ShardEntry, batches: &Batches) -> anyhow::Result<&Shard> {
+        if !self.open.contains_key(&entry.hash) {
+            let path = self.runtime.block_on(self.run_files.obtain_shard(entry))?;
+            self.kept.insert(entry.hash);
+            let shard = Shard::open(&path, batches.index(), entry)?;
+            if let Err(error) = shard.check_hash() {
+                // Fetched again next time; the user's own files stay.
+                if self.run_files.own_shard(entry.hash) == path {
+                    self.run_files.files.withdraw(&path);
+                    std::fs::remove_file(&path).with_context(|| path.display().to_string())?;
+                }
+                return Err(error.into());
+            }
+            self.open.insert(entry.hash, shard);
+        }
+        Ok(&self.open[&entry.hash])
+    }
+}
