@@ -37,6 +37,11 @@ CHATML = """\
         {%- if message.reasoning_content is defined and loop.index0 == ns.last %}
             {{- '<think>\\n' + message.reasoning_content.strip('\\n') + '\\n</think>\\n\\n' }}
         {%- endif %}
+        {%- for tool_call in message.tool_calls %}
+            {%- set tool_call = tool_call.function %}
+            {{- '<tool_call>\\n{"name": "' ~ tool_call.name ~ '", "arguments": ' }}
+            {{- tool_call.arguments | tojson }}{{ tool_call | tojson(sort_keys=true, indent=1, ensure_ascii=true) }}
+        {%- endfor %}
         {{- content + '<|im_end|>' }}
         {%- endgeneration %}
         {{- '\\n' }}
@@ -110,7 +115,7 @@ GEMMA = """\
 PLAIN = """\
 {% for message in messages %}
   {% if message['role'] == 'assistant' %}
-Answer:{% generation %} {{ message['content'] }}
+Answer:{% generation %} {{ message['content'] }} {{ message | tojson }}
 {{ eos_token }}{% endgeneration %}
 
   {% elif message['role'] == 'user' %}
@@ -190,15 +195,15 @@ def family(folder, tokenizer, template, special):
     fast.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps({"vocab_size": len(fast) + 5}))
     chats = []
-    for chat in [*map(messages, CHATS), reasoning()]:
+    for chat in [*map(messages, CHATS), reasoning(), tools()]:
         try:
             text = fast.apply_chat_template(chat, tokenize=False)
         except Exception as error:
-            chats.append({"messages": chat, "error": str(error)})
+            chats.append({"messages": json.dumps(chat), "error": str(error)})
             continue
         masked = fast.apply_chat_template(chat, return_dict=True, return_assistant_tokens_mask=True)
         chats.append(
-            {"messages": chat, "text": text, "ids": masked["input_ids"], "mask": masked["assistant_masks"]}
+            {"messages": json.dumps(chat), "text": text, "ids": masked["input_ids"], "mask": masked["assistant_masks"]}
         )
     return {
         "folder": str(folder),
@@ -224,6 +229,13 @@ def reasoning():
     chat = messages([("user", "think"), ("assistant", "done")])
     chat[1]["thinking"] = "\nhm\n"
     chat[0]["name"] = None
+    return chat
+
+
+def tools():
+    chat = messages([("user", "call"), ("assistant", None), ("tool", "21")])
+    arguments = {"z": 1.0, "a": [True, None, "\u00e9<'>"], "m": {}, "b": 1e20, "c": -0.00001, "d": []}
+    chat[1]["tool_calls"] = [{"type": "function", "function": {"name": "f", "arguments": arguments}}]
     return chat
 
 

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::{options, rows, run, write};
-use serde_json::{Value, json};
+use serde_json::Value;
 use shoal_data::Class;
 use shoal_data::document::TrainOn;
 use shoal_data::pack::Packing;
-use shoal_data::source::Messages;
+use shoal_data::source::{Messages, Object};
 use shoal_data::template::{ChatTemplate, TemplateError, assistant_mask};
 use shoal_data::tokenizer::TextTokenizer;
 
@@ -47,14 +47,12 @@ fn ids(value: &Value) -> Vec<u32> {
     numbers(value).into_iter().map(|id| id as u32).collect()
 }
 
+/// The messages of a chat. They are JSON within a text, so that keys keep their order.
 fn messages(chat: &Value) -> Messages {
-    let list = chat["messages"].as_array().expect("a list").iter();
-    list.map(|message| {
-        let mut message = message.as_object().expect("an object").clone();
-        message.retain(|_, value| !value.is_null());
-        message
-    })
-    .collect()
+    let text = chat["messages"].as_str().expect("a text");
+    let mut messages: Messages = serde_json::from_str(text).expect("JSON");
+    messages.iter_mut().for_each(Object::remove_nulls);
+    messages
 }
 
 fn check_tokenizer(tokenizer: &TextTokenizer, family: &Value) {
@@ -111,7 +109,10 @@ fn check_prepared(name: &str, folder: &Path, base: &Path, family: &Value) {
         .iter()
         .filter(|chat| chat["error"].is_null())
         .collect();
-    let lines = chats.iter().map(|chat| json!({"messages": chat["messages"]}).to_string() + "\n");
+    let lines = chats.iter().map(|chat| {
+        let messages = chat["messages"].as_str().expect("a text");
+        format!("{{\"messages\": {messages}}}\n")
+    });
     let source = write(folder, &format!("{name}.jsonl"), lines.collect::<String>());
     for train_on in [TrainOn::Responses, TrainOn::All] {
         let mut options = options(base, &source, 1500);

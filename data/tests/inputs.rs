@@ -169,3 +169,17 @@ fn chats_are_masked_by_the_template() {
     assert_eq!(targets, "yes".len() + 1);
     assert_eq!(index.train_totals.targets, 4);
 }
+
+#[test]
+fn an_endless_template_is_an_error() {
+    let folder = tempfile::tempdir().expect("writable");
+    let base = base(folder.path());
+    let endless = "{% generation %}{% for a in range(99999) %}{% for b in range(99999) %}\
+        {% endfor %}{% endfor %}{% endgeneration %}";
+    write(&base, "chat_template.jinja", endless);
+    let chat = json!({"messages": [{"role": "user", "content": "a"}]}).to_string();
+    let source = write(folder.path(), "a.jsonl", chat);
+    let error = run(&options(&base, &source, 4), &folder.path().join("out"));
+    let error = error.expect_err("it is ended").to_string();
+    assert!(error.contains("a.jsonl, row 1: the chat template refuses the chat"), "{error}");
+}

@@ -13,12 +13,13 @@ fn documents(lengths: &[usize]) -> Vec<Document> {
     let mut document = |length: &usize| {
         let tokens: Vec<u32> = (next..next + *length as u32).collect();
         next += *length as u32;
-        let class = |token: &u32| if token % 3 == 0 { Class::Masked } else { Class::Target };
+        let class =
+            |token: &u32| if token.is_multiple_of(3) { Class::Masked } else { Class::Target };
         let mut classes: Vec<_> = tokens.iter().map(class).collect();
         classes[0] = Class::First;
         Document { tokens, classes }
     };
-    lengths.iter().map(|length| document(length)).collect()
+    lengths.iter().map(&mut document).collect()
 }
 
 /// Packs documents; the state is saved and restored between each two.

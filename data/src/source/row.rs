@@ -5,8 +5,8 @@ use std::path::Path;
 use std::str::FromStr;
 
 use serde::Deserialize;
-use serde_json::{Map, Value};
 
+use super::json::{Json, Object};
 use super::{RawContent, RawRow, SourceError};
 
 /// The kind of rows that sources are said to have.
@@ -93,7 +93,7 @@ impl RowKind {
 }
 
 /// The messages of a chat; each is an object with at least a `role`.
-pub type Messages = Vec<Map<String, Value>>;
+pub type Messages = Vec<Object>;
 
 /// A parsed row.
 #[derive(Debug, Clone, PartialEq)]
@@ -121,10 +121,10 @@ pub enum Row {
 /// The keys of a row; others are passed over.
 #[derive(Deserialize, Default)]
 struct Columns {
-    text: Option<Value>,
-    messages: Option<Value>,
-    prompt: Option<Value>,
-    completion: Option<Value>,
+    text: Option<Json>,
+    messages: Option<Json>,
+    prompt: Option<Json>,
+    completion: Option<Json>,
 }
 
 /// The only key of a row of text. It avoids a copy of the others.
@@ -183,8 +183,8 @@ impl Columns {
     fn into_row(self, kind: RowKind, path: &Path, row: u64) -> Result<Row, SourceError> {
         let wrong =
             |key, expected| SourceError::WrongType { path: path.to_owned(), row, key, expected };
-        let text = |value: Option<Value>, key| match value {
-            Some(Value::String(text)) => Ok(text),
+        let text = |value: Option<Json>, key| match value {
+            Some(Json::Text(text)) => Ok(text),
             Some(_) => Err(wrong(key, "a text")),
             None => Err(SourceError::NoKey { path: path.to_owned(), row, key }),
         };
@@ -203,7 +203,7 @@ impl Columns {
                 };
                 let form = "a list of objects with `role` and `content`";
                 let wrong = || wrong("messages", form);
-                let Value::Array(messages) = messages else { return Err(wrong()) };
+                let Json::List(messages) = messages else { return Err(wrong()) };
                 let messages = messages.into_iter().map(message).collect::<Option<_>>();
                 messages.map(Row::Messages).ok_or_else(wrong)
             }
@@ -212,8 +212,8 @@ impl Columns {
 }
 
 /// A message without the keys that are null; `None` if it has no role.
-fn message(value: Value) -> Option<Map<String, Value>> {
-    let Value::Object(mut message) = value else { return None };
-    message.retain(|_, value| !value.is_null());
-    message.get("role").is_some_and(Value::is_string).then_some(message)
+fn message(value: Json) -> Option<Object> {
+    let Json::Object(mut message) = value else { return None };
+    message.remove_nulls();
+    message.get("role").is_some_and(|role| role.as_text().is_some()).then_some(message)
 }

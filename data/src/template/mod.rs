@@ -12,15 +12,17 @@ use std::path::{Path, PathBuf};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Rest, Serde, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
-use serde_json::Value as Json;
 
-use crate::source::Messages;
+use crate::source::{Messages, Object};
 use crate::tokenizer::{Encoded, TokenizerError, read_json};
 
 pub use date::{Date, DateError};
 
 /// Name of the template in the environment.
 const NAME: &str = "chat";
+
+/// Most instructions of the template engine for one chat.
+const FUEL: u64 = 100_000_000;
 
 /// Largest file of a template, in bytes.
 const MAX_BYTES: u64 = 16 << 20;
@@ -96,6 +98,7 @@ impl ChatTemplate {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         environment.set_syntax(syntax.map_err(|error| TemplateError::Syntax(describe(&error)))?);
+        environment.set_fuel(Some(FUEL));
         environment.set_formatter(format);
         environment
             .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
@@ -131,8 +134,8 @@ impl ChatTemplate {
         }
         let config = read_json(&base.join("tokenizer_config.json"))?;
         let source = config.get("chat_template").and_then(|template| match template {
-            Json::String(source) => Some(source.as_str()),
-            Json::Array(list) => {
+            serde_json::Value::String(source) => Some(source.as_str()),
+            serde_json::Value::Array(list) => {
                 list.iter().find(|one| one["name"] == "default")?.get("template")?.as_str()
             }
             _ => None,
@@ -220,12 +223,15 @@ pub fn assistant_mask(encoded: &Encoded, generated: &[Range<usize>]) -> Vec<bool
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 /// Fills the names under which templates look for a message's reasoning.
-fn alias_reasoning(message: &serde_json::Map<String, Json>) -> serde_json::Map<String, Json> {
-    let mut message = message.clone();
-    if let Some(reasoning) = REASONING.iter().find_map(|name| message.get(*name)).cloned() {
-        message.entry("thinking").or_insert_with(|| reasoning.clone());
-        message.insert(REASONING[0].to_owned(), reasoning);
-    }
+fn alias_reasoning(message: &Object) -> Object {
+    let Some(reasoning) = REASONING.iter().find_map(|name| message.get(name)).cloned() else {
+        return message.clone();
+    };
+    // As in transformers, `thinking` comes first unless the message has it.
+    let thinking = [("thinking".to_owned(), reasoning.clone())].into_iter();
+    let own = message.iter().map(|(key, value)| (key.to_owned(), value.clone()));
+    let mut message: Object = thinking.chain(own).collect();
+    message.insert(REASONING[0].to_owned(), reasoning);
     message
 }
 
