@@ -261,14 +261,14 @@ fn special_tokens(base: &Path) -> Result<BTreeMap<String, String>, TokenizerErro
     let mut special = BTreeMap::new();
     for file in ["tokenizer_config.json", "special_tokens_map.json"] {
         let values = read_json(&base.join(file))?;
-        for name in ["bos", "eos", "unk", "sep", "pad", "cls", "mask"] {
-            let key = format!("{name}_token");
-            let text = values.get(&key).and_then(|token| match token {
+        let Some(values) = values.as_object() else { continue };
+        for (key, token) in values.iter().filter(|(key, _)| key.ends_with("_token")) {
+            let text = match token {
                 Value::String(text) => Some(text.as_str()),
-                other => other.get("content")?.as_str(),
-            });
+                other => other.get("content").and_then(Value::as_str),
+            };
             if let Some(text) = text {
-                special.entry(key).or_insert_with(|| text.to_owned());
+                special.entry(key.clone()).or_insert_with(|| text.to_owned());
             }
         }
     }
