@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -91,9 +92,10 @@ pub enum DocumentError {
 ///   Targets are the tokens that begin in the completion, and `eos`.
 ///
 /// The first token of a document has the class [`Class::First`].
+#[derive(Clone)]
 pub struct Encoder {
     tokenizer: TextTokenizer,
-    template: Option<ChatTemplate>,
+    template: Option<Arc<ChatTemplate>>,
     train_on: TrainOn,
 }
 
@@ -108,6 +110,7 @@ impl Encoder {
         train_on: TrainOn,
     ) -> Result<Self, DocumentError> {
         let marked = template.as_ref().is_none_or(ChatTemplate::is_marked);
+        let template = template.map(Arc::new);
         if train_on == TrainOn::Responses && !marked {
             return Err(TemplateError::NoGeneration.into());
         }

@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 SPECIAL = [
@@ -176,6 +176,25 @@ def train(files):
     return tokenizer
 
 
+def train_metaspace(files):
+    """As SentencePiece does: words begin with U+2581, and unknown characters become bytes."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(" ", "\u2581")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=1500, special_tokens=[*SPECIAL, "<unk>", *bytes_], show_progress=False, limit_alphabet=60
+    )
+    tokenizer.train(files, trainer)
+    description = json.loads(tokenizer.to_str())
+    plain = [token for token in description["added_tokens"] if token["content"] not in bytes_]
+    description["added_tokens"] = plain
+    return Tokenizer.from_str(json.dumps(description))
+
+
 def with_bos(tokenizer, bos):
     tokenizer = Tokenizer.from_str(tokenizer.to_str())
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -242,10 +261,13 @@ def tools():
 def main():
     folder, *files = map(Path, sys.argv[1:])
     tokenizer = train([str(file) for file in files])
+    metaspace = train_metaspace([str(file) for file in files])
     result = {}
     for name, (template, special) in FAMILIES.items():
-        (folder / name).mkdir(parents=True)
-        result[name] = family(folder / name, tokenizer, template, special)
+        for kind, trained in {"bytes": tokenizer, "metaspace": metaspace}.items():
+            place = folder / f"{name}-{kind}"
+            place.mkdir(parents=True)
+            result[place.name] = family(place, trained, template, special)
     json.dump(result, sys.stdout)
 
 

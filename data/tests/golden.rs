@@ -148,6 +148,25 @@ fn check_prepared(name: &str, folder: &Path, base: &Path, family: &Value) {
     }
 }
 
+/// Prepares the texts, and compares the stream.
+fn check_texts(name: &str, folder: &Path, base: &Path, family: &Value) {
+    let texts = family["texts"].as_array().expect("a list").iter();
+    let texts: Vec<_> = texts.filter(|text| text["text"] != "").collect();
+    let content = texts.iter().map(|text| text["text"].as_str().expect("a text"));
+    let source = write(folder, &format!("{name}-texts.jsonl"), common::texts(content));
+    let out = folder.join(format!("{name}-texts"));
+    let index = run(&options(base, &source, 10), &out).expect("it works");
+    let mut expected = Vec::new();
+    for text in texts {
+        expected.extend(ids(&text["ids"]));
+        expected.push(family["eos"].as_u64().expect("a number") as u32);
+    }
+    let rows = rows(&out, &index, &index.train);
+    let labels = rows.iter().flat_map(|row| row.tokens.iter().zip(&row.classes).skip(1));
+    let labels = labels.filter(|(_, class)| **class != Class::Padding).map(|(token, _)| *token);
+    assert_eq!(labels.collect::<Vec<_>>(), expected[1..], "{name}");
+}
+
 #[test]
 fn tokens_chats_and_masks_are_those_of_transformers() {
     let folder = tempfile::tempdir().expect("writable");
@@ -160,5 +179,6 @@ fn tokens_chats_and_masks_are_those_of_transformers() {
         let template = ChatTemplate::new(&source, tokenizer.special(), None).expect("valid");
         check_chats(name, &tokenizer, &template, family);
         check_prepared(name, folder.path(), &base, family);
+        check_texts(name, folder.path(), &base, family);
     }
 }

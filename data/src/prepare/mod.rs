@@ -24,6 +24,7 @@ use crate::document::{DocumentError, Encoder};
 use crate::pack::{Packer, Row};
 use crate::prepared::{
     Documents, FORMAT, INDEX_FILE, Index, Layout, SHARDS_FOLDER, ShardWriter, Totals, WriteError,
+    rename,
 };
 use crate::source::{ReadOptions, RowKind, SourceError, SourceFile, detect, find};
 use crate::template::{ChatTemplate, TemplateError};
@@ -392,7 +393,7 @@ impl<'a> Work<'a> {
         file.write_all(&index.bytes())
             .and_then(|()| file.sync_all())
             .map_err(WriteError::at(&temporary))?;
-        fs::rename(&temporary, &path).map_err(WriteError::at(&path))?;
+        rename(&temporary, &path)?;
         fs::remove_dir_all(&self.unfinished).map_err(WriteError::at(&self.unfinished))
     }
 }

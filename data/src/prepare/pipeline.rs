@@ -126,11 +126,13 @@ fn read(input: &Input, from: Place, workers: &[SyncSender<Batch>]) {
 
 /// Encodes batches until there are no more, or nobody takes them.
 fn encode(input: &Input, work: &Receiver<Batch>, done: &SyncSender<EncodedBatch>) {
+    // A regular expression has room for one thread without a lock: each worker has its own.
+    let encoder = input.encoder.clone();
     while let Ok(batch) = work.recv() {
         let Batch { file, jobs, mut failure } = batch;
         let mut documents = Vec::with_capacity(jobs.len());
         for job in jobs {
-            match encode_row(input, file, job) {
+            match encode_row((input, &encoder), file, job) {
                 Ok(document) => documents.push(document),
                 Err(error) => {
                     failure = Some(error);
@@ -144,7 +146,11 @@ fn encode(input: &Input, work: &Receiver<Batch>, done: &SyncSender<EncodedBatch>
     }
 }
 
-fn encode_row(input: &Input, file: usize, job: Job) -> Result<Encoded, PrepareError> {
+fn encode_row(
+    (input, encoder): (&Input, &Encoder),
+    file: usize,
+    job: Job,
+) -> Result<Encoded, PrepareError> {
     let path = &input.files[file].path;
     let Job { row, place } = job;
     let line = row.number;
@@ -157,7 +163,7 @@ fn encode_row(input: &Input, file: usize, job: Job) -> Result<Encoded, PrepareEr
     let document = if row.is_empty() {
         None
     } else {
-        let encoded = input.encoder.encode(&row);
+        let encoded = encoder.encode(&row);
         let error = |source| PrepareError::Row { path: path.clone(), row: line, source };
         Some(encoded.map_err(error)?)
     };

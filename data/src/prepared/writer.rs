@@ -48,6 +48,13 @@ impl WriteError {
     }
 }
 
+/// Renames a file, and makes that durable.
+pub(crate) fn rename(from: &Path, to: &Path) -> Result<(), WriteError> {
+    fs::rename(from, to).map_err(WriteError::at(to))?;
+    let folder = to.parent().unwrap_or(to);
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(WriteError::at(folder))
+}
+
 /// Writes one list of shards.
 pub(crate) struct ShardWriter {
     out: PathBuf,
@@ -168,7 +175,7 @@ impl ShardWriter {
             let (from, entry) = (self.partial(number), &self.state.finished[number]);
             let to = Shard::path_in(&self.out, entry);
             if from.exists() {
-                fs::rename(&from, &to).map_err(WriteError::at(&to))?;
+                rename(&from, &to)?;
             } else {
                 // It was moved before an interruption.
                 fs::metadata(&to).map_err(WriteError::at(&to))?;
