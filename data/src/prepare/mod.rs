@@ -20,7 +20,7 @@ use std::thread;
 
 use shoal_protocol::ids::ContentHash;
 
-use crate::document::{DocumentError, Encoder};
+use crate::document::{DocumentError, Encoder, TrainOn};
 use crate::pack::{Packer, Row};
 use crate::prepared::{
     Documents, FORMAT, INDEX_FILE, Index, Layout, SHARDS_FOLDER, ShardWriter, Totals, WriteError,
@@ -62,9 +62,6 @@ pub enum PrepareError {
     /// A source cannot be read.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// The tokenizer and the options do not fit.
-    #[error(transparent)]
-    Encoder(DocumentError),
     /// A row cannot become a document.
     #[error("{path}, row {row}: {source}", path = path.display())]
     Row {
@@ -203,12 +200,26 @@ fn set_up(
     arguments.insert("tokenizer".to_owned(), tokenizer.hash().to_string());
     arguments.insert("vocabulary".to_owned(), tokenizer.vocabulary().to_string());
     arguments.insert("special tokens".to_owned(), format!("{:?}", tokenizer.special()));
+    let found = match kind {
+        RowKind::Text => None,
+        RowKind::Messages | RowKind::Prompt => {
+            match ChatTemplate::find(&options.base, options.chat_template.as_deref()) {
+                // A prompt may be a text.
+                Err(TemplateError::Missing { .. }) if kind == RowKind::Prompt => None,
+                found => Some(found?),
+            }
+        }
+    };
     let mut template = None;
-    if kind == RowKind::Messages {
-        let source = ChatTemplate::find(&options.base, options.chat_template.as_deref())?;
+    if let Some(source) = found {
         let hash = ContentHash::of(source.as_bytes()).to_string();
         arguments.insert("chat template".to_owned(), hash);
-        template = Some(ChatTemplate::new(&source, tokenizer.special(), options.date)?);
+        let compiled = ChatTemplate::new(&source, tokenizer.special(), options.date)?;
+        let masks = kind == RowKind::Messages && options.train_on == TrainOn::Responses;
+        if masks && !compiled.is_marked() {
+            return Err(TemplateError::NoGeneration.into());
+        }
+        template = Some(compiled);
     }
     let mut list = blake3::Hasher::new();
     for file in files {
@@ -218,8 +229,7 @@ fn set_up(
     }
     let sources = format!("{} files, {}", files.len(), list.finalize().to_hex());
     arguments.insert("sources".to_owned(), sources);
-    let encoder = Encoder::new(tokenizer, template, options.train_on);
-    Ok((encoder.map_err(PrepareError::Encoder)?, arguments))
+    Ok((Encoder::new(tokenizer, template, options.train_on), arguments))
 }
 
 /// One list of rows in the making.

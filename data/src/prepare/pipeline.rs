@@ -157,7 +157,7 @@ fn encode_row(
     let row = Row::parse(row, input.kind, path)?;
     let (starts, ends) = match &row {
         Row::Text { starts, ends, .. } => (*starts, *ends),
-        Row::Messages(_) | Row::Prompt { .. } => (true, true),
+        Row::Messages(_) | Row::Prompt { .. } | Row::PromptMessages { .. } => (true, true),
     };
     let number = if ends { place.documents - 1 } else { place.documents };
     let document = if row.is_empty() {

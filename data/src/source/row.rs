@@ -116,6 +116,13 @@ pub enum Row {
         /// The targets.
         completion: String,
     },
+    /// The beginning of a chat and its completion.
+    PromptMessages {
+        /// Context only.
+        prompt: Messages,
+        /// The targets.
+        completion: Messages,
+    },
 }
 
 /// The keys of a row; others are passed over.
@@ -175,6 +182,7 @@ impl Row {
             Self::Text { text, starts, ends } => text.trim().is_empty() && *starts && *ends,
             Self::Messages(messages) => messages.is_empty(),
             Self::Prompt { completion, .. } => completion.is_empty(),
+            Self::PromptMessages { completion, .. } => completion.is_empty(),
         }
     }
 }
@@ -188,25 +196,31 @@ impl Columns {
             Some(_) => Err(wrong(key, "a text")),
             None => Err(SourceError::NoKey { path: path.to_owned(), row, key }),
         };
+        let messages = |value: Option<Json>, key| {
+            let wrong = || wrong(key, "a list of objects with `role` and `content`");
+            match value {
+                Some(Json::List(list)) => {
+                    list.into_iter().map(message).collect::<Option<Messages>>().ok_or_else(wrong)
+                }
+                Some(_) => Err(wrong()),
+                None => Err(SourceError::NoKey { path: path.to_owned(), row, key }),
+            }
+        };
         match kind {
             RowKind::Text => {
                 Ok(Row::Text { text: text(self.text, "text")?, starts: true, ends: true })
+            }
+            RowKind::Prompt if matches!(self.prompt, Some(Json::List(_))) => {
+                Ok(Row::PromptMessages {
+                    prompt: messages(self.prompt, "prompt")?,
+                    completion: messages(self.completion, "completion")?,
+                })
             }
             RowKind::Prompt => Ok(Row::Prompt {
                 prompt: text(self.prompt, "prompt")?,
                 completion: text(self.completion, "completion")?,
             }),
-            RowKind::Messages => {
-                let Some(messages) = self.messages else {
-                    let (path, key) = (path.to_owned(), "messages");
-                    return Err(SourceError::NoKey { path, row, key });
-                };
-                let form = "a list of objects with `role` and `content`";
-                let wrong = || wrong("messages", form);
-                let Json::List(messages) = messages else { return Err(wrong()) };
-                let messages = messages.into_iter().map(message).collect::<Option<_>>();
-                messages.map(Row::Messages).ok_or_else(wrong)
-            }
+            RowKind::Messages => messages(self.messages, "messages").map(Row::Messages),
         }
     }
 }

@@ -161,7 +161,15 @@ impl ChatTemplate {
     /// # Errors
     /// If the template refuses the chat.
     pub fn render(&self, messages: &Messages) -> Result<String, TemplateError> {
-        Ok(self.render_marked(messages)?.text)
+        Ok(self.render_marked(messages, false)?.text)
+    }
+
+    /// The text of the beginning of a chat, up to where the assistant goes on.
+    ///
+    /// # Errors
+    /// If the template refuses the chat.
+    pub fn render_prompt(&self, messages: &Messages) -> Result<String, TemplateError> {
+        Ok(self.render_marked(messages, true)?.text)
     }
 
     /// The text of a chat, and the ranges that the assistant says.
@@ -172,10 +180,10 @@ impl ChatTemplate {
         if !self.marked {
             return Err(TemplateError::NoGeneration);
         }
-        self.render_marked(messages)
+        self.render_marked(messages, false)
     }
 
-    fn render_marked(&self, messages: &Messages) -> Result<Rendered, TemplateError> {
+    fn render_marked(&self, messages: &Messages, prompt: bool) -> Result<Rendered, TemplateError> {
         let messages: Vec<_> = messages.iter().map(alias_reasoning).collect();
         let markers = generation::Markers::unused_in(&messages);
         let special = self.special.iter();
@@ -184,7 +192,7 @@ impl ChatTemplate {
         context.insert("messages", Value::from(Serde(&messages)));
         context.insert("tools", Value::from(()));
         context.insert("documents", Value::from(()));
-        context.insert("add_generation_prompt", Value::from(false));
+        context.insert("add_generation_prompt", Value::from(prompt));
         context.insert(generation::OPEN, Value::from(markers.open.to_string()));
         context.insert(generation::CLOSE, Value::from(markers.close.to_string()));
         let template = self.environment.get_template(NAME);
