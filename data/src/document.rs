@@ -23,7 +23,7 @@ pub struct Document {
 /// The tokens that are targets in chats, and in prompts with a completion.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum TrainOn {
-    /// What the assistant says, or the completion.
+    /// The assistant's text, or the completion.
     #[default]
     Responses,
     /// All tokens.
@@ -39,9 +39,9 @@ impl fmt::Display for TrainOn {
     }
 }
 
-/// The error of a text that does not name what to train on.
+/// The error of a text that names no choice of targets.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is nothing to train on: use responses or all")]
+#[error("{0:?} is no choice of targets: use responses or all")]
 pub struct TrainOnError(String);
 
 impl FromStr for TrainOn {

@@ -2,8 +2,8 @@
 //!
 //! In the order of the data's journey: [`source`] reads rows of files, [`document`] turns a row
 //! into tokens with the [`tokenizer`] and the chat [`template`] of a model's folder, [`pack`] puts
-//! documents into rows of equal length, [`prepared`] is their format on disk, [`prepare`] runs all
-//! of these on every core, [`order`] is the order in which a run reads the rows, and [`stats`]
+//! documents into rows of equal length, [`prepared`] is their format on disk, [`mod@prepare`] runs
+//! all of these on every core, [`order`] is the order in which a run reads the rows, and [`stats`]
 //! shows them.
 
 mod class;

@@ -82,7 +82,8 @@ impl Order {
         self.row_in(&group, place)
     }
 
-    /// The row of held-out sample number `number`: all held-out rows in order, again and again.
+    /// The row of held-out sample number `number`: the held-out rows in order, from
+    /// the start again after the last.
     /// `None` if the data holds nothing out.
     #[must_use]
     pub const fn held_out(&self, number: u64) -> Option<RowPlace> {

@@ -1,4 +1,4 @@
-"""What transformers makes of texts and chats, to compare with.
+"""Tokens, chats and masks of transformers, to compare with.
 
 Usage: golden.py FOLDER TEXT...
 

@@ -149,7 +149,7 @@ fn a_crash_before_shards_are_moved_loses_nothing() {
     let entry = &whole.train[0];
     let name = format!("shards/{}.shard", entry.hash);
     fs::rename(out.join(&name), out.join("unfinished/train-000000.partial")).expect("it exists");
-    // What grew behind the state is cut off.
+    // Rows behind the state are cut off.
     let growing = fs::read_dir(out.join("unfinished")).expect("readable");
     for path in growing.map(|entry| entry.expect("readable").path()) {
         if path.to_string_lossy().contains(".partial") && !path.ends_with("train-000000.partial") {

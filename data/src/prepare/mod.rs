@@ -69,7 +69,7 @@ pub enum PrepareError {
         path: PathBuf,
         /// The line or row, from 1.
         row: u64,
-        /// What is wrong.
+        /// The error of the row.
         source: DocumentError,
     },
     /// Every row is empty.
@@ -122,7 +122,7 @@ pub enum PrepareError {
     Interrupted,
 }
 
-/// How far the work is.
+/// The progress of a preparation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Progress {
     /// Bytes of the sources that have been read, before decompression.
@@ -256,7 +256,7 @@ struct Work<'a> {
 }
 
 impl<'a> Work<'a> {
-    /// Begins anew, or from the state of an interrupted run.
+    /// Begins at the first row, or at the state of an interrupted run.
     fn begin(
         options: &'a PrepareOptions,
         out: &Path,

@@ -51,7 +51,7 @@ pub(super) struct EncodedBatch {
     pub(super) failure: Option<PrepareError>,
 }
 
-/// What is read, and how.
+/// The input of the threads.
 pub(super) struct Input<'a> {
     pub(super) files: &'a [SourceFile],
     pub(super) kind: RowKind,
@@ -124,7 +124,7 @@ fn read(input: &Input, from: Place, workers: &[SyncSender<Batch>]) {
     }
 }
 
-/// Encodes batches until there are no more, or nobody takes them.
+/// Encodes batches until there are no more, or the receiver of the results is gone.
 fn encode(input: &Input, work: &Receiver<Batch>, done: &SyncSender<EncodedBatch>) {
     // A regular expression has room for one thread without a lock: each worker has its own.
     let encoder = input.encoder.clone();

@@ -19,7 +19,7 @@ use crate::pack::{Counts, Row};
 /// Buffer between rows and the file, in bytes.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// What a list of shards has so far.
+/// The progress of a list of shards.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct ListState {
     /// The shards that are closed.

@@ -190,8 +190,8 @@ pub fn open(
     })
 }
 
-/// The kind of rows that a format stands for: for [`Format::Auto`], what the first file with rows
-/// has, by the keys of its first row. Text files have texts whatever the format.
+/// The kind of rows that a format stands for. [`Format::Auto`] stands for the kind that has the keys
+/// of the first row of the first table. Text files have texts in every format.
 ///
 /// # Errors
 /// If the first row cannot be read, or its keys fit no format.

@@ -1,4 +1,4 @@
-//! The tags `{% generation %}` and `{% endgeneration %}` around what the assistant says.
+//! The tags `{% generation %}` and `{% endgeneration %}` around the assistant's text.
 //!
 //! The tags become a block with a filter, which puts a marker before and behind its content. So
 //! white space around the tags is treated as around any other tag.
@@ -46,7 +46,7 @@ pub(super) fn mark(state: &State, content: &str) -> Result<String, Error> {
     Ok(format!("{}{content}{}", marker(OPEN), marker(CLOSE)))
 }
 
-/// Two private-use characters that stand before and behind what the assistant says.
+/// Two private-use characters that stand before and behind the assistant's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Markers {
     pub(super) open: char,

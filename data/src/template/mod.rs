@@ -52,7 +52,7 @@ pub enum TemplateError {
     /// The template is not valid.
     #[error("the chat template is invalid: {0}; give another with --chat-template FILE")]
     Syntax(String),
-    /// The template does not mark what the assistant says.
+    /// The template does not mark the assistant's text.
     #[error(
         "the chat template does not mark the assistant's text with {{% generation %}}, so it cannot be masked: use --train-on all, or a template with the mark via --chat-template FILE"
     )]
@@ -84,8 +84,8 @@ pub struct ChatTemplate {
 
 impl ChatTemplate {
     /// Compiles a template. `special` are the texts of special tokens by their names in the
-    /// template, such as `bos_token`. `date` is what the template sees as today; without one the
-    /// template has no `strftime_now`.
+    /// template, such as `bos_token`. `date` is the date of `strftime_now`; without one the template
+    /// has no such function.
     ///
     /// # Errors
     /// If the template is not valid Jinja.
@@ -150,7 +150,7 @@ impl ChatTemplate {
         &self.source
     }
 
-    /// Whether the template marks what the assistant says.
+    /// Whether the template marks the assistant's text.
     #[must_use]
     pub const fn is_marked(&self) -> bool {
         self.marked
@@ -172,7 +172,7 @@ impl ChatTemplate {
         Ok(self.render_marked(messages, true)?.text)
     }
 
-    /// The text of a chat, and the ranges that the assistant says.
+    /// The text of a chat, and the ranges of the assistant's text.
     ///
     /// # Errors
     /// If the template refuses the chat, or has no generation tags.
