@@ -99,11 +99,11 @@ proptest! {
             let has = |row: &&Row| row.tokens.windows(document.tokens.len()).any(|part| part == document.tokens);
             prop_assert_eq!(rows.iter().filter(has).count(), 1);
         }
-        // No two rows could be one.
+        // No two rows of a window could be one; with a context of 8, all documents are in one.
         let used = |row: &Row| row.classes.iter().filter(|class| **class != Class::Padding).count();
         let mut sizes: Vec<_> = rows.iter().map(used).collect();
         sizes.sort_unstable();
-        prop_assert!(sizes.len() < 2 || sizes[0] + sizes[1] > length);
+        prop_assert!(context < 8 || sizes.len() < 2 || sizes[0] + sizes[1] > length);
     }
 }
 

@@ -248,3 +248,17 @@ fn a_full_disk_leaves_what_is_complete() {
     assert_eq!(index.expect("it goes on"), whole);
     assert!(shards >= Some(1));
 }
+
+#[test]
+fn a_folder_is_used_by_one_process_at_a_time() {
+    let folder = tempfile::tempdir().expect("writable");
+    let options = job(folder.path());
+    let out = folder.path().join("out");
+    let mut second = None;
+    let first = prepare(&options, &out, |_| {
+        second.get_or_insert_with(|| run(&options, &out));
+        ControlFlow::Continue(())
+    });
+    assert!(first.is_ok(), "{first:?}");
+    assert!(matches!(second, Some(Err(PrepareError::Busy { .. }))), "{second:?}");
+}

@@ -10,7 +10,7 @@ mod pipeline;
 mod state;
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::Write;
 use std::num::NonZero;
 use std::ops::ControlFlow;
@@ -97,6 +97,12 @@ pub enum PrepareError {
         before: String,
         /// Its value now.
         now: String,
+        /// The folder of unfinished work.
+        folder: PathBuf,
+    },
+    /// Another process prepares data in the folder.
+    #[error("{folder} is in use by another process: wait for it, or name another folder", folder = folder.display())]
+    Busy {
         /// The folder of unfinished work.
         folder: PathBuf,
     },
@@ -199,6 +205,8 @@ fn set_up(
     let mut arguments = options.arguments();
     arguments.insert("tokenizer".to_owned(), tokenizer.hash().to_string());
     arguments.insert("vocabulary".to_owned(), tokenizer.vocabulary().to_string());
+    arguments.insert("eos".to_owned(), format!("{:?}", tokenizer.eos()));
+    arguments.insert("pad".to_owned(), format!("{:?}", tokenizer.pad()));
     arguments.insert("special tokens".to_owned(), format!("{:?}", tokenizer.special()));
     let found = match kind {
         RowKind::Text => None,
@@ -243,6 +251,8 @@ struct Work<'a> {
     options: &'a PrepareOptions,
     out: PathBuf,
     unfinished: PathBuf,
+    /// Held until the work ends.
+    lock: File,
     arguments: BTreeMap<String, String>,
     layout: Layout,
     rows_per_shard: u64,
@@ -267,6 +277,7 @@ impl<'a> Work<'a> {
         for folder in [&unfinished, &out.join(SHARDS_FOLDER)] {
             fs::create_dir_all(folder).map_err(WriteError::at(folder))?;
         }
+        let lock = lock(&unfinished)?;
         let tokenizer = encoder.tokenizer();
         let vocabulary = tokenizer.vocabulary();
         let width = Layout::width_of(vocabulary);
@@ -298,6 +309,7 @@ impl<'a> Work<'a> {
             options,
             out,
             unfinished,
+            lock,
             arguments,
             layout,
             rows_per_shard,
@@ -404,7 +416,19 @@ impl<'a> Work<'a> {
             .and_then(|()| file.sync_all())
             .map_err(WriteError::at(&temporary))?;
         rename(&temporary, &path)?;
-        fs::remove_dir_all(&self.unfinished).map_err(WriteError::at(&self.unfinished))
+        fs::remove_dir_all(&self.unfinished).map_err(WriteError::at(&self.unfinished))?;
+        self.lock.unlock().map_err(WriteError::at(&self.unfinished))
+    }
+}
+
+/// Keeps other processes from preparing data in the same folder.
+fn lock(unfinished: &Path) -> Result<File, PrepareError> {
+    let path = unfinished.join("lock");
+    let file = File::create(&path).map_err(WriteError::at(&path))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(PrepareError::Busy { folder: unfinished.to_owned() }),
+        Err(TryLockError::Error(source)) => Err(WriteError { path, source }.into()),
     }
 }
 
