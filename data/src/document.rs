@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -22,7 +23,7 @@ pub struct Document {
 /// The tokens that are targets in chats, and in prompts with a completion.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum TrainOn {
-    /// What the assistant says, or the completion.
+    /// The assistant's text, or the completion.
     #[default]
     Responses,
     /// All tokens.
@@ -38,9 +39,9 @@ impl fmt::Display for TrainOn {
     }
 }
 
-/// The error of a text that does not name what to train on.
+/// The error of a text that names no choice of targets.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is nothing to train on: use responses or all")]
+#[error("{0:?} is no choice of targets: use responses or all")]
 pub struct TrainOnError(String);
 
 impl FromStr for TrainOn {
@@ -70,8 +71,15 @@ pub enum DocumentError {
     )]
     NoEos,
     /// A row with messages, but no chat template.
-    #[error("a row has messages, but no chat template is loaded: use --format messages")]
+    #[error(
+        "a row has messages, but the model has no chat template: give one with --chat-template FILE"
+    )]
     NoTemplate,
+    /// A chat template that renders a prompt otherwise when the completion follows.
+    #[error(
+        "the chat template renders the prompt otherwise when the completion follows: use --train-on all, or another template via --chat-template FILE"
+    )]
+    PromptChanges,
     /// An id outside the vocabulary.
     #[error("token {token} is outside the vocabulary of {vocabulary}: check config.json")]
     Vocabulary {
@@ -88,30 +96,26 @@ pub enum DocumentError {
 ///   targets.
 /// - A chat has the tokens of the rendered template, and nothing else. The assistant's are targets.
 /// - A prompt and its completion are encoded as one text, with the tokens around it as for a text.
-///   Targets are the tokens that begin in the completion, and `eos`.
+///   Targets are the tokens that begin in the completion, and `eos`. If both are messages, they are
+///   rendered as one chat, and targets are the tokens behind the rendered prompt.
 ///
 /// The first token of a document has the class [`Class::First`].
+#[derive(Clone)]
 pub struct Encoder {
     tokenizer: TextTokenizer,
-    template: Option<ChatTemplate>,
+    template: Option<Arc<ChatTemplate>>,
     train_on: TrainOn,
 }
 
 impl Encoder {
-    /// An encoder. It needs a template only for chats.
-    ///
-    /// # Errors
-    /// If the assistant's text is to be masked, but the template does not mark it.
+    /// An encoder. It needs a template only for messages.
+    #[must_use]
     pub fn new(
         tokenizer: TextTokenizer,
         template: Option<ChatTemplate>,
         train_on: TrainOn,
-    ) -> Result<Self, DocumentError> {
-        let marked = template.as_ref().is_none_or(ChatTemplate::is_marked);
-        if train_on == TrainOn::Responses && !marked {
-            return Err(TemplateError::NoGeneration.into());
-        }
-        Ok(Self { tokenizer, template, train_on })
+    ) -> Self {
+        Self { tokenizer, template: template.map(Arc::new), train_on }
     }
 
     /// The tokenizer.
@@ -129,6 +133,9 @@ impl Encoder {
             Row::Text { text, starts, ends } => self.encode_text(text, *starts, *ends)?,
             Row::Messages(messages) => self.encode_chat(messages)?,
             Row::Prompt { prompt, completion } => self.encode_prompt(prompt, completion)?,
+            Row::PromptMessages { prompt, completion } => {
+                self.encode_chat_prompt(prompt, completion)?
+            }
         };
         let vocabulary = self.tokenizer.vocabulary();
         match document.tokens.iter().find(|token| **token >= vocabulary) {
@@ -171,22 +178,49 @@ impl Encoder {
     }
 
     fn encode_prompt(&self, prompt: &str, completion: &str) -> Result<Document, DocumentError> {
-        let border = prompt.chars().count();
-        let encoded =
-            self.tokenizer.encode_with_offsets(&format!("{prompt}{completion}"), false)?;
-        let all = self.train_on == TrainOn::All;
         let mut document = Document::default();
         for token in self.tokenizer.starts() {
-            document.push(*token, class_of(all));
+            document.push(*token, class_of(self.train_on == TrainOn::All));
         }
-        for (token, (start, _)) in encoded.tokens.iter().zip(&encoded.offsets) {
-            document.push(*token, class_of(all || *start >= border));
-        }
+        self.encode_behind(&format!("{prompt}{completion}"), prompt, &mut document)?;
         for token in self.end()? {
             document.push(token, Class::Target);
         }
         document.begin();
         Ok(document)
+    }
+
+    fn encode_chat_prompt(
+        &self,
+        prompt: &Messages,
+        completion: &Messages,
+    ) -> Result<Document, DocumentError> {
+        let template = self.template.as_ref().ok_or(DocumentError::NoTemplate)?;
+        let chat = [prompt.as_slice(), completion].concat();
+        let text = template.render(&chat)?;
+        let prompt = template.render_prompt(prompt)?;
+        if self.train_on == TrainOn::Responses && !text.starts_with(&prompt) {
+            return Err(DocumentError::PromptChanges);
+        }
+        let mut document = Document::default();
+        self.encode_behind(&text, &prompt, &mut document)?;
+        document.begin();
+        Ok(document)
+    }
+
+    /// Appends the tokens of a text. Those that begin behind its prompt are targets.
+    fn encode_behind(
+        &self,
+        text: &str,
+        prompt: &str,
+        document: &mut Document,
+    ) -> Result<(), DocumentError> {
+        let border = prompt.chars().count();
+        let encoded = self.tokenizer.encode_with_offsets(text, false)?;
+        for (token, (start, _)) in encoded.tokens.iter().zip(&encoded.offsets) {
+            document.push(*token, class_of(self.train_on == TrainOn::All || *start >= border));
+        }
+        Ok(())
     }
 
     /// The tokens behind a text: those that the tokenizer adds, and `eos` if it is not among them.

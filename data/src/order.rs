@@ -24,8 +24,8 @@ pub struct RowPlace {
 /// 2. each four shards that follow one another form a group,
 /// 3. a keyed permutation shuffles the rows of each group,
 ///
-/// and the groups are read one after another. So a run of samples reads four shards, eight at the
-/// border of two groups, and later shards can be fetched while these are read.
+/// and the groups are read one after another. So samples that follow one another read four shards,
+/// or eight at the border of two groups, and later shards can be fetched while these are read.
 ///
 /// Keys are BLAKE3 derivations (context `shoal order of rows v1`) of the seed, the epoch and the
 /// group, each as a little-endian u64; the shards' permutation has the group `u64::MAX`.
@@ -82,7 +82,8 @@ impl Order {
         self.row_in(&group, place)
     }
 
-    /// The row of held-out sample number `number`: all held-out rows in order, again and again.
+    /// The row of held-out sample number `number`: the held-out rows in order, from
+    /// the start again after the last.
     /// `None` if the data holds nothing out.
     #[must_use]
     pub const fn held_out(&self, number: u64) -> Option<RowPlace> {

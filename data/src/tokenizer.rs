@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Read};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -102,8 +103,7 @@ impl TextTokenizer {
         let path = base.join("tokenizer.json");
         let bytes = read_capped(&path, MAX_TOKENIZER_BYTES)?;
         let invalid = |reason: String| TokenizerError::Tokenizer { path: path.clone(), reason };
-        let mut tokenizer =
-            Tokenizer::from_bytes(&bytes).map_err(|error| invalid(error.to_string()))?;
+        let mut tokenizer = guarded(|| Tokenizer::from_bytes(&bytes)).map_err(invalid)?;
         // Rows are cut and padded here, not by the tokenizer.
         tokenizer.with_padding(None);
         tokenizer.with_truncation(None).map_err(|error| invalid(error.to_string()))?;
@@ -146,8 +146,8 @@ impl TextTokenizer {
     /// # Errors
     /// If the tokenizer refuses the text.
     pub fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, TokenizerError> {
-        let encoded = self.tokenizer.encode_fast(text, special);
-        let encoded = encoded.map_err(|error| TokenizerError::Encode(error.to_string()))?;
+        let encoded = guarded(|| self.tokenizer.encode_fast(text, special));
+        let encoded = encoded.map_err(TokenizerError::Encode)?;
         Ok(encoded.get_ids().to_vec())
     }
 
@@ -160,8 +160,8 @@ impl TextTokenizer {
         text: &str,
         special: bool,
     ) -> Result<Encoded, TokenizerError> {
-        let encoded = self.tokenizer.encode_char_offsets(text, special);
-        let encoded = encoded.map_err(|error| TokenizerError::Encode(error.to_string()))?;
+        let encoded = guarded(|| self.tokenizer.encode_char_offsets(text, special));
+        let encoded = encoded.map_err(TokenizerError::Encode)?;
         Ok(Encoded { tokens: encoded.get_ids().to_vec(), offsets: encoded.get_offsets().to_vec() })
     }
 
@@ -170,8 +170,7 @@ impl TextTokenizer {
     /// # Errors
     /// If the tokenizer's decoder fails.
     pub fn decode(&self, tokens: &[u32], skip_special: bool) -> Result<String, TokenizerError> {
-        let decoded = self.tokenizer.decode(tokens, skip_special);
-        decoded.map_err(|error| TokenizerError::Decode(error.to_string()))
+        guarded(|| self.tokenizer.decode(tokens, skip_special)).map_err(TokenizerError::Decode)
     }
 
     /// The text of a token as the vocabulary has it.
@@ -235,10 +234,18 @@ impl TextTokenizer {
     }
 }
 
+/// Turns an error of the library, or a panic that an unusual tokenizer causes, into its text.
+fn guarded<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(result) => result.map_err(|error| error.to_string()),
+        Err(_) => Err("the tokenizer's library failed".to_owned()),
+    }
+}
+
 /// The tokens that the post-processor adds before and after a text.
 fn added_around(tokenizer: &Tokenizer) -> Result<(Vec<u32>, Vec<u32>), String> {
     let ids = |special| {
-        let encoded = tokenizer.encode_fast("a", special).map_err(|error| error.to_string())?;
+        let encoded = guarded(|| tokenizer.encode_fast("a", special))?;
         Ok::<_, String>(encoded.get_ids().to_vec())
     };
     let (with, without) = (ids(true)?, ids(false)?);
@@ -254,14 +261,14 @@ fn special_tokens(base: &Path) -> Result<BTreeMap<String, String>, TokenizerErro
     let mut special = BTreeMap::new();
     for file in ["tokenizer_config.json", "special_tokens_map.json"] {
         let values = read_json(&base.join(file))?;
-        for name in ["bos", "eos", "unk", "sep", "pad", "cls", "mask"] {
-            let key = format!("{name}_token");
-            let text = values.get(&key).and_then(|token| match token {
+        let Some(values) = values.as_object() else { continue };
+        for (key, token) in values.iter().filter(|(key, _)| key.ends_with("_token")) {
+            let text = match token {
                 Value::String(text) => Some(text.as_str()),
-                other => other.get("content")?.as_str(),
-            });
+                other => other.get("content").and_then(Value::as_str),
+            };
             if let Some(text) = text {
-                special.entry(key).or_insert_with(|| text.to_owned());
+                special.entry(key.clone()).or_insert_with(|| text.to_owned());
             }
         }
     }

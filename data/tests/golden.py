@@ -1,4 +1,4 @@
-"""What transformers makes of texts and chats, to compare with.
+"""Tokens, chats and masks of transformers, to compare with.
 
 Usage: golden.py FOLDER TEXT...
 
@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 SPECIAL = [
@@ -37,6 +37,11 @@ CHATML = """\
         {%- if message.reasoning_content is defined and loop.index0 == ns.last %}
             {{- '<think>\\n' + message.reasoning_content.strip('\\n') + '\\n</think>\\n\\n' }}
         {%- endif %}
+        {%- for tool_call in message.tool_calls %}
+            {%- set tool_call = tool_call.function %}
+            {{- '<tool_call>\\n{"name": "' ~ tool_call.name ~ '", "arguments": ' }}
+            {{- tool_call.arguments | tojson }}{{ tool_call | tojson(sort_keys=true, indent=1, ensure_ascii=true) }}
+        {%- endfor %}
         {{- content + '<|im_end|>' }}
         {%- endgeneration %}
         {{- '\\n' }}
@@ -110,7 +115,7 @@ GEMMA = """\
 PLAIN = """\
 {% for message in messages %}
   {% if message['role'] == 'assistant' %}
-Answer:{% generation %} {{ message['content'] }}
+Answer:{% generation %} {{ message['content'] }} {{ message | tojson }}
 {{ eos_token }}{% endgeneration %}
 
   {% elif message['role'] == 'user' %}
@@ -171,6 +176,25 @@ def train(files):
     return tokenizer
 
 
+def train_metaspace(files):
+    """As SentencePiece does: words begin with U+2581, and unknown characters become bytes."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(" ", "\u2581")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=1500, special_tokens=[*SPECIAL, "<unk>", *bytes_], show_progress=False, limit_alphabet=60
+    )
+    tokenizer.train(files, trainer)
+    description = json.loads(tokenizer.to_str())
+    plain = [token for token in description["added_tokens"] if token["content"] not in bytes_]
+    description["added_tokens"] = plain
+    return Tokenizer.from_str(json.dumps(description))
+
+
 def with_bos(tokenizer, bos):
     tokenizer = Tokenizer.from_str(tokenizer.to_str())
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -190,15 +214,15 @@ def family(folder, tokenizer, template, special):
     fast.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps({"vocab_size": len(fast) + 5}))
     chats = []
-    for chat in [*map(messages, CHATS), reasoning()]:
+    for chat in [*map(messages, CHATS), reasoning(), tools()]:
         try:
             text = fast.apply_chat_template(chat, tokenize=False)
         except Exception as error:
-            chats.append({"messages": chat, "error": str(error)})
+            chats.append({"messages": json.dumps(chat), "error": str(error)})
             continue
         masked = fast.apply_chat_template(chat, return_dict=True, return_assistant_tokens_mask=True)
         chats.append(
-            {"messages": chat, "text": text, "ids": masked["input_ids"], "mask": masked["assistant_masks"]}
+            {"messages": json.dumps(chat), "text": text, "ids": masked["input_ids"], "mask": masked["assistant_masks"]}
         )
     return {
         "folder": str(folder),
@@ -227,13 +251,23 @@ def reasoning():
     return chat
 
 
+def tools():
+    chat = messages([("user", "call"), ("assistant", None), ("tool", "21")])
+    arguments = {"z": 1.0, "a": [True, None, "\u00e9<'>"], "m": {}, "b": 1e20, "c": -0.00001, "d": []}
+    chat[1]["tool_calls"] = [{"type": "function", "function": {"name": "f", "arguments": arguments}}]
+    return chat
+
+
 def main():
     folder, *files = map(Path, sys.argv[1:])
     tokenizer = train([str(file) for file in files])
+    metaspace = train_metaspace([str(file) for file in files])
     result = {}
     for name, (template, special) in FAMILIES.items():
-        (folder / name).mkdir(parents=True)
-        result[name] = family(folder / name, tokenizer, template, special)
+        for kind, trained in {"bytes": tokenizer, "metaspace": metaspace}.items():
+            place = folder / f"{name}-{kind}"
+            place.mkdir(parents=True)
+            result[place.name] = family(place, trained, template, special)
     json.dump(result, sys.stdout)
 
 

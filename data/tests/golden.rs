@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::{options, rows, run, write};
-use serde_json::{Value, json};
+use serde_json::Value;
 use shoal_data::Class;
 use shoal_data::document::TrainOn;
 use shoal_data::pack::Packing;
-use shoal_data::source::Messages;
+use shoal_data::source::{Messages, Object};
 use shoal_data::template::{ChatTemplate, TemplateError, assistant_mask};
 use shoal_data::tokenizer::TextTokenizer;
 
@@ -47,14 +47,12 @@ fn ids(value: &Value) -> Vec<u32> {
     numbers(value).into_iter().map(|id| id as u32).collect()
 }
 
+/// The messages of a chat. They are JSON within a text, so that keys keep their order.
 fn messages(chat: &Value) -> Messages {
-    let list = chat["messages"].as_array().expect("a list").iter();
-    list.map(|message| {
-        let mut message = message.as_object().expect("an object").clone();
-        message.retain(|_, value| !value.is_null());
-        message
-    })
-    .collect()
+    let text = chat["messages"].as_str().expect("a text");
+    let mut messages: Messages = serde_json::from_str(text).expect("JSON");
+    messages.iter_mut().for_each(Object::remove_nulls);
+    messages
 }
 
 fn check_tokenizer(tokenizer: &TextTokenizer, family: &Value) {
@@ -111,7 +109,10 @@ fn check_prepared(name: &str, folder: &Path, base: &Path, family: &Value) {
         .iter()
         .filter(|chat| chat["error"].is_null())
         .collect();
-    let lines = chats.iter().map(|chat| json!({"messages": chat["messages"]}).to_string() + "\n");
+    let lines = chats.iter().map(|chat| {
+        let messages = chat["messages"].as_str().expect("a text");
+        format!("{{\"messages\": {messages}}}\n")
+    });
     let source = write(folder, &format!("{name}.jsonl"), lines.collect::<String>());
     for train_on in [TrainOn::Responses, TrainOn::All] {
         let mut options = options(base, &source, 1500);
@@ -147,6 +148,25 @@ fn check_prepared(name: &str, folder: &Path, base: &Path, family: &Value) {
     }
 }
 
+/// Prepares the texts, and compares the stream.
+fn check_texts(name: &str, folder: &Path, base: &Path, family: &Value) {
+    let texts = family["texts"].as_array().expect("a list").iter();
+    let texts: Vec<_> = texts.filter(|text| text["text"] != "").collect();
+    let content = texts.iter().map(|text| text["text"].as_str().expect("a text"));
+    let source = write(folder, &format!("{name}-texts.jsonl"), common::texts(content));
+    let out = folder.join(format!("{name}-texts"));
+    let index = run(&options(base, &source, 10), &out).expect("it works");
+    let mut expected = Vec::new();
+    for text in texts {
+        expected.extend(ids(&text["ids"]));
+        expected.push(family["eos"].as_u64().expect("a number") as u32);
+    }
+    let rows = rows(&out, &index, &index.train);
+    let labels = rows.iter().flat_map(|row| row.tokens.iter().zip(&row.classes).skip(1));
+    let labels = labels.filter(|(_, class)| **class != Class::Padding).map(|(token, _)| *token);
+    assert_eq!(labels.collect::<Vec<_>>(), expected[1..], "{name}");
+}
+
 #[test]
 fn tokens_chats_and_masks_are_those_of_transformers() {
     let folder = tempfile::tempdir().expect("writable");
@@ -159,5 +179,6 @@ fn tokens_chats_and_masks_are_those_of_transformers() {
         let template = ChatTemplate::new(&source, tokenizer.special(), None).expect("valid");
         check_chats(name, &tokenizer, &template, family);
         check_prepared(name, folder.path(), &base, family);
+        check_texts(name, folder.path(), &base, family);
     }
 }

@@ -169,3 +169,42 @@ fn chats_are_masked_by_the_template() {
     assert_eq!(targets, "yes".len() + 1);
     assert_eq!(index.train_totals.targets, 4);
 }
+
+#[test]
+fn an_endless_template_is_an_error() {
+    let folder = tempfile::tempdir().expect("writable");
+    let base = base(folder.path());
+    let endless = "{% generation %}{% for a in range(99999) %}{% for b in range(99999) %}\
+        {% endfor %}{% endfor %}{% endgeneration %}";
+    write(&base, "chat_template.jinja", endless);
+    let chat = json!({"messages": [{"role": "user", "content": "a"}]}).to_string();
+    let source = write(folder.path(), "a.jsonl", chat);
+    let error = run(&options(&base, &source, 4), &folder.path().join("out"));
+    let error = error.expect_err("it is ended").to_string();
+    assert!(error.contains("a.jsonl, row 1: the chat template refuses the chat"), "{error}");
+}
+
+#[test]
+fn prompts_may_be_messages() {
+    let folder = tempfile::tempdir().expect("writable");
+    let base = base(folder.path());
+    // It needs no generation tags.
+    let template = "{% for message in messages %}<{{ message.role }}>{{ message.content }}\
+        {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+    write(&base, "chat_template.jinja", template);
+    let prompt = json!([{"role": "user", "content": "q"}]);
+    let completion = json!([{"role": "assistant", "content": "yes<eos>"}]);
+    let row = json!({"prompt": prompt, "completion": completion}).to_string();
+    let source = write(folder.path(), "a.jsonl", row);
+    let out = folder.path().join("out");
+    let index = run(&options(&base, &source, 22), &out).expect("it works");
+    let rows = rows(&out, &index, &index.train);
+    let targets = rows[0].classes.iter().filter(|class| **class == Class::Target).count();
+    assert_eq!(targets, "yes".len() + 1);
+    assert_eq!(rows[0].classes["<user>q<assistant>".len()], Class::Target);
+    // The prompt must be the beginning of the chat.
+    write(&base, "chat_template.jinja", "{{ messages | length }}");
+    let changes = run(&options(&base, &source, 22), &folder.path().join("changes"));
+    let changes = changes.expect_err("it is refused").to_string();
+    assert!(changes.contains("renders the prompt otherwise"), "{changes}");
+}

@@ -118,7 +118,7 @@ fn samples_are_shuffled_by_seed_and_epoch() {
     assert_ne!(order(1, 0), sorted);
 }
 
-/// The order is part of what a run's seed fixes: it must not change.
+/// A change of the order would change the results of runs.
 #[test]
 fn the_order_is_fixed() {
     let order = Order::new(7, &index(200, 0, 10));

@@ -149,7 +149,7 @@ fn a_crash_before_shards_are_moved_loses_nothing() {
     let entry = &whole.train[0];
     let name = format!("shards/{}.shard", entry.hash);
     fs::rename(out.join(&name), out.join("unfinished/train-000000.partial")).expect("it exists");
-    // What grew behind the state is cut off.
+    // Rows behind the state are cut off.
     let growing = fs::read_dir(out.join("unfinished")).expect("readable");
     for path in growing.map(|entry| entry.expect("readable").path()) {
         if path.to_string_lossy().contains(".partial") && !path.ends_with("train-000000.partial") {
@@ -247,4 +247,18 @@ fn a_full_disk_leaves_what_is_complete() {
     });
     assert_eq!(index.expect("it goes on"), whole);
     assert!(shards >= Some(1));
+}
+
+#[test]
+fn a_folder_is_used_by_one_process_at_a_time() {
+    let folder = tempfile::tempdir().expect("writable");
+    let options = job(folder.path());
+    let out = folder.path().join("out");
+    let mut second = None;
+    let first = prepare(&options, &out, |_| {
+        second.get_or_insert_with(|| run(&options, &out));
+        ControlFlow::Continue(())
+    });
+    assert!(first.is_ok(), "{first:?}");
+    assert!(matches!(second, Some(Err(PrepareError::Busy { .. }))), "{second:?}");
 }

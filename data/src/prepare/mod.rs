@@ -10,7 +10,7 @@ mod pipeline;
 mod state;
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::Write;
 use std::num::NonZero;
 use std::ops::ControlFlow;
@@ -20,10 +20,11 @@ use std::thread;
 
 use shoal_protocol::ids::ContentHash;
 
-use crate::document::{DocumentError, Encoder};
+use crate::document::{DocumentError, Encoder, TrainOn};
 use crate::pack::{Packer, Row};
 use crate::prepared::{
     Documents, FORMAT, INDEX_FILE, Index, Layout, SHARDS_FOLDER, ShardWriter, Totals, WriteError,
+    rename,
 };
 use crate::source::{ReadOptions, RowKind, SourceError, SourceFile, detect, find};
 use crate::template::{ChatTemplate, TemplateError};
@@ -61,9 +62,6 @@ pub enum PrepareError {
     /// A source cannot be read.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// The tokenizer and the options do not fit.
-    #[error(transparent)]
-    Encoder(DocumentError),
     /// A row cannot become a document.
     #[error("{path}, row {row}: {source}", path = path.display())]
     Row {
@@ -71,7 +69,7 @@ pub enum PrepareError {
         path: PathBuf,
         /// The line or row, from 1.
         row: u64,
-        /// What is wrong.
+        /// The error of the row.
         source: DocumentError,
     },
     /// Every row is empty.
@@ -102,6 +100,12 @@ pub enum PrepareError {
         /// The folder of unfinished work.
         folder: PathBuf,
     },
+    /// Another process prepares data in the folder.
+    #[error("{folder} is in use by another process: wait for it, or name another folder", folder = folder.display())]
+    Busy {
+        /// The folder of unfinished work.
+        folder: PathBuf,
+    },
     /// The state of an interrupted run is damaged.
     #[error("{folder} is damaged: remove the folder and prepare again", folder = folder.display())]
     Damaged {
@@ -124,7 +128,7 @@ pub enum PrepareError {
     Interrupted,
 }
 
-/// How far the work is.
+/// The progress of a preparation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Progress {
     /// Bytes of the sources that have been read, before decompression.
@@ -201,13 +205,29 @@ fn set_up(
     let mut arguments = options.arguments();
     arguments.insert("tokenizer".to_owned(), tokenizer.hash().to_string());
     arguments.insert("vocabulary".to_owned(), tokenizer.vocabulary().to_string());
+    arguments.insert("eos".to_owned(), format!("{:?}", tokenizer.eos()));
+    arguments.insert("pad".to_owned(), format!("{:?}", tokenizer.pad()));
     arguments.insert("special tokens".to_owned(), format!("{:?}", tokenizer.special()));
+    let found = match kind {
+        RowKind::Text => None,
+        RowKind::Messages | RowKind::Prompt => {
+            match ChatTemplate::find(&options.base, options.chat_template.as_deref()) {
+                // A prompt may be a text.
+                Err(TemplateError::Missing { .. }) if kind == RowKind::Prompt => None,
+                found => Some(found?),
+            }
+        }
+    };
     let mut template = None;
-    if kind == RowKind::Messages {
-        let source = ChatTemplate::find(&options.base, options.chat_template.as_deref())?;
+    if let Some(source) = found {
         let hash = ContentHash::of(source.as_bytes()).to_string();
         arguments.insert("chat template".to_owned(), hash);
-        template = Some(ChatTemplate::new(&source, tokenizer.special(), options.date)?);
+        let compiled = ChatTemplate::new(&source, tokenizer.special(), options.date)?;
+        let masks = kind == RowKind::Messages && options.train_on == TrainOn::Responses;
+        if masks && !compiled.is_marked() {
+            return Err(TemplateError::NoGeneration.into());
+        }
+        template = Some(compiled);
     }
     let mut list = blake3::Hasher::new();
     for file in files {
@@ -217,8 +237,7 @@ fn set_up(
     }
     let sources = format!("{} files, {}", files.len(), list.finalize().to_hex());
     arguments.insert("sources".to_owned(), sources);
-    let encoder = Encoder::new(tokenizer, template, options.train_on);
-    Ok((encoder.map_err(PrepareError::Encoder)?, arguments))
+    Ok((Encoder::new(tokenizer, template, options.train_on), arguments))
 }
 
 /// One list of rows in the making.
@@ -232,6 +251,8 @@ struct Work<'a> {
     options: &'a PrepareOptions,
     out: PathBuf,
     unfinished: PathBuf,
+    /// Held until the work ends.
+    lock: File,
     arguments: BTreeMap<String, String>,
     layout: Layout,
     rows_per_shard: u64,
@@ -245,7 +266,7 @@ struct Work<'a> {
 }
 
 impl<'a> Work<'a> {
-    /// Begins anew, or from the state of an interrupted run.
+    /// Begins at the first row, or at the state of an interrupted run.
     fn begin(
         options: &'a PrepareOptions,
         out: &Path,
@@ -256,6 +277,7 @@ impl<'a> Work<'a> {
         for folder in [&unfinished, &out.join(SHARDS_FOLDER)] {
             fs::create_dir_all(folder).map_err(WriteError::at(folder))?;
         }
+        let lock = lock(&unfinished)?;
         let tokenizer = encoder.tokenizer();
         let vocabulary = tokenizer.vocabulary();
         let width = Layout::width_of(vocabulary);
@@ -287,6 +309,7 @@ impl<'a> Work<'a> {
             options,
             out,
             unfinished,
+            lock,
             arguments,
             layout,
             rows_per_shard,
@@ -392,8 +415,20 @@ impl<'a> Work<'a> {
         file.write_all(&index.bytes())
             .and_then(|()| file.sync_all())
             .map_err(WriteError::at(&temporary))?;
-        fs::rename(&temporary, &path).map_err(WriteError::at(&path))?;
-        fs::remove_dir_all(&self.unfinished).map_err(WriteError::at(&self.unfinished))
+        rename(&temporary, &path)?;
+        fs::remove_dir_all(&self.unfinished).map_err(WriteError::at(&self.unfinished))?;
+        self.lock.unlock().map_err(WriteError::at(&self.unfinished))
+    }
+}
+
+/// Keeps other processes from preparing data in the same folder.
+fn lock(unfinished: &Path) -> Result<File, PrepareError> {
+    let path = unfinished.join("lock");
+    let file = File::create(&path).map_err(WriteError::at(&path))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(PrepareError::Busy { folder: unfinished.to_owned() }),
+        Err(TryLockError::Error(source)) => Err(WriteError { path, source }.into()),
     }
 }
 

@@ -1,4 +1,4 @@
-//! What to prepare, and how.
+//! The options of a preparation.
 
 use std::collections::BTreeMap;
 use std::num::NonZero;
@@ -11,7 +11,7 @@ use crate::template::Date;
 
 use super::PrepareError;
 
-/// What to prepare, and how.
+/// The sources, the tokenizer and the settings of a preparation.
 #[derive(Debug, Clone)]
 pub struct PrepareOptions {
     /// Files, folders and patterns, in order.

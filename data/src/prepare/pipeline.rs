@@ -51,7 +51,7 @@ pub(super) struct EncodedBatch {
     pub(super) failure: Option<PrepareError>,
 }
 
-/// What is read, and how.
+/// The input of the threads.
 pub(super) struct Input<'a> {
     pub(super) files: &'a [SourceFile],
     pub(super) kind: RowKind,
@@ -124,13 +124,15 @@ fn read(input: &Input, from: Place, workers: &[SyncSender<Batch>]) {
     }
 }
 
-/// Encodes batches until there are no more, or nobody takes them.
+/// Encodes batches until there are no more, or the receiver of the results is gone.
 fn encode(input: &Input, work: &Receiver<Batch>, done: &SyncSender<EncodedBatch>) {
+    // A regular expression has room for one thread without a lock: each worker has its own.
+    let encoder = input.encoder.clone();
     while let Ok(batch) = work.recv() {
         let Batch { file, jobs, mut failure } = batch;
         let mut documents = Vec::with_capacity(jobs.len());
         for job in jobs {
-            match encode_row(input, file, job) {
+            match encode_row((input, &encoder), file, job) {
                 Ok(document) => documents.push(document),
                 Err(error) => {
                     failure = Some(error);
@@ -144,20 +146,24 @@ fn encode(input: &Input, work: &Receiver<Batch>, done: &SyncSender<EncodedBatch>
     }
 }
 
-fn encode_row(input: &Input, file: usize, job: Job) -> Result<Encoded, PrepareError> {
+fn encode_row(
+    (input, encoder): (&Input, &Encoder),
+    file: usize,
+    job: Job,
+) -> Result<Encoded, PrepareError> {
     let path = &input.files[file].path;
     let Job { row, place } = job;
     let line = row.number;
     let row = Row::parse(row, input.kind, path)?;
     let (starts, ends) = match &row {
         Row::Text { starts, ends, .. } => (*starts, *ends),
-        Row::Messages(_) | Row::Prompt { .. } => (true, true),
+        Row::Messages(_) | Row::Prompt { .. } | Row::PromptMessages { .. } => (true, true),
     };
     let number = if ends { place.documents - 1 } else { place.documents };
     let document = if row.is_empty() {
         None
     } else {
-        let encoded = input.encoder.encode(&row);
+        let encoded = encoder.encode(&row);
         let error = |source| PrepareError::Row { path: path.clone(), row: line, source };
         Some(encoded.map_err(error)?)
     };

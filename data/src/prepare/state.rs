@@ -10,7 +10,7 @@ use shoal_protocol::ids::ContentHash;
 
 use super::PrepareError;
 use crate::pack::Packer;
-use crate::prepared::{Documents, ListState, WriteError};
+use crate::prepared::{Documents, ListState, WriteError, rename};
 
 /// Name of the state in the folder of unfinished work.
 const STATE_FILE: &str = "state";
@@ -55,7 +55,7 @@ impl Saved {
         let mut file = File::create(&temporary).map_err(error())?;
         file.write_all(format!("{}\n", ContentHash::of(&json)).as_bytes()).map_err(error())?;
         file.write_all(&json).and_then(|()| file.sync_all()).map_err(error())?;
-        fs::rename(&temporary, &path).map_err(WriteError::at(&path))
+        rename(&temporary, &path)
     }
 
     /// Reads the state of an interrupted run; `None` if there is none.

@@ -13,7 +13,7 @@ pub use index::{Documents, FORMAT, Index, IndexError, ShardEntry, Totals};
 pub use layout::{Layout, RowError};
 pub use shard::{Shard, ShardError};
 pub use writer::WriteError;
-pub(crate) use writer::{ListState, ShardWriter};
+pub(crate) use writer::{ListState, ShardWriter, rename};
 
 /// Name of the index in the folder.
 pub const INDEX_FILE: &str = "index.json";

@@ -57,7 +57,7 @@ pub enum ShardError {
         path: PathBuf,
         /// The row.
         row: u64,
-        /// What is wrong.
+        /// The error of the bytes.
         source: RowError,
     },
 }

@@ -19,7 +19,7 @@ use crate::pack::{Counts, Row};
 /// Buffer between rows and the file, in bytes.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// What a list of shards has so far.
+/// The progress of a list of shards.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct ListState {
     /// The shards that are closed.
@@ -46,6 +46,13 @@ impl WriteError {
         let path = path.to_owned();
         move |source| Self { path, source }
     }
+}
+
+/// Renames a file, and makes that durable.
+pub(crate) fn rename(from: &Path, to: &Path) -> Result<(), WriteError> {
+    fs::rename(from, to).map_err(WriteError::at(to))?;
+    let folder = to.parent().unwrap_or(to);
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(WriteError::at(folder))
 }
 
 /// Writes one list of shards.
@@ -168,7 +175,7 @@ impl ShardWriter {
             let (from, entry) = (self.partial(number), &self.state.finished[number]);
             let to = Shard::path_in(&self.out, entry);
             if from.exists() {
-                fs::rename(&from, &to).map_err(WriteError::at(&to))?;
+                rename(&from, &to)?;
             } else {
                 // It was moved before an interruption.
                 fs::metadata(&to).map_err(WriteError::at(&to))?;

@@ -2,6 +2,7 @@
 
 mod files;
 mod glob;
+mod json;
 mod lines;
 mod parquet;
 mod row;
@@ -13,6 +14,7 @@ use std::sync::atomic::AtomicU64;
 
 pub use files::{Compression, Container, SourceFile, find};
 pub use glob::matches;
+pub use json::{Json, Object};
 pub use row::{Format, FormatError, Messages, Row, RowKind};
 
 /// Most bytes of a line of JSON, unless another cap is given.
@@ -127,7 +129,7 @@ pub enum RawContent {
     /// A line of JSON.
     Line(Vec<u8>),
     /// The columns of a row of a table.
-    Columns(serde_json::Map<String, serde_json::Value>),
+    Columns(Object),
     /// A block of a text file.
     Block {
         /// The text.
@@ -146,7 +148,7 @@ impl RawRow {
         match &self.content {
             RawContent::Line(bytes) => bytes.len(),
             RawContent::Columns(columns) => {
-                columns.values().map(|value| value.as_str().map_or(1 << 10, str::len)).sum()
+                columns.iter().map(|(_, value)| value.text_bytes()).sum()
             }
             RawContent::Block { text, .. } => text.len(),
         }
@@ -188,8 +190,8 @@ pub fn open(
     })
 }
 
-/// The kind of rows that a format stands for: for [`Format::Auto`], what the first file with rows
-/// has, by the keys of its first row. Text files have texts whatever the format.
+/// The kind of rows that a format stands for. [`Format::Auto`] stands for the kind that has the keys
+/// of the first row of the first table. Text files have texts in every format.
 ///
 /// # Errors
 /// If the first row cannot be read, or its keys fit no format.

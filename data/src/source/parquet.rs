@@ -11,9 +11,9 @@ use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::reader::{ReaderIter, TreeBuilder};
 use parquet::record::{Field, Row};
 use parquet::schema::types::{SchemaDescPtr, SchemaDescriptor, Type};
-use serde_json::{Map, Value};
 
 use super::files::{SourceFile, read_error};
+use super::json::{Json, Object};
 use super::row::RowKind;
 use super::{RawContent, RawRow, ReadOptions, SourceError};
 
@@ -105,8 +105,7 @@ impl Iterator for Table {
             Ok(None) => None,
             Ok(Some(row)) => {
                 let columns = row.into_columns().into_iter();
-                let columns: Map<_, _> =
-                    columns.map(|(name, field)| (name, json_of(field))).collect();
+                let columns: Object = columns.map(|(name, field)| (name, json_of(field))).collect();
                 let content = RawContent::Columns(columns);
                 Some(Ok(RawRow { number: self.row, content }))
             }
@@ -118,21 +117,22 @@ impl Iterator for Table {
     }
 }
 
-/// The JSON of a value, without a copy of a text.
-fn json_of(field: Field) -> Value {
+/// The JSON of a value.
+fn json_of(field: Field) -> Json {
     match field {
-        Field::Str(text) => Value::String(text),
+        Field::Str(text) => Json::Text(text),
         // A column of bytes without the mark of a text.
         Field::Bytes(bytes) => {
-            String::from_utf8(bytes.data().to_vec()).map_or(Value::Null, Value::String)
+            String::from_utf8(bytes.data().to_vec()).map_or(Json::Null, Json::Text)
         }
         Field::Group(row) => {
-            row.into_columns().into_iter().map(|(name, field)| (name, json_of(field))).collect()
+            let columns = row.into_columns().into_iter();
+            Json::Object(columns.map(|(name, field)| (name, json_of(field))).collect())
         }
         Field::ListInternal(list) => {
-            list.elements().iter().map(|field| json_of(field.clone())).collect()
+            Json::List(list.elements().iter().map(|field| json_of(field.clone())).collect())
         }
-        other => other.to_json_value(),
+        other => serde_json::from_value(other.to_json_value()).unwrap_or_default(),
     }
 }
 

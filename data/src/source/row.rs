@@ -5,8 +5,8 @@ use std::path::Path;
 use std::str::FromStr;
 
 use serde::Deserialize;
-use serde_json::{Map, Value};
 
+use super::json::{Json, Object};
 use super::{RawContent, RawRow, SourceError};
 
 /// The kind of rows that sources are said to have.
@@ -93,7 +93,7 @@ impl RowKind {
 }
 
 /// The messages of a chat; each is an object with at least a `role`.
-pub type Messages = Vec<Map<String, Value>>;
+pub type Messages = Vec<Object>;
 
 /// A parsed row.
 #[derive(Debug, Clone, PartialEq)]
@@ -116,15 +116,22 @@ pub enum Row {
         /// The targets.
         completion: String,
     },
+    /// The beginning of a chat and its completion.
+    PromptMessages {
+        /// Context only.
+        prompt: Messages,
+        /// The targets.
+        completion: Messages,
+    },
 }
 
 /// The keys of a row; others are passed over.
 #[derive(Deserialize, Default)]
 struct Columns {
-    text: Option<Value>,
-    messages: Option<Value>,
-    prompt: Option<Value>,
-    completion: Option<Value>,
+    text: Option<Json>,
+    messages: Option<Json>,
+    prompt: Option<Json>,
+    completion: Option<Json>,
 }
 
 /// The only key of a row of text. It avoids a copy of the others.
@@ -175,6 +182,7 @@ impl Row {
             Self::Text { text, starts, ends } => text.trim().is_empty() && *starts && *ends,
             Self::Messages(messages) => messages.is_empty(),
             Self::Prompt { completion, .. } => completion.is_empty(),
+            Self::PromptMessages { completion, .. } => completion.is_empty(),
         }
     }
 }
@@ -183,37 +191,43 @@ impl Columns {
     fn into_row(self, kind: RowKind, path: &Path, row: u64) -> Result<Row, SourceError> {
         let wrong =
             |key, expected| SourceError::WrongType { path: path.to_owned(), row, key, expected };
-        let text = |value: Option<Value>, key| match value {
-            Some(Value::String(text)) => Ok(text),
+        let text = |value: Option<Json>, key| match value {
+            Some(Json::Text(text)) => Ok(text),
             Some(_) => Err(wrong(key, "a text")),
             None => Err(SourceError::NoKey { path: path.to_owned(), row, key }),
+        };
+        let messages = |value: Option<Json>, key| {
+            let wrong = || wrong(key, "a list of objects with `role` and `content`");
+            match value {
+                Some(Json::List(list)) => {
+                    list.into_iter().map(message).collect::<Option<Messages>>().ok_or_else(wrong)
+                }
+                Some(_) => Err(wrong()),
+                None => Err(SourceError::NoKey { path: path.to_owned(), row, key }),
+            }
         };
         match kind {
             RowKind::Text => {
                 Ok(Row::Text { text: text(self.text, "text")?, starts: true, ends: true })
             }
+            RowKind::Prompt if matches!(self.prompt, Some(Json::List(_))) => {
+                Ok(Row::PromptMessages {
+                    prompt: messages(self.prompt, "prompt")?,
+                    completion: messages(self.completion, "completion")?,
+                })
+            }
             RowKind::Prompt => Ok(Row::Prompt {
                 prompt: text(self.prompt, "prompt")?,
                 completion: text(self.completion, "completion")?,
             }),
-            RowKind::Messages => {
-                let Some(messages) = self.messages else {
-                    let (path, key) = (path.to_owned(), "messages");
-                    return Err(SourceError::NoKey { path, row, key });
-                };
-                let form = "a list of objects with `role` and `content`";
-                let wrong = || wrong("messages", form);
-                let Value::Array(messages) = messages else { return Err(wrong()) };
-                let messages = messages.into_iter().map(message).collect::<Option<_>>();
-                messages.map(Row::Messages).ok_or_else(wrong)
-            }
+            RowKind::Messages => messages(self.messages, "messages").map(Row::Messages),
         }
     }
 }
 
 /// A message without the keys that are null; `None` if it has no role.
-fn message(value: Value) -> Option<Map<String, Value>> {
-    let Value::Object(mut message) = value else { return None };
-    message.retain(|_, value| !value.is_null());
-    message.get("role").is_some_and(Value::is_string).then_some(message)
+fn message(value: Json) -> Option<Object> {
+    let Json::Object(mut message) = value else { return None };
+    message.remove_nulls();
+    message.get("role").is_some_and(|role| role.as_text().is_some()).then_some(message)
 }

@@ -1,12 +1,12 @@
-//! The tags `{% generation %}` and `{% endgeneration %}` around what the assistant says.
+//! The tags `{% generation %}` and `{% endgeneration %}` around the assistant's text.
 //!
 //! The tags become a block with a filter, which puts a marker before and behind its content. So
 //! white space around the tags is treated as around any other tag.
 
 use minijinja::{Error, State, Value};
-use serde_json::{Map, Value as Json};
 
 use super::Rendered;
+use crate::source::Object;
 
 /// Name of the filter.
 pub(super) const FILTER: &str = "shoal_generation";
@@ -46,7 +46,7 @@ pub(super) fn mark(state: &State, content: &str) -> Result<String, Error> {
     Ok(format!("{}{content}{}", marker(OPEN), marker(CLOSE)))
 }
 
-/// Two private-use characters that stand before and behind what the assistant says.
+/// Two private-use characters that stand before and behind the assistant's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Markers {
     pub(super) open: char,
@@ -55,14 +55,10 @@ pub(super) struct Markers {
 
 impl Markers {
     /// Two characters that the messages do not contain.
-    pub(super) fn unused_in(messages: &[Map<String, Json>]) -> Self {
+    pub(super) fn unused_in(messages: &[Object]) -> Self {
         let candidates = ('\u{10f000}'..='\u{10fffd}').rev();
-        let mut unused = candidates.filter(|candidate| {
-            !messages
-                .iter()
-                .flat_map(|message| message.values())
-                .any(|value| has(value, *candidate))
-        });
+        let mut unused = candidates
+            .filter(|candidate| !messages.iter().any(|message| message.contains(*candidate)));
         let open = unused.next().unwrap_or('\u{e000}');
         Self { open, close: unused.next().unwrap_or('\u{e001}') }
     }
@@ -86,21 +82,10 @@ impl Markers {
     }
 }
 
-/// Whether a value contains a character.
-fn has(value: &Json, character: char) -> bool {
-    match value {
-        Json::String(text) => text.contains(character),
-        Json::Array(list) => list.iter().any(|value| has(value, character)),
-        Json::Object(map) => {
-            map.iter().any(|(key, value)| key.contains(character) || has(value, character))
-        }
-        _ => false,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::source::Json;
 
     #[test]
     fn tags_become_a_filter() {
@@ -117,7 +102,7 @@ mod tests {
     #[test]
     fn markers_avoid_the_messages() {
         let taken = ["\u{10fffd}", "\u{10fffb}"]
-            .map(|text| Map::from_iter([("content".to_owned(), Json::String(text.to_owned()))]));
+            .map(|text| Object::from_iter([("content".to_owned(), Json::Text(text.to_owned()))]));
         let markers = Markers::unused_in(&taken);
         assert_eq!(markers, Markers { open: '\u{10fffc}', close: '\u{10fffa}' });
         let rendered = markers.extract("a\u{10fffc}ßb\u{10fffa}c\u{10fffc}\u{10fffa}");

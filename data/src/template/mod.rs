@@ -12,15 +12,17 @@ use std::path::{Path, PathBuf};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Rest, Serde, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
-use serde_json::Value as Json;
 
-use crate::source::Messages;
+use crate::source::{Messages, Object};
 use crate::tokenizer::{Encoded, TokenizerError, read_json};
 
 pub use date::{Date, DateError};
 
 /// Name of the template in the environment.
 const NAME: &str = "chat";
+
+/// Most instructions of the template engine for one chat.
+const FUEL: u64 = 100_000_000;
 
 /// Largest file of a template, in bytes.
 const MAX_BYTES: u64 = 16 << 20;
@@ -50,7 +52,7 @@ pub enum TemplateError {
     /// The template is not valid.
     #[error("the chat template is invalid: {0}; give another with --chat-template FILE")]
     Syntax(String),
-    /// The template does not mark what the assistant says.
+    /// The template does not mark the assistant's text.
     #[error(
         "the chat template does not mark the assistant's text with {{% generation %}}, so it cannot be masked: use --train-on all, or a template with the mark via --chat-template FILE"
     )]
@@ -82,8 +84,8 @@ pub struct ChatTemplate {
 
 impl ChatTemplate {
     /// Compiles a template. `special` are the texts of special tokens by their names in the
-    /// template, such as `bos_token`. `date` is what the template sees as today; without one the
-    /// template has no `strftime_now`.
+    /// template, such as `bos_token`. `date` is the date of `strftime_now`; without one the template
+    /// has no such function.
     ///
     /// # Errors
     /// If the template is not valid Jinja.
@@ -96,6 +98,7 @@ impl ChatTemplate {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         environment.set_syntax(syntax.map_err(|error| TemplateError::Syntax(describe(&error)))?);
+        environment.set_fuel(Some(FUEL));
         environment.set_formatter(format);
         environment
             .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
@@ -131,8 +134,8 @@ impl ChatTemplate {
         }
         let config = read_json(&base.join("tokenizer_config.json"))?;
         let source = config.get("chat_template").and_then(|template| match template {
-            Json::String(source) => Some(source.as_str()),
-            Json::Array(list) => {
+            serde_json::Value::String(source) => Some(source.as_str()),
+            serde_json::Value::Array(list) => {
                 list.iter().find(|one| one["name"] == "default")?.get("template")?.as_str()
             }
             _ => None,
@@ -147,7 +150,7 @@ impl ChatTemplate {
         &self.source
     }
 
-    /// Whether the template marks what the assistant says.
+    /// Whether the template marks the assistant's text.
     #[must_use]
     pub const fn is_marked(&self) -> bool {
         self.marked
@@ -158,10 +161,18 @@ impl ChatTemplate {
     /// # Errors
     /// If the template refuses the chat.
     pub fn render(&self, messages: &Messages) -> Result<String, TemplateError> {
-        Ok(self.render_marked(messages)?.text)
+        Ok(self.render_marked(messages, false)?.text)
     }
 
-    /// The text of a chat, and the ranges that the assistant says.
+    /// The text of the beginning of a chat, up to where the assistant goes on.
+    ///
+    /// # Errors
+    /// If the template refuses the chat.
+    pub fn render_prompt(&self, messages: &Messages) -> Result<String, TemplateError> {
+        Ok(self.render_marked(messages, true)?.text)
+    }
+
+    /// The text of a chat, and the ranges of the assistant's text.
     ///
     /// # Errors
     /// If the template refuses the chat, or has no generation tags.
@@ -169,10 +180,10 @@ impl ChatTemplate {
         if !self.marked {
             return Err(TemplateError::NoGeneration);
         }
-        self.render_marked(messages)
+        self.render_marked(messages, false)
     }
 
-    fn render_marked(&self, messages: &Messages) -> Result<Rendered, TemplateError> {
+    fn render_marked(&self, messages: &Messages, prompt: bool) -> Result<Rendered, TemplateError> {
         let messages: Vec<_> = messages.iter().map(alias_reasoning).collect();
         let markers = generation::Markers::unused_in(&messages);
         let special = self.special.iter();
@@ -181,7 +192,7 @@ impl ChatTemplate {
         context.insert("messages", Value::from(Serde(&messages)));
         context.insert("tools", Value::from(()));
         context.insert("documents", Value::from(()));
-        context.insert("add_generation_prompt", Value::from(false));
+        context.insert("add_generation_prompt", Value::from(prompt));
         context.insert(generation::OPEN, Value::from(markers.open.to_string()));
         context.insert(generation::CLOSE, Value::from(markers.close.to_string()));
         let template = self.environment.get_template(NAME);
@@ -220,12 +231,15 @@ pub fn assistant_mask(encoded: &Encoded, generated: &[Range<usize>]) -> Vec<bool
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 /// Fills the names under which templates look for a message's reasoning.
-fn alias_reasoning(message: &serde_json::Map<String, Json>) -> serde_json::Map<String, Json> {
-    let mut message = message.clone();
-    if let Some(reasoning) = REASONING.iter().find_map(|name| message.get(*name)).cloned() {
-        message.entry("thinking").or_insert_with(|| reasoning.clone());
-        message.insert(REASONING[0].to_owned(), reasoning);
-    }
+fn alias_reasoning(message: &Object) -> Object {
+    let Some(reasoning) = REASONING.iter().find_map(|name| message.get(name)).cloned() else {
+        return message.clone();
+    };
+    // As in transformers, `thinking` comes first unless the message has it.
+    let thinking = [("thinking".to_owned(), reasoning.clone())].into_iter();
+    let own = message.iter().map(|(key, value)| (key.to_owned(), value.clone()));
+    let mut message: Object = thinking.chain(own).collect();
+    message.insert(REASONING[0].to_owned(), reasoning);
     message
 }
 
