@@ -97,6 +97,7 @@ pub fn encode_rows(rows: &[Row]) -> EncodedRows {
             let label = Label {
                 target: (*next_class == Class::Target).then_some(*target),
                 starts_document: *class == Class::First || pads,
+                padding: *next_class == Class::Padding,
             };
             encoded.inputs.extend(token.to_le_bytes());
             encoded.labels.extend(label.to_word().to_le_bytes());
@@ -142,14 +143,14 @@ mod tests {
         };
         assert_eq!(words(&encoded.inputs), [10, 11, 12, 20, 21, 0]);
         let labels: Vec<Label> = words(&encoded.labels).into_iter().map(Label::from_word).collect();
-        let label = |target, starts_document| Label { target, starts_document };
+        let label = |target, starts_document| Label { target, starts_document, padding: false };
         let expected = [
             label(None, true),
             label(Some(12), false),
             label(None, false),
             label(Some(21), true),
-            label(None, false),
-            label(None, true),
+            Label { padding: true, ..label(None, false) },
+            Label { padding: true, ..label(None, true) },
         ];
         assert_eq!(labels, expected);
     }

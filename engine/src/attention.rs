@@ -6,7 +6,7 @@ use shoal_protocol::manifest::LayerAttention;
 use tch::{Device, Kind, Tensor};
 
 use crate::error::Result;
-use crate::model::{Layer, Shape};
+use crate::layer::{Layer, Shape};
 use crate::norm::rms_norm;
 use crate::rotary::Angles;
 use crate::shim;

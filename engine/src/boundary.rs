@@ -11,7 +11,7 @@ use shoal_protocol::manifest::{Boundary, BoundaryKind, Manifest};
 use tch::{Kind, Tensor};
 
 use crate::error::Result;
-use crate::model::Shape;
+use crate::layer::Shape;
 use crate::norm::rms_norm;
 
 /// Prefix of the names of boundaries' weights.

@@ -2,7 +2,7 @@
 
 use shoal_protocol::ids::{ClaimKey, Stage, Step};
 
-use crate::base::BaseError;
+use crate::base_error::BaseError;
 use crate::checkpoint_error::CheckpointError;
 
 /// Why the engine failed.

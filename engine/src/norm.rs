@@ -4,15 +4,8 @@ use shoal_protocol::manifest::Norm;
 use tch::{Device, Kind, Tensor};
 
 use crate::error::Result;
-use crate::model::Shape;
+use crate::layer::{NormWeights, Shape};
 use crate::shim;
-
-/// The weights of a norm.
-#[derive(Debug)]
-pub(crate) struct NormWeights {
-    pub(crate) weight: Tensor,
-    pub(crate) bias: Option<Tensor>,
-}
 
 /// Normalises `[.., H]`.
 pub(crate) fn normalise(x: &Tensor, weights: &NormWeights, shape: &Shape) -> Result<Tensor> {

@@ -37,6 +37,8 @@ pub enum ForwardOutput {
         share: f32,
         /// Targets: tokens that count.
         targets: u64,
+        /// Tokens that are followed by padding.
+        padded: u64,
     },
 }
 
@@ -84,8 +86,9 @@ struct Pass {
     output: Tensor,
     /// The loss, in the last stage.
     loss: Option<Loss>,
-    /// Tokens that count towards it.
+    /// Tokens that count towards it, and tokens that are followed by padding.
     targets: u64,
+    padded: u64,
 }
 
 impl StageModel {
@@ -141,6 +144,7 @@ impl StageModel {
             Some(loss) => ForwardOutput::Loss {
                 share: loss.value.f_double_value(&[])? as f32,
                 targets: pass.targets,
+                padded: pass.padded,
             },
             None => {
                 let codec = self.manifest.codec.activations;
@@ -185,15 +189,15 @@ impl StageModel {
         };
         let documents = labels.as_ref().and_then(|labels| labels.documents.as_ref());
         let mut output = blocks.through(x, documents)?;
-        let (mut loss, mut targets) = (None, 0);
+        let (mut loss, mut targets, mut padded) = (None, 0, 0);
         if let Some(head) = &blocks.head {
             let labels = labels.as_ref().ok_or(EngineError::MissingLabels(key))?;
-            targets = labels.counted;
+            (targets, padded) = (labels.counted, labels.padded);
             output = normalise(&output, &head.norm, &blocks.shape)?.f_flatten(0, 1)?;
             let matrix = &head.matrix.tensor;
             loss = Some(cross_entropy(&output, matrix, &labels.targets, keeps_graph)?);
         }
-        Ok(Pass { leaf, tokens, output, loss, targets })
+        Ok(Pass { leaf, tokens, output, loss, targets, padded })
     }
 
     /// Runs the backward pass of one microbatch; see [`crate::Engine::backward`].
@@ -434,10 +438,11 @@ impl StageModel {
     fn labels(&self, bytes: &[u8]) -> Result<Labels> {
         let mut targets = Vec::new();
         let mut documents = Vec::new();
-        let mut document = 0;
+        let (mut document, mut padded) = (0, 0);
         let context = self.manifest.model.context as usize;
         for (place, word) in self.words(bytes, "labels")?.enumerate() {
             let label = Label::from_word(word);
+            padded += u64::from(label.padding);
             targets.push(label.target.map_or(Ok(IGNORED), |target| self.known(target))?);
             if place % context == 0 {
                 document = 0;
@@ -450,6 +455,7 @@ impl StageModel {
         let several = documents.iter().any(|document| *document > 0);
         Ok(Labels {
             counted,
+            padded,
             targets: self.per_token(&targets)?.f_flatten(0, -1)?,
             documents: several.then(|| self.per_token(&documents)).transpose()?,
         })
@@ -493,6 +499,8 @@ struct Labels {
     targets: Tensor,
     /// Number of those that are not ignored.
     counted: u64,
+    /// Number of tokens that are followed by padding.
+    padded: u64,
     /// Numbers each token's document: i64 `[B, T]`. `None` if each sample is one document.
     documents: Option<Tensor>,
 }

@@ -9,8 +9,8 @@ use tch::{Kind, Tensor};
 use crate::attention::Masks;
 use crate::boundary::{self, Compress};
 use crate::error::Result;
-use crate::model::{self, Layer, Linear, Shape};
-use crate::norm::NormWeights;
+use crate::layer::{Layer, Linear, NormWeights, Shape};
+use crate::model;
 use crate::parameters::{
     EMBEDDING, HEAD, LAST_NORM, LayerNorms, POSITIONS, parameter_count, parameters,
     query_key_norm_widths,

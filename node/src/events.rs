@@ -249,8 +249,14 @@ pub struct StepReport {
     pub held_out_loss: Option<f64>,
     /// Norm of the gradient over all stages, before clipping.
     pub gradient_norm: f64,
-    /// Tokens that the step trained on.
+    /// Tokens of the step's samples, all of which are computed.
     pub tokens: u64,
+    /// Tokens that count towards the loss. The rest is context and padding.
+    #[serde(default)]
+    pub targets: u64,
+    /// Tokens that are followed by padding.
+    #[serde(default)]
+    pub padded: u64,
     /// Seconds since the previous commit, or since the start of the first step.
     pub seconds: f64,
     /// Seconds of these from the last finished microbatch until every replica held the step's

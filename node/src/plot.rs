@@ -163,6 +163,8 @@ mod tests {
                 loss: 1.6 + 4.0 * (-(step as f64) / 20.0).exp() + 0.05 * (step as f64 * 1.7).sin(),
                 gradient_norm: 1.0,
                 tokens: 1,
+                targets: 1,
+                padded: 0,
                 seconds: 1.0,
                 held_out_loss: step
                     .is_multiple_of(25)

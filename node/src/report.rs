@@ -72,8 +72,14 @@ pub struct StepNumbers {
     pub loss: f64,
     /// Norm of the gradient over all stages, before clipping.
     pub gradient_norm: f64,
-    /// Tokens that the step trained on.
+    /// Tokens of the step's samples, all of which are computed.
     pub tokens: u64,
+    /// Tokens that count towards the loss. The rest is context and padding.
+    #[serde(default)]
+    pub targets: u64,
+    /// Tokens that are followed by padding.
+    #[serde(default)]
+    pub padded: u64,
     /// Duration of the step in seconds.
     pub seconds: f64,
     /// Mean loss on the held-out text before this step, if it was evaluated.
@@ -208,6 +214,8 @@ impl Report {
             loss: step.loss,
             gradient_norm: step.gradient_norm,
             tokens: step.tokens,
+            targets: step.targets,
+            padded: step.padded,
             seconds: step.seconds,
             held_out_loss: step.held_out_loss,
         };
@@ -272,6 +280,8 @@ mod tests {
             held_out_loss: (step == 0).then_some(5.5),
             gradient_norm: 1.0,
             tokens: 1000,
+            targets: 900,
+            padded: 50,
             seconds: 0.5,
             counted,
             replayed: 1,
@@ -296,7 +306,7 @@ mod tests {
         ] {
             report.note(&event);
         }
-        let numbers = |step| json!({"step": step, "loss": 2.5, "gradient_norm": 1.0, "tokens": 1000, "seconds": 0.5});
+        let numbers = |step| json!({"step": step, "loss": 2.5, "gradient_norm": 1.0, "tokens": 1000, "targets": 900, "padded": 50, "seconds": 0.5});
         let mut first = numbers(0);
         first["held_out_loss"] = json!(5.5);
         assert_eq!(

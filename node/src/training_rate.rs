@@ -85,6 +85,8 @@ mod tests {
             held_out_loss: None,
             gradient_norm: 1.0,
             tokens: 4000,
+            targets: 4000,
+            padded: 0,
             seconds: 0.5,
             counted: 8,
             replayed: 0,

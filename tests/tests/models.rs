@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use serde_json::{Value, json};
 use shoal_tests::process::Process;
 use shoal_tests::program::shoal;
 use shoal_tests::python::python;
@@ -31,7 +32,7 @@ fn run_from(name: &str, key: &str) -> Run {
     import(&run, name);
     let text = fs::read_to_string(run.config()).expect("it is there");
     let mut config: toml::Table = text.parse().expect("valid TOML");
-    let model = format!("{key} = \"base\"\ncontext = 32");
+    let model = format!("{key} = \"base\"\ncontext = 64");
     config.insert("model".to_owned(), model.parse::<toml::Table>().expect("valid").into());
     fs::write(run.config(), config.to_string()).expect("room for a file");
     run
@@ -58,6 +59,105 @@ fn peers_get_an_imported_model_from_each_other_and_survive_a_death() {
     let _ = Process::start("export", shoal(arguments)).end().success();
     let config = fs::read_to_string(out.join("config.json")).expect("exported");
     assert!(config.contains("Gemma3ForCausalLM"), "{config}");
+}
+
+/// Chats of different lengths, in which the assistant repeats.
+fn chats() -> String {
+    let chat = |number: usize| {
+        let word = ["fish", "shoal", "whale", "reef"][number % 4];
+        let question = format!("Say {word} {} times.", number % 5 + 1);
+        let answer = vec![word; number % 5 + 1].join(" ");
+        let messages = json!({ "messages": [
+            { "role": "user", "content": question },
+            { "role": "assistant", "content": answer },
+        ] });
+        format!("{messages}\n")
+    };
+    (0..240).map(chat).collect()
+}
+
+/// Prepares the chats as `data` in the run's folder, and lets the run train on it.
+fn prepare(run: &Run) {
+    let source = run.path("chats.jsonl");
+    fs::write(&source, chats()).expect("room for a file");
+    let (base, data) = (run.path("base"), run.path("data"));
+    let mut command = shoal(["data", "prepare"]);
+    command.arg(&source).arg("--tokenizer").arg(&base).arg("-o").arg(&data);
+    command.args(["--context", "64", "--pack", "best-fit", "--held-out", "0.1"]);
+    // Several shards, so that peers fetch them while they train.
+    command.args(["--shard-bytes", "4KiB"]);
+    let printed = Process::start("prepare", command).end().success();
+    assert!(printed.contains("240 documents"), "{printed}");
+    let text = fs::read_to_string(run.config()).expect("it is there");
+    let mut config: toml::Table = text.parse().expect("valid TOML");
+    let section = "prepared = \"data\"".parse::<toml::Table>().expect("valid");
+    config.insert("data".to_owned(), section.into());
+    fs::write(run.config(), config.to_string()).expect("room for a file");
+}
+
+/// A step's microbatches, as `reference.py` wants them.
+fn shown(run: &Run, step: u64, microbatches: u64) -> Vec<Value> {
+    let show = |microbatch: u64| {
+        let mut command = shoal(["data", "show"]);
+        command.arg(run.config());
+        command.args(["--step", &step.to_string(), "--microbatch", &microbatch.to_string()]);
+        let printed = Process::start("data show", command).end().success();
+        serde_json::from_str(&printed).expect("it prints JSON")
+    };
+    (0..microbatches).map(show).collect()
+}
+
+#[test]
+fn a_swarm_fine_tunes_on_packed_chats_as_pytorch_does() {
+    let run = run_from("qwen3", "from");
+    prepare(&run);
+    let alone = run.local("alone");
+    let slow = &["--slow-down", "15"];
+    let mut swarm = Swarm::start(&run.config(), &[&["--wait-for", "3"], &slow[..]].concat());
+    swarm.join(slow);
+    swarm.join(slow);
+    while swarm.peers[0].event("committed")["step"] != 1 {}
+    swarm.peers.remove(2).kill();
+    swarm.join(slow);
+    let trained = swarm.finish();
+    assert_eq!(trained.hash(), alone.hash());
+    assert!(trained.report["steps"][2]["held_out_loss"].as_f64().is_some_and(|loss| loss > 0.0));
+
+    let text = fs::read_to_string(run.config()).expect("it is there");
+    let config: toml::Table = text.parse().expect("valid TOML");
+    let optimizer = config["optimizer"].as_table().expect("a section");
+    let value = |name: &str| optimizer[name].as_float().expect("a number");
+    let rates = [0.5, 1.0, 1.0, 0.75, 0.25, 0.0].map(|share: f64| match share {
+        0.5 => value("learning_rate") / 2.0,
+        share => {
+            let (high, low) = (value("learning_rate"), value("final_learning_rate"));
+            low + (high - low) * share
+        }
+    });
+    let steps: Vec<Value> = (0..6)
+        .map(|step| {
+            let microbatches = shown(&run, step, 6);
+            json!({ "microbatches": microbatches, "learning_rate": rates[step as usize] })
+        })
+        .collect();
+    let mut request = json!({
+        "checkpoint": run.path("models/qwen3"),
+        "trained": trained.checkpoint(),
+        "staleness": 0,
+        "steps": steps,
+    });
+    for name in ["beta1", "beta2", "epsilon", "weight_decay", "gradient_clip"] {
+        request[name] = value(name).into();
+    }
+    let path = run.path("reference.json");
+    fs::write(&path, request.to_string()).expect("room for a file");
+    let theirs = python(Path::new("engine/tests/python/reference.py"), [path.as_os_str()]);
+    let losses: Vec<f64> = serde_json::from_value(theirs["losses"].clone()).expect("numbers");
+    for (step, (ours, theirs)) in trained.losses().into_iter().zip(losses).enumerate() {
+        assert!((ours - theirs).abs() < 1e-3, "step {step}: {ours} and {theirs}");
+    }
+    let [off, moved] = ["off", "moved"].map(|key| theirs[key].as_f64().expect("a number"));
+    assert!(off < 1e-2 * moved, "the weights moved by {moved} and differ by {off}");
 }
 
 #[test]

@@ -2,29 +2,7 @@
 
 use serde_json::{Map, Value};
 
-/// Why a `config.json` cannot be used.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ConfigJsonError {
-    /// It is not an object.
-    #[error("config.json is not a JSON object")]
-    NotAnObject,
-    /// A key is missing.
-    #[error("config.json has no {key}: it is not the configuration of a decoder")]
-    Missing {
-        /// The key.
-        key: String,
-    },
-    /// A value that is not computed here as `transformers` does.
-    #[error("config.json has {key} = {value}, which is not supported: {remedy}")]
-    Unsupported {
-        /// The key.
-        key: String,
-        /// The value.
-        value: String,
-        /// What to do.
-        remedy: String,
-    },
-}
+use crate::base_error::ConfigJsonError;
 
 /// A parsed `config.json`.
 pub(super) struct Config<'a>(&'a Map<String, Value>);

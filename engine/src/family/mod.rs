@@ -13,7 +13,7 @@ use shoal_protocol::manifest::{
 };
 
 use self::config::Config;
-pub use self::config::ConfigJsonError;
+use crate::base_error::ConfigJsonError;
 
 /// A model as its `config.json` describes it.
 #[derive(Debug, Clone, PartialEq)]

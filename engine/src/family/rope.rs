@@ -4,7 +4,8 @@
 use serde_json::Value;
 use shoal_protocol::manifest::{Rotary, RotaryScaling};
 
-use super::config::{Config, ConfigJsonError, shortened};
+use super::config::{Config, shortened};
+use crate::base_error::ConfigJsonError;
 
 /// The rotary embeddings of a model: one, or with `by_layer_type` those of full attention and of
 /// windows.

@@ -102,7 +102,9 @@ impl Trainer {
             // Documents begin at irregular places, and about a third of the targets is masked.
             let starts_document = (place * 7 + step as usize) % 11 == 3;
             let masked = (place * 5 + microbatch as usize) % 7 < 2 || starts_document;
-            Label { target: (!masked).then_some(target), starts_document }.to_word().to_le_bytes()
+            Label { target: (!masked).then_some(target), starts_document, padding: false }
+                .to_word()
+                .to_le_bytes()
         };
         let labels: Vec<u8> = words.enumerate().flat_map(label).collect();
         Batch { labels: labels.into(), ..batch }
@@ -149,7 +151,7 @@ impl Trainer {
         for stage in self.manifest.stages() {
             match self.engine.forward(key(step, stage, microbatch), &input, Some(&batch.labels)) {
                 Ok(ForwardOutput::Activation(activation)) => input = activation,
-                Ok(ForwardOutput::Loss { share, targets }) => {
+                Ok(ForwardOutput::Loss { share, targets, .. }) => {
                     *self.targets.entry(step).or_default() += targets;
                     return share;
                 }

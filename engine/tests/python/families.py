@@ -9,6 +9,7 @@ import json
 import pathlib
 import sys
 
+import tokenizers
 import torch
 import transformers
 from transformers import AutoModelForCausalLM
@@ -46,8 +47,31 @@ MODELS = {
 }
 
 
+CHAT = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}"
+    "{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\\n' }}{% endfor %}"
+)
+
+
+def small_tokenizer():
+    """Bytes, a few merges and ChatML: 300 tokens."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+    )
+    tokenizer.train_from_iterator([pathlib.Path(__file__).read_text()], trainer)
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=CHAT
+    )
+
+
 def make(folder, *names):
     torch.manual_seed(1)
+    tokenizer = small_tokenizer()
     logits = {}
     tokens = torch.arange(16).unsqueeze(0) * 17 % 300
     for name, (family, options) in MODELS.items():
@@ -68,6 +92,7 @@ def make(folder, *names):
                 if weight.dim() == 1:
                     weight.add_(torch.randn_like(weight) * 0.2)
             logits[name] = model(tokens).logits.flatten().tolist()
+        tokenizer.save_pretrained(pathlib.Path(folder, name))
         model.save_pretrained(pathlib.Path(folder, name), max_shard_size="40KB" if name == "llama" else "1GB")
     print(json.dumps({"tokens": tokens.flatten().tolist(), "logits": logits}))
 

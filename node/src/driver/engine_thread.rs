@@ -251,10 +251,10 @@ impl EngineWorker {
             ForwardOutput::Loss { share, .. } if !share.is_finite() => {
                 Ok(TaskResult::Diverged { key, reason: format!("its loss is {share}") })
             }
-            ForwardOutput::Loss { share, targets } => Ok(TaskResult::Forwarded {
+            ForwardOutput::Loss { share, targets, padded } => Ok(TaskResult::Forwarded {
                 key,
                 output: None,
-                loss: Some(FixedLoss::from_nats(share.into(), targets)),
+                loss: Some(FixedLoss::from_nats(share.into(), targets, padded)),
             }),
             ForwardOutput::Activation(bytes) => {
                 let codec = self.resources.parts.manifest.codec.activations;

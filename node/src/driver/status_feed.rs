@@ -171,6 +171,8 @@ impl<'a> StatusFeed<'a> {
                 .map(|loss| loss.mean(manifest.tokens_per_microbatch())),
             gradient_norm: record.gradient_norm,
             tokens: manifest.tokens_per_step(),
+            targets: record.loss.targets,
+            padded: record.loss.padded,
             seconds,
             counted: proven(record, training.stages, training.microbatches),
             all_reduce_seconds: counts.map(|counts| counts.all_reduce.as_secs_f64()),

@@ -255,6 +255,8 @@ mod tests {
             held_out_loss: (step == 0).then_some(5.5),
             gradient_norm: 1.0,
             tokens: 1000,
+            targets: 900,
+            padded: 50,
             seconds: 0.5,
             counted: 12,
             replayed: 0,

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::block::Block;
+use super::block::{Block, LayerAttention, Rotary, RotaryScaling};
 use super::boundary::Boundary;
 use super::{ManifestError, within};
 use crate::ids::ContentHash;
@@ -97,5 +97,69 @@ impl Model {
             within("bytes of the base's index", base.bytes, 1..=limits::BASE_INDEX.0)?;
         }
         self.check_block()
+    }
+
+    /// Width of a head.
+    #[must_use]
+    pub fn head_size(&self) -> u32 {
+        self.block.head_size.unwrap_or(self.hidden / self.heads)
+    }
+
+    /// Width of all queries.
+    #[must_use]
+    pub fn query_width(&self) -> u32 {
+        self.heads * self.head_size()
+    }
+
+    /// Width of all keys, and of all values.
+    #[must_use]
+    pub fn key_width(&self) -> u32 {
+        self.key_value_heads * self.head_size()
+    }
+
+    /// The rotary embeddings that layers choose from.
+    #[must_use]
+    pub fn rotaries(&self) -> Vec<Rotary> {
+        if self.block.rotary.is_empty() {
+            let (theta, dimensions) = (self.rope_theta, self.head_size());
+            return vec![Rotary { theta, dimensions, scaling: RotaryScaling::None }];
+        }
+        self.block.rotary.clone()
+    }
+
+    /// The attention of a layer.
+    #[must_use]
+    pub fn layer_attention(&self, layer: u32) -> LayerAttention {
+        let first = LayerAttention { rotary: Some(0), window: None };
+        self.block.layers.get(layer as usize).copied().unwrap_or(first)
+    }
+
+    /// Checks the block against the rest of the model.
+    fn check_block(&self) -> Result<(), ManifestError> {
+        let block = &self.block;
+        within("model.block.head_size", self.head_size(), 2..=1 << 12)?;
+        let rotaries = self.rotaries();
+        within("model.block.rotary (number)", rotaries.len(), 1..=8)?;
+        for rotary in &rotaries {
+            rotary.check(self.head_size())?;
+        }
+        if !block.layers.is_empty() && block.layers.len() != self.layers as usize {
+            return Err(ManifestError::OutOfRange {
+                key: "model.block.layers (number)",
+                value: block.layers.len().to_string(),
+                range: format!("model.layers = {}", self.layers),
+            });
+        }
+        for layer in &block.layers {
+            let last = rotaries.len() - 1;
+            within("model.block.layers.rotary", usize::from(layer.rotary.unwrap_or(0)), 0..=last)?;
+            within("model.block.layers.window", layer.window.unwrap_or(1), 1..=u32::MAX)?;
+        }
+        if let Some(positions) = block.learned_positions {
+            within("model.context", self.context, 1..=positions)?;
+            within("model.block.learned_positions", positions, 1..=1 << 20)?;
+        }
+        within("model.block.attention_scale", block.attention_scale.unwrap_or(1.0), 1e-6..=1e3)?;
+        within("model.block.embedding_scale", block.embedding_scale.unwrap_or(1.0), 1e-6..=1e6)
     }
 }

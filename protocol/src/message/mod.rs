@@ -138,23 +138,25 @@ pub struct FixedLoss {
     pub share: i64,
     /// Targets: tokens that count towards the loss.
     pub targets: u64,
+    /// Tokens that are followed by padding.
+    pub padded: u64,
 }
 
 impl FixedLoss {
     const UNIT: f64 = (1u64 << 32) as f64;
 
-    /// A loss of so many units and targets.
+    /// A loss of so many units and targets, without padding.
     #[must_use]
     pub const fn new(share: i64, targets: u64) -> Self {
-        Self { share, targets }
+        Self { share, targets, padded: 0 }
     }
 
     /// Rounds the targets' losses divided by the tokens of a microbatch; saturates far outside the
     /// range of plausible losses.
     #[must_use]
-    pub fn from_nats(share: f64, targets: u64) -> Self {
+    pub fn from_nats(share: f64, targets: u64, padded: u64) -> Self {
         let share = (share * Self::UNIT).round_ties_even().clamp(-1e15, 1e15) as i64;
-        Self { share, targets }
+        Self { share, targets, padded }
     }
 
     /// The mean loss per target, for microbatches of so many tokens; 0 without a target.
@@ -175,6 +177,7 @@ impl std::iter::Sum for FixedLoss {
         losses.fold(Self::default(), |sum, loss| Self {
             share: sum.share.checked_add(loss.share).expect("losses are clamped"),
             targets: sum.targets.saturating_add(loss.targets),
+            padded: sum.padded.saturating_add(loss.padded),
         })
     }
 }
@@ -536,7 +539,7 @@ mod tests {
     #[test]
     fn losses_sum_to_the_same_in_any_order() {
         let losses: Vec<FixedLoss> =
-            [5.545_177, 0.1, 3.75e-3].map(|loss| FixedLoss::from_nats(loss, 8)).to_vec();
+            [5.545_177, 0.1, 3.75e-3].map(|loss| FixedLoss::from_nats(loss, 8, 0)).to_vec();
         let forward: FixedLoss = losses.iter().copied().sum();
         let backward: FixedLoss = losses.iter().rev().copied().sum();
         assert_eq!(forward, backward);

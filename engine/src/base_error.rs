@@ -1,0 +1,138 @@
+//! Errors of imported models.
+
+use std::path::{Path, PathBuf};
+
+/// Why a base cannot be imported, read or exported.
+#[derive(Debug, thiserror::Error)]
+pub enum BaseError {
+    /// The file system failed.
+    #[error("{path}: {source}", path = path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// The error of the file system.
+        source: std::io::Error,
+    },
+    /// The folder has no model.
+    #[error("{path} has no config.json: give the folder of a model with its safetensors files",
+            path = path.display())]
+    NotAModel {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// The folder is no base.
+    #[error("{path} is no base: `shoal import MODEL -o {path}` makes one", path = path.display())]
+    NotABase {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// The configuration asks for something that is not computed here.
+    #[error("{path}: {error}", path = path.display())]
+    Config {
+        /// The folder.
+        path: PathBuf,
+        /// The key and its value.
+        error: ConfigJsonError,
+    },
+    /// The shape is out of range.
+    #[error("{path}: {reason}", path = path.display())]
+    Shape {
+        /// The file.
+        path: PathBuf,
+        /// The value and its range.
+        reason: String,
+    },
+    /// A file is damaged.
+    #[error("{path} is damaged: {reason}; import the model again", path = path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// The damage.
+        reason: String,
+    },
+    /// A file of weights that the index of the model names is missing.
+    #[error("{path} is missing: fetch the whole model", path = path.display())]
+    MissingShard {
+        /// The file.
+        path: PathBuf,
+    },
+    /// No file has a weight.
+    #[error("no file of {path} has the tensor {tensor}", path = path.display())]
+    MissingTensor {
+        /// The folder or file.
+        path: PathBuf,
+        /// Its name there.
+        tensor: String,
+    },
+    /// A weight has another shape or dtype than the configuration implies.
+    #[error("{tensor} in {path} is {found} instead of {expected}: config.json and weights differ",
+            path = path.display())]
+    WrongTensor {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Its dtype and shape.
+        found: String,
+        /// The dtypes and shape that are expected.
+        expected: String,
+    },
+    /// Tensors that this engine would ignore.
+    #[error("{path} has the tensor {tensor}, which a {family} model does not have: the model would \
+             not be the one that was trained", path = path.display())]
+    UnknownTensor {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The family.
+        family: String,
+    },
+    /// The destination exists and is something else.
+    #[error("{path} exists and is not empty: give another folder", path = path.display())]
+    Occupied {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A checkpoint whose model no family has.
+    #[error("{reason}")]
+    NotExportable {
+        /// The reason and a remedy.
+        reason: String,
+    },
+}
+
+impl BaseError {
+    pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::Io { path, source }
+    }
+
+    pub(crate) fn damaged(path: &Path, reason: impl ToString) -> Self {
+        Self::Damaged { path: path.to_owned(), reason: reason.to_string() }
+    }
+}
+
+/// Why a `config.json` cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigJsonError {
+    /// It is not an object.
+    #[error("config.json is not a JSON object")]
+    NotAnObject,
+    /// A key is missing.
+    #[error("config.json has no {key}: it is not the configuration of a decoder")]
+    Missing {
+        /// The key.
+        key: String,
+    },
+    /// A value that is not computed here as `transformers` does.
+    #[error("config.json has {key} = {value}, which is not supported: {remedy}")]
+    Unsupported {
+        /// The key.
+        key: String,
+        /// The value.
+        value: String,
+        /// What to do.
+        remedy: String,
+    },
+}

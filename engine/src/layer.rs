@@ -1,0 +1,101 @@
+//! The weights of a layer, and the constants that all layers share.
+
+use shoal_protocol::manifest::{Activation, LayerAttention, Model, Norm, Placement};
+use tch::{Device, Tensor};
+
+use crate::error::Result;
+use crate::rotary::Angles;
+
+/// The weights of a norm.
+#[derive(Debug)]
+pub(crate) struct NormWeights {
+    pub(crate) weight: Tensor,
+    pub(crate) bias: Option<Tensor>,
+}
+
+/// A matrix `[outputs, inputs]`, and the vector that is added to its product.
+#[derive(Debug)]
+pub(crate) struct Linear {
+    pub(crate) weight: Tensor,
+    pub(crate) bias: Option<Tensor>,
+}
+
+impl Linear {
+    pub(crate) fn apply(&self, x: &Tensor) -> Result<Tensor> {
+        Ok(x.f_linear(&self.weight, self.bias.as_ref())?)
+    }
+}
+
+/// Weights of one decoder layer. Matrices with the same input are adjacent in the flat vector and
+/// are used as one.
+#[derive(Debug)]
+pub(crate) struct Layer {
+    pub(crate) attention: LayerAttention,
+    pub(crate) attention_input_norm: Option<NormWeights>,
+    /// `q_proj`, `k_proj` and `v_proj`.
+    pub(crate) query_key_value: Linear,
+    /// `q_norm` and `k_norm`.
+    pub(crate) query_key_norms: Option<[Tensor; 2]>,
+    /// `o_proj`.
+    pub(crate) attention_output: Linear,
+    pub(crate) attention_output_norm: Option<NormWeights>,
+    pub(crate) feed_forward_input_norm: Option<NormWeights>,
+    /// `gate_proj`, unless the block is ungated, and `up_proj`.
+    pub(crate) gate_up: Linear,
+    /// `down_proj`.
+    pub(crate) down: Linear,
+    pub(crate) feed_forward_output_norm: Option<NormWeights>,
+}
+
+/// Constants shared by all layers.
+#[derive(Debug)]
+pub(crate) struct Shape {
+    pub(crate) heads: i64,
+    pub(crate) key_value_heads: i64,
+    pub(crate) head_size: i64,
+    /// Added to the mean square before its root, in every norm.
+    pub(crate) epsilon: f64,
+    pub(crate) norm: Norm,
+    pub(crate) placement: Placement,
+    pub(crate) activation: Activation,
+    pub(crate) ungated: bool,
+    pub(crate) attention_scale: Option<f64>,
+    pub(crate) embedding_scale: Option<f64>,
+    rotaries: Vec<Angles>,
+    /// For layers that rotate nothing.
+    no_rotary: Angles,
+}
+
+impl Shape {
+    /// For samples of at most `model.context` tokens.
+    pub(crate) fn new(model: &Model, device: Device) -> Result<Self> {
+        let block = &model.block;
+        let rotaries = model.rotaries();
+        Ok(Self {
+            heads: i64::from(model.heads),
+            key_value_heads: i64::from(model.key_value_heads),
+            head_size: i64::from(model.head_size()),
+            epsilon: model.norm_epsilon,
+            norm: block.norm,
+            placement: block.placement,
+            activation: block.activation,
+            ungated: block.ungated,
+            attention_scale: block.attention_scale,
+            embedding_scale: block.embedding_scale,
+            rotaries: rotaries
+                .iter()
+                .map(|rotary| Angles::new(rotary, model, device))
+                .collect::<Result<_>>()?,
+            no_rotary: Angles::none(model, device)?,
+        })
+    }
+
+    /// Number that is added to the weights of root mean square norms.
+    pub(crate) fn norm_offset(&self) -> f64 {
+        if self.norm == Norm::RmsPlusOne { 1.0 } else { 0.0 }
+    }
+
+    pub(crate) fn angles(&self, layer: LayerAttention) -> &Angles {
+        layer.rotary.map_or(&self.no_rotary, |index| &self.rotaries[usize::from(index)])
+    }
+}
