@@ -114,3 +114,27 @@ impl PrepareOptions {
         fraction < self.held_out
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::PrepareOptions;
+
+    #[test]
+    fn documents_are_held_out_by_their_number() {
+        let mut options = PrepareOptions::new(Vec::new(), "base".into(), 8);
+        let held_out = |options: &PrepareOptions| -> Vec<u64> {
+            (0..10_000).filter(|number| options.holds_out(*number)).collect()
+        };
+        assert!(held_out(&options).is_empty());
+        options.held_out = 0.01;
+        let few = held_out(&options);
+        assert!((70..130).contains(&few.len()), "{}", few.len());
+        // A change would move documents of finished data between the lists.
+        assert_eq!(few[..4], [69, 92, 280, 383]);
+        // A larger share holds out the same documents and more.
+        options.held_out = 0.1;
+        let more = held_out(&options);
+        assert!((900..1100).contains(&more.len()), "{}", more.len());
+        assert!(few.iter().all(|number| more.contains(number)));
+    }
+}
