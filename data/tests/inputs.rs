@@ -95,6 +95,9 @@ fn missing_sources_and_bad_options_are_named() {
     assert!(message(&|options| options.held_out = 1.0).contains("--held-out 1"));
     assert!(message(&|options| options.held_out = f64::NAN).contains("--held-out NaN"));
     assert!(message(&|options| options.shard_bytes = 0).contains("--shard-bytes 0"));
+    assert!(
+        message(&|options| options.threads = std::num::NonZero::new(1025)).contains("--threads")
+    );
     assert!(message(&|options| options.base = "/absent".into()).contains("/absent/tokenizer.json"));
     let held_out = message(&|options| options.held_out = 0.999_999_999);
     assert!(held_out.contains("no training document"), "{held_out}");

@@ -11,6 +11,9 @@ use crate::template::Date;
 
 use super::PrepareError;
 
+/// Most threads that encode.
+const MAX_THREADS: usize = 1024;
+
 /// The sources, the tokenizer and the settings of a preparation.
 #[derive(Debug, Clone)]
 pub struct PrepareOptions {
@@ -77,6 +80,10 @@ impl PrepareOptions {
         }
         if !(1..=1 << 34).contains(&self.shard_bytes) {
             return option("shard-bytes", self.shard_bytes.to_string(), "1 to 17179869184");
+        }
+        if self.threads.is_some_and(|threads| threads.get() > MAX_THREADS) {
+            let threads = self.threads.map_or(0, NonZero::get);
+            return option("threads", threads.to_string(), "1 to 1024");
         }
         if !(2..=1 << 30).contains(&self.line_bytes) {
             return option("line-bytes", self.line_bytes.to_string(), "2 to 1073741824");
