@@ -181,7 +181,7 @@ fn damaged_tables_are_errors() {
     let source = text_table(&path, Compression::SNAPPY);
     let whole = fs::read(&path).expect("readable");
     let out = folder.path().join("out");
-    for place in 0..whole.len() {
+    for place in (0..whole.len()).step_by(3) {
         let mut bytes = whole.clone();
         bytes[place] ^= 0x55;
         fs::write(&path, &bytes).expect("writable");
@@ -247,7 +247,7 @@ fn rows_are_shown_by_class() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig::with_cases(32))]
 
     #[test]
     fn foreign_files_are_an_error_or_rows(mut bytes: Vec<u8>, place: usize, byte: u8) {
