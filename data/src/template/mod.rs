@@ -22,7 +22,7 @@ pub use date::{Date, DateError};
 const NAME: &str = "chat";
 
 /// Most instructions of the template engine for one chat.
-const FUEL: u64 = 100_000_000;
+const FUEL: u64 = 20_000_000;
 
 /// Largest file of a template, in bytes.
 const MAX_BYTES: u64 = 16 << 20;

@@ -1,4 +1,4 @@
-//! A model's folder with a tokenizer of bytes, and helpers.
+//! A model's folder with a tokenizer of bytes, and functions that several tests use.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::collections::BTreeMap;
