@@ -1,6 +1,7 @@
 //! Causal self-attention, within documents and windows.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use shoal_protocol::manifest::LayerAttention;
 use tch::{Device, Kind, Tensor};
@@ -30,8 +31,8 @@ impl Masks {
         let mut by_window = BTreeMap::new();
         for layer in layers {
             let window = layer.window.filter(|window| i64::from(*window) < tokens);
-            if !by_window.contains_key(&window) {
-                by_window.insert(window, mask(window, documents, tokens, device)?);
+            if let Entry::Vacant(place) = by_window.entry(window) {
+                place.insert(mask(window, documents, tokens, device)?);
             }
         }
         Ok(Self { by_window })

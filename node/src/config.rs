@@ -122,7 +122,7 @@ pub enum ConfigError {
         /// The file.
         path: PathBuf,
         /// The cause.
-        error: BaseError,
+        error: Box<BaseError>,
     },
     /// A value is out of range.
     #[error("{path}: {error}", path = path.display())]
@@ -180,7 +180,9 @@ impl RunConfig {
                     let line = line_of(text, start);
                     ConfigError::Malformed { path: path.to_owned(), line, reason }
                 }
-                ModelError::Base(error) => ConfigError::Base { path: path.to_owned(), error },
+                ModelError::Base(error) => {
+                    ConfigError::Base { path: path.to_owned(), error: Box::new(error) }
+                }
             })?;
         let start = file.data.span().start;
         let data = file.data.into_inner().resolve(folder).map_err(|reason| {

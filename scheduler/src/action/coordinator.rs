@@ -102,7 +102,7 @@ pub enum CoordinatorEvent {
     /// A step is committed.
     Committed {
         /// The commit record.
-        record: CommitRecord,
+        record: Box<CommitRecord>,
         /// Statistics of the step's work.
         counts: StepCounts,
     },

@@ -130,7 +130,7 @@ impl Coordinator {
         // Members that have changed over, by this step or in the last rewind, must be listed at their new stage.
         self.context.members.append_unlogged(out);
         let counts = self.work.close_step(record.step);
-        event(CoordinatorEvent::Committed { record, counts }, out);
+        event(CoordinatorEvent::Committed { record: Box::new(record), counts }, out);
         if self.context.is_last_version() {
             self.save_last_version(out);
         } else {

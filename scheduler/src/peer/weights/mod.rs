@@ -159,7 +159,7 @@ impl Weights {
         rounds: &[RoundId],
         out: &mut Out,
     ) {
-        out.extend(rounds.iter().map(|round| apply_task(*round, &record)));
+        out.extend(rounds.iter().map(|round| apply_task(*round, record)));
         self.rounds.abort_all(out);
         self.rounds.forget_results_through(ctx, record.step, out);
     }
