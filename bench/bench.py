@@ -15,13 +15,14 @@ import time
 import data_plane
 import machine as machines
 import memory
+import real_shape
 import swarm
 import training
 from model import SMALL
 from shoal_run import Shoal
 from sizes import size
 
-TABLES = ("training", "swarm", "data")
+TABLES = ("training", "real", "swarm", "data")
 # f32 comes first: the goals are for f32.
 SWARM_DTYPES = size(("f32", "bf16"), ("f32",))
 
@@ -50,6 +51,7 @@ def main():
     results = {"date": datetime.date.today().isoformat(), "machine": machine}
     measures = {
         "training": lambda: training.measure(tools, machine),
+        "real": lambda: real_shape.measure(tools, machine),
         "swarm": lambda: swarm_tables(tools, machine),
         "data": lambda: data_plane.measure(tools),
     }

@@ -17,17 +17,21 @@ class Model:
     context: int
     batch: int
     vocabulary: int = 256
+    key_value_heads: int | None = None
+    tied: bool = False
 
     def tokens_per_step(self):
         return self.batch * self.context
 
     def layer_parameters(self):
-        return 4 * self.hidden**2 + 3 * self.hidden * self.intermediate + 2 * self.hidden
+        keys = self.hidden // self.heads * (self.key_value_heads or self.heads)
+        attention = 2 * self.hidden**2 + 2 * self.hidden * keys
+        return attention + 3 * self.hidden * self.intermediate + 2 * self.hidden
 
     def parameters(self):
         return (
             self.layers * self.layer_parameters()
-            + 2 * self.vocabulary * self.hidden
+            + (1 if self.tied else 2) * self.vocabulary * self.hidden
             + self.hidden
         )
 
@@ -44,7 +48,7 @@ class Model:
         return (
             f"Llama-shaped, {self.parameters() / 1e6:.2f}M parameters: width {self.hidden}, "
             f"{self.layers} layers, {self.heads} heads, feed-forward {self.intermediate}, "
-            f"{self.vocabulary} byte tokens; {self.batch} samples of {self.context} tokens a step"
+            f"{self.vocabulary} tokens; {self.batch} samples of {self.context} tokens a step"
         )
 
 

@@ -5,6 +5,7 @@
 #
 #   bench/run.sh                   everything, at most 15 minutes on two cores
 #   bench/run.sh --only training   one process only
+#   bench/run.sh --only real       one process with a real model's shape only
 #   bench/run.sh --only swarm      the swarm only
 #   bench/run.sh --only data       the data plane only
 #   bench/run.sh --rounds 1        a quick look

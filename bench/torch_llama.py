@@ -100,6 +100,8 @@ class Transformers(nn.Module):
             intermediate_size=model.intermediate,
             num_hidden_layers=model.layers,
             num_attention_heads=model.heads,
+            num_key_value_heads=model.key_value_heads or model.heads,
+            tie_word_embeddings=model.tied,
             max_position_embeddings=model.context,
             use_cache=False,
             attn_implementation="sdpa",
@@ -111,6 +113,18 @@ class Transformers(nn.Module):
 
     def forward(self, x):
         return self.llama(x).logits
+
+
+class Mixed(Transformers):
+    """The same with weights in f32, computed in another dtype by autocast."""
+
+    def place(self, device, dtype):
+        self.kind = dtype
+        return self.to(device)
+
+    def forward(self, x):
+        with torch.autocast(x.device.type, self.kind):
+            return super().forward(x)
 
 
 def loss_of(logits, labels):

@@ -1,7 +1,7 @@
 """Trains in eager PyTorch on demand, for comparison with engine/examples/train_rounds.rs.
 
 The argument is a model as JSON. Each line on stdin orders some steps, and each line on stdout answers, as there. An
-order names the `variant` of the model: plain or transformers. An order with `product` multiplies square matrices of
+order names the `variant` of the model: plain, transformers or mixed. An order with `product` multiplies square matrices of
 that size instead.
 """
 
@@ -11,10 +11,10 @@ import time
 
 import torch
 from model import BETAS, CLIP, LEARNING_RATE, WEIGHT_DECAY, Model
-from torch_llama import Stage, Transformers, loss_of
+from torch_llama import Mixed, Stage, Transformers, loss_of
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
-VARIANTS = {"plain": Stage, "transformers": Transformers}
+VARIANTS = {"plain": Stage, "transformers": Transformers, "mixed": Mixed}
 
 
 class Samples:
@@ -34,6 +34,8 @@ class Samples:
         shape = (model.batch, 1)
         starts = torch.randint(0, highest, shape, device=device, generator=self.random)
         windows = self.text[starts + torch.arange(model.context + 1, device=device)]
+        # Bytes are spread over a larger vocabulary.
+        windows = windows * (model.vocabulary // 256 or 1) % model.vocabulary
         return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
 
 
@@ -44,7 +46,7 @@ def optimizer_of(parameters):
 
 
 class Trainer:
-    """One model and its optimizer, all in one dtype: weights and moments too."""
+    """One model and its optimizer; but for the mixed variant all in one dtype, weights and moments too."""
 
     def __init__(self, model, variant, dtype, device):
         torch.manual_seed(1)

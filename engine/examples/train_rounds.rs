@@ -36,6 +36,10 @@ struct Model {
     /// Samples of one step.
     batch: u32,
     text: PathBuf,
+    vocabulary: u32,
+    /// `None` is as many as query heads.
+    key_value_heads: Option<u32>,
+    tied: bool,
 }
 
 #[derive(Deserialize)]
@@ -84,7 +88,9 @@ fn begin(model: &Model, order: &Order, device: Device, text: &[u8], folder: &Pat
     manifest.model.hidden = model.hidden;
     manifest.model.layers = model.layers;
     manifest.model.heads = model.heads;
-    manifest.model.key_value_heads = model.heads;
+    manifest.model.key_value_heads = model.key_value_heads.unwrap_or(model.heads);
+    manifest.model.vocabulary = model.vocabulary;
+    manifest.model.block.tied = model.tied;
     manifest.model.intermediate = model.intermediate;
     manifest.model.context = model.context;
     manifest.training.dtype = order.dtype;
@@ -102,6 +108,7 @@ fn begin(model: &Model, order: &Order, device: Device, text: &[u8], folder: &Pat
             samples,
             base: None,
             packed: false,
+            spread: (model.vocabulary / 256).max(1),
             targets: Default::default(),
         },
         step: 0,

@@ -44,6 +44,7 @@ fn main() {
         samples,
         base: None,
         packed: false,
+        spread: 1,
         targets: Default::default(),
     };
     let mut step = 0;

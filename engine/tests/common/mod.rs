@@ -62,6 +62,8 @@ pub(crate) struct Trainer {
     pub(crate) base: Option<BaseFiles>,
     /// Whether samples are packed of documents of different lengths with masked targets.
     pub(crate) packed: bool,
+    /// Factor on token ids, which spreads bytes over a larger vocabulary.
+    pub(crate) spread: u32,
     /// Targets of each step's forward passes.
     pub(crate) targets: BTreeMap<u64, u64>,
 }
@@ -77,6 +79,7 @@ impl Trainer {
             samples,
             base: None,
             packed: false,
+            spread: 1,
             targets: BTreeMap::new(),
         }
     }
@@ -94,6 +97,18 @@ impl Trainer {
     /// The samples of a microbatch.
     pub(crate) fn batch(&self, step: u64, microbatch: u32) -> Batch {
         let batch = self.samples.batch(Step(step), Microbatch(microbatch));
+        let batch = match self.spread {
+            1 => batch,
+            _ => {
+                let spread = |bytes: &[u8]| -> Vec<u8> {
+                    let words =
+                        bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
+                    let spread = |word| word * self.spread % self.manifest.model.vocabulary;
+                    words.flat_map(|word| spread(word).to_le_bytes()).collect()
+                };
+                Batch { inputs: spread(&batch.inputs).into(), labels: spread(&batch.labels).into() }
+            }
+        };
         if !self.packed {
             return batch;
         }

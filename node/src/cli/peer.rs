@@ -125,6 +125,10 @@ pub struct PeerArgs {
     /// Archive every complete checkpoint in this folder; `checkpoint/` is the model.
     #[arg(long, value_name = "DIR")]
     archive: Option<PathBuf>,
+    /// Web server with prepared data (https://HOST/PATH of a copy of its folder), asked for shards before other peers;
+    /// repeatable.
+    #[arg(long = "mirror", value_name = "URL")]
+    mirrors: Vec<String>,
     /// Leave in order when this file appears (a preemption notice).
     #[arg(long, value_name = "PATH")]
     preempt_file: Option<PathBuf>,
@@ -161,6 +165,8 @@ pub struct PeerOptions {
     pub anchor: bool,
     /// Gets every checkpoint whole, if there is to be such a place.
     pub archive: Option<PathBuf>,
+    /// Web servers with prepared data.
+    pub mirrors: Vec<String>,
     /// When and how to leave before the run is over.
     pub leaving: Leaving,
     /// When members change their stages, while this peer is the coordinator.
@@ -186,6 +192,7 @@ impl PeerArgs {
             packing: self.packing,
             anchor: self.anchor,
             archive: self.archive,
+            mirrors: self.mirrors,
             leaving: Leaving { preempt_file: self.preempt_file, drain_timeout: self.drain_timeout },
             rebalance: Rebalance::every_so_often(self.rebalance),
             slow_down: Duration::from_millis(self.slow_down),

@@ -55,6 +55,7 @@ async fn fetch(args: &FetchArgs) -> anyhow::Result<()> {
         manifest,
         data_dir: scratch.path().to_owned(),
         files,
+        mirrors: Arc::new([]),
         transport: Some(transport.clone()),
         holders,
     };

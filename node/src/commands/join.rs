@@ -166,6 +166,7 @@ async fn take_part(
         slow_down: options.slow_down,
         data_dir: home.path().to_owned(),
         files,
+        mirrors: options.mirrors.clone(),
         leaving: options.leaving.clone(),
         network: Some(Network {
             transport,

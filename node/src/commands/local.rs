@@ -48,6 +48,7 @@ pub fn run(options: LocalOptions) -> anyhow::Result<()> {
         slow_down: std::time::Duration::ZERO,
         data_dir: scratch.path().to_owned(),
         files,
+        mirrors: Vec::new(),
         leaving: Leaving { preempt_file: None, drain_timeout: std::time::Duration::ZERO },
         network: None,
         role: RoleSetup {

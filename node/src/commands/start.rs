@@ -176,6 +176,7 @@ async fn take_part(
         slow_down: options.slow_down,
         data_dir: home.path().to_owned(),
         files: files.clone(),
+        mirrors: options.mirrors.clone(),
         leaving: options.leaving.clone(),
         network: Some(Network {
             transport,

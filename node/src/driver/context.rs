@@ -24,6 +24,8 @@ pub(super) struct Context {
     pub(super) archive: Option<PathBuf>,
     /// The files that other peers may fetch from this one.
     pub(super) files: Files,
+    /// Web servers with prepared data.
+    pub(super) mirrors: Arc<[String]>,
     /// The data plane; `None` in a run on one machine alone.
     pub(super) transport: Option<Transport>,
     /// The peers that may have files of the run.
@@ -49,6 +51,7 @@ impl Context {
             manifest: self.manifest.clone(),
             data_dir: self.data_dir.clone(),
             files: self.files.clone(),
+            mirrors: self.mirrors.clone(),
             transport: self.transport.clone(),
             holders: self.file_holders.clone(),
         }

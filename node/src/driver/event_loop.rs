@@ -97,6 +97,7 @@ impl<'a> Driver<'a> {
             data_dir: setup.data_dir,
             archive: role.archive.clone(),
             files: setup.files,
+            mirrors: setup.mirrors.into(),
             transport: network.as_ref().map(|network| network.transport.clone()),
             file_holders: holders,
             clock: Instant::now(),

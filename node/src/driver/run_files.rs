@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use anyhow::Context;
 use shoal_data::batch::Batches;
-use shoal_data::prepared::{Index, Layout, ShardEntry};
+use shoal_data::prepared::{INDEX_FILE, Index, Layout, SHARDS_FOLDER, ShardEntry};
 use shoal_engine::base::BaseFile;
 use shoal_engine::{BaseFiles, BaseIndex, TokenFile};
+use shoal_hub::{Hub, HubConfig};
 use shoal_protocol::ids::{ContentHash, PeerId, Stage, StageSpan};
 use shoal_protocol::manifest::{Base, Data, Manifest};
 use shoal_protocol::message::View;
@@ -76,6 +77,8 @@ struct Wanted<'a> {
     path: &'a Path,
     /// For messages.
     what: &'static str,
+    /// The path in a mirror, if mirrors have such files.
+    mirrored: Option<String>,
 }
 
 /// The files that the manifest names, here or at other peers.
@@ -84,6 +87,8 @@ pub(crate) struct RunFiles {
     pub(crate) manifest: Arc<Manifest>,
     pub(crate) data_dir: PathBuf,
     pub(crate) files: Files,
+    /// Web servers with a copy of the prepared data's folder.
+    pub(crate) mirrors: Arc<[String]>,
     pub(crate) transport: Option<Transport>,
     pub(crate) holders: watch::Receiver<FileHolders>,
 }
@@ -100,19 +105,20 @@ impl RunFiles {
     /// # Errors
     /// When no holder gives it.
     pub(crate) async fn obtain_data(&self) -> anyhow::Result<()> {
-        let (hash, length, path, what) = match &self.manifest.data {
+        let (hash, length, path, what, mirrored) = match &self.manifest.data {
             Data::Text(tokens) => {
                 let length = tokens.count.saturating_mul(tokens.width.size() as u64);
                 let path = self.place(TOKENS, tokens.hash, "tokens");
                 forget_others(&self.data_dir.join(TOKENS), &path);
-                (tokens.hash, length, path, "the text")
+                (tokens.hash, length, path, "the text", None)
             }
             Data::Prepared(data) => {
                 let path = self.place(SHARDS, data.index, "json");
-                (data.index, data.bytes, path, "the index of the data")
+                let mirrored = Some(INDEX_FILE.to_owned());
+                (data.index, data.bytes, path, "the index of the data", mirrored)
             }
         };
-        self.obtain(Stage(0), Wanted { hash, length, path: &path, what }).await
+        self.obtain(Stage(0), Wanted { hash, length, path: &path, what, mirrored }).await
     }
 
     /// Opens the samples.
@@ -164,7 +170,9 @@ impl RunFiles {
         let length = entry.rows.saturating_mul(layout.row_bytes() as u64);
         let path = self.place(SHARDS, entry.hash, "shard");
         let what = "a shard of the data";
-        self.obtain(Stage(0), Wanted { hash: entry.hash, length, path: &path, what }).await?;
+        let hash = entry.hash;
+        let mirrored = Some(format!("{SHARDS_FOLDER}/{hash}.shard"));
+        self.obtain(Stage(0), Wanted { hash, length, path: &path, what, mirrored }).await?;
         Ok(path)
     }
 
@@ -197,7 +205,8 @@ impl RunFiles {
         let Some(Base { index, bytes, .. }) = self.manifest.model.base else { return Ok(None) };
         let what = "the index of the base";
         let path = self.place(BASE, index, "json");
-        self.obtain(stage, Wanted { hash: index, length: bytes, path: &path, what }).await?;
+        let wanted = Wanted { hash: index, length: bytes, path: &path, what, mirrored: None };
+        self.obtain(stage, wanted).await?;
         let text = std::fs::read(&path).with_context(|| format!("{}", path.display()))?;
         anyhow::ensure!(ContentHash::of(&text) == index, "{} is damaged", path.display());
         let parsed =
@@ -213,37 +222,40 @@ impl RunFiles {
     async fn obtain_base_file(&self, stage: Stage, file: &BaseFile) -> anyhow::Result<()> {
         let (hash, length) = (file.hash, file.bytes);
         let path = self.place(BASE, hash, "part");
-        self.obtain(stage, Wanted { hash, length, path: &path, what: "a file of the base" }).await
+        let what = "a file of the base";
+        self.obtain(stage, Wanted { hash, length, path: &path, what, mirrored: None }).await
     }
 
-    /// Fetches a file from the peers that may have it, unless it is here, and offers it to others.
+    /// Fetches a file from a mirror or a peer that has it, unless it is here, and offers it to others.
     async fn obtain(&self, stage: Stage, wanted: Wanted<'_>) -> anyhow::Result<()> {
-        let Wanted { hash, length, path, what } = wanted;
-        if let Some(transport) = self.transport.as_ref().filter(|_| !path.exists()) {
+        let Wanted { hash, length, path, what, .. } = wanted;
+        if !path.exists() && (self.transport.is_some() || !self.mirrors.is_empty()) {
             tracing::info!(%hash, length, "fetching {what}");
             if let Some(folder) = path.parent() {
                 std::fs::create_dir_all(folder)
                     .with_context(|| format!("{} cannot be made", folder.display()))?;
             }
-            self.fetch(transport, stage, &wanted).await?;
+            self.fetch(stage, &wanted).await?;
         }
         anyhow::ensure!(path.exists(), "{what} is nowhere: {} is missing", path.display());
         self.files.offer(hash, path.to_owned());
         Ok(())
     }
 
-    async fn fetch(
-        &self,
-        transport: &Transport,
-        stage: Stage,
-        Wanted { hash, length, path, what }: &Wanted<'_>,
-    ) -> anyhow::Result<()> {
+    async fn fetch(&self, stage: Stage, wanted: &Wanted<'_>) -> anyhow::Result<()> {
+        let Wanted { hash, length, path, what, .. } = wanted;
         let mut fetched = Ok(());
         for round in 0..ROUNDS {
             if round > 0 {
                 // A holder may be about to come back.
                 tokio::time::sleep(PAUSE).await;
             }
+            if self.fetch_mirrored(wanted).await {
+                return Ok(());
+            }
+            let Some(transport) = &self.transport else {
+                anyhow::bail!("{what} cannot be fetched: no mirror gives it");
+            };
             let holders = self.holders.borrow().of(stage);
             anyhow::ensure!(!holders.is_empty(), "{what} cannot be fetched: no known peer has it");
             fetched = transport.fetch_file(&holders, *hash, *length, path).await;
@@ -252,6 +264,28 @@ impl RunFiles {
             }
         }
         fetched.with_context(|| format!("{what} cannot be fetched"))
+    }
+
+    /// Fetches a file from the first mirror that gives it; returns whether one does.
+    async fn fetch_mirrored(&self, wanted: &Wanted<'_>) -> bool {
+        let Some(name) = &wanted.mirrored else { return false };
+        for mirror in self.mirrors.iter() {
+            let url = format!("{}/{name}", mirror.trim_end_matches('/'));
+            let (hash, length, path) = (wanted.hash.0, wanted.length, wanted.path.to_owned());
+            let fetch = tokio::task::spawn_blocking({
+                let url = url.clone();
+                move || {
+                    let hub = HubConfig::from_environment().and_then(Hub::new)?;
+                    hub.fetch_url(&url, &path, hash, length, &mut |_| {})
+                }
+            });
+            match fetch.await {
+                Ok(Ok(())) => return true,
+                Ok(Err(error)) => tracing::warn!(%error, "a mirror does not give a file"),
+                Err(error) => tracing::warn!(%error, "a download panicked"),
+            }
+        }
+        false
     }
 }
 

@@ -39,6 +39,8 @@ pub struct Setup {
     pub data_dir: PathBuf,
     /// The files offered to other peers, with the token file if it is here.
     pub files: Files,
+    /// Web servers with prepared data, which are asked for shards before other peers.
+    pub mirrors: Vec<String>,
     /// The links; `None` for a peer that is alone.
     pub network: Option<Network>,
     /// How the peer leaves before the run is over.
