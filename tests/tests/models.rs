@@ -1,6 +1,8 @@
 //! Runs that start from imported models: through the command line, with deaths, and out again.
 
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
@@ -158,6 +160,48 @@ fn a_swarm_fine_tunes_on_packed_chats_as_pytorch_does() {
     }
     let [off, moved] = ["off", "moved"].map(|key| theirs[key].as_f64().expect("a number"));
     assert!(off < 1e-2 * moved, "the weights moved by {moved} and differ by {off}");
+}
+
+/// Serves the files of a folder over HTTP for the rest of the test; returns the address.
+fn serve(folder: PathBuf) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = listener.local_addr().expect("bound");
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.expect("a connection");
+            let mut lines = BufReader::new(stream.try_clone().expect("a handle")).lines();
+            let request = lines.next().expect("a line").expect("text");
+            let _headers: Vec<_> =
+                lines.map_while(Result::ok).take_while(|line| !line.is_empty()).collect();
+            let path = request.split(' ').nth(1).expect("a path").trim_start_matches('/');
+            let (status, body) = match fs::read(folder.join(path)) {
+                Ok(body) => ("200 OK", body),
+                Err(_) => ("404 Not Found", Vec::new()),
+            };
+            let length = body.len();
+            let head = format!(
+                "HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+            );
+            // The client may have gone.
+            let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(&body));
+        }
+    });
+    format!("http://{address}")
+}
+
+#[test]
+fn shards_come_from_a_mirror_when_no_peer_has_them() {
+    let run = run_from("qwen3", "from");
+    prepare(&run);
+    let text = fs::read_to_string(run.config()).expect("it is there");
+    fs::write(run.config(), text.replace("stages = 3", "stages = 2")).expect("room for a file");
+    let alone = run.local("alone");
+    let mut swarm = Swarm::start(&run.config(), &["--stage", "1"]);
+    // The first peer has the folder, and cannot give what is no longer in it.
+    fs::rename(run.path("data"), run.path("mirror")).expect("moved");
+    let mirror = serve(run.path("mirror"));
+    swarm.join(&["--stage", "0", "--mirror", "http://127.0.0.1:9/nothing", "--mirror", &mirror]);
+    assert_eq!(swarm.finish().hash(), alone.hash());
 }
 
 #[test]
