@@ -1,7 +1,7 @@
 //! The samples that a host of the first stage reads: from the token file, or from shards that are
 //! fetched ahead of their use.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::PathBuf;
 
 use anyhow::Context;
@@ -56,7 +56,9 @@ impl PreparedSamples {
             run_files,
             runtime,
             open: BTreeMap::new(),
-            fetching: JoinSet::new(),
+            ahead: VecDeque::new(),
+            fetching: None,
+            task: JoinSet::new(),
             kept: BTreeSet::new(),
         };
         Self { batches, shards, step: None }
@@ -69,6 +71,7 @@ impl PreparedSamples {
                 self.batches.shards(step, STEPS_AHEAD).into_iter().cloned().collect();
             self.shards.expect(ahead);
         }
+        self.shards.fetch_next();
         let mut rows = Vec::new();
         for (entry, row) in self.batches.rows(step, microbatch) {
             rows.push(self.shards.open(entry, &self.batches)?.row(row)?);
@@ -85,36 +88,47 @@ struct ShardCache {
     runtime: Handle,
     /// Shards in memory, which were checked.
     open: BTreeMap<ContentHash, Shard>,
-    /// Fetches ahead of use. They end with this value; a failed one is tried again at the use.
-    fetching: JoinSet<()>,
+    /// Shards to fetch ahead of their use, one after another.
+    ahead: VecDeque<ShardEntry>,
+    /// The shard that is being fetched ahead.
+    fetching: Option<ContentHash>,
+    /// Its task, which ends with this value. A failed fetch is tried again at the use.
+    task: JoinSet<()>,
     /// Shards in the data directory, to be removed when they are too many.
     kept: BTreeSet<ContentHash>,
 }
 
 impl ShardCache {
-    /// Fetches shards that are read soon, and drops those that are not.
+    /// Plans to fetch shards that are read soon, and drops those that are not.
     fn expect(&mut self, ahead: Vec<ShardEntry>) {
-        while self.fetching.try_join_next().is_some() {}
         let needed: BTreeSet<ContentHash> = ahead.iter().map(|entry| entry.hash).collect();
         self.open.retain(|hash, _| needed.contains(hash));
         self.kept.extend(&needed);
         self.remove_old(&needed);
-        let missing: Vec<ShardEntry> =
-            ahead.into_iter().filter(|entry| !self.run_files.has_shard(entry.hash)).collect();
-        if missing.is_empty() || !self.fetching.is_empty() {
-            return;
+        self.ahead = ahead.into();
+    }
+
+    /// Begins the next fetch ahead of use, unless one is going on.
+    fn fetch_next(&mut self) {
+        if self.task.try_join_next().is_some() {
+            self.fetching = None;
         }
-        let run_files = self.run_files.clone();
-        let fetch = async move {
-            for entry in missing {
+        while self.fetching.is_none()
+            && let Some(entry) = self.ahead.pop_front()
+        {
+            if self.run_files.has_shard(entry.hash) {
+                continue;
+            }
+            self.fetching = Some(entry.hash);
+            let run_files = self.run_files.clone();
+            let fetch = async move {
                 if let Err(error) = run_files.obtain_shard(&entry).await {
                     let error = format!("{error:#}");
                     tracing::warn!(shard = %entry.hash, error, "not fetched ahead");
-                    return;
                 }
-            }
-        };
-        self.fetching.spawn_on(fetch, &self.runtime);
+            };
+            self.task.spawn_on(fetch, &self.runtime);
+        }
     }
 
     /// Removes shards that no step reads soon, while there are too many.
@@ -144,6 +158,10 @@ impl ShardCache {
 
     /// A shard, fetched if it is not here.
     fn open(&mut self, entry: &ShardEntry, batches: &Batches) -> anyhow::Result<&Shard> {
+        if self.fetching == Some(entry.hash) {
+            self.runtime.block_on(self.task.join_next());
+            self.fetching = None;
+        }
         if !self.open.contains_key(&entry.hash) {
             let path = self.runtime.block_on(self.run_files.obtain_shard(entry))?;
             self.kept.insert(entry.hash);
