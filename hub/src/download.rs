@@ -47,10 +47,26 @@ impl Hub {
         reference: &Reference,
         progress: &mut dyn FnMut(Progress<'_>),
     ) -> Result<Snapshot, HubError> {
+        self.download_where(reference, &|_| true, progress)
+    }
+
+    /// Like [`Hub::download`], of those files whose path `wants` selects too.
+    ///
+    /// # Errors
+    /// Like [`Hub::download`].
+    pub fn download_where(
+        &self,
+        reference: &Reference,
+        wants: &dyn Fn(&str) -> bool,
+        progress: &mut dyn FnMut(Progress<'_>),
+    ) -> Result<Snapshot, HubError> {
         let repository = reference.repository();
         let cache = CachedRepository::new(&self.config().cache, repository);
+        let selects = |path: &str| {
+            wants(path) && reference.pattern().is_none_or(|pattern| pattern.matches(path))
+        };
         if self.config().offline {
-            return self.cached(&cache, reference);
+            return self.cached(&cache, reference, &selects);
         }
         let known = is_commit(reference.revision()).then(|| reference.revision().to_owned());
         let listed = known.and_then(|commit| Some((cache.read_tree(&commit)?, commit)));
@@ -69,7 +85,11 @@ impl Hub {
                 (listed, commit)
             }
         };
-        let wanted = self.select(files, reference)?;
+        let wanted: Vec<RemoteFile> =
+            files.into_iter().filter(|file| selects(&file.path)).collect();
+        if wanted.is_empty() {
+            return Err(self.nothing_selected(reference));
+        }
         cache.create()?;
         let _lock = Lock::take(&cache.lock(), self.config().timeouts.lock)?;
         let mut done = Vec::with_capacity(wanted.len());
@@ -86,6 +106,7 @@ impl Hub {
         &self,
         cache: &CachedRepository,
         reference: &Reference,
+        selects: &dyn Fn(&str) -> bool,
     ) -> Result<Snapshot, HubError> {
         let revision = reference.revision();
         let repository = reference.repository();
@@ -103,7 +124,7 @@ impl Hub {
         let folder = cache.snapshot(&commit);
         let mut done = Vec::new();
         for (path, size) in files {
-            if reference.pattern().is_some_and(|pattern| !pattern.matches(&path)) {
+            if !selects(&path) {
                 continue;
             }
             let local = folder.join(&path);
@@ -121,18 +142,6 @@ impl Hub {
             return Err(self.nothing_selected(reference));
         }
         Ok(Snapshot { commit, folder, files: done })
-    }
-
-    /// The files that the reference selects.
-    fn select(
-        &self,
-        mut files: Vec<RemoteFile>,
-        reference: &Reference,
-    ) -> Result<Vec<RemoteFile>, HubError> {
-        if let Some(pattern) = reference.pattern() {
-            files.retain(|file| pattern.matches(&file.path));
-        }
-        if files.is_empty() { Err(self.nothing_selected(reference)) } else { Ok(files) }
     }
 
     fn nothing_selected(&self, reference: &Reference) -> HubError {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
-use shoal_hub::{Hub, HubConfig, HubError, Push, Reference, RepositoryKind};
+use shoal_hub::{Hub, HubConfig, Push, Reference, RepositoryKind, Snapshot, SnapshotFile};
 
 use crate::exit::{Exit, ExitWith};
 use crate::progress;
@@ -29,23 +29,9 @@ pub(super) fn local_model(model: &str) -> anyhow::Result<PathBuf> {
         let problem = anyhow!("{model} is no model: name one as hf:owner/name");
         return Err(problem).exit_with(Exit::Usage);
     }
-    let hub = hub()?;
-    if hub.config().offline {
-        return Ok(download(&hub, &reference)?.folder);
-    }
-    let commit =
-        hub.resolve(reference.repository(), reference.revision()).exit_with(Exit::Failed)?;
-    let files = hub.list(reference.repository(), &commit).exit_with(Exit::Failed)?;
     let wanted =
-        |path: &&str| !path.contains('/') && MODEL_FILES.iter().any(|end| path.ends_with(end));
-    let mut folder = None;
-    for path in files.iter().map(|file| file.path.as_str()).filter(wanted) {
-        let pinned = Reference::new(reference.repository().clone()).at(&commit);
-        let one = pinned.and_then(|pinned| pinned.only(path)).exit_with(Exit::Failed)?;
-        folder = Some(download(&hub, &one)?.folder);
-    }
-    let problem = || anyhow!("{model} has no safetensors files: choose another model");
-    folder.ok_or_else(problem).exit_with(Exit::Usage)
+        |path: &str| !path.contains('/') && MODEL_FILES.iter().any(|end| path.ends_with(end));
+    Ok(download(&hub()?, &reference, &wanted)?.folder)
 }
 
 /// The files of a source: the source itself, or those of `hf:datasets/owner/name[@revision][:pattern]`.
@@ -57,13 +43,13 @@ pub(super) fn local_sources(source: String) -> anyhow::Result<Vec<String>> {
         return Ok(vec![source]);
     }
     let reference: Reference = source.parse().exit_with(Exit::Usage)?;
-    let snapshot = download(&hub()?, &reference)?;
     let readable = |path: &str| {
         let path = path.trim_end_matches(".gz").trim_end_matches(".zst");
         [".jsonl", ".parquet", ".txt", ".md"].iter().any(|end| path.ends_with(end))
     };
-    let files = snapshot.files.into_iter().filter(|file| readable(&file.path));
-    Ok(files.map(|file| file.local.to_string_lossy().into_owned()).collect())
+    let snapshot = download(&hub()?, &reference, &readable)?;
+    let path = |file: SnapshotFile| file.local.to_string_lossy().into_owned();
+    Ok(snapshot.files.into_iter().map(path).collect())
 }
 
 /// Uploads a folder as one commit; returns the commit's page.
@@ -98,9 +84,13 @@ fn hub() -> anyhow::Result<Hub> {
     HubConfig::from_environment().and_then(Hub::new).exit_with(Exit::Usage)
 }
 
-fn download(hub: &Hub, reference: &Reference) -> anyhow::Result<shoal_hub::Snapshot> {
+fn download(
+    hub: &Hub,
+    reference: &Reference,
+    wants: &dyn Fn(&str) -> bool,
+) -> anyhow::Result<Snapshot> {
     let bar = progress::byte_bar("fetching");
-    let snapshot: Result<_, HubError> = hub.download(reference, &mut |progress| {
+    let snapshot = hub.download_where(reference, wants, &mut |progress| {
         bar.set_length(progress.total);
         bar.set_position(progress.bytes);
         bar.set_message(progress.file.to_owned());
