@@ -275,8 +275,10 @@ impl RunFiles {
             let fetch = tokio::task::spawn_blocking({
                 let url = url.clone();
                 move || {
-                    let hub = HubConfig::from_environment().and_then(Hub::new)?;
-                    hub.fetch_url(&url, &path, hash, length, &mut |_| {})
+                    let mut config = HubConfig::from_environment()?;
+                    // The next mirror, or a peer, is asked instead.
+                    config.retry.attempts = 1;
+                    Hub::new(config)?.fetch_url(&url, &path, hash, length, &mut |_| {})
                 }
             });
             match fetch.await {
