@@ -83,6 +83,7 @@ def make_base(shoal, tokenizer, folder):
     """Imports a tiny random model with the tokenizer: `shoal data prepare` reads the tokenizer of a base."""
     import transformers
 
+    transformers.logging.disable_progress_bar()
     fast = transformers.AutoTokenizer.from_pretrained(tokenizer)
     config = transformers.LlamaConfig(
         vocab_size=len(fast), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
@@ -190,17 +191,19 @@ def main():
     parser.add_argument("--shoal", type=pathlib.Path, default=ROOT / "target" / "release" / "shoal")
     parser.add_argument("--datasets", type=pathlib.Path, required=True, help="a folder with datasets")
     parser.add_argument("--tokenizer", type=pathlib.Path,
-                        help="a folder with tokenizer.json; default: a small tokenizer trained on the text")
+                        help="a folder with tokenizer.json; without it, a small one is trained on the text")
     parser.add_argument("--megabytes", type=float, default=MEGABYTES, help="size of the larger text")
     parser.add_argument("--scratch", type=pathlib.Path, help="a folder on a disk with free space for eight times the text")
     options = parser.parse_args()
     options.shoal = options.shoal.resolve()
+    if options.tokenizer and not (options.tokenizer / "tokenizer.json").exists():
+        options.tokenizer = None
     text, rows = real_text(), []
     for megabytes in (options.megabytes * SHARE, options.megabytes):
         measured, tokens, documents = contest(options, text, megabytes)
         for who, one in measured.items():
             rows.append(row(who, megabytes, one, tokens, measured["datasets"]))
-    threads = len(os.sched_getaffinity(0))
+    threads, processor = len(os.sched_getaffinity(0)), machines.processor()
     tokenizer = options.tokenizer.name if options.tokenizer else "a small one, trained on the text"
     table.show(
         "Preparing data",
@@ -208,7 +211,7 @@ def main():
         f"The text repeats {len(text) / 1e6:.1f} MB of this project's sources and documentation; each of the {documents:,} "
         f"documents has a number of its own. Both sides made {tokens:,} tokens of the larger text. Whole commands, with "
         "their start. Peak: VmHWM, summed over the processes of a side. Anonymous: the largest sum at one time of memory "
-        f"that no file backs. {machines.line(machines.describe(sys.executable))}.",
+        f"that no file backs. {threads} cores of {processor}.",
         ["contender", "text", "time", "tokens/s", "to datasets", "peak", "anonymous"],
         rows,
     )

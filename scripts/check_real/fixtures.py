@@ -2,6 +2,8 @@
 
 The weights come from a quantised GGUF file, so they are those of the published model only approximately. The check
 needs a real architecture, a real tokenizer and weights that answer; it compares Shoal with PyTorch on the same weights.
+
+    .venv/bin/python scripts/check_real/fixtures.py TOOLS MODEL    write the model's folder, unless it is there
 """
 
 import json
@@ -171,3 +173,18 @@ def make_chats(tools, path, seed=0):
 
 def write_json(path, value):
     pathlib.Path(path).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def main():
+    tools, model = map(pathlib.Path, sys.argv[1:])
+    try:
+        install(tools)
+        sys.path.append(str(tools))
+        if not (model / "tokenizer.json").exists():
+            make_model(tools, model)
+    except Missing as missing:
+        sys.exit(f"the model cannot be had: {missing}")
+
+
+if __name__ == "__main__":
+    main()

@@ -74,6 +74,7 @@ def local(shoal, config, folder, threads):
     peer = Peer(folder, "local", command)
     while not peer.check():
         time.sleep(0.2)
+        forget_old_checkpoints(folder / "out" / "checkpoints")
     return outcome(folder / "out", peer.events(), begun)
 
 
