@@ -3,9 +3,9 @@
     make bench-prepare
     .venv/bin/python bench/prepare.py --shoal target/release/shoal --datasets DIR --tokenizer DIR --megabytes 200
 
-The text repeats this project's sources and documentation; each document has a number, so that no two are equal. Both
-sides read the same JSONL, tokenize with the same tokenizer, end each document with the same token, and write packed rows.
-Needs free disk for eight times the text.
+The text repeats this project's sources and documentation; each document has a number, so that no two are equal.
+Both sides read the same JSONL, tokenize with the same tokenizer, end each document with the same token, and write
+packed rows. Needs free disk for eight times the text.
 """
 
 import argparse
@@ -193,7 +193,7 @@ def main():
     parser.add_argument("--tokenizer", type=pathlib.Path,
                         help="a folder with tokenizer.json; without it, a small one is trained on the text")
     parser.add_argument("--megabytes", type=float, default=MEGABYTES, help="size of the larger text")
-    parser.add_argument("--scratch", type=pathlib.Path, help="a folder on a disk with free space for eight times the text")
+    parser.add_argument("--scratch", type=pathlib.Path, help="a folder for temporary files, eight times the text")
     options = parser.parse_args()
     options.shoal = options.shoal.resolve()
     if options.tokenizer and not (options.tokenizer / "tokenizer.json").exists():
@@ -208,10 +208,10 @@ def main():
     table.show(
         "Preparing data",
         f"JSONL to packed rows of {CONTEXT} tokens; {threads} threads and {threads} processes; tokenizer: {tokenizer}. "
-        f"The text repeats {len(text) / 1e6:.1f} MB of this project's sources and documentation; each of the {documents:,} "
-        f"documents has a number of its own. Both sides made {tokens:,} tokens of the larger text. Whole commands, with "
-        "their start. Peak: VmHWM, summed over the processes of a side. Anonymous: the largest sum at one time of memory "
-        f"that no file backs. {threads} cores of {processor}.",
+        f"The text repeats {len(text) / 1e6:.1f} MB of this project's sources and documentation; each of the "
+        f"{documents:,} documents has a number of its own. Both sides made {tokens:,} tokens of the larger text. Whole "
+        "commands, with their start. Peak: VmHWM, summed over the processes of a side. Anonymous: the largest sum at "
+        f"one time of memory that no file backs. {threads} cores of {processor}.",
         ["contender", "text", "time", "tokens/s", "to datasets", "peak", "anonymous"],
         rows,
     )

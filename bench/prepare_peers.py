@@ -1,5 +1,5 @@
-"""Tokenizes and packs text with Hugging Face's `datasets`, as its language modelling examples do: `map` with a tokenizer,
-then `map` with `group_texts`. Prints a line of JSON with the number of tokens and of rows.
+"""Tokenizes and packs text with Hugging Face's `datasets`, as its language modelling examples do: `map` with a
+tokenizer, then `map` with `group_texts`. Prints a line of JSON with the number of tokens and of rows.
 
     python prepare_peers.py LIBRARIES TOKENIZER SOURCE OUT CONTEXT PROCESSES
 

@@ -59,8 +59,8 @@ def make_task(chats, work):
 def run(tools, model, work, name):
     """Gives the reason why lm-eval failed, or the accuracy."""
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(tools), str(tools / "more")]), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
-        "HF_HOME": str(work / "cache"), "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONPATH": os.pathsep.join([str(tools), str(tools / "more")]), "HF_HOME": str(work / "cache"),
+        "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
     }
     out = work / name
     command = [

@@ -65,20 +65,21 @@ def compare(trained, export, start, microbatches):
     """Differences of logits and weights between PyTorch's model and the exported one. The logits are those of the
     first step's samples. `shift` is how far training moved them."""
     ours, theirs = export.state_dict(), trained.state_dict()
+    samples = torch.cat([torch.tensor(batch["inputs"]) for batch in microbatches])
+    moved = max((start[name] - theirs[name]).abs().max().item() for name in theirs)
+    off = max((ours[name] - theirs[name]).abs().max().item() for name in theirs)
     with torch.no_grad():
-        logits = [[model(torch.tensor(batch["inputs"])).logits for batch in microbatches] for model in (export, trained)]
+        ours_logits, theirs_logits = export(samples).logits, trained(samples).logits
         trained.load_state_dict(start)
-        before = [trained(torch.tensor(batch["inputs"])).logits for batch in microbatches]
-        trained.load_state_dict(theirs)
-    ours_logits, theirs_logits, before = torch.cat(logits[0]), torch.cat(logits[1]), torch.cat(before)
+        before = trained(samples).logits
     same = ours_logits.argmax(-1) == theirs_logits.argmax(-1)
     return {
         "logits_off": (ours_logits - theirs_logits).abs().max().item(),
         "logits_largest": theirs_logits.abs().max().item(),
         "logits_shift": (theirs_logits - before).abs().max().item(),
         "logits_same": same.float().mean().item(),
-        "weights_off": max((ours[name] - theirs[name]).abs().max().item() for name in theirs),
-        "weights_moved": max((start[name] - theirs[name]).abs().max().item() for name in theirs),
+        "weights_off": off,
+        "weights_moved": moved,
         "names_equal": ours.keys() == theirs.keys(),
     }
 

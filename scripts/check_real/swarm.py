@@ -74,7 +74,6 @@ def local(shoal, config, folder, threads):
     peer = Peer(folder, "local", command)
     while not peer.check():
         time.sleep(0.2)
-        forget_old_checkpoints(folder / "out" / "checkpoints")
     return outcome(folder / "out", peer.events(), begun)
 
 
