@@ -11,7 +11,6 @@ memory and PyPI. Prints a line with a figure for each check. Exit code 1 if one 
 import argparse
 import json
 import math
-import os
 import pathlib
 import shutil
 import subprocess
@@ -126,13 +125,12 @@ def training_order(shoal, config):
 
 def train(shoal, config, work, checks):
     """Trains alone and in a swarm. Gives the losses and the swarm's checkpoint."""
-    cores = len(os.sched_getaffinity(0))
     # The weights do not depend on the interval of checkpoints, and one process needs none.
     text = edit_toml(config.read_text(encoding="utf-8"), {"checkpoint": {"every": 0}})
     without = work / "without-checkpoints.toml"
     without.write_text(text, encoding="utf-8")
-    alone = local(shoal, without, work / "local", cores)
-    checks.say(f"one process, {cores} threads: {STEPS} steps in {alone.seconds:.0f} s, "
+    alone = local(shoal, without, work / "local")
+    checks.say(f"one process, one thread: {STEPS} steps in {alone.seconds:.0f} s, "
                f"losses {alone.losses[0]:.3f} to {alone.losses[-1]:.3f}")
     outcome = swarm(shoal, config, work / "swarm", checks.say)
     checks.say(f"swarm of {STAGES} peers in {STAGES} stages: {STEPS} steps and {outcome.repeated} repeated ones in "

@@ -13,6 +13,7 @@ STAGES = 3
 # Seconds from a death to the next at least.
 KILL_SECONDS = 20
 LIMIT_SECONDS = 1800
+COMPUTE = ["--device", "cpu", "--threads", "1"]
 # Older checkpoints are removed from the archive, which would need 2 GB for each.
 KEPT_CHECKPOINTS = 2
 
@@ -66,10 +67,10 @@ class Peer:
         return code == 0
 
 
-def local(shoal, config, folder, threads):
-    """Trains in one process."""
+def local(shoal, config, folder):
+    """Trains in one process, with one thread as each peer of the swarm: another number changes the order of sums."""
     begun = time.monotonic()
-    command = [shoal, "local", config, "--out", "out", "--threads", str(threads), "--device", "cpu"]
+    command = [shoal, "local", config, "--out", "out", *COMPUTE]
     folder.mkdir()
     peer = Peer(folder, "local", command)
     while not peer.check():
@@ -84,7 +85,7 @@ def swarm(shoal, config, folder, report, seed=0):
     begun = time.monotonic()
     folder.mkdir()
     dice = random.Random(seed)
-    common = ["--listen", "127.0.0.1:0", "--no-mdns", "--no-upnp", "--device", "cpu", "--threads", "1"]
+    common = ["--listen", "127.0.0.1:0", "--no-mdns", "--no-upnp", *COMPUTE]
     data_dir = lambda name: ["--data-dir", f"{name}/data"]
     first = Peer(folder, "first", [
         shoal, "start", config, "--stage", "none", "--address-file", "address", "--out", "out",
