@@ -34,6 +34,8 @@ CHECKPOINT_EVERY = 3
 LOSS_OFF = 1e-3
 # The largest difference of logits to those of PyTorch's model, as a share of what the training moved them by.
 LOGITS_OFF = 0.02
+# The same for the norm of the difference of all weights.
+WEIGHTS_OFF = 0.05
 PROMPTS = [
     "What is the capital of France?",
     "Tell me a joke",
@@ -162,8 +164,8 @@ def compare(shoal, config, work, losses, checkpoint, checks):
         theirs["logits_off"] < LOGITS_OFF * theirs["logits_shift"], "logits are those of PyTorch's model",
         f"largest difference {theirs['logits_off']:.1e} where training moved them by {theirs['logits_shift']:.1f}; "
         f"the largest is {theirs['logits_largest']:.1f}; {100 * theirs['logits_same']:.1f}% of the argmaxes are equal")
-    checks.say(f"weights moved by at most {theirs['weights_moved']:.1e} and differ by at most "
-               f"{theirs['weights_off']:.1e} from PyTorch's")
+    share = theirs["weights_off"] / theirs["weights_moved"]
+    checks.check(share < WEIGHTS_OFF, "weights are PyTorch's", f"{100 * share:.2f}% of the movement apart, as norms")
     for index, prompt in enumerate(PROMPTS):
         checks.say(f"prompt  {prompt}")
         for who in ("base", "export"):

@@ -26,6 +26,8 @@ def main():
     tokenizer = transformers.AutoTokenizer.from_pretrained(order["export"])
     answers = {"base": [answer(base, tokenizer, prompt) for prompt in order["prompts"]]}
     untie(base)
+    # With a padding index, PyTorch does not train the embedding of that token, which here also ends each answer.
+    base.model.embed_tokens.padding_idx = None
     start = reference.copy(base)
     result = reference.train(base, order["train"])
     export, loading = load(order["export"])
@@ -66,8 +68,8 @@ def compare(trained, export, start, microbatches):
     first step's samples. `shift` is how far training moved them."""
     ours, theirs = export.state_dict(), trained.state_dict()
     samples = torch.cat([torch.tensor(batch["inputs"]) for batch in microbatches])
-    moved = max((start[name] - theirs[name]).abs().max().item() for name in theirs)
-    off = max((ours[name] - theirs[name]).abs().max().item() for name in theirs)
+    moved = distance(start, theirs)
+    off = distance(ours, theirs)
     with torch.no_grad():
         ours_logits, theirs_logits = export(samples).logits, trained(samples).logits
         trained.load_state_dict(start)
@@ -82,6 +84,12 @@ def compare(trained, export, start, microbatches):
         "weights_moved": moved,
         "names_equal": ours.keys() == theirs.keys(),
     }
+
+
+def distance(some, others):
+    """The norm of the difference of all weights."""
+    squares = [(some[name] - others[name]).double().square().sum() for name in others]
+    return torch.stack(squares).sum().sqrt().item()
 
 
 if __name__ == "__main__":
