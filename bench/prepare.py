@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import pathlib
+import resource
 import subprocess
 import sys
 import tempfile
@@ -39,6 +40,8 @@ class Measured:
     """A command that has ended."""
 
     seconds: float
+    # Processor seconds of all its processes.
+    processor: float
     # Sum of the peaks of resident memory (VmHWM) of the command and all its children, in bytes.
     peak: int
     # The largest sum at one time of memory that no file backs; what processes share counts once.
@@ -97,7 +100,7 @@ def make_base(shoal, tokenizer, folder):
 
 def measure(command):
     """Runs a command and samples the memory of its processes."""
-    begun = time.monotonic()
+    begun, before = time.monotonic(), used()
     with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
         process = subprocess.Popen([str(part) for part in command], stdout=output, stderr=subprocess.STDOUT)
         peaks, anonymous = {}, 0
@@ -114,7 +117,13 @@ def measure(command):
         text = output.read()
     if process.returncode != 0:
         raise SystemExit(f"{command[0]} ended with {process.returncode}:\n{text[-3000:]}")
-    return Measured(seconds, sum(peaks.values()), anonymous, text)
+    return Measured(seconds, used() - before, sum(peaks.values()), anonymous, text)
+
+
+def used():
+    """Processor seconds of all children that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def tree(pid):
@@ -180,7 +189,7 @@ def contest(options, text, megabytes):
 
 def row(who, megabytes, measured, tokens, beside):
     return [
-        who, f"{megabytes:g} MB", f"{measured.seconds:.1f} s", table.rate(tokens / measured.seconds),
+        who, f"{megabytes:g} MB", f"{measured.seconds:.1f} s", f"{measured.processor:.1f} s", table.rate(tokens / measured.seconds),
         table.times(beside.seconds / measured.seconds), table.megabytes(measured.peak),
         table.megabytes(measured.anonymous),
     ]
@@ -212,7 +221,7 @@ def main():
         f"{documents:,} documents has a number of its own. Both sides made {tokens:,} tokens of the larger text. Whole "
         "commands, with their start. Peak: VmHWM, summed over the processes of a side. Anonymous: the largest sum at "
         f"one time of memory that no file backs. {threads} cores of {processor}.",
-        ["contender", "text", "time", "tokens/s", "to datasets", "peak", "anonymous"],
+        ["contender", "text", "time", "processor", "tokens/s", "to datasets", "peak", "anonymous"],
         rows,
     )
 
