@@ -189,9 +189,9 @@ def contest(options, text, megabytes):
 
 def row(who, megabytes, measured, tokens, beside):
     return [
-        who, f"{megabytes:g} MB", f"{measured.seconds:.1f} s", f"{measured.processor:.1f} s", table.rate(tokens / measured.seconds),
-        table.times(beside.seconds / measured.seconds), table.megabytes(measured.peak),
-        table.megabytes(measured.anonymous),
+        who, f"{megabytes:g} MB", f"{measured.seconds:.1f} s", f"{measured.processor:.1f} s",
+        table.rate(tokens / measured.seconds), table.times(beside.seconds / measured.seconds),
+        table.megabytes(measured.peak), table.megabytes(measured.anonymous),
     ]
 
 
