@@ -31,11 +31,11 @@ WARMUP_STEPS = 3
 SHARD_BYTES = "64KiB"
 CHECKPOINT_EVERY = 3
 # The largest difference of a step's loss to PyTorch's.
-LOSS_OFF = 1e-3
+LOSS_OFF = 1e-4
 # The largest difference of logits to those of PyTorch's model, as a share of what the training moved them by.
-LOGITS_OFF = 0.02
+LOGITS_OFF = 0.001
 # The same for the norm of the difference of all weights.
-WEIGHTS_OFF = 0.05
+WEIGHTS_OFF = 0.001
 PROMPTS = [
     "What is the capital of France?",
     "Tell me a joke",
@@ -165,7 +165,7 @@ def compare(shoal, config, work, losses, checkpoint, checks):
         f"largest difference {theirs['logits_off']:.1e} where training moved them by {theirs['logits_shift']:.1f}; "
         f"the largest is {theirs['logits_largest']:.1f}; {100 * theirs['logits_same']:.1f}% of the argmaxes are equal")
     share = theirs["weights_off"] / theirs["weights_moved"]
-    checks.check(share < WEIGHTS_OFF, "weights are PyTorch's", f"{100 * share:.2f}% of the movement apart, as norms")
+    checks.check(share < WEIGHTS_OFF, "weights are PyTorch's", f"{100 * share:.4f}% of the movement apart, as norms")
     for index, prompt in enumerate(PROMPTS):
         checks.say(f"prompt  {prompt}")
         for who in ("base", "export"):
