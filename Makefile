@@ -17,6 +17,7 @@ help:
 	@echo 'make bench-links     measure the share of its speed that a swarm keeps over links (17 minutes; root)'
 	@echo 'make bench-transport measure throughput over long, full and lossy links (13 minutes; root)'
 	@echo 'make bench-convergence DATA=TEXT  measure the effect of codecs on the loss (19 minutes)'
+	@echo 'make bench-prepare   measure the preparation of data beside datasets (30 minutes)'
 	@echo 'make bench-chunks    measure downloads of a file from several peers (10 minutes; root)'
 	@echo 'make bench-placement compare placements of 64 devices with DT-FM (3 minutes)'
 	@echo 'make bench-watching  measure the cost of status and metrics (4 minutes)'
@@ -32,6 +33,7 @@ help:
 	@echo 'make screenshots     take pictures of a run in a browser and a terminal (3 minutes; Chromium, tmux)'
 	@echo 'make lint       check formatting, clippy and dependencies'
 	@echo 'make check-gpu  run the checks that need an NVIDIA GPU'
+	@echo 'make check-real fine-tune a real model in a swarm with deaths and compare with PyTorch (15 minutes)'
 
 setup:
 	@scripts/setup.sh
@@ -145,6 +147,14 @@ bench-convergence: build
 	.venv/bin/python bench/convergence.py --shoal target/release/shoal --data $(DATA) \
 		--plot docs/convergence.svg
 
+datasets := bench/results/tools/datasets
+smollm2 := bench/results/tools/smollm2
+bench-prepare: build
+	@scripts/setup.sh --tests
+	.venv/bin/python -m pip install --quiet --target $(datasets) --upgrade datasets==5.2.0
+	-.venv/bin/python scripts/check_real/fixtures.py bench/results/tools/real $(smollm2)
+	.venv/bin/python bench/prepare.py --shoal target/release/shoal --datasets $(datasets) --tokenizer $(smollm2)
+
 bench-placement:
 	cargo run --release -p shoal-scheduler --example placement
 
@@ -204,7 +214,11 @@ lint:
 check-gpu:
 	scripts/check-gpu.sh
 
+check-real: build
+	@scripts/setup.sh --tests
+	.venv/bin/python scripts/check_real/check.py --shoal target/release/shoal
+
 .PHONY: help setup build demo test programs test-system test-deployment bench-smoke bench bench-recovery \
 	bench-overhead bench-codec bench-all-reduce bench-all-reduce-links bench-links bench-transport bench-chunks \
-	bench-convergence bench-placement bench-watching bench-hostile bench-schedules bench-routing bench-uneven \
-	bench-storm bench-rebalance bench-scale screenshots fuzz soak lint check-gpu
+	bench-convergence bench-prepare bench-placement bench-watching bench-hostile bench-schedules bench-routing \
+	bench-uneven bench-storm bench-rebalance bench-scale screenshots fuzz soak lint check-gpu check-real

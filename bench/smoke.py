@@ -34,6 +34,8 @@ class Check:
     program: str
     arguments: list = dataclasses.field(default_factory=list)
     needs_links: bool = False
+    # The library without which it is skipped, in the folder of its name.
+    needs_library: str = ""
 
 
 def checks(programs, out):
@@ -58,6 +60,7 @@ def checks(programs, out):
         Check("links", "links.py", [*shoal, *network], needs_links=True),
         Check("transport", "transport.py", [*speed, *plain, *network], needs_links=True),
         Check("convergence", "convergence.py", [*shoal, "--data", text, "--plot", str(out / "plot.svg")]),
+        Check("prepare", "prepare.py", [*shoal, "--datasets", installed("datasets")], needs_library="datasets"),
         Check("chunks", "chunks.py", ["--speed", example("chunk_speed"), *plain, *network], needs_links=True),
         Check("placement", "placement", ["1", "1", "1"]),
         Check("watching", "watching.py", shoal),
@@ -119,6 +122,16 @@ def without_links():
     return None if os.path.exists("/dev/net/tun") else "emulated links need /dev/net/tun"
 
 
+def lacking(check, links):
+    """The reason why a check cannot run here, if there is one; `links` is that of the emulated links."""
+    if check.needs_links and links:
+        return links
+    library = check.needs_library
+    if library and not pathlib.Path(installed(library), library).exists():
+        return f"{library} is not installed: make bench-{check.name}"
+    return None
+
+
 def report(text):
     print(f"bench-smoke: {text}", flush=True)
 
@@ -135,11 +148,12 @@ def main():
     counts = {"passed": 0, "failed": 0, "skipped": 0}
     for library in ("hivemind", "torchft"):
         report(f"skipped: the comparison with {library}, a large download")
-    lacks = without_links()
+    links = without_links()
     for check in checks(programs, out):
         if options.only and options.only not in check.name:
             continue
-        if check.needs_links and lacks:
+        lacks = lacking(check, links)
+        if lacks:
             counts["skipped"] += 1
             report(f"skipped: {check.name}: {lacks}")
             continue
