@@ -88,7 +88,7 @@ fn with_causes(error: &anyhow::Error) -> String {
     error.chain().map(ToString::to_string).fold(String::new(), |text, cause| {
         if text.is_empty() {
             cause
-        } else if text.ends_with(&cause) {
+        } else if text.contains(&cause) {
             text
         } else {
             format!("{text}: {cause}")

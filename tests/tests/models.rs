@@ -205,6 +205,34 @@ fn shards_come_from_a_mirror_when_no_peer_has_them() {
 }
 
 #[test]
+fn the_commands_of_a_fine_tuning_work_as_they_are() {
+    let run = run_from("llama", "from");
+    fs::write(run.path("chats.jsonl"), chats()).expect("room for a file");
+    let (base, data, config) = (run.path("base"), run.path("plain"), run.path("tuned.toml"));
+    let mut command = shoal(["data", "prepare"]);
+    command.arg(run.path("chats.jsonl")).arg("--tokenizer").arg(&base).arg("-o").arg(&data);
+    command.args(["--context", "48"]);
+    let printed = Process::start("prepare", command).end().success();
+    assert!(printed.contains("240 documents"), "{printed}");
+    let mut command = shoal(["init", "--from"]);
+    command.arg(&base).arg("--data").arg(&data).arg("-o").arg(&config);
+    let _ = Process::start("init", command).end().success();
+    let text = fs::read_to_string(&config).expect("written");
+    fs::write(&config, text.replace("steps = 300", "steps = 2")).expect("room for a file");
+    let trained = shoal_tests::run::local(&config, &run.path("tuned"));
+    let mut command = shoal(["generate", "--prompt", "<|im_start|>user", "--tokens", "8"]);
+    command.arg(trained.checkpoint());
+    assert!(Process::start("generate", command).end().success().starts_with("<|im_start|>user"));
+    let mut command = shoal(["data", "stats"]);
+    command.arg(&data);
+    assert!(Process::start("stats", command).end().success().contains("held out"));
+    let mut command = shoal(["init", "--from"]);
+    command.arg(&base).args(["--data", "nowhere", "-o", "other.toml"]);
+    let error = Process::start("init", command).end().failure(2);
+    assert!(error.contains("nowhere does not exist: prepare it first"), "{error}");
+}
+
+#[test]
 fn a_run_can_have_the_shape_of_a_model_without_its_weights() {
     let run = run_from("qwen3", "like");
     let alone = run.local("alone");

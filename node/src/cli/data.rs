@@ -54,7 +54,7 @@ pub struct DataPrepareArgs {
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZero<usize>>,
     /// Size of a shard.
-    #[arg(long, value_name = "SIZE", default_value_t = Bytes::mebi(64))]
+    #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     pub shard_bytes: Bytes,
 }
 

@@ -85,7 +85,7 @@ fn prepare_data(args: DataPrepareArgs) -> anyhow::Result<()> {
     let (train, held_out) = (index.train_totals, index.held_out_totals);
     let out = args.out.display();
     println!(
-        "{out}: {} documents in {} rows of {} tokens, {} rows held out; {} targets, {} masked, {} padded",
+        "{out}: {} documents; {} rows of {} tokens to train on, {} held out; {} targets, {} masked, {} padded",
         index.documents.train + index.documents.held_out,
         train.rows,
         index.context,
@@ -94,6 +94,9 @@ fn prepare_data(args: DataPrepareArgs) -> anyhow::Result<()> {
         train.masked,
         train.padded
     );
+    if index.held_out.is_empty() && args.held_out > 0.0 {
+        println!("no document was held out: give more documents, or a larger --held-out");
+    }
     if index.documents.empty > 0 {
         println!("{} empty documents were left out", index.documents.empty);
     }

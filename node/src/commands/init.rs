@@ -47,6 +47,10 @@ const STAGE_BYTES: u64 = 2 << 30;
 
 /// Sets the data: prepared data if the folder has an index, else a text.
 fn choose_data(config: &mut RunConfig, data: &Path) -> anyhow::Result<()> {
+    if !data.exists() {
+        let problem = anyhow!("{} does not exist: prepare it first", data.display());
+        return Err(problem).exit_with(Exit::Usage);
+    }
     if !data.join(INDEX_FILE).exists() {
         config.data.path = Some(data.to_owned());
         return Ok(());
