@@ -3,27 +3,27 @@
 //! The sections are those of the manifest, so that a value has the same name everywhere. Only
 //! `[data]` differs: a user names a text, a manifest names tokens by their hash.
 
+#[path = "config/model_section.rs"]
 mod model_section;
 
 use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, Read};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use shoal_data::prepared::Index;
-use shoal_engine::BaseError;
 use shoal_protocol::ids::ContentHash;
 use shoal_protocol::limits;
 use shoal_protocol::manifest::{
-    Admission, AdmissionMode, Block, Checkpoint, ChunkPacking, Codecs, Data, Dtype, Evaluation,
-    GradientRounding, Manifest, ManifestError, Model, Optimizer, Prepared, TokenWidth, Tokenizer,
-    Tokens, Training,
+    Admission, AdmissionMode, Base, Block, Checkpoint, ChunkPacking, Codecs, Data, Dtype,
+    Evaluation, GradientRounding, Manifest, ManifestError, Model, Optimizer, Prepared, TokenWidth,
+    Tokenizer, Tokens, Training,
 };
 use shoal_protocol::units::Bytes;
 use toml::Spanned;
 
-use self::model_section::{ModelError, ModelSection};
+use self::model_section::ModelSection;
 
 /// A user's description of a run.
 #[derive(Debug, Clone, PartialEq)]
@@ -70,7 +70,7 @@ struct DataSection {
 
 impl DataSection {
     /// Relative paths start at `folder`.
-    fn resolve(self, folder: &Path) -> Result<DataSource, String> {
+    fn resolve(self, folder: &Path, sources: &dyn Sources) -> Result<DataSource, String> {
         let Some(prepared) = self.prepared else {
             let tokenizer = self.tokenizer.ok_or("missing key `tokenizer`")?;
             let path = self.path.map(|text| folder.join(text));
@@ -82,8 +82,9 @@ impl DataSection {
             );
         }
         let folder = folder.join(prepared);
-        let index = Index::read(&folder).map_err(|error| format!("data.prepared: {error}"))?;
-        let prepared = Some((folder, index.prepared()));
+        let prepared =
+            sources.prepared(&folder).map_err(|error| format!("data.prepared: {error}"))?;
+        let prepared = Some((folder, prepared));
         Ok(DataSource { path: None, tokenizer: Tokenizer::Bytes, prepared })
     }
 }
@@ -116,14 +117,6 @@ pub enum ConfigError {
         /// The cause.
         reason: String,
     },
-    /// The base that the model is from cannot be used.
-    #[error("{path}: model: {error}", path = path.display())]
-    Base {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        error: Box<BaseError>,
-    },
     /// A value is out of range.
     #[error("{path}: {error}", path = path.display())]
     Value {
@@ -132,6 +125,15 @@ pub enum ConfigError {
         /// The value, and its range.
         error: ManifestError,
     },
+}
+
+/// Reads the folders that a run configuration names.
+pub(crate) trait Sources {
+    /// The model of a base, whose context is the longest position, and its name in a manifest.
+    fn base(&self, folder: &Path) -> Result<(Model, Base), String>;
+
+    /// What a manifest says of prepared data.
+    fn prepared(&self, folder: &Path) -> Result<Prepared, String>;
 }
 
 /// The line of a place in a text, from 1.
@@ -155,40 +157,32 @@ struct RunToml {
 }
 
 impl RunConfig {
-    /// Reads a run configuration and checks everything that does not depend on its text. A relative
-    /// path in it starts at the file's folder.
+    /// Parses the file at this path and checks everything that does not depend on its text. A relative
+    /// path in it starts at the file's folder. `sources` reads the folders that it names.
     ///
     /// # Errors
-    /// If the file cannot be read, has unknown keys, or a value is out of range.
-    pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        Self::parse(&read_capped(path)?, path)
-    }
-
-    /// Parses the file at this path.
-    fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
+    /// If the text has unknown keys, a folder cannot be read, or a value is out of range.
+    pub(crate) fn parse(
+        text: &str,
+        path: &Path,
+        sources: &dyn Sources,
+    ) -> Result<Self, ConfigError> {
         let file: RunToml = toml::from_str(text).map_err(|error| {
             let start = error.span().map_or(0, |span| span.start);
             let reason = error.message().replace("unknown field", "unknown key");
             let reason = reason.replace("missing field", "missing key");
             ConfigError::Malformed { path: path.to_owned(), line: line_of(text, start), reason }
         })?;
-        let start = file.model.span().start;
         let folder = path.parent().unwrap_or(Path::new(""));
-        let (model, base) =
-            file.model.into_inner().resolve(folder).map_err(|error| match error {
-                ModelError::Key(reason) => {
-                    let line = line_of(text, start);
-                    ConfigError::Malformed { path: path.to_owned(), line, reason }
-                }
-                ModelError::Base(error) => {
-                    ConfigError::Base { path: path.to_owned(), error: Box::new(error) }
-                }
-            })?;
-        let start = file.data.span().start;
-        let data = file.data.into_inner().resolve(folder).map_err(|reason| {
-            let line = line_of(text, start);
-            ConfigError::Malformed { path: path.to_owned(), line, reason }
-        })?;
+        let malformed = |place: Range<usize>| {
+            let (path, line) = (path.to_owned(), line_of(text, place.start));
+            move |reason| ConfigError::Malformed { path, line, reason }
+        };
+        let place = file.model.span();
+        let model = file.model.into_inner().resolve(folder, sources);
+        let (model, base) = model.map_err(malformed(place))?;
+        let place = file.data.span();
+        let data = file.data.into_inner().resolve(folder, sources).map_err(malformed(place))?;
         let config = Self {
             model,
             base,
@@ -372,7 +366,8 @@ fn name_of(dtype: Dtype) -> &'static str {
     }
 }
 
-fn read_capped(path: &Path) -> Result<String, ConfigError> {
+/// Reads the text of a run configuration.
+pub(crate) fn read_capped(path: &Path) -> Result<String, ConfigError> {
     read_text(path, limits::MANIFEST).map_err(|error| match error.kind() {
         io::ErrorKind::FileTooLarge => ConfigError::TooLarge { path: path.to_owned() },
         _ => ConfigError::Unreadable { path: path.to_owned(), error },
@@ -393,6 +388,21 @@ pub(crate) fn read_text(path: &Path, cap: Bytes) -> io::Result<String> {
     Ok(text)
 }
 
+/// For tests of the decoder, which read no other file.
+#[cfg(any(test, fuzzing))]
+struct NoSources;
+
+#[cfg(any(test, fuzzing))]
+impl Sources for NoSources {
+    fn base(&self, folder: &Path) -> Result<(Model, Base), String> {
+        Err(format!("{} is not read", folder.display()))
+    }
+
+    fn prepared(&self, folder: &Path) -> Result<Prepared, String> {
+        Err(format!("{} is not read", folder.display()))
+    }
+}
+
 /// How the decoder of the file is tested.
 #[cfg(any(test, fuzzing))]
 pub(crate) const DECODER: shoal_protocol::decoder::Decoder = shoal_protocol::decoder::Decoder {
@@ -401,8 +411,8 @@ pub(crate) const DECODER: shoal_protocol::decoder::Decoder = shoal_protocol::dec
     check: |bytes| {
         let Ok(text) = std::str::from_utf8(bytes) else { return };
         let path = Path::new("run.toml");
-        let Ok(config) = RunConfig::parse(text, path) else { return };
-        let again = RunConfig::parse(&config.to_toml(), path);
+        let Ok(config) = RunConfig::parse(text, path, &NoSources) else { return };
+        let again = RunConfig::parse(&config.to_toml(), path, &NoSources);
         assert_eq!(again.ok().as_ref(), Some(&config), "it parses to itself");
     },
 };

@@ -12,6 +12,7 @@ mod anchor;
 pub mod cli;
 pub mod commands;
 pub mod config;
+mod config_sources;
 pub mod data_dir;
 pub mod dataset;
 #[cfg(test)]

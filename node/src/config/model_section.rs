@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use shoal_engine::{BaseError, BaseIndex};
 use shoal_protocol::manifest::{Base, Block, Boundary, BoundaryKind, Model};
+
+use super::Sources;
 
 /// The section as it is written.
 #[derive(Debug, Deserialize)]
@@ -27,43 +28,36 @@ pub(super) struct ModelSection {
     initializer_range: Option<f64>,
 }
 
-/// Why a section is not usable.
-#[derive(Debug)]
-pub(super) enum ModelError {
-    /// A key is missing or in the way.
-    Key(String),
-    /// The base cannot be read.
-    Base(BaseError),
-}
-
 impl ModelSection {
     /// The model, and the folder of its base. Relative paths start at `folder`.
-    pub(super) fn resolve(self, folder: &Path) -> Result<(Model, Option<PathBuf>), ModelError> {
+    pub(super) fn resolve(
+        self,
+        folder: &Path,
+        sources: &dyn Sources,
+    ) -> Result<(Model, Option<PathBuf>), String> {
         let (path, loads_weights) = match (&self.from, &self.like) {
             (Some(_), Some(_)) => {
                 let problem = "model.from and model.like exclude each other: remove one";
-                return Err(ModelError::Key(problem.to_owned()));
+                return Err(problem.to_owned());
             }
             (Some(path), None) => (folder.join(path), true),
             (None, Some(path)) => (folder.join(path), false),
             (None, None) => return Ok((self.plain()?, None)),
         };
         if let Some(key) = self.key_of_shape() {
-            let problem = format!("model.{key} is decided by the base: remove the key");
-            return Err(ModelError::Key(problem));
+            return Err(format!("model.{key} is decided by the base: remove the key"));
         }
-        let (index, base) = BaseIndex::read(&path).map_err(ModelError::Base)?;
+        let (shape, base) = sources.base(&path).map_err(|error| format!("model: {error}"))?;
         let context = self.context.ok_or_else(|| missing("context"))?;
-        let longest = index.model.context;
+        let longest = shape.context;
         if context > longest {
-            let problem = format!(
+            return Err(format!(
                 "model.context = {context} is longer than the {longest} positions of the base: \
                  lower it"
-            );
-            return Err(ModelError::Key(problem));
+            ));
         }
         let (base, boundary) = (Some(Base { loads_weights, ..base }), self.boundary);
-        Ok((Model { context, boundary, base, ..index.model }, Some(path)))
+        Ok((Model { context, boundary, base, ..shape }, Some(path)))
     }
 
     /// A key that a base decides.
@@ -87,7 +81,7 @@ impl ModelSection {
     }
 
     /// A model with Llama's block.
-    fn plain(self) -> Result<Model, ModelError> {
+    fn plain(self) -> Result<Model, String> {
         Ok(Model {
             vocabulary: self.vocabulary.ok_or_else(|| missing("vocabulary"))?,
             hidden: self.hidden.ok_or_else(|| missing("hidden"))?,
@@ -108,8 +102,8 @@ impl ModelSection {
     }
 }
 
-fn missing(key: &str) -> ModelError {
-    ModelError::Key(format!("missing key `{key}`"))
+fn missing(key: &str) -> String {
+    format!("missing key `{key}`")
 }
 
 /// The section as a commented text, which parses to the same model.
@@ -117,7 +111,6 @@ pub(super) fn to_toml(model: &Model, base: Option<&Path>) -> String {
     let boundary = boundary_line(model.boundary);
     match base {
         Some(path) => {
-            let longest = BaseIndex::read(path).map_or(model.context, |read| read.0.model.context);
             let key = if model.loads_weights() { "from" } else { "like" };
             let path = toml::Value::from(path.to_string_lossy().as_ref()).to_string();
             format!(
@@ -125,7 +118,6 @@ pub(super) fn to_toml(model: &Model, base: Option<&Path>) -> String {
                 key = key,
                 path = path,
                 context = model.context,
-                longest = longest,
                 boundary = boundary,
             )
         }
