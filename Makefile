@@ -216,6 +216,7 @@ check-gpu:
 
 check-real: build
 	@scripts/setup.sh --tests
+	.venv/bin/python scripts/check_real/ids.py --shoal target/release/shoal
 	.venv/bin/python scripts/check_real/check.py --shoal target/release/shoal
 
 .PHONY: help setup build demo test programs test-system test-deployment bench-smoke bench bench-recovery \
