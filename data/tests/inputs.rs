@@ -162,7 +162,7 @@ fn chats_are_masked_by_the_template() {
     let source = write(folder.path(), "a.jsonl", json!({"messages": chat}).to_string());
     let out = folder.path().join("out");
     let mut options = options(&base, &source, 21);
-    options.format = Format::Messages;
+    options.format = Format::Chat;
     let index = run(&options, &out).expect("it works");
     let rows = rows(&out, &index, &index.train);
     let text = "<user>q<assistant>yes";

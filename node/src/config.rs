@@ -514,6 +514,24 @@ mod tests {
     }
 
     #[test]
+    fn a_base_and_prepared_data_exclude_other_keys() {
+        let plain = RunConfig::default().to_toml();
+        let error = refusal(&plain.replace("\nvocabulary =", "\nfrom = \"base\"\nvocabulary ="));
+        assert!(error.contains("model.vocabulary is decided by the base"), "{error}");
+        let error = refusal(&plain.replace("[model]", "[model]\nfrom = \"one\"\nlike = \"two\""));
+        assert!(error.contains("model.from and model.like exclude each other"), "{error}");
+        let start = plain.find("[model]").expect("a section");
+        let end = plain.find("[training]").expect("a section");
+        let section = "[model]\nfrom = \"none\"\ncontext = 8\n";
+        let error = refusal(&format!("{}{section}{}", &plain[..start], &plain[end..]));
+        assert!(error.contains("none is no base: `shoal import MODEL -o"), "{error}");
+        let error = refusal(&plain.replace("[data]", "[data]\nprepared = \"data\""));
+        assert!(error.contains("data.prepared excludes data.path and data.tokenizer"), "{error}");
+        let error = refusal(&plain.replace("tokenizer = \"bytes\"", "prepared = \"data\""));
+        assert!(error.contains("index.json: No such file"), "{error}");
+    }
+
+    #[test]
     fn other_files_are_refused() {
         assert!(refusal("model = ").contains("run.toml:1: "));
         assert!(refusal(&"# long\n".repeat(20_000)).contains("not a run configuration"));

@@ -18,7 +18,7 @@ pub enum Format {
     /// Rows with `text`.
     Text,
     /// Rows with `messages`.
-    Messages,
+    Chat,
     /// Rows with `prompt` and `completion`.
     Prompt,
 }
@@ -30,7 +30,7 @@ impl Format {
         match self {
             Self::Auto => None,
             Self::Text => Some(RowKind::Text),
-            Self::Messages => Some(RowKind::Messages),
+            Self::Chat => Some(RowKind::Messages),
             Self::Prompt => Some(RowKind::Prompt),
         }
     }
@@ -41,7 +41,7 @@ impl fmt::Display for Format {
         f.write_str(match self {
             Self::Auto => "auto",
             Self::Text => "text",
-            Self::Messages => "messages",
+            Self::Chat => "chat",
             Self::Prompt => "prompt",
         })
     }
@@ -49,14 +49,14 @@ impl fmt::Display for Format {
 
 /// The error of a text that names no format.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no format: use auto, text, messages or prompt")]
+#[error("{0:?} is no format: use auto, text, chat or prompt")]
 pub struct FormatError(String);
 
 impl FromStr for Format {
     type Err = FormatError;
 
     fn from_str(text: &str) -> Result<Self, FormatError> {
-        let all = [Self::Auto, Self::Text, Self::Messages, Self::Prompt];
+        let all = [Self::Auto, Self::Text, Self::Chat, Self::Prompt];
         let found = all.into_iter().find(|format| format.to_string() == text);
         found.ok_or_else(|| FormatError(text.to_owned()))
     }

@@ -7,6 +7,7 @@ use clap::{Args, Subcommand};
 use shoal_data::document::TrainOn;
 use shoal_data::pack::Packing;
 use shoal_data::source::Format;
+use shoal_data::template::Date;
 use shoal_protocol::units::Bytes;
 
 /// `shoal data`
@@ -50,6 +51,9 @@ pub struct DataPrepareArgs {
     /// Chat template to use instead of the base's.
     #[arg(long, value_name = "FILE")]
     pub chat_template: Option<PathBuf>,
+    /// The day that a chat template sees as today, if it asks for the date.
+    #[arg(long, value_name = "YYYY-MM-DD")]
+    pub date: Option<Date>,
     /// Threads that encode; default: as many as there are cores.
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZero<usize>>,

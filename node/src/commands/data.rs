@@ -65,6 +65,7 @@ fn prepare_data(args: DataPrepareArgs) -> anyhow::Result<()> {
         shard_bytes: args.shard_bytes.0,
         threads: args.threads,
         chat_template: args.chat_template,
+        date: args.date,
         ..PrepareOptions::new(sources, args.tokenizer, args.context)
     };
     let bar = progress::byte_bar("preparing");
