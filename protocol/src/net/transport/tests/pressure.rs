@@ -70,5 +70,9 @@ async fn a_peer_that_receives_no_control_messages_is_disconnected() {
             other => panic!("{other:?}"),
         }
     };
-    assert_eq!(reason, DisconnectReason::ClosedByPeer("too much waited to be sent".to_owned()));
+    // A full socket may lose the frame that closes the connection. If this end is slow, the other has
+    // forgotten the connection by then, and answers with a reset.
+    let closed = DisconnectReason::ClosedByPeer("too much waited to be sent".to_owned());
+    let reset = DisconnectReason::Lost("reset by peer".to_owned());
+    assert!([closed, reset].contains(&reason), "{reason:?}");
 }
