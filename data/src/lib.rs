@@ -11,7 +11,6 @@ mod class;
 pub mod document;
 pub mod order;
 pub mod pack;
-mod permutation;
 pub mod prepare;
 pub mod prepared;
 pub mod source;
@@ -20,5 +19,4 @@ pub mod template;
 pub mod tokenizer;
 
 pub use class::{Class, ClassError};
-pub use permutation::Permutation;
 pub use prepare::{PrepareError, PrepareOptions, Progress, prepare};

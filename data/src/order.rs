@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use crate::permutation::Permutation;
+use shoal_protocol::permutation::Permutation;
+
 use crate::prepared::Index;
 
 /// Shards whose rows are shuffled together.

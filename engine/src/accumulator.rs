@@ -165,6 +165,7 @@ impl Accumulator {
                 return Err(EngineError::BadGradient { tensor, key, problem });
             }
         }
+        assert!(covers(gradient, self.sums.numel()), "the gradients are not those of this stage");
         gradient.iter().try_for_each(|piece| self.add_piece(piece))
     }
 
@@ -241,6 +242,19 @@ impl Accumulator {
         let _ = self.sums.f_zero_()?;
         Ok(())
     }
+}
+
+/// Whether pieces cover a vector of so many elements, and no more. A tied matrix is covered twice.
+fn covers(gradient: &[Piece], elements: usize) -> bool {
+    let mut ranges: Vec<Range<usize>> = gradient.iter().map(Piece::range).collect();
+    ranges.sort_by_key(|range| range.start);
+    let mut covered = 0;
+    let whole = ranges.into_iter().all(|range| {
+        let adjacent = range.start <= covered;
+        covered = covered.max(range.end);
+        adjacent
+    });
+    whole && covered == elements
 }
 
 /// The largest magnitude; not finite if any element is not.

@@ -30,17 +30,15 @@ impl Masks {
     ) -> Result<Self> {
         let mut by_window = BTreeMap::new();
         for layer in layers {
-            let window = layer.window.filter(|window| i64::from(*window) < tokens);
-            if let Entry::Vacant(place) = by_window.entry(window) {
-                place.insert(mask(window, documents, tokens, device)?);
+            if let Entry::Vacant(place) = by_window.entry(layer.window) {
+                place.insert(mask(layer.window, documents, tokens, device)?);
             }
         }
         Ok(Self { by_window })
     }
 
-    fn of(&self, layer: LayerAttention, tokens: i64) -> Option<&Tensor> {
-        let window = layer.window.filter(|window| i64::from(*window) < tokens);
-        self.by_window.get(&window)?.as_ref()
+    fn of(&self, layer: LayerAttention) -> Option<&Tensor> {
+        self.by_window.get(&layer.window)?.as_ref()
     }
 }
 
@@ -50,6 +48,7 @@ fn mask(
     tokens: i64,
     device: Device,
 ) -> Result<Option<Tensor>> {
+    let window = window.filter(|window| i64::from(*window) < tokens);
     if window.is_none() && documents.is_none() {
         return Ok(None);
     }
@@ -125,7 +124,7 @@ pub(crate) fn attention(x: &Tensor, layer: &Layer, shape: &Shape, masks: &Masks)
     }
     let [queries, keys, values] = rotate(&mixed, shape.angles(layer.attention), shape)?;
     let grouped = shape.heads != shape.key_value_heads;
-    let mask = masks.of(layer.attention, tokens);
+    let mask = masks.of(layer.attention);
     let mixed = Tensor::f_scaled_dot_product_attention(
         &queries.f_transpose(1, 2)?,
         &keys.f_transpose(1, 2)?,

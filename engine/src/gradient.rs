@@ -1,6 +1,7 @@
 //! The weight gradient of one microbatch, in pieces of the stage's flat vector.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use tch::{Device, Tensor};
 
@@ -27,6 +28,8 @@ pub(crate) enum Values {
 /// Some rows of a matrix.
 #[derive(Debug)]
 pub(crate) struct Rows {
+    /// Rows of the whole matrix.
+    pub(crate) count: usize,
     /// Elements of a row.
     pub(crate) width: usize,
     /// Indices of the rows, in ascending order.
@@ -36,6 +39,15 @@ pub(crate) struct Rows {
 }
 
 impl Piece {
+    /// The elements of the flat vector that it is the gradient of.
+    pub(crate) fn range(&self) -> Range<usize> {
+        let length = match &self.values {
+            Values::Dense(values) => values.numel(),
+            Values::Rows(rows) => rows.count * rows.width,
+        };
+        self.offset..self.offset + length
+    }
+
     /// The piece of a view that was read as a whole.
     pub(crate) fn dense(offset: usize, gradient: &Tensor) -> Result<Self> {
         Ok(Self { offset, values: Values::Dense(gradient.f_contiguous()?) })
@@ -70,6 +82,7 @@ impl Piece {
             }
         }
         let indices = places.into_keys().map(|token| token as usize).collect();
-        Ok(Self { offset, values: Values::Rows(Rows { width, indices, values }) })
+        let count = vocabulary as usize;
+        Ok(Self { offset, values: Values::Rows(Rows { count, width, indices, values }) })
     }
 }

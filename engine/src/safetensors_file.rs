@@ -7,8 +7,8 @@ use memmap2::Mmap;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, Metadata};
 
-/// Maximum size of a header that is read.
-const HEADER_CAP: u64 = 64 << 20;
+/// Maximum size of a header, and of a JSON file of a checkpoint, that is read.
+pub(crate) const HEADER_CAP: u64 = 16 << 20;
 
 /// Why a file cannot be read.
 #[derive(Debug)]
@@ -45,14 +45,9 @@ impl SafetensorsFile {
             return Err(FileProblem::Damaged(reason));
         }
         let damaged = |error: safetensors::SafeTensorError| FileProblem::Damaged(error.to_string());
-        let mut names: Vec<String> = SafeTensors::deserialize(&map)
-            .map_err(damaged)?
-            .names()
-            .into_iter()
-            .map(ToString::to_string)
-            .collect();
-        names.sort();
         let (header_length, header) = SafeTensors::read_metadata(&map).map_err(damaged)?;
+        let mut names = header.offset_keys();
+        names.sort();
         Ok(Self { path: path.to_owned(), start: 8 + header_length, map, header, names })
     }
 

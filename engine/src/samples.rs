@@ -11,6 +11,7 @@
 use bytes::Bytes;
 use shoal_protocol::ids::{Microbatch, Step};
 use shoal_protocol::manifest::Manifest;
+use shoal_protocol::permutation::Permutation;
 
 use crate::data::TokenFile;
 
@@ -85,7 +86,7 @@ impl Samples {
         }
         let sample = (step.0 * self.microbatches + number) * self.rows + row;
         let (epoch, place) = (sample / self.windows, sample % self.windows);
-        Permutation::new(self.seed, epoch, self.windows).at(place) * self.context
+        order(self.seed, epoch, self.windows).at(place) * self.context
     }
 
     /// Inputs and labels of one microbatch.
@@ -106,58 +107,22 @@ impl Samples {
     }
 }
 
-/// A keyed permutation of `0..size` without a table: a Feistel network (Luby and Rackoff, 1988)
-/// over the next larger power of four, followed along its cycles until the value is below `size`
-/// (Black and Rogaway, 2002).
-#[derive(Debug)]
-struct Permutation {
-    key: [u8; 32],
-    size: u64,
-    half_bits: u32,
-}
-
-impl Permutation {
-    const ROUNDS: u8 = 6;
-
-    fn new(seed: u64, epoch: u64, size: u64) -> Self {
-        let mut hasher = blake3::Hasher::new_derive_key("shoal order of samples v1");
-        hasher.update(&seed.to_le_bytes());
-        hasher.update(&epoch.to_le_bytes());
-        let bits = u64::BITS - (size - 1).leading_zeros();
-        Self { key: *hasher.finalize().as_bytes(), size, half_bits: bits.div_ceil(2).max(1) }
-    }
-
-    fn at(&self, place: u64) -> u64 {
-        let mut value = self.encipher(place);
-        while value >= self.size {
-            value = self.encipher(value);
-        }
-        value
-    }
-
-    fn encipher(&self, value: u64) -> u64 {
-        let mask = (1 << self.half_bits) - 1;
-        let (mut left, mut right) = (value >> self.half_bits, value & mask);
-        for round in 0..Self::ROUNDS {
-            let mut message = [round; 9];
-            message[1..].copy_from_slice(&right.to_le_bytes());
-            let hash = blake3::keyed_hash(&self.key, &message);
-            let word = *hash.as_bytes().first_chunk().expect("a hash has 32 bytes");
-            (left, right) = (right, (left ^ u64::from_le_bytes(word)) & mask);
-        }
-        (left << self.half_bits) | right
-    }
+/// The order of an epoch's windows.
+fn order(seed: u64, epoch: u64, windows: u64) -> Permutation {
+    let mut hasher = blake3::Hasher::new_derive_key("shoal order of samples v1");
+    hasher.update(&seed.to_le_bytes());
+    hasher.update(&epoch.to_le_bytes());
+    Permutation::new(*hasher.finalize().as_bytes(), windows)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Permutation;
     use proptest::prelude::*;
 
     proptest! {
         #[test]
         fn every_place_is_taken_once(seed: u64, epoch in 0u64..1000, size in 1u64..2000) {
-            let permutation = Permutation::new(seed, epoch, size);
+            let permutation = super::order(seed, epoch, size);
             let mut places: Vec<u64> = (0..size).map(|place| permutation.at(place)).collect();
             places.sort_unstable();
             prop_assert!(places.into_iter().eq(0..size));
@@ -167,7 +132,7 @@ mod tests {
     #[test]
     fn epochs_have_different_orders() {
         let order = |epoch| {
-            let permutation = Permutation::new(1, epoch, 100);
+            let permutation = super::order(1, epoch, 100);
             (0..100).map(|place| permutation.at(place)).collect::<Vec<_>>()
         };
         assert_ne!(order(0), order(1));

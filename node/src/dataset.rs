@@ -7,7 +7,7 @@ use anyhow::{Context, anyhow};
 use shoal_data::prepared::{INDEX_FILE, Index, Shard};
 use shoal_engine::{BaseIndex, base, data};
 use shoal_protocol::ids::ContentHash;
-use shoal_protocol::manifest::{Data, Manifest, Tokens};
+use shoal_protocol::manifest::{Base, Data, Manifest, Tokens};
 
 use crate::config::RunConfig;
 use crate::data_dir::Files;
@@ -47,10 +47,11 @@ impl Dataset {
 /// # Errors
 /// If the data is missing, empty or too short for the run, or the folder cannot be written.
 pub fn prepare(config: &RunConfig, folder: &Path) -> anyhow::Result<Dataset> {
-    let mut files = base_files(config)?;
+    let base = config.base.as_deref().map(BaseIndex::read).transpose().exit_with(Exit::Usage)?;
+    let mut files = base_files(config, base.as_ref())?;
     let data = match &config.data.prepared {
         Some((folder, prepared)) => {
-            files.extend(prepared_files(config, folder)?);
+            files.extend(prepared_files(base.as_ref(), folder)?);
             Data::Prepared(prepared.clone())
         }
         None => {
@@ -65,9 +66,11 @@ pub fn prepare(config: &RunConfig, folder: &Path) -> anyhow::Result<Dataset> {
 }
 
 /// The files of the run's base.
-fn base_files(config: &RunConfig) -> anyhow::Result<Vec<(ContentHash, PathBuf)>> {
-    let Some(folder) = &config.base else { return Ok(Vec::new()) };
-    let (index, base) = BaseIndex::read(folder).exit_with(Exit::Usage)?;
+fn base_files(
+    config: &RunConfig,
+    base: Option<&(BaseIndex, Base)>,
+) -> anyhow::Result<Vec<(ContentHash, PathBuf)>> {
+    let (Some(folder), Some((index, base))) = (&config.base, base) else { return Ok(Vec::new()) };
     let mut files = vec![(base.index, folder.join(base::INDEX))];
     for file in index.weights.iter().chain(&index.others) {
         let path = folder.join(&file.name);
@@ -79,12 +82,11 @@ fn base_files(config: &RunConfig) -> anyhow::Result<Vec<(ContentHash, PathBuf)>>
 
 /// The index and the shards of prepared data.
 fn prepared_files(
-    config: &RunConfig,
+    base: Option<&(BaseIndex, Base)>,
     folder: &Path,
 ) -> anyhow::Result<Vec<(ContentHash, PathBuf)>> {
     let index = Index::read(folder).exit_with(Exit::Usage)?;
-    if let Some(base) = &config.base {
-        let (base, _) = BaseIndex::read(base).exit_with(Exit::Usage)?;
+    if let Some((base, _)) = base {
         let tokenizer = base.others.iter().find(|file| file.name == "tokenizer.json");
         if tokenizer.is_some_and(|file| file.hash != index.tokenizer) {
             let folder = folder.display();

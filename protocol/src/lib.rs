@@ -20,6 +20,7 @@ pub mod manifest;
 pub mod message;
 #[cfg(feature = "net")]
 pub mod net;
+pub mod permutation;
 pub mod pieces;
 pub mod units;
 pub mod wire;

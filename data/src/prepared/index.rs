@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use shoal_protocol::ids::ContentHash;
+use shoal_protocol::limits;
 use shoal_protocol::manifest::TokenWidth;
 
 use super::INDEX_FILE;
@@ -14,8 +15,6 @@ use crate::pack::{Counts, Packing};
 /// The version of the format that this crate reads and writes.
 pub const FORMAT: u32 = 1;
 
-/// Largest index, in bytes.
-const MAX_INDEX_BYTES: usize = 64 << 20;
 /// Most shards of one list.
 const MAX_SHARDS: usize = 1 << 18;
 /// Longest row.
@@ -37,7 +36,7 @@ pub enum IndexError {
         source: std::io::Error,
     },
     /// More bytes than an index has.
-    #[error("the index has more than {MAX_INDEX_BYTES} bytes: fetch it again")]
+    #[error("the index has more than {} bytes: fetch it again", limits::DATA_INDEX.0)]
     TooLarge,
     /// The bytes are not an index.
     #[error("not an index of prepared data: {0}; fetch it again")]
@@ -161,7 +160,7 @@ impl Index {
     /// # Errors
     /// If the bytes are too many, not an index, of another format, or contradict themselves.
     pub fn parse(bytes: &[u8]) -> Result<Self, IndexError> {
-        if bytes.len() > MAX_INDEX_BYTES {
+        if bytes.len() as u64 > limits::DATA_INDEX.0 {
             return Err(IndexError::TooLarge);
         }
         #[derive(Deserialize)]
@@ -188,7 +187,7 @@ impl Index {
     pub fn read(folder: &Path) -> Result<Self, IndexError> {
         let path = folder.join(INDEX_FILE);
         let size = fs::metadata(&path).map(|found| found.len());
-        if size.as_ref().is_ok_and(|size| *size > MAX_INDEX_BYTES as u64) {
+        if size.as_ref().is_ok_and(|size| *size > limits::DATA_INDEX.0) {
             return Err(IndexError::TooLarge);
         }
         let bytes = fs::read(&path).map_err(|source| IndexError::Read { path, source })?;

@@ -8,7 +8,7 @@ use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 
 use super::weights::BaseFiles;
-use super::{BaseError, Result};
+use super::{BaseError, Result, staging};
 use crate::checkpoint::Checkpoint;
 use crate::family::tensors::{Location, locate};
 use crate::family::{self, Naming};
@@ -71,9 +71,7 @@ pub fn export(
     out: &Path,
     dtype: ExportDtype,
 ) -> Result<()> {
-    if fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some()) {
-        return Err(BaseError::Occupied { path: out.to_owned() });
-    }
+    staging::refuse_occupied(out)?;
     let manifest = checkpoint.manifest();
     if manifest.model.boundary.is_some() {
         let reason = "the model has trained boundaries, which no family of models has: `shoal \
@@ -84,13 +82,7 @@ pub fn export(
         let reason = "the base has another shape than the checkpoint: give the base of its run";
         return Err(BaseError::NotExportable { reason: reason.to_owned() });
     }
-    let parent = out.parent().filter(|path| !path.as_os_str().is_empty());
-    let parent = parent.unwrap_or(Path::new("."));
-    fs::create_dir_all(parent).map_err(BaseError::io(parent))?;
-    let staging = tempfile::Builder::new()
-        .prefix(".export-")
-        .tempdir_in(parent)
-        .map_err(BaseError::io(parent))?;
+    let staging = staging::begin(out, ".export-")?;
     write_weights(checkpoint, base, staging.path(), dtype)?;
     for file in base.index.others.iter().filter(|file| file.name != "config.json") {
         let to = staging.path().join(&file.name);
@@ -102,7 +94,7 @@ pub fn export(
     let key = if config.get("torch_dtype").is_some() { "torch_dtype" } else { "dtype" };
     config[key] = json!(dtype.name());
     write_json(staging.path(), "config.json", &config)?;
-    super::import::publish(staging, out)
+    staging::publish(staging, out)
 }
 
 fn write_json(folder: &Path, name: &str, value: &Value) -> Result<()> {

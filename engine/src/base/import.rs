@@ -12,7 +12,7 @@ use shoal_protocol::manifest::{Base, Model};
 
 use super::index::{BaseFile, BaseIndex, FORMAT, INDEX};
 use super::weights::{file_of, open, size_of_dtype, source_of, wrong_tensor};
-use super::{BaseError, Result};
+use super::{BaseError, Result, staging};
 use crate::family::tensors::{Location, is_constant, locate};
 use crate::family::{self, Naming};
 use crate::parameters::{HEAD, Parameter, all_parameters};
@@ -55,9 +55,7 @@ pub struct Imported {
 /// # Errors
 /// If the model is incomplete, has an unknown shape, or the disk is full; `out` then does not exist.
 pub fn import(source: &Path, out: &Path, untie: bool) -> Result<Imported> {
-    if fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some()) {
-        return Err(BaseError::Occupied { path: out.to_owned() });
-    }
+    staging::refuse_occupied(out)?;
     let mut config = read_config(source)?;
     let described = family::describe(&config)
         .map_err(|error| BaseError::Config { path: source.to_owned(), error })?;
@@ -70,13 +68,7 @@ pub fn import(source: &Path, out: &Path, untie: bool) -> Result<Imported> {
     }
     let path = source.join("config.json");
     model.check().map_err(|error| BaseError::Shape { path, reason: error.to_string() })?;
-    let parent = out.parent().filter(|path| !path.as_os_str().is_empty());
-    let parent = parent.unwrap_or(Path::new("."));
-    fs::create_dir_all(parent).map_err(BaseError::io(parent))?;
-    let staging = tempfile::Builder::new()
-        .prefix(".import-")
-        .tempdir_in(parent)
-        .map_err(BaseError::io(parent))?;
+    let staging = staging::begin(out, ".import-")?;
     let parameters = all_parameters(&model);
     let model_files = ModelFiles::open(source, naming, untied)?;
     model_files.refuse_unknown(&described.family, &parameters, &model)?;
@@ -97,24 +89,11 @@ pub fn import(source: &Path, out: &Path, untie: bool) -> Result<Imported> {
     let bytes = index.to_bytes();
     let path = staging.path().join(INDEX);
     fs::write(&path, &bytes).map_err(BaseError::io(&path))?;
-    publish(staging, out)?;
+    staging::publish(staging, out)?;
     let base =
         Base { index: ContentHash::of(&bytes), bytes: bytes.len() as u64, loads_weights: true };
     let parameters = parameters.iter().map(|parameter| parameter.len() as u64).sum();
     Ok(Imported { index, base, parameters })
-}
-
-/// Flushes the folder's files and gives it its name.
-pub(super) fn publish(staging: tempfile::TempDir, out: &Path) -> Result<()> {
-    for entry in fs::read_dir(staging.path()).map_err(BaseError::io(staging.path()))? {
-        let path = entry.map_err(BaseError::io(staging.path()))?.path();
-        File::open(&path).and_then(|file| file.sync_all()).map_err(BaseError::io(&path))?;
-    }
-    let from = staging.keep();
-    // Readable as any folder that a user makes.
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    fs::set_permissions(&from, mode).map_err(BaseError::io(&from))?;
-    fs::rename(&from, out).map_err(BaseError::io(out))
 }
 
 fn read_config(source: &Path) -> Result<Value> {

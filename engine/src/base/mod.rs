@@ -15,6 +15,7 @@
 mod export;
 mod import;
 mod index;
+mod staging;
 mod weights;
 
 pub use export::{ExportDtype, export};

@@ -29,9 +29,6 @@ use crate::parameters::Parameter;
 /// Version of the folder's layout.
 const FORMAT: u32 = 1;
 
-/// Maximum size of a safetensors header, and of a JSON file, that is read.
-const HEADER_CAP: u64 = 16 << 20;
-
 /// The state of a stage at a version; each vector is in the order of the flat vector.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct StageState {

@@ -10,11 +10,11 @@ use shoal_protocol::ids::{ContentHash, RunId, Stage, Step};
 use shoal_protocol::manifest::Manifest;
 
 use super::{
-    CheckpointError, CheckpointFile, DESCRIPTION, Description, FORMAT, HEADER_CAP, StageState,
-    TensorHasher, optimizer_file, optimizer_prefixes, weights_file,
+    CheckpointError, CheckpointFile, DESCRIPTION, Description, FORMAT, StageState, TensorHasher,
+    optimizer_file, optimizer_prefixes, weights_file,
 };
 use crate::parameters::{Parameter, parameters};
-use crate::safetensors_file::{FileProblem, FileTensor, SafetensorsFile};
+use crate::safetensors_file::{FileProblem, FileTensor, HEADER_CAP, SafetensorsFile};
 
 type Result<T> = std::result::Result<T, CheckpointError>;
 
